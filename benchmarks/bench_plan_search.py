@@ -19,7 +19,7 @@ from itertools import product
 from realsys.api.dataflow import DataflowGraph, MFCDef, build_graph
 from realsys.api.model import ModelInterfaceAbstraction, ModelInterfaceType, ModelName
 from realsys.planner.meshes import Degrees, places
-from realsys.planner.search.plan_judge import PlanJudge
+from realsys.planner.search.plan_evaluator import PlanEvaluator
 from realsys.planner.search.search import Limits, search
 from realsys.planner.time.costs import TableCosts
 from realsys.planner.time.simulated_timeline import Overheads
@@ -83,7 +83,7 @@ def table(of: DataflowGraph, num_workers: int, draw: random.Random) -> TableCost
 def best_of_all(of: DataflowGraph, costs: TableCosts, num_workers: int) -> float:
     """The shortest step, by looking at every plan."""
     options = [places(num_workers, Degrees())] * len(of.nodes)
-    judge = PlanJudge(of, costs, options, num_workers=num_workers)
+    judge = PlanEvaluator(of, costs, options, num_workers=num_workers)
     return min(judge.step_s(plan) for plan in product(*(range(len(o)) for o in options)))
 
 

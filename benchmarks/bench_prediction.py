@@ -23,7 +23,7 @@ from statistics import median
 from realsys.api import registry
 from realsys.api.plan import read_plan
 from realsys.planner.gpu_models import DEVICES
-from realsys.planner.placed import placed
+from realsys.planner.placed import place_experiment
 from realsys.planner.predict import predict
 from realsys.planner.read_profile import formulas_of, read_profile
 from realsys.planner.time.profiled import Profile, ProfiledCosts
@@ -112,7 +112,7 @@ def errors_of_a_round(
     for index, run in enumerate(runs):
         files = launch(run, f"r{number}-{index}", words, environment)
         profiles[run.name] = read_profile(files, DEVICES["cpu"])
-        this = placed(read_plan(files.plan))
+        this = place_experiment(read_plan(files.plan))
         formulas = None if this.unknown else formulas_of(this, DEVICES["cpu"])
         for source in run.sources:
             costs = ProfiledCosts([profiles[source]], formulas)

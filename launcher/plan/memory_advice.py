@@ -18,8 +18,8 @@ from realsys.api.experiment import ExperimentConfig
 from realsys.api.model import ModelInterfaceType, ModelName
 from realsys.api.options import ModelOptions
 from realsys.api.plan import LaunchPlan
+from realsys.planner.memory.memory_messages import ADVICE, advice, largest, size
 from realsys.planner.memory.memory_of_workers import step_sizes
-from realsys.planner.memory.memory_words import ADVICE, advice, largest, size
 
 Overcommitted = Callable[[Any], float]
 _TENSOR = (2, 4, 8)  # tensor-parallel degrees of a frozen role, within a node

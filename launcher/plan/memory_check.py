@@ -19,12 +19,12 @@ from realsys.planner.allocation import workers_text
 from realsys.planner.gpu_models import device_of
 from realsys.planner.memory.copy_memory import Terms
 from realsys.planner.memory.host_memory import host_memory_of_experiment, host_mib
+from realsys.planner.memory.memory_messages import GiB, MiB, advice, largest, size
 from realsys.planner.memory.memory_of_workers import (
     WorkerMemory,
     memory_of_experiment,
     model_shapes,
 )
-from realsys.planner.memory.memory_words import GiB, MiB, advice, largest, size
 from realsys.planner.memory.server_memory import ServerMemory, memory_of_evaluator, memory_of_server
 
 PROCESS_MIB = 600  # a worker's libraries, without any model

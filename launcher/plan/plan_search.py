@@ -21,8 +21,8 @@ from realsys.api.plan import LaunchPlan
 from realsys.planner.allocation import CallAllocation, format_allocation, workers_text
 from realsys.planner.gpu_models import DEVICES, Device
 from realsys.planner.memory.memory_limit import memory_of_plans
-from realsys.planner.memory.memory_words import size
-from realsys.planner.placed import degrees_of, model_made_before, placed, refusal
+from realsys.planner.memory.memory_messages import size
+from realsys.planner.placed import degrees_of, model_made_before, place_experiment, refusal
 from realsys.planner.predict import Prediction, predict
 from realsys.planner.read_profile import formulas_of
 from realsys.planner.search.search import FoundPlan, Limits, search
@@ -78,7 +78,7 @@ def propose(
             where="plan --search",
             fix="search with an experiment that has pools and allocations, e.g. ppo-math",
         )
-    found = placed(plan)
+    found = place_experiment(plan)
     if found.unknown:
         role, why = next(iter(found.unknown.items()))
         raise ConfigError(

@@ -9,7 +9,7 @@ from realsys.api.experiment import ExperimentConfig
 from realsys.observability.pictures.graph_picture import hooks_text
 from realsys.planner.allocation import workers_text
 from realsys.planner.memory.copy_memory import Terms
-from realsys.planner.memory.memory_words import size
+from realsys.planner.memory.memory_messages import size
 from realsys.planner.placed import allocation_of
 
 ALLOCATION_HEAD = ("call", "copy", "backend", "dtype", "layout", "workers", "pool", "around it")

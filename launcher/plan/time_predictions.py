@@ -14,7 +14,7 @@ from launcher.terminal import output
 from realsys.api.errors import ConfigError, RealsysError
 from realsys.api.plan import LaunchPlan
 from realsys.planner.gpu_models import DEVICES, Device, device_of
-from realsys.planner.placed import Placed, placed
+from realsys.planner.placed import PlacedExperiment, place_experiment
 from realsys.planner.predict import Prediction, predict
 from realsys.planner.read_profile import formulas_of, read_profile
 from realsys.planner.time.costs import Costs
@@ -38,7 +38,7 @@ class CostSources:
 
 def costs_for(
     plan: LaunchPlan,
-    found: Placed,
+    found: PlacedExperiment,
     *,
     profiles: Sequence[str] = (),
     device: str | None = None,
@@ -90,7 +90,9 @@ def _named_profile(name: str, device: Device, cluster: str | None) -> Profile:
     return read_profile(find_trial(name, cluster=cluster), device)
 
 
-def _similar_profiles(plan: LaunchPlan, found: Placed, device: Device) -> Iterator[Profile]:
+def _similar_profiles(
+    plan: LaunchPlan, found: PlacedExperiment, device: Device
+) -> Iterator[Profile]:
     """Yields profiles of the newest trials with the same calls, models and batch; equal placement first."""
     from pathlib import Path
 
@@ -114,12 +116,12 @@ def _similar_profiles(plan: LaunchPlan, found: Placed, device: Device) -> Iterat
                 taken += 1
 
 
-def _similarity(files: TrialFiles, found: Placed) -> int | None:
+def _similarity(files: TrialFiles, found: PlacedExperiment) -> int | None:
     """Counts calls placed as in ``found``, plus equal prefetching; None if models or batch differ."""
     from realsys.api.plan import read_plan
 
     try:
-        other = placed(read_plan(files.plan))
+        other = place_experiment(read_plan(files.plan))
     except (RealsysError, OSError, ValueError):
         return None
     if (other.roles, other.workload) != (found.roles, found.workload):
@@ -139,7 +141,7 @@ def show_prediction(
     cluster: str | None = None,
 ) -> Prediction | None:
     """Prints the predicted step of a plan, or how to obtain a prediction."""
-    found = placed(plan)
+    found = place_experiment(plan)
     known = costs_for(plan, found, profiles=profiles, device=device, cluster=cluster)
     output.data()
     if known is None:
@@ -200,7 +202,7 @@ def seconds(value: float) -> str:
 def store_prediction(plan: LaunchPlan, files: TrialFiles) -> None:
     """Stores the prediction of a launched plan in its folder, if there is one. Never fails a launch."""
     try:
-        found = placed(plan)
+        found = place_experiment(plan)
         known = costs_for(plan, found)
         if known is not None:
             predicted = predict(found, known.costs, basis=known.basis)

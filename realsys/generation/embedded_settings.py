@@ -16,7 +16,7 @@ _CHOICES = {
     "quantize": ("none", "int8", "fp8"),
     "staging": ("auto", "gpu", "host"),
 }
-# Answers of the longest kind that a GPU should hold at a time, beside two copies of the weights.
+# Number of longest answers that a GPU should hold beside two copies of the weights.
 _WORTH = 8
 
 
@@ -34,18 +34,17 @@ class EmbeddedSettings:
 
     Attributes:
         max_running: maximum number of requests decoded together.
-        max_tokens: of their cache, rows times tokens of the longest, and of one request, prompt and answer;
-            None: on a GPU what its free memory holds, on a CPU no bound.
-        dtype: torch's name of the weights' type.
-        kv_on_update: what becomes of the caches of running requests when weights change: computed anew
-            with the new weights, or kept.
-        quantize: weights of eight bits in linear layers.
-        num_threads: of a decoding step; None: torch's own choice.
-        staging: where new weights wait, checked and whole, for the switch: beside those in use on the GPU,
-            or in host memory; auto: on the GPU where eight of the longest answers find room beside them.
-        least_tokens: of the longest prompt and answer; a GPU without room for them is refused.
-        prefix_bytes: of the beginnings of text that are remembered; 0: none.
-        read_tokens: of new texts, or of texts to be read anew with new weights, in one step.
+        max_tokens: limit of their cache (rows times tokens of the longest) and of one request (prompt and
+            answer); None: on a GPU what its free memory holds, on a CPU no limit.
+        dtype: torch name of the weights' dtype.
+        kv_on_update: whether caches of running requests are recomputed or kept when weights change.
+        quantize: 8-bit weights in linear layers.
+        num_threads: threads of a decoding step; None: torch's default.
+        staging: where verified new weights wait for the switch: on the GPU beside those in use, or in host
+            memory; auto: on the GPU if eight of the longest answers still fit.
+        least_tokens: tokens of the longest prompt and answer; a GPU without space for them is rejected.
+        prefix_bytes: size limit of the prefix cache; 0: none.
+        read_tokens: tokens prefilled per step, for new requests or after a weight update.
     """
 
     max_running: int = 64

@@ -30,8 +30,8 @@ def explain_out_of_memory(
     """
     if not _is_out_of_memory(error):
         return error
+    from realsys.planner.memory.memory_messages import out_of_memory
     from realsys.planner.memory.memory_of_workers import memory_of_experiment
-    from realsys.planner.memory.memory_words import out_of_memory
 
     planned = None
     with suppress(RealsysError):  # an unreadable model directory must not hide the memory error

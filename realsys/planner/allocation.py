@@ -98,14 +98,14 @@ def parse_pools(
 def _pool_workers(name: str, text: str, begin: int, where: str) -> tuple[int, ...]:
     if not _POOL_NAME.fullmatch(name):
         raise ConfigError(
-            f"{name!r} is no name of a pool",
+            f"{name!r} is not a valid pool name",
             where=where,
             fix="use letters, digits, '-' and '_', a letter first",
         )
     workers = tuple(w for run in _runs(text, begin) for w in run)
     if not workers or len(set(workers)) < len(workers):
         raise ConfigError(
-            f"{text!r} is no pool of model workers",
+            f"{text!r} is not a set of model workers",
             where=where,
             fix="write how many (4), which (0-3), or several of these (0-1+6), each worker once",
         )
@@ -158,7 +158,7 @@ def parse_allocation(
         if match is None:
             problems.append(
                 ConfigError(
-                    f"{part!r} is no entry of an allocation",
+                    f"{part!r} is not an entry of an allocation",
                     where=where,
                     fix="write name:layout or name:layout@pool with commas between, "
                     "e.g. actor_gen:d4t1p1@left,*:d2t2p1",

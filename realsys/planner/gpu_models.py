@@ -121,7 +121,7 @@ def device_of(name: str, *, where: str = "--device") -> Device:
         if lower.startswith(known):
             return device
     raise ConfigError(
-        f"the figures of a device {name!r} are not known",
+        f"device {name!r} is unknown",
         where=where,
         fix=did_you_mean(lower, DEVICES),
     )

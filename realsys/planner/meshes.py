@@ -63,7 +63,7 @@ def places(num_workers: int, degrees: Degrees) -> list[CallAllocation]:
     ]
 
 
-def is_twin(mesh: Mesh, used: Iterable[Mesh], num_workers: int) -> bool:
+def is_equivalent(mesh: Mesh, used: Iterable[Mesh], num_workers: int) -> bool:
     """True if a mesh further left is equivalent to this one, given the meshes already used.
 
     Two halves that are entirely unused are interchangeable, so a mesh in the right one need not be tried.

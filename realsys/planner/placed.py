@@ -28,13 +28,13 @@ CUT_ALONG_ALL_AXES = ("fsdp", "megatron", "inference")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Placed:
+class PlacedExperiment:
     """One experiment with its placement.
 
     Attributes:
         roles: role → its model; rules have no shape, other models without a known one neither.
         ahead: calls that run a step ahead.
-        unknown: roles whose model's sizes could not be read, with the reason.
+        unknown: roles with unreadable model sizes, with the reason.
     """
 
     graph: DataflowGraph
@@ -46,7 +46,7 @@ class Placed:
     unknown: Mapping[str, str]
 
 
-def placed(plan: LaunchPlan) -> Placed:
+def place_experiment(plan: LaunchPlan) -> PlacedExperiment:
     """Builds the view of the trial's main phase."""
     config = plan.phases[-1].config
     built_in = model_made_before(plan)
@@ -56,7 +56,7 @@ def placed(plan: LaunchPlan) -> Placed:
             roles[name.role] = _role_model(name.role, shard, config, built_in)
         except (CheckpointError, ConfigError) as error:
             unknown[name.role] = error.what
-    return Placed(
+    return PlacedExperiment(
         graph=config.graph(),
         allocation=allocation_of(config),
         num_workers=len(config.model_worker),
@@ -152,7 +152,7 @@ def _shape(model: ModelAbstraction, built_in: ModelShape | None) -> ModelShape |
     if path is not None:
         try:
             return read_shape(path, critic=critic)
-        except CheckpointError:  # an earlier phase is still to make it
+        except CheckpointError:  # an earlier phase will make it
             if built_in is None:
                 raise
     if built_in is None:
@@ -192,7 +192,7 @@ def tiny_llama_shape(args: Mapping[str, Any]) -> ModelShape:
 # ---- limits ---------------------------------------------------------------------------------------
 
 
-def degrees_of(found: Placed, *, gpus_per_node: int) -> dict[str, Degrees]:
+def degrees_of(found: PlacedExperiment, *, gpus_per_node: int) -> dict[str, Degrees]:
     """Returns, per role, the axes that its backend supports; tensor parallelism stays within a node."""
     return {
         role: Degrees(tensor=gpus_per_node)
@@ -202,12 +202,12 @@ def degrees_of(found: Placed, *, gpus_per_node: int) -> dict[str, Degrees]:
     }
 
 
-def refusal(found: Placed, call: MFCDef, place: CallAllocation) -> str | None:
+def refusal(found: PlacedExperiment, call: MFCDef, place: CallAllocation) -> str | None:
     """Returns why a call can't run at a place; None if it can. For ``search.Limits``."""
     return next(_refusals(found, call, place), None)
 
 
-def _refusals(found: Placed, call: MFCDef, place: CallAllocation) -> Iterator[str]:
+def _refusals(found: PlacedExperiment, call: MFCDef, place: CallAllocation) -> Iterator[str]:
     topo, model = place.topology, found.roles.get(call.role)
     if model is None or model.shape is None:
         if topo.world_size > 1:
@@ -218,7 +218,7 @@ def _refusals(found: Placed, call: MFCDef, place: CallAllocation) -> Iterator[st
         yield f"{call.n_seqs} datapoints do not divide into d{topo.data} and the minibatches"
     if call.n_seqs < topo.data * call.min_n_seqs_per_pass:
         yield f"{call.n_seqs} datapoints are too few for d{topo.data}"
-    # A call beside the trained copy runs on a copy of backend inference.
+    # A call that is not on the trained copy runs on a copy of backend inference.
     backend = model.backend if call.is_train else "inference"
     if model.adapters and backend != "fsdp" and topo.tensor * topo.pipeline > 1:
         yield "adapters are not cut over tensor and pipeline axes"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from realsys.planner.placed import Placed
+from realsys.planner.placed import PlacedExperiment
 from realsys.planner.time.costs import Allocation, Costs, works_of
 from realsys.planner.time.figures import StepFigures, figures
 from realsys.planner.time.simulate_steps import simulate
@@ -34,7 +34,7 @@ class Prediction:
 
 
 def predict(
-    found: Placed, costs: Costs, *, basis: str, allocation: Allocation | None = None
+    found: PlacedExperiment, costs: Costs, *, basis: str, allocation: Allocation | None = None
 ) -> Prediction:
     """Simulates the experiment, or the same with another allocation."""
     allocation = found.allocation if allocation is None else allocation

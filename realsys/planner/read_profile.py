@@ -20,13 +20,13 @@ from realsys.observability.events import (
 from realsys.observability.jsonl import parse_jsonl
 from realsys.observability.timeline import StepTiming, finished_steps, overhead
 from realsys.planner.gpu_models import Device
-from realsys.planner.placed import Placed, placed
+from realsys.planner.placed import PlacedExperiment, place_experiment
 from realsys.planner.time.analytic import AnalyticCosts
 from realsys.planner.time.profiled import CallProfile, Profile
 from realsys.planner.time.simulated_timeline import Overheads
 from realsys.trial.records import TrialFiles
 
-NEWEST_BYTES = 1 << 20  # of the events: hundreds of steps
+NEWEST_BYTES = 1 << 20  # bytes of events that are read: hundreds of steps
 
 
 def read_profile(files: TrialFiles, device: Device) -> Profile:
@@ -64,7 +64,7 @@ def profile_of(events: Sequence[Event], plan: LaunchPlan, device: Device) -> Pro
             where=plan.trial,
             fix="let it run on, or launch a short run: exp_ctrl.benchmark_steps=10",
         )
-    found = placed(plan)
+    found = place_experiment(plan)
     every = {step: overhead(events, step) for step in steps}
     steps = _typical(every)
     mine = [e for e in events if e.step in set(steps)]
@@ -87,7 +87,9 @@ def _typical(timings: Mapping[int, StepTiming]) -> list[int]:
     return sorted(steps[cut : len(steps) - cut])
 
 
-def formulas_of(found: Placed, device: Device, *, gpus_per_node: int = 8) -> AnalyticCosts:
+def formulas_of(
+    found: PlacedExperiment, device: Device, *, gpus_per_node: int = 8
+) -> AnalyticCosts:
     """Makes the formulas for an experiment's models and workload."""
     return AnalyticCosts(
         roles=found.roles,
@@ -98,7 +100,9 @@ def formulas_of(found: Placed, device: Device, *, gpus_per_node: int = 8) -> Ana
     )
 
 
-def _calls(found: Placed, timings: Sequence[StepTiming]) -> Iterator[tuple[str, CallProfile]]:
+def _calls(
+    found: PlacedExperiment, timings: Sequence[StepTiming]
+) -> Iterator[tuple[str, CallProfile]]:
     for name, place in found.allocation.items():
         own = [t.per_mfc[name] for t in timings if name in t.per_mfc]
         if own:
@@ -139,7 +143,9 @@ def _moves(
 # ---- what a run spends outside its calls ------------------------------------------------------------
 
 
-def _overheads(events: Sequence[Event], every: Sequence[Event], found: Placed) -> Overheads:
+def _overheads(
+    events: Sequence[Event], every: Sequence[Event], found: PlacedExperiment
+) -> Overheads:
     """Computes mean overheads over steps."""
     steps: dict[int, list[MfcEvent]] = {}
     for event in events:
@@ -157,7 +163,7 @@ def _overheads(events: Sequence[Event], every: Sequence[Event], found: Placed) -
     )
 
 
-def _gaps(calls: Sequence[MfcEvent], found: Placed) -> Iterator[float]:
+def _gaps(calls: Sequence[MfcEvent], found: PlacedExperiment) -> Iterator[float]:
     """Yields, per call, seconds between its inputs and its own end in which it neither waited nor
     computed.
     """
@@ -166,7 +172,7 @@ def _gaps(calls: Sequence[MfcEvent], found: Placed) -> Iterator[float]:
         by_name.setdefault(call.name, []).append(call)
     for name, parts in by_name.items():
         slowest = max(parts, key=lambda e: e.end)
-        if found.ahead:  # what it waited behind is of another step, and not here
+        if found.ahead:  # it waited for a request of another step, which is not included
             yield max(0.0, slowest.end - slowest.start - slowest.compute_s)
             continue
         parents = [e.end for p in found.graph.parents.get(name, ()) for e in by_name.get(p, ())]

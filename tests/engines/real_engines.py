@@ -168,7 +168,7 @@ def trains(tmp_path: Path, config: str) -> None:
     assert [row["step"] for row in rows] == [1, 2, 3]
     assert not list(files.root.rglob("version-0*")), "weights went through the shared file system"
     (log,) = files.root.glob("attempts/*/logs/generation_server-0.log")
-    taken = re.findall(r"weights taken version=(\d+) .* bytes=(\d+)", log.read_text())
+    taken = re.findall(r"weights updated version=(\d+) .* bytes=(\d+)", log.read_text())
     assert [int(version) for version, _ in taken] == sorted({int(version) for version, _ in taken})
     assert len(taken) >= 2
     assert all(int(num_bytes) > 0 for _, num_bytes in taken)

@@ -9,7 +9,7 @@ from transformers import Qwen2Config
 
 from realsys.api.model import ModelInterfaceType, ProcessTopology
 from realsys.models.shape import shape_of
-from realsys.planner.memory.copy_memory import HeldModel, StepSizes, passing
+from realsys.planner.memory.copy_memory import HeldModel, StepSizes, call_terms
 
 
 def planned_step_bytes(shape: Mapping[str, Any], length: int, *, recompute: bool) -> float:
@@ -22,5 +22,5 @@ def planned_step_bytes(shape: Mapping[str, Any], length: int, *, recompute: bool
         recompute=recompute,
     )
     sizes = StepSizes(sequences=1, prompt_tokens=2, answer_tokens=length - 2)
-    terms = passing(held, ProcessTopology(), 0, ModelInterfaceType.TRAIN_STEP, sizes)
+    terms = call_terms(held, ProcessTopology(), 0, ModelInterfaceType.TRAIN_STEP, sizes)
     return sum(terms.values())

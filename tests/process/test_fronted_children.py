@@ -153,7 +153,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_session, "MAX_CONNECTIONS", CONNECTIONS)
     for module in (fronted, vllm, sglang):
         monkeypatch.setattr(module, "CONTROL_S", 2.0)
-    monkeypatch.setattr(fronted, "_LOOK_S", 0.05, raising=False)
+    monkeypatch.setattr(fronted, "_POLL_S", 0.05, raising=False)
     monkeypatch.setattr(http_control, "_HEALTH_S", 2.0)
 
 

@@ -156,7 +156,7 @@ def variants(rank):
         engine.load_state_dict(state)
         memory = HostMemory()
         memory.store(engine.own_memory())
-        memory.empty(engine.transient_memory())
+        memory.discard(engine.transient_memory())
         taken = [*engine.own_memory(), *engine.transient_memory()]
         emptied = all(x.untyped_storage().nbytes() == 0 for x in taken if x.numel())
         memory.restore()

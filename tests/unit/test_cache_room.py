@@ -11,7 +11,7 @@ from realsys.api.errors import ConfigError
 from realsys.api.model import GenerationHyperparameters
 from realsys.backends.hf.engine import _cache_tokens
 from realsys.generation.decoding.attention import KeyValues
-from realsys.generation.decoding.slots import grown
+from realsys.generation.decoding.slots import grown_size
 from realsys.generation.embedded_settings import EmbeddedSettings
 from realsys.generation.engine.cache_room import BytesOfGeneration, room_on_gpu, tokens_that_fit
 from realsys.generation.engine.continuous import ContinuousEngine
@@ -166,7 +166,7 @@ shapes = st.tuples(st.integers(0, 100), st.integers(0, 190).map(lambda n: 16 * n
 
 @given(shapes, st.tuples(st.integers(1, 100), st.integers(1, 3000)), st.integers(1, 100_000))
 def test_a_cache_grows_to_what_is_needed_and_no_further_than_it_may(have, need, most):
-    rows, width = grown(
+    rows, width = grown_size(
         have, need, most_rows=100, granule=8, least_rows=2, max_cells=max(most, need[0] * need[1])
     )
     assert rows >= need[0]

@@ -48,7 +48,7 @@ def test_sizes_follow_one_another_and_ranges_stand_where_they_say() -> None:
     ["", "0", "04", "-1", "3-1", "0-", "0-1+1-2", "0+0", "1 ", "x", "²", "999999", "+", "5-5-5"],
 )
 def test_what_is_no_pool_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="is no pool of model workers") as refused:
+    with pytest.raises(ConfigError, match="is not a set of model workers") as refused:
         parse_pools({"left": text})
     assert refused.value.where == "pools.left"
 
@@ -57,8 +57,8 @@ def test_all_mistakes_of_pools_are_told_with_both_numbers() -> None:
     with pytest.raises(ConfigErrors) as refused:
         parse_pools({"a b": "1", "left": "x", "right": "4"}, n_workers=3)
     assert problems_of(refused) == [
-        "'a b' is no name of a pool",
-        "'x' is no pool of model workers",
+        "'a b' is not a valid pool name",
+        "'x' is not a set of model workers",
         "pool 'right' is model workers 0-3, there are 3 (0-2)",
     ]
 
@@ -86,10 +86,10 @@ def test_an_allocation_is_read_entry_by_entry() -> None:
         ("actor:2x2", "'2x2' is no parallel layout", "e.g. d2t1p1"),
         ("actor:d2d2", "'d2d2' is no parallel layout", "e.g. d2t1p1"),
         ("actor:d0", "'d0' is no parallel layout", "e.g. d2t1p1"),
-        ("actor", "'actor' is no entry of an allocation", "name:layout@pool"),
-        ("actor:d2@", "'actor:d2@' is no entry of an allocation", "name:layout@pool"),
-        ("actor:d2,", "'' is no entry of an allocation", "name:layout@pool"),
-        ("actor:d2@left@left", "'actor:d2@left@left' is no entry", "name:layout@pool"),
+        ("actor", "'actor' is not an entry of an allocation", "name:layout@pool"),
+        ("actor:d2@", "'actor:d2@' is not an entry of an allocation", "name:layout@pool"),
+        ("actor:d2,", "'' is not an entry of an allocation", "name:layout@pool"),
+        ("actor:d2@left@left", "'actor:d2@left@left' is not an entry", "name:layout@pool"),
     ],
 )
 def test_every_mistake_says_what_to_do(text: str, what: str, fix: str) -> None:

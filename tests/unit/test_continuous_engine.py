@@ -331,7 +331,7 @@ def test_an_answer_that_is_gone_on_with_is_not_read_again():
         (request_of("x", (5,) * 128), "no room for an answer in max_position_embeddings=128"),
         (request_of("x", position=4), "position 4 with a prompt of 3"),
         (request_of("x", stop_texts=["."]), "no tokenizer"),
-        (request_of("here"), "a request of this rid already"),
+        (request_of("here"), "another request has this rid"),
     ],
 )
 def test_impossible_requests_are_refused_and_change_nothing(module, request_, message):
@@ -347,7 +347,7 @@ def test_weights_that_are_not_numbers_say_so(module):
         parameter.fill_(float("nan"))
     engine = ContinuousEngine(module, version=7)
     engine.submit(request_of("a"))
-    with pytest.raises(InternalError, match=r"(?s)not numbers.*version 7"):
+    with pytest.raises(InternalError, match=r"(?s)not finite.*version 7"):
         engine.step()
 
 

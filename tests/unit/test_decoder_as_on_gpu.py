@@ -9,7 +9,12 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCau
 from realsys.api.model import GenerationHyperparameters
 from realsys.generation.decoding import slots
 from realsys.generation.decoding.decoder import FastForward
-from realsys.generation.decoding.length_buckets import ON_CPU, ON_GPU, Band, bands_of
+from realsys.generation.decoding.length_buckets import (
+    ON_CPU,
+    ON_GPU,
+    LengthBucket,
+    split_into_buckets,
+)
 from realsys.generation.engine import continuous
 from realsys.generation.engine.continuous import ContinuousEngine
 from realsys.generation.engine.engine_requests import GenerationRequest
@@ -99,8 +104,10 @@ def test_no_weight_is_there_twice(module):
 def test_bands_of_a_gpu_are_few():
     """512 rows of up to 8000 tokens were 64 bands, 12 000 calls a step."""
     spread = sorted((16 * n for n in range(512)), reverse=True)
-    assert len(bands_of(spread, ON_CPU)) == 64
-    bands = bands_of(spread, ON_GPU)
-    assert 1 < len(bands) <= 8
-    assert sum(b.cells for b in bands) < 1.5 * sum(spread)
-    assert bands_of([512] * 4 + [32] * 60, ON_GPU) == [Band(0, 64, 512)]  # not worth the calls
+    assert len(split_into_buckets(spread, ON_CPU)) == 64
+    buckets = split_into_buckets(spread, ON_GPU)
+    assert 1 < len(buckets) <= 8
+    assert sum(b.cells for b in buckets) < 1.5 * sum(spread)
+    assert split_into_buckets([512] * 4 + [32] * 60, ON_GPU) == [
+        LengthBucket(0, 64, 512)
+    ]  # not worth the calls

@@ -57,7 +57,7 @@ class SlowChild(FrontedEngine):
 
     async def _nothing(self, *args: Any, **more: Any) -> Any: ...
 
-    _answers = _abort = _name_version = flush = _healthy = _gets_on = _nothing  # type: ignore[assignment]
+    _answers = _abort = _name_version = flush = _healthy = _made_progress = _nothing  # type: ignore[assignment]
 
 
 def test_a_child_that_reads_weights_for_long_does_not_stand_still(
@@ -282,7 +282,7 @@ def test_an_engine_that_can_not_read_our_memory_says_what_to_do(
         monkeypatch.setattr(fronted, "readable_by", lambda _, place, can=readable: place in can)
         engine._find_place()
         assert words in caplog.text
-    with pytest.raises(ConfigError, match="can't read weights that its front has fetched"):
+    with pytest.raises(ConfigError, match="can't read the weights that this worker fetched"):
         asyncio.run(engine.update_weights(FROM_TRAINERS))
     assert engine.heard == []
 

@@ -3,26 +3,36 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from realsys.generation.decoding.length_buckets import Band, ReorderPolicy, bands_of, cost
+from realsys.generation.decoding.length_buckets import (
+    LengthBucket,
+    ReorderPolicy,
+    cost,
+    split_into_buckets,
+)
 
 widths_of_rows = st.lists(st.integers(1, 60).map(lambda n: 16 * n), min_size=1, max_size=100)
 
 
 @given(widths_of_rows)
 def test_bands_cover_all_rows_in_order_and_each_far_enough(widths):
-    bands = bands_of(widths)
-    assert [row for band in bands for row in range(band.begin, band.end)] == list(
+    buckets = split_into_buckets(widths)
+    assert [row for bucket in buckets for row in range(bucket.begin, bucket.end)] == list(
         range(len(widths))
     )
-    for band in bands:
-        assert band.width == max(widths[band.begin : band.end])
-    assert cost(bands) <= cost([Band(0, len(widths), max(widths))])
+    for bucket in buckets:
+        assert bucket.width == max(widths[bucket.begin : bucket.end])
+    assert cost(buckets) <= cost([LengthBucket(0, len(widths), max(widths))])
 
 
 def test_a_few_long_rows_get_a_band_of_their_own():
-    assert bands_of([512] * 4 + [32] * 60) == [Band(0, 8, 512), Band(8, 64, 32)]
-    assert bands_of([48] * 8 + [32] * 56) == [Band(0, 64, 48)]  # not worth the calls
-    assert bands_of([32] * 28 + [512] * 8 + [32] * 28)[1].width == 512
+    assert split_into_buckets([512] * 4 + [32] * 60) == [
+        LengthBucket(0, 8, 512),
+        LengthBucket(8, 64, 32),
+    ]
+    assert split_into_buckets([48] * 8 + [32] * 56) == [
+        LengthBucket(0, 64, 48)
+    ]  # not worth the calls
+    assert split_into_buckets([32] * 28 + [512] * 8 + [32] * 28)[1].width == 512
 
 
 def test_order_is_made_when_as_much_was_wasted_as_it_costs():
@@ -30,7 +40,7 @@ def test_order_is_made_when_as_much_was_wasted_as_it_costs():
     disorder = ReorderPolicy()
     steps = 0
     while not disorder.due(mixed):
-        disorder.note(mixed, bands_of(mixed))
+        disorder.note(mixed, split_into_buckets(mixed))
         steps += 1
     # A step computes 64 x 512 cells; in order 8 x 512 and 56 x 32 (and one more band): 0.18 of it.
     assert steps == 2
@@ -43,5 +53,5 @@ def test_rows_in_order_waste_nothing(widths):
     ordered = sorted(widths, reverse=True)
     disorder = ReorderPolicy()
     for _ in range(1000):
-        disorder.note(ordered, bands_of(ordered))
+        disorder.note(ordered, split_into_buckets(ordered))
     assert not disorder.due(ordered)

@@ -47,7 +47,7 @@ def test_what_can_not_be_read_costs_the_others_nothing(caplog):
     register(store, "generation_server", 0)
     store.add(KEYS.worker("generation_server", 1), b"\xff{")
     assert list(registrations(store, KEYS, token="mine").servers) == [0]
-    assert "registration not understood" in caplog.text
+    assert "registration not readable" in caplog.text
 
 
 def test_each_change_is_told_once_with_everything_there_is():

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from realsys.api.worker_configs import SCHEDULE_POLICIES
-from realsys.generation.manager.routing import Asked, Router, RoutingPolicy
+from realsys.generation.manager.routing import Router, RoutingPolicy, RoutingRequest
 
 
 def router(
@@ -19,9 +19,9 @@ def router(
     return made
 
 
-def place(router: Router, rid: str, **asked: object) -> int | None:
+def place(router: Router, rid: str, **request: object) -> int | None:
     """The server that a request gets at once."""
-    router.ask(Asked(rid=rid, **asked))  # type: ignore[arg-type]
+    router.ask(RoutingRequest(rid=rid, **request))  # type: ignore[arg-type]
     return dict(router.place(now_s=0.0)).get(rid)
 
 
@@ -95,7 +95,7 @@ def test_old_weights_draining_and_sickness_are_named():
     one.servers[1].draining = True
     one.set_unfit(2, "is sick: no answer")
     assert place(one, "a", min_version=5) is None
-    assert one.why_not(Asked(rid="a", min_version=5)) == (
+    assert one.why_not(RoutingRequest(rid="a", min_version=5)) == (
         "generation_server/0: has version 3, 5 is needed; "
         "generation_server/1: is being updated; "
         "generation_server/2: is sick: no answer"
@@ -109,7 +109,7 @@ def test_who_waits_gets_what_becomes_free_in_order_of_arrival():
     assert place(one, "c") is None
     assert one.done("a", 0)
     assert one.place(now_s=0.0) == [("b", 0)]
-    assert one.why_not(Asked(rid="c")) == "generation_server/0: is full (1 of 1)"
+    assert one.why_not(RoutingRequest(rid="c")) == "generation_server/0: is full (1 of 1)"
 
 
 def test_one_that_can_not_be_served_holds_up_nobody_behind_it():
@@ -147,7 +147,7 @@ def test_a_worker_with_a_route_uses_its_servers_only():
     assert [place(one, f"a{i}", worker="w/0", former=0) for i in range(3)] == [1, 1, None]
     assert [place(one, f"b{i}", worker="w/1") for i in range(2)] == [2, 2]
     assert place(one, "c", worker="w/2") == 0
-    assert one.why_not(Asked(rid="a2", worker="w/0")) == (
+    assert one.why_not(RoutingRequest(rid="a2", worker="w/0")) == (
         "generation_server/0: is not for w/0; "
         "generation_server/1: is full (2 of 2); "
         "generation_server/2: is not for w/0"
@@ -170,7 +170,7 @@ def test_chunks_of_one_request_count_once_each():
 def test_what_a_dead_process_held_is_not_counted_out_twice():
     one = router(servers=2)
     place(one, "a")
-    one.starts_anew(0, why="is being checked")
+    one.restarted(0, why="is being checked")
     assert one.servers[0].num_requests == 0
     assert place(one, "a") == 1
     assert not one.done("a", 0)  # told late, of the dead one
@@ -188,9 +188,9 @@ def test_a_lost_worker_holds_nothing_and_waits_no_more():
 
 def test_what_never_came_is_forgotten_and_what_is_new_is_not():
     one = router(servers=1)
-    one.ask(Asked(rid="old"))
+    one.ask(RoutingRequest(rid="old"))
     one.place(now_s=10.0)
-    one.ask(Asked(rid="new"))
+    one.ask(RoutingRequest(rid="new"))
     one.place(now_s=100.0)
     assert one.forget_idle(0, before_s=50.0) == 1
     assert one.running == {0: 1}
@@ -207,7 +207,7 @@ class AnyOrder(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.where: dict[str, tuple[int, int, str]] = {}  # rid → server, tokens, worker
-        self.waiting: dict[str, Asked] = {}
+        self.waiting: dict[str, RoutingRequest] = {}
 
     @initialize(policy=st.sampled_from(RoutingPolicy), limit=st.integers(0, 3))
     def start(self, policy: RoutingPolicy, limit: int) -> None:
@@ -222,10 +222,10 @@ class AnyOrder(RuleBasedStateMachine):
         worker=st.sampled_from("vw"),
     )
     def ask(self, rid: str, num_tokens: int, **rest: object) -> None:
-        asked = Asked(rid=rid, num_tokens=num_tokens, **rest)  # type: ignore[arg-type]
+        request = RoutingRequest(rid=rid, num_tokens=num_tokens, **rest)  # type: ignore[arg-type]
         self.where.pop(rid, None)
-        self.waiting[rid] = asked
-        self.router.ask(asked)
+        self.waiting[rid] = request
+        self.router.ask(request)
         self.give_out()
 
     @rule(rid=RIDS, server=st.integers(-1, 3))
@@ -243,7 +243,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(worker=st.sampled_from("vw"))
     def worker_dies(self, worker: str) -> None:
-        waited = [rid for rid, asked in self.waiting.items() if asked.worker == worker]
+        waited = [rid for rid, request in self.waiting.items() if request.worker == worker]
         assert sorted(self.router.worker_lost(worker)) == sorted(waited)
         for rid in waited:
             del self.waiting[rid]
@@ -252,7 +252,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(server=SERVERS)
     def server_starts_anew(self, server: int) -> None:
-        self.router.starts_anew(server, why="is being checked")
+        self.router.restarted(server, why="is being checked")
         self.where = {r: at for r, at in self.where.items() if at[0] != server}
         self.give_out()
 
@@ -273,9 +273,9 @@ class AnyOrder(RuleBasedStateMachine):
 
     def give_out(self) -> None:
         for rid, server in self.router.place(now_s=0.0):
-            asked, load = self.waiting.pop(rid), self.router.servers[server]
-            assert not load.refusal(asked)
-            self.where[rid] = (server, asked.num_tokens, asked.worker)
+            request, load = self.waiting.pop(rid), self.router.servers[server]
+            assert not load.refusal(request)
+            self.where[rid] = (server, request.num_tokens, request.worker)
 
     @invariant()
     def counters_are_those_of_the_model(self) -> None:
@@ -287,9 +287,9 @@ class AnyOrder(RuleBasedStateMachine):
 
     @invariant()
     def nobody_waits_whom_a_server_could_take(self) -> None:
-        for asked in self.waiting.values():
+        for request in self.waiting.values():
             for load in self.router.servers.values():
-                assert load.is_full or load.refusal(asked)
+                assert load.is_full or load.refusal(request)
 
     def teardown(self) -> None:
         for rid, (server, _, _) in list(self.where.items()):

@@ -7,7 +7,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from realsys.backends.kernels.packed_attention import run_packed
 from realsys.generation.decoding.attention import seen_width
 from realsys.generation.decoding.decoder import FastForward
-from realsys.generation.decoding.length_buckets import Band
+from realsys.generation.decoding.length_buckets import LengthBucket
 
 LENGTHS = (130, 40)
 SIZES = {
@@ -58,7 +58,7 @@ def by_engine(module, texts, *, first, as_on_gpu):
     found = []
     for text in texts:
         cache = forward.cache(1, seen_width(max(LENGTHS) + forward.granule))
-        bands = [Band(0, 1, cache.width)]
+        bands = [LengthBucket(0, 1, cache.width)]
         padding = torch.zeros(forward.padded_length(1, first) - first, dtype=torch.int64)
         tokens = torch.cat([text[:first], padding])[None]
         hidden = forward.run(tokens, torch.arange(tokens.shape[1])[None], cache, bands, fresh=True)

@@ -63,7 +63,7 @@ def test_a_server_looks_for_the_end_of_the_phase_when_its_master_is_gone(
     )
     real: Callable[[Path], bool] = build.is_there
     monkeypatch.setattr(build, "is_there", lambda path: looks.append(path) or real(path))
-    monkeypatch.setattr(build, "_LOOK_S", 0.001)
+    monkeypatch.setattr(build, "_POLL_S", 0.001)
 
     async def run() -> None:
         waits = asyncio.create_task(build._phase_done(runner))

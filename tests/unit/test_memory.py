@@ -36,13 +36,13 @@ from realsys.planner.memory.copy_memory import (
     GiB,
     HeldModel,
     StepSizes,
+    call_terms,
     held_numbers,
     layer_activation_bytes,
-    passing,
-    staying,
+    permanent_terms,
 )
+from realsys.planner.memory.memory_messages import size
 from realsys.planner.memory.memory_of_workers import memory_of_experiment, memory_of_workers
-from realsys.planner.memory.memory_words import size
 from realsys.weights.layouts.holdings import fsdp_layout, layout_problems, megatron_layout
 
 SHAPE = ModelShape(
@@ -102,7 +102,7 @@ def test_training_state_by_backend_and_type():
 
     def per_number(backend: str, dtype: str, layout: str = "d1") -> dict[str, float]:
         model = HeldModel(shape=SHAPE, dtype=dtype, backend=backend, trained=True)
-        terms = staying(model, topo(layout), 0, generates=False)
+        terms = permanent_terms(model, topo(layout), 0, generates=False)
         return {what: n / numbers for what, n in terms.items()}
 
     assert per_number("fsdp", "float32") == {"weights": 4, "gradients": 4, "optimizer": 8}
@@ -115,14 +115,17 @@ def test_training_state_by_backend_and_type():
     }
     assert per_number("megatron", "float32")["optimizer"] == 8
     frozen = HeldModel(shape=SHAPE, dtype="bfloat16", backend="inference")
-    assert staying(frozen, topo("d4"), 0, generates=False) == {"weights": 2 * numbers}
+    assert permanent_terms(frozen, topo("d4"), 0, generates=False) == {"weights": 2 * numbers}
 
 
 def test_an_average_of_half_precision_is_float32_beside_what_computes():
     ref = HeldModel(shape=SHAPE, dtype="bfloat16", backend="inference", averaged=True)
     numbers = SHAPE.num_params
-    assert staying(ref, ONE, 0, generates=False) == {"weights": 2 * numbers, "average": 4 * numbers}
-    whole = staying(replace(ref, dtype="float32"), ONE, 0, generates=False)
+    assert permanent_terms(ref, ONE, 0, generates=False) == {
+        "weights": 2 * numbers,
+        "average": 4 * numbers,
+    }
+    whole = permanent_terms(replace(ref, dtype="float32"), ONE, 0, generates=False)
     assert whole == {"weights": 4 * numbers}
 
 
@@ -131,10 +134,10 @@ def test_adapters_are_all_that_trains():
     # of a layer: q 64→64, k and v 64→32, o 64→64, gate and up 64→192, down 192→64; rank 2
     adapters = 4 * 2 * (128 + 96 + 96 + 128 + 256 + 256 + 256)
     assert held_numbers(model, ONE, 0) == (SHAPE.num_params + adapters, adapters)
-    terms = staying(model, ONE, 0, generates=True)
+    terms = permanent_terms(model, ONE, 0, generates=True)
     assert terms["optimizer"] == 8 * adapters
     assert terms["whole copy"] == 4 * SHAPE.num_params  # merged weights to generate with
-    half = staying(replace(model, dtype="bfloat16"), ONE, 0, generates=True)
+    half = permanent_terms(replace(model, dtype="bfloat16"), ONE, 0, generates=True)
     assert half["weights"] == 2 * SHAPE.num_params + 4 * adapters
     assert (half["gradients"], half["optimizer"]) == (4 * adapters, 8 * adapters)
 
@@ -142,18 +145,18 @@ def test_adapters_are_all_that_trains():
 def test_generation_needs_whole_weights_where_they_are_cut():
     model = HeldModel(shape=SHAPE, trained=True)
     whole = 4.0 * SHAPE.num_params
-    assert "whole copy" not in staying(model, ONE, 0, generates=True)
-    assert staying(model, topo("d2"), 0, generates=True)["whole copy"] == whole
-    assert "whole copy" not in staying(model, topo("d2"), 0, generates=False)
+    assert "whole copy" not in permanent_terms(model, ONE, 0, generates=True)
+    assert permanent_terms(model, topo("d2"), 0, generates=True)["whole copy"] == whole
+    assert "whole copy" not in permanent_terms(model, topo("d2"), 0, generates=False)
     cast = replace(model, dtype="bfloat16")
-    assert staying(cast, ONE, 0, generates=True)["whole copy"] == whole / 2
+    assert permanent_terms(cast, ONE, 0, generates=True)["whole copy"] == whole / 2
     copy = replace(model, backend="inference", trained=False)
-    assert staying(copy, topo("d2"), 0, generates=True) == {"weights": whole}
+    assert permanent_terms(copy, topo("d2"), 0, generates=True) == {"weights": whole}
 
 
 def test_cpu_offload_leaves_no_state_on_the_gpu():
     model = HeldModel(shape=SHAPE, trained=True, cpu_offload=True)
-    assert staying(model, topo("d2"), 0, generates=False) == {}
+    assert permanent_terms(model, topo("d2"), 0, generates=False) == {}
 
 
 # ---- what a call adds ----------------------------------------------------------------------------------
@@ -203,15 +206,15 @@ def test_recomputation_keeps_the_inputs_of_layers_and_one_layer():
     model = HeldModel(shape=SHAPE, backend="megatron", trained=True)
     layer = layer_activation_bytes(SHAPE, 1, 4)
     tokens = 64 // 4 * 32  # a minibatch of 16 sequences
-    kept = passing(model, ONE, 0, TRAIN, SIZES)["activations"]
-    again = passing(replace(model, recompute=True), ONE, 0, TRAIN, SIZES)["activations"]
+    kept = call_terms(model, ONE, 0, TRAIN, SIZES)["activations"]
+    again = call_terms(replace(model, recompute=True), ONE, 0, TRAIN, SIZES)["activations"]
     assert kept == tokens * 4 * layer
     assert again == tokens * (4 * 64 * 4 + layer)
 
 
 def test_early_stages_keep_more_micro_batches_and_the_last_has_the_logits():
     model = HeldModel(shape=SHAPE, backend="megatron", trained=True, max_tokens_per_mb=128)
-    first, last = (passing(model, topo("p2"), stage, TRAIN, SIZES) for stage in (0, 1))
+    first, last = (call_terms(model, topo("p2"), stage, TRAIN, SIZES) for stage in (0, 1))
     assert first["activations"] == 2 * last["activations"]
     assert "logits" not in first
     # 128 tokens: a chunk, logits as they are and their gradients, the last norm
@@ -223,7 +226,7 @@ def test_logits_take_a_chunk_however_many_tokens_there_are(monkeypatch):
 
     def logits(limit: int, **changes: object) -> float:
         model = HeldModel(shape=SHAPE, trained=True, max_tokens_per_mb=limit)
-        return passing(replace(model, **changes), ONE, 0, TRAIN, SIZES)["logits"]  # type: ignore[arg-type]
+        return call_terms(replace(model, **changes), ONE, 0, TRAIN, SIZES)["logits"]  # type: ignore[arg-type]
 
     # 128 tokens' and 32 answers' states and their gradients, the last norm, the head's gradient twice
     chunk, head = 32 * 96 * 7 * 4, 2 * 96 * 64 * 4
@@ -235,7 +238,7 @@ def test_logits_take_a_chunk_however_many_tokens_there_are(monkeypatch):
 def test_a_micro_batch_is_at_least_one_sequence_and_at_most_the_minibatch():
     def activations(limit: int | None) -> float:
         model = HeldModel(shape=SHAPE, trained=True, max_tokens_per_mb=limit)
-        return passing(model, ONE, 0, TRAIN, SIZES)["activations"]
+        return call_terms(model, ONE, 0, TRAIN, SIZES)["activations"]
 
     assert activations(1) == activations(32)
     assert activations(64) == 2 * activations(32)
@@ -247,25 +250,25 @@ def test_fsdp_reduces_the_gradients_of_each_micro_batch_layer_by_layer(monkeypat
     model = HeldModel(shape=SHAPE, trained=True, max_tokens_per_mb=32)
     # norms, q and o, k and v, three of the MLP; embedding, norm and head of 96 tokens are smaller
     layer = 2 * 64 + 2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 192
-    found = passing(model, topo("d2"), 0, TRAIN, SIZES)
+    found = call_terms(model, topo("d2"), 0, TRAIN, SIZES)
     assert found["gradients of a layer"] == layer * (4 + 4)  # as computed, and as they are sent
     assert "whole gradients" not in found
-    half = passing(replace(model, dtype="bfloat16"), ONE, 0, TRAIN, SIZES)
+    half = call_terms(replace(model, dtype="bfloat16"), ONE, 0, TRAIN, SIZES)
     assert half["gradients of a layer"] == layer * (2 + 4)
     assert half["gathered layers"] == 2 * (2 * layer + 2 * 96 * 64 + 64)
-    assert "gradients of a layer" not in passing(model, ONE, 0, TRAIN, SIZES)
+    assert "gradients of a layer" not in call_terms(model, ONE, 0, TRAIN, SIZES)
 
 
 def test_fsdp_gathers_a_small_model_in_one_piece(monkeypatch):
     model, size = HeldModel(shape=SHAPE, trained=True), 4 * SHAPE.num_params
     monkeypatch.setattr(copy_memory, "FSDP_WHOLE_BYTES", size)
-    found = passing(model, topo("d2"), 0, TRAIN, SIZES)
+    found = call_terms(model, topo("d2"), 0, TRAIN, SIZES)
     assert (found["gathered layers"], found["whole gradients"]) == (size, size)
-    half = passing(replace(model, dtype="bfloat16"), topo("d2"), 0, TRAIN, SIZES)
+    half = call_terms(replace(model, dtype="bfloat16"), topo("d2"), 0, TRAIN, SIZES)
     assert half["gathered layers"] == size / 2
     assert half["whole gradients"] == size * 3 / 2  # their float32 sums, and a micro-batch's own
     monkeypatch.setattr(copy_memory, "FSDP_WHOLE_BYTES", size - 1)
-    found = passing(model, topo("d2"), 0, TRAIN, SIZES)
+    found = call_terms(model, topo("d2"), 0, TRAIN, SIZES)
     assert found["gathered layers"] < size
     assert "whole gradients" not in found
 
@@ -274,20 +277,20 @@ def test_the_cache_holds_as_many_tokens_as_it_may():
     model = HeldModel(shape=SHAPE, max_tokens_per_mb=None)
     # Keys and values, layers, kv heads × width, bytes; one of four layers twice while it grows.
     of_a_token = 2 * 4 * 32 * 4 * 1.25
-    assert passing(model, ONE, 0, GENERATE, SIZES)["cache"] == 64 * 32 * of_a_token
+    assert call_terms(model, ONE, 0, GENERATE, SIZES)["cache"] == 64 * 32 * of_a_token
     few = replace(model, max_tokens_per_mb=100)
-    assert passing(few, ONE, 0, GENERATE, SIZES)["cache"] == 100 * of_a_token
+    assert call_terms(few, ONE, 0, GENERATE, SIZES)["cache"] == 100 * of_a_token
     own = replace(few, max_cache_tokens=160)
-    assert passing(own, ONE, 0, GENERATE, SIZES)["cache"] == 160 * of_a_token
+    assert call_terms(own, ONE, 0, GENERATE, SIZES)["cache"] == 160 * of_a_token
     one = replace(few, max_cache_tokens=8)  # a whole answer's at the least
-    assert passing(one, ONE, 0, GENERATE, SIZES)["cache"] == 32 * of_a_token
+    assert call_terms(one, ONE, 0, GENERATE, SIZES)["cache"] == 32 * of_a_token
     assert (
-        passing(own, ONE, 0, GENERATE, SIZES)["logits"]
-        > passing(few, ONE, 0, GENERATE, SIZES)["logits"]
+        call_terms(own, ONE, 0, GENERATE, SIZES)["logits"]
+        > call_terms(few, ONE, 0, GENERATE, SIZES)["logits"]
     )
-    assert passing(model, topo("d2t2"), 0, GENERATE, SIZES)["cache"] == 32 * 32 * of_a_token
+    assert call_terms(model, topo("d2t2"), 0, GENERATE, SIZES)["cache"] == 32 * 32 * of_a_token
     dealt = replace(model, backend="megatron")
-    assert passing(dealt, topo("d2t2"), 0, GENERATE, SIZES)["cache"] == 16 * 32 * of_a_token
+    assert call_terms(dealt, topo("d2t2"), 0, GENERATE, SIZES)["cache"] == 16 * 32 * of_a_token
 
 
 @given(st.sampled_from(["d1", "d2", "t2", "d2t2", "p2", "d2t2p2"]), st.integers(33, 4096))
@@ -297,8 +300,8 @@ def test_more_processes_and_smaller_micro_batches_never_need_more(layout, limit)
     )
 
     def needs(model: HeldModel, where: ProcessTopology, stage: int) -> float:
-        return sum(staying(model, where, stage, generates=False).values()) + sum(
-            passing(model, where, stage, TRAIN, SIZES).values()
+        return sum(permanent_terms(model, where, stage, generates=False).values()) + sum(
+            call_terms(model, where, stage, TRAIN, SIZES).values()
         )
 
     cut = topo(layout)

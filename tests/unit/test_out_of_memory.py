@@ -14,8 +14,8 @@ from test_memory import cluster, plan_of
 from realsys.api.errors import OutOfMemory
 from realsys.model_worker.model_worker import ModelWorkerLoop
 from realsys.model_worker.out_of_memory import explain_out_of_memory
+from realsys.planner.memory.memory_messages import GiB, out_of_memory
 from realsys.planner.memory.memory_of_workers import WorkerMemory
-from realsys.planner.memory.memory_words import GiB, out_of_memory
 
 FULL = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB"
 PLANNED = WorkerMemory(

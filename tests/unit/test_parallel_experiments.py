@@ -261,7 +261,7 @@ def test_every_mistake_is_told_at_once() -> None:
             reward="no_such_rule",
         )
     )
-    for what in ("'2x2'", "'0' is no pool", "'actor_gn'", "'no_such_rule'"):
+    for what in ("'2x2'", "'0' is not a set", "'actor_gn'", "'no_such_rule'"):
         assert any(what in problem for problem in found), found
 
 

@@ -16,8 +16,8 @@ from realsys.api.model import (
     ProcessTopology,
 )
 from realsys.planner.allocation import CallAllocation
-from realsys.planner.meshes import Degrees, is_twin, layouts, meshes, places
-from realsys.planner.search.plan_judge import PlanJudge
+from realsys.planner.meshes import Degrees, is_equivalent, layouts, meshes, places
+from realsys.planner.search.plan_evaluator import PlanEvaluator
 from realsys.planner.search.search import Limits, search
 from realsys.planner.time.costs import TableCosts, works_of
 from realsys.planner.time.simulate_steps import simulate
@@ -75,7 +75,7 @@ def random_table(graph: DataflowGraph, num_workers: int, draw: random.Random) ->
 
 def best_of_all(graph: DataflowGraph, costs: TableCosts, num_workers: int) -> float:
     options = [places(num_workers, Degrees())] * len(graph.nodes)
-    judge = PlanJudge(graph, costs, options, num_workers=num_workers)
+    judge = PlanEvaluator(graph, costs, options, num_workers=num_workers)
     return min(judge.step_s(plan) for plan in product(*(range(len(o)) for o in options)))
 
 
@@ -100,13 +100,13 @@ def test_layouts_have_all_degrees_up_to_the_limits() -> None:
 
 
 def test_only_one_of_two_unused_halves_is_tried() -> None:
-    assert not is_twin((0, 4), [], 8)
-    assert is_twin((4, 4), [], 8)
-    assert is_twin((5, 1), [], 8)
-    assert not is_twin((4, 4), [(0, 2)], 8)
-    assert is_twin((6, 2), [(0, 4)], 8)
-    assert is_twin((4, 4), [(0, 8)], 8)  # who is on all of them makes no difference
-    assert not is_twin((2, 1), [], 3)  # halves of unequal length
+    assert not is_equivalent((0, 4), [], 8)
+    assert is_equivalent((4, 4), [], 8)
+    assert is_equivalent((5, 1), [], 8)
+    assert not is_equivalent((4, 4), [(0, 2)], 8)
+    assert is_equivalent((6, 2), [(0, 4)], 8)
+    assert is_equivalent((4, 4), [(0, 8)], 8)  # who is on all of them makes no difference
+    assert not is_equivalent((2, 1), [], 3)  # halves of unequal length
 
 
 # ---- against brute force ----------------------------------------------------------------------------
@@ -135,7 +135,7 @@ def test_the_fast_judge_says_what_the_simulator_says() -> None:
     for num_workers in (2, 3, 8):
         costs = random_table(graph, num_workers, draw)
         options = [places(num_workers, Degrees())] * 6
-        judge = PlanJudge(graph, costs, options, num_workers=num_workers)
+        judge = PlanEvaluator(graph, costs, options, num_workers=num_workers)
         for _ in range(100):
             plan = [draw.randrange(len(options[0])) for _ in range(6)]
             timeline = simulate(

@@ -22,7 +22,7 @@ from realsys.planner.allocation import CallAllocation
 from realsys.planner.gpu_models import DEVICES, device_of
 from realsys.planner.memory.memory_limit import memory_of_plans
 from realsys.planner.memory.memory_of_workers import memory_of_experiment
-from realsys.planner.placed import allocation_of, placed, refusal
+from realsys.planner.placed import allocation_of, place_experiment, refusal
 from realsys.planner.predict import predict
 from realsys.planner.read_profile import formulas_of, profile_of
 from realsys.planner.time.analytic import AnalyticCosts, RoleModel, Workload
@@ -120,7 +120,7 @@ def test_a_profile_is_what_the_typical_steps_took(file_root: Path) -> None:
 
 def test_the_run_that_was_profiled_is_predicted_as_it_was(file_root: Path) -> None:
     plan = split_plan()
-    found = placed(plan)
+    found = place_experiment(plan)
     costs = ProfiledCosts([profile_of(events(), plan, DEVICES["cpu"])])
     predicted = predict(found, costs, basis="itself")
     assert predicted.figures.wall_s == pytest.approx(9.4)
@@ -130,7 +130,7 @@ def test_the_run_that_was_profiled_is_predicted_as_it_was(file_root: Path) -> No
 def test_a_shared_run_is_predicted_from_a_split_one(file_root: Path) -> None:
     costs = ProfiledCosts([profile_of(events(), split_plan(), DEVICES["cpu"])])
     shared = make_plan("ppo-math", (), trial="shared")
-    predicted = predict(placed(shared), costs, basis="a split run")
+    predicted = predict(place_experiment(shared), costs, basis="a split run")
     # Hidden behind one another are the overheads of calls whose worker is busy anyway: those of ref_inf,
     # critic_inf and critic_train.
     assert predicted.figures.wall_s == pytest.approx(0.1 + sum(TOOK.values()) + 0.3)
@@ -165,7 +165,7 @@ def test_a_run_without_two_steps_is_no_profile(file_root: Path) -> None:
 
 def test_another_layout_is_scaled_by_the_formulas(file_root: Path) -> None:
     plan = split_plan()
-    found = placed(plan)
+    found = place_experiment(plan)
     formulas = formulas_of(found, DEVICES["cpu"])
     costs = ProfiledCosts([profile_of(events(), plan, DEVICES["cpu"])], formulas)
     train = found.graph["actor_train"]
@@ -262,7 +262,7 @@ def test_devices_are_found_by_the_name_that_slurm_has() -> None:
 
 
 def test_refusals_name_the_rule(file_root: Path) -> None:
-    found = placed(make_plan("ppo-math", ["actor.backend=megatron"], trial="t"))
+    found = place_experiment(make_plan("ppo-math", ["actor.backend=megatron"], trial="t"))
 
     def why(call: str, degrees: str) -> str:
         topo = ProcessTopology.parse(degrees)
@@ -281,7 +281,7 @@ def test_refusals_name_the_rule(file_root: Path) -> None:
 def test_memory_of_a_plan_is_that_of_its_experiment(file_root: Path) -> None:
     plan = split_plan("n_model_workers=4", "actor.backend=megatron", "actor.parallel=d1t2p1")
     config = plan.phases[-1].config
-    made = placed(plan).roles["actor"].shape
+    made = place_experiment(plan).roles["actor"].shape
     of_plan = memory_of_plans(config, made)(allocation_of(config))
     expected = {w: m.bytes for w, m in memory_of_experiment(config, made).items()}
     assert of_plan == pytest.approx({w: n for w, n in expected.items() if n})
@@ -323,11 +323,11 @@ def test_the_verbs_print_step_bars_and_settings(
 def test_figures_come_from_trials_of_the_same_models_and_batch(file_root: Path) -> None:
     trial = keep(split_plan(), events())
     shared = make_plan("ppo-math", (), trial="shared")
-    figures = time_predictions.costs_for(shared, placed(shared))
+    figures = time_predictions.costs_for(shared, place_experiment(shared))
     assert figures is not None
     assert figures.basis == "measured in ppo-math-split/made-up"
     other = make_plan("ppo-math", ["group_size=8"], trial="other")
-    assert time_predictions.costs_for(other, placed(other)) is None
+    assert time_predictions.costs_for(other, place_experiment(other)) is None
     time_predictions.store_prediction(shared, TrialFiles(trial.root))
     record = read_record(PredictionRecord, trial.prediction)
     assert record is not None

@@ -11,7 +11,7 @@ from realsys.generation.embedded_settings import EmbeddedSettings
 from realsys.generation.http.http_session import HttpSession
 from realsys.generation.http.secret import bearer_key
 from realsys.generation.http.served_engine import Counters
-from realsys.generation.served_engines.child import last_words, options
+from realsys.generation.served_engines.child import failure_line, options
 from realsys.generation.served_engines.staged_weights import stage
 from realsys.generation.server.prometheus import prometheus_text
 from realsys.runtime.certificates import self_signed
@@ -94,8 +94,8 @@ def test_options_of_a_child() -> None:
     ],
 )  # fmt: skip
 def test_the_last_words_of_a_log_say_why_a_program_ended(log: str, words: str) -> None:
-    assert last_words(log.splitlines()) == words
-    assert len(last_words(["Error: " + "x" * 9999])) <= 400
+    assert failure_line(log.splitlines()) == words
+    assert len(failure_line(["Error: " + "x" * 9999])) <= 400
 
 
 def test_metrics_are_prometheus_text() -> None:

@@ -33,9 +33,9 @@ from realsys.models.shape import shape_of
 from realsys.planner.memory.copy_memory import (
     HeldModel,
     StepSizes,
+    call_terms,
     head_states_bytes,
     last_norm_bytes,
-    passing,
 )
 
 torch.set_num_threads(1)
@@ -107,7 +107,7 @@ def planned(length: int, dtype: torch.dtype, *, recompute: bool) -> tuple[dict[s
     sizes = StepSizes(
         sequences=SEQUENCES, prompt_tokens=length // 2, answer_tokens=length - length // 2
     )
-    terms = passing(model, ONE, 0, ModelInterfaceType.TRAIN_STEP, sizes)
+    terms = call_terms(model, ONE, 0, ModelInterfaceType.TRAIN_STEP, sizes)
     tokens = SEQUENCES * length
     norm = last_norm_bytes(model.shape, tokens, dtype.itemsize)
     states = tokens * HIDDEN * dtype.itemsize  # of all tokens: autograd needs those of answers only

@@ -93,7 +93,7 @@ def test_peers_wait_for_what_they_read_and_not_for_what_came_since(gpu, monkeypa
         "back",
     ]
     store.clear(["a", "b", "c"])
-    assert store.moments(["a", "c"]) == []
+    assert store.write_events(["a", "c"]) == []
 
 
 def test_on_the_cpu_nothing_is_waited_for(gpu, monkeypatch):

@@ -33,7 +33,7 @@ def rm(
     from launcher.terminal import output
     from launcher.trials.find_trials import trial_name
     from realsys.api.errors import RealsysError
-    from realsys.planner.memory.memory_words import size
+    from realsys.planner.memory.memory_messages import size
 
     if (trial is None) == (older_than is None):
         raise typer.BadParameter("give either a TRIAL or --older-than TIME")

@@ -191,7 +191,7 @@ class TensorServer:
         """
         store = self._published.get(request.key, self._store)
         rows = store.rows(request.key, request.ids)
-        with read_beside(store.moments(request.ids)):
+        with read_beside(store.write_events(request.ids)):
             return self._send_rows(rows, request)
 
     def _send_rows(

@@ -1,7 +1,7 @@
 """Tensors that one model worker holds, by datapoint and key.
 
 Written by the worker's compute thread, read by it and by the transfer server's thread; one lock. GPU
-tensors may still be pending when stored: other threads wait for their ``moments``. Each tensor is the
+tensors may still be pending when stored: other threads wait for their ``write_events``. Each tensor is the
 datapoint's own copy or a view of the batch it was made in; none is changed once stored.
 """
 
@@ -24,7 +24,7 @@ class TensorStore:
 
     def __init__(self) -> None:
         self._rows: dict[str, dict[str, torch.Tensor]] = {}
-        self._moments: dict[
+        self._write_events: dict[
             str, Any
         ] = {}  # datapoint → events after which the GPU has written all of it
         self._lock = threading.Lock()
@@ -38,7 +38,7 @@ class TensorStore:
         moment = written(sample.data.values())
         with self._lock:
             if moment is not None:
-                self._moments.update(dict.fromkeys(sample.ids, moment))
+                self._write_events.update(dict.fromkeys(sample.ids, moment))
             for i, name in enumerate(sample.ids):
                 row = self._rows.setdefault(name, {})
                 for key, parts in pieces.items():
@@ -66,10 +66,10 @@ class TensorStore:
             fix="report this as a bug: the transfer plan should have fetched it",
         )
 
-    def moments(self, ids: Iterable[str]) -> list[Any]:
+    def write_events(self, ids: Iterable[str]) -> list[Any]:
         """Returns the GPU events after which these datapoints are written (realsys/devices/streams.py)."""
         with self._lock:
-            return [self._moments[name] for name in ids if name in self._moments]
+            return [self._write_events[name] for name in ids if name in self._write_events]
 
     def put_rows(self, key: str, rows: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Stores rows received from another worker."""
@@ -82,7 +82,7 @@ class TensorStore:
         with self._lock:
             for name in ids:
                 self._rows.pop(name, None)
-                self._moments.pop(name, None)
+                self._write_events.pop(name, None)
 
     def __len__(self) -> int:
         return len(self._rows)

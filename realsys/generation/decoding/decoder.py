@@ -32,7 +32,7 @@ from realsys.generation.decoding.attention import (
     Lanes,
     attend_texts,
 )
-from realsys.generation.decoding.length_buckets import Band
+from realsys.generation.decoding.length_buckets import LengthBucket
 from realsys.generation.decoding.linear import Kind, Linear, linear
 
 FAST_FAMILIES = {
@@ -199,7 +199,7 @@ class FastForward:
         tokens_BP: Tensor,
         positions_BP: Tensor,
         cache: KeyValues,
-        bands: Sequence[Band],
+        buckets: Sequence[LengthBucket],
         *,
         fresh: bool = False,
     ) -> Tensor:
@@ -213,12 +213,12 @@ class FastForward:
         Args:
             tokens_BP: int64; B * P a multiple of the row granule.
             positions_BP: int64, distinct within a row.
-            bands: cover the rows of the cache, and how much of it is looked at: the ``seen_width`` of
+            buckets: cover the rows of the cache, and how much of it is looked at: the ``seen_width`` of
                 more than the positions.
             fresh: nothing is in these rows yet.
         """
         length = tokens_BP.shape[1]
-        longest = max(band.width for band in bands)
+        longest = max(bucket.width for bucket in buckets)
         rotation = self._rotation_of(longest).index_select(0, positions_BP.flatten())[:, None]
         cos, sin = rotation.chunk(2, dim=-1)
         padded = len(positions_BP) > cache.num_rows
@@ -227,7 +227,7 @@ class FastForward:
         if self.fused and length > 1:
             attend = self._reading(own_BP, cache, longest, fresh=fresh)
         else:
-            attend = self._decoding(own_BP, cache, bands)
+            attend = self._decoding(own_BP, cache, buckets)
         num_lines = own_BP.numel() * self.lanes.num_lanes
         x = F.embedding(tokens_BP.flatten(), self.embedding)
         for layer, w in enumerate(self.layers):
@@ -247,18 +247,20 @@ class FastForward:
             x = w.down.add(x, F.silu(gate).mul_(up))
         return x
 
-    def _decoding(self, positions_BP: Tensor, cache: KeyValues, bands: Sequence[Band]) -> _Attend:
-        """Makes the attention function with explicit scores, band by band."""
+    def _decoding(
+        self, positions_BP: Tensor, cache: KeyValues, buckets: Sequence[LengthBucket]
+    ) -> _Attend:
+        """Makes the attention function with explicit scores, bucket by bucket."""
         lanes, length = self.lanes, positions_BP.shape[1]
-        masks = [self._mask(positions_BP, band) for band in bands]
+        masks = [self._mask(positions_BP, bucket) for bucket in buckets]
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             keys, values = cache.keys[layer], cache.values[layer]
             q = lanes.queries(q, length)
             seen = []
-            for band, mask in zip(bands, masks, strict=True):
-                own = slice(band.begin * lanes.num_lanes, band.end * lanes.num_lanes)
-                k, v = keys[own, :, : band.width], values[own, : band.width]
+            for bucket, mask in zip(buckets, masks, strict=True):
+                own = slice(bucket.begin * lanes.num_lanes, bucket.end * lanes.num_lanes)
+                k, v = keys[own, :, : bucket.width], values[own, : bucket.width]
                 seen.append(lanes.attend(q[own], k, v, mask))
             y = seen[0] if len(seen) == 1 else torch.cat(seen)
             return lanes.outputs(y, length)
@@ -287,9 +289,9 @@ class FastForward:
 
         return attend
 
-    def _mask(self, positions_BP: Tensor, band: Band) -> Tensor:
-        own = positions_BP[band.begin : band.end]
-        return self.lanes.mask(own, band.width, self.embedding.dtype)
+    def _mask(self, positions_BP: Tensor, bucket: LengthBucket) -> Tensor:
+        own = positions_BP[bucket.begin : bucket.end]
+        return self.lanes.mask(own, bucket.width, self.embedding.dtype)
 
     def logits(self, hidden: Tensor, rows: Sequence[int] | None = None) -> Tensor:
         """Computes logits ``[rows, vocabulary]`` after those tokens (indices into N; None: all of them)."""

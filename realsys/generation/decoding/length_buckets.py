@@ -1,7 +1,7 @@
-"""Splits the rows of a batch into bands by the cache width that they need.
+"""Splits the rows of a batch into buckets by the cache width that they need.
 
-The rows of a band are computed to the width of its longest. If a few rows are much longer than the others,
-that dominates a step's attention unless the long ones are adjacent. Pure.
+The rows of a bucket are computed to the width of its longest. If a few rows are much longer than
+the others, that dominates a step's attention unless the long ones are adjacent. Pure.
 """
 
 from __future__ import annotations
@@ -11,26 +11,26 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Cutting:
-    """Cost model of bands on a device.
+class BucketCosts:
+    """Cost model of buckets on a device.
 
     Attributes:
-        block: number of rows that always share a band.
-        cells_of_a_band: cells (row times position) that cost as much as one more band's calls, roughly.
+        block: number of rows that always share a bucket.
+        cells_per_bucket: cells (row times position) that cost as much as one more bucket's calls, roughly.
     """
 
     block: int
-    cells_of_a_band: int
+    cells_per_bucket: int
 
 
-ON_CPU = Cutting(8, 256)
-# Estimated, not measured: one more band is some 200 calls of 6 µs in the 28 layers of a model of 7 billion
-# weights, and in these 1.2 ms an H200 reads 100 000 cells of 57 kB.
-ON_GPU = Cutting(64, 100_000)
+ON_CPU = BucketCosts(8, 256)
+# Estimated, not measured: one more bucket is some 200 calls of 6 µs in the 28 layers of a model of
+# 7 billion weights, and in these 1.2 ms an H200 reads 100 000 cells of 57 kB.
+ON_GPU = BucketCosts(64, 100_000)
 
 
 @dataclass(frozen=True)
-class Band:
+class LengthBucket:
     """Rows ``begin`` … ``end - 1``, which attend up to position ``width``."""
 
     begin: int
@@ -43,29 +43,29 @@ class Band:
         return (self.end - self.begin) * self.width
 
 
-def bands_of(widths: Sequence[int], cutting: Cutting = ON_CPU) -> list[Band]:
-    """Splits all rows, in order, into bands.
+def split_into_buckets(widths: Sequence[int], cutting: BucketCosts = ON_CPU) -> list[LengthBucket]:
+    """Splits all rows, in order, into buckets.
 
     Args:
         widths: cache width that each row needs; few cells are wasted if long rows are adjacent.
     """
-    bands: list[Band] = []
+    buckets: list[LengthBucket] = []
     for begin in range(0, len(widths), cutting.block):
         own = widths[begin : begin + cutting.block]
-        block = Band(begin, begin + len(own), max(own))
-        if bands:
-            last = bands[-1]
-            both = Band(last.begin, block.end, max(last.width, block.width))
-            if both.cells <= last.cells + block.cells + cutting.cells_of_a_band:
-                bands[-1] = both
+        block = LengthBucket(begin, begin + len(own), max(own))
+        if buckets:
+            last = buckets[-1]
+            both = LengthBucket(last.begin, block.end, max(last.width, block.width))
+            if both.cells <= last.cells + block.cells + cutting.cells_per_bucket:
+                buckets[-1] = both
                 continue
-        bands.append(block)
-    return bands
+        buckets.append(block)
+    return buckets
 
 
-def cost(bands: Sequence[Band], cutting: Cutting = ON_CPU) -> int:
-    """Cost of the bands, in cells."""
-    return sum(band.cells + cutting.cells_of_a_band for band in bands)
+def cost(buckets: Sequence[LengthBucket], cutting: BucketCosts = ON_CPU) -> int:
+    """Cost of the buckets, in cells."""
+    return sum(bucket.cells + cutting.cells_per_bucket for bucket in buckets)
 
 
 class ReorderPolicy:
@@ -74,14 +74,14 @@ class ReorderPolicy:
     So it never costs more than twice the optimum, without predicting future lengths.
     """
 
-    def __init__(self, cutting: Cutting = ON_CPU) -> None:
+    def __init__(self, cutting: BucketCosts = ON_CPU) -> None:
         self._wasted, self._cutting = 0, cutting
 
-    def note(self, widths: Sequence[int], bands: Sequence[Band]) -> None:
-        """Records that a step was computed in these bands."""
-        if len(bands) > 1 or bands[0].width > min(widths):
-            best = bands_of(sorted(widths, reverse=True), self._cutting)
-            self._wasted += cost(bands, self._cutting) - cost(best, self._cutting)
+    def note(self, widths: Sequence[int], buckets: Sequence[LengthBucket]) -> None:
+        """Records that a step was computed in these buckets."""
+        if len(buckets) > 1 or buckets[0].width > min(widths):
+            best = split_into_buckets(sorted(widths, reverse=True), self._cutting)
+            self._wasted += cost(buckets, self._cutting) - cost(best, self._cutting)
 
     def due(self, widths: Sequence[int]) -> bool:
         """True if sorting pays: it copies about as many cells as the rows have."""

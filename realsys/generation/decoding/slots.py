@@ -17,7 +17,13 @@ from torch import Tensor
 
 from realsys.generation.decoding.attention import KeyValues, seen_width
 from realsys.generation.decoding.decoder import FastForward, rounded
-from realsys.generation.decoding.length_buckets import ON_CPU, ON_GPU, Band, ReorderPolicy, bands_of
+from realsys.generation.decoding.length_buckets import (
+    ON_CPU,
+    ON_GPU,
+    LengthBucket,
+    ReorderPolicy,
+    split_into_buckets,
+)
 from realsys.generation.decoding.prefix import PrefixCache
 from realsys.runtime.progress import tick
 
@@ -85,7 +91,7 @@ class _Prefix:
 
 
 @dataclass
-class _Reading:
+class _Prefill:
     """A text that is prefilled once, for one or several slots."""
 
     text: tuple[int, ...]
@@ -104,7 +110,7 @@ def rectangles(
     """Groups rows to prefill together, by index: similar lengths, and bounded tokens with padding.
 
     Args:
-        begins: tokens of each that are known already; they take cells beside those that are read.
+        begins: cached prefix tokens of each, which need cells in addition to those prefilled.
     """
     groups: list[list[int]] = []
     begin = 0  # the largest of the last group
@@ -122,7 +128,7 @@ def rectangles(
     return groups
 
 
-def grown(
+def grown_size(
     have: tuple[int, int],
     need: tuple[int, int],
     *,
@@ -170,7 +176,7 @@ def newest_that_fit(sizes: Sequence[int], most: int) -> list[int]:
     left = most
     for i in reversed(range(len(sizes))):
         if sizes[i] > most:
-            continue  # too large for any place
+            continue  # larger than the whole cache
         if sizes[i] > left:
             break
         found.append(i)
@@ -179,7 +185,7 @@ def newest_that_fit(sizes: Sequence[int], most: int) -> list[int]:
 
 
 class FastSlots:
-    """Slots in one cache, a rectangle of rows and positions, see ``grown``.
+    """Slots in one cache, a rectangle of rows and positions, see ``grown_size``.
 
     A slot without a row is computed along with the others; what it writes is overwritten before it is
     read.
@@ -248,8 +254,8 @@ class FastSlots:
 
     def _readings(
         self, texts: Sequence[tuple[int, ...]], slots: Sequence[int]
-    ) -> dict[tuple[int, ...], _Reading]:
-        readings: dict[tuple[int, ...], _Reading] = {}
+    ) -> dict[tuple[int, ...], _Prefill]:
+        readings: dict[tuple[int, ...], _Prefill] = {}
         for text, slot in zip(texts, slots, strict=True):
             if text in readings:
                 readings[text].slots.append(slot)
@@ -257,10 +263,10 @@ class FastSlots:
             known, prefix = self.prefixes.longest(text) or (0, None)
             if prefix is not None and known == len(text) and prefix.logits is None:
                 known -= 1  # its last token is read again, for what follows it
-            readings[text] = _Reading(text, [slot], known, prefix)
+            readings[text] = _Prefill(text, [slot], known, prefix)
         return readings
 
-    def _read_together(self, batch: Sequence[_Reading]) -> Tensor:
+    def _read_together(self, batch: Sequence[_Prefill]) -> Tensor:
         """Prefills a batch, places its rows into their slots and stores prefixes; returns logits
         ``[len(batch), V]``.
         """
@@ -291,7 +297,7 @@ class FastSlots:
     ) -> Tensor:
         """Runs ``FastForward.run``, a few columns at a time if it would need much memory."""
         num_rows, length = tokens.shape
-        whole = [Band(0, num_rows, cache.width)]
+        whole = [LengthBucket(0, num_rows, cache.width)]
         size = self._columns(num_rows, length, cache.width, fresh=fresh)
         if size >= length:
             return self.forward.run(tokens, positions, cache, whole, fresh=fresh)
@@ -300,12 +306,12 @@ class FastSlots:
         for begin in range(0, length, size):
             tick()
             columns = slice(begin, begin + size)
-            # Fused attention looks at all that it is given: later positions would be masked work.
+            # Fused attention processes all positions given to it: later ones would be masked work.
             seen = min(cache.width, seen_width(int(positions[:, columns].max()) + 1))
-            bands = [Band(0, num_rows, seen)] if self.forward.fused else whole
+            buckets = [LengthBucket(0, num_rows, seen)] if self.forward.fused else whole
             first = fresh and begin == 0
             x = self.forward.run(
-                tokens[:, columns], positions[:, columns], cache, bands, fresh=first
+                tokens[:, columns], positions[:, columns], cache, buckets, fresh=first
             )
             pieces.append(x.view(num_rows, -1, x.shape[-1]))
         return torch.cat(pieces, dim=1).flatten(0, 1)
@@ -320,7 +326,7 @@ class FastSlots:
             return length
         return max(1, min(most, _READ_MASK // (num_rows * width)))
 
-    def _place_rows(self, rows: Sequence[Tensor], batch: Sequence[_Reading]) -> None:
+    def _place_rows(self, rows: Sequence[Tensor], batch: Sequence[_Prefill]) -> None:
         source = [i for i, r in enumerate(batch) for _ in r.slots]
         target = [slot for r in batch for slot in r.slots]
         width = min(rows[0].shape[2], self.cache.width)
@@ -336,10 +342,10 @@ class FastSlots:
         self._reserve(num_slots, max(self.lengths) + 1)
         in_cache = min(num_rows, self.cache.num_rows)
         widths = [seen_width(n + 1) for n in self.lengths[:in_cache]]
-        bands = bands_of(widths, self._cutting)
-        self._disorder.note(widths, bands)
+        buckets = split_into_buckets(widths, self._cutting)
+        self._disorder.note(widths, buckets)
         positions = self.positions[:num_rows]
-        hidden = self.forward.run(tokens[:num_rows, None], positions[:, None], self.cache, bands)
+        hidden = self.forward.run(tokens[:num_rows, None], positions[:, None], self.cache, buckets)
         positions += self.in_use[:num_rows]
         self.lengths = [n + 1 if n else 0 for n in self.lengths]
         return self.forward.logits(hidden)
@@ -400,7 +406,7 @@ class FastSlots:
     def reload(self) -> None:
         self.forward.reload()
         if not any(self.lengths):
-            # What weights gone wrong left in it (NaN) would spread: it is summed with weight 0.
+            # NaN left by bad weights would spread, since it is summed with weight 0.
             self.cache, self.lengths = self.forward.cache(0, 0), []
             self.positions = self.in_use = self.positions[:0]
 
@@ -410,7 +416,7 @@ class FastSlots:
         if num_rows <= old.num_rows and width <= old.width:
             return
         used = max((slot + 1 for slot, n in enumerate(self.lengths) if n), default=0)
-        shape = grown(
+        shape = grown_size(
             (old.num_rows, old.width),
             (max(num_rows, used), max(width, max(self.lengths, default=0) + 1)),
             most_rows=self.max_rows,

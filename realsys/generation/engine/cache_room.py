@@ -13,7 +13,7 @@ from torch import nn
 
 from realsys.generation.decoding.slots import READ_CELLS, READ_TOKENS_FUSED
 
-# More would make steps longer than they make them fewer, and each has its logits.
+# More rows would lengthen steps more than they reduce their number, and each row has its logits.
 ROWS_OF_GPU = 1024
 _LEFT_FREE = (
     0.08  # of what is free: pieces that the allocator can't join, workspaces of matrix kernels
@@ -59,7 +59,7 @@ def tokens_that_fit(free: int, needs: BytesOfGeneration, *, num_rows: int, kept:
     """Returns the number of tokens of all rows together that fit, or 1 if none do.
 
     Args:
-        free: bytes that nobody uses.
+        free: free bytes.
         num_rows: that may be decoded together.
         kept: bytes of these for something else.
     """
@@ -72,7 +72,7 @@ def room_on_gpu(module: nn.Module, *, num_rows: int, kept: int = 0) -> int:
     """Returns ``tokens_that_fit`` for the module's GPU now."""
     one = next(module.parameters())
     free, _ = torch.cuda.mem_get_info(one.device)
-    # torch's allocator keeps what was freed, for the next who asks.
+    # torch's allocator keeps freed memory for reuse.
     free += torch.cuda.memory_reserved(one.device) - torch.cuda.memory_allocated(one.device)
     needs = BytesOfGeneration.of(module.config, one.element_size())
     return tokens_that_fit(free, needs, num_rows=num_rows, kept=kept)

@@ -35,12 +35,12 @@ from realsys.generation.engine.row import WHERE, Rooms, Row, check_request, with
 from realsys.generation.engine.sampling import Picking, SlotSampler
 from realsys.generation.engine.stop_texts import StopTexts
 
-# Rows go to lower slots once so small a part of the computed ones is in use: it copies the cache.
+# Rows move to lower slots when this small a share of the computed ones is in use: it copies the cache.
 _COMPACT_BELOW = 0.75
 
 
 @dataclass
-class _Banned:
+class _BannedTokens:
     """Stop tokens that rows must not sample yet.
 
     Attributes:
@@ -57,26 +57,26 @@ class ContinuousEngine:
 
     Not thread-safe: one thread calls it. It has no clock and does no I/O. A model without a fast path
     (decoder.py) is computed row by row, which is slow. With one, in float32 on a CPU, tokens and log-probs
-    of a request are the same, bit for bit, whoever else runs and whenever they come, whether an answer is
-    made in one request or in several, and however often it is retracted.
+    of a request are the same, bit for bit, whatever other requests run at the same time, whether an
+    answer is made in one request or in several, and however often it is retracted.
 
     Args:
         module: causal LM of transformers with whole weights; read in place, see ``set_version``.
-        eos_token_ids: end every answer, beside a request's own ``stop_ids`` and
+        eos_token_ids: end every answer, in addition to a request's own ``stop_ids`` and
             ``gconfig.stop_token_ids``.
-        pad_token_id: any token; stands where nothing is read.
-        max_running: rows decoded together; more requests wait, first come first served.
+        pad_token_id: any token, used as padding.
+        max_running: maximum number of rows decoded together; further requests wait in order.
         max_tokens: most cells of the cache, rows times tokens of the longest of them, which bounds prompt
             and answer of each request too; None: no bound. Requests are admitted by what they hold and a
             good part more (``Row.expected``). Where answers get longer, the newest wait again, to be read
             anew later.
         tokenizer: needed for ``stop_texts``.
-        version: of the weights.
+        version: version of the weights.
         quantize: ``int8`` or ``fp8`` keeps such a copy of the linear layers; only with a fast path.
         prefix_bytes: bound of what is remembered of prompts; 0 remembers nothing.
         read_tokens: new texts are read up to so many tokens a step, or one of them; who waits for that
             does not hold up those that run. None: all at once, which is quickest to the last answer.
-        keep_answers: also remember answers that ended for their length: they may be gone on with.
+        keep_answers: also cache answers that ended with ``length``, since they may be continued.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class ContinuousEngine:
             size = rounded(max_running, LARGEST_GRANULE)
             self._tokens = torch.full((size,), pad_token_id, device=self.device)
         self._sampler = SlotSampler(self.device)
-        self._banned = _Banned()
+        self._banned = _BannedTokens()
         self._waiting: deque[Row] = deque()
         self._running: dict[int, Row] = {}  # by slot, in the order of their admission
         self._free = list(range(max_running))  # a heap: low slots first
@@ -125,7 +125,7 @@ class ContinuousEngine:
             )
         if quantize != "none":
             raise DataError(
-                f"{quantize} weights need a fast path, which this model has not: {obstacle}",
+                f"{quantize} weights need a fast path, which this model lacks: {obstacle}",
                 where="ContinuousEngine",
                 fix='use quantize="none", or a Llama, Qwen2 or Qwen3',
             )
@@ -161,7 +161,7 @@ class ContinuousEngine:
 
         Returns the outputs of all requests that got a token, in the order of their admission. They are the
         engine's own objects, which grow in the next step: copy what outlives it (``output`` copies).
-        One whose ``finish`` is set has ended; the engine has forgotten it. Empty when nothing runs.
+        A request whose ``finish`` is set has ended and is removed. Empty if nothing runs.
         """
         if not self._running and not self._waiting:
             return []
@@ -280,7 +280,7 @@ class ContinuousEngine:
             return []
         admitted: list[Row] = []
         to_read = 0
-        read: set[tuple[int, ...]] = set()  # equal texts are read once
+        read: set[tuple[int, ...]] = set()  # equal texts are prefilled once
         longest = max((row.expected for row in self._running.values()), default=0)
         highest = max(self._running, default=-1)
         while self._waiting and self._free:
@@ -300,7 +300,7 @@ class ContinuousEngine:
             picking = Picking.of(request.gconfig)
             self._sampler.add(row.slot, picking, seed=request.seed, position=row.number)
             admitted.append(row)
-            self._banned = _Banned()
+            self._banned = _BannedTokens()
         if admitted and self.max_tokens is not None:
             most = max(row.most for row in self._running.values())
             self._crowded = not self._fit(max(self._running) + 1, most)
@@ -329,7 +329,7 @@ class ContinuousEngine:
         slots = [row.slot for row in rows]
         new, cached = self.slots.read([row.text for row in rows], slots)
         for row, num in zip(rows, cached, strict=True):
-            if not row.output.tokens:  # else it was retracted, and has been read before
+            if not row.output.tokens:  # otherwise it was retracted and prefilled before
                 row.output.cached_tokens = num
         num_slots = max(self._running) + 1
         if logits is None or len(logits) < num_slots:
@@ -340,14 +340,14 @@ class ContinuousEngine:
         logits[torch.tensor(slots, device=self.device)] = new
         return logits
 
-    def _find_banned(self) -> _Banned:
+    def _find_banned(self) -> _BannedTokens:
         """Finds the stop tokens of rows that must not end yet, and for how many steps."""
         pairs, steps_left = [], sys.maxsize
         for slot, row in self._running.items():
             if (left := row.request.gconfig.min_new_tokens - len(row.output.tokens)) > 0:
                 steps_left = min(steps_left, left)
                 pairs += [(slot, token) for token in row.stop_ids if token < self._vocabulary]
-        return _Banned(torch.tensor(pairs, device=self.device) if pairs else None, steps_left)
+        return _BannedTokens(torch.tensor(pairs, device=self.device) if pairs else None, steps_left)
 
     def _append(
         self, rows: Sequence[Row], tokens: Sequence[float], logprobs: Sequence[float]
@@ -373,7 +373,7 @@ class ContinuousEngine:
         # Not if keys and values are of older weights, nor for an answer that will not be continued.
         kept = [r for r in rows if r.version == self.version and r.output.finish != "stop"]
         if kept and self.keep_answers:
-            texts = [row.text[:-1] for row in kept]  # the last token was not read
+            texts = [row.text[:-1] for row in kept]  # the last token is not in the cache
             self.slots.keep([row.slot for row in kept], texts)
         self._vacate(rows)
 
@@ -386,7 +386,7 @@ class ContinuousEngine:
             del self._running[row.slot]
             heapq.heappush(self._free, row.slot)
             row.slot = -1
-        self._banned = _Banned()
+        self._banned = _BannedTokens()
 
     def _arrange(self) -> None:
         """Sorts rows by length, longest first, if that saves more than it costs."""
@@ -416,16 +416,14 @@ class ContinuousEngine:
         for slot, row in enumerate(by_length):
             row.slot = slot
         self._running = {row.slot: row for row in rows}
-        self._banned = _Banned()
+        self._banned = _BannedTokens()
         self._free = list(range(num, self.max_running))
 
     def _check(self, request: GenerationRequest) -> None:
         check_request(request, vocabulary=self._vocabulary, rooms=self.rooms)
         where = f"{WHERE} {request.rid}"
         if request.rid in self._rows:
-            raise DataError(
-                "there is a request of this rid already", where=where, fix="choose another rid"
-            )
+            raise DataError("another request has this rid", where=where, fix="choose another rid")
         if request.stop_texts and self.tokenizer is None:
             raise DataError(
                 "stop texts, but the engine has no tokenizer",
@@ -436,7 +434,7 @@ class ContinuousEngine:
 
 def _refuse_nan(rid: str, version: int) -> NoReturn:
     raise InternalError(
-        "the model's probabilities are not numbers",
+        "the model's probabilities are not finite",
         where=f"{WHERE} {rid}, weights of version {version}",
-        fix="these weights hold NaN or infinity: look at the loss and the gradient norm of training",
+        fix="these weights hold NaN or infinity: check the loss and the gradient norm of training",
     )

@@ -28,10 +28,10 @@ from realsys.runtime.progress import tick
 
 logger = logging.getLogger(__name__)
 
-_AHEAD = 64  # positions of a row beyond its end: a cache that grows by doubling makes more than are needed
-# Dropping finished rows copies the cache of the others: it pays once a good part has finished.
+_AHEAD = 64  # allowance for positions beyond a row's end: a cache that doubles overshoots
+# Dropping finished rows copies the cache of the others: it pays once many have finished.
 _COMPACT_BELOW = 0.75
-# Asking a GPU which rows have finished makes the host wait for it, so it's asked less often.
+# Querying a GPU for finished rows makes the host wait, so it is done less often.
 _STEPS_BETWEEN_CHECKS = {"cpu": 1, "cuda": 8}
 
 
@@ -71,19 +71,19 @@ def generate(
         eos_token_ids: end an answer, as do ``gconfig.stop_token_ids``.
         row_seeds: int64 ``[B]``, one per prompt: ``sampling.row_seed``.
         max_batch: most rows decoded together; None for all at once.
-        max_tokens: whose keys and values are kept at a time, those of one whole row at the least; None: no
+        max_tokens: size of the key-value cache in tokens, at least one whole row's; None: no
             bound. Answers do not depend on it where they don't depend on their neighbours.
     Raises:
         DataError: an empty prompt, or one too long for the model's positions.
     """
     _check(module, prompts, gconfig, row_seeds)
     stop_ids = frozenset(eos_token_ids) | frozenset(gconfig.stop_token_ids)
-    # Rows of like length are read together, which saves padding.
+    # Rows of similar length are prefilled together, which saves padding.
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
     num_rows = max_batch or max(len(prompts), 1)
     longest = max(map(len, prompts), default=0) + gconfig.max_new_tokens
     if (obstacle := fast_path_obstacle(module)) is None:
-        # Without a bound what all of them may come to hold, so that the cache does not outgrow it.
+        # Without a limit the maximum that all can reach, so that the cache does not outgrow it.
         room = num_rows * (longest + _AHEAD) if max_tokens is None else max(max_tokens, longest)
         return _generate_continuously(
             module, prompts, gconfig, stop_ids, pad_token_id, row_seeds, order, num_rows, room

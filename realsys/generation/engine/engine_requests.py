@@ -12,9 +12,9 @@ class GenerationRequest:
     """Request to continue ``prompt``.
 
     Attributes:
-        prompt: token ids, at least one; with the part of the answer that is there already.
-        gconfig: ``n`` is not looked at; ``max_new_tokens`` counts from here.
-        seed: int64 of the answer (``sampling.row_seed``).
+        prompt: token ids, at least one, including the part of the answer generated so far.
+        gconfig: ``n`` is ignored; ``max_new_tokens`` counts from here.
+        seed: int64 seed of the answer (``sampling.row_seed``).
         position: index in the answer of the first token made here: its random number is that of
             (seed, position).
         stop_ids: tokens that end the answer.

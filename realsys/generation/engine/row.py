@@ -10,7 +10,7 @@ from realsys.generation.engine.engine_requests import GenerationOutput, Generati
 from realsys.generation.engine.stop_texts import StopTexts
 
 WHERE = "generation request"
-_AHEAD = 64  # tokens that a row gets, at the least, before it might have to make room
+_AHEAD = 64  # minimum number of tokens that a row gets before it may be retracted
 
 
 @dataclass(eq=False)

@@ -1,7 +1,7 @@
 """Samples the next token of each row and computes its log-probability.
 
 Randomness is counter-based: the uniform number behind token ``t`` of a row is a hash of the row's
-seed and ``t``. There is no generator whose state could depend on who else is in the batch, on the
+seed and ``t``. There is no generator state that could depend on other rows of the batch, on the
 data-parallel layout or on what was sampled before, so a run can be repeated and a row replayed.
 """
 
@@ -38,7 +38,7 @@ def row_seed(base_seed: int, sample_id: str, index_in_group: int, version: int) 
         base_seed: of the run.
         sample_id: of the prompt.
         index_in_group: 0 … n-1 among the answers to this prompt.
-        version: what makes a second visit to the prompt draw anew: the step of the weights.
+        version: version of the weights, so that a second visit to the prompt draws other numbers.
     """
     # The id comes last: the numbers hold no separator, so that two inputs never spell one text.
     text = f"{base_seed}:{index_in_group}:{version}:{sample_id}"

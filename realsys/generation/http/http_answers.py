@@ -104,7 +104,7 @@ def _finish_json(answer: EngineAnswer) -> dict[str, Any] | None:
             return {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
 
 
-def event(body: Any) -> bytes:
+def server_sent_event(body: Any) -> bytes:
     """Formats ``body`` as one server-sent event."""
     return b"data: " + msgspec.json.encode(body) + b"\n\n"
 

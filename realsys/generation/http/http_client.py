@@ -21,7 +21,7 @@ from realsys.transport.generation_messages import (
     WeightsTaken,
 )
 
-CONTROL_S = 30.0  # for calls whose callers give no deadline
+CONTROL_S = 30.0  # default deadline of calls
 _ABORT_S = 5.0
 
 
@@ -37,7 +37,7 @@ class HttpGenerationClient:
     def __init__(self, url: str, key: str, *, name: str) -> None:
         self.name = name
         self._http = HttpSession(url, key, name=name, limit=0)
-        self._control = HttpSession(url, key, name=name)  # never behind answers
+        self._control = HttpSession(url, key, name=name)  # never queued behind answers
         self._aborts: set[asyncio.Task[None]] = set()
 
     async def generate(self, request: GenerateRequest, *, timeout_s: float) -> GenerateResult:
@@ -128,4 +128,4 @@ class HttpGenerationClient:
         try:
             await self._control.call("POST", "/abort_request", body, timeout_s=_ABORT_S)
         except RealsysError:
-            pass  # it is gone, and the request with it
+            pass  # the server is gone, and the request with it

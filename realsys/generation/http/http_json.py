@@ -104,7 +104,7 @@ def read_generate(data: bytes) -> GenerateCall:
     """Parses the body of /generate.
 
     Raises:
-        DataError: says which field, what it holds and what it may hold.
+        DataError: names the field, its value and the allowed ones.
     """
     where = "/generate"
     body = _convert(_object(data, where), _GenerateBody, _UNSERVED, where)

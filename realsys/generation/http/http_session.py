@@ -34,7 +34,7 @@ class HttpSession:
         name: of the server, for errors.
         unix_socket: path to connect to in place of the URL's host.
         limit: connections at a time, more calls wait for one; 0: any number. Calls that must get through
-            need a session beside that of calls that last.
+            need a separate session from long calls.
         idle_s: a connection that was idle for longer is not used again; must be less than the server's own.
     Raises:
         ConfigError: the URL does not identify the server.
@@ -64,7 +64,7 @@ class HttpSession:
         Raises:
             WaitTimeout: no complete response in ``timeout_s``.
             WorkerLost: no connection, or it broke.
-            RemoteError, DataError: the server refused; as it says.
+            RemoteError, DataError: the server refused, with its reason.
         """
         try:
             async with (
@@ -90,7 +90,9 @@ class HttpSession:
                 response = await self._open().post(self.url + path, data=_encoded(body))
             async with response:
                 while True:
-                    async with asyncio.timeout_at(deadline_s):  # never while the caller works
+                    async with asyncio.timeout_at(
+                        deadline_s
+                    ):  # not while the caller processes an event
                         if response.status != 200:
                             raise self.refusal(await response.read(), response.status, path)
                         line = await response.content.readline()
@@ -143,7 +145,7 @@ class HttpSession:
         return WaitTimeout(
             f"no answer from {self.name} to {path} in {timeout_s:g} s",
             where=self.url,
-            fix=f"look at the log of {self.name}; give it longer if it is only slow",
+            fix=f"see the log of {self.name}; raise the timeout if it is only slow",
         )
 
     def _lost(self, path: str, why: object) -> WorkerLost:
@@ -153,7 +155,7 @@ class HttpSession:
         return WorkerLost(
             f"{self.name} was lost, no answer to {path}: {text}",
             where=self.url,
-            fix=f"the end of the log of {self.name} says why; the supervisor starts it again",
+            fix=f"see the end of the log of {self.name}; the supervisor restarts it",
         )
 
 
@@ -173,13 +175,13 @@ def _pin(url: str, fragment: str) -> aiohttp.Fingerprint | None:
             return aiohttp.Fingerprint(bytes.fromhex(digest if digest != fragment else "?"))
         except ValueError:
             raise ConfigError(
-                "the URL does not say which certificate the server has",
+                "the URL does not name the server's certificate",
                 where=f"{url}#{fragment}",
                 fix="use the URL that the server registered: https://host:port#sha256=…",
             ) from None
     if parts.scheme != "http" or not _is_loopback(parts.hostname or ""):
         raise ConfigError(
-            "without https the key could be read on its way",
+            "without https the key could be intercepted",
             where=url,
             fix="use https://host:port#sha256=…; http:// only to 127.0.0.1",
         )

@@ -29,7 +29,9 @@ from realsys.transport.generation_messages import (
 
 logger = logging.getLogger(__name__)
 
-LIMIT_FACTOR = 2.0  # held over running: the next request waits where it is needed
+LIMIT_FACTOR = (
+    2.0  # requests held beyond those running, so that a free row has its next request at once
+)
 CLOSE_S = 5.0
 MakeClient = Callable[[ServerAddress], GenerationClient]
 
@@ -81,12 +83,12 @@ class Fleet:
 
     Args:
         make_client: makes the client of a server that has registered; closed by ``close_left``.
-        server_limit: most requests of one server; 0: ``LIMIT_FACTOR`` times what it says it runs.
-        on_change: called when a server may take requests that it could not take before, or is due for a
-            check.
+        server_limit: maximum number of requests at one server; 0: ``LIMIT_FACTOR`` times its
+            ``max_running``.
+        on_change: called when a server may have become available for requests, or is due for a check.
 
     Attributes:
-        like: server that was added → the one of the plan whose weights it takes.
+        like: added server → the planned server with the same weight source.
     """
 
     def __init__(
@@ -106,7 +108,7 @@ class Fleet:
         self._make_client, self._server_limit = make_client, server_limit
         self._left: list[Member] = []
 
-    # ---- who is there -----------------------------------------------------------------------
+    # ---- membership ------------------------------------------------------------------------
 
     def registered(self, found: Mapping[int, RegisteredServer]) -> None:
         """Applies all current registrations. A new process is checked before it gets requests.
@@ -122,7 +124,7 @@ class Fleet:
         for index, member in self.members.items():
             if index not in found and member.listed:
                 member.listed = False
-                self.quarantine.look_at(index, self.now_s())
+                self.quarantine.schedule_check(index, self.now_s())
         for index in self.router.leaving - found.keys() & self.router.servers.keys():
             self._leaves(index)
         self.on_change()
@@ -145,10 +147,10 @@ class Fleet:
             client = self._make_client(one.address)
         except RealsysError as error:  # one bad registration must not affect the others
             logger.warning("server can't be used server=%d error=%s", index, error.what)
-            self.router.starts_anew(index, why=f"can't be used: {error.what}")
+            self.router.restarted(index, why=f"can't be used: {error.what}")
             return
         self.members[index] = Member(registered=one, client=client)
-        self.router.starts_anew(index, why="is being checked")
+        self.router.restarted(index, why="is being checked")
         self.quarantine.joined(index, now_s=self.now_s())
         logger.info("server registered server=%d again=%s", index, former is not None)
 
@@ -165,7 +167,7 @@ class Fleet:
                 async with asyncio.timeout(CLOSE_S):
                     await member.client.close()
 
-    # ---- how they are -----------------------------------------------------------------------
+    # ---- health -----------------------------------------------------------------------------
 
     def seen(self, member: Member, info: ServerInfo) -> None:
         """Stores a server's information about itself."""
@@ -197,7 +199,7 @@ class Fleet:
 
     def _left_out(self, member: Member, why: str) -> None:
         self.router.set_unfit(member.index, f"is sick: {why}")
-        logger.warning("server left out server=%d why=%s", member.index, why)
+        logger.warning("server quarantined server=%d reason=%s", member.index, why)
         self.record.write(ManagerEvent.SERVER_SICK, server=member.index, why=why)
 
     def well(self, member: Member) -> None:
@@ -207,7 +209,7 @@ class Fleet:
             return
         self.router.set_unfit(member.index, "")
         version = self.version(member)
-        logger.info("server takes requests server=%d version=%d", member.index, version)
+        logger.info("server available server=%d version=%d", member.index, version)
         event = ManagerEvent.SERVER_BACK if former is Condition.SICK else ManagerEvent.SERVER_UP
         self.record.write(event, server=member.index, version=version)
         self.on_change()
@@ -242,7 +244,7 @@ class Fleet:
         return asyncio.get_running_loop().time()
 
 
-def told(error: Exception) -> str:
+def error_line(error: Exception) -> str:
     """Formats an error as one line."""
     if isinstance(error, RealsysError):
         text = error.what

@@ -19,7 +19,7 @@ from typing import Any
 from realsys.generation.manager.fleet import Fleet, Member
 from realsys.generation.manager.manager_record import ManagerEvent
 from realsys.generation.manager.registrations import Registrations
-from realsys.generation.manager.routing import Asked
+from realsys.generation.manager.routing import RoutingRequest
 from realsys.generation.manager.server_checks import check
 from realsys.generation.manager.updates import Updates
 from realsys.runtime.progress import tick
@@ -31,15 +31,15 @@ from realsys.worker.live_scaling import DrainDeadlines, Scaling, index_of
 logger = logging.getLogger(__name__)
 
 SERVER = "generation_server/"
-MAX_WAIT_S = 300.0  # of one AskServer, whatever it asks for
-IDLE_S = 1.0  # the loop wakes this often at least, and ticks
-DISMISS_EVERY_S = 5.0  # one that was told to go and is still there is told again
+MAX_WAIT_S = 300.0  # limit of one AskServer, whatever it requests
+IDLE_S = 1.0  # the loop wakes and ticks at least this often
+DISMISS_EVERY_S = 5.0  # a dismissed server that still exists is dismissed again
 
 
 Dismiss = Callable[[int], Coroutine[Any, Any, None]]
 
 
-async def nobody(index: int) -> None:
+async def dismiss_none(index: int) -> None:
     """Dismisses no server."""
 
 
@@ -55,14 +55,14 @@ class Manager:
         fleet: Fleet,
         updates: Updates,
         *,
-        dismiss: Dismiss = nobody,
+        dismiss: Dismiss = dismiss_none,
     ) -> None:
         self.fleet, self.updates, self._router = fleet, updates, fleet.router
         self._dismiss, self._leaving_servers = dismiss, DrainDeadlines()
         self._dismiss_at_s: dict[int, float] = {}
-        self._answers: dict[str, asyncio.Future[rm.UseServer]] = {}  # of requests that wait
+        self._answers: dict[str, asyncio.Future[rm.UseServer]] = {}  # futures of waiting requests
         self._rollout_workers: dict[str, str] = {}
-        self._news, self._leaving = asyncio.Event(), False
+        self._changed, self._leaving = asyncio.Event(), False
         fleet.on_change = self._servers_changed
 
     # ---- messages ---------------------------------------------------------------------------
@@ -82,7 +82,7 @@ class Manager:
         return rm.Accepted()
 
     async def _ask_server(self, ask: rm.AskServer) -> rm.UseServer:
-        asked = Asked(
+        asked = RoutingRequest(
             rid=ask.rid,
             group=ask.group,
             num_tokens=ask.num_tokens,
@@ -90,13 +90,13 @@ class Manager:
             former=ask.server,
             worker=ask.worker,
         )
-        self._tell(ask.rid, rm.UseServer(why="it was asked again"))
+        self._send_reply(ask.rid, rm.UseServer(why="it was asked again"))
         answer: asyncio.Future[rm.UseServer] = asyncio.get_running_loop().create_future()
         self._answers[ask.rid] = answer
         self._router.ask(asked)
-        self._give_out()
+        self._assign_servers()
         try:
-            # Not wait_for: a server that is given at the very deadline must not be lost.
+            # Not wait_for: a server that is assigned at the deadline must not be lost.
             await asyncio.wait({answer}, timeout=min(max(ask.wait_s, 0.0), MAX_WAIT_S))
             if answer.done():
                 return answer.result()
@@ -108,13 +108,15 @@ class Manager:
 
     def _done_with(self, done: rm.DoneWith) -> rm.Accepted:
         if done.server < 0 and self._router.withdraw(done.rid):
-            self._tell(done.rid, rm.UseServer(why="it was given up"))
+            self._send_reply(done.rid, rm.UseServer(why="it was given up"))
         if self._router.done(done.rid, done.server) and done.server in self.fleet.members:
             if done.broken:
                 self.fleet.request_broke(self.fleet.members[done.server], done.why)
-            elif done.num_new_tokens:  # else it was given up, which says nothing of the server
+            elif (
+                done.num_new_tokens
+            ):  # otherwise it was cancelled, which is no evidence about the server
                 self.fleet.quarantine.request_ended(done.server)
-        self._give_out()
+        self._assign_servers()
         return rm.Accepted()
 
     def view(self) -> rm.ManagerView:
@@ -129,7 +131,7 @@ class Manager:
     def leave(self) -> None:
         """Makes ``run`` end."""
         self._leaving = True
-        self._news.set()
+        self._changed.set()
 
     # ---- what changes ---------------------------------------------------------------------------
 
@@ -155,7 +157,7 @@ class Manager:
         for worker in self._leaving_servers.update(scaling, now_s=self.fleet.now_s()):
             if worker.startswith(SERVER):
                 self._router.leaving.add(index_of(worker))
-                logger.info("server is to go server=%d by=%s", index_of(worker), scaling.by)
+                logger.info("server leaving server=%d deadline=%s", index_of(worker), scaling.by)
                 self.fleet.record.write(ManagerEvent.SERVER_LEAVING, server=index_of(worker))
 
     def _worker_lost(self, worker: str) -> None:
@@ -163,22 +165,22 @@ class Manager:
         exceed their limit.
         """
         for rid in self._router.worker_lost(worker):
-            self._tell(rid, rm.UseServer(why=f"{worker} was lost"))
-        logger.info("rollout worker gone worker=%s", worker)
+            self._send_reply(rid, rm.UseServer(why=f"{worker} was lost"))
+        logger.info("rollout worker lost worker=%s", worker)
         self.fleet.record.write(ManagerEvent.WORKER_LOST, worker=worker)
 
     def _servers_changed(self) -> None:
-        self._give_out()
-        self._news.set()
+        self._assign_servers()
+        self._changed.set()
 
-    def _give_out(self) -> None:
+    def _assign_servers(self) -> None:
         """Assigns servers to waiting requests that can have one now."""
         for rid, server in self._router.place(now_s=self.fleet.now_s()):
             member = self.fleet.members[server]
             url, version = member.registered.address.url, self.fleet.version(member)
-            self._tell(rid, rm.UseServer(server=server, url=url, version=version))
+            self._send_reply(rid, rm.UseServer(server=server, url=url, version=version))
 
-    def _tell(self, rid: str, answer: rm.UseServer) -> None:
+    def _send_reply(self, rid: str, answer: rm.UseServer) -> None:
         if (waiting := self._answers.pop(rid, None)) is not None and not waiting.done():
             waiting.set_result(answer)
 
@@ -192,9 +194,9 @@ class Manager:
                 while not self._leaving:
                     tick()
                     self._start_checks(tasks, checks)
-                    self._start_goodbyes(tasks)
+                    self._start_dismissals(tasks)
                     await self.fleet.close_left()
-                    await self._wait_for_news()
+                    await self._wait_for_changes()
                 for task in checks:
                     task.cancel()
         finally:
@@ -205,15 +207,15 @@ class Manager:
         for server in quarantine.due(now_s=now_s):
             member = self.fleet.members[server]
             if member.checking or member.lock.locked():
-                quarantine.look_at(server, now_s + IDLE_S)
+                quarantine.schedule_check(server, now_s + IDLE_S)
                 continue
-            quarantine.look_at(server, math.inf)  # the check says when next
+            quarantine.schedule_check(server, math.inf)  # the check schedules the next one
             member.checking = True
             task = tasks.create_task(self._check(member), name=f"check of {member.name}")
             checks.add(task)
             task.add_done_callback(checks.discard)
 
-    def _start_goodbyes(self, tasks: asyncio.TaskGroup) -> None:
+    def _start_dismissals(self, tasks: asyncio.TaskGroup) -> None:
         """Dismisses leaving servers that are idle and not needed, or out of time."""
         now_s, running = self.fleet.now_s(), self._router.running
         overdue = self._leaving_servers.overdue(now_s=now_s)
@@ -233,12 +235,12 @@ class Manager:
             member.checking = False
             self._servers_changed()
 
-    async def _wait_for_news(self) -> None:
+    async def _wait_for_changes(self) -> None:
         next_s = self.fleet.quarantine.next_due_s()
         pause_s = IDLE_S if next_s is None else min(IDLE_S, max(0.0, next_s - self.fleet.now_s()))
         try:
             async with asyncio.timeout(pause_s):
-                await self._news.wait()
+                await self._changed.wait()
         except TimeoutError:
             pass
-        self._news.clear()
+        self._changed.clear()

@@ -21,14 +21,16 @@ class ManagerEvent(StrEnum):
     """Kinds of events."""
 
     MANAGER_UP = "manager_up"
-    SERVER_UP = "server_up"  # a new process answers, has the newest weights and takes requests
-    SERVER_SICK = "server_sick"  # ``why``; it takes none
+    SERVER_UP = "server_up"  # a new process responds, has the newest weights and accepts requests
+    SERVER_SICK = "server_sick"  # ``why``; it gets no requests
     SERVER_BACK = "server_back"  # the same process again
-    SERVER_LEAVING = "server_leaving"  # it is to go, and gets no new requests where others are
-    SERVER_LEFT = "server_left"  # it has gone for good
+    SERVER_LEAVING = (
+        "server_leaving"  # it is leaving, and gets no new requests if others are available
+    )
+    SERVER_LEFT = "server_left"  # it has left for good
     UPDATE_START = "update_start"  # to ``version``, of ``servers``
     UPDATE_END = "update_end"  # ``seconds``, ``paused_s`` (the longest), ``failed``: server → why
-    WORKER_LOST = "worker_lost"  # ``worker``: what it held is counted out
+    WORKER_LOST = "worker_lost"  # ``worker``: its requests are counted out
 
 
 class GenerationRecord:

@@ -25,10 +25,10 @@ class Rules:
     """Thresholds and intervals of health checks.
 
     Attributes:
-        failures: requests that break, without one between them that ends well, before it is sick.
-        within_s: older breaks count no more.
-        check_every_s: a well server is looked at this often.
-        first_pause_s, max_pause_s: before a sick one is looked at again; doubles from first to last.
+        failures: consecutive failed requests after which a server is sick.
+        within_s: older failures are ignored.
+        check_every_s: interval between checks of a well server.
+        first_pause_s, max_pause_s: interval between checks of a sick server; doubles from first to last.
     """
 
     failures: int = 3
@@ -93,7 +93,7 @@ class Quarantine:
         newly = case.condition is not Condition.SICK
         was_well_s = now_s - case.well_since_s if case.condition is Condition.WELL else 0.0
         if was_well_s >= rules.max_pause_s:
-            case.pause_s = rules.first_pause_s  # else it comes and goes: the pauses go on growing
+            case.pause_s = rules.first_pause_s  # otherwise it is unstable: the pauses keep growing
         case.condition, case.why, case.breaks_s = Condition.SICK, why, []
         case.due_s = now_s + case.pause_s
         case.pause_s = min(2 * case.pause_s, rules.max_pause_s)
@@ -108,7 +108,7 @@ class Quarantine:
         case.due_s = now_s + self.rules.check_every_s
         return former
 
-    def look_at(self, server: int, when_s: float) -> None:
+    def schedule_check(self, server: int, when_s: float) -> None:
         """Schedules the next check of a server."""
         self._cases[server].due_s = when_s
 

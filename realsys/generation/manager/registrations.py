@@ -23,7 +23,7 @@ from realsys.worker.live_scaling import Scaling, read_scaling
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.5
-LIST_EVERY_S = 30.0  # also without news: a record that could not be read may be readable now
+LIST_EVERY_S = 30.0  # also without changes: an unreadable record may be readable now
 _TYPES = (WorkerType.GENERATION_SERVER, WorkerType.ROLLOUT_WORKER)
 
 
@@ -50,7 +50,7 @@ def registrations(
                 record = loads(WorkerRecord, entry.value, where=entry.key)
                 index = int(record.worker.rpartition("/")[2])
             except (RealsysError, ValueError) as error:
-                logger.warning("registration not understood key=%s error=%s", entry.key, error)
+                logger.warning("registration not readable key=%s error=%s", entry.key, error)
                 continue
             incarnation = f"{record.host}:{record.pid}:{record.start}"
             if record.token != token:
@@ -60,7 +60,7 @@ def registrations(
                 servers[index] = RegisteredServer(address=address, incarnation=incarnation)
             else:
                 workers[record.worker] = incarnation
-    # Read last: who was added is registered after that was written, so we never see one without it.
+    # Read last: workers register after scaling was recorded, so none is seen without its record.
     scaling = read_scaling(store, keys, token=token, phase=phase)
     return Registrations(servers=servers, rollout_workers=workers, scaling=scaling)
 
@@ -69,8 +69,8 @@ class RegistrationWatch:
     """Follows the store. Use as a context manager.
 
     Args:
-        token: the attempt's; other attempts' registrations are not seen.
-        phase: whose workers come and go; "": any.
+        token: the attempt's token; registrations of other attempts are ignored.
+        phase: phase of the workers; "": any.
         on_change: called on the watching thread with all registrations, first when it starts.
     """
 
@@ -98,10 +98,10 @@ class RegistrationWatch:
         told: Registrations | None = None
         while not self._thread.is_ending:
             try:
-                # Watch first, then list: what comes in between is seen twice, not missed.
+                # Watch first, then list: changes in between are seen twice, not missed.
                 prefixes = [f"{self._keys.workers}/{kind.value}" for kind in _TYPES]
                 prefixes.append(self._keys.scaling)
-                # The supervisor judges everybody's lease, and the list does each time.
+                # The supervisor evaluates all leases, as does each listing.
                 with self._store.watch(*prefixes, judges_leases=False) as watch:
                     while not self._thread.is_ending:
                         found = registrations(
@@ -110,12 +110,14 @@ class RegistrationWatch:
                         if found != told:
                             told = found
                             self._on_change(found)
-                        self._wait_for_news(watch)
-            except RealsysError as error:  # the store is away; servers are still checked meanwhile
+                        self._wait_for_changes(watch)
+            except (
+                RealsysError
+            ) as error:  # the store is unavailable; servers are still checked meanwhile
                 logger.warning("registrations not read error=%s", error.what)
                 self._thread.pause(POLL_S)
 
-    def _wait_for_news(self, watch: Watch) -> None:
+    def _wait_for_changes(self, watch: Watch) -> None:
         for _ in range(int(LIST_EVERY_S / POLL_S)):
             if watch.poll(POLL_S) or self._thread.is_ending:
                 return

@@ -14,8 +14,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-MAX_GROUPS = 8192  # whose server is remembered; an older group is placed like a new one
-MAX_ARRIVALS = 65536  # whose place in the order is remembered over repeated asking
+MAX_GROUPS = 8192  # groups whose server is remembered; older ones are placed like new ones
+MAX_ARRIVALS = 65536  # requests whose place in the order survives repetition
 
 
 class RoutingPolicy(StrEnum):
@@ -28,7 +28,7 @@ class RoutingPolicy(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class RoutingRequest:
     """A request that needs a server. Fields as in ``rollout_messages.AskServer``."""
 
     rid: str
@@ -44,10 +44,10 @@ class ServerLoad:
     """State of one server for the router.
 
     Attributes:
-        version: of its weights; -1: not known.
-        unfit: why it takes nothing; empty: it is well.
-        draining: it takes nothing new for now.
-        limit: most requests at a time; 0: any number.
+        version: version of its weights; -1: unknown.
+        unfit: why it gets no requests; empty: it is well.
+        draining: gets no new requests for now.
+        limit: maximum number of requests at a time; 0: any number.
     """
 
     version: int = -1
@@ -61,14 +61,14 @@ class ServerLoad:
     def is_full(self) -> bool:
         return 0 < self.limit <= self.num_requests
 
-    def refusal(self, asked: Asked) -> str:
+    def refusal(self, request: RoutingRequest) -> str:
         """Returns why the server can't take the request, apart from capacity; empty if it can."""
         if self.unfit:
             return self.unfit
         if self.draining:
             return "is being updated"
-        if self.version < asked.min_version:
-            return f"has version {self.version}, {asked.min_version} is needed"
+        if self.version < request.min_version:
+            return f"has version {self.version}, {request.min_version} is needed"
         return ""
 
 
@@ -87,7 +87,7 @@ class Router:
     capacity could take.
 
     Args:
-        routes: worker → servers that its requests may use; those of a worker without an entry: all.
+        routes: worker → servers that its requests may use; a worker without an entry may use all.
     """
 
     def __init__(
@@ -100,35 +100,33 @@ class Router:
         self.policy = policy
         self._routes = {worker: frozenset(servers) for worker, servers in (routes or {}).items()}
         self.servers: dict[int, ServerLoad] = {i: ServerLoad() for i in range(num_servers)}
-        self.leaving: set[int] = (
-            set()
-        )  # servers that are to go: only for workers that have no other
+        self.leaving: set[int] = set()  # leaving servers: only for workers without another
         self._placed: dict[str, _Placed] = {}
-        self._waiting: dict[str, tuple[int, Asked]] = {}
+        self._waiting: dict[str, tuple[int, RoutingRequest]] = {}
         self._queue: list[tuple[int, str]] = []  # (arrival, rid), sorted
         self._arrivals: OrderedDict[str, int] = OrderedDict()
         self._num_arrivals = 0
         self._homes: OrderedDict[str, int] = OrderedDict()  # group → server
-        self._last = -1  # of round_robin
+        self._last = -1  # position of round_robin
 
     # ---- requests -----------------------------------------------------------------------------
 
-    def ask(self, asked: Asked) -> None:
+    def ask(self, request: RoutingRequest) -> None:
         """Queues a request; ``place`` assigns it a server.
 
         A repeated request keeps its place in the order and is counted out at its earlier server, which the
         caller has left.
         """
-        self.done(asked.rid)
-        self.withdraw(asked.rid)
-        if asked.rid not in self._arrivals:
+        self.done(request.rid)
+        self.withdraw(request.rid)
+        if request.rid not in self._arrivals:
             self._num_arrivals += 1
-        arrival = self._arrivals.setdefault(asked.rid, self._num_arrivals)
-        self._arrivals.move_to_end(asked.rid)
+        arrival = self._arrivals.setdefault(request.rid, self._num_arrivals)
+        self._arrivals.move_to_end(request.rid)
         if len(self._arrivals) > MAX_ARRIVALS:
             self._arrivals.popitem(last=False)
-        self._waiting[asked.rid] = (arrival, asked)
-        insort(self._queue, (arrival, asked.rid))
+        self._waiting[request.rid] = (arrival, request)
+        insort(self._queue, (arrival, request.rid))
 
     def place(self, *, now_s: float) -> list[tuple[str, int]]:
         """Assigns servers to waiting requests, oldest first; returns (request id, server) of each."""
@@ -136,15 +134,15 @@ class Router:
         open_ = {i: s.version for i, s in self.servers.items() if self._is_open(s)}
         newest = max(open_.values(), default=-1)
         for _, rid in list(self._queue) if open_ else ():
-            asked = self._waiting[rid][1]
-            if asked.min_version > newest:  # cheap: thousands may wait for new weights
+            request = self._waiting[rid][1]
+            if request.min_version > newest:  # cheap: thousands may wait for new weights
                 continue
-            able = [i for i in open_ if not self._refusal(asked, i)]
+            able = [i for i in open_ if not self._refusal(request, i)]
             if not able:
                 continue
-            chosen = self._choose(asked, able)
+            chosen = self._choose(request, able)
             self.withdraw(rid)
-            self._count_in(asked, chosen, now_s)
+            self._count_in(request, chosen, now_s)
             granted.append((rid, chosen))
             if self.servers[chosen].is_full:
                 del open_[chosen]
@@ -175,7 +173,7 @@ class Router:
         """Counts out all requests of a lost worker; returns the ids of its waiting ones."""
         for rid in [rid for rid, placed in self._placed.items() if placed.worker == worker]:
             self.done(rid)
-        waiting = [rid for rid, (_, asked) in self._waiting.items() if asked.worker == worker]
+        waiting = [rid for rid, (_, request) in self._waiting.items() if request.worker == worker]
         for rid in waiting:
             self.withdraw(rid)
         return waiting
@@ -196,7 +194,7 @@ class Router:
 
     # ---- servers --------------------------------------------------------------------------------
 
-    def starts_anew(self, server: int, *, why: str) -> None:
+    def restarted(self, server: int, *, why: str) -> None:
         """Clears the requests of a server that was restarted as a new process."""
         for rid in [rid for rid, placed in self._placed.items() if placed.server == server]:
             self.done(rid)
@@ -217,7 +215,7 @@ class Router:
     def removed(self, server: int) -> None:
         """Removes a server for good, with its counted requests."""
         if server in self.servers:
-            self.starts_anew(server, why="has left")
+            self.restarted(server, why="has left")
             del self.servers[server]
         homes = self._homes.items()
         self._homes = OrderedDict((group, home) for group, home in homes if home != server)
@@ -240,23 +238,23 @@ class Router:
             server in self._allowed(worker) and self._has_only_leaving(worker) for worker in workers
         )
 
-    def why_not(self, asked: Asked) -> str:
+    def why_not(self, request: RoutingRequest) -> str:
         """Describes what keeps each server from taking the request."""
         reasons = []
         for index, server in sorted(self.servers.items()):
             full = f"is full ({server.num_requests} of {server.limit})" if server.is_full else ""
-            why = self._refusal(asked, index) or full or "has room"
+            why = self._refusal(request, index) or full or "has room"
             reasons.append(f"generation_server/{index}: {why}")
         return "; ".join(reasons) or "there are no generation servers"
 
     # ---- choice ---------------------------------------------------------------------------------
 
-    def _refusal(self, asked: Asked, server: int) -> str:
-        if server not in self._allowed(asked.worker):
-            return f"is not for {asked.worker}"
-        if server in self.leaving and not self._has_only_leaving(asked.worker):
+    def _refusal(self, request: RoutingRequest, server: int) -> str:
+        if server not in self._allowed(request.worker):
+            return f"is not for {request.worker}"
+        if server in self.leaving and not self._has_only_leaving(request.worker):
             return "is leaving"
-        return self.servers[server].refusal(asked)
+        return self.servers[server].refusal(request)
 
     def _allowed(self, worker: str) -> Collection[int]:
         return self._routes.get(worker, self.servers.keys())
@@ -268,16 +266,16 @@ class Router:
     def _is_open(server: ServerLoad) -> bool:
         return not (server.unfit or server.draining or server.is_full)
 
-    def _choose(self, asked: Asked, able: list[int]) -> int:
-        if asked.former in able:  # its tokens may still be cached there
-            return asked.former
+    def _choose(self, request: RoutingRequest, able: list[int]) -> int:
+        if request.former in able:  # its tokens may still be cached there
+            return request.former
         if self.policy is RoutingPolicy.ROUND_ROBIN:
             self._last = min((i for i in able if i > self._last), default=min(able))
             return self._last
         if self.policy is RoutingPolicy.LEAST_REQUESTS:
             return min(able, key=lambda i: (self.servers[i].num_requests, i))
         if self.policy is RoutingPolicy.STICKY:
-            return self._at_home(asked, able)
+            return self._at_home(request, able)
         return self._lightest(able)
 
     def _lightest(self, able: list[int]) -> int:
@@ -285,21 +283,21 @@ class Router:
             able, key=lambda i: (self.servers[i].num_tokens, self.servers[i].num_requests, i)
         )
 
-    def _at_home(self, asked: Asked, able: list[int]) -> int:
-        home = self._homes.get(asked.group)
+    def _at_home(self, request: RoutingRequest, able: list[int]) -> int:
+        home = self._homes.get(request.group)
         if home in able:
-            self._homes.move_to_end(asked.group)
+            self._homes.move_to_end(request.group)
             return home
         chosen = self._lightest(able)
-        # A home that is only full stays the home: the rest of the group still finds its prefix there.
-        if asked.group and (home is None or self._refusal(asked, home)):
-            self._homes[asked.group] = chosen
+        # A full home stays the home: the rest of the group can still reuse its prefix there.
+        if request.group and (home is None or self._refusal(request, home)):
+            self._homes[request.group] = chosen
             if len(self._homes) > MAX_GROUPS:
                 self._homes.popitem(last=False)
         return chosen
 
-    def _count_in(self, asked: Asked, server: int, now_s: float) -> None:
-        self._placed[asked.rid] = _Placed(server, asked.num_tokens, asked.worker, now_s)
+    def _count_in(self, request: RoutingRequest, server: int, now_s: float) -> None:
+        self._placed[request.rid] = _Placed(server, request.num_tokens, request.worker, now_s)
         load = self.servers[server]
         load.num_requests += 1
-        load.num_tokens += asked.num_tokens
+        load.num_tokens += request.num_tokens

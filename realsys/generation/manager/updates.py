@@ -16,7 +16,7 @@ from enum import StrEnum
 from typing import Any
 
 from realsys.api.errors import InternalError
-from realsys.generation.manager.fleet import Fleet, Member, told
+from realsys.generation.manager.fleet import Fleet, Member, error_line
 from realsys.generation.manager.manager_record import ManagerEvent
 from realsys.runtime.transfer_time import transfer_time_s
 from realsys.transport.generation_messages import WeightSource
@@ -24,7 +24,7 @@ from realsys.transport.rollout_messages import ServersAt
 
 logger = logging.getLogger(__name__)
 
-GRACE_S = 5.0  # over the client's own deadline
+GRACE_S = 5.0  # margin over the client's own deadline
 ABORT_S = 5.0
 
 
@@ -49,7 +49,7 @@ class Updates:
     """Holds the newest source and updates servers to it.
 
     Args:
-        timeout_s: for one server; more where the weights are many bytes.
+        timeout_s: time limit for one server, extended for large weights.
     """
 
     def __init__(
@@ -63,19 +63,17 @@ class Updates:
         self._fleet, self._mode, self._share, self._timeout_s = fleet, mode, share, timeout_s
         self.newest: WeightSource | None = None
         self._wave = asyncio.Lock()  # rolling: held while a share of the servers is updated
-        self._rounds: list[set[Member]] = []  # updates that have begun: whose turn is yet to come
+        self._rounds: list[set[Member]] = []  # started updates: servers still to be updated
 
     def _take(self, source: WeightSource) -> None:
         """Adopts a source as the newest, unless a newer one is known."""
         if self.newest is not None and source.version < self.newest.version:
-            logger.info(
-                "weights passed over version=%d newest=%d", source.version, self.newest.version
-            )
+            logger.info("weights skipped version=%d newest=%d", source.version, self.newest.version)
             return
         self.newest = source
         now_s = self._fleet.now_s()
-        for index in self._fleet.quarantine.sick:  # it may have been the source that was wrong
-            self._fleet.quarantine.look_at(index, now_s)
+        for index in self._fleet.quarantine.sick:  # the source may have been at fault
+            self._fleet.quarantine.schedule_check(index, now_s)
         self._fleet.on_change()
 
     async def bring_all(self, source: WeightSource) -> ServersAt:
@@ -134,7 +132,7 @@ class Updates:
             try:
                 is_up = await self._up_to_newest(member)
             finally:
-                # Only now: one that failed must be known as sick before it could get a request.
+                # Only now: a failed server must be marked sick before it could get a request.
                 self._drain(member, False)
         if not is_up and self._fleet.is_current(member):
             await self._send_away(member)
@@ -146,7 +144,7 @@ class Updates:
             why = await self._update(member, source)
             if not self._fleet.is_current(member):
                 return False
-            if why and self.newest is source:  # else what failed is not wanted any more
+            if why and self.newest is source:  # otherwise the failed version is no longer needed
                 self._fleet.sick(member, f"update to version {source.version} failed: {why}")
                 return False
         return True
@@ -163,8 +161,10 @@ class Updates:
                 )
             if taken.version < source.version:
                 raise InternalError(f"it took version {taken.version}", where=member.name)
-        except Exception as error:  # whatever it is: the others go on, and this one is tried again
-            return told(error)
+        except (
+            Exception
+        ) as error:  # after any error: the others continue, and this one is tried again
+            return error_line(error)
         if self._fleet.is_current(member):
             self._fleet.took(member, taken)
         return ""
@@ -183,5 +183,5 @@ class Updates:
         try:
             async with asyncio.timeout(ABORT_S):
                 await member.client.abort(every=True)
-        except Exception as error:  # then they find out by their own deadline
-            logger.info("requests not ended server=%d error=%s", member.index, told(error))
+        except Exception as error:  # then they notice by their own deadline
+            logger.info("requests not ended server=%d error=%s", member.index, error_line(error))

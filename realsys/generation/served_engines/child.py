@@ -18,15 +18,15 @@ from realsys.api.errors import RealsysError, WaitTimeout, WorkerLost
 from realsys.runtime.progress import tick
 
 START_TIMEOUT_S = 600.0  # a large model from a slow file system
-_LOOK_S = 0.25
+_POLL_S = 0.25
 _END_S = 15.0
 _TAIL_BYTES = 64 * 1024
-_LONGEST_WORDS = 400
-# How a Python program, or argparse, says why it ends; before it, what loggers and vLLM put there.
+_MAX_LINE_CHARS = 400
+# Formats in which Python programs and argparse report their failure, after prefixes of loggers and vLLM.
 _REASON = re.compile(r"(?:^|[\s)\]])((?:[A-Za-z_][\w.]*(?:Error|Exception)|error): \S.*)$")
-_POINTER = "root cause"  # of what only says where to look
+_POINTER = "root cause"  # lines that only point elsewhere
 
-# A child is started through this, which ties its life to ours (the generation server's build wires it).
+# Starts a child so that it ends with this process (set by the generation server's build).
 Guard = Callable[[Sequence[str]], list[str]]
 
 
@@ -36,9 +36,9 @@ class ChildServer:
     Args:
         argv: program and arguments; no secret in them.
         name: for errors, e.g. ``SGLang of generation_server/0``.
-        log: its output is appended here, readable by us only.
-        env: variables beside our own.
-        guard: makes the command that is really started.
+        log: file to which its output is appended, readable by this user only.
+        env: environment variables in addition to this process's.
+        guard: makes the command that is actually started.
     """
 
     def __init__(
@@ -54,24 +54,24 @@ class ChildServer:
         """Starts the process and waits until it is healthy.
 
         Raises:
-            WorkerLost: it ended. WaitTimeout: it was not healthy in time. Both quote its last words.
+            WorkerLost: it ended. WaitTimeout: it was not healthy in time. Both quote its last output.
         """
         self._spawn()
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + timeout_s
         while True:
             self.check()
-            with suppress(RealsysError):  # not there yet
+            with suppress(RealsysError):  # not written yet
                 if await healthy():
                     return
             if loop.time() > deadline_s:
                 raise WaitTimeout(
-                    f"{self.name} was not healthy in {timeout_s:g} s; it said last: {self._said()}",
+                    f"{self.name} was not healthy in {timeout_s:g} s; last output: {self._last_log_line()}",
                     where=str(self._log),
                     fix="raise rollout.server_args.start_timeout_s if it is only slow",
                 )
-            tick()  # a process of its own works, and there is a deadline
-            await asyncio.sleep(_LOOK_S)
+            tick()  # the child is a separate process, and there is a deadline
+            await asyncio.sleep(_POLL_S)
 
     def check(self) -> None:
         """Raises WorkerLost if the process has ended."""
@@ -80,50 +80,50 @@ class ChildServer:
         code = self._process.poll()
         if code is not None:
             raise WorkerLost(
-                f"{self.name} ended with status {code}: {self._said()}",
+                f"{self.name} ended with status {code}: {self._last_log_line()}",
                 where=str(self._log),
-                fix=f"its log has the rest. It was started by {self._argv[0]} with rollout.server_args",
+                fix=f"see its log; it was started by {self._argv[0]} with rollout.server_args",
             )
 
-    def _said(self) -> str:
+    def _last_log_line(self) -> str:
         try:
             with self._log.open("rb") as file:
                 file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
                 text = file.read().decode(errors="replace")
         except OSError as error:
             return f"(its log can't be read: {error})"
-        return last_words(text.splitlines()) or "(nothing)"
+        return failure_line(text.splitlines()) or "(nothing)"
 
     async def ended(self) -> None:
         """Waits until the process ends, then raises WorkerLost."""
         while True:
             self.check()
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_S)
 
     async def close(self) -> None:
         """Ends the process and all its descendants."""
         process = self._process
         if process is None or process.poll() is not None:
             return
-        process.terminate()  # the guard gives it some seconds
-        for _ in range(int(_END_S / _LOOK_S)):
+        process.terminate()  # the guard allows it some seconds
+        for _ in range(int(_END_S / _POLL_S)):
             if process.poll() is not None:
                 return
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_S)
         process.kill()
         await asyncio.get_running_loop().run_in_executor(None, process.wait)
 
     def _spawn(self) -> None:
         descriptor = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
-            # From the main thread, where the event loop is: the tie is to the thread that starts it.
+            # From the main thread, which runs the event loop: the child is tied to the starting thread.
             self._process = subprocess.Popen(
                 self._guard(self._argv),
                 stdin=subprocess.DEVNULL,
                 stdout=descriptor,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **self._env},
-                start_new_session=True,  # a Ctrl-C at our terminal is ours to handle
+                start_new_session=True,  # a Ctrl-C in the terminal is handled by this process
             )
         except OSError as error:
             raise WorkerLost(
@@ -133,7 +133,7 @@ class ChildServer:
             os.close(descriptor)
 
 
-def last_words(lines: Sequence[str]) -> str:
+def failure_line(lines: Sequence[str]) -> str:
     """Returns the log line that explains why a program ended: the last error, or the last line.
 
     >>> last_words(["Traceback …", "(EngineCore pid=7) ValueError: no such dtype",
@@ -142,7 +142,7 @@ def last_words(lines: Sequence[str]) -> str:
     """
     reasons = [m[1] for line in lines if (m := _REASON.search(line)) and _POINTER not in line]
     spoken = reasons or [line.strip() for line in lines if line.strip()]
-    return spoken[-1][:_LONGEST_WORDS] if spoken else ""
+    return spoken[-1][:_MAX_LINE_CHARS] if spoken else ""
 
 
 def options(args: Mapping[str, Any]) -> list[str]:

@@ -22,7 +22,7 @@ from realsys.runtime.parent_death import adopt_orphans, die_with_parent
 
 GRACE_S = 5.0
 _WATCHED = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
-_LOOK_S = 0.2
+_POLL_S = 0.2
 
 
 def guarded(argv: Sequence[str]) -> list[str]:
@@ -41,7 +41,7 @@ def guarded(argv: Sequence[str]) -> list[str]:
 def main() -> int:
     """Runs the program; returns its exit code, 128 + signal if one ended it."""
     parent = int(sys.argv[1])
-    signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)  # taken by sigtimedwait only
+    signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)  # received by sigtimedwait only
     die_with_parent(parent, signal.SIGTERM)
     adopt_orphans()
     own_pid = os.getpid()
@@ -62,7 +62,7 @@ def _wait(child: subprocess.Popen[bytes], parent: int) -> int:
     """Waits until the program has ended, or its grace period has passed."""
     deadline_s: float | None = None
     while (code := child.poll()) is None:
-        caught = signal.sigtimedwait(_WATCHED, _LOOK_S)
+        caught = signal.sigtimedwait(_WATCHED, _POLL_S)
         if os.getppid() != parent:
             break
         if caught is not None and caught.si_signo != signal.SIGCHLD and deadline_s is None:

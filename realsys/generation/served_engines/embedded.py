@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 
 @dataclass
-class _Open:
+class _OpenRequest:
     """An open request: its newest state, and the waiter to wake for it."""
 
     prompt_tokens: int
@@ -81,16 +81,14 @@ class EmbeddedEngine:
         self._eos, self._pad, self._tokenizer = tuple(eos_token_ids), pad_token_id, tokenizer
         self._model_path, self._base_seed, self._version = model_path, base_seed, version
         self._fetch, self._make_engine = fetch, make_engine
-        self._wait_there = (
-            self.settings.staging == "host"
-        )  # new weights, until they are switched to
-        self._open: dict[str, _Open] = {}
+        self._wait_there = self.settings.staging == "host"  # new weights, until the switch
+        self._open: dict[str, _OpenRequest] = {}
         self._pause_mode: PauseMode | None = None
         self._over: WorkerLost | None = None
         self._thread = EngineThread(
             self._make, on_outputs=self._step_made, on_end=self._thread_ended
         )
-        # One at a time, and one core: the engine decodes beside it.
+        # One at a time on one core, because the engine decodes meanwhile.
         self._staging = ThreadPoolExecutor(
             1, thread_name_prefix="weights", initializer=torch.set_num_threads, initargs=(1,)
         )
@@ -119,9 +117,9 @@ class EmbeddedEngine:
     ) -> AsyncIterator[EngineAnswer]:
         if request.rid in self._open:
             raise DataError(
-                f"rid {request.rid!r} is on its way", where="/generate", fix="use another rid"
+                f"rid {request.rid!r} is in use", where="/generate", fix="use another rid"
             )
-        entry = self._open[request.rid] = _Open(len(request.input_ids), stream)
+        entry = self._open[request.rid] = _OpenRequest(len(request.input_ids), stream)
         asked = engine_request(request, eos_token_ids=self._eos, base_seed=self._base_seed)
         finished = False
         try:
@@ -261,7 +259,7 @@ class EmbeddedEngine:
             return settings.max_tokens
         found = self._room(0 if self._wait_there else new)
         logger.info(
-            "room for tokens=%d, new weights wait in %s memory",
+            "cache size chosen tokens=%d staging_memory=%s",
             found,
             "host" if self._wait_there else "gpu",
         )
@@ -293,9 +291,9 @@ class EmbeddedEngine:
             if entry is not None and (output.finish or entry.stream):
                 news.append((entry, answer_of(output, prompt_tokens=entry.prompt_tokens)))
         if news:
-            self._loop.call_soon_threadsafe(self._tell, news)
+            self._loop.call_soon_threadsafe(self._notify, news)
 
-    def _tell(self, news: Sequence[tuple[_Open, EngineAnswer]]) -> None:
+    def _notify(self, news: Sequence[tuple[_OpenRequest, EngineAnswer]]) -> None:
         for entry, answer in news:
             if answer.finish is not None:
                 self.counters.count(answer)
@@ -327,4 +325,4 @@ def _submit(engine: ContinuousEngine, request: GenerationRequest) -> bool:
 
 
 def _closed() -> WorkerLost:
-    return WorkerLost("the engine was closed", where="generation engine", fix="ask another server")
+    return WorkerLost("the engine was closed", where="generation engine", fix="use another server")

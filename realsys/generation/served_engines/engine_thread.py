@@ -21,7 +21,7 @@ from realsys.runtime.progress import tick
 
 logger = logging.getLogger(__name__)
 
-_STUCK_WAIT_S = 0.05  # a step that admitted nothing: something else must happen first
+_STUCK_WAIT_S = 0.05  # a step that admitted nothing: another event must happen first
 _LOAD_EVERY_S = 0.05
 _JOIN_S = 10.0
 
@@ -60,7 +60,7 @@ class EngineThread:
         self._thread = threading.Thread(target=self._main, name="generation engine", daemon=True)
         self._closing = threading.Lock()
         self._over: WorkerLost | None = None
-        self._load_told_s = 0.0
+        self._load_published_s = 0.0
         self.paused = False  # set by commands
         self.load = Load()
 
@@ -75,7 +75,7 @@ class EngineThread:
             fatal: if it fails, the engine's state is not to be trusted: the thread ends.
         """
         future: Future[T] = Future()
-        with self._closing:  # else a command could come behind the last look
+        with self._closing:  # otherwise a command could arrive after the last check
             if self._over is not None:
                 future.set_exception(self._over)
             else:
@@ -93,19 +93,19 @@ class EngineThread:
         error: WorkerLost | None = None
         try:
             self._run(self._make())
-        except BaseException as failure:  # outermost frame: told to everybody who waits
+        except BaseException as failure:  # outermost frame: raised to all waiting callers
             logger.exception("engine ended")
             error = _lost(f"the engine failed: {type(failure).__name__}: {failure}")
         with self._closing:
             self._over = error or _lost("the engine was closed")
-            self._refuse_rest(self._over)
+            self._fail_pending(self._over)
         self._on_end(error)
 
     def _run(self, engine: ContinuousEngine) -> None:
         idle_s: float | None = None
-        while self._obey(engine, idle_s):
+        while self._run_commands(engine, idle_s):
             idle_s = self._step(engine)
-            self._tell_load(engine, now=idle_s != 0)
+            self._publish_load(engine, now=idle_s != 0)
 
     def _step(self, engine: ContinuousEngine) -> float | None:
         """Runs a step; returns how long to wait for a command: 0, a moment, or without limit (None)."""
@@ -117,7 +117,7 @@ class EngineThread:
             self._on_outputs(outputs)
         return 0.0 if outputs else _STUCK_WAIT_S
 
-    def _obey(self, engine: ContinuousEngine, wait_s: float | None) -> bool:
+    def _run_commands(self, engine: ContinuousEngine, wait_s: float | None) -> bool:
         """Runs pending commands; False if asked to end."""
         try:
             entry = (
@@ -137,19 +137,19 @@ class EngineThread:
             return
         try:
             result = command(engine)
-        except Exception as error:  # the caller's, whatever it is
+        except Exception as error:  # any error is the caller's
             future.set_exception(error)
             if fatal:
                 raise
         else:
             future.set_result(result)
 
-    def _tell_load(self, engine: ContinuousEngine, *, now: bool) -> None:
-        if now or time.monotonic() - self._load_told_s > _LOAD_EVERY_S:
-            self._load_told_s = time.monotonic()
+    def _publish_load(self, engine: ContinuousEngine, *, now: bool) -> None:
+        if now or time.monotonic() - self._load_published_s > _LOAD_EVERY_S:
+            self._load_published_s = time.monotonic()
             self.load = Load(engine.num_running, engine.num_waiting, engine.num_tokens)
 
-    def _refuse_rest(self, over: WorkerLost) -> None:
+    def _fail_pending(self, over: WorkerLost) -> None:
         for _, future, _ in _drain(self._commands):
             if future.set_running_or_notify_cancel():
                 future.set_exception(over)
@@ -169,5 +169,5 @@ def _drain(
 
 def _lost(why: str) -> WorkerLost:
     return WorkerLost(
-        why, where="generation engine", fix="this worker's log says more; it is started again"
+        why, where="generation engine", fix="see this worker's log; the worker is restarted"
     )

@@ -45,19 +45,17 @@ from realsys.transport.generation_messages import (
 
 logger = logging.getLogger(__name__)
 
-# Our own callers have deadlines of their own, and hang up: this only keeps a wait from being endless.
+# Callers have deadlines of their own and disconnect: this only prevents endless waits.
 REQUEST_S = 24 * 3600.0
 CONTROL_S = 60.0
-UPDATE_S = 1800.0  # to read a folder, if it is not too large for that
+UPDATE_S = 1800.0  # to read a folder of usual size
 TAKE_S = 300.0  # to copy from memory, likewise
-GOODBYE_S = 5.0
-IDLE_S = (
-    1.0  # of connections to a child: uvicorn closes them after 5 s, and one just closed looks open
-)
+SHUTDOWN_S = 5.0
+IDLE_S = 1.0  # of connections to a child: uvicorn closes them after 5 s, and one just closed appears open
 _TICK_S = 5.0
 _ENDED_S = 0.25
-_RESUMES = 2  # a call that was lost may be made again
-_LOOK_S = 2.0  # between two questions whether a child that has requests gets on
+_RESUMES = 2  # a lost call may be repeated
+_POLL_S = 2.0  # interval of progress checks of a child with requests
 _OUR_ARGS = ("python", "env", "start_timeout_s", "kv_on_update")
 
 
@@ -72,8 +70,8 @@ class FrontedEngine(abc.ABC):
     """
 
     kind = ""
-    length_option = ""  # of its command line: tokens of prompt and answer together
-    positions_kept_back = 0  # of the model's, that it gives to no request
+    length_option = ""  # command-line option: tokens of prompt and answer together
+    positions_kept_back = 0  # positions of the model that no request can use
 
     def __init__(
         self,
@@ -98,9 +96,9 @@ class FrontedEngine(abc.ABC):
         self._control: HttpSession  # for all else
         self._watching: asyncio.Task[None] | None = None
         self._fetch, self._place = fetch, TensorExtent.MEMORY
-        self._can_read = True  # weights that we put into ``_place``
+        self._can_read = True  # weights stored in ``_place``
         self._broken: WorkerLost | None = None
-        # One at a time, and one core: the child decodes beside it.
+        # One at a time on one core, because the child decodes meanwhile.
         self._staging = ThreadPoolExecutor(
             1, thread_name_prefix="weights", initializer=torch.set_num_threads, initargs=(1,)
         )
@@ -134,7 +132,7 @@ class FrontedEngine(abc.ABC):
     async def _healthy(self) -> bool: ...
 
     @abc.abstractmethod
-    async def _gets_on(self) -> bool:
+    async def _made_progress(self) -> bool:
         """True if the child made progress since the last call; called while it has requests."""
 
     # ---- ServedEngine -----------------------------------------------------------------------
@@ -152,7 +150,7 @@ class FrontedEngine(abc.ABC):
             await asyncio.gather(self._watching, return_exceptions=True)
         self._staging.shutdown(wait=False, cancel_futures=True)
         with suppress(RealsysError, TimeoutError):
-            await asyncio.wait_for(self._abort("", every=True), GOODBYE_S)
+            await asyncio.wait_for(self._abort("", every=True), SHUTDOWN_S)
         await self._http.close()
         await self._control.close()
         await self._child.close()
@@ -169,7 +167,7 @@ class FrontedEngine(abc.ABC):
             raise self._broken
         if request.rid in self._open:
             raise DataError(
-                f"rid {request.rid!r} is on its way", where="/generate", fix="use another rid"
+                f"rid {request.rid!r} is in use", where="/generate", fix="use another rid"
             )
         if self._max_positions:
             left = self._max_positions - self.positions_kept_back - len(request.input_ids)
@@ -199,10 +197,10 @@ class FrontedEngine(abc.ABC):
         long.
         """
         while True:
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_S)
             if self._open and not self._stands:
                 with suppress(RealsysError):
-                    self.counters.progress += await self._gets_on()
+                    self.counters.progress += await self._made_progress()
 
     async def abort(self, rid: str, *, every: bool = False) -> None:
         if every or rid in self._open:
@@ -212,15 +210,15 @@ class FrontedEngine(abc.ABC):
         self._stands = True
         try:
             await self._pause(mode)
-        except BaseException:  # it may have heard us all the same
+        except BaseException:  # the child may have received the call nevertheless
             with suppress(RealsysError):
-                await asyncio.shield(self._go_on())
+                await asyncio.shield(self._resume_or_abandon())
             self._stands = self._paused is not None
             raise
         self._paused = mode
 
     async def resume(self) -> None:
-        self._check()  # one with half of new weights stays paused
+        self._check()  # a child with partial weights stays paused
         await self._resume()
         self._paused, self._stands = None, False
 
@@ -228,7 +226,7 @@ class FrontedEngine(abc.ABC):
         self._check()
         began_s = time.perf_counter()
         if source.path:
-            # A folder that they can't read, or of another model, ends them.
+            # An unreadable folder, or one of another model, ends the servers.
             num_bytes = await asyncio.to_thread(check_fits, source.path, self._model_path)
             paused_s = await self._switch(
                 source.path, source.version, num_bytes, at_least_s=UPDATE_S
@@ -255,8 +253,8 @@ class FrontedEngine(abc.ABC):
         """Fetches a version, verifies it, and puts it where the child can read it."""
         if not self._can_read:
             raise ConfigError(
-                f"{self.kind} can't read weights that its front has fetched: it runs as another "
-                "user, or in a container of its own",
+                f"{self.kind} can't read the weights that this worker fetched: it runs as "
+                "another user, or in another container",
                 where="/update_weights_from_stream",
                 fix="use rollout.weights_through=disk",
             )
@@ -273,7 +271,7 @@ class FrontedEngine(abc.ABC):
         keep = self._ours.get("kv_on_update") == "keep"
         mode = self._paused or (PauseMode.IN_PLACE if keep else PauseMode.RETRACT)
         timeout_s = transfer_time_s(num_bytes, at_least_s=at_least_s)
-        ticking = asyncio.create_task(_tick_along(), name="reading weights")
+        ticking = asyncio.create_task(_tick_while_loading(), name="reading weights")
         paused_from_s, loading = time.perf_counter(), False
         self._stands = True
         try:
@@ -291,13 +289,13 @@ class FrontedEngine(abc.ABC):
             raise
         finally:
             ticking.cancel()
-            # Also after a pause that failed: it may have heard us.
+            # Also after a failed pause: the child may have received it.
             if self._paused is None and self._broken is None:
-                await asyncio.shield(self._go_on())
+                await asyncio.shield(self._resume_or_abandon())
                 self._stands = False
         return time.perf_counter() - paused_from_s
 
-    async def _go_on(self) -> None:
+    async def _resume_or_abandon(self) -> None:
         """Resumes the child. If it can't be reached it is abandoned, since it may stay paused for ever."""
         for tries_left in reversed(range(_RESUMES)):
             try:
@@ -378,7 +376,7 @@ def check_fits(path: str, model_path: str) -> int:
                 fix=f"give weights of the model in {model_path}",
             )
     if not found.keys() & expected.keys():
-        raise DataError("no weight of the model is there", where=path, fix="give its folder")
+        raise DataError("the folder has no weight of the model", where=path, fix="give its folder")
     return sum(file.stat().st_size for file in set(weight_files(path).values()))
 
 
@@ -392,7 +390,7 @@ def within_room(request: GenerateRequest, left: int) -> GenerateRequest:
     return structs.replace(request, sampling=clipped)
 
 
-async def _tick_along() -> None:
+async def _tick_while_loading() -> None:
     """Ticks while the child loads weights, which has a deadline of its own."""
     while True:
         tick()

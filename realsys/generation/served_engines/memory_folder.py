@@ -1,9 +1,9 @@
 """A Hugging Face weight folder in host memory, for SGLang and vLLM, which load folders.
 
 The folder holds one link, to an anonymous file (memfd_create(2)) of this process: engines map it and copy
-from it with their own loaders, so nothing of theirs is replaced and no tensor is sent or unpickled. The
+from it with their own loaders, so no engine code is patched and no tensor is sent or unpickled. The
 memory is gone with this process and those that have it mapped, however they end. The kernel lets processes
-of the same user open it, and it is sealed: nobody can change or shorten what an engine reads.
+of the same user open it, and it is sealed: its contents can't be changed or shortened.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from realsys.runtime.linux import (
 MEMORY_NAME = "realsys-weights"  # of the anonymous files, in /proc
 _DTYPES = {"float64": "F64", "float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 _ALIGNMENT = 64
-_WRITE_BYTES = 64 << 20  # in one call, which others can interrupt
-_PROBE_S = 60.0  # for an interpreter on a slow file system
+_WRITE_BYTES = 64 << 20  # per call, between which other threads can run
+_PROBE_S = 60.0  # allows for an interpreter on a slow file system
 _PROBE = "import sys; sys.exit(0 if open(sys.argv[1], 'rb').read(1) else 1)"
 _SEALS = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL
 
@@ -70,7 +70,7 @@ class MemoryFolder:
     ) -> None:
         header, order = safetensors_header(weights)
         self.num_bytes = sum(weights[name].nbytes for name in order)
-        # Small, so that memory for temporary files is no matter; only this user can enter it.
+        # Small enough for any temporary file system; only this user can enter it.
         self._folder = tempfile.TemporaryDirectory(prefix="realsys-weights-")
         self.path = self._folder.name
         file = Path(self.path) / WEIGHTS
@@ -171,7 +171,7 @@ def readable_by(python: str, place: TensorExtent) -> bool:
         return False
     try:
         argv = [python, "-I", "-S", "-c", _PROBE, str(Path(folder.path) / WEIGHTS)]
-        # Closed descriptors: it is to find the memory by its path, as the engine will.
+        # Closed descriptors: it must find the memory by its path, as the engine will.
         done = subprocess.run(argv, timeout=_PROBE_S, capture_output=True, check=False)
         return done.returncode == 0
     except (OSError, subprocess.SubprocessError):

@@ -31,7 +31,7 @@ class SGLangEngine(FrontedEngine):
 
     Args:
         log, guard: see ``ChildServer``.
-        scratch: folder of ours for a 0600 file that holds the child's key: it is in no argv.
+        scratch: private folder for a 0600 file with the child's key, which must not be in argv.
     """
 
     kind = "sglang"
@@ -127,11 +127,11 @@ class SGLangEngine(FrontedEngine):
         await self._control.call("POST", "/flush_cache", timeout_s=CONTROL_S)
 
     async def _healthy(self) -> bool:
-        await self._control.call("GET", "/health", timeout_s=20.0)  # makes a token
+        await self._control.call("GET", "/health", timeout_s=20.0)  # generates a token
         return True
 
-    async def _gets_on(self) -> bool:
-        # A token for this call, or anything that its scheduler has said since.
+    async def _made_progress(self) -> bool:
+        # A token for this call, or any later output of its scheduler.
         await self._control.call("GET", "/health_generate", timeout_s=CONTROL_S)
         return True
 

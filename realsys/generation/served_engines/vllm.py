@@ -24,7 +24,7 @@ from realsys.generation.served_engines.fronted import CONTROL_S, IDLE_S, REQUEST
 from realsys.transport.generation_messages import Finish, GenerateRequest, PauseMode
 
 _PAUSES = {PauseMode.ABORT: "abort", PauseMode.RETRACT: "keep", PauseMode.IN_PLACE: "keep"}
-_PREFIX = "generate-tokens-"  # that it puts before our rid in its own
+_PREFIX = "generate-tokens-"  # prefix of its request ids before ours
 _WORK = ("vllm:generation_tokens_total", "vllm:iteration_tokens_total_count")
 
 
@@ -129,7 +129,7 @@ class VLLMEngine(FrontedEngine):
         clear = str(mode is PauseMode.ABORT).lower()
         path = f"/pause?mode={_PAUSES[mode]}&clear_cache={clear}"
         await self._control.call("POST", path, timeout_s=CONTROL_S)
-        if mode is PauseMode.RETRACT:  # its running requests give their caches back
+        if mode is PauseMode.RETRACT:  # its running requests release their caches
             await self._reset_prefixes(running=True)
 
     async def _resume(self) -> None:
@@ -154,14 +154,14 @@ class VLLMEngine(FrontedEngine):
         data = await self._control.call("POST", path, timeout_s=CONTROL_S)
         if running and b"true" not in data:
             raise RemoteError(
-                "vLLM kept caches of old weights", where=path, fix="its log says more"
+                "vLLM did not drop the caches of old weights", where=path, fix="see its log"
             )
 
     async def _healthy(self) -> bool:
         await self._control.call("GET", "/health", timeout_s=20.0)
         return True
 
-    async def _gets_on(self) -> bool:
+    async def _made_progress(self) -> bool:
         text = await self._control.call("GET", "/metrics", timeout_s=CONTROL_S)
         steps = work_done(text.decode(errors="replace"))
         former, self._steps_seen = self._steps_seen, -1.0 if steps is None else steps
@@ -224,7 +224,7 @@ def _extended(answer: EngineAnswer, data: bytes, version: int) -> EngineAnswer:
         content = (choice.logprobs.content if choice.logprobs else None) or []
         output_ids = answer.output_ids + tokens
         versions = answer.versions + [version] * len(tokens)
-        if choice.weight_versions is not None:  # told with the last part, for the whole answer
+        if choice.weight_versions is not None:  # sent with the last part, for the whole answer
             spans = [
                 TokenSpan(str(version_number(s.version)), s.start, s.end)
                 for s in choice.weight_versions

@@ -29,8 +29,8 @@ from realsys.worker.runner import WorkerRunner
 logger = logging.getLogger(__name__)
 
 FETCH_TIMEOUT_S = 600.0
-_LOOK_S = 0.5
-_SURE_S = 10.0  # for the end of the phase: a file that all servers look at
+_POLL_S = 0.5
+_SURE_S = 10.0  # interval of the check for the end of the phase: a file that all servers read
 TICKS_WITHIN_S = 300.0  # one step of decoding, all caches computed anew, on a slow machine
 
 
@@ -112,7 +112,7 @@ async def _serve(runner: WorkerRunner, engine: ServedEngine, key: str) -> None:
         )
         runner.move(WorkerEvent.FINISHED_CALL)
     finally:
-        await engine.close()  # answers end with what they have, and are sent
+        await engine.close()  # answers end with their tokens so far, and are sent
         await listener.stop()
 
 
@@ -142,7 +142,7 @@ async def _phase_done(runner: WorkerRunner) -> None:
             next_s = time.monotonic() + _SURE_S
             if await asyncio.to_thread(is_there, done):
                 return
-        await asyncio.sleep(_LOOK_S)
+        await asyncio.sleep(_POLL_S)
 
 
 async def _tick_while_well(engine: ServedEngine) -> None:
@@ -154,4 +154,4 @@ async def _tick_while_well(engine: ServedEngine) -> None:
         if idle or engine.counters.progress != progress:
             progress = engine.counters.progress
             tick()
-        await asyncio.sleep(_LOOK_S)
+        await asyncio.sleep(_POLL_S)

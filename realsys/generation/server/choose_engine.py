@@ -34,12 +34,12 @@ def make_engine(
     """Makes the engine, not started; an embedded one has its first weights.
 
     Args:
-        name: of the worker, for errors.
-        log: where a child process writes.
-        scratch: an existing folder that only we can read.
-        fetch: gets new weights from trainers.
-        gpus: of the worker's task; with one, an embedded engine is on it unless its settings say otherwise.
-        deterministic: equal requests get equal answers from an embedded engine; None: on the CPU.
+        name: name of the worker, for errors.
+        log: log file of a child process.
+        scratch: an existing private folder.
+        fetch: fetches new weights from trainers.
+        gpus: GPUs of the worker's task; with one, an embedded engine uses it unless its settings differ.
+        deterministic: an embedded engine gives equal answers to equal requests; None: on the CPU only.
     Raises:
         ConfigError: an unknown backend or setting. CheckpointError: ``model_path`` is not whole.
     """

@@ -23,7 +23,7 @@ from realsys.generation.http.http_answers import (
     UNAUTHORIZED,
     answer_json,
     error_json,
-    event,
+    server_sent_event,
     status_of,
 )
 from realsys.generation.http.http_json import GenerateCall, read_generate
@@ -35,7 +35,7 @@ from realsys.transport.generation_messages import GenerateRequest
 
 logger = logging.getLogger(__name__)
 
-OPEN_PATHS = frozenset({"/health", "/ready"})  # they tell nothing but yes or no
+OPEN_PATHS = frozenset({"/health", "/ready"})  # they reveal only yes or no
 MAX_BODY_BYTES = 64 << 20
 MAX_REQUESTS = 4096
 
@@ -52,7 +52,7 @@ def generation_app(
         max_requests: answers on their way, running and waiting; more are refused with 503.
     """
     app = web.Application(
-        client_max_size=MAX_BODY_BYTES, middlewares=[_errors_as_json, _only_with(key)]
+        client_max_size=MAX_BODY_BYTES, middlewares=[_errors_as_json, _require_key(key)]
     )
     routes = [
         web.post("/generate", _Generate(engine, max_requests).handle),
@@ -97,7 +97,7 @@ class _Generate:
                 async with asyncio.TaskGroup() as group:
                     tasks = [group.create_task(self._answer(r), name=r.rid) for r in call.requests]
             except BaseExceptionGroup as failures:
-                raise failures.exceptions[0] from None  # the others were cancelled for it
+                raise failures.exceptions[0] from None  # the others were cancelled because of it
             answers = [task.result() for task in tasks]
         seconds = time.monotonic() - began_s
         bodies = [answer_json(answer, seconds=seconds) for answer in answers]
@@ -138,12 +138,14 @@ class _Generate:
         try:
             while (item := await queue.get()) is not None:
                 if isinstance(item, RealsysError):  # the status is sent already: it is an event
-                    await response.write(event(error_json(item, status=status_of(item))))
+                    await response.write(
+                        server_sent_event(error_json(item, status=status_of(item)))
+                    )
                     break
                 index, answer = item
                 seconds = time.monotonic() - began_s
                 body = answer_json(answer, seconds=seconds, index=index if call.batch else None)
-                await response.write(event(body))
+                await response.write(server_sent_event(body))
             await response.write(DONE)
         finally:
             following.cancel()
@@ -155,7 +157,7 @@ class _Generate:
 # ---- middlewares ----------------------------------------------------------------------------------
 
 
-def _only_with(key: str) -> Any:
+def _require_key(key: str) -> Any:
     """Rejects callers that do not send the key."""
     expected = f"Bearer {key}".encode()
 
@@ -189,7 +191,7 @@ async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamR
         what = error.text or error.reason
         return refused(what, kind=type(error).__name__, status=error.status, fix="see the API")
     except ConnectionError:
-        raise  # the client is gone: nobody to tell
+        raise  # the client has disconnected
     except Exception as error:  # the outermost frame of a request
         logger.exception("request failed path=%s", request.path)
         return json_response(error_json(_as_ours(error), status=500), status=500)

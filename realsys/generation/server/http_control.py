@@ -23,7 +23,7 @@ from realsys.transport.generation_messages import GenerateRequest, PauseMode, Sa
 logger = logging.getLogger(__name__)
 
 _HEALTH_S = 20.0
-_LOOK_S = 0.2
+_POLL_S = 0.2
 
 
 class _Abort(msgspec.Struct):
@@ -75,7 +75,7 @@ class Control:
         body = read_body(await request.read(), _Abort, where=request.path)
         if not body.rid and not body.abort_all:
             fix = "give rid, or abort_all=true"
-            raise DataError("nothing to abort is named", where=request.path, fix=fix)
+            raise DataError("the request names nothing to abort", where=request.path, fix=fix)
         await self._engine.abort(body.rid or "", every=body.abort_all)
         return web.Response()
 
@@ -117,7 +117,7 @@ class Control:
         try:
             async with asyncio.timeout(_HEALTH_S):
                 while not task.done():
-                    await asyncio.wait({task}, timeout=_LOOK_S)
+                    await asyncio.wait({task}, timeout=_POLL_S)
                     if self._engine.counters.progress != before:
                         return web.Response()
                     if (await self._engine.info()).paused:

@@ -64,7 +64,7 @@ class Weights:
                 f"load_format is {body.load_format!r}", where=request.path, fix="leave it out"
             )
         version = body.weight_version
-        if version is None:  # tokens of other weights must be told from those before
+        if version is None:  # tokens of other weights must be distinguishable
             version = (await self._engine.info()).weight_version + 1
         source = WeightSource(version=_number(version, request.path), path=body.model_path)
         if body.abort_all_requests:
@@ -84,12 +84,12 @@ class Weights:
                 lambda: self._engine.update_weights(source)
             )
         except RealsysError as error:
-            logger.warning("weights not taken version=%d error=%s", source.version, error.what)
+            logger.warning("weight update failed version=%d error=%s", source.version, error.what)
             status = status_of(error)
             told = {"success": False, "message": error.what, **error_json(error, status=status)}
             return json_response(told, status=status)
         logger.info(
-            "weights taken version=%d seconds=%.3f paused_s=%.4f bytes=%d",
+            "weights updated version=%d seconds=%.3f paused_s=%.4f bytes=%d",
             taken.version,
             taken.seconds,
             taken.paused_s,
@@ -115,7 +115,9 @@ class Weights:
         task = asyncio.create_task(one_at_a_time(), name="change of weights")
         self._changes.add(task)  # the loop itself holds tasks weakly
         task.add_done_callback(self._changes.discard)
-        task.add_done_callback(lambda t: t.cancelled() or t.exception())  # seen, if nobody waits
+        task.add_done_callback(
+            lambda t: t.cancelled() or t.exception()
+        )  # marks the error as retrieved if no caller waits
         return await asyncio.shield(task)
 
 
@@ -124,7 +126,7 @@ def _number(version: str | int, where: str) -> int:
         return int(version)
     except ValueError:
         raise DataError(
-            f"weight version {version!r} is no whole number",
+            f"weight version {version!r} is not an integer",
             where=where,
             fix="use the number of training steps behind the weights",
         ) from None

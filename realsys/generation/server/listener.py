@@ -48,7 +48,7 @@ class HttpsListener:
     ) -> None:
         self._host, self._ports, self._silence_s = host, ports, silence_s
         self._silent: set[object] = set()  # connections that have not asked anything yet
-        app.middlewares.insert(0, self._hear)
+        app.middlewares.insert(0, self._on_request)
         self._runner = web.AppRunner(
             app, handler_cancellation=True, access_log=None, shutdown_timeout=_SHUTDOWN_S
         )
@@ -94,7 +94,7 @@ class HttpsListener:
             protocol.force_close()
 
     @web.middleware
-    async def _hear(
+    async def _on_request(
         self,
         request: web.Request,
         handler: Callable[[web.Request], Awaitable[web.StreamResponse]],

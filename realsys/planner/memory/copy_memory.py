@@ -30,7 +30,7 @@ from realsys.weights.layouts.holdings import (
 GiB = 1 << 30
 KNOWN_BACKENDS = ("fsdp", "megatron", "inference")
 _FLOAT32 = 4
-# As realsys/generation says, which no planner imports: torch comes with it.
+# Same values as in realsys/generation, which is not imported because it needs torch.
 READ_TOKENS = 8192
 ROWS_OF_GPU = 1024
 
@@ -42,15 +42,15 @@ class HeldModel:
     """Properties of a model copy that determine its memory.
 
     Attributes:
-        dtype: what it computes in.
-        trained: False for a copy that computes only.
-        averaged: it follows another copy's weights.
-        lora_rank, lora_targets: 0 trains all weights.
-        cpu_offload: shards and optimizer are in CPU memory also while it computes.
+        dtype: compute dtype.
+        trained: False for a copy that is not trained.
+        averaged: the copy is a moving average of another.
+        lora_rank, lora_targets: rank 0 trains all weights.
+        cpu_offload: shards and optimizer stay in CPU memory even while it computes.
         offload: the whole copy is in CPU memory while it does not compute.
-        max_tokens_per_mb: None has no limit.
-        max_cache_tokens: kept while it generates; None: as many as ``max_tokens_per_mb`` must fit, and on a
-            GPU it takes what is left.
+        max_tokens_per_mb: None means no limit.
+        max_cache_tokens: cache size during generation; None: at least ``max_tokens_per_mb``, and on a GPU
+            whatever memory is left.
     """
 
     shape: ModelShape
@@ -110,10 +110,12 @@ class StepSizes:
         return self.prompt_tokens + self.answer_tokens
 
 
-# ---- what stays -------------------------------------------------------------------------------------
+# ---- permanent --------------------------------------------------------------------------------------
 
 
-def staying(model: HeldModel, topo: ProcessTopology, stage: int, *, generates: bool) -> Terms:
+def permanent_terms(
+    model: HeldModel, topo: ProcessTopology, stage: int, *, generates: bool
+) -> Terms:
     """Bytes that a process of pipeline stage ``stage`` needs permanently, also between calls."""
     held, trained = held_numbers(model, topo, stage)
     item, learning, cut = model.item_bytes, model.learning_bytes, is_cut(model, topo)
@@ -121,7 +123,7 @@ def staying(model: HeldModel, topo: ProcessTopology, stage: int, *, generates: b
     if model.lora_rank:
         found["weights"] += trained * (learning - item)
     elif learning > item and not model.is_cast:
-        found["average"] = held * learning  # beside what computes
+        found["average"] = held * learning  # beside the compute weights
     if model.trained and model.backend == "megatron":
         found["gradients"] = trained * _FLOAT32
         masters = 0 if model.dtype == "float32" else _FLOAT32  # float32 weights are their own
@@ -187,10 +189,10 @@ def _adapter_numbers(model: HeldModel, weight: Weight) -> int:
     return model.lora_rank * sum(weight.shape) if fits else 0
 
 
-# ---- what a call adds -----------------------------------------------------------------------------------
+# ---- added by a call -------------------------------------------------------------------------------------
 
 
-def passing(
+def call_terms(
     model: HeldModel,
     topo: ProcessTopology,
     stage: int,
@@ -212,7 +214,7 @@ def _training(
 ) -> dict[str, float]:
     rank_tokens = _tokens_of_a_rank(topo, sizes, parts=sizes.updates_per_pass)
     tokens = _microbatch_tokens(model, rank_tokens, sizes)
-    # Of a stage's micro-batches, those whose backward pass is still to come.
+    # Micro-batches of a stage that still await their backward pass.
     kept = min(tokens * (topo.pipeline - stage), rank_tokens)
     layer = layer_activation_bytes(model.shape, topo.tensor, model.item_bytes)
     layers = math.ceil(model.shape.num_layers / topo.pipeline)
@@ -226,7 +228,7 @@ def _training(
         "gathered layers": _gathered(model, topo),
     }
     if _gathers(model, topo):
-        if is_one_piece(model):  # added up over micro-batches, and reduced with the last
+        if is_one_piece(model):  # summed over micro-batches, and reduced with the last
             _, trained = held_numbers(model, topo, stage)
             new = model.item_bytes if model.is_cast else 0
             found["whole gradients"] = trained * topo.data * (model.learning_bytes + new)
@@ -260,7 +262,7 @@ def _generation(model: HeldModel, topo: ProcessTopology, sizes: StepSizes) -> di
         rows = min(rows, max(1, tokens // (sizes.prompt_tokens + 1)))
     shape, item = model.shape, model.item_bytes
     cache = 2 * shape.num_layers * shape.kv_size * item  # keys and values of a token
-    # Texts are read some at a time, into a cache of their own (realsys/generation/decoding/slots.py).
+    # Prompts are prefilled in parts, into a cache of their own (realsys/generation/decoding/slots.py).
     read = min(rows * sizes.prompt_tokens, max(READ_TOKENS, sizes.prompt_tokens))
     layer_twice = 1 + 1 / shape.num_layers  # while the cache grows
     return {

@@ -1,11 +1,10 @@
 """Bytes of host memory that a model worker with a GPU needs, term by term (pure).
 
-Its models compute on the GPU; what lies in the host's memory are copies: of what a checkpoint writes, of
-versions that generation servers fetch, of models that are parked or offloaded. Pages of files that were
-read are not counted: the kernel takes them back. On a worker without GPU all of a model is in host memory
-(memory_of_workers.py).
+Its models compute on the GPU; host memory holds copies: of checkpoints while they are written, of versions
+that generation servers fetch, of offloaded models. Cached file pages are not counted: the kernel reclaims
+them. On a worker without GPU the whole model is in host memory (memory_of_workers.py).
 
-``PROCESS_BYTES`` is an assumption, as no worker of ours has been measured on a GPU: torch with CUDA, cuDNN
+``PROCESS_BYTES`` is an assumption, since no worker has been measured on a GPU: torch with CUDA, cuDNN
 and cuBLAS took 2 GiB of host memory where people measured it (pytorch issues 12873, 19397, 113326); one
 more for NCCL and for what a step keeps.
 """
@@ -19,7 +18,7 @@ from realsys.api.experiment import ExperimentConfig
 from realsys.api.model import ProcessTopology
 from realsys.api.worker_configs import RolloutControl
 from realsys.models.shape import DTYPE_BYTES, ModelShape
-from realsys.planner.memory.copy_memory import HeldModel, Terms, staying
+from realsys.planner.memory.copy_memory import HeldModel, Terms, permanent_terms
 from realsys.planner.memory.memory_of_workers import copies_of, held_models, model_shapes
 from realsys.planner.placed import allocation_of
 
@@ -68,7 +67,7 @@ def of_copy(model: HeldModel, topo: ProcessTopology, stage: int) -> dict[str, fl
     from it.
     """
     here = replace(model, cpu_offload=False)  # what would stay on the GPU
-    stays: Mapping[str, float] = staying(here, topo, stage, generates=False)
+    stays: Mapping[str, float] = permanent_terms(here, topo, stage, generates=False)
     largest = max(weight.numel for weight in model.shape.weights())
     saved = {what: n for what, n in stays.items() if what not in _NOT_SAVED}
     return {

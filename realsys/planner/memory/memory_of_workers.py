@@ -21,12 +21,12 @@ from realsys.planner.memory.copy_memory import (
     HeldModel,
     StepSizes,
     Terms,
-    passing,
-    staying,
+    call_terms,
+    permanent_terms,
 )
 from realsys.planner.placed import allocation_of, tiny_llama_shape
 
-DEFAULT_TOKENS = 256  # of a prompt or answer whose limit the configuration does not say
+DEFAULT_TOKENS = 256  # assumed for a prompt or answer without a configured limit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,10 +100,10 @@ def _of_stage(
     generates: bool,
 ) -> tuple[Terms, dict[str, Terms]]:
     """Computes one process's permanent terms of the copy, and the terms that each call adds."""
-    terms = staying(model, topo, stage, generates=generates)
+    terms = permanent_terms(model, topo, stage, generates=generates)
     back = {f"{what} of {name}": n for what, n in terms.items()} if model.offload else {}
     added: dict[str, Terms] = {
-        c.name: {**back, **passing(model, topo, stage, c.interface_type, sizes)} for c in calls
+        c.name: {**back, **call_terms(model, topo, stage, c.interface_type, sizes)} for c in calls
     }
     return ({} if model.offload else terms), added
 
@@ -181,8 +181,8 @@ def _evaluations(
         stage = topo.coordinate(shard.id.parallelism_rank)[0]
         questions = int(data.args.get("eval_size") or shard.eval_bs)
         asked = replace(sizes, sequences=min(questions, shard.eval_bs * topo.data))
-        terms = passing(model, topo, stage, ModelInterfaceType.GENERATE, asked)
-        copied = staying(model, topo, stage, generates=True).get("whole copy", 0.0)
+        terms = call_terms(model, topo, stage, ModelInterfaceType.GENERATE, asked)
+        copied = permanent_terms(model, topo, stage, generates=True).get("whole copy", 0.0)
         if copied and not generates:  # else it is there anyway
             terms = {**terms, "whole copy": copied}
         found[f"evaluation of {name}"] = terms
@@ -258,7 +258,7 @@ def step_sizes(config: ExperimentConfig) -> StepSizes:
     for call in config.model_rpcs:
         args = {**call.interface_impl.args, **args}
     data: dict[str, Any] = {}
-    # Where servers sample, rollout workers have the questions.
+    # If servers sample, rollout workers have the questions.
     given = [w.datasets for w in config.model_worker[:1]]
     given += [w.datasets for w in config.rollout_worker[:1]]
     for dataset in (dataset for datasets in given for dataset in datasets):

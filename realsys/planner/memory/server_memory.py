@@ -1,8 +1,9 @@
 """Bytes of generation servers and of evaluators: on their GPUs, and on their hosts (pure).
 
-An embedded server has the weights, new ones beside them while they come (or those in host memory, see
-``EmbeddedSettings.staging``), what is remembered of prompts, and a cache that takes what is left.
-SGLang and vLLM divide their GPUs themselves: only that the weights fit is looked at.
+An embedded server holds the weights, new ones beside them during an update (or in host memory, see
+``EmbeddedSettings.staging``), the prefix cache, and a key-value cache in the remaining memory.
+SGLang and vLLM
+manage their GPUs themselves: only the weights' size is checked.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from realsys.api.model import ModelInterfaceType, ProcessTopology
 from realsys.api.worker_configs import Evaluator, GenerationServer
 from realsys.generation.embedded_settings import EmbeddedSettings, stages_on_gpu
 from realsys.models.shape import DTYPE_BYTES, ModelShape, read_shape
-from realsys.planner.memory.copy_memory import ROWS_OF_GPU, HeldModel, StepSizes, Terms, passing
+from realsys.planner.memory.copy_memory import ROWS_OF_GPU, HeldModel, StepSizes, Terms, call_terms
 from realsys.planner.memory.host_memory import PROCESS_BYTES
 from realsys.planner.memory.memory_of_workers import model_shapes, step_sizes
 
@@ -29,11 +30,11 @@ class ServerMemory:
     """Memory needs of one server or evaluator.
 
     Attributes:
-        what: it is, in a word or two.
-        terms: of each of its GPUs; of the cache, the least that it can do with.
+        what: short description.
+        terms: bytes of each of its GPUs, with the minimum cache.
         cache_token: bytes of one token in the cache; 0: the engine divides its GPU itself.
         longest: tokens of the longest prompt and answer.
-        host: bytes of host memory beside its GPUs.
+        host: bytes of host memory.
     """
 
     what: str
@@ -60,7 +61,7 @@ def memory_of_server(
     unknown.
 
     Args:
-        usable: bytes of a GPU; None: not known.
+        usable: usable bytes of a GPU; None: unknown.
         made_before: sizes of the model that an earlier phase makes.
     """
     if not config.generation_server:
@@ -93,7 +94,7 @@ def _embedded(
     )
     weights = float(shape.num_params * model.item_bytes)
     row = shape.vocab_size * (model.item_bytes + 2 * 4)
-    call = passing(model, _ONE, 0, ModelInterfaceType.GENERATE, sizes)
+    call = call_terms(model, _ONE, 0, ModelInterfaceType.GENERATE, sizes)
     token = call["cache"] / min(sizes.sequences * sizes.length, sizes.length)
     terms = {
         "weights": weights,
@@ -137,7 +138,7 @@ def memory_of_evaluator(
         backend="inference",
         max_cache_tokens=bound.max_cache_tokens or sizes.length,
     )
-    call = passing(model, _ONE, 0, ModelInterfaceType.GENERATE, sizes)
+    call = call_terms(model, _ONE, 0, ModelInterfaceType.GENERATE, sizes)
     held = max(sizes.length, min(bound.max_cache_tokens or 0, sizes.sequences * sizes.length))
     weights = float(shape.num_params * model.item_bytes)
     largest = max(weight.numel for weight in shape.weights())

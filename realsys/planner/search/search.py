@@ -20,13 +20,13 @@ from realsys.api.errors import ConfigError, ConfigErrors
 from realsys.planner.allocation import CallAllocation
 from realsys.planner.meshes import Degrees, leftmost, places
 from realsys.planner.search.branch_and_bound import EPSILON, BranchAndBound
-from realsys.planner.search.plan_judge import PlanJudge
+from realsys.planner.search.plan_evaluator import PlanEvaluator
 from realsys.planner.time.costs import Allocation, Costs
 
 BytesPerWorker = Callable[[Allocation], Mapping[int, float]]
 MiB = 1 << 20
-LARGE = 1e11  # plans: branch and bound will hardly end
-TOO_LARGE = 1e12  # seconds: no step takes so long
+LARGE = 1e11  # number of plans above which branch and bound rarely finishes
+TOO_LARGE = 1e12  # seconds: longer than any step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,11 +34,11 @@ class Limits:
     """Constraints on plans.
 
     Attributes:
-        num_workers: model workers (GPUs) that there are.
-        degrees: per role, the largest degrees; a role that is not named: those of ``""``.
-        refusal: (call, place) → why the model, batch or backend can't be cut so; None: it can.
-        memory_bytes: of one worker; None: not looked at.
-        bytes_per_worker: what an allocation needs on each worker.
+        num_workers: number of model workers (GPUs).
+        degrees: largest degrees per role; ``""`` for other roles.
+        refusal: (call, place) → why the model, batch or backend does not support it; None if it does.
+        memory_bytes: limit of one worker; None: not checked.
+        bytes_per_worker: bytes that an allocation needs on each worker.
     """
 
     num_workers: int
@@ -77,36 +77,36 @@ def search(
 
     Args:
         ahead: calls that run a step ahead, see ``simulate``.
-        deadline_s: after so long the best plan so far is taken, and ``exact`` says no.
+        deadline_s: time limit, after which the best plan so far is returned and ``exact`` is False.
         slack: a plan of fewer places may take longer by this share of the best one's time.
     Raises:
         ConfigErrors: no plan satisfies the limits; names the binding limit.
     """
     began = time.monotonic()
     options = options_of(graph, limits)
-    judge = PlanJudge(graph, costs, options, num_workers=limits.num_workers, ahead=ahead)
+    evaluator = PlanEvaluator(graph, costs, options, num_workers=limits.num_workers, ahead=ahead)
 
     def over(choice: Sequence[int]) -> float:
         """Returns by which fraction the fullest worker exceeds the limit; 0 if none does."""
         if limits.memory_bytes is None:
             return 0.0
-        needs = limits.bytes_per_worker(judge.allocation(choice))
+        needs = limits.bytes_per_worker(evaluator.allocation(choice))
         return max(0.0, max(needs.values(), default=0.0) / limits.memory_bytes - 1)
 
     plans = math.prod(len(each) for each in options)
-    local = _LocalSearch(judge, over, random.Random(seed))
-    # The larger the space, the less is to be had from going through it.
+    local = _LocalSearch(evaluator, over, random.Random(seed))
+    # The larger the space, the less branch and bound gains.
     best = local.run(began + deadline_s * (0.5 if plans < LARGE else 0.9))
-    exact = BranchAndBound(judge, lambda choice: over(choice) == 0)
+    exact = BranchAndBound(evaluator, lambda choice: over(choice) == 0)
     best, complete = exact.run(best, until=began + deadline_s)
     if best is None:
         raise _too_large(limits, local.least_over)
-    best = local.simplest(best, longest_s=judge.step_s(best) * (1 + slack) + 1e-9)
+    best = local.simplest(best, longest_s=evaluator.step_s(best) * (1 + slack) + 1e-9)
     return FoundPlan(
-        allocation=leftmost(judge.allocation(best), limits.num_workers),
-        step_s=judge.step_s(best),
+        allocation=leftmost(evaluator.allocation(best), limits.num_workers),
+        step_s=evaluator.step_s(best),
         exact=complete,
-        evaluated=judge.evaluated,
+        evaluated=evaluator.evaluated,
         plans=plans,
         seconds=time.monotonic() - began,
     )
@@ -133,7 +133,7 @@ def options_of(graph: DataflowGraph, limits: Limits) -> list[list[CallAllocation
             problems.append(
                 ConfigError(
                     f"no layout of {call.name} is possible on {limits.num_workers} GPUs: "
-                    + (why or "no layout has so small degrees"),
+                    + (why or "no topology has such small degrees"),
                     where=f"plan search, {call.name}",
                     fix="change the batch, the model or the number of GPUs, or allow more axes",
                 )
@@ -151,10 +151,10 @@ class _LocalSearch:
     """
 
     def __init__(
-        self, judge: PlanJudge, over: Callable[[Sequence[int]], float], draw: random.Random
+        self, evaluator: PlanEvaluator, over: Callable[[Sequence[int]], float], draw: random.Random
     ) -> None:
-        self._judge, self._over, self._draw = judge, over, draw
-        self._sizes = [len(options) for options in judge.options]
+        self._evaluator, self._over, self._draw = evaluator, over, draw
+        self._sizes = [len(options) for options in evaluator.options]
         self.least_over = math.inf
 
     def run(self, until: float) -> list[int] | None:
@@ -166,7 +166,7 @@ class _LocalSearch:
             if starts:
                 plan = self._descend(starts.pop(), until)
             else:
-                assert best is not None  # there is a plain plan
+                assert best is not None  # a simple plan exists
                 plan = self._descend(self._shaken(best), until)
             quiet += not starts
             value = self._value(plan)
@@ -179,13 +179,13 @@ class _LocalSearch:
         plan, better = list(plan), True
         while better:
             better = False
-            places = dict.fromkeys(self._judge.options[i][o] for i, o in enumerate(plan))
-            for group in self._judge.groups():
+            places = dict.fromkeys(self._evaluator.options[i][o] for i, o in enumerate(plan))
+            for group in self._evaluator.groups():
                 for place in places:
                     moved = self._at(plan, group, place)
                     if (
                         moved is not None
-                        and self._judge.parts(moved) < self._judge.parts(plan)
+                        and self._evaluator.parts(moved) < self._evaluator.parts(plan)
                         and self._value(moved) <= longest_s
                     ):
                         plan, better = moved, True
@@ -195,7 +195,7 @@ class _LocalSearch:
         """Returns seconds per step, more than any fitting plan if too large; infinite if not below
         ``below``.
         """
-        step_s = self._judge.step_s(plan)
+        step_s = self._evaluator.step_s(plan)
         if step_s >= below - EPSILON:
             return math.inf
         over = self._over(plan)
@@ -204,19 +204,19 @@ class _LocalSearch:
 
     def _plain_plans(self) -> list[list[int]]:
         """Plans with all calls at one place, as far as allowed; the most promising last."""
-        every = dict.fromkeys(place for each in self._judge.options for place in each)
+        every = dict.fromkeys(place for each in self._evaluator.options for place in each)
         plans = []
         for place in every:
             plan = [
                 each.index(place) if place in each else self._cheapest(i)
-                for i, each in enumerate(self._judge.options)
+                for i, each in enumerate(self._evaluator.options)
             ]
-            plans.append((self._judge.step_s(plan), plan))
+            plans.append((self._evaluator.step_s(plan), plan))
         plans.sort(key=lambda pair: -pair[0])
         return [plan for _, plan in plans[-12:]]
 
     def _cheapest(self, call: int) -> int:
-        return min(range(self._sizes[call]), key=lambda o: self._judge.own_s[call][o])
+        return min(range(self._sizes[call]), key=lambda o: self._evaluator.own_s[call][o])
 
     def _descend(self, plan: list[int], until: float) -> list[int]:
         """Moves single calls, and all calls of a role, while that improves the plan."""
@@ -224,11 +224,11 @@ class _LocalSearch:
         better = True
         while better and time.monotonic() < until:
             better = False
-            for group in self._judge.groups():
+            for group in self._evaluator.groups():
                 for option in self._draw.sample(
                     range(self._sizes[group[0]]), self._sizes[group[0]]
                 ):
-                    moved = self._at(plan, group, self._judge.options[group[0]][option])
+                    moved = self._at(plan, group, self._evaluator.options[group[0]][option])
                     if moved is None or moved == plan:
                         continue
                     found = self._value(moved, below=value)
@@ -240,7 +240,7 @@ class _LocalSearch:
         """Returns the plan with these calls at ``place``; None if one of them can't be there."""
         moved = list(plan)
         for call in group:
-            index = self._judge.index_of[call].get(place)
+            index = self._evaluator.index_of[call].get(place)
             if index is None:
                 return None
             moved[call] = index

@@ -35,7 +35,7 @@ class CallWork:
         release_s: after it, before the reply (offload).
         together: its workers enter collectives, so none computes before the last has come.
         before, after: weight movements of its hooks, in order.
-        trains: the role whose weights it updates; empty: none.
+        trains: role that it trains; empty: none.
     """
 
     call: str

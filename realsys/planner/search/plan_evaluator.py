@@ -16,10 +16,10 @@ from realsys.planner.allocation import CallAllocation
 from realsys.planner.time.costs import Costs, release_s, works_of
 from realsys.planner.time.simulate_steps import simulate
 
-STEPS_AHEAD = 5  # simulated steps where calls run ahead: the second is in stride, the last is not
+STEPS_AHEAD = 5  # simulated steps if calls run ahead: the second is steady, the last is not
 
 
-class PlanJudge:
+class PlanEvaluator:
     """Evaluates plans of one graph over given options.
 
     Attributes:
@@ -60,8 +60,8 @@ class PlanJudge:
         ]
         numbers: dict[CallAllocation, int] = {}
         self._place = [[numbers.setdefault(p, len(numbers)) for p in each] for each in options]
-        self._move_s = cache(self._ask_move_s)
-        self._fetch_s = cache(self._ask_fetch_s)
+        self._move_s = cache(self._move_cost_s)
+        self._fetch_s = cache(self._fetch_cost_s)
 
     def groups(self) -> list[tuple[int, ...]]:
         """Lists sets of calls that are moved together: each alone, those of a role, all."""
@@ -169,7 +169,7 @@ class PlanJudge:
             free[worker] = at
         return at
 
-    def _ask_move_s(self, call: int, option: int, home: int, home_option: int) -> float:
+    def _move_cost_s(self, call: int, option: int, home: int, home_option: int) -> float:
         role = self.graph.nodes[call].role
         return self.costs.realloc_s(
             role, self.options[home][home_option], self.options[call][option]
@@ -182,6 +182,8 @@ class PlanJudge:
         )
         return self._fetch_s(call, plan[call], elsewhere) if elsewhere else 0.0
 
-    def _ask_fetch_s(self, call: int, option: int, elsewhere: tuple[tuple[int, int], ...]) -> float:
+    def _fetch_cost_s(
+        self, call: int, option: int, elsewhere: tuple[tuple[int, int], ...]
+    ) -> float:
         sources = {self.graph.nodes[p].name: self.options[p][o] for p, o in elsewhere}
         return self.costs.fetch_s(self.graph.nodes[call], self.options[call][option], sources)
