@@ -30,7 +30,11 @@ def argument_problems(kind: str, name: str, args: Mapping[str, Any]) -> Iterator
         return  # told elsewhere
     made_by = registry.find(kind, name)
     if dataclasses.is_dataclass(made_by):
-        known = {f.name: hints(made_by)[f.name] for f in dataclasses.fields(made_by) if f.init}
+        try:
+            types = hints(made_by)
+        except NameError:  # a name that only a type checker sees: the worker will tell
+            return
+        known = {f.name: types[f.name] for f in dataclasses.fields(made_by) if f.init}
     elif getattr(made_by, "__init__", None) is object.__init__:
         known = {}
     else:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 
 from launcher.submit.planning import make_plan
+from realsys.api import registry
 from realsys.api.errors import ConfigError
+from realsys.config.plugin_arguments import argument_problems
 
 pytestmark = pytest.mark.usefixtures("file_root")
 
@@ -48,3 +52,14 @@ def test_arguments_of_their_type_are_planned() -> None:
     (worker, *_) = make_plan("grpo-math-async", words, trial="a").phases[-1].config.rollout_worker
     assert worker.agent_args == {"max_turns": 3}
     assert worker.env_args["discount"] == 1
+
+
+def test_a_class_whose_types_can_not_be_resolved_is_left_to_the_worker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    @dataclass
+    class Hidden:
+        size: NoSuchName  # type: ignore[name-defined]  # noqa: F821
+
+    monkeypatch.setitem(registry._registered["agent"], "hidden", Hidden)
+    assert list(argument_problems("agent", "hidden", {"wrong": 1})) == []
