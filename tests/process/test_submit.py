@@ -42,6 +42,7 @@ from pathlib import Path
 from realsys.api.errors import KeyNotFound
 from realsys.api.plan import read_plan
 from realsys.trial.records import *
+from realsys.name_resolve.key_table import TrialKeys
 from realsys.name_resolve.open import open_store
 
 def supervise(trial_dir, plan_hash):
