@@ -23,7 +23,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -294,6 +294,18 @@ def model_folders() -> Iterator[Case]:
         "no tensors": _header({}),
     }.items():
         yield _model(f"weights {name}", {"model.safetensors": data})
+    for name, index in {
+        "list": "[]",
+        "map of lists": '{"weight_map": {"a": ["x"]}}',
+        "map of numbers": '{"weight_map": {"a": 3}}',
+        "map of tables": '{"weight_map": {"a": {"b": "c"}}}',
+        "nul": '{"weight_map": {"a": "a\\u0000"}}',
+        "elsewhere": '{"weight_map": {"a": "/dev/zero"}}',
+        "no shard": '{"weight_map": {"a": "b.safetensors"}}',
+        "folder": '{"weight_map": {"a": "."}}',
+    }.items():
+        case = _model(f"index {name}", {"model.safetensors.index.json": index})
+        yield replace(case, files={k: v for k, v in case.files.items() if k != "model.safetensors"})
     for name, text in {"loop": "{% for a in range(10**9) %}x{% endfor %}", "open": "{% if"}.items():
         files = {"tokenizer.json": TOKENIZER, "chat_template.jinja": text}
         yield _model(f"template {name}", files)

@@ -245,12 +245,17 @@ def heartbeat_targets() -> dict[str, Target]:
     register = h.Register(
         record=RECORD, status=STATUS, ttl_s=15.0, timeout_s=5.0, watch_keys=("k",)
     )
-    up = (BEGIN, register, h.Tell(status=STATUS), h.Goodbye(status=STATUS, timeout_s=3.0))
+    up = (
+        BEGIN,
+        register,
+        h.StatusUpdate(status=STATUS),
+        h.Deregister(status=STATUS, timeout_s=3.0),
+    )
     down = (
         h.Registered(),
         h.RegistrationRefused(kind="StoreError", what="w", where="x", fix="f"),
-        h.StopAsked(request=STOP),
-        h.Commanded(value=records.dumps(COMMAND)),
+        h.StopRequested(request=STOP),
+        h.CommandReceived(value=records.dumps(COMMAND)),
         h.Terminate(code=70, kind="Fenced", why="w"),
         h.Deregistered(trouble="t"),
     )

@@ -1,8 +1,9 @@
-"""``ppo-math-split``: ``ppo-math`` with actor and reference on one half of the model workers, critic and
-reward on the other.
+"""``ppo-math-split``: ``ppo-math`` with actor and reference on one half of the workers, critic and reward
+on the other.
 
-The halves compute at the same time: reference, values and reward beside one another, and both updates.
-During the first steps only the critic learns, so that the policy never follows values of a new head.
+The halves compute concurrently: reference, values and reward at the same time, and both updates. During
+the first steps only the critic is trained, so that the policy never follows the values of an untrained
+head.
 """
 
 from __future__ import annotations

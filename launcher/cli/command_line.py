@@ -1,37 +1,88 @@
-"""The command line: which verbs there are, and what becomes of an error.
+"""The command line: its verbs, and the handling of errors.
 
-For launcher/cli/entry.py, which hands over what it can't answer itself. A RealsysError is three lines
-(or a JSON document) and its exit status; anything else that escapes is our bug and says so. The
-verbs are in run_verbs.py, inspect_verbs.py, site_verbs.py and etcd_verbs.py.
+For launcher/cli/entry.py, which passes on what it can't answer itself. A RealsysError becomes three lines
+(or a JSON document) and its exit status; any other exception is reported as a bug in realsys. The verbs
+are in launcher/cli/verbs/.
 """
 
 from __future__ import annotations
 
+import importlib
 import logging
 import sys
 import traceback
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from launcher.cli.shared_options import INSPECT, RUN, SETUP
-from launcher.cli.verbs import (
-    etcd_verbs,
-    inspect_verbs,
-    remove_verbs,
-    run_verbs,
-    site_verbs,
-    worker_verbs,
-)
 from launcher.terminal.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from realsys.api.errors import RealsysError
 
+# Verb -> its panel of the help page, its module in launcher/cli/verbs, its function.
+VERBS: dict[str, tuple[str, str, str]] = {
+    "launch": (RUN, "run_verbs", "launch"),
+    "plan": (RUN, "run_verbs", "plan"),
+    "resume": (RUN, "run_verbs", "resume"),
+    "replay": (RUN, "run_verbs", "replay"),
+    "stop": (RUN, "run_verbs", "stop"),
+    "wait": (RUN, "run_verbs", "wait"),
+    "rm": (RUN, "remove_verbs", "rm"),
+    "status": (INSPECT, "inspect_verbs", "status"),
+    "watch": (INSPECT, "inspect_verbs", "watch"),
+    "explain": (INSPECT, "inspect_verbs", "explain"),
+    "logs": (INSPECT, "inspect_verbs", "logs"),
+    "exec": (INSPECT, "worker_verbs", "exec_"),
+    "tell": (INSPECT, "worker_verbs", "tell"),
+    "scale": (INSPECT, "worker_verbs", "scale"),
+    "ls": (INSPECT, "inspect_verbs", "ls"),
+    "show": (INSPECT, "inspect_verbs", "show"),
+    "graph": (INSPECT, "inspect_verbs", "graph"),
+    "report": (INSPECT, "inspect_verbs", "report"),
+    "experiments": (SETUP, "inspect_verbs", "experiments"),
+    "schema": (SETUP, "inspect_verbs", "schema"),
+    "clusters": (SETUP, "site_verbs", "clusters"),
+    "doctor": (SETUP, "site_verbs", "doctor"),
+    "image": (SETUP, "site_verbs", "image"),
+    "etcd": (SETUP, "etcd_verbs", "etcd"),
+    "completion": (SETUP, "site_verbs", "completion"),
+}
+
+
+class LazyVerbs(TyperGroup):
+    """Imports and builds the command of a verb on demand. (Typer's own click is untyped here.)"""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Names of all verbs, in the order of the help page."""
+        return list(VERBS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command of a verb; None for an unknown word, whose refusal looks in ``commands`` for the
+        nearest."""
+        for name in (cmd_name,) if cmd_name in VERBS else VERBS:
+            if name not in self.commands:
+                self.commands[name] = verb_command(name)
+        return self.commands.get(cmd_name)
+
+
+def verb_command(name: str) -> Any:
+    """Builds the command of one verb."""
+    panel, module, function = VERBS[name]
+    verb = getattr(importlib.import_module(f"launcher.cli.verbs.{module}"), function)
+    alone = typer.Typer(
+        add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich"
+    )
+    alone.command(name, rich_help_panel=panel)(verb)
+    return typer.main.get_command(alone)
+
+
 app = typer.Typer(
     name="realsys",
-    help="Launch RL post-training experiments and look after them.",
+    cls=LazyVerbs,
+    help="Launch and manage RL post-training experiments.",
     epilog="Exit status and settings: docs/cli.md",
     context_settings={"help_option_names": ["-h", "--help"]},
     add_completion=False,
@@ -39,70 +90,13 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-PANELS: tuple[tuple[str, tuple[Callable[..., int], ...]], ...] = (
-    (
-        RUN,
-        (
-            run_verbs.launch,
-            run_verbs.plan,
-            run_verbs.resume,
-            run_verbs.replay,
-            run_verbs.stop,
-            run_verbs.wait,
-            remove_verbs.rm,
-        ),
-    ),
-    (
-        INSPECT,
-        (
-            inspect_verbs.status,
-            inspect_verbs.watch,
-            inspect_verbs.explain,
-            inspect_verbs.logs,
-            worker_verbs.exec_,
-            worker_verbs.tell,
-            worker_verbs.scale,
-            inspect_verbs.ls,
-            inspect_verbs.show,
-            inspect_verbs.graph,
-            inspect_verbs.report,
-        ),
-    ),
-    (
-        SETUP,
-        (
-            inspect_verbs.experiments,
-            inspect_verbs.schema,
-            site_verbs.clusters,
-            site_verbs.doctor,
-            site_verbs.image,
-            etcd_verbs.etcd,
-        ),
-    ),
-)
-for _panel, _verbs in PANELS:
-    for _verb in _verbs:
-        app.command(_verb.__name__.rstrip("_"), rich_help_panel=_panel)(_verb)
-
-
-@app.command(rich_help_panel=SETUP)
-def completion(
-    shell: Annotated[str, typer.Argument(metavar="bash|zsh|fish", help="Your shell.")],
-) -> int:
-    """Print a script that makes Tab complete verbs, experiments, trials and workers."""
-    from launcher.cli.completion import SCRIPTS
-
-    if shell not in SCRIPTS:
-        raise typer.BadParameter(f"no completion for {shell!r}; use one of {', '.join(SCRIPTS)}")
-    sys.stdout.write(SCRIPTS[shell])
-    return ExitCode.OK
 
 
 @app.callback()
 def options(
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
 ) -> None:
-    """Launch RL post-training experiments and look after them."""
+    """Launch and manage RL post-training experiments."""
 
 
 def run(words: list[str]) -> int:
@@ -111,7 +105,7 @@ def run(words: list[str]) -> int:
     from realsys.trial.folders import restrict_umask
 
     restrict_umask()
-    # What our libraries log is for workers' logs; here every message is printed on purpose.
+    # Log records of realsys are for workers' logs; the command line prints its messages explicitly.
     logging.getLogger("realsys").addHandler(logging.NullHandler())
     as_json = "--json" in words
     try:
@@ -124,7 +118,7 @@ def run(words: list[str]) -> int:
         return _refuse(error, as_json=as_json)
     except (KeyboardInterrupt, typer.Abort):
         return ExitCode.INTERRUPTED
-    except SystemExit as leaving:  # a reader that closed its pipe
+    except SystemExit as leaving:  # the reader of a pipe closed it
         return leaving.code if isinstance(leaving.code, int) else ExitCode.RUN_FAILED
     except Exception as error:  # outermost frame
         missing = _missing_extra(error, words)
@@ -135,7 +129,7 @@ def run(words: list[str]) -> int:
 
 
 def _usage(error: typer.TyperException, words: list[str], *, as_json: bool) -> int:
-    """A command line that can't be understood."""
+    """Reports a command line that can't be parsed."""
     from launcher.terminal import output
     from realsys.api.errors import RealsysError
 
@@ -172,7 +166,7 @@ def _missing_extra(error: Exception, words: list[str]) -> RealsysError | None:
 
 
 def _bug(error: Exception, *, as_json: bool) -> int:
-    """An exception that nobody raised on purpose, with all that a report needs."""
+    """Reports an unexpected exception, with everything that a bug report needs."""
     from launcher.terminal import output
     from realsys.api.errors import InternalError
 
@@ -184,7 +178,7 @@ def _bug(error: Exception, *, as_json: bool) -> int:
     problem = InternalError(
         f"bug in realsys: {type(error).__name__}: {error}",
         where=f"{last.filename}:{last.lineno} in {last.name}",
-        fix="report it with the traceback above; if the place is in a file of your own, repair that",
+        fix="report it with the traceback above; if the location is in a file of yours, fix that file",
     )
     output.error(problem, as_json=as_json)
     return ExitCode.BUG

@@ -1,6 +1,6 @@
-"""What `status`, `ls`, `plan`, `show` and `experiments` print for people, as lines and tables.
+"""Prints `status`, `ls`, `show` and `experiments` as lines and tables.
 
-Values in, text out through launcher/terminal/output.py; the `--json` documents carry the same values.
+Values in, text out through launcher/terminal/output.py; the `--json` documents have the same values.
 """
 
 from __future__ import annotations
@@ -10,38 +10,26 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from launcher.plan.memory_check import memory_of_plan, servers_of_plan
-from launcher.plan.plan_view import (
-    ALLOCATION_HEAD,
-    MEMORY_HEAD,
-    allocation_rows,
-    memory_rows,
-    server_rows,
-)
-from launcher.plan.rollout_view import rollout_lines
 from launcher.slurm.query.time_left import time_warning, time_words
 from launcher.terminal import output
 from launcher.terminal.text import duration, headline, moment, times
-from launcher.trials.render import last_words, progress_line, rates
+from launcher.trials.render import failure_details, progress_line, rates
 from launcher.trials.trial_view import TrialView
-from realsys.api.plan import LaunchPlan, PhasePlan
 from realsys.config.option_tree import OptionRow, value_text
 
 if TYPE_CHECKING:
     from realsys.observability.predicted import PredictedRow
 
-MANY_WORKERS = 16  # of more, the first and the last stand for all
-
 
 def print_status(view: TrialView) -> None:
-    """One trial: state, progress, workers."""
+    """Prints one trial: state, progress, workers."""
     say = output.data
     say(f"{view.trial}  {view.state.value}" + (f"  attempt {view.attempt}" if view.attempt else ""))
     if view.reason:
         say(f"  why       {view.reason}")
     if view.fix:
         say(f"  fix       {view.fix}")
-    for line in last_words(view):
+    for line in failure_details(view):
         say(line)
     if view.progress:
         p = view.progress
@@ -50,7 +38,7 @@ def print_status(view: TrialView) -> None:
             say(f"  metrics   {headline(p.headline)}")
         for name, where in p.running.items():
             say(f"  computes  {name} on {where}")
-    if evaluated := evaluated_words(view.metrics):
+    if evaluated := evaluation_text(view.metrics):
         say(f"  evaluated {evaluated}")
     if view.job:
         say(f"  job       {_job_words(view)}")
@@ -77,13 +65,13 @@ def print_status(view: TrialView) -> None:
 
 
 def print_times(rows: Sequence[PredictedRow]) -> None:
-    """Step and calls, predicted and measured."""
+    """Prints step and calls, predicted and measured."""
     from realsys.observability.predicted import error_text
 
     output.data()
     if not rows:
         output.say(
-            "no time was predicted for this trial (realsys plan says how), or no step is done"
+            "no times: none was predicted for this trial (see realsys plan), or no step has finished"
         )
         return
     output.table(
@@ -93,15 +81,15 @@ def print_times(rows: Sequence[PredictedRow]) -> None:
 
 
 def _job_words(view: TrialView) -> str:
-    """``892026  RUNNING on n[1-2]``."""
+    """Renders ``892026  RUNNING on n[1-2]``."""
     job = view.job
     assert job is not None
     words = f"{', '.join(view.job_ids) or job.job_id}  {job.slurm_state}"
     return words + (f" on {job.nodes}" if job.nodes else "")
 
 
-def evaluated_words(metrics: Mapping[str, Any]) -> str:
-    """``step 200: accuracy 0.5``, of the newest saved checkpoint that was evaluated."""
+def evaluation_text(metrics: Mapping[str, Any]) -> str:
+    """Renders ``step 200: accuracy 0.5`` for the newest evaluated checkpoint."""
     prefix = "auto_eval/"
     figures = {k.removeprefix(prefix): v for k, v in metrics.items() if k.startswith(prefix)}
     step = figures.pop("step", None)
@@ -119,7 +107,7 @@ def _worker_row(worker: Any) -> tuple[str, ...]:
 
 
 def print_trials(views: Iterable[TrialView]) -> None:
-    """All trials, newest first."""
+    """Prints all trials, newest first."""
     rows = [
         (
             view.trial,
@@ -136,76 +124,8 @@ def print_trials(views: Iterable[TrialView]) -> None:
     output.table(("trial", "state", "launched", "step", "last metrics"), rows)
 
 
-def print_plan(plan: LaunchPlan) -> None:
-    """Everything that was decided."""
-    say, memory, servers = output.data, memory_of_plan(plan), servers_of_plan(plan)
-    say(f"{plan.trial} on {plan.cluster.name} ({plan.cluster.scheduler})")
-    say(f"  folder  {plan.trial_dir}")
-    say(f"  store   {plan.name_resolve_url}")
-    for name in plan.imports:
-        say(f"  import  {name}")
-    for i, phase in enumerate(plan.phases, 1):
-        say()
-        _print_phase(
-            phase, f"phase {i} of {len(plan.phases)}: {phase.name} ({phase.experiment_name})"
-        )
-        say()
-        output.table(ALLOCATION_HEAD, allocation_rows(phase.config))
-        if rows := memory_rows(memory[phase.name]) + server_rows(servers[phase.name]):
-            say()
-            output.table(MEMORY_HEAD, rows)
-    say()
-    for warning in plan.warnings:
-        output.warn(warning)
-
-
-def _print_phase(phase: PhasePlan, title: str) -> None:
-    say = output.data
-    say(title)
-    control = phase.config.exp_ctrl
-    steps = "" if control.benchmark_steps is None else f", at most {control.benchmark_steps} steps"
-    say(f"  length  {control.total_train_epochs} epoch(s){steps}")
-    for kind, group in phase.scheduling.groups().items():
-        s = group.scheduling
-        image = f", image {s.container_image}" if s.container_image else ""
-        say(
-            f"  tasks   {group.count} × {kind.value}: {s.cpu} cpu, {s.gpu:g} gpu, {s.mem} MiB{image}"
-        )
-    graph = phase.config.graph()
-    for number, level in enumerate(graph.levels, 1):
-        calls = [
-            f"{name} ({graph[name].model_name} {graph[name].interface_type.value}, "
-            f"{graph[name].n_seqs} seqs)"
-            for name in level
-        ]
-        _print_wrapped(f"  level {number} ", calls)
-    for line in rollout_lines(phase.config):
-        say(line)
-    workers = phase.config.model_worker
-    shown = range(len(workers)) if len(workers) <= MANY_WORKERS else (0, 1, 2, len(workers) - 1)
-    for i in shown:
-        if i and i - 1 not in shown:
-            say(f"  … {i - 3} more")
-        shards = [f"{s.id} [{s.backend.type_}]" for s in workers[i].shards]
-        _print_wrapped(f"  model_worker/{i} ", shards or ["nothing"])
-    if phase.publish:
-        say(f"  product {phase.publish}")
-
-
-def _print_wrapped(title: str, items: Sequence[str], width: int = 96) -> None:
-    """Items after a title, as many a line as fit, none cut."""
-    line = title
-    for i, item in enumerate(items):
-        piece = item + (", " if i + 1 < len(items) else "")
-        if len(line) + len(piece) > width and line.strip():
-            output.data(line.rstrip())
-            line = " " * len(title)
-        line += piece
-    output.data(line)
-
-
 def print_options(rows: Sequence[OptionRow], *, width: int) -> None:
-    """Every option: name and default, then its range, unit and meaning."""
+    """Prints every option: name and default, then its range, unit and meaning."""
     block: list[OptionRow] = []
     for row in rows:
         if row.section:
@@ -219,7 +139,7 @@ def print_options(rows: Sequence[OptionRow], *, width: int) -> None:
 
 
 def _print_block(rows: Sequence[OptionRow], width: int) -> None:
-    """The options of one group, aligned among themselves."""
+    """Prints the options of one group, aligned with each other."""
     names = max((len(row.path) for row in rows), default=0)
     values = min(24, max((len(value_text(row.default)) for row in rows), default=0))
     for row in rows:
@@ -235,10 +155,10 @@ def _print_block(rows: Sequence[OptionRow], width: int) -> None:
 
 
 def print_experiments(found: Sequence[tuple[str, str]]) -> None:
-    """Names with the first line of each one's documentation."""
+    """Prints names with the first line of each one's documentation."""
     output.table(("experiment", "what it does"), found)
 
 
 def one_line(view: TrialView) -> str:
-    """For messages."""
+    """Renders the trial in one line, for messages."""
     return progress_line(view)

@@ -10,44 +10,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from realsys.api.errors import ConfigError
 from realsys.api.model import GenerationHyperparameters
-
-
-def option(
-    default: Any,
-    meaning: str,
-    *,
-    unit: str = "",
-    ge: float | None = None,
-    gt: float | None = None,
-    le: float | None = None,
-    lt: float | None = None,
-    choices: tuple[str, ...] = (),
-) -> Any:
-    """A dataclass field with its meaning, unit and allowed range."""
-    metadata: dict[str, Any] = {
-        "meaning": meaning,
-        "description": f"{meaning} ({unit})"
-        if unit
-        else meaning,  # this and the ranges: pydantic's names
-        "unit": unit,
-        "ge": ge,
-        "gt": gt,
-        "le": le,
-        "lt": lt,
-        "choices": choices,
-    }
-    if choices:
-        metadata["json_schema_extra"] = {"enum": [*choices, *([None] if default is None else [])]}
-    if isinstance(default, Mapping):
-        return field(default_factory=lambda: dict(default), metadata=metadata)
-    if dataclasses.is_dataclass(default):
-        return field(default_factory=lambda: default, metadata=metadata)
-    return field(default=default, metadata=metadata)
+from realsys.api.option_fields import option as option
 
 
 def range_problems(options: Any, *, path: str = "") -> Iterator[ConfigError]:

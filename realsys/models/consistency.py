@@ -56,7 +56,9 @@ def consistency_faults(path: str | Path, *, critic: bool = False) -> Iterator[Ch
     layers = {int(m[1]) for name in shapes if (m := _LAYER.search(name))}
     if layers and facts.num_layers and "text_config" not in config:
         there = max(layers) + 1
-        further = config.get("num_nextn_predict_layers") or 0  # some models store these after the others
+        further = (
+            config.get("num_nextn_predict_layers") or 0
+        )  # some models store these after the others
         if there not in (facts.num_layers, facts.num_layers + further):
             yield CheckpointError(
                 f"config.json says {facts.num_layers} layers, the weights have {there}",
@@ -136,9 +138,7 @@ def _shape_faults(
     missing = [w.name for w in body if w.name not in found]
     if missing:
         names = ", ".join(missing[:3]) + (", …" if len(missing) > 3 else "")
-        yield CheckpointError(
-            f"{len(missing)} weights are missing: {names}", where=where, fix=_FIX
-        )
+        yield CheckpointError(f"{len(missing)} weights are missing: {names}", where=where, fix=_FIX)
     others = [(w.name, found[w.name], list(w.shape)) for w in body if w.name in found]
     if others := [o for o in others if o[1] != o[2]]:
         yield _misfit(others, where)

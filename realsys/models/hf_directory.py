@@ -164,8 +164,10 @@ def _tensors(root: Path) -> dict[str, list[int]]:
 
 def _sharded_tensors(root: Path) -> dict[str, list[int]]:
     weight_map = _read_json(root / WEIGHTS_INDEX).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        what = f"{WEIGHTS_INDEX} has no weight_map"
+    weight_map = weight_map if isinstance(weight_map, dict) else {}
+    names = list(weight_map.values())
+    if not names or not all(isinstance(name, str) and "\0" not in name for name in names):
+        what = f"{WEIGHTS_INDEX} has no weight_map of file names"
         raise CheckpointError(what, where=str(root / WEIGHTS_INDEX), fix=_COPY_AGAIN)
     shards = {name: safetensors_shapes(root / name) for name in sorted(set(weight_map.values()))}
     if lost := [key for key, shard in weight_map.items() if key not in shards[shard]]:

@@ -1,8 +1,8 @@
-"""Certificates that are made at run time, in memory: of a run's own etcd, of a generation server.
+"""Creates certificates at run time, in memory: for a run's own etcd, and for a generation server.
 
-An ``Authority`` is forgotten with its process: nobody can sign another certificate then, not even who
-reads every file of the run. Behind a ``self_signed`` one stands nobody: who calls compares the SHA-256
-with what the server registered. Elliptic keys (P-256), in PEM.
+The key of an ``Authority`` exists in memory only: once it is forgotten, no further certificate can be
+signed, even with access to every file of the run. A ``self_signed`` certificate has no authority: clients
+compare its SHA-256 with the one that the server registered. Elliptic keys (P-256), as PEM.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ class KeyPair:
     key_pem: str = field(repr=False)
 
     def to_files(self, cert: Path, key: Path) -> None:
-        """Writes both; the key can be read by its owner only. Neither file may be there."""
+        """Writes both files, which must not exist; only the owner can read the key."""
         write_private(cert, self.cert_pem.encode())
         write_private(key, self.key_pem.encode())
 
     @property
     def sha256(self) -> str:
-        """Of the certificate's DER form, in hex, as clients pin it."""
+        """SHA-256 of the certificate's DER form in hex, as clients pin it."""
         return hashlib.sha256(ssl.PEM_cert_to_DER_cert(self.cert_pem)).hexdigest()
 
 
 class Authority:
-    """Signs certificates of one purpose; ``ca_pem`` is what others check them with.
+    """Signs certificates of one purpose; others verify them with ``ca_pem``.
 
     Args:
         life: of what it signs, and of itself, from now.
@@ -69,11 +69,12 @@ class Authority:
         return _pem(self._cert)
 
     def server(self, name: str, hosts: tuple[str, ...]) -> KeyPair:
-        """For who listens as ``hosts`` (names or addresses). Servers that call each other need it too."""
+        """Issues a certificate for a server on ``hosts`` (names or addresses), also for servers that call
+        each other."""
         return self._issue(name, hosts)
 
     def client(self, name: str) -> KeyPair:
-        """For who calls; it can't be used to listen."""
+        """Issues a certificate for a client; it can't be used to listen."""
         return self._issue(name, ())
 
     def _issue(self, name: str, hosts: tuple[str, ...]) -> KeyPair:

@@ -8,7 +8,6 @@ the copy. A trial on this machine starts at once and runs the code as it is.
 
 from __future__ import annotations
 
-import compileall
 import functools
 import hashlib
 import importlib.util
@@ -133,6 +132,8 @@ def take_snapshot(
     Raises:
         OSError: the copy can't be written.
     """
+    import compileall  # `plan` names a snapshot and takes none
+
     root = root or code_root()
     copied, left_out = 0, []
     shutil.rmtree(files.code, ignore_errors=True)

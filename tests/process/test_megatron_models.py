@@ -96,7 +96,7 @@ def weights(rank, model, family, layout):
 
 def covers(held, promised):
     """Whether the windows of a weight are, joined, just the boxes that the layout names."""
-    inside = all(any(box.meet(outer) == box for outer in promised) for box, _ in held)
+    inside = all(any(box.intersection(outer) == box for outer in promised) for box, _ in held)
     return inside and sum(b.numel for b, _ in held) == sum(b.numel for b in promised)
 
 

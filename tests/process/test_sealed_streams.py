@@ -305,7 +305,7 @@ def offered(server: TensorServer):
         made.append(server._streams.offer())
         done.set()
 
-    server._loop.call_soon_threadsafe(make)
+    server._thread._loop.call_soon_threadsafe(make)
     assert done.wait(WAIT_S)
     return made[0]
 

@@ -248,9 +248,7 @@ def test_after_a_node_fell_silent_a_resume_offers_the_others(
         failed = wait_until(files, lambda v: v.state is State.FAILED, timeout_s=90)
     finally:
         undo()
-    assert (
-        failed.fix == f"realsys resume {name_of(files)} --exclude {node}, which takes other nodes"
-    )
+    assert failed.fix == f"realsys resume {name_of(files)} --exclude {node}, which uses other nodes"
     done = slurm_trials.run("resume", name_of(files), "--detach", "--exclude", node)
     assert done.returncode == 0, done.stderr
     again = wait_until(files, lambda v: v.attempt == 2 and bool(v.workers), timeout_s=60)

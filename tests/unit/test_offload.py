@@ -9,8 +9,8 @@ from realsys.api.errors import InternalError
 from realsys.api.model import FinetuneSpec, ModelName, ParallelGroups, ProcessTopology
 from realsys.backends.fsdp import FSDPBackend
 from realsys.backends.hf import offload
-from realsys.backends.hf.singleton_group import singleton_group
 from realsys.backends.hf.offload import HostMemory
+from realsys.backends.hf.singleton_group import singleton_group
 from realsys.backends.inference import InferenceBackend
 from realsys.data.sequence_sample import SequenceSample
 from realsys.interfaces.answers import num_answer_tokens

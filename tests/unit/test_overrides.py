@@ -11,9 +11,12 @@ from typing import Any, Literal
 
 import pytest
 
+from launcher.plan.scheduling_options import LaunchSettings
+from launcher.submit.job_options import JobOptions
 from realsys.api.errors import ConfigError, ConfigErrors
 from realsys.api.options import option
-from realsys.config.overrides import apply_settings, with_settings
+from realsys.config.overrides import apply_overrides, apply_settings, with_settings
+from realsys.config.settings import read_words
 
 
 class Colour(StrEnum):
@@ -192,7 +195,8 @@ def test_checks_between_fields_wait_for_readable_fields() -> None:
 
 def test_a_name_given_twice_is_refused_unless_equal() -> None:
     (problem,) = problems("seed=1", "seed=2")
-    assert problem.what == "seed is given twice: '1' and '2'"
+    assert problem.what == "seed is given twice"
+    assert problem.where == "seed, command line 'seed=1' and command line 'seed=2'"
     assert one("seed=2", "seed=2").seed == 2
 
 
@@ -212,7 +216,7 @@ def test_mistakes_in_the_file_have_their_line(tmp_path: Path) -> None:
     assert found["actor.optimizer.lr is 'abc'"] == f"actor.optimizer.lr, {config}:4"
     assert found["actor.optimizer.steps is 0"] == f"actor.optimizer.steps, {config}:5"
     assert found["no option called 'actor.pth'"] == f"{config}:6"
-    assert found["seed is given twice, in lines 1 and 7"] == f"{config}:7"
+    assert found["seed is given twice"] == f"seed, {config}:1 and {config}:7"
 
 
 @pytest.mark.parametrize(
@@ -310,8 +314,8 @@ def test_a_file_s_two_spellings_are_refused_with_both_lines(tmp_path: Path) -> N
     found = {p.what: p.where for p in problems(config=config)}
     lr, steps = (f"actor.optimizer.{name}" for name in ("lr", "steps"))
     assert found == {
-        f"{lr} is given twice, in two spellings": f"{lr}, {config}:1 and {config}:4",
-        f"{steps} is given twice, in two spellings": f"{steps}, {config}:5 and {config}:6",
+        f"{lr} is given twice": f"{lr}, {config}:1 and {config}:4",
+        f"{steps} is given twice": f"{steps}, {config}:5 and {config}:6",
     }
     assert apply_settings(Options, words=["seed=2"], config=config).options.seed == 2
 
@@ -402,3 +406,12 @@ def test_what_a_program_writes_into_a_pipe_is_read() -> None:
     os.close(writing)
     assert with_settings(Options, config=Path(f"/dev/fd/{reading}")).seed == 7
     os.close(reading)
+
+
+def test_an_option_of_the_command_line_and_a_word_for_the_same_are_refused() -> None:
+    words = list(read_words(["scheduling.all.partition=b"], []))
+    option = list(JobOptions(partition="a").settings())
+    (problem,) = apply_overrides(LaunchSettings(), [*words, *option]).problems
+    assert problem.what == "scheduling.all.partition is given twice"
+    assert "'scheduling.all.partition=b' and command line --partition" in problem.where
+    assert not apply_overrides(LaunchSettings(), option).problems

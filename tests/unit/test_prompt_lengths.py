@@ -112,5 +112,5 @@ def test_a_question_is_as_long_as_its_chat_template_makes_it(model, tmp_path):
 
 def test_of_many_questions_the_longest_and_some_of_everywhere_are_looked_at(monkeypatch):
     assert sample_of([5, 1, 3]) == [0, 1, 2]
-    monkeypatch.setattr(math_files, "LOOKED_AT", 4)
+    monkeypatch.setattr(math_files, "MAX_SAMPLED_QUESTIONS", 4)
     assert sample_of([1, 1, 1, 9, 1, 1, 1, 8, 1, 1]) == [0, 3, 5, 7]

@@ -40,18 +40,18 @@ def test_a_bucket_lands_in_its_places_in_whatever_pieces_it_comes(frame_bytes, m
                 for piece in part.bucket(bucket).pieces
             )
             assert len(data) == bucket.num_bytes
-            landing = assembly.landing(part, bucket)
+            sink = assembly.sink(part, bucket)
             for start in range(0, len(data), frame_bytes):
                 frame = memoryview(data)[start : start + frame_bytes]
-                if (buffer := landing.buffer(start, len(frame))) is not None:
+                if (buffer := sink.buffer(start, len(frame))) is not None:
                     buffer[:] = frame
-                landing.received(start, frame)
+                sink.received(start, frame)
             for piece in part.bucket(bucket).pieces:
                 place = tuple(map(slice, piece.box.start, piece.box.stop))
                 assert torch.equal(assembly.weights[piece.name][place], whole[piece.name][place])
-            with pytest.raises(ProtocolError, match="their checksum is another"):
-                landing.check()  # that of the list is of other bytes
-            assert landing._checksum.total == sum(data)
+            with pytest.raises(ProtocolError, match="their checksum differs"):
+                sink.check()  # that of the list is of other bytes
+            assert sink._checksum.total == sum(data)
 
 
 class SumOfBytes:
@@ -72,7 +72,7 @@ def test_a_bucket_of_columns_or_of_kept_weights_does_not_land():
     piece = bucket.pieces[0]
     columns = msgspec.structs.replace(piece, stop=(piece.stop[0], piece.stop[1] - 1))
     assembly = Assembly(part.weights, {}, BufferPool())
-    assert assembly.landing(part, bucket) is not None
-    assert assembly.landing(part, msgspec.structs.replace(bucket, pieces=(columns,))) is None
+    assert assembly.sink(part, bucket) is not None
+    assert assembly.sink(part, msgspec.structs.replace(bucket, pieces=(columns,))) is None
     kept = Assembly(part.weights, {"a": assembly.weights["a"]}, BufferPool())
-    assert kept.landing(part, bucket) is None
+    assert kept.sink(part, bucket) is None

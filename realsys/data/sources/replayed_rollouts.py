@@ -5,12 +5,12 @@ Datapoints are found by id; the earlier run's ledger records which step trained 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from realsys.api.bounded_files import parse_json, read_bounded_text
 from realsys.api.errors import DataError
 from realsys.data.rollout_dump import SUFFIX, RolloutDump
 from realsys.data.sequence_sample import SequenceSample
@@ -45,7 +45,9 @@ class RolloutDumpData:
             )
         self._dump = RolloutDump(files)
         try:
-            self._size = int(json.loads((Path(self.folder) / RUN_FILE).read_text())["dataset_size"])
+            self._size = int(
+                parse_json(read_bounded_text(Path(self.folder, RUN_FILE)))["dataset_size"]
+            )
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise DataError(
                 f"the run's record of its rollouts can't be read: {error!r}",

@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 
 import msgspec
 import torch
 import zmq
 import zmq.asyncio
 
-from realsys.api.errors import ClusterError, InternalError, RealsysError
+from realsys.api.errors import ClusterError, RealsysError
 from realsys.data.transfer.sealed_sender import SealedSender
 from realsys.data.transfer.shared_memory import MIN_SHARED_BYTES, SegmentPool, host_name
 from realsys.data.transfer.tensor_store import TensorStore
@@ -32,6 +30,7 @@ from realsys.data.transfer.transfer_messages import (
     sample_of,
 )
 from realsys.devices.streams import read_beside
+from realsys.runtime.background_thread import EventLoopThread
 from realsys.transport.authentication import (
     DOMAIN,
     HANDSHAKE_MS,
@@ -83,53 +82,33 @@ class TensorServer:
         self._host, self._ports = host, ports
         self._refusals = Refusals(f"{name} tensors")
         self._streams = SealedSender(name=name, host=host, ports=ports, refusals=self._refusals)
-        self._thread = threading.Thread(target=self._main, name=f"tensors {name}", daemon=True)
-        self._ready = threading.Event()
-        self._failure: BaseException | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._thread = EventLoopThread(self._serve, name=f"tensors {name}", on_end=self._over)
         self.endpoint = ""
 
     def start(self) -> TensorServer:
         """Binds a free port and starts serving."""
         self._thread.start()
-        if not self._ready.wait(10.0):
-            raise InternalError("the tensor server did not start in 10 s", where=self.name)
         self.raise_failure()
         return self
 
     def raise_failure(self) -> None:
-        """Raises the error that ended the thread, if it did not end through ``stop``."""
-        if self._failure is not None:
+        """Raises what ended the thread, if it did not end because it was asked to."""
+        if (failure := self._thread.failure) is not None:
             raise ClusterError(
-                f"{self.name} can't serve tensors: {self._failure}",
+                f"{self.name} can't serve tensors: {failure}",
                 where=f"tcp://{self._host}",
                 fix="name an interface of this host",
-            ) from self._failure
+            ) from failure
 
     def stop(self) -> None:
         """Ends the thread."""
-        if self._loop is not None and self._task is not None:
-            with suppress(RuntimeError):  # the loop has already ended
-                self._loop.call_soon_threadsafe(self._task.cancel)
-        self._thread.join(5.0)
+        self._thread.stop()
 
-    def _main(self) -> None:
-        try:
-            asyncio.run(self._serve())
-        except asyncio.CancelledError:
-            pass
-        except BaseException as error:  # raised again by start, and logged
-            while isinstance(error, BaseExceptionGroup):  # unwraps the task group's error
-                error = error.exceptions[0]
-            self._failure = error
-            logger.exception("tensor server ended name=%s", self.name)
+    def _over(self, failure: BaseException | None) -> None:
+        if failure is not None:
             self._on_failure()
-        finally:
-            self._ready.set()
 
-    async def _serve(self) -> None:
-        self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
+    async def _serve(self, ready: Callable[[], None]) -> None:
         context = zmq.asyncio.Context()
         authenticator = Authenticator(
             context, client_public=self._keypairs.client_public, refusals=self._refusals
@@ -147,7 +126,7 @@ class TensorServer:
         )
         try:
             self.endpoint = bind(socket, self._host, self._ports)
-            self._ready.set()
+            ready()
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(authenticator.run(), name=f"tensor authenticator {self.name}")
                 tasks.create_task(

@@ -1,7 +1,7 @@
 """Serves an aiohttp application over HTTPS on a free port, with a certificate of its own.
 
-Whoever connects must get to the end of a TLS handshake, and then of a first request's head, in some
-seconds each: who says nothing holds no connection.
+A client must complete the TLS handshake, and then a first request's head, within some seconds each; silent
+connections are closed.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class HttpsListener:
         self._server: asyncio.Server | None = None
 
     async def start(self) -> Self:
-        """Listens from now on.
+        """Starts listening.
 
         Raises:
             ClusterError: no port is free.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import datetime
 import logging
-import threading
 from typing import Self
 
 from realsys.name_resolve.etcd.access import EtcdAccess
 from realsys.name_resolve.etcd.expiry import endings, warning_of
+from realsys.runtime.background_thread import BackgroundThread
 
 LOOK_EVERY_S = 3600.0
 
@@ -26,8 +26,7 @@ class CertificateWatch:
     def __init__(self, access: EtcdAccess, *, every_s: float = LOOK_EVERY_S) -> None:
         self._access, self._every_s = access, every_s
         self._told: dict[str, int] = {}  # certificate → how urgent it was when it was told last
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="certificates", daemon=True)
+        self._thread = BackgroundThread(self._run, name="certificates")
 
     def start(self) -> Self:
         self._thread.start()
@@ -35,7 +34,7 @@ class CertificateWatch:
 
     def stop(self) -> None:
         """Ends the thread after its look; does not wait for it."""
-        self._ended.set()
+        self._thread.stop(wait_s=0.0)
 
     def look(self, now: datetime.datetime) -> None:
         """Looks once. A certificate that was renewed is told again when its time comes."""
@@ -46,9 +45,9 @@ class CertificateWatch:
             self._told[ending.what] = urgency
 
     def _run(self) -> None:
-        while not self._ended.is_set():
+        while not self._thread.is_ending:
             try:
                 self.look(datetime.datetime.now(datetime.UTC))
             except Exception:  # outermost frame: what only warns must not end anything
                 logger.exception("certificates not looked at")
-            self._ended.wait(self._every_s)
+            self._thread.pause(self._every_s)
