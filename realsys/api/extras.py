@@ -12,38 +12,25 @@ from importlib.util import find_spec
 
 from realsys.api.errors import ConfigError
 
-# Import name → extra. `train` brings `report`'s packages too.
-EXTRA_OF = {
-    **dict.fromkeys(
-        (
-            "torch",
-            "transformers",
-            "safetensors",
-            "accelerate",
-            "peft",
-            "numpy",
-            "aiohttp",
-            "xxhash",
-        ),
-        "train",
-    ),
-    "math_verify": "train",
+# Extra → import names. `train` brings `report`'s packages too.
+_PACKAGES = {
+    "train": "torch transformers safetensors accelerate peft numpy xxhash aiohttp math_verify",
     "megatron": "megatron",
-    "matplotlib": "report",
-    "tensorboard": "report",
+    "report": "matplotlib tensorboard",
     "wandb": "wandb",
 }
+EXTRA_OF = {name: extra for extra, names in _PACKAGES.items() for name in names.split()}
 
 
 def missing_packages(
     packages: Iterable[str], *, where: str, instead: str = ""
 ) -> list[ConfigError]:
-    """One error for each extra that would bring ``packages`` which are not installed here.
+    """Returns one error for each extra that would bring ``packages`` which are not installed here.
 
     Args:
         packages: import names, keys of EXTRA_OF.
         where: who needs them.
-        instead: another way out, told after the installation.
+        instead: another way out, appended to the fix.
     """
     missing: dict[str, list[str]] = {}
     for package in packages:
@@ -53,7 +40,7 @@ def missing_packages(
 
 
 def missing_module(name: str, where: str) -> ConfigError | None:
-    """The error for a module that could not be imported; None if no extra brings it."""
+    """Returns the error for a module that could not be imported, None if no extra brings it."""
     package = name.partition(".")[0]
     return _error(EXTRA_OF[package], [package], where, "") if package in EXTRA_OF else None
 
