@@ -2,7 +2,7 @@
 
 For launcher/cli/entry.py, which hands over what it can't answer itself. A RealsysError is three lines
 (or a JSON document) and its exit status; anything else that escapes is our bug and says so. The
-verbs are in run_verbs.py, inspect_verbs.py, site_verbs.py and etcd_verbs.py.
+verbs are in launcher/cli/verbs; only what is named is imported.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import importlib
 import logging
 import sys
 import traceback
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -54,11 +54,11 @@ VERBS: dict[str, tuple[str, str, str]] = {
 class LazyVerbs(TyperGroup):
     """Imports and builds the command of a verb when it is asked for."""
 
-    def list_commands(self, ctx: typer.Context) -> list[str]:
+    def list_commands(self, ctx: Any) -> list[str]:
         """Names of all verbs, in the order of the help page."""
         return list(VERBS)
 
-    def get_command(self, ctx: typer.Context, cmd_name: str) -> TyperCommand | None:
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """The command of a verb; None for an unknown word, whose refusal looks in ``commands`` for the
         nearest."""
         for name in (cmd_name,) if cmd_name in VERBS else VERBS:
@@ -75,7 +75,9 @@ def verb_command(name: str) -> TyperCommand:
         add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich"
     )
     alone.command(name, rich_help_panel=panel)(verb)
-    return typer.main.get_command(alone)
+    command = typer.main.get_command(alone)
+    assert isinstance(command, TyperCommand)
+    return command
 
 
 app = typer.Typer(
