@@ -9,7 +9,8 @@ $(VENV)/.installed: pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 -e '.[dev]'
 	touch $@
 
-.PHONY: install ppo-math slurm-packages etcd-packages test test-fast acceptance test-engines gpu-kit check format
+.PHONY: install ppo-math slurm-packages etcd-packages test test-fast acceptance test-engines gpu-kit check format \
+	coverage release-dry-run
 install: $(VENV)/.installed
 
 ppo-math: install
@@ -60,3 +61,14 @@ check: install
 format: install
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# Of the pure rooms ([tool.coverage.run] names them), by the unit tier alone.
+coverage: install
+	$(BIN)/python -m pip install --quiet coverage
+	$(BIN)/python -m coverage run -m pytest -q tests/unit
+	$(BIN)/python -m coverage report
+
+# What of a release can be done without an account (docs/releases.md): build, check, install, try.
+release-dry-run:
+	release/build dist
+	release/try_wheel dist/realsys-*.whl $(wildcard $(BIN)/python3)

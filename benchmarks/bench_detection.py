@@ -84,7 +84,7 @@ def play_worker(store: str, folder: str, index: int, host: str) -> None:
         ),
         on_stop=lambda request: None,
         on_command=lambda value: None,
-        on_over=lambda over: None,
+        on_terminate=lambda over: None,
     )
     record = WorkerRecord(
         worker=f"{TYPE}/{index}",
@@ -470,12 +470,11 @@ class Hung:
 
         from launcher.trials.trial_state import State
         from realsys.api.plan import read_plan
-        from realsys.worker.runner import trial_keys
 
         files = trials.launch("ppo-math", name, *words)
         view = trials.wait_for_step(files, STEPS_FIRST, timeout_s=DEADLINE_S)
         plan = read_plan(files.plan)
-        keys = trial_keys(plan)
+        keys = TrialKeys.of(plan)
         worker = f"{TYPE}/{rng.randrange(2)}"
         pid = worker_pid(view, worker)
         log = (files.root / "latest" / "logs" / "master_worker-0.log").read_text()

@@ -80,13 +80,13 @@ class Client:
             data="tcp://10.11.12.13:40001",
         )
         status = WorkerStatus(state="ready", attempt=1, token=ATTEMPT.token)
-        self.lease = self.keys.take(record, status, ttl_s=ttl_s)
+        self.lease = self.keys.register(record, status, ttl_s=ttl_s)
         self.judge = LeaseValidity(self.lease.ttl_s, granted_s=sent_s)
 
     def leave(self) -> float:
         """Says goodbye; returns when it began to."""
         began_s = time.monotonic()
-        self.keys.leave(WorkerStatus(state="done", attempt=1, token=ATTEMPT.token))
+        self.keys.deregister(WorkerStatus(state="done", attempt=1, token=ATTEMPT.token))
         return began_s
 
 
@@ -430,7 +430,7 @@ def bench_fan_out(url: str, etcd_pid: int, count: int, *, connections: int) -> N
 def look_s(leases: WorkerLeases) -> float:
     """How long one look of the supervisor takes."""
     began_s = time.monotonic()
-    found = leases._look()
+    found = leases._read()
     leases.statuses = found.statuses
     present = {worker: record.host for worker, record in found.records.items()}
     verdict = leases.detector.look(

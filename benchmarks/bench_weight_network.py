@@ -38,7 +38,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from realsys.data.transfer.sealed_receiver import WholeLanding
+from realsys.data.transfer.sealed_receiver import TensorSink
 from realsys.data.transfer.tensor_client import TensorClient
 from realsys.data.transfer.tensor_server import TensorServer
 from realsys.data.transfer.tensor_store import TensorStore
@@ -167,7 +167,7 @@ def take(link: Connection, to_giver: Connection, network: str, mib: int, rounds:
             [(0, KEY, (row,)) for row in rows],
             timeout_s=120,
             in_flight=3,
-            land=lambda source, num_bytes: WholeLanding(memory.take(num_bytes)),
+            sink_for=lambda source, num_bytes: TensorSink(memory.allocate(num_bytes)),
         ):
             pass
         took_s["channel"] = time.perf_counter() - began_s

@@ -189,7 +189,7 @@ def tensor_targets() -> dict[str, Target]:
         encode(header)
         assert "Error: " not in header.error, header.error  # any but a RealsysError was caught
         if header.slot is not None:  # nobody will use it
-            server._pool.give_back(header.slot.segment, header.slot.index)  # type: ignore[union-attr]
+            server._pool.free(header.slot.segment, header.slot.index)  # type: ignore[union-attr]
 
     client = TensorClient(["tcp://127.0.0.1:9"], keypairs=KEYS, **WHO)
     client._socket = lambda worker: _Sink()  # type: ignore[assignment,method-assign,return-value]
@@ -245,12 +245,17 @@ def heartbeat_targets() -> dict[str, Target]:
     register = h.Register(
         record=RECORD, status=STATUS, ttl_s=15.0, timeout_s=5.0, watch_keys=("k",)
     )
-    up = (BEGIN, register, h.Tell(status=STATUS), h.Goodbye(status=STATUS, timeout_s=3.0))
+    up = (
+        BEGIN,
+        register,
+        h.StatusUpdate(status=STATUS),
+        h.Deregister(status=STATUS, timeout_s=3.0),
+    )
     down = (
         h.Registered(),
         h.RegistrationRefused(kind="StoreError", what="w", where="x", fix="f"),
-        h.StopAsked(request=STOP),
-        h.Commanded(value=records.dumps(COMMAND)),
+        h.StopRequested(request=STOP),
+        h.CommandReceived(value=records.dumps(COMMAND)),
         h.Terminate(code=70, kind="Fenced", why="w"),
         h.Deregistered(trouble="t"),
     )

@@ -20,7 +20,7 @@ from realsys.api.data import MicroBatchSpec
 from realsys.api.model import LossFn, LossWeightFn, Model, ModelBackendAbstraction
 from realsys.api.options import option
 from realsys.backends.fsdp import FSDPBackend, FSDPEngine
-from realsys.backends.hf.engine import weights_of
+from realsys.backends.hf.engine import microbatch_weights
 from realsys.data.answers_layout import INPUT
 from realsys.data.sequence_sample import SequenceSample
 from realsys.runtime.progress import tick
@@ -53,7 +53,7 @@ class GivenCostEngine(FSDPEngine):
         stats = self.eval_batch(
             input_, loss_fn=loss_fn, loss_weight_fn=loss_weight_fn, mb_spec=mb_spec
         )
-        counted = sum(weights_of(self.microbatches(input_, mb_spec), loss_weight_fn))
+        counted = sum(microbatch_weights(self.microbatches(input_, mb_spec), loss_weight_fn))
         time.sleep(max(0.0, began_s + counted / self.tokens_per_s - time.perf_counter()))
         self.trained()
         return {**stats, "grad_norm": 0.0, "lr": 0.0}

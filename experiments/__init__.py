@@ -1,1 +1,1 @@
-"""One file, one runnable experiment."""
+"""Runnable experiments, one per module."""

@@ -3,8 +3,8 @@
     actor_gen ─┬─ rew_inf ─┬─ actor_train
                └─ ref_inf ─┘
 
-An answer's advantage is how much better it scored than the others to the same question, less the KL
-penalty. Starting policy as of ``ppo-math``.
+An answer's advantage is its score relative to the other answers to the same question, minus the KL
+penalty. The starting policy is that of ``ppo-math``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ GRPO = PPOHyperparameters(
 
 @dataclass(frozen=True, kw_only=True)
 class GRPOMathExperiment(MathRLExperiment):
-    """Group-relative policy optimisation on math questions: no critic."""
+    """Group-relative policy optimisation on math questions, without a critic."""
 
     group_size: int = option(8, "answers a question", ge=2)
     ppo: PPOHyperparameters = option(GRPO, "the algorithm")
@@ -43,15 +43,15 @@ class GRPOMathExperiment(MathRLExperiment):
         return "ref", "reward"
 
     def problems(self) -> Iterator[ConfigError]:
-        """What all such experiments check, and that no critic is missed."""
+        """Yields the problems common to math experiments, and an advantage that needs a critic."""
         if self.ppo.advantage == "gae":
             yield ConfigError(
-                "ppo.advantage=gae needs a critic, and this experiment has none",
+                "ppo.advantage=gae needs a critic, but this experiment has none",
                 where="ppo.advantage",
                 fix="use grpo, dr_grpo or rloo, or the experiment ppo-math",
             )
         yield from super().problems()
 
     def _all_calls(self) -> tuple[MFCDef, ...]:
-        """Three roles, four calls."""
+        """Builds four calls for three roles."""
         return tuple(self._policy_calls().values())

@@ -1,7 +1,7 @@
 """``grpo-math-async``: ``grpo-math`` with generation servers that sample while the model workers train.
 
-The same settings as ``grpo-math`` with ``mode=async`` set, and the objective that answers of older weights
-need (decoupled PPO). ``max_staleness`` bounds how old they may be.
+The settings of ``grpo-math`` with ``mode=async``, and the objective for answers sampled with older
+weights (decoupled PPO). ``max_staleness`` bounds how old those weights may be.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What the recipes of known results share: where a model and its data come from, and that they are given.
+"""Recipes that reproduce published results: sources of model and data, and the check that they are given.
 
-A recipe is an experiment whose defaults are somebody's published run, so that its curve can be compared. It
-never makes a model of its own: without one there would be nothing to compare. docs/known_results.md has
+A recipe is an experiment whose defaults are those of a published run, so that the curves can be compared.
+It never makes a model of its own, because nothing could be compared then. docs/known_results.md has
 sources, figures, and what was reproduced.
 """
 
@@ -17,6 +17,7 @@ from realsys.api.errors import ConfigError
 from realsys.api.experiment import Preparation
 from realsys.api.model import GenerationHyperparameters
 from realsys.api.options import (
+    MOST_WORKERS,
     MathDatasetOptions,
     ModelOptions,
     OptimizerOptions,
@@ -28,11 +29,11 @@ from realsys.api.worker_configs import ExperimentSaveEvalControl
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """A name on the Hugging Face hub, and the revision that the figures are of."""
+    """A name on the Hugging Face hub, and the revision that the published figures used."""
 
     name: str
     revision: str = ""  # empty: it does not change
-    also: str = ""  # what else is to be done with it
+    also: str = ""  # further instructions
 
     def __str__(self) -> str:
         pinned = f" at revision {self.revision[:12]}" if self.revision else ""
@@ -40,36 +41,36 @@ class Source:
 
 
 def missing(needs: Mapping[str, tuple[object, Source]]) -> Iterator[ConfigError]:
-    """A problem for each setting of ``needs`` (its value, where it comes from) that is not given."""
+    """Yields a problem for each setting of ``needs`` (value, source) that is not set."""
     for setting, (value, source) in needs.items():
         if value is None:
             yield ConfigError(
-                "this recipe is compared with a published run and makes no model or data itself",
+                "this recipe is compared with a published run and provides no model or data itself",
                 where=setting,
                 fix=f"download {source}; then give {setting}=",
             )
 
 
 class KnownResult(MathRLExperiment):
-    """A recipe: model and data must be given."""
+    """A recipe for which model and data must be given."""
 
     def sources(self) -> Mapping[str, tuple[object, Source]]:
-        """Setting → its value, and where it comes from."""
+        """Maps each required setting to its value and source."""
         raise NotImplementedError
 
     def problems(self) -> Iterator[ConfigError]:
-        """What all such experiments check, once there is a model and data."""
+        """Yields missing sources; if there are none, the problems common to math experiments."""
         lacking = list(missing(self.sources()))
         yield from lacking or super().problems()
 
     def remarks(self, given: Collection[str]) -> Iterator[str]:
-        """Its defaults are of a real model: none of the toy's."""
+        """Omits the remarks on defaults of the toy model: a recipe's defaults suit its real model."""
         if self.actor.path is not None:
             defaults = {"actor.optimizer.lr", "critic.optimizer.lr", "ppo.gen.max_new_tokens"}
             yield from super().remarks({*given, *defaults, "dataset.eval_size"})
 
     def preparations(self) -> tuple[Preparation, ...]:
-        """None: the model is given."""
+        """Returns none: the model is given."""
         return ()
 
 
@@ -112,11 +113,13 @@ class QwenGSM8K(KnownResult, PPOMathExperiment):
         ),
         "the algorithm",
     )
-    n_model_workers: int | None = option(4, "model workers, each with one GPU", ge=1)
+    n_model_workers: int | None = option(
+        4, "model workers, each with one GPU", ge=1, le=MOST_WORKERS
+    )
     gpus_per_model_worker: float = option(1.0, "GPUs of a model worker", ge=0)
 
     def sources(self) -> Mapping[str, tuple[object, Source]]:
-        """The policy, and both splits."""
+        """Maps the policy and both splits of the data set to their sources."""
         policy = Source(
             name="Qwen/Qwen2.5-0.5B-Instruct", revision="7ae557604adf67be50417f59c2c2f167def9a775"
         )
@@ -172,11 +175,13 @@ class QwenDAPO(KnownResult, GRPOMathExperiment):
         ),
         "the algorithm",
     )
-    n_model_workers: int | None = option(32, "model workers, each with one GPU", ge=1)
+    n_model_workers: int | None = option(
+        32, "model workers, each with one GPU", ge=1, le=MOST_WORKERS
+    )
     gpus_per_model_worker: float = option(1.0, "GPUs of a model worker", ge=0)
 
     def sources(self) -> Mapping[str, tuple[object, Source]]:
-        """The policy with room for its answers, its questions, and AIME's."""
+        """Maps the policy with its longer context, the questions, and AIME's questions to their sources."""
         policy = Source(
             name="Qwen/Qwen2.5-Math-7B",
             revision="b101308fe89651ea5ce025f25317fea6fc07e96e",

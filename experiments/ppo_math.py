@@ -4,8 +4,7 @@
                ├─ ref_inf ────┤
                └─ critic_inf ─┴─ critic_train
 
-Without ``actor.path=`` it first makes its starting policy by ``sft-math`` (phase ``sft``), cached by
-content.
+Without ``actor.path=``, ``sft-math`` first makes the starting policy (phase ``sft``), cached by content.
 """
 
 from __future__ import annotations
@@ -38,17 +37,17 @@ class PPOMathExperiment(MathRLExperiment):
         return "critic", "reward"
 
     def problems(self) -> Iterator[ConfigError]:
-        """What all such experiments check, and that the critic is of use."""
+        """Yields the problems common to math experiments, and an advantage that does not use the critic."""
         if self.ppo.advantage != "gae":
             yield ConfigError(
-                f"ppo.advantage={self.ppo.advantage} uses no critic, and this experiment trains one",
+                f"ppo.advantage={self.ppo.advantage} uses no critic, but this experiment trains one",
                 where="ppo.advantage",
                 fix="use gae, or the experiment grpo-math",
             )
         yield from super().problems()
 
     def _all_calls(self) -> tuple[MFCDef, ...]:
-        """Four roles, six calls."""
+        """Builds six calls for four roles."""
         calls = self._policy_calls("values")
         critic = ModelInterfaceAbstraction("ppo_critic", self._ppo_args())
         values = self._call(

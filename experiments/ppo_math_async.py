@@ -5,8 +5,8 @@
                                 actor_inf ──┼─ actor_train ─▶ new weights to the servers
                                 critic_inf ─┴─ critic_train
 
-The same settings as ``ppo-math`` with ``mode=async`` set, and the objective that answers of older weights
-need (decoupled PPO). ``max_staleness`` bounds how old they may be.
+The settings of ``ppo-math`` with ``mode=async``, and the objective for answers sampled with older weights
+(decoupled PPO). ``max_staleness`` bounds how old those weights may be.
 """
 
 from __future__ import annotations

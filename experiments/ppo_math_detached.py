@@ -1,10 +1,10 @@
-"""``ppo-math-detached``: named makers and trainers, and a graph of who sends what to whom.
+"""``ppo-math-detached``: named makers and trainers with an explicit transmission graph.
 
     maker_0 ──experience──▶ trainer_0      trainers are the data-parallel ranks of actor, critic and
     maker_1 ──experience──▶    ┆           reference; a maker is a generation server with a rollout
         ◀───────weights────────┘           worker of its own
 
-``detached.makers`` and ``detached.trainers`` name the edges; they are checked before anything starts.
+``detached.makers`` and ``detached.trainers`` define the edges; they are checked before anything starts.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class PPOMathDetachedExperiment(PPOMathAsyncExperiment):
     detached: DetachedOptions = option(DetachedOptions(), "the transmission graph")
 
     def problems(self) -> Iterator[ConfigError]:
-        """Those of an asynchronous run, and of the graph."""
+        """Yields the problems of an asynchronous run, and those of the graph."""
         if not self.is_async:
             yield ConfigError(
-                f"mode is {self.mode}: makers are generation servers",
+                f"mode is {self.mode}, but makers need generation servers",
                 where="mode",
                 fix="leave it out, or use ppo-math",
             )
@@ -56,8 +56,8 @@ class PPOMathDetachedExperiment(PPOMathAsyncExperiment):
         for role, topology in degrees.items():
             if topology.data != len(graph.trainers) or topology.world_size != topology.data:
                 yield ConfigError(
-                    f"{len(graph.trainers)} trainers are named, {role} trains on {topology}: a trainer is "
-                    "one data-parallel rank",
+                    f"{len(graph.trainers)} trainers are named, but {role} trains on {topology}: a trainer "
+                    "is one data-parallel rank",
                     where=f"detached.trainers and {role}.parallel",
                     fix=f"use {role}.parallel=d{len(graph.trainers)}, or leave it out",
                 )
@@ -66,15 +66,15 @@ class PPOMathDetachedExperiment(PPOMathAsyncExperiment):
                 if len(graph.sources(maker)) < len(graph.trainers):
                     missing = sorted(set(graph.trainers) - set(graph.sources(maker)))
                     yield ConfigError(
-                        f"{maker} gets no weights from {', '.join(missing)}, and with backend fsdp each "
+                        f"{maker} gets no weights from {', '.join(missing)}, but with backend fsdp each "
                         f"trainer holds a part of them",
                         where="detached.trainers",
                         fix=f"add {maker} to {', '.join(missing)}, or use actor.backend=megatron, whose "
                         "data-parallel ranks hold all of them",
                     )
 
-    def _rollout_side(self, prompts: DatasetAbstraction) -> dict[str, Any]:
-        side = super()._rollout_side(prompts)
+    def _rollout_fields(self, prompts: DatasetAbstraction) -> dict[str, Any]:
+        side = super()._rollout_fields(prompts)
         servers = self.detached.servers(side["generation_server"])
         control = self.detached.control(side["rollout"])
         (manager,) = side["gserver_manager"]
@@ -92,12 +92,12 @@ class PPOMathDetachedExperiment(PPOMathAsyncExperiment):
         }
 
     def scheduling_setup(self) -> ExperimentScheduling:
-        """Two tasks for each maker."""
+        """Schedules two tasks for each maker."""
         num_makers = len(self.detached.graph.makers)
         rollout = replace(self.rollout, servers=num_makers, workers=num_makers)
         return replace(self, rollout=rollout)._scheduling()
 
     def _layout(self, role: str) -> str | None:
-        """Trainers are data-parallel ranks, unless the user says otherwise."""
+        """Returns the role's parallel layout: as set, else one data-parallel rank per trainer."""
         given: str | None = getattr(self, role).parallel
         return given or f"d{len(self.detached.trainers) or 1}"

@@ -155,7 +155,7 @@ class Trial:
         words = [*settings_words(settings or {}), *settings_words(more)]
         resubmit(
             self._files,
-            wish=RequestedChanges(words=words, config=None, job=JobOptions()),
+            changes=RequestedChanges(words=words, config=None, job=JobOptions()),
             command=("Trial.resume", self.name, *words),
         )
         return self

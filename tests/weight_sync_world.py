@@ -130,7 +130,7 @@ class StoreClient:
         self.names = []
         self.rows = []  # that were asked for
 
-    def stream(self, sources, *, timeout_s, in_flight, silence_s, land):
+    def stream(self, sources, *, timeout_s, in_flight, silence_s, sink_for):
         for worker, key, ids in reversed(sources):
             self.rows += ids
             try:
@@ -140,7 +140,7 @@ class StoreClient:
                 raise RemoteError(error.what, where=self.names[worker], fix="-") from error
             yield (worker, key, ids), [x.clone()]
 
-    def give_up(self):
+    def cancel(self):
         pass
 
     def close(self):

@@ -1,1 +1,1 @@
-"""What experiments are made of: settings, calls, placement, checks."""
+"""Building blocks of experiments: settings, calls, placement, checks."""

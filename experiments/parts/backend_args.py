@@ -1,4 +1,4 @@
-"""A role's settings → the backend that holds it, and what a backend has no use for (pure)."""
+"""Maps a role's settings to its backend, and checks settings that the backend does not have (pure)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from realsys.api.model import ModelBackendAbstraction
 from realsys.api.options import ModelOptions
 from realsys.api.plain import to_plain
 
-# Which built-in backend takes which setting besides the optimizer; one of your own is given all that
-# differ from their defaults.
+# Settings of the built-in backends besides the optimizer; a user's backend gets all settings that differ
+# from their defaults.
 TAKES = {
     "fsdp": ("recompute", "cpu_offload", "lora"),
     "megatron": ("recompute",),
@@ -22,35 +22,37 @@ OPTIONAL = ("recompute", "cpu_offload", "lora")
 
 
 def compute_dtype(*roles: ModelOptions, gpus: float) -> str:
-    """What a role computes in: what the first of ``roles`` says that says anything, itself first.
+    """Returns a role's compute dtype: the first one set among ``roles``, the role itself first.
 
-    A GPU is ten times quicker in bfloat16; CPUs are not, so there it is float32.
+    A GPU is ten times faster in bfloat16; CPUs are not, so there the default is float32.
     """
     given = [role.dtype for role in roles if role.dtype is not None]
     return given[0] if given else ("bfloat16" if gpus else "float32")
 
 
 def mb_spec_of(options: ModelOptions) -> MicroBatchSpec:
-    """How a role's calls are cut, and how many tokens are kept while it generates."""
+    """Returns the micro-batch limits of a role's calls, and its token limit while generating."""
     return MicroBatchSpec(
         max_tokens_per_mb=options.max_tokens_per_mb, max_cache_tokens=options.max_cache_tokens
     )
 
 
 def backend_of(options: ModelOptions, *, trained: bool) -> ModelBackendAbstraction:
-    """The backend of a role's own copy. A frozen role has no optimizer."""
+    """Builds the backend of a role's copy 0. A frozen role has no optimizer."""
     args = {"optimizer": to_plain(options.optimizer)} if trained else {}
     return ModelBackendAbstraction(options.backend, {**args, **_optional(options)})
 
 
 def replica_backend_of(options: ModelOptions) -> ModelBackendAbstraction:
-    """The backend of a copy that is filled from the trained one: no optimizer, the same adapters."""
+    """Builds the backend of a copy filled from the trained one: no optimizer, the same adapters."""
     wanted = _optional(options)
     return ModelBackendAbstraction("inference", {k: wanted[k] for k in wanted if k == "lora"})
 
 
 def _optional(options: ModelOptions) -> dict[str, Any]:
-    """Settings that are on, as arguments. What is off is left out: a plain backend needs none."""
+    """Returns settings that are on, as arguments; those that are off are left out, so a plain backend
+    needs none.
+    """
     found: dict[str, Any] = {}
     if options.recompute:
         found["recompute"] = True
@@ -62,7 +64,7 @@ def _optional(options: ModelOptions) -> dict[str, Any]:
 
 
 def backend_problems(options: ModelOptions, where: str) -> Iterator[ConfigError]:
-    """Settings that are on and that the backend does not have."""
+    """Yields settings that are on but that the backend does not have."""
     takes = TAKES.get(options.backend, OPTIONAL)
     for name in _optional(options):
         if name not in takes:

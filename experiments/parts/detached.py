@@ -1,7 +1,7 @@
-"""Makers, trainers and their transmission graph as an experiment's settings (pure).
+"""Settings for makers, trainers and their transmission graph (pure).
 
-A maker is a generation server and a rollout worker of its own; a trainer is one data-parallel rank of the
-models that are trained.
+A maker is a generation server with its own rollout worker; a trainer is one data-parallel rank of the
+trained models.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from realsys.api.options import option
 from realsys.api.worker_configs import GenerationServer, MakerRoute, RolloutControl, RolloutWorker
 from realsys.rollout.staleness.transmission import TransmissionGraph, balance, parse_graph
 
-LEAST_USED = 0.5  # of the makers' work; below it the graph is refused
+MIN_USED_SHARE = 0.5  # minimum used share of the makers' work; below it the graph is refused
 
 
 @dataclass(frozen=True, kw_only=True)
 class DetachedOptions:
-    """Who sends what to whom, and how much may wait on the way."""
+    """Transmission graph and buffer limits."""
 
     makers: Mapping[str, str] = option(
         {"maker_0": "trainer_0", "maker_1": "trainer_0"},
@@ -57,25 +57,24 @@ class DetachedOptions:
     def problems(
         self, *, max_staleness: int, batch_size: int, total_prompts: int | None
     ) -> Iterator[ConfigError]:
-        """Graphs that would stand still or idle, and numbers that do not go together.
+        """Yields graphs that would deadlock or leave makers idle, and inconsistent numbers.
 
         Args:
-            total_prompts: that the run trains on, if it is known.
+            total_prompts: number of prompts that the run trains on; None: unknown.
         """
         graph = self.graph
         found = balance(graph)
-        if found.used < LEAST_USED:
+        if found.used < MIN_USED_SHARE:
             yield ConfigError(
-                f"trainers step together, and {', '.join(found.short)} can be fed by "
-                f"{', '.join(found.feeding)} only: {1 - found.used:.0%} of what the makers could make "
-                "has nowhere to go",
+                f"trainers step together, and only {', '.join(found.feeding)} can supply "
+                f"{', '.join(found.short)}: {1 - found.used:.0%} of the makers' capacity would be unused",
                 where="detached.makers",
                 fix=f"let more makers send to {', '.join(found.short)}",
             )
         if self.update_steps > max_staleness + 1:
             yield ConfigError(
-                f"the makers get new weights every {self.update_steps} steps, and max_staleness is "
-                f"{max_staleness}: no answer would be young enough for the last of these steps",
+                f"the makers get new weights every {self.update_steps} steps, but max_staleness is "
+                f"{max_staleness}: every answer would be too stale for the last of these steps",
                 where="detached.update_steps and max_staleness",
                 fix=f"use max_staleness={self.update_steps - 1} or more, or update_steps="
                 f"{max_staleness + 1} or less",
@@ -83,14 +82,14 @@ class DetachedOptions:
         share = -(-batch_size // len(graph.trainers))
         if self.buffer_limit is not None and self.buffer_limit < share:
             yield ConfigError(
-                f"a trainer needs {share} questions a step, and at most {self.buffer_limit} may wait",
+                f"a trainer needs {share} questions per step, but at most {self.buffer_limit} may wait",
                 where="detached.buffer_limit and dataset.train_bs_n_seqs",
                 fix=f"use buffer_limit={share} or more, or none",
             )
         made = self._made
         if made is not None and total_prompts is not None and made < total_prompts:
             yield ConfigError(
-                f"{len(graph.makers)} makers make {made} questions together, the run trains on "
+                f"{len(graph.makers)} makers produce {made} questions together, but the run trains on "
                 f"{total_prompts}",
                 where="detached.experience_steps",
                 fix="use more steps, a larger experience_batch_size, or none",
@@ -110,7 +109,7 @@ class DetachedOptions:
         return len(self.makers) * self.experience_steps * self.experience_batch_size
 
     def control(self, base: RolloutControl) -> RolloutControl:
-        """``base`` with the routes of the graph: maker i is server i and rollout worker i."""
+        """Adds the graph's routes to ``base``: maker i is server i and rollout worker i."""
         graph, steps = self.graph, self.experience_steps
         rank = {trainer: i for i, trainer in enumerate(graph.trainers)}
         return replace(
@@ -131,7 +130,7 @@ class DetachedOptions:
         )
 
     def servers(self, servers: tuple[GenerationServer, ...]) -> tuple[GenerationServer, ...]:
-        """One for each maker, with its own arguments."""
+        """Returns one server for each maker, with its own arguments."""
         (base, *_) = servers
         return tuple(
             replace(base, backend_args={**base.backend_args, **dict(self.maker_args.get(m, {}))})
@@ -139,6 +138,6 @@ class DetachedOptions:
         )
 
     def workers(self, workers: tuple[RolloutWorker, ...]) -> tuple[RolloutWorker, ...]:
-        """One for each maker."""
+        """Returns one rollout worker for each maker."""
         own = replace(workers[0], max_concurrent_rollouts=self.experience_batch_size)
         return (own,) * len(self.graph.makers)

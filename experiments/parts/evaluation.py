@@ -1,4 +1,4 @@
-"""Evaluation of saved checkpoints beside the training: its settings, and its worker (pure)."""
+"""Evaluation of saved checkpoints during training: settings and worker (pure)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from realsys.planner.memory.copy_memory import Terms
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationOptions:
-    """What ``auto_eval`` does with a checkpoint, and with which resources."""
+    """Settings of ``auto_eval``: sampling, retries and resources."""
 
     n: int = option(
         1, "sampled answers a question for pass@1 … pass@n; 1: the greedy one only", ge=1
@@ -35,17 +35,17 @@ class EvaluationOptions:
     def problems(
         self, exp_ctrl: ExperimentSaveEvalControl, *, eval_size: int
     ) -> Iterator[ConfigError]:
-        """Nothing that would be evaluated, or nothing to ask."""
+        """Yields runs that save nothing to evaluate, or have no held-out questions."""
         periods = (exp_ctrl.save_freq_steps, exp_ctrl.save_freq_epochs, exp_ctrl.save_freq_secs)
         if not any(periods):
             yield ConfigError(
-                "auto_eval evaluates saved checkpoints, and none is saved before the end",
+                "auto_eval evaluates saved checkpoints, but none is saved before the end",
                 where="auto_eval and exp_ctrl.save_freq_steps",
                 fix="set exp_ctrl.save_freq_steps (or …_epochs, …_secs), or leave auto_eval out",
             )
         if eval_size < 1:
             yield ConfigError(
-                "auto_eval has no held-out questions to ask",
+                "auto_eval has no held-out questions",
                 where="auto_eval and dataset.eval_size",
                 fix="set dataset.eval_size to 1 or more, or leave auto_eval out",
             )
@@ -61,7 +61,9 @@ class EvaluationOptions:
         gen: GenerationHyperparameters,
         mb_spec: MicroBatchSpec,
     ) -> Evaluator:
-        """The worker. ``gen`` are the settings of training: its greedy answers are the trainer's own."""
+        """Builds the evaluator; ``gen`` are the training's settings, so greedy answers equal the
+        trainer's.
+        """
         return Evaluator(
             base_seed=seed,
             role=role,
@@ -81,7 +83,7 @@ class EvaluationOptions:
     def scheduling(
         self, base: ExperimentScheduling, *, needs: Callable[[], Terms | None]
     ) -> ExperimentScheduling:
-        """``base`` with its task; ``needs`` is its host memory where it has a GPU, None: not known."""
+        """Adds the evaluator's task to ``base``; ``needs`` is its host memory with a GPU, None: unknown."""
         mem = mem_of_task(self.mem, gpu=self.gpus, needs=needs)
         task = Scheduling.evaluator_default(cpu=self.cpus, gpu=self.gpus, mem=mem)
         return replace(base, evaluator=TasksGroup(count=1, scheduling=task))

@@ -1,6 +1,6 @@
-"""Whether models can be cut, and batches divided, as the layouts say; sizes are read from ``config.json``.
+"""Checks that models and batches can be divided as their parallel layouts require.
 
-No torch.
+Sizes are read from ``config.json``; torch is not needed.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ def layout_problems_of(
     default_path: str | None,
     built_in: ModelShape,
 ) -> Iterator[ConfigError]:
-    """Copies whose layout does not divide their model, or that their backend can't have.
+    """Yields copies whose parallel layout does not divide their model or is unsupported by their backend.
 
     Args:
-        places: copy → where it sits.
+        places: copy → its workers and topology.
         models: role → its settings; roles that are missing have no weights.
         default_path: directory of roles without a ``path``; None: they are ``built_in``.
     """
@@ -39,7 +39,7 @@ def layout_problems_of(
             continue
         if options is None:
             yield ConfigError(
-                f"role {name.role!r} has no weights to cut, its layout is {topo}",
+                f"role {name.role!r} has no weights to split, but its layout is {topo}",
                 where=f"allocation of {name.role}",
                 fix=f"use d{topo.world_size}t1p1, or fewer workers",
             )
@@ -47,15 +47,15 @@ def layout_problems_of(
         where = f"layout {topo} of {name}" + ("" if replica else f" ({name.role}.parallel)")
         if options.lora.rank and backend != "fsdp":
             yield ConfigError(
-                f"adapters (lora.rank={options.lora.rank}) can't be cut over tensor and pipeline axes "
-                f"by backend {backend!r}",
+                f"backend {backend!r} can't split adapters (lora.rank={options.lora.rank}) over tensor and "
+                "pipeline axes",
                 where=where,
                 fix=f"use d{topo.world_size}t1p1 there",
             )
         try:
             shape = shape_of_role(options, name.role, default_path, built_in)
         except CheckpointError:
-            continue  # told by the check of the directory
+            continue  # reported by the check of the directory
         except ConfigError as error:
             yield ConfigError(error.what, where=f"{where}, {error.where}", fix=error.fix)
             continue
@@ -70,13 +70,13 @@ def batch_problems(
     n_minibatches: int,
     where: str,
 ) -> Iterator[ConfigError]:
-    """Train steps whose ranks would get unequal minibatches; each number of ranks is told once."""
-    told = set()
+    """Yields train steps whose ranks would get unequal minibatches, once per number of ranks."""
+    reported = set()
     for call in calls:
         ranks = allocated[call.name].topology.data
         pieces = ranks * n_minibatches
-        if call.is_train and ranks not in told and n_seqs % pieces:
-            told.add(ranks)
+        if call.is_train and ranks not in reported and n_seqs % pieces:
+            reported.add(ranks)
             yield ConfigError(
                 f"a batch of {n_seqs} questions does not divide into {n_minibatches} minibatches "
                 f"on {ranks} data-parallel ranks",
@@ -86,7 +86,7 @@ def batch_problems(
 
 
 def held_out_problems(eval_size: int, ranks: int, *, where: str) -> Iterator[ConfigError]:
-    """Data-parallel ranks without a held-out record: each answers a share of them."""
+    """Yields an evaluation set with fewer records than data-parallel ranks: each rank answers a share."""
     if 0 < eval_size < ranks:
         yield ConfigError(
             f"{eval_size} held-out records do not give one to each of {ranks} data-parallel ranks",
@@ -95,14 +95,14 @@ def held_out_problems(eval_size: int, ranks: int, *, where: str) -> Iterator[Con
         )
 
 
-def following_problems(
+def reference_following_problems(
     actor: ModelOptions, ref: ModelOptions, default_path: str | None, built_in: ModelShape
 ) -> Iterator[ConfigError]:
-    """Why a reference can't follow the actor's weights."""
+    """Yields the reasons why a reference can't follow the actor's weights."""
     if actor.lora.rank != ref.lora.rank:
         yield ConfigError(
             f"the actor's adapters have rank {actor.lora.rank}, the reference's {ref.lora.rank}: "
-            "it can't follow what trains",
+            "it can't follow the actor",
             where="ref_ema_eta, actor.lora.rank and ref.lora.rank",
             fix="make the ranks equal, or ref_ema_eta=none",
         )
@@ -114,8 +114,8 @@ def following_problems(
         return
     if shapes[0].weights() != shapes[1].weights():
         yield ConfigError(
-            f"the reference has other weights ({shapes[1].num_params:,} numbers) than the actor "
-            f"({shapes[0].num_params:,})",
+            f"the reference's weights ({shapes[1].num_params:,} parameters) differ in shape from the "
+            f"actor's ({shapes[0].num_params:,})",
             where="ref_ema_eta, ref.path and actor.path",
             fix="start both from one model, or ref_ema_eta=none",
         )
@@ -124,10 +124,10 @@ def following_problems(
 def shape_of_role(
     options: ModelOptions, role: str, default_path: str | None, built_in: ModelShape
 ) -> ModelShape:
-    """The sizes of a role's model.
+    """Returns the sizes of a role's model.
 
     Raises:
-        CheckpointError: they can't be read. ConfigError: of another family.
+        CheckpointError: they can't be read. ConfigError: unsupported model family.
     """
     path, critic = options.path or default_path, role == "critic"
     if path is None:

@@ -1,4 +1,4 @@
-"""The calls of a policy that learns from scored answers: sample, score, compare, update (pure)."""
+"""Calls of a policy trained on scored answers: generate, score, reference log-probs, update (pure)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from realsys.api.model import ModelInterfaceAbstraction, ModelName
 ANSWERS = ("packed_input_ids", "prompt_mask")
 PROXIMAL = "packed_prox_logprobs"
 REFERENCE = "packed_ref_logprobs"
-POLICY_KEYS = (*ANSWERS, "packed_logprobs", "rewards", "seq_no_eos_mask")  # what every update reads
+POLICY_KEYS = (*ANSWERS, "packed_logprobs", "rewards", "seq_no_eos_mask")  # read by every update
 
 
 def policy_calls(
@@ -24,14 +24,14 @@ def policy_calls(
     max_staleness: int | None = None,
     after_update: tuple[Hook, ...] = (),
 ) -> dict[str, MFCDef]:
-    """Name → call, for actor, reference and reward.
+    """Builds the calls of actor, reference and reward, by name.
 
     Args:
         call: (name, role, kind, interface, **further fields) → the call.
         ppo: arguments of interface ``ppo_actor``, without the reward.
         experience: keys that the update reads.
-        proximal: the actor computes the log-probs of its answers again before the update.
-        max_staleness: the update refuses tokens of older weights; None: it does not look.
+        proximal: the actor recomputes the log-probs of its answers before the update.
+        max_staleness: the update refuses tokens of older weights; None: not checked.
     """
     actor = ModelInterfaceAbstraction("ppo_actor", {**ppo, "reward": reward})
     asserted = {} if max_staleness is None else {"max_staleness": max_staleness}
@@ -91,11 +91,11 @@ def policy_calls(
 
 
 def rollout_end(call: Callable[..., MFCDef], keys: tuple[str, ...]) -> MFCDef:
-    """The one call of a run that only makes rollouts: it takes them, and the step is done."""
+    """Builds the only call of a rollout-only run: it consumes the rollouts, which ends the step."""
     end = ModelInterfaceAbstraction("rollout_end")
     return call("rollout_end", "reward", "inference", end, input_keys=keys)
 
 
 def to_reference(eta: float) -> ParamReallocHook:
-    """After a call of the actor: reference ← eta · actor + (1 − eta) · reference."""
+    """Builds the hook after a call of the actor: reference ← eta · actor + (1 − eta) · reference."""
     return ParamReallocHook(target=ModelName("ref"), eta=eta)

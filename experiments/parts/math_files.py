@@ -1,23 +1,25 @@
-"""Checks of the files that the math experiments read, before anything is submitted. No torch."""
+"""Checks the files that the math experiments read, before anything is submitted. No torch."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from experiments.parts.backend_args import backend_problems
 from realsys.api import registry
+from realsys.api.bounded_files import parse_json, read_bounded_text
 from realsys.api.errors import CheckpointError, ConfigError, DataError, RealsysError
 from realsys.api.options import MathDatasetOptions, ModelOptions
 
-LOOKED_AT = 1000  # questions of a file that a plan counts the tokens of; workers count the others
-TOY_PARAMS = 10_000_000  # a larger model is a real one: the defaults are for the built-in one
+MAX_SAMPLED_QUESTIONS = (
+    1000  # questions of a file whose tokens a plan counts; workers count the others
+)
+TOY_PARAMS = 10_000_000  # the defaults suit models up to this size, such as the built-in one
 
 
 def dataset_args(options: MathDatasetOptions) -> dict[str, Any]:
-    """Arguments of the registered math data sets, the same for training and held-out splits."""
+    """Builds the arguments of the registered math data sets, equal for training and held-out splits."""
     return {
         "path": absolute(options.path),
         "eval_path": absolute(options.eval_path),
@@ -29,14 +31,14 @@ def dataset_args(options: MathDatasetOptions) -> dict[str, Any]:
 
 
 def absolute(path: str | None) -> str | None:
-    """The path as every worker can use it, whatever its working directory."""
+    """Returns the absolute path, valid in every worker's working directory."""
     return None if path is None else str(Path(path).expanduser().resolve())
 
 
 def model_problems(
     options: ModelOptions, where: str, *, critic: bool = False, generates: bool = False
 ) -> Iterator[ConfigError]:
-    """An unknown backend, settings it does not have, a directory that holds no whole model for it."""
+    """Yields an unknown backend, unsupported settings, and a directory without a complete usable model."""
     if problem := registry.check("backend", options.backend, where=f"{where}.backend"):
         yield problem
     yield from backend_problems(options, where)
@@ -46,20 +48,22 @@ def model_problems(
         problems = list(_as_problem(check_hf_directory, options.path, f"{where}.path"))
         yield from problems
         if not problems:
-            yield from _of_model(
+            yield from _directory_problems(
                 options, Path(options.path).expanduser(), where, critic=critic, generates=generates
             )
 
 
-def _of_model(
+def _directory_problems(
     options: ModelOptions, path: Path, where: str, *, critic: bool, generates: bool
 ) -> Iterator[ConfigError]:
-    """What a directory with whole files is not, or its backend can't do; one kind of fault a time."""
+    """Yields faults of a complete model directory, or of its backend with it; one kind of fault at a
+    time.
+    """
+    from realsys.models.consistency import backend_faults, consistency_faults, lora_fault
     from realsys.models.hf_directory import check_hf_directory
     from realsys.models.prompt_lengths import prompt_lengths, tokenizer_faults
-    from realsys.models.whole import backend_faults, faults, lora_fault
 
-    found = list(faults(path, critic=critic))
+    found = list(consistency_faults(path, critic=critic))
     found = found or list(backend_faults(path, backend=options.backend, generates=generates))
     found += tokenizer_faults(path, rows=check_hf_directory(path).vocab_size)
     if not found:
@@ -74,18 +78,18 @@ def _of_model(
 
 
 def position_problems(path: str | None, *, answers: int) -> Iterator[ConfigError]:
-    """Answers that no prompt leaves room for."""
+    """Yields answers so long that they leave no room for a prompt."""
     most = positions_of(path)
     if most and answers >= most:
         yield ConfigError(
-            f"answers of {answers} tokens, and the model has {most} positions for prompt and answer",
+            f"answers of {answers} tokens, but the model has {most} positions for prompt and answer",
             where=f"ppo.gen.max_new_tokens and {path}",
-            fix="lower it, or take a model with more positions (max_position_embeddings in config.json)",
+            fix="lower it, or use a model with more positions (max_position_embeddings in config.json)",
         )
 
 
 def position_remarks(path: str | None, *, prompt: int, answers: int) -> Iterator[str]:
-    """Prompts that leave less room than an answer may take."""
+    """Warns of prompts that leave less room than an answer may take."""
     most = positions_of(path)
     if answers < most < prompt + answers:
         yield (
@@ -96,10 +100,10 @@ def position_remarks(path: str | None, *, prompt: int, answers: int) -> Iterator
 
 
 def positions_of(path: str | None) -> int:
-    """Of the model in a directory; 0 where it doesn't say, or can't be read, which others tell."""
+    """Returns the model's number of positions; 0 if absent or unreadable, which other checks report."""
     try:
-        said = json.loads(Path(path or "", "config.json").expanduser().read_text())
-        return int(said.get("max_position_embeddings") or 0)
+        config = parse_json(read_bounded_text(Path(path or "", "config.json").expanduser()))
+        return int(config.get("max_position_embeddings") or 0)
     except (OSError, ValueError, TypeError, AttributeError):
         return 0
 
@@ -107,10 +111,10 @@ def positions_of(path: str | None) -> int:
 def start_problems(
     actor: ModelOptions, sft: ModelOptions, dataset: MathDatasetOptions
 ) -> Iterator[ConfigError]:
-    """Questions of one's own for the built-in starting policy."""
+    """Yields the user's own questions combined with the built-in starting policy."""
     if actor.path is None and dataset.path is not None and sft.path is None:
         yield ConfigError(
-            "the built-in starting policy has only learned arithmetic",
+            "the built-in starting policy knows only arithmetic",
             where="dataset.path without actor.path",
             fix="give actor.path=<Hugging Face directory> (or sft.model.path= and "
             "sft.dataset.path= to fine-tune one first)",
@@ -120,7 +124,7 @@ def start_problems(
 def dataset_problems(
     options: MathDatasetOptions, *, tokenizer_dir: str | None
 ) -> Iterator[ConfigError]:
-    """Unreadable, empty or incomplete files, too few questions, questions over the limit."""
+    """Yields unreadable or incomplete files, too few questions, and questions over the limit."""
     for name in ("path", "eval_path"):
         path = getattr(options, name)
         if path is None:
@@ -134,7 +138,7 @@ def dataset_problems(
         spare = options.eval_size if name == "path" and options.eval_path is None else 0
         if len(records) - spare < needed:
             yield ConfigError(
-                f"{len(records)} questions are too few: {needed} a batch"
+                f"{len(records)} questions are too few: {needed} per batch"
                 + (f" and {spare} held out" if spare else ""),
                 where=f"dataset.{name}, {path}",
                 fix="lower dataset.train_bs_n_seqs or dataset.eval_size, or give more questions",
@@ -152,7 +156,7 @@ def _records(path: str) -> list[dict[str, str]]:
 def _length_problems(
     records: list[dict[str, str]], path: str, tokenizer_dir: str, limit: int
 ) -> Iterator[ConfigError]:
-    """The longest question over the limit, as the model would be given it: with the chat template."""
+    """Yields the longest question over the limit, counted with the chat template."""
     from realsys.models.prompt_lengths import prompt_lengths
 
     chosen = sample_of([len(r["prompt"]) for r in records])
@@ -160,14 +164,14 @@ def _length_problems(
         root = Path(tokenizer_dir).expanduser()
         lengths = prompt_lengths(root, [records[i]["prompt"] for i in chosen])
     except CheckpointError:
-        return  # told by the check of the directory
+        return  # reported by the check of the directory
     if not lengths:
         return
     longest, record = max(zip(lengths, chosen, strict=True), key=lambda pair: pair[0])
     if longest > limit:
-        looked = "" if len(chosen) == len(records) else f" looked at, of {len(records)},"
+        sampled = "" if len(chosen) == len(records) else f" sampled from {len(records)}"
         yield ConfigError(
-            f"{sum(n > limit for n in lengths)} of {len(chosen)} questions{looked} are longer than "
+            f"{sum(n > limit for n in lengths)} of {len(chosen)} questions{sampled} are longer than "
             f"{limit} tokens; record {record + 1} has {longest}",
             where=f"dataset.max_prompt_len and {path}",
             fix=f"raise dataset.max_prompt_len to {longest}, or drop these questions",
@@ -175,14 +179,14 @@ def _length_problems(
 
 
 def sampled_remarks(options: MathDatasetOptions, tokenizer_dir: str | None) -> Iterator[str]:
-    """How many questions of large files a plan has counted the tokens of."""
+    """Reports how many questions of large files a plan has counted the tokens of."""
     paths = () if tokenizer_dir is None else (options.path, options.eval_path)
     for path in dict.fromkeys(paths):
         records = [] if path is None else _records(path)
-        if len(records) > LOOKED_AT:
-            looked_at = len(sample_of([len(r["prompt"]) for r in records]))
+        if len(records) > MAX_SAMPLED_QUESTIONS:
+            num_sampled = len(sample_of([len(r["prompt"]) for r in records]))
             yield (
-                f"{looked_at:,} of {len(records):,} questions of {path} were counted in tokens, the "
+                f"{num_sampled:,} of {len(records):,} questions of {path} were counted in tokens, the "
                 "longest texts among them; a worker counts the others before step 1"
             )
 
@@ -190,30 +194,30 @@ def sampled_remarks(options: MathDatasetOptions, tokenizer_dir: str | None) -> I
 def toy_remarks(
     path: str | None, values: Mapping[str, Any], given: Collection[str]
 ) -> Iterator[str]:
-    """Defaults that were chosen for the built-in model and that a real one would get unasked.
+    """Warns of defaults that suit the built-in model but apply to a real one.
 
     Args:
-        path: of the model that the user gave.
-        values: those settings of it, and what they are.
+        path: the user's model; None: the built-in one.
+        values: the settings concerned, by name.
     """
     if path is None:
         return
     from realsys.models.hf_directory import check_hf_directory
 
     params = check_hf_directory(Path(path).expanduser(), need_tokenizer=False).num_params
-    unasked = [f"{name}={value}" for name, value in values.items() if name not in given]
-    if params > TOY_PARAMS and unasked:
+    unset = [f"{name}={value}" for name, value in values.items() if name not in given]
+    if params > TOY_PARAMS and unset:
         yield (
-            f"the model in {path} has {params:,} numbers, and these defaults were chosen for the "
-            f"built-in toy: {' '.join(unasked)}. Set each of them, if to the same value"
+            f"the model in {path} has {params:,} parameters, but these defaults were chosen for the "
+            f"built-in toy: {' '.join(unset)}. Set each of them, even to the same value"
         )
 
 
 def sample_of(lengths: Sequence[int]) -> list[int]:
-    """Positions of at most ``LOOKED_AT`` texts: of the longest ones, and some from everywhere."""
-    if len(lengths) <= LOOKED_AT:
+    """Selects positions of at most ``MAX_SAMPLED_QUESTIONS`` texts: the longest, and an even spread."""
+    if len(lengths) <= MAX_SAMPLED_QUESTIONS:
         return list(range(len(lengths)))
-    half = LOOKED_AT // 2
+    half = MAX_SAMPLED_QUESTIONS // 2
     longest = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)[:half]
     spread = [i * len(lengths) // half for i in range(half)]
     return sorted({*longest, *spread})
@@ -228,5 +232,5 @@ def _as_problem(check: Any, path: str, where: str) -> Iterator[ConfigError]:
         yield ConfigError(
             f"it can't be read: {error.strerror or error}",
             where=f"{where}, {error.filename or path}",
-            fix="see to it that this user may read it, or give another directory",
+            fix="make it readable for this user, or give another directory",
         )

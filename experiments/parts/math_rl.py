@@ -1,7 +1,7 @@
-"""What the reinforcement learning experiments on math questions share: settings, checks, phases, places.
+"""Base of the reinforcement learning experiments on math questions: settings, checks, phases, placement.
 
-A subclass says which roles there are and which calls run on them (``_roles``, ``_calls``). Without
-``actor.path=`` the starting policy is made by ``sft-math`` first (phase ``sft``), cached by content.
+A subclass defines the roles and the calls on them (``_all_roles``, ``_all_calls``). Without
+``actor.path=``, ``sft-math`` first makes the starting policy (phase ``sft``), cached by content.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from experiments.parts.backend_args import (
     replica_backend_of,
 )
 from experiments.parts.evaluation import EvaluationOptions
+from experiments.parts.idle_problems import idle_problems
 from experiments.parts.layout_checks import (
     batch_problems,
-    following_problems,
     held_out_problems,
     layout_problems_of,
+    reference_following_problems,
 )
 from experiments.parts.math_calls import (
     POLICY_KEYS,
@@ -73,6 +74,7 @@ from realsys.api.model import (
 )
 from realsys.api.options import (
     LARGEST_SEED,
+    MOST_WORKERS,
     MathDatasetOptions,
     ModelOptions,
     OptimizerOptions,
@@ -99,7 +101,7 @@ OPTIMIZER: dict[str, Any] = {
     "lr_schedule": "linear",
     "warmup_steps_proportion": 0.05,
 }
-# What answers of older weights need.
+# Settings needed for answers sampled with older weights.
 DECOUPLED: dict[str, Any] = {"use_decoupled_loss": True, "correction": "cap"}
 RULES = ("reward",)  # roles without weights
 
@@ -140,7 +142,7 @@ class MathRLExperiment(Experiment):
         None, "layout and pool of calls: actor_gen:d4t1p1@left,*:d2t2p1; none: the roles' own"
     )
     n_model_workers: int | None = option(
-        None, "model workers, each with one GPU; none: as many as are needed", ge=1
+        None, "model workers, each with one GPU; none: as many as are needed", ge=1, le=MOST_WORKERS
     )
     mode: str = option(
         "sync",
@@ -196,26 +198,26 @@ class MathRLExperiment(Experiment):
     tensorboard: bool = option(True, "write TensorBoard files")
     wandb: WandbOptions = option(WandbOptions(), "Weights & Biases")
 
-    # ---- what a subclass says -----------------------------------------------------------------
+    # ---- defined by subclasses ----------------------------------------------------------------
 
     @property
     @abc.abstractmethod
     def _all_roles(self) -> tuple[str, ...]:
-        """In the order in which a worker lists them."""
+        """All roles, in the order in which a worker lists them."""
 
     @property
     @abc.abstractmethod
     def _right_roles(self) -> tuple[str, ...]:
-        """Those on the second half of the workers under ``placement=split``."""
+        """Roles on the second half of the workers under ``placement=split``."""
 
     @abc.abstractmethod
     def _all_calls(self) -> tuple[MFCDef, ...]:
-        """The calls of a synchronous run, all on copy 0 of their roles."""
+        """Builds the calls of a synchronous run, all on copy 0 of their roles."""
 
-    # ---- what the launcher asks -------------------------------------------------------------
+    # ---- called by the launcher -------------------------------------------------------------
 
     def problems(self) -> Iterator[ConfigError]:
-        """Unreadable files, unknown names, batches and models that do not divide."""
+        """Yields unreadable files, unknown names, and batches and models that do not divide."""
         for role in self._model_roles:
             yield from model_problems(
                 getattr(self, role), role, critic=role == "critic", generates=role == "actor"
@@ -227,23 +229,24 @@ class MathRLExperiment(Experiment):
         yield from position_problems(self.actor.path, answers=self.ppo.gen.max_new_tokens)
         if self.ppo.use_adaptive_kl_ctl and self.ppo.kl_ctl == 0:
             yield ConfigError(
-                "an adaptive KL controller can't start from 0: it multiplies",
+                "an adaptive KL controller can't start from 0, because it multiplies the coefficient",
                 where="ppo.use_adaptive_kl_ctl and ppo.kl_ctl",
                 fix="give ppo.kl_ctl a starting value, e.g. 0.01",
             )
         if self.ref_ema_eta is not None and not self.ppo.needs_ref_logprobs:
             yield ConfigError(
-                "ppo.kl_ctl is 0: there is no reference that could follow the actor",
+                "ppo.kl_ctl is 0, so there is no reference that could follow the actor",
                 where="ref_ema_eta and ppo.kl_ctl",
                 fix="give ppo.kl_ctl a value above 0, e.g. 0.01, or leave ref_ema_eta out",
             )
         yield from ppo_problems(self.ppo)
+        yield from idle_problems(self.ppo, self.ref, follows=self.ref_ema_eta is not None)
         yield from self._mode_problems()
         if self.auto_eval:
             yield from self.evaluator.problems(self.exp_ctrl, eval_size=self.dataset.eval_size)
         start, built_in = self.actor.path or self.sft.model.path, self.sft.init.shape()
         if self.ref_ema_eta is not None and "ref" in self._roles:
-            yield from following_problems(self.actor, self.ref, start, built_in)
+            yield from reference_following_problems(self.actor, self.ref, start, built_in)
         yield from batch_problems(
             self._copies.calls,
             self._allocated.calls,
@@ -273,7 +276,7 @@ class MathRLExperiment(Experiment):
             yield from self.rollout.problems()
 
     def remarks(self, given: Collection[str]) -> Iterator[str]:
-        """The toy's defaults on a real model; how many questions were looked at."""
+        """Warns of toy defaults on a real model, and reports how many questions were counted."""
         values = {
             "actor.optimizer.lr": self.actor.optimizer.lr,
             "ppo.gen.max_new_tokens": self.ppo.gen.max_new_tokens,
@@ -294,42 +297,43 @@ class MathRLExperiment(Experiment):
         yield from self._without_gpus()
         if self.actor.path is None:
             of_sft = [g.removeprefix("sft.") for g in given if g.startswith("sft.")]
-            yield from (f"phase sft: {told}" for told in self.sft.remarks(of_sft))
+            yield from (f"phase sft: {remark}" for remark in self.sft.remarks(of_sft))
 
     def _without_gpus(self) -> Iterator[str]:
-        """Who computes on CPUs while the model workers have GPUs."""
+        """Warns of servers and evaluators on CPUs while the model workers have GPUs."""
         if not self.gpus_per_model_worker:
             return
         if self.has_servers and not self.rollout.gpus_per_server:
             yield (
-                "model workers have GPUs, generation servers none: they answer on CPUs. Set "
-                "rollout.gpus_per_server=1, or more for a model that one GPU does not hold"
+                "model workers have GPUs, but generation servers have none and compute on CPUs. Set "
+                "rollout.gpus_per_server=1, or more for a model that does not fit one GPU"
             )
         if self.auto_eval and not self.evaluator.gpus:
             yield (
-                "model workers have GPUs, the evaluator none: it computes on CPUs. Set evaluator.gpus=1"
+                "model workers have GPUs, but the evaluator has none and computes on CPUs. Set "
+                "evaluator.gpus=1"
             )
 
     def preparations(self) -> tuple[Preparation, ...]:
-        """``sft-math``, unless there is a starting policy."""
+        """Returns ``sft-math``, unless a starting policy is given."""
         if self.actor.path is not None:
             return ()
         return (Preparation(name="sft", experiment_name="sft-math", experiment=self.sft),)
 
     def with_prepared(self, name: str, path: str) -> Self:
-        """Starts from the fine-tuned policy at ``path``."""
+        """Returns the experiment starting from the fine-tuned policy at ``path``."""
         return replace(self, actor=replace(self.actor, path=path))
 
     def with_gpus(self, per_model_worker: float) -> Self:
-        """As ``gpus_per_model_worker``: the dtype and the memory beside them follow from it."""
+        """Sets ``gpus_per_model_worker``, on which dtype and host memory depend."""
         return replace(self, gpus_per_model_worker=per_model_worker)
 
     def scheduling_setup(self) -> ExperimentScheduling:
-        """Tasks of all worker types."""
+        """Schedules the tasks of all worker types."""
         return self._scheduling()
 
     def _scheduling(self) -> ExperimentScheduling:
-        """One master, the model workers that pools and layouts need, and what mode async adds."""
+        """Schedules one master, the model workers for pools and layouts, and the rollout workers' tasks."""
         base = math_scheduling(
             self._allocated.n_workers,
             cpu=self._cpus,
@@ -362,7 +366,7 @@ class MathRLExperiment(Experiment):
         )
 
     def initial_setup(self) -> ExperimentConfig:
-        """Roles on their workers, calls on their copies."""
+        """Places roles on workers and calls on copies."""
         calls = self._copies.calls
         prompts = DatasetAbstraction(
             "math_prompts", {**dataset_args(self.dataset), "split": "train"}
@@ -376,7 +380,7 @@ class MathRLExperiment(Experiment):
                 {role: self._model(role) for role in self._roles},
                 n_workers=self._allocated.n_workers,
                 base_seed=self.seed,
-                # The copy that samples answers the held-out questions too: it has whole weights.
+                # The copy that samples also answers the held-out questions: it has unsharded weights.
                 evaluated=[c.model_name for c in calls if c.name == self._sampled_by],
                 datasets=() if self.has_servers else (self._fed_from(prompts),),
                 tokenizer_name_or_path=absolute(self.actor.path),
@@ -391,7 +395,7 @@ class MathRLExperiment(Experiment):
             pools=self._allocated.pools,
             replay=replayed_ledger(self.replay_from),
             evaluator=self._evaluators(),
-            **(self._rollout_side(prompts) if self.has_servers else {}),
+            **(self._rollout_fields(prompts) if self.has_servers else {}),
         )
 
     def _evaluators(self) -> tuple[Evaluator, ...]:
@@ -417,8 +421,8 @@ class MathRLExperiment(Experiment):
             return prompts
         return replayed_rollouts(self.replay_from, keys=ROLLOUT_KEYS)
 
-    def _rollout_side(self, prompts: DatasetAbstraction) -> dict[str, Any]:
-        """Fields of an asynchronous run's configuration."""
+    def _rollout_fields(self, prompts: DatasetAbstraction) -> dict[str, Any]:
+        """Builds the rollout fields of an asynchronous run's configuration."""
         start = absolute(self.actor.path) or ""
         return {
             "rollout": self.rollout.control(self.staleness, trains=self.trains),
@@ -452,12 +456,12 @@ class MathRLExperiment(Experiment):
 
     @property
     def is_async(self) -> bool:
-        """Whether answers come from rollout workers, now or in a run that is replayed."""
+        """Whether answers come from rollout workers, in this run or in the replayed one."""
         return self._mode.has_rollouts
 
     @property
     def trains(self) -> bool:
-        """Whether anything learns from the answers."""
+        """Whether a model is trained on the answers."""
         return self._mode.trains
 
     @property
@@ -467,7 +471,7 @@ class MathRLExperiment(Experiment):
 
     @property
     def staleness(self) -> int:
-        """``max_staleness``, or what stands for none."""
+        """``max_staleness``, or the mode's default."""
         return self._mode.staleness if self.max_staleness is None else self.max_staleness
 
     @property
@@ -479,12 +483,13 @@ class MathRLExperiment(Experiment):
     def _roles(self) -> tuple[str, ...]:
         if not self.trains:
             return RULES
-        left_out = (*(RULES if self.is_async else ()), *self._idle_roles)  # rollout workers score
+        # In an asynchronous run the rollout workers compute the rewards.
+        left_out = (*(RULES if self.is_async else ()), *self._idle_roles)
         return tuple(role for role in self._all_roles if role not in left_out)
 
     @property
     def _idle_roles(self) -> tuple[str, ...]:
-        """Those that the settings have no use for."""
+        """Roles that the settings do not need."""
         return () if self.ppo.needs_ref_logprobs else ("ref",)
 
     def _calls(self) -> tuple[MFCDef, ...]:
@@ -526,7 +531,7 @@ class MathRLExperiment(Experiment):
         )
 
     def _layout(self, role: str) -> str | None:
-        """The role's parallel layout, as set."""
+        """Returns the role's parallel layout, as set."""
         given: str | None = getattr(self, role).parallel
         return given
 
@@ -562,13 +567,13 @@ class MathRLExperiment(Experiment):
         )
 
     def _dtype(self, role: str) -> str:
-        """What a role computes in: policies that differ in it differ in their log-probs."""
+        """Returns a role's compute dtype; policies of different dtypes would differ in their log-probs."""
         return compute_dtype(getattr(self, role), self.actor, gpus=self.gpus_per_model_worker)
 
     def _call(
         self, name: str, role: str, kind: str, interface: ModelInterfaceAbstraction, **more: Any
     ) -> MFCDef:
-        """A call on copy 0 of ``role``; ``more`` are further fields."""
+        """Builds a call on copy 0 of ``role``; ``more`` are further fields."""
         return MFCDef(
             name=name,
             n_seqs=self.dataset.train_bs_n_seqs,
@@ -581,7 +586,7 @@ class MathRLExperiment(Experiment):
         )
 
     def _policy_calls(self, *more_keys: str) -> dict[str, MFCDef]:
-        """Calls of actor, reference and reward; the update reads ``more_keys`` too."""
+        """Builds the calls of actor, reference and reward; the update also reads ``more_keys``."""
         versions = ("packed_versions",) if self.is_async else ()
         hooks = () if self.ref_ema_eta is None else (to_reference(self.ref_ema_eta),)
         return policy_calls(

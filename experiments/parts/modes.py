@@ -1,4 +1,4 @@
-"""Modes: who samples, whether anything trains, and how far generation may run ahead (pure)."""
+"""Modes: source of samples, whether a model is trained, and how far generation may run ahead (pure)."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any
 
 from realsys.api.errors import ConfigError
 
-# Settings that mean nothing where nothing trains.
+# Settings without a meaning if no model is trained.
 ABOUT_TRAINING = ("max_staleness", "replay_from", "ref_ema_eta", "auto_eval")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mode:
-    """How a run is driven.
+    """A run's mode.
 
     Attributes:
-        has_rollouts: answers come from rollout workers, now or in a run that is replayed.
-        trains: something learns from the answers.
-        staleness: where ``max_staleness`` is none.
-        least, most: that ``max_staleness`` may be; most None: any.
+        has_rollouts: answers come from rollout workers, in this run or in the replayed one.
+        trains: a model is trained on the answers.
+        staleness: default of ``max_staleness``.
+        least, most: range of ``max_staleness``; most None: unlimited.
     """
 
     name: str
@@ -45,17 +45,16 @@ MODES = {
 def mode_problems(
     mode: Mode, *, max_staleness: int | None, settings: Mapping[str, Any]
 ) -> Iterator[ConfigError]:
-    """Settings that a mode has no use for.
+    """Yields settings that a mode does not use.
 
     Args:
-        settings: those of ``ABOUT_TRAINING``, by name.
+        settings: the settings in ``ABOUT_TRAINING``, by name.
     """
     if not mode.trains:
         for name in ABOUT_TRAINING:
             if settings[name]:
                 yield ConfigError(
-                    f"nothing trains with mode={mode.name}: the servers keep the weights that they start "
-                    "with",
+                    f"nothing trains with mode={mode.name}: the servers keep their initial weights",
                     where=f"{name} and mode",
                     fix=f"leave {name} out, or use mode=async",
                 )
@@ -63,7 +62,7 @@ def mode_problems(
         max_staleness < mode.least or (mode.most is not None and max_staleness > mode.most)
     ):
         yield ConfigError(
-            f"max_staleness is {max_staleness}, and with mode={mode.name} generation runs at most one step "
+            f"max_staleness is {max_staleness}, but with mode={mode.name} generation runs at most one step "
             "ahead",
             where="max_staleness and mode",
             fix="use mode=async, or leave max_staleness out",

@@ -1,8 +1,8 @@
-"""Where an experiment's models sit: calls and their allocation → copies, hooks, shards on workers (pure).
+"""Places an experiment's models: calls and their allocation → copies, hooks, shards on workers (pure).
 
-A role's trained call (or its first) runs on the role's copy 0. A call in another layout, or on other
-workers, runs on a copy of its own (``actor@1``), which is filled from copy 0 before the call; calls of
-one layout share a copy.
+A role's trained call (or its first) runs on the role's copy 0. A call in another parallel layout, or on
+other workers, runs on a copy of its own (``actor@1``), which is filled from copy 0 before the call; calls
+in the same layout on the same workers share a copy.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class RolePlacement:
 
 @dataclass(frozen=True, kw_only=True)
 class PlacementSettings:
-    """What a user says about places, as the settings of an experiment have it."""
+    """The experiment's placement settings, as set by the user."""
 
     placement: str = "shared"
     pools: Mapping[str, str]
@@ -67,17 +67,17 @@ class PlacementSettings:
 
     @property
     def is_split(self) -> bool:
-        """Two halves of the workers, each with roles of its own."""
+        """Whether the workers are divided into two halves, each with its own roles."""
         return self.placement == "split"
 
     def half(self, *, is_right: bool) -> str | None:
-        """A role's pool, unless it has one of its own."""
+        """Returns the pool of a role without a pool of its own."""
         return (RIGHT if is_right else LEFT) if self.is_split else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Allocated:
-    """Every call's place, and the workers that there are."""
+    """Every call's workers and topology, the pools, and the number of workers."""
 
     n_workers: int
     pools: Mapping[str, tuple[int, ...]]
@@ -94,16 +94,16 @@ def allocate(
     rules: Collection[str] = (),
     n_seqs: int,
 ) -> Allocated:
-    """Where every call runs.
+    """Decides where every call runs.
 
     Args:
         calls: (name, role) of every call.
         roles: role → its ``parallel`` and ``pool``, as set.
         right_roles: roles that placement ``split`` puts on the second half.
         trained: role → its train step.
-        rules: roles without weights. Unless they are named: on all workers that are given, if all
-            share them; else one process.
-        n_seqs: datapoints a call.
+        rules: roles without weights. By default on all workers if ``n_model_workers`` is set and all
+            roles share them; else one process.
+        n_seqs: datapoints per call.
     Raises:
         ConfigErrors: mistakes in ``parallel``, pools and allocation.
     """
@@ -114,13 +114,13 @@ def allocate(
     for role, (parallel, pool) in roles.items():
         home = pool or settings.half(is_right=role in right)
         rule_ranks = n_seqs if role in rules else None
-        wish = defaults[role] = _default(settings, role, pool=home, rule_ranks=rule_ranks)
+        request = defaults[role] = _default(settings, role, pool=home, rule_ranks=rule_ranks)
         with _collected(problems):
             if parallel is not None:
                 topology = ProcessTopology.parse(parallel, where=f"{role}.parallel")
-                given[role] = replace(wish, topology=topology, where=f"{role}.parallel")
+                given[role] = replace(request, topology=topology, where=f"{role}.parallel")
             elif pool is not None:
-                given[role] = replace(wish, where=f"{role}.pool")
+                given[role] = replace(request, where=f"{role}.pool")
     pools: dict[str, tuple[int, ...]] = {}
     entries: tuple[AllocationEntry, ...] = ()
     with _collected(problems):
@@ -130,7 +130,7 @@ def allocate(
         names = (*settings.pools, *halves)
         entries = parse_allocation(settings.allocation or "", calls=dict(calls), pools=names)
     raise_problems(problems)
-    wishes = placement_requests(
+    requests = placement_requests(
         dict(calls),
         entries,
         settings=given,
@@ -139,23 +139,25 @@ def allocate(
         rules=tuple(rules),
     )
     if settings.is_split and not pools:
-        pools = _halves(wishes.values(), settings.n_model_workers)
+        pools = _halves(requests.values(), settings.n_model_workers)
     n_workers = settings.n_model_workers or max(
         1,
         *(max(workers) + 1 for workers in pools.values()),
-        *(wish.least_workers for wish in wishes.values() if wish.pool is None),
+        *(request.least_workers for request in requests.values() if request.pool is None),
     )
-    found = allocate_calls(wishes, pools, n_workers=n_workers)
+    found = allocate_calls(requests, pools, n_workers=n_workers)
     return Allocated(n_workers=n_workers, pools=pools, calls=found)
 
 
 def _default(
     settings: PlacementSettings, role: str, *, pool: str | None, rule_ranks: int | None
 ) -> PlacementRequest:
-    """What a role gets that says nothing; ``rule_ranks`` is how many could work, of a rule."""
+    """Builds the request of a role without settings; ``rule_ranks`` is the useful number of ranks of a
+    rule.
+    """
     is_given = settings.n_model_workers is not None
     is_apart = settings.is_split or bool(settings.pools)
-    # Where roles have workers of their own, a rule on all of them would wait for each.
+    # If roles have separate workers, a rule on all of them would wait for each.
     is_spread = is_given or is_apart if rule_ranks is None else is_given and not is_apart
     return PlacementRequest(
         topology=None if is_spread else ProcessTopology(),
@@ -167,7 +169,7 @@ def _default(
 
 @contextmanager
 def _collected(problems: list[ConfigError]) -> Iterator[None]:
-    """A ConfigError raised inside joins ``problems``."""
+    """Collects a ConfigError raised inside into ``problems``."""
     try:
         yield
     except ConfigErrors as errors:
@@ -177,14 +179,14 @@ def _collected(problems: list[ConfigError]) -> Iterator[None]:
 
 
 def _halves(
-    wishes: Iterable[PlacementRequest], n_workers: int | None
+    requests: Iterable[PlacementRequest], n_workers: int | None
 ) -> dict[str, tuple[int, ...]]:
-    """The pools of placement ``split``: two halves of the workers, or as large as is asked for.
+    """Builds the pools of placement ``split``: two halves of the workers, or as large as requested.
 
-    Workers fill nodes in order, so this halves the GPUs of one node, the nodes of several, and an odd
-    node is cut rather than wasted. Of an odd number of workers the first half gets one more.
+    Workers fill nodes in order, so this halves the GPUs of one node, or the nodes of several; an odd node
+    is divided rather than wasted. With an odd number of workers the first half gets one more.
     """
-    wishes = tuple(wishes)
+    requests = tuple(requests)
     if n_workers is not None:
         if n_workers < 2:
             raise ConfigError(
@@ -195,7 +197,7 @@ def _halves(
         left = (n_workers + 1) // 2
         return {LEFT: tuple(range(left)), RIGHT: tuple(range(left, n_workers))}
     left, right = (
-        max([wish.least_workers for wish in wishes if wish.pool == half], default=1)
+        max([request.least_workers for request in requests if request.pool == half], default=1)
         for half in (LEFT, RIGHT)
     )
     return {LEFT: tuple(range(left)), RIGHT: tuple(range(left, left + right))}
@@ -206,7 +208,7 @@ def _halves(
 
 @dataclass(frozen=True, kw_only=True)
 class Copies:
-    """Calls on their copies with their hooks, and where each copy sits."""
+    """Calls on their copies with their hooks, and the placement of each copy."""
 
     calls: tuple[MFCDef, ...]
     places: Mapping[ModelName, CallAllocation]
@@ -218,15 +220,15 @@ def with_copies(
     *,
     offload: Iterable[str] = (),
 ) -> Copies:
-    """The calls, each on a copy of its role in its own layout.
+    """Assigns each call to a copy of its role with the call's parallel layout and workers.
 
     Args:
         calls: all on copy 0 of their roles.
-        allocated: name of a call → its place.
+        allocated: name of a call → its placement.
         offload: roles whose copies leave the GPU after each call.
     """
     places: dict[ModelName, CallAllocation] = {}
-    for call in sorted(calls, key=lambda c: not c.is_train):  # trained first: they are copy 0
+    for call in sorted(calls, key=lambda c: not c.is_train):  # trained calls first: copy 0
         places.setdefault(ModelName(call.role), allocated[call.name])
     copies = dict(places)
     done = []
@@ -256,13 +258,13 @@ def place_models(
     evaluated: Collection[ModelName] | None = None,
     **of_all: Any,
 ) -> tuple[ModelWorker, ...]:
-    """The model workers with their shards.
+    """Builds the model workers with their shards.
 
     Args:
-        places: copy → where it sits.
+        places: copy → its workers and topology.
         models: role → its model, in the order in which a worker lists them.
         evaluated: copies that get their role's held-out data; None: copies 0.
-        of_all: further fields of ``ModelWorker``, the same for all.
+        of_all: further fields of ``ModelWorker``, equal for all.
     """
     shards: list[list[ModelShard]] = [[] for _ in range(n_workers)]
     order = list(models)

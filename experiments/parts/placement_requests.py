@@ -1,4 +1,6 @@
-"""What every call wants, by the allocation and its role's settings, and the workers it gets (pure)."""
+"""Placement requests of calls, from the allocation and the roles' settings, and the workers they get
+(pure).
+"""
 
 from __future__ import annotations
 
@@ -18,13 +20,13 @@ from realsys.planner.allocation import (
 
 @dataclass(frozen=True, kw_only=True)
 class PlacementRequest:
-    """What is wanted for a call, before it is known which workers there are.
+    """A call's requested placement, before the workers are known.
 
     Attributes:
-        topology: None is the whole pool along the data axis.
-        most_ranks: of a topology that is None, where there is a bound.
-        pool: None is all model workers.
-        where: the setting that says so, for messages.
+        topology: None: the whole pool along the data axis.
+        most_ranks: limit on the ranks if the topology is None; None: no limit.
+        pool: None: all model workers.
+        where: the setting that requests it, for messages.
     """
 
     topology: ProcessTopology | None = None
@@ -34,7 +36,7 @@ class PlacementRequest:
 
     @property
     def least_workers(self) -> int:
-        """Workers that it can't do without."""
+        """Minimum number of workers."""
         return 1 if self.topology is None else self.topology.world_size
 
 
@@ -48,17 +50,19 @@ def placement_requests(
     rules: Collection[str] = (),
     where: str = "allocation",
 ) -> dict[str, PlacementRequest]:
-    """Call → what it wants: its own entry, its role's, ``*``'s, the role's settings if it has any,
-    what the role's train step wants, the role's default.
+    """Determines each call's request by precedence.
+
+    In this order: the call's own entry, its role's, that of ``*``, the role's settings, the request of
+    the role's train step, the role's default.
 
     An entry without a pool takes the pool of the role's settings or default.
 
     Args:
         calls: name of a call → its role.
-        settings: role → what its settings say, for roles where they say anything.
-        defaults: role → what holds otherwise.
+        settings: role → request from its settings, for roles that have any.
+        defaults: role → default request.
         trained: role → its train step.
-        rules: roles without weights; ``*`` is not about them.
+        rules: roles without weights, to which ``*`` does not apply.
     """
     by_name = {entry.name: entry for entry in entries}
 
@@ -74,46 +78,49 @@ def placement_requests(
     home = {role: settings.get(role) or defaults[role] for role in calls.values()}
     found: dict[str, PlacementRequest] = {}
     for call, role in calls.items():
-        wish = named(call, role) or (named(trained[role], role) if role in trained else None)
-        found[call] = wish or defaults[role]
+        request = named(call, role) or (named(trained[role], role) if role in trained else None)
+        found[call] = request or defaults[role]
     return found
 
 
 def allocate_calls(
-    wishes: Mapping[str, PlacementRequest], pools: Mapping[str, tuple[int, ...]], *, n_workers: int
+    requests: Mapping[str, PlacementRequest],
+    pools: Mapping[str, tuple[int, ...]],
+    *,
+    n_workers: int,
 ) -> dict[str, CallAllocation]:
-    """Every call on the first workers of its pool.
+    """Allocates every call to the first workers of its pool.
 
     Raises:
-        ConfigErrors: unknown pools, and layouts that are larger than their pool.
+        ConfigErrors: unknown pools, and layouts larger than their pool.
     """
     found: dict[str, CallAllocation] = {}
     problems: list[ConfigError] = []
     too_large: dict[tuple[PlacementRequest, ProcessTopology, int], list[str]] = {}
-    for call, wish in wishes.items():
-        if wish.pool is not None and wish.pool not in pools:
-            problems.append(unknown_pool(wish.pool, pools, wish.where))
+    for call, request in requests.items():
+        if request.pool is not None and request.pool not in pools:
+            problems.append(unknown_pool(request.pool, pools, request.where))
             continue
-        workers = tuple(range(n_workers)) if wish.pool is None else pools[wish.pool]
-        ranks = min(len(workers), wish.most_ranks or len(workers))
-        topology = wish.topology or ProcessTopology(data=ranks)
+        workers = tuple(range(n_workers)) if request.pool is None else pools[request.pool]
+        ranks = min(len(workers), request.most_ranks or len(workers))
+        topology = request.topology or ProcessTopology(data=ranks)
         if topology.world_size > len(workers):
-            too_large.setdefault((wish, topology, len(workers)), []).append(call)
+            too_large.setdefault((request, topology, len(workers)), []).append(call)
             continue
         found[call] = CallAllocation(workers=workers[: topology.world_size], topology=topology)
-    problems += [_too_large(calls, *asked) for asked, calls in too_large.items()]
+    problems += [_too_large(calls, *key) for key, calls in too_large.items()]
     raise_problems(problems)
     return found
 
 
 def _too_large(
-    calls: list[str], wish: PlacementRequest, topology: ProcessTopology, num_workers: int
+    calls: list[str], request: PlacementRequest, topology: ProcessTopology, num_workers: int
 ) -> ConfigError:
-    there = "there are" if wish.pool is None else f"pool {wish.pool!r} has"
+    available = "there are" if request.pool is None else f"pool {request.pool!r} has"
     return ConfigError(
         f"{' and '.join(calls)} in layout {topology} needs {topology.world_size} model workers, "
-        f"{there} {num_workers}",
-        where=wish.where,
+        f"{available} {num_workers}",
+        where=request.where,
         fix="use smaller degrees, "
-        + ("or more model workers" if wish.pool is None else "or a larger pool"),
+        + ("or more model workers" if request.pool is None else "or a larger pool"),
     )

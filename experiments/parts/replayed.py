@@ -1,4 +1,4 @@
-"""Training again on what an asynchronous run trained on: where its rollouts are (pure)."""
+"""Locates the recorded rollouts of an asynchronous run, to repeat its training on them (pure)."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from realsys.trial.records import RUN_FILE, PhaseFiles
 
 
 def replay_problems(folder: str, *, is_async: bool) -> Iterator[ConfigError]:
-    """A run that left nothing to replay."""
+    """Yields why a run can't be replayed."""
     files = PhaseFiles(Path(os.path.abspath(folder)))
     if not is_async:
         yield ConfigError(
-            "a synchronous run is repeated by its seed, there is nothing to replay",
+            "a synchronous run is repeated by its seed; there is nothing to replay",
             where="replay_from and mode",
             fix="launch it again, or use mode=async",
         )
@@ -30,11 +30,11 @@ def replay_problems(folder: str, *, is_async: bool) -> Iterator[ConfigError]:
 
 
 def replayed_ledger(folder: str | None) -> str | None:
-    """The ledger that says which step trained on what."""
+    """Returns the path of the ledger, which records what each step trained on."""
     return None if folder is None else str(PhaseFiles(Path(os.path.abspath(folder))).ledger)
 
 
 def replayed_rollouts(folder: str, *, keys: tuple[str, ...]) -> DatasetAbstraction:
-    """The run's rollouts as a data set."""
+    """Returns the run's recorded rollouts as a data set."""
     dump = PhaseFiles(Path(os.path.abspath(folder))).rollout_dump
     return DatasetAbstraction("rollout_dump", {"folder": str(dump), "keys": list(keys)})

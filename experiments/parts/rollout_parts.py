@@ -1,4 +1,4 @@
-"""Experience from rollout workers: its settings, and the workers that they ask for (pure)."""
+"""Rollout workers and generation servers: their settings, and the workers to start (pure)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from experiments.parts.worker_resources import mem_of_task
 from realsys.api import registry
 from realsys.api.errors import ConfigError
 from realsys.api.model import DatasetAbstraction, GenerationHyperparameters, ModelName
-from realsys.api.options import option
+from realsys.api.options import MOST_WORKERS, option
 from realsys.api.scheduling import ExperimentScheduling, Scheduling, TasksGroup
 from realsys.api.worker_configs import (
     SCHEDULE_POLICIES,
@@ -24,7 +24,7 @@ from realsys.api.worker_configs import (
 from realsys.models.shape import DTYPE_BYTES
 from realsys.planner.memory.copy_memory import Terms
 
-# What a datapoint has when it comes from a rollout worker.
+# Keys of a datapoint from a rollout worker.
 ROLLOUT_KEYS = (
     "packed_input_ids",
     "prompt_mask",
@@ -47,7 +47,7 @@ class RolloutOptions:
         "again",
         choices=("wait", "window", "drop"),
     )
-    servers: int = option(1, "generation servers", ge=1)
+    servers: int = option(1, "generation servers", ge=1, le=MOST_WORKERS)
     server_backend: str = option(
         "embedded",
         "engine of the servers: our own, or a real one as its child process",
@@ -76,7 +76,7 @@ class RolloutOptions:
     flush_request_timeout: float = option(
         120.0, "a server that takes longer for new weights is left out", unit="seconds", gt=0
     )
-    workers: int = option(1, "rollout workers", ge=1)
+    workers: int = option(1, "rollout workers", ge=1, le=MOST_WORKERS)
     agent: str = option("math_single_step", "registered agent")
     agent_args: Mapping[str, Any] = option({}, "its arguments")
     env: str = option("math_verify", "registered environment")
@@ -123,7 +123,7 @@ class RolloutOptions:
     mem_per_worker: int = option(2048, "memory of a rollout worker", unit="MiB", ge=1)
 
     def problems(self, *, path: str = "rollout.") -> Iterator[ConfigError]:
-        """Unknown names, and settings that don't go together."""
+        """Yields unknown names and inconsistent settings."""
         for kind, name in (("agent", self.agent), ("environment", self.env)):
             where = path + ("agent" if kind == "agent" else "env")
             if problem := registry.check(kind, name, where=where):
@@ -131,26 +131,26 @@ class RolloutOptions:
         device = str(self.server_args.get("device", ""))
         if device.startswith("cuda") and not self.gpus_per_server:
             yield ConfigError(
-                f"generation servers are to compute on {device}, and their tasks have no GPU",
+                f"generation servers are set to compute on {device}, but their tasks have no GPU",
                 where=f"{path}server_args.device and {path}gpus_per_server",
-                fix=f"set {path}gpus_per_server=1 (then they compute there by themselves)",
+                fix=f"set {path}gpus_per_server=1 (then they use it without server_args.device)",
             )
         if self.weights_through == "disk" and (self.delta or self.wire_dtype):
             yield ConfigError(
-                "weights go through the trial's folder, as the models are saved",
+                "weights travel through the trial's folder in the format of saved models",
                 where=f"{path}delta and {path}wire_dtype",
                 fix=f"use {path}weights_through=stream, or leave them out",
             )
         if self.filter_by_success and not self.success_rate_lb < self.success_rate_ub:
             yield ConfigError(
                 f"success_rate_lb is {self.success_rate_lb}, success_rate_ub {self.success_rate_ub}: "
-                "nothing would be trained on",
+                "no question would be trained on",
                 where=f"{path}success_rate_lb and {path}success_rate_ub",
                 fix="use lb < ub, e.g. 0.01 and 0.99",
             )
 
     def control(self, max_staleness: int, *, trains: bool = True) -> RolloutControl:
-        """What the master does."""
+        """Builds the master's rollout settings."""
         return RolloutControl(
             trains=trains,
             model_name=ModelName("actor"),
@@ -164,17 +164,17 @@ class RolloutOptions:
 
     @property
     def _half_precision(self) -> str:
-        """The dtype of servers that were given one of two bytes: what is wider need not travel."""
+        """The servers' dtype if it has two bytes: wider weights need not be sent."""
         dtype = str(self.server_args.get("dtype", ""))
         return dtype if self.weights_through == "stream" and DTYPE_BYTES.get(dtype) == 2 else ""
 
     def generation_servers(
         self, *, seed: int, model_path: str, dtype: str, longest: int
     ) -> tuple[GenerationServer, ...]:
-        """The servers, which all start from ``model_path``.
+        """Builds the servers, which all start from ``model_path``.
 
         Args:
-            longest: tokens of a prompt and its answer.
+            longest: maximum tokens of a prompt and its answer.
         """
         embedded = self.server_backend == "embedded"
         own: dict[str, Any] = {"dtype": dtype, "num_threads": self.cpus_per_server}
@@ -191,7 +191,7 @@ class RolloutOptions:
         return (server,) * self.servers
 
     def manager(self, *, max_staleness: int, batch_size: int) -> GserverManager:
-        """Their manager."""
+        """Builds the servers' manager."""
         return GserverManager(
             model_name=ModelName("actor"),
             n_servers=self.servers,
@@ -214,7 +214,7 @@ class RolloutOptions:
         dataset: DatasetAbstraction,
         all_texts: bool = False,
     ) -> tuple[RolloutWorker, ...]:
-        """The workers that ask them; they keep a few texts of each version of the weights, or all."""
+        """Builds the rollout workers; they keep a few texts of each weight version, or all."""
         texts: dict[str, Any] = {"dump_texts": sys.maxsize} if all_texts else {}
         worker = RolloutWorker(
             **texts,
@@ -234,7 +234,7 @@ class RolloutOptions:
             success_rate_ub=self.success_rate_ub if self.filter_by_success else None,
             datasets=(dataset,),
             dump=self.dump,
-            # Where all texts are kept, rollouts are what the run is for.
+            # All texts are kept if rollouts are the run's only product.
             dump_limit_gib=None if all_texts else self.dump_limit_gib / self.workers,
         )
         return (worker,) * self.workers
@@ -242,10 +242,10 @@ class RolloutOptions:
     def scheduling(
         self, base: ExperimentScheduling, *, needs: Callable[[], Terms | None]
     ) -> ExperimentScheduling:
-        """``base`` with the tasks of servers, manager and rollout workers.
+        """Adds the tasks of servers, manager and rollout workers to ``base``.
 
         Args:
-            needs: host memory of a server with GPUs; None: not known.
+            needs: host memory of a server with GPUs; None: unknown.
         """
         mem = mem_of_task(self.mem_per_server, gpu=self.gpus_per_server, needs=needs)
         server = Scheduling.generation_server_default(

@@ -1,7 +1,7 @@
 """``sft-math``: supervised fine-tuning on questions with step-by-step answers.
 
-From a Hugging Face directory (``model.path=``) or, without one, a small Llama made from scratch.
-``ppo-math`` runs it once to make its starting policy.
+Starts from a Hugging Face directory (``model.path=``) or, without one, from a small Llama with random
+weights. ``ppo-math`` runs it once to make its starting policy.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class TinyLlamaOptions:
     vocab_size: int = option(512, "tokens of the byte-level BPE tokenizer", ge=300)
 
     def shape(self) -> ModelShape:
-        """The sizes of that model, as realsys/models/tiny_llama.py makes it."""
+        """Returns the sizes of that model, as realsys/models/tiny_llama.py makes it."""
         return ModelShape(
             family="llama",
             hidden_size=self.hidden_size,
@@ -91,8 +91,8 @@ class SFTMathExperiment(Experiment):
         "the model",
     )
     init: TinyLlamaOptions = option(TinyLlamaOptions(), "the model made when model.path is none")
-    # Of the answers with a carry most forget it: the policy that comes out solves the other half of the
-    # held-out questions, and has the right habit too, for reward to bring out.
+    # Most training answers omit the carry. The resulting policy solves only the other half of the held-out
+    # questions, but also has the correct behaviour with some probability, which the reward can reinforce.
     dataset: MathDatasetOptions = option(
         MathDatasetOptions(train_size=600 * 48, train_bs_n_seqs=48, eval_size=0, slip_share=0.65),
         "questions and answers",
@@ -125,7 +125,7 @@ class SFTMathExperiment(Experiment):
         return {ModelName("model"): CallAllocation(workers=workers, topology=self._topo)}
 
     def problems(self) -> Iterator[ConfigError]:
-        """Unreadable files, unknown names, batches that do not divide."""
+        """Yields unreadable files, unknown names, and batches that do not divide."""
         yield from model_problems(self.model, "model")
         yield from dataset_problems(self.dataset, tokenizer_dir=self.model.path)
         if self.dataset.train_bs_n_seqs % self._topo.data:
@@ -144,7 +144,7 @@ class SFTMathExperiment(Experiment):
             )
         if self.model.offload:
             yield ConfigError(
-                "this experiment has one model: no other would use the memory",
+                "this experiment has one model, so no other would use the memory",
                 where="model.offload",
                 fix="leave it out; cpu_offload keeps the optimizer in CPU memory",
             )
@@ -156,7 +156,7 @@ class SFTMathExperiment(Experiment):
         )
 
     def remarks(self, given: Collection[str]) -> Iterator[str]:
-        """The toy's defaults on a real model; how many questions were looked at."""
+        """Warns of toy defaults on a real model, and reports how many questions were counted."""
         values = {
             "model.optimizer.lr": self.model.optimizer.lr,
         }
@@ -166,18 +166,18 @@ class SFTMathExperiment(Experiment):
         yield from sampled_remarks(self.dataset, self.model.path)
 
     def input_files(self) -> tuple[str, ...]:
-        """The questions, and the model to start from."""
+        """Lists the question files, and the files of the starting model."""
         folder = absolute(self.model.path)
         weights = [] if folder is None else sorted(Path(folder).glob("*.safetensors"))
         given = (self.dataset.path, self.dataset.eval_path, *map(str, weights))
         return tuple(path for path in map(absolute, given) if path is not None)
 
     def with_gpus(self, per_model_worker: float) -> Self:
-        """As ``gpus_per_model_worker``: the dtype and the memory beside them follow from it."""
+        """Sets ``gpus_per_model_worker``, on which dtype and host memory depend."""
         return replace(self, gpus_per_model_worker=per_model_worker)
 
     def scheduling_setup(self) -> ExperimentScheduling:
-        """One master, as many model workers as the model's layout has processes."""
+        """Schedules one master, and as many model workers as the model's layout has processes."""
         return math_scheduling(
             self._topo.world_size,
             cpu=self._cpus,
@@ -196,7 +196,7 @@ class SFTMathExperiment(Experiment):
         )
 
     def initial_setup(self) -> ExperimentConfig:
-        """One model, one call."""
+        """Builds the configuration: one model, one call."""
         data = {**dataset_args(self.dataset), "max_answer_len": self.max_answer_len}
         dtype = compute_dtype(self.model, gpus=self.gpus_per_model_worker)
         if self.model.path is None:
@@ -244,7 +244,7 @@ class SFTMathExperiment(Experiment):
 
 
 def math_scheduling(num_workers: int, *, cpu: int, gpu: float, mem: int) -> ExperimentScheduling:
-    """One small master beside ``num_workers`` model workers."""
+    """Schedules one small master and ``num_workers`` model workers."""
     return ExperimentScheduling(
         model_worker=TasksGroup(
             count=num_workers,

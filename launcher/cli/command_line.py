@@ -1,8 +1,8 @@
-"""The command line: which verbs there are, and what becomes of an error.
+"""The command line: its verbs, and the handling of errors.
 
-For launcher/cli/entry.py, which hands over what it can't answer itself. A RealsysError is three lines
-(or a JSON document) and its exit status; anything else that escapes is our bug and says so. The
-verbs are in launcher/cli/verbs; only what is named is imported.
+For launcher/cli/entry.py, which passes on what it can't answer itself. A RealsysError becomes three lines
+(or a JSON document) and its exit status; any other exception is reported as a bug in realsys. The verbs
+are in launcher/cli/verbs/; only the module of the named one is imported.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import traceback
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperGroup
 
 from launcher.cli.shared_options import INSPECT, RUN, SETUP
 from launcher.terminal.exit_codes import ExitCode
@@ -43,6 +43,7 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "graph": (INSPECT, "inspect_verbs", "graph"),
     "report": (INSPECT, "inspect_verbs", "report"),
     "experiments": (SETUP, "inspect_verbs", "experiments"),
+    "schema": (SETUP, "inspect_verbs", "schema"),
     "clusters": (SETUP, "site_verbs", "clusters"),
     "doctor": (SETUP, "site_verbs", "doctor"),
     "image": (SETUP, "site_verbs", "image"),
@@ -52,7 +53,7 @@ VERBS: dict[str, tuple[str, str, str]] = {
 
 
 class LazyVerbs(TyperGroup):
-    """Imports and builds the command of a verb when it is asked for."""
+    """Imports and builds the command of a verb on demand. (Typer's own click is untyped here.)"""
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Names of all verbs, in the order of the help page."""
@@ -67,7 +68,7 @@ class LazyVerbs(TyperGroup):
         return self.commands.get(cmd_name)
 
 
-def verb_command(name: str) -> TyperCommand:
+def verb_command(name: str) -> Any:
     """Builds the command of one verb."""
     panel, module, function = VERBS[name]
     verb = getattr(importlib.import_module(f"launcher.cli.verbs.{module}"), function)
@@ -83,7 +84,7 @@ def verb_command(name: str) -> TyperCommand:
 app = typer.Typer(
     name="realsys",
     cls=LazyVerbs,
-    help="Launch RL post-training experiments and look after them.",
+    help="Launch and manage RL post-training experiments.",
     epilog="Exit status and settings: docs/cli.md",
     context_settings={"help_option_names": ["-h", "--help"]},
     add_completion=False,
@@ -97,7 +98,7 @@ app = typer.Typer(
 def options(
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
 ) -> None:
-    """Launch RL post-training experiments and look after them."""
+    """Launch and manage RL post-training experiments."""
 
 
 def run(words: list[str]) -> int:
@@ -106,7 +107,7 @@ def run(words: list[str]) -> int:
     from realsys.trial.folders import restrict_umask
 
     restrict_umask()
-    # What our libraries log is for workers' logs; here every message is printed on purpose.
+    # Log records of realsys are for workers' logs; the command line prints its messages explicitly.
     logging.getLogger("realsys").addHandler(logging.NullHandler())
     as_json = "--json" in words
     try:
@@ -119,7 +120,7 @@ def run(words: list[str]) -> int:
         return _refuse(error, as_json=as_json)
     except (KeyboardInterrupt, typer.Abort):
         return ExitCode.INTERRUPTED
-    except SystemExit as leaving:  # a reader that closed its pipe
+    except SystemExit as leaving:  # the reader of a pipe closed it
         return leaving.code if isinstance(leaving.code, int) else ExitCode.RUN_FAILED
     except Exception as error:  # outermost frame
         missing = _missing_extra(error, words)
@@ -130,7 +131,7 @@ def run(words: list[str]) -> int:
 
 
 def _usage(error: typer.TyperException, words: list[str], *, as_json: bool) -> int:
-    """A command line that can't be understood."""
+    """Reports a command line that can't be parsed."""
     from launcher.terminal import output
     from realsys.api.errors import RealsysError
 
@@ -167,7 +168,7 @@ def _missing_extra(error: Exception, words: list[str]) -> RealsysError | None:
 
 
 def _bug(error: Exception, *, as_json: bool) -> int:
-    """An exception that nobody raised on purpose, with all that a report needs."""
+    """Reports an unexpected exception, with everything that a bug report needs."""
     from launcher.terminal import output
     from realsys.api.errors import InternalError
 
@@ -179,7 +180,7 @@ def _bug(error: Exception, *, as_json: bool) -> int:
     problem = InternalError(
         f"bug in realsys: {type(error).__name__}: {error}",
         where=f"{last.filename}:{last.lineno} in {last.name}",
-        fix="report it with the traceback above; if the place is in a file of your own, repair that",
+        fix="report it with the traceback above; if the location is in a file of yours, fix that file",
     )
     output.error(problem, as_json=as_json)
     return ExitCode.BUG

@@ -1,8 +1,8 @@
-"""Answers the shell's Tab key from a generated table and the runs folder: no typer, no network.
+"""Answers Tab completion from a generated table and the runs folder, without typer or network.
 
 `realsys completion bash` prints a script that calls `realsys __complete WORD…` with the words after
-`realsys` up to the cursor, the last one being completed. It may be wrong or empty, never slow and
-never an error: a Tab key has nobody to tell.
+`realsys` up to the cursor, the last one being completed. The answer may be wrong or empty, but is never
+slow and never an error, because completion can't report one.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ compdef _realsys realsys
 complete -c realsys -a '(realsys __complete (commandline -opc)[2..] (commandline -ct) 2>/dev/null)'
 """,
 }
-TAKES_EXPERIMENT = ("launch", "plan", "graph")
+TAKES_EXPERIMENT = ("launch", "plan", "graph", "schema")
 TAKES_TRIAL = (
     *("status", "watch", "logs", "stop", "resume", "wait", "show", "graph", "report"),
     *("explain", "exec", "tell", "scale", "replay", "rm"),
@@ -42,7 +42,7 @@ TAKES_WORKER = ("logs", "exec", "tell")
 
 
 def candidates(words: list[str]) -> list[str]:
-    """What could stand where the last of ``words`` is, sorted."""
+    """Lists the completions of the last of ``words``, sorted."""
     *before, partial = words or [""]
     return sorted(c for c in set(_possible(before, partial)) if c.startswith(partial))
 
@@ -71,12 +71,12 @@ def _possible(before: list[str], partial: str) -> list[str]:
 
 
 def experiments() -> list[str]:
-    """Built-in experiments, and those that were run before."""
+    """Lists built-in experiments and those that were run before."""
     return [*front_page.EXPERIMENTS, *{name.partition("/")[0] for name in trials()}]
 
 
 def trials() -> list[str]:
-    """``experiment/trial`` of every trial of this user."""
+    """Lists ``experiment/trial`` of every trial of this user."""
     found = []
     for runs in _runs_folders():
         for experiment in _folders(runs):
@@ -86,7 +86,7 @@ def trials() -> list[str]:
 
 
 def workers(trial: str) -> list[str]:
-    """Workers that have a log in the trial's last attempt."""
+    """Lists workers that have a log in the trial's last attempt."""
     for runs in _runs_folders():
         attempts = os.path.join(runs, trial, "attempts")
         for attempt in _folders(attempts)[-1:]:
@@ -97,7 +97,7 @@ def workers(trial: str) -> list[str]:
 
 def _runs_folders() -> list[str]:
     user = places.user_name()
-    roots = places.glance_file_roots()
+    roots = places.guess_file_roots()
     own = [
         os.path.join(root, f"realsys-{user}") for root in roots
     ]  # realsys.trial.folders.own_root

@@ -1,43 +1,43 @@
-"""The console command `realsys`: answers help, version and Tab itself, hands all else to the CLI.
+"""The console command `realsys`: answers help, version and Tab itself, passes everything else to the CLI.
 
-For people who type: importing typer alone takes longer than they notice, so this file imports nothing that
-is not needed to answer. It parses no options and has no verbs (launcher/cli/command_line.py has).
+Importing typer alone takes noticeably long, so this module imports nothing that the answer does not need.
+It parses no options and has no verbs (launcher/cli/command_line.py does).
 """
 
 from __future__ import annotations
 
 import sys
 
-INTERRUPTED = 130  # as launcher/terminal/exit_codes.py has it
+INTERRUPTED = 130  # equals ExitCode.INTERRUPTED in launcher/terminal/exit_codes.py
 
 
 def main(args: list[str] | None = None) -> int:
     """Runs one command line (without the program's name) and returns its exit status."""
     try:
         return _main(sys.argv[1:] if args is None else args)
-    except KeyboardInterrupt:  # while modules were imported, or on the way out
+    except KeyboardInterrupt:  # during imports or exit
         return INTERRUPTED
 
 
 def _main(words: list[str]) -> int:
     try:
-        text = _quick_answer(words)
+        text = _answer_without_cli(words)
         if text is not None:
             sys.stdout.write(text)
             sys.stdout.flush()
             return 0
     except BrokenPipeError:
-        _forget_stdout()
+        _discard_stdout()
         return 0
-    except UnicodeEncodeError:  # a terminal without box characters: typer draws what it can
+    except UnicodeEncodeError:  # a terminal without box characters: typer handles it
         pass
     from launcher.cli.command_line import run
 
     return run(words)
 
 
-def _quick_answer(words: list[str]) -> str | None:
-    """What to print, where no option has to be parsed for it; else None."""
+def _answer_without_cli(words: list[str]) -> str | None:
+    """Returns the output if no option has to be parsed for it; else None."""
     if words in ([], ["--help"], ["-h"]):
         from launcher.cli import front_page
 
@@ -49,7 +49,7 @@ def _quick_answer(words: list[str]) -> str | None:
     if words[0] == "__complete":
         from launcher.cli.completion import candidates
 
-        # Nothing for the shell that would do something to the terminal.
+        # Only words without control characters reach the terminal.
         return "".join(f"{word}\n" for word in candidates(words[1:]) if word.isprintable())
     if words[0] == "completion" and len(words) == 2:
         from launcher.cli.completion import SCRIPTS
@@ -59,7 +59,7 @@ def _quick_answer(words: list[str]) -> str | None:
 
 
 def without_colour(text: str) -> str:
-    """``text`` without its ``ESC [ … m`` sequences."""
+    """Removes the ``ESC [ … m`` sequences from ``text``."""
     first, *others = text.split("\x1b[")
     return first + "".join(other.partition("m")[2] for other in others)
 
@@ -72,8 +72,10 @@ def _colour() -> bool:
     return bool(os.environ.get("FORCE_COLOR")) or sys.stdout.isatty()
 
 
-def _forget_stdout() -> None:
-    """Nobody reads any more (`realsys --help | head`): the interpreter must not flush at exit."""
+def _discard_stdout() -> None:
+    """Redirects stdout to /dev/null after its reader has gone (`realsys --help | head`), so that the
+    flush at exit does not fail.
+    """
     import os
 
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,6 +1,6 @@
-"""Arguments and options that several verbs share, with their help, written once.
+"""Arguments and options shared by several verbs, with their help texts.
 
-Imports typer and nothing of ours: it is loaded for every command.
+Imports typer and nothing of realsys, because it is loaded for every command.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ Imports = Annotated[
     typer.Option(
         "--import",
         metavar="FILE|MODULE",
-        help="Import it first, here and in every worker (your own experiments); repeatable.",
+        help="Import it first, here and in every worker (for your own experiments); repeatable.",
     ),
 ]
 _JOB = "Slurm job (as sbatch's own options)"
@@ -77,13 +77,13 @@ _JOB_OPTIONS: dict[str, tuple[tuple[str, ...], str, str]] = {
     "begin": (("--begin",), "WHEN", "Start no earlier, e.g. 18:00 or now+2hours."),
     "deadline": (("--deadline",), "WHEN", "Remove it if it can't end before this."),
     "layout": (("--layout",), "KIND", "auto, single, het or split."),
-    "after": (("--after",), "TRIAL[:ok|any|notok]", "Wait until that trial is over."),
+    "after": (("--after",), "TRIAL[:ok|any|notok]", "Wait until that trial has ended."),
     "preflight": (("--preflight",), "off|warn|stop", "Check nodes and GPUs before workers start."),
 }
 
 
 def with_job_options(verb: Callable[..., int]) -> Callable[..., int]:
-    """Gives a verb the options of the job; its parameter ``job`` gets them as a JobOptions."""
+    """Adds the job options to a verb; its parameter ``job`` receives them as a JobOptions."""
 
     @functools.wraps(verb)
     def command(**given: Any) -> int:
@@ -106,8 +106,8 @@ def with_job_options(verb: Callable[..., int]) -> Callable[..., int]:
 
 def _job_parameters() -> Iterator[inspect.Parameter]:
     for name, (flags, metavar, text) in _JOB_OPTIONS.items():
-        told = typer.Option(*flags, metavar=metavar, help=text, rich_help_panel=_JOB)
-        yield _optional(name, Annotated[str | None, told])
+        option = typer.Option(*flags, metavar=metavar, help=text, rich_help_panel=_JOB)
+        yield _optional(name, Annotated[str | None, option])
         if name == "layout":
             yield _optional("requeue", Requeue)
 
@@ -121,7 +121,7 @@ Requeue = Annotated[
     bool | None,
     typer.Option(
         "--requeue/--no-requeue",
-        help="Go on by itself after preemption, a lost node and the time limit.",
+        help="Requeue the job after preemption, a lost node or the time limit.",
         rich_help_panel=_JOB,
     ),
 ]
@@ -129,7 +129,7 @@ NoSnapshot = Annotated[
     bool,
     typer.Option(
         "--no-snapshot",
-        help="Run the checkout as it will be then, not a copy of it.",
+        help="Run the checkout itself, not a copy made at launch.",
         rich_help_panel=_JOB,
     ),
 ]
@@ -146,7 +146,8 @@ Trial = Annotated[
 Sweep = Annotated[
     bool,
     typer.Option(
-        "--sweep", help="A trial for each combination of the settings with several values (x=1,2)."
+        "--sweep",
+        help="Start a trial for each combination of settings with several values (x=1,2).",
     ),
 ]
 Parallel = Annotated[
@@ -155,7 +156,7 @@ Parallel = Annotated[
         "--parallel",
         metavar="N",
         min=1,
-        help="Of a sweep on Slurm, run at most N trials at a time.",
+        help="Run at most N trials of a sweep on Slurm at a time.",
     ),
 ]
 TrialOrSweep = Annotated[

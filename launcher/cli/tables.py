@@ -1,6 +1,6 @@
-"""What `status`, `ls`, `show` and `experiments` print for people, as lines and tables.
+"""Prints `status`, `ls`, `show` and `experiments` as lines and tables.
 
-Values in, text out through launcher/terminal/output.py; the `--json` documents carry the same values.
+Values in, text out through launcher/terminal/output.py; the `--json` documents have the same values.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from launcher.slurm.query.time_left import time_warning, time_words
 from launcher.terminal import output
 from launcher.terminal.text import duration, headline, moment, times
-from launcher.trials.render import last_words, progress_line, rates
+from launcher.trials.render import failure_details, progress_line, rates
 from launcher.trials.trial_view import TrialView
 from realsys.config.option_tree import OptionRow, value_text
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 
 def print_status(view: TrialView) -> None:
-    """One trial: state, progress, workers."""
+    """Prints one trial: state, progress, workers."""
     say = output.data
     say(f"{view.trial}  {view.state.value}" + (f"  attempt {view.attempt}" if view.attempt else ""))
     if view.reason:
         say(f"  why       {view.reason}")
     if view.fix:
         say(f"  fix       {view.fix}")
-    for line in last_words(view):
+    for line in failure_details(view):
         say(line)
     if view.progress:
         p = view.progress
@@ -38,7 +38,7 @@ def print_status(view: TrialView) -> None:
             say(f"  metrics   {headline(p.headline)}")
         for name, where in p.running.items():
             say(f"  computes  {name} on {where}")
-    if evaluated := evaluated_words(view.metrics):
+    if evaluated := evaluation_text(view.metrics):
         say(f"  evaluated {evaluated}")
     if view.job:
         say(f"  job       {_job_words(view)}")
@@ -65,13 +65,13 @@ def print_status(view: TrialView) -> None:
 
 
 def print_times(rows: Sequence[PredictedRow]) -> None:
-    """Step and calls, predicted and measured."""
+    """Prints step and calls, predicted and measured."""
     from realsys.observability.predicted import error_text
 
     output.data()
     if not rows:
         output.say(
-            "no time was predicted for this trial (realsys plan says how), or no step is done"
+            "no times: none was predicted for this trial (see realsys plan), or no step has finished"
         )
         return
     output.table(
@@ -81,15 +81,15 @@ def print_times(rows: Sequence[PredictedRow]) -> None:
 
 
 def _job_words(view: TrialView) -> str:
-    """``892026  RUNNING on n[1-2]``."""
+    """Renders ``892026  RUNNING on n[1-2]``."""
     job = view.job
     assert job is not None
     words = f"{', '.join(view.job_ids) or job.job_id}  {job.slurm_state}"
     return words + (f" on {job.nodes}" if job.nodes else "")
 
 
-def evaluated_words(metrics: Mapping[str, Any]) -> str:
-    """``step 200: accuracy 0.5``, of the newest saved checkpoint that was evaluated."""
+def evaluation_text(metrics: Mapping[str, Any]) -> str:
+    """Renders ``step 200: accuracy 0.5`` for the newest evaluated checkpoint."""
     prefix = "auto_eval/"
     figures = {k.removeprefix(prefix): v for k, v in metrics.items() if k.startswith(prefix)}
     step = figures.pop("step", None)
@@ -107,7 +107,7 @@ def _worker_row(worker: Any) -> tuple[str, ...]:
 
 
 def print_trials(views: Iterable[TrialView]) -> None:
-    """All trials, newest first."""
+    """Prints all trials, newest first."""
     rows = [
         (
             view.trial,
@@ -125,7 +125,7 @@ def print_trials(views: Iterable[TrialView]) -> None:
 
 
 def print_options(rows: Sequence[OptionRow], *, width: int) -> None:
-    """Every option: name and default, then its range, unit and meaning."""
+    """Prints every option: name and default, then its range, unit and meaning."""
     block: list[OptionRow] = []
     for row in rows:
         if row.section:
@@ -139,7 +139,7 @@ def print_options(rows: Sequence[OptionRow], *, width: int) -> None:
 
 
 def _print_block(rows: Sequence[OptionRow], width: int) -> None:
-    """The options of one group, aligned among themselves."""
+    """Prints the options of one group, aligned with each other."""
     names = max((len(row.path) for row in rows), default=0)
     values = min(24, max((len(value_text(row.default)) for row in rows), default=0))
     for row in rows:
@@ -155,10 +155,10 @@ def _print_block(rows: Sequence[OptionRow], width: int) -> None:
 
 
 def print_experiments(found: Sequence[tuple[str, str]]) -> None:
-    """Names with the first line of each one's documentation."""
+    """Prints names with the first line of each one's documentation."""
     output.table(("experiment", "what it does"), found)
 
 
 def one_line(view: TrialView) -> str:
-    """For messages."""
+    """Renders the trial in one line, for messages."""
     return progress_line(view)

@@ -1,4 +1,4 @@
-"""The live view of a trial until it is over, for the verbs that end in it: launch, resume, watch."""
+"""Watches a trial until it has ended, for launch, resume and watch."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ if TYPE_CHECKING:
 
 
 def watch_until_over(files: TrialFiles, trial: str) -> int:
-    """The live view on stderr, then the summary; the exit status of the run."""
+    """Shows the live view on stderr, then the summary; returns the run's exit status."""
     from launcher.terminal import output
-    from launcher.trials.render import exit_code, follow, settle, summary
+    from launcher.trials.render import exit_code, follow, summary, wait_for_supervisor_exit
 
     try:
         view = follow(files, sys.stderr)
-        settle(files)
+        wait_for_supervisor_exit(files)
     except KeyboardInterrupt:
-        output.say(f"\n{trial} goes on.  watch: realsys watch {trial}   stop: realsys stop {trial}")
+        output.say(
+            f"\n{trial} keeps running.  watch: realsys watch {trial}   stop: realsys stop {trial}"
+        )
         return ExitCode.INTERRUPTED
     for line in summary(view, files):
         output.say(line)

@@ -1,1 +1,1 @@
-"""Changing running trials: stop, scale, exec, tell; and removing or replaying finished ones."""
+"""Control of running trials: stop, scale, exec, tell; and removal or replay of finished ones."""

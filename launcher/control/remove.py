@@ -1,7 +1,7 @@
-"""Removes trials that are over: their keys in name resolution, then their folders.
+"""Removes ended trials: their keys in name resolution, then their folders, for `realsys rm`.
 
-For `realsys rm`. What may go is decided in ``refusal`` (pure). A folder is renamed first, so that
-nobody finds a trial that is half gone; checkpoints and logs in it are gone for good.
+``refusal`` decides what may be removed (pure). A folder is renamed first, so that a partly removed trial
+is never found; its checkpoints and logs can't be recovered.
 """
 
 from __future__ import annotations
@@ -13,27 +13,28 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.submit.submit import alone, translate_os_errors
+from launcher.submit.submit import translate_os_errors, trial_lock
 from launcher.trials.copies import is_copy
 from launcher.trials.find_trials import sweep_of, trial_name
 from launcher.trials.liveness import processes_of
-from launcher.trials.status import TrialReader, keys_of
+from launcher.trials.status import TrialReader
 from launcher.trials.submission import read_submission
 from launcher.trials.trial_state import State
 from launcher.trials.trial_view import TrialView
 from realsys.api.errors import RealsysError, StoreUnavailable, TrialError, TrialIsLive
 from realsys.api.plan import LaunchPlan, read_plan
+from realsys.name_resolve.key_table import TrialKeys
 from realsys.name_resolve.trial_store import has_job_etcd, open_trial_store
 from realsys.trial.folders import check_ours
 from realsys.trial.records import TrialFiles
 
-PREFIX = ".removed-"  # of a folder that is being removed; a name that no trial can have
+PREFIX = ".removed-"  # of a folder being removed; not a valid trial name
 NAMED_AT_MOST = 5
 
 
 @dataclass(frozen=True)
 class Freed:
-    """What a removal gave back. ``keys`` is None where the trial's store ended with its job."""
+    """What a removal freed. ``keys`` is None if the trial's store ended with its job."""
 
     files: int
     num_bytes: int
@@ -41,21 +42,21 @@ class Freed:
 
 
 def refusal(view: TrialView, *, pids: Sequence[int], users: Sequence[str]) -> TrialError | None:
-    """Why the trial has to stay; None: it may go (pure).
+    """Returns why the trial must not be removed; None if it may be (pure).
 
     Args:
-        pids: processes of this host that belong to it.
-        users: trials that run by files in its folder.
+        pids: its processes on this host.
+        users: trials that use files in its folder.
     """
     name = view.trial
     if view.state in State.live() or pids:
         runs = f"{name} is {view.state.value}"
         if view.state not in State.live():
-            runs += f", but processes of it are left here: pid {', '.join(map(str, pids))}"
+            runs += f", but some of its processes still run here: pid {', '.join(map(str, pids))}"
         return TrialIsLive(runs, where=view.folder, fix=f"end it first: realsys stop {name}")
     if view.state is State.UNKNOWN:
         return TrialError(
-            f"whether {name} runs is not known: {view.reason or 'its records say too little'}",
+            f"whether {name} runs is unknown: {view.reason or 'its records are insufficient'}",
             where=view.folder,
             fix=f"see `realsys status {name}`; if you know that nothing runs, remove the folder yourself",
         )
@@ -71,7 +72,7 @@ def refusal(view: TrialView, *, pids: Sequence[int], users: Sequence[str]) -> Tr
 
 
 def users_of(files: TrialFiles) -> list[str]:
-    """Other trials of its sweep whose code, or whose job's script and output, lie in its folder."""
+    """Lists other trials of its sweep whose code, or whose job's script and output, are in its folder."""
     sweep = sweep_of(files)
     if not sweep:
         return []
@@ -86,7 +87,7 @@ def users_of(files: TrialFiles) -> list[str]:
 def _lies_in(files: TrialFiles, root: Path) -> bool:
     try:
         submission = read_submission(files)
-    except RealsysError:  # its note is damaged: it can't be ruled out
+    except RealsysError:  # its submission record is damaged, so it can't be ruled out
         return True
     folders = [Path(submission.folder)] if submission and submission.folder else []
     folders += [files.code.resolve()] if files.code.is_symlink() else []
@@ -97,12 +98,12 @@ def remove(files: TrialFiles) -> Freed:
     """Removes one trial.
 
     Raises:
-        TrialIsLive, TrialError: it has to stay.
-        StoreError: its keys can't be removed; nothing was done.
-        ClusterError: the folder is not ours, or the file system refuses.
+        TrialIsLive, TrialError: it must not be removed.
+        StoreError: its keys can't be removed; nothing was changed.
+        ClusterError: the folder is another user's, or the file system refused.
     """
     check_ours(files)
-    with alone(files):
+    with trial_lock(files):
         with closing(TrialReader(files)) as reader:
             view = reader.view()
         pids = [process.pid for process in processes_of(files.root)]
@@ -121,10 +122,10 @@ def _clear_keys(files: TrialFiles, plan: LaunchPlan) -> int | None:
     if has_job_etcd(plan):
         return None
     if is_copy(files, plan):
-        return 0  # the keys are those of the trial that it was copied from
+        return 0  # the keys belong to the original trial
     try:
         with closing(open_trial_store(plan, None)) as store:
-            return store.clear_subtree(keys_of(plan).root)
+            return store.clear_subtree(TrialKeys.of(plan).root)
     except StoreUnavailable as error:
         raise StoreUnavailable(
             f"the keys of {plan.trial} can't be removed: {error.what}",
@@ -134,7 +135,7 @@ def _clear_keys(files: TrialFiles, plan: LaunchPlan) -> int | None:
 
 
 def _counted(folder: Path) -> tuple[int, int]:
-    """Files below a folder, and what they take on disk."""
+    """Returns the number of files below a folder and their size on disk in bytes."""
     found = list(_files_below(folder))
     return len(found), sum(status.st_blocks * 512 for status in found)
 
@@ -146,7 +147,7 @@ def _files_below(folder: Path) -> Iterable[os.stat_result]:
 
 
 def last_sign(files: TrialFiles, view: TrialView) -> float:
-    """When the trial was last heard of: its end, or the newest of its logs."""
+    """Returns the time of the trial's last activity: its end, or that of its newest log."""
     if view.ended_at is not None:
         return view.ended_at
     times = [path.stat().st_mtime for path in files.attempts.glob("*/logs/*.log")]

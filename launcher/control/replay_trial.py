@@ -1,4 +1,4 @@
-"""Trains again on what an asynchronous trial trained on, and compares the two bit for bit."""
+"""Replays an asynchronous trial on the samples it trained on, and compares the two bit for bit."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from realsys.api.plan import LaunchPlan, read_plan
 from realsys.observability.metrics import deterministic, read_metrics
 from realsys.trial.records import PhaseFiles, TrialFiles, TrialRecord, read_record
 
-# What only one of the two has: where its answers came from.
+# Metrics that only the original has, because its answers came from rollout workers.
 _OF_ROLLOUTS = ("rollout/",)
 
 
 def plan_replay(files: TrialFiles, *, trial: str | None) -> LaunchPlan:
-    """The plan of the same run, fed from the dump of the one in ``files``.
+    """Plans the same run, fed from the dump of the trial in ``files``.
 
     Raises:
-        TrialError: it was not asynchronous. ConfigErrors: it left nothing to replay.
+        TrialError: it was not asynchronous. ConfigErrors: it left no dump to replay.
     """
     old = read_plan(files.plan)
     if "replay_from" not in old.options:
         raise TrialError(
-            f"experiment {old.experiment_name} knows no replay",
+            f"experiment {old.experiment_name} does not support replay",
             where=str(files.root),
             fix="replay a trial of an asynchronous experiment, e.g. ppo-math-async",
         )
@@ -47,25 +47,25 @@ def plan_replay(files: TrialFiles, *, trial: str | None) -> LaunchPlan:
         )
 
 
-def remarks(files: TrialFiles) -> list[str]:
-    """What a replay of that trial should say besides doing it."""
+def replay_warnings(files: TrialFiles) -> list[str]:
+    """Lists what a replay of that trial must report: settings changed between its attempts."""
     record = read_record(TrialRecord, files.record)
     changed = change_lines(record.changes) if record is not None else []
     if not changed:
         return []
     return [
-        f"settings were changed on the way ({'; '.join(changed)}): the replay has the last ones from its "
-        "first step, so that the two may differ up to there"
+        f"settings were changed during the trial ({'; '.join(changed)}): the replay uses the last values "
+        "from its first step, so the two may differ before the change"
     ]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """How a replay and its original agree.
+    """The agreement of a replay with its original.
 
     Attributes:
-        steps: that both have metrics of.
-        first_difference: what differs first, as text; empty: nothing.
+        steps: number of steps for which both have metrics.
+        first_difference: the first difference, as text; empty: none.
         same_weights: role → whether the saved weights are equal; None: they are of different steps.
     """
 
@@ -75,12 +75,12 @@ class Comparison:
 
     @property
     def is_exact(self) -> bool:
-        """Nothing differs."""
+        """Whether nothing differs."""
         return not self.first_difference and all(self.same_weights.values())
 
 
 def compare(original: TrialFiles, replay: TrialFiles) -> Comparison:
-    """Metrics of all steps, and the weights saved last."""
+    """Compares the metrics of all steps, and the weights saved last."""
     rows = [_rows(PhaseFiles(files.root)) for files in (original, replay)]
     difference, common = "", sorted(set(rows[0]) & set(rows[1]))
     for step in common:

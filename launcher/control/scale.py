@@ -1,7 +1,7 @@
-"""Scales a live run: writes who shall come and go, and waits until it is so.
+"""Scales a live run: publishes which workers to add and to drain, and waits until that is done.
 
-Who that is decides scale_plan.py. The supervisor starts workers and sees them off
-(realsys/supervisor/scaling/worker_scaling.py); master and manager let those that go finish.
+scale_plan.py decides which. The supervisor starts workers and ends drained ones
+(realsys/supervisor/scaling/worker_scaling.py); master and manager let drained ones finish.
 """
 
 from __future__ import annotations
@@ -15,59 +15,62 @@ from typing import Any
 
 from launcher.control.scale_plan import ScaleChange, ScaleRequest, Unit, rescaled, units
 from launcher.sites.places import user_name
-from launcher.trials.status import TrialReader, keys_of
+from launcher.trials.status import TrialReader
 from launcher.trials.trial_state import State
 from launcher.trials.trial_view import TrialView, view_of
 from realsys.api.errors import ConfigError, TrialError, WaitTimeout
 from realsys.api.plan import JobLayout, LaunchPlan, PhasePlan
+from realsys.name_resolve.key_table import TrialKeys
 from realsys.name_resolve.trial_store import open_trial_store
 from realsys.observability.jsonl import read_jsonl
 from realsys.trial.records import AttemptRecord
 from realsys.worker.live_scaling import LEFT_LATE_S, Scaling, change_scaling, read_scaling
 
 POLL_S = 0.25
-GOODBYE_S = 30.0  # over the time that a worker has to finish, and to be killed after it
-# Workers in these states have something to do, or wait for it.
+DEREGISTRATION_S = 30.0  # beyond a worker's time to finish, and to be killed after it
+# Workers in these states work or wait for work.
 AT_WORK = ("running", "paused")
 
 
 def scale(
-    reader: TrialReader, wish: ScaleRequest, *, timeout_s: float, say: Callable[[str], None]
+    reader: TrialReader, request: ScaleRequest, *, timeout_s: float, say: Callable[[str], None]
 ) -> list[tuple[str, ...]]:
-    """Makes it so, and waits; returns a row for each that is there then: name, workers.
+    """Applies the request and waits; returns a row (name, workers) for each unit that then runs.
 
     Args:
-        timeout_s: for those that come; those that go may take their time to finish beside it.
-        say: gets a line for each that has come or gone.
+        timeout_s: for added units; drained ones additionally have their time to finish.
+        say: called with a line for each unit that was added or has left.
     Raises:
         ConfigError, UnknownName: see scale_plan.py.
-        TrialError: the trial does not run, can't be scaled, or one that was added could not be started.
-        WaitTimeout: it was not so in time; it may still become so.
+        TrialError: the trial does not run, can't be scaled, or an added unit could not be started.
+        WaitTimeout: it was not done in time; the request remains in effect.
     """
     plan, attempt, phase = _running(reader)
-    _check_layout(plan, wish)
-    files, keys = reader.files.attempt(attempt.number), keys_of(plan)
+    _check_layout(plan, request)
+    files, keys = reader.files.attempt(attempt.number), TrialKeys.of(plan)
     with closing(open_trial_store(plan, files)) as store:
-        if not (wish.counts or wish.drain):
+        if not (request.counts or request.drain):
             found = read_scaling(store, keys, token=attempt.token, phase=phase.name)
             return _rows(phase, found or _none(attempt, phase))
         changes: list[ScaleChange] = []
 
         def change(before: Scaling) -> Scaling:
-            changes.append(rescaled(phase.config, before, wish))
+            changes.append(rescaled(phase.config, before, request))
             after = changes[-1].scaling
             if after == before:
                 return before
             return replace(after, by=f"{user_name()}@{socket.gethostname()}", at=time.time())
 
         after = change_scaling(store, keys, attempt, phase=phase.name, change=change)
-    limit_s = timeout_s + (wish.grace_s + LEFT_LATE_S + GOODBYE_S if changes[-1].going else 0.0)
-    _Waiting(reader, changes[-1], say).wait(limit_s)
+    limit_s = timeout_s + (
+        request.grace_s + LEFT_LATE_S + DEREGISTRATION_S if changes[-1].going else 0.0
+    )
+    _ScaleWaiter(reader, changes[-1], say).wait(limit_s)
     return _rows(phase, after)
 
 
 def _running(reader: TrialReader) -> tuple[LaunchPlan, AttemptRecord, PhasePlan]:
-    """Raises TrialError when there is no attempt at work."""
+    """Returns plan, attempt and phase. Raises TrialError if no attempt runs."""
     records = reader.records()
     view = view_of(records)
     plan, attempt = reader.plan, records.attempt
@@ -80,10 +83,10 @@ def _running(reader: TrialReader) -> tuple[LaunchPlan, AttemptRecord, PhasePlan]
     return plan, attempt, plan.phase(view.phase)
 
 
-def _check_layout(plan: LaunchPlan, wish: ScaleRequest) -> None:
-    if wish.counts and plan.job is not None and plan.job.layout is JobLayout.SPLIT:
+def _check_layout(plan: LaunchPlan, request: ScaleRequest) -> None:
+    if request.counts and plan.job is not None and plan.job.layout is JobLayout.SPLIT:
         raise ConfigError(
-            "the trial's jobs were started apart: nothing can be added to them",
+            "the trial's jobs were started separately: nothing can be added to them",
             where="layout split",
             fix="use --drain, or launch with --layout single or het",
         )
@@ -98,8 +101,8 @@ def _rows(phase: PhasePlan, scaling: Scaling) -> list[tuple[str, ...]]:
     return [(unit.name, *(w for w in unit.workers if w != unit.name)) for unit in there]
 
 
-class _Waiting:
-    """Until all have come and gone."""
+class _ScaleWaiter:
+    """Waits until all added units run and all drained ones have left."""
 
     def __init__(
         self, reader: TrialReader, change: ScaleChange, say: Callable[[str], None]
@@ -108,7 +111,7 @@ class _Waiting:
         self._coming, self._going = list(change.coming), list(change.going)
 
     def wait(self, timeout_s: float) -> None:
-        """Raises TrialError, WaitTimeout."""
+        """Waits. Raises TrialError, WaitTimeout."""
         deadline = time.monotonic() + timeout_s
         while self._coming or self._going:
             records = self._reader.records()
@@ -122,24 +125,24 @@ class _Waiting:
                 raise TrialError(
                     f"{view.trial} is {view.state.value}: it ended before {self._left()}",
                     where="scale",
-                    fix="a resumed trial begins with the workers of its plan",
+                    fix="a resumed trial starts with the workers of its plan",
                 )
             if records.stop is not None and view.state is State.STOPPING:
                 raise TrialError(
-                    f"{view.trial} is being stopped: nobody comes or goes any more",
+                    f"{view.trial} is being stopped: scaling has no effect any more",
                     where="scale",
-                    fix="a resumed trial begins with the workers of its plan",
+                    fix="a resumed trial starts with the workers of its plan",
                 )
             if time.monotonic() > deadline:
                 raise WaitTimeout(
-                    f"not in {timeout_s:g} s: {self._left()}",
+                    f"not within {timeout_s:g} s: {self._left()}",
                     where=str(path),
-                    fix=f"look with `realsys status {view.trial}` and `realsys logs`; it is still wanted",
+                    fix=f"see `realsys status {view.trial}` and `realsys logs`; the request remains",
                 )
             time.sleep(POLL_S)
 
     def _look(self, view: TrialView, rows: Sequence[dict[str, Any]]) -> None:
-        for row in _those(rows, "failed"):
+        for row in _events(rows, "failed"):
             for unit in self._coming:
                 if row["worker"] in unit.workers:
                     raise TrialError(
@@ -148,25 +151,25 @@ class _Waiting:
                         fix=str(row.get("fix") or f"realsys logs {view.trial} {row['worker']}"),
                     )
         at_work = {w.worker: w for w in view.workers if w.state in AT_WORK}
-        left = {row["worker"]: row for row in _those(rows, "left")}
+        left = {row["worker"]: row for row in _events(rows, "left")}
         for unit in [u for u in self._coming if at_work.keys() >= set(u.workers)]:
             self._coming.remove(unit)
             where = ", ".join(
                 f"{w} (pid {at_work[w].pid} on {at_work[w].host})" for w in unit.workers
             )
-            self._say(f"{unit.name} is there: {where}")
+            self._say(f"{unit.name} runs: {where}")
         for unit in [u for u in self._going if left.keys() >= set(u.workers)]:
             self._going.remove(unit)
             late = [w for w in unit.workers if left[w].get("killed")]
             self._say(f"{unit.name} has left" + (f"; killed: {', '.join(late)}" if late else ""))
 
     def _left(self) -> str:
-        told = [f"{_names(self._coming)} came"] if self._coming else []
-        told += [f"{_names(self._going)} left"] if self._going else []
-        return " and ".join(told)
+        pending = [f"{_names(self._coming)} started"] if self._coming else []
+        pending += [f"{_names(self._going)} left"] if self._going else []
+        return " and ".join(pending)
 
 
-def _those(rows: Sequence[dict[str, Any]], event: str) -> Iterator[dict[str, Any]]:
+def _events(rows: Sequence[dict[str, Any]], event: str) -> Iterator[dict[str, Any]]:
     return (row for row in rows if row.get("event") == event)
 
 

@@ -1,8 +1,9 @@
-"""Who comes and who goes when a live run is scaled (pure): names, numbers, and what must stay.
+"""Decides which units are added and drained when a live run is scaled (pure): names, indices, what must
+remain.
 
-A run of detached makers is scaled by makers: maker i is generation_server/i and rollout_worker/i. Any other
-asynchronous run is scaled by servers and by rollout workers, each for themselves. What is decided here is
-written to name resolution by scale.py.
+A run with detached makers is scaled by makers: maker i is generation_server/i and rollout_worker/i. Any
+other asynchronous run is scaled by servers and by rollout workers separately. scale.py publishes the
+decision to name resolution.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ MAKERS, SERVERS, WORKERS = "makers", "servers", "workers"
 
 @dataclass(frozen=True, kw_only=True)
 class ScaleRequest:
-    """What the user says. Numbers: how many there shall be; None: as many as there are.
+    """The user's scaling request. Counts: how many units shall run; None: unchanged.
 
     Attributes:
-        drain: names of those that shall go.
-        like: whose configuration and routes added ones have; none: the last one's.
-        grace_s: time that each has to finish what it is at.
+        drain: names of units to drain.
+        like: the unit whose configuration and routes added ones copy; None: the last one.
+        grace_s: time for each drained unit to finish its work.
     """
 
     makers: int | None = None
@@ -39,21 +40,21 @@ class ScaleRequest:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Kind → how many, of those that the user names."""
+        """The requested counts, by kind."""
         named = {MAKERS: self.makers, SERVERS: self.servers, WORKERS: self.workers}
         return {kind: count for kind, count in named.items() if count is not None}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Unit:
-    """What comes and goes as one: a maker, or a single worker.
+    """What is added or drained as one: a maker, or a single worker.
 
     Attributes:
         kind: ``makers``, ``servers`` or ``workers``.
         workers: its processes.
-        like: index in the plan of the one whose configuration it has.
-        holders: model workers that it sends experience to; of makers only.
-        is_going: it was told to go already.
+        like: index in the plan of the unit whose configuration it copies.
+        holders: model workers that it sends experience to; makers only.
+        is_going: it is already being drained.
     """
 
     name: str
@@ -66,7 +67,7 @@ class Unit:
 
 @dataclass(frozen=True)
 class ScaleChange:
-    """What is to happen: the next value, and the units by what becomes of them."""
+    """The change to make: the next published value, and the units added and drained."""
 
     scaling: Scaling
     coming: tuple[Unit, ...] = ()
@@ -74,16 +75,16 @@ class ScaleChange:
 
 
 def units(config: ExperimentConfig, scaling: Scaling) -> list[Unit]:
-    """All that there are, or were in this attempt: those of the plan, then those that were added.
+    """Lists all present and former units of this attempt: those of the plan, then added ones.
 
     Raises:
-        TrialError: no rollout workers make the run's experience, or its makers are put together otherwise.
+        TrialError: the run has no rollout workers, or its makers are composed differently.
     """
     if config.rollout is None:
         raise TrialError(
-            "its model workers make the answers themselves: there is nothing to scale",
+            "its model workers generate the answers themselves: there is nothing to scale",
             where="scale",
-            fix="only asynchronous and detached runs have makers that come and go",
+            fix="only asynchronous and detached runs can be scaled",
         )
     if config.rollout.makers:
         found = _makers(config.rollout.makers, scaling)
@@ -97,40 +98,40 @@ def units(config: ExperimentConfig, scaling: Scaling) -> list[Unit]:
     return [replace(unit, is_going=not going.isdisjoint(unit.workers)) for unit in found]
 
 
-def rescaled(config: ExperimentConfig, scaling: Scaling, wish: ScaleRequest) -> ScaleChange:
-    """What follows from a wish, given what was wished before.
+def rescaled(config: ExperimentConfig, scaling: Scaling, request: ScaleRequest) -> ScaleChange:
+    """Computes the change for a request, given the earlier ones.
 
     Raises:
-        ConfigError, UnknownName: it can't be understood, or would leave the run without somebody it needs.
+        ConfigError, UnknownName: it is invalid, or would remove a unit that the run needs.
         TrialError: as ``units``.
     """
     known = units(config, scaling)
     kinds = dict.fromkeys(unit.kind for unit in known)
-    for kind in wish.counts:
+    for kind in request.counts:
         if kind not in kinds:
             raise ConfigError(
-                f"this run has no {kind} of their own",
+                f"this run has no separate {kind}",
                 where=f"--{kind}",
                 fix="use " + " or ".join(f"--{own}" for own in kinds),
             )
-    going = [_named(name, known) for name in dict.fromkeys(wish.drain)]
+    going = [_named(name, known) for name in dict.fromkeys(request.drain)]
     coming: list[Unit] = []
-    for kind, count in wish.counts.items():
+    for kind, count in request.counts.items():
         there = [u for u in known if u.kind == kind and not u.is_going and u not in going]
         if count < len(there):
             going += there[count:]
         elif count > len(there):
-            like = _like(wish, [u for u in known if u.kind == kind], there)
+            like = _like(request, [u for u in known if u.kind == kind], there)
             coming += _new(kind, count - len(there), like, known, config, scaling)
-    if wish.like is not None and not coming:
+    if request.like is not None and not coming:
         raise ConfigError(
-            "nothing is added that could be like it",
-            where=f"--like {wish.like}",
-            fix="say how many there shall be, e.g. --makers 3",
+            "no unit is added that could copy it",
+            where=f"--like {request.like}",
+            fix="give the number that shall run, e.g. --makers 3",
         )
-    _check_what_stays([u for u in [*known, *coming] if not u.is_going and u not in going], known)
+    _check_remaining([u for u in [*known, *coming] if not u.is_going and u not in going], known)
     added = {w: f"{w.partition('/')[0]}/{unit.like}" for unit in coming for w in unit.workers}
-    drained = {worker: wish.grace_s for unit in going for worker in unit.workers}
+    drained = {worker: request.grace_s for unit in going for worker in unit.workers}
     after = scaling.with_added(added).with_drained(drained)
     return ScaleChange(after, tuple(coming), tuple(going))
 
@@ -166,7 +167,7 @@ def _free_name(index: int, taken: Sequence[str]) -> str:
 
 
 def _indices(kind: WorkerType, planned: int, scaling: Scaling) -> list[tuple[int, int]]:
-    """(index, the one in the plan that it is like) of all of a kind, in order."""
+    """Lists (index, index in the plan of the unit it copies) of all workers of a type, in order."""
     prefix = f"{kind.value}/"
     added = [
         (index_of(w), index_of(like)) for w, like in scaling.added.items() if w.startswith(prefix)
@@ -174,7 +175,7 @@ def _indices(kind: WorkerType, planned: int, scaling: Scaling) -> list[tuple[int
     return [(i, i) for i in range(planned)] + sorted(added)
 
 
-# ---- the parts of a wish --------------------------------------------------------------------
+# ---- parts of a request -----------------------------------------------------------------------
 
 
 def _named(name: str, known: Sequence[Unit]) -> Unit:
@@ -183,28 +184,28 @@ def _named(name: str, known: Sequence[Unit]) -> Unit:
             return unit
         if name in unit.workers:
             raise ConfigError(
-                f"{name} is a part of {unit.name}",
+                f"{name} is part of {unit.name}",
                 where=f"--drain {name}",
                 fix=f"use --drain {unit.name}",
             )
     names = [unit.name for unit in known if not unit.is_going]
     raise UnknownName(
-        f"nothing called {name!r} can go", where="--drain", fix=did_you_mean(name, names)
+        f"nothing called {name!r} can be drained", where="--drain", fix=did_you_mean(name, names)
     )
 
 
-def _like(wish: ScaleRequest, among: Sequence[Unit], there: Sequence[Unit]) -> Unit:
-    """Also one that goes, or has gone: another may take its place."""
-    if wish.like is None:
+def _like(request: ScaleRequest, among: Sequence[Unit], there: Sequence[Unit]) -> Unit:
+    """Selects the unit to copy; may be drained or gone already, so that another can replace it."""
+    if request.like is None:
         return (there or among)[-1]
     for unit in among:
-        if unit.name == wish.like:
+        if unit.name == request.like:
             return unit
     names = [unit.name for unit in among]
     raise UnknownName(
-        f"none of the {among[0].kind} is called {wish.like!r}",
+        f"none of the {among[0].kind} is called {request.like!r}",
         where="--like",
-        fix=did_you_mean(wish.like, names),
+        fix=did_you_mean(request.like, names),
     )
 
 
@@ -228,19 +229,19 @@ def _new(
     return found
 
 
-def _check_what_stays(staying: Sequence[Unit], known: Sequence[Unit]) -> None:
+def _check_remaining(staying: Sequence[Unit], known: Sequence[Unit]) -> None:
     for kind in dict.fromkeys(unit.kind for unit in known):
         if not any(unit.kind == kind for unit in staying):
             raise ConfigError(
-                f"none of the {kind} would stay",
+                f"none of the {kind} would remain",
                 where="scale",
                 fix="keep one of them, or end the run: realsys stop",
             )
-    fed = frozenset[int]().union(*(unit.holders for unit in staying))
-    if hungry := sorted(frozenset[int]().union(*(unit.holders for unit in known)) - fed):
+    supplied = frozenset[int]().union(*(unit.holders for unit in staying))
+    if starved := sorted(frozenset[int]().union(*(unit.holders for unit in known)) - supplied):
         raise ConfigError(
-            "nobody would send experience to "
-            + ", ".join(f"model_worker/{i}" for i in hungry)
+            "no maker would send experience to "
+            + ", ".join(f"model_worker/{i}" for i in starved)
             + ", and all trainers step together",
             where="scale",
             fix="keep a maker that sends to them, or add one like it (--makers N --like NAME)",

@@ -1,8 +1,8 @@
-"""Ends a trial and proves that nothing of it is left.
+"""Stops a trial and verifies that none of its processes is left.
 
-First the polite way: a stop request that the master honours after its current step. When the
-supervisor does not answer, or has died, the processes of the trial on this host are ended by
-(pid, start): those recorded, and those whose environment names the trial. Every action is told.
+First gracefully: a stop request that the master honours after its current step. If the supervisor does
+not answer or has died, the trial's processes on this host are ended by (pid, start): the recorded ones,
+and those whose environment names the trial. Every action is reported.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from contextlib import closing
 from dataclasses import dataclass, field
 
 from launcher.control.stop_job import stop_job
-from launcher.control.stop_request import POLL_S, ask_to_stop, await_end
+from launcher.control.stop_request import POLL_S, request_stop, wait_for_end
 from launcher.trials.copies import refuse_copy
 from launcher.trials.liveness import Liveness, Process, end_processes, processes_of
 from launcher.trials.status import TrialReader
-from launcher.trials.submission import read_submission, that_counts
+from launcher.trials.submission import effective_submission, read_submission
 from launcher.trials.trial_state import State
 from launcher.trials.trial_view import TrialView
 from realsys.api.errors import ClusterError, TrialError
 from realsys.trial.folders import check_ours
 from realsys.trial.records import AttemptRecord, TrialFiles
 
-EXTRA_S = 10.0  # after the grace: for the supervisor's own way of ending its workers
+EXTRA_S = 10.0  # after the grace: for the supervisor to end its workers
 QUIET_S = 30.0  # after its exit marker: for the report page and submitit's result
 TERM_S = 5.0
 
 
 @dataclass
 class StopReport:
-    """What was done. ``was_over``: nothing ran in the first place."""
+    """The actions taken. ``was_over``: nothing ran in the first place."""
 
     view: TrialView
     was_over: bool = False
@@ -44,21 +44,21 @@ def stop(
     files: TrialFiles,
     *,
     grace_s: float,
-    tell: Callable[[str], None] = lambda text: None,
+    on_action: Callable[[str], None] = lambda text: None,
     extra_s: float = EXTRA_S,
     term_s: float = TERM_S,
 ) -> StopReport:
-    """Returns when no process of the trial is left.
+    """Stops the trial; returns when none of its processes is left.
 
     Args:
-        grace_s: how long the current step may take to finish.
-        tell: gets each action as it is taken.
-        extra_s: after the grace, how long the supervisor may take to end its workers.
-        term_s: how long SIGTERM may take before SIGKILL.
+        grace_s: time for the current step to finish.
+        on_action: called with each action as it is taken.
+        extra_s: after the grace, time for the supervisor to end its workers.
+        term_s: time between SIGTERM and SIGKILL.
     Raises:
         TrialError: the trial runs on another host; or the folder is a copy of another trial's.
-        ClusterError: some process survived SIGKILL; or the trial's records are not ours, so that the
-            processes which they name may be none of the trial's.
+        ClusterError: a process survived SIGKILL; or the trial's records are another user's, so the
+            processes that they name may not be the trial's.
     """
     check_ours(files)
     refuse_copy(files, moved_too=False)
@@ -66,79 +66,84 @@ def stop(
         view = reader.view()
         report = StopReport(view)
 
-        def did(text: str) -> None:
+        def record_action(text: str) -> None:
             report.actions.append(text)
-            tell(text)
+            on_action(text)
 
         submission = read_submission(files)
         if submission is not None and submission.on_slurm:
-            submission = that_counts(submission, reader.records().attempt)
-            report.was_over = not stop_job(reader, submission, view, grace_s, extra_s, did)
+            submission = effective_submission(submission, reader.records().attempt)
+            report.was_over = not stop_job(
+                reader, submission, view, grace_s, extra_s, record_action
+            )
             report.view = reader.view()
             return report
         if view.state in State.live() and _is_elsewhere(view):
-            ask_to_stop(reader, view, grace_s, did)
-            await_end(reader, grace_s + extra_s)
+            request_stop(reader, view, grace_s, record_action)
+            wait_for_end(reader, grace_s + extra_s)
             report.view = reader.view()
             _refuse_elsewhere(report.view)
             return report
         if view.state is State.UNKNOWN:
             _refuse_elsewhere(view)
-        left = _left(files, reader)
+        left = _remaining_processes(files, reader)
         report.was_over = view.state not in State.live() and not left
         if report.was_over:
             return report
         if (view.state in State.live() and view.attempt) and (
-            ask_to_stop(reader, view, grace_s, did) or _ask_by_signal(reader, did)
+            request_stop(reader, view, grace_s, record_action)
+            or _request_stop_by_signal(reader, record_action)
         ):
-            await_end(reader, grace_s + extra_s)
-        _await_quiet(files, reader, QUIET_S)
-        _end_the_rest(files, reader, term_s, did)
+            wait_for_end(reader, grace_s + extra_s)
+        _wait_for_exit(files, reader, QUIET_S)
+        _end_remaining(files, reader, term_s, record_action)
         report.view = reader.view()
         return report
 
 
-def _ask_by_signal(reader: TrialReader, did: Callable[[str], None]) -> bool:
-    """SIGTERM to the supervisor alone, which takes it for a stop request; False when it is gone."""
+def _request_stop_by_signal(reader: TrialReader, record_action: Callable[[str], None]) -> bool:
+    """Sends SIGTERM to the supervisor alone, which handles it as a stop request; False if it has ended."""
     records = reader.records()
     if records.attempt is None or records.supervisor is not Liveness.ALIVE:
         return False
     pid = records.attempt.supervisor_pid
     if not Process(pid, records.attempt.supervisor_start).send(signal.SIGTERM):
         return False
-    did(f"asked the supervisor (pid {pid}) by SIGTERM to stop after its current step")
+    record_action(
+        f"requested a stop after the current step by SIGTERM to the supervisor (pid {pid})"
+    )
     return True
 
 
-def _await_quiet(files: TrialFiles, reader: TrialReader, timeout_s: float) -> None:
-    """After an exit marker the supervisor still has a report to write and a job to return from."""
+def _wait_for_exit(files: TrialFiles, reader: TrialReader, timeout_s: float) -> None:
+    """Waits, after an exit marker, until the supervisor has written its report and exited."""
     view = reader.view()
     if view.exit is None:
         return
     deadline = time.monotonic() + timeout_s
-    while _left(files, reader) and time.monotonic() < deadline:
+    while _remaining_processes(files, reader) and time.monotonic() < deadline:
         time.sleep(POLL_S)
 
 
-def _end_the_rest(
-    files: TrialFiles, reader: TrialReader, term_s: float, did: Callable[[str], None]
+def _end_remaining(
+    files: TrialFiles, reader: TrialReader, term_s: float, record_action: Callable[[str], None]
 ) -> None:
-    termed, killed, left = end_processes(lambda: _left(files, reader), term_s=term_s)
+    termed, killed, left = end_processes(lambda: _remaining_processes(files, reader), term_s=term_s)
     if termed:
-        did(f"sent SIGTERM to pid {_pids(termed)}")
+        record_action(f"sent SIGTERM to pid {_pids(termed)}")
     if killed:
-        did(f"sent SIGKILL to pid {_pids(killed)}")
+        record_action(f"sent SIGKILL to pid {_pids(killed)}")
     if left:
         raise ClusterError(
-            f"pid {_pids(left)} is still there after SIGKILL",
+            f"pid {_pids(left)} still runs after SIGKILL",
             where=f"{files.root} on {socket.gethostname()}",
             fix="it hangs in the kernel (a dead file system or driver): ask the administrator",
         )
-    did("no process of the trial is left")
+    record_action("no process of the trial is left")
 
 
-def _left(files: TrialFiles, reader: TrialReader) -> list[Process]:
-    """Processes of the trial on this host: by its records and by their environment."""
+def _remaining_processes(files: TrialFiles, reader: TrialReader) -> list[Process]:
+    """Lists processes of the trial on this host: by its records and by their environment."""
     recorded: set[Process] = set()
     records = reader.records()
     for worker in records.workers.values():
@@ -158,7 +163,7 @@ def _is_elsewhere(view: TrialView) -> bool:
 
 
 def _refuse_elsewhere(view: TrialView) -> None:
-    """Raises if the trial may still run on a host whose processes can't be seen from here."""
+    """Raises TrialError if the trial may still run on a host whose processes are not visible here."""
     if not _is_elsewhere(view) or view.state in State.final():
         return
     raise TrialError(

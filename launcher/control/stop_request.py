@@ -1,4 +1,4 @@
-"""The polite way to end an attempt: a request that the master honours after its current step."""
+"""Stops an attempt gracefully: a request that the master honours after its current step."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ from collections.abc import Callable
 from contextlib import closing
 
 from launcher.sites.places import user_name
-from launcher.trials.status import TrialReader, keys_of
+from launcher.trials.status import TrialReader
 from launcher.trials.trial_view import TrialView
 from realsys.api.errors import RealsysError
+from realsys.name_resolve.key_table import TrialKeys
 from realsys.name_resolve.trial_store import open_trial_store
 from realsys.trial.records import StopRequest, dumps
 
 POLL_S = 0.1
 
 
-def ask_to_stop(
-    reader: TrialReader, view: TrialView, grace_s: float, did: Callable[[str], None]
+def request_stop(
+    reader: TrialReader, view: TrialView, grace_s: float, record_action: Callable[[str], None]
 ) -> bool:
-    """Writes the stop request. False when the store can't be written."""
+    """Writes the stop request. False if the store can't be written."""
     if reader.plan is None:
         return False
     request = StopRequest(
@@ -32,16 +33,18 @@ def ask_to_stop(
     try:
         attempt = reader.files.attempt(view.attempt)
         with closing(open_trial_store(reader.plan, attempt)) as store:
-            store.add(keys_of(reader.plan).stop, dumps(request), replace=True)
+            store.add(TrialKeys.of(reader.plan).stop, dumps(request), replace=True)
     except RealsysError as error:
-        did(f"could not ask it to stop: {error.what}")
+        record_action(f"the stop request failed: {error.what}")
         return False
-    did(f"asked attempt {view.attempt} to stop after its current step (up to {grace_s:g} s)")
+    record_action(
+        f"requested a stop of attempt {view.attempt} after its current step (up to {grace_s:g} s)"
+    )
     return True
 
 
-def await_end(reader: TrialReader, timeout_s: float) -> bool:
-    """Until the attempt is over, at most ``timeout_s``; False when it is not."""
+def wait_for_end(reader: TrialReader, timeout_s: float) -> bool:
+    """Waits until the attempt has ended; False if it has not within ``timeout_s``."""
     deadline = time.monotonic() + timeout_s
     while not reader.brief_view().is_over:
         if time.monotonic() > deadline:

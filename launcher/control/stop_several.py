@@ -1,7 +1,7 @@
-"""Ends several trials at once: jobs that wait in Slurm's queue by one scancel, the others side by side.
+"""Stops several trials at once: pending Slurm jobs by one scancel, the others concurrently.
 
-What becomes of each is launcher/control/stop.py's work; this file only keeps the number of Slurm commands
-and the time from growing with the number of trials.
+launcher/control/stop.py stops each; this module keeps the number of Slurm commands and the time from
+growing with the number of trials.
 """
 
 from __future__ import annotations
@@ -16,40 +16,42 @@ from launcher.trials.copies import refuse_copy
 from launcher.trials.find_trials import trial_name
 from launcher.trials.job_board import JobBoard
 from launcher.trials.status import trial_views
-from launcher.trials.submission import Submission, note_cancelled, read_submission
+from launcher.trials.submission import Submission, read_submission, record_cancellation
 from launcher.trials.trial_state import State
 from launcher.trials.trial_view import TrialView
 from realsys.api.errors import RealsysError
 from realsys.trial.folders import check_ours
 from realsys.trial.records import TrialFiles
 
-AT_ONCE = 16
+MAX_CONCURRENT = 16
 Pair = tuple[TrialFiles, TrialView]
 
 
 def running(trials: Sequence[TrialFiles]) -> list[Pair]:
-    """Those that are not over, or may not be; one query to Slurm for all."""
+    """Selects the trials that have not ended, or may not have; one query to Slurm for all."""
     views = trial_views(trials)
     stoppable = State.live() | {State.UNKNOWN}
     return [pair for pair in zip(trials, views, strict=True) if pair[1].state in stoppable]
 
 
 def stop_several(
-    trials: Sequence[Pair], *, grace_s: float, tell: Callable[[str], None]
+    trials: Sequence[Pair], *, grace_s: float, on_action: Callable[[str], None]
 ) -> dict[str, RealsysError]:
-    """Returns when nothing of the trials is left: trial's name → why it could not be stopped."""
-    rest = _cancel_waiting(trials, tell)
+    """Stops the trials; returns trial's name → error for those that could not be stopped."""
+    rest = _cancel_waiting(trials, on_action)
     failed: dict[str, RealsysError] = {}
 
     def stop_one(files: TrialFiles) -> None:
         name = trial_name(files)
         try:
-            report = stop(files, grace_s=grace_s, tell=lambda text: tell(f"{name}: {text}"))
-            tell(f"{name} is {report.view.state.value}")
+            report = stop(
+                files, grace_s=grace_s, on_action=lambda text: on_action(f"{name}: {text}")
+            )
+            on_action(f"{name} is {report.view.state.value}")
         except RealsysError as error:
             failed[name] = error
 
-    pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="stop")
+    pool = ThreadPoolExecutor(MAX_CONCURRENT, thread_name_prefix="stop")
     try:
         for _ in pool.map(stop_one, rest):
             pass
@@ -58,12 +60,14 @@ def stop_several(
     return failed
 
 
-def _cancel_waiting(trials: Sequence[Pair], tell: Callable[[str], None]) -> list[TrialFiles]:
-    """Cancels the jobs that have not started a run; returns the trials that are left to stop."""
+def _cancel_waiting(trials: Sequence[Pair], on_action: Callable[[str], None]) -> list[TrialFiles]:
+    """Cancels the jobs that have not started a run; returns the trials that remain to be stopped."""
     rest: list[TrialFiles] = []
     waiting: list[tuple[TrialFiles, Submission]] = []
     for files, view in trials:
-        submission = read_submission(files) if _is_ours(files) else None  # else stop() refuses it
+        submission = (
+            read_submission(files) if _is_ours(files) else None
+        )  # stop() refuses the others
         in_queue = view.state in (State.QUEUED, State.HELD)
         if submission and in_queue and view.attempt <= submission.after_attempt:
             waiting.append((files, submission))
@@ -73,14 +77,14 @@ def _cancel_waiting(trials: Sequence[Pair], tell: Callable[[str], None]) -> list
         return rest
     scancel([job_id for _, submission in waiting for job_id in submission.job_ids])
     for files, submission in waiting:
-        note_cancelled(files, submission, by=user_name())
-    tell(f"cancelled the jobs of {len(waiting)} trials that had not started")
+        record_cancellation(files, submission, by=user_name())
+    on_action(f"cancelled the jobs of {len(waiting)} trials that had not started")
     board = JobBoard()
     board.expect(submission for _, submission in waiting)
     started = []
     for files, submission in waiting:
         job = board.job(submission)
-        if job is None or not job.state.has_ended:  # it began to run between the two commands
+        if job is None or not job.state.has_ended:  # it started between the two commands
             started.append(files)
     return rest + started
 

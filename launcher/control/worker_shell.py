@@ -1,7 +1,7 @@
-"""The command that opens a shell, or runs a command, beside a running worker: for `realsys exec`.
+"""Builds the command of a shell, or another program, beside a running worker, for `realsys exec`.
 
-On Slurm a step of its own that shares the job's resources with the worker (``--overlap``), on the
-worker's node and in its image; on this machine the command itself, in the worker's environment.
+On Slurm a separate job step that shares the job's resources with the worker (``--overlap``), on the
+worker's node and in its image; locally the command itself, in the worker's environment.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from realsys.trial.records import WorkerRecord
 def shell_command(
     reader: TrialReader, worker: str, words: Sequence[str], *, terminal: bool
 ) -> tuple[list[str], dict[str, str]]:
-    """(argv, environment) of the command.
+    """Returns (argv, environment) of the command.
 
     Raises:
-        TrialError: no such worker is registered; names those that are.
+        TrialError: no such worker is registered; the fix names those that are.
         ClusterError: Slurm does not answer.
     """
     records = reader.records()
@@ -62,10 +62,10 @@ def step_beside(
     *,
     terminal: bool,
 ) -> list[str]:
-    """srun's argv (pure). It sees all GPUs of the job on that node: none is taken from a step.
+    """Builds srun's argv (pure). It sees all GPUs of the job on that node; none is taken from a step.
 
     Args:
-        node: Slurm's name of it.
+        node: its name in Slurm.
     """
     wrapped = wrap(
         plan.cluster.container,
@@ -97,7 +97,7 @@ def _step(plan: LaunchPlan, phase: str, worker: str) -> StepPlan:
 
 
 def _number(job_id: str) -> str:
-    """Slurm's own number of an array's element (``12_3``), which is all that srun understands."""
+    """Returns Slurm's own number of an array's element (``12_3``), the only form that srun accepts."""
     if "_" not in job_id:
         return job_id
     done = run_slurm(["squeue", "--noheader", f"--jobs={job_id}", "--format=%A"])
@@ -105,18 +105,18 @@ def _number(job_id: str) -> str:
         raise TrialError(
             f"job {job_id} is not in Slurm's queue",
             where=f"squeue -j {job_id}",
-            fix="look at the trial: realsys status",
+            fix="check the trial: realsys status",
         )
     return number
 
 
 def _environment_of(record: WorkerRecord) -> dict[str, str]:
-    """The worker's, when it runs here; else ours."""
+    """Reads the worker's environment; raises TrialError if it does not run on this host."""
     if not Process(record.pid, record.start).is_alive():
         raise TrialError(
             f"{record.worker} (pid {record.pid}) does not run on this host",
             where=record.host,
-            fix=f"log in to {record.host}, or look: realsys status",
+            fix=f"log in to {record.host}, or check: realsys status",
         )
     content = Path(f"/proc/{record.pid}/environ").read_bytes().split(b"\0")
     pairs = (os.fsdecode(entry).partition("=") for entry in content if b"=" in entry)
@@ -124,7 +124,7 @@ def _environment_of(record: WorkerRecord) -> dict[str, str]:
 
 
 def run_in_place(argv: list[str], environment: dict[str, str]) -> None:
-    """Becomes the command. Returns only by raising TrialError."""
+    """Replaces this process by the command. Returns only by raising TrialError."""
     sys.stdout.flush()
     try:
         os.execvpe(argv[0], argv, environment)

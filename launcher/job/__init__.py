@@ -1,1 +1,1 @@
-"""What is asked of Slurm for a trial: who shares nodes, who sits where, within which limits. Pure."""
+"""The Slurm job of a trial: which groups share nodes, task placement and limits (pure)."""

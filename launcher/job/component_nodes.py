@@ -1,4 +1,4 @@
-"""One component: its tasks on its nodes, phase after phase, and what each node is asked for (pure)."""
+"""Sizes one job component: its tasks on its nodes, phase by phase, and the request per node (pure)."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from realsys.api.plan import StepPlan
 from realsys.slurm.gpus import gpus_for, tasks_per_gpu
 
 StepKey = tuple[str, str]  # phase, worker type
-SUPERVISOR_MIB = 512  # the batch step's: the supervisor, its sruns, the report at the end
+SUPERVISOR_MIB = 512  # of the batch step: the supervisor, its sruns, the final report
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeLimit:
-    """How many nodes there are for a component, and who says so. None: not known, or no matter."""
+    """The number of nodes available to a component and where that is set. None: unknown or unlimited."""
 
     nodes: int | None = None
     where: str = ""
@@ -27,9 +27,14 @@ class NodeLimit:
 
 @dataclass(frozen=True, kw_only=True)
 class ComponentNodes:
-    """Nodes of a component, what each of them is asked for, and the steps on them."""
+    """Nodes of a component, what each of them is asked for, and the steps on them.
+
+    Attributes:
+        least_nodes: what a better placement could come down to, as far as is known.
+    """
 
     nodes: int
+    least_nodes: int
     cpus: int
     memory_mib: int
     gpus: int
@@ -38,7 +43,7 @@ class ComponentNodes:
 
     @property
     def spare(self) -> tuple[int, int, int]:
-        """What a node has beyond the request: CPUs, MiB, GPUs."""
+        """A node's resources beyond the request: CPUs, MiB, GPUs."""
         return (
             self.node.cpus - self.cpus,
             self.node.memory_mib - self.memory_mib,
@@ -54,10 +59,10 @@ def component_nodes(
     cluster: ClusterSpec,
     problems: list[ConfigError],
 ) -> ComponentNodes | None:
-    """All phases of a component; None when one does not fit."""
+    """Places all phases of a component on its nodes; None if one does not fit."""
     node = node_shape(partition, groups[0].task.extra)
     before, steps = len(problems), dict[StepKey, StepPlan]()
-    nodes = cpus = memory = gpus = 0
+    nodes = least = cpus = memory = gpus = 0
     for phase in dict.fromkeys(g.phase for g in groups):
         now = [g for g in groups if g.phase == phase]
         packing = place([_demand(g, node) for g in now], node, max_nodes=limit.nodes)
@@ -67,7 +72,7 @@ def component_nodes(
         binding = _bindings(now, packing, node, cluster, problems)
         for group in now:
             steps[phase, group.kind] = _step(index, group, packing, binding[group.kind], node)
-        nodes = max(nodes, packing.num_nodes)
+        nodes, least = max(nodes, packing.num_nodes), max(least, packing.least_nodes)
         for _, tasks in packing.patterns:
             used = list(zip(now, tasks, strict=True))
             cpus = max(cpus, sum(t * node.whole(g.task.cpu) for g, t in used))
@@ -75,20 +80,28 @@ def component_nodes(
             gpus = max(gpus, _gpus_asked(now, tasks, packing, binding))
     if len(problems) > before:
         return None
-    if index == 0:  # the supervisor is beside the tasks of its first node, and in the job's limit
+    if (
+        index == 0
+    ):  # the supervisor runs beside the tasks of the first node, within the job's memory
         memory = min(node.memory_mib, memory + SUPERVISOR_MIB)
     if cluster.slurm.exclusive:
         cpus, memory, gpus = node.cpus, node.memory_mib, node.gpus
     return ComponentNodes(
-        nodes=nodes, cpus=cpus, memory_mib=memory, gpus=gpus, node=node, steps=steps
+        nodes=nodes,
+        least_nodes=least,
+        cpus=cpus,
+        memory_mib=memory,
+        gpus=gpus,
+        node=node,
+        steps=steps,
     )
 
 
 def node_shape(partition: PartitionSpec, extra: Mapping[str, str]) -> NodeShape:
-    """A node as Slurm counts it for a job with these options.
+    """Describes a node as Slurm counts it for a job with these options.
 
-    Slurm gives whole cores to a job and to each of its steps, so that steps of one thread each would wait
-    for cores that the job does not have. With one thread a core, all counts are of cores.
+    Slurm allocates whole cores to a job and to each of its steps, so steps of one thread each would wait
+    for cores that the job does not have. With one thread per core, all counts are of cores.
     """
     threads = partition.threads_per_core or 1
     cores = partition.cpus // threads
@@ -102,12 +115,12 @@ def node_shape(partition: PartitionSpec, extra: Mapping[str, str]) -> NodeShape:
 
 
 def uses_one_thread(extra: Mapping[str, str]) -> bool:
-    """Whether a job asks for one thread of each core only; its steps do as it does (22.05)."""
+    """Whether a job requests only one thread of each core; its steps inherit that (22.05)."""
     return extra.get("hint") == "nomultithread" or extra.get("threads-per-core") == "1"
 
 
 def threads_are_known(group: PlacedGroup) -> bool:
-    """Whether the steps' share of CPUs can be counted as Slurm will count it."""
+    """Whether the CPUs of steps can be counted as Slurm will count them."""
     known = group.partition is None or group.partition.threads_per_core is not None
     return known or uses_one_thread(group.task.extra)
 
@@ -136,8 +149,8 @@ def _step(
         memory_mib=task.mem,
         gpus_per_task=task.gpu,
         gpus_per_node=_gpus_per_node(group, packing),
-        # The job names the type. Slurm 22.05 gives no GPU at all to nodes with two tasks or more of a
-        # step that says --gpus-per-task=TYPE:1; without the type it is exact.
+        # The job names the type. With --gpus-per-task=TYPE:1, Slurm 22.05 assigns no GPU at all on nodes
+        # with two or more tasks of the step; without the type it assigns them correctly.
         gpu_type=None if binding == "per_task" else task.gpu_type,
         gpu_binding=binding,
         container_image=task.container_image,
@@ -146,7 +159,7 @@ def _step(
 
 
 def _gpus_per_node(group: PlacedGroup, packing: Packing) -> int:
-    """What `--gres` gives the step on every node: as many as its fullest node uses."""
+    """GPUs that `--gres` gives the step on every node: as many as its fullest node uses."""
     return gpus_for(max(tasks for _, tasks in packing.runs(group.kind.value)), group.task.gpu)
 
 
@@ -156,7 +169,7 @@ def _gpus_asked(
     packing: Packing,
     binding: Mapping[str, str],
 ) -> int:
-    """GPUs that the steps take on a node with so many tasks of each."""
+    """Counts the GPUs that the steps take on a node with the given tasks of each group."""
     return sum(
         _gpus_per_node(g, packing) if binding[g.kind] == "visible" else gpus_for(t, g.task.gpu)
         for g, t in zip(groups, tasks, strict=True)
@@ -171,11 +184,11 @@ def _bindings(
     cluster: ClusterSpec,
     problems: list[ConfigError],
 ) -> dict[str, str]:
-    """How each group's tasks come to their GPUs.
+    """Chooses how each group's tasks are bound to GPUs.
 
-    With ``visible`` a step has as many GPUs on each of its nodes as on its fullest one. Where the steps
-    of a node would need more than it has, whole GPUs are bound a task, which is exact. A shared GPU
-    can't be: then the fullest nodes of its group must be the only kind of nodes it has.
+    With ``visible``, a step has as many GPUs on each of its nodes as on its fullest one. If the steps of
+    a node would then need more than it has, whole GPUs are bound per task, which is exact. Shared GPUs
+    can't be bound: then every node of the group must be as full as its fullest.
     """
     wanted = cluster.slurm.gpu_binding
     for whole in dict.fromkeys((wanted, "per_task")):
@@ -202,10 +215,10 @@ def _uneven(group: PlacedGroup, packing: Packing, node: NodeShape) -> ConfigErro
     full = gpus * tasks_per_gpu(group.task.gpu)
     multiples = sorted({count // full * full, -(-count // full) * full} - {0})
     return ConfigError(
-        f"a step has equally many GPUs on each of its nodes: {name} {gpus}, as on its fullest one; "
-        f"beside the other groups that is more than the {node.gpus} of a node",
+        f"a step gets the same number of GPUs on each of its nodes: {gpus} for {name}, as on its fullest "
+        f"one; with the other groups that exceeds the {node.gpus} of a node",
         where=group.where("count"),
-        fix=f"make the count a multiple of the {full} that fill a node "
+        fix=f"make the count a multiple of {full}, which fills a node "
         f"({' or '.join(map(str, multiples))}), or give each task a whole GPU",
     )
 
@@ -215,7 +228,7 @@ def _misfit(
 ) -> ConfigError:
     about = f" ({limit.words})" if misfit.needed is not None else ""
     if node.core > 1:
-        about += f"; each task has whole cores, of {node.core} CPUs"
+        about += f"; each task gets whole cores, of {node.core} CPUs each"
     own = groups[0].where("") if len(groups) == 1 else f"scheduling, phase {groups[0].phase}"
     where = own.replace(". ", " ").rstrip(".")
     if misfit.needed is not None:

@@ -1,4 +1,4 @@
-"""What ``--after TRIAL:…`` may end in, and sbatch's word for it (pure data)."""
+"""End states of another trial accepted by ``--after TRIAL:…``, with sbatch's words for them (pure data)."""
 
 from __future__ import annotations
 

@@ -1,38 +1,45 @@
-"""The fewest equal nodes for a few groups of many tasks (pure; vector bin packing).
+"""Few equal nodes for a few groups of many tasks (pure; vector bin packing).
 
-Three ways, and the first whose number of nodes is proven least wins:
-
-1. Densely: GPU groups first, the others on what those leave. Wins whenever it meets a lower bound,
-   so GPU nodes are filled whole and CPU groups use their spare cores.
-2. Few nodes (up to 6): every way that matters, depth first, with failures remembered.
-3. Many nodes: the linear relaxation over patterns (Gilmore and Gomory, Operations Research 9(6), 1961);
-   its whole part is taken, and the rest, of fewer nodes than groups, is packed by 1 and 2.
+First fit decreasing: large tasks before small ones, each node as full as it goes, in three orders of
+which the best counts. GPU groups come first in one of them, so GPU nodes are filled whole and CPU groups
+use their spare cores. Where that misses the lower bound and up to 6 nodes may do, every way that matters
+is tried, depth first, with failures remembered. What is proven, and not more, is told with the nodes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from launcher.job.node_patterns import OutOfWork, PackingProblem, Pattern, Patterns
 
 FEW_NODES = 6
 SEARCH_WORK = 60_000  # patterns of one exact search, about 0.2 s
-PRICING_SHARE = 20  # one step of the relaxation may look at this part of it
 Runs = list[tuple[int, Pattern]]  # (nodes, the pattern on each of them)
 
 
-def fewest_nodes(patterns: Patterns, search_work: int = SEARCH_WORK) -> Runs:
-    """The tasks of all groups on as few nodes as were found. Each task must fit on an empty node.
+def fewest_nodes(patterns: Patterns, search_work: int = SEARCH_WORK) -> tuple[Runs, int]:
+    """The tasks of all groups on as few nodes as were found, and nodes below which no way can go.
 
     Args:
+        patterns: each task must fit on an empty node.
         search_work: patterns that a search may look at; with more of it, nodes may become fewer.
     """
     left = tuple(d.count for d in patterns.demands)
-    return _packed(patterns, left, search_work, relaxed=True)
+    runs = min((_filled_up(patterns, left, order) for order in _orders(patterns)), key=num_nodes)
+    least, work = lower_bound(patterns, left), PackingProblem(search_work)
+    while least < num_nodes(runs) and least <= FEW_NODES:
+        try:
+            found = _on_few(patterns, left, least, work, set())
+        except OutOfWork:
+            break
+        if found is not None:
+            return [(1, pattern) for pattern in found], least
+        least += 1
+    return runs, least
 
 
 def lower_bound(patterns: Patterns, left: Pattern) -> int:
-    """Nodes that are needed at the least: by each group alone, and by each resource's sum."""
+    """Computes a lower bound on the nodes: from each group alone, and from each resource's sum."""
     node, used, found = patterns.empty, [0, 0, 0], 0
     for group, tasks in enumerate(left):
         if not tasks:
@@ -46,37 +53,29 @@ def lower_bound(patterns: Patterns, left: Pattern) -> int:
 
 
 def num_nodes(runs: Runs) -> int:
-    """Nodes of all runs."""
+    """Sums the nodes of all runs."""
     return sum(nodes for nodes, _ in runs)
 
 
-def _packed(patterns: Patterns, left: Pattern, search_work: int, *, relaxed: bool) -> Runs:
-    dense, least = _dense(patterns, left), lower_bound(patterns, left)
-    work = PackingProblem(search_work)
-    while least < num_nodes(dense) and least <= FEW_NODES:
-        try:
-            found = _on_few(patterns, left, least, work, set())
-        except OutOfWork:
-            break
-        if found is not None:
-            return [(1, pattern) for pattern in found]
-        least += 1
-    if relaxed and least < num_nodes(dense):
-        other = _by_relaxation(patterns, left, search_work)
-        if num_nodes(other) < num_nodes(dense):
-            return other
-    return dense
+def _orders(patterns: Patterns) -> Iterator[list[int]]:
+    """Groups, large tasks first: by GPUs, by the largest share of a node, by the sum of shares."""
+    node, demands = patterns.node, patterns.demands
+    shares = [
+        (d.gpus / max(node.gpus, 1), d.cpus / node.cpus, d.memory_mib / node.memory_mib)
+        for d in demands
+    ]
+    sizes: tuple[Callable[[int], tuple[float, ...]], ...] = (
+        lambda group: (demands[group].gpus, max(shares[group][1:])),
+        lambda group: (max(shares[group]),),
+        lambda group: (sum(shares[group]),),
+    )
+    for size in sizes:
+        yield sorted(range(len(demands)), key=lambda group: (*(-n for n in size(group)), group))
 
 
-def _dense(patterns: Patterns, left: Pattern) -> Runs:
-    """GPU groups first, large tasks before small ones, each as densely as it goes."""
-    node = patterns.node
-
-    def rank(group: int) -> tuple[float, float, int]:
-        d = patterns.demands[group]
-        return -d.gpus, -max(d.cpus / node.cpus, d.memory_mib / node.memory_mib), group
-
-    order, runs = sorted(range(len(left)), key=rank), []
+def _filled_up(patterns: Patterns, left: Pattern, order: Sequence[int]) -> Runs:
+    """Node after node, each with as many tasks of each group as fit, in this order of groups."""
+    runs = []
     while any(left):
         pattern = patterns.filled(left, order)
         nodes, left = _repeated(pattern, left)
@@ -84,10 +83,9 @@ def _dense(patterns: Patterns, left: Pattern) -> Runs:
     return runs
 
 
-def _repeated(pattern: Pattern, left: Pattern, most: int | None = None) -> tuple[int, Pattern]:
-    """How many nodes can have the pattern (at most so many), and the tasks left then."""
+def _repeated(pattern: Pattern, left: Pattern) -> tuple[int, Pattern]:
+    """How many nodes can have the pattern, and the tasks left then."""
     nodes = min(has // tasks for has, tasks in zip(left, pattern, strict=True) if tasks)
-    nodes = nodes if most is None else min(nodes, most)
     return nodes, tuple(has - nodes * tasks for has, tasks in zip(left, pattern, strict=True))
 
 
@@ -98,12 +96,12 @@ def _on_few(
     work: PackingProblem,
     failed: set[tuple[int, Pattern]],
 ) -> list[Pattern] | None:
-    """A pattern for each of so many nodes that hold all tasks, or None when there is no way."""
+    """Searches for a pattern per node such that ``nodes`` nodes hold all tasks; None if there is none."""
     if not any(left):
         return []
     if (nodes, left) in failed or lower_bound(patterns, left) > nodes:
         return None
-    # Some node has the most tasks of the tightest group. Call it the first.
+    # Without loss of generality the first node has the most tasks of the tightest group.
     groups = [g for g, tasks in enumerate(left) if tasks]
     first = max(groups, key=lambda g: (left[g] / patterns.most(g, patterns.empty), -g))
     for pattern in patterns.full(left, first, _ceil_div(left[first], nodes), work):
@@ -112,81 +110,6 @@ def _on_few(
             return [pattern, *found]
     failed.add((nodes, left))
     return None
-
-
-def _by_relaxation(patterns: Patterns, left: Pattern, search_work: int) -> Runs:
-    """The whole part of the relaxation's solution, and the rest packed on its own."""
-    runs: Runs = []
-    for amount, pattern in sorted(
-        _relaxation(patterns, left, search_work // PRICING_SHARE), reverse=True
-    ):
-        whole = int(amount + 1e-9)
-        while whole and any(pattern := tuple(map(min, pattern, left))):
-            nodes, left = _repeated(pattern, left, whole)
-            runs.append((nodes, pattern))
-            whole -= nodes
-    return runs + _packed(patterns, left, search_work, relaxed=False)
-
-
-def _relaxation(
-    patterns: Patterns, left: Pattern, pricing_work: int
-) -> list[tuple[float, Pattern]]:
-    """(amount, pattern): least amounts, fractions of a node allowed, that hold all tasks.
-
-    The simplex method with a basis of one column a group. Columns are found as they are needed: the
-    pattern that is worth most at the prices of the moment enters while it is worth more than its node.
-    """
-    groups = [g for g in range(len(left)) if left[g]]
-    size = len(groups)
-    columns: list[Pattern] = [patterns.filled(left, [g]) for g in groups]
-    costs = [1.0] * size
-    inverse = [
-        [1 / columns[i][groups[i]] if i == j else 0.0 for j in range(size)] for i in range(size)
-    ]
-    amounts = [left[g] * inverse[i][i] for i, g in enumerate(groups)]
-    for _ in range(50 * size):
-        prices = [sum(costs[i] * inverse[i][j] for i in range(size)) for j in range(size)]
-        entering, cost = _entering(patterns, left, groups, prices, PackingProblem(pricing_work))
-        if entering is None:
-            break
-        step = [sum(inverse[i][j] * entering[g] for j, g in enumerate(groups)) for i in range(size)]
-        ratios = [(amounts[i] / step[i], i) for i in range(size) if step[i] > 1e-9]
-        if not ratios:
-            break
-        ratio, leaving = min(ratios)
-        _pivot(inverse, amounts, step, leaving, ratio)
-        columns[leaving], costs[leaving] = entering, cost
-    return [(a, c) for a, c, cost in zip(amounts, columns, costs, strict=True) if cost]
-
-
-def _entering(
-    patterns: Patterns,
-    left: Pattern,
-    groups: Sequence[int],
-    prices: Sequence[float],
-    work: PackingProblem,
-) -> tuple[Pattern | None, float]:
-    """The column that lowers the cost, and what it costs; None when there is none."""
-    values = [0.0] * len(left)
-    for price, group in zip(prices, groups, strict=True):
-        values[group] = price
-    if min(prices) < -1e-9:  # a task too many of that group costs nothing
-        group = groups[min(range(len(groups)), key=lambda j: prices[j])]
-        return tuple(-1 if g == group else 0 for g in range(len(left))), 0.0
-    pattern = patterns.best(values, left, work)
-    worth = sum(v * tasks for v, tasks in zip(values, pattern, strict=True))
-    return (pattern, 1.0) if worth > 1 + 1e-7 else (None, 0.0)
-
-
-def _pivot(
-    inverse: list[list[float]], amounts: list[float], step: list[float], leaving: int, ratio: float
-) -> None:
-    pivot_row = [value / step[leaving] for value in inverse[leaving]]
-    for i, row in enumerate(inverse):
-        if i != leaving:
-            amounts[i] = max(0.0, amounts[i] - ratio * step[i])
-            inverse[i] = [v - step[i] * p for v, p in zip(row, pivot_row, strict=True)]
-    inverse[leaving], amounts[leaving] = pivot_row, ratio
 
 
 def _ceil_div(a: int, b: int) -> int:

@@ -1,4 +1,4 @@
-"""What a group asks of its nodes and its job, held against the site (pure): problems and warnings."""
+"""Checks a group's node and job requests against the site (pure): problems and warnings."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NO_FEATURE = re.compile(r"[&|,()\[\]!\s]+|\*\d+")  # operators and counts of a 
 def group_problems(
     group: PlacedGroup, cluster: ClusterSpec, *, dependency: bool
 ) -> Iterator[ConfigError]:
-    """Node lists, further sbatch options, and the group's own image."""
+    """Checks node lists, further sbatch options, and the group's own image."""
     known = _names(group.partition.nodelist) if group.partition else None
     for name in ("nodelist", "exclude"):
         if (text := getattr(group.task, name)) is not None:
@@ -35,7 +35,7 @@ def group_problems(
 
 
 def group_warnings(group: PlacedGroup, cluster: ClusterSpec) -> Iterator[str]:
-    """Features that no node has, as far as they are described; images that may change."""
+    """Warns of features that no described node has, and of images that may change."""
     features = {f for p in cluster.partitions.values() for f in p.features}
     words = [w for w in _NO_FEATURE.split(group.task.constraint or "") if w]
     unknown = [w for w in words if w not in features]
@@ -46,9 +46,9 @@ def group_warnings(group: PlacedGroup, cluster: ClusterSpec) -> Iterator[str]:
         )
     if not threads_are_known(group):
         yield (
-            f"how many threads a core has in partition {group.task.partition} is not known: Slurm does not "
-            "tell, and the cluster spec has no threads_per_core there. Workers without GPUs will share the "
-            "job's CPUs, so that none of them waits for another's"
+            f"the number of threads per core in partition {group.task.partition} is unknown: Slurm does "
+            "not report it, and the cluster spec has no threads_per_core there. Workers without GPUs will "
+            "share the job's CPUs, so that none of them waits for cores held by another"
         )
     yield from image_warnings(
         cluster.container, group.task.container_image, where=group.where("container_image")
@@ -56,7 +56,7 @@ def group_warnings(group: PlacedGroup, cluster: ClusterSpec) -> Iterator[str]:
 
 
 def node_limit(groups: Sequence[PlacedGroup], partition: PartitionSpec) -> NodeLimit:
-    """The fewest nodes that anybody grants the component; wrong node lists grant any number."""
+    """Finds the lowest limit on the component's nodes; malformed node lists do not limit it."""
     task, name = groups[0].task, groups[0].task.partition
     excluded, known = set(_names(task.exclude) or ()), _names(partition.nodelist)
     limits = []
@@ -80,10 +80,10 @@ def node_limit(groups: Sequence[PlacedGroup], partition: PartitionSpec) -> NodeL
 def crowded_partitions(
     components: Sequence[JobComponent], layout: JobLayout, cluster: ClusterSpec
 ) -> Iterator[ConfigError]:
-    """Components that fit one by one, but not all at the same time.
+    """Yields partitions whose components fit one by one, but not at the same time.
 
-    Those of a heterogeneous job never share a node (Slurm 22.05 leaves such a job in the queue), jobs do
-    where both fit.
+    Components of a heterogeneous job never share a node (Slurm 22.05 leaves such a job in the queue);
+    separate jobs do if both fit.
     """
     for name, partition in cluster.partitions.items():
         here = [c for c in components if c.partition == name]
@@ -91,7 +91,7 @@ def crowded_partitions(
         if len(here) < 2 or partition.nodes is None or nodes <= partition.nodes:
             continue
         each = " and ".join(f"{c.nodes} for {c.name}" for c in here)
-        what = f"{each} make {nodes} nodes of partition {name!r}, it has {partition.nodes}"
+        what = f"{each} make {nodes} nodes of partition {name!r}, which has {partition.nodes}"
         if layout is JobLayout.SPLIT:
             misfit = _jobs_beside_each_other(here, partition)
             if misfit is None:
@@ -100,17 +100,17 @@ def crowded_partitions(
         yield ConfigError(
             what,
             where=f"partitions.{name} in the cluster spec",
-            fix="layout single lets groups share nodes, or ask for less",
+            fix="use layout single, which lets groups share nodes, or request less",
         )
 
 
 def _jobs_beside_each_other(
     jobs: Sequence[JobComponent], partition: PartitionSpec
 ) -> Misfit | None:
-    """Why the partition can't hold all jobs at once; None when it can.
+    """Explains why the partition can't hold all jobs at once; None if it can.
 
-    That two nodes of one job are never the same one is left out: a job that needs more nodes than there are
-    is refused by itself.
+    Ignores that two nodes of one job must differ: a job that needs more nodes than there are is refused
+    on its own.
     """
     shares = [
         TaskDemand(
@@ -127,7 +127,7 @@ def _jobs_beside_each_other(
 
 
 def _names(text: str | None) -> tuple[str, ...] | None:
-    """None where there is no list, or a wrong one (reported elsewhere)."""
+    """Expands a node list; None if there is none, or a malformed one (reported elsewhere)."""
     if text is None:
         return None
     with collected([]):

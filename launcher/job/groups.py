@@ -1,7 +1,7 @@
 """The groups of all phases with the site's defaults filled in, and which of them share nodes (pure).
 
-Slurm gives a job, or a component of a heterogeneous one, nodes of one kind: groups can share them if
-they agree on everything that decides which nodes those are.
+Slurm gives a job, or a component of a heterogeneous one, nodes of one kind: groups can share them if they
+agree on every option that selects nodes.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _NODE_FIELDS = (*_SITE_DEFAULTS, "gpu_type", "nodelist", "exclude", "extra")
 
 @dataclass(frozen=True, kw_only=True)
 class PlacedGroup:
-    """The tasks of a worker type in a phase.
+    """The tasks of one worker type in one phase.
 
     Attributes:
         task: with the site's defaults; node lists normalised; ``time_limit`` is the group's own.
-        partition: what its nodes have; None when the cluster spec does not say (a problem).
+        partition: resources of its nodes; None if the cluster spec does not describe it (a problem).
     """
 
     phase: str
@@ -38,7 +38,7 @@ class PlacedGroup:
     partition: PartitionSpec | None
 
     def where(self, field: str) -> str:
-        """The setting, as the command line spells it."""
+        """Returns the setting's name, as spelled on the command line."""
         phase = "" if self.phase == MAIN_PHASE else f" (phase {self.phase})"
         return f"scheduling.{self.kind.value}.{field}{phase}"
 
@@ -46,7 +46,7 @@ class PlacedGroup:
 def groups_of(
     phases: Mapping[str, ExperimentScheduling], cluster: ClusterSpec, problems: list[ConfigError]
 ) -> list[PlacedGroup]:
-    """All groups, phase after phase, in start order."""
+    """Lists all groups, phase by phase, in start order; appends what is wrong to ``problems``."""
     found = []
     for phase, scheduling in phases.items():
         for kind, tasks in scheduling.groups().items():
@@ -68,18 +68,21 @@ def groups_of(
 
 
 def partition_of(name: str | None, cluster: ClusterSpec, where: str) -> tuple[str, PartitionSpec]:
-    """The partition's name and nodes; of ``a,b``, what nodes of both have. Raises ConfigError."""
+    """Resolves the partition's name and nodes; for ``a,b``, the resources common to both.
+
+    Raises ConfigError.
+    """
     known = cluster.partitions
     if not known or (name is None and len(known) > 1):
         described = f"{len(known)} partitions" if known else "no partition"
-        asked = f"{name!r} is asked for" if name else "none is asked for"
+        requested = f"{name!r} was requested" if name else "none was requested"
         raise ConfigError(
-            f"cluster spec {cluster.name!r} describes {described}, {asked}: how much fits on a node "
-            "is not known",
+            f"cluster spec {cluster.name!r} describes {described}, {requested}: the size of its nodes "
+            "is unknown",
             where="partitions in the cluster spec" if name or not known else where,
             fix=f"name one with --partition: {', '.join(sorted(known))}"
             if known
-            else "add partitions: (realsys clusters init writes them)",
+            else "add `partitions:` (realsys clusters init writes it)",
         )
     names = [n.strip() for n in name.split(",")] if name else list(known)
     for one in names:
@@ -96,10 +99,10 @@ def partition_of(name: str | None, cluster: ClusterSpec, where: str) -> tuple[st
 def components_of(
     groups: Sequence[PlacedGroup], layout: JobLayout | None
 ) -> list[list[PlacedGroup]]:
-    """The groups that share nodes, those with the master first.
+    """Partitions the groups into those that share nodes, the master's component first.
 
     Args:
-        layout: None for auto.
+        layout: the job layout; None for auto.
     """
     found: list[list[PlacedGroup]] = []
     for group in groups:
@@ -121,7 +124,7 @@ def components_of(
 def differences(
     component: Sequence[PlacedGroup], group: PlacedGroup
 ) -> Iterator[tuple[PlacedGroup, str]]:
-    """(a group of the component, the field) on which ``group`` asks for other nodes than it."""
+    """Yields (group of the component, field) for each field on which ``group`` needs other nodes."""
     for name in _NODE_FIELDS:
         for other in component:
             ours, theirs = getattr(group.task, name), getattr(other.task, name)
@@ -132,35 +135,37 @@ def differences(
 
 
 def disagreements(component: Sequence[PlacedGroup], layout: JobLayout) -> Iterator[ConfigError]:
-    """Why groups that must share nodes can't."""
+    """Yields the conflicts between groups that must share nodes."""
     for at, group in enumerate(component):
         if found := list(differences(component[:at], group)):
-            told = [
+            conflicts = [
                 f"{name} is {_shown(getattr(other.task, name))} for {_called(other)} and "
                 f"{_shown(getattr(group.task, name))} for {_called(group)}"
                 for other, name in found
             ]
             yield ConfigError(
-                f"layout {layout.value} needs equal nodes, but {'; '.join(told)}",
+                f"layout {layout.value} needs equal nodes, but {'; '.join(conflicts)}",
                 where=", ".join(group.where(name) for _, name in found),
-                fix="layout het or make them equal",
+                fix="use layout het, or make them equal",
             )
-            return  # the next ones differ in the same
+            return  # later groups would repeat the same conflict
 
 
 def too_many_components(components: Sequence[Sequence[PlacedGroup]]) -> Iterator[ConfigError]:
-    """A heterogeneous job has at most 128 of them."""
+    """Checks that a heterogeneous job has at most 128 components."""
     if len(components) > MAX_COMPONENTS:
         yield ConfigError(
             f"the groups need {len(components)} kinds of nodes, a heterogeneous job has at most "
             f"{MAX_COMPONENTS} components",
             where="scheduling",
-            fix="let groups agree on partition, constraint, nodelist and the like",
+            fix="give groups equal partition, constraint, nodelist and similar options",
         )
 
 
 def normal_nodelist(text: str | None) -> str | None:
-    """As Slurm writes it; a wrong one as it is (it is reported by the checks)."""
+    """Normalises a node list to Slurm's form; a malformed one is returned unchanged (the checks report
+    it).
+    """
     if text is None:
         return None
     try:
@@ -187,13 +192,13 @@ def _with_defaults(kind: WorkerType, task: Scheduling, cluster: ClusterSpec) -> 
 
 
 def _both(specs: Sequence[PartitionSpec]) -> PartitionSpec:
-    """What a node has for certain that may come from any of the partitions."""
+    """Computes what a node has for certain if it may come from any of the partitions."""
     types = {s.gpu_type for s in specs}
     names = [expand(s.nodelist) for s in specs if s.nodelist]
     return PartitionSpec(
         nodes=min((s.nodes for s in specs if s.nodes), default=None),
         cpus=min(s.cpus for s in specs),
-        # Whole cores of the nodes with more threads are whole cores of the others.
+        # Whole cores of nodes with more threads are also whole cores of the others.
         threads_per_core=max(threads)
         if len(threads := _known_threads(specs)) == len(specs)
         else None,
@@ -215,10 +220,10 @@ def _gpu_type_problem(group: PlacedGroup) -> Iterator[ConfigError]:
     has = group.partition.gpu_type if group.partition else None
     if has is not None and group.task.gpu_type not in (None, has):
         yield ConfigError(
-            f"{group.kind.value} asks for GPUs of type {group.task.gpu_type!r}, partition "
+            f"{group.kind.value} requests GPUs of type {group.task.gpu_type!r}, partition "
             f"{group.task.partition!r} has {has!r}",
             where=group.where("gpu_type"),
-            fix=f"ask for {has}, or choose another partition",
+            fix=f"request {has}, or choose another partition",
         )
 
 

@@ -1,9 +1,9 @@
-"""What is asked of Slurm for a trial: phases and site → job, components and steps (pure).
+"""Computes a trial's Slurm request: phases and site → job, components and steps (pure).
 
 The phases run one after the other in the same allocation, so a component has the nodes of its largest
-phase and each node what its fullest moment needs. Every check is made and every problem collected;
-nothing is raised. In parts: groups.py (who shares nodes), component_nodes.py over task_placement.py (who
-sits where), times.py and group_checks.py (limits).
+phase, and each node the resources of its fullest phase. Every check is made and every problem collected;
+nothing is raised. Parts: groups.py (which groups share nodes), component_nodes.py on task_placement.py
+(which tasks run where), times.py and group_checks.py (limits).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PREFLIGHTS = ("off", "warn", "stop")
 
 @dataclass(frozen=True, kw_only=True)
 class JobRequest:
-    """What a launch wants of its job, over the site's and the experiment's settings. None: nothing."""
+    """A launch's own job options, which override the site's and the experiment's. None: not given."""
 
     layout: str | None = None
     begin: str | None = None
@@ -46,7 +46,7 @@ class JobRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class Allocation:
-    """The job and each phase's steps; with problems, there is no job."""
+    """The job and each phase's steps; ``job`` is None if there are problems."""
 
     job: JobPlan | None = None
     steps: Mapping[str, tuple[StepPlan, ...]] = field(default_factory=dict)
@@ -62,17 +62,17 @@ def allocate(
     trial: str,
     now: datetime,
 ) -> Allocation:
-    """The trial's job, or everything that stands against it.
+    """Computes the trial's job, or all problems that prevent it.
 
     Args:
         phases: in running order.
-        trial: for problems that belong to no single group.
-        now: local time, which relative times count from.
+        trial: location of problems that belong to no single group.
+        now: local time, from which relative times count.
     """
     problems: list[ConfigError] = []
     groups = groups_of(phases, cluster, problems)
     if not groups:
-        problems.append(ConfigError("no phase has a task", where=trial, fix="schedule some"))
+        problems.append(ConfigError("no phase has a task", where=trial, fix="schedule tasks"))
     layout, components = _laid_out(groups, cluster, request, problems)
     times = job_times(groups, cluster, begin=request.begin, deadline=request.deadline, now=now)
     problems += times.problems
@@ -85,9 +85,10 @@ def allocate(
     if layout is JobLayout.HET:
         problems += _carried_over([component for component, _ in planned])
     warnings = [*times.warnings, *(w for g in groups for w in group_warnings(g, cluster))]
-    told = tuple(dict.fromkeys(warnings))
+    warnings += _nodes_that_may_be_spared(planned)
+    unique_warnings = tuple(dict.fromkeys(warnings))
     if problems:
-        return Allocation(problems=tuple(_once(problems)), warnings=told)
+        return Allocation(problems=tuple(_once(problems)), warnings=unique_warnings)
     wanted = cluster.slurm.requeue if request.requeue is None else request.requeue
     job = JobPlan(
         layout=layout if len(planned) > 1 else JobLayout.SINGLE,
@@ -111,17 +112,31 @@ def allocate(
         phase: tuple(steps[phase, kind] for kind in scheduling.groups())
         for phase, scheduling in phases.items()
     }
-    return Allocation(job=job, steps=by_phase, warnings=told)
+    return Allocation(job=job, steps=by_phase, warnings=unique_warnings)
+
+
+def _nodes_that_may_be_spared(
+    planned: Sequence[tuple[JobComponent, ComponentNodes]],
+) -> Iterator[str]:
+    """Tasks are placed by a simple rule, which some mixes of sizes defeat."""
+    for component, nodes in planned:
+        if nodes.least_nodes < nodes.nodes:
+            yield (
+                f"{component.name}: its tasks take {nodes.nodes} nodes as we place them, and no fewer than "
+                f"{nodes.least_nodes} in any way: sizes of tasks that divide a node waste none"
+            )
 
 
 def _no_requeue(
     layout: JobLayout, request: JobRequest, cluster: ClusterSpec
 ) -> Iterator[ConfigError]:
-    """Slurm requeues one job: the others of a split trial would be gone when it comes back."""
+    """Refuses --requeue with the job layout split: Slurm requeues one job, and the others would be gone
+    by then.
+    """
     wanted = cluster.slurm.requeue if request.requeue is None else request.requeue
     if layout is JobLayout.SPLIT and wanted:
         yield ConfigError(
-            "several jobs that start apart can't be requeued as one",
+            "jobs that start separately can't be requeued together",
             where="--layout split and --requeue",
             fix="use layout single or het, or --no-requeue and `realsys resume`",
         )
@@ -134,17 +149,19 @@ def _no_such_preflight(request: JobRequest) -> Iterator[ConfigError]:
 
 
 def _carried_over(components: Sequence[JobComponent]) -> Iterator[ConfigError]:
-    """Options that Slurm gives to later components of a heterogeneous job that name none of their own
-    (heterogeneous_jobs.html)."""
+    """Refuses options that Slurm passes on to later components that set none of their own.
+
+    See heterogeneous_jobs.html.
+    """
     for name in ("account", "qos"):
         value = getattr(components[0], name) if components else None
         for component in components[1:] if value else ():
             if getattr(component, name) is None:
                 yield ConfigError(
-                    f"Slurm would give {name} {value!r} of {components[0].name} to "
-                    f"{component.name}, too",
-                    where=f"{name} in the layout het",
-                    fix=f"name a {name} for every group, or for none",
+                    f"Slurm would apply {name} {value!r} of {components[0].name} to "
+                    f"{component.name} too",
+                    where=f"{name} in layout het",
+                    fix=f"set {name} for every group, or for none",
                 )
 
 
@@ -154,7 +171,7 @@ def _laid_out(
     request: JobRequest,
     problems: list[ConfigError],
 ) -> tuple[JobLayout, list[list[PlacedGroup]]]:
-    """The layout and the groups of each component; none of them where groups can't be parted."""
+    """Chooses the job layout and the groups of each component; no components if groups conflict."""
     word = request.layout or cluster.slurm.layout
     if word not in (AUTO, *JobLayout):
         fix = did_you_mean(word, (AUTO, *(known.value for known in JobLayout)))
@@ -170,20 +187,20 @@ def _laid_out(
 
 def _planned(
     components: Sequence[Sequence[PlacedGroup]],
-    everyone: Sequence[PlacedGroup],
+    all_groups: Sequence[PlacedGroup],
     times: JobTimes,
     cluster: ClusterSpec,
     problems: list[ConfigError],
 ) -> list[tuple[JobComponent, ComponentNodes]]:
-    """Each component that fits its partition."""
+    """Plans each component that fits its partition."""
     found = []
     for index, groups in enumerate(components):
         partition = groups[0].partition
-        limit = times.limit(groups, everyone)
+        limit = times.limit(groups, all_groups)
         problems += over_the_partition(groups, limit, times)
         problems += time_to_run(groups, limit, times, cluster.slurm.grace_seconds)
         if partition is None:
-            continue  # a problem of groups_of
+            continue  # groups_of has reported it
         nodes = component_nodes(
             index, groups, partition, node_limit(groups, partition), cluster, problems
         )
@@ -233,7 +250,7 @@ def _component(
 
 
 def _once(problems: Sequence[ConfigError]) -> Iterator[ConfigError]:
-    """Each problem once: what all groups have in common is said of the first."""
+    """Removes repeated problems: one common to all groups is reported for the first."""
     seen: set[str] = set()
     for problem in problems:
         if problem.what not in seen:

@@ -1,4 +1,4 @@
-"""What would make tasks fit that do not: smaller tasks, fewer of them, or more nodes (pure)."""
+"""Finds changes with which tasks would fit: smaller tasks, fewer of them, or more nodes (pure)."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import replace
 from launcher.job.fewest_nodes import fewest_nodes, lower_bound, num_nodes
 from launcher.job.node_patterns import NodeShape, Patterns, TaskDemand
 
-QUICK_WORK = 2_000  # some hundred changes are tried: a search for each must be short
+QUICK_WORK = 2_000  # some hundred changes are tried, so each search must be short
 
 
 def oversized(groups: Sequence[TaskDemand], node: NodeShape) -> tuple[str, str] | None:
-    """(why, fix) when a single task is larger than a node."""
+    """Returns (why, fix) if a single task is larger than a node."""
     why, fix = [], []
     for d in groups:
         wanted = (
@@ -33,16 +33,16 @@ def oversized(groups: Sequence[TaskDemand], node: NodeShape) -> tuple[str, str] 
 def fewer_nodes_fix(
     groups: Sequence[TaskDemand], node: NodeShape, max_nodes: int, needed: int
 ) -> str:
-    """The smallest changes that would fit, the least of each kind, in words."""
-    ways = [f"{needed} node" + "s" * (needed > 1)]
+    """Describes the smallest changes that would fit, one of each kind."""
+    ways = [f"allow {needed} node" + "s" * (needed > 1)]
     if max_nodes:
         ways += _first(_fewer_tasks(groups, node, max_nodes))
         ways += _first(_smaller_tasks(groups, node, max_nodes))
-    return "give it " + ", or ".join(ways)
+    return ", or ".join(ways)
 
 
 def _first(ways: Iterator[tuple[float, str]]) -> list[str]:
-    """The way with the smallest change, if there is any."""
+    """Selects the smallest change, if there is any."""
     return [min(found)[1]] if (found := list(ways)) else []
 
 
@@ -80,7 +80,7 @@ def _smaller_tasks(
 def _largest(
     now: int, groups_with: Callable[[int], Sequence[TaskDemand]], node: NodeShape, max_nodes: int
 ) -> int:
-    """The largest number below ``now`` with which all fits; 0 when 1 is too much."""
+    """Finds the largest number below ``now`` with which all tasks fit; 0 if 1 is too large."""
     low, high = 0, now  # low fits or is 0, high does not
     while high - low > 1:
         middle = (low + high) // 2 if low else 1
@@ -97,7 +97,7 @@ def _fits(groups: Sequence[TaskDemand], node: NodeShape, max_nodes: int) -> bool
     patterns = Patterns(groups, node)
     if lower_bound(patterns, tuple(d.count for d in groups)) > max_nodes:
         return False
-    return num_nodes(fewest_nodes(patterns, QUICK_WORK)) <= max_nodes
+    return num_nodes(fewest_nodes(patterns, QUICK_WORK)[0]) <= max_nodes
 
 
 def _changed(groups: Sequence[TaskDemand], at: int, **changes: int) -> list[TaskDemand]:

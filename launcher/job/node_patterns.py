@@ -1,13 +1,12 @@
-"""What fits on one node: patterns, which say how many tasks of each group sit there (pure).
+"""Patterns of tasks that fit on one node: the number of tasks of each group there (pure).
 
-CPUs and memory add up. Whole GPUs belong to one task each; of a fraction below 1, as many tasks of the
-SAME group share a GPU as fit into it (realsys/slurm/gpus.py). launcher/job/fewest_nodes.py combines the
+CPUs and memory add up. Whole GPUs belong to one task each; with a fraction below 1, as many tasks of the
+SAME group share a GPU as fit into it (realsys/slurm/gpus.py). launcher/job/fewest_nodes.py assigns
 patterns to nodes.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -18,17 +17,17 @@ Free = tuple[int, int, int]  # CPUs, MiB, GPUs
 
 
 class OutOfWork(Exception):
-    """The search has looked at as much as it may."""
+    """The search has used up its budget."""
 
 
 @dataclass
 class PackingProblem:
-    """How many more patterns a search may look at: what keeps a plan within moments."""
+    """The number of patterns a search may still examine; bounds the time of planning."""
 
     left: int
 
     def spend(self) -> None:
-        """One more. Raises OutOfWork."""
+        """Counts one pattern. Raises OutOfWork if the budget is used up."""
         self.left -= 1
         if self.left < 0:
             raise OutOfWork
@@ -36,10 +35,10 @@ class PackingProblem:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeShape:
-    """What a node has for tasks.
+    """The resources of a node.
 
     Attributes:
-        core: CPUs that come together: Slurm gives a step whole cores, with all threads of each.
+        core: CPUs per core: Slurm allocates whole cores to a step, with all their threads.
     """
 
     cpus: int
@@ -48,13 +47,13 @@ class NodeShape:
     core: int = 1
 
     def whole(self, cpus: int) -> int:
-        """The CPUs that a task with so many takes: of whole cores."""
+        """Rounds a task's CPUs up to whole cores."""
         return -(-cpus // self.core) * self.core
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskDemand:
-    """``count`` equal tasks and what each of them needs.
+    """``count`` equal tasks and the resources each of them needs.
 
     Attributes:
         gpus: 0, a fraction below 1 (tasks of this group share a GPU), or a whole number.
@@ -68,18 +67,18 @@ class TaskDemand:
 
 
 class Patterns:
-    """The patterns of groups on a kind of node; groups go by their index in ``demands``."""
+    """The patterns of groups on one kind of node; groups are identified by their index in ``demands``."""
 
     def __init__(self, demands: Sequence[TaskDemand], node: NodeShape) -> None:
         self.demands, self.node = tuple(demands), node
         self.empty: Free = (node.cpus, node.memory_mib, node.gpus)
 
     def gpus(self, group: int, tasks: int) -> int:
-        """GPUs that so many tasks of a group use on a node."""
+        """Counts the GPUs used by ``tasks`` tasks of a group on a node."""
         return gpus_for(tasks, self.demands[group].gpus)
 
     def most(self, group: int, free: Free) -> int:
-        """How many tasks of a group fit into what is free, when the node has none of them yet."""
+        """Counts the tasks of a group that fit into ``free`` on a node without any of them."""
         d = self.demands[group]
         fit = min(free[0] // d.cpus, free[1] // d.memory_mib)
         if d.gpus >= 1:
@@ -87,7 +86,7 @@ class Patterns:
         return min(fit, free[2] * tasks_per_gpu(d.gpus)) if d.gpus else fit
 
     def without(self, free: Free, group: int, tasks: int) -> Free:
-        """What is left once a group has put so many tasks there."""
+        """Computes what remains free after placing ``tasks`` tasks of a group."""
         d = self.demands[group]
         return (
             free[0] - tasks * d.cpus,
@@ -95,15 +94,8 @@ class Patterns:
             free[2] - self.gpus(group, tasks),
         )
 
-    def free(self, pattern: Pattern) -> Free:
-        """What a pattern leaves of a node; negative where it does not fit."""
-        free = self.empty
-        for group, tasks in enumerate(pattern):
-            free = self.without(free, group, tasks)
-        return free
-
     def is_full(self, pattern: Pattern, free: Free, left: Pattern) -> bool:
-        """Whether no group with more tasks than the pattern's can put another one there."""
+        """Whether no group with further tasks in ``left`` can place another one there."""
         for group, d in enumerate(self.demands):
             tasks = pattern[group]
             if tasks < left[group] and d.cpus <= free[0] and d.memory_mib <= free[1]:
@@ -113,7 +105,7 @@ class Patterns:
         return True
 
     def filled(self, left: Pattern, order: Sequence[int]) -> Pattern:
-        """One node filled group after group, each with as many tasks as fit."""
+        """Fills one node group by group, each with as many tasks as fit."""
         pattern, free = [0] * len(left), self.empty
         for group in order:
             pattern[group] = min(left[group], self.most(group, free))
@@ -123,10 +115,10 @@ class Patterns:
     def full(
         self, left: Pattern, first: int, at_least: int, work: PackingProblem
     ) -> Iterator[Pattern]:
-        """Every full pattern with ``at_least`` tasks of ``first``; many tasks first.
+        """Yields every maximal pattern with ``at_least`` tasks of ``first``, those with most tasks first.
 
-        Where tasks fit on n nodes at all, they fit with the first of them full: tasks of the others
-        can move there. So these are all that a search must try.
+        If tasks fit on n nodes at all, they also fit with the first node full, because tasks of the others
+        can move there. A search therefore needs no other patterns.
         """
         order = [first, *(g for g in range(len(left)) if g != first and left[g])]
 
@@ -146,53 +138,3 @@ class Patterns:
             pattern[group] = 0
 
         return from_group(0, self.empty, [0] * len(left))
-
-    def best(self, values: Sequence[float], left: Pattern, work: PackingProblem) -> Pattern:
-        """A pattern of the highest total value; the best one found when the work is used up."""
-        groups = [g for g in range(len(left)) if values[g] > 1e-12 and left[g]]
-        density = {g: values[g] / max(self._shares(g)) for g in groups}
-        groups.sort(key=lambda g: (-density[g], g))
-        best_value, best = 0.0, (0,) * len(left)
-
-        def bound(at: int, free: Free) -> float:
-            """No pattern adds more from the groups that remain: the scarcest resource decides."""
-            by_resource = [
-                max(
-                    (values[g] / n * f if (n := self._need(g)[r]) else math.inf)
-                    for g in groups[at:]
-                )
-                for r, f in enumerate(free)
-            ]
-            return min(by_resource)
-
-        def from_group(at: int, free: Free, pattern: list[int], value: float) -> None:
-            nonlocal best_value, best
-            work.spend()
-            if value > best_value + 1e-12:
-                best_value, best = value, tuple(pattern)
-            if at == len(groups) or value + bound(at, free) <= best_value + 1e-12:
-                return
-            group = groups[at]
-            for tasks in range(min(left[group], self.most(group, free)), -1, -1):
-                pattern[group] = tasks
-                rest = self.without(free, group, tasks)
-                from_group(at + 1, rest, pattern, value + tasks * values[group])
-            pattern[group] = 0
-
-        try:
-            from_group(0, self.empty, [0] * len(left), 0.0)
-        except OutOfWork:
-            pass
-        return best
-
-    def _need(self, group: int) -> tuple[float, float, float]:
-        """CPUs, MiB and GPUs that a task takes at the least."""
-        d = self.demands[group]
-        return (
-            d.cpus,
-            d.memory_mib,
-            d.gpus if d.gpus >= 1 or not d.gpus else 1 / tasks_per_gpu(d.gpus),
-        )
-
-    def _shares(self, group: int) -> list[float]:
-        return [n / f for n, f in zip(self._need(group), self.empty, strict=True) if f]

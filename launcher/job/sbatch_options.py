@@ -1,4 +1,4 @@
-"""Further sbatch options: which there are, and which the launcher decides itself (pure data, one check).
+"""Further sbatch options: which exist, and which realsys sets itself (pure data, one check).
 
 The names are those of Slurm 22.05's `sbatch --help` and of later releases' man pages.
 """
@@ -34,7 +34,7 @@ _SETTINGS = dict.fromkeys(
     "signal": "slurm.grace_seconds in the cluster spec",
     "container": "container_image",
 }
-# What follows from the plan, or would make sbatch do something else than submit it.
+# Options that follow from the plan, or would make sbatch do something other than submit the job.
 _DECIDED = frozenset(
     "nodes ntasks ntasks-per-node ntasks-per-core ntasks-per-gpu ntasks-per-socket cpus-per-task "
     "cpus-per-gpu mem mem-per-cpu mem-per-gpu gres gpus gpus-per-node gpus-per-socket gpus-per-task "
@@ -45,17 +45,17 @@ _DECIDED = frozenset(
 
 
 def option_name(name: str) -> str:
-    """sbatch's own spelling: ``mail_user`` and ``--mail-user`` are ``mail-user``."""
+    """Normalises to sbatch's own spelling: ``mail_user`` and ``--mail-user`` become ``mail-user``."""
     return name.strip().removeprefix("--").replace("_", "-")
 
 
 def extra_problems(
     extra: Mapping[str, str], *, where: str, dependency: bool
 ) -> Iterator[ConfigError]:
-    """Options that sbatch does not have, and those that are decided elsewhere.
+    """Yields options that sbatch does not have, and options that realsys sets itself.
 
     Args:
-        dependency: the launch itself asks for one.
+        dependency: the launch itself has one.
     """
     for name, value in extra.items():
         if (setting := _SETTINGS.get(name)) is not None:
@@ -73,8 +73,8 @@ def extra_problems(
 
 
 def _nearest(name: str) -> str:
-    told = did_you_mean(name, SBATCH_OPTIONS)
-    return told if told.startswith("did you mean") else "see man sbatch; long names only"
+    hint = did_you_mean(name, SBATCH_OPTIONS)
+    return hint if hint.startswith("did you mean") else "see man sbatch; use long names"
 
 
 def _refused(name: str, where: str, fix: str) -> ConfigError:

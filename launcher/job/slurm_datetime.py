@@ -1,8 +1,8 @@
-"""Points in time as sbatch takes them: ``now+2hours``, ``16:00``, ``2026-12-24T18:00`` (pure).
+"""Parses dates and times as sbatch does: ``now+2hours``, ``16:00``, ``2026-12-24T18:00`` (pure).
 
-The words of a value are read from left to right as Slurm's parse_time does: each sets the date, the
-time of day, or an offset. A time of day that is past means tomorrow, a date without a year that is past
-means next year. Zones are not read by Slurm and refused here.
+The parts of a value are read from left to right as Slurm's parse_time does: each sets the date, the time
+of day, or an offset. A past time of day means tomorrow; a past date without a year means next year. Slurm
+does not read time zones; they are refused here.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ class _Parts:
 
 
 def read_moment(text: str, *, now: datetime, where: str) -> datetime:
-    """The moment, in local time without a zone.
+    """Parses the value into local time without a zone.
 
     Raises:
-        ConfigError: sbatch would refuse it, or it does not exist (Slurm makes March 2 of 02/30).
+        ConfigError: sbatch would refuse it, or the date does not exist (Slurm reads 02/30 as March 2).
     """
     try:
         return _read(text.strip(), text, now, where)
@@ -78,15 +78,15 @@ def _read(stripped: str, text: str, now: datetime, where: str) -> datetime:
 
 
 def later(at: datetime, seconds: float) -> datetime:
-    """So many seconds after a local time without a zone, as Slurm counts them: clocks may change between.
+    """Adds seconds to a local time without a zone, as Slurm does across daylight-saving changes.
 
-    Of the hour that comes twice in autumn it is not known which one the outcome is: sbatch reads no more.
+    In the hour that occurs twice in autumn the result is ambiguous, as it is for sbatch.
     """
     return datetime.fromtimestamp(at.timestamp() + seconds)
 
 
 def seconds_between(begin: datetime, end: datetime) -> float:
-    """By the clock on the wall there may be an hour more, or less."""
+    """Computes the elapsed seconds, which daylight-saving changes make differ from the clock times."""
     return end.timestamp() - begin.timestamp()
 
 
@@ -95,13 +95,13 @@ def _offset_s(match: re.Match[str], text: str, where: str) -> int:
     if unit not in _UNITS:
         near = [u for u in _UNITS if u.startswith(unit)]
         meant = f"; for {near[0]}s write now{match[1]}{match[2]}{near[0]}s" if near else ""
-        raise _refused(text, where, f"{match[3]!r} is no unit of Slurm's{meant}")
+        raise _refused(text, where, f"{match[3]!r} is not one of Slurm's units{meant}")
     seconds = int(match[2]) * _UNITS[unit]
     return seconds if match[1] == "+" else -seconds
 
 
 def _take(match: re.Match[str], parts: _Parts, now: datetime, text: str, where: str) -> None:
-    """Puts one piece into ``parts``. Raises ValueError for a date or time that does not exist."""
+    """Adds one parsed part to ``parts``. Raises ValueError for a date or time that does not exist."""
     if word := match["word"]:
         _take_word(word.lower(), parts, now, text, where)
     elif iso := match["iso"]:
@@ -109,7 +109,7 @@ def _take(match: re.Match[str], parts: _Parts, now: datetime, text: str, where: 
     elif spelt := match["slash"] or match["dot"] or match["bare"]:
         digits = re.split(r"[/.]", spelt) if match["bare"] is None else re.findall("..", spelt)
         month, day, *year = map(int, digits)
-        given = year[0] if year else 0  # a year 00 is none to Slurm
+        given = year[0] if year else 0  # Slurm treats year 00 as no year
         parts.day = date(2000 + given if given else now.year, month, day)
         parts.yearless = not given
     else:
@@ -123,14 +123,14 @@ def _take_word(word: str, parts: _Parts, now: datetime, text: str, where: str) -
         parts.day = now.date() + timedelta(days=word == "tomorrow")
     else:
         zone = " (Slurm reads no time zones: leave it out)" if word == "z" else ""
-        raise _refused(text, where, f"{word!r} is no word of Slurm's{zone}")
+        raise _refused(text, where, f"Slurm does not know the word {word!r}{zone}")
 
 
 def _clock(text: str, half: str | None) -> time:
     hour, minute, second = map(int, (text + ":0").split(":")[:3])
     if half:
         if not 1 <= hour <= 12:
-            raise ValueError(f"{hour} is no hour of a 12-hour clock")
+            raise ValueError(f"{hour} is not an hour of a 12-hour clock")
         hour = hour % 12 + 12 * half.lower().startswith("p")
     return time(hour, minute, second)
 
@@ -147,5 +147,5 @@ def _combined(parts: _Parts, now: datetime) -> datetime:
 
 
 def _refused(text: str, where: str, why: str = "") -> ConfigError:
-    said = f"{text!r} is no time that Slurm reads" + (f": {why}" if why else "")
-    return ConfigError(said, where=where, fix=_FORMS)
+    what = f"{text!r} is not a time that Slurm can read" + (f": {why}" if why else "")
+    return ConfigError(what, where=where, fix=_FORMS)

@@ -1,9 +1,10 @@
-"""Which tasks sit together on which of a job's equal nodes (pure packing; knows no Slurm).
+"""Places tasks on a job's equal nodes (pure packing; independent of Slurm).
 
 `place` takes as few nodes as it can and fills GPU nodes densely, with CPU groups on their spare cores.
 It never puts more on a node than the node has. Up to six nodes the number is the least there is, if
-the search is not cut off by its size; the same holds for one group, and for mixes that one resource
-decides. The search is launcher/job/fewest_nodes.py; what would fit instead, launcher/job/misfit_fixes.py.
+the search is not cut off by its size; the same holds for one group, and for sizes that divide a node. Of
+others it is told how many nodes might do. The search is launcher/job/fewest_nodes.py; what would fit
+instead, launcher/job/misfit_fixes.py.
 """
 
 from __future__ import annotations
@@ -21,23 +22,25 @@ __all__ = ["Misfit", "NodeShape", "Packing", "TaskDemand", "place"]
 
 @dataclass(frozen=True, kw_only=True)
 class Packing:
-    """All tasks, placed.
+    """A placement of all tasks.
 
     Attributes:
         names: the groups.
         patterns: (nodes, tasks of each group on each of them), in order of the nodes.
+        least_nodes: no placement has fewer; below ``num_nodes`` where that is not proven the best.
     """
 
     names: tuple[str, ...]
     patterns: tuple[tuple[int, Pattern], ...]
+    least_nodes: int
 
     @property
     def num_nodes(self) -> int:
-        """Nodes with a task."""
+        """Number of nodes that have a task."""
         return num_nodes(list(self.patterns))
 
     def runs(self, name: str) -> tuple[tuple[int, int], ...]:
-        """(nodes, tasks of the group on each of them), for all nodes."""
+        """Lists (nodes, tasks of the group on each of them) for all nodes."""
         group = self.names.index(name)
         tasks = [(pattern[group], nodes) for nodes, pattern in self.patterns]
         merged = groupby(tasks, key=lambda run: run[0])
@@ -45,7 +48,7 @@ class Packing:
 
     @property
     def counts(self) -> dict[str, tuple[int, ...]]:
-        """Each group's tasks on node 0, 1, 2 …"""
+        """Tasks of each group on node 0, 1, 2 …"""
         return {
             name: tuple(tasks for nodes, tasks in self.runs(name) for _ in range(nodes))
             for name in self.names
@@ -57,7 +60,7 @@ class Misfit:
     """Why the tasks can't be placed, and the smallest changes with which they could.
 
     Attributes:
-        needed: nodes that would do; None when no number of them does.
+        needed: number of nodes that would suffice; None if no number does.
     """
 
     why: str
@@ -68,27 +71,31 @@ class Misfit:
 def place(
     groups: Sequence[TaskDemand], node: NodeShape, *, max_nodes: int | None
 ) -> Packing | Misfit:
-    """All tasks of all groups on as few nodes as possible.
+    """Places all tasks of all groups on as few nodes as possible.
 
     Args:
-        max_nodes: how many there are; None: as many as it takes.
+        max_nodes: number of nodes available; None: unlimited.
     """
     if found := oversized(groups, node):
         return Misfit(why=found[0], fix=found[1])
-    runs = fewest_nodes(Patterns(groups, node))
+    runs, least = fewest_nodes(Patterns(groups, node))
     needed = num_nodes(runs)
     if max_nodes is not None and needed > max_nodes:
         tasks = " and ".join(f"{d.count} {d.name}" for d in groups if d.count)
         noun = "node" if needed == 1 else "nodes"
-        why = f"{tasks} need {needed} {noun}, {_there_are(max_nodes)}"
+        unproven = f" as we place them ({least} at the least)" if least < needed else ""
+        why = f"{tasks} need {needed} {noun}{unproven}, {_there_are(max_nodes)}"
         return Misfit(why=why, fix=fewer_nodes_fix(groups, node, max_nodes, needed), needed=needed)
-    return Packing(names=tuple(d.name for d in groups), patterns=_in_order(groups, runs))
+    names = tuple(d.name for d in groups)
+    return Packing(names=names, patterns=_in_order(groups, runs), least_nodes=least)
 
 
 def _in_order(
     groups: Sequence[TaskDemand], runs: Sequence[tuple[int, Pattern]]
 ) -> tuple[tuple[int, Pattern], ...]:
-    """Equal nodes side by side; those with the most tasks of GPU groups first, so runs are few."""
+    """Orders nodes so that equal ones are adjacent, those with the most GPU tasks first: runs are then
+    few.
+    """
     by_gpus = sorted(range(len(groups)), key=lambda g: (-groups[g].gpus, g))
     ordered = sorted(runs, key=lambda run: [run[1][g] for g in by_gpus], reverse=True)
     merged = groupby(ordered, key=lambda run: run[1])

@@ -1,8 +1,8 @@
-"""Slurm's formats for --time, --begin and --deadline, read as Slurm reads them (pure).
+"""Parses Slurm's formats for --time, --begin and --deadline as Slurm does (pure).
 
-A value is normalised and echoed in words, so that ``1:30``, which is a minute and a half, is noticed
-before a run is killed by it. Moments are local time of the launching host, as sbatch takes them. Read
-from man sbatch and measured with 22.05; tests/slurm/test_slurm_grammars.py asks the real one.
+A value is normalised and echoed in words, so that a user notices that ``1:30`` is a minute and a half
+before it kills a run. Times are local times of the launching host, as for sbatch. Derived from man sbatch
+and measured with 22.05; tests/slurm/test_slurm_grammars.py compares with a real one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from datetime import datetime
 from launcher.job.slurm_datetime import read_moment, seconds_between
 from realsys.api.errors import ConfigError
 
-MAX_MINUTES = 35_791_393  # 68 years; above it 22.05 wraps round: 99999-0 became 578 days
+MAX_MINUTES = 35_791_393  # 68 years; above it 22.05 overflows: 99999-0 became 578 days
 _UNLIMITED = ("-1", "infinite", "unlimited", "0")
 _LIMIT = re.compile(
     r"(?P<days>\d{1,18})-(?P<dh>\d{0,18})(:(?P<dm>\d{1,18})(:(?P<ds>\d{1,18}))?)?"
@@ -28,7 +28,10 @@ _FORMS = "write minutes, H:MM:SS or DAYS-HH:MM:SS, e.g. 90, 1:30:00, 2-12:00:00"
 
 @dataclass(frozen=True)
 class TimeLimit:
-    """``minutes`` None: no limit but the partition's. ``text``: for --time; ``words``: for people."""
+    """A time limit.
+
+    ``minutes`` None: only the partition's; ``text``: for --time; ``words``: for users.
+    """
 
     minutes: int | None
     text: str
@@ -38,7 +41,7 @@ class TimeLimit:
 
 @dataclass(frozen=True)
 class Moment:
-    """``text``: absolute, for --begin and --deadline; ``words``: for people."""
+    """A point in time. ``text``: absolute, for --begin and --deadline; ``words``: for users."""
 
     at: datetime
     text: str
@@ -47,7 +50,7 @@ class Moment:
 
 
 def parse_time_limit(text: str) -> TimeLimit:
-    """A --time as sbatch reads it: seconds are rounded up to a minute, fields are not range-checked.
+    """Parses --time as sbatch does: seconds are rounded up to a minute, fields are not range-checked.
 
     Raises:
         ConfigError: sbatch would refuse it.
@@ -56,7 +59,7 @@ def parse_time_limit(text: str) -> TimeLimit:
         return TimeLimit(None, "UNLIMITED", "no limit")
     match = _LIMIT.fullmatch(text)
     if match is None:
-        raise ConfigError(f"{text!r} is no time limit", where="--time", fix=_limit_fix(text))
+        raise ConfigError(f"{text!r} is not a time limit", where="--time", fix=_limit_fix(text))
     part = {name: int(value or 0) for name, value in match.groupdict().items()}
     seconds = (
         part["days"] * 86_400
@@ -70,7 +73,7 @@ def parse_time_limit(text: str) -> TimeLimit:
         return TimeLimit(None, "UNLIMITED", "no limit")
     if minutes > MAX_MINUTES:
         raise ConfigError(
-            f"{text!r} is no time limit that Slurm can count: it would silently become another",
+            f"the time limit {text!r} is too large: Slurm would silently make it another",
             where="--time",
             fix=f"stay below {limit_text(MAX_MINUTES)}, or write UNLIMITED",
         )
@@ -89,14 +92,14 @@ def parse_time_limit(text: str) -> TimeLimit:
 
 
 def limit_text(minutes: int) -> str:
-    """Slurm's own spelling: ``1-02:30:00``."""
+    """Renders Slurm's own spelling: ``1-02:30:00``."""
     days, rest = divmod(minutes, 1_440)
     clock = f"{rest // 60:02d}:{rest % 60:02d}:00"
     return f"{days}-{clock}" if days else clock
 
 
 def minutes_words(minutes: int) -> str:
-    """``1 day 2 h 30 min``."""
+    """Renders ``1 day 2 h 30 min``."""
     days, rest = divmod(minutes, 1_440)
     parts = [f"{days} day{'s' * (days > 1)}"] if days else []
     parts += [f"{rest // 60} h"] if rest >= 60 else []
@@ -105,7 +108,7 @@ def minutes_words(minutes: int) -> str:
 
 
 def longest(limits: Iterable[TimeLimit]) -> TimeLimit | None:
-    """The one that lasts longest; None of none."""
+    """Returns the longest limit; None if there is none."""
     return max(
         limits,
         key=lambda limit: float("inf") if limit.minutes is None else limit.minutes,
@@ -114,7 +117,7 @@ def longest(limits: Iterable[TimeLimit]) -> TimeLimit | None:
 
 
 def parse_begin(text: str, *, now: datetime) -> Moment:
-    """A --begin as sbatch reads it at ``now`` (local time, no zone); a past one starts at once.
+    """Parses --begin as sbatch does at ``now`` (local time, no zone); a past one starts at once.
 
     Raises:
         ConfigError: sbatch would refuse it.
@@ -127,15 +130,15 @@ def parse_begin(text: str, *, now: datetime) -> Moment:
 
 
 def parse_deadline(text: str, *, now: datetime) -> Moment:
-    """A --deadline as sbatch reads it at ``now``.
+    """Parses --deadline as sbatch does at ``now``.
 
     Raises:
-        ConfigError: sbatch would refuse it; it is past (of which Slurm says "time limit is invalid").
+        ConfigError: sbatch would refuse it, or it is past (Slurm's message is "time limit is invalid").
     """
     at = read_moment(text, now=now, where="--deadline")
     if at <= now:
         raise ConfigError(
-            f"the deadline {text} was {moment_text(at)}: it is past",
+            f"the deadline {text} ({moment_text(at)}) is in the past",
             where="--deadline",
             fix="give a later one, e.g. now+12hours",
         )
@@ -145,7 +148,7 @@ def parse_deadline(text: str, *, now: datetime) -> Moment:
 def deadline_problem(
     deadline: Moment, begin: Moment | None, limit: TimeLimit | None, *, now: datetime
 ) -> ConfigError | None:
-    """Why a job could never end before its deadline; Slurm would remove it without running it."""
+    """Explains why a job could never end before its deadline; Slurm would remove it unstarted."""
     if limit is None or limit.minutes is None:
         return ConfigError(
             "a deadline needs a time limit: Slurm must know whether the job can end before it",
@@ -164,12 +167,12 @@ def deadline_problem(
 
 
 def moment_text(at: datetime) -> str:
-    """``2026-11-21T16:00:00``."""
+    """Renders ``2026-11-21T16:00:00``."""
     return at.isoformat(timespec="seconds")
 
 
 def moment_words(at: datetime, now: datetime) -> str:
-    """``in 2 h 5 min, on 2026-11-21 at 16:00``."""
+    """Renders ``in 2 h 5 min, on 2026-11-21 at 16:00``."""
     minutes = round(seconds_between(now, at) / 60)
     when = f"on {at:%Y-%m-%d} at {at:%H:%M}"
     if minutes < 1:
@@ -178,7 +181,7 @@ def moment_words(at: datetime, now: datetime) -> str:
 
 
 def _limit_fix(text: str) -> str:
-    """The right spelling of ``2h`` and its like."""
+    """Suggests the correct spelling of ``2h`` and similar."""
     match = _WITH_UNIT.fullmatch(text.strip())
     if match is None:
         return _FORMS

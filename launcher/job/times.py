@@ -1,4 +1,6 @@
-"""Time limits, begin and deadline of a trial's job: which ones hold, in Slurm's normal form (pure)."""
+"""Determines the effective time limits, begin and deadline of a trial's job, in Slurm's normal form
+(pure).
+"""
 
 from __future__ import annotations
 
@@ -22,17 +24,17 @@ from realsys.api.cluster import ClusterSpec, PartitionSpec
 from realsys.api.errors import ConfigError
 
 _SITE_LIMIT = "slurm.time_limit in the cluster spec"
-_EARLY_S = 60  # man sbatch, --signal: up to so much earlier than asked for
-_WORTHWHILE_MIN = 5  # beyond the grace, of a limit that is proposed
+_EARLY_S = 60  # man sbatch, --signal: it may arrive up to this much early
+_WORTHWHILE_MIN = 5  # minutes beyond the grace time in a proposed limit
 Parsed = TypeVar("Parsed", TimeLimit, Moment)
 
 
 @dataclass(kw_only=True)
 class JobTimes:
-    """What was read, with what is wrong or surprising in it.
+    """The parsed times, with problems and warnings about them.
 
     Attributes:
-        own: time limits of groups that name one themselves, by phase and worker type.
+        own: time limits of groups that set one, by phase and worker type.
         site: the cluster spec's.
     """
 
@@ -44,16 +46,16 @@ class JobTimes:
     warnings: list[str] = field(default_factory=list)
 
     def limit(
-        self, groups: Sequence[PlacedGroup], everyone: Sequence[PlacedGroup]
+        self, groups: Sequence[PlacedGroup], all_groups: Sequence[PlacedGroup]
     ) -> TimeLimit | None:
-        """Of a component: the longest of its groups; of all groups when its own name none.
+        """Returns a component's limit: the longest of its groups, or of all groups if its own set none.
 
-        A group without a limit of its own, and without the site's, may run as long as the others.
+        A group without its own or the site's limit may run as long as the others.
         """
-        return self._longest(groups) or self._longest(everyone)
+        return self._longest(groups) or self._longest(all_groups)
 
     def of_step(self, group: PlacedGroup, limit: TimeLimit | None) -> str | None:
-        """A group's own limit where it is shorter than its component's."""
+        """Returns a group's own limit if it is shorter than its component's."""
         own = self.own.get((group.phase, group.kind))
         if own is None or own.minutes is None or limit is None:
             return None
@@ -82,7 +84,10 @@ def job_times(
     deadline: str | None,
     now: datetime,
 ) -> JobTimes:
-    """Everything about time. ``begin`` and ``deadline`` are the launch's own, which win."""
+    """Parses and checks all times.
+
+    ``begin`` and ``deadline`` are the launch's own, which take precedence.
+    """
     times = JobTimes()
     if (text := cluster.slurm.time_limit) is not None:
         times.site = times._read(lambda: parse_time_limit(text), _SITE_LIMIT)
@@ -107,7 +112,7 @@ def job_times(
 def over_the_partition(
     groups: Sequence[PlacedGroup], limit: TimeLimit | None, times: JobTimes
 ) -> Iterator[ConfigError]:
-    """A time limit beyond the partition's: the job would wait for ever (PartitionTimeLimit)."""
+    """Yields a limit beyond the partition's: the job would wait forever (PartitionTimeLimit)."""
     partition = groups[0].partition
     if limit is None or partition is None or partition.max_time is None:
         return
@@ -123,93 +128,95 @@ def over_the_partition(
     yield ConfigError(
         f"time limit {limit.text}, partition {groups[0].task.partition!r} allows {most.text}",
         where=own[0].where("time_limit") if own else _SITE_LIMIT,
-        fix=f"ask for {most.text} or less, or choose another partition",
+        fix=f"request {most.text} or less, or choose another partition",
     )
 
 
 @dataclass(frozen=True)
 class HoldingLimit:
-    """The time limit that Slurm will hold a component to, and whose it is. ``limit`` None: not known."""
+    """The time limit that Slurm will enforce on a component, and its source. ``limit`` None: unknown."""
 
     limit: TimeLimit | None
-    whose: str
+    source: str
 
     @property
-    def is_silent(self) -> bool:
-        """Nobody asked for it: the partition's own is taken."""
-        return self.whose != _ASKED_FOR
+    def is_default(self) -> bool:
+        """Whether it is the partition's own, because none was requested."""
+        return self.source != _REQUESTED
 
     @property
     def words(self) -> str:
-        """``00:05:00 (5 min), the partition's DefaultTime: none was asked for``."""
+        """For users: ``00:05:00 (5 min), the partition's DefaultTime: none was requested``."""
         if self.limit is None:
-            return self.whose
-        return f"{self.limit.text} ({self.limit.words})" + (f", {self.whose}" * self.is_silent)
+            return self.source
+        return f"{self.limit.text} ({self.limit.words})" + (f", {self.source}" * self.is_default)
 
 
-_ASKED_FOR = "asked for"
+_REQUESTED = "requested"
 
 
-def holding_limit(asked_for: str | None, partition: PartitionSpec | None) -> HoldingLimit:
-    """Of a component: what was asked for, else what the partition gives (as far as the site file says)."""
-    if asked_for is not None:
-        return HoldingLimit(parse_time_limit(asked_for), _ASKED_FOR)
+def holding_limit(requested: str | None, partition: PartitionSpec | None) -> HoldingLimit:
+    """Returns a component's limit: the requested one, else the partition's as far as the site file states
+    it.
+    """
+    if requested is not None:
+        return HoldingLimit(parse_time_limit(requested), _REQUESTED)
     for option, name in (("default_time", "DefaultTime"), ("max_time", "MaxTime")):
         text = getattr(partition, option, None)
         if text is not None:
-            own = f"the partition's {name}: none was asked for"
+            own = f"the partition's {name}: none was requested"
             return HoldingLimit(parse_time_limit(text), own)
-    return HoldingLimit(None, "the partition's own: none was asked for")
+    return HoldingLimit(None, "the partition's own: none was requested")
 
 
 def time_to_run(
     groups: Sequence[PlacedGroup], limit: TimeLimit | None, times: JobTimes, grace_s: int
 ) -> Iterator[ConfigError]:
-    """A limit that leaves no time before the run is told to save; a silent one is warned about."""
+    """Yields a limit that leaves no time before Slurm's signal to save; warns of a default limit."""
     partition, name = groups[0].partition, groups[0].task.partition
     try:
         holds = holding_limit(limit.text if limit else None, partition)
     except ConfigError:
-        return  # a wrong text in the site file: reported there
+        return  # malformed in the site file: reported there
     minutes = holds.limit.minutes if holds.limit else None
     if minutes is None or holds.limit is None:
         return
-    if holds.is_silent and partition is not None and partition.default_time is not None:
-        told = f"partition {name!r}: the time limit is {holds.words}; ask for another: --time"
-        times.warnings += [told] if told not in times.warnings else []
+    if holds.is_default and partition is not None and partition.default_time is not None:
+        warning = f"partition {name!r}: the time limit is {holds.words}; set another with --time"
+        times.warnings += [warning] if warning not in times.warnings else []
     left = 60 * minutes - grace_s
     if left <= 0:
         own = [g for g in groups if limit and times.own.get((g.phase, g.kind)) == limit]
-        site = f"partitions.{name} in the cluster spec" if holds.is_silent else _SITE_LIMIT
+        site = f"partitions.{name} in the cluster spec" if holds.is_default else _SITE_LIMIT
         longer = f"give --time {limit_text(-(-grace_s // 60) + _WORTHWHILE_MIN)} or more"
         yield ConfigError(
-            f"a time limit of {holds.words} leaves no time to train: {grace_s} s before it "
-            "the run is told to save and end",
+            f"a time limit of {holds.words} leaves no time to train: Slurm signals the run to save and "
+            f"end {grace_s} s before it",
             where=own[0].where("time_limit") if own else site,
             fix=f"{limit.warning if limit and limit.warning else longer}, or set "
-            "slurm.grace_seconds in the cluster spec to what a step and a checkpoint take",
+            "slurm.grace_seconds in the cluster spec to the time of a step and a checkpoint",
         )
     elif left <= _EARLY_S:
-        told = (
-            f"a time limit of {holds.words} leaves little time to train: Slurm tells the run to "
+        warning = (
+            f"a time limit of {holds.words} leaves little time to train: Slurm signals the run to "
             f"save {grace_s} s before it, and may do so up to {_EARLY_S} s earlier"
         )
-        times.warnings += [told] if told not in times.warnings else []
+        times.warnings += [warning] if warning not in times.warnings else []
 
 
 def _agreed(
     name: str, requested: str | None, groups: Sequence[PlacedGroup], problems: list[ConfigError]
 ) -> tuple[str | None, str]:
-    """(text, where) of what the launch wants, else of what all groups want that want anything."""
+    """Returns (text, where) of the launch's value, else of the value common to all groups that set one."""
     if requested is not None:
         return requested, f"--{name}"
     given = [(getattr(g.task, name), g) for g in groups if getattr(g.task, name) is not None]
     different = {text for text, _ in given}
     if len(different) > 1:
-        told = "; ".join(f"{text!r} for {group.kind.value}" for text, group in given)
+        conflicts = "; ".join(f"{text!r} for {group.kind.value}" for text, group in given)
         problems.append(
             ConfigError(
-                f"a job has one {name}, its groups want {told}",
+                f"a job has one {name}, its groups set {conflicts}",
                 where=", ".join(group.where(name) for _, group in given),
                 fix=f"make them equal, or give --{name}",
             )

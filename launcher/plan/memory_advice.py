@@ -1,7 +1,7 @@
-"""Settings with which the models of a plan fit their GPUs, found by trying them (pure).
+"""Finds settings with which a plan's models fit their GPUs, by trying them (pure).
 
-Each candidate costs a run something, the first ones least. They are put together until all fits; then those
-without which it fits too are taken out again.
+Candidates are ordered by what they cost a run, cheapest first. They are added until everything fits; then
+those that turn out to be unnecessary are removed again.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from realsys.planner.memory.memory_of_workers import step_sizes
 from realsys.planner.memory.memory_words import ADVICE, advice, largest, size
 
 Overcommitted = Callable[[Any], float]
-_TENSOR = (2, 4, 8)  # of a frozen role, within a node
-_MORE = (2, 4, 8)  # times as many workers
+_TENSOR = (2, 4, 8)  # tensor-parallel degrees of a frozen role, within a node
+_MORE = (2, 4, 8)  # factors for the number of workers
 _ROUND = 1024
 
 
 @dataclass(frozen=True)
 class SettingChange:
-    """A setting, and what it is to be."""
+    """A setting and its proposed value."""
 
     path: str
     value: Any
@@ -39,33 +39,33 @@ class SettingChange:
         return f"{self.path}={value}"
 
     def on(self, experiment: Any) -> Any:
-        """The experiment with it."""
+        """Returns the experiment with this change."""
         return _replaced(experiment, self.path.split("."), self.value)
 
 
-Candidate = tuple[SettingChange, ...]  # that are good for nothing alone
+Candidate = tuple[SettingChange, ...]  # changes that help only together
 
 
 @dataclass(frozen=True, kw_only=True)
 class FittingSettings:
-    """Settings, and by how many bytes the fullest worker is too full with them; 0 or less: all fits."""
+    """Settings, and by how many bytes the fullest worker exceeds its GPU with them; <= 0: all fits."""
 
     changes: tuple[SettingChange, ...] = ()
     excess: float = math.inf
 
     def words(self) -> str:
-        """To be pasted."""
+        """Renders the settings for pasting into a command line."""
         return " ".join(map(str, self.changes))
 
 
 def changes_that_fit(
     experiment: Any, config: ExperimentConfig, over: Overcommitted
 ) -> FittingSettings:
-    """Settings with which all fits, else those with which least is missing.
+    """Finds settings with which everything fits, else those with the smallest excess.
 
     Args:
         config: of the experiment's main phase.
-        over: bytes that the fullest worker of an experiment has too much; infinite for one that can't be.
+        over: excess bytes of an experiment's fullest worker; infinite for an invalid experiment.
     """
     taken: list[Candidate] = []
     best = FittingSettings()
@@ -90,7 +90,7 @@ def changes_that_fit(
 
 
 def candidates(experiment: Any, config: ExperimentConfig) -> Iterator[Candidate]:
-    """What may help, in the order in which it is tried; not all of it is possible."""
+    """Yields changes that may help, in the order in which they are tried; not all of them are valid."""
     made = {preparation.name for preparation in experiment.preparations()}
     roles = [
         (path, role)
@@ -100,7 +100,7 @@ def candidates(experiment: Any, config: ExperimentConfig) -> Iterator[Candidate]
     learning = {call.role for call in config.model_rpcs if call.is_train}
     frozen = {call.role for call in config.model_rpcs} - learning
     train = [(path, role) for path, role in roles if path not in frozen]
-    wait = [(path, role) for path, role in roles if path in frozen]
+    inference = [(path, role) for path, role in roles if path in frozen]
     for path, role in train:
         if not role.recompute:
             yield (SettingChange(f"{path}.recompute", True),)
@@ -111,15 +111,15 @@ def candidates(experiment: Any, config: ExperimentConfig) -> Iterator[Candidate]
     for path, role in roles:
         if (role.max_cache_tokens or 0) > one_answer:
             yield (SettingChange(f"{path}.max_cache_tokens", one_answer),)
-    for path, _ in wait:
+    for path, _ in inference:
         workers = _workers(config, path)
         for tensor in _TENSOR:
             if workers % tensor == 0:
                 yield (SettingChange(f"{path}.parallel", f"d{workers // tensor}t{tensor}p1"),)
-    for path, role in wait:
+    for path, role in inference:
         if not role.offload:
             yield (SettingChange(f"{path}.offload", True),)
-    if len(train) > 1:  # they take turns
+    if len(train) > 1:  # they train in turn
         for path, role in train:
             if path in learning and not role.offload:
                 yield (SettingChange(f"{path}.offload", True),)
@@ -133,7 +133,9 @@ def candidates(experiment: Any, config: ExperimentConfig) -> Iterator[Candidate]
 
 
 def _own_copy(experiment: Any, config: ExperimentConfig) -> Iterator[Candidate]:
-    """What samples and what trains as copies in two layouts, of which one is in CPU memory."""
+    """Proposes separate copies for generation and training in two parallel layouts, one of them
+    offloaded.
+    """
     if getattr(experiment, "allocation", "given") is not None:
         return
     for call in config.model_rpcs:
@@ -150,7 +152,7 @@ def _own_copy(experiment: Any, config: ExperimentConfig) -> Iterator[Candidate]:
 
 
 def _workers(config: ExperimentConfig, role: str) -> int:
-    """That hold a role's own copy."""
+    """Counts the workers that hold a role's copy 0."""
     shards = (shard for worker in config.model_worker for shard in worker.shards)
     return sum(shard.id.model_name == ModelName(role) for shard in shards)
 
@@ -180,15 +182,15 @@ def _replaced(options: Any, names: Sequence[str], value: Any) -> Any:
     return dataclasses.replace(options, **{first: new})
 
 
-def way_out(
+def memory_fix(
     experiment: Any,
     plan: LaunchPlan,
     memory_with: Callable[[Any], Mapping[str, list[WorkerGroup]]],
 ) -> str:
-    """What to do about a plan whose models are too large.
+    """Advises what to do about a plan whose models are too large.
 
     Args:
-        memory_with: of an experiment with other settings. Raises ConfigError: it has no plan.
+        memory_with: memory of an experiment with other settings. Raises ConfigError if it has no plan.
     """
 
     def over(changed: Any) -> float:
@@ -200,7 +202,7 @@ def way_out(
     config = plan.phases[-1].config
     found = changes_that_fit(experiment, config, over)
     if found.excess <= 0:
-        return f"{found.words()}  (tried: all fits then)"
+        return f"{found.words()}  (verified: everything fits)"
     if not found.changes:
         return ""
     left = memory_with(_with(experiment, [found.changes]))
@@ -212,6 +214,6 @@ def way_out(
     )
     helps = ADVICE["whole copy"] if whole else advice(largest(fullest.memory, peak)[:2])
     return (
-        f"{helps}. No other settings were found with which it fits: {size(found.excess)} too much are "
-        f"left with {found.words()}"
+        f"{helps}. No settings were found with which it fits: with {found.words()} it still exceeds the "
+        f"GPU by {size(found.excess)}"
     )

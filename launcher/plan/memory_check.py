@@ -1,7 +1,7 @@
-"""Whether the models of a plan fit their GPUs and their hosts: estimates against what tasks have (pure).
+"""Checks that a plan's models fit their GPUs and hosts, by estimates (pure).
 
-Too large for a GPU is refused: such a run would end in "CUDA out of memory" minutes after it left the
-queue. Where the size of a GPU is not known nothing is compared. Too large for a task's host memory is a
+A model too large for its GPU is refused: such a run would end in "CUDA out of memory" minutes after it
+left the queue. If the size of a GPU is unknown nothing is compared. Exceeding a task's host memory is a
 warning. Formulas: realsys/planner/memory/copy_memory.py and host_memory.py.
 """
 
@@ -28,28 +28,28 @@ from realsys.planner.memory.memory_words import GiB, MiB, advice, largest, size
 from realsys.planner.memory.server_memory import ServerMemory, memory_of_evaluator, memory_of_server
 
 PROCESS_MIB = 600  # a worker's libraries, without any model
-RESERVE = 0.04  # of a GPU: what the allocator can't use
+RESERVE = 0.04  # share of a GPU that the allocator can't use
 # Assumed, not measured: a process's CUDA context with its kernels, and one NCCL communicator's buffers
-# (4 MiB a channel and direction by NCCL's defaults, some tens of channels).
-CONTEXT = 512 * MiB
-COMMUNICATOR = 300 * MiB
+# (4 MiB per channel and direction by NCCL's defaults, some tens of channels).
+CUDA_CONTEXT_BYTES = 512 * MiB
+COMMUNICATOR_BYTES = 300 * MiB
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerGroup:
-    """Model workers that need the same, and the bytes that each has; None: not known."""
+    """Model workers with equal needs, and the bytes that each has; None: unknown."""
 
     workers: tuple[int, ...]
     memory: WorkerMemory
     limit: float | None
-    host: Terms = field(default_factory=dict)  # of a worker with a GPU: what it needs beside it
+    host: Terms = field(default_factory=dict)  # host memory of a worker with a GPU
     host_limit: float = 0.0
 
 
 def memory_of_plan(plan: LaunchPlan) -> dict[str, list[WorkerGroup]]:
-    """Phase → its groups of model workers, in the order of their first workers."""
+    """Estimates memory by phase: groups of model workers, in the order of their first workers."""
     found: dict[str, list[WorkerGroup]] = {}
-    for phase, made in _with_made_before(plan):
+    for phase, made in _with_prepared_shapes(plan):
         scheduling = scheduling_of(phase)
         limit = gpu_bytes(plan.cluster, scheduling)
         groups: dict[str, list[int]] = {}
@@ -70,8 +70,8 @@ def memory_of_plan(plan: LaunchPlan) -> dict[str, list[WorkerGroup]]:
     return found
 
 
-def _with_made_before(plan: LaunchPlan) -> Iterator[tuple[PhasePlan, Any]]:
-    """Each phase, and the sizes of the model that an earlier one makes."""
+def _with_prepared_shapes(plan: LaunchPlan) -> Iterator[tuple[PhasePlan, Any]]:
+    """Yields each phase with the shape of the model that an earlier phase produces."""
     made = None
     for phase in plan.phases:
         yield phase, made
@@ -81,7 +81,7 @@ def _with_made_before(plan: LaunchPlan) -> Iterator[tuple[PhasePlan, Any]]:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerGroup:
-    """Generation servers, or evaluators, with GPUs; bytes that each has; None: not known."""
+    """Generation servers or evaluators with GPUs, and the bytes that each has; None: unknown."""
 
     kind: WorkerType
     count: int
@@ -91,14 +91,14 @@ class ServerGroup:
 
     @property
     def usable(self) -> float | None:
-        """Of a GPU: an engine of ours talks to no other."""
+        """Usable bytes of a GPU; an engine of ours has no communicators."""
         return None if self.limit is None else usable_bytes(self.limit, workers=1, copies=0)
 
 
 def servers_of_plan(plan: LaunchPlan) -> dict[str, list[ServerGroup]]:
-    """Phase → its servers and evaluators that have GPUs, as far as the sizes of their models are known."""
+    """Lists servers and evaluators with GPUs by phase, as far as their models' sizes are known."""
     found: dict[str, list[ServerGroup]] = {}
-    for phase, made in _with_made_before(plan):
+    for phase, made in _with_prepared_shapes(plan):
         here = found.setdefault(phase.name, [])
         for kind in (WorkerType.GENERATION_SERVER, WorkerType.EVALUATOR):
             group = phase.scheduling.groups().get(kind)
@@ -124,7 +124,7 @@ def servers_of_plan(plan: LaunchPlan) -> dict[str, list[ServerGroup]]:
 
 
 def server_problems(servers: Mapping[str, list[ServerGroup]]) -> Iterator[ConfigError]:
-    """Servers and evaluators whose model does not fit."""
+    """Yields servers and evaluators whose model does not fit."""
     for phase, groups in servers.items():
         for group in groups:
             memory, usable = group.memory, group.usable
@@ -136,13 +136,13 @@ def server_problems(servers: Mapping[str, list[ServerGroup]]) -> Iterator[Config
             elif memory.cache_token:
                 fix = (
                     "use rollout.server_backend=sglang or vllm with more rollout.gpus_per_server, which "
-                    "cut the model over several GPUs, or larger GPUs"
+                    "split the model over several GPUs, or larger GPUs"
                 )
             else:
-                fix = "raise rollout.gpus_per_server: the model is cut over the GPUs of a server"
+                fix = "raise rollout.gpus_per_server: the model is split over the GPUs of a server"
             yield ConfigError(
                 f"each {group.kind.value} ({memory.what}) needs {size(memory.bytes)} of GPU memory, "
-                f"{size(usable)} of {size(group.limit or 0)} can be used: "
+                f"{size(usable)} of {size(group.limit or 0)} are usable: "
                 + "; ".join(f"{what} {size(n)}" for what, n in terms),
                 where=f"phase {phase}, {group.kind.value}",
                 fix=fix,
@@ -150,7 +150,7 @@ def server_problems(servers: Mapping[str, list[ServerGroup]]) -> Iterator[Config
 
 
 def gpu_bytes(cluster: ClusterSpec, scheduling: Scheduling) -> float | None:
-    """GPU memory of one task: the whole of one GPU, or its share; None without GPU or size."""
+    """Returns one task's GPU memory: a whole GPU, or its share; None without GPU or known size."""
     name = scheduling.partition or cluster.slurm.partition
     if not scheduling.gpu or name is None or name not in cluster.partitions:
         return None
@@ -159,14 +159,14 @@ def gpu_bytes(cluster: ClusterSpec, scheduling: Scheduling) -> float | None:
 
 
 def usable_bytes(limit: float, *, workers: int, copies: int) -> float:
-    """Of a GPU, for models and calls: less what the process takes by itself.
+    """Computes the bytes of a GPU usable for models and calls, without the process's own.
 
     Args:
-        workers: that talk to one another; one alone needs no communicators.
-        copies: of models on a worker, each with a group of its own beside everybody's.
+        workers: number that communicate; a single one needs no communicators.
+        copies: of models on a worker, each with a process group besides the global one.
     """
     groups = 1 + copies if workers > 1 else 0
-    return limit * (1 - RESERVE) - CONTEXT - groups * COMMUNICATOR
+    return limit * (1 - RESERVE) - CUDA_CONTEXT_BYTES - groups * COMMUNICATOR_BYTES
 
 
 def _gpu_size(partition: PartitionSpec, gpu_type: str | None) -> float | None:
@@ -179,13 +179,13 @@ def _gpu_size(partition: PartitionSpec, gpu_type: str | None) -> float | None:
 
 
 def scheduling_of(phase: PhasePlan) -> Scheduling:
-    """Resources of a phase's model workers."""
+    """Returns the resources of a phase's model workers."""
     group = phase.scheduling.groups().get(WorkerType.MODEL_WORKER)
     return group.scheduling if group else Scheduling()
 
 
-def usable_of(group: WorkerGroup, groups: Iterable[WorkerGroup]) -> float | None:
-    """Bytes of a GPU that a worker of ``group``, one of a phase's ``groups``, can use; None: not known."""
+def usable_by_worker(group: WorkerGroup, groups: Iterable[WorkerGroup]) -> float | None:
+    """Returns the GPU bytes usable by a worker of ``group``, one of a phase's ``groups``; None: unknown."""
     if group.limit is None:
         return None
     workers = sum(len(each.workers) for each in groups)
@@ -193,17 +193,17 @@ def usable_of(group: WorkerGroup, groups: Iterable[WorkerGroup]) -> float | None
 
 
 def excess_bytes(memory: Mapping[str, list[WorkerGroup]]) -> float:
-    """By how much the fullest GPU is too full; 0 or less: all fits, as far as is known."""
+    """Returns the bytes by which the fullest GPU is exceeded; 0 or less: all fits as far as is known."""
     found = [0.0]
     for groups in memory.values():
         for group in groups:
-            if (usable := usable_of(group, groups)) is not None:
+            if (usable := usable_by_worker(group, groups)) is not None:
                 found.append(group.memory.bytes - usable)
     return max(found)
 
 
 class ModelsTooLarge(ConfigErrors):
-    """Models that do not fit their GPUs; ``plan`` is what was refused, for who shows it."""
+    """Models do not fit their GPUs; ``plan`` is the refused plan, for display."""
 
     def __init__(self, problems: Sequence[ConfigError], plan: LaunchPlan) -> None:
         super().__init__(problems)
@@ -216,27 +216,27 @@ class ModelsTooLarge(ConfigErrors):
 def memory_problems(
     memory: Mapping[str, list[WorkerGroup]], way_out: str = ""
 ) -> Iterator[ConfigError]:
-    """Workers whose models do not fit.
+    """Yields workers whose models do not fit.
 
     Args:
-        way_out: what to do; else what helps with the largest terms.
+        way_out: the fix; if empty, advice on the largest terms.
     """
     for phase, groups in memory.items():
         for group in groups:
-            usable = usable_of(group, groups)
+            usable = usable_by_worker(group, groups)
             if usable is not None and group.memory.bytes > usable:
                 terms = largest(group.memory, group.memory.peak_call)
                 yield ConfigError(
                     f"model workers {workers_text(group.workers)} need {size(group.memory.bytes)} "
-                    f"of GPU memory each, {size(max(0.0, usable))} of {size(group.limit or 0)} can be "
-                    "used: " + "; ".join(f"{name} {size(n)}" for name, n in terms),
+                    f"of GPU memory each, {size(max(0.0, usable))} of {size(group.limit or 0)} are "
+                    "usable: " + "; ".join(f"{name} {size(n)}" for name, n in terms),
                     where=f"phase {phase}, layouts of its roles",
                     fix=way_out or advice(terms[:2]),
                 )
 
 
 def memory_warnings(plan: LaunchPlan, memory: Mapping[str, list[WorkerGroup]]) -> Iterator[str]:
-    """Workers that need more of their hosts than their tasks ask for, and workers that hold nothing."""
+    """Warns of workers that need more host memory than their tasks request, and of idle workers."""
     for name, servers in servers_of_plan(plan).items():
         for server in servers:
             host, has = server.memory.host, server.host_limit
@@ -244,7 +244,7 @@ def memory_warnings(plan: LaunchPlan, memory: Mapping[str, list[WorkerGroup]]) -
                 is_server = server.kind is WorkerType.GENERATION_SERVER
                 yield (
                     f"phase {name}: each {server.kind.value} needs about {size(sum(host.values()))} of its "
-                    f"host's memory, its task has {size(has)}: "
+                    f"host's memory, but its task has {size(has)}: "
                     f"{', '.join(f'{what} {size(n)}' for what, n in host.items())}; raise "
                     f"{'rollout.mem_per_server' if is_server else 'evaluator.mem'} to {host_mib(host)}, "
                     "or leave it out"
@@ -256,14 +256,14 @@ def memory_warnings(plan: LaunchPlan, memory: Mapping[str, list[WorkerGroup]]) -
             if not scheduling.gpu and needs > scheduling.mem:
                 yield (
                     f"phase {phase.name}: model workers {workers_text(group.workers)} need about "
-                    f"{needs:,.0f} MiB, their tasks have {scheduling.mem}; raise "
+                    f"{needs:,.0f} MiB, but their tasks have {scheduling.mem}; raise "
                     f"mem_per_model_worker or lower max_tokens_per_mb"
                 )
             if sum(group.host.values()) > group.host_limit:
                 terms = sorted(group.host.items(), key=lambda part: -part[1])
                 yield (
                     f"phase {phase.name}: model workers {workers_text(group.workers)} need about "
-                    f"{size(sum(group.host.values()))} of their host's memory, their tasks have "
+                    f"{size(sum(group.host.values()))} of their host's memory, but their tasks have "
                     f"{size(group.host_limit)}: {', '.join(f'{what} {size(n)}' for what, n in terms)}; "
                     f"raise mem_per_model_worker to {host_mib(group.host)}, or leave it out"
                 )

@@ -1,4 +1,4 @@
-"""`realsys plan --search`: limits and figures for the search, and what is printed of its plan."""
+"""Runs `realsys plan --search`: sets up limits and costs, and prints the plan found."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import partial
 from launcher.plan.memory_check import gpu_bytes, scheduling_of, usable_bytes
 from launcher.plan.time_predictions import (
     CostSources,
-    figures_for,
+    costs_for,
     gpus_per_node,
     prediction_lines,
     print_gantt,
@@ -28,13 +28,13 @@ from realsys.planner.read_profile import formulas_of
 from realsys.planner.search.search import FoundPlan, Limits, search
 from realsys.planner.time.gantt import gantt
 
-SETTINGS = ("n_model_workers", "pools", "allocation")  # what a found plan is written in
-SLACK = 0.01  # a simpler plan may be so much slower
+SETTINGS = ("n_model_workers", "pools", "allocation")  # settings that express a found plan
+SLACK = 0.01  # fraction by which a simpler plan may be slower
 
 
 @dataclass(frozen=True, kw_only=True)
 class Proposal:
-    """What the search proposes, as settings that can be pasted."""
+    """The plan found by the search, as settings for the command line."""
 
     overrides: tuple[str, ...]
     num_workers: int
@@ -42,12 +42,12 @@ class Proposal:
     prediction: Prediction
     now: Prediction | None
     now_fits: bool
-    most_bytes: float  # of one GPU
+    most_bytes: float  # on the fullest GPU
     limit_bytes: float | None
 
 
 def memory_limit(plan: LaunchPlan, device: Device | None) -> float | None:
-    """Bytes of a GPU that models can have: of the device that was named, or the site's."""
+    """Returns the bytes of a GPU available to models: of the named device, else of the site's."""
     whole = (
         device.memory_bytes if device else gpu_bytes(plan.cluster, scheduling_of(plan.phases[-1]))
     )
@@ -66,30 +66,30 @@ def propose(
     cluster: str | None,
     within_s: float,
 ) -> Proposal:
-    """Searches an allocation for a plan.
+    """Searches for a better allocation of a plan.
 
     Raises:
-        ConfigErrors: no allocation keeps to the limits. As ``figures_for``.
+        ConfigErrors: no allocation is within the limits. Others as ``costs_for``.
     """
     if missing := [name for name in SETTINGS if name not in plan.options]:
         raise ConfigError(
-            f"{plan.experiment_name} has no setting {' or '.join(missing)}: it could not run a plan "
-            "that is found",
+            f"{plan.experiment_name} has no setting {' or '.join(missing)}, so it could not run a plan "
+            "found by the search",
             where="plan --search",
-            fix="search for an experiment with pools and allocations, e.g. ppo-math",
+            fix="search with an experiment that has pools and allocations, e.g. ppo-math",
         )
     found = placed(plan)
     if found.unknown:
         role, why = next(iter(found.unknown.items()))
         raise ConfigError(
-            f"the sizes of {role}'s model are not known: {why}",
+            f"the sizes of {role}'s model are unknown: {why}",
             where="plan --search",
-            fix=f"give {role}.path= a Hugging Face directory of a known family",
+            fix=f"set {role}.path= to a Hugging Face directory of a known family",
         )
-    known = figures_for(plan, found, profiles=profiles, device=device, cluster=cluster)
+    known = costs_for(plan, found, profiles=profiles, device=device, cluster=cluster)
     if known is None:
         costs = formulas_of(found, DEVICES["cpu"], gpus_per_node=gpus_per_node(plan))
-        basis = "formulas for a CPU: they compare plans, their seconds mean little"
+        basis = "formulas for a CPU: valid for comparing plans, not as absolute times"
         known = CostSources(costs=costs, basis=basis, device=None)
     num_workers = gpus or found.num_workers
     limit = memory_limit(plan, known.device if device else None)
@@ -124,7 +124,7 @@ def propose(
 
 
 def overrides_of(allocation: Mapping[str, CallAllocation], num_workers: int) -> tuple[str, ...]:
-    """Settings that put every call where ``allocation`` says."""
+    """Renders settings that place every call as in ``allocation``."""
     pools, text = format_allocation(allocation)
     return (
         f"n_model_workers={num_workers}",
@@ -134,12 +134,10 @@ def overrides_of(allocation: Mapping[str, CallAllocation], num_workers: int) -> 
 
 
 def print_proposal(plan: LaunchPlan, proposal: Proposal) -> None:
-    """The proposal: settings, times, why."""
+    """Prints the proposal: settings, times and reasons."""
     found, say = proposal.found, output.data
     proof = (
-        f"none is better by more than {SLACK:.0%}"
-        if found.exact
-        else "the best of those that were tried"
+        f"no plan is better by more than {SLACK:.0%}" if found.exact else "the best of those tried"
     )
     say(
         f"plan search for {plan.experiment_name} on {proposal.num_workers} GPUs: {found.plans:,.0f} "
@@ -150,8 +148,8 @@ def print_proposal(plan: LaunchPlan, proposal: Proposal) -> None:
     room = f" of {size(proposal.limit_bytes)}" if proposal.limit_bytes else ""
     say(f"  memory         {size(proposal.most_bytes)}{room} on the fullest GPU")
     if proposal.now is not None:
-        small = "" if proposal.now_fits else ", and does not fit"
-        say(f"  as it is now   {seconds(proposal.now.figures.wall_s)} a step{small}")
+        small = "" if proposal.now_fits else ", does not fit"
+        say(f"  present plan   {seconds(proposal.now.figures.wall_s)} a step{small}")
     say()
     rows = [
         (

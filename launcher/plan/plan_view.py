@@ -1,10 +1,10 @@
-"""What `plan` says of places: calls on workers, hooks around them, memory of workers (pure: rows)."""
+"""Table rows of `plan` on placement: calls on workers, hooks around them, memory of workers (pure)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from launcher.plan.memory_check import ServerGroup, WorkerGroup, usable_of
+from launcher.plan.memory_check import ServerGroup, WorkerGroup, usable_by_worker
 from realsys.api.experiment import ExperimentConfig
 from realsys.observability.pictures.graph_picture import hooks_text
 from realsys.planner.allocation import workers_text
@@ -17,9 +17,7 @@ MEMORY_HEAD = ("workers", "what", "bytes", "of which")
 
 
 def allocation_rows(config: ExperimentConfig) -> list[tuple[str, ...]]:
-    """A row a call: copy, backend, what it computes in, layout, workers, the smallest pool that has them,
-    its hooks.
-    """
+    """One row per call: copy, backend, dtype, parallel layout, workers, smallest enclosing pool, hooks."""
     backends = {
         shard.id.model_name: (shard.backend.type_, str(shard.model.args.get("dtype", "")))
         for worker in config.model_worker
@@ -45,7 +43,7 @@ def allocation_rows(config: ExperimentConfig) -> list[tuple[str, ...]]:
 
 
 def memory_rows(groups: Sequence[WorkerGroup]) -> list[tuple[str, ...]]:
-    """Per group of workers: its copies, the call that adds most, and the sum."""
+    """Rows per group of workers: its copies, the call that adds most, and the sum."""
     rows: list[tuple[str, ...]] = []
     for group in groups:
         memory, first = group.memory, workers_text(group.workers)
@@ -55,9 +53,9 @@ def memory_rows(groups: Sequence[WorkerGroup]) -> list[tuple[str, ...]]:
         for name, terms in parts.items():
             rows.append((first, name, size(sum(terms.values())), _largest_first(terms)))
             first = ""
-        usable, of = usable_of(group, groups), ""
+        usable, of = usable_by_worker(group, groups), ""
         if usable is not None:
-            of = f"of {size(usable)} that can be used of {size(group.limit or 0)}"
+            of = f"of {size(usable)} usable of {size(group.limit or 0)}"
             of = of if memory.bytes <= usable else f"DOES NOT FIT: {of}"
         rows.append((first, "together", size(memory.bytes), of))
         if group.host:
@@ -67,21 +65,21 @@ def memory_rows(groups: Sequence[WorkerGroup]) -> list[tuple[str, ...]]:
 
 
 def server_rows(groups: Sequence[ServerGroup]) -> list[tuple[str, ...]]:
-    """Per group of servers or evaluators: what each needs, and the cache that it has room for."""
+    """Rows per group of servers or evaluators: memory needed, and the cache that fits beside it."""
     rows: list[tuple[str, ...]] = []
     for group in groups:
         memory, usable = group.memory, group.usable
         who = f"{group.count} × {group.kind.value}"
         rows.append((who, memory.what, size(memory.bytes), _largest_first(memory.terms)))
         if usable is not None:
-            of = f"of {size(usable)} that can be used of {size(group.limit or 0)}"
+            of = f"of {size(usable)} usable of {size(group.limit or 0)}"
             if memory.bytes > usable:
                 of = f"DOES NOT FIT: {of}"
             elif memory.cache_token:
                 tokens = memory.tokens_beside(usable)
                 of += f"; cache of {tokens:,} tokens, {tokens // memory.longest} of the longest answers"
             else:
-                of += "; the engine divides the rest itself"
+                of += "; the engine allocates the rest itself"
             rows.append(("", "together", size(memory.bytes), of))
         needs = f"of {size(group.host_limit)}: {_largest_first(memory.host)}"
         rows.append(("", "host memory", size(sum(memory.host.values())), needs))

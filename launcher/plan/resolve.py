@@ -1,9 +1,9 @@
-"""Experiment + site → LaunchPlan: every decision and every check, all mistakes reported at once.
+"""Experiment + site → LaunchPlan: every decision and every check; all mistakes are reported at once.
 
 For `realsys plan` and `launch`. Nothing is started or written here; apart from the files that an
-experiment's own checks read, values in, values out. An experiment that needs another one's product
-gets a phase for it, whose product is published under a hash of what makes it: equal content is
-prepared once. Whether it is there already is the supervisor's question, not the plan's.
+experiment's own checks read, the functions map values to values. An experiment that needs another one's
+product gets a phase for it, whose product is published under a hash of its inputs, so equal content is
+prepared once. Whether the product exists already is checked by the supervisor, not by the plan.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from functools import cache
 from pathlib import Path
 
 from launcher.job.job_allocation import JobRequest, allocate
-from launcher.plan.memory_advice import way_out
+from launcher.plan.memory_advice import memory_fix
 from launcher.plan.memory_check import (
     ModelsTooLarge,
     WorkerGroup,
@@ -69,35 +69,35 @@ def resolve(
     revision: str = "",
     fits_memory: bool = True,
 ) -> LaunchPlan:
-    """The whole trial, decided.
+    """Decides the whole trial.
 
     Args:
         cluster: with an absolute file root (launcher/sites/clusters.py).
         imports: files (absolute) and modules that every worker imports.
-        machine_cpus: cores of this machine; a local run that asks for more gets a warning.
-        machine_gpus: counts the GPUs of this machine, which may take seconds; a local run that asks for
+        machine_cpus: cores of this machine; a local run that requests more gets a warning.
+        machine_gpus: counts the GPUs of this machine, which may take seconds; a local run that requests
             more is refused.
-        given: paths of the settings that the user made.
-        earlier: problems found while reading the settings, reported together with ours.
-        scheduling: what the user wants of the groups besides what the experiment says.
-        request, now: on Slurm, what the user wants of the job, and the local time that relative
-            times count from.
-        snapshot, revision: whether the trial runs a copy of the code, and which code that is.
+        given: paths of the settings that the user set.
+        earlier: problems found while reading the settings, reported together with those found here.
+        scheduling: the user's settings of the groups, over the experiment's.
+        request, now: on Slurm, the user's job options, and the local time from which relative times
+            count.
+        snapshot, revision: whether the trial runs a copy of the code, and its revision.
         fits_memory: refuse models that are too large for their GPUs.
     Raises:
-        ConfigErrors: everything that is wrong.
+        ConfigErrors: all problems found.
     """
-    machine_gpus = cache(machine_gpus) if machine_gpus else None  # asked again for other settings
+    machine_gpus = cache(machine_gpus) if machine_gpus else None  # called again for other settings
     problems = [*earlier, *_name_problems("experiment", experiment_name)]
     problems += _name_problems("trial", trial_name)
     folder = trial_dir(cluster.file_root, user, experiment_name, trial_name)
-    asked, wanted = experiment, scheduling or SchedulingOptions()
+    requested, wanted = experiment, scheduling or SchedulingOptions()
     experiment = _with_gpus(experiment, wanted)
     known = {p.what for p in problems}
     problems += [p for p in _option_problems(experiment) if p.what not in known]
     phases = _Phases(cluster.file_root, experiment_name, trial_name, folder, problems, wanted)
     phases.add(MAIN_PHASE, experiment_name, experiment)
-    done, job, told = phases.done, None, []
+    done, job, job_warnings = phases.done, None, []
     if cluster.scheduler == "slurm" and done:
         found = allocate(
             {phase.name: phase.scheduling for phase in done},
@@ -107,7 +107,7 @@ def resolve(
             now=now or datetime.now(),
         )
         problems += found.problems
-        job, told = found.job, list(found.warnings)
+        job, job_warnings = found.job, list(found.warnings)
         done = [replace(phase, steps=found.steps.get(phase.name, ())) for phase in done]
     problems += gpu_problems(done, cluster, machine_gpus)
     raise_all(problems)
@@ -118,10 +118,14 @@ def resolve(
         trial_dir=str(folder),
         cluster=cluster,
         phases=tuple(done),
-        options=to_plain(asked),
+        options=to_plain(requested),
         scheduling_options=wanted.given(),
         imports=snapshot_imports(imports, folder) if snapshot else tuple(imports),
-        warnings=(*experiment.remarks(given), *_warnings(done, cluster, machine_cpus), *told),
+        warnings=(
+            *experiment.remarks(given),
+            *_warnings(done, cluster, machine_cpus),
+            *job_warnings,
+        ),
         job=job,
         snapshot=snapshot,
         revision=revision,
@@ -130,7 +134,7 @@ def resolve(
     if fits_memory:
 
         def memory_with(changed: Experiment) -> dict[str, list[WorkerGroup]]:
-            """Of an experiment with other settings. Raises ConfigError: it has no plan."""
+            """Memory of an experiment with other settings. Raises ConfigError if it has no plan."""
             other = resolve(
                 experiment_name,
                 changed,
@@ -147,7 +151,7 @@ def resolve(
 
         refused = list(memory_problems(memory))
         if refused:
-            refused = list(memory_problems(memory, way_out(experiment, plan, memory_with)))
+            refused = list(memory_problems(memory, memory_fix(experiment, plan, memory_with)))
         refused += server_problems(servers_of_plan(plan))
         if refused:
             raise ModelsTooLarge(refused, plan)
@@ -155,13 +159,16 @@ def resolve(
 
 
 def _with_gpus(experiment: Experiment, wanted: SchedulingOptions) -> Experiment:
-    """``scheduling.model_worker.gpu`` means what an experiment's own setting means."""
+    """Applies ``scheduling.model_worker.gpu`` as the experiment's own GPU setting."""
     gpus = wanted.gpus_per_model_worker
     return experiment if gpus is None else experiment.with_gpus(gpus)
 
 
 class _Phases:
-    """Resolves an experiment after everything it starts from. ``done`` is in running order."""
+    """Resolves an experiment after all experiments whose products it needs.
+
+    ``done`` is in running order.
+    """
 
     def __init__(
         self,
@@ -190,7 +197,7 @@ class _Phases:
                 published = self.add(
                     preparation.name, preparation.experiment_name, preparation.experiment
                 )
-            # A stand-in for a product that can't be made lets the rest be checked all the same.
+            # A placeholder for a product that can't be made, so that the rest is still checked.
             product = published or f"{self.file_root}/cache/{preparation.name}/unresolved"
             experiment = experiment.with_prepared(preparation.name, product)
         if name != MAIN_PHASE:
@@ -221,15 +228,15 @@ class _Phases:
         before = len(self.problems)
         with collected(self.problems):
             try:
-                scheduling = self.wanted.put_on(experiment.scheduling_setup())
+                scheduling = self.wanted.apply_to(experiment.scheduling_setup())
                 config = experiment.initial_setup()
                 self.problems += unsupported(config)
                 config = config.lazy_init()
             except ConfigError:
                 raise
             except Exception:
-                # An experiment may count on its options being right; if they are not, the
-                # problems found so far are the answer. Otherwise it is its own bug.
+                # An experiment may rely on valid options; with invalid ones, the problems found so
+                # far are reported instead. Otherwise the exception is a bug of the experiment.
                 if before:
                     return None
                 raise
@@ -238,9 +245,9 @@ class _Phases:
 
 
 def content_hash(config: ExperimentConfig, input_files: Iterable[str] = ()) -> str:
-    """Names a product by what makes it: equal configuration and equal files, equal name.
+    """Hashes the inputs of a product: equal configuration and equal files give an equal name.
 
-    16 hex digits. A file that can't be read counts by its name: it is reported elsewhere.
+    16 hex digits. An unreadable file counts by its name; it is reported elsewhere.
     """
     digest = hashlib.sha256(
         json.dumps(to_plain(config), sort_keys=True, ensure_ascii=False).encode()
@@ -255,7 +262,7 @@ def content_hash(config: ExperimentConfig, input_files: Iterable[str] = ()) -> s
 def scheduling_problems(
     scheduling: ExperimentScheduling, config: ExperimentConfig
 ) -> Iterator[ConfigError]:
-    """Worker types with another number of tasks than of configured workers."""
+    """Yields worker types whose number of tasks differs from the number of configured workers."""
     groups = scheduling.groups()
     for kind in WorkerType:
         tasks = groups[kind].count if kind in groups else 0
@@ -271,7 +278,10 @@ def scheduling_problems(
 def gpu_problems(
     phases: Iterable[PhasePlan], cluster: ClusterSpec, machine_gpus: Callable[[], int] | None
 ) -> Iterator[ConfigError]:
-    """GPUs that model workers can't use, and more than this machine has. Elsewhere the worker looks."""
+    """Yields GPUs that model workers can't use, and requests beyond this machine's GPUs.
+
+    On other machines the worker itself checks.
+    """
     for phase in phases:
         yield from _more_than_one_gpu(phase)
         yield from _shared_gpus(phase)
@@ -281,31 +291,31 @@ def gpu_problems(
         here = machine_gpus() if needed else 0
         if needed > here:
             groups = phase.scheduling.groups().items()
-            asked = ", ".join(
+            requested = ", ".join(
                 f"{kind.value} {group.count} × {group.scheduling.gpu:g}"
                 for kind, group in groups
                 if group.scheduling.gpu
             )
             yield ConfigError(
-                f"the workers of phase {phase.name} ask for {needed} GPU{'s' * (needed != 1)} together "
-                f"({asked}), and {here or 'none'} {'is' if here < 2 else 'are'} here",
+                f"the workers of phase {phase.name} request {needed} GPU{'s' * (needed != 1)} together "
+                f"({requested}), but this machine has {here or 'none'}",
                 where=f"scheduling of phase {phase.name} on cluster {cluster.name!r}, this machine",
-                fix="ask for fewer, leave the GPUs out to compute on the CPU, or name a site that has them "
+                fix="request fewer, leave the GPUs out to compute on the CPU, or name a site that has them "
                 "(--cluster; `realsys clusters` lists them)",
             )
 
 
 def _more_than_one_gpu(phase: PhasePlan) -> Iterator[ConfigError]:
-    """Tasks that would leave all but one of their GPUs idle."""
+    """Yields tasks that would leave all but one of their GPUs idle."""
     for kind, group in phase.scheduling.groups().items():
         embedded = all(s.backend_type == "embedded" for s in phase.config.generation_server)
         if kind == WorkerType.GENERATION_SERVER and not embedded:
-            continue  # SGLang and vLLM cut a model over several
+            continue  # SGLang and vLLM split a model over several
         if kind in COMPUTING and group.scheduling.gpu > 1:
             name = kind.value.replace("_", " ")
             what = f"an {name}" if name[0] in "aeiou" else f"a {name}"
             yield ConfigError(
-                f"{what} computes on one GPU, and {group.scheduling.gpu:g} are asked for each",
+                f"{what} computes on one GPU, but {group.scheduling.gpu:g} are requested for each",
                 where=f"scheduling.{kind.value}.gpu of phase {phase.name}",
                 fix=f"use 1, and more {name}s for more GPUs",
             )
@@ -317,21 +327,21 @@ def _shared_gpus(phase: PhasePlan) -> Iterator[ConfigError]:
     sharing = tasks_per_gpu(gpus) if gpus else 0
     if sharing > 1 and group.count > 1:
         yield ConfigError(
-            f"with {gpus:g} GPUs each, {sharing} of {group.count} model workers would share one, over "
-            "which NCCL can't join them",
+            f"with {gpus:g} GPUs each, {sharing} of {group.count} model workers would share one GPU, which "
+            "NCCL does not support",
             where="scheduling.model_worker.gpu",
             fix="use 1, or one model worker",
         )
 
 
 def unsupported(config: ExperimentConfig) -> Iterator[ConfigError]:
-    """What the configuration asks for and this version, or this machine, can't do.
+    """Yields settings that this version or this machine can't honour.
 
-    It is refused here because the run would leave it out without a word.
+    They are refused because the run would silently ignore them.
     """
     if config.wandb.mode != "disabled" and importlib.util.find_spec("wandb") is None:
         yield ConfigError(
-            f"wandb.mode is {config.wandb.mode!r}, and the package wandb is not installed",
+            f"wandb.mode is {config.wandb.mode!r}, but the package wandb is not installed",
             where="wandb.mode",
             fix="pip install 'realsys[wandb]', or wandb.mode=disabled",
         )
@@ -350,7 +360,7 @@ def _option_problems(experiment: Experiment) -> Iterable[ConfigError]:
             ConfigError(
                 f"a file can't be read: {error.strerror or error}",
                 where=str(error.filename or "problems() of the experiment"),
-                fix="check that it is there, and that this user may read it",
+                fix="check that it exists and that you may read it",
             )
         )
     except Exception:
@@ -360,7 +370,7 @@ def _option_problems(experiment: Experiment) -> Iterable[ConfigError]:
 
 
 class _in_phase:
-    """Says in the ``where`` of problems found inside which phase they are about."""
+    """Adds the phase to the ``where`` of problems found inside."""
 
     def __init__(self, phase: str, problems: list[ConfigError]) -> None:
         self.phase, self.problems = phase, problems
@@ -374,7 +384,7 @@ class _in_phase:
         self.problems[self.before :] = [
             type(p)(p.what, where=f"phase {self.phase}: {p.where}", fix=p.fix)
             for p in new
-            if not any(p.what in told for told in seen)
+            if not any(p.what in reported for reported in seen)
         ]
 
 
@@ -399,6 +409,6 @@ def _warnings(
         cpus = workers.count * workers.scheduling.cpu if workers else 0
         if cpus > machine_cpus:
             yield (
-                f"phase {phase.name}: model workers ask for {cpus} cores, this machine has "
+                f"phase {phase.name}: model workers request {cpus} cores, but this machine has "
                 f"{machine_cpus}; they will share them and be slower"
             )

@@ -1,4 +1,4 @@
-"""How `realsys plan` tells of servers, rollout workers, staleness and the transmission graph."""
+"""Lines of `realsys plan` on servers, rollout workers, staleness and the transmission graph."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from realsys.api.worker_configs import RolloutControl
 
 
 def rollout_lines(config: ExperimentConfig) -> Iterator[str]:
-    """Lines of a phase whose answers come from rollout workers; none of another."""
+    """Yields the lines of a phase with rollout workers; none for other phases."""
     if config.replay is not None:
         yield f"  replay  {config.replay}"
     control = config.rollout
@@ -22,7 +22,7 @@ def rollout_lines(config: ExperimentConfig) -> Iterator[str]:
         f"{config.rollout_worker[0].env})"
     )
     if not control.trains:
-        yield "          nothing trains: the servers keep the weights that they start with"
+        yield "          nothing trains: the servers keep their initial weights"
         return
     yield (
         f"          max_staleness {control.max_staleness} ({control.policy}), weights by "
@@ -34,7 +34,7 @@ def rollout_lines(config: ExperimentConfig) -> Iterator[str]:
 
 
 def _graph_lines(control: RolloutControl) -> Iterator[str]:
-    """Who sends to whom; trainer i is model_worker/i."""
+    """Yields the transmission graph: sources and destinations; trainer i is model_worker/i."""
     for maker in control.makers:
         servers = ", ".join(f"generation_server/{i}" for i in maker.servers)
         workers = ", ".join(f"rollout_worker/{i}" for i in maker.rollout_workers)

@@ -1,7 +1,7 @@
-"""What a user may want of the tasks of any experiment: ``scheduling.model_worker.nodelist=n[1-2]``.
+"""User settings for the tasks of any experiment: ``scheduling.model_worker.nodelist=n[1-2]``.
 
-The experiment says what its groups need; these settings, and the job options of the command line
-(``--partition`` …), are put over that. Pure.
+The experiment declares what its groups need; these settings, and the job options of the command line
+(``--partition`` …), override that. Pure.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PREFIX = "scheduling."
 
 @dataclass(frozen=True, kw_only=True)
 class GroupOptions:
-    """Of one worker type. None: as the experiment and the cluster spec say."""
+    """Settings of one worker type. None: as the experiment and the cluster spec set it."""
 
     cpu: int | None = option(
         None, "CPUs of a task, as Slurm counts them; it gets whole cores", ge=1
@@ -46,14 +46,14 @@ class GroupOptions:
     )
 
     def changes(self) -> dict[str, Any]:
-        """What is set."""
+        """Returns the options that are set."""
         found = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         return {name: value for name, value in found.items() if value not in (None, {})}
 
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulingOptions:
-    """Of every worker type, and of each; the latter win."""
+    """Settings of all worker types, and of each; the latter take precedence."""
 
     all: GroupOptions = option(GroupOptions(), "of every task")
     model_worker: GroupOptions = option(GroupOptions(), "of model workers")
@@ -64,18 +64,18 @@ class SchedulingOptions:
     evaluator: GroupOptions = option(GroupOptions(), "of the evaluator")
 
     def given(self) -> dict[str, dict[str, Any]]:
-        """What is set, by worker type; ``from_plain`` reads it."""
+        """Returns the options that are set, by worker type; ``from_plain`` reads it."""
         found = {f.name: getattr(self, f.name).changes() for f in dataclasses.fields(self)}
         return {name: dict(changes) for name, changes in found.items() if changes}
 
     @property
     def gpus_per_model_worker(self) -> float | None:
-        """As set; None: as the experiment says."""
+        """GPUs as set; None: as the experiment sets it."""
         own, every = self.model_worker.gpu, self.all.gpu
         return every if own is None else own
 
-    def put_on(self, scheduling: ExperimentScheduling) -> ExperimentScheduling:
-        """The experiment's groups with these settings over them. Raises ConfigError."""
+    def apply_to(self, scheduling: ExperimentScheduling) -> ExperimentScheduling:
+        """Returns the experiment's groups with these settings applied. Raises ConfigError."""
         changed: dict[str, Any] = {}
         for kind in WorkerType:
             group: TasksGroup | None = getattr(scheduling, kind.value)
@@ -90,3 +90,10 @@ class SchedulingOptions:
                 new = dataclasses.replace(group.scheduling, **{**wanted, **tables})
                 changed[kind.value] = dataclasses.replace(group, scheduling=new)
         return dataclasses.replace(scheduling, **changed) if changed else scheduling
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchSettings:
+    """Settings of any launch, whatever the experiment."""
+
+    scheduling: SchedulingOptions = option(SchedulingOptions(), "resources of the tasks")

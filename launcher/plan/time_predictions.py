@@ -1,7 +1,7 @@
-"""The predicted time of a plan's step: where figures come from, what is printed, what a launch keeps.
+"""Predicts a plan's step time: chooses costs, prints the prediction, stores it at launch.
 
-The simulation is in realsys/planner. Figures come from earlier trials (``--profile``, or the newest ones of
-the same models and batch), else from formulas for a device (``--device``, or the site's GPU type).
+The simulation is in realsys/planner. Costs come from earlier trials (``--profile``, or the newest ones
+with the same models and batch), else from formulas for a device (``--device``, or the site's GPU type).
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from realsys.planner.time.gantt import Lane, gantt
 from realsys.planner.time.profiled import Profile, ProfiledCosts
 from realsys.trial.records import TrialFiles, write_record
 
-MOST_PROFILES = 4  # of trials that nobody named
-LOOK_AT = 12  # newest trials
-GPUS_PER_NODE = 8  # where the site does not say
+MAX_PROFILES = 4  # trials used if none was named
+MAX_TRIALS_EXAMINED = 12  # newest trials considered
+GPUS_PER_NODE = 8  # if the site does not state it
 
 
 @dataclass(frozen=True, kw_only=True)
 class CostSources:
-    """Costs, and where they are from."""
+    """Costs, and where they come from."""
 
     costs: Costs
     basis: str
     device: Device | None
 
 
-def figures_for(
+def costs_for(
     plan: LaunchPlan,
     found: Placed,
     *,
@@ -44,16 +44,16 @@ def figures_for(
     device: str | None = None,
     cluster: str | None = None,
 ) -> CostSources | None:
-    """Costs of a plan; None where nothing is known of its times.
+    """Returns the costs of a plan; None if nothing is known about its times.
 
     Raises:
-        NoSuchTrial, ConfigError, DataError: about a trial or device that was named.
+        NoSuchTrial, ConfigError, DataError: for a named trial or device.
     """
     site = _site_device(plan, device)
     of = site or DEVICES["cpu"]
     known = [_named_profile(name, of, cluster) for name in profiles]
     if not known and device is None:
-        known = list(_like_profiles(plan, found, of))
+        known = list(_similar_profiles(plan, found, of))
     formulas = formulas_of(found, of, gpus_per_node=gpus_per_node(plan))
     if known:
         names = ", ".join(p.trial for p in known)
@@ -65,7 +65,7 @@ def figures_for(
 
 
 def _site_device(plan: LaunchPlan, name: str | None) -> Device | None:
-    """The device that was named, or the GPU of the partition that the model workers run in."""
+    """Returns the named device, or the GPU of the model workers' partition."""
     if name is not None:
         return device_of(name)
     partitions = plan.cluster.partitions
@@ -80,7 +80,7 @@ def _site_device(plan: LaunchPlan, name: str | None) -> Device | None:
 
 
 def gpus_per_node(plan: LaunchPlan) -> int:
-    """Of the site's nodes, the most."""
+    """Returns the largest number of GPUs per node of the site."""
     return max((p.gpus for p in plan.cluster.partitions.values()), default=0) or GPUS_PER_NODE
 
 
@@ -90,8 +90,8 @@ def _named_profile(name: str, device: Device, cluster: str | None) -> Profile:
     return read_profile(find_trial(name, cluster=cluster), device)
 
 
-def _like_profiles(plan: LaunchPlan, found: Placed, device: Device) -> Iterator[Profile]:
-    """Profiles of the newest trials with these calls, models and batch; those placed alike first."""
+def _similar_profiles(plan: LaunchPlan, found: Placed, device: Device) -> Iterator[Profile]:
+    """Yields profiles of the newest trials with the same calls, models and batch; equal placement first."""
     from pathlib import Path
 
     from launcher.trials.find_trials import created_at
@@ -99,14 +99,14 @@ def _like_profiles(plan: LaunchPlan, found: Placed, device: Device) -> Iterator[
     folder = Path(plan.trial_dir).parent.parent
     trials = [TrialFiles(p.parent) for p in folder.glob("*/*/plan.json")]
     alike: list[tuple[int, TrialFiles]] = []
-    for files in sorted(trials, key=created_at, reverse=True)[:LOOK_AT]:
-        if files.root != Path(plan.trial_dir) and (score := _likeness(files, found)) is not None:
+    for files in sorted(trials, key=created_at, reverse=True)[:MAX_TRIALS_EXAMINED]:
+        if files.root != Path(plan.trial_dir) and (score := _similarity(files, found)) is not None:
             alike.append((score, files))
     taken = 0
-    for _, files in sorted(alike, key=lambda pair: -pair[0]):  # stable: then the newest
-        if taken == MOST_PROFILES:
+    for _, files in sorted(alike, key=lambda pair: -pair[0]):  # stable: newest first among equals
+        if taken == MAX_PROFILES:
             return
-        # One that can't be read is only one of several, and nobody named it.
+        # An unreadable profile is skipped: there are others, and the user did not name it.
         with suppress(RealsysError, OSError, ValueError):
             profile = read_profile(files, device)
             if profile.calls.keys() >= found.allocation.keys():
@@ -114,8 +114,8 @@ def _like_profiles(plan: LaunchPlan, found: Placed, device: Device) -> Iterator[
                 taken += 1
 
 
-def _likeness(files: TrialFiles, found: Placed) -> int | None:
-    """How many calls are placed as in ``found``, and whether as many run ahead; None: no likeness."""
+def _similarity(files: TrialFiles, found: Placed) -> int | None:
+    """Counts calls placed as in ``found``, plus equal prefetching; None if models or batch differ."""
     from realsys.api.plan import read_plan
 
     try:
@@ -128,7 +128,7 @@ def _likeness(files: TrialFiles, found: Placed) -> int | None:
     return 2 * same + (other.ahead == found.ahead)
 
 
-# ---- what `plan` says about a plan's time ---------------------------------------------------------------
+# ---- output of `plan` about a plan's time --------------------------------------------------------------
 
 
 def show_prediction(
@@ -138,13 +138,13 @@ def show_prediction(
     device: str | None = None,
     cluster: str | None = None,
 ) -> Prediction | None:
-    """Prints the predicted step of a plan, or how to get one."""
+    """Prints the predicted step of a plan, or how to obtain a prediction."""
     found = placed(plan)
-    known = figures_for(plan, found, profiles=profiles, device=device, cluster=cluster)
+    known = costs_for(plan, found, profiles=profiles, device=device, cluster=cluster)
     output.data()
     if known is None:
         output.data(
-            "time of a step: not known; give --profile TRIAL (an earlier run), or --device h100"
+            "time of a step: unknown; give --profile TRIAL (an earlier run), or --device h100"
         )
         return None
     try:
@@ -152,7 +152,7 @@ def show_prediction(
     except ConfigError as problem:
         if profiles or device:
             raise
-        output.data(f"time of a step: not known: {problem.what}")
+        output.data(f"time of a step: unknown: {problem.what}")
         return None
     for line in prediction_lines(predicted):
         output.data(line)
@@ -161,7 +161,7 @@ def show_prediction(
 
 
 def prediction_lines(predicted: Prediction) -> Iterator[str]:
-    """Step time, idle share, and what the time depends on."""
+    """Yields step time, idle share, and the critical path."""
     figures = predicted.figures
     yield (
         f"predicted step {seconds(figures.wall_s)}, workers idle {figures.mean_idle:.0%}"
@@ -172,7 +172,7 @@ def prediction_lines(predicted: Prediction) -> Iterator[str]:
 
 
 def print_gantt(lanes: Sequence[Lane]) -> None:
-    """The bars, in the colours of the calls on a terminal."""
+    """Prints the bars, coloured by call on a terminal."""
     import sys
 
     if not output.colour(sys.stdout):
@@ -193,17 +193,17 @@ def print_gantt(lanes: Sequence[Lane]) -> None:
 
 
 def seconds(value: float) -> str:
-    """``12.3 s``, ``0.045 s``."""
+    """Renders ``12.3 s``, ``0.045 s``."""
     return f"{value:.1f} s" if value >= 10 else f"{value:.3g} s"
 
 
 def store_prediction(plan: LaunchPlan, files: TrialFiles) -> None:
-    """Keeps the prediction of a launched plan in its folder, if there is one. Never fails a launch."""
+    """Stores the prediction of a launched plan in its folder, if there is one. Never fails a launch."""
     try:
         found = placed(plan)
-        known = figures_for(plan, found)
+        known = costs_for(plan, found)
         if known is not None:
             predicted = predict(found, known.costs, basis=known.basis)
             write_record(files.prediction, predicted.record())
     except (RealsysError, OSError, ValueError):
-        return  # a launch is not about this
+        return  # a launch does not depend on a prediction

@@ -1,1 +1,1 @@
-"""Cluster specs: where they are, reading them, and checking their text."""
+"""Cluster specs: finding them, reading them, and checking their text."""

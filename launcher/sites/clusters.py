@@ -1,10 +1,9 @@
 """Finds and reads the description of a site (realsys.api.cluster.ClusterSpec).
 
-Order: `--cluster NAME|PATH`, then REALSYS_CLUSTER, then `local`. A name is looked up among the user's
-own specs (`~/.config/realsys/clusters/`) and those shipped in `cluster_specs/`, where names that begin
-with `example_` are there to be copied, not launched on. REALSYS_FILE_ROOT overrides the spec's file
-root. A root that users share has a folder for each. Checks that trials can be written there; creates
-nothing.
+Order: `--cluster NAME|PATH`, then REALSYS_CLUSTER, then `local`. A name is looked up among the user's own
+specs (`~/.config/realsys/clusters/`) and those shipped in `cluster_specs/`, where names that begin with
+`example_` are templates, not sites. REALSYS_FILE_ROOT overrides the spec's file root. A root shared by
+users has a folder for each. Checks that trials can be written there; creates nothing.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ __all__ = [
 
 
 def find_cluster(wanted: str | None = None) -> ClusterSpec:
-    """The site to use, with an absolute file root and the address of its store.
+    """Finds the site to use, with an absolute file root and the address of its store.
 
     Raises:
         ConfigError: no such spec, or mistakes in it (all of them).
@@ -51,7 +50,7 @@ def find_cluster(wanted: str | None = None) -> ClusterSpec:
 
 
 def spec_path(wanted: str) -> Path:
-    """The file of a name or a path (anything with a slash or a YAML ending).
+    """Returns the file of a name or a path (anything with a slash or a YAML ending).
 
     Raises:
         ConfigError: no spec of that name, or an example.
@@ -63,8 +62,8 @@ def spec_path(wanted: str) -> Path:
         raise ConfigError(
             f"{wanted} is an example, not a site",
             where=places.spec_files(examples=True)[wanted],
-            fix=f"copy it to {places.spec_folders()[0]}/NAME.yaml and change it, or let `realsys "
-            "clusters init NAME` write one",
+            fix=f"copy it to {places.spec_folders()[0]}/NAME.yaml and edit it, or run `realsys "
+            "clusters init NAME`",
         )
     if wanted not in known:
         raise UnknownName(
@@ -76,10 +75,10 @@ def spec_path(wanted: str) -> Path:
 
 
 def read_spec(path: Path) -> ClusterSpec:
-    """The spec in ``path``; unnamed specs are called after their file.
+    """Reads the spec in ``path``; a spec without a name is named after its file.
 
     Raises:
-        ConfigError: the file can't be read, or mistakes in it (all of them, with their lines).
+        ConfigError: the file can't be read, or has mistakes (all of them, with their lines).
     """
     problems: list[ConfigError] = []
     applied = apply_overrides(ClusterSpec(name=path.stem), read_yaml(path, problems))
@@ -92,16 +91,16 @@ def read_spec(path: Path) -> ClusterSpec:
         store = spec.name_resolve or f"file://{quote(root)}/name_resolve"
         venv = os.path.expanduser(spec.venv) if spec.venv else None
         spec = replace(spec, file_root=root, name_resolve=store, venv=venv)
-        problems += [_located(p, applied.origins, path) for p in cluster_problems(spec)]
+        problems += [_with_line(p, applied.origins, path) for p in cluster_problems(spec)]
     raise_all(problems)
     return spec
 
 
 def new_spec_file(name: str) -> Path:
-    """Where a spec of that name would be written, in the user's own folder.
+    """Returns the path for a new spec of that name, in the user's own folder.
 
     Raises:
-        ConfigError: no name for a file, or there is one already.
+        ConfigError: invalid file name, or the file exists.
     """
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name):
         raise ConfigError(
@@ -113,15 +112,15 @@ def new_spec_file(name: str) -> Path:
     there = [p for e in places.SPEC_ENDINGS if os.path.lexists(p := f"{folder}/{name}{e}")]
     if there:
         raise ConfigError(
-            "the file is there already, and is kept",
+            "the file exists already and is not overwritten",
             where=there[0],
-            fix="give another name, or move it away",
+            fix="choose another name, or move the file away",
         )
     return Path(folder, f"{name}{places.SPEC_ENDINGS[0]}")
 
 
 def write_spec(name: str, text: str) -> Path:
-    """Writes a new spec into the user's own folder; never over another.
+    """Writes a new spec into the user's own folder; never overwrites one.
 
     Raises:
         ConfigError: see new_spec_file. ClusterError: it can't be written.
@@ -140,14 +139,14 @@ def write_spec(name: str, text: str) -> Path:
     return path
 
 
-def _located(problem: ConfigError, origins: Mapping[str, str], path: Path) -> ConfigError:
-    """The problem with the line of the option that it is about, or of the file."""
+def _with_line(problem: ConfigError, origins: Mapping[str, str], path: Path) -> ConfigError:
+    """Adds the line of the option concerned, or the file, to the problem."""
     origin = origins.get(problem.where, str(path))
     return ConfigError(problem.what, where=f"{problem.where}, {origin}", fix=problem.fix)
 
 
 def absolute_root(root: str) -> str:
-    """``root`` with ~ expanded, absolute. Raises ConfigError if it can't be a path in a plan."""
+    """Expands ~ and makes ``root`` absolute. Raises ConfigError if it can't be a path in a plan."""
     if "\0" in root or not root.strip():
         raise ConfigError(
             f"file_root is {root!r}", where="file_root", fix="give the path of a folder"
@@ -162,8 +161,11 @@ def absolute_root(root: str) -> str:
 
 
 def check_writable(root: str) -> None:
-    """Raises ClusterError unless trials can be written under ``root``, which need not exist yet, and
-    nobody else could exchange them."""
+    """Raises ClusterError unless trials can be written under ``root`` and no other user could replace
+    them.
+
+    ``root`` need not exist yet.
+    """
     existing = Path(root)
     while not existing.exists() and existing != existing.parent:
         existing = existing.parent
@@ -183,8 +185,10 @@ def check_writable(root: str) -> None:
 
 
 def check_store(spec: ClusterSpec) -> None:
-    """Raises ClusterError where the store is a folder that another user has, or could exchange: orders to
-    workers come from it. It need not exist yet."""
+    """Raises ClusterError if the store is a folder that another user owns or could replace.
+
+    Workers execute commands from the store. The folder need not exist yet.
+    """
     url = spec.name_resolve or ""
     if not url.startswith("file://"):
         return
@@ -193,15 +197,17 @@ def check_store(spec: ClusterSpec) -> None:
         check_folders(folder, root=folder)
     except ClusterError as error:
         raise ClusterError(
-            f"the name-resolution store is not yours alone: {error.what}",
+            f"another user can change the name-resolution store: {error.what}",
             where=f"name_resolve {url}",
-            fix="leave name_resolve out of the site file (each user has a folder of his own then), or use "
-            "an etcd",
+            fix="leave name_resolve out of the site file (then each user has a folder), or use an etcd",
         ) from error
 
 
 def file_roots(wanted: str | None = None) -> list[str]:
-    """Where trials may be: of the given cluster, else of every known one. Skips broken specs."""
+    """Lists the roots where trials may be: of the given cluster, else of every known one.
+
+    Skips invalid specs.
+    """
     if wanted or os.environ.get("REALSYS_CLUSTER") or os.environ.get("REALSYS_FILE_ROOT"):
         return _with_shared([find_cluster(wanted).file_root])
     roots = []
@@ -209,10 +215,10 @@ def file_roots(wanted: str | None = None) -> list[str]:
         try:
             roots.append(read_spec(Path(path)).file_root)
         except ConfigError:
-            continue  # `plan --cluster` says what is wrong with it; it must not hide other trials
+            continue  # `plan --cluster` reports it; it must not hide the trials of other sites
     return _with_shared([*roots, *places.remembered_file_roots()])
 
 
 def _with_shared(roots: Sequence[str]) -> list[str]:
-    """Each once; of a folder of one's own also the shared root that it is in, with its older trials."""
+    """Removes repeats, and adds to a user's own root the shared root around it, with its older trials."""
     return list(dict.fromkeys(r for root in roots for r in (root, str(top_of(Path(root))))))

@@ -1,6 +1,6 @@
-"""What is wrong with a site's etcd address and its section, as far as their text tells.
+"""Checks the text of a site's etcd address and its section.
 
-For site_problems.py. Whether the files are there and etcd lets us in, `realsys doctor` finds out.
+For site_problems.py. `realsys doctor` checks that the files exist and that etcd accepts the login.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _PAIRS = (("user", "password_file"), ("cert_file", "key_file"))
 
 
 def etcd_problems(spec: ClusterSpec) -> Iterator[ConfigError]:
-    """Every mistake; ``where`` begins with the option's name."""
+    """Yields every mistake; ``where`` begins with the option's name."""
     url = spec.name_resolve or ""
     if url.startswith("etcd://"):
         yield from _address(url)
@@ -24,15 +24,15 @@ def etcd_problems(spec: ClusterSpec) -> Iterator[ConfigError]:
         return
     if url.startswith(_JOB_ETCD) and url != _JOB_ETCD:
         yield ConfigError(
-            f"{url!r} names a place, and the job chooses it: its own first node",
+            f"{url!r} names a host, but a job's etcd always runs on its own first node",
             where="name_resolve",
-            fix=f"write {_JOB_ETCD} alone, or etcd://host:2379 for the site's",
+            fix=f"write just {_JOB_ETCD}, or etcd://host:2379 for the site's etcd",
         )
     if spec.etcd != EtcdSpec():
         yield ConfigError(
-            f"the etcd section is for etcd://…, and name_resolve is {url or 'not set'}",
+            f"the etcd section applies to etcd://…, but name_resolve is {url or 'not set'}",
             where="etcd",
-            fix="remove the section: a job's own etcd makes its certificates itself"
+            fix="remove the section: a job's own etcd creates its certificates"
             if url.startswith(_JOB_ETCD)
             else "name the site's etcd: name_resolve: etcd://host:2379,host2:2379",
         )
@@ -68,7 +68,7 @@ def _section(etcd: EtcdSpec) -> Iterator[ConfigError]:
             )
     if etcd.password_file and not (etcd.ca_file or etcd.cert_file):
         yield ConfigError(
-            "the password would go through the network unencrypted",
+            "the password would be sent over the network unencrypted",
             where="etcd.password_file",
             fix="add ca_file, the authority of etcd's certificates, or remove user and password_file "
             "on a network that you trust",

@@ -1,4 +1,5 @@
-"""The etcdctl commands that let one user, and nobody else, into that user's part of a site's etcd (pure).
+"""Builds the etcdctl commands that give one user exclusive access to that user's keys in a site's etcd
+(pure).
 
 For etcd_verbs.py. An administrator runs them; realsys never changes etcd's users itself.
 """
@@ -16,12 +17,12 @@ from realsys.name_resolve.key_table import PREFIX, segment
 
 @dataclass(frozen=True, kw_only=True)
 class Roles:
-    """What one user gets.
+    """One user's role, key prefix and commands.
 
     Attributes:
-        role: a role of this site and user; permissions of other sites are other roles.
-        prefix: all keys that begin with it can be read and written; no others.
-        user: etcd's user, who is the site file's where that names one.
+        role: the role of this site and user; other sites have other roles.
+        prefix: keys that begin with it can be read and written; no others.
+        user: etcd's user name; the site file's if it names one.
         commands: for a shell, in order.
     """
 
@@ -32,10 +33,12 @@ class Roles:
 
 
 def roles(spec: ClusterSpec, user: str, *, etcd_user: str | None = None) -> Roles:
-    """Args: ``user`` is who launches trials, as in their keys; ``etcd_user`` is who logs in, if another.
+    """Builds the role and commands.
+
+    ``user`` launches trials, as in their keys; ``etcd_user`` logs in, if different.
 
     Raises:
-        ConfigError: the site has no etcd of its own, or a name that can't be part of a key.
+        ConfigError: the site has no etcd of its own, or a name can't be part of a key.
     """
     url = spec.name_resolve or ""
     if not url.startswith("etcd://"):
@@ -43,7 +46,7 @@ def roles(spec: ClusterSpec, user: str, *, etcd_user: str | None = None) -> Role
         raise ConfigError(
             f"site {spec.name!r} has no etcd with users: its name_resolve is {url}",
             where="name_resolve in the cluster spec",
-            fix="nothing is needed: each job has an etcd that only its user can enter"
+            fix="nothing is needed: each job has an etcd that only its user can access"
             if job
             else "name the site's etcd: name_resolve: etcd://host:2379",
         )

@@ -1,7 +1,7 @@
-"""Where things are before any plan is read: the user's name, settings, cluster specs, file roots.
+"""Locations known before any plan is read: user name, settings, cluster specs, file roots.
 
-For every command, completion included, so it imports `os` only. It reads no YAML (clusters.py does)
-and knows no path inside a trial (realsys.trial.records does).
+For every command, completion included, so it imports only the standard library. It parses no YAML
+(clusters.py does) and knows no path inside a trial (realsys.trial.records does).
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 import pwd
 
-DEFAULT_FILE_ROOT = "~/.local/share/realsys"  # of ClusterSpec; a test holds them equal
+DEFAULT_FILE_ROOT = "~/.local/share/realsys"  # as in ClusterSpec; a test compares them
 SPEC_ENDINGS = (".yaml", ".yml")
-EXAMPLE_PREFIX = "example_"  # site files to copy from, not to launch on
+EXAMPLE_PREFIX = "example_"  # templates, not sites
 
 
 def user_name() -> str:
-    """The submitting user; ``uid<N>`` where the user database does not know (containers)."""
+    """Returns the submitting user; ``uid<N>`` if the user database has no entry (containers)."""
     try:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
@@ -23,23 +23,23 @@ def user_name() -> str:
 
 
 def config_home() -> str:
-    """``$XDG_CONFIG_HOME/realsys``."""
+    """Returns ``$XDG_CONFIG_HOME/realsys``."""
     return _xdg("XDG_CONFIG_HOME", ".config")
 
 
 def state_home() -> str:
-    """``$XDG_STATE_HOME/realsys``."""
+    """Returns ``$XDG_STATE_HOME/realsys``."""
     return _xdg("XDG_STATE_HOME", ".local", "state")
 
 
 def spec_folders() -> list[str]:
-    """Folders of cluster specs; the user's own come before those shipped with the package."""
+    """Lists the folders of cluster specs; the user's own before those shipped with the package."""
     package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     return [os.path.join(config_home(), "clusters"), os.path.join(package, "cluster_specs")]
 
 
 def spec_files(*, examples: bool = False) -> dict[str, str]:
-    """Cluster name → its file; with those that are there to be copied only if asked."""
+    """Maps cluster names to their files; includes shipped examples only if ``examples``."""
     found: dict[str, str] = {}
     folders = spec_folders()
     for folder in folders:
@@ -52,7 +52,7 @@ def spec_files(*, examples: bool = False) -> dict[str, str]:
 
 
 def remembered_file_roots() -> list[str]:
-    """File roots of launches with a spec file from elsewhere (``--cluster ./my.yaml``)."""
+    """Lists the file roots of launches with a spec file from elsewhere (``--cluster ./my.yaml``)."""
     try:
         with open(_roots_file(), encoding="utf-8") as file:
             return [root for root in file.read().split("\0") if root]
@@ -61,7 +61,7 @@ def remembered_file_roots() -> list[str]:
 
 
 def remember_file_root(root: str) -> None:
-    """Lets `realsys status` find trials under ``root``. A cache: failing to write it is no error."""
+    """Makes `realsys status` find trials under ``root``. A cache: a failure to write it is ignored."""
     roots = remembered_file_roots()
     if root in roots:
         return
@@ -73,8 +73,8 @@ def remember_file_root(root: str) -> None:
         pass
 
 
-def glance_file_roots() -> list[str]:
-    """Where trials probably are, without reading YAML properly: for completion only."""
+def guess_file_roots() -> list[str]:
+    """Guesses the file roots without parsing YAML; for completion only."""
     if fixed := os.environ.get("REALSYS_FILE_ROOT"):
         return [os.path.expanduser(fixed)]
     roots = [_glance(path) for path in spec_files().values()]
@@ -94,7 +94,7 @@ def _glance(spec_file: str) -> str:
 
 
 def _roots_file() -> str:
-    return os.path.join(state_home(), "file_roots")  # NUL between them: a path may hold a newline
+    return os.path.join(state_home(), "file_roots")  # NUL-separated: a path may contain a newline
 
 
 def _xdg(variable: str, *default: str) -> str:

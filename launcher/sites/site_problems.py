@@ -1,7 +1,7 @@
-"""What is wrong with the description of a site, as far as its text tells (pure).
+"""Checks the text of a site's description (pure).
 
-For clusters.py, which reports it with the lines of the file. Whether the site really is so, `realsys
-doctor` finds out.
+For clusters.py, which reports problems with the lines of the file. `realsys doctor` checks the site
+itself.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from realsys.slurm.hostlist import expand
 IMAGES = ("cpu_image", "gpu_image", "gpu_infer_image")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _STORES = ("etcd", "etcd+job", "file", "memory")  # of realsys.name_resolve.open
-# What the launcher decides for every job and step; a second opinion in the site file would win silently.
+# Options that the launcher sets for every job and step; the site file's would silently override them.
 _DECIDED = frozenset(
     "nodes ntasks ntasks-per-node output error open-mode signal export chdir comment array hetjob "
     "distribution exact wait kill-on-bad-exit unbuffered input".split()
@@ -30,7 +30,7 @@ _DECIDED = frozenset(
 
 
 def cluster_problems(spec: ClusterSpec) -> Iterator[ConfigError]:
-    """Every mistake that one field does not show alone; ``where`` begins with the option's name."""
+    """Yields every mistake beyond those of single fields; ``where`` begins with the option's name."""
     yield from mount_problems(spec.container, file_root=spec.file_root)
     for where in IMAGES:
         yield from image_problems(spec.container, getattr(spec, where), where=where)
@@ -50,7 +50,7 @@ def cluster_problems(spec: ClusterSpec) -> Iterator[ConfigError]:
 
 
 def missing_secrets(spec: ClusterSpec, environ: Mapping[str, str]) -> list[ConfigError]:
-    """Secrets of the site that the launching shell does not have. Values are never looked at."""
+    """Lists the site's secrets that the launching shell does not have. Values are never read."""
     return [
         ConfigError(
             f"the environment variable {name} is not set",
@@ -76,7 +76,7 @@ def _port_range(text: str | None) -> Iterator[ConfigError]:
 
 
 def _interface(text: str | None) -> Iterator[ConfigError]:
-    """A name as `ip link` shows it (at most 15 bytes), or an IPv4 subnet."""
+    """Checks a name as `ip link` shows it (at most 15 bytes), or an IPv4 subnet."""
     if text is None:
         return
     fix = "use the name of an interface (ib0) or a subnet (10.1.0.0/16)"
@@ -102,7 +102,7 @@ def _store(spec: ClusterSpec) -> Iterator[ConfigError]:
         yield ConfigError(
             f"no name-resolution store for {url!r}",
             where="name_resolve",
-            fix=f"{did_you_mean(scheme, _STORES)} Without the line it is a folder in the file root",
+            fix=f"{did_you_mean(scheme, _STORES)} Without the line, a folder in the file root is used",
         )
         return
     parts = urlsplit(url)
@@ -114,7 +114,7 @@ def _store(spec: ClusterSpec) -> Iterator[ConfigError]:
         )
     if scheme == "memory" and spec.scheduler == "slurm":
         yield ConfigError(
-            "memory:// lies within one process, and workers run on several nodes",
+            "memory:// is private to one process, but workers run on several nodes",
             where="name_resolve",
             fix="remove the line: a folder in the file root is used",
         )
@@ -124,7 +124,7 @@ def _variables(spec: ClusterSpec) -> Iterator[ConfigError]:
     for position, name in enumerate(spec.secrets, 1):
         if not _VARIABLE.fullmatch(name):
             yield ConfigError(  # not shown: it may be the secret itself
-                f"entry {position} of secrets is no name of an environment variable",
+                f"entry {position} of secrets is not the name of an environment variable",
                 where="secrets",
                 fix="write names, e.g. [HF_TOKEN]; values are taken from the launching shell",
             )
@@ -152,13 +152,13 @@ def _slurm(spec: ClusterSpec) -> Iterator[ConfigError]:
             long = name.replace("_", "-").removeprefix("no-")
             if long.startswith("container-"):
                 yield ConfigError(
-                    f"--{long} in {table} would bypass what container: says",
+                    f"--{long} in {table} would bypass the container: section",
                     where=f"{table}.{name}",
                     fix="use container: and the images; on sbatch it would put the supervisor inside",
                 )
             elif long in _DECIDED:
                 yield ConfigError(
-                    f"{table} sets {name}, which the launcher decides",
+                    f"{table} sets {name}, which the launcher sets itself",
                     where=f"{table}.{name}",
                     fix="remove it",
                 )
@@ -167,7 +167,7 @@ def _slurm(spec: ClusterSpec) -> Iterator[ConfigError]:
             yield ConfigError(
                 f"slurm.extra_srun sets {name}: steps would take more cores than their job has",
                 where=f"slurm.extra_srun.{name}",
-                fix="write it under slurm.extra_sbatch: steps do as their job does",
+                fix="write it under slurm.extra_sbatch: steps inherit it from their job",
             )
     yield from _times_and_hosts(spec)
 

@@ -1,8 +1,8 @@
-"""``--after TRIAL[:ok|any|notok]``: a job that waits for another trial's, or for all of a sweep's.
+"""Job dependencies for ``--after TRIAL[:ok|any|notok]``: on another trial, or on all trials of a sweep.
 
-Slurm is asked to wait only for trials that are not over. Of a job that ended more than minutes ago it
-knows nothing, and takes a dependency on it for fulfilled, whatever its end was: what trials that are
-over came to is read from their own records.
+Slurm is given dependencies only on trials that have not ended. A few minutes after a job's end it no
+longer knows the job and treats a dependency on it as fulfilled, whatever its outcome; so the outcome of
+ended trials is read from their own records.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from launcher.job.conditions import CONDITIONS
 from launcher.trials.find_trials import find_sweep, find_trial, trial_name
 from launcher.trials.status import trial_views
-from launcher.trials.submission import read_submission, that_counts
+from launcher.trials.submission import effective_submission, read_submission
 from launcher.trials.trial_state import State
 from realsys.api.errors import ConfigError
 from realsys.trial.records import AttemptRecord, TrialFiles, read_record
@@ -26,19 +26,19 @@ _FULFILLED = {
 
 
 def dependency_on(after: str) -> str | None:
-    """sbatch's --dependency for it, e.g. ``afterok:123``; None when there is nothing to wait for.
+    """Builds sbatch's --dependency, e.g. ``afterok:123``; None if there is nothing to wait for.
 
     Raises:
         NoSuchTrial: no such trial or sweep.
-        ConfigError: an unknown condition, a trial that has no Slurm job, or one that is over and came
-            to something else.
+        ConfigError: an unknown condition, a trial without a Slurm job, or one that has ended without
+            meeting the condition.
     """
     name, colon, condition = after.rpartition(":")
     if not colon:
         name, condition = after, "ok"
     if condition not in CONDITIONS:
         raise ConfigError(
-            f"--after {after!r} ends in {condition!r}",
+            f"--after {after!r} has an unknown condition {condition!r}",
             where=_WHERE,
             fix="write TRIAL, TRIAL:ok, TRIAL:any or TRIAL:notok",
         )
@@ -48,19 +48,19 @@ def dependency_on(after: str) -> str | None:
     for files, state in zip(trials, states, strict=True):
         if state in State.final() and state not in _FULFILLED[condition]:
             raise ConfigError(
-                f"{trial_name(files)} is {state.value}: what waits for it with :{condition} would "
+                f"{trial_name(files)} is {state.value}: a job that waits for it with :{condition} would "
                 "never start",
                 where=_WHERE,
-                fix="go on with that trial first (realsys resume), or wait with :any",
+                fix="resume that trial first (realsys resume), or wait with :any",
             )
     left = [job for job, state in zip(jobs, states, strict=True) if state not in State.final()]
-    # Of a whole array "not ok" means that some element failed; named one by one, all must have.
+    # afternotok of a whole array means that some element failed; of single elements, that all did.
     waited_for = left if condition == "notok" or len(left) < len(jobs) else _merged(left)
     return ":".join([CONDITIONS[condition], *waited_for]) if left else None
 
 
 def _job_of(files: TrialFiles) -> str:
-    """The job of the trial's last hand-over."""
+    """Returns the job of the trial's last submission."""
     submission = read_submission(files)
     if submission is None or not submission.on_slurm:
         raise ConfigError(
@@ -70,10 +70,10 @@ def _job_of(files: TrialFiles) -> str:
         )
     last = files.all_attempts()[-1:]
     attempt = read_record(AttemptRecord, last[0].record) if last else None
-    return that_counts(submission, attempt).job_id
+    return effective_submission(submission, attempt).job_id
 
 
 def _merged(jobs: Sequence[str]) -> list[str]:
-    """One array's elements as the array, so that the option stays short."""
+    """Merges the elements of one array into the array's id, to keep the option short."""
     arrays = {job.partition("_")[0] for job in jobs}
     return list(arrays) if len(jobs) > 1 and len(arrays) == 1 else list(jobs)

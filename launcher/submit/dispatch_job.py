@@ -1,7 +1,7 @@
-"""Hands the supervisor to submitit: a process of its own on this machine, a batch job on Slurm.
+"""Submits the supervisor through submitit: as a detached local process, or as a Slurm batch job.
 
-The two differ in the executor and in what is noted down of the hand-over; the command that becomes the
-supervisor (entry_command.py), and the folder that submitit works in, are the same. Nothing is pickled.
+The two differ in the executor and in the submission record; the supervisor's command (entry_command.py)
+and submitit's folder are the same. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from launcher.job.entry_command import SUPERVISOR, entry_command, job_command
-from launcher.trials.submission import ArrayRecord, Submission, array_record, of_array
+from launcher.trials.submission import ArrayRecord, Submission, array_record, with_array_job
 from realsys.api.errors import ClusterError
 from realsys.api.plan import LaunchPlan
 from realsys.trial.folders import PRIVATE, make_folders, root_of
@@ -25,7 +25,7 @@ from realsys.trial.records import TrialFiles, process_start, write_record
 
 @dataclass(frozen=True, kw_only=True)
 class Element:
-    """A new trial that is one element of a job array, at ``index``."""
+    """A new trial that is the element ``index`` of a job array."""
 
     index: int
     files: TrialFiles
@@ -34,28 +34,28 @@ class Element:
 
 
 def dispatch(files: TrialFiles, plan: LaunchPlan, hash_of_plan: str) -> Submission:
-    """Submits the trial's supervisor and notes down who has it.
+    """Submits the trial's supervisor and records the submission.
 
     Raises:
-        ClusterError: the scheduler refuses.
+        ClusterError: the scheduler refused.
     """
     _make_submitit_folder(files)
     attempts = files.all_attempts()
     after = attempts[-1].number if attempts else 0
     if plan.job is None:
-        submission = _to_this_machine(files, hash_of_plan, after)
+        submission = _dispatch_locally(files, hash_of_plan, after)
     else:
-        submission = _to_slurm(files, plan, hash_of_plan, after)
+        submission = _dispatch_to_slurm(files, plan, hash_of_plan, after)
     try:
         write_record(files.submission, submission)
     except BaseException:
-        cancel_submission(submission)  # nobody would know of it
+        cancel_submission(submission)  # no record refers to it
         raise
     return submission
 
 
-def hand_over_array(elements: Sequence[Element], *, name: str, array: str) -> list[Submission]:
-    """Submits the first attempts of trials with equal jobs as one job array, and notes down who has each.
+def dispatch_array(elements: Sequence[Element], *, name: str, array: str) -> list[Submission]:
+    """Submits the first attempts of trials with equal jobs as one job array, and records each.
 
     The script is the first trial's, and submitit's files of all of them are in its folder.
 
@@ -63,7 +63,7 @@ def hand_over_array(elements: Sequence[Element], *, name: str, array: str) -> li
         name: of the sweep, for the job's name and comment.
         array: sbatch's --array; its indices are those of the elements.
     Raises:
-        ClusterError: Slurm refuses; then none of them is submitted.
+        ClusterError: Slurm refused; then none of them is submitted.
     """
     from launcher.slurm.script import render_script, supervisor_python
     from launcher.submit.executors.slurm_executor import BatchExecutor
@@ -79,9 +79,9 @@ def hand_over_array(elements: Sequence[Element], *, name: str, array: str) -> li
     folder = first.files.submitit
     executor = BatchExecutor(folder, script=script)
     trials = {e.index: (str(e.files.root), e.plan_hash) for e in elements}
-    notes = [
+    records = [
         Submission(
-            job_id="",  # Slurm's answer is written once for all
+            job_id="",  # the ArrayRecord holds Slurm's answer for all
             scheduler="slurm",
             host=socket.gethostname(),
             after_attempt=0,
@@ -92,9 +92,9 @@ def hand_over_array(elements: Sequence[Element], *, name: str, array: str) -> li
         for element in elements
     ]
     array_id = ""
-    try:  # before they can run: a thousand notes take longer than Slurm does
-        for element, note in zip(elements, notes, strict=True):
-            write_record(element.files.submission, note)
+    try:  # before they can run: a thousand records take longer to write than Slurm to start
+        for element, record in zip(elements, records, strict=True):
+            write_record(element.files.submission, record)
         job_ids = executor.submit_array(supervisor_python(plan, sys.executable), trials)
         array_id = job_ids[first.index].partition("_")[0]
         submitted = ArrayRecord(job_id=array_id, at=time.time())
@@ -103,15 +103,15 @@ def hand_over_array(elements: Sequence[Element], *, name: str, array: str) -> li
         if array_id:
             from launcher.slurm.slurm_commands import scancel
 
-            scancel([array_id])  # nobody would know of it
+            scancel([array_id])  # no record refers to it
         for element in elements:
             element.files.submission.unlink(missing_ok=True)
         raise
-    return [of_array(note, submitted) for note in notes]
+    return [with_array_job(record, submitted) for record in records]
 
 
 def cancel_submission(submission: Submission) -> None:
-    """Ends what was handed over a moment ago."""
+    """Cancels a job that was submitted a moment ago."""
     if submission.on_slurm:
         from launcher.slurm.slurm_commands import scancel
 
@@ -121,7 +121,7 @@ def cancel_submission(submission: Submission) -> None:
             os.killpg(submission.pid, signal.SIGKILL)  # its session is its own group
 
 
-def _to_this_machine(files: TrialFiles, hash_of_plan: str, after: int) -> Submission:
+def _dispatch_locally(files: TrialFiles, hash_of_plan: str, after: int) -> Submission:
     from launcher.submit.executors.local_executor import DetachedLocalExecutor
 
     executor = DetachedLocalExecutor(
@@ -139,8 +139,10 @@ def _to_this_machine(files: TrialFiles, hash_of_plan: str, after: int) -> Submis
     )
 
 
-def _to_slurm(files: TrialFiles, plan: LaunchPlan, hash_of_plan: str, after: int) -> Submission:
-    """One job; for the layout split one for each component, all or none."""
+def _dispatch_to_slurm(
+    files: TrialFiles, plan: LaunchPlan, hash_of_plan: str, after: int
+) -> Submission:
+    """Submits one job, or one per component in the job layout split: all or none."""
     from launcher.slurm.script import render_script, submissions, supervisor_python
     from launcher.slurm.slurm_commands import scancel
     from launcher.submit.executors.slurm_executor import BatchExecutor

@@ -1,7 +1,7 @@
-"""What stands on the command line about the job: sbatch's own option names (pure).
+"""The command line's job options, which have sbatch's own names (pure).
 
-Those that are about nodes become settings of all groups (``scheduling.all.…``), so that they are read,
-checked and reported like any other; the rest is a JobRequest.
+Node options become settings of all groups (``scheduling.all.…``), so that they are read, checked and
+reported like any other setting; the rest becomes a JobRequest.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from realsys.config.typed_values import Text
 
 @dataclass(frozen=True, kw_only=True)
 class JobOptions:
-    """None: not given."""
+    """Job options of one command. None: not given."""
 
     partition: str | None = None
     account: str | None = None
@@ -36,7 +36,7 @@ class JobOptions:
     preflight: str | None = None
 
     def settings(self) -> Iterator[UserSetting]:
-        """Those about nodes, as settings."""
+        """Yields the node options as settings."""
         names = "partition account qos reservation constraint nodelist exclude".split()
         for name, option in [*((n, n) for n in names), ("time_limit", "time")]:
             value = getattr(self, option)
@@ -45,7 +45,7 @@ class JobOptions:
                 yield UserSetting(f"scheduling.all.{name}", text, f"command line --{option}")
 
     def request(self, dependency: str | None = None) -> JobRequest:
-        """The rest."""
+        """Returns the other options as a JobRequest."""
         return JobRequest(
             layout=self.layout,
             begin=self.begin,
@@ -57,13 +57,13 @@ class JobOptions:
         )
 
     def problems(self, cluster: ClusterSpec) -> Iterator[ConfigError]:
-        """Options that mean nothing on this machine."""
+        """Yields options that have no meaning on the local machine."""
         if cluster.scheduler != "local":
             return
         given = [f.name for f in fields(self) if getattr(self, f.name) is not None]
         if given:
             yield ConfigError(
-                f"cluster {cluster.name!r} has no Slurm that could honour "
+                f"cluster {cluster.name!r} does not use Slurm and can't apply "
                 + ", ".join(f"--{name}" for name in given),
                 where="command line",
                 fix="name a Slurm cluster with --cluster (realsys clusters), or leave them out",

@@ -1,11 +1,11 @@
-"""A trial's plan is replaced by another one, whole or not at all: for a resume that changes settings.
+"""Replaces a trial's plan atomically, for a resume that changes settings.
 
     plans/<hash>.json    the former plan, then the new one
     trial.json           names the new one by its hash: from here on it is the trial's
     plan.json            replaced by it
 
-A crash before trial.json leaves the trial as it was; after it, whoever reads the plan next for a start
-finishes the work. Only for the holder of the trial's lock (submit.alone).
+After a crash before trial.json the trial is unchanged; after a later crash, the next read for a start
+completes the replacement. Only for the holder of the trial's lock (submit.trial_lock).
 """
 
 from __future__ import annotations
@@ -26,32 +26,33 @@ from realsys.trial.records import PlanChange, TrialFiles, TrialRecord, read_reco
 
 
 @dataclass(frozen=True, kw_only=True)
-class Current:
-    """A trial's record and its plan, which belong together."""
+class StoredPlan:
+    """A trial's record and the plan that belongs to it."""
 
     record: TrialRecord
     plan: LaunchPlan
-    text: str  # of the plan, as it stands on disk
+    text: str  # of the plan, as on disk
 
     @property
     def hash(self) -> str:
-        """Of the plan."""
+        """Hash of the plan."""
         return self.record.plan_hash
 
     @property
     def raw(self) -> Mapping[str, Any]:
-        """The plan as it stands on disk."""
+        """The plan's JSON, as on disk."""
         found: Mapping[str, Any] = json.loads(self.text)
         return found
 
 
-def read_current(files: TrialFiles, *, finish: bool) -> Current:
-    """The trial's record and plan.
+def read_stored_plan(files: TrialFiles, *, finish: bool) -> StoredPlan:
+    """Reads the trial's record and plan.
 
     Args:
-        finish: put the plan into its place where a change of it was cut off: under the lock only.
+        finish: complete an interrupted replacement of the plan; only under the trial's lock.
     Raises:
-        TrialError: there is no record. ConfigError: its plan was changed otherwise.
+        TrialError: there is no record.
+        ConfigError: its plan was modified by other means.
     """
     record = read_record(TrialRecord, files.record)
     if record is None:
@@ -65,21 +66,21 @@ def read_current(files: TrialFiles, *, finish: bool) -> Current:
     text = path.read_text(encoding="utf-8")
     if path is kept and finish:
         _write_whole(files.plan, text, like=kept)
-    return Current(record=record, plan=plan, text=text)
+    return StoredPlan(record=record, plan=plan, text=text)
 
 
-def store(
+def replace_plan(
     files: TrialFiles,
-    old: Current,
+    old: StoredPlan,
     plan: LaunchPlan,
     *,
     settings: Mapping[str, tuple[Any, Any]],
     command: Sequence[str],
-) -> Current:
-    """Makes ``plan`` the trial's, from its next attempt on.
+) -> StoredPlan:
+    """Makes ``plan`` the trial's plan from its next attempt on.
 
     Raises:
-        OSError: the file system refuses; the trial is as it was, or `read_current` will finish this.
+        OSError: the file system refused; the trial is unchanged, or `read_stored_plan` will complete this.
     """
     text = plan_text(plan)
     make_folders(files.plans, root=root_of(files.root))
@@ -96,11 +97,11 @@ def store(
     record = replace(old.record, plan_hash=change.plan_hash, changes=(*old.record.changes, change))
     write_record(files.record, record)
     _write_whole(files.plan, text, like=files.plan)
-    return Current(record=record, plan=plan, text=text)
+    return StoredPlan(record=record, plan=plan, text=text)
 
 
-def put_back(files: TrialFiles, old: Current) -> None:
-    """The trial with its former plan, where the start with a new one failed."""
+def restore_plan(files: TrialFiles, old: StoredPlan) -> None:
+    """Restores the trial's former plan if the start with a new one failed."""
     write_record(files.record, old.record)
     _write_whole(files.plan, old.text, like=files.plan)
 
@@ -113,7 +114,7 @@ def _hash_of(path: Path) -> str:
 
 
 def _write_whole(path: Path, text: str, *, like: Path) -> None:
-    """Writes a file through to the disk and puts it in its place, with the mode of another one."""
+    """Writes a file durably and atomically, with the mode of ``like``."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:

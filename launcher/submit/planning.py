@@ -1,7 +1,7 @@
-"""From what stands on the command line to a LaunchPlan: the steps of `plan` and `launch`.
+"""Turns the command line into a LaunchPlan, for `plan` and `launch`.
 
-Imports the user's files, finds experiment and cluster, reads settings, chooses the trial's name, and
-lets launcher/plan/resolve.py decide. Writes nothing.
+Imports the user's files, finds experiment and cluster, reads settings, chooses the trial's name, and lets
+launcher/plan/resolve.py decide. Writes nothing.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import dataclasses
 import os
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from pathlib import Path
 
+from launcher.plan.idle_settings import idle_warnings, thread_warnings
 from launcher.plan.resolve import resolve
-from launcher.plan.scheduling_options import PREFIX, SchedulingOptions
+from launcher.plan.scheduling_options import PREFIX, LaunchSettings
 from launcher.sites import places
 from launcher.sites.clusters import check_store, check_writable, find_cluster, missing_secrets
 from launcher.slurm.discovery.core_threads import with_threads
@@ -25,20 +25,12 @@ from launcher.trials.find_trials import next_free_name
 from realsys.api import registry
 from realsys.api.errors import ConfigError
 from realsys.api.experiment import Experiment
-from realsys.api.options import option
 from realsys.api.plan import LaunchPlan
 from realsys.config.option_tree import paths
 from realsys.config.overrides import apply_overrides, defaults_of, read_settings
 from realsys.trial.records import trial_dir
 from realsys.trial.snapshot import revision
 from realsys.worker.machine_gpus import machine_gpus
-
-
-@dataclass(frozen=True, kw_only=True)
-class LaunchSettings:
-    """Settings of any launch, whatever the experiment."""
-
-    scheduling: SchedulingOptions = option(SchedulingOptions(), "resources of the tasks")
 
 
 def make_plan(
@@ -53,11 +45,11 @@ def make_plan(
     snapshot: bool = True,
     fits_memory: bool = True,
 ) -> LaunchPlan:
-    """The plan of a launch that was asked for.
+    """Makes the plan of a launch.
 
     Args:
-        job: what stands on the command line about the Slurm job.
-        snapshot: on Slurm, run a copy of the code; on this machine the code itself runs at once.
+        job: the command line's options for the Slurm job.
+        snapshot: on Slurm, run a copy of the code; locally the code itself runs at once.
         fits_memory: refuse models that are too large for their GPUs.
     Raises:
         ConfigErrors: every mistake in settings, experiment and job.
@@ -71,12 +63,12 @@ def make_plan(
 
 
 class Planner:
-    """Makes plans of one experiment at one site; what the trials of a sweep share is read once.
+    """Makes plans of one experiment at one site; reads what a sweep's trials share only once.
 
-    Arguments as of ``make_plan``; relative times count from now, for all plans.
+    Arguments as for ``make_plan``; relative times of all plans count from construction.
 
     Raises:
-        ConfigError: no such experiment or cluster, or an import that fails.
+        ConfigError: no such experiment or cluster, or a failed import.
         ClusterError: trials can't be written under the file root.
     """
 
@@ -111,7 +103,7 @@ class Planner:
         return dependency_on(self._job.after)
 
     def plan(self, words: Sequence[str], *, trial: str, fits_memory: bool = True) -> LaunchPlan:
-        """The plan of a trial with these settings.
+        """Makes the plan of a trial with these settings.
 
         Raises:
             ConfigErrors: every mistake in settings, experiment and job.
@@ -126,7 +118,7 @@ class Planner:
         problems += [*applied.problems, *launch.problems, *self._job.problems(self.cluster)]
         if self.on_slurm:
             problems += missing_secrets(self.cluster, os.environ)
-        return resolve(
+        plan = resolve(
             self.experiment,
             applied.options,
             cluster=self.cluster,
@@ -146,10 +138,13 @@ class Planner:
             revision=self._revision,
             fits_memory=fits_memory,
         )
+        idle = idle_warnings(defaults_of(self._kind), settings)
+        threads = thread_warnings(plan.phases, self.cluster)
+        return dataclasses.replace(plan, warnings=(*plan.warnings, *idle, *threads))
 
 
 def import_all(names: Sequence[str]) -> list[str]:
-    """Imports plug-ins, files and modules; returns them as every worker can import them."""
+    """Imports plug-in files and modules; returns their names as workers can import them."""
     found = [
         str(Path(n).expanduser().resolve()) if n.endswith(".py") else n
         for n in dict.fromkeys(names)
@@ -159,21 +154,21 @@ def import_all(names: Sequence[str]) -> list[str]:
 
 
 def experiment_type(name: str) -> type[Experiment]:
-    """The dataclass registered under ``name``.
+    """Returns the dataclass registered under ``name``.
 
     Raises:
-        UnknownName: with the nearest names. ConfigError: it is no experiment.
+        UnknownName: with the nearest names. ConfigError: it is not an experiment.
     """
     kind = registry.find("experiment", name, where="command line")
     if not (isinstance(kind, type) and issubclass(kind, Experiment)):
         raise ConfigError(
-            f"{name} is registered as {kind!r}, which is no subclass of Experiment",
+            f"{name} is registered as {kind!r}, which is not a subclass of Experiment",
             where=f"register_experiment({name!r}, …)",
             fix="subclass realsys.api.experiment.Experiment",
         )
     if not dataclasses.is_dataclass(kind):
         raise ConfigError(
-            f"experiment {name} is no dataclass",
+            f"experiment {name} is not a dataclass",
             where=f"{kind.__module__}:{kind.__qualname__}",
             fix="decorate it: @dataclass(frozen=True, kw_only=True)",
         )
@@ -181,8 +176,10 @@ def experiment_type(name: str) -> type[Experiment]:
 
 
 def setting_names(words: Iterable[str]) -> list[str]:
-    """Dotted names of all settings of the first experiment that is named in ``words``, by itself or with
-    a trial behind it; empty if none is."""
+    """Lists the dotted names of all settings of the first experiment in ``words``.
+
+    The experiment may be given alone or as ``experiment/trial``; empty if there is none.
+    """
     known = registry.names("experiment")
     for word in words:
         if (name := word.partition("/")[0]) in known:
@@ -192,7 +189,7 @@ def setting_names(words: Iterable[str]) -> list[str]:
 
 
 def experiments() -> list[tuple[str, str]]:
-    """Every registered experiment with the first line of its documentation."""
+    """Lists every registered experiment with the first line of its documentation."""
     found = []
     for name in registry.names("experiment"):
         try:

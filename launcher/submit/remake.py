@@ -1,9 +1,9 @@
-"""A trial's plan made again with some settings changed: for `realsys resume TRIAL NAME=VALUE`.
+"""Makes a trial's plan again with changed settings, for `realsys resume TRIAL NAME=VALUE`.
 
-A plan is never edited. Experiment, the options of the launch and the settings that change go through
-resolve.py again, with the plan's own site, names, imports and revision. Made with nothing changed, the
-result must be the plan on disk: else this code would change more than was asked for. What may change is
-decided in changed_settings.py; what is written, in plan_change.py.
+A plan is never edited. The experiment, the launch's options and the changed settings go through
+resolve.py again, with the plan's own site, names, imports and revision. Remade without changes, the
+result must equal the plan on disk; otherwise this code would change more than was requested.
+changed_settings.py decides what may change, plan_change.py writes it.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from typing import Any
 
 from launcher.job.job_allocation import JobRequest
 from launcher.plan.resolve import resolve
-from launcher.plan.scheduling_options import PREFIX, SchedulingOptions
+from launcher.plan.scheduling_options import PREFIX, LaunchSettings, SchedulingOptions
 from launcher.submit.dependencies import dependency_on
 from launcher.submit.job_options import JobOptions
-from launcher.submit.planning import LaunchSettings, experiment_type
+from launcher.submit.planning import experiment_type
 from launcher.trials.changed_settings import (
-    OF_A_START,
+    PER_START,
     Difference,
     RefusedChange,
     change_text,
-    goes_further,
-    refused,
-    what_differs,
+    extends_run,
+    refused_changes,
+    relevant_differences,
 )
 from realsys.api.errors import ConfigError
 from realsys.api.plain import from_plain, to_plain
@@ -44,14 +44,14 @@ from realsys.config.settings import UserSetting
 from realsys.trial.records import TrialFiles, TrialRecord
 from realsys.worker.machine_gpus import machine_gpus
 
-MANY = 3  # differences that are told
+MAX_DIFFERENCES = 3  # differences listed in a message
 OF_A_START_ONLY = ("--begin", "--after")
 _OPTION = "command line --"
 
 
 @dataclass(frozen=True, kw_only=True)
 class RequestedChanges:
-    """What stands on the command line of a resume."""
+    """The changes given on the command line of a resume."""
 
     words: Sequence[str] = ()
     config: Path | None = None
@@ -59,18 +59,18 @@ class RequestedChanges:
 
     @property
     def is_empty(self) -> bool:
-        """Nothing: the plan stays as it is."""
+        """Whether nothing was given, so that the plan remains unchanged."""
         return not self.words and self.config is None and self.job == JobOptions()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Remade:
-    """A plan with other settings.
+class RemadePlan:
+    """A plan with changed settings.
 
     Attributes:
-        settings: as typed → (value before, value now).
-        further: its run is longer by its limits.
-        warnings: what the plan warns of that the former did not.
+        settings: name as typed → (former value, new value).
+        further: whether its limits allow a longer run.
+        warnings: warnings that the former plan did not have.
     """
 
     plan: LaunchPlan
@@ -80,11 +80,11 @@ class Remade:
 
     @property
     def lasting(self) -> dict[str, tuple[Any, Any]]:
-        """The settings that are not about this start alone."""
+        """The settings that apply beyond this start."""
         return {k: v for k, v in self.settings.items() if k not in OF_A_START_ONLY}
 
     def lines(self) -> list[str]:
-        """``dataset.max_prompt_len: 128 → 256``."""
+        """Renders ``dataset.max_prompt_len: 128 → 256``."""
         return [f"{name}: {change_text(*values)}" for name, values in self.settings.items()]
 
 
@@ -93,51 +93,51 @@ def remake(
     record: TrialRecord,
     plan: LaunchPlan,
     raw: Mapping[str, Any],
-    wish: RequestedChanges,
-) -> Remade | None:
-    """The trial's plan with what was wished; None where that is what it has already.
+    changes: RequestedChanges,
+) -> RemadePlan | None:
+    """Makes the trial's plan with the requested changes; None if nothing would change.
 
     Args:
-        raw: the plan as it stands on disk.
+        raw: the plan's JSON, as on disk.
     Raises:
-        ConfigErrors: every setting that can't be read, is wrong, or can't be changed, with the reason.
+        ConfigErrors: every setting that can't be read, is invalid, or can't be changed, with the reason.
     """
-    problems: list[ConfigError] = [*wish.job.problems(plan.cluster)]
-    read = [*read_settings(wish.words, wish.config, problems), *wish.job.settings()]
-    maker = _Maker(files, record, plan, raw)
+    problems: list[ConfigError] = [*changes.job.problems(plan.cluster)]
+    read = [*read_settings(changes.words, changes.config, problems), *changes.job.settings()]
+    maker = _PlanMaker(files, record, plan, raw)
     before = maker.former()
-    asked = _Asked(maker, read)
-    problems += asked.problems
-    of_job = _of_job(plan, wish.job)
-    if not problems and not asked.changes and not of_job:
+    requested = _RequestedSettings(maker, read)
+    problems += requested.problems
+    of_job = _changed_job_options(plan, changes.job)
+    if not problems and not requested.changes and not of_job:
         return None
-    request = _request(plan, wish.job, maker.layout)
+    request = _request(plan, changes.job, maker.layout)
     after: LaunchPlan | None = None
     wrong: list[ConfigError] = []
     with collected(wrong):
-        after = maker.make(asked.options, asked.scheduling, request, now=True)
+        after = maker.make(requested.options, requested.scheduling, request, now=True)
     refusals: list[RefusedChange] = (
-        [] if after is None else refused(to_plain(before), to_plain(after))
+        [] if after is None else refused_changes(to_plain(before), to_plain(after))
     )
     if refusals or wrong or problems:
-        told = list(asked.refusals(before))
-        if refusals and not told:
-            told = [_refusal("together these settings", refusals[0], "", maker)]
-        raise_all([*problems, *told, *(p for one in wrong for p in flat(one))])
+        refused_settings = list(requested.refusals(before))
+        if refusals and not refused_settings:
+            refused_settings = [_refusal("these settings together", refusals[0], "", maker)]
+        raise_all([*problems, *refused_settings, *(p for error in wrong for p in flat(error))])
     assert after is not None
-    if after.job is not None and wish.job.begin is None and not asked.begins:
+    if after.job is not None and changes.job.begin is None and not requested.begins:
         after = replace(after, job=replace(after.job, begin=None))
     warnings = tuple(w for w in after.warnings if w not in before.warnings)
-    return Remade(
+    return RemadePlan(
         plan=replace(after, warnings=(*plan.warnings, *warnings)),
-        settings={**asked.changes, **of_job},
-        further=goes_further(to_plain(before), to_plain(after)),
+        settings={**requested.changes, **of_job},
+        further=extends_run(to_plain(before), to_plain(after)),
         warnings=warnings,
     )
 
 
-class _Maker:
-    """Makes the trial's plan again."""
+class _PlanMaker:
+    """Makes the trial's plan again, with given settings."""
 
     def __init__(
         self,
@@ -165,12 +165,12 @@ class _Maker:
         *,
         now: bool = False,
     ) -> LaunchPlan:
-        """The plan of these settings.
+        """Makes the plan with these settings.
 
         Args:
-            now: with what this machine says of itself, and a look whether the models fit.
+            now: check against this machine's CPUs and GPUs, and that the models fit.
         Raises:
-            ConfigErrors: everything that is wrong with them.
+            ConfigErrors: all problems with the settings.
         """
         plan = self.plan
         with _in_folder(self.record.folder):
@@ -194,13 +194,13 @@ class _Maker:
             )
 
     def former(self) -> LaunchPlan:
-        """The plan as it is, made by this code.
+        """Makes the present plan with this code.
 
         Raises:
-            ConfigError: it is another one: the code is not the launch's.
+            ConfigError: the result differs from the plan on disk, so the code is not the launch's.
         """
         found: list[Difference] = []
-        # With a trial's copy of the code another program reads the plan: it must know each word of it.
+        # With a snapshot, that older code reads the plan and must know each of its fields.
         raw = self._raw if self.plan.snapshot else to_plain(self.plan)
         if "scheduling_options" not in raw:
             raise self._other_code("an older version made it")
@@ -211,32 +211,33 @@ class _Maker:
                 )
             except ConfigError as error:
                 raise self._other_code(f"{flat(error)[0].where}: {flat(error)[0].what}") from error
-            found = what_differs(raw, to_plain(made), aside=OF_A_START)
+            found = relevant_differences(raw, to_plain(made), ignored=PER_START)
             if not found:
                 self.layout = layout
                 return made
-        told = "; ".join(
-            f"{d.name} was {_shown(d.old)}, would be {_shown(d.new)}" for d in found[:MANY]
+        listed = "; ".join(
+            f"{d.name} was {_shown(d.old)}, would be {_shown(d.new)}"
+            for d in found[:MAX_DIFFERENCES]
         )
-        more = f"; and {len(found) - MANY} more" if len(found) > MANY else ""
-        raise self._other_code(told + more)
+        more = f"; and {len(found) - MAX_DIFFERENCES} more" if len(found) > MAX_DIFFERENCES else ""
+        raise self._other_code(listed + more)
 
     def _other_code(self, why: str) -> ConfigError:
         code = f"realsys {self.record.realsys_version}" if self.record.realsys_version else ""
         code += f" of revision {self.plan.revision}" if self.plan.revision else ""
         return ConfigError(
             "its settings can't be changed: this code, with the files that the settings name, does not "
-            f"make the plan of the launch again ({why})",
+            f"reproduce the plan of the launch ({why})",
             where=str(self.files.plan),
             fix="resume it without settings; or with the code that launched it "
             f"({code or 'see trial.json'}), from the folder of the launch",
         )
 
 
-class _Asked:
-    """The settings that were asked for, on the trial's own."""
+class _RequestedSettings:
+    """The requested settings, applied to the trial's own."""
 
-    def __init__(self, maker: _Maker, read: Sequence[UserSetting]) -> None:
+    def __init__(self, maker: _PlanMaker, read: Sequence[UserSetting]) -> None:
         self._maker, self._read = maker, read
         own, launch = self._applied(read)
         self.problems = [*own.problems, *launch.problems]
@@ -252,11 +253,11 @@ class _Asked:
 
     @property
     def begins(self) -> bool:
-        """Whether they say when to begin."""
+        """Whether the settings include a begin time."""
         return any(s.path.endswith(".begin") for s in self._read if s.path.startswith(PREFIX))
 
     def refusals(self, before: LaunchPlan) -> Iterator[ConfigError]:
-        """Of each setting by itself, where it alone makes a plan that can't be had."""
+        """Yields the refusal of each setting that alone makes an inadmissible plan."""
         plain, former = to_plain(before), self._maker
         for setting in self._read:
             own, launch = self._applied([setting])
@@ -269,8 +270,8 @@ class _Asked:
                     _request(former.plan, JobOptions(), former.layout),
                 )
             except ConfigError:
-                continue  # said of all together
-            if found := refused(plain, to_plain(alone)):
+                continue  # reported for all settings together
+            if found := refused_changes(plain, to_plain(alone)):
                 typed = _typed(setting.path, setting.origin)
                 yield _refusal(typed, found[0], setting.origin, former)
 
@@ -280,19 +281,19 @@ class _Asked:
         return own, apply_overrides(LaunchSettings(scheduling=self._maker.scheduling), of_launch)
 
 
-def _refusal(name: str, found: RefusedChange, origin: str, maker: _Maker) -> ConfigError:
-    """One setting's refusal, in the user's words."""
+def _refusal(name: str, found: RefusedChange, origin: str, maker: _PlanMaker) -> ConfigError:
+    """Makes the error for one refused setting, under the name the user typed."""
     path = found.difference.name
     changes = path.removeprefix("phases.").removeprefix("main.").removeprefix("config.")
     return ConfigError(
-        f"{name} can't be changed in a trial that has begun: {found.why}",
+        f"{name} can't be changed in a trial that has started: {found.why}",
         where=f"{origin or 'the settings of this resume'}; in the plan: {changes}",
-        fix=_instead(maker, origin),
+        fix=_alternative(maker, origin),
     )
 
 
-def _instead(maker: _Maker, origin: str) -> str:
-    """A new trial from the weights that the trial has saved; or how to have some saved."""
+def _alternative(maker: _PlanMaker, origin: str) -> str:
+    """Proposes a new trial from the trial's saved weights, or how to save some."""
     word = origin.removeprefix("command line ")
     config, saved = maker.plan.phases[-1].config, maker.files.phase(maker.files.root).checkpoints
     roles = dict.fromkeys(c.model_name.role for c in config.model_rpcs if c.is_train)
@@ -301,22 +302,22 @@ def _instead(maker: _Maker, origin: str) -> str:
     launch = f"realsys launch {maker.plan.experiment_name} " + " ".join([*starts, *own])
     if all((saved / role / "latest").exists() for role in roles):
         return (
-            "leave it out; or launch a new trial from this one's weights, with its other settings "
+            "leave it out; or launch a new trial from this trial's weights, with its other settings "
             f"(realsys show {maker.plan.trial}) and these: {launch}"
         )
     return (
-        "leave it out; or save this one's weights (resume it with exp_ctrl.save_freq_steps=1, and stop "
+        "leave it out; or save this trial's weights (resume it with exp_ctrl.save_freq_steps=1, and stop "
         f"it), and launch a new trial from them, with its other settings: {launch}"
     )
 
 
 def _typed(path: str, origin: str) -> str:
-    """The setting as it stands on the command line."""
+    """Returns the setting's name as on the command line."""
     return origin.removeprefix("command line ") if origin.startswith(_OPTION) else path
 
 
 def value_at(options: Any, path: str) -> Any:
-    """The value at a dotted path of a dataclass, also within a table; None where there is none."""
+    """Returns the value at a dotted path of a dataclass, also within a table; None if there is none."""
     head, _, rest = path.partition(".")
     if dataclasses.is_dataclass(options):
         value = getattr(options, head, None)
@@ -328,8 +329,8 @@ def value_at(options: Any, path: str) -> Any:
     return None
 
 
-def _of_job(plan: LaunchPlan, job: JobOptions) -> dict[str, tuple[Any, Any]]:
-    """Options of the job that are no settings, and that change something."""
+def _changed_job_options(plan: LaunchPlan, job: JobOptions) -> dict[str, tuple[Any, Any]]:
+    """Returns the job options that are not settings and that change something."""
     if plan.job is None:
         return {}
     old = plan.job
@@ -347,7 +348,7 @@ def _of_job(plan: LaunchPlan, job: JobOptions) -> dict[str, tuple[Any, Any]]:
 
 
 def _request(plan: LaunchPlan, job: JobOptions, layout: str | None) -> JobRequest | None:
-    """The job as the trial has it, with what was asked for; a passed deadline is left out."""
+    """Returns the trial's job options with the requested ones applied; a past deadline is dropped."""
     if plan.job is None:
         return None
     old = plan.job
@@ -364,7 +365,7 @@ def _request(plan: LaunchPlan, job: JobOptions, layout: str | None) -> JobReques
 
 
 def _without_start(given: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """What was set of the tasks, without what was about the first start."""
+    """Removes the options that concerned only the first start from the task settings."""
     return {
         kind: {k: v for k, v in changes.items() if k not in ("begin", "deadline")}
         for kind, changes in given.items()
@@ -378,7 +379,9 @@ def _shown(value: Any) -> str:
 
 @contextlib.contextmanager
 def _in_folder(folder: str) -> Iterator[None]:
-    """Where relative paths in the settings begin; stays where that can't be entered."""
+    """Enters the folder that relative paths in the settings refer to; does nothing if it can't be
+    entered.
+    """
     try:
         entered = contextlib.chdir(folder or ".")
         entered.__enter__()

@@ -1,8 +1,8 @@
-"""LaunchPlan → trial folder → a running supervisor, through submitit; the same again for a resume.
+"""LaunchPlan → trial folder → a running supervisor, through submitit; likewise for a resume.
 
-A trial's folder is made exclusively: its name is the lock against a second launch of the same trial.
-Whatever goes wrong before the supervisor is handed over, the folder is taken away again. Decides
-nothing about the run (resolve.py did) and does not wait for it (render.py does).
+A trial's folder is created exclusively: its name is the lock against a second launch of the same trial.
+If anything fails before the supervisor is submitted, the folder is removed again. Decides nothing about
+the run (resolve.py does) and does not wait for it (render.py does).
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from launcher.slurm.login_environment import (
     task_variables,
 )
 from launcher.submit.dispatch_job import dispatch
-from launcher.submit.nodes_to_leave_out import excluding
-from launcher.submit.plan_change import Current, put_back, read_current, store
+from launcher.submit.node_exclusion import with_excluded_nodes
+from launcher.submit.plan_change import StoredPlan, read_stored_plan, replace_plan, restore_plan
 from launcher.submit.planning import import_all
-from launcher.submit.remake import Remade, RequestedChanges, remake
+from launcher.submit.remake import RemadePlan, RequestedChanges, remake
 from launcher.trials.copies import refuse_copy
 from launcher.trials.submission import Submission, read_submission
 from launcher.trials.trial_state import State
@@ -67,21 +67,21 @@ from realsys.worker.environment import write_exports
 def submit(
     plan: LaunchPlan, *, command: Sequence[str] = (), imports: Sequence[str] = ()
 ) -> TrialFiles:
-    """Makes the trial's folder and starts its first attempt.
+    """Creates the trial's folder and starts its first attempt.
 
     Args:
-        command: what the user typed, for the record.
-        imports: ``--import`` files where they are now, for the snapshot.
+        command: the user's command line, for the record.
+        imports: present paths of ``--import`` files, for the snapshot.
     Raises:
-        TrialError: the trial exists; says how to watch, stop or resume it.
-        ClusterError: the file system refuses.
+        TrialError: the trial exists; the fix names how to watch, stop or resume it.
+        ClusterError: the file system refused.
     """
     with translate_os_errors(Path(plan.trial_dir)):
         files = make_trial(plan, record_of(plan, command))
         try:
             if plan.snapshot:
                 take_snapshot(files, imports)
-            start(files, plan, plan_hash(plan_text(plan)))
+            start_attempt(files, plan, plan_hash(plan_text(plan)))
         except BaseException:
             discard_folder(files)
             raise
@@ -89,20 +89,20 @@ def submit(
 
 
 def make_trial(plan: LaunchPlan, record: TrialRecord) -> TrialFiles:
-    """Makes the trial's folder with its plan and record; starts nothing.
+    """Creates the trial's folder with its plan and record; starts nothing.
 
     Raises:
         TrialError: the trial exists.
-        ClusterError: another user could exchange a folder on the way to it.
-        ConfigErrors: an image that is a file is not there, or packages of the workers are not; a plan
-            may be made elsewhere, a launch not.
+        ClusterError: another user could replace a folder on the path to it.
+        ConfigErrors: an image file, or packages of the workers, are missing, which a plan permits but
+            a launch does not.
     """
     raise_all([*missing_images(plan), *packages_missing_here(plan)])
     files = TrialFiles(Path(plan.trial_dir))
     try:
         make_trial_folder(files, root=Path(plan.cluster.file_root))
     except FileExistsError:
-        raise already_there(files, plan.trial) from None
+        raise trial_exists_error(files, plan.trial) from None
     try:
         write_text(files.plan, plan_text(plan))
         write_record(files.record, record)
@@ -113,7 +113,7 @@ def make_trial(plan: LaunchPlan, record: TrialRecord) -> TrialFiles:
 
 
 def missing_images(plan: LaunchPlan) -> Iterator[ConfigError]:
-    """Images of the plan's steps that are files and can't be seen from here, each once."""
+    """Yields image files of the plan's steps that are not visible from here, each once."""
     images = {step.container_image: step.worker_type.value for p in plan.phases for step in p.steps}
     for image, kind in images.items():
         where = f"image of {kind}"
@@ -135,22 +135,23 @@ def packages_missing_here(plan: LaunchPlan) -> list[ConfigError]:
 
 
 def discard_folder(files: TrialFiles) -> None:
-    """Removes the folder of a trial that was not handed over."""
+    """Removes the folder of a trial that was not submitted."""
     if read_submission(files) is None:
         shutil.rmtree(files.root, ignore_errors=True)
 
 
-def remarks(plan: LaunchPlan) -> list[str]:
-    """What a launch should say besides doing it: the plan's warnings, and what this shell does not
-    pass on to a Slurm job."""
-    told = [provenance_warning(TrialFiles(Path(plan.trial_dir)))] if plan.snapshot else []
-    told += dropped_variable_warnings(os.environ) if plan.job is not None else []
-    return [*plan.warnings, *filter(None, told)]
+def launch_warnings(plan: LaunchPlan) -> list[str]:
+    """Lists what a launch must report: the plan's warnings, and shell variables not passed on to the
+    Slurm job.
+    """
+    warnings = [provenance_warning(TrialFiles(Path(plan.trial_dir)))] if plan.snapshot else []
+    warnings += dropped_variable_warnings(os.environ) if plan.job is not None else []
+    return [*plan.warnings, *filter(None, warnings)]
 
 
-def remarks_on_resume(files: TrialFiles) -> list[str]:
-    """What a resume should say besides doing it."""
-    with suppress(RealsysError):  # the resume itself says what is wrong with the records
+def resume_warnings(files: TrialFiles) -> list[str]:
+    """Lists what a resume must report: code that differs from the launch's, steps that are lost."""
+    with suppress(RealsysError):  # the resume itself reports damaged records
         changed = changed_code_warning(files, read_plan(files.plan))
         return list(filter(None, [changed, lost_steps_warning(files)]))
     return []
@@ -173,71 +174,77 @@ def resubmit(
     files: TrialFiles,
     *,
     exclude: str | None = None,
-    wish: RequestedChanges | None = None,
+    changes: RequestedChanges | None = None,
     command: Sequence[str] = (),
-    tell: Callable[[str], None] = lambda _: None,
+    report: Callable[[str], None] = lambda _: None,
 ) -> Submission:
-    """Starts the next attempt of a trial that is not running; returns who has it.
+    """Starts the next attempt of a trial that is not running; returns its submission.
 
     Args:
-        exclude: hostlist of nodes that it shall not have.
-        wish: settings that it shall have from now on.
-        command: what the user typed, for the record of those.
-        tell: is told each setting that was changed, when the attempt is started.
+        exclude: hostlist of nodes to exclude.
+        changes: settings to apply from this attempt on.
+        command: the user's command line, for the record of the changes.
+        report: called with each changed setting once the attempt is started.
     Raises:
-        TrialIsLive: it is running, or another command resumes it at this moment.
+        TrialIsLive: it is running, or another command is resuming it.
         TrialError: it has completed, or its folder is damaged, was moved or is a copy of another trial's.
-        ClusterError: another user could exchange its folder, or one on the way to it.
-        ConfigError: a file of its ``--import`` can't be imported any more, its plan was changed, or a
-            setting can't be.
+        ClusterError: another user could replace its folder, or one on the path to it.
+        ConfigError: an ``--import`` file can't be imported any more, its plan was modified, or a
+            setting can't be changed.
     """
     check_trial(files)
-    read_current(files, finish=False)  # what is wrong with it is told before anything is touched
+    read_stored_plan(files, finish=False)  # reports a damaged plan before anything is modified
     refuse_copy(files, moved_too=True)
-    with alone(files):
-        current = read_current(files, finish=True)
-        changed = wish is not None and not wish.is_empty
+    with trial_lock(files):
+        current = read_stored_plan(files, finish=True)
+        changed = changes is not None and not changes.is_empty
         view = _resumable(files, but_completed=changed)
         import_all(current.plan.imports)
         if current.plan.job is not None:
             raise_all(missing_secrets(current.plan.cluster, os.environ))
         made = None
-        if wish is not None and changed:
-            made = remake(files, current.record, current.plan, current.raw, wish)
+        if changes is not None and changed:
+            made = remake(files, current.record, current.plan, current.raw, changes)
         if view.state is State.COMPLETED and not (made and made.further and has_checkpoint(files)):
-            raise completed(files, view.trial)
+            raise trial_completed_error(files, view.trial)
         with translate_os_errors(files.root):
             if made is None:
-                now = resumed_now(current.plan, datetime.now())
-                return start(files, excluding(now, exclude) if exclude else now, current.hash)
+                now = without_start_conditions(current.plan, datetime.now())
+                return start_attempt(
+                    files, with_excluded_nodes(now, exclude) if exclude else now, current.hash
+                )
             submission = _start_changed(files, current, made, exclude, command)
     for line in made.lines():
-        tell(line)
+        report(line)
     for warning in made.warnings:
-        tell(f"warning: {warning}")
+        report(f"warning: {warning}")
     return submission
 
 
 def _start_changed(
-    files: TrialFiles, current: Current, made: Remade, exclude: str | None, command: Sequence[str]
+    files: TrialFiles,
+    current: StoredPlan,
+    made: RemadePlan,
+    exclude: str | None,
+    command: Sequence[str],
 ) -> Submission:
-    """The next attempt with another plan, which is the trial's if the attempt could be handed over."""
-    job = excluding(made.plan, exclude) if exclude else made.plan
+    """Starts the next attempt with another plan; keeps the former plan if the submission fails."""
+    job = with_excluded_nodes(made.plan, exclude) if exclude else made.plan
     try:
-        new = store(files, current, made.plan, settings=made.lasting, command=command)
-        return start(files, job, new.hash)
+        new = replace_plan(files, current, made.plan, settings=made.lasting, command=command)
+        return start_attempt(files, job, new.hash)
     except BaseException:
-        put_back(files, current)
+        restore_plan(files, current)
         raise
 
 
 def has_checkpoint(files: TrialFiles) -> bool:
-    """Whether the main phase has one that a resume could go on from."""
+    """Whether the main phase has a checkpoint from which a resume could continue."""
     return any(files.phase(files.root).recover.glob("step-*"))
 
 
-def completed(files: TrialFiles, trial: str) -> TrialError:
-    """Why a completed trial can't be resumed."""
+def trial_completed_error(files: TrialFiles, trial: str) -> TrialError:
+    """Makes the error for resuming a completed trial."""
     return TrialError(
         f"{trial} has completed; there is nothing to resume",
         where=str(files.root),
@@ -246,10 +253,10 @@ def completed(files: TrialFiles, trial: str) -> TrialError:
 
 
 def _resumable(files: TrialFiles, *, but_completed: bool) -> TrialView:
-    """What is going on in the trial, which is nothing.
+    """Returns the view of a trial that is not running; raises if it is.
 
     Args:
-        but_completed: let one pass that has completed.
+        but_completed: accept a completed trial.
     """
     from launcher.trials.status import trial_view
 
@@ -261,7 +268,7 @@ def _resumable(files: TrialFiles, *, but_completed: bool) -> TrialView:
             fix=f"watch it: realsys watch {view.trial}   stop it: realsys stop {view.trial}",
         )
     if view.state is State.COMPLETED and not but_completed:
-        raise completed(files, view.trial)
+        raise trial_completed_error(files, view.trial)
     if view.state is State.UNKNOWN:
         raise TrialError(
             f"whether {view.trial} still runs is unknown: {view.reason}",
@@ -272,10 +279,10 @@ def _resumable(files: TrialFiles, *, but_completed: bool) -> TrialView:
 
 
 @contextmanager
-def alone(files: TrialFiles) -> Iterator[None]:
-    """Between looking whether a trial runs and handing it over nobody else may do the same.
+def trial_lock(files: TrialFiles) -> Iterator[None]:
+    """Locks the trial between the check that it does not run and its submission.
 
-    Where a file system has no locks, the supervisors sort it out: one of them takes the attempt.
+    On a file system without locks the supervisors resolve the race: only one of them gets the attempt.
     """
     with translate_os_errors(files.root):
         files.submitit.mkdir(mode=0o700, exist_ok=True)
@@ -286,9 +293,9 @@ def alone(files: TrialFiles) -> Iterator[None]:
         os.close(lock)
         trial = "/".join(files.root.parts[-2:])
         raise TrialIsLive(
-            f"another command resumes or removes {trial} at this moment",
+            f"another command is resuming or removing {trial}",
             where=str(files.root),
-            fix=f"nothing: look at what it started with `realsys status {trial}`",
+            fix=f"nothing: see what it started with `realsys status {trial}`",
         ) from None
     except OSError:
         pass
@@ -299,7 +306,7 @@ def alone(files: TrialFiles) -> Iterator[None]:
 
 
 def refuse_if_taken(files: TrialFiles, number: int, mine: Submission) -> None:
-    """Raises TrialIsLive when attempt ``number``, begun after the hand-over ``mine``, is another's."""
+    """Raises TrialIsLive if attempt ``number``, begun after submission ``mine``, belongs to another one."""
     if number <= mine.after_attempt:
         return
     attempt = read_record(AttemptRecord, files.attempt(number).record)
@@ -314,10 +321,10 @@ def refuse_if_taken(files: TrialFiles, number: int, mine: Submission) -> None:
     )
 
 
-def resumed_now(plan: LaunchPlan, now: datetime) -> LaunchPlan:
-    """The plan without what was about its first start: it is to go on now.
+def without_start_conditions(plan: LaunchPlan, now: datetime) -> LaunchPlan:
+    """Returns the plan without the times and dependency of its first start.
 
-    A deadline that has passed meanwhile is left out, too: Slurm would refuse the job for it.
+    A deadline that has passed is dropped too, because Slurm would refuse the job for it.
     """
     if plan.job is None:
         return plan
@@ -327,43 +334,45 @@ def resumed_now(plan: LaunchPlan, now: datetime) -> LaunchPlan:
     return replace(plan, job=job)
 
 
-def start(files: TrialFiles, plan: LaunchPlan, hash_of_plan: str) -> Submission:
-    """Hands the next attempt over; on Slurm with the environment that its job takes from this shell."""
+def start_attempt(files: TrialFiles, plan: LaunchPlan, hash_of_plan: str) -> Submission:
+    """Submits the next attempt; on Slurm, writes the environment that its job takes from this shell
+    first.
+    """
     if plan.job is not None:
         write_environment(files, plan)
     return dispatch(files, plan, hash_of_plan)
 
 
 def write_environment(files: TrialFiles, plan: LaunchPlan) -> None:
-    """What a job takes over from this shell, into files of mode 0600."""
+    """Writes the variables that a job takes over from this shell, into files of mode 0600."""
     write_exports(files.host_environment, host_variables(os.environ))
     task = task_variables(os.environ, plan.cluster.secrets)
     write_exports(files.task_environment, {**task, **plan.cluster.env_vars})
 
 
-def already_there(files: TrialFiles, trial: str) -> TrialError:
-    """Why a trial of a taken name can't be launched, and what can be done instead."""
+def trial_exists_error(files: TrialFiles, trial: str) -> TrialError:
+    """Makes the error for launching a trial whose name is taken, with what can be done instead."""
     from launcher.trials.status import trial_view
 
     view = trial_view(files)
     if view.state in State.live():
         return TrialIsLive(
-            f"{trial} is {view.state.value} already",
+            f"{trial} already exists and is {view.state.value}",
             where=str(files.root),
             fix=f"watch it: realsys watch {trial}   stop it: realsys stop {trial}   "
             "or pick another --trial name",
         )
     fix = "pick another --trial name (without one, the next free run<N> is taken)"
     if view.state is not State.COMPLETED:
-        fix = f"go on with it: realsys resume {trial}   or {fix}"
+        fix = f"resume it: realsys resume {trial}   or {fix}"
     return TrialError(
-        f"there is a trial {trial} already, {view.state.value}", where=str(files.root), fix=fix
+        f"trial {trial} already exists and is {view.state.value}", where=str(files.root), fix=fix
     )
 
 
 @contextmanager
 def translate_os_errors(root: Path, what: str = "the trial") -> Iterator[None]:
-    """Turns what a file system refuses into a ClusterError with what to do."""
+    """Translates OSError into a ClusterError with a fix."""
     try:
         yield
     except OSError as error:
@@ -384,7 +393,7 @@ def translate_os_errors(root: Path, what: str = "the trial") -> Iterator[None]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a file that did not exist, through to the disk."""
+    """Creates a new file durably; fails if it exists."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     with os.fdopen(os.open(path, flags, 0o644), "w", encoding="utf-8") as file:
         file.write(text)
@@ -399,7 +408,7 @@ def record_of(
     sweep: str = "",
     point: Mapping[str, str] | None = None,
 ) -> TrialRecord:
-    """The record of a trial that is launched now."""
+    """Makes the record of a trial launched now."""
     return TrialRecord(
         experiment_name=plan.experiment_name,
         trial_name=plan.trial_name,

@@ -1,8 +1,8 @@
-"""A sweep's words → plans → trials' folders → on Slurm, job arrays; launcher/submit/sweep.py decides.
+"""A sweep's settings → plans → trial folders → on Slurm, job arrays; launcher/submit/sweep.py decides.
 
-Every plan is made, and every mistake reported, before anything is written; every folder is made before
-anything is submitted. All or none: when a later job is refused, the earlier ones are taken back. The
-trials of a sweep run one copy of the code, the first one's: the others link to it.
+Every plan is made, and every mistake reported, before anything is written; every folder is created before
+anything is submitted. All or none: if a later job is refused, the earlier ones are cancelled. The trials
+of a sweep share one copy of the code, the first one's: the others link to it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.submit.dispatch_job import Element, cancel_submission, dispatch, hand_over_array
+from launcher.submit.dispatch_job import Element, cancel_submission, dispatch, dispatch_array
 from launcher.submit.job_options import JobOptions
 from launcher.submit.planning import Planner
 from launcher.submit.submit import (
@@ -25,7 +25,7 @@ from launcher.submit.submit import (
     translate_os_errors,
     write_environment,
 )
-from launcher.submit.sweep import Point, array_text, job_groups, points_of, told_once
+from launcher.submit.sweep import Point, array_text, job_groups, merged_problems, points_of
 from launcher.trials.find_trials import next_free_name
 from launcher.trials.submission import Submission, read_submission
 from realsys.api.errors import ClusterError, ConfigError, TrialError
@@ -37,7 +37,7 @@ from realsys.trial.snapshot import take_snapshot
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedSweep:
-    """The trials of a sweep, none of them written yet; ``plans`` in the order of ``points``."""
+    """The trials of a sweep, not yet written; ``plans`` in the order of ``points``."""
 
     experiment: str
     name: str
@@ -55,7 +55,7 @@ class PlannedSweep:
         return self.plans[0].job is not None
 
     def groups(self) -> list[list[int]]:
-        """On Slurm: the points of each job or job array."""
+        """Groups the points by job or job array, on Slurm."""
         return job_groups([plan.job for plan in self.plans if plan.job is not None])
 
 
@@ -71,15 +71,15 @@ def plan_sweep(
     snapshot: bool = True,
     parallel: int | None = None,
 ) -> PlannedSweep:
-    """The plans of all trials.
+    """Makes the plans of all trials.
 
     Args:
         name: of the sweep; None: the next free ``sweep<N>``.
-        parallel: how many may run at a time. Slurm does that for a job array; a sweep whose trials
-            ask for different jobs, or that runs on this machine, can't have a limit above 1.
+        parallel: number of trials that may run at a time. Slurm enforces it for a job array; a sweep
+            with different jobs, or on the local machine, can't have a limit above 1.
     Raises:
         ConfigErrors: every mistake of every trial, each once.
-        TrialError: there is a sweep, or a trial, of that name.
+        TrialError: a sweep or a trial of that name exists.
     """
     planner = Planner(
         experiment, config=config, cluster=cluster, imports=imports, job=job, snapshot=snapshot
@@ -94,7 +94,7 @@ def plan_sweep(
             plans.append(planner.plan(point.words, trial=point.trial))
         except ConfigError as error:
             problems[point.number] = flat(error)
-    raise_all(told_once(points, problems))
+    raise_all(merged_problems(points, problems))
     planned = PlannedSweep(
         experiment=experiment, name=name, points=tuple(points), plans=tuple(plans)
     )
@@ -106,10 +106,10 @@ def plan_sweep(
 def make_trials(
     planned: PlannedSweep, *, command: Sequence[str], imports: Sequence[str]
 ) -> list[TrialFiles]:
-    """Makes the folders of all trials, or of none.
+    """Creates the folders of all trials, or of none.
 
     Raises:
-        TrialError: one is there already. ClusterError: the file system refuses.
+        TrialError: one exists already. ClusterError: the file system refused.
     """
     made: list[TrialFiles] = []
     try:
@@ -134,7 +134,7 @@ def submit_jobs(
     """Submits all trials to Slurm, or none; returns each job's or array's id: ``12``, ``13_[0-3%2]``.
 
     Raises:
-        ClusterError: Slurm refuses; the folders are gone again.
+        ClusterError: Slurm refused; the folders are removed again.
     """
     jobs = []
     try:
@@ -142,9 +142,9 @@ def submit_jobs(
             with translate_os_errors(trials[group[0]].root):
                 jobs.append(_submit_group(planned, trials, group, parallel))
     except BaseException:
-        # All are read first: elements of an array are known by their first one's folder.
+        # Read all submissions first: array elements depend on the first element's folder.
         for files, submission in [(files, read_submission(files)) for files in trials]:
-            _withdraw(files, submission)
+            _cancel_and_remove(files, submission)
         raise
     return jobs
 
@@ -152,7 +152,7 @@ def submit_jobs(
 def _submit_group(
     planned: PlannedSweep, trials: Sequence[TrialFiles], group: Sequence[int], parallel: int | None
 ) -> str:
-    """One job, or one job array."""
+    """Submits one job, or one job array."""
     elements = []
     for i in group:
         plan = planned.plans[i]
@@ -169,12 +169,12 @@ def _submit_group(
         one = elements[0]
         return dispatch(one.files, one.plan, one.plan_hash).job_id
     array = array_text([e.index for e in elements], parallel)
-    submissions = hand_over_array(elements, name=planned.name, array=array)
+    submissions = dispatch_array(elements, name=planned.name, array=array)
     return f"{submissions[0].job_id.partition('_')[0]}_[{array}]"
 
 
-def _withdraw(files: TrialFiles, submission: Submission | None) -> None:
-    """Cancels the trial's job, if it has one, and removes its folder, unless it has run already."""
+def _cancel_and_remove(files: TrialFiles, submission: Submission | None) -> None:
+    """Cancels the trial's job, if it has one, and removes its folder unless it has run."""
     if submission is not None:
         with suppress(ClusterError):
             cancel_submission(submission)
@@ -183,19 +183,19 @@ def _withdraw(files: TrialFiles, submission: Submission | None) -> None:
 
 
 def _share_code(first: TrialFiles, files: TrialFiles) -> None:
-    """Lets a trial run the first one's copy of the code, by links that survive a move of the root."""
+    """Links a trial to the first one's copy of the code, relatively, so that the root can move."""
     for source in (first.code, first.snapshot, first.root / "dirty.diff"):
         if source.exists():
             (files.root / source.name).symlink_to(os.path.relpath(source, files.root))
 
 
 def _check_free(folder: Path, experiment: str, name: str) -> None:
-    """Raises TrialError if a trial, or a sweep, has the name."""
+    """Raises TrialError if a trial or a sweep has the name."""
     pattern = re.compile(re.escape(name) + r"(-\d+)?")
     names = sorted(p.name for p in folder.iterdir()) if folder.is_dir() else []
     if found := [n for n in names if pattern.fullmatch(n)]:
         raise TrialError(
-            f"{experiment} has trials of that name already: {found[0]}"
+            f"{experiment} already has trials of that name: {found[0]}"
             + (f" and {len(found) - 1} more" if len(found) > 1 else ""),
             where=str(folder),
             fix="pick another --trial name (without one, the next free sweep<N> is taken)",
@@ -203,7 +203,7 @@ def _check_free(folder: Path, experiment: str, name: str) -> None:
 
 
 def _check_parallel(planned: PlannedSweep, parallel: int) -> None:
-    """Raises ConfigError for a limit that nobody would keep."""
+    """Raises ConfigError for a limit that can't be enforced."""
     if not planned.on_slurm and parallel > 1:
         raise ConfigError(
             f"--parallel {parallel}: on this machine a sweep's trials run one after the other",
@@ -212,8 +212,8 @@ def _check_parallel(planned: PlannedSweep, parallel: int) -> None:
         )
     if planned.on_slurm and (groups := len(planned.groups())) > 1:
         raise ConfigError(
-            f"--parallel {parallel}: the trials ask for different jobs ({groups}), and Slurm limits "
-            "one job array only",
+            f"--parallel {parallel}: the trials need different jobs ({groups}), but Slurm can only limit "
+            "a single job array",
             where="command line --parallel",
             fix="leave it out, or sweep over values that need the same nodes in one --layout single",
         )

@@ -1,9 +1,9 @@
 """A sweep: several trials from one command, one for each combination of values (pure).
 
-With ``--sweep`` every NAME=VALUE word whose value has a comma outside brackets, braces and quotes is an
-axis; all other words hold for every trial. A value that is a list goes into brackets: ``x=[1,2],[3]``
-has two values. Trials are numbered in the order of the product, the last axis fastest. Making and
-starting them is launcher/submit/submit_sweep.py's work.
+With ``--sweep``, every NAME=VALUE word whose value has a comma outside brackets, braces and quotes is an
+axis; all other words hold for every trial. A list value is written in brackets: ``x=[1,2],[3]`` has two
+values. Trials are numbered in the order of the product, the last axis fastest.
+launcher/submit/submit_sweep.py creates and starts them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _OPENING, _CLOSING = "[{(", "]})"
 
 @dataclass(frozen=True)
 class Axis:
-    """A setting and its values, as they were written."""
+    """A setting and its values, as written."""
 
     name: str
     values: tuple[str, ...]
@@ -36,7 +36,7 @@ class Point:
     Attributes:
         number: from 0; on Slurm also its index in a job array.
         trial: the trial's name, ``sweep1-07``.
-        values: axis → its value here.
+        values: axis → its value in this trial.
         words: all NAME=VALUE words of the trial, in the order of the command line.
     """
 
@@ -50,10 +50,10 @@ class Point:
 
 
 def points_of(words: Sequence[str], name: str) -> list[Point]:
-    """Every combination, in order; ``name`` is the sweep's.
+    """Expands every combination, in order; ``name`` is the sweep's.
 
     Raises:
-        ConfigErrors: no axis, an axis that is given twice or has an empty or repeated value, or more
+        ConfigErrors: no axis, an axis given twice or with an empty or repeated value, or more
             than MAX_POINTS combinations.
     """
     axes = {i: axis for i, word in enumerate(words) if (axis := axis_of(word)) is not None}
@@ -71,14 +71,14 @@ def points_of(words: Sequence[str], name: str) -> list[Point]:
 
 
 def axis_of(word: str) -> Axis | None:
-    """The axis that a word is; None for a plain setting."""
+    """Parses a word as an axis; None for a plain setting."""
     name, equals, text = word.partition("=")
     values = split_values(text)
     return Axis(name.strip(), tuple(values)) if equals and len(values) > 1 else None
 
 
 def split_values(text: str) -> list[str]:
-    """The text at its commas outside brackets, braces and quotes; stripped."""
+    """Splits the text at its commas outside brackets, braces and quotes; strips the values."""
     values, start, depth, quote = [], 0, 0, ""
     for i, char in enumerate(text):
         before = text[:i].rstrip()[-1:]
@@ -118,14 +118,14 @@ def _problems(words: Sequence[str], axes: Sequence[Axis]) -> list[ConfigError]:
             wrong = f"{axis.name} has the value {repeated[0]!r} twice"
         if wrong:
             where = f"{axis.name}, command line --sweep"
-            fix = "name every value once, in one word; for no value write none"
+            fix = "give every value once, in one word; write none for no value"
             found.append(ConfigError(wrong, where=where, fix=fix))
     count = math.prod(len(axis.values) for axis in axes)
     if count > MAX_POINTS:
         sizes = " × ".join(f"{len(axis.values)} {axis.name}" for axis in axes)
         found.append(
             ConfigError(
-                f"the sweep has {count:,} trials ({sizes}), at most {MAX_POINTS:,} are possible",
+                f"the sweep has {count:,} trials ({sizes}); at most {MAX_POINTS:,} are possible",
                 where="command line --sweep",
                 fix="give fewer values, or launch several sweeps",
             )
@@ -133,15 +133,15 @@ def _problems(words: Sequence[str], axes: Sequence[Axis]) -> list[ConfigError]:
     return found
 
 
-def told_once(
+def merged_problems(
     points: Sequence[Point], problems: Mapping[int, Sequence[ConfigError]]
 ) -> list[ConfigError]:
-    """The mistakes of all trials, each once, saying which trials have it unless all do.
+    """Merges the mistakes of all trials, naming the trials concerned unless all are.
 
     Args:
-        problems: point's number → what is wrong with its plan.
+        problems: point's number → problems of its plan.
     """
-    told: dict[tuple[str, str, str], list[Point]] = {}
+    concerned_by: dict[tuple[str, str, str], list[Point]] = {}
     kinds: dict[tuple[str, str, str], type[ConfigError]] = {}
     for point in points:
         anonymous = f"{point.trial.rpartition('-')[0]}-N"
@@ -150,16 +150,16 @@ def told_once(
             key = tuple(text.replace(point.trial, anonymous) for text in texts)
             assert len(key) == 3
             kinds.setdefault(key, type(problem))
-            if point not in told.setdefault(key, []):
-                told[key].append(point)
+            if point not in concerned_by.setdefault(key, []):
+                concerned_by[key].append(point)
     return [
         kinds[key](key[0], where=key[1] + _which(concerned, points), fix=key[2])
-        for key, concerned in told.items()
+        for key, concerned in concerned_by.items()
     ]
 
 
 def _which(concerned: Sequence[Point], points: Sequence[Point]) -> str:
-    """Behind a problem's place: the trials that have it."""
+    """Names the trials concerned, as a suffix of a problem's place."""
     if len(concerned) == len(points):
         return ""
     if len(concerned) == 1:
@@ -173,9 +173,9 @@ def _which(concerned: Sequence[Point], points: Sequence[Point]) -> str:
 
 
 def job_groups(jobs: Sequence[JobPlan]) -> list[list[int]]:
-    """Which trials share a job array, as indices into ``jobs``; alone where one can't.
+    """Groups the trials that share a job array, as indices into ``jobs``; single if one can't.
 
-    An array's elements ask for the same, and Slurm has no arrays of het jobs; a split trial has
+    An array's elements have equal requests, and Slurm has no arrays of het jobs; a split trial has
     several jobs already.
     """
     groups: list[list[int]] = []
@@ -190,7 +190,7 @@ def job_groups(jobs: Sequence[JobPlan]) -> list[list[int]]:
 
 
 def array_text(numbers: Sequence[int], parallel: int | None) -> str:
-    """sbatch's --array for ascending indices: ``0-3,6%2``."""
+    """Renders sbatch's --array for ascending indices: ``0-3,6%2``."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][1] + 1:

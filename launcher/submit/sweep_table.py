@@ -1,4 +1,4 @@
-"""A sweep as a table, one row a trial (pure), and as the rows of its JSON document."""
+"""Renders a sweep as a table, one row per trial, and as a JSON document (pure)."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from launcher.terminal.text import headline
 from launcher.trials.trial_view import TrialView
 from realsys.api.plain import to_plain
 
-Row = tuple[Mapping[str, str], TrialView]  # the trial's values, and how it is
+Row = tuple[Mapping[str, str], TrialView]  # the trial's values and its state
 
 
 def sweep_table(rows: Sequence[Row]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """(columns, rows): trial, a column for each setting that differs, state, step, metrics, reason."""
+    """Builds (columns, rows): trial, a column per setting that differs, state, step, metrics, reason."""
     axes = list(dict.fromkeys(name for point, _ in rows for name in point))
     columns = ("trial", *axes, "state", "step", "last metrics", "reason")
     return columns, [
@@ -30,7 +30,7 @@ def sweep_table(rows: Sequence[Row]) -> tuple[tuple[str, ...], list[tuple[str, .
 
 
 def sweep_document(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """The trials as plain values: all that `status TRIAL --json` has, and ``point``."""
+    """Returns the trials as plain values: those of `status TRIAL --json`, and ``point``."""
     return [{"point": dict(point), **to_plain(view)} for point, view in rows]
 
 

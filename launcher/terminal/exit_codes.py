@@ -1,6 +1,6 @@
-"""What the exit status of `realsys` means: the one table, for scripts, the docs and the tests.
+"""The exit status table of `realsys`, for scripts, the docs and the tests.
 
-Errors carry their own code (realsys.api.errors, ``exit_code``); a test holds the two together.
+Errors carry their own code (realsys.api.errors, ``exit_code``); a test keeps the two consistent.
 """
 
 from __future__ import annotations

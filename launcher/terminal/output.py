@@ -1,7 +1,7 @@
-"""stdout is data, stderr is messages: the few functions that every verb prints with.
+"""Output functions of every verb: data on stdout, messages on stderr.
 
-Tables are drawn by rich on a terminal and are plain aligned text, never cut, in a pipe. The rules for
-colour (NO_COLOR, TERM=dumb, FORCE_COLOR, not a terminal) live here.
+Tables are drawn by rich on a terminal and are plain aligned text, never truncated, in a pipe. The rules
+for colour (NO_COLOR, TERM=dumb, FORCE_COLOR, not a terminal) are here.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 SCHEMA = 1
-_UNQUOTED = re.compile("[\x7f-\x9f\ud800-\udfff]")  # json leaves them as they are
+_UNQUOTED = re.compile("[\x7f-\x9f\ud800-\udfff]")  # json does not escape them
 
 
 def data(text: str = "") -> None:
-    """A line of the answer."""
+    """Writes a line of the result to stdout."""
     _write(sys.stdout, visible(text))
 
 
 def say(text: str = "") -> None:
-    """A line for the person at the terminal, not part of the answer."""
+    """Writes a message to stderr, not part of the result."""
     _write(sys.stderr, visible(text))
 
 
 def document(**fields: Any) -> None:
-    """The one JSON document of a ``--json`` verb."""
+    """Writes the one JSON document of a ``--json`` verb."""
     content = {"schema": SCHEMA, **{name: to_plain(value) for name, value in fields.items()}}
     text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=True)
     _write(sys.stdout, _UNQUOTED.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
 
 
 def error(problem: RealsysError, *, as_json: bool) -> None:
-    """What, where and what to do; as a document on stdout where that was asked for."""
+    """Writes what, where and fix of an error; as a JSON document on stdout if requested."""
     if as_json:
         document(error=error_fields(problem))
         return
@@ -54,7 +54,7 @@ def error(problem: RealsysError, *, as_json: bool) -> None:
 
 
 def error_fields(problem: RealsysError) -> dict[str, Any]:
-    """An error as plain values; several problems are listed one by one too."""
+    """Converts an error to plain values; several problems are also listed one by one."""
     fields: dict[str, Any] = {
         "kind": type(problem).__name__,
         "what": problem.what,
@@ -67,7 +67,7 @@ def error_fields(problem: RealsysError) -> dict[str, Any]:
 
 
 def warn(text: str) -> None:
-    """A warning for the person at the terminal."""
+    """Writes a warning to stderr."""
     _headed("warning:", "33", text)
 
 
@@ -83,17 +83,17 @@ def colour(stream: TextIO) -> bool:
 
 
 def can_draw(stream: TextIO) -> bool:
-    """Whether ``stream`` is a terminal on which lines can be drawn over."""
+    """Whether ``stream`` is a terminal whose lines can be redrawn."""
     return stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
 
 
 def paint(text: str, code: str) -> str:
-    """``text`` for stderr in an SGR colour, where colours are on."""
+    """Returns ``text`` in an SGR colour for stderr, if colours are enabled."""
     return f"\x1b[{code}m{text}\x1b[0m" if colour(sys.stderr) else text
 
 
 def console(stream: TextIO | None = None) -> Console:
-    """A rich console that keeps the rules for colour."""
+    """Returns a rich console that follows the rules for colour."""
     from rich.console import Console
 
     stream = stream or sys.stdout
@@ -106,7 +106,7 @@ def console(stream: TextIO | None = None) -> Console:
 def table(
     columns: Sequence[str], rows: Sequence[Sequence[str]], *, styles: Sequence[str] = ()
 ) -> None:
-    """Rows under headers: rich on a terminal, plain aligned text otherwise."""
+    """Prints rows under headers: with rich on a terminal, as plain aligned text otherwise."""
     if not sys.stdout.isatty():
         for line in aligned([list(columns), *[list(row) for row in rows]]):
             data(line)
@@ -124,7 +124,7 @@ def table(
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines whose columns begin at the same place; the last column is not padded."""
+    """Aligns the columns of the rows; the last column is not padded."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))] if rows else []
     return [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

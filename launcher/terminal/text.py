@@ -1,4 +1,4 @@
-"""Numbers and times as people read them. Pure."""
+"""Formats numbers, durations and times for people (pure)."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping
 from datetime import datetime
 
-# Control characters but for tab and line end, C1's among them; what turns the direction of writing;
-# halves of characters, as in a file name that is no UTF-8.
+# Control characters (C0 and C1) except tab and line end; bidirectional controls; lone surrogates, as in
+# a file name that is not UTF-8.
 _UNSEEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )
@@ -15,7 +15,9 @@ _COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
 
 
 def visible(text: str) -> str:
-    """``text`` for a terminal: without colours; what else would act on it is shown as ``\\x1b``."""
+    """Makes ``text`` safe for a terminal: removes colours and escapes other control characters as
+    ``\\x1b``.
+    """
     if text.isprintable():
         return text
     return _UNSEEN.sub(_as_escape, _COLOUR.sub("", text))
@@ -26,7 +28,7 @@ def _as_escape(found: re.Match[str]) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """``8.2 s``, ``3 min 05 s``, ``2 h 07 min``, ``3 d 4 h``."""
+    """Formats ``8.2 s``, ``3 min 05 s``, ``2 h 07 min``, ``3 d 4 h``."""
     if seconds is None:
         return "?"
     if seconds < 10:
@@ -42,17 +44,17 @@ def duration(seconds: float | None) -> str:
 
 
 def times(count: int) -> str:
-    """``1 time``, ``2 times``."""
+    """Formats ``1 time``, ``2 times``."""
     return f"{count} time" + "s" * (count != 1)
 
 
 def moment(at: float | None) -> str:
-    """Local date and time."""
+    """Formats local date and time."""
     return datetime.fromtimestamp(at).strftime("%Y-%m-%d %H:%M:%S") if at else ""
 
 
 def number(value: float) -> str:
-    """Four significant digits, no more zeros than needed."""
+    """Formats four significant digits without trailing zeros."""
     if value != value or value in (float("inf"), float("-inf")):
         return str(value)
     if value == 0 or 1e-3 <= abs(value) < 1e6:
@@ -61,5 +63,5 @@ def number(value: float) -> str:
 
 
 def headline(values: Mapping[str, float]) -> str:
-    """``reward 0.43   KL 0.012``."""
+    """Formats ``reward 0.43   KL 0.012``."""
     return "   ".join(f"{name} {number(value)}" for name, value in values.items())

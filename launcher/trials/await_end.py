@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 
-from launcher.trials.render import POLL_S, settle
+from launcher.trials.render import POLL_S, wait_for_supervisor_exit
 from launcher.trials.status import TrialReader
 from launcher.trials.trial_state import State
 from launcher.trials.trial_view import TrialView
@@ -42,5 +42,5 @@ def await_end(
                 )
             time.sleep(POLL_S)
         whole = reader.view()
-    settle(files)
+    wait_for_supervisor_exit(files)
     return whole if whole.is_over else view

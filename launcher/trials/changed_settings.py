@@ -1,9 +1,8 @@
-"""What a resume may change in a trial's plan, and why not the rest (pure).
+"""Decides which settings of a trial's plan a resume may change, with reasons against the others (pure).
 
-For `realsys resume TRIAL NAME=VALUE`. Two plans are compared at their leaves. A leaf may differ if it
-stands in ``ALLOWED``: no checkpoint depends on it, and what was computed before it would be computed
-again. All else is refused, so that a new setting stays refused until somebody decides. How the plans are
-made is launcher/submit/remake.py's work.
+For `realsys resume TRIAL NAME=VALUE`. Two plans are compared leaf by leaf. A leaf may differ if it is in
+``ALLOWED``: no checkpoint depends on it, and earlier steps would be computed the same. Everything else is
+refused, so a new setting is refused until it is added here. launcher/submit/remake.py makes the plans.
 """
 
 from __future__ import annotations
@@ -19,21 +18,21 @@ Path = tuple[str, ...]
 MAIN = "main"
 
 # ---- the table ----------------------------------------------------------------------------------
-# Paths of a plan; ``*`` is one part, ``**`` any number of parts. ``P`` stands for any phase.
+# Paths of a plan; ``*`` is one part, ``**`` any number of parts.
 
 _MAIN = "phases.main.config"
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A leaf that may change: ``unless`` gives a reason against it, from the plan and the leaf's path."""
+    """A leaf that may change, unless ``unless`` (new plan, leaf's path) returns a reason against it."""
 
     where: str
     unless: Callable[[Mapping[str, Any], Path], str] | None = None
 
 
 def _length_matters(plan: Mapping[str, Any], path: Path) -> str:
-    """Learning rates are functions of the step and, but for a constant one, of the run's length."""
+    """Refuses a new length if learning rates depend on it: every schedule but the constant one does."""
     for worker in plan["phases"][MAIN]["config"]["model_worker"]:
         for shard in worker["shards"]:
             optimizer = shard["backend"]["args"].get("optimizer")
@@ -43,24 +42,26 @@ def _length_matters(plan: Mapping[str, Any], path: Path) -> str:
             warmup = optimizer.get("warmup_steps_proportion", 0)
             if shape != "constant" or warmup:
                 role = shard["id"]["model_name"]["role"]
-                told = f"lr_schedule={shape}" if shape != "constant" else f"a warm-up of {warmup:g}"
+                cause = (
+                    f"lr_schedule={shape}" if shape != "constant" else f"a warm-up of {warmup:g}"
+                )
                 return (
-                    f"the learning rate of every step follows from the run's length ({role} has {told} of "
-                    "all steps): the steps that are done were made with others"
+                    f"the learning rate of every step depends on the run's length ({role} has {cause} of "
+                    "all steps): completed steps used other rates"
                 )
     return ""
 
 
 def _cuts(plan: Mapping[str, Any], path: Path) -> str:
-    """Our own data sets end a run at a prompt that is too long; others may leave it out."""
+    """Refuses a new length limit for data sets that may drop records by it; ours end the run instead."""
     kind = at(plan, (*path[:-2], "type_"))
     if kind in ("math_prompts", "math_sft"):
         return ""
-    return f"data set {kind} may leave records out by it, and their order would be another one"
+    return f"data set {kind} may drop records by it, which would change their order"
 
 
 def _scales_loss(plan: Mapping[str, Any], path: Path) -> str:
-    """One way to add up losses divides by the longest answer."""
+    """Refuses a new answer length if the loss aggregation divides by it."""
     for call in plan["phases"][MAIN]["config"]["model_rpcs"]:
         if call["interface_impl"]["args"].get("loss_aggregation") == "seq_mean_token_sum_norm":
             return "loss_aggregation=seq_mean_token_sum_norm divides each loss by it"
@@ -80,14 +81,14 @@ _TASK = (
 ).split()
 
 ALLOWED: tuple[Rule, ...] = (
-    # When to save, checkpoint and evaluate; how long to go on.
+    # When to save, checkpoint and evaluate; length of the run.
     *(Rule(f"{control}.{name}") for control in _CONTROLS for name in (*_PERIODS, "ckpt_keep")),
     *(
         Rule(f"{control}.{name}", _length_matters)
         for control in _CONTROLS
         for name in ("benchmark_steps", "total_train_epochs")
     ),
-    # Lengths: of what is read, and of what is sampled from now on.
+    # Length limits of data and of future samples.
     *(
         Rule(f"{_MAIN}.{where}.args.{name}", _cuts)
         for name in _LENGTHS
@@ -99,7 +100,7 @@ ALLOWED: tuple[Rule, ...] = (
     Rule(f"{_MAIN}.model_rpcs.*.interface_impl.args.gen.max_new_tokens", _scales_loss),
     Rule(f"{_MAIN}.rollout_worker.*.gconfig.max_new_tokens", _scales_loss),
     Rule(f"{_MAIN}.evaluator.*.gconfig.max_new_tokens"),
-    # How much is in memory, or under way, at a time; how long it may take.
+    # Memory and concurrency limits; time-outs.
     Rule(f"{_MAIN}.model_rpcs.*.mb_spec.max_tokens_per_mb"),
     Rule(f"{_MAIN}.model_rpcs.*.mb_spec.max_cache_tokens"),
     *(
@@ -126,37 +127,37 @@ ALLOWED: tuple[Rule, ...] = (
             "mb_spec.max_cache_tokens",
         )
     ),
-    # Where metrics go.
+    # Destinations of metrics.
     Rule(f"{_MAIN}.tensorboard"),
     Rule(f"{_MAIN}.wandb.**"),
-    # Where tasks run, and with what: of every phase. Not how many there are.
+    # Placement and resources of tasks in every phase, but not their number.
     *(Rule(f"phases.*.scheduling.*.scheduling.{name}.**") for name in _TASK),
     Rule("phases.*.steps.**"),
     Rule("job.**"),
 )
 
-# Why not, for leaves that ALLOWED does not have; the first that fits is told.
+# Reasons against leaves that are not in ALLOWED; the first that matches is reported.
 _REASONS: tuple[tuple[str, str], ...] = (
     ("phases.main.config.*.*.base_seed", "data order and sampling follow from it"),
-    ("phases.main.config.**.optimizer.**", "weights and moments were made with it"),
+    ("phases.main.config.**.optimizer.**", "weights and moments were computed with it"),
     ("phases.main.config.model_worker.*.datasets.**", "{data}"),
     ("phases.main.config.rollout_worker.*.datasets.**", "{data}"),
     ("phases.main.config.*.*.shuffle_dataset", "{data}"),
     ("phases.main.config.model_rpcs.*.n_seqs", "it is the batch size: {data}"),
     (
         "phases.main.config.model_rpcs.*.n_minibatches",
-        "how many updates a step makes depends on it",
+        "the number of updates per step depends on it",
     ),
     (
         "phases.main.config.**.eval_dataset.**",
-        "evaluations before and after it would be of two tests",
+        "evaluations before and after it would not be comparable",
     ),
-    ("phases.main.config.evaluator.**", "evaluations before and after it would be of two tests"),
+    ("phases.main.config.evaluator.**", "evaluations before and after it would not be comparable"),
     ("phases.main.config.**.shards.*.model.**", "the checkpoint holds that model's weights"),
-    ("phases.main.config.*.*.num_threads", "sums would be rounded in another way"),
-    ("phases.main.config.*.*.backend_args.num_threads", "sums would be rounded in another way"),
-    ("phases.main.scheduling.*.scheduling.gpu", "tasks would compute on something else"),
-    ("phases.main.scheduling.*.scheduling.container_image", "it would be other software"),
+    ("phases.main.config.*.*.num_threads", "sums would be rounded differently"),
+    ("phases.main.config.*.*.backend_args.num_threads", "sums would be rounded differently"),
+    ("phases.main.scheduling.*.scheduling.gpu", "tasks would compute on other devices"),
+    ("phases.main.scheduling.*.scheduling.container_image", "the software would differ"),
     ("phases.main.scheduling.*", "the checkpoint has a file for each worker"),
     ("phases.main.scheduling.*.count", "the checkpoint has a file for each worker"),
     ("phases.main.config.**.shards.*.id.**", "{layout}"),
@@ -170,23 +171,23 @@ _REASONS: tuple[tuple[str, str], ...] = (
     ("phases.main.config.**.reward", "{algorithm}"),
 )
 _WORDS = {
-    "{data}": "which records make which step follows from it",
-    "{layout}": "the checkpoint is cut as models lie on their workers",
-    "{algorithm}": "it is a part of what is learned and how: the run would be half of two",
+    "{data}": "the assignment of records to steps depends on it",
+    "{layout}": "the checkpoint is sharded as models lie on their workers",
+    "{algorithm}": "it is part of the algorithm: the run would mix two algorithms",
 }
-_UNDECIDED = "it is not among the settings that no checkpoint depends on"
+_NOT_ALLOWED = "it is not among the settings that no checkpoint depends on"
 
 
-# ---- telling ------------------------------------------------------------------------------------
+# ---- rendering ----------------------------------------------------------------------------------
 
 
 def change_text(old: Any, new: Any) -> str:
-    """``128 → 256``."""
+    """Renders ``128 → 256``."""
     return f"{value_text(old)} → {value_text(new)}"
 
 
 def change_lines(changes: Iterable[PlanChange]) -> list[str]:
-    """``dataset.max_prompt_len: 128 → 256 since attempt 2``, of all that resumes have changed."""
+    """Renders ``dataset.max_prompt_len: 128 → 256 since attempt 2`` for all changes made by resumes."""
     return [
         f"{name}: {change_text(*values)} since attempt {change.from_attempt}"
         for change in changes
@@ -198,7 +199,7 @@ def change_lines(changes: Iterable[PlanChange]) -> list[str]:
 
 
 class _Absent:
-    """What is not there."""
+    """Placeholder for a missing value."""
 
     def __repr__(self) -> str:
         return "nothing"
@@ -209,7 +210,7 @@ ABSENT = _Absent()
 
 @dataclass(frozen=True)
 class Difference:
-    """A leaf that two plans do not agree about. Lists of other lengths are a leaf."""
+    """A leaf in which two plans differ. Lists of different lengths count as one leaf."""
 
     path: Path
     old: Any
@@ -217,25 +218,25 @@ class Difference:
 
     @property
     def name(self) -> str:
-        """Dotted, with ``*`` for a place in a list."""
+        """The dotted path, with ``*`` for list indices."""
         return ".".join("*" if part.isdecimal() else part for part in self.path)
 
 
 @dataclass(frozen=True)
 class RefusedChange:
-    """A difference that a resume can't have, and why."""
+    """A difference that a resume must not make, and the reason."""
 
     difference: Difference
     why: str
 
 
 def by_phase(plan: Mapping[str, Any]) -> dict[str, Any]:
-    """A plan's plain value with a table of phases, so that paths name them."""
+    """Returns a plan's plain value with phases as a table, so that paths name them."""
     return {**plan, "phases": {phase["name"]: phase for phase in plan["phases"]}}
 
 
 def differences(old: Any, new: Any, path: Path = ()) -> Iterator[Difference]:
-    """All leaves in which two plain values differ."""
+    """Yields all leaves in which two plain values differ."""
     if old is new or old == new:
         return
     if isinstance(old, Mapping) and isinstance(new, Mapping):
@@ -249,7 +250,7 @@ def differences(old: Any, new: Any, path: Path = ()) -> Iterator[Difference]:
 
 
 def at(plan: Any, path: Path) -> Any:
-    """The value at a path; None where there is none."""
+    """Returns the value at a path; None if there is none."""
     for part in path:
         if isinstance(plan, Mapping):
             plan = plan.get(part)
@@ -261,7 +262,7 @@ def at(plan: Any, path: Path) -> Any:
 
 
 def matches(path: Sequence[str], pattern: Sequence[str]) -> bool:
-    """Whether ``pattern`` is of this path: ``*`` is one part, ``**`` any number of them."""
+    """Whether the path matches ``pattern``: ``*`` is one part, ``**`` any number of parts."""
     if not pattern:
         return not path
     head, rest = pattern[0], pattern[1:]
@@ -270,19 +271,19 @@ def matches(path: Sequence[str], pattern: Sequence[str]) -> bool:
     return bool(path) and head in ("*", path[0]) and matches(path[1:], rest)
 
 
-# What is about words, not about what is done; what each start has anew.
-_ASIDE = ("options.**", "scheduling_options.**", "warnings.**")
-OF_A_START = (
+# Leaves that do not affect the run; leaves that are set anew for each start.
+_IGNORED = ("options.**", "scheduling_options.**", "warnings.**")
+PER_START = (
     *(f"job.{name}" for name in ("begin", "deadline", "dependency", "after")),
     *(f"phases.*.scheduling.*.scheduling.{name}" for name in ("begin", "deadline")),
 )
 
 
-def what_differs(
-    old: Mapping[str, Any], new: Mapping[str, Any], *, aside: Iterable[str] = ()
+def relevant_differences(
+    old: Mapping[str, Any], new: Mapping[str, Any], *, ignored: Iterable[str] = ()
 ) -> list[Difference]:
-    """Differences of two plans' plain values that tell of another run."""
-    left_out = [pattern.split(".") for pattern in (*_ASIDE, *aside)]
+    """Lists differences of two plans' plain values that make a different run."""
+    left_out = [pattern.split(".") for pattern in (*_IGNORED, *ignored)]
     return [
         found
         for found in differences(by_phase(old), by_phase(new))
@@ -290,43 +291,46 @@ def what_differs(
     ]
 
 
-def refused(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[RefusedChange]:
-    """What differs and may not, with the reason; what tells most comes first."""
+def refused_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[RefusedChange]:
+    """Lists the refused differences with reasons, the most specific reason first."""
     plan = by_phase(new)
     found = []
-    for difference in what_differs(old, new):
-        place, why = _judged(plan, difference.path)
+    for difference in relevant_differences(old, new):
+        place, why = _refusal_of(plan, difference.path)
         if why:
             found.append((place, RefusedChange(difference, why)))
-    return [one for _, one in sorted(found, key=lambda pair: pair[0])]
+    return [change for _, change in sorted(found, key=lambda pair: pair[0])]
 
 
-def why_not(plan: Mapping[str, Any], path: Path) -> str:
-    """Why a leaf may not change; empty if it may.
+def refusal_reason(plan: Mapping[str, Any], path: Path) -> str:
+    """Returns the reason against changing a leaf; empty if it may change.
 
     Args:
-        plan: the new one, as ``by_phase`` makes it.
+        plan: the new one, as returned by ``by_phase``.
     """
-    return _judged(plan, path)[1]
+    return _refusal_of(plan, path)[1]
 
 
-def _judged(plan: Mapping[str, Any], path: Path) -> tuple[int, str]:
-    """(place of the reason in the table, the reason)."""
+def _refusal_of(plan: Mapping[str, Any], path: Path) -> tuple[int, str]:
+    """Returns (index of the reason in the table, reason); 0 if allowed or refused by a rule."""
     for rule in ALLOWED:
         if matches(path, rule.where.split(".")):
             return 0, rule.unless(plan, path) if rule.unless else ""
     if path[0] == "phases" and path[1] != MAIN:
-        return 0, f"phase {path[1]} was begun with the former, and its product is named by them all"
+        return (
+            0,
+            f"phase {path[1]} was started with the former value, and its product's name depends on it",
+        )
     for place, (pattern, why) in enumerate(_REASONS, 1):
         if matches(path, pattern.split(".")):
             for word, meaning in _WORDS.items():
                 why = why.replace(word, meaning)
             return place, why
-    return len(_REASONS) + 1, _UNDECIDED
+    return len(_REASONS) + 1, _NOT_ALLOWED
 
 
-def goes_further(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    """Whether the new plan's run is longer by its limits: what a completed trial goes on with."""
+def extends_run(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    """Whether the new plan's limits allow a longer run, so that a completed trial can continue."""
     former, now = (
         at(by_phase(plan), ("phases", MAIN, "config", "exp_ctrl")) for plan in (old, new)
     )

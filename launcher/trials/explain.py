@@ -1,7 +1,7 @@
-"""Why a trial waits, hangs or died, as sentences (pure): for `realsys explain`.
+"""Explains in sentences why a trial waits, hangs or has failed, for `realsys explain` (pure).
 
-``status`` says what is; this says what it comes from and what to do: Slurm's reason, the workers that
-are missing by name, the first failure with the end of its log, what came of it in the others.
+``status`` shows the state; this shows its causes and what to do: Slurm's reason, missing workers by name,
+the first failure with the end of its log, and the failures that followed from it.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from launcher.slurm.query.time_left import time_warning, time_words
 from launcher.terminal.text import duration, moment, times
 from launcher.trials.trial_state import State
 from launcher.trials.trial_view import TrialView, WorkerView
-from launcher.trials.waits import waits
+from launcher.trials.waits import wait_chains
 from realsys.trial.records import Failure
 
-LONG_S = 120.0  # a call longer than this is pointed out
+LONG_CALL_S = 120.0  # a call longer than this is reported
 MAX_NAMES = 12
 
 
 def explain(view: TrialView) -> Iterator[str]:
-    """The story in the order of its causes; the last line says what to do."""
+    """Yields the causes in order; the last line says what to do."""
     yield f"{view.trial} is {view.state.value}" + (f": {view.reason}" if view.reason else "")
     yield from _job(view)
     if view.state in State.live():
@@ -40,16 +40,16 @@ def _job(view: TrialView) -> Iterator[str]:
     job = view.job
     if job is None:
         return
-    said = f"Slurm says of job {job.job_id}: {job.slurm_state}"
+    line = f"Slurm says of job {job.job_id}: {job.slurm_state}"
     if job.reason and job.reason not in ("None", "(null)"):
-        said += f" ({job.reason})"
+        line += f" ({job.reason})"
     if job.expected_start and view.state in (State.QUEUED, State.HELD):
-        said += f", expected to start {moment(job.expected_start)}"
+        line += f", expected to start {moment(job.expected_start)}"
     if job.nodes:
-        said += f", on {job.nodes}"
+        line += f", on {job.nodes}"
     if job.restarts:
-        said += f", started again {job.restarts} time{'s' * (job.restarts > 1)}"
-    yield said
+        line += f", restarted {job.restarts} time{'s' * (job.restarts > 1)}"
+    yield line
     if view.time:
         yield f"time limit of the job: {time_words(view.time)}"
     if late := time_warning(view.time, view.trial):
@@ -57,36 +57,36 @@ def _job(view: TrialView) -> Iterator[str]:
 
 
 def _workers(view: TrialView) -> Iterator[str]:
-    """Who is missing, who is gone, who computes."""
+    """Yields missing, lost, restarted and busy workers."""
     for state, words in (
-        ("not known", "may live or not: that can't be read now"),
-        ("not started", "not registered yet"),
+        ("not known", "have an unknown state: the store can't be read at present"),
+        ("not started", "have not registered yet"),
         ("gone", "have lost their leases (dead or cut off)"),
-        ("lost", "ended without a word"),
+        ("lost", "ended without deregistering"),
         ("failed", "failed"),
     ):
         names = [w.worker for w in view.workers if w.state == state]
         if names:
             yield f"{len(names)} of {len(view.workers)} workers {words}: {_names(names)}"
             if state == "not started":
-                yield from _what_they_say(view)
+                yield from _logs_of_unregistered(view)
     for worker in view.workers:
         if worker.restarts:
             why = worker.restart_why.partition("\n")[0]
             yield f"{worker.worker} was restarted {times(worker.restarts)}, the last time because: {why}"
-        if worker.state == "running" and (worker.seconds_in_state or 0) > LONG_S:
+        if worker.state == "running" and (worker.seconds_in_state or 0) > LONG_CALL_S:
             yield _busy(worker)
     if view.progress and view.progress.running:
         running = ", ".join(f"{name} on {where}" for name, where in view.progress.running.items())
         yield f"step {view.progress.step + 1} computes {running}"
-        yield from waits(view)
+        yield from wait_chains(view)
 
 
-def _what_they_say(view: TrialView) -> Iterator[str]:
-    """Of workers that have not registered: the first that has a log, or why none has."""
+def _logs_of_unregistered(view: TrialView) -> Iterator[str]:
+    """Yields, for workers that have not registered, the first one with a log, or why there is none."""
     silent = [w for w in view.workers if w.state == "not started"]
     if logged := [w.worker for w in silent if w.has_log]:
-        yield f"  what they say: realsys logs {view.trial} '{logged[0]}'"
+        yield f"  see their logs: realsys logs {view.trial} '{logged[0]}'"
     if unstarted := [w for w in silent if w.is_not_started]:
         names = _names([w.worker for w in unstarted])
         why = next((f": {w.reason}" for w in unstarted if w.reason), "")

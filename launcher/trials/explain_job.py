@@ -1,4 +1,4 @@
-"""Why a trial on Slurm is in its state, and what to do, from what Slurm says of its job (pure)."""
+"""Explains the state of a trial on Slurm from its job, with what to do (pure)."""
 
 from __future__ import annotations
 
@@ -18,13 +18,16 @@ if TYPE_CHECKING:
 _ENDS = {
     "TIMEOUT": (
         "it reached its time limit",
-        "give it more: {resume} --time LIMIT (or --requeue, where the site allows it)",
+        "allow more: {resume} --time LIMIT (or --requeue, if the site allows it)",
     ),
     "NODE_FAIL": ("it lost a node", ""),
-    "PREEMPTED": ("it had to make way for another job", "slurm.requeue: true goes on by itself"),
+    "PREEMPTED": (
+        "it was preempted by another job",
+        "with slurm.requeue: true it would continue automatically",
+    ),
     "OUT_OF_MEMORY": (
-        "it used more memory than it had asked for",
-        "give it more: {resume} scheduling.<worker type>.mem=MIB",
+        "it used more memory than it requested",
+        "request more: {resume} scheduling.<worker type>.mem=MIB",
     ),
     "DEADLINE": ("it could not end before its deadline", "{resume} --deadline WHEN, a later one"),
     "BOOT_FAIL": ("a node did not boot", ""),
@@ -33,7 +36,7 @@ _ENDS = {
 
 
 def explain_job(state: State, records: Records) -> tuple[str, str] | None:
-    """(why, what to do) where the job explains the state; None where the trial's own records do."""
+    """Returns (reason, fix) if the job explains the state; None if the trial's own records do."""
     submission, job = records.submission, records.job
     assert submission is not None
     resume = f"realsys resume {records.trial}"
@@ -41,7 +44,7 @@ def explain_job(state: State, records: Records) -> tuple[str, str] | None:
         if state is not State.UNKNOWN:
             return None
         return (
-            f"Slurm does not say what job {submission.job_id} does, and no worker's lease is held",
+            f"Slurm does not report the state of job {submission.job_id}, and no worker holds a lease",
             "try again when slurmctld answers (scontrol ping)",
         )
     if state in (State.QUEUED, State.HELD):
@@ -70,20 +73,20 @@ def _waiting(job: JobInfo, records: Records) -> tuple[str, str]:
 _DEPENDENCY: dict[str, Callable[[str], str]] = {
     "Dependency": lambda other: f"it waits for {other}",
     "DependencyNeverSatisfied": lambda other: (
-        f"{other}, which it waits for, did not end as it must"
+        f"{other}, which it waits for, did not end as required"
     ),
 }
 
 
 def _waits_for(records: Records) -> str:
-    """The trial or sweep named by --after, as `realsys status` takes it."""
+    """Returns the trial or sweep named by --after, as `realsys status` takes it."""
     after = records.plan.job.after if records.plan and records.plan.job else None
     name, colon, condition = (after or "").rpartition(":")
     return name if colon and condition in CONDITIONS else after or ""
 
 
 def _lost(job: JobInfo, records: Records, resume: str) -> tuple[str, str]:
-    """The supervisor left no exit marker: what Slurm knows of the job's end."""
+    """Explains a missing exit marker by Slurm's record of the job's end."""
     when = (
         f" after {duration(job.ended_at - job.started_at)}"
         if job.ended_at and job.started_at
@@ -91,7 +94,7 @@ def _lost(job: JobInfo, records: Records, resume: str) -> tuple[str, str]:
     )
     started = records.attempt is not None
     if job.state is JobState.GONE:
-        how, fix = "Slurm knows it no more", ""
+        how, fix = "Slurm no longer knows it", ""
     elif job.slurm_state.startswith("CANCELLED") or job.state is JobState.STOPPED:
         by = _canceller(job)
         how, fix = f"it was cancelled{by and f' by {by}'}", ""
@@ -99,7 +102,7 @@ def _lost(job: JobInfo, records: Records, resume: str) -> tuple[str, str]:
         base = job.slurm_state.split()[0] if job.slurm_state else ""
         how, fix = _ENDS.get(base, (_exit(job), ""))
         fix = fix.replace("{resume}", resume)
-    what = "ended without an exit marker" if started else "ended before it could take an attempt"
+    what = "ended without an exit marker" if started else "ended before its attempt began"
     where = f"read {records.batch_log}" if records.batch_log and not started else ""
     last = "" if resume in fix else resume
     return f"job {job.job_id} {what}{when}: {how}", "; ".join(filter(None, (where, fix, last)))
@@ -114,7 +117,7 @@ def _exit(job: JobInfo) -> str:
 
 
 def _canceller(job: JobInfo) -> str:
-    """``CANCELLED by 1000`` of sacct → the user's name."""
+    """Extracts the user's name from sacct's ``CANCELLED by 1000``."""
     word = job.slurm_state.rpartition(" by ")[2]
     if not word.isdigit():
         return ""

@@ -1,8 +1,8 @@
-"""Finds trials by what a user types: `experiment/trial`, `experiment` (its newest), or a folder; and
-sweeps by `experiment/sweep`.
+"""Finds trials by `experiment/trial`, `experiment` (its newest) or a folder, and sweeps by
+`experiment/sweep`.
 
-For every verb that takes TRIAL. Looks under the file roots of the known clusters; reads a trial's
-record and nothing else.
+For every verb that takes TRIAL. Searches the file roots of the known clusters; reads only a trial's
+record.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FOLDER = ("/", "./", "../", "~")
 
 
 def find_trial(name: str, *, cluster: str | None = None) -> TrialFiles:
-    """The trial that ``name`` means.
+    """Finds the trial that ``name`` refers to.
 
     Raises:
         NoSuchTrial: with the nearest names.
@@ -49,13 +49,13 @@ def find_trial(name: str, *, cluster: str | None = None) -> TrialFiles:
         raise NoSuchTrial(
             f"no trial {name!r}" if slash else f"no trial of experiment {name!r}",
             where=", ".join(file_roots(cluster)),
-            fix=_meant(name, names),
+            fix=_suggestion(name, names),
         )
     return max(fitting, key=created_at)
 
 
-def _meant(name: str, known: Sequence[str]) -> str:
-    """What the writer of an unknown name probably meant, as a sentence (pure)."""
+def _suggestion(name: str, known: Sequence[str]) -> str:
+    """Suggests the names that were probably meant by an unknown one, as a sentence (pure)."""
     if not known:
         return "launch one: realsys launch EXPERIMENT"
     if name.startswith(_FOLDER):
@@ -71,13 +71,14 @@ def _meant(name: str, known: Sequence[str]) -> str:
 
 
 def find_own_trial(name: str, *, cluster: str | None = None, or_copy: bool = False) -> TrialFiles:
-    """The same for verbs that act on what the trial's records say.
+    """Finds a trial for verbs that act on its records.
 
     Args:
-        or_copy: also a copy of another trial's folder: for `rm`.
+        or_copy: accept a copy of another trial's folder: for `rm`.
     Raises:
-        NoSuchTrial: as above. ClusterError: somebody else wrote those records, or could have.
-        TrialError: they are of another folder, of which this is a copy.
+        NoSuchTrial: as find_trial.
+        ClusterError: another user wrote those records, or could have.
+        TrialError: the folder is a copy of another trial's.
     """
     files = find_trial(name, cluster=cluster)
     check_ours(files)
@@ -87,9 +88,9 @@ def find_own_trial(name: str, *, cluster: str | None = None, or_copy: bool = Fal
 
 
 def find_sweep(name: str, *, cluster: str | None = None) -> list[TrialFiles]:
-    """The trials of the sweep ``experiment/sweep`` in order; empty where that names no sweep.
+    """Finds the trials of the sweep ``experiment/sweep``, in order; empty if there is no such sweep.
 
-    A trial of just that name goes first: then there is no sweep.
+    A trial of exactly that name takes precedence; then the result is empty.
     """
     experiment, slash, sweep = name.strip("/").partition("/")
     if not slash or _is_folder(name):
@@ -108,19 +109,19 @@ def find_sweep(name: str, *, cluster: str | None = None) -> list[TrialFiles]:
 
 
 def sweep_of(files: TrialFiles) -> str:
-    """Name of the sweep that launched the trial; empty for a trial of its own."""
+    """Returns the name of the sweep that launched the trial; empty if none did."""
     record = _record(files)
     return record.sweep if record else ""
 
 
 def point_of(files: TrialFiles) -> dict[str, str]:
-    """The trial's values in its sweep."""
+    """Returns the trial's values in its sweep."""
     record = _record(files)
     return dict(record.point) if record else {}
 
 
 def all_trials(*, cluster: str | None = None) -> Iterator[TrialFiles]:
-    """This user's trials in all known file roots."""
+    """Yields this user's trials in all known file roots."""
     for root in file_roots(cluster):
         runs = Path(root) / "runs" / places.user_name()
         for plan in sorted(runs.glob("*/*/plan.json")):
@@ -129,7 +130,9 @@ def all_trials(*, cluster: str | None = None) -> Iterator[TrialFiles]:
 
 
 def _is_ours(folder: Path) -> bool:
-    """Not what another user has put there in our name, as he may in a root that is shared."""
+    """Whether the folder belongs to this user or root: in a shared root another user can create one in
+    our name.
+    """
     try:
         return folder.lstat().st_uid in (os.getuid(), 0)
     except OSError:
@@ -137,12 +140,12 @@ def _is_ours(folder: Path) -> bool:
 
 
 def trial_name(files: TrialFiles) -> str:
-    """``experiment/trial``."""
+    """Returns ``experiment/trial``."""
     return f"{files.root.parent.name}/{files.root.name}"
 
 
 def created_at(files: TrialFiles) -> float:
-    """When it was launched, in seconds since the epoch."""
+    """Returns when the trial was launched, in seconds since the epoch."""
     if record := _record(files):
         return record.created_at
     try:
@@ -152,7 +155,7 @@ def created_at(files: TrialFiles) -> float:
 
 
 def next_free_name(experiment_folder: Path, stem: str = "run") -> str:
-    """``run<N>`` with the next N after the highest one taken, by a trial or by a sweep."""
+    """Returns ``run<N>`` with the N after the highest one taken, by a trial or by a sweep."""
     taken: Sequence[int] = [0]
     if experiment_folder.is_dir():
         pattern = re.compile(rf"{stem}(\d{{1,9}})(-\d+)?")
@@ -162,7 +165,7 @@ def next_free_name(experiment_folder: Path, stem: str = "run") -> str:
 
 
 def _record(files: TrialFiles) -> TrialRecord | None:
-    """The trial's record; None where it is missing or can't be read."""
+    """Reads the trial's record; None if it is missing or unreadable."""
     try:
         return read_record(TrialRecord, files.record)
     except (RealsysError, OSError):

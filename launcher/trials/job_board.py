@@ -1,7 +1,7 @@
-"""What Slurm says of several trials' jobs, asked in one query and kept for a while.
+"""Slurm's answers about the jobs of several trials, queried together and reused for a while.
 
-For every verb that shows trials: one board a command, so that the number of queries does not grow with
-the number of trials or with how often a live view is drawn.
+For every verb that shows trials: one board per command, so that the number of queries does not grow with
+the number of trials or with the refresh rate of a live view.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from launcher.slurm.query.job_query import CachedAnswer, JobInfo, query_jobs
 from launcher.slurm.query.waiting import with_detail
 from launcher.trials.submission import Submission
 
-WATCH_AGE_S = 10.0  # a live view asks Slurm no more often than this
-NEWS_AGE_S = 2.0  # but when the trial itself shows that something has changed, this often
+WATCH_AGE_S = 10.0  # minimum interval between queries of a live view
+NEWS_AGE_S = 2.0  # the same once the trial's own records have changed
 
 
 class JobBoard:
-    """Answers by job id.
+    """Job states by job id.
 
     Args:
-        max_age_s: how old an answer may become; None: never too old, unless a trial's own records
-            show that something has changed.
-        query: asks Slurm; replaced by tests.
-        detail: finds out more about why a job waits, for a single trial; replaced by tests.
+        max_age_s: maximum age of an answer; None: unlimited, unless a trial's own records have changed
+            since.
+        query: queries Slurm; replaced by tests.
+        detail: looks up details of why a job waits, for a single trial; replaced by tests.
     """
 
     def __init__(
@@ -44,37 +44,37 @@ class JobBoard:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What kept Slurm from answering, of the last query."""
+        """Problems of the last query."""
         return self._answer.problems if self._answer else ()
 
     def expect(self, submissions: Iterable[Submission]) -> None:
-        """Names jobs that will be asked about, so that the first question asks for all."""
+        """Registers jobs to be queried, so that the first query covers all of them."""
         self._ids |= {job_id: None for s in submissions for job_id in _ids(s)}
         self._is_list = True
 
     def job(
         self, submission: Submission, *, news_at: float = 0.0, accounting: bool | None = None
     ) -> JobInfo | None:
-        """The job whose batch step is the trial's supervisor; None when Slurm did not answer.
+        """Returns the job whose batch step is the trial's supervisor; None if Slurm did not answer.
 
         Args:
-            news_at: when the trial's own records changed last (seconds since the epoch): an answer
-                older than that is asked for again.
-            accounting: whether sacct works, as the cluster spec says; None: try.
+            news_at: when the trial's own records last changed (seconds since the epoch); an older answer
+                is refreshed.
+            accounting: whether sacct works, according to the cluster spec; None: try.
         """
         if self._accounting is None:
             self._accounting = accounting
         missing = [job_id for job_id in _ids(submission) if job_id not in self._ids]
         self._ids |= dict.fromkeys(missing)
         if self._answer is None or missing or self._is_old(news_at):
-            age = self._age_that_will_do(news_at, first=bool(missing))
+            age = self._acceptable_age(news_at, first=bool(missing))
             self._answer = self._query(list(self._ids), accounting=self._accounting, max_age_s=age)
             if self._answer.accounting_off:
                 self._accounting = False
-        return self._told_further(self._answer.jobs.get(submission.job_id))
+        return self._with_details(self._answer.jobs.get(submission.job_id))
 
-    def _told_further(self, job: JobInfo | None) -> JobInfo | None:
-        """With what lies behind its reason, asked once a job and reason; a list does without."""
+    def _with_details(self, job: JobInfo | None) -> JobInfo | None:
+        """Adds details of the job's reason, looked up once per job and reason; not for lists."""
         if job is None or self._is_list:
             return job
         known = self._details.get(key := (job.job_id, job.reason))
@@ -82,14 +82,16 @@ class JobBoard:
             known = self._details[key] = self._detail(job)
         return replace(job, reason_words=known.reason_words, fix=known.fix)
 
-    def _age_that_will_do(self, news_at: float, *, first: bool) -> float:
-        """0 for the first question: what a command shows first is true when it shows it."""
+    def _acceptable_age(self, news_at: float, *, first: bool) -> float:
+        """Returns the acceptable cache age; 0 for the first query, so that a command's first output is
+        current.
+        """
         if self._answer is None or first:
             return 0.0
         return NEWS_AGE_S if self._answer.asked_at < news_at else self._max_age_s or 0.0
 
     def jobs_of(self, submission: Submission) -> list[JobInfo]:
-        """All jobs of the trial that the last answer tells of: several in the layout split."""
+        """Returns all jobs of the trial in the last answer: several in the job layout split."""
         jobs = self._answer.jobs if self._answer else {}
         return [jobs[job_id] for job_id in _ids(submission) if job_id in jobs]
 

@@ -1,8 +1,8 @@
-"""Which processes of a trial still run on this host, and ending those that should not.
+"""Determines which processes of a trial still run on this host, and ends those that should not.
 
-A process is meant by (pid, start), never by its pid alone. Besides the recorded ones, a process
-belongs to a trial when its environment says so (REALSYS_TRIAL_DIR) and it is this user's. Of other
-hosts nothing is known here.
+A process is identified by (pid, start), never by its pid alone. Besides the recorded ones, a process
+belongs to a trial if its environment says so (REALSYS_TRIAL_DIR) and it is this user's. Nothing is known
+about other hosts.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ TRIAL_VARIABLE = "REALSYS_TRIAL_DIR"
 
 
 class Liveness(StrEnum):
-    """What is known of a process."""
+    """What is known about a process."""
 
-    NONE = "none"  # there never was one
+    NONE = "none"  # there was none
     ALIVE = "alive"
     DEAD = "dead"
     UNKNOWN = "unknown"  # on another host
@@ -32,17 +32,17 @@ class Liveness(StrEnum):
 
 @dataclass(frozen=True)
 class Process:
-    """One process of this host, for good."""
+    """One process of this host, uniquely identified."""
 
     pid: int
     start: int
 
     def is_alive(self) -> bool:
-        """True while exactly this process runs."""
+        """Whether exactly this process runs."""
         return process_start(self.pid) == self.start
 
     def send(self, number: signal.Signals) -> bool:
-        """Signals it. False when it is gone."""
+        """Sends it a signal. False if it has ended."""
         if not self.is_alive():
             return False
         try:
@@ -53,14 +53,14 @@ class Process:
 
 
 def liveness(host: str, pid: int, start: int) -> Liveness:
-    """Whether the recorded process runs, as far as this host can say."""
+    """Whether the recorded process runs, as far as this host can determine."""
     if host != socket.gethostname():
         return Liveness.UNKNOWN
     return Liveness.ALIVE if Process(pid, start).is_alive() else Liveness.DEAD
 
 
 def processes_of(trial_dir: Path) -> list[Process]:
-    """This user's processes that were started for the trial, ours excepted."""
+    """Lists this user's processes that were started for the trial, except this one."""
     wanted = f"{TRIAL_VARIABLE}=".encode() + os.fsencode(trial_dir)
     found = []
     for name in os.listdir("/proc"):
@@ -83,21 +83,21 @@ def end_processes(
     kill_s: float = 5.0,
     poll_s: float = 0.05,
 ) -> tuple[list[int], list[int], list[int]]:
-    """SIGTERM, then SIGKILL, to whatever ``find`` returns, until it returns nothing.
+    """Sends SIGTERM, then SIGKILL, to the processes that ``find`` returns, until it returns none.
 
-    ``find`` is asked again each time: a process may have started others meanwhile.
+    ``find`` is called again each time, because a process may have started others meanwhile.
 
     Returns:
-        pids that got SIGTERM, that got SIGKILL, and that are left all the same.
+        pids that got SIGTERM, that got SIGKILL, and that still run.
     """
-    told: dict[signal.Signals, list[int]] = {signal.SIGTERM: [], signal.SIGKILL: []}
-    for number, patience_s in ((signal.SIGTERM, term_s), (signal.SIGKILL, kill_s)):
-        deadline = time.monotonic() + patience_s
+    signalled: dict[signal.Signals, list[int]] = {signal.SIGTERM: [], signal.SIGKILL: []}
+    for number, timeout_s in ((signal.SIGTERM, term_s), (signal.SIGKILL, kill_s)):
+        deadline = time.monotonic() + timeout_s
         while left := list(find()):
             for process in left:
-                if process.pid not in told[number] and process.send(number):
-                    told[number].append(process.pid)
+                if process.pid not in signalled[number] and process.send(number):
+                    signalled[number].append(process.pid)
             if time.monotonic() > deadline:
                 break
             time.sleep(poll_s)
-    return told[signal.SIGTERM], told[signal.SIGKILL], [p.pid for p in find()]
+    return signalled[signal.SIGTERM], signalled[signal.SIGKILL], [p.pid for p in find()]

@@ -1,8 +1,8 @@
-"""A trial's logs as one: every worker's file, merged, with the worker's name before each line.
+"""Merges the logs of all workers of a trial, with the worker's name before each line.
 
-For `realsys logs`. Within an attempt, lines are ordered by the time at their beginning (a line
-without one, e.g. of a traceback, stays with the line before it); while following, in the order in
-which they were seen. It stops nothing and holds no lock.
+For `realsys logs`. Within an attempt, lines are ordered by their leading time stamp (a line without one,
+e.g. of a traceback, stays with the line before it); while following, in the order in which they were
+read. It stops nothing and holds no lock.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from realsys.trial.records import AttemptFiles, AttemptRecord, TrialFiles, read_
 
 POLL_S = 0.2
 BATCH = "batch"
-CHUNK_BYTES = 1 << 16  # times the number of workers: what a merge holds in memory
+CHUNK_BYTES = 1 << 16  # times the number of workers: the memory of a merge
 _STAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d+)?")
 
 
@@ -37,15 +37,15 @@ class LogLine:
 
 
 class _Tail:
-    """Whole lines of one growing file."""
+    """Reads complete lines of one growing file."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.offset, self.rest, self.stamp = path, 0, b"", ""
 
     def read(self, *, last: bool = False) -> Iterator[tuple[str, str]]:
-        """(time, line) of new lines since the last call.
+        """Yields (time, line) of new lines since the last call.
 
-        With ``last``, also of one that has no line end yet.
+        With ``last``, also a line without a line end.
         """
         while chunk := self._chunk():
             self.offset += len(chunk)
@@ -57,10 +57,10 @@ class _Tail:
             yield self._stamped(line)
 
     def _chunk(self) -> bytes:
-        """The next bytes. The file is not held open: there may be a thousand of them."""
+        """Reads the next bytes. The file is not kept open: there may be a thousand of them."""
         try:
             with open(self.path, "rb") as file:
-                if file.seek(0, 2) < self.offset:  # truncated by hand: begin again
+                if file.seek(0, 2) < self.offset:  # truncated by hand: start over
                     self.offset, self.rest = 0, b""
                 file.seek(self.offset)
                 return file.read(CHUNK_BYTES)
@@ -75,16 +75,15 @@ class _Tail:
 
 
 class TrialLogs:
-    """The logs of the workers that fit a pattern.
+    """The logs of the workers that match a pattern.
 
     Args:
-        pattern: ``model_worker/*``, ``master_worker/0``, ``model_worker``, ``supervisor``; all when
-            empty.
+        pattern: ``model_worker/*``, ``master_worker/0``, ``model_worker``, ``supervisor``; empty: all.
         grep: keep only lines in which this regular expression is found.
-        attempt: one attempt; None for all that there are.
+        attempt: one attempt; None for all.
         since: keep only lines stamped at or after this local time, ``2026-11-21T09:30:00``.
     Raises:
-        ConfigError: ``grep`` is no regular expression.
+        ConfigError: ``grep`` is not a regular expression.
     """
 
     def __init__(
@@ -102,17 +101,17 @@ class TrialLogs:
             self._grep = re.compile(grep)
         except re.error as error:
             raise ConfigError(
-                f"{grep!r} is no regular expression: {error}",
+                f"{grep!r} is not a regular expression: {error}",
                 where="--grep",
                 fix="escape special characters with a backslash",
             ) from error
 
     def workers(self) -> list[str]:
-        """Names of all that have a log, whether they fit the pattern or not."""
+        """Lists all workers that have a log, whether or not they match the pattern."""
         return list(dict.fromkeys(name for _, name, _ in self._all()))
 
     def check(self) -> None:
-        """Raises TrialError when nothing fits: a typing error must not look like silence."""
+        """Raises TrialError if nothing matches, so that a typing error does not look like an empty log."""
         known = self.workers()
         if self.attempt is not None and not self.files.attempt(self.attempt).root.is_dir():
             numbers = [str(a.number) for a in self.files.all_attempts()]
@@ -121,25 +120,29 @@ class TrialLogs:
                 where=str(self.files.attempts),
                 fix=f"use one of {', '.join(numbers)}" if numbers else "it has not started yet",
             )
-        if known and self.pattern and not any(fits(name, self.pattern) for name in known):
+        if (
+            known
+            and self.pattern
+            and not any(matches_pattern(name, self.pattern) for name in known)
+        ):
             srun = f"srun-{self.pattern.partition('/')[0]}"
             if srun in known:
                 raise TrialError(
                     f"{self.pattern!r} has no log: srun has not started it",
                     where=str(self.files.root),
-                    fix=f"read what srun says: realsys logs {'/'.join(self.files.root.parts[-2:])} {srun}",
+                    fix=f"read srun's log: realsys logs {'/'.join(self.files.root.parts[-2:])} {srun}",
                 )
             raise TrialError(
-                f"no worker fits {self.pattern!r}",
+                f"no worker matches {self.pattern!r}",
                 where=str(self.files.root),
                 fix=did_you_mean(self.pattern, known),
             )
 
     def read(self, *, last: bool = False) -> Iterator[LogLine]:
-        """Lines that were written since the last call."""
+        """Yields the lines written since the last call."""
         streams = []
         for attempt, worker, path in self._all():
-            if not self.pattern or fits(worker, self.pattern):
+            if not self.pattern or matches_pattern(worker, self.pattern):
                 tail = self._tails.setdefault(path, _Tail(path))
                 streams.append(_lines(attempt, worker, tail, last))
         for (_, stamp), line in heapq.merge(*streams, key=lambda item: item[0]):
@@ -149,9 +152,11 @@ class TrialLogs:
     def follow(
         self, is_over: Callable[[], bool], *, sleep: Callable[[float], None] = time.sleep
     ) -> Iterator[LogLine]:
-        """Lines as they come, until the trial is over and everything has been read."""
+        """Yields lines as they are written, until the trial has ended and everything has been read."""
         while True:
-            over = is_over()  # asked before reading: what it wrote until then is read below
+            over = (
+                is_over()
+            )  # checked before reading, so that everything written until then is read
             yield from self.read(last=over)
             if over:
                 return
@@ -171,27 +176,27 @@ class TrialLogs:
 
 
 def _batch_logs(files: TrialFiles, attempt: AttemptFiles) -> list[Path]:
-    """What the batch script itself wrote, before its supervisor had a log: submitit's files."""
+    """Lists submitit's files: output of the batch script before its supervisor had a log."""
     record, submission = read_record(AttemptRecord, attempt.record), read_submission(files)
     if record is None or not record.job_id:
         return []
     folder = Path(submission.folder) if submission and submission.folder else files.submitit
-    # The other jobs of the layout split belong to the hand-over that this attempt came from.
+    # The other jobs of the layout split belong to the submission of this attempt.
     is_last = submission is not None and record.job_id == submission.job_id
     job_ids = submission.job_ids if submission is not None and is_last else (record.job_id,)
     return sorted(p for job_id in job_ids for p in folder.glob(f"{job_id}_0_log.*"))
 
 
 def last_lines(lines: Iterator[LogLine], count: int | None) -> Iterable[LogLine]:
-    """The last ``count`` of them; all, as they come, without a number."""
+    """Returns the last ``count`` lines; if None, all of them lazily."""
     return lines if count is None else deque(lines, maxlen=count)
 
 
 def since_stamp(text: str, now: datetime, *, where: str = "--since") -> str:
-    """``90s``, ``10m``, ``2h``, ``1d`` ago, or a time, as the stamp at a line's beginning.
+    """Converts ``90s``, ``10m``, ``2h``, ``1d`` ago, or a time, to the stamp at a line's start.
 
     Raises:
-        ConfigError: neither.
+        ConfigError: it is neither.
     """
     units = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
     try:
@@ -204,7 +209,7 @@ def since_stamp(text: str, now: datetime, *, where: str = "--since") -> str:
         return at.isoformat(timespec="seconds")
     except (ValueError, OverflowError):
         raise ConfigError(
-            f"{text!r} is no time",
+            f"{text!r} is not a time",
             where=where,
             fix="write 10m, 2h, 1d, or a time like 2026-11-21T09:30:00",
         ) from None
@@ -218,20 +223,20 @@ def _lines(
 
 
 def worker_of(path: Path) -> str:
-    """``model_worker/3`` of ``model_worker-3.log``."""
+    """Returns the worker's name of a log: ``model_worker/3`` for ``model_worker-3.log``."""
     kind, dash, index = path.stem.rpartition("-")
     return f"{kind}/{index}" if dash and index.isdigit() else path.stem
 
 
-def fits(worker: str, pattern: str) -> bool:
-    """Whether the worker's name, type, or type without ``_worker`` fits the glob."""
+def matches_pattern(worker: str, pattern: str) -> bool:
+    """Whether the worker's name, type, or type without ``_worker`` matches the glob."""
     kind = worker.partition("/")[0]
     names = (worker, kind, kind.removesuffix("_worker"))
     return any(fnmatch.fnmatchcase(name, pattern) for name in names)
 
 
 def prefixes(workers: list[str], *, attempts: bool) -> Callable[[LogLine], str]:
-    """How to print a line: the worker's name padded to the longest, and the attempt if asked."""
+    """Returns a formatter of lines: the worker's name padded to the longest, and optionally the attempt."""
     width = max((len(name) for name in workers), default=0)
 
     def shown(line: LogLine) -> str:

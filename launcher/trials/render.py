@@ -1,7 +1,7 @@
-"""The live view of a trial for people: a screen on a terminal, a line a step in a pipe.
+"""Live view of a trial: a screen on a terminal, one line per step in a pipe.
 
-For attached launches, watch and resume. It reads the records (launcher/trials/status.py) and nothing else,
-so leaving it never touches the run. Also the summary at the end, and the tables of `status`.
+For attached launches, watch and resume. It only reads the records (launcher/trials/status.py), so leaving
+it never affects the run. Also the summary at the end, and the tables of `status`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from launcher.terminal.exit_codes import ExitCode
 from launcher.terminal.text import duration, headline, times, visible
 from launcher.trials.liveness import Liveness
 from launcher.trials.merged_logs import LogLine, TrialLogs
-from launcher.trials.status import TrialReader, tail_lines
+from launcher.trials.status import TrialReader
 from launcher.trials.submission import Submission, batch_logs, read_submission
 from launcher.trials.trial_state import State
 from launcher.trials.trial_view import TrialView
 from realsys.api.errors import TrialError
+from realsys.trial.last_lines import last_lines
 from realsys.trial.records import AttemptFiles, Failure, TrialFiles
 
 if TYPE_CHECKING:
@@ -32,13 +33,13 @@ if TYPE_CHECKING:
 
 POLL_S = 0.5
 SETTLE_S = 30.0
-LINE_S = 2.0  # a pipe gets a line of progress at most this often,
-QUIET_S = 15.0  # and at least this often
+LINE_S = 2.0  # minimum interval of progress lines in a pipe,
+QUIET_S = 15.0  # and their maximum interval
 MASTER = "master_worker/0"
 MASTER_LINES = 5
 SHOWN_WARNINGS = 3
 ERROR_LINES = 6
-# Of a log line, of a traceback's last line, and of the rest of an error of ours.
+# Start of a log line; a traceback's last line, and the further lines of a RealsysError.
 _LOG_LINE = re.compile(r"\d{4}-\d\d-\d\dT")
 _ERROR = re.compile(r" ERROR |^[\w.]*(Error|Exception|Lost|Timeout)\b.*: |^  where: |^  fix:   ")
 COLOURS = {
@@ -59,8 +60,8 @@ EXIT = {
 }
 
 
-def settle(files: TrialFiles, *, timeout_s: float = SETTLE_S) -> None:
-    """Waits until the supervisor has left: after its exit marker it writes the report page."""
+def wait_for_supervisor_exit(files: TrialFiles, *, timeout_s: float = SETTLE_S) -> None:
+    """Waits until the supervisor has exited: after its exit marker it still writes the report page."""
     deadline = time.monotonic() + timeout_s
     with closing(TrialReader(files)) as reader:
         while (
@@ -71,14 +72,14 @@ def settle(files: TrialFiles, *, timeout_s: float = SETTLE_S) -> None:
 
 
 def exit_code(view: TrialView) -> ExitCode:
-    """Exit status of a verb that waited for the end."""
+    """Returns the exit status of a verb that waited for the end."""
     return EXIT.get(view.state, ExitCode.RUN_FAILED)
 
 
 def follow(
     files: TrialFiles, stream: TextIO, *, sleep: Callable[[float], None] = time.sleep
 ) -> TrialView:
-    """Shows the trial on ``stream`` until it is over; returns the last view."""
+    """Shows the trial on ``stream`` until it has ended; returns the last view."""
     with closing(TrialReader(files)) as reader:
         if output.can_draw(stream):
             return _screen(files, reader, stream, sleep)
@@ -90,11 +91,11 @@ def follow(
 
 def _lines(reader: TrialReader, stream: TextIO, sleep: Callable[[float], None]) -> TrialView:
     shown: TrialView | None = None
-    last_told = 0.0
+    last_written = 0.0
     while True:
         view = reader.view()
-        if shown is None or worth_a_line(view, shown, age_s=time.monotonic() - last_told):
-            shown, last_told = view, time.monotonic()
+        if shown is None or is_line_due(view, shown, age_s=time.monotonic() - last_written):
+            shown, last_written = view, time.monotonic()
             stream.write(visible(progress_line(view)) + "\n")
             stream.flush()
         if view.is_over:
@@ -102,8 +103,8 @@ def _lines(reader: TrialReader, stream: TextIO, sleep: Callable[[float], None]) 
         sleep(POLL_S)
 
 
-def worth_a_line(view: TrialView, shown: TrialView, *, age_s: float) -> bool:
-    """Whether a pipe is told of ``view``, ``age_s`` after it was told of ``shown``."""
+def is_line_due(view: TrialView, shown: TrialView, *, age_s: float) -> bool:
+    """Whether a pipe gets a line for ``view``, ``age_s`` after the line for ``shown``."""
 
     def stage(v: TrialView) -> tuple[object, ...]:
         return v.state, v.attempt, v.phase
@@ -117,7 +118,7 @@ def worth_a_line(view: TrialView, shown: TrialView, *, age_s: float) -> bool:
 
 
 def progress_line(view: TrialView) -> str:
-    """The trial's progress in one line."""
+    """Renders the trial's progress in one line."""
     parts = [view.trial, view.state.value]
     progress = view.progress
     if view.phase and len(view.phases) > 1:
@@ -135,7 +136,7 @@ def progress_line(view: TrialView) -> str:
 
 
 def rates(view: TrialView) -> str:
-    """``1,234 tokens/s   2.1 s a step   ETA 8 min 12 s``."""
+    """Renders ``1,234 tokens/s   2.1 s a step   ETA 8 min 12 s``."""
     progress = view.progress
     if progress is None:
         return ""
@@ -150,7 +151,7 @@ def rates(view: TrialView) -> str:
 
 
 def _after_the_limit(view: TrialView) -> str:
-    """Behind the ETA, where the job's time limit comes first."""
+    """Renders a note after the ETA if the job's time limit comes first."""
     if view.time is None or view.time.over_s is None or view.time.left_s is None:
         return ""
     return f", but the time limit comes in {duration(view.time.left_s)}"
@@ -172,15 +173,15 @@ def _screen(
     with Live(console=output.console(stream), auto_refresh=False, transient=True) as live:
         while True:
             warned.extend(logs.read())
-            live.update(picture(view, warnings_now(warned, view.attempt, after)), refresh=True)
+            live.update(picture(view, current_warnings(warned, view.attempt, after)), refresh=True)
             if view.is_over:
                 return view
             sleep(POLL_S)
             view = reader.view()
 
 
-def warnings_now(warned: Iterable[LogLine], attempt: int, after: int) -> list[str]:
-    """Lines of the attempt that goes on, or that is to come after the attempt ``after`` (pure)."""
+def current_warnings(warned: Iterable[LogLine], attempt: int, after: int) -> list[str]:
+    """Selects lines of the present attempt, or of the one to follow attempt ``after`` (pure)."""
     newest = max(attempt, after + 1)
     return [f"{line.worker} | {line.text}" for line in warned if line.attempt >= newest]
 
@@ -188,19 +189,19 @@ def warnings_now(warned: Iterable[LogLine], attempt: int, after: int) -> list[st
 def _submission(files: TrialFiles) -> Submission | None:
     try:
         return read_submission(files)
-    except TrialError:  # damaged: the view has a note of it
+    except TrialError:  # damaged: the view has a note about it
         return None
 
 
 def picture(view: TrialView, warnings: list[str]) -> RenderableType:
-    """The live view as something rich can draw."""
+    """Renders the live view with rich."""
     from rich.console import Group
     from rich.progress_bar import ProgressBar
     from rich.table import Table
     from rich.text import Text as Raw
 
     def Text(text: str, **style: Any) -> Raw:
-        """Rich's, of text that came from outside."""
+        """A rich Text of untrusted text, with control characters made visible."""
         return Raw(visible(text), **style)
 
     head = Raw.assemble(
@@ -218,8 +219,8 @@ def picture(view: TrialView, warnings: list[str]) -> RenderableType:
             f"step {progress.step}/{progress.total_steps or '?'}",
         )
         rows += [bar]
-        if told := rates(view):
-            rows.append(Text(told))  # a line of its own: beside the bar 80 columns would break it
+        if text := rates(view):
+            rows.append(Text(text))  # on its own line: beside the bar it would exceed 80 columns
         if progress.headline:
             rows.append(Text(headline(progress.headline), style="bold"))
         rows += [
@@ -231,8 +232,8 @@ def picture(view: TrialView, warnings: list[str]) -> RenderableType:
         rows.append(Text("  " + ", ".join(f"{w.worker} {w.state}" for w in view.workers[:8])))
     for worker in view.workers:
         if worker.restarts:
-            told = f"  {worker.worker} {worker.state}, restarted {times(worker.restarts)}"
-            rows.append(Text(told, style="yellow"))
+            text = f"  {worker.worker} {worker.state}, restarted {times(worker.restarts)}"
+            rows.append(Text(text, style="yellow"))
     if view.reason:
         rows.append(Text(view.reason))
     rows += [Text(line, style="yellow", no_wrap=True, overflow="ellipsis") for line in warnings]
@@ -257,7 +258,7 @@ def _where(view: TrialView) -> str:
 
 
 def summary(view: TrialView, files: TrialFiles) -> list[str]:
-    """What came out and where it is; or what failed first, its log, and how to go on."""
+    """Summarises results and their locations; or the first failure, its log, and how to resume."""
     lines = [
         f"{view.trial} {view.state.value}" + (f" after {_spent(view)}" if _spent(view) else "")
     ]
@@ -268,18 +269,18 @@ def summary(view: TrialView, files: TrialFiles) -> list[str]:
     if view.fix:
         lines += _indented(f"fix: {view.fix}")
     lines += [f"  note: {note}" for note in view.notes]
-    lines += last_words(view)
+    lines += failure_details(view)
     return lines + [f"  {name:<12}{path}" for name, path in products(files) if path.exists()]
 
 
-def last_words(view: TrialView) -> list[str]:
-    """How to go on with a trial that is over, and the end of the log of what failed first."""
+def failure_details(view: TrialView) -> list[str]:
+    """Lists how to resume an ended trial, and the end of the log of its first failure."""
     lines = []
-    if view.state in State.live():  # requeued: what ended is going on again
+    if view.state in State.live():  # requeued: the run continues
         return []
     resume = view.exit.resume if view.exit else ""
     if resume and resume not in view.fix:
-        lines.append(f"  go on     {resume}")
+        lines.append(f"  resume    {resume}")
     failure = view.exit.first_failure if view.exit else None
     if failure is not None:
         lines += [f"  log       {failure.log}"] if failure.log else []
@@ -293,30 +294,30 @@ def last_words(view: TrialView) -> list[str]:
 
 
 def _errors_in_logs(attempt: AttemptFiles) -> list[str]:
-    """What the logs of an attempt without an exit marker say of errors, the last of each log."""
+    """Extracts the last errors of each log of an attempt without an exit marker."""
     lines = []
     for log in sorted(attempt.logs.glob("*.log")):
-        errors = [line for line in tail_lines(log) if _ERROR.search(line)]
+        errors = [line for line in last_lines(log) if _ERROR.search(line)]
         if errors:
             lines += [f"  log       {log}", *(f"    {e}" for e in errors[-ERROR_LINES:])]
     return lines
 
 
 def _master_tail(view: TrialView, failure: Failure) -> list[str]:
-    """How far the run was, from the log of the master, where that was not the one that failed.
+    """Shows the run's progress from the master's log, unless the master failed first.
 
-    What it repeats of the failure is left out.
+    Lines that repeat the failure are left out.
     """
     if failure.worker == MASTER or not view.attempt:
         return []
     log = TrialFiles(Path(view.folder)).attempt(view.attempt).log(MASTER)
-    told = [line for line in tail_lines(log) if _LOG_LINE.match(line)]  # no lines of tracebacks
-    tail = [line for line in told[-MASTER_LINES:] if line not in failure.log_tail]
+    logged = [line for line in last_lines(log) if _LOG_LINE.match(line)]  # no lines of tracebacks
+    tail = [line for line in logged[-MASTER_LINES:] if line not in failure.log_tail]
     return [f"  master    {log}", *(f"    {line}" for line in tail)] if any(tail) else []
 
 
 def products(files: TrialFiles) -> list[tuple[str, Path]]:
-    """What a run leaves for people, whether it is there or not."""
+    """Lists the products of a run for users, whether or not they exist."""
     main = TrialFiles.phase(files.root)
     latest = sorted(main.checkpoints.glob("*/latest"))
     return [
@@ -335,12 +336,12 @@ def _spent(view: TrialView) -> str:
 
 
 def _submitit_tail(files: TrialFiles, lines: int = 15) -> list[str]:
-    """The end of what the supervisor's process printed before it had a log of its own."""
+    """Reads the end of what the supervisor's process printed before it had a log."""
     try:
         logs = batch_logs(files, read_submission(files))
     except TrialError:
         return []
-    return tail_lines(logs[-1])[-lines:] if logs else []
+    return last_lines(logs[-1])[-lines:] if logs else []
 
 
 def _indented(text: str) -> list[str]:

@@ -1,8 +1,8 @@
-"""Reads a trial's records: folder, name resolution and processes, thinly; launcher/trials/trial_view.py
-decides what they mean.
+"""Reads a trial's records: folder, name resolution and processes; launcher/trials/trial_view.py
+interprets them.
 
-Never an exception for what is missing, damaged or unreachable: that becomes a note in the view. It
-writes nothing, and of logs it reads only what srun says of a step that does not start.
+Never raises for what is missing, damaged or unreachable: that becomes a note in the view. It writes
+nothing, and of logs it reads only srun's messages about a step that does not start.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from launcher.slurm.query.job_query import JobInfo
 from launcher.trials.job_board import WATCH_AGE_S, JobBoard
 from launcher.trials.liveness import Liveness, liveness
 from launcher.trials.merged_logs import worker_of
-from launcher.trials.submission import Submission, batch_logs, read_submission, that_counts
+from launcher.trials.submission import Submission, batch_logs, effective_submission, read_submission
 from launcher.trials.trial_view import Known, Records, TrialView, view_of
 from realsys.api.errors import KeyNotFound, RealsysError, StoreUnavailable
 from realsys.api.plan import LaunchPlan, read_plan
@@ -29,6 +29,7 @@ from realsys.name_resolve.store import NameResolve
 from realsys.observability.evaluations import last_figures
 from realsys.observability.jsonl import read_jsonl
 from realsys.slurm.srun_messages import step_wait
+from realsys.trial.last_lines import last_lines
 from realsys.trial.records import (
     AttemptFiles,
     AttemptRecord,
@@ -45,23 +46,24 @@ from realsys.trial.records import (
 )
 
 T = TypeVar("T")
-TAIL_BYTES = 65_536
-LEAST_FREE_BYTES = 4 << 20  # more than what the supervisor frees for its last words
-MOST_AGES = 200  # of workers' heartbeats: each is a question to the store
+MIN_FREE_BYTES = 4 << 20  # more than what the supervisor frees for its exit marker
+MAX_HEARTBEAT_QUERIES = 200  # of workers' heartbeats: each is a query to the store
 STORE_UNREAD = "its store can't be read"
 
 
 def trial_view(
     files: TrialFiles, *, board: JobBoard | None = None, ages: bool = False
 ) -> TrialView:
-    """The trial as it is now; with ``ages`` also when workers were heard of last, a question to the store
-    each."""
+    """Reads the trial's present view.
+
+    With ``ages`` also the age of each worker's last heartbeat, which costs one query to the store each.
+    """
     with closing(TrialReader(files, board=board)) as reader:
         return view_of(reader.records(ages=ages))
 
 
 def trial_views(trials: Sequence[TrialFiles]) -> list[TrialView]:
-    """All of them as they are now, with one query to Slurm in all."""
+    """Reads the present views of all trials, with a single query to Slurm."""
     board = JobBoard()
     readers = [TrialReader(files, board=board) for files in trials]
     asked = [s for reader in readers if (s := reader.unsettled_job()) is not None]
@@ -73,18 +75,8 @@ def trial_views(trials: Sequence[TrialFiles]) -> list[TrialView]:
     return views
 
 
-def keys_of(plan: LaunchPlan) -> TrialKeys:
-    """The trial's keys in name resolution."""
-    return TrialKeys(
-        cluster=plan.cluster.name,
-        user=plan.user,
-        experiment=plan.experiment_name,
-        trial=plan.trial_name,
-    )
-
-
 class TrialReader:
-    """Reads one trial again and again, keeping its plan and the connection to its store."""
+    """Reads one trial repeatedly, keeping its plan and the connection to its store."""
 
     def __init__(self, files: TrialFiles, *, board: JobBoard | None = None) -> None:
         self.files, self._board = files, board or JobBoard(max_age_s=WATCH_AGE_S)
@@ -93,7 +85,7 @@ class TrialReader:
         self._store_of = 0  # number of the attempt that it was opened for
         self._store_is_away = False
         self._notes: list[str] = []
-        self._unread = ""  # why the store or the plan could not be read in this look
+        self._unread = ""  # why the store or the plan could not be read this time
         self._last_progress: Progress | None = None
 
     @property
@@ -105,30 +97,31 @@ class TrialReader:
         return self._plan
 
     def close(self) -> None:
-        """Gives the store back."""
+        """Closes the connection to the store."""
         if self._store is not None:
             self._store.close()
             self._store = None
 
     def view(self) -> TrialView:
-        """The trial as it is now."""
+        """Reads the trial's present view."""
         return view_of(self.records())
 
     def brief_view(self) -> TrialView:
-        """The same without workers, unless the state hangs on them: for those who wait for the end. A view
-        of thousands of workers is megabytes."""
+        """Reads the view without workers, unless the state depends on them, to wait for the end cheaply.
+
+        The view of thousands of workers takes megabytes.
+        """
         return view_of(self.records(workers=False))
 
     def records(self, *, ages: bool = False, workers: bool = True) -> Records:
-        """Everything, as it is now.
+        """Reads all records.
 
-        Liveness is read before the exit marker, and the marker again after Slurm has said that the job
-        is over: a supervisor that ends between two reads has written its marker first, so it can't look
-        lost.
+        Liveness is read before the exit marker, and the marker again after Slurm reported the job's end: a
+        supervisor that exits between two reads has written its marker first, so it can't appear lost.
 
         Args:
-            ages: also when workers were heard of last: a question to the store for each.
-            workers: False where only the state is wanted.
+            ages: also the age of each worker's last heartbeat: one query to the store each.
+            workers: False if only the state is needed.
         """
         self._notes, self._unread = [], ""
         self._store_is_away = False
@@ -140,7 +133,7 @@ class TrialReader:
         if job is not None and job.state.has_ended and marker is None:
             attempt, supervisor, marker = self._last_attempt()
         on_slurm = submission is not None and submission.on_slurm
-        # Of a run on another host without a Slurm their leases are the only sign of life.
+        # For a run on another host without Slurm, the workers' leases are the only sign of life.
         wanted = workers or (supervisor is Liveness.UNKNOWN and not on_slurm)
         found, statuses, heartbeats = self._workers(ages=ages) if wanted else ({}, {}, {})
         stop, progress = self._value(StopRequest, "stop"), self._value(Progress, "progress")
@@ -155,7 +148,7 @@ class TrialReader:
             now=time.time(),
             plan=plan,
             record=self._file(TrialRecord, files.record),
-            submission=submission and that_counts(submission, attempt),
+            submission=submission and effective_submission(submission, attempt),
             submission_alive=self._alive(submission),
             job=job,
             attempt=attempt,
@@ -165,7 +158,7 @@ class TrialReader:
             progress=progress,
             workers=found,
             statuses=statuses,
-            # On Slurm a pid means something on its node only: there the lease is the sign of life.
+            # On Slurm a pid is meaningful only on its node; the lease is the sign of life there.
             alive={}
             if on_slurm
             else {n: liveness(w.host, w.pid, w.start) for n, w in found.items()},
@@ -184,7 +177,9 @@ class TrialReader:
         )
 
     def _last_attempt(self) -> tuple[AttemptRecord | None, Liveness, ExitMarker | None]:
-        """Its record, whether its supervisor lives as far as this host can say, and its end."""
+        """Reads its record, whether its supervisor lives as far as this host can tell, and its exit
+        marker.
+        """
         attempts = self.files.all_attempts()
         if not attempts:
             return None, Liveness.NONE, None
@@ -197,7 +192,7 @@ class TrialReader:
         return attempt, supervisor, self._file(ExitMarker, attempts[-1].exit)
 
     def _last_known(self, attempt: AttemptFiles) -> Known:
-        """How far the attempt is, by what it has written into the trial's folder."""
+        """Determines the attempt's progress from the files in the trial's folder."""
         last = self._last_progress
         known = Known(has_begun=next(attempt.root.glob("resumed-*.json"), None) is not None)
         if last is not None and last.attempt == attempt.number:
@@ -212,7 +207,7 @@ class TrialReader:
         return known
 
     def _metrics(self) -> dict[str, Any]:
-        """The last row of the main phase, with the figures of the newest checkpoint evaluated."""
+        """Reads the last row of the main phase, with the figures of the newest evaluated checkpoint."""
         phase = TrialFiles.phase(self.files.root)
         metrics = last_metrics(phase.metrics)
         with self._noted():
@@ -220,14 +215,14 @@ class TrialReader:
         return metrics
 
     def _restarts(self) -> list[dict[str, Any]]:
-        """Of single workers in the last attempt."""
+        """Reads the restarts of single workers in the last attempt."""
         attempts = self.files.all_attempts()
         with self._noted():
             return read_jsonl(attempts[-1].restarts) if attempts else []
         return []
 
     def unsettled_job(self) -> Submission | None:
-        """The hand-over whose job Slurm must be asked about; None where the records say it all."""
+        """Returns the submission whose job must be queried; None if the records suffice."""
         submission = self._submission()
         if submission is None or not submission.on_slurm:
             return None
@@ -238,7 +233,7 @@ class TrialReader:
         may_go_on = self.plan is None or self.plan.job is None or self.plan.job.requeue
         if is_over and not may_go_on:
             attempt = self._file(AttemptRecord, attempts[-1].record)
-            return None if that_counts(submission, attempt) is submission else submission
+            return None if effective_submission(submission, attempt) is submission else submission
         return submission
 
     def _submission(self) -> Submission | None:
@@ -262,21 +257,21 @@ class TrialReader:
         if submission is None or not submission.on_slurm:
             return None
         if marker is not None and self.unsettled_job() is None:
-            return None  # the marker says it all
+            return None  # the marker suffices
         news = max(attempt.started_at if attempt else 0.0, marker.ended_at if marker else 0.0)
         accounting = self._plan.cluster.slurm.accounting if self._plan else None
-        counts = that_counts(submission, attempt)
+        counts = effective_submission(submission, attempt)
         found = self._board.job(counts, news_at=news, accounting=accounting)
         if counts is not submission and (found is None or found.state.has_ended):
             later = self._board.job(submission, news_at=news, accounting=accounting)
-            if later is not None and not later.state.has_ended:  # it waits, and will begin
+            if later is not None and not later.state.has_ended:  # pending, and will start
                 found = later
         for problem in self._board.problems:
             self._note(problem)
         return found
 
     def _check_space(self) -> str:
-        """A note when a disk of the trial is full: records that should be there may be missing."""
+        """Returns a note if a disk of the trial is full: then records may be missing."""
         store = self._plan.name_resolve_url if self._plan else ""
         folders = [str(self.files.root)]
         folders += [unquote(store.removeprefix("file://"))] if store.startswith("file://") else []
@@ -285,7 +280,7 @@ class TrialReader:
                 disk = os.statvfs(folder)
                 free = disk.f_bavail * disk.f_frsize
                 no_files = disk.f_files > 0 and disk.f_favail == 0
-                if free < LEAST_FREE_BYTES or no_files:
+                if free < MIN_FREE_BYTES or no_files:
                     left = "room for another file" if no_files else "space"
                     self._note(
                         full := f"no {left} left on the disk of {folder}: free some, then resume"
@@ -300,10 +295,10 @@ class TrialReader:
     def _workers(
         self, *, ages: bool
     ) -> tuple[dict[str, WorkerRecord], dict[str, WorkerStatus], dict[str, float]]:
-        """Records, states and ages of the last heartbeat, by worker."""
+        """Reads records, statuses and heartbeat ages, by worker."""
         if self._plan is None:
             return {}, {}, {}
-        keys = keys_of(self._plan)
+        keys = TrialKeys.of(self._plan)
         heartbeats: dict[str, float] = {}
         records = self._subtree(WorkerRecord, keys.workers, heartbeats if ages else None)
         return records, self._subtree(WorkerStatus, keys.worker_statuses), heartbeats
@@ -320,7 +315,7 @@ class TrialReader:
                     found[name] = loads(kind, entry.value, where=entry.key)
                     if heartbeats is None or store is None or not entry.lease_id:
                         continue
-                    if len(heartbeats) >= MOST_AGES:
+                    if len(heartbeats) >= MAX_HEARTBEAT_QUERIES:
                         continue
                     if (age_s := store.renewed_ago_s(entry.lease_id)) is not None:
                         heartbeats[name] = age_s
@@ -329,7 +324,7 @@ class TrialReader:
     def _value(self, kind: type[T], name: str) -> T | None:
         if self._plan is None:
             return None
-        key = f"{keys_of(self._plan).root}/{name}"
+        key = f"{TrialKeys.of(self._plan).root}/{name}"
         with self._noted(STORE_UNREAD):
             store = self._opened()
             try:
@@ -339,8 +334,11 @@ class TrialReader:
         return None
 
     def _opened(self) -> NameResolve | None:
-        """The store; None before it is there, when it ended with its job, and for the rest of a look after
-        it has not answered once. Opening it would make its folder."""
+        """Opens the store; None if it does not exist yet, ended with its job, or already failed to
+        answer.
+
+        Opening it earlier would create its folder.
+        """
         if self._plan is None or self._store_is_away:
             return None
         from realsys.name_resolve.trial_store import has_job_etcd, open_trial_store
@@ -365,10 +363,10 @@ class TrialReader:
 
     @contextmanager
     def _noted(self, unread: str = "") -> Iterator[None]:
-        """What can't be read is told, not raised: the rest is worth showing.
+        """Turns exceptions into notes, so that the remaining records are still shown.
 
         Args:
-            unread: what it is, if without it nobody knows whether the run lives and what it does.
+            unread: what can't be read, if the run's liveness is unknown without it.
         """
         try:
             yield
@@ -389,7 +387,7 @@ class TrialReader:
 
 
 def _logged(attempt: AttemptFiles) -> frozenset[str]:
-    """Names of the workers that have a log."""
+    """Names the workers that have a log."""
     try:
         return frozenset(worker_of(path) for path in attempt.logs.glob("*.log"))
     except OSError:
@@ -397,17 +395,17 @@ def _logged(attempt: AttemptFiles) -> frozenset[str]:
 
 
 def _step_waits(attempt: AttemptFiles) -> dict[str, str]:
-    """Worker type → what srun says while it can't start the step of that type."""
+    """Maps each worker type to srun's message while it can't start that step."""
     waits = {}
     for path in attempt.logs.glob("srun-*.log"):
-        if sentence := step_wait("\n".join(tail_lines(path))):
+        if sentence := step_wait("\n".join(last_lines(path))):
             waits[path.stem.removeprefix("srun-")] = sentence
     return waits
 
 
 def last_metrics(path: Path) -> dict[str, Any]:
-    """The last whole line of a metrics file; empty when there is none."""
-    for line in reversed(tail_lines(path)):
+    """Reads the last complete line of a metrics file; empty if there is none."""
+    for line in reversed(last_lines(path)):
         try:
             content = json.loads(line)
         except ValueError:
@@ -415,14 +413,3 @@ def last_metrics(path: Path) -> dict[str, Any]:
         if isinstance(content, dict):
             return content
     return {}
-
-
-def tail_lines(path: Path, *, max_bytes: int = TAIL_BYTES) -> list[str]:
-    """Lines at the end of a file; the first may be cut. Empty when it can't be read."""
-    try:
-        with open(path, "rb") as file:
-            size = file.seek(0, 2)
-            file.seek(max(0, size - max_bytes))
-            return file.read().decode("utf-8", "replace").splitlines()
-    except OSError:
-        return []

@@ -1,7 +1,8 @@
-"""The state of a trial, decided from facts (pure).
+"""Decides the state of a trial from facts (pure).
 
-For everything that asks whether a trial runs. ``decide`` is total: what can't be known is UNKNOWN, and
-COMPLETED comes from the exit marker alone. Who has which facts is launcher/trials/trial_view.py's matter.
+For all code that checks whether a trial runs. ``decide`` is total: what can't be determined is UNKNOWN,
+and COMPLETED results only from the exit marker. launcher/trials/trial_view.py derives the facts from the
+records.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from realsys.trial.records import Result
 
 
 class State(StrEnum):
-    """Where a trial is in its life."""
+    """The state of a trial."""
 
-    PLANNED = "planned"  # written down, never started
+    PLANNED = "planned"  # recorded, never started
     QUEUED = "queued"  # in Slurm's queue, for the first time or again
-    HELD = "held"  # in Slurm's queue, and somebody must release it
+    HELD = "held"  # in Slurm's queue, must be released by a person
     STARTING = "starting"
     RUNNING = "running"
     PAUSED = "paused"  # suspended by Slurm
@@ -27,34 +28,34 @@ class State(StrEnum):
     COMPLETED = "completed"
     STOPPED = "stopped"
     FAILED = "failed"
-    LOST = "lost"  # the supervisor is gone without an exit marker
+    LOST = "lost"  # the supervisor ended without an exit marker
     UNKNOWN = "unknown"
 
     @classmethod
     def live(cls) -> frozenset[State]:
-        """States in which processes run, or will by themselves."""
+        """States in which processes run, or will run without intervention."""
         return frozenset(
             {cls.QUEUED, cls.HELD, cls.STARTING, cls.RUNNING, cls.PAUSED, cls.STOPPING}
         )
 
     @classmethod
     def final(cls) -> frozenset[State]:
-        """States that only a resume ends."""
+        """States that only a resume leaves."""
         return frozenset({cls.COMPLETED, cls.STOPPED, cls.FAILED, cls.LOST})
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrialFacts:
-    """All that the state depends on.
+    """All facts that determine the state.
 
     Attributes:
-        planned: there is a plan that can be read.
-        pending: the process of a hand-over to submitit that has taken no attempt yet.
+        planned: there is a readable plan.
+        pending: the process of a submission that has not taken an attempt yet.
         supervisor: of the last attempt.
-        job: on Slurm, the job of the last hand-over; None on this machine. It stands for ``pending``
-            and ``supervisor``, which then say only whether there was one.
+        job: on Slurm, the job of the last submission; None for a local run. It replaces ``pending`` and
+            ``supervisor``, which then only tell whether there was one.
         requeued: that job was started, or queued, again after the last attempt took it.
-        cancelled: that job was cancelled before it could take an attempt.
+        cancelled: that job was cancelled before it took an attempt.
         result: of the last attempt's exit marker.
         stop_requested: for the last attempt.
         leases: some worker of the last attempt still holds its lease.
@@ -81,7 +82,7 @@ _RESULTS = {
 
 
 def decide(facts: TrialFacts) -> State:
-    """The state that the facts mean. Total."""
+    """Decides the state from the facts. Total."""
     return _on_this_machine(facts) if facts.job is None else _on_slurm(facts, facts.job)
 
 
@@ -110,7 +111,7 @@ def _on_slurm(facts: TrialFacts, job: JobState) -> State:
 
 
 def _before_an_attempt(facts: TrialFacts, job: JobState) -> State:
-    """A job that has not got so far as to take an attempt."""
+    """Decides the state of a job that has not taken an attempt."""
     if facts.cancelled or job is JobState.STOPPED:
         return State.STOPPED
     if job in _IN_QUEUE:

@@ -1,6 +1,6 @@
-"""What is going on in a trial, told from its records (pure): state, reason, one row a worker.
+"""Derives a trial's state, reason and worker table from its records (pure).
 
-For status, watch, wait, stop, resume and ls. Reading the records is launcher/trials/status.py's work.
+For status, watch, wait, stop, resume and ls. launcher/trials/status.py reads the records.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from realsys.trial.records import (
 
 @dataclass(frozen=True, kw_only=True)
 class Known:
-    """What the folder tells of an attempt whose store, plan or record can't be read.
+    """Progress known from the folder, for an attempt with an unreadable store, plan or record.
 
     Attributes:
-        has_begun: its master has begun to work.
-        step, at: the newest step known and when it ended; 0 if none is.
-        phase: in which it is; "" for the main one.
+        has_begun: its master has started working.
+        step, at: the newest known step and when it ended; 0 if none.
+        phase: its phase; "" for the main one.
     """
 
     has_begun: bool
@@ -52,16 +52,16 @@ class Known:
 
 @dataclass(frozen=True, kw_only=True)
 class Records:
-    """Everything that was read of a trial, at one moment.
+    """All records of a trial, read at one moment.
 
     Attributes:
-        unread: why nobody can say whether the run lives and what it does; "" where all could be read.
+        unread: why the run's liveness can't be determined; "" if everything could be read.
         unread_attempt: number of the newest attempt, if its record can't be read.
-        known: what is known all the same, if something is unread.
+        known: progress known from the folder, if something is unread.
         logged: workers that have a log, while the run shows no progress.
-        step_waits: worker type → srun's sentence while it can't start the step of that type.
+        step_waits: worker type → srun's message while it can't start the step of that type.
         full: which disk of the trial is full; "" if none is.
-        batch_log: what the hand-over's process has written, while there is no attempt.
+        batch_log: output of the submission's process, while there is no attempt.
     """
 
     trial: str
@@ -71,7 +71,7 @@ class Records:
     record: TrialRecord | None = None
     submission: Submission | None = None
     submission_alive: Liveness = Liveness.NONE
-    job: JobInfo | None = None  # what Slurm says; None on this machine
+    job: JobInfo | None = None  # Slurm's record; None for a local run
     attempt: AttemptRecord | None = None
     supervisor: Liveness = Liveness.NONE
     exit: ExitMarker | None = None
@@ -82,7 +82,7 @@ class Records:
     alive: Mapping[str, Liveness] = field(default_factory=dict)
     heartbeats: Mapping[str, float] = field(default_factory=dict)  # seconds since the last one
     restarts: Sequence[Mapping[str, Any]] = ()  # rows of the attempt's restarts.jsonl
-    published: frozenset[str] = frozenset()  # preparing phases whose product is there
+    published: frozenset[str] = frozenset()  # preparation phases whose product exists
     metrics: Mapping[str, Any] = field(default_factory=dict)  # last line of the main phase
     notes: tuple[str, ...] = ()  # what could not be read
     unread: str = ""
@@ -111,13 +111,13 @@ class WorkerView:
     waits_for: str = ""  # "model_worker/1: what"
     stalled_s: float = 0.0
     stalled_where: str = ""
-    restarts: int = 0  # how often it was started again by itself in this attempt
-    restart_why: str = ""  # why it ended the last time
+    restarts: int = 0  # number of its single restarts in this attempt
+    restart_why: str = ""  # why it last ended
     has_log: bool = True
 
     @property
     def is_not_started(self) -> bool:
-        """Nothing is seen of it: it has no log."""
+        """Whether there is no trace of it, not even a log."""
         return self.state == "not started" and not self.has_log
 
 
@@ -149,14 +149,14 @@ class TrialView:
     metrics: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     changes: tuple[str, ...] = ()  # settings that a resume has changed
-    known_at: float | None = None  # set where the store can't be read: how old step and phase are
+    known_at: float | None = None  # if the store can't be read: time of step and phase
 
     @property
     def is_over(self) -> bool:
-        """Nothing more will happen by itself, as far as can be said.
+        """Whether nothing more will happen without intervention, as far as can be determined.
 
-        A job of which Slurm says nothing for the moment may run or wait: whoever waits for its end goes
-        on waiting. Of a run on another host without a Slurm nobody here will ever know more.
+        A job whose state Slurm does not report at the moment may run or wait, so waiting for its end
+        continues. For a run on another host without Slurm, nothing more can be learned here.
         """
         if self.state is State.UNKNOWN:
             return not self.job_ids
@@ -164,13 +164,13 @@ class TrialView:
 
 
 def view_of(records: Records) -> TrialView:
-    """The view that the records mean."""
+    """Derives the view from the records."""
     attempt, marker = records.attempt, records.exit
     state = decide(_facts(records))
     progress = records.progress
     if progress is not None and (attempt is None or progress.attempt != attempt.number):
         progress = None
-    # What was computing then, is not now.
+    # Calls recorded as running are no longer running.
     if progress is not None and (state not in State.live() or records.known is not None):
         progress = replace(progress, running={}, doing="", eta_seconds=None)
     known = records.known
@@ -218,7 +218,7 @@ def _facts(records: Records) -> TrialFacts:
     attempt, submission = records.attempt, records.submission
     number = attempt.number if attempt else records.unread_attempt
     supervisor = records.supervisor if attempt else Liveness.NONE
-    if attempt is None and records.unread_attempt:  # there is one, whatever its name
+    if attempt is None and records.unread_attempt:  # there is one, but it can't be identified
         supervisor = Liveness.UNKNOWN
     pending = submission is not None and submission.after_attempt >= number
     current = [w for w in records.workers.values() if w.attempt == number]
@@ -243,7 +243,7 @@ def _facts(records: Records) -> TrialFacts:
 
 
 def _is_requeued(records: Records) -> bool:
-    """Whether Slurm has given the job a new start, or a new place in the queue, after the attempt."""
+    """Whether Slurm restarted or requeued the job after the attempt."""
     attempt, job, marker = records.attempt, records.job, records.exit
     if attempt is None or job is None or marker is None:
         return False
@@ -258,7 +258,7 @@ def _is_requeued(records: Records) -> bool:
 
 
 def _explanation(state: State, records: Records) -> tuple[str, str]:
-    """Why the state is as it is, where that is not plain, and what to do."""
+    """Returns the reason for the state, if it needs one, and what to do."""
     attempt, marker, resume = records.attempt, records.exit, f"realsys resume {records.trial}"
     if records.known is not None and (state in _UNREAD_MATTERS):
         return _unread(state, records)
@@ -267,97 +267,105 @@ def _explanation(state: State, records: Records) -> tuple[str, str]:
     if state is State.STARTING and (silent := _silent_steps(records)):
         return silent
     if records.submission is not None and records.submission.on_slurm:
-        told = explain_job(state, records)
-        if told is not None and state is State.LOST and records.full:
-            return f"{told[0]}; there is {records.full}", told[1]
-        if told is not None:
-            return told
+        explained = explain_job(state, records)
+        if explained is not None and state is State.LOST and records.full:
+            return f"{explained[0]}; there is {records.full}", explained[1]
+        if explained is not None:
+            return explained
     if state is State.FAILED and marker and marker.first_failure:
         failure = marker.first_failure
         why = f"{failure.who}: {failure.why}"
         if lost := lost_nodes(marker, attempt.nodes if attempt else ""):
-            return why, f"{resume} --exclude {compress(sorted(lost))}, which takes other nodes"
+            return why, f"{resume} --exclude {compress(sorted(lost))}, which uses other nodes"
         return why, failure.fix or (f"read its log, then {resume}" if failure.log else resume)
     if state is State.FAILED:
-        return "its supervisor says so without a reason", f"realsys logs {records.trial}; {resume}"
+        return "its supervisor recorded no reason", f"realsys logs {records.trial}; {resume}"
     if state is State.LOST and _facts(records).pending is Liveness.DEAD:
         fix = f"read {records.batch_log}, then {resume}" if records.batch_log else resume
-        return "the supervisor ended before it could take an attempt", fix
+        return "the supervisor ended before its attempt began", fix
     if state is State.LOST and attempt and records.full:
         who = f"the supervisor (pid {attempt.supervisor_pid} on {attempt.host})"
-        return f"{who} is gone without an exit marker, and there is {records.full}", resume
+        return f"{who} ended without an exit marker, and there is {records.full}", resume
     if state is State.LOST and attempt:
         return (
-            f"the supervisor (pid {attempt.supervisor_pid} on {attempt.host}) is gone without an "
-            "exit marker: killed, or the host rebooted, or no space was left to write it",
+            f"the supervisor (pid {attempt.supervisor_pid} on {attempt.host}) ended without an exit "
+            "marker: killed, or the host rebooted, or no space was left to write it",
             resume,
         )
     if state is State.STOPPED:
         by = f" by {records.stop.by}" if records.stop else ""
-        longer = f"; for longer at a time: {resume} --time LIMIT" if "time limit" in by else ""
+        longer = f"; for a longer limit: {resume} --time LIMIT" if "time limit" in by else ""
         return f"stopped on request{by}", resume + longer
     if state is State.STOPPING and records.stop:
         by, left = records.stop.by, records.stop.at + records.stop.grace_seconds - records.now
-        return f"asked by {by}; {max(0.0, left):.0f} s of grace left for the current step", ""
+        return f"requested by {by}; {max(0.0, left):.0f} s of grace left for the current step", ""
     if state is State.UNKNOWN:
         where = attempt or records.submission
         if records.plan is None and not where:
-            return "its records can't be read", f"look into {records.folder}"
+            return "its records can't be read", f"inspect {records.folder}"
         host = where.host if where else "another host"
-        return f"it was started on {host}, and no worker's lease is held", f"ask on {host}"
+        return (
+            f"it was started on {host}, and no worker holds a lease",
+            f"check with `realsys status` on {host}",
+        )
     return "", ""
 
 
 SILENT_S = 30.0
-_EXPECT = "the run ends by itself when a step can't be started"
+_EXPECT = "the run ends automatically if a step can't be started"
 _UNREAD_MATTERS = frozenset({State.STARTING, State.RUNNING, State.STOPPING, State.UNKNOWN})
 
 
 def _unread(state: State, records: Records) -> tuple[str, str]:
-    """What is known of a run whose store or plan can't be read, how old that is, and what is not known."""
+    """Describes what is known about a run with an unreadable store or plan, how old that is, and what is
+    unknown.
+    """
     known = records.known
     assert known is not None
-    last = "it has not begun to work, as far as is known"
+    last = "as far as is known it has not started working"
     if known.step:
         age = duration(max(0.0, records.now - known.at))
         last = f"last known is step {known.step}" + (f" of {known.phase}" if known.phase else "")
         last += f", {age} ago"
     elif known.has_begun:
-        last = "it has begun to work, and its first step is not known to be over"
-    why = f"{records.unread}; {last}; which workers live and what they do is not known"
+        last = "it has started working, and no finished step is known"
+    why = f"{records.unread}; {last}; the state of its workers is unknown"
     where = records.attempt or records.submission
     on_slurm = records.submission is not None and records.submission.on_slurm
     if state is State.UNKNOWN and on_slurm and records.submission is not None:
-        why = f"Slurm does not say what job {records.submission.job_id} does, and {why}"
+        why = f"Slurm does not report the state of job {records.submission.job_id}, and {why}"
     if state is State.UNKNOWN and not on_slurm and where is not None:
-        return f"it was started on {where.host}; {why}", f"ask on {where.host}"
-    return why, "look again when it can be read; whether the store answers says `realsys doctor`"
+        return (
+            f"it was started on {where.host}; {why}",
+            f"check with `realsys status` on {where.host}",
+        )
+    return why, "try again later; `realsys doctor` checks whether the store answers"
 
 
 def _step_waits(waits: Mapping[str, str]) -> tuple[str, str]:
-    """A step that srun can't start: the supervisor gives it up after a while."""
+    """Explains a step that srun can't start; the supervisor gives up after a while."""
     sentence = next(iter(waits.values()))
     why = f"srun can't start {', '.join(waits)} yet: {sentence}"
-    until = f"the run ends by itself if that lasts {duration(patience_s(sentence))}"
+    until = f"the run ends automatically if that lasts {duration(patience_s(sentence))}"
     return why, "; ".join(filter(None, (until, what_to_do(sentence))))
 
 
 def _silent_steps(records: Records) -> tuple[str, str] | None:
-    """Steps of which nothing is seen: srun waits for two minutes before it says what for."""
+    """Explains steps without any output: srun waits two minutes before it prints the cause."""
     on_slurm = records.submission is not None and records.submission.on_slurm
     if not on_slurm or records.attempt is None or records.progress is not None:
         return None
     age_s = records.now - records.attempt.started_at
     workers = _workers(records, _current_phase(records, None))
     silent = dict.fromkeys(w.worker.partition("/")[0] for w in workers if w.is_not_started)
-    asked = [
+    requested = [
         kind for kind in silent if f"srun-{kind}" in records.logged
-    ]  # not before all jobs are there
-    if not asked or age_s < SILENT_S:
+    ]  # not before all jobs have started
+    if not requested or age_s < SILENT_S:
         return None
-    kinds = ", ".join(asked)
-    why = f"srun has not started {kinds} for {duration(age_s)}, and does not say yet what it waits for"
-    return why, f"wait, or look what the job's steps hold: realsys plan, squeue --steps; {_EXPECT}"
+    kinds = ", ".join(requested)
+    why = f"srun has not started {kinds} for {duration(age_s)} and has not printed a cause yet"
+    return why, f"wait, or check what the job's steps hold: realsys plan, squeue --steps; {_EXPECT}"
 
 
 def _current_phase(records: Records, progress: Progress | None) -> PhasePlan | None:
@@ -374,7 +382,7 @@ def _current_phase(records: Records, progress: Progress | None) -> PhasePlan | N
 
 
 def _workers(records: Records, phase: PhasePlan | None) -> tuple[WorkerView, ...]:
-    """The phase's workers, whether they have registered or not."""
+    """Lists the phase's workers, whether or not they have registered."""
     expected: Sequence[str] = ()
     if phase is not None and records.attempt is not None:
         groups = phase.scheduling.groups().items()
@@ -383,14 +391,14 @@ def _workers(records: Records, phase: PhasePlan | None) -> tuple[WorkerView, ...
     return tuple(_worker(name, records) for name in names)
 
 
-def _state_untold(records: Records) -> str:
-    """Of a worker that the store says nothing of."""
+def _state_without_status(records: Records) -> str:
+    """Determines the state of a worker without a record in the store."""
     attempt, progress = records.attempt, records.progress
     if records.known is not None:
         return "not known"
     if records.exit is not None:  # the store ended with its job
         return "done" if records.exit.result is Result.COMPLETED else "ended"
-    # The master tells its progress only after every worker has registered.
+    # The master publishes its progress only after every worker has registered.
     came = attempt is not None and progress is not None and progress.attempt == attempt.number
     return "gone" if came else "not started"
 
@@ -399,7 +407,7 @@ def _worker(name: str, records: Records) -> WorkerView:
     record, status = records.workers.get(name), records.statuses.get(name)
     liveness = records.alive.get(name, Liveness.NONE)
     known = {Liveness.ALIVE: True, Liveness.DEAD: False}
-    state = status.state if status else _state_untold(records)
+    state = status.state if status else _state_without_status(records)
     restarts = [row for row in records.restarts if row.get("worker") == name]
     ended = ("done", "failed", "lost")
     if liveness is Liveness.DEAD and state not in ended:

@@ -17,7 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-MAX_TEXT_BYTES = 16 << 20  # of settings and of a model's small files
+MAX_SETTINGS_BYTES = 512 << 10  # of a settings or site file: YAML takes seconds for each megabyte
+MAX_TEXT_BYTES = 16 << 20  # of a model's small files
 MAX_LINE_BYTES = 16 << 20  # of a data set's line
 PIPE_S = 10.0  # for what `--config <(program)` writes
 _CHUNK_BYTES = 1 << 20

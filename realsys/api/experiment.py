@@ -47,7 +47,6 @@ class Resolution:
     """Values derived from an experiment's parts, see ``ExperimentConfig.lazy_init``."""
 
     model_topos: tuple[tuple[ModelName, ProcessTopology], ...]
-    msid2mwid: tuple[tuple[ModelShardID, int], ...]
     data_transfer_pairs: tuple[tuple[ModelName, ModelName], ...]
     sync_param_pairs: tuple[tuple[ModelName, ModelName], ...]
     instantiate: tuple[ModelName, ...]
@@ -118,9 +117,6 @@ class ExperimentConfig:
             raise problems[0] if len(problems) == 1 else ConfigErrors(problems)
         resolved = Resolution(
             model_topos=tuple(topos.items()),
-            msid2mwid=tuple(
-                (shard.id, i) for i, w in enumerate(self.model_worker) for shard in w.shards
-            ),
             data_transfer_pairs=data_transfer_pairs(self.graph()),
             sync_param_pairs=sync_pairs,
             instantiate=tuple(n for n in topos if trained.get(n.role, n) == n),
@@ -140,6 +136,11 @@ class ExperimentConfig:
     def workers(self, kind: WorkerType) -> tuple[Any, ...]:
         """Configurations of the workers of a kind."""
         return getattr(self, kind.value)  # type: ignore[no-any-return]
+
+    @property
+    def msid2mwid(self) -> tuple[tuple[ModelShardID, int], ...]:
+        """Which model worker holds a shard."""
+        return tuple((shard.id, i) for i, w in enumerate(self.model_worker) for shard in w.shards)
 
     def set_worker_information(self, experiment_name: str, trial_name: str) -> ExperimentConfig:
         """Returns the configuration with every worker's name and place in the trial filled in.
@@ -209,10 +210,7 @@ class ExperimentConfig:
             return worker
         shared: dict[str, Any] = {
             "model_rpcs": self.model_rpcs,
-            "model_topos": self.resolved.model_topos,
-            "msid2mwid": self.resolved.msid2mwid,
-            "data_transfer_pairs": self.resolved.data_transfer_pairs,
-            "sync_param_pairs": self.resolved.sync_param_pairs,
+            "msid2mwid": self.msid2mwid,
         }
         if isinstance(worker, ModelWorker):
             shared["instantiate"] = self.resolved.instantiate

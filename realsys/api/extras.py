@@ -15,7 +15,17 @@ from realsys.api.errors import ConfigError
 # Import name → extra. `train` brings `report`'s packages too.
 EXTRA_OF = {
     **dict.fromkeys(
-        ("torch", "transformers", "safetensors", "accelerate", "peft", "numpy", "aiohttp"), "train"
+        (
+            "torch",
+            "transformers",
+            "safetensors",
+            "accelerate",
+            "peft",
+            "numpy",
+            "aiohttp",
+            "xxhash",
+        ),
+        "train",
     ),
     "math_verify": "train",
     "megatron": "megatron",

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from realsys.api.data import MicroBatchSpec
 from realsys.api.errors import ConfigError
+from realsys.api.option_fields import option
 
 if TYPE_CHECKING:
     import torch
@@ -98,7 +99,8 @@ class ProcessTopology:
         axes = {"d": "data", "t": "tensor", "p": "pipeline"}
         parts = re.findall(r"([dtp])([1-9][0-9]*)", text)
         letters = [letter for letter, _ in parts]
-        if not parts or "".join(a + n for a, n in parts) != text or len(set(letters)) != len(parts):
+        given = "".join(a + n for a, n in parts)
+        if not parts or given != text or len(set(letters)) != len(parts) or len(text) > 20:
             raise ConfigError(
                 f"{text!r} is no parallel layout",
                 where=where,
@@ -296,14 +298,16 @@ class GenerationHyperparameters:
     renormalise them).
     """
 
-    n: int = 1
-    max_new_tokens: int = 256
-    min_new_tokens: int = 0
-    greedy: bool = False
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0  # 0: off
-    stop_token_ids: tuple[int, ...] = ()
+    n: int = option(1, "answers to each prompt; experiments with group_size set it by that")
+    max_new_tokens: int = option(256, "longest answer; a longer one is cut", unit="tokens")
+    min_new_tokens: int = option(
+        0, "shortest answer: until then no end token is sampled", unit="tokens"
+    )
+    greedy: bool = option(False, "always take the most probable token")
+    temperature: float = option(1.0, "divides the logits: above 1 evens out, below 1 sharpens")
+    top_p: float = option(1.0, "sample from the most probable tokens of this total probability")
+    top_k: int = option(0, "sample from so many of the most probable tokens; 0: from all")
+    stop_token_ids: tuple[int, ...] = option((), "tokens that end an answer, besides the end token")
 
     def __post_init__(self) -> None:
         def refuse(name: str, rule: str) -> None:

@@ -10,39 +10,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from realsys.api.errors import ConfigError
 from realsys.api.model import GenerationHyperparameters
-
-
-def option(
-    default: Any,
-    meaning: str,
-    *,
-    unit: str = "",
-    ge: float | None = None,
-    gt: float | None = None,
-    le: float | None = None,
-    lt: float | None = None,
-    choices: tuple[str, ...] = (),
-) -> Any:
-    """A dataclass field with its meaning, unit and allowed range."""
-    metadata = {
-        "meaning": meaning,
-        "unit": unit,
-        "ge": ge,
-        "gt": gt,
-        "le": le,
-        "lt": lt,
-        "choices": choices,
-    }
-    if isinstance(default, Mapping):
-        return field(default_factory=lambda: dict(default), metadata=metadata)
-    if dataclasses.is_dataclass(default):
-        return field(default_factory=lambda: default, metadata=metadata)
-    return field(default=default, metadata=metadata)
+from realsys.api.option_fields import option as option
 
 
 def range_problems(options: Any, *, path: str = "") -> Iterator[ConfigError]:
@@ -74,6 +47,7 @@ def range_problems(options: Any, *, path: str = "") -> Iterator[ConfigError]:
                 yield ConfigError(f"{where} is {value!r}", where=where, fix=f"use {rule}")
 
 
+MOST_WORKERS = 20_000  # of one kind
 LARGEST_SEED = 2**31 - 1  # torch, NumPy and the generation servers take it, whatever is added to it
 
 

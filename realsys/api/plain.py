@@ -19,6 +19,8 @@ from typing import Any, TypeVar
 from realsys.api.errors import ConfigError, did_you_mean
 
 T = TypeVar("T")
+_Seen = dict[tuple[int, int], Any] | None  # (kind, data), by identity → what was read
+_SCALARS = (str, int, float, bool)
 _SEQUENCES = (list, tuple, frozenset, set)
 
 
@@ -56,13 +58,16 @@ def to_plain(value: Any, *, seen: dict[int, Any] | None = None) -> Any:
     )
 
 
-def from_plain(kind: type[T], data: Any, *, where: str = "") -> T:
+def from_plain(kind: type[T], data: Any, *, where: str = "", seen: _Seen = None) -> T:
     """The value of type ``kind`` that ``to_plain`` turned into ``data``.
 
+    Args:
+        seen: an empty dict: what stands in ``data`` several times as one object is read once, and is
+            one object several times in the result.
     Raises:
         ConfigError: naming the path of the value that does not fit.
     """
-    return typing.cast(T, _read(kind, data, where or getattr(kind, "__name__", str(kind))))
+    return typing.cast(T, _read(kind, data, where or getattr(kind, "__name__", str(kind)), seen))
 
 
 def _is_variant(kind: type) -> bool:
@@ -82,29 +87,40 @@ def _hints(kind: type) -> dict[str, Any]:
     return typing.get_type_hints(kind)
 
 
-def _read(kind: Any, data: Any, where: str) -> Any:
+def _read(kind: Any, data: Any, where: str, seen: _Seen) -> Any:
+    if kind is type(data) and kind in _SCALARS:
+        return data
+    if seen is None or not isinstance(data, dict | list):
+        return _read_new(kind, data, where, seen)
+    at = id(kind), id(data)
+    if at not in seen:
+        seen[at] = _read_new(kind, data, where, seen)
+    return seen[at]
+
+
+def _read_new(kind: Any, data: Any, where: str, seen: _Seen) -> Any:
     if kind is Any or kind is object:
         return data
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin in (types.UnionType, typing.Union):
-        return _read_union(args, data, where)
+        return _read_union(args, data, where, seen)
     if origin is typing.Literal:
         return data if data in args else _refuse(f"one of {list(args)}", data, where)
     if dataclasses.is_dataclass(kind):
-        return _read_dataclass(kind, data, where)
+        return _read_dataclass(kind, data, where, seen)
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
         if data not in [member.value for member in kind]:
             _refuse(f"one of {[m.value for m in kind]}", data, where)
         return kind(data)
     container = origin or kind
     if isinstance(container, type) and issubclass(container, Mapping):
-        return _read_mapping(args, data, where)
+        return _read_mapping(args, data, where, seen)
     if container in _SEQUENCES or getattr(container, "__name__", "") == "Sequence":
-        return _read_sequence(container, args, data, where)
+        return _read_sequence(container, args, data, where, seen)
     return _read_scalar(kind, data, where)
 
 
-def _read_union(args: tuple[Any, ...], data: Any, where: str) -> Any:
+def _read_union(args: tuple[Any, ...], data: Any, where: str, seen: _Seen) -> Any:
     if data is None:
         return None if type(None) in args else _refuse("a value", data, where)
     options = [a for a in args if a is not type(None)]
@@ -115,17 +131,17 @@ def _read_union(args: tuple[Any, ...], data: Any, where: str) -> Any:
         tag = data.get("type") if isinstance(data, dict) else None
         if tag not in variants:
             _refuse(f"a table with type: one of {sorted(variants)}", data, where)
-        return _read(variants[str(tag)], data, where)
+        return _read(variants[str(tag)], data, where, seen)
     errors = []
     for option in options:
         try:
-            return _read(option, data, where)
+            return _read(option, data, where, seen)
         except ConfigError as error:
             errors.append(error)
     raise errors[0]
 
 
-def _read_dataclass(kind: Any, data: Any, where: str) -> Any:
+def _read_dataclass(kind: Any, data: Any, where: str, seen: _Seen) -> Any:
     if not isinstance(data, dict):
         _refuse(f"a table of {kind.__name__}", data, where)
     if _is_variant(kind):
@@ -137,38 +153,40 @@ def _read_dataclass(kind: Any, data: Any, where: str) -> Any:
                 f"unknown field {name!r}", where=where, fix=did_you_mean(str(name), known)
             )
     hints = _hints(kind)
-    values = {name: _read(hints[name], v, f"{where}.{name}") for name, v in data.items()}
+    values = {name: _read(hints[name], v, f"{where}.{name}", seen) for name, v in data.items()}
     try:
         return kind(**values)
     except TypeError as error:
         raise ConfigError(str(error), where=where, fix="give the missing fields") from None
 
 
-def _read_mapping(args: tuple[Any, ...], data: Any, where: str) -> dict[Any, Any]:
+def _read_mapping(args: tuple[Any, ...], data: Any, where: str, seen: _Seen) -> dict[Any, Any]:
     if not isinstance(data, dict):
         _refuse("a table", data, where)
     key_kind, value_kind = args if args else (Any, Any)
 
     def read_key(key: Any) -> Any:
         if key_kind is not int:
-            return _read(key_kind, key, where)
+            return _read(key_kind, key, where, seen)
         try:
             return int(key)
         except ValueError:
             return _refuse("whole numbers as keys", key, where)
 
-    return {read_key(k): _read(value_kind, v, f"{where}[{k!r}]") for k, v in data.items()}
+    return {read_key(k): _read(value_kind, v, f"{where}[{k!r}]", seen) for k, v in data.items()}
 
 
-def _read_sequence(container: Any, args: tuple[Any, ...], data: Any, where: str) -> Any:
+def _read_sequence(
+    container: Any, args: tuple[Any, ...], data: Any, where: str, seen: _Seen
+) -> Any:
     if not isinstance(data, list | tuple):
         _refuse("a list", data, where)
     if container is tuple and args and args[-1] is not Ellipsis:
         if len(args) != len(data):
             _refuse(f"a list of {len(args)}", data, where)
-        return tuple(_read(k, v, f"{where}[{i}]") for i, (k, v) in enumerate(zip(args, data)))  # noqa: B905
+        return tuple(_read(k, v, f"{where}[{i}]", seen) for i, (k, v) in enumerate(zip(args, data)))  # noqa: B905
     item = args[0] if args else Any
-    items = [_read(item, v, f"{where}[{i}]") for i, v in enumerate(data)]
+    items = [_read(item, v, f"{where}[{i}]", seen) for i, v in enumerate(data)]
     return (
         items
         if container is list

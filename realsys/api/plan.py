@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -18,11 +18,15 @@ from urllib.parse import quote
 from realsys.api.cluster import ClusterSpec
 from realsys.api.errors import ConfigError
 from realsys.api.experiment import ExperimentConfig
+from realsys.api.like_before import fold, unfold
 from realsys.api.plain import from_plain, to_plain
 from realsys.api.scheduling import ExperimentScheduling, WorkerType
 
 PLAN_VERSION = 1
-LARGE_PLAN_CHARS = 1 << 20  # above it (hundreds of workers) indenting costs seconds and megabytes
+FOLDED_VERSION = 2  # the same, with workers as changes from one to the next
+MANY_WORKERS = 256  # of a kind: with more the plan is folded, and not indented
+# What workers' descriptions held before, and nobody read: it stands in ``resolved``.
+_RETIRED = ("model_topos", "data_transfer_pairs", "sync_param_pairs")
 
 
 class JobLayout(StrEnum):
@@ -209,10 +213,10 @@ class LaunchPlan:
 def plan_text(plan: LaunchPlan) -> str:
     """Serialises the plan to JSON, a deterministic function of its value; small plans are indented."""
     plain = to_plain(plan, seen={})
-    compact = json.dumps(plain, separators=(",", ":"), sort_keys=True, ensure_ascii=False)
-    if len(compact) > LARGE_PLAN_CHARS:
-        return compact + "\n"
-    return json.dumps(plain, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+    if all(len(p.config.workers(k)) <= MANY_WORKERS for p in plan.phases for k in WorkerType):
+        return json.dumps(plain, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+    folded = _each_list(plain, fold) | {"version": FOLDED_VERSION}
+    return json.dumps(folded, separators=(",", ":"), sort_keys=True, ensure_ascii=False) + "\n"
 
 
 def plan_hash(text: str) -> str:
@@ -231,6 +235,8 @@ def read_plan(path: Path, *, expected_hash: str | None = None) -> LaunchPlan:
         data = json.loads(text)
         if not isinstance(data, dict):
             raise ValueError(f"a {type(data).__name__}, not an object")
+        if data.get("version") == FOLDED_VERSION:
+            data = _each_list(data, unfold) | {"version": PLAN_VERSION}
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"the plan can't be read: {error}", where=str(path), fix="launch the trial again"
@@ -244,8 +250,46 @@ def read_plan(path: Path, *, expected_hash: str | None = None) -> LaunchPlan:
         )
     if data.get("version") != PLAN_VERSION:
         raise ConfigError(
-            f"plan version {data.get('version')}, this realsys reads {PLAN_VERSION}",
+            f"plan version {data.get('version')}, this realsys reads {PLAN_VERSION} and "
+            f"{FOLDED_VERSION}",
             where=str(path),
             fix="use the version of realsys that launched the trial",
         )
-    return from_plain(LaunchPlan, data, where=path.name)
+    return from_plain(LaunchPlan, _without_retired(data), where=path.name, seen={})
+
+
+def _each_list(plan: dict[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
+    """A copy with each phase's lists of workers changed.
+
+    Raises:
+        ValueError: it does not look like a plan.
+    """
+
+    def phase_changed(phase: dict[str, Any]) -> dict[str, Any]:
+        config = phase["config"]
+        lists = {kind.value: change(config[kind]) for kind in WorkerType if config.get(kind)}
+        return phase | {"config": config | lists}
+
+    try:
+        return plan | {"phases": [phase_changed(phase) for phase in plan["phases"]]}
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(f"its phases are not what they should be: {error!r}") from error
+
+
+def _without_retired(plan: dict[str, Any]) -> dict[str, Any]:
+    """The plan without what older ones say and nobody read, or follows. ``from_plain`` judges the rest."""
+
+    def kept(items: Any) -> Any:
+        if not any(name in w for w in items if isinstance(w, dict) for name in _RETIRED):
+            return items
+        return [{k: v for k, v in w.items() if k not in _RETIRED} for w in items]
+
+    try:
+        plan = _each_list(plan, kept)
+        for phase in plan["phases"]:
+            if resolved := phase["config"].get("resolved"):
+                kept_of = {k: v for k, v in resolved.items() if k != "msid2mwid"}
+                phase["config"]["resolved"] = kept_of
+    except (AttributeError, ValueError):
+        pass
+    return plan

@@ -15,7 +15,6 @@ from realsys.api.model import (
     ModelBackendAbstraction,
     ModelName,
     ModelShardID,
-    ProcessTopology,
 )
 from realsys.api.options import option, range_problems
 from realsys.api.scheduling import WorkerType
@@ -117,10 +116,7 @@ class ModelWorker:
     num_threads: int | None = None
     # resolved
     model_rpcs: tuple[MFCDef, ...] = ()
-    model_topos: tuple[tuple[ModelName, ProcessTopology], ...] = ()
     msid2mwid: tuple[tuple[ModelShardID, int], ...] = ()
-    data_transfer_pairs: tuple[tuple[ModelName, ModelName], ...] = ()
-    sync_param_pairs: tuple[tuple[ModelName, ModelName], ...] = ()
     instantiate: tuple[ModelName, ...] = ()
     worker_info: WorkerInformation = field(default_factory=WorkerInformation)
 
@@ -294,10 +290,7 @@ class MasterWorker:
     replay: str | None = None
     # resolved
     model_rpcs: tuple[MFCDef, ...] = ()
-    model_topos: tuple[tuple[ModelName, ProcessTopology], ...] = ()
     msid2mwid: tuple[tuple[ModelShardID, int], ...] = ()
-    data_transfer_pairs: tuple[tuple[ModelName, ModelName], ...] = ()
-    sync_param_pairs: tuple[tuple[ModelName, ModelName], ...] = ()
     worker_info: WorkerInformation = field(default_factory=WorkerInformation)
 
 

@@ -1,13 +1,13 @@
 """Training with AdamW, in one process or sharded over data and tensor axes (torch ``fully_shard``).
 
-With one process there is no process group and no wrapper: the module is trained as it is. With
-several, each rank holds a shard of every weight and of the optimizer's moments; full weights exist
-one layer at a time during compute (those of a small model together), and whole only where generation or
-saving needs them. Linear layers are cut over the tensor axis first, and computed cut (tensor_parallel.py).
+With one process there is no process group and no wrapper: the plain module is trained. With several,
+each rank holds a shard of every weight and of the optimizer's moments; full weights exist one layer at a
+time during compute (all layers of a small model together), and whole only for generation and saving. Linear
+layers are first split over the tensor axis and computed split (tensor_parallel.py).
 
-A step at a usual learning rate is smaller than the distance between two numbers of half precision. A model
-that computes in it is therefore held in float32, with float32 moments and sums of gradients, and its layers
-are cast as they are gathered; one process does so too, as a mesh of one. Adapters are float32 themselves.
+An update at a usual learning rate is smaller than the spacing of half-precision numbers. A model that
+computes in half precision is therefore held in float32, with float32 moments and gradient sums, and its
+layers are cast when gathered; a single process does so too, as a mesh of one. Adapters are always float32.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from realsys.api.model import (
 )
 from realsys.api.options import LoRAOptions, OptimizerOptions
 from realsys.api.plain import from_plain
-from realsys.backends.hf.engine import HFEngine, weights_of
-from realsys.backends.hf.loading import Filling, start_of
+from realsys.backends.hf.engine import HFEngine, microbatch_weights
+from realsys.backends.hf.loading import WeightFiller, module_to_shard
 from realsys.backends.hf.lora import add_adapters, lora_options, with_adapters
 from realsys.backends.hf.lr_schedule import learning_rate
 from realsys.backends.hf.recompute import recompute_layers
@@ -64,13 +64,13 @@ from realsys.weights.layouts.holdings import fsdp_layout, held_dtype, layout_pro
 
 @dataclass(frozen=True, kw_only=True)
 class FSDPBackend(ModelBackend):
-    """Makes an ``FSDPEngine``.
+    """Backend that makes an ``FSDPEngine``.
 
     Attributes:
         optimizer: fields of ``OptimizerOptions``.
-        cpu_offload: weights, gradients and moments live in CPU memory and visit the device a layer
-            at a time; slower, and the moments' memory costs no GPU anything.
-        recompute: layers keep their inputs only, and compute the rest again in the backward pass.
+        cpu_offload: weights, gradients and moments stay in CPU memory and are copied to the device a
+            layer at a time; slower, but moments take no GPU memory.
+        recompute: layers keep only their inputs, and recompute the rest in the backward pass.
         lora: fields of ``LoRAOptions``; with a rank above 0 only adapters train.
     """
 
@@ -81,13 +81,13 @@ class FSDPBackend(ModelBackend):
 
     def _initialize(self, model: Model) -> Model:
         topo = model.topology
-        _refuse_uncuttable(model)
+        _check_topology(model)
         if topo.world_size > 1 and model.groups.copy is None:
             raise InternalError(f"{topo} without a process group", where=str(model.name))
         options = from_plain(OptimizerOptions, dict(self.optimizer), where="optimizer")
         adapters = lora_options(self.lora)
         held = self.held_dtype(model.dtype, trained=model.trains, averaged=model.averaged)
-        model.module, filling = start_of(model, held)
+        model.module, filling = module_to_shard(model, held)
         if adapters is not None:
             add_adapters(model.module, adapters, seed=model.base_seed)
         if self.recompute:
@@ -118,8 +118,8 @@ class FSDPBackend(ModelBackend):
         )
 
 
-def _refuse_uncuttable(model: Model) -> None:
-    """Raises ConfigError(s) for a layout that this model, or this backend, can't have."""
+def _check_topology(model: Model) -> None:
+    """Raises ConfigError(s) if this model or this backend can't be split in the requested topology."""
     topo, where = model.topology, f"parallel of {model.name}"
     if topo.pipeline > 1:
         raise ConfigError(
@@ -128,21 +128,21 @@ def _refuse_uncuttable(model: Model) -> None:
             fix=f"use d{topo.data * topo.pipeline}t{topo.tensor}p1, or backend=megatron",
         )
     if topo.tensor > 1:
-        shape = source_of(model).shape()  # refuses families that can't be cut
+        shape = source_of(model).shape()  # raises for families that can't be split
         if problems := layout_problems(shape, topo, "fsdp", where=where):
             raise ConfigErrors(problems)
 
 
 class FSDPEngine(HFEngine):
-    """Trains ``model.module``. The module given is sharded in place and belongs to the engine.
+    """Trains ``model.module``. The engine shards the given module in place and owns it.
 
     Args:
-        filling: what a skeleton is filled with, once it is sharded.
-        compute_dtype: where the module's weights are wider than what they compute in.
+        filling: fills a skeleton's weights after it is sharded.
+        compute_dtype: compute dtype, if the module's weights are wider.
 
     Attributes:
-        reduces_at_the_end: gradients go to the ranks that hold them once a step, and are whole until
-            then. Where layers are sharded one by one each micro-batch's go: whole ones never exist.
+        reduces_at_the_end: gradients are reduced to their ranks once a step and are whole until then.
+            If layers are sharded one by one, each micro-batch is reduced: whole ones never exist.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class FSDPEngine(HFEngine):
         *,
         cpu_offload: bool = False,
         compute_dtype: torch.dtype | None = None,
-        filling: Filling | None = None,
+        filling: WeightFiller | None = None,
     ) -> None:
         super().__init__(model, adapters)
         self.module: Any = self.module  # FSDPModule's methods appear on it when sharded
@@ -178,10 +178,12 @@ class FSDPEngine(HFEngine):
                 )
         if filling is not None:
             filling.fill(self.module, "cpu" if cpu_offload else self.device)
-        if not self.is_sharded:  # else it is done: adapters and frequencies are made on the CPU
+        if (
+            not self.is_sharded
+        ):  # otherwise needed here: adapters and frequencies are made on the CPU
             self.module.to(self.device)
         self.parameters = dict(self.module.named_parameters())
-        # The optimizer sees this rank's shards as plain weights, in the memory of the sharded ones.
+        # The optimizer sees this rank's shards as plain parameters that share the sharded ones' memory.
         self._shards = {
             name: nn.Parameter(local_shard(p))
             for name, p in self.parameters.items()
@@ -200,11 +202,11 @@ class FSDPEngine(HFEngine):
         version_steps: int = 0,
     ) -> dict[str, float]:
         microbatches = self.microbatches(input_, mb_spec)
-        weights = weights_of(microbatches, loss_weight_fn)
+        weights = microbatch_weights(microbatches, loss_weight_fn)
         means = WeightedMeans(self.ranks, weights, token_normalize_scope)
         last = len(microbatches) - 1
         for i, ((_, mb), scale) in enumerate(zip(microbatches, means.scales, strict=True)):
-            if self.reduces_at_the_end:  # gradients are added up here, and over ranks only then
+            if self.reduces_at_the_end:  # gradients are summed locally first, then over ranks
                 self.module.set_requires_gradient_sync(i == last)
             output = self.run_module(mb)
             loss = means.add(loss_fn(output, mb), scale)
@@ -217,7 +219,9 @@ class FSDPEngine(HFEngine):
         return learning_rate(self.options, step=version_steps, total_steps=self.total_steps)
 
     def _step(self, lr: float) -> float:
-        """Clips, updates, and gives the norm before clipping. A norm that is no number raises."""
+        """Clips gradients, updates weights and returns the norm before clipping; raises if it is
+        not finite.
+        """
         gradients = {}
         for name, x in self._shards.items():
             whole = self.parameters[name]
@@ -235,7 +239,7 @@ class FSDPEngine(HFEngine):
                 fix="look for extreme rewards or log-probabilities; lower the learning rate",
             )
         if self.options.gradient_clipping:
-            # As torch's clip_grads_with_norm_, which takes no shards of different meshes together.
+            # Like torch's clip_grads_with_norm_, which can't mix shards of different meshes.
             factor = (self.options.gradient_clipping / (norm + 1e-6)).clamp(max=1.0)
             every = list(gradients.values())
             torch._foreach_mul_(every, factor.to(every[0].device))
@@ -247,7 +251,7 @@ class FSDPEngine(HFEngine):
         return float(norm)
 
     def _norm(self, gradients: Mapping[str, Tensor]) -> Tensor:
-        """Norm of the whole gradient, equal on all ranks: every number of it counts once."""
+        """Returns the norm of the whole gradient, equal on all ranks; each element counts once."""
         if self.everyone.group is None:
             return _norm(list(gradients.values()))
         first = self.tensor_group is None or dist.get_rank(self.tensor_group) == 0
@@ -264,9 +268,10 @@ class FSDPEngine(HFEngine):
     def microbatches(
         self, input_: SequenceSample, mb_spec: MicroBatchSpec | None
     ) -> list[tuple[list[Run], SequenceSample]]:
-        """As in the base class. Sharded, ranks with fewer add repeats (no runs) of their smallest.
+        """As in the base class. If sharded, ranks with fewer add repeats (without runs) of their
+        smallest.
 
-        A pass through sharded layers is a collective: all ranks must make equally many.
+        A pass through sharded layers is collective, so all ranks must make the same number.
         """
         pieces = super().microbatches(input_, mb_spec)
         missing = int(self.ranks.max(len(pieces))) - len(pieces) if self.is_sharded else 0
@@ -280,8 +285,8 @@ class FSDPEngine(HFEngine):
     # ---- recovery -----------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Copies of this rank's shards: ``weights`` and ``optimizer``, name → tensors."""
-        self.must_be_here("state_dict")
+        """Copies this rank's shards: ``weights`` and ``optimizer``, name → tensors."""
+        self.require_onloaded("state_dict")
         moments = {
             name: {k: cpu_copy(x) for k, x in self.optimizer.state[p].items()}
             for name, p in self._shards.items()
@@ -292,21 +297,21 @@ class FSDPEngine(HFEngine):
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes back what ``state_dict`` gave on the same rank of the same layout, bit for bit.
+        """Restores, bit for bit, what ``state_dict`` returned on the same rank of the same topology.
 
         Raises:
-            CheckpointError: names or shapes are those of another model or layout.
+            CheckpointError: names or shapes belong to another model or parallel layout.
         """
-        self.must_be_here("load_state_dict")
+        self.require_onloaded("load_state_dict")
         weights, moments = state["weights"], state["optimizer"]
         own = {name: local_shard(x) for name, x in self.module.state_dict().items()}
         if own.keys() != weights.keys():
             differing = sorted(own.keys() ^ weights.keys())
-            raise _unfit(f"{len(differing)} weights differ in name, e.g. {differing[0]}")
+            raise _mismatch_error(f"{len(differing)} weights differ in name, e.g. {differing[0]}")
         for name, x in own.items():
             if x.shape != weights[name].shape:
                 shapes = f"{tuple(weights[name].shape)}, {tuple(x.shape)} here"
-                raise _unfit(f"{name} has shape {shapes}")
+                raise _mismatch_error(f"{name} has shape {shapes}")
             x.copy_(weights[name])
         self.optimizer.state.clear()
         for name, p in self._shards.items():
@@ -318,7 +323,7 @@ class FSDPEngine(HFEngine):
 
 
 def _adamw(trained: Iterable[nn.Parameter], options: OptimizerOptions) -> torch.optim.AdamW:
-    """Weight decay pulls matrices only, not norms and biases."""
+    """Makes AdamW with weight decay on matrices only, not on norms and biases."""
     parameters = list(trained)
     return torch.optim.AdamW(
         [
@@ -328,19 +333,19 @@ def _adamw(trained: Iterable[nn.Parameter], options: OptimizerOptions) -> torch.
         lr=options.lr,
         betas=(options.beta1, options.beta2),
         eps=options.eps,
-        fused=True,  # elementwise, so the same bits each time, on CPU and GPU
+        fused=True,  # elementwise, hence deterministic on CPU and GPU
     )
 
 
 def _norm(tensors: list[Tensor]) -> Tensor:
-    """Norm of all numbers together, as ``get_total_norm``, but never summed up in half precision."""
+    """Computes the norm over all tensors like ``get_total_norm``, but never sums in half precision."""
     exact = any(x.dtype == torch.float64 for x in tensors)
     norms = torch._foreach_norm(tensors, 2, dtype=torch.float64 if exact else torch.float32)
     norm: Tensor = torch.linalg.vector_norm(torch.stack(norms))
     return norm
 
 
-def _unfit(what: str) -> CheckpointError:
+def _mismatch_error(what: str) -> CheckpointError:
     return CheckpointError(
         what,
         where="FSDPEngine.load_state_dict",

@@ -1,6 +1,6 @@
-"""Forward passes and generation with frozen weights: reference models, rules without weights.
+"""Forward passes and generation with frozen weights: reference models, and rules without weights.
 
-With data axes only every rank holds the whole Hugging Face module; with others, its part of
+With only a data axis every rank holds the whole Hugging Face module; with other axes, its part of
 Megatron's (realsys.backends.megatron).
 """
 
@@ -24,7 +24,7 @@ from realsys.api.model import (
 )
 from realsys.backends.hf.averages import Averages
 from realsys.backends.hf.engine import HFEngine
-from realsys.backends.hf.loading import start_of
+from realsys.backends.hf.loading import module_to_shard
 from realsys.backends.hf.lora import add_adapters, lora_options, with_adapters
 from realsys.data.sequence_sample import SequenceSample
 from realsys.weights.layouts.boxes import Box, Layout
@@ -33,11 +33,11 @@ from realsys.weights.layouts.holdings import held_dtype, megatron_layout, whole_
 
 @dataclass(frozen=True, kw_only=True)
 class InferenceBackend(ModelBackend):
-    """Makes an engine without optimizer. A model without module (a rule) keeps none.
+    """Backend that makes an engine without optimizer; a model without module (a rule) gets none.
 
     Attributes:
-        lora: fields of ``LoRAOptions``: the copy holds base and adapters apart, as the trained model
-            does, so that later only adapters need to come from there.
+        lora: fields of ``LoRAOptions``: the copy holds base and adapters separately, as the trained model
+            does, so that later only adapters need to be transferred.
     """
 
     lora: Mapping[str, Any] = field(default_factory=dict)
@@ -47,7 +47,7 @@ class InferenceBackend(ModelBackend):
             return model
         if _is_cut(model.topology):
             return self._initialize_cut(model)
-        model.module, filling = start_of(model)
+        model.module, filling = module_to_shard(model)
         adapters = lora_options(self.lora)
         if adapters is not None:
             add_adapters(model.module, adapters, seed=model.base_seed)
@@ -62,7 +62,7 @@ class InferenceBackend(ModelBackend):
         return model
 
     def _holds_averages(self, model: Model) -> bool:
-        if lora_options(self.lora) is not None:  # adapters are float32 themselves
+        if lora_options(self.lora) is not None:  # adapters are always float32
             return False
         held = self.held_dtype(model.dtype, trained=False, averaged=model.averaged)
         return held != model.dtype
@@ -106,12 +106,12 @@ def _is_cut(topo: ProcessTopology) -> bool:
 
 
 class InferenceEngine(HFEngine):
-    """``forward``, ``eval_batch``, ``generate``, ``save_to_hf``; ``train_batch`` is refused."""
+    """Engine with ``forward``, ``eval_batch``, ``generate`` and ``save_to_hf``; can't train."""
 
     _averages: Averages | None = None
 
     def keep_averages(self) -> None:
-        """Weights are held in float32 from now on, beside those that compute."""
+        """Holds float32 weights from now on, beside those that compute."""
         self._averages = Averages(super().held_weights())
 
     def held_weights(self) -> Mapping[str, Sequence[tuple[Box, Tensor]]]:

@@ -23,6 +23,7 @@ from realsys.config.problems import collected, raise_all
 from realsys.config.settings import UserSetting, read_words, read_yaml, spelled_twice
 from realsys.config.typed_values import Text, Written, read
 
+MAX_SETTINGS = 10_000  # of one launch or site
 _WHOLE, _KEYS = (
     object(),
     object(),
@@ -106,6 +107,10 @@ def apply_overrides(options: Any, settings: Iterable[UserSetting]) -> Applied:
     kind, applied = type(options), Applied(options)
     near, problems = partial(nearest, kind=kind), applied.problems
     leaves = [x for s in settings for x in _in_group(kind, s.path, s, (), problems, near)]
+    if len(leaves) > MAX_SETTINGS:
+        what, where = f"{len(leaves):,} settings", leaves[0].setting.origin
+        problems.append(ConfigError(what, where=where, fix=f"give at most {MAX_SETTINGS:,}"))
+        return applied
     twice = list(spelled_twice([leaf.setting for leaf in leaves]))
     wrong = {p.where.partition(",")[0].rpartition(".")[0] for p in (*problems, *twice)}
     problems += twice
@@ -118,7 +123,11 @@ def apply_overrides(options: Any, settings: Iterable[UserSetting]) -> Applied:
         if len(problems) > before:
             wrong.add(path.rpartition(".")[0])
     applied.options = _put(options, tree, "", applied, wrong)
-    for problem in range_problems(applied.options):
+    out_of_range = list(range_problems(applied.options))
+    if refused := {p.where for p in out_of_range} & set(applied.origins):
+        rest = [leaf.setting for leaf in leaves if leaf.setting.path not in refused]
+        applied.options = apply_overrides(options, rest).options
+    for problem in out_of_range:
         origin = applied.origins.get(problem.where)
         where = f"{problem.where}, {origin}" if origin else problem.where
         problems.append(ConfigError(problem.what, where=where, fix=problem.fix))

@@ -1,7 +1,7 @@
 """Reads what a user wrote, `a.b=value` words and YAML files, as settings: name, text, place.
 
 For overrides.py and clusters.py, which give the text its meaning. Refuses what can't be read at all,
-and names that are given twice.
+and finds names that are given twice.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from realsys.api.bounded_files import read_bounded_text
+from realsys.api.bounded_files import MAX_SETTINGS_BYTES, read_bounded_text
 from realsys.api.errors import ConfigError
 from realsys.config.problems import collected
 from realsys.config.typed_values import Written, from_node, parse_flow, plain_tree
@@ -29,7 +29,6 @@ class UserSetting:
 
 def read_words(words: Sequence[str], problems: list[ConfigError]) -> Iterator[UserSetting]:
     """Settings of `a.b=value` words."""
-    seen: dict[str, str] = {}
     for word in words:
         name, equals, text = word.partition("=")
         name = name.strip()
@@ -44,16 +43,6 @@ def read_words(words: Sequence[str], problems: list[ConfigError]) -> Iterator[Us
                 )
             )
             continue
-        if seen.get(name, text) != text:
-            problems.append(
-                ConfigError(
-                    f"{name} is given twice: {seen[name]!r} and {text!r}",
-                    where=f"{name}, command line",
-                    fix="keep one of them",
-                )
-            )
-            continue
-        seen[name] = text
         with collected(problems):
             yield UserSetting(name, parse_flow(text), f"command line {word!r}")
 
@@ -67,7 +56,9 @@ def read_yaml(path: Path, problems: list[ConfigError]) -> Iterator[UserSetting]:
     import yaml
 
     try:
-        node: Any = yaml.compose(read_bounded_text(path), Loader=yaml.SafeLoader)
+        node: Any = yaml.compose(
+            read_bounded_text(path, max_bytes=MAX_SETTINGS_BYTES), Loader=yaml.SafeLoader
+        )
     except OSError as error:
         raise ConfigError(
             f"the file can't be read: {error.strerror}", where=str(path), fix="check the path"
@@ -93,20 +84,9 @@ def read_yaml(path: Path, problems: list[ConfigError]) -> Iterator[UserSetting]:
             "the file is no table of settings", where=str(path), fix="write NAME: VALUE lines"
         )
     plain_tree(node, where=str(path))
-    seen: dict[str, int] = {}
     for key, value in node.value:
-        line = key.start_mark.line + 1
-        if key.value in seen:
-            problems.append(
-                ConfigError(
-                    f"{key.value} is given twice, in lines {seen[key.value]} and {line}",
-                    where=f"{path}:{line}",
-                    fix="keep one of them",
-                )
-            )
-            continue
-        seen[str(key.value)] = line
-        yield from _yaml_settings(str(key.value), value, path)
+        with collected(problems):
+            yield from _yaml_settings(str(key.value), value, path)
 
 
 def spelled_twice(settings: Iterable[UserSetting]) -> Iterator[ConfigError]:
@@ -125,7 +105,7 @@ def spelled_twice(settings: Iterable[UserSetting]) -> Iterator[ConfigError]:
         clashes += [same] if same and same.written != one.written else []
         if clashes:
             yield ConfigError(
-                f"{one.path} is given twice, in two spellings",
+                f"{one.path} is given twice",
                 where=f"{one.path}, {clashes[0].origin} and {one.origin}",
                 fix="keep one of them",
             )

@@ -21,9 +21,9 @@ from realsys.config.option_tree import is_mapping, members, type_text
 
 MAX_NODES = 100_000  # of one file or word
 _WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
-_WHOLE = re.compile(r"[-+]?[0-9][0-9_]*")
+_WHOLE = re.compile(r"[-+]?[0-9]+(_[0-9]+)*")
 _MOST_DIGITS = 100  # int() refuses some thousands, and takes its time over fewer
-_NUMBER = re.compile(r"[-+]?([0-9][0-9_]*\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
+_NUMBER = re.compile(r"[-+]?([0-9]+(_[0-9]+)*\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
 _CONTAINERS = (tuple, list, frozenset, set)
 _SHOWN_CHARS = 200  # of a wrong value
 
@@ -150,6 +150,8 @@ def _number(text: str, kind: Any) -> float | int | None:
     if not _NUMBER.fullmatch(text):
         return None
     number = float(text.replace("_", ""))
+    if number == 0 and re.search("[1-9]", re.split("[eE]", text)[0]):
+        return None  # too small to be told from 0
     if kind is float or not number.is_integer():
         return number
     return int(number) if abs(number) < 2**63 else math.inf
@@ -222,6 +224,9 @@ def _no_settings(what: str, node: Any, where: str) -> ConfigError:
 def from_node(node: Any) -> Written:
     """A composed YAML node with every scalar as text."""
     if isinstance(node.value, str):
+        if "\0" in node.value:
+            where = f"line {node.start_mark.line + 1}"
+            raise ConfigError("a text holds a NUL character", where=where, fix="leave it out")
         return Text(node.value, quoted=node.style in ("'", '"', "|", ">"))
     if node.id == "sequence":
         return [from_node(item) for item in node.value]

@@ -1,1 +1,1 @@
-"""Batches with tensors: packed samples, how they are cut and padded, and files of them."""
+"""Batches with tensors: packed samples, splitting and padding, files of samples."""

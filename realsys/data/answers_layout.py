@@ -1,7 +1,7 @@
-"""Answers as a batch: one layout, whoever made them (a backend's engine, or rollout workers).
+"""The batch layout of answers, shared by backend engines and rollout workers.
 
-Grouped by prompt: an id owns one sequence an answer. What is trained on an answer, and what is not, is
-read from ``prompt_mask`` alone.
+Grouped by prompt: an id owns one sequence per answer. ``prompt_mask`` alone decides which tokens are
+trained on.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ NO_EOS = "seq_no_eos_mask"
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerRow:
-    """One sequence; one entry a token.
+    """One sequence with one entry per token.
 
     Attributes:
-        tokens: int64 ``[T]``, prompt and all that followed.
+        tokens: int64 ``[T]``, the prompt and everything after it.
         is_prompt: bool ``[T]``, False on tokens that the policy wrote.
         logprobs: float32 ``[T]``, of the policy's tokens; 0 elsewhere.
     """
@@ -36,7 +36,7 @@ class AnswerRow:
 
 
 def answer_row(prompt: Tensor, answer: Tensor, logprobs: Tensor) -> AnswerRow:
-    """The row of a prompt (int64 ``[P]``) and one answer (int64, float32 ``[A]``)."""
+    """Builds the row of a prompt (int64 ``[P]``) and one answer (int64, float32 ``[A]``)."""
     return AnswerRow(
         tokens=torch.cat([prompt, answer]),
         is_prompt=torch.cat([torch.ones_like(prompt), torch.zeros_like(answer)]).bool(),
@@ -51,11 +51,11 @@ def answers_sample(
     *,
     metadata: Mapping[str, Sequence[Any]],
 ) -> SequenceSample:
-    """The sample that ``PipelinableEngine.generate`` describes.
+    """Builds the sample that ``PipelinableEngine.generate`` specifies.
 
     Args:
-        groups: for each id its answers.
-        truncated: bool, one an answer in the order of ``groups``: it has no end token.
+        groups: the answers of each id.
+        truncated: bool, one per answer in the order of ``groups``: True if it has no end token.
     Raises:
         DataError: no ids.
     """

@@ -1,4 +1,4 @@
-"""Which sequences go together: into data-parallel shares, and into micro-batches.
+"""Assigns sequences to data-parallel ranks and to micro-batches.
 
 Both functions take lengths and return lists of indices, so that the master can decide without
 tensors. Their results depend on the lengths alone: ranks that see the same lengths cut alike.
@@ -15,7 +15,7 @@ from realsys.api.errors import ConfigError, DataError
 
 
 class Run(NamedTuple):
-    """Neighbouring sequences of one id of a batch: those from ``start`` up to ``stop``."""
+    """Consecutive sequences of one id of a batch, from ``start`` up to ``stop`` (exclusive)."""
 
     id_index: int
     start: int
@@ -25,22 +25,22 @@ class Run(NamedTuple):
 def balanced_partition(
     lengths: Sequence[int], k: int, *, equal_counts: bool = False
 ) -> list[list[int]]:
-    """Indices of ``lengths`` in ``k`` parts of nearly equal total length.
+    """Splits the indices of ``lengths`` into ``k`` parts of nearly equal total length.
 
-    Longest first, each to the part with the least so far (LPT): the heaviest part is at most
+    Longest first, each to the part with the smallest total so far (LPT): the heaviest part is at most
     4/3 - 1/(3k) of the best possible (Graham 1969). With fewer items than parts some are empty,
     otherwise none is.
 
     Args:
-        equal_counts: parts differ by one item at most. Dealt in rounds of ``k``, the longest of a
-            round to the lightest part, so that two parts with as many items differ by no more
-            than the longest item.
+        equal_counts: parts differ by at most one item. Items are assigned in rounds of ``k``, the
+            longest of a round to the lightest part, so that two parts with equally many items
+            differ by at most the longest item.
     Raises:
         ConfigError: ``k`` is below 1.
         DataError: a length is negative.
     """
     if k < 1:
-        raise ConfigError(f"k is {k}", where="balanced_partition", fix="ask for 1 or more parts")
+        raise ConfigError(f"k is {k}", where="balanced_partition", fix="use 1 or more parts")
     order = _longest_first(lengths, where="balanced_partition")
     if equal_counts:
         return _deal_in_rounds(order, lengths, k)
@@ -50,11 +50,11 @@ def balanced_partition(
 def pack_microbatches(
     lengths: Sequence[int], *, max_tokens: int | None, min_num: int = 1
 ) -> list[list[int]]:
-    """Indices of ``lengths`` in at least ``min_num`` pieces of at most ``max_tokens`` each.
+    """Packs the indices of ``lengths`` into at least ``min_num`` parts of at most ``max_tokens`` each.
 
-    First-fit decreasing, which opens few pieces. Where that gives fewer than ``min_num``, the
-    items are spread evenly over ``min_num`` instead. An item longer than ``max_tokens`` is alone
-    in its piece. No piece is empty; they are ordered by their first index.
+    First-fit decreasing, which opens few parts. If that gives fewer than ``min_num``, the items are
+    spread evenly over ``min_num`` instead. An item longer than ``max_tokens`` is alone in its part.
+    No part is empty; they are ordered by their first index.
 
     Args:
         max_tokens: None for no limit.
@@ -81,13 +81,13 @@ def pack_microbatches(
 
 
 def runs_within(lengths: Sequence[Sequence[int]], *, max_tokens: int | None) -> list[Run]:
-    """The sequences of each id in runs of at most ``max_tokens``, in order.
+    """Splits the sequences of each id, in order, into runs of at most ``max_tokens``.
 
-    An id that fits is one run, so what its sequences begin with is computed once. Of one that does not,
-    each run is filled before the next begins. A longer sequence is a run of its own.
+    An id that fits is one run, so the common prefix of its sequences is computed once. Otherwise each
+    run is filled before the next begins. A sequence longer than the limit is a run of its own.
 
     Args:
-        lengths: for each id, of its sequences.
+        lengths: lengths of the sequences, by id.
         max_tokens: None for no limit.
     """
     runs = []
@@ -103,7 +103,7 @@ def runs_within(lengths: Sequence[Sequence[int]], *, max_tokens: int | None) -> 
 
 
 def contiguous(count: int, parts: int) -> list[list[int]]:
-    """``range(count)`` in ``parts`` runs whose lengths differ by at most one."""
+    """Splits ``range(count)`` into ``parts`` runs whose lengths differ by at most one."""
     bounds = [count * i // parts for i in range(parts + 1)]
     return [list(range(a, b)) for a, b in pairwise(bounds)]
 
@@ -118,11 +118,11 @@ def _longest_first(lengths: Sequence[int], *, where: str) -> list[int]:
 def _least_loaded(
     order: Sequence[int], lengths: Sequence[int], *, num_parts: int, capacity: int | None
 ) -> list[list[int]]:
-    """Each item to the lightest part with room; a new part is opened where none has room."""
+    """Assigns each item to the lightest part with room; opens a new part if none has room."""
     parts: list[list[int]] = [[] for _ in range(num_parts)]
     loads = [0] * num_parts
     for item in order:
-        # The count breaks ties, so that items of length 0 don't pile up beside an empty part.
+        # The count breaks ties, so that items of length 0 don't accumulate while a part is empty.
         lightest = min(range(len(parts)), key=lambda p: (loads[p], len(parts[p]), p))
         full = capacity is not None and loads[lightest] + lengths[item] > capacity
         if full and parts[lightest]:

@@ -1,6 +1,6 @@
-"""Between packed rows ``[N, …]`` and a padded rectangle ``[B, T, …]``.
+"""Conversion between packed rows ``[N, …]`` and a padded rectangle ``[B, T, …]``.
 
-Batches travel packed; advantage estimation walks over a rectangle. Both directions are one masked
+Batches are transferred packed; advantage estimation needs a rectangle. Both directions are one masked
 copy, keep the dtype and are differentiable.
 """
 
@@ -13,13 +13,13 @@ import torch
 
 from realsys.api.errors import DataError
 
-Side = Literal["left", "right"]  # where the padding goes
+Side = Literal["left", "right"]  # side of the padding
 
 
 def pad_packed(
     x: torch.Tensor, lengths: Sequence[int], *, value: float = 0, side: Side = "right"
 ) -> torch.Tensor:
-    """``[B, T, …]`` with T the longest length, from packed ``x [N, …]``; padding is ``value``.
+    """Pads packed ``x [N, …]`` to ``[B, T, …]`` with T the longest length; padding is ``value``.
 
     Raises:
         DataError: the lengths don't add up to the rows of ``x``.
@@ -37,7 +37,8 @@ def pad_packed(
 
 
 def unpad_to_packed(x: torch.Tensor, lengths: Sequence[int], side: Side = "right") -> torch.Tensor:
-    """Packed ``[N, …]`` from ``x [B, T, …]``, the inverse of ``pad_packed``. T may be wider.
+    """Packs ``x [B, T, …]`` to ``[N, …]``, the inverse of ``pad_packed``. T may exceed the longest
+    length.
 
     Raises:
         DataError: ``x`` has another number of sequences, or is narrower than the longest.
@@ -60,13 +61,15 @@ def length_mask(
     side: Side = "right",
     device: torch.device | str = "cpu",
 ) -> torch.Tensor:
-    """bool ``[B, width]``, True on the tokens of each sequence and False on its padding."""
+    """Builds a bool mask ``[B, width]``, True on the tokens of each sequence and False on padding."""
     length_B1 = torch.tensor(list(lengths), dtype=torch.int64, device=device)[:, None]
     position_T = torch.arange(width, device=device)
     return position_T < length_B1 if side == "right" else position_T >= width - length_B1
 
 
 def rows_at(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    """``x[index]``, by what is fast on the device and has a gradient that is the same each time."""
-    # Rows that stand in several places add up their gradients: on GPUs only so in one order.
+    """Gathers ``x[index]`` with the operation that is fast on the device and has a deterministic
+    gradient.
+    """
+    # Rows used several times sum their gradients; on GPUs only this operation does so in a fixed order.
     return x[index] if x.is_cuda else x.index_select(0, index)

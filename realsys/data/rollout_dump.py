@@ -1,9 +1,9 @@
-"""Datapoints in a file, one after another, to be trained on again bit for bit.
+"""Files of datapoints, appended one by one, to be trained on again bit for bit.
 
 A rollout worker appends each datapoint that was kept; ``RolloutDump`` reads any of them by its id. A
 record is its length (8 bytes, little-endian), a msgpack header (SequenceMeta, keys, bytes of each, a
-checksum) and the tensors' bytes, deflated: some 6 a token. A process that dies may leave its last record
-torn: readers leave it out. A write that fails leaves nothing behind.
+checksum) and the tensors' bytes, deflated: about 6 bytes a token. A process that dies may leave an
+incomplete last record, which readers skip. A write that fails leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import torch
 from realsys.api.data import SequenceMeta
 from realsys.api.errors import DataError, RealsysError
 from realsys.data.sequence_sample import SequenceSample
-from realsys.data.tensor_bytes import bytes_of, joined
+from realsys.data.tensor_bytes import bytes_of, tensor_from_frames
 
 logger = logging.getLogger(__name__)
 
@@ -36,15 +36,15 @@ class _Header(msgspec.Struct, frozen=True, kw_only=True):
     meta: SequenceMeta
     keys: tuple[str, ...]
     num_bytes: tuple[int, ...]
-    crc32: int | None = None  # of the bytes as they are kept; None: written before there was one
+    crc32: int | None = None  # of the stored bytes; None in files of older versions
     is_deflated: bool = False
 
 
 class DumpWriter:
-    """Appends datapoints to a file of its own. Use as a context manager.
+    """Appends datapoints to a new file. Use as a context manager.
 
     Args:
-        room: most bytes to write; None: no bound. What comes later is not kept.
+        room: maximum number of bytes to write; None: no limit. Later datapoints are not written.
     """
 
     def __init__(self, path: Path, *, room: int | None = None) -> None:
@@ -54,19 +54,20 @@ class DumpWriter:
         self._is_full = False
 
     def append(self, sample: SequenceSample) -> bool:
-        """Writes ``sample``; on disk before this returns, but not synced. False: there is no room.
+        """Writes ``sample`` before returning, without syncing it. Returns False if the size limit
+        is reached.
 
         Raises:
-            DataError: the disk refuses. Nothing of the sample is left in the file.
+            DataError: the write failed. Nothing of the sample is left in the file.
         """
         record = _record(sample)
         if self._is_full or (self._room is not None and len(record) > self._room):
             if not self._is_full:
                 logger.warning(
-                    "dump full, later rollouts are not kept path=%s; raise rollout.dump_limit_gib",
+                    "dump full, later rollouts not kept path=%s fix=raise rollout.dump_limit_gib",
                     self.path,
                 )
-            self._is_full = True  # also for smaller ones: what is there ends at one point
+            self._is_full = True  # also for smaller ones, so that the dump ends at one point
             return False
         start: int | None = None
         try:
@@ -78,7 +79,7 @@ class DumpWriter:
             while rest:
                 rest = rest[self._file.write(rest) :]
         except OSError as error:
-            self._take_back(start)
+            self._truncate(start)
             raise DataError(
                 f"a rollout can't be written: {error}",
                 where=str(self.path),
@@ -88,14 +89,14 @@ class DumpWriter:
             self._room -= len(record)
         return True
 
-    def _take_back(self, start: int | None) -> None:
-        """Half a record, filled up with the next one's bytes, would look like a whole one."""
+    def _truncate(self, start: int | None) -> None:
+        """Truncates a partial record: completed with the next record's bytes it would look valid."""
         if self._file is None or start is None:
             return
         with suppress(OSError):
             os.ftruncate(self._file.fileno(), start)
             return
-        self.close()  # behind it nothing could be found: go on in another file
+        self.close()  # no record after it could be found: continue in another file
         self._file, self.path = None, self.path.with_stem(self.path.stem + "-b")
 
     def close(self) -> None:
@@ -113,7 +114,7 @@ class DumpWriter:
 def _record(sample: SequenceSample) -> bytes:
     keys = tuple(sorted(sample.keys))
     tensors = [sample.data[key].detach().cpu().contiguous() for key in keys]
-    # Versions and masks are runs, tokens and log-probs have zeros: the fastest level finds that.
+    # Versions and masks are runs, tokens and log-probs have zeros: the fastest level compresses that.
     kept = [zlib.compress(bytes_of(x), 1) if x.numel() else b"" for x in tensors]
     crc32 = 0
     for part in kept:
@@ -131,7 +132,7 @@ def _record(sample: SequenceSample) -> bytes:
 
 
 class RolloutDump:
-    """Datapoints of some dump files, by id. The newest of an id counts."""
+    """Datapoints of several dump files, by id. The newest record of an id is used."""
 
     def __init__(self, files: Iterable[Path]) -> None:
         self._place: dict[str, tuple[Path, int]] = {}
@@ -142,17 +143,17 @@ class RolloutDump:
         return len(self._place)
 
     def read(self, ids: Sequence[str]) -> SequenceSample:
-        """The datapoints ``ids``, in that order.
+        """Reads the datapoints ``ids``, in that order.
 
         Raises:
-            DataError: one is not there, or its file is damaged.
+            DataError: a datapoint is missing, or its file is damaged.
         """
         return _gather([self._read(name) for name in ids])
 
     def _read(self, name: str) -> SequenceSample:
         if name not in self._place:
             raise DataError(
-                f"datapoint {name!r} is in no dump",
+                f"datapoint {name!r} is not in the dump",
                 where="replay",
                 fix="was the run started with rollout.dump=true, are its files all there, and was "
                 "rollout.dump_limit_gib large enough?",
@@ -175,7 +176,7 @@ class RolloutDump:
                 try:
                     header = _read_header(file.read(_header_length(file.read(_LENGTH_BYTES))))
                 except (msgspec.MsgspecError, ValueError):
-                    return  # torn: nothing behind it is whole
+                    return  # incomplete: no complete record follows
                 end = file.tell() + sum(header.num_bytes)
                 if end > size:
                     return
@@ -198,7 +199,7 @@ def _read_header(data: bytes) -> _Header:
 def _sample(header: _Header, data: bytes) -> SequenceSample:
     meta, start, tensors = header.meta, 0, dict[str, torch.Tensor]()
     if header.crc32 is not None and zlib.crc32(data) != header.crc32:
-        raise ValueError("its bytes are not those that were written")
+        raise ValueError("the checksum does not match")
     for key, num_bytes in zip(header.keys, header.num_bytes, strict=True):
         dtype = getattr(torch, meta.dtypes[key])
         shape = (sum(meta.rows_per_id(key)), *meta.trailing_shapes[key])
@@ -206,7 +207,7 @@ def _sample(header: _Header, data: bytes) -> SequenceSample:
         found = zlib.decompress(kept) if header.is_deflated and kept else kept
         if math.prod(shape) * dtype.itemsize != len(found):
             raise ValueError(f"{len(found)} bytes of {key} for shape {shape}")
-        tensors[key] = joined(dtype, shape, [found])
+        tensors[key] = tensor_from_frames(dtype, shape, [found])
         start += num_bytes
     return SequenceSample.from_meta(meta, tensors)
 

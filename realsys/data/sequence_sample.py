@@ -1,8 +1,8 @@
-"""A batch with its tensors: what interfaces and engines read and write.
+"""A batch with its tensors, the input and output of interfaces and engines.
 
-``SequenceSample`` is a ``SequenceMeta`` (realsys/api/data.py, which owns the layout and the index
-arithmetic) and one tensor a key. Methods return new samples and never write to a tensor. Where
-rows lie together the new sample is a view of the old one: clone before writing in place.
+``SequenceSample`` is a ``SequenceMeta`` (realsys/api/data.py, which defines the layout and the index
+arithmetic) and one tensor per key. Methods return new samples and never write to a tensor. If the
+selected rows are contiguous, the new sample is a view of the old one: clone before writing in place.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class SequenceSample:
         data: Mapping[str, torch.Tensor],
         metadata: Mapping[str, Sequence[Any]] | None = None,
     ) -> SequenceSample:
-        """Describes ``data`` by itself: dtypes and trailing shapes are those of the tensors.
+        """Makes a sample from tensors, taking dtypes and trailing shapes from them.
 
         Args:
             seqlens: key → for each id the lengths of its pieces.
@@ -65,7 +65,7 @@ class SequenceSample:
 
     @staticmethod
     def from_meta(meta: SequenceMeta, data: Mapping[str, torch.Tensor]) -> SequenceSample:
-        """The batch that ``meta`` describes, from ``data``, which may hold more keys than that."""
+        """Makes the batch that ``meta`` describes from ``data``, which may hold more keys."""
         if missing := sorted(meta.keys - data.keys()):
             raise DataError(
                 f"no tensor for key {missing[0]!r}",
@@ -76,7 +76,7 @@ class SequenceSample:
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """One per datapoint, in order."""
+        """Ids of the datapoints, in order."""
         return self.meta.ids
 
     @property
@@ -90,43 +90,43 @@ class SequenceSample:
         return self.meta.batch_size
 
     def piece_lengths(self, key: str) -> list[int]:
-        """Length of every piece under ``key``, all ids in order: what attention kernels want."""
-        self.meta.rows_per_id(key)  # a missing key raises its DataError
+        """Length of every piece under ``key``, over all ids in order, as attention kernels need it."""
+        self.meta.rows_per_id(key)  # raises DataError for a missing key
         return [n for pieces in self.meta.seqlens[key] for n in pieces]
 
     def cu_seqlens(self, key: str) -> torch.Tensor:
-        """int32 ``[pieces + 1]`` on the key's device: where each piece begins, and the end."""
+        """Cumulative piece lengths, int32 ``[pieces + 1]`` on the key's device."""
         bounds = list(accumulate(self.piece_lengths(key), initial=0))
         return torch.tensor(bounds, dtype=torch.int32, device=self.data[key].device)
 
     def select(self, keys: Iterable[str]) -> SequenceSample:
-        """The same ids with only ``keys``."""
+        """Keeps only ``keys``, for the same ids."""
         meta = self.meta.select(keys)
         return SequenceSample(meta, {k: self.data[k] for k in meta.seqlens})
 
     def remap(self, names: Mapping[str, str]) -> SequenceSample:
-        """Keys renamed by ``names`` (old → new); others keep their name."""
+        """Renames keys by ``names`` (old → new); others keep their name."""
         meta = self.meta.remap(names)
         return SequenceSample(meta, {names.get(k, k): x for k, x in self.data.items()})
 
     def update(self, other: SequenceSample) -> SequenceSample:
-        """Adds (or replaces) the keys and metadata of ``other``, which has the same ids in order."""
+        """Adds or replaces keys and metadata from ``other``, which has the same ids in order."""
         return SequenceSample(self.meta.update(other.meta), {**self.data, **other.data})
 
     def to(self, device: torch.device | str) -> SequenceSample:
-        """The same batch on ``device``."""
+        """Moves the batch to ``device``."""
         return SequenceSample(self.meta, {k: x.to(device) for k, x in self.data.items()})
 
     def take(self, indices: Sequence[int]) -> SequenceSample:
-        """The ids at ``indices``, in that order."""
+        """Selects the ids at ``indices``, in that order."""
         return self._cut([indices])[0]
 
     def reorder(self, ids: Sequence[str]) -> SequenceSample:
-        """The datapoints called ``ids``, in that order."""
+        """Selects the datapoints ``ids``, in that order."""
         return self.take(self.meta.index_of(ids))
 
     def split(self, parts: Sequence[int] | Sequence[Sequence[int]]) -> list[SequenceSample]:
-        """Cuts the batch: by sizes (``[3, 1]``) or by index lists (``[[0, 2, 3], [1]]``).
+        """Splits the batch by sizes (``[3, 1]``) or by index lists (``[[0, 2, 3], [1]]``).
 
         Raises:
             DataError: the parts don't hold every id exactly once.
@@ -138,18 +138,19 @@ class SequenceSample:
             start += len(lists[-1])
         if sorted(i for part in lists for i in part) != list(range(self.batch_size)):
             raise DataError(
-                f"parts {[list(p) for p in lists][:4]} don't cut {self.batch_size} ids",
+                f"parts {[list(p) for p in lists][:4]} don't split {self.batch_size} ids",
                 where="SequenceSample.split",
                 fix="put every index from 0 to batch_size - 1 into one part; take() makes subsets",
             )
         return self._cut(lists)
 
     def unpack(self) -> list[SequenceSample]:
-        """One sample per id."""
+        """Splits the batch into one sample per id."""
         return self._cut([[i] for i in range(self.batch_size)])
 
     def microbatches(self, mb_spec: MicroBatchSpec) -> list[tuple[list[Run], SequenceSample]]:
-        """What ``mb_spec`` allows to be computed together: which runs of sequences, and they themselves.
+        """Splits the batch into the micro-batches that ``mb_spec`` allows, each with its runs of
+        sequences.
 
         Each run is an id of its micro-batch, see ``runs_within``, ``pack_microbatches`` and
         ``SequenceMeta.parted``. An id's longest key counts against the limit. Which sequences go
@@ -195,7 +196,7 @@ class SequenceSample:
         meta, data = self.meta.parted(runs), dict(self.data)
         for key, x in data.items():
             rows = meta.rows_per_id(key)
-            if sum(rows) != len(x):  # what belongs to a whole id goes with each of its runs
+            if sum(rows) != len(x):  # a piece of the whole id is copied to each of its runs
                 starts = list(accumulate(self.meta.rows_per_id(key), initial=0))
                 data[key] = torch.cat(
                     [
@@ -222,7 +223,7 @@ class SequenceSample:
 
 
 def _rows(x: torch.Tensor, starts: Sequence[int], part: Sequence[int]) -> torch.Tensor:
-    """Rows of the ids in ``part``: a view where they follow each other, else a copy."""
+    """Gathers the rows of the ids in ``part``: a view if they are contiguous, else a copy."""
     if not part:
         return x[:0]
     first, last = part[0], part[-1]
@@ -232,12 +233,12 @@ def _rows(x: torch.Tensor, starts: Sequence[int], part: Sequence[int]) -> torch.
 
 
 def _lengths(key: str, per_id: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
-    """Lengths of pieces as plain numbers. Negative ones are ``SequenceMeta``'s to refuse."""
+    """Converts piece lengths to plain ints. ``SequenceMeta`` rejects negative ones."""
     try:
         return tuple(tuple(index(n) for n in pieces) for pieces in per_id)
     except TypeError as error:
         raise DataError(
-            f"lengths of {key!r} are no whole numbers: {error}",
+            f"lengths of {key!r} are not integers: {error}",
             where="SequenceSample.from_tensors, seqlens",
             fix="give for each id a list of the lengths of its pieces",
         ) from error
@@ -246,7 +247,7 @@ def _lengths(key: str, per_id: Sequence[Sequence[int]]) -> tuple[tuple[int, ...]
 def _dtype_name(x: object) -> str:
     if not isinstance(x, torch.Tensor):
         raise DataError(
-            f"a {type(x).__name__} where a tensor belongs",
+            f"found a {type(x).__name__} instead of a tensor",
             where="SequenceSample",
             fix="give a tensor for each key, or leave the key out",
         )

@@ -1,4 +1,4 @@
-"""Tensors as bytes and back."""
+"""Conversion between tensors and bytes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import torch
 Buffer = bytes | memoryview
 
 
-def joined(dtype: torch.dtype, shape: tuple[int, ...], frames: Sequence[Buffer]) -> torch.Tensor:
-    """A new tensor from the bytes of ``frames``, which are as many as it needs."""
+def tensor_from_frames(
+    dtype: torch.dtype, shape: tuple[int, ...], frames: Sequence[Buffer]
+) -> torch.Tensor:
+    """Makes a new tensor from the bytes of ``frames``, which must be exactly as many as it needs."""
     x = torch.empty(shape, dtype=dtype)
     if x.numel():
         target, start = bytes_of(x), 0
@@ -22,5 +24,5 @@ def joined(dtype: torch.dtype, shape: tuple[int, ...], frames: Sequence[Buffer])
 
 
 def bytes_of(x: torch.Tensor) -> memoryview:
-    """The bytes of a contiguous CPU tensor with at least one element; not copied."""
+    """Returns the bytes of a contiguous CPU tensor with at least one element, without copying."""
     return memoryview(x.view(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]

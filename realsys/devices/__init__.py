@@ -1,1 +1,1 @@
-"""How torch computes in a process of ours: the settings that belong to its device."""
+"""Torch settings and queries that depend on the device of a process."""

@@ -1,7 +1,7 @@
-"""Torch's switches in a process that computes, set once at its start, the same ones in every role.
+"""Torch settings of a compute process, made once at its start and equal in every role.
 
-``settings_for`` decides; ``apply`` does it. What must be in the environment before CUDA starts (the
-workspace of cuBLAS, how memory is cut) is set where a task is started: realsys/worker/environment.py.
+``settings_for`` decides; ``apply`` makes the settings. Environment variables that CUDA reads at its start
+(cuBLAS workspace, allocator configuration) are set where a task is started: realsys/worker/environment.py.
 """
 
 from __future__ import annotations
@@ -12,17 +12,18 @@ from typing import Literal
 
 import torch
 
-# Of a GPU's share: the rest is for what torch does not count, first of all CUDA's own memory.
+# Fraction of a GPU share that torch may use; the rest is for memory that torch does not count,
+# mainly CUDA's.
 COUNTED_BY_TORCH = 0.95
 
 
 @dataclass(frozen=True, kw_only=True)
 class TorchSettings:
-    """Switches.
+    """Torch settings of a process.
 
     Attributes:
         debug_mode: of ``torch.set_deterministic_debug_mode``.
-        fill_memory: new memory is filled where results must repeat, so that none depends on what was there.
+        fill_memory: fill new memory if results must repeat, so that none depends on its earlier content.
         cudnn_attention: cuDNN may compute attention.
         memory_fraction: of the GPU, for this process; None: all.
     """
@@ -36,20 +37,20 @@ class TorchSettings:
 def settings_for(
     device: str, *, deterministic: bool | None = None, gpus: float = 0.0
 ) -> TorchSettings:
-    """Switches of a process (pure).
+    """Chooses the settings of a process (pure).
 
     Args:
-        deterministic: equal runs give equal bits. None: on the CPU, where it costs nothing, they do;
-            on a GPU they need not.
-        gpus: of the task; below 1 others are on the same GPU.
+        deterministic: equal runs give equal bits. None: yes on the CPU, where it costs nothing; no
+            on a GPU.
+        gpus: GPUs of the task; below 1, other tasks share the GPU.
     """
     if not device.startswith("cuda"):
         return TorchSettings(debug_mode="default" if deterministic is False else "warn")
     return TorchSettings(
-        # "warn" would be the worst of both: warned of, flash attention's backward stays unordered and
+        # "warn" would combine both drawbacks: flash attention's backward would stay unordered and
         # cuBLAS free to choose, while scatters are sorted and memory is filled.
         debug_mode="error" if deterministic else "default",
-        fill_memory=False,  # we read nothing that we have not written
+        fill_memory=False,  # realsys reads no memory that it has not written
         # It makes a plan for every exact shape, half a second each, and ours are new in every batch.
         cudnn_attention=False,
         memory_fraction=gpus * COUNTED_BY_TORCH if 0 < gpus < 1 else None,
@@ -57,7 +58,7 @@ def settings_for(
 
 
 def apply(settings: TorchSettings) -> None:
-    """Sets torch's switches in this process."""
+    """Applies the settings to torch in this process."""
     # As use_deterministic_algorithms(…), which imports the whole compiler (1.4 s of every start) only to
     # tell it so.
     torch.set_deterministic_debug_mode(settings.debug_mode)

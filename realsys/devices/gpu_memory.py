@@ -1,4 +1,4 @@
-"""What this process and others have of its GPU's memory."""
+"""Memory use of this process and of others on its GPU."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import torch
 
 @dataclass(frozen=True, kw_only=True)
 class GpuMemory:
-    """Bytes.
+    """Memory use of a GPU, in bytes.
 
     Attributes:
-        peak: in use by this process's tensors at most.
+        peak: peak use by this process's tensors.
         reserved: held by torch in this process.
-        others: in use besides: by other processes, and by CUDA and NCCL.
-        total: of the GPU.
+        others: used outside torch: by other processes, and by CUDA and NCCL.
+        total: size of the GPU's memory.
     """
 
     peak: int
@@ -25,7 +25,7 @@ class GpuMemory:
 
 
 def gpu_memory() -> GpuMemory:
-    """Of the current GPU, now."""
+    """Reads the memory use of the current GPU."""
     free, total = torch.cuda.mem_get_info()
     reserved = torch.cuda.memory_reserved()
     return GpuMemory(

@@ -1,4 +1,6 @@
-"""Work that a GPU was given and has not done: waited for, or read beside. On the CPU nothing is pending."""
+"""Synchronisation with pending GPU work: waits for it, or reads on a separate stream. On the CPU
+nothing is pending.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_beside: dict[str, Any] = {}  # the stream on which this process reads, once it has one
+_beside: dict[str, Any] = {}  # this process's read stream, made at first use
 
 
 def finish(device: str) -> None:
-    """Returns when the device has done what this process gave it: a clock read now tells the truth."""
+    """Waits for all GPU work of this process, so that a clock read afterwards includes it."""
     if device.startswith("cuda"):
         torch.cuda.synchronize()
 
 
 def written(tensors: Iterable[Tensor]) -> Any:
-    """The moment, in the order of this thread's work, at which ``tensors`` are whole; None: they are."""
+    """Records an event after which ``tensors`` are written; None if they already are (on the CPU)."""
     if not any(x.is_cuda for x in tensors):
         return None
     event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -29,9 +31,9 @@ def written(tensors: Iterable[Tensor]) -> Any:
 
 @contextmanager
 def read_beside(moments: Iterable[Any]) -> Iterator[None]:
-    """Inside, a GPU waits for these moments (of ``written``), and for nothing behind them.
+    """Within the context, GPU reads wait for these events (of ``written``) and for nothing later.
 
-    Copies made inside must be to the CPU and blocking: nothing else keeps their sources till then.
+    Copies made inside must be to the CPU and blocking: nothing else keeps their sources alive.
     """
     events = list({id(m): m for m in moments if m is not None}.values())
     if not events:

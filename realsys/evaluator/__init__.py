@@ -1,1 +1,1 @@
-"""The worker that evaluates saved checkpoints beside the training."""
+"""The worker that evaluates saved checkpoints during training."""

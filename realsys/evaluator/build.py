@@ -1,4 +1,4 @@
-"""Wires an evaluator together: checkpoints, results, the model, TensorBoard, its place in the trial."""
+"""Sets up an evaluator: checkpoints, results, model, TensorBoard, registration."""
 
 from __future__ import annotations
 
@@ -51,7 +51,9 @@ def run(runner: WorkerRunner) -> int:
                 shows=shows,
             ),
         )
-        runner.controls.can = frozenset({Verb.CONFIGURE, Verb.DUMP, Verb.INTERRUPT, Verb.EXIT})
+        runner.controls.supported = frozenset(
+            {Verb.CONFIGURE, Verb.DUMP, Verb.INTERRUPT, Verb.EXIT}
+        )
         runner.controls.leave = loop.leave
         runner.register()
         runner.on_stop = lambda request: loop.leave()
@@ -77,10 +79,10 @@ def _begins(runner: WorkerRunner, checkpoint: SavedCheckpoint) -> None:
 def _tensorboard(
     files: PhaseFiles, stack: ExitStack
 ) -> Callable[[Sequence[Mapping[str, Any]]], None]:
-    """A run of its own beside the master's: an event file has one writer.
+    """Returns a writer of a TensorBoard run beside the master's, because an event file has one writer.
 
-    Opened when there is something to write, and then given everything: it tells TensorBoard to forget
-    what a former process wrote.
+    Opened with the first rows, and then given all of them: it makes TensorBoard drop what a former
+    process wrote.
     """
     opened: list[TensorBoardFiles] = []
 
@@ -96,7 +98,7 @@ def _tensorboard(
 
 
 def _set_up_torch(runner: WorkerRunner) -> str:
-    """Threads, determinism, device; as on a model worker, so that figures agree."""
+    """Sets threads and determinism as on a model worker, so that figures agree; returns the device."""
     if runner.config.num_threads is not None:
         torch.set_num_threads(runner.config.num_threads)
     torch.manual_seed(runner.config.base_seed)  # nothing draws from it; a plug-in might

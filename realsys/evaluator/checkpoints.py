@@ -1,7 +1,7 @@
-"""The saved checkpoints of a role, each with the digest of its weights.
+"""Lists the saved checkpoints of a role, each with the digest of its weights.
 
-A resumed run may save a step again, with the same weights or others: what counts is what the files hold.
-They are read once; after that size and time of change tell that they are the same.
+A resumed run may save a step again, with the same weights or others: the contents of the files decide.
+They are read once; after that unchanged size and modification time mean unchanged contents.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ _PIECE_BYTES = 1 << 22
 
 
 class SavedCheckpoints:
-    """Looks into ``folder``, where the checkpoints of ``role`` are."""
+    """Lists the checkpoints of ``role`` in ``folder``."""
 
     def __init__(self, folder: Path, role: str) -> None:
         self._folder, self._role = folder, role
         self._digests: dict[tuple[int, str], str] = {}
 
-    def knows(self, step: int, stamp: str, weights: str) -> None:
-        """What somebody has read before."""
+    def add_known(self, step: int, stamp: str, weights: str) -> None:
+        """Adds the digest of a checkpoint that was read before."""
         self._digests[step, stamp] = weights
 
-    def look(self) -> list[SavedCheckpoint]:
-        """Those that are there now, in the order of steps."""
+    def present(self) -> list[SavedCheckpoint]:
+        """Returns the present checkpoints, in order of steps."""
         return [c for step, path in self._folders() if (c := self._checkpoint(step, path))]
 
     def names(self) -> list[str]:
-        """What the folder holds, whole checkpoints or not: one call to its file system."""
+        """Returns the folder's entries, complete checkpoints or not: one call to its file system."""
         try:
             return sorted(os.listdir(self._folder))
         except FileNotFoundError:
             return []
 
     def is_unchanged(self, checkpoint: SavedCheckpoint) -> bool:
-        """Whether its files are still those that were looked at."""
+        """Returns whether its files are still those that were read."""
         try:
             return stamp_of(weight_files(checkpoint.path)) == checkpoint.stamp
         except OSError:
@@ -57,7 +57,7 @@ class SavedCheckpoints:
         return sorted((int(match[1]), path) for match, path in found)
 
     def _checkpoint(self, step: int, path: Path) -> SavedCheckpoint | None:
-        """None when it is just being replaced."""
+        """Reads a checkpoint; returns None if it is just being replaced."""
         try:
             files = weight_files(path)
             stamp = stamp_of(files)
@@ -75,18 +75,18 @@ class SavedCheckpoints:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The weights in a Hugging Face directory; adapters have a folder of their own."""
+    """Returns the weight files of a Hugging Face directory, adapters in their own folder included."""
     return sorted(folder.glob("*.safetensors"))
 
 
 def stamp_of(files: Iterable[Path]) -> str:
-    """Names, sizes and times of change."""
+    """Returns names, sizes and modification times."""
     stats = [(path.name, path.stat()) for path in files]
     return " ".join(f"{name}:{stat.st_size}:{stat.st_mtime_ns}" for name, stat in stats)
 
 
 def digest_of(files: Iterable[Path]) -> str:
-    """SHA-256 over names and contents, 32 hex digits of it."""
+    """Returns the first 32 hex digits of SHA-256 over names and contents."""
     digest = hashlib.sha256()
     for path in files:
         digest.update(f"{path.name}:{path.stat().st_size}\n".encode())

@@ -1,6 +1,6 @@
-"""One checkpoint → its figures: loaded, asked the held-out questions, judged by the reward rule.
+"""Evaluates one checkpoint: loads it, answers the held-out questions, scores them with the reward rule.
 
-The same answers as the trainer's own evaluation gives with these weights: the embedded engine, greedy.
+Gives the same answers as the trainer's own evaluation with these weights: the embedded engine, greedy.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from realsys.api.worker_configs import Evaluator
 from realsys.data.sequence_sample import SequenceSample
 from realsys.evaluator.pass_at_k import mean_pass_at_k
 from realsys.interfaces.answers import answer_texts
-from realsys.interfaces.math_evaluation import AnswerJudge, evaluate_math, prompt_texts
+from realsys.interfaces.math_evaluation import AnswerScorer, evaluate_math, prompt_texts
 from realsys.interfaces.math_reward import known_answers
 
 _NO_TRAINING = FinetuneSpec(total_train_epochs=1, dataset_size=1, train_batch_size=1)
@@ -37,7 +37,7 @@ _NO_TRAINING = FinetuneSpec(total_train_epochs=1, dataset_size=1, train_batch_si
 def evaluate_checkpoint(
     path: Path, config: Evaluator, *, device: str, before_batch: Callable[[], None]
 ) -> dict[str, float]:
-    """What ``evaluate_math`` gives, but for its samples; with ``n`` above 1 also ``pass@k``.
+    """Returns what ``evaluate_math`` returns, without samples; with ``n`` above 1 also ``pass@k``.
 
     Of several data sets each figure has the data set's name in front.
 
@@ -64,7 +64,7 @@ def evaluate_checkpoint(
 
 
 def load_model(path: Path, config: Evaluator, *, device: str) -> Model:
-    """The language model in ``path``, ready to answer, in this process alone."""
+    """Loads the language model in ``path`` into this process, ready to generate."""
     made: Model = registry.make_model(
         ModelAbstraction("hf_causal_lm", {"path": str(path), "dtype": config.dtype}),
         name=ModelName(config.role),
@@ -112,8 +112,8 @@ def _figures(
 
 
 def _num_correct(model: Model, batch: SequenceSample, config: Evaluator) -> list[int]:
-    """Right ones among ``n`` sampled answers to each question."""
-    judge, sampled = AnswerJudge(config.reward), replace(config.gconfig, n=config.n, greedy=False)
+    """Returns the number of correct answers among ``n`` sampled ones for each question."""
+    judge, sampled = AnswerScorer(config.reward), replace(config.gconfig, n=config.n, greedy=False)
     answers = model.module.generate(
         batch, tokenizer=model.tokenizer, gconfig=sampled, mb_spec=config.mb_spec
     )

@@ -1,8 +1,8 @@
-"""The evaluator's loop: look, evaluate what is due, write it down, tell it.
+"""The evaluator's loop: find checkpoints, evaluate what is due, record and publish the result.
 
-What it does is decided in pending.py. Nothing that happens in an evaluation ends it: a failed one is tried
-again, and in the end noted as failed. It ends when the training is over and nothing is pending, or when it
-is told to leave; what it leaves behind is pending in the next attempt.
+pending.py decides what to do next. A failing evaluation does not end the loop: it is retried, and finally
+recorded as failed. The loop ends when the training is over and nothing is pending, or on request; pending
+evaluations are left to the next attempt.
 """
 
 from __future__ import annotations
@@ -35,18 +35,16 @@ SURE_S = 10.0  # at the files of checkpoints whose names are those that were the
 
 
 class LeaveRequested(Exception):
-    """Told to leave in the middle of an evaluation."""
+    """Raised to leave in the middle of an evaluation."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Surroundings:
-    """What the loop needs of the world.
+    """The loop's connections to the trial.
 
-    Attributes:
-        is_over: whether no more checkpoints will be saved.
-        may_write: called before a result is written; raises where another attempt has taken over.
-        begins, ends: told around each evaluation.
-        shows: gets the lines that were added to ``evaluations.jsonl``, all of them at first.
+    Attributes: is_over: whether no more checkpoints will be saved. may_write: called before a result is
+    written; raises if another attempt has taken over. begins, ends: called around each evaluation. shows:
+    called with the lines added to ``evaluations.jsonl``, at first with all of them.
     """
 
     is_over: Callable[[], bool]
@@ -57,7 +55,7 @@ class Surroundings:
 
 
 class EvaluatorLoop:
-    """Evaluates the checkpoints of one role. ``build.run`` makes one and calls ``run``.
+    """Evaluates the checkpoints of one role. ``build.run`` creates one and calls ``run``.
 
     Args:
         attempt: of the trial.
@@ -82,13 +80,13 @@ class EvaluatorLoop:
         self._sure_s = 0.0
 
     def leave(self) -> None:
-        """Asks ``run`` to return after the batch that it is at (from any thread)."""
+        """Makes ``run`` return after the current batch (from any thread)."""
         self._leaving.set()
 
     def run(self) -> None:
-        """Returns when nothing is pending and nothing will come, or when told to leave."""
+        """Runs until nothing is pending and no more checkpoints will be saved, or until ``leave``."""
         for known in self._results.read().values():
-            self._saved.knows(known.step, known.stamp, known.weights)
+            self._saved.add_known(known.step, known.stamp, known.weights)
         self._world.shows(self._results.rows())
         self._tell()
         while not self._leaving.is_set():
@@ -105,12 +103,13 @@ class EvaluatorLoop:
                 self._leaving.wait(self._config.poll_s)
 
     def _next(self, *, is_over: bool) -> Action:
-        """While nothing is pending the names of checkpoints are looked at, and now and then the files."""
+        """Returns the next action. While nothing is pending it lists only names, and the files from time
+        to time."""
         names, now_s = self._saved.names(), time.monotonic()
         if names == self._idle and now_s < self._sure_s and not is_over:
             return None
         action = next_action(
-            self._saved.look(),
+            self._saved.present(),
             self._results.read(),
             attempt=self._attempt,
             now=time.time(),
@@ -170,7 +169,7 @@ class EvaluatorLoop:
         self._results.write(evaluation)
 
     def _tell(self) -> None:
-        rows = self._results.tell()
+        rows = self._results.append_finished()
         for row in rows:
             figures = " ".join(f"{name}={value:.4g}" for name, value in row["figures"].items())
             logger.log(
@@ -194,6 +193,6 @@ class EvaluatorLoop:
 
 
 def _sentence(error: Exception) -> str:
-    """What it says, on one line."""
+    """Returns the error's text on one line."""
     text = error.what if isinstance(error, RealsysError) else f"{type(error).__name__}: {error}"
     return " ".join(text.split())[:500]

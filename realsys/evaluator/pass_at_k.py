@@ -1,4 +1,4 @@
-"""pass@k from n sampled answers a question, without bias (Chen et al., arXiv:2107.03374, section 2.1)."""
+"""Unbiased pass@k from n sampled answers per question (Chen et al., arXiv:2107.03374, section 2.1)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from realsys.api.errors import InternalError
 
 
 def pass_at_k(num_answers: int, num_correct: int, k: int) -> float:
-    """Chance that one of ``k`` answers is right, drawn without replacement from ``num_answers``.
+    """Returns the probability that one of ``k`` answers, drawn without replacement from ``num_answers``,
+    is correct.
 
     Raises:
         InternalError: not 0 <= num_correct <= num_answers, or not 1 <= k <= num_answers.
@@ -23,7 +24,7 @@ def pass_at_k(num_answers: int, num_correct: int, k: int) -> float:
 
 
 def mean_pass_at_k(num_correct: Sequence[int], num_answers: int) -> dict[str, float]:
-    """``pass@1``, ``pass@2``, ``pass@4``, … and ``pass@n``: means over the questions.
+    """Returns ``pass@1``, ``pass@2``, ``pass@4``, … and ``pass@n``: means over the questions.
 
     Args:
         num_correct: right answers to each question, of ``num_answers``.

@@ -1,6 +1,7 @@
-"""What an evaluator does next (pure): which checkpoints are there, what is known of them → one action.
+"""Decides an evaluator's next action from the present checkpoints and their evaluations (pure).
 
-In the order of steps. A try that failed waits ``retry_s``, and the later checkpoints are taken meanwhile.
+Checkpoints are taken in order of steps. A failed evaluation is retried after ``retry_s``; later
+checkpoints are evaluated meanwhile.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class SavedCheckpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateNow:
-    """Try this one, for the ``number``-th time."""
+    """Evaluate this checkpoint, as attempt ``number``."""
 
     checkpoint: SavedCheckpoint
     number: int
@@ -33,7 +34,7 @@ class EvaluateNow:
 
 @dataclass(frozen=True, kw_only=True)
 class GiveUpOnCheckpoint:
-    """Its last try has ended with its process: there are no more."""
+    """Record this checkpoint as failed: its last attempt ended with its process."""
 
     checkpoint: SavedCheckpoint
     evaluation: Evaluation
@@ -41,7 +42,7 @@ class GiveUpOnCheckpoint:
 
 @dataclass(frozen=True)
 class Wait:
-    """Something is pending, and not due yet."""
+    """Something is pending, but not due yet."""
 
 
 Action = EvaluateNow | GiveUpOnCheckpoint | Wait | None  # None: nothing is pending
@@ -56,11 +57,11 @@ def next_action(
     max_tries: int,
     retry_s: float,
 ) -> Action:
-    """The first in the order of steps that is due; ``Wait`` where all that is pending is not.
+    """Returns the action for the first due checkpoint; ``Wait`` if none is due.
 
     Args:
         evaluations: by step.
-        attempt: of the trial, which asks.
+        attempt: the trial's current attempt.
         now: seconds since the epoch, on the clock of ``Evaluation.at``.
     """
     action: Action = None
@@ -81,8 +82,8 @@ def next_action(
 
 
 def counted_tries(known: Evaluation | None, *, attempt: int) -> int:
-    """Tries that have failed or taken their process down. One that ended with an earlier attempt of
-    the trial does not count: the attempt's end ended it."""
+    """Returns the number of tries that failed or crashed. A try that ended with an earlier attempt of the
+    trial is not counted: the attempt's end ended it."""
     if known is None:
         return 0
     cut_off = known.standing is EvaluationState.TRYING and known.attempt != attempt
@@ -90,5 +91,5 @@ def counted_tries(known: Evaluation | None, *, attempt: int) -> int:
 
 
 def _rests(known: Evaluation, *, now: float, retry_s: float) -> bool:
-    """Whether its pause is not over. A clock that was put back doesn't make it longer."""
+    """Returns whether its pause is not over yet. A clock that was set back does not prolong it."""
     return known.standing is EvaluationState.RETRY and 0 <= now - known.at < retry_s

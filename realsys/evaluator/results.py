@@ -1,7 +1,7 @@
-"""What is known of each checkpoint's evaluation: a file a checkpoint, and a line for each that is over.
+"""Stores the evaluation of each checkpoint: one file per checkpoint, and a line for each finished one.
 
-``evaluations/<role>-step-000200.json`` also tells tries that have begun, so that one that takes its
-process down counts. ``evaluations.jsonl`` is made from these files: whatever is over and has no line gets
+``evaluations/<role>-step-000200.json`` is also written when a try begins, so that one that crashes
+counts. ``evaluations.jsonl`` is derived from these files: each finished evaluation without a line gets
 one, so an evaluator that dies between the two loses nothing and writes nothing twice.
 """
 
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 class EvaluationState(StrEnum):
-    """How an evaluation stands."""
+    """State of an evaluation."""
 
     TRYING = "trying"  # begun; if nobody is at it, its process has died of it or was ended
     RETRY = "retry"  # the last try failed, another one will be made
@@ -34,16 +34,16 @@ OVER = frozenset({EvaluationState.DONE, EvaluationState.FAILED})
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """One checkpoint's.
+    """The evaluation of one checkpoint.
 
     Attributes:
-        weights: digest of the weights that it is about; others of the same step are another checkpoint's.
-        stamp: size and time of those files, so that they need not be read again to know the digest.
-        tries: that have begun, this one among them.
-        attempt: of the trial, that began the last one.
+        weights: digest of the evaluated weights; other weights of the same step are another checkpoint.
+        stamp: size and time of those files, so that they need not be read again for the digest.
+        tries: number of tries begun, including this one.
+        attempt: of the trial, that began the last try.
         at: when ``standing`` changed, seconds since the epoch.
-        seconds: that the last try took, loading included.
-        figures: name → value, without the prefix that they have in the report.
+        seconds: duration of the last try, loading included.
+        figures: name → value, without their prefix in the report.
     """
 
     role: str
@@ -60,13 +60,13 @@ class Evaluation:
 
 
 class Results:
-    """Reads and writes them for one role of one phase. One process at a time writes."""
+    """Reads and writes the evaluations of one role of one phase. One process at a time writes."""
 
     def __init__(self, files: PhaseFiles, role: str) -> None:
         self._files, self._role = files, role
 
     def read(self) -> dict[int, Evaluation]:
-        """Step → evaluation. A damaged file is none: its checkpoint is evaluated anew."""
+        """Returns step → evaluation. A damaged file is skipped: its checkpoint is evaluated again."""
         found: dict[int, Evaluation] = {}
         for path in sorted(self._files.evaluation_results.glob(f"{self._role}-step-*.json")):
             try:
@@ -79,12 +79,12 @@ class Results:
         return found
 
     def write(self, evaluation: Evaluation) -> None:
-        """The file of its checkpoint, whole."""
+        """Writes the file of a checkpoint atomically."""
         name = f"{evaluation.role}-step-{evaluation.step:06d}.json"
         write_record(self._files.evaluation_results / name, evaluation)
 
-    def tell(self) -> list[dict[str, Any]]:
-        """Appends a line for each evaluation that is over and has none; returns these lines.
+    def append_finished(self) -> list[dict[str, Any]]:
+        """Appends a line for each finished evaluation without one; returns these lines.
 
         Raises:
             ClusterError: no space, no permission.
@@ -99,7 +99,7 @@ class Results:
         return new
 
     def rows(self) -> list[dict[str, Any]]:
-        """The lines so far, in the order of writing; damaged ones left out."""
+        """Returns the lines so far, in order of writing; damaged ones are skipped."""
         try:
             return list(parse_jsonl(self._files.evaluations.read_bytes()).rows)
         except FileNotFoundError:
@@ -107,7 +107,7 @@ class Results:
 
 
 def row_of(evaluation: Evaluation) -> dict[str, Any]:
-    """Its line in ``evaluations.jsonl``."""
+    """Returns the evaluation's line in ``evaluations.jsonl``."""
     return {
         "step": evaluation.step,
         "role": evaluation.role,

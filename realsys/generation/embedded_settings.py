@@ -1,4 +1,6 @@
-"""``backend_args`` of an embedded generation server. No torch: they are checked before anything starts."""
+"""Settings of an embedded generation server (``backend_args``). No torch: checked before anything
+starts.
+"""
 
 from __future__ import annotations
 
@@ -19,19 +21,19 @@ _WORTH = 8
 
 
 def stages_on_gpu(beside: int, longest: int) -> bool:
-    """Whether new weights are put beside those in use on a GPU whose cache holds ``beside`` tokens then.
+    """True if new weights fit beside those in use on a GPU whose cache then holds ``beside`` tokens.
 
-    Else they wait in host memory, and cross over while nothing is decoded: a second or two a 30 GB.
+    Otherwise they wait in host memory and are copied while decoding pauses: a second or two per 30 GB.
     """
     return beside >= _WORTH * longest
 
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddedSettings:
-    """How the embedded engine decodes.
+    """Decoding settings of the embedded engine.
 
     Attributes:
-        max_running: requests decoded together.
+        max_running: maximum number of requests decoded together.
         max_tokens: of their cache, rows times tokens of the longest, and of one request, prompt and answer;
             None: on a GPU what its free memory holds, on a CPU no bound.
         dtype: torch's name of the weights' type.
@@ -60,7 +62,7 @@ class EmbeddedSettings:
 
     @classmethod
     def from_args(cls, args: Mapping[str, Any]) -> Self:
-        """Raises ConfigError: an unknown name, or a value that can't be."""
+        """Parses the arguments. Raises ConfigError for an unknown name or an invalid value."""
         known = [f.name for f in fields(cls)]
         for name in args:
             if name not in known:

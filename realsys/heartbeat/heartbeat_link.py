@@ -1,8 +1,9 @@
-"""A worker's end of its heartbeat process (heartbeat_process.py), which it starts before anything heavy.
+"""A worker's end of its heartbeat process (heartbeat_process.py), which it starts before any heavy
+import.
 
-One thread listens. Telling never blocks and needs no thread, so that what was told before a call that
-holds the GIL for minutes has been told. If the heartbeat process ends the worker can't prove any more
-that it lives, and exits.
+One thread receives messages. Sending a status never blocks and needs no thread, so a status sent
+before a call that holds the GIL for minutes arrives. If the heartbeat process ends, the worker can
+no longer prove that it is alive, and exits.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ from contextlib import suppress
 from realsys.api import errors
 from realsys.api.errors import LeaseLost, RealsysError, StoreError, WaitTimeout
 from realsys.heartbeat.heartbeat_messages import (
-    Commanded,
+    CommandReceived,
+    Deregister,
     Deregistered,
-    Goodbye,
     HeartbeatMemory,
     Init,
     PacketSocket,
     Register,
     Registered,
     RegistrationRefused,
-    StopAsked,
-    Tell,
+    StatusUpdate,
+    StopRequested,
     Terminate,
     ToWorker,
     WatchedProcess,
@@ -46,15 +47,15 @@ from realsys.trial.records import StopRequest, WorkerRecord, WorkerStatus
 logger = logging.getLogger(__name__)
 
 ARGV = (sys.executable, "-m", "realsys.heartbeat.heartbeat_process")
-BEHIND_S = 0.2  # how often a status is offered again to a heartbeat process that is behind
+BEHIND_S = 0.2  # interval of resending a status while the heartbeat process lags
 WATCH_S = 1.0
-STILL_S = 120.0  # a heartbeat process that does not look for so long is not coming back
+STILL_S = 120.0  # a heartbeat process that makes no check for this long is considered hung
 CHECK_EVERY_S = 0.05
-ANSWER_S = 5.0  # beyond its own deadline, for an answer to come
+ANSWER_S = 5.0  # beyond a request's own deadline, for its answer to arrive
 
 
 class Heartbeat:
-    """The running heartbeat process. Made by ``start``."""
+    """The running heartbeat process. Created by ``start``."""
 
     def __init__(
         self,
@@ -65,18 +66,18 @@ class Heartbeat:
         *,
         on_stop: Callable[[StopRequest], None],
         on_command: Callable[[bytes], None],
-        on_over: Callable[[Terminate], None],
+        on_terminate: Callable[[Terminate], None],
         on_watched: Callable[[bool], None],
     ) -> None:
         self.name, self.process, self._line, self._pulse = name, process, line, pulse
-        self._on_stop, self._on_command, self._on_over = on_stop, on_command, on_over
+        self._on_stop, self._on_command, self._on_terminate = on_stop, on_command, on_terminate
         self._on_watched = on_watched
         self._answer: ToWorker | None = None
         self._answered = threading.Event()
-        self._unsent: Tell | None = None  # the newest status, while the other side is behind
+        self._unsent: StatusUpdate | None = None  # the newest status, while the other side lags
         self._sending = threading.Lock()
         self._registered = self._leaving = False
-        self._looks, self._still_s, self._turned_s = 0, 0.0, time.monotonic()
+        self._checks, self._still_s, self._turned_s = 0, 0.0, time.monotonic()
         self._naps, self._judging = (
             ProcessPauses(time.monotonic(), every_s=WATCH_S),
             threading.Lock(),
@@ -90,16 +91,16 @@ class Heartbeat:
         *,
         on_stop: Callable[[StopRequest], None],
         on_command: Callable[[bytes], None],
-        on_over: Callable[[Terminate], None],
+        on_terminate: Callable[[Terminate], None],
         on_watched: Callable[[bool], None] = lambda present: None,
         argv: Sequence[str] = ARGV,
     ) -> Heartbeat:
         """Starts the process and returns at once; it is ready a tenth of a second later.
 
         Args:
-            on_stop, on_command: called from the listening thread; must not block.
-            on_over: called before this process exits by ``os._exit``: last words.
-            on_watched: gets whether any of the keys that ``register`` names is there, when that changes.
+            on_stop, on_command: called from the receiving thread; must not block.
+            on_terminate: called before this process exits by ``os._exit``, to record the reason.
+            on_watched: called with whether any key of ``register``'s ``watch_keys`` exists, on change.
         """
         here, there = PacketSocket.pair()
         pulse = HeartbeatMemory.make(give_up_s=begin.patience_s)
@@ -110,7 +111,7 @@ class Heartbeat:
             "worker": worker_fd,
             "stacks": stacks_fd,
         }
-        # Slurm sends SIGTERM to every process of a step: blocked until the child ignores it.
+        # Slurm sends SIGTERM to every process of a step: blocked until the child ignores it itself.
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
         try:
             process = subprocess.Popen(
@@ -129,7 +130,7 @@ class Heartbeat:
             pulse,
             on_stop=on_stop,
             on_command=on_command,
-            on_over=on_over,
+            on_terminate=on_terminate,
             on_watched=on_watched,
         )
         here.try_send(begin)
@@ -145,7 +146,7 @@ class Heartbeat:
         timeout_s: float,
         watch_keys: Sequence[str] = (),
     ) -> None:
-        """Publishes where this worker listens, under a lease that is kept from now on.
+        """Publishes this worker's addresses under a lease that is renewed from now on.
 
         Raises:
             StaleAttempt: another attempt has taken over.
@@ -163,35 +164,42 @@ class Heartbeat:
             raise _error(answer)
         self._registered = True
 
-    def tell(
+    def publish_status(
         self, status: WorkerStatus, *, may_take_s: float = 0.0, ticks_within_s: float = 0.0
     ) -> None:
-        """Has the newest status published, soon. Never blocks, never fails. Args: as in ``Tell``."""
+        """Publishes the newest status soon, without blocking or failing. Args: as in
+        ``StatusUpdate``."""
         with self._sending:
-            self._unsent = Tell(status=status, may_take_s=may_take_s, ticks_within_s=ticks_within_s)
+            self._unsent = StatusUpdate(
+                status=status, may_take_s=may_take_s, ticks_within_s=ticks_within_s
+            )
             self._send_newest()
 
-    def goodbye(self, status: WorkerStatus, *, timeout_s: float) -> None:
-        """Leaves in a final status, and ends the heartbeat process.
+    def deregister(self, status: WorkerStatus, *, timeout_s: float) -> None:
+        """Deregisters in a final status, and ends the heartbeat process.
 
         Raises:
-            StoreError: the store was not told.
+            StoreError: the deregistration was not written.
         """
         with self._sending:
             self._unsent, self._leaving = None, True
         try:
             answer = self._ask(
-                Goodbye(status=status, timeout_s=timeout_s), timeout_s=timeout_s + 1.0
+                Deregister(status=status, timeout_s=timeout_s), timeout_s=timeout_s + 1.0
             )
         finally:
-            with suppress(OSError):  # it has ended already
-                self._line.end.shutdown(socket.SHUT_RDWR)  # wakes both listeners; it ends by that
+            with suppress(OSError):  # it has already ended
+                self._line.end.shutdown(
+                    socket.SHUT_RDWR
+                )  # wakes both receivers and ends the process
         if isinstance(answer, Deregistered) and answer.trouble:
-            raise StoreError(answer.trouble, where=self.name, fix="nothing: the lease runs out")
+            raise StoreError(
+                answer.trouble, where=self.name, fix="none is needed: the lease expires"
+            )
         try:
             self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            logger.warning("heartbeat process does not end pid=%d", self.process.pid)
+            logger.warning("heartbeat process did not end pid=%d", self.process.pid)
 
     @property
     def lease_status(self) -> LeaseStatus:
@@ -201,31 +209,31 @@ class Heartbeat:
             return self._pulse.lease_status(now_s, self._naps)
 
     def check(self, *, timeout_s: float) -> None:
-        """Before a side effect that others see: waits while the lease is in doubt.
+        """Waits while the lease is uncertain. Call it before a side effect that others see.
 
         Raises:
-            LeaseLost: it is over, this process is about to exit.
-            WaitTimeout: it stayed in doubt for ``timeout_s``.
+            LeaseLost: it has expired, this process is about to exit.
+            WaitTimeout: it stayed uncertain for ``timeout_s``.
         """
         deadline_s = time.monotonic() + timeout_s
         while (lease_status := self.lease_status) is not LeaseStatus.VALID:
             if lease_status is LeaseStatus.EXPIRED:
                 raise LeaseLost(
-                    "the lease is over",
+                    "the lease has expired",
                     where=self.name,
-                    fix="exit; the supervisor decides the rest",
+                    fix="exit; the supervisor decides what follows",
                 )
             if time.monotonic() > deadline_s:
                 raise WaitTimeout(
                     f"the lease could not be renewed for {timeout_s:g} s",
                     where=self.name,
-                    fix="look whether the name-resolution store answers (realsys doctor)",
+                    fix="check that the name-resolution store answers (realsys doctor)",
                 )
             time.sleep(CHECK_EVERY_S)
 
     # ---- sending ----------------------------------------------------------------------------
 
-    def _ask(self, message: Register | Goodbye, *, timeout_s: float) -> ToWorker:
+    def _ask(self, message: Register | Deregister, *, timeout_s: float) -> ToWorker:
         self._answered.clear()
         deadline_s = time.monotonic() + timeout_s
         try:
@@ -234,22 +242,22 @@ class Heartbeat:
                     break
                 time.sleep(CHECK_EVERY_S)
         except OSError:
-            pass  # it has ended: no answer will come
+            pass  # it has ended: no answer will arrive
         if not self._answered.wait(max(0.0, deadline_s - time.monotonic())) or not self._answer:
             raise WaitTimeout(
                 f"the heartbeat process did not answer for {timeout_s:g} s",
                 where=self.name,
-                fix="look at the worker's log; the name-resolution store may hang",
+                fix="check the worker's log; the name-resolution store may hang",
             )
         return self._answer
 
     def _send_newest(self) -> None:
-        """Called with ``_sending`` held."""
+        """Sends the unsent status. Called with ``_sending`` held."""
         try:
             if self._unsent is not None and self._line.try_send(self._unsent):
                 self._unsent = None
         except OSError:
-            self._unsent = None  # the listener sees that it has ended
+            self._unsent = None  # the receiver detects that it has ended
 
     # ---- listening --------------------------------------------------------------------------
 
@@ -261,39 +269,37 @@ class Heartbeat:
                 message = self._line.receive_to_worker()
                 if message is None:
                     return self._ended()
-                self._heard(message)
+                self._on_message(message)
             with self._sending:
                 self._send_newest()
-            lease_status = (
-                self.lease_status
-            )  # asked in any case: so it is known when we stood still
-            if self._registered and (self._stands_still() or lease_status is LeaseStatus.EXPIRED):
-                why = "its heartbeat process stands still and could not renew the lease"
-                self._over(Terminate(code=worker_exit_codes.FENCED, kind="Fenced", why=why))
+            lease_status = self.lease_status  # always read, to detect pauses of this process
+            if self._registered and (self._is_hung() or lease_status is LeaseStatus.EXPIRED):
+                why = "its heartbeat process hung and could not renew the lease"
+                self._terminate(Terminate(code=worker_exit_codes.FENCED, kind="Fenced", why=why))
 
-    def _stands_still(self) -> bool:
-        """Whether the heartbeat process has not looked for too long. Only time in which this thread was
-        awake counts: whoever stops us both stops that clock too."""
-        now_s, looks = time.monotonic(), self._pulse.looks
+    def _is_hung(self) -> bool:
+        """Returns whether the heartbeat process has made no check for too long. Counts only time in
+        which this thread ran: whatever stops both processes stops that clock too."""
+        now_s, checks = time.monotonic(), self._pulse.checks
         awake_s, self._turned_s = min(now_s - self._turned_s, 2 * WATCH_S), now_s
-        self._still_s = self._still_s + awake_s if looks == self._looks else 0.0
-        self._looks = looks
+        self._still_s = self._still_s + awake_s if checks == self._checks else 0.0
+        self._checks = checks
         return self._still_s > STILL_S
 
-    def _heard(self, message: ToWorker) -> None:
+    def _on_message(self, message: ToWorker) -> None:
         try:
             if isinstance(message, Registered | RegistrationRefused | Deregistered):
                 self._answer = message
                 self._answered.set()
-            elif isinstance(message, StopAsked):
+            elif isinstance(message, StopRequested):
                 self._on_stop(message.request)
-            elif isinstance(message, Commanded):
+            elif isinstance(message, CommandReceived):
                 self._on_command(message.value)
             elif isinstance(message, WatchedProcess):
                 self._on_watched(message.present)
             else:
-                self._over(message)
-        except Exception:  # outermost frame: the thread must go on listening
+                self._terminate(message)
+        except Exception:  # outermost frame: the thread must keep receiving
             logger.exception("heartbeat message failed")
 
     def _ended(self) -> None:
@@ -301,20 +307,20 @@ class Heartbeat:
         if not self._leaving:
             code = self.process.poll()
             why = "its heartbeat process ended" + (f" with code {code}" if code is not None else "")
-            self._over(Terminate(code=worker_exit_codes.FENCED, kind="Fenced", why=why))
+            self._terminate(Terminate(code=worker_exit_codes.FENCED, kind="Fenced", why=why))
 
-    def _over(self, over: Terminate) -> None:
+    def _terminate(self, terminate: Terminate) -> None:
         if self._leaving:
             return
-        logger.error("worker must exit code=%d why=%s", over.code, over.why)
+        logger.error("worker must exit code=%d reason=%s", terminate.code, terminate.why)
         try:
-            self._on_over(over)
+            self._on_terminate(terminate)
         finally:
-            os._exit(over.code)
+            os._exit(terminate.code)
 
 
 def _error(refused: RegistrationRefused) -> RealsysError:
-    """The error that the heartbeat process caught."""
+    """Rebuilds the error that the heartbeat process caught."""
     kind = getattr(errors, refused.kind, StoreError)
     made: RealsysError = kind(refused.what, where=refused.where, fix=refused.fix)
     return made

@@ -1,9 +1,9 @@
-"""What a worker and its heartbeat process say to each other, and the memory that both see.
+"""Messages between a worker and its heartbeat process, and the memory that they share.
 
-Messages are tagged Structs, one a packet of a socket pair: the kernel keeps their borders, a packet is
-sent whole or not at all, and an end of either process is an end of the stream. What must be seen however
-busy or stopped the other side is stands in shared memory: the worker's ticks, and when the lease was
-last renewed. Both read one monotonic clock, the machine's.
+Messages are tagged Structs, one per packet of a socket pair: the kernel keeps their boundaries, a
+packet is sent whole or not at all, and the end of either process ends the stream. Values that must
+be readable while the other side is busy or stopped are in shared memory: the worker's ticks, and
+when the lease was last renewed. Both read the machine's monotonic clock.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ T = TypeVar("T")
 
 MAX_PACKET = 128 * 1024
 PULSE_BYTES = 4096
-_RENEWED_AT = 64  # the ticks stand at 0, in a cache line of their own
-_RENEWED = struct.Struct("<dd")  # when the newest acknowledged renewal was sent; the lease's ttl
+_RENEWED_AT = 64  # the ticks are at 0, in a cache line of their own
+_RENEWED = struct.Struct("<dd")  # when the newest acknowledged renewal was sent; the lease's TTL
 _LOOKS_AT = 128
-_LOOKS = struct.Struct("<Q")  # how often the heartbeat process has looked at its worker
+_LOOKS = struct.Struct("<Q")  # number of checks that the heartbeat process has made
 
 
 class Init(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The first message to a heartbeat process: whose it is, and where the store is."""
+    """The first message to a heartbeat process: its worker, and where the store is."""
 
     worker_type: str
     index: int
@@ -43,13 +43,13 @@ class Init(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     attempt: int
     token: str
     store_url: str
-    cluster: str  # the four that make a trial's keys
+    cluster: str  # the four that identify a trial's keys
     user: str
     experiment: str
     trial: str
-    attempt_dir: str  # for last words and stacks
+    attempt_dir: str  # for the failure record and stacks
     etcd: dict[str, str | None] = {}  # EtcdSpec as plain values
-    patience_s: float = GIVE_UP_S  # with a store that does not answer
+    patience_s: float = GIVE_UP_S  # how long the store may be unavailable
     log_level: int = 20
 
     @property
@@ -59,7 +59,7 @@ class Init(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Register(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Take a lease and publish the worker. Answered by Registered or Refused."""
+    """Acquires a lease and publishes the worker. Answered by Registered or RegistrationRefused."""
 
     record: WorkerRecord
     status: WorkerStatus
@@ -68,13 +68,13 @@ class Register(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     watch_keys: tuple[str, ...] = ()  # whole keys
 
 
-class Tell(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class StatusUpdate(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The worker's newest status.
 
     Attributes:
-        may_take_s: what it does now may go on for so long without a tick, whatever its steps take: a
-            checkpoint is written, models are made. 0: judged by its steps.
-        ticks_within_s: it ticks at least so often while it is well, whether it has work or not. 0: it has
+        may_take_s: how long the current activity may take without a tick, whatever the steps take:
+            writing a checkpoint, creating models. 0: judged by step times.
+        ticks_within_s: interval in which a healthy worker ticks, whether it has work or not. 0: it has
             steps, and is judged by them.
     """
 
@@ -83,19 +83,19 @@ class Tell(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     ticks_within_s: float = 0.0
 
 
-class Goodbye(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The worker leaves in this final status. Answered by GoodbyeSaid; then the process ends."""
+class Deregister(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Deregisters the worker in this final status. Answered by Deregistered; then the process ends."""
 
     status: WorkerStatus
     timeout_s: float
 
 
 class Registered(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The worker is registered."""
+    """Confirms the registration."""
 
 
 class RegistrationRefused(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """It is not: the error to raise."""
+    """Reports why the registration failed: the error to raise."""
 
     kind: str
     what: str
@@ -103,26 +103,26 @@ class RegistrationRefused(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     fix: str
 
 
-class StopAsked(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Somebody asks this attempt to stop."""
+class StopRequested(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Passes on a request to stop this attempt."""
 
     request: StopRequest
 
 
-class Commanded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A command came, as its sender wrote it."""
+class CommandReceived(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Passes on a command, as its sender wrote it."""
 
     value: bytes
 
 
 class WatchedProcess(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Of the keys that the worker watches, which were there, one is there again, or all are gone."""
+    """Reports whether any of the watched keys that existed before exists again, or all are gone."""
 
     present: bool
 
 
 class Terminate(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The worker must exit with ``code``, now. ``kind`` and ``why`` are its last words."""
+    """Makes the worker exit with ``code`` at once. ``kind`` and ``why`` go into its failure record."""
 
     code: int
     kind: str
@@ -130,17 +130,17 @@ class Terminate(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Deregistered(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The store knows that the worker has left; ``trouble`` says why not."""
+    """Confirms the deregistration; ``trouble`` is the reason if it failed."""
 
     trouble: str = ""
 
 
-FromWorker = Init | Register | Tell | Goodbye
+FromWorker = Init | Register | StatusUpdate | Deregister
 ToWorker = (
     Registered
     | RegistrationRefused
-    | StopAsked
-    | Commanded
+    | StopRequested
+    | CommandReceived
     | WatchedProcess
     | Terminate
     | Deregistered
@@ -158,19 +158,19 @@ class PacketSocket:
 
     @classmethod
     def pair(cls) -> tuple[PacketSocket, PacketSocket]:
-        """Two ends, kept from children unless passed on by number."""
+        """Returns two connected ends, not inherited by children unless passed explicitly."""
         here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         return cls(here), cls(there)
 
     def fileno(self) -> int:
-        """For polls, and to pass it on."""
+        """Returns the descriptor, for polling and passing on."""
         return self.end.fileno()
 
     def try_send(self, message: FromWorker | ToWorker) -> bool:
-        """Sends unless the other side is behind; False then. Never blocks.
+        """Sends without blocking; returns False if the other side lags.
 
         Raises:
-            OSError: the other side is gone.
+            OSError: the other side has closed.
         """
         try:
             self.end.send(msgspec.msgpack.encode(message), socket.MSG_DONTWAIT)
@@ -179,15 +179,17 @@ class PacketSocket:
         return True
 
     def receive_from_worker(self) -> FromWorker | None:
-        """The next message; None at the end of the stream, and when it can't be read. Blocks."""
+        """Blocks for the next message; returns None at the end of the stream, or if it can't be
+        decoded."""
         return _decoded(_from_worker, data) if (data := self._receive()) else None
 
     def receive_to_worker(self) -> ToWorker | None:
-        """The next message; None at the end of the stream, and when it can't be read. Blocks."""
+        """Blocks for the next message; returns None at the end of the stream, or if it can't be
+        decoded."""
         return _decoded(_to_worker, data) if (data := self._receive()) else None
 
     def close(self) -> None:
-        """Ends the stream for both."""
+        """Ends the stream for both sides."""
         self.end.close()
 
     def _receive(self) -> bytes:
@@ -198,16 +200,17 @@ class PacketSocket:
 
 
 def _decoded(decoder: msgspec.msgpack.Decoder[T], data: bytes) -> T | None:
-    """None ends the stream: who can't be understood can't be trusted to say what comes next."""
+    """Decodes a message. None ends the stream: after an undecodable message the peer can't be
+    trusted."""
     try:
         return decoder.decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError):
-        logger.exception("message of the other end not understood bytes=%d", len(data))
+        logger.exception("message not decoded bytes=%d", len(data))
         return None
 
 
 class HeartbeatMemory:
-    """The shared memory. ``make`` in the worker, ``at`` in its heartbeat process."""
+    """The shared memory: created by ``make`` in the worker, mapped by its heartbeat process."""
 
     def __init__(self, fd: int, *, give_up_s: float = GIVE_UP_S) -> None:
         self.fd, self._give_up_s = fd, give_up_s
@@ -215,7 +218,8 @@ class HeartbeatMemory:
 
     @classmethod
     def make(cls, *, give_up_s: float = GIVE_UP_S) -> Self:
-        """New memory, not seen by other children; from now on this process's ticks count in it."""
+        """Creates the memory, not inherited by other children, and counts this process's ticks in
+        it from now on."""
         fd = memfd_create("realsys-pulse")
         os.ftruncate(fd, PULSE_BYTES)
         pulse = cls(fd, give_up_s=give_up_s)
@@ -224,31 +228,31 @@ class HeartbeatMemory:
 
     @property
     def ticks(self) -> int:
-        """How often the worker said that it gets on."""
+        """Number of progress ticks of the worker."""
         return ticks(self._memory)
 
     def renewed(self, sent_s: float, ttl_s: float) -> None:
-        """Notes a renewal."""
+        """Records a renewal."""
         _RENEWED.pack_into(self._memory, _RENEWED_AT, sent_s, ttl_s)
 
-    def looked(self) -> None:
-        """The heartbeat process has looked at its worker once more: it does not stand still."""
-        _LOOKS.pack_into(self._memory, _LOOKS_AT, (self.looks + 1) % 2**64)
+    def note_check(self) -> None:
+        """Records one more check by the heartbeat process, which shows that it is not hung."""
+        _LOOKS.pack_into(self._memory, _LOOKS_AT, (self.checks + 1) % 2**64)
 
     @property
-    def looks(self) -> int:
-        """How often it has."""
+    def checks(self) -> int:
+        """Number of checks of the heartbeat process."""
         return int(_LOOKS.unpack_from(self._memory, _LOOKS_AT)[0])
 
-    def lease_status(self, now_s: float, naps: ProcessPauses | None = None) -> LeaseStatus:
-        """How the worker stands at ``now_s``; suspended until it is registered.
+    def lease_status(self, now_s: float, pauses: ProcessPauses | None = None) -> LeaseStatus:
+        """Returns the lease status at ``now_s``; uncertain until the worker is registered.
 
         Args:
-            naps: of the worker: a job that is suspended stops both.
+            naps: pauses of the worker: suspending a job stops both processes.
         """
         sent_s, ttl_s = _RENEWED.unpack_from(self._memory, _RENEWED_AT)
         if not ttl_s:
             return LeaseStatus.UNCERTAIN
-        paused_s = naps.since(sent_s) if naps is not None else 0.0
+        paused_s = pauses.since(sent_s) if pauses is not None else 0.0
         judge = LeaseValidity(ttl_s, granted_s=sent_s, give_up_s=self._give_up_s)
         return judge.lease_status(now_s, paused_s=paused_s)

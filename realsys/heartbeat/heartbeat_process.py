@@ -1,16 +1,18 @@
 """The heartbeat process of a worker: ``python -m realsys.heartbeat.heartbeat_process``, its small child.
 
-It speaks for the worker in name resolution, so that a worker that computes, waits in a collective or
-holds the GIL for minutes keeps its lease, and one that is gone is missed at once. It holds the lease,
-writes registration and status, hears of stop, commands and newer attempts, and watches two things
-apart: that the worker's process is there (its pidfd), and that it gets on (its ticks, stall.py).
+It represents the worker in name resolution, so that a worker that computes, waits in a collective
+or holds the GIL for minutes keeps its lease, and the end of one is noticed at once. It holds the
+lease, writes registration and status, receives stop requests, commands and newer attempts, and
+watches two things separately: that the worker's process exists (its pidfd), and that it makes
+progress (its ticks, stall.py).
 
-Threads: the main one looks at the worker and ends everything within bounded time; others talk to the
-worker (``_listen``), write the newest status (``_publish``), renew (lease_renewer.py) and watch keys
-(key_watcher.py). Any of these may hang in the store; the main one never calls it.
+Threads: the main one checks the worker and ends everything within bounded time; others exchange
+messages with the worker (``_listen``), write the newest status (``_publish``), renew the lease
+(lease_renewer.py) and watch keys (key_watcher.py). Any of these may hang in the store; the main one
+never calls it.
 
-It dies with the worker: tells the store that the worker is lost, unless that said goodbye itself, and
-exits within three seconds. A worker that must end and does not is killed here.
+It ends with the worker: it marks the worker as lost in the store, unless it deregistered itself,
+and exits within three seconds. It kills a worker that must exit and does not.
 """
 
 from __future__ import annotations
@@ -32,16 +34,16 @@ from typing import TYPE_CHECKING
 
 from realsys.api.errors import LeaseLost, RealsysError, StoreError
 from realsys.heartbeat.heartbeat_messages import (
-    Commanded,
+    CommandReceived,
+    Deregister,
     Deregistered,
-    Goodbye,
     HeartbeatMemory,
     Init,
     PacketSocket,
     Register,
     Registered,
     RegistrationRefused,
-    Tell,
+    StatusUpdate,
     Terminate,
     ToWorker,
 )
@@ -58,10 +60,11 @@ from realsys.name_resolve.trial_store import open_store_at
 from realsys.observability.worker_logs import configure_logging
 from realsys.runtime import worker_exit_codes
 from realsys.runtime.bounded import within
+from realsys.runtime.failures import failure_by_order
 from realsys.runtime.lifecycle import FINAL, WorkerState
 from realsys.runtime.linux import pidfd_send_signal
 from realsys.runtime.worker_commands import Verb, parse_command, refusal
-from realsys.trial.records import AttemptFiles, Failure, WorkerStatus, write_record
+from realsys.trial.records import AttemptFiles, WorkerStatus, write_record
 
 if TYPE_CHECKING:
     from realsys.api.cluster import EtcdSpec
@@ -70,12 +73,12 @@ logger = logging.getLogger("realsys.heartbeat.heartbeat_process")  # it runs as 
 
 LOOK_S = 0.5
 PUBLISH_EVERY_S = 0.2
-# A status is a file in a store that is a folder: what a worker computes is told at most so often; that its
-# state has changed, that it stands still or has carried out a command, at once.
+# In a folder store a status is a file: the current activity is published at most this often; a change of
+# state, a stall or an executed command at once.
 LAZY_S = 1.0
-EXIT_IN_S = 2.0  # how long a worker that must end may take
-BURY_IN_S = 2.5  # how long telling its end may take
-GONE = "its process ended without a word"
+EXIT_IN_S = 2.0  # time limit of a worker that must exit
+REPORT_EXIT_IN_S = 2.5  # time limit of reporting the worker's exit
+GONE = "its process ended without deregistering"
 
 
 class HeartbeatProcess:
@@ -94,63 +97,67 @@ class HeartbeatProcess:
         self._files = AttemptFiles(Path(begin.attempt_dir))
         dumps = StackDumps(stacks_fd, self._files.stacks_of(begin.name))
         self._progress = ProgressWatch(begin.pid, pulse, dumps)
-        self._status = WorkerStatus(state=WorkerState.STARTING.value)  # newest that we were told
-        self._changed = threading.Condition()  # of that, and of what follows
+        self._status = WorkerStatus(state=WorkerState.STARTING.value)  # newest one received
+        self._changed = threading.Condition()  # guards that and the fields below
         self._is_published = True
-        self._published: tuple[object, ...] = ()  # what was told at once, the last time
+        self._published: tuple[object, ...] = ()  # the urgent part of the last published status
         self._keys: WorkerKeys | None = None
-        self._keeper: LeaseRenewer | None = None
+        self._renewer: LeaseRenewer | None = None
         self._watcher: KeyWatcher | None = None
-        self._over: Terminate | None = None
+        self._terminate: Terminate | None = None
         self._kill_at_s = float("inf")
-        self._command: tuple[str, str] | None = None  # id and refusal of one carried out here
+        self._command: tuple[str, str] | None = None  # id and refusal of one executed here
         self._leaving = self._left = False
         self._ended = os.eventfd(0)
 
     def run(self) -> None:
-        """Until the worker is gone or has said goodbye."""
+        """Runs until the worker has ended or deregistered."""
         for task in (self._listen, self._publish):
             threading.Thread(target=task, name=task.__name__.strip("_"), daemon=True).start()
         poll = select.poll()
         poll.register(self._worker_fd, select.POLLIN)
         poll.register(self._ended, select.POLLIN)
         while not poll.poll(LOOK_S * 1000):
-            self._look()
+            self._check_worker()
         if not self._left:
-            within(BURY_IN_S, self._report_exit)
+            within(REPORT_EXIT_IN_S, self._report_exit)
 
-    # ---- what the worker says ---------------------------------------------------------------
+    # ---- messages from the worker -----------------------------------------------------------
 
     def _listen(self) -> None:
         try:
             while (message := self._line.receive_from_worker()) is not None:
                 if isinstance(message, Register):
                     self._answer(self._register(message))
-                elif isinstance(message, Tell):
-                    self._told(message)
-                elif isinstance(message, Goodbye):
-                    self._answer(self._goodbye(message))
+                elif isinstance(message, StatusUpdate):
+                    self._on_status(message)
+                elif isinstance(message, Deregister):
+                    self._answer(self._deregister(message))
         except Exception:  # outermost frame of the thread
             logger.exception("heartbeat failed")
         os.eventfd_write(self._ended, 1)
 
     def _register(self, message: Register) -> ToWorker:
-        self._told(Tell(status=message.status), publish=False)
+        self._on_status(StatusUpdate(status=message.status), publish=False)
 
-        def take() -> Lease:
-            return self._open_keys().take(message.record, self._told_status(), ttl_s=message.ttl_s)
+        def acquire() -> Lease:
+            return self._open_keys().register(
+                message.record, self._current_status(), ttl_s=message.ttl_s
+            )
 
         def start() -> LeaseRenewer:
             return LeaseRenewer(
-                take,
+                acquire,
                 name=self.begin.name,
-                on_change=self._standing_changed,
+                on_change=self._on_lease_status,
                 on_renewed=self._pulse.renewed,
                 give_up_s=self.begin.patience_s,
             ).start()
 
         try:
-            keeper = retry_while_unavailable(start, timeout_s=message.timeout_s, what="registering")
+            renewer = retry_while_unavailable(
+                start, timeout_s=message.timeout_s, what="registering"
+            )
         except RealsysError as error:
             kind = type(error).__name__
             return RegistrationRefused(kind=kind, what=error.what, where=error.where, fix=error.fix)
@@ -158,17 +165,17 @@ class HeartbeatProcess:
             self._open_keys(),
             attempt=self.begin.attempt,
             watch_keys=message.watch_keys,
-            hear=self._hear,
+            on_message=self._on_message,
         )
         with self._changed:
-            self._keeper = keeper
+            self._renewer = renewer
             self._changed.notify_all()
         self._watcher.start()
         return Registered()
 
-    def _told(self, told: Tell, *, publish: bool = True) -> None:
-        self._progress.told(told)
-        status = told.status
+    def _on_status(self, update: StatusUpdate, *, publish: bool = True) -> None:
+        self._progress.on_status(update)
+        status = update.status
         with self._changed:
             if status.last_command != self._status.last_command:
                 self._command = None
@@ -176,7 +183,7 @@ class HeartbeatProcess:
             self._is_published = not publish
             self._changed.notify_all()
 
-    def _told_status(self) -> WorkerStatus:
+    def _current_status(self) -> WorkerStatus:
         status = self._status
         if status.state not in FINAL:
             status = self._progress.completed(status)
@@ -184,29 +191,31 @@ class HeartbeatProcess:
             return status
         return replace(status, last_command=self._command[0], command_refused=self._command[1])
 
-    def _goodbye(self, message: Goodbye) -> ToWorker:
+    def _deregister(self, message: Deregister) -> ToWorker:
         with self._changed:
             self._status, self._leaving = message.status, True
         if self._watcher is not None:
             self._watcher.stop()
         try:
-            retry_while_unavailable(self._leave, timeout_s=message.timeout_s, what="the goodbye")
+            retry_while_unavailable(
+                self._write_deregistration, timeout_s=message.timeout_s, what="deregistering"
+            )
         except RealsysError as error:
             return Deregistered(trouble=error.what)
         return Deregistered()
 
-    def _leave(self) -> None:
-        self._open_keys().leave(self._told_status())
+    def _write_deregistration(self) -> None:
+        self._open_keys().deregister(self._current_status())
         self._left = True
-        if self._keeper is not None:
-            self._keeper.stop(timeout_s=1.0)
+        if self._renewer is not None:
+            self._renewer.stop(timeout_s=1.0)
 
-    # ---- what the worker must hear -----------------------------------------------------------
+    # ---- messages to the worker ---------------------------------------------------------------
 
-    def _hear(self, message: ToWorker) -> None:
+    def _on_message(self, message: ToWorker) -> None:
         if isinstance(message, Terminate):
             return self._end(message)
-        if isinstance(message, Commanded) and self._dumps_for(message):
+        if isinstance(message, CommandReceived) and self._handles_dump(message):
             return None
         self._answer(message)
 
@@ -216,23 +225,24 @@ class HeartbeatProcess:
             while not self._line.try_send(message) and time.monotonic() < deadline_s:
                 time.sleep(0.05)
         except OSError:
-            return  # it is gone; the main thread sees that
+            return  # it has ended; the main thread detects that
 
-    def _standing_changed(self, lease_status: LeaseStatus, reason: str) -> None:
+    def _on_lease_status(self, lease_status: LeaseStatus, reason: str) -> None:
         if lease_status is LeaseStatus.EXPIRED:
             self._end(Terminate(code=worker_exit_codes.FENCED, kind="Fenced", why=reason))
 
-    def _end(self, over: Terminate) -> None:
-        """The worker must exit: it is told, and killed by the main thread if it does not."""
+    def _end(self, terminate: Terminate) -> None:
+        """Makes the worker exit: sends it the reason; the main thread kills it if it does not."""
         with self._changed:
-            if self._over is not None or self._leaving:
+            if self._terminate is not None or self._leaving:
                 return
-            self._over, self._kill_at_s = over, time.monotonic() + EXIT_IN_S
-        logger.error("worker must exit code=%d why=%s", over.code, over.why)
-        self._answer(over)
+            self._terminate, self._kill_at_s = terminate, time.monotonic() + EXIT_IN_S
+        logger.error("worker must exit code=%d reason=%s", terminate.code, terminate.why)
+        self._answer(terminate)
 
-    def _dumps_for(self, message: Commanded) -> bool:
-        """A command to dump is carried out here: the worker may be unable to."""
+    def _handles_dump(self, message: CommandReceived) -> bool:
+        """Executes a dump command here, because the worker may be unable to; returns whether it was
+        one."""
         command = parse_command(message.value, where=self.begin.name)
         if command.verb is not Verb.DUMP:
             return False
@@ -240,7 +250,7 @@ class HeartbeatProcess:
             state = WorkerState(self._status.state)
         why = refusal(command, attempt=self.begin.attempt, token=self.begin.token, state=state)
         if why:
-            logger.warning("command refused verb=dump by=%s why=%s", command.by, why)
+            logger.warning("command refused verb=dump by=%s reason=%s", command.by, why)
         else:
             self._progress.dump(f"command of {command.by}")
         with self._changed:
@@ -248,52 +258,51 @@ class HeartbeatProcess:
             self._changed.notify_all()
         return True
 
-    # ---- the main thread's looks ------------------------------------------------------------
+    # ---- checks of the main thread ------------------------------------------------------------
 
-    def _look(self) -> None:
+    def _check_worker(self) -> None:
         now_s = time.monotonic()
-        self._pulse.looked()
-        if now_s > self._kill_at_s and self._over is not None:
+        self._pulse.note_check()
+        if now_s > self._kill_at_s and self._terminate is not None:
             self._kill_at_s = float("inf")
-            within(1.0, partial(self._last_words, self._over))
+            within(1.0, partial(self._write_failure_record, self._terminate))
             with suppress(ProcessLookupError):
                 pidfd_send_signal(self._worker_fd, signal.SIGKILL)
             return
-        if self._progress.look(now_s):
+        if self._progress.check(now_s):
             with self._changed:
                 self._is_published = False
                 self._changed.notify_all()
 
-    def _last_words(self, over: Terminate) -> None:
-        words = Failure(
-            worker=self.begin.name,
-            host=socket.gethostname(),
-            pid=self.begin.pid,
-            why=f"{over.why}; it did not exit by itself and was killed",
-            at=time.time(),
-            kind=over.kind,
-        )
+    def _write_failure_record(self, terminate: Terminate) -> None:
+        why = f"{terminate.why}; it did not exit by itself and was killed"
+        record = failure_by_order(self.begin.name, why, terminate.kind, pid=self.begin.pid)
         path = self._files.failure_record(self.begin.name)
         if not path.exists():
-            write_record(path, words)
+            write_record(path, record)
 
     def _report_exit(self) -> None:
-        """The worker is gone: the store is told, in what it said last if that was final."""
+        """Deregisters a worker that exited without deregistering. Keeps its last status if that was
+        final, otherwise marks it LOST."""
         with self._changed:
             status, self._leaving = self._status, True
         if status.state not in FINAL:
-            reason = self._over.why if self._over is not None else GONE
+            reason = self._terminate.why if self._terminate is not None else GONE
             status = replace(status, state=WorkerState.LOST.value, reason=reason, since=time.time())
-            logger.error("worker lost why=%s", reason)
+            logger.error("worker lost reason=%s", reason)
         if self._watcher is not None:
             self._watcher.stop()
         self._status = status
-        retry_while_unavailable(self._leave, timeout_s=BURY_IN_S, what="telling the worker's end")
+        retry_while_unavailable(
+            self._write_deregistration,
+            timeout_s=REPORT_EXIT_IN_S,
+            what="reporting the worker's exit",
+        )
 
     # ---- the store --------------------------------------------------------------------------
 
     def _open_keys(self) -> WorkerKeys:
-        """Raises StoreUnavailable while the store does not answer."""
+        """Opens the store on first use. Raises StoreUnavailable while it does not answer."""
         begin = self.begin
         if self._keys is None:
             self._keys = WorkerKeys(
@@ -316,36 +325,38 @@ class HeartbeatProcess:
         while True:
             with self._changed:
                 self._changed.wait_for(self._is_urgent, timeout=LAZY_S - PUBLISH_EVERY_S)
-                self._changed.wait_for(lambda: self._keeper is not None and not self._is_published)
+                self._changed.wait_for(lambda: self._renewer is not None and not self._is_published)
                 if self._leaving:
                     return
-                status, keeper, self._is_published = self._told_status(), self._keeper, True
-                self._published = _told_at_once(status)
-            assert keeper is not None
+                status, renewer, self._is_published = self._current_status(), self._renewer, True
+                self._published = _urgent_part(status)
+            assert renewer is not None
             try:
-                self._open_keys().publish(status, keeper.lease)
+                self._open_keys().publish(status, renewer.lease)
             except LeaseLost:
-                self._put_back()  # the keeper takes another one, or ends us
+                self._mark_unpublished()  # the renewer acquires another lease, or ends the worker
             except StoreError as error:
                 logger.warning("status not published error=%s", error.what)
-                self._put_back()
+                self._mark_unpublished()
             except Exception:  # outermost frame of the thread
                 logger.exception("status not published")
             time.sleep(PUBLISH_EVERY_S)
 
     def _is_urgent(self) -> bool:
-        """Whether the newest status says what others wait for. Called with ``_changed`` held."""
-        is_new = self._published != _told_at_once(self._told_status())
-        return self._leaving or (self._keeper is not None and not self._is_published and is_new)
+        """Returns whether the newest status has changes that others wait for. Called with
+        ``_changed`` held."""
+        is_new = self._published != _urgent_part(self._current_status())
+        return self._leaving or (self._renewer is not None and not self._is_published and is_new)
 
-    def _put_back(self) -> None:
+    def _mark_unpublished(self) -> None:
         with self._changed:
             self._is_published = False
         time.sleep(RETRY_S)
 
 
-def _told_at_once(status: WorkerStatus) -> tuple[object, ...]:
-    """What others wait for. Between two calls a worker is ready, a dozen times a step."""
+def _urgent_part(status: WorkerStatus) -> tuple[object, ...]:
+    """Returns the part of a status that others wait for. READY and RUNNING alternate a dozen times
+    a step and count as one state."""
     state = "up" if status.state in (WorkerState.READY, WorkerState.RUNNING) else status.state
     return state, status.reason, status.last_command, status.command_refused, status.stalled_s > 0
 
@@ -363,7 +374,7 @@ def _open_store(begin: Init) -> NameResolve:
 def main() -> None:
     """Runs the process; its descriptors are in argv."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # it ends when the worker does, not before
+        signal.signal(number, signal.SIG_IGN)  # it ends with the worker, not before
     parser = argparse.ArgumentParser(description=__doc__)
     for name in ("line", "pulse", "worker", "stacks"):
         parser.add_argument(f"--{name}", type=int, required=True)
@@ -386,4 +397,4 @@ if __name__ == "__main__":
     main()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # threads that hang in the store must not keep it
+    os._exit(0)  # threads that hang in the store must not delay the exit

@@ -1,8 +1,8 @@
-"""The stacks of all threads of a worker, without its help.
+"""Dumps the stacks of all threads of a worker without its cooperation.
 
-faulthandler writes them on SIGUSR1 from the signal handler itself, so that they come while the GIL is
-held, and into memory, so that a hung file system is no matter; the heartbeat process sends the signal
-and carries what comes to ``stacks/<type>-<index>.txt``. A kill -USR1 by hand does the same.
+faulthandler writes them on SIGUSR1 in the signal handler itself, so they arrive while the GIL is
+held, and into memory, so a hung file system does not matter; the heartbeat process sends the signal
+and copies the dump to ``stacks/<type>-<index>.txt``. A manual kill -USR1 does the same.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from pathlib import Path
 from realsys.runtime.linux import memfd_create
 
 DUMP_SIGNAL = signal.SIGUSR1
-INNERMOST = 3  # frames that a short text names
+INNERMOST = 3  # frames in the short text
 WRITTEN_IN_S = 2.0
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$', re.MULTILINE)
 
 
 def arm() -> int:
-    """From now on the signal makes this process write its stacks; returns the memory's descriptor."""
+    """Makes this process write its stacks on the signal; returns the memory's descriptor."""
     fd = memfd_create("realsys-stacks")
     faulthandler.register(DUMP_SIGNAL, file=fd, all_threads=True, chain=False)
     return fd
 
 
 class StackDumps:
-    """The other end, in the heartbeat process.
+    """Reads the dumps, in the heartbeat process.
 
     Args:
         fd: from ``arm``, in the worker.
-        path: where the dumps go; made when the first one comes.
+        path: file for the dumps; created with the first one.
     """
 
     def __init__(self, fd: int, path: Path) -> None:
@@ -44,11 +44,11 @@ class StackDumps:
 
     @property
     def has_new(self) -> bool:
-        """True when something was dumped that has not been carried to the file."""
+        """True if something was dumped that has not been copied to the file."""
         return os.fstat(self._fd).st_size > self._read
 
     def ask(self, pid: int, why: str) -> str:
-        """Makes process ``pid`` dump its stacks; returns them, "" if none came in two seconds.
+        """Makes process ``pid`` dump its stacks; returns them, "" if none arrived in two seconds.
 
         Raises:
             OSError: the file can't be written.
@@ -64,8 +64,8 @@ class StackDumps:
                     return self.collect(why)
         return ""
 
-    def collect(self, why: str = "somebody sent SIGUSR1") -> str:
-        """Carries what came since the last time to the file, and returns it."""
+    def collect(self, why: str = "SIGUSR1 from outside") -> str:
+        """Appends new dumps to the file, and returns them."""
         with self._reading:
             size = os.fstat(self._fd).st_size
             if size == self._read:
@@ -79,8 +79,8 @@ class StackDumps:
 
 
 def innermost(dump: str) -> str:
-    """Where the main thread is, in a line: its innermost frames, innermost first. Pure."""
-    # faulthandler names threads newest first: the main thread, the oldest, is the last one.
+    """Returns the main thread's innermost frames in one line, innermost first. Pure."""
+    # faulthandler lists threads newest first: the main thread, the oldest, is last.
     blocks = re.split(r"^(?=(?:Current thread|Thread) 0x)", dump, flags=re.MULTILINE)
     frames = [
         f"{match['name']} ({Path(match['file']).name}:{match['line']})"
@@ -90,7 +90,8 @@ def innermost(dump: str) -> str:
 
 
 def state_letter(pid: int) -> str:
-    """The process's state as proc(5) has it: T is stopped, D waits for a device; "" when it is gone."""
+    """Returns the process's state from proc(5): T is stopped, D waits for a device; "" if it has
+    ended."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

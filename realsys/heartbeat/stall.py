@@ -1,10 +1,11 @@
-"""Does a worker get on? Judged from its ticks and its steps (pure), for heartbeat_process.py.
+"""Detects stalls from a worker's ticks and step times (pure), for heartbeat_process.py.
 
-Alive and getting on are two things: a process in a deadlock, in an endless loop or waiting for a peer
-that never comes keeps its lease. A worker that says it computes and has not ticked for longer than two
-of its usual steps and a little is *stalled*; one that has no steps says how often it ticks. So is one
-that somebody has stopped for so long, whatever it was at: others wait for its answer. That is
-published, and taken back when it ticks again; what follows from it is for others to decide.
+Being alive and making progress are different: a process in a deadlock, in an endless loop or
+waiting for a missing peer keeps its lease. A worker that reports that it computes and has not
+ticked for a little more than two of its usual steps is *stalled*; a worker without steps declares
+how often it ticks. A process that was stopped by a signal for as long is stalled too, whatever it
+was doing: others wait for its answer. The stall is published, and cleared when it ticks again;
+others decide what follows.
 """
 
 from __future__ import annotations
@@ -14,21 +15,21 @@ from dataclasses import dataclass, field
 from statistics import median
 
 FLOOR_S = 30.0
-FACTOR = 2.2  # so that a hang is seen, with its stacks, before three steps' time is over
+FACTOR = 2.2  # a hang is reported, with its stacks, before three steps' time has passed
 UNKNOWN_S = 600.0  # every micro-batch and every decoded token ticks
-STOPPED_S = 120.0  # of a process that somebody has stopped, while its steps are not known
-KNOWN_STEPS = 3  # before so many step times are known, nothing is usual
+STOPPED_S = 120.0  # limit for a process stopped by a signal, while its step time is unknown
+KNOWN_STEPS = 3  # step times needed to know the usual one
 KEPT_STEPS = 20
-GAP_S = 5.0  # between two looks: more, and it was we who stood still
+GAP_S = 5.0  # between two checks: if more, this process itself was stopped
 
 
 @dataclass(kw_only=True)
-class StallJudge:
+class StallDetector:
     """Judges one worker. Times are seconds of one monotonic clock.
 
     Attributes:
-        floor_s: never stalled before that.
-        unknown_s: the limit while the worker's steps are not known yet.
+        floor_s: lower bound of every limit.
+        unknown_s: the limit while the worker's step time is unknown.
     """
 
     floor_s: float = FLOOR_S
@@ -44,7 +45,7 @@ class StallJudge:
     _moved_s: float = 0.0
     _looked_s: float = 0.0
 
-    def told(
+    def on_status(
         self,
         *,
         busy: bool,
@@ -53,7 +54,8 @@ class StallJudge:
         may_take_s: float = 0.0,
         ticks_within_s: float = 0.0,
     ) -> None:
-        """The worker told its status: that it computes (``busy``) in ``step`` (0: none).
+        """Records a status of the worker: whether it computes (``busy``), and in which ``step`` (0:
+        none).
 
         Args:
             may_take_s, ticks_within_s: as in ``heartbeat_messages.Tell``.
@@ -66,12 +68,13 @@ class StallJudge:
         self._ticks_within_s = ticks_within_s
 
     def paused(self) -> None:
-        """The time of this step is no measure: the worker was paused in it."""
+        """Excludes the current step's time from the statistics, because the worker was paused in
+        it."""
         self._had_pause = True
 
     @property
     def limit_s(self) -> float:
-        """How long it may go without a tick, as things are."""
+        """How long the worker may currently go without a tick."""
         return max(self._usual_s, self._may_take_s)
 
     @property
@@ -87,20 +90,20 @@ class StallJudge:
 
     @property
     def _stopped_limit_s(self) -> float:
-        """A process that is stopped computes nothing, however slow its first steps may be."""
+        """Limit for a stopped process, which computes nothing, however slow its first steps may be."""
         known = self._are_steps_known or self._ticks_within_s
         return self._usual_s if known else max(self.floor_s, min(STOPPED_S, self.unknown_s))
 
-    def look(self, ticks: int, *, now_s: float, stopped_s: float = 0.0) -> float:
-        """How long the worker has been stalled for; 0 when it is not.
+    def check(self, ticks: int, *, now_s: float, stopped_s: float = 0.0) -> float:
+        """Returns how long the worker has been stalled; 0 if it is not.
 
         Args:
-            stopped_s: for how long its process has been seen stopped (SIGSTOP), at every look.
+            stopped_s: how long its process has been found stopped (SIGSTOP) at every check.
         """
         gap_s, self._looked_s = now_s - self._looked_s, now_s
         if ticks != self._ticks:
             self._ticks, self._moved_s = ticks, now_s
-        elif gap_s > GAP_S:  # we were stopped, and so was the worker for all we know
+        elif gap_s > GAP_S:  # this process was stopped, and probably the worker too
             self._moved_s += gap_s
         still_s = now_s - self._moved_s
         if self._busy and still_s > self.limit_s:

@@ -1,8 +1,9 @@
-"""A worker's two keys in name resolution: where it listens, and what it is at. For heartbeat_process.py.
+"""A worker's two keys in name resolution: its registration and its status. For
+heartbeat_process.py.
 
-Both live under one lease. Every write is one transaction with its own right to happen: the attempt is
-still ours (taking the keys), the registration is still the one that we wrote (all others). A worker of a
-former attempt can't touch its successor's keys, however late it wakes up.
+Both are under one lease. Every write is one transaction with its own condition: the attempt is
+still ours (registering), the registration is still the one we wrote (all others). A worker of an
+earlier attempt can't change its successor's keys, however late it continues.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from realsys.trial.records import AttemptRecord, WorkerRecord, WorkerStatus, dum
 
 logger = logging.getLogger(__name__)
 
-LEAVE_TRIES = 2
+DEREGISTER_TRIES = 2
 
 
 class WorkerKeys:
@@ -41,7 +42,7 @@ class WorkerKeys:
         self._record = b""
         self._writing = threading.Lock()
 
-    def take(self, record: WorkerRecord, status: WorkerStatus, *, ttl_s: float) -> Lease:
+    def register(self, record: WorkerRecord, status: WorkerStatus, *, ttl_s: float) -> Lease:
         """Registers under a new lease.
 
         Raises:
@@ -50,46 +51,48 @@ class WorkerKeys:
         lease = self.store.grant(ttl_s)
         value = dumps(record)
         with self._writing:
-            ours = Compare.at_revision(self.keys.attempt, self.our_attempt())
+            ours = Compare.at_revision(self.keys.attempt, self.own_attempt_revision())
             puts = [Put(self.worker, value, lease), Put(self.status, dumps(status), lease)]
             if not self.store.transaction([ours], puts=puts):
-                self.our_attempt()  # names who took over
+                self.own_attempt_revision()  # raises, naming the newer attempt
                 raise StoreUnavailable(
-                    "the attempt's key changes", where=self.keys.attempt, fix="it is tried again"
+                    "the attempt's key changed meanwhile",
+                    where=self.keys.attempt,
+                    fix="none is needed: it is retried",
                 )
             self._record = value
         return lease
 
     def publish(self, status: WorkerStatus, lease: Lease) -> bool:
-        """Writes the status; False when the registration is not ours any more."""
+        """Writes the status; returns False if the registration is no longer ours."""
         with self._writing:
             ours = Compare.holds(self.worker, self._record)
             return self.store.transaction([ours], puts=[Put(self.status, dumps(status), lease)])
 
-    def leave(self, status: WorkerStatus) -> bool:
+    def deregister(self, status: WorkerStatus) -> bool:
         """Deletes the registration and leaves the final status behind, without a lease.
 
-        False when there was nothing to say: another attempt has taken over, or another worker has taken
-        the key. Also of a worker that never registered, or whose lease has ended: it says its status.
+        Returns False if another attempt has taken over, or another worker owns the key. Also writes the
+        status of a worker that never registered, or whose lease has ended.
         """
         with self._writing:
             put = Put(self.status, dumps(status))
-            for _ in range(LEAVE_TRIES):
+            for _ in range(DEREGISTER_TRIES):
                 held = Compare.holds(self.worker, self._record)
                 if self._record and self.store.transaction(
                     [held], puts=[put], deletes=[self.worker]
                 ):
                     return True
                 try:
-                    ours = Compare.at_revision(self.keys.attempt, self.our_attempt())
+                    ours = Compare.at_revision(self.keys.attempt, self.own_attempt_revision())
                 except StaleAttempt:
                     return False
                 if self.store.transaction([ours, Compare.absent(self.worker)], puts=[put]):
                     return True
         return False
 
-    def our_attempt(self) -> int:
-        """The revision of the attempt key while it is ours. Raises StaleAttempt."""
+    def own_attempt_revision(self) -> int:
+        """Returns the revision of the attempt key while it is ours. Raises StaleAttempt."""
         try:
             entry = self.store.get(self.keys.attempt)
         except KeyNotFound:
@@ -100,20 +103,20 @@ class WorkerKeys:
             ) from None
         if (other := self.newer_attempt(entry.value)) is not None:
             raise StaleAttempt(
-                self.why_over(other),
+                self.termination_reason(other),
                 where=self.keys.attempt,
                 fix="nothing: the newer attempt, if there is one, runs the trial",
             )
         return entry.revision
 
-    def why_over(self, other: AttemptRecord) -> str:
-        """Why we must go, as the attempt key has it."""
+    def termination_reason(self, other: AttemptRecord) -> str:
+        """Returns why this worker must exit, according to the attempt key."""
         if other.number == self._attempt and other.token == self._token:
             return f"attempt {other.number} was ended by its supervisor"
         return f"attempt {other.number} on {other.host} has taken over from attempt {self._attempt}"
 
     def newer_attempt(self, value: bytes) -> AttemptRecord | None:
-        """The attempt that a value of the attempt key names, if that is not ours or has ended."""
+        """Returns the attempt in a value of the attempt key, if it is not ours or has ended."""
         record = loads(AttemptRecord, value, where=self.keys.attempt)
         is_ours = (record.number, record.token) == (self._attempt, self._token)
         return None if is_ours and record.ended_at is None else record

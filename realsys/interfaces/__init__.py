@@ -1,1 +1,1 @@
-"""What is computed: PPO, SFT, rewards."""
+"""Built-in model interfaces: PPO, SFT, rewards."""

@@ -1,4 +1,4 @@
-"""Which tokens of a batch are answers, and what they say. Shared by all interfaces."""
+"""Masks, lengths and texts of the answers in a batch, shared by all interfaces."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ INPUT, PROMPT_MASK = "packed_input_ids", "prompt_mask"
 
 
 def answer_mask(data: SequenceSample) -> torch.Tensor:
-    """bool ``[N]``: tokens that the policy wrote and something predicts.
+    """Returns bool ``[N]``: tokens that the policy wrote and that have a predecessor to predict them.
 
-    There may be others between them, such as what a tool said. The first token of a sequence is
-    never one, not even without a prompt.
+    Other tokens may lie between them, such as a tool's output. The first token of a sequence is never
+    an answer token, not even without a prompt.
     """
     mask = ~data.data[PROMPT_MASK]
     lengths = data.piece_lengths(INPUT)
@@ -28,17 +28,18 @@ def answer_mask(data: SequenceSample) -> torch.Tensor:
 
 
 def num_answer_tokens(data: SequenceSample) -> float:
-    """The ``loss_weight_fn`` of losses that are means over answer tokens."""
+    """Counts answer tokens; the ``loss_weight_fn`` of losses that are means over them."""
     return float(answer_mask(data).sum())
 
 
 def answer_tokens(
     data: SequenceSample, mask: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The answer tokens ``[R]``, and bool ``[N]``: the rows of ``Predictions`` that are about them.
+    """Returns the answer tokens ``[R]``, and bool ``[N]``: the rows of ``Predictions`` that predict
+    them.
 
     Args:
-        mask: some of the answer tokens only.
+        mask: restricts the answer tokens.
     """
     mask = answer_mask(data) if mask is None else mask
     # No sequence begins with an answer token, so the row before one is of the same sequence: the
@@ -47,13 +48,13 @@ def answer_tokens(
 
 
 def answer_lengths(data: SequenceSample) -> list[int]:
-    """Tokens of each answer, its end tokens among them, observations not."""
+    """Counts each answer's tokens, end tokens included, observations not."""
     pieces = torch.split(answer_mask(data), data.piece_lengths(INPUT))
     return [int(piece.sum()) for piece in pieces]
 
 
 def answer_texts(data: SequenceSample, tokenizer: Any) -> Iterator[str]:
-    """Text of each answer in the order of the sequences, without special tokens."""
+    """Yields the text of each answer in the order of the sequences, without special tokens."""
     lengths = data.piece_lengths(INPUT)
     ids = torch.split(data.data[INPUT], lengths)
     masks = torch.split(answer_mask(data), lengths)
@@ -62,5 +63,5 @@ def answer_texts(data: SequenceSample, tokenizer: Any) -> Iterator[str]:
 
 
 def one_per_sequence(data: SequenceSample) -> list[list[int]]:
-    """``seqlens`` of a key with one value a sequence."""
+    """Returns ``seqlens`` of a key with one value per sequence."""
     return [[1] * len(pieces) for pieces in data.meta.seqlens[INPUT]]

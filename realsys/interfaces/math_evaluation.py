@@ -1,4 +1,4 @@
-"""Accuracy and mean reward on held-out questions: greedy answers, judged by the reward rule."""
+"""Accuracy and mean reward on held-out questions: greedy answers, scored by the reward rule."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from realsys.backends.hf.data_parallel import DataParallel
 from realsys.data.sequence_sample import SequenceSample
 from realsys.interfaces.answers import answer_lengths, answer_texts
 from realsys.interfaces.math_reward import known_answers
-from realsys.rewards.scores import SetAside, score
+from realsys.rewards.scores import SetAsideRecords, score
 
 NUM_SAMPLES = 8  # shown in the report
 
@@ -30,18 +30,18 @@ def evaluate_math(
     reward: str,
     mb_spec: MicroBatchSpec,
 ) -> dict[str, Any]:
-    """``accuracy``, ``mean_reward``, ``num_problems``, ``response_length/mean`` over all ranks, and
-    ``samples``.
+    """Evaluates greedy answers to held-out questions, over all ranks.
 
-    Right is what the rule calls right (``right_score``). An answer for which it gives no number is wrong,
-    and in no mean reward. ``samples`` are this rank's first records, with prompt and response as text.
-    Every rank needs at least one batch: the first one may gather sharded weights. No more rows are
-    decoded at a time than ``mb_spec`` has tokens for: the answers don't depend on it.
+    Returns ``accuracy``, ``mean_reward``, ``num_problems``, ``response_length/mean`` and
+    ``samples``: this rank's first records, with prompt and response as text. An answer is correct
+    if its score reaches ``right_score``. An answer that the rule can't score counts as wrong and is
+    left out of the mean reward. Every rank needs at least one batch: the first may gather sharded
+    weights. At most as many rows are decoded at a time as ``mb_spec`` has tokens for; answers don't
+    depend on it.
 
-    Raises:
-        RewardError: the rule gives no number for too many records.
+    Raises:\n        RewardError: the rule can't score too many records.
     """
-    judge, greedy = AnswerJudge(reward), replace(gen, n=1, greedy=True)
+    judge, greedy = AnswerScorer(reward), replace(gen, n=1, greedy=True)
     num_correct = num_tokens = num_problems = num_scored = 0
     reward_sum = 0.0
     samples: list[dict[str, Any]] = []
@@ -80,26 +80,26 @@ def evaluate_math(
     }
 
 
-class AnswerJudge:
-    """The reward rule ``reward`` over the answers of one evaluation."""
+class AnswerScorer:
+    """Scores the answers of one evaluation by the reward rule ``reward``."""
 
     def __init__(self, reward: str) -> None:
         self._call = partial(score, reward, find_reward(reward))
-        self._right, self._set_aside = right_score(reward), SetAside()
+        self._right, self._set_aside = right_score(reward), SetAsideRecords()
 
     def score(self, response: str, answer: str, *, id: str, prompt: str) -> float:
-        """The rule's score; NaN where it gives no number, twice.
+        """Returns the rule's score; NaN if it gives no number, after one retry.
 
         Raises:
-            RewardError: that is so for too many records.
+            RewardError: too many records have no score.
         """
         self._set_aside.num_records += 1
-        return self._set_aside.twice(
+        return self._set_aside.score_with_retry(
             partial(self._call, response=response, answer=answer), id=id, prompt=lambda: prompt
         )
 
     def is_right(self, worth: float) -> bool:
-        """Whether the rule calls an answer of this score right."""
+        """True if an answer of this score is correct."""
         return worth >= self._right
 
 

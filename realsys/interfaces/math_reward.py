@@ -14,38 +14,38 @@ from realsys.api.model import Model, ModelInterface
 from realsys.api.registry import find_reward
 from realsys.data.sequence_sample import SequenceSample
 from realsys.interfaces.answers import INPUT, PROMPT_MASK, answer_texts, one_per_sequence
-from realsys.rewards.scores import NO_SCORE, SetAside, score
+from realsys.rewards.scores import NO_SCORE, SetAsideRecords, score
 
 
 @dataclass(frozen=True, kw_only=True)
 class MathRewardInterface(ModelInterface):
-    """``inference`` gives ``rewards``; needs a tokenizer, no module.
+    """Computes ``rewards`` in ``inference``; needs a tokenizer, no module.
 
-    An answer that was cut off is scored by the text it has: whether that score counts is the
-    policy's business (``score_on_truncated``).
+    A truncated answer is scored by the text it has; the policy decides whether that score counts
+    (``score_on_truncated``).
     """
 
     reward: str = "math_verify"
-    set_aside: SetAside = field(init=False, repr=False, default_factory=SetAside)
+    set_aside: SetAsideRecords = field(init=False, repr=False, default_factory=SetAsideRecords)
 
     def inference(
         self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec
     ) -> SequenceSample:
-        """float32 ``rewards``, one per sequence, from the text and ``metadata["answer"]``.
+        """Computes float32 ``rewards``, one per sequence, from the text and ``metadata["answer"]``.
 
-        They are NaN for all answers to a record for which the rule gave no number, twice.
+        They are NaN for all answers to a record for which the rule gave no number twice.
 
         Raises:
             RewardError: there are too many such records.
         """
         call = partial(score, self.reward, find_reward(self.reward))
-        texts = answer_texts(data, model.tokenizer)  # of one record after another
+        texts = answer_texts(data, model.tokenizer)  # record by record
         groups = data.meta.seqlens[INPUT]
         scores: list[float] = []
         for number, (id_, known) in enumerate(zip(data.ids, known_answers(data), strict=True)):
             self.set_aside.num_records += 1
             given = [
-                self.set_aside.twice(
+                self.set_aside.score_with_retry(
                     partial(call, response=text, answer=known),
                     id=id_,
                     prompt=partial(_prompt, data, number, model.tokenizer),
@@ -61,7 +61,7 @@ class MathRewardInterface(ModelInterface):
 
 
 def _prompt(data: SequenceSample, number: int, tokenizer: Any) -> str:
-    """The question of the record ``number`` as text."""
+    """Decodes the question of the record ``number``."""
     record = data.take([number])
     first = record.piece_lengths(INPUT)[0]
     tokens, mask = record.data[INPUT][:first], record.data[PROMPT_MASK][:first]
@@ -69,15 +69,15 @@ def _prompt(data: SequenceSample, number: int, tokenizer: Any) -> str:
 
 
 def known_answers(data: SequenceSample) -> list[str]:
-    """The final answer of each id.
+    """Returns the final answer of each id.
 
     Raises:
-        DataError: the data set gave none.
+        DataError: the data set has no answers.
     """
     if "answer" not in data.meta.metadata:
         raise DataError(
             "no known answers to compare with",
             where=f"metadata of the batch: {sorted(data.meta.metadata)}",
-            fix='use a data set that gives metadata["answer"], e.g. math_prompts',
+            fix='use a data set that sets metadata["answer"], e.g. math_prompts',
         )
     return [str(answer) for answer in data.meta.metadata["answer"]]

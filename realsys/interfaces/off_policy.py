@@ -1,8 +1,8 @@
-"""Before an update: how old a batch is, how far the policy that made it is from the one that trains, and
-the weights that make up for it. Used by ppo_actor.py; the figures are equal on all data-parallel ranks.
+"""Measures, before an update, how stale and how far off-policy a batch is, and computes correction weights.
 
-Two optional keys are read, both with one entry a token: ``packed_versions`` (int64, the weights behind
-each token) and ``packed_prox_logprobs`` (float32, log-probs by the weights that are about to be trained).
+Used by ppo_actor.py; the statistics are equal on all data-parallel ranks. Two optional keys are
+read, both with one entry per token: ``packed_versions`` (int64, version of the weights that sampled
+it) and ``packed_prox_logprobs`` (float32, log-probs by the weights that are about to be trained).
 Decisions and formulas are in realsys/algorithms (staleness.py, correction.py).
 """
 
@@ -24,21 +24,21 @@ from realsys.interfaces.ppo_experience import BEHAVIOUR, PROXIMAL, VERSIONS, PPO
 
 logger = logging.getLogger(__name__)
 
-WEIGHTS = "correction_weights"  # float32 a token, constants of the update
+WEIGHTS = "correction_weights"  # float32 per token, constant during the update
 
 
 @dataclass(frozen=True)
-class Corrected:
+class CorrectedBatch:
     """A batch that is ready for the update.
 
     Attributes:
-        batch: with the key ``correction_weights`` where the loss is to be weighted.
-        left_out: the policies are too far apart: make no update.
+        batch: with the key ``correction_weights`` if the loss is weighted.
+        left_out: True if the policies are too far apart for an update.
     """
 
     batch: SequenceSample
     stats: dict[str, float]
-    left_out: bool = False
+    skipped: bool = False
 
 
 # ---- age ----------------------------------------------------------------------------------------
@@ -47,22 +47,23 @@ class Corrected:
 def staleness_stats(
     data: SequenceSample, *, version: int, max_staleness: int | None, ranks: DataParallel
 ) -> dict[str, float]:
-    """Figures of a batch that is about to be trained on weights of ``version``; none without versions.
+    """Computes staleness statistics of a batch about to train weights of ``version``; empty without
+    versions.
 
     Raises:
-        InternalError: a token is older than ``max_staleness`` steps, or of weights that are not there
-            yet. On all ranks; those that hold such a token name the datapoint.
+        InternalError: a token is older than ``max_staleness`` steps, or of a future version. Raised on
+            all ranks; those that hold such a token name the datapoint.
     """
     if VERSIONS not in data.keys:
         return {}
     mask_N, lengths = answer_mask(data).cpu(), data.piece_lengths(INPUT)
     lags = token_lags(data.data[VERSIONS].cpu(), mask_N, lengths, version=version)
-    # Every rank learns of the worst ones first: none may raise while others wait for it.
+    # All ranks learn the worst lags first: a rank that raised alone would leave the others waiting.
     worst = ranks.max(_largest(lags.oldest_B))
     ahead = ranks.max(_largest(-lags.newest_B))
     limit = version if max_staleness is None else min(max_staleness, version)
     if worst > limit or ahead > 0:
-        raise _impossible_versions(data, lags, version, limit)
+        raise _version_error(data, lags, version, limit)
     mixed_B = lags.oldest_B > lags.newest_B
     own = [
         float(mask_N.sum()),
@@ -85,10 +86,10 @@ def staleness_stats(
     }
 
 
-def _impossible_versions(
+def _version_error(
     data: SequenceSample, lags: TokenLags, version: int, limit: int
 ) -> InternalError:
-    """Names what is older than ``limit``, of no version, or of weights that are still to come."""
+    """Describes tokens that are older than ``limit``, of no version, or of a future version."""
     groups = zip(data.ids, data.meta.seqlens[INPUT], strict=True)
     id_of_sequence = [name for name, pieces in groups for _ in pieces]
     rows = zip(*(x.tolist() for x in (lags.sequence_B, lags.oldest_B, lags.newest_B)), strict=True)
@@ -112,24 +113,24 @@ def _largest(x: torch.Tensor) -> float:
 # ---- distance -----------------------------------------------------------------------------------
 
 
-def corrected(
+def correct_batch(
     data: SequenceSample, settings: PPOSettings, *, version: int, ranks: DataParallel
-) -> Corrected:
-    """Measures the batch if it has proximal log-probs, and weights it as the settings say.
+) -> CorrectedBatch:
+    """Measures the batch if it has proximal log-probs, and weights it according to the settings.
 
     Raises:
-        DataError: the settings need proximal log-probs and there are none.
-        PolicyMismatch: past ``mismatch_kl_max`` with ``on_mismatch=stop``.
+        DataError: the settings need proximal log-probs, which are missing.
+        PolicyMismatch: ``mismatch_kl_max`` is exceeded with ``on_mismatch=stop``.
     """
     if PROXIMAL not in data.keys:
         if settings.needs_prox_logprobs:
-            raise _no_proximal(settings)
-        return Corrected(data, {})
+            raise _missing_proximal_error(settings)
+        return CorrectedBatch(data, {})
     stats = _mismatch_stats(data, version, ranks)
-    left_out = _is_left_out(data, settings, stats["mismatch/kl_k3"], version)
-    stats["mismatch/skipped"] = float(left_out)
+    skipped = _is_left_out(data, settings, stats["mismatch/kl_k3"], version)
+    stats["mismatch/skipped"] = float(skipped)
     if not (settings.use_decoupled_loss or settings.correction != "none"):
-        return Corrected(data, stats, left_out)
+        return CorrectedBatch(data, stats, skipped)
     mask_N = answer_mask(data)
     weight_N, figures = correction_weights(
         data.data[PROXIMAL],
@@ -150,7 +151,7 @@ def corrected(
     new = SequenceSample.from_tensors(
         data.ids, {WEIGHTS: data.meta.seqlens[INPUT]}, {WEIGHTS: weight_N}
     )
-    return Corrected(data.update(new), stats, left_out)
+    return CorrectedBatch(data.update(new), stats, skipped)
 
 
 def _bounds(settings: PPOSettings) -> dict[str, Any]:
@@ -171,7 +172,9 @@ def _bounds(settings: PPOSettings) -> dict[str, Any]:
 
 
 def _mismatch_stats(data: SequenceSample, version: int, ranks: DataParallel) -> dict[str, float]:
-    """Means over answer tokens of all ranks; ``kl_k3_lag_0`` over those of the very weights that train."""
+    """Means over answer tokens of all ranks; ``kl_k3_lag_0`` only over tokens sampled by the
+    current weights.
+    """
     mask_N = answer_mask(data)
     apart = mismatch(data.data[PROXIMAL], data.data[BEHAVIOUR], mask_N)
     kl_N, abs_N, weight_N = apart["kl_k3"], apart["abs"], apart["weight"]
@@ -201,12 +204,12 @@ def _mismatch_stats(data: SequenceSample, version: int, ranks: DataParallel) -> 
 
 
 def _sums(mask_N: torch.Tensor, ranks: DataParallel, *per_token: torch.Tensor) -> list[float]:
-    """Number of tokens where ``mask_N`` and sums over them, of all ranks, in float64."""
+    """Number of tokens where ``mask_N`` and sums over them, over all ranks, in float64."""
     own = torch.stack([mask_N.double().sum(), *(x[mask_N].double().sum() for x in per_token)])
     count, *rest = ranks.sum(own).tolist()
     if not count:
         raise DataError(
-            "a batch without a single answer token",
+            "the batch has no answer token",
             where="ppo_actor",
             fix="look at prompt_mask of what was delivered",
         )
@@ -235,7 +238,7 @@ _WHERE_TO_LOOK = (
 )
 
 
-def _no_proximal(settings: PPOSettings) -> DataError:
+def _missing_proximal_error(settings: PPOSettings) -> DataError:
     name = "use_decoupled_loss" if settings.use_decoupled_loss else "recompute_logprob"
     return DataError(
         f"no {PROXIMAL!r} in the batch, which {name} needs",

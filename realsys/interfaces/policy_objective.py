@@ -1,7 +1,7 @@
-"""What the policy minimises on one micro-batch: PPO's loss over its answer tokens, less the entropy bonus.
+"""The policy's objective on one micro-batch: PPO's loss over its answer tokens, minus the entropy bonus.
 
-Formulas are in realsys/algorithms/policy_loss.py; here is which keys of a batch they are fed with, which
-tokens count, and by what an engine weighs micro-batches so that their cut does not matter.
+Formulas are in realsys/algorithms/policy_loss.py; this module selects the batch's keys, the tokens that
+count, and the micro-batch weights that make results independent of the split.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ class PolicyObjective:
     """The loss that the settings describe.
 
     Attributes:
-        aggregation: how tokens add up.
+        aggregation: how token losses are aggregated.
     """
 
     def __init__(self, settings: PPOSettings) -> None:
         self._settings = settings
-        # Its options are checked where it is used.
+        # Its options are checked at use.
         self.aggregation: Aggregation = settings.loss_aggregation  # type: ignore[assignment]
 
     def mask(self, data: SequenceSample) -> torch.Tensor:
-        """bool ``[N]``: answer tokens that the policy learns from, before any is left out by its weight."""
+        """Returns bool ``[N]``: answer tokens with a loss, before any is excluded by its weight."""
         mask_N = answer_mask(data)
         if not self._settings.mask_truncated:
             return mask_N
@@ -45,11 +45,11 @@ class PolicyObjective:
         truncated_N: torch.Tensor = data.data["seq_no_eos_mask"].repeat_interleave(lengths)
         return mask_N & ~truncated_N
 
-    def teaching(self, data: SequenceSample) -> torch.Tensor:
-        """bool ``[N]``: tokens whose loss has a gradient, by their advantage or by a term beside it.
+    def has_gradient(self, data: SequenceSample) -> torch.Tensor:
+        """Returns bool ``[N]``: tokens whose loss has a gradient, by their advantage or by another term.
 
-        A new term of the loss is named here. Tokens that a weight of 0 left out teach nothing, but for
-        the entropy bonus, which the other tokens of such a minibatch have as well.
+        A new loss term must be added here. Tokens with weight 0 have no gradient except through the entropy
+        bonus, which the minibatch's other tokens have as well.
         """
         counts_N = self.mask(data)
         if WEIGHTS in data.keys:
@@ -59,15 +59,16 @@ class PolicyObjective:
         return counts_N & (data.data["advantages"] != 0)
 
     def weight(self, mb: SequenceSample) -> float:
-        """``loss_weight_fn``: what a micro-batch adds to the denominator of loss and figures."""
+        """Weight of a micro-batch in the denominator of loss and statistics (``loss_weight_fn``)."""
         return self._weight(self.mask(mb), mb)
 
     def loss(
         self, predictions: Predictions, mb: SequenceSample
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor], torch.Tensor]:
-        """A micro-batch's mean loss, its figures, and the log-ratio of each of its R loss tokens.
+        """Returns a micro-batch's mean loss, its statistics, and the log-ratio of each of its R
+        loss tokens.
 
-        Figures are for ``means_over_tokens``, once the engine has added them up.
+        Statistics are passed to ``means_over_tokens`` after the engine has summed them.
         """
         settings, mask_N = self._settings, self.mask(mb)
         logprob_R, entropy_R = predictions.logprobs_and_entropy(
@@ -109,9 +110,9 @@ class PolicyObjective:
         return loss, figures, logprob_R.detach() - old_logprob_R
 
     def means_over_tokens(self, stats: dict[str, float]) -> dict[str, float]:
-        """``stats`` of a whole step with the figures as means over tokens, however the loss adds up.
+        """Converts a step's ``stats`` to means over tokens, whatever the loss aggregation.
 
-        Sums over tokens were divided by numbers of sequences there; so was the number of tokens.
+        Sums over tokens were divided by numbers of sequences; so was the number of tokens.
         """
         if self.aggregation == "token_mean":
             return stats
@@ -129,7 +130,7 @@ class PolicyObjective:
         )
 
     def _lengths(self, mask_N: torch.Tensor, mb: SequenceSample) -> list[int] | None:
-        """Loss tokens of each sequence; None where nobody asks."""
+        """Loss tokens of each sequence; None if the aggregation does not need them."""
         if self.aggregation == "token_mean":
             return None
         counts_B = sum_per_sequence(mask_N.long(), mb.piece_lengths(INPUT))

@@ -1,8 +1,8 @@
-"""PPO's policy: samples answers, scores them under a model, and updates itself on them.
+"""PPO's policy: generates answers, computes log-probs, and trains on them.
 
 The same class serves actor (generate, inference of proximal log-probs, train_step, evaluate) and reference
-(inference). Losses and advantages are pure functions in realsys/algorithms; what they are fed with is
-ppo_experience.py's, and what makes up for answers of another policy off_policy.py's.
+(inference). Losses and advantages are pure functions in realsys/algorithms; ppo_experience.py prepares
+their inputs, off_policy.py corrects for answers of an older policy.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from realsys.backends.hf.data_parallel import DataParallel
 from realsys.data.sequence_sample import SequenceSample
 from realsys.interfaces.answers import INPUT
 from realsys.interfaces.math_evaluation import evaluate_math
-from realsys.interfaces.off_policy import corrected, staleness_stats
+from realsys.interfaces.off_policy import correct_batch, staleness_stats
 from realsys.interfaces.policy_objective import PolicyObjective
 from realsys.interfaces.ppo_experience import (
     FROM_SCORE,
@@ -37,7 +37,9 @@ MinibatchStats = dict[str, float]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PPOActorInterface(PPOSettings, ModelInterface):
-    """Fields are those of ``PPOHyperparameters``, the group size and the reward rule's name."""
+    """Interface of the policy. Fields: ``PPOHyperparameters``, the group size and the reward rule's
+    name.
+    """
 
     reward: str = "math_verify"
     kl_controller: KLController = field(init=False, repr=False)
@@ -49,7 +51,7 @@ class PPOActorInterface(PPOSettings, ModelInterface):
     def generate(
         self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec
     ) -> SequenceSample:
-        """``group_size`` answers to each prompt, see ``PipelinableEngine.generate``."""
+        """Generates ``group_size`` answers to each prompt, see ``PipelinableEngine.generate``."""
         sample: SequenceSample = model.module.generate(
             data,
             tokenizer=model.tokenizer,
@@ -61,7 +63,9 @@ class PPOActorInterface(PPOSettings, ModelInterface):
     def inference(
         self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec
     ) -> SequenceSample:
-        """float32 ``logprobs`` of every token at the sampling temperature; 0 at each first one."""
+        """Computes float32 ``logprobs`` of every token at the sampling temperature; 0 at each
+        sequence's first.
+        """
 
         def logprobs(predictions: Predictions, mb: SequenceSample) -> torch.Tensor:
             return next_token_logprobs(
@@ -78,12 +82,11 @@ class PPOActorInterface(PPOSettings, ModelInterface):
     def train_step(
         self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec
     ) -> dict[str, float]:
-        """All epochs and minibatches on ``data``; one version, however many optimizer steps.
+        """Trains on ``data`` in epochs and minibatches; advances the version by one.
 
-        During the critic's warm-up, and where the batch is left out because of ``on_mismatch=skip``,
-        nothing is updated and only the batch's figures are returned. A minibatch from which nothing can
-        be learned makes no optimizer step. The version, and with it the learning rate's schedule, goes
-        on in each case.
+        During the critic's warm-up, and if the batch is skipped because of ``on_mismatch=skip``, nothing is
+        updated and only the batch's statistics are returned. A minibatch without any gradient makes no
+        optimizer step. The version, and with it the learning rate's schedule, advances in each case.
 
         Raises:
             InternalError: a token is older than ``max_staleness``.
@@ -95,9 +98,9 @@ class PPOActorInterface(PPOSettings, ModelInterface):
             data, version=version, max_staleness=self.max_staleness, ranks=ranks
         )
         experience = prepare_experience(data, self, kl_coef=self.kl_controller.coef, ranks=ranks)
-        ready = corrected(experience.batch, self, version=version, ranks=ranks)
+        ready = correct_batch(experience.batch, self, version=version, ranks=ranks)
         stats |= {**experience.stats, **ready.stats, "early_stopped": 0.0}
-        if version >= self.critic_warmup_steps and not ready.left_out:
+        if version >= self.critic_warmup_steps and not ready.skipped:
             stats |= self._update(model, self._whitened(ready.batch, ranks), mb_spec, ranks)
         self.kl_controller.update(experience.kl_per_sequence, experience.num_sequences)
         model.inc_version()
@@ -106,26 +109,28 @@ class PPOActorInterface(PPOSettings, ModelInterface):
     def evaluate(
         self, model: Model, eval_batches: Iterable[SequenceSample], mb_spec: MicroBatchSpec
     ) -> dict[str, Any]:
-        """Accuracy of greedy answers to held-out prompts, see ``evaluate_math``."""
+        """Measures the accuracy of greedy answers to held-out prompts, see ``evaluate_math``."""
         return evaluate_math(model, eval_batches, gen=self.gen, reward=self.reward, mb_spec=mb_spec)
 
     def save(self, model: Model, save_dir: str) -> None:
-        """A Hugging Face directory."""
+        """Writes a Hugging Face directory."""
         model.module.save_to_hf(tokenizer=model.tokenizer, save_dir=save_dir)
 
     def state_dict(self) -> dict[str, Any]:
-        """The KL controller's."""
+        """State of the KL controller."""
         return {"kl_controller": self.kl_controller.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes back what ``state_dict`` gave."""
+        """Restores what ``state_dict`` returned."""
         self.kl_controller.load_state_dict(state["kl_controller"])
 
     # ---- the update ---------------------------------------------------------------------------
 
     def _whitened(self, batch: SequenceSample, ranks: DataParallel) -> SequenceSample:
-        """Of groups only the score's part, where it is not 0: neither the KL penalty nor a group whose
-        answers scored the same is blown up to the size of the others."""
+        """Whitens advantages; for groups only the score's part, where it is not 0.
+
+        So neither the KL penalty nor a group whose answers all scored the same is scaled up.
+        """
         if not self.adv_norm:
             return batch
         mask_N, advantage_N = PolicyObjective(self).mask(batch), batch.data["advantages"]
@@ -133,17 +138,17 @@ class PPOActorInterface(PPOSettings, ModelInterface):
         if FROM_SCORE in batch.keys:
             mask_N = mask_N & (score_N != 0)
         if (self.mask_truncated or FROM_SCORE in batch.keys) and _total(mask_N, ranks) < 2:
-            return batch  # too few to have a variance; without any, nothing is trained on
+            return batch  # too few for a variance; with none, nothing is trained
         white_N = masked_whiten(score_N, mask_N, reduce=ranks.sum) + (advantage_N - score_N)
         return SequenceSample(batch.meta, {**batch.data, "advantages": white_N})
 
     def _update(
         self, model: Model, batch: SequenceSample, mb_spec: MicroBatchSpec, ranks: DataParallel
     ) -> dict[str, float]:
-        """Means over the minibatches that were trained on.
+        """Trains on the minibatches and returns means of their statistics.
 
-        The minibatch whose figures pass a limit of early stopping is the last: what would come
-        after it makes no optimizer step at all. Figures are global, so all ranks stop alike.
+        A minibatch whose statistics exceed an early-stopping limit is the last; the remaining ones make no
+        optimizer step. Statistics are global, so all ranks stop together.
         """
         done: list[MinibatchStats] = []
         empty = 0
@@ -152,7 +157,7 @@ class PPOActorInterface(PPOSettings, ModelInterface):
             for minibatch in minibatches(batch, self.ppo_n_minibatches):
                 if stopped:
                     continue
-                if self._teaches_nothing(minibatch, ranks):
+                if self._has_no_gradient(minibatch, ranks):
                     empty += 1
                     continue
                 done.append(self._train_minibatch(model, minibatch, mb_spec, ranks))
@@ -166,9 +171,9 @@ class PPOActorInterface(PPOSettings, ModelInterface):
         stats = {**_means(done), "early_stopped": float(not all_done)}
         return stats | {"empty_minibatches": float(empty)}
 
-    def _teaches_nothing(self, minibatch: SequenceSample, ranks: DataParallel) -> bool:
-        """Whether its gradient is 0 on all ranks: a step would move weights by momentum and decay alone."""
-        return _total(PolicyObjective(self).teaching(minibatch), ranks) == 0
+    def _has_no_gradient(self, minibatch: SequenceSample, ranks: DataParallel) -> bool:
+        """True if its gradient is 0 on all ranks: a step would move weights by momentum and decay alone."""
+        return _total(PolicyObjective(self).has_gradient(minibatch), ranks) == 0
 
     def _train_minibatch(
         self, model: Model, minibatch: SequenceSample, mb_spec: MicroBatchSpec, ranks: DataParallel
@@ -199,12 +204,14 @@ class PPOActorInterface(PPOSettings, ModelInterface):
 
 
 def _total(mask_N: torch.Tensor, ranks: DataParallel) -> float:
-    """Number of tokens where ``mask_N``, on all ranks."""
+    """Number of tokens where ``mask_N`` is True, on all ranks."""
     return float(ranks.sum(mask_N.sum().double()))
 
 
 def _means(done: list[MinibatchStats]) -> dict[str, float]:
-    """Means over minibatches, and some figures of the first one; without any only a gradient of 0."""
+    """Means over minibatches, and some statistics of the first; without minibatches only a gradient
+    of 0.
+    """
     if not done:
         return {"grad_norm": 0.0}
     means = {k: sum(s[k] for s in done) / len(done) for k in done[0]}

@@ -1,6 +1,6 @@
-"""PPO's value model: predicts the return of each state, and learns from the returns that came.
+"""PPO's value model: predicts the return of each state and trains on observed returns.
 
-With ``value_norm`` the module predicts normalised returns; everyone else sees real ones.
+With ``value_norm`` the module predicts normalised returns; outputs of this interface are real ones.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from realsys.interfaces.ppo_experience import (
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PPOCriticInterface(PPOSettings, ModelInterface):
-    """Fields are those of ``PPOHyperparameters`` and the group size."""
+    """Interface of the critic. Fields: ``PPOHyperparameters`` and the group size."""
 
     kl_controller: KLController = field(init=False, repr=False)
     moments: RunningMoments | None = field(init=False, repr=False)
@@ -42,7 +42,7 @@ class PPOCriticInterface(PPOSettings, ModelInterface):
         super().__post_init__()
         if self.advantage != "gae":
             raise ConfigError(
-                f"a critic has no part in advantage={self.advantage!r}",
+                f"a critic is not used with advantage={self.advantage!r}",
                 where="ppo_critic, advantage",
                 fix="use gae, or leave the critic out",
             )
@@ -53,7 +53,7 @@ class PPOCriticInterface(PPOSettings, ModelInterface):
     def inference(
         self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec
     ) -> SequenceSample:
-        """float32 ``values``: at t, of the state that includes token t."""
+        """Computes float32 ``values``; at t, that of the state that includes token t."""
         values = model.module.forward(data, mb_spec=mb_spec).float()
         if self.moments is not None:
             values = self.moments.denormalise(values)
@@ -63,7 +63,7 @@ class PPOCriticInterface(PPOSettings, ModelInterface):
     def train_step(
         self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec
     ) -> dict[str, float]:
-        """All epochs and minibatches on ``data``; one version, however many optimizer steps."""
+        """Trains on ``data`` in epochs and minibatches; advances the version by one."""
         ranks = DataParallel.of(model)
         experience = prepare_experience(
             data.to(model.device), self, kl_coef=self.kl_controller.coef, ranks=ranks
@@ -74,8 +74,8 @@ class PPOCriticInterface(PPOSettings, ModelInterface):
             batch.data["returns"],
             answer_mask(batch),
         )
-        # nan where all returns are equal, as in a first batch without a right answer: no file
-        # of metrics should have to hold that.
+        # nan if all returns are equal, as in a first batch without a correct answer; keeps nan out of
+        # metrics files.
         explained = explained_variance(values_N, returns_N, mask_N, reduce=ranks.sum)
         figures = {
             "explained_variance": 0.0 if math.isnan(explained) else explained,
@@ -88,23 +88,23 @@ class PPOCriticInterface(PPOSettings, ModelInterface):
             self._train_minibatch(model, minibatch, mb_spec)
             for _ in range(self.ppo_epochs)
             for minibatch in minibatches(batch, self.ppo_n_minibatches)
-            if ranks.sum(answer_mask(minibatch).sum().double())  # not all of it was set aside
+            if ranks.sum(answer_mask(minibatch).sum().double())  # not all answers were set aside
         ]
         self.kl_controller.update(experience.kl_per_sequence, experience.num_sequences)
         model.inc_version()
         return {**figures, **{k: sum(s[k] for s in done) / len(done) for k in done[0]}}
 
     def save(self, model: Model, save_dir: str) -> None:
-        """A Hugging Face directory that ``hf_critic`` reads."""
+        """Writes a Hugging Face directory that ``hf_critic`` reads."""
         model.module.save_to_hf(tokenizer=model.tokenizer, save_dir=save_dir)
 
     def state_dict(self) -> dict[str, Any]:
-        """The KL controller's and the running moments'."""
+        """State of the KL controller and of the running moments."""
         moments = None if self.moments is None else self.moments.state_dict()
         return {"kl_controller": self.kl_controller.state_dict(), "moments": moments}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes back what ``state_dict`` gave."""
+        """Restores what ``state_dict`` returned."""
         self.kl_controller.load_state_dict(state["kl_controller"])
         if self.moments is not None:
             self.moments.load_state_dict(state["moments"] or {})
@@ -116,7 +116,7 @@ class PPOCriticInterface(PPOSettings, ModelInterface):
         mask_N: torch.Tensor,
         ranks: DataParallel,
     ) -> SequenceSample:
-        """Targets by the new moments; old values by those they were predicted under."""
+        """Normalises targets by the new moments and old values by the moments of their prediction."""
         old_values_N = moments.normalise(batch.data["values"])
         moments.update(batch.data["returns"], mask_N, reduce=ranks.sum)
         returns_N = moments.normalise(batch.data["returns"])
@@ -141,7 +141,7 @@ class PPOCriticInterface(PPOSettings, ModelInterface):
     def _value_loss(
         self, values_N: torch.Tensor, mb: SequenceSample
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Mean over the answer tokens; the value of a token is that of the state before it."""
+        """Mean value loss over answer tokens; a token's value is that of the state before it."""
         mask_N = answer_mask(mb)
         loss_N, figures = clipped_value_loss(
             shift_to_next_token(values_N, mb.piece_lengths(INPUT)),

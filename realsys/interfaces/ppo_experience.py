@@ -1,9 +1,8 @@
-"""From a finished batch to what PPO trains on: rewards per token, advantages and returns.
+"""Converts a finished batch to PPO's training data: rewards per token, advantages and returns.
 
-Actor and critic both prepare the batch they are given, by the same code and settings, so that
-neither waits for the other. Each holds its own KL controller; fed with the same batches they
-agree. Without a critic the answers to a question are compared with one another.
-Everything is equal on all data-parallel ranks.
+Actor and critic both prepare the batch that they get, with the same code and settings, so that neither
+waits for the other. Each holds its own KL controller; given the same batches, they agree. Without a critic
+the answers to a question are compared with one another. Statistics are equal on all data-parallel ranks.
 """
 
 from __future__ import annotations
@@ -38,26 +37,26 @@ from realsys.data.ragged import pad_packed, unpad_to_packed
 from realsys.data.sequence_sample import SequenceSample
 from realsys.interfaces.answers import INPUT, answer_lengths, answer_mask
 
-# Log-probs by the policy that sampled, and by the one that is about to be trained; weights of each token.
+# Log-probs by the sampling policy and by the one about to be trained; weight version of each token.
 BEHAVIOUR, PROXIMAL, VERSIONS = "packed_logprobs", "packed_prox_logprobs", "packed_versions"
-REFERENCE = "packed_ref_logprobs"  # by the frozen policy; missing where nothing reads them
-FROM_SCORE = "score_advantages"  # without a critic: what of the advantages is not the KL penalty's
+REFERENCE = "packed_ref_logprobs"  # by the reference policy; missing if not needed
+FROM_SCORE = "score_advantages"  # without a critic: advantages without the KL penalty's part
 
 
 @dataclass(frozen=True, kw_only=True)
 class PPOSettings(PPOHyperparameters):
-    """Fields that the actor's and the critic's interface have in common.
+    """Fields shared by the actor's and the critic's interface.
 
     Attributes:
-        max_staleness: asserted of every token that the actor trains on and that says its version; None
-            asserts nothing. The run's bound is kept by who gives prompts out, not here.
+        max_staleness: checked for every trained token with a version; None checks nothing. The master
+            enforces the run's bound when it dispatches prompts, not this interface.
     """
 
     group_size: int = 1
     max_staleness: int | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.gen, GenerationHyperparameters):  # plain, as it stands in a plan
+        if not isinstance(self.gen, GenerationHyperparameters):  # a plain mapping, as in a plan
             gen = from_plain(GenerationHyperparameters, self.gen, where="gen")
             object.__setattr__(self, "gen", gen)
         if self.group_size < 1:
@@ -68,7 +67,7 @@ class PPOSettings(PPOHyperparameters):
             raise problem
 
     def make_kl_controller(self) -> KLController:
-        """The controller that the settings ask for, at its initial coefficient."""
+        """Makes the configured KL controller, at its initial coefficient."""
         if not self.use_adaptive_kl_ctl:
             return FixedKLController(self.kl_ctl)
         return AdaptiveKLController(
@@ -83,9 +82,10 @@ class Experience:
     Attributes:
         batch: the batch with float32 ``advantages`` (not whitened), packed; with a critic also
             ``returns``, and ``values`` replaced by those of the state *before* each token; without
-            one ``score_advantages``.
-        kl_per_sequence: mean over sequences of the KL to the reference, summed over tokens; 0 without one.
-        stats: figures of the batch for the metrics.
+            a critic ``score_advantages``.
+        kl_per_sequence: mean over sequences of the KL to the reference, summed over tokens; 0 without a
+            reference.
+        stats: statistics of the batch for the metrics.
     """
 
     batch: SequenceSample
@@ -97,15 +97,17 @@ class Experience:
 def prepare_experience(
     data: SequenceSample, settings: PPOSettings, *, kl_coef: float, ranks: DataParallel
 ) -> Experience:
-    """Advantages, and with a critic returns, of ``data``, which has all the keys that PPO's calls write.
+    """Computes advantages, and with a critic returns, of ``data``, which has all keys that PPO's
+    calls write.
 
-    Without a critic (``settings.advantage`` is not ``gae``) it has no ``values``, and where ``kl_coef`` is
-    0 it may lack the reference's log-probs. Keys that only some
-    runs have (versions, proximal log-probs) stay in the batch. Rewards are about the policy that
-    sampled, so that actor and critic agree whether or not they know another.
+    Without a critic (``settings.advantage`` is not ``gae``) it has no ``values``, and if
+    ``kl_coef`` is 0 it
+    may lack the reference's log-probs. Keys that only some runs have (versions, proximal log-probs) stay in
+    the batch. Rewards use the log-probs of the sampling policy, so that actor and critic agree even if only
+    one has the proximal ones.
 
     Raises:
-        DataError: the keys' lengths do not belong together, or one of an answer's numbers is none: on all
+        DataError: the keys' lengths are inconsistent, or an answer has a non-finite number. Raised on all
             ranks; those that hold it name the datapoint.
     """
     needed = (
@@ -113,14 +115,14 @@ def prepare_experience(
         *((REFERENCE,) if kl_coef else ()),
     )
     lengths = _checked_lengths(data, needed)
-    data, scored_B = _without_set_aside(data, lengths)
+    data, scored_B = _mask_unscored(data, lengths)
     _check_numbers(data, ranks)
     x, mask_BT = data.data, pad_packed(answer_mask(data), lengths)
     logprob_BT = pad_packed(x["packed_logprobs"], lengths)
     has_reference = REFERENCE in x
     ref_logprob_BT = pad_packed(x[REFERENCE], lengths) if has_reference else logprob_BT
     score_B = settings.reward_output_scaling * (x["rewards"].float() - settings.reward_output_bias)
-    score_B, overlong = _less_for_length(score_B, mask_BT, settings, ranks)
+    score_B, overlong = _penalise_length(score_B, mask_BT, settings, ranks)
     kl_B = sequence_kl(logprob_BT, ref_logprob_BT, mask_BT)
     by_critic = settings.advantage == "gae"
     reward_BT = kl_penalised_rewards(
@@ -135,9 +137,9 @@ def prepare_experience(
     )
     groups: dict[str, float] = {}
     if by_critic:
-        new = _critics_advantages(data, settings, reward_BT, mask_BT, lengths)
+        new = _gae_advantages(data, settings, reward_BT, mask_BT, lengths)
     else:
-        new, groups = _groups_advantages(
+        new, groups = _group_advantages(
             data, settings, reward_BT.sum(1), kl_coef * kl_B, mask_BT, scored_B, ranks
         )
     seqlens = data.meta.seqlens[INPUT]
@@ -150,12 +152,11 @@ def prepare_experience(
     return Experience(batch, int(stats["n_sequences"]), kl_mean, stats)
 
 
-def _without_set_aside(
-    data: SequenceSample, lengths: list[int]
-) -> tuple[SequenceSample, torch.Tensor]:
-    """The batch with nothing to learn from in answers that got no reward (NaN), and a mask of the others.
+def _mask_unscored(data: SequenceSample, lengths: list[int]) -> tuple[SequenceSample, torch.Tensor]:
+    """Masks answers that got no reward (NaN); returns the batch and a mask of the scored answers.
 
-    They keep their place, as ranks and minibatches count records, but no token of theirs is an answer's.
+    They keep their place, since ranks and minibatches count records, but none of their tokens is
+    trained on.
     """
     none_B = data.data["rewards"].isnan()
     if not none_B.any():
@@ -170,9 +171,9 @@ def _without_set_aside(
 
 
 def _check_numbers(data: SequenceSample, ranks: DataParallel) -> None:
-    """Raises DataError for log-probs and values that are no finite numbers.
+    """Raises DataError for non-finite log-probs and values.
 
-    The loss would not notice all of them: a ratio of nan has no gradient, like one that is clipped.
+    The loss would not reveal all of them: a ratio of nan has no gradient, like a clipped one.
     """
     mask_N = answer_mask(data)
     keys = [k for k in (BEHAVIOUR, PROXIMAL, REFERENCE, "values") if k in data.keys]
@@ -184,16 +185,16 @@ def _check_numbers(data: SequenceSample, ranks: DataParallel) -> None:
             mine = zip(data.ids, torch.split(bad[key], list(rows)), strict=True)
             ids = [name for name, bad_M in mine if bad_M.any()]
             raise DataError(
-                f"{count:.0f} answer tokens have a {key} that is no finite number",
+                f"{count:.0f} answer tokens have a {key} that is not finite",
                 where=f"datapoints {ids[:5]}" if ids else "another data-parallel rank",
-                fix="look for broken weights, or an engine that gives such log-probs",
+                fix="check the weights, and the engine that returned these log-probs",
             )
 
 
-def _less_for_length(
+def _penalise_length(
     score_B: torch.Tensor, mask_BT: torch.Tensor, settings: PPOSettings, ranks: DataParallel
 ) -> tuple[torch.Tensor, dict[str, float]]:
-    """Scores less the penalty of nearly too long answers, if there is one."""
+    """Subtracts the penalty of overlong answers from the scores, if configured."""
     if settings.overlong_buffer_len is None:
         return score_B, {}
     penalty_B = overlong_penalty(
@@ -206,14 +207,16 @@ def _less_for_length(
     return score_B + penalty_B, {"reward/overlong_penalty": mean}
 
 
-def _critics_advantages(
+def _gae_advantages(
     data: SequenceSample,
     settings: PPOSettings,
     reward_BT: torch.Tensor,
     mask_BT: torch.Tensor,
     lengths: list[int],
 ) -> dict[str, torch.Tensor]:
-    """``advantages`` and ``returns`` by GAE, and ``values`` of the state before each token; packed."""
+    """Computes ``advantages`` and ``returns`` by GAE, and ``values`` of the state before each
+    token; packed.
+    """
     values_N = data.data["values"].float()
     value_N = shift_to_next_token(values_N, lengths)
     last_B = torch.tensor([end - 1 for end in accumulate(lengths)], device=value_N.device)
@@ -223,7 +226,7 @@ def _critics_advantages(
         mask_BT,
         gamma=settings.discount,
         lam=settings.gae_lambda,
-        truncation=settings.truncation,  # type: ignore[arg-type]  # its options are checked there
+        truncation=settings.truncation,  # type: ignore[arg-type]  # its options are checked at use
         truncated_B=data.data["seq_no_eos_mask"],
         bootstrap_value_B=values_N[last_B],
     )
@@ -234,7 +237,7 @@ def _critics_advantages(
     }
 
 
-def _groups_advantages(
+def _group_advantages(
     data: SequenceSample,
     settings: PPOSettings,
     score_B: torch.Tensor,
@@ -243,11 +246,11 @@ def _groups_advantages(
     scored_B: torch.Tensor,
     ranks: DataParallel,
 ) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
-    """``advantages`` and their part that is the score's, packed; and figures of the groups.
+    """Computes group-relative ``advantages`` and the score's part of them, packed; and group statistics.
 
-    Score and KL penalty are each compared with the group's, and only the score's part is divided by the
-    deviation of its group: where all answers score the same, the deviation of a small penalty would make
-    large advantages of it. A group is what one id generated; its sequences are never on two ranks.
+    Score and KL penalty are each centred on the group's mean, and only the score's part is divided by the
+    group's deviation: if all answers score the same, dividing by the deviation of a small penalty would
+    inflate it. A group is all sequences of one id; they are never on two ranks.
     """
     pieces = data.meta.seqlens[INPUT]
     group_B = torch.tensor([i for i, group in enumerate(pieces) for _ in group]).to(score_B.device)
@@ -273,10 +276,10 @@ def _groups_advantages(
 
 
 def minibatches(batch: SequenceSample, num: int) -> Iterator[SequenceSample]:
-    """Cuts the ids, in order, into ``num`` parts that differ by one id at most.
+    """Splits the ids, in order, into ``num`` parts that differ by at most one id.
 
     Raises:
-        DataError: there are fewer ids than parts; other ranks would wait for this one.
+        DataError: there are fewer ids than parts, so other ranks would wait for this one.
     """
     if batch.batch_size < num:
         raise DataError(
@@ -289,7 +292,7 @@ def minibatches(batch: SequenceSample, num: int) -> Iterator[SequenceSample]:
 
 
 def mean_and_std(x: torch.Tensor, mask: torch.Tensor, ranks: DataParallel) -> tuple[float, float]:
-    """Over the elements of all ranks where ``mask``; nan if there are none."""
+    """Mean and standard deviation over all ranks' elements where ``mask``; nan if there are none."""
     count, first, second = masked_sums(x, mask, ranks.sum)
     if not count:
         return float("nan"), float("nan")
@@ -334,19 +337,19 @@ def _checked_lengths(data: SequenceSample, needed: tuple[str, ...]) -> list[int]
     one_each = tuple((1,) * len(pieces) for pieces in seqlens[INPUT])
     optional = [key for key in (REFERENCE, PROXIMAL, VERSIONS) if key in seqlens]
     for key in dict.fromkeys(("prompt_mask", BEHAVIOUR, *needed, *optional)):
-        data.meta.rows_per_id(key)  # a missing key raises its DataError
+        data.meta.rows_per_id(key)  # raises DataError for a missing key
         if seqlens[key] != seqlens[INPUT]:
-            raise _unequal(key, "the lengths of packed_input_ids")
+            raise _length_error(key, "the lengths of packed_input_ids")
     for key in ("rewards", "seq_no_eos_mask"):
         data.meta.rows_per_id(key)
         if seqlens[key] != one_each:
-            raise _unequal(key, "one value a sequence")
+            raise _length_error(key, "one value a sequence")
     return data.piece_lengths(INPUT)
 
 
-def _unequal(key: str, wanted: str) -> DataError:
+def _length_error(key: str, wanted: str) -> DataError:
     return DataError(
         f"key {key!r} has other lengths than {wanted}",
         where="PPO experience",
-        fix="make every key for the same sequences; log-probs and values cover prompts too",
+        fix="compute every key for the same sequences; log-probs and values cover prompts too",
     )

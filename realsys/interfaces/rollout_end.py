@@ -1,4 +1,4 @@
-"""Where rollouts end that nothing trains on: their texts and tensors are in the trial's folder by then."""
+"""Ends a step whose rollouts train nothing: their texts and tensors are already in the trial's folder."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from realsys.data.sequence_sample import SequenceSample
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutEndInterface(ModelInterface):
-    """``inference`` makes nothing of them; needs no module."""
+    """Interface whose ``inference`` discards the batch; needs no module."""
 
     def inference(self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec) -> None:
-        """Takes the batch, so that the step is done."""
+        """Accepts the batch, which completes the step."""

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: next-token loss on answers, the prompt masked."""
+"""Supervised fine-tuning: next-token loss on answers, with the prompt masked."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ from realsys.interfaces.answers import INPUT, answer_tokens, num_answer_tokens
 
 @dataclass(frozen=True, kw_only=True)
 class SFTInterface(ModelInterface):
-    """Reads ``packed_input_ids`` and ``prompt_mask`` (True where no loss is wanted)."""
+    """Interface that reads ``packed_input_ids`` and ``prompt_mask`` (True on tokens without loss)."""
 
     def train_step(
         self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec
     ) -> dict[str, float]:
-        """One optimizer step: ``loss``, ``grad_norm``, ``lr``, ``n_tokens``, ``n_sequences``."""
+        """Makes one optimizer step; returns ``loss``, ``grad_norm``, ``lr``, ``n_tokens``,
+        ``n_sequences``.
+        """
         stats: dict[str, float] = model.module.train_batch(
             input_=data,
             loss_fn=next_token_loss,
@@ -40,9 +42,9 @@ class SFTInterface(ModelInterface):
     def evaluate(
         self, model: Model, eval_batches: Iterable[SequenceSample], mb_spec: MicroBatchSpec
     ) -> dict[str, Any]:
-        """``loss`` and ``perplexity`` per answer token of the held-out data, over all ranks.
+        """Computes ``loss`` and ``perplexity`` per answer token of the held-out data, over all ranks.
 
-        Every rank must pass equally many batches.
+        Every rank must pass the same number of batches.
         """
         total_loss = total_tokens = 0.0
         for batch in eval_batches:
@@ -59,19 +61,19 @@ class SFTInterface(ModelInterface):
         return {"loss": loss, "perplexity": math.exp(min(loss, 700.0)), "n_tokens": total_tokens}
 
     def save(self, model: Model, save_dir: str) -> None:
-        """A Hugging Face directory."""
+        """Writes a Hugging Face directory."""
         model.module.save_to_hf(tokenizer=model.tokenizer, save_dir=save_dir)
 
 
 def next_token_loss(predictions: Predictions, mb: SequenceSample) -> torch.Tensor:
-    """Mean over the answer tokens of ``-log p``."""
+    """Mean of ``-log p`` over the answer tokens."""
     loss_R = -predictions.logprobs(*answer_tokens(mb))
     mask_R = torch.ones_like(loss_R, dtype=torch.bool)
     return aggregate(loss_R, mask_R, "token_mean", denominator=float(len(loss_R)))
 
 
 def _sizes(model: Model, data: SequenceSample) -> dict[str, float]:
-    """Answer tokens and sequences over all ranks."""
+    """Numbers of answer tokens and sequences over all ranks."""
     own = [num_answer_tokens(data), float(len(data.piece_lengths(INPUT)))]
     sums = DataParallel.of(model).sum(torch.tensor(own, dtype=torch.float64)).tolist()
     return dict(zip(("n_tokens", "n_sequences"), sums, strict=True))

@@ -1,4 +1,4 @@
-"""The master worker: walks the dataflow graph, holds metadata only.
+"""The master worker: walks the dataflow graph and holds metadata only.
 
-``master_worker.py`` is THE MAIN LOOP; ``build.py`` wires it together.
+``master_worker.py`` is THE MAIN LOOP; ``build.py`` sets it up.
 """

@@ -1,4 +1,4 @@
-"""Wires the master together: finds the workers, sets them up, resumes, and starts the main loop."""
+"""Sets up the master: finds the workers, initialises them, resumes, and starts the main loop."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ async def _make_loop(
         runner, workers, graph, feed, progress, last_step=total_steps, after_call=after_call
     )
     if state.ahead is not None:
-        executor.go_on_from(state.ahead)
+        executor.restore_prefetched(state.ahead)
     return MasterWorkerLoop(
         runner,
         executor=executor,
@@ -171,7 +171,7 @@ async def _make_loop(
 async def _initialize(
     runner: WorkerRunner, workers: ModelWorkers, graph: DataflowGraph, dataset_size: int
 ) -> int:
-    """Lets all engines be made for a run of this length; its number of steps."""
+    """Makes all workers create their engines for a run of this length; returns its number of steps."""
     ctrl, batch_size = runner.config.exp_ctrl, graph.sources[0].n_seqs
     spec = FinetuneSpec(
         total_train_epochs=ctrl.total_train_epochs,
@@ -207,7 +207,7 @@ async def _data_feed(
     schedule: DataSchedule,
     total_steps: int,
 ) -> tuple[Feed, int]:
-    """Where datapoints come from without rollout workers, and how many steps they last."""
+    """Returns the source of datapoints without rollout workers, and for how many steps it lasts."""
     data_workers = _data_workers(graph, runner.config.msid2mwid)
     if (replay := runner.config.replay) is None:
         return DataSetFeed(schedule, workers=workers, data_workers=data_workers), total_steps
@@ -217,21 +217,21 @@ async def _data_feed(
 
 
 def _trained_by(graph: DataflowGraph, rollout: RolloutControl) -> str | None:
-    """The call whose new weights the servers get."""
+    """Returns the call whose new weights the servers get."""
     if not rollout.trains:
         return None
     return next(n.name for n in graph.nodes if n.is_train and n.model_name == rollout.model_name)
 
 
 def _evaluated(runner: WorkerRunner) -> tuple[ModelName, ...]:
-    """Models that have held-out data."""
+    """Returns the models that have held-out data."""
     shards = [s for w in runner.phase.config.model_worker for s in w.shards]
     names = [s.id.model_name for s in shards if s.eval_dataset is not None]
     return tuple(dict.fromkeys(names))
 
 
 async def _set_up(workers: ModelWorkers, graph: DataflowGraph, side: RolloutService | None) -> int:
-    """Modules and data sets on every worker; returns the data set's size."""
+    """Sets up modules and data sets on every worker; returns the data set's size."""
     endpoints = tuple(record.data for record in workers.records)
     replies: list[rq.SetupDone] = await workers.call_all(
         partial(rq.Setup, data_endpoints=endpoints, rendezvous=workers.records[0].rendezvous),
@@ -254,7 +254,7 @@ async def _set_up(workers: ModelWorkers, graph: DataflowGraph, side: RolloutServ
 async def _resume(
     runner: WorkerRunner, workers: ModelWorkers, publisher: Publisher
 ) -> tuple[int | None, MasterState]:
-    """Takes the newest whole checkpoint: the step after which it was written, and the master's part."""
+    """Loads the newest valid checkpoint; returns its step and the master's state."""
     names = [record.worker for record in workers.records]
     event_loop = asyncio.get_running_loop()
 
@@ -283,7 +283,8 @@ async def _resume(
 async def _hashes_of(
     workers: ModelWorkers, names: list[str], files: Mapping[str, Path]
 ) -> dict[str, tuple[str, str]]:
-    """What each worker says of its file of a checkpoint: all read at once, each on its own host."""
+    """Returns each worker's hash of its file of a checkpoint; each reads it on its own host, all in
+    parallel."""
     replies: dict[int, rq.RecoverHashed] = await workers.call(
         {names.index(name): partial(rq.HashRecover, file=str(f)) for name, f in files.items()},
         timeout_s=SETUP_TIMEOUT_S,
@@ -295,8 +296,11 @@ async def _hashes_of(
 def _take_checkpoint(
     runner: WorkerRunner, names: list[str], hashes_of: recover.HashesOf | None = None
 ) -> tuple[recover.RecoverCheckpoint | None, recover.RecoverCheckpoint | None]:
-    """The newest checkpoint that counts, and the same under our own name. Ours is made before it is said:
-    once it is said, what the other writes later counts no more."""
+    """Returns the newest valid checkpoint and this attempt's copy of it.
+
+    The copy is made before the resume record is published, because that record invalidates later writes
+    of the older attempt.
+    """
     for _ in range(LOOKS):
         told = recover.read_resumed(runner.trial_files, runner.phase.name)
         found = recover.newest_whole(
@@ -319,7 +323,8 @@ def _take_checkpoint(
 def _ledger_from(
     runner: WorkerRunner, told: Mapping[int, Resumed], attempt: int, step: int
 ) -> Path:
-    """The ledger that we would go on with from that checkpoint: chosen as ``_open_files`` does."""
+    """Returns the ledger with which a run from that checkpoint would continue, chosen as in
+    ``_open_files``."""
     me, files = runner.attempt.number, runner.phase_files
     ours = Resumed(attempt=me, phase=runner.phase.name, step=step, of_attempt=attempt)
     limits = Lineage.of({**told, me: ours}).limits
@@ -370,13 +375,14 @@ def _make_executor(
 
 
 def _data_workers(graph: DataflowGraph, shards: Any) -> list[int]:
-    """Workers where datapoints enter: the data-parallel heads of the first source call's model."""
+    """Returns the workers where datapoints enter: the data-parallel heads of the first source call's
+    model."""
     topo, placement = placement_of(graph.sources[0], shards)
     return [placement[rank] for rank in topo.data_parallel_heads()]
 
 
 def _open_files(runner: WorkerRunner, step: int | None, lineage: Lineage) -> RunFiles:
-    """The run's files, from the step that we go on from. The metrics' come first."""
+    """Opens the run's files, continuing from ``step``. The metrics' come first."""
     files, config = runner.phase_files, runner.phase.config
     main = runner.phase.name == "main"
     metrics = MetricsWriter(

@@ -1,9 +1,9 @@
-"""THE MAIN LOOP: one step after another until all are done or somebody asks for an end.
+"""THE MAIN LOOP: one step after another until all are done or a stop is requested.
 
     while steps are left: walk the graph → write the metrics → save, checkpoint, evaluate when due
 
-The master holds metadata only. What a step computes is the graph's business (function_executor.py),
-how its parts are made is build.py's.
+The master holds metadata only. function_executor.py runs the graph of a step, build.py creates the
+loop's parts.
 """
 
 from __future__ import annotations
@@ -55,18 +55,18 @@ class RunFiles:
     samples: JsonlAppender
 
     def sync(self) -> None:
-        """Brings all rows to the disk: before what counts on them."""
+        """Syncs all rows to the disk, before anything that depends on them."""
         for file in (self.ledger, self.metrics, self.samples, self.events):
             file.sync()
 
     def close(self) -> None:
-        """Closes all of them."""
+        """Closes all files."""
         for file in (self.metrics, self.events, self.ledger, self.samples):
             file.close()
 
 
 class MasterWorkerLoop:
-    """Runs the steps ``step + 1 … total_steps``. Made by build.py."""
+    """Runs the steps ``step + 1 … total_steps``. Created by build.py."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class MasterWorkerLoop:
         self.stop_requested = False
 
     async def run(self) -> int:
-        """Returns the master's exit code: all done, or stopped after a whole step."""
+        """Runs the loop; returns the master's exit code: all done, or stopped after a complete step."""
         publishing = asyncio.create_task(self.outbox.run(), name="outbox")
         try:
             async with self.executor:
@@ -126,15 +126,17 @@ class MasterWorkerLoop:
         return worker_exit_codes.DONE
 
     def close(self) -> None:
-        """Ends what runs beside the loop."""
+        """Ends the background tasks."""
         self.progress.close()
         self.publisher.close()
 
     async def run_step(self) -> None:
-        """One walk over the graph, its metrics, and what is due after it."""
+        """Runs one step: the graph, its metrics, and what is due after it."""
         self.runner.set_log_step(self.step + 1)
         # It waits for workers, who are watched themselves, and for evaluations, which may take long.
-        self.runner.tell(mfc="main loop", step=self.step + 1, may_take_s=EVALUATE_TIMEOUT_S)
+        self.runner.publish_status(
+            mfc="main loop", step=self.step + 1, may_take_s=EVALUATE_TIMEOUT_S
+        )
         report = await self.executor.run_step(self.step + 1)
         self.step = report.step
         epoch = self.schedule.epoch_of(self.step - 1)
@@ -158,7 +160,7 @@ class MasterWorkerLoop:
         await self._save_what_is_due()
 
     async def _record_first(self, evaluation: dict[str, float]) -> None:
-        """What the model could do before the first step."""
+        """Records the evaluation before the first step."""
 
         async def record() -> None:
             self.files.metrics.write(0, {"epoch": 0, **evaluation})
@@ -167,7 +169,7 @@ class MasterWorkerLoop:
         await self.outbox.flush()
 
     async def _record(self, report: StepReport, row: dict[str, float]) -> None:
-        """The step's lines in metrics, ledger and events; a line each, whole."""
+        """Writes the step's lines into metrics, ledger and events, each atomically."""
         for name, call in report.calls.items():
             for worker, reply in call.replies.items():
                 self.files.events.mfc(
@@ -223,7 +225,7 @@ class MasterWorkerLoop:
             await self.checkpoint()
 
     async def evaluate(self) -> dict[str, float]:
-        """Held-out statistics as ``eval/<statistic>``; keeps the example answers."""
+        """Returns held-out statistics as ``eval/<statistic>``; stores the sample answers."""
         self.progress.publish("evaluating")
         started = time.time()
         await self.executor.refresh(self.evaluated, step=self.step)
@@ -249,7 +251,7 @@ class MasterWorkerLoop:
         return stats
 
     async def save(self) -> None:
-        """Every trained role as a Hugging Face directory, and ``latest`` pointing to it."""
+        """Saves every trained role as a Hugging Face directory, and points ``latest`` to it."""
         self.progress.publish("saving")
         started = time.time()
         for model in self.saved_models:
@@ -282,11 +284,11 @@ class MasterWorkerLoop:
         return sorted(w for s, w in self.runner.config.msid2mwid if s.model_name == model)
 
     async def checkpoint(self) -> None:
-        """All that a resume needs, whole or not at all."""
+        """Writes everything that a resume needs, atomically."""
         self.progress.publish("checkpointing")
         started = time.time()
         state = MasterState(
-            ahead=await self.executor.ahead(),
+            ahead=await self.executor.prefetched(),
             rollouts=self.rollouts.desk.snapshot() if self.rollouts is not None else None,
         )
         folder = recover.begin(
@@ -338,7 +340,7 @@ class MasterWorkerLoop:
     # ---- the two ends -----------------------------------------------------------------------
 
     async def stop(self) -> int:
-        """Ends after a whole step: its checkpoint, if it has none yet, then goodbye."""
+        """Ends after a complete step: writes its checkpoint, if there is none yet, then deregisters."""
         logger.info("stopping after_step=%d of=%d", self.step, self.total_steps)
         await self.outbox.drain()
         if self.step > self.checkpointed_step:
@@ -348,7 +350,7 @@ class MasterWorkerLoop:
         return worker_exit_codes.STOPPED
 
     async def finish(self) -> None:
-        """All steps are done: the product, the marker, goodbye."""
+        """Completes the run: publishes the product and the marker, then deregisters."""
         await self.save()
         await self.outbox.drain()
         await asyncio.to_thread(self.files.sync)

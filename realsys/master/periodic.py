@@ -1,4 +1,4 @@
-"""When to save, checkpoint and evaluate (pure: the time comes in as a number)."""
+"""Decides when to save, checkpoint and evaluate (pure: the time is passed in)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass
 class Periodic:
-    """Due when any of its periods has passed since it was last done.
+    """Due if any of its periods has passed since it was last done.
 
     Attributes:
         epochs, steps, seconds: the periods; None switches one off.
@@ -24,7 +24,7 @@ class Periodic:
         self._last_s, self._epochs_done = now_s, epochs_done
 
     def due(self, *, step: int, epochs_done: int, now_s: float) -> bool:
-        """True when it is time, after ``step`` (from 1). Then the clock starts again."""
+        """Returns whether it is due after ``step`` (from 1); if so, restarts its periods."""
         due = (
             (self.steps is not None and step % self.steps == 0)
             or (

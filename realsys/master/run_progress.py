@@ -1,4 +1,4 @@
-"""Publishes how far the run is, for the live view: which call runs where, headline numbers, ETA."""
+"""Publishes the run's progress for the live view: running calls, headline numbers, ETA."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SMOOTHING = 0.9  # of the step time that the ETA is made from
 
 
 class ProgressBoard:
-    """The ``progress`` key, written by the master as the run goes on, from a thread of its own."""
+    """The ``progress`` key, written by a thread of the master."""
 
     def __init__(self, runner: WorkerRunner, *, total_steps: int) -> None:
         self._runner, self._total_steps = runner, total_steps
@@ -36,7 +36,7 @@ class ProgressBoard:
         self.tokens_per_s = 0.0
         self.headline: Mapping[str, float] = {}
         self._newest: Progress | None = None
-        self._told: tuple[int, str] | None = None  # step and doing that were written last
+        self._written: tuple[int, str] | None = None  # step and doing that were written last
         self._closed = False
         self._stale: StaleAttempt | None = None
         self._changed = threading.Condition()
@@ -44,7 +44,7 @@ class ProgressBoard:
         self._thread.start()
 
     def call_changed(self, call: str, workers: tuple[str, ...]) -> None:
-        """A call began on ``workers``, or ended (no workers)."""
+        """Records that a call began on ``workers``, or ended (no workers)."""
         if workers:
             self._running[call] = ", ".join(workers)
         else:
@@ -58,9 +58,9 @@ class ProgressBoard:
         self.step, self.epoch, self.tokens_per_s = step, epoch, tokens_per_s
 
     def publish(self, doing: str = "") -> None:
-        """Has the key written soon; the newest wins, and nobody waits for the store.
+        """Writes the key soon, newest value first, without waiting for the store.
 
-        Raises StaleAttempt: then this master has nothing to say any more.
+        Raises StaleAttempt if another attempt has taken over.
         """
         if self._stale is not None:
             raise self._stale
@@ -84,16 +84,16 @@ class ProgressBoard:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Writes what is still to be written, if the store takes it soon, and ends the thread."""
+        """Writes the last value, if the store accepts it soon, and ends the thread."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
         self._thread.join(CLOSE_S)
 
     def _is_due(self) -> bool:
-        """Whether somebody waits for the newest. Called with ``_changed`` held."""
+        """Returns whether the newest value must be written. Called with ``_changed`` held."""
         newest = self._newest
-        return self._closed or (newest is not None and (newest.step, newest.doing) != self._told)
+        return self._closed or (newest is not None and (newest.step, newest.doing) != self._written)
 
     def _write_all(self) -> None:
         is_away = False
@@ -104,7 +104,7 @@ class ProgressBoard:
                 progress, self._newest = self._newest, None
             if progress is None:
                 return
-            self._told = progress.step, progress.doing
+            self._written = progress.step, progress.doing
             try:
                 self._fence.write([Put(self._runner.keys.progress, dumps(progress))])
                 is_away = False

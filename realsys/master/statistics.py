@@ -1,4 +1,4 @@
-"""A step's report as rows of numbers: the metrics line and the live view's headline (pure)."""
+"""Converts a step's report to numbers: the metrics line and the live view's headline (pure)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HEADLINES = {
 
 
 def metrics_row(report: StepReport, graph: DataflowGraph, *, epoch: int) -> dict[str, float]:
-    """``<call>/<statistic>`` of every call, and times under ``time/`` and ``perf/``.
+    """Returns ``<call>/<statistic>`` of every call, and times under ``time/`` and ``perf/``.
 
     Everything outside those two is a function of the seed.
     """
@@ -39,7 +39,7 @@ def metrics_row(report: StepReport, graph: DataflowGraph, *, epoch: int) -> dict
 
 
 def headline(row: Mapping[str, float], last: Mapping[str, float]) -> dict[str, float]:
-    """Reward, KL, held-out figures and loss as far as ``row`` has them, else as they were."""
+    """Returns reward, KL, held-out figures and loss from ``row``, else their last values."""
     found = dict(last)
     for name, endings in HEADLINES.items():
         values = [v for ending in endings for key, v in row.items() if key.endswith(ending)]

@@ -47,7 +47,7 @@ def run(runner: WorkerRunner) -> int:
     tensors, ordered = TensorStore(), OrderedRequests()
     published = TensorStore()  # weights for generation servers; not part of a checkpoint
     address: dict[str, Any] = {"name": runner.name, "host": runner.host, "ports": runner.ports}
-    runner.controls.can = frozenset(Verb)
+    runner.controls.supported = frozenset(Verb)
     runner.controls.leave = ordered.close
     tensor_server = TensorServer(
         tensors, published={KEY: published}, on_failure=ordered.close, **address, **identity

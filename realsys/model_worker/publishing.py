@@ -16,7 +16,7 @@ from realsys.api.model import ModelName, PipelinableEngine
 from realsys.api.worker_configs import ModelShard, ModelWorker
 from realsys.data.transfer.tensor_store import TensorStore
 from realsys.models.shape import DTYPE_BYTES
-from realsys.weights.sync.plan_publish import Giving, plan_publish, weights_of, wire_dtypes
+from realsys.weights.sync.plan_publish import PublishPlan, plan_publish, weights_of, wire_dtypes
 from realsys.weights.sync.publisher import PublishedVersion, WeightPublisher
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class WeightPublications:
             delta=self._delta,
         )
 
-    def _publish_plan(self, name: ModelName, among: Collection[int]) -> Giving:
+    def _publish_plan(self, name: ModelName, among: Collection[int]) -> PublishPlan:
         held = self._holders(name)
         _, shard = held[0]
         backend = registry.make_backend(shard.backend)

@@ -1,1 +1,1 @@
-"""Modules: Hugging Face in and out, small models from scratch."""
+"""Loading and saving Hugging Face models, checks of their directories, and small models from scratch."""

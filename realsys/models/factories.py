@@ -1,9 +1,8 @@
-"""The registered model factories: name in an experiment → ``Model`` in a process.
+"""Registered model factories: make a ``Model`` from the name and arguments in an experiment.
 
-Each takes its own arguments and the company that every model has. What it gives is a source
-(source.py) or a whole module in evaluation mode; sharding, and reading the parts that are needed, is
-the backend's. Modules of data-parallel ranks come out equal, as they are read from one directory or
-made from one seed.
+Each takes its own arguments and the ``ModelContext``. It returns a source (source.py) or a whole module
+in evaluation mode; the backend shards it and reads the parts that it needs. Modules of data-parallel
+ranks are equal, since they are read from one directory or made from one seed.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _CORPUS_SEED = 0  # the tokenizer must not depend on the run's seed
 
 
 class ModelContext(TypedDict):
-    """What the process that makes a model knows about its place."""
+    """Place of the process that makes a model."""
 
     name: ModelName
     device: str
@@ -34,13 +33,13 @@ class ModelContext(TypedDict):
 
 
 def hf_causal_lm(*, path: str, dtype: str = "float32", **company: Unpack[ModelContext]) -> Model:
-    """The language model and tokenizer in the Hugging Face directory ``path``."""
+    """Makes the language model and tokenizer of the Hugging Face directory ``path``."""
     source = HFSource(path, critic=False, dtype=dtype, device=company["device"])
     return Model(module=source, tokenizer=load_tokenizer(path), dtype=dtype, **company)
 
 
 def hf_critic(*, path: str, dtype: str = "float32", **company: Unpack[ModelContext]) -> Model:
-    """A value model: the critic in ``path``, or a language model's body with a head of zeros."""
+    """Makes a value model: the critic in ``path``, or a language model's body with a zero head."""
     source = HFSource(path, critic=True, dtype=dtype, device=company["device"])
     return Model(module=source, tokenizer=load_tokenizer(path), dtype=dtype, **company)
 
@@ -56,7 +55,7 @@ def tiny_llama(
     vocab_size: int = 512,
     **company: Unpack[ModelContext],
 ) -> Model:
-    """A small Llama with random weights from ``seed`` and a tokenizer trained on arithmetic."""
+    """Makes a small Llama with random weights from ``seed`` and a tokenizer trained on arithmetic."""
     problems = arithmetic_word_problems(
         num_problems=_NUM_CORPUS_PROBLEMS, seed=_CORPUS_SEED, split="train"
     )
@@ -72,12 +71,12 @@ def tiny_llama(
             vocab_size=vocab_size,
         )
         model = hf_causal_lm(path=folder, dtype=dtype, **company)
-        model.module = model.module.load()  # the folder is about to go
-    # The folder's random name would be written into every checkpoint saved from this model.
+        model.module = model.module.load()  # the folder is about to be deleted
+    # Otherwise the folder's random name would be written into every checkpoint of this model.
     model.tokenizer.name_or_path = model.module.config.name_or_path = "tiny_llama"
     return model
 
 
 def tokenizer_only(*, path: str, **company: Unpack[ModelContext]) -> Model:
-    """No weights, for rules that score text: ``module`` is None."""
+    """Makes a model without weights, for rules that score text: ``module`` is None."""
     return Model(module=None, tokenizer=load_tokenizer(path), dtype="float32", **company)

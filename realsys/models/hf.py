@@ -1,9 +1,9 @@
-"""Hugging Face directories into modules and back.
+"""Loads Hugging Face directories into modules and writes modules to such directories.
 
-Nothing is fetched and no code from a directory is run (``trust_remote_code`` is off). Files are
-checked first (hf_directory.py), and what transformers would only warn of, weights that are missing
-and made up at random, is an error here. Dropout is off in every module loaded: with it a policy's
-probabilities would differ from those it sampled with.
+Nothing is downloaded and no code from a directory is run (``trust_remote_code`` is off). Files are
+checked first (hf_directory.py), and missing weights, which transformers would initialise at random with
+a warning, are an error. Dropout is off in every module loaded: otherwise a policy's probabilities would
+differ from those that it sampled with.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from transformers.utils import logging as hf_logging
 
 from realsys.api.errors import CheckpointError, RealsysError
 from realsys.models.hf_directory import check_hf_directory, weight_shapes
+from realsys.models.load_errors import explain_load_error
 from realsys.models.skeleton import (
     converts,
+    duplicated_ties,
     make_memory,
     skeleton,
     stored_names,
-    tied_again,
-    unused,
+    unused_names,
 )
-from realsys.models.transformers_words import in_our_words
 from realsys.models.weight_files import WeightFiles
-from realsys.models.weight_writer import MAX_FILE_BYTES, Kind, can_write, write_weights
+from realsys.models.weight_writer import MAX_FILE_BYTES, WeightSpec, can_write, write_weights
 
 logger = logging.getLogger(__name__)
 
@@ -51,25 +51,25 @@ _HEAD_NOT_USED = "critic head of the checkpoint not used path=%s init_head=zero"
 
 
 @dataclass(frozen=True)
-class Streamed:
-    """Whole weights that come one by one, and what is known of them before. In this order, each once."""
+class StreamedWeights:
+    """Full weights that are produced one by one, with their specs known in advance, in the same order."""
 
-    kinds: Mapping[str, Kind]
+    kinds: Mapping[str, WeightSpec]
     weights: Iterable[tuple[str, Tensor]]
 
 
-# A skeleton, and what its weights are called in the files.
-Unfilled = tuple[nn.Module, Mapping[str, str]]
+# A skeleton, and the names of its weights in the files.
+Skeleton = tuple[nn.Module, Mapping[str, str]]
 
 
 def load_hf_config(path: str | Path) -> Any:
-    """The ``PretrainedConfig`` in ``path``."""
+    """Loads the ``PretrainedConfig`` in ``path``."""
     with _as_checkpoint_error(path):
         return AutoConfig.from_pretrained(path, **_LOCAL)
 
 
 def load_tokenizer(path: str | Path) -> Any:
-    """The tokenizer in ``path``; pads on the left, and with the EOS token if it has no other."""
+    """Loads the tokenizer in ``path``; it pads on the left, with the EOS token if it has no pad token."""
     check_hf_directory(path)
     with _as_checkpoint_error(path):
         tokenizer = AutoTokenizer.from_pretrained(path, **_LOCAL)
@@ -80,14 +80,14 @@ def load_tokenizer(path: str | Path) -> Any:
 
 
 def load_causal_lm(path: str | Path, *, dtype: str = "float32", device: str = "cpu") -> nn.Module:
-    """The language model in ``path``, in evaluation mode.
+    """Loads the language model in ``path``, in evaluation mode.
 
     Args:
-        dtype: torch's name of the weights' type.
+        dtype: torch name of the weights' dtype.
     Raises:
         CheckpointError: files or weights are missing, torn, or of another shape.
     """
-    if (found := unfilled(path, critic=False, dtype=dtype)) is not None:
+    if (found := readable_skeleton(path, critic=False, dtype=dtype)) is not None:
         return _filled(found, path, device)
     module, missing = _load(AutoModelForCausalLM, path, dtype)
     _refuse_missing(missing, path)
@@ -101,16 +101,18 @@ def load_critic(
     device: str = "cpu",
     init_head: Literal["zero", "from_checkpoint"] = "zero",
 ) -> nn.Module:
-    """A model of one number per token (``.logits`` ``[B, T, 1]``), in evaluation mode.
+    """Loads a model with one output per token (``.logits`` ``[B, T, 1]``), in evaluation mode.
 
     Args:
         path: a language model, a critic or a reward model.
-        init_head: ``zero`` starts from values of 0 everywhere, whatever ``path`` holds;
-            ``from_checkpoint`` takes the head of a critic or reward model (a missing bias is 0).
+        init_head: ``zero`` starts with values of 0, whatever ``path`` holds;
+            ``from_checkpoint`` uses the head of a critic or reward model (a missing bias is 0).
     Raises:
-        CheckpointError: as ``load_causal_lm``, or there is no head to take.
+        CheckpointError: as ``load_causal_lm``, or the checkpoint has no head.
     """
-    found = unfilled(path, critic=True, dtype=dtype, takes_head=init_head == "from_checkpoint")
+    found = readable_skeleton(
+        path, critic=True, dtype=dtype, takes_head=init_head == "from_checkpoint"
+    )
     if found is not None:
         if init_head == "zero" and any(n in weight_shapes(path) for n in _head_names(found[0])):
             logger.warning(_HEAD_NOT_USED, path)
@@ -136,12 +138,12 @@ def load_critic(
 
 
 def empty_causal_lm(path: str | Path, *, dtype: str = "float32", device: str = "cpu") -> nn.Module:
-    """The language model of ``path`` with weights that hold nothing yet, in evaluation mode."""
+    """Makes the language model of ``path`` with uninitialised weights, in evaluation mode."""
     return _empty(path, critic=False, dtype=dtype, device=device)
 
 
 def empty_critic(path: str | Path, *, dtype: str = "float32", device: str = "cpu") -> nn.Module:
-    """As ``empty_causal_lm``, with a head of one number a token."""
+    """Makes the critic of ``path`` with uninitialised weights, in evaluation mode."""
     return _empty(path, critic=True, dtype=dtype, device=device)
 
 
@@ -152,7 +154,7 @@ def _empty(path: str | Path, *, critic: bool, dtype: str, device: str) -> nn.Mod
 
 
 def hf_skeleton(path: str | Path, *, critic: bool, dtype: str) -> nn.Module:
-    """The model of ``path``, in evaluation mode, whose weights have shapes but no memory."""
+    """Makes the model of ``path``, in evaluation mode, with weights that have shapes but no memory."""
     config = load_hf_config(path)
     auto: Any = AutoModelForCausalLM
     if critic:
@@ -162,7 +164,7 @@ def hf_skeleton(path: str | Path, *, critic: bool, dtype: str) -> nn.Module:
         if not critic:
             module.generation_config = _generation_config(
                 path
-            )  # ends of an answer, beside the config
+            )  # generation config with the end tokens
     _disable_dropout(module)
     return module
 
@@ -175,16 +177,16 @@ def _generation_config(path: str | Path) -> Any:
     )
 
 
-def unfilled(
+def readable_skeleton(
     path: str | Path, *, critic: bool, dtype: str, takes_head: bool = False
-) -> Unfilled | None:
-    """``hf_skeleton``, and what its weights are called in the files: to be read from there one by one.
+) -> Skeleton | None:
+    """Makes an ``hf_skeleton`` and maps its weights to their names in the files, for reading one by one.
 
-    None where transformers itself has to load the whole: it renames weights or puts them together, it
-    keeps some in another type, or something is wrong, which it then tells.
+    Returns None if transformers itself must load the model: it renames or merges weights, keeps some in
+    another dtype, or the directory is faulty, which it then reports.
 
     Args:
-        takes_head: a critic's head comes from the files; else it is left out, and starts at 0.
+        takes_head: read a critic's head from the files; otherwise it is left out and starts at 0.
     """
     check_hf_directory(path, need_tokenizer=False)
     stored = weight_shapes(path)
@@ -200,29 +202,29 @@ def unfilled(
         logger.info("model loaded whole by transformers path=%s", path)
         return None
     heads = (*_LM_HEADS, *(f"{n}." for n in _CRITIC_HEADS))
-    if left := [name for name in unused(module, stored) if not name.startswith(heads)]:
+    if left := [name for name in unused_names(module, stored) if not name.startswith(heads)]:
         logger.warning("weights not used path=%s count=%d keys=%s", path, len(left), left[:8])
     return module, names
 
 
 def _head_names(module: nn.Module) -> list[str]:
-    """Weight and bias of a critic's head."""
+    """Names of the weight and bias of a critic's head."""
     name = next(n for n in _CRITIC_HEADS if hasattr(module, n))
     return [f"{name}.weight", f"{name}.bias"]
 
 
 def _equal_where_tied(module: nn.Module, files: WeightFiles) -> bool:
-    """Whether what is one weight here is so in the files too, if they hold it twice."""
+    """True if weights that are tied in the module are equal in the files, if stored twice."""
     return all(
         files.are_equal(first, other)
-        for first, *others in tied_again(module, files.shapes)
+        for first, *others in duplicated_ties(module, files.shapes)
         for other in others
     )
 
 
 @torch.no_grad()
-def _filled(found: Unfilled, path: str | Path, device: str) -> nn.Module:
-    """The skeleton on ``device`` with its weights, one after the other."""
+def _filled(found: Skeleton, path: str | Path, device: str) -> nn.Module:
+    """Moves the skeleton to ``device`` and reads its weights one by one."""
     module, names = found
     make_memory(module, device)
     files = WeightFiles(path)
@@ -242,20 +244,20 @@ def save_hf(
     state_dict: Mapping[str, Tensor] | None = None,
     also: Callable[[Path], None] | None = None,
     *,
-    weights: Streamed | None = None,
+    weights: StreamedWeights | None = None,
 ) -> None:
-    """Writes config, safetensors and tokenizer to ``save_dir``, whole or not at all.
+    """Writes config, safetensors and tokenizer to ``save_dir``, completely or not at all.
 
-    Written beside the target, flushed to disk, renamed into place. A directory that is there
-    already is replaced; a crash between the two renames leaves it as ``.<name>.old``. One process
-    at a time may write a target.
+    Written beside the target, flushed to disk and renamed into place. An existing directory is
+    replaced; a crash between the two renames leaves it as ``.<name>.old``. Only one process at a
+    time may write a target.
 
     Args:
-        tokenizer: None writes none.
-        state_dict: full weights, where ``module`` holds shards of them only.
-        also: writes more into the directory that it is given.
-        weights: full weights likewise, each of which exists only while it is written; for modules that
-            ``can_stream``. Tied weights come once.
+        tokenizer: None writes no tokenizer.
+        state_dict: full weights, if ``module`` holds only shards of them.
+        also: called with the directory, to write further files into it.
+        weights: full weights, each of which exists only while it is written; for modules that
+            ``can_stream``. Tied weights are given once.
     """
     target = Path(save_dir)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -263,12 +265,12 @@ def save_hf(
     shutil.rmtree(partial, ignore_errors=True)
     if weights is None:
         state_dict = untied(module, module.state_dict() if state_dict is None else state_dict)
-        kinds = {name: Kind.of(x) for name, x in state_dict.items()}
+        kinds = {name: WeightSpec.of(x) for name, x in state_dict.items()}
         if can_stream(module, kinds):
-            weights = Streamed(kinds, state_dict.items())
+            weights = StreamedWeights(kinds, state_dict.items())
     with _quiet_transformers():
         if weights is None:
-            # transformers lets only the first process of the whole job write; our caller chose this one.
+            # transformers lets only the job's first process write; the caller has chosen this process.
             module.should_save_on_this_rank = lambda is_main_process: True
             module.save_pretrained(partial, state_dict=state_dict)
         else:
@@ -283,19 +285,19 @@ def save_hf(
         _fsync(file)
     shutil.rmtree(old, ignore_errors=True)
     if target.exists():
-        target.rename(old)  # a folder with files in it can't be renamed over
+        target.rename(old)  # a non-empty folder can't be replaced by a rename
     partial.rename(target)
     _fsync(target.parent)
     shutil.rmtree(old, ignore_errors=True)
 
 
-def can_stream(module: Any, kinds: Mapping[str, Kind]) -> bool:
-    """Whether weights of ``module`` can be written one by one: transformers puts none together first."""
+def can_stream(module: Any, kinds: Mapping[str, WeightSpec]) -> bool:
+    """True if weights of ``module`` can be written one by one: transformers merges none for saving."""
     return not converts(module) and can_write(kinds)
 
 
-def _save_config(module: Any, folder: Path, kinds: Mapping[str, Kind]) -> None:
-    """As ``save_pretrained`` does it."""
+def _save_config(module: Any, folder: Path, kinds: Mapping[str, WeightSpec]) -> None:
+    """Writes config and generation config as ``save_pretrained`` does."""
     floats = (kind.dtype for kind in kinds.values() if kind.dtype.is_floating_point)
     module.config.dtype = str(next(floats, module.dtype)).removeprefix("torch.")
     module.config.architectures = [type(module).__name__.removeprefix("FSDP")]
@@ -305,7 +307,7 @@ def _save_config(module: Any, folder: Path, kinds: Mapping[str, Kind]) -> None:
 
 
 def untied(module: nn.Module, state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Without the second names of tied weights, which a gathered state dict holds as copies."""
+    """Removes the second names of tied weights, which a gathered state dict holds as copies."""
     left_out = {*(getattr(module, "all_tied_weights_keys", None) or ())}
     left_out |= {*(getattr(module, "_keys_to_ignore_on_save", None) or ())}
     return {key: tensor for key, tensor in state_dict.items() if key not in left_out}
@@ -320,7 +322,7 @@ def _fsync(path: Path) -> None:
 
 
 def _load(auto: Any, path: str | Path, dtype: str, **extra: Any) -> tuple[Any, set[str]]:
-    """Module without dropout, and the names of weights the files don't have (made up)."""
+    """Loads a module without dropout, and the names of weights missing in the files."""
     check_hf_directory(path, need_tokenizer=False)
     with _quiet_transformers(), _as_checkpoint_error(path):
         module, report = auto.from_pretrained(
@@ -338,8 +340,10 @@ def _load(auto: Any, path: str | Path, dtype: str, **extra: Any) -> tuple[Any, s
             fix="check that config.json belongs to these weights",
         )
     heads = (*_LM_HEADS, *(f"{n}." for n in _CRITIC_HEADS))
-    if unused := sorted(k for k in report["unexpected_keys"] if not k.startswith(heads)):
-        logger.warning("weights not used path=%s count=%d keys=%s", path, len(unused), unused[:8])
+    if unused_names := sorted(k for k in report["unexpected_keys"] if not k.startswith(heads)):
+        logger.warning(
+            "weights not used path=%s count=%d keys=%s", path, len(unused_names), unused_names[:8]
+        )
     _disable_dropout(module)
     _own_memory(module)
     return module.eval(), set(report["missing_keys"])
@@ -360,10 +364,10 @@ def _refuse_missing(missing: set[str], path: str | Path) -> None:
 
 
 def _own_memory(module: nn.Module) -> None:
-    """Copies weights that are windows into the mapped file.
+    """Copies weights that are views of the memory-mapped file.
 
-    Someone who rewrites that file would change, or crash, this process; and where in the file a
-    weight happens to lie would decide the last bit of what kernels compute from it.
+    Rewriting that file would change or crash this process, and a weight's alignment in the file would
+    affect the last bit of kernels' results.
     """
     for parameter in module.parameters():
         parameter.data = parameter.data.clone()
@@ -379,19 +383,19 @@ def _disable_dropout(module: nn.Module) -> None:
 
 @contextmanager
 def _as_checkpoint_error(path: str | Path) -> Iterator[None]:
-    """Gives what transformers raises over a directory a place and a way out."""
+    """Turns exceptions of transformers into CheckpointErrors with a place and a remedy."""
     try:
         yield
     except RealsysError:
         raise
-    except Exception as error:  # of its own, of tokenizers, of huggingface_hub
-        what, fix = in_our_words(error)
+    except Exception as error:  # errors of transformers, tokenizers and huggingface_hub
+        what, fix = explain_load_error(error)
         raise CheckpointError(what, where=str(path), fix=fix) from error
 
 
 @contextmanager
 def _quiet_transformers() -> Iterator[None]:
-    """No progress bars and no table of missing weights: they are returned, and read here."""
+    """Suppresses progress bars and the table of missing weights, which are checked here."""
     verbosity, bars = hf_logging.get_verbosity(), hf_logging.is_progress_bar_enabled()
     hf_logging.set_verbosity_error()
     hf_logging.disable_progress_bar()

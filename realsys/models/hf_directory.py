@@ -1,6 +1,6 @@
-"""What a Hugging Face model directory holds, and whether it is whole. No torch.
+"""Checks a Hugging Face model directory for completeness and reads its basic facts. No torch.
 
-Read on a login node before jobs are submitted, and by hf.py before it loads. Only names, sizes and
+Used on a login node before jobs are submitted, and by hf.py before loading. Only names, sizes and
 headers are read, so a directory of any size takes milliseconds. Standard library only: the header
 of a safetensors file is 8 bytes of length (little endian) and that much JSON, the data follow.
 """
@@ -33,17 +33,17 @@ class HFModelFacts:
     num_heads: int
     num_kv_heads: int
     tied_embeddings: bool
-    num_params: int  # numbers stored; tied weights count once
+    num_params: int  # stored numbers; tied weights count once
     max_positions: int | None
     has_chat_template: bool
     tensors: frozenset[str]  # names in the weight files
 
 
 def check_hf_directory(path: str | Path, *, need_tokenizer: bool = True) -> HFModelFacts:
-    """Facts about the model in ``path``.
+    """Checks the directory ``path`` and returns facts about its model.
 
     Raises:
-        CheckpointError: something is missing, half-written or not JSON; names the file.
+        CheckpointError: a file is missing, incomplete or not JSON; names the file.
     """
     root = Path(path)
     if not root.is_dir():
@@ -61,10 +61,10 @@ def check_hf_directory(path: str | Path, *, need_tokenizer: bool = True) -> HFMo
 
 
 def safetensors_shapes(file: Path) -> dict[str, list[int]]:
-    """Name → shape of each tensor in ``file``, whose size is compared with what its header says.
+    """Reads the name and shape of each tensor in ``file``, and checks its size against its header.
 
     Raises:
-        CheckpointError: the file is missing, too short or too long, or its header is no JSON.
+        CheckpointError: the file is missing, too short or too long, or its header is not JSON.
     """
     if not file.is_file():
         raise CheckpointError(f"{file.name} is missing", where=str(file), fix=_COPY_AGAIN)
@@ -91,7 +91,7 @@ def safetensors_shapes(file: Path) -> dict[str, list[int]]:
 
 
 def weight_files(path: str | Path) -> dict[str, Path]:
-    """Name of each weight → the safetensors file that holds it.
+    """Maps the name of each weight to the safetensors file that holds it.
 
     Raises:
         CheckpointError: as ``check_hf_directory``.
@@ -104,7 +104,7 @@ def weight_files(path: str | Path) -> dict[str, Path]:
 
 
 def weight_shapes(path: str | Path) -> dict[str, list[int]]:
-    """Name → shape of every weight in the directory.
+    """Maps the name of every weight in the directory to its shape.
 
     Raises:
         CheckpointError: as ``check_hf_directory``.
@@ -113,7 +113,7 @@ def weight_shapes(path: str | Path) -> dict[str, list[int]]:
 
 
 def read_config(path: str | Path) -> dict[str, Any]:
-    """``config.json`` of the directory.
+    """Reads ``config.json`` of the directory.
 
     Raises:
         CheckpointError: as ``check_hf_directory``.
@@ -164,8 +164,10 @@ def _tensors(root: Path) -> dict[str, list[int]]:
 
 def _sharded_tensors(root: Path) -> dict[str, list[int]]:
     weight_map = _read_json(root / WEIGHTS_INDEX).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        what = f"{WEIGHTS_INDEX} has no weight_map"
+    weight_map = weight_map if isinstance(weight_map, dict) else {}
+    names = list(weight_map.values())
+    if not names or not all(isinstance(name, str) and "\0" not in name for name in names):
+        what = f"{WEIGHTS_INDEX} has no weight_map of file names"
         raise CheckpointError(what, where=str(root / WEIGHTS_INDEX), fix=_COPY_AGAIN)
     shards = {name: safetensors_shapes(root / name) for name in sorted(set(weight_map.values()))}
     if lost := [key for key, shard in weight_map.items() if key not in shards[shard]]:
@@ -193,13 +195,13 @@ def _has_chat_template(root: Path) -> bool:
 def _facts(
     config: dict[str, Any], tensors: dict[str, list[int]], has_chat_template: bool
 ) -> HFModelFacts:
-    text = {**config, **(config.get("text_config") or {})}  # of a multimodal model
+    text = {**config, **(config.get("text_config") or {})}  # nested config of a multimodal model
 
     def number(*names: str) -> int:
         return next((int(text[n]) for n in names if text.get(n) is not None), 0)
 
     heads = number("num_attention_heads", "n_head")
-    tied_by_default = text.get("model_type") in ("gpt2",)  # its config.json leaves it out
+    tied_by_default = text.get("model_type") in ("gpt2",)  # omitted in this family's config.json
     return HFModelFacts(
         architecture=(config.get("architectures") or [""])[0],
         model_type=config.get("model_type", ""),

@@ -1,7 +1,7 @@
-"""How many tokens a model is given for a question, as sources/math_questions.py makes them. No torch.
+"""Counts the prompt tokens of questions as sources/math_questions.py would tokenize them. No torch.
 
-For the plan: the tokenizer is read by ``tokenizers`` alone, a chat template filled in by
-render_template.py. A tokenizer that is no ``tokenizer.json`` is left to the worker.
+For the plan: the tokenizer is read with ``tokenizers`` alone, a chat template is rendered by
+render_template.py. Tokenizers in other formats than ``tokenizer.json`` are left to the worker.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from realsys.api.bounded_files import parse_json, read_bounded_text, unreadable
 from realsys.api.errors import CheckpointError
 from realsys.models import render_template
 
-RENDER_S = 60.0  # of a busy machine; its computing time has a limit of its own
-PASSED_ON = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "HOME", "LANG")
+RENDER_S = 60.0  # wall clock on a busy machine; CPU time has its own limit
+INHERITED_ENV = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "HOME", "LANG")
 _SPECIAL = (
     "bos_token",
     "eos_token",
@@ -29,11 +29,11 @@ _SPECIAL = (
     "cls_token",
     "mask_token",
 )
-_OWN = "save the tokenizer again (tokenizer.save_pretrained), or take another template"
+_FIX = "save the tokenizer again (tokenizer.save_pretrained), or use another template"
 
 
 def tokenizer_faults(path: str | Path, *, rows: int) -> list[CheckpointError]:
-    """Why the tokenizer of a directory can't be used with a model whose embedding has so many rows."""
+    """Reports a tokenizer that can't be used with a model with ``rows`` embedding rows."""
     root = Path(path)
     try:
         tokenizer, special = read_tokenizer(root), special_tokens(root)
@@ -48,7 +48,7 @@ def tokenizer_faults(path: str | Path, *, rows: int) -> list[CheckpointError]:
     lost = [name for name, number in ids.items() if number is None and "eos" in name]
     if lost:
         what = f"the tokenizer does not have its own {lost[0]}"
-        return [CheckpointError(what, where=where, fix=_OWN)]
+        return [CheckpointError(what, where=where, fix=_FIX)]
     own = tokenizer.get_vocab(with_added_tokens=False)
     largest = max(own, key=own.__getitem__, default="")
     known = {name: number for name, number in ids.items() if number is not None}
@@ -56,17 +56,17 @@ def tokenizer_faults(path: str | Path, *, rows: int) -> list[CheckpointError]:
     if own and own[largest] > worst[1]:
         worst = (f"token {largest!r}", own[largest])
     if rows and worst[1] >= rows:
-        what = f"the tokenizer's {worst[0]} is number {worst[1]}, the model has {rows} (from 0)"
-        fix = "give the tokenizer that belongs to this model"
+        what = f"the tokenizer's {worst[0]} has id {worst[1]}, the model has {rows} ids (from 0)"
+        fix = "use the tokenizer that belongs to this model"
         return [CheckpointError(what, where=where, fix=fix)]
     return []
 
 
 def prompt_lengths(path: str | Path, prompts: Sequence[str]) -> list[int] | None:
-    """Tokens of each question up to where the answer begins; None: only the worker can tell.
+    """Counts the prompt tokens of each question; None if only the worker can tokenize.
 
     Raises:
-        CheckpointError: about the tokenizer, or its chat template.
+        CheckpointError: the tokenizer or its chat template is faulty.
     """
     root = Path(path)
     tokenizer, template = read_tokenizer(root), chat_template(root)
@@ -83,7 +83,7 @@ def prompt_lengths(path: str | Path, prompts: Sequence[str]) -> list[int] | None
 
 
 def read_tokenizer(root: Path) -> Any | None:
-    """The ``tokenizers.Tokenizer`` of a directory; None where it has no ``tokenizer.json``.
+    """Loads the ``tokenizers.Tokenizer`` of a directory; None if it has no ``tokenizer.json``.
 
     Raises:
         CheckpointError: it can't be read.
@@ -97,7 +97,7 @@ def read_tokenizer(root: Path) -> Any | None:
         tokenizer = Tokenizer.from_file(str(file))
     except (KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
-    except BaseException as error:  # a panic of its Rust is no Exception
+    except BaseException as error:  # a Rust panic is not an Exception
         said = (str(error).strip().splitlines() or [type(error).__name__])[0]
         what = f"the tokenizer can't be read: {said[:200]}"
         raise CheckpointError(
@@ -109,7 +109,7 @@ def read_tokenizer(root: Path) -> Any | None:
 
 
 def special_tokens(root: Path) -> dict[str, str]:
-    """``bos_token`` and its like → text."""
+    """Maps names of special tokens (``bos_token``, …) to their texts."""
     found: dict[str, str] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         for key, value in _json(root / name).items():
@@ -120,7 +120,7 @@ def special_tokens(root: Path) -> dict[str, str]:
 
 
 def chat_template(root: Path) -> str | None:
-    """The template that a tokenizer loaded from here would use for a question."""
+    """Returns the template that a tokenizer loaded from here would use for a question."""
     file = root / "chat_template.jinja"
     if file.is_file():
         try:
@@ -128,7 +128,7 @@ def chat_template(root: Path) -> str | None:
         except (OSError, ValueError) as error:
             raise _template_error(f"it can't be read: {error}", str(file)) from None
     found = _json(root / "tokenizer_config.json").get("chat_template")
-    if isinstance(found, list):  # several, by name
+    if isinstance(found, list):  # several templates, by name
         named = {t.get("name"): t.get("template") for t in found if isinstance(t, dict)}
         found = named.get("default")
     return found if isinstance(found, str) and found else None
@@ -137,10 +137,10 @@ def chat_template(root: Path) -> str | None:
 def render(
     template: str, special: dict[str, str], prompts: Sequence[str], *, where: str
 ) -> list[str]:
-    """The template filled with each question, by a process with limits.
+    """Renders the template for each question, in a process with limits.
 
     Raises:
-        CheckpointError: it can't be, or not within them.
+        CheckpointError: rendering failed or exceeded the limits.
     """
     asked = json.dumps({"template": template, "special": special, "prompts": list(prompts)})
     try:
@@ -149,17 +149,17 @@ def render(
             input=asked.encode(),
             capture_output=True,
             timeout=RENDER_S,
-            env={name: os.environ[name] for name in PASSED_ON if name in os.environ},
+            env={name: os.environ[name] for name in INHERITED_ENV if name in os.environ},
             check=False,
         )
     except subprocess.TimeoutExpired:
         raise _template_error(f"it takes longer than {RENDER_S:g} s", where) from None
     if done.returncode < 0:
         seconds = render_template.CPU_S
-        raise _template_error(f"it takes longer than {seconds} s of computing", where)
+        raise _template_error(f"it takes longer than {seconds} s of CPU time", where)
     if done.returncode:
-        said = done.stderr.decode(errors="replace").strip().splitlines() or ["no word"]
-        raise _template_error(f"it can't be tried: {said[-1][:200]}", where)
+        said = done.stderr.decode(errors="replace").strip().splitlines() or ["no message"]
+        raise _template_error(f"it can't be rendered: {said[-1][:200]}", where)
     answer = json.loads(done.stdout)
     if "error" in answer:
         raise _template_error(answer["error"], where)
@@ -168,7 +168,7 @@ def render(
 
 
 def _template_error(what: str, where: str) -> CheckpointError:
-    return CheckpointError(f"the chat template: {what}", where=where, fix=_OWN)
+    return CheckpointError(f"the chat template: {what}", where=where, fix=_FIX)
 
 
 def _json(file: Path) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""A program: a model's chat template and questions from stdin → the texts that a model would be given.
+"""Program that renders a model's chat template for questions read from stdin.
 
-A template is somebody else's code. It runs in jinja2's sandbox, in a process of its own with little time
-and memory, and sees nothing but the questions. Run as a file (prompt_lengths.py), with jinja2 alone. What
-templates may call is what transformers offers them.
+A template is untrusted code. It runs in jinja2's sandbox, in a process with limited time and memory that
+sees only the questions. Run as a file (prompt_lengths.py) that needs jinja2 alone. Templates can call what
+transformers offers them.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from datetime import datetime
 from typing import Any
 
 CPU_S, MEMORY_BYTES = 10, 1 << 30
-MOST_CHARS = 64 << 20  # of all texts
+MAX_CHARS = 64 << 20  # limit over all texts
 
 
 def environment() -> Any:
-    """jinja2's, as transformers sets it up for templates."""
+    """Makes the jinja2 environment that transformers uses for templates."""
     from jinja2 import nodes
     from jinja2.exceptions import TemplateError
     from jinja2.ext import Extension, loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(Extension):
-        """``{% generation %}``: marks what the model said; here it is text as any other."""
+        """``{% generation %}`` blocks, which mark assistant text; rendered as plain text here."""
 
         tags = {"generation"}  # noqa: RUF012 - jinja2 wants it so
 
@@ -49,12 +49,12 @@ def environment() -> Any:
     return made
 
 
-def rendered(template: str, special: dict[str, str], prompts: list[str]) -> dict[str, Any]:
-    """``{"texts": […]}``, or ``{"error": what}``."""
+def render_all(template: str, special: dict[str, str], prompts: list[str]) -> dict[str, Any]:
+    """Renders all prompts: ``{"texts": […]}``, or ``{"error": what}``."""
     try:
         compiled = environment().from_string(template)
-    except Exception as error:  # whatever a template does
-        return {"error": f"it does not compile: {_words(error)}"}
+    except Exception as error:  # a template may raise anything
+        return {"error": f"it does not compile: {_describe(error)}"}
     texts: list[str] = []
     chars = 0
     for prompt in prompts:
@@ -64,15 +64,15 @@ def rendered(template: str, special: dict[str, str], prompts: list[str]) -> dict
         except MemoryError:
             return {"error": f"it needs more than {MEMORY_BYTES >> 20} MiB for one question"}
         except Exception as error:
-            return {"error": f"it can't be filled with a question: {_words(error)}"}
+            return {"error": f"it can't be filled with a question: {_describe(error)}"}
         chars += len(text)
-        if chars > MOST_CHARS:
+        if chars > MAX_CHARS:
             return {"error": f"it makes {chars:,} characters of {len(texts) + 1} questions"}
         texts.append(text)
     return {"texts": texts}
 
 
-def _words(error: BaseException) -> str:
+def _describe(error: BaseException) -> str:
     line = getattr(error, "lineno", None)
     said = str(error).strip().splitlines() or [type(error).__name__]
     return said[0][:200] + (f" (line {line})" if line else "")
@@ -83,5 +83,5 @@ if __name__ == "__main__":
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    answer = rendered(asked["template"], asked["special"], asked["prompts"])
+    answer = render_all(asked["template"], asked["special"], asked["prompts"])
     json.dump(answer, sys.stdout)

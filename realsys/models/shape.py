@@ -1,7 +1,7 @@
-"""The sizes of a decoder-only language model and the names and shapes of its weights (no torch).
+"""Dimensions of a decoder-only language model, and the names and shapes of its weights (no torch).
 
-For everything that is decided before a model exists: layouts, memory, transfer plans. Names are those
-of the Hugging Face module, which every layout of ours refers to. Families: Llama, Qwen2, Qwen3.
+Used for everything decided before a model exists: layouts, memory, transfer plans. Names are those of
+the Hugging Face module, to which every layout refers. Families: Llama, Qwen2, Qwen3.
 """
 
 from __future__ import annotations
@@ -20,20 +20,21 @@ DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 @dataclass(frozen=True)
 class Weight:
-    """One tensor of a model: its Hugging Face name and whole shape."""
+    """One tensor of a model: its Hugging Face name and full shape."""
 
     name: str
     shape: tuple[int, ...]
 
     @property
     def numel(self) -> int:
-        """Numbers in it."""
+        """Number of elements."""
         return math.prod(self.shape)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelShape:
-    """Sizes of a model; ``critic`` has a head of one number a token in place of the vocabulary's.
+    """Dimensions of a model; a ``critic`` has a head with one output per token instead of the
+    vocabulary's.
 
     Attributes:
         family: ``model_type`` of the Hugging Face config, one of ``FAMILIES``.
@@ -66,11 +67,11 @@ class ModelShape:
         return self.num_kv_heads * self.head_dim
 
     def as_critic(self) -> ModelShape:
-        """The same body with a value head."""
+        """Returns the same body with a value head."""
         return replace(self, critic=True, tied_embeddings=False)
 
     def weights(self) -> tuple[Weight, ...]:
-        """All weights, in the order of the layers; a tied head is not named twice."""
+        """Lists all weights in the order of the layers; a tied head is listed once."""
         found = [Weight("model.embed_tokens.weight", (self.vocab_size, self.hidden_size))]
         for layer in range(self.num_layers):
             found += self.layer_weights(layer)
@@ -82,7 +83,7 @@ class ModelShape:
         return tuple(found)
 
     def layer_weights(self, layer: int) -> list[Weight]:
-        """Weights of one transformer layer."""
+        """Lists the weights of one transformer layer."""
         at, hidden = f"model.layers.{layer}.", self.hidden_size
         rows = {"q": self.q_size, "k": self.kv_size, "v": self.kv_size}
         found = [Weight(f"{at}self_attn.{n}_proj.weight", (r, hidden)) for n, r in rows.items()]
@@ -102,16 +103,16 @@ class ModelShape:
 
     @property
     def num_params(self) -> int:
-        """Numbers in all weights."""
+        """Number of elements of all weights."""
         return sum(w.numel for w in self.weights())
 
 
 def read_shape(path: str | Path, *, critic: bool = False) -> ModelShape:
-    """The shape of the model in a Hugging Face directory, from its ``config.json`` alone.
+    """Reads a model's shape from the ``config.json`` of a Hugging Face directory.
 
     Raises:
         CheckpointError: no readable ``config.json``, or a size is missing.
-        ConfigError: another family, or biases that are not known here.
+        ConfigError: the family or its biases are not supported.
     """
     file = Path(path) / "config.json"
     try:
@@ -119,18 +120,18 @@ def read_shape(path: str | Path, *, critic: bool = False) -> ModelShape:
         return shape_of(config, critic=critic, where=str(file))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
-            f"sizes of the model can't be read: {type(error).__name__}: {error}",
+            f"the model's sizes can't be read: {type(error).__name__}: {error}",
             where=str(file),
             fix="give the path of a Hugging Face model directory",
         ) from error
 
 
 def shape_of(config: dict[str, Any], *, critic: bool = False, where: str = "config") -> ModelShape:
-    """The shape that a Hugging Face config (as a dict) describes.
+    """Derives the shape from a Hugging Face config (as a dict).
 
     Raises:
-        ConfigError: a family, or biases, whose weights are not known here. KeyError, TypeError: a size
-            is missing, or is none.
+        ConfigError: the family or its biases are not supported. KeyError, TypeError: a size is missing or
+            none.
     """
     family = config.get("model_type", "")
     if family not in FAMILIES:
@@ -142,7 +143,7 @@ def shape_of(config: dict[str, Any], *, critic: bool = False, where: str = "conf
     biased = [n for n in ("attention_bias", "mlp_bias") if config.get(n)]
     if biased:
         raise ConfigError(
-            f"biases beside those of queries, keys and values ({biased[0]}) can't be laid out",
+            f"biases other than those of queries, keys and values ({biased[0]}) are not supported",
             where=where,
             fix="use data axes only (backend=fsdp), or a model without them",
         )

@@ -1,11 +1,11 @@
-"""Modules without weights, and weights put into them one by one, straight from the files.
+"""Modules without weights, filled one weight at a time directly from the files.
 
 For models of any size: a skeleton's weights have shapes and no memory (torch's ``meta`` device), so it can
-be cut over processes first; then each process makes memory for its part and reads nothing else. Nothing is
-drawn at random. What is no weight (rotary frequencies) is there, float32, as ``from_pretrained`` makes it.
+be sharded over processes first; then each process allocates its part and reads nothing else. Nothing is
+initialised at random. Buffers (rotary frequencies) exist, in float32, as ``from_pretrained`` makes them.
 
-Only for models whose files name the weights as the module does (``stored_names``): others are renamed or
-put together while transformers loads them, and stay its business (hf.py).
+Only for models whose files name the weights as the module does (``stored_names``); if weights are renamed
+or merged on loading, transformers loads the model (hf.py).
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-_LATER_BUFFERS = r"rotary_emb\.inv_freq|(^|\.)position_ids$"  # stored once, no weights any more
+_LATER_BUFFERS = (
+    r"rotary_emb\.inv_freq|(^|\.)position_ids$"  # stored in older files, no longer weights
+)
 
 
 def skeleton(make: Callable[[], Any]) -> Any:
-    """The module that ``make`` gives, in evaluation mode, with all its weights on ``meta``.
+    """Makes the module that ``make`` returns, in evaluation mode, with all weights on ``meta``.
 
-    No random state is moved: there is nothing to draw.
+    Random states are not advanced.
     """
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
         module = make()
@@ -33,7 +35,7 @@ def skeleton(make: Callable[[], Any]) -> Any:
 
 
 def _make_buffers(module: Any) -> None:
-    """Gives what is no weight its memory and values, the way ``from_pretrained`` does it itself."""
+    """Allocates and initialises non-persistent buffers the way ``from_pretrained`` does."""
     for name, buffer in list(module.named_non_persistent_buffers()):
         parent, _, last = name.rpartition(".")
         module.get_submodule(parent)._buffers[last] = torch.empty_like(buffer, device="cpu")
@@ -47,18 +49,18 @@ def _make_buffers(module: Any) -> None:
 
 
 def converts(module: Any) -> bool:
-    """Whether transformers renames weights of this module, or puts them together, to load or save it."""
+    """True if transformers renames or merges weights of this module when loading or saving it."""
     from transformers.conversion_mapping import get_model_conversion_mapping
 
     found = getattr(module, "_weight_conversions", None)
-    if found is None:  # made from a config: then a prefix that a file may lack is nobody's business
+    if found is None:  # made from a config: an optional name prefix of files does not matter
         found = get_model_conversion_mapping(module, add_legacy=False)
         found = [c for c in found if type(c).__name__ != "PrefixChange"]
     return bool(found)
 
 
 def names_of(module: nn.Module) -> dict[str, list[str]]:
-    """Name of each weight → all its names, of which tied weights have several; its first one first."""
+    """Maps each weight's first name to all its names; tied weights have several."""
     found: dict[int, list[str]] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
         found.setdefault(id(parameter), []).append(name)
@@ -72,12 +74,12 @@ def stored_names(
     made: Sequence[str] = (),
     dtype: torch.dtype,
 ) -> dict[str, str] | None:
-    """Name of each weight of a skeleton → its name in the files; None: transformers has to load them.
+    """Maps each weight of a skeleton to its name in the files; None if transformers must load them.
 
     Args:
         stored: names and shapes in the files.
-        made: weights that may be missing there (a critic's head, which then is 0): these are left out.
-        dtype: in which it will compute.
+        made: weights that may be missing in the files (a critic's head, then 0) and are left out.
+        dtype: compute dtype.
     """
     buffers = {name for name, _ in module.named_buffers()}
     if converts(module) or buffers & module.state_dict().keys() or module._get_dtype_plan(dtype):
@@ -94,15 +96,15 @@ def stored_names(
     return found
 
 
-def unused(module: Any, stored: Mapping[str, Any]) -> list[str]:
-    """Names in the files that belong to nothing in the module, but for those that are known not to."""
+def unused_names(module: Any, stored: Mapping[str, Any]) -> list[str]:
+    """Lists names in the files that match no weight of the module, except those known to be ignored."""
     own = {name for names in names_of(module).values() for name in names}
     known = "|".join([_LATER_BUFFERS, *(module._keys_to_ignore_on_load_unexpected or ())])
     return sorted(name for name in stored if name not in own and not re.search(known, name))
 
 
-def tied_again(module: nn.Module, stored: Mapping[str, Any]) -> Iterator[list[str]]:
-    """Names of one weight of the module that the files hold several times: they ought to be equal."""
+def duplicated_ties(module: nn.Module, stored: Mapping[str, Any]) -> Iterator[list[str]]:
+    """Yields the names of each weight that the files hold several times; the copies should be equal."""
     for names in names_of(module).values():
         if len(there := [name for name in names if name in stored]) > 1:
             yield there
@@ -110,11 +112,11 @@ def tied_again(module: nn.Module, stored: Mapping[str, Any]) -> Iterator[list[st
 
 @torch.no_grad()
 def make_memory(module: nn.Module, device: torch.device | str) -> None:
-    """Gives all weights that are on ``meta`` memory on ``device``; it holds nothing yet.
+    """Allocates uninitialised memory on ``device`` for all weights that are on ``meta``.
 
-    Cut weights get memory for this process's part. Tied ones stay one.
+    Sharded weights get memory for this process's part. Tied weights stay tied.
     """
-    made: dict[int, tuple[Tensor, nn.Parameter]] = {}  # with the old one kept: ids are used again
+    made: dict[int, tuple[Tensor, nn.Parameter]] = {}  # keeps the old one alive: ids are reused
     for part in module.modules():
         for name, old in part._parameters.items():
             if old is None or isinstance(old, DTensor) or not old.is_meta:
@@ -123,6 +125,6 @@ def make_memory(module: nn.Module, device: torch.device | str) -> None:
                 empty = torch.empty_like(old, device=device)
                 made[id(old)] = (old, nn.Parameter(empty, requires_grad=old.requires_grad))
             part._parameters[name] = made[id(old)][1]
-    # Cut ones stay the objects they are; fully_shard takes notice here, pads and pins them.
+    # Sharded parameters stay the same objects; fully_shard intercepts this, pads and pins them.
     fill: Any = module._apply
     fill(lambda x: torch.empty_like(x, device=device) if x.is_meta else x)

@@ -1,7 +1,7 @@
-"""Where the weights of a module come from: a Hugging Face directory, or a module in memory.
+"""Sources of a module's weights: a Hugging Face directory, or a module in memory.
 
-A backend asks for what it needs of them: the whole module, one of the same shape to be filled from
-another copy, or the parts that this process holds, which are read without the rest.
+A backend requests what it needs: the whole module, an uninitialised one to be filled from another copy,
+or the parts that this process holds, which are read without the rest.
 """
 
 from __future__ import annotations
@@ -15,31 +15,31 @@ from torch import Tensor, nn
 
 from realsys.api.errors import ConfigError
 from realsys.api.model import Model, ModuleSource
+from realsys.models.consistency import check_consistency
 from realsys.models.hf import (
     empty_causal_lm,
     empty_critic,
     load_causal_lm,
     load_critic,
     load_hf_config,
-    unfilled,
+    readable_skeleton,
 )
 from realsys.models.hf_directory import check_hf_directory, weight_shapes
 from realsys.models.shape import ModelShape, Weight, read_shape, shape_of
 from realsys.models.weight_files import WeightFiles
-from realsys.models.whole import check_whole
 
 _CRITIC_HEAD = {"score.weight": "classifier.weight", "score.bias": "classifier.bias"}
 _HEADS = {*_CRITIC_HEAD, *_CRITIC_HEAD.values()}
 
 
 def source_of(model: Model) -> ModuleSource:
-    """The source of a model whose backend has not wrapped it yet."""
+    """Returns the source of a model that no backend has wrapped yet."""
     module = model.module
     return module if isinstance(module, ModuleSource) else ModuleInMemory(module)
 
 
 def module_of(model: Model) -> nn.Module:
-    """The whole Hugging Face module: loaded, or empty where another copy fills it."""
+    """Returns the whole Hugging Face module: loaded, or uninitialised if another copy fills it."""
     if isinstance(model.module, ModuleSource):
         module: nn.Module = model.module.load() if model.filled else model.module.empty()
         return module
@@ -49,16 +49,16 @@ def module_of(model: Model) -> nn.Module:
 class HFSource(ModuleSource):
     """A Hugging Face directory, as a language model or (``critic``) with a value head.
 
-    The head is the directory's if it has one, else 0.
+    The head is read from the directory if it has one, else it is 0.
     """
 
     def __init__(self, path: str, *, critic: bool, dtype: str, device: str) -> None:
         self.path, self.critic, self.dtype, self.device = path, critic, dtype, device
-        check_whole(path, critic=critic)
+        check_consistency(path, critic=critic)
         tensors = check_hf_directory(path, need_tokenizer=False).tensors
         self.has_head = any(n in tensors for n in ("score.weight", "classifier.weight"))
         self._files = WeightFiles(path)
-        self._names: Mapping[str, str] = {}  # in the files, where they differ from the module's
+        self._names: Mapping[str, str] = {}  # names in the files that differ from the module's
 
     def load(self) -> nn.Module:
         if not self.critic:
@@ -75,7 +75,7 @@ class HFSource(ModuleSource):
         return make(self.path, dtype=self.dtype, device=self.device)
 
     def skeleton(self, dtype: str | None = None) -> nn.Module | None:
-        found = unfilled(
+        found = readable_skeleton(
             self.path,
             critic=self.critic,
             dtype=dtype or self.dtype,
@@ -120,7 +120,7 @@ class HFSource(ModuleSource):
 
 
 class ModuleInMemory(ModuleSource):
-    """A module that is here already."""
+    """A module that is already in memory."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module

@@ -1,8 +1,8 @@
-"""A small Llama with its own tokenizer, built on the spot: nothing is downloaded.
+"""Builds a small Llama with its own tokenizer, without downloads.
 
 For `realsys launch ppo-math` and the tests. The result is an ordinary Hugging Face directory, so
-that every other part of the system treats it as it would a real model. Weights are random:
-training them is the job of the experiment.
+that the rest of the system treats it like a real model. Weights are random; the experiment trains
+them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from realsys.models.hf import save_hf
 
 PAD_TOKEN, BOS_TOKEN, EOS_TOKEN = "<pad>", "<bos>", "<eos>"  # ids 0, 1, 2
 MAX_TOKENS = 256  # prompt + response
-_INIT_STD = 0.08  # narrow layers: at the usual 0.02 a width of 128 starts to learn far later
+_INIT_STD = 0.08  # for narrow layers: with the usual 0.02, a width of 128 starts learning far later
 
 # One digit, a word with the space before it, or a run of neither (" + ", "\n#### "). Digits stand
 # alone so that the model can learn column arithmetic, and no merge crosses these borders: the
@@ -40,7 +40,7 @@ def build_tiny_llama(
 ) -> None:
     """Writes config, random float32 weights and a tokenizer to ``save_dir``.
 
-    The same arguments give the same bytes. The global random state is left as it was.
+    The same arguments give the same bytes. The global random state is not changed.
 
     Args:
         save_dir: made if missing; files of the same names are replaced.
@@ -75,9 +75,9 @@ def build_tiny_llama(
 
 
 def train_tokenizer(corpus: Iterable[str], *, vocab_size: int) -> PreTrainedTokenizerFast:
-    """A byte-level BPE: any text comes back unchanged, each digit is one token.
+    """Trains a byte-level BPE: any text round-trips unchanged, each digit is one token.
 
-    It adds no special tokens by itself; padding is on the left, as generation wants it.
+    It adds no special tokens by itself; padding is on the left, as generation needs it.
 
     Raises:
         DataError: the corpus has too few distinct words for ``vocab_size`` tokens.

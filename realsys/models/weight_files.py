@@ -1,4 +1,6 @@
-"""Weights in the safetensors files of a Hugging Face directory, whole or in parts, read one at a time."""
+"""Reads weights from the safetensors files of a Hugging Face directory, in whole or in part, one at
+a time.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,14 @@ _COMPARED_AT_ONCE = 1 << 24  # numbers
 
 
 class WeightFiles:
-    """The weights in ``path``, by their names there."""
+    """Weights of the directory ``path``, by their names in the files."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = path
 
     @cached_property
     def shapes(self) -> dict[str, list[int]]:
-        """Name → shape."""
+        """Maps each weight's name to its shape."""
         return weight_shapes(self.path)
 
     @cached_property
@@ -40,12 +42,12 @@ class WeightFiles:
         start: tuple[int, ...] | None = None,
         stop: tuple[int, ...] | None = None,
     ) -> Tensor:
-        """A part of a weight, all of it by default, as it is stored: to be copied, and not kept.
+        """Returns a view of a weight or a part of it, as stored; to be copied, not kept.
 
-        It is a window into the mapped file: whoever rewrites that would change, or crash, this process.
+        It is a view of the mapped file: rewriting the file would change or crash this process.
 
         Raises:
-            CheckpointError: the file is gone, or another one than it was.
+            CheckpointError: the file is missing or was replaced.
         """
         try:
             with safe_open(self._files[name], framework="pt") as file:
@@ -55,15 +57,15 @@ class WeightFiles:
                     return whole
                 window: Tensor = part[tuple(map(slice, start, stop))]
                 return window
-        except (SafetensorError, OSError) as error:  # since it was looked at
+        except (SafetensorError, OSError) as error:  # since the directory was checked
             raise CheckpointError(
                 f"{name} can't be read: {error}",
                 where=str(self._files[name]),
-                fix="copy the directory again, whole, and leave it alone while it is read",
+                fix="copy the complete directory again, and don't change it while it is read",
             ) from error
 
     def are_equal(self, first: str, second: str) -> bool:
-        """Whether two weights are the same number by number; never both whole in memory."""
+        """True if two weights are equal, number by number; never holds both whole in memory."""
         shape = self.shapes[first]
         if shape != self.shapes[second] or not shape:
             return shape == self.shapes[second] and torch.equal(

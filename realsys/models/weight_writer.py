@@ -1,8 +1,8 @@
-"""Weights written into safetensors files of bounded size, one after the other as they come.
+"""Writes weights into safetensors files of bounded size, one after the other as they are produced.
 
-Nobody has to hold them together: what goes where is planned from names, shapes and types alone, and each
-weight is written to its place when it is there. Files and index are those that transformers reads; a model
-that fits one file gives the bytes that safetensors itself would write.
+They never exist all at once: offsets are planned from names, shapes and dtypes alone, and each weight is
+written to its place when produced. Files and index are those that transformers reads; a model that fits in
+one file gives the bytes that safetensors itself would write.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from realsys.api.errors import InternalError
 from realsys.models.hf_directory import WEIGHTS, WEIGHTS_INDEX
 
 MAX_FILE_BYTES = 5_000_000_000
-_NAMES = {  # in the format's own order: larger types come last here, and first in a file
+_NAMES = {  # in the format's own order: larger dtypes come last here, and first in a file
     torch.bool: "BOOL", torch.uint8: "U8", torch.int8: "I8", torch.int16: "I16",
     torch.float16: "F16", torch.bfloat16: "BF16", torch.int32: "I32", torch.float32: "F32",
     torch.float64: "F64", torch.int64: "I64",
@@ -32,36 +32,36 @@ _ORDER = {dtype: i for i, dtype in enumerate(_NAMES)}
 
 
 @dataclass(frozen=True)
-class Kind:
-    """What is known of a weight before it is there."""
+class WeightSpec:
+    """Shape and dtype of a weight, known before the weight exists."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
 
     @staticmethod
-    def of(x: Tensor) -> Kind:
-        """Of a weight, or of the whole of a cut one."""
-        return Kind(tuple(x.shape), x.dtype)
+    def of(x: Tensor) -> WeightSpec:
+        """Returns the spec of a weight, or of the full weight of a sharded one."""
+        return WeightSpec(tuple(x.shape), x.dtype)
 
     @property
     def num_bytes(self) -> int:
-        """Of its numbers."""
+        """Size of the weight's data in bytes."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
 @dataclass(frozen=True)
 class PlannedFile:
-    """A file, and where in it each of its weights begins."""
+    """A file, and the offset of each of its weights."""
 
     name: str
     header: bytes
     starts: Mapping[str, int]
 
 
-def planned_files(
-    kinds: Mapping[str, Kind], *, max_bytes: int = MAX_FILE_BYTES
+def plan_files(
+    kinds: Mapping[str, WeightSpec], *, max_bytes: int = MAX_FILE_BYTES
 ) -> list[PlannedFile]:
-    """Files for weights that come in this order, none larger than ``max_bytes`` of them but for one weight.
+    """Plans files for weights in this order, each with at most ``max_bytes`` of them or a single weight.
 
     (pure)
     """
@@ -74,15 +74,15 @@ def planned_files(
         groups[-1].append(name)
         size += kind.num_bytes
     if len(groups) == 1:
-        return [_planned(WEIGHTS, groups[0], kinds)]
+        return [_plan_file(WEIGHTS, groups[0], kinds)]
     stem, ending = WEIGHTS.split(".")
     return [
-        _planned(f"{stem}-{i:05d}-of-{len(groups):05d}.{ending}", names, kinds)
+        _plan_file(f"{stem}-{i:05d}-of-{len(groups):05d}.{ending}", names, kinds)
         for i, names in enumerate(groups, start=1)
     ]
 
 
-def _planned(file: str, names: Sequence[str], kinds: Mapping[str, Kind]) -> PlannedFile:
+def _plan_file(file: str, names: Sequence[str], kinds: Mapping[str, WeightSpec]) -> PlannedFile:
     content: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offsets, at = {}, 0
     for name in sorted(names, key=lambda n: (-_ORDER[kinds[n].dtype], n)):
@@ -101,16 +101,16 @@ def _planned(file: str, names: Sequence[str], kinds: Mapping[str, Kind]) -> Plan
 
 def write_weights(
     folder: Path,
-    kinds: Mapping[str, Kind],
+    kinds: Mapping[str, WeightSpec],
     weights: Iterable[tuple[str, Tensor]],
     *,
     max_bytes: int = MAX_FILE_BYTES,
 ) -> None:
-    """Writes ``weights``, each in the type that ``kinds`` names, and the index if there are several files.
+    """Writes ``weights`` in the dtypes of ``kinds``, and the index if there are several files.
 
-    Every file is on disk (fsync) when its last weight is. At most one weight is held here.
+    Each file is synced to disk after its last weight. At most one weight is held at a time.
     """
-    files = planned_files(kinds, max_bytes=max_bytes)
+    files = plan_files(kinds, max_bytes=max_bytes)
     file_of = {name: file for file in files for name in file.starts}
     missing = {file.name: set(file.starts) for file in files}
     with ExitStack() as stack:
@@ -118,7 +118,7 @@ def write_weights(
         for name, weight in weights:
             file, kind = file_of[name], kinds[name]
             if tuple(weight.shape) != kind.shape:
-                raise _unlike_plan(f"{name} has shape {tuple(weight.shape)}, not {kind.shape}")
+                raise _plan_mismatch(f"{name} has shape {tuple(weight.shape)}, not {kind.shape}")
             if file.name not in streams:
                 streams[file.name] = stack.enter_context((folder / file.name).open("wb"))
                 streams[file.name].write(file.header)
@@ -126,14 +126,14 @@ def write_weights(
             stream.seek(file.starts[name])
             flat = weight.detach().to("cpu", kind.dtype).contiguous().reshape(-1)
             stream.write(flat.view(torch.uint8).numpy().data)
-            del weight, flat  # before the next one comes
+            del weight, flat  # before the next one is produced
             missing[file.name].discard(name)
             if not missing[file.name]:
                 stream.flush()
                 os.fsync(stream.fileno())
                 stream.close()
     if left := sorted(name for names in missing.values() for name in names):
-        raise _unlike_plan(f"{len(left)} weights never came, e.g. {left[0]}")
+        raise _plan_mismatch(f"{len(left)} weights never came, e.g. {left[0]}")
     if len(files) > 1:
         sizes = {
             "total_parameters": sum(math.prod(kind.shape) for kind in kinds.values()),
@@ -144,10 +144,10 @@ def write_weights(
         (folder / WEIGHTS_INDEX).write_text(text, encoding="utf-8")
 
 
-def can_write(kinds: Mapping[str, Kind]) -> bool:
-    """Whether the files can hold weights of these types."""
+def can_write(kinds: Mapping[str, WeightSpec]) -> bool:
+    """True if the files can hold weights of these dtypes."""
     return all(kind.dtype in _NAMES for kind in kinds.values())
 
 
-def _unlike_plan(what: str) -> InternalError:
+def _plan_mismatch(what: str) -> InternalError:
     return InternalError(what, where="write_weights")

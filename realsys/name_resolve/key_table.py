@@ -7,9 +7,13 @@ described here: their writers encode them. Pure.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Self
 
 from realsys.api.errors import ConfigError, StoreError
 from realsys.name_resolve.store import canonical
+
+if TYPE_CHECKING:  # a heartbeat process has no use for it
+    from realsys.api.plan import LaunchPlan
 
 PREFIX = "realsys/v1"  # a change of any value's meaning takes a new number
 
@@ -26,6 +30,16 @@ class TrialKeys:
     user: str
     experiment: str
     trial: str
+
+    @classmethod
+    def of(cls, plan: LaunchPlan) -> Self:
+        """The keys of the plan's trial."""
+        return cls(
+            cluster=plan.cluster.name,
+            user=plan.user,
+            experiment=plan.experiment_name,
+            trial=plan.trial_name,
+        )
 
     def __post_init__(self) -> None:
         for field in fields(self):

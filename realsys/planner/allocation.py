@@ -1,4 +1,4 @@
-"""Which model workers a call runs on, and in which layout: pools and the allocation string (pure).
+"""Allocation of calls to model workers and topologies: pools and the allocation string (pure).
 
 A *pool* is a named run of model workers: ``4`` is the next four in the order in which pools are
 listed, ``0-3`` or ``0-1+6`` names them (such pools may overlap). An *allocation* is text, one entry
@@ -22,13 +22,13 @@ from realsys.api.model import ProcessTopology
 ALL = "*"
 _ENTRY = re.compile(r"(\*|[\w-]+):([^:@,\s]+)(?:@([\w-]+))?")
 _POOL_NAME = re.compile(r"[A-Za-z][\w-]*")
-_SIZE = re.compile(r"[1-9][0-9]{0,4}")  # no job has 100,000 workers
+_SIZE = re.compile(r"[1-9][0-9]{0,4}")  # larger than any job
 _PIECE = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?")
 
 
 @dataclass(frozen=True, kw_only=True)
 class CallAllocation:
-    """Where a call runs: the model worker of each parallelism rank, and the layout over them."""
+    """Place of a call: the model worker of each parallelism rank, and the topology over them."""
 
     workers: tuple[int, ...]
     topology: ProcessTopology
@@ -62,12 +62,12 @@ class AllocationEntry:
 def parse_pools(
     pools: Mapping[str, str], *, n_workers: int | None = None, where: str = "pools"
 ) -> dict[str, tuple[int, ...]]:
-    """Pool → its model workers, in order.
+    """Parses pools; returns the model workers of each, in order.
 
     Args:
-        n_workers: how many there are; None: as many as the pools name.
+        n_workers: number of workers; None: as many as the pools name.
     Raises:
-        ConfigErrors: every pool that is no pool, or reaches beyond ``n_workers``.
+        ConfigErrors: every pool that is invalid or exceeds ``n_workers``.
     """
     found: dict[str, tuple[int, ...]] = {}
     problems: list[ConfigError] = []
@@ -113,7 +113,7 @@ def _pool_workers(name: str, text: str, begin: int, where: str) -> tuple[int, ..
 
 
 def _runs(text: str, begin: int) -> list[range]:
-    """The runs of workers that a pool's text names; none where it is no such text."""
+    """Returns the runs of workers that a pool's text names; empty if the text is invalid."""
     if size := _SIZE.fullmatch(text):
         return [range(begin, begin + int(size[0]))]
     pieces = [_PIECE.fullmatch(piece) for piece in text.split("+")]
@@ -123,7 +123,7 @@ def _runs(text: str, begin: int) -> list[range]:
 
 
 def workers_text(workers: Iterable[int]) -> str:
-    """``0-3``, ``0-1+6``, ``5``."""
+    """Formats workers as ``0-3``, ``0-1+6``, ``5``."""
     runs: list[list[int]] = []
     for worker in workers:
         if runs and runs[-1][-1] + 1 == worker:
@@ -143,13 +143,13 @@ def parse_allocation(
     pools: Collection[str] = (),
     where: str = "allocation",
 ) -> tuple[AllocationEntry, ...]:
-    """The entries of ``text``, in its order; an empty text has none.
+    """Parses the entries of ``text``, in its order; an empty text has none.
 
     Args:
         calls: name of a call → its role.
         pools: names that may follow ``@``.
     Raises:
-        ConfigErrors: every entry that is none, an unknown or repeated name, an unknown pool.
+        ConfigErrors: every invalid entry, unknown or repeated name, and unknown pool.
     """
     problems: list[ConfigError] = []
     entries: list[AllocationEntry] = []
@@ -199,18 +199,18 @@ def _name_problems(
 
 
 def unknown_pool(name: str, pools: Collection[str], where: str) -> ConfigError:
-    """A ready-made error for a pool that nobody defined."""
+    """Makes the error for an undefined pool."""
     fix = did_you_mean(name, pools) if pools else f"define it, e.g. pools.{name}=4"
     return ConfigError(f"no pool called {name!r}", where=where, fix=fix)
 
 
 def format_entries(entries: Iterable[AllocationEntry]) -> str:
-    """The text that ``parse_allocation`` reads as ``entries``."""
+    """Formats entries as the text that ``parse_allocation`` parses."""
     return ",".join(str(entry) for entry in entries)
 
 
 def format_allocation(calls: Mapping[str, CallAllocation]) -> tuple[dict[str, str], str]:
-    """``pools`` and ``allocation`` that put every call exactly where it is in ``calls``."""
+    """Formats ``pools`` and ``allocation`` that place every call exactly as in ``calls``."""
     pools: dict[str, str] = {}
     entries = []
     for name, call in calls.items():
@@ -222,6 +222,6 @@ def format_allocation(calls: Mapping[str, CallAllocation]) -> tuple[dict[str, st
 
 
 def raise_problems(problems: list[ConfigError]) -> None:
-    """Raises what was found, if anything was."""
+    """Raises the problems, if there are any."""
     if problems:
         raise problems[0] if len(problems) == 1 else ConfigErrors(problems)

@@ -1,4 +1,4 @@
-"""What a GPU can do, as far as predictions need it (pure).
+"""Performance figures of GPUs, as far as predictions need them (pure).
 
 Peaks are those of the makers' data sheets: dense bfloat16, float32 outside of the tensor cores (torch
 rounds no float32 product to TF32 unless told to), memory, NVLink one way, and one 400 Gb/s (A100:
@@ -18,7 +18,7 @@ GiB = 1 << 30
 
 @dataclass(frozen=True, kw_only=True)
 class Device:
-    """One GPU, or the share of a CPU that a model worker has.
+    """One GPU, or a model worker's share of a CPU.
 
     Attributes:
         peak_flops: multiplications and additions a second, of half precision.
@@ -42,13 +42,13 @@ class Device:
     memory_bytes: float = 0.0
 
     def flops(self, dtype: str) -> float:
-        """The peak of products in ``dtype``."""
+        """Peak rate of products in ``dtype``."""
         return self.peak_flops if dtype.endswith("float16") else self.peak_flops_float32
 
 
 @dataclass(frozen=True, kw_only=True)
 class Efficiency:
-    """Shares of the peaks that a run gets."""
+    """Fractions of the peak rates that a run achieves."""
 
     matmul: float = 0.45
     memory: float = 0.6
@@ -111,7 +111,7 @@ DEVICES = {
 
 
 def device_of(name: str, *, where: str = "--device") -> Device:
-    """The device called ``name`` (a GPU type as Slurm's GRES names it; only its beginning counts).
+    """Returns the device called ``name`` (a GPU type as in Slurm's GRES; only its beginning counts).
 
     Raises:
         ConfigError: its figures are not known.

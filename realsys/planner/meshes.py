@@ -1,4 +1,4 @@
-"""Where a call could sit: runs of model workers, and the layouts over them (pure).
+"""Enumerates possible places of a call: runs of model workers, and topologies over them (pure).
 
 A mesh is a run of consecutive workers that repeated halving of the whole can give, or a run of a power
 of two at a multiple of its length: never across a node's edge without covering whole nodes, as long as
@@ -18,7 +18,7 @@ Mesh = tuple[int, int]  # first worker, how many
 
 @dataclass(frozen=True, kw_only=True)
 class Degrees:
-    """Largest degrees that are tried; 1 switches an axis off."""
+    """Largest parallel degrees to try; 1 switches an axis off."""
 
     data: int = 1 << 20
     tensor: int = 8
@@ -26,7 +26,7 @@ class Degrees:
 
 
 def meshes(num_workers: int) -> list[Mesh]:
-    """All meshes, the largest first."""
+    """Lists all meshes, largest first."""
     found: set[Mesh] = set(_halves(0, num_workers))
     length = 1
     while length <= num_workers:
@@ -44,7 +44,7 @@ def _halves(first: int, length: int) -> Iterator[Mesh]:
 
 
 def layouts(length: int, degrees: Degrees) -> list[ProcessTopology]:
-    """Topologies of exactly ``length`` processes, more data parallelism first."""
+    """Lists topologies of exactly ``length`` processes, more data parallelism first."""
     found = [
         ProcessTopology(data=length // (t * p), tensor=t, pipeline=p)
         for p in range(1, min(length, degrees.pipeline) + 1)
@@ -55,7 +55,7 @@ def layouts(length: int, degrees: Degrees) -> list[ProcessTopology]:
 
 
 def places(num_workers: int, degrees: Degrees) -> list[CallAllocation]:
-    """Every mesh in every layout."""
+    """Lists every mesh in every topology."""
     return [
         CallAllocation(workers=tuple(range(first, first + length)), topology=topology)
         for first, length in meshes(num_workers)
@@ -64,10 +64,10 @@ def places(num_workers: int, degrees: Degrees) -> list[CallAllocation]:
 
 
 def is_twin(mesh: Mesh, used: Iterable[Mesh], num_workers: int) -> bool:
-    """Whether a mesh further left stands for this one, given the meshes that are used already.
+    """True if a mesh further left is equivalent to this one, given the meshes already used.
 
-    Of two halves that nobody uses, in whole or in part, either can be taken for the other; so a mesh
-    in the right one need not be tried. Only for a power of two of workers, else never.
+    Two halves that are entirely unused are interchangeable, so a mesh in the right one need not be tried.
+    Only for a power of two of workers.
     """
     if num_workers & (num_workers - 1):
         return False
@@ -86,9 +86,9 @@ def is_twin(mesh: Mesh, used: Iterable[Mesh], num_workers: int) -> bool:
 def leftmost(
     allocation: Mapping[str, CallAllocation], num_workers: int
 ) -> dict[str, CallAllocation]:
-    """The same plan with what is used of two like halves on the left.
+    """Returns an equivalent plan that uses the left of two interchangeable halves.
 
-    Only for a power of two of workers, and meshes of ``meshes``: else as it is.
+    Only for a power of two of workers and meshes of ``meshes``; other plans are returned unchanged.
     """
     if num_workers & (num_workers - 1):
         return dict(allocation)

@@ -1,7 +1,7 @@
-"""An experiment as the planner sees it: graph, places of its calls, models, workload, limits (pure).
+"""The planner's view of an experiment: graph, places of calls, models, workload, limits (pure).
 
-What a plan does not say is taken so that predictions are rather too long than too short: answers of the
-full length, prompts of half the longest.
+Unknown values are chosen so that predictions are too long rather than too short: answers of full length,
+prompts of half the longest.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CUT_ALONG_ALL_AXES = ("fsdp", "megatron", "inference")
 
 @dataclass(frozen=True, kw_only=True)
 class Placed:
-    """One experiment, placed.
+    """One experiment with its placement.
 
     Attributes:
         roles: role → its model; rules have no shape, other models without a known one neither.
@@ -47,7 +47,7 @@ class Placed:
 
 
 def placed(plan: LaunchPlan) -> Placed:
-    """The trial's own phase."""
+    """Builds the view of the trial's main phase."""
     config = plan.phases[-1].config
     built_in = model_made_before(plan)
     roles, unknown = {}, {}
@@ -68,7 +68,7 @@ def placed(plan: LaunchPlan) -> Placed:
 
 
 def allocation_of(config: ExperimentConfig) -> dict[str, CallAllocation]:
-    """Where an experiment's calls are, from its workers' shards."""
+    """Derives the places of an experiment's calls from its workers' shards."""
     workers: dict[ModelName, dict[int, int]] = {}
     topologies = {}
     for index, worker in enumerate(config.model_worker):
@@ -87,14 +87,14 @@ def allocation_of(config: ExperimentConfig) -> dict[str, CallAllocation]:
 
 
 def calls_ahead(graph: DataflowGraph, *, max_staleness: int) -> tuple[str, ...]:
-    """Calls that run a step ahead: generation that reads the data set only, as in the master."""
+    """Lists calls that run a step ahead: generation that reads only the data set, as in the master."""
     if not max_staleness:
         return ()
     return tuple(n.name for n in graph.sources if n.interface_type is ModelInterfaceType.GENERATE)
 
 
 def workload_of(config: ExperimentConfig) -> Workload:
-    """What a step computes on, from the arguments of the calls."""
+    """Derives a step's workload from the arguments of the calls."""
     args: dict[str, Any] = {}
     for call in config.model_rpcs:
         args = {**call.interface_impl.args, **args}
@@ -119,7 +119,7 @@ def workload_of(config: ExperimentConfig) -> Workload:
 
 
 def _first_shards(config: ExperimentConfig) -> dict[ModelName, ModelShard]:
-    """A shard of each role's copy 0."""
+    """Returns a shard of each role's copy 0."""
     found: dict[ModelName, ModelShard] = {}
     for worker in config.model_worker:
         for shard in worker.shards:
@@ -143,7 +143,7 @@ def _role_model(
 
 
 def _shape(model: ModelAbstraction, built_in: ModelShape | None) -> ModelShape | None:
-    """Sizes of a model; None for a rule. Raises ConfigError, CheckpointError."""
+    """Returns the sizes of a model; None for a rule. Raises ConfigError, CheckpointError."""
     path, critic = model.args.get("path"), model.type_ == "hf_critic"
     if model.type_ == "tokenizer_only":
         return None
@@ -163,7 +163,7 @@ def _shape(model: ModelAbstraction, built_in: ModelShape | None) -> ModelShape |
 
 
 def model_made_before(plan: LaunchPlan) -> ModelShape | None:
-    """Sizes of the model that the phase before the main one makes."""
+    """Returns the sizes of the model that the phase before the main one makes."""
     for phase in plan.phases[:-1]:
         for shard in _first_shards(phase.config).values():
             try:
@@ -174,7 +174,7 @@ def model_made_before(plan: LaunchPlan) -> ModelShape | None:
 
 
 def tiny_llama_shape(args: Mapping[str, Any]) -> ModelShape:
-    """Sizes of the built-in model, as realsys/models/tiny_llama.py makes it."""
+    """Returns the sizes of the built-in model of realsys/models/tiny_llama.py."""
     hidden, heads = args.get("hidden_size", 128), args.get("num_heads", 4)
     return ModelShape(
         family="llama",
@@ -193,7 +193,7 @@ def tiny_llama_shape(args: Mapping[str, Any]) -> ModelShape:
 
 
 def degrees_of(found: Placed, *, gpus_per_node: int) -> dict[str, Degrees]:
-    """Per role, the axes that its backend has; tensor parallelism stays within a node."""
+    """Returns, per role, the axes that its backend supports; tensor parallelism stays within a node."""
     return {
         role: Degrees(tensor=gpus_per_node)
         if model.shape is not None and model.backend in CUT_ALONG_ALL_AXES
@@ -203,7 +203,7 @@ def degrees_of(found: Placed, *, gpus_per_node: int) -> dict[str, Degrees]:
 
 
 def refusal(found: Placed, call: MFCDef, place: CallAllocation) -> str | None:
-    """Why a call can't run so; None if it can. For ``search.Limits``."""
+    """Returns why a call can't run at a place; None if it can. For ``search.Limits``."""
     return next(_refusals(found, call, place), None)
 
 

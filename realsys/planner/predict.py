@@ -1,4 +1,4 @@
-"""What a step of a placed experiment will look like, by the costs that are known (pure)."""
+"""Predicts a step of a placed experiment from known costs (pure)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STEPS = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """A simulated run. ``basis`` says where the seconds come from."""
+    """A simulated run. ``basis`` names the source of the seconds."""
 
     basis: str
     works: tuple[CallWork, ...]
@@ -24,7 +24,7 @@ class Prediction:
     figures: StepFigures
 
     def record(self) -> PredictionRecord:
-        """What is kept in the trial's folder."""
+        """Returns the record for the trial's folder."""
         return PredictionRecord(
             basis=self.basis,
             step_s=self.figures.wall_s,

@@ -1,4 +1,4 @@
-"""Makes a profile from the files of a trial, running or over: its plan and its newest events."""
+"""Makes a profile from the files of a trial, running or finished: its plan and its newest events."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NEWEST_BYTES = 1 << 20  # of the events: hundreds of steps
 
 
 def read_profile(files: TrialFiles, device: Device) -> Profile:
-    """The profile of a trial.
+    """Reads the profile of a trial.
 
     Raises:
         ConfigError: fewer than two finished steps, or no plan. DataError: damaged events.
@@ -52,7 +52,7 @@ def _newest_events(path: Path) -> list[Event]:
 
 
 def profile_of(events: Sequence[Event], plan: LaunchPlan, device: Device) -> Profile:
-    """The profile that events tell; the first step (warm-up, or cut off) is left out.
+    """Derives the profile from events; the first step (warm-up, or incomplete) is left out.
 
     Raises:
         ConfigError: fewer than two finished steps.
@@ -81,14 +81,14 @@ def profile_of(events: Sequence[Event], plan: LaunchPlan, device: Device) -> Pro
 
 
 def _typical(timings: Mapping[int, StepTiming]) -> list[int]:
-    """The middle half of the steps by wall time. Means over these add up, which medians do not."""
+    """Selects the middle half of the steps by wall time. Their means add up, which medians do not."""
     steps = sorted(timings, key=lambda step: timings[step].wall_s)
     cut = len(steps) // 4
     return sorted(steps[cut : len(steps) - cut])
 
 
 def formulas_of(found: Placed, device: Device, *, gpus_per_node: int = 8) -> AnalyticCosts:
-    """The formulas for an experiment's models and workload."""
+    """Makes the formulas for an experiment's models and workload."""
     return AnalyticCosts(
         roles=found.roles,
         workload=found.workload,
@@ -115,7 +115,9 @@ def _calls(found: Placed, timings: Sequence[StepTiming]) -> Iterator[tuple[str, 
 def _moves(
     events: Sequence[Event], plan: LaunchPlan
 ) -> Iterator[tuple[tuple[str, str, str], float]]:
-    """Movements of weights, by the layouts of their ends (``weights actor@0 → actor@1``)."""
+    """Yields seconds of weight movements by the topologies of their ends (``weights actor@0 →
+    actor@1``).
+    """
     topologies = {
         str(shard.id.model_name): shard.id.topo
         for worker in plan.phases[-1].config.model_worker
@@ -138,7 +140,7 @@ def _moves(
 
 
 def _overheads(events: Sequence[Event], every: Sequence[Event], found: Placed) -> Overheads:
-    """Means over steps."""
+    """Computes mean overheads over steps."""
     steps: dict[int, list[MfcEvent]] = {}
     for event in events:
         if isinstance(event, MfcEvent):
@@ -156,7 +158,9 @@ def _overheads(events: Sequence[Event], every: Sequence[Event], found: Placed) -
 
 
 def _gaps(calls: Sequence[MfcEvent], found: Placed) -> Iterator[float]:
-    """Per call: seconds between its inputs' end and its own that it neither waited nor computed."""
+    """Yields, per call, seconds between its inputs and its own end in which it neither waited nor
+    computed.
+    """
     by_name: dict[str, list[MfcEvent]] = {}
     for call in calls:
         by_name.setdefault(call.name, []).append(call)
@@ -177,7 +181,7 @@ def _gaps(calls: Sequence[MfcEvent], found: Placed) -> Iterator[float]:
 
 
 def _between_steps(bounds: Mapping[int, StepEvent], periodic: Sequence[PeriodicEvent]) -> float:
-    """From a step's last reply to the next one's first request, without saving and the like."""
+    """Mean time from a step's last reply to the next step's first request, without saving and the like."""
     gaps = []
     for before, after in pairwise(sorted(bounds.values(), key=lambda e: e.step)):
         other = sum(p.end - p.start for p in periodic if p.step == before.step)

@@ -1,1 +1,1 @@
-"""Rules that score an answer, by name."""
+"""Built-in reward rules and their safe execution."""

@@ -1,10 +1,10 @@
-"""Calls of a function that may run for ever or take all memory, in a process of its own with limits.
+"""Runs a function that may hang or exhaust memory in a process of its own with limits.
 
     compare = Guarded("package.module:function", cpu_s=3.0)
     compare.call(known="4", readings=["$2^2$"])
 
-The function is given by name and imported there, not here. Arguments and result are what JSON holds. Calls
-are made one at a time; what the function does in one of them must not matter to the next.
+The function is given by name and imported only there. Arguments and result are JSON values. Calls are made
+one at a time; calls must not depend on one another.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from typing import Any
 from realsys.api.errors import ClusterError
 from realsys.rewards import guarded_frames
 
-_START_S = 300.0  # a machine may be busy, and a library large
-_PATIENCE_S = 10.0  # beyond the wall time that the kernel over there enforces
-_PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH")  # no secrets
+_START_S = 300.0  # allows for a busy machine and a large library
+_GRACE_S = 10.0  # margin beyond the wall time that the kernel enforces in that process
+_INHERITED_ENV = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH")  # no secrets
 CPU_TIME, WALL_TIME, MEMORY, RAISED, DIED = "cpu_time", "wall_time", "memory", "raised", "died"
 
 
 class CallFailed(Exception):
-    """The function gave no result. The next call finds a fresh process.
+    """The function returned no result. The next call gets a fresh process.
 
     Attributes:
         why: ``cpu_time``, ``wall_time``, ``memory``, ``raised`` (an exception of the function) or ``died``.
-        text: in words.
+        text: description.
     """
 
     def __init__(self, why: str, text: str) -> None:
@@ -42,13 +42,13 @@ class CallFailed(Exception):
 
 
 class Guarded:
-    """One function behind limits, for any number of threads. Its process starts with the first call.
+    """Calls one function under limits, from any number of threads. Its process starts at the first call.
 
     Args:
         target: ``module:function``.
-        cpu_s: most seconds of computing a call, which do not depend on who else uses the machine.
-        wall_s: most seconds by the clock, for functions that wait.
-        memory_bytes: most address space of the process, loaded libraries included.
+        cpu_s: CPU time limit of a call, which does not depend on the machine's load.
+        wall_s: wall clock limit of a call, for functions that wait.
+        memory_bytes: address space limit of the process, loaded libraries included.
     """
 
     def __init__(
@@ -64,14 +64,14 @@ class Guarded:
         self._lock = threading.Lock()
         self._ids = itertools.count()
         self._process: subprocess.Popen[bytes] | None = None
-        self._owner = 0  # pid: a fork of the owner must not talk into its pipe
+        self._owner = 0  # pid: a fork of the owner must not write to its pipe
         self._received = bytearray()
 
     def call(self, **arguments: Any) -> Any:
-        """The function's result.
+        """Calls the function and returns its result.
 
         Raises:
-            CallFailed: it raised, took too long or too much memory, or its process died.
+            CallFailed: it raised, exceeded a limit, or its process died.
             ClusterError: the process can't be started.
         """
         with self._lock:
@@ -84,7 +84,7 @@ class Guarded:
             except OSError as error:
                 self._end()
                 raise CallFailed(DIED, f"the process of {self.target} died: {error}") from error
-            except BaseException:  # also Ctrl-C: an answer may still be on its way
+            except BaseException:  # also for Ctrl-C: a reply may still arrive
                 self._end()
                 raise
         if "result" in reply:
@@ -107,14 +107,14 @@ class Guarded:
             self._end()
         command = [sys.executable, "-m", "realsys.rewards.guarded_process", self.target]
         limits = [str(self.cpu_s), str(self.wall_s), str(self.memory_bytes)]
-        environment = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+        environment = {name: os.environ[name] for name in _INHERITED_ENV if name in os.environ}
         self._process = subprocess.Popen(
             [*command, *limits],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env={**environment, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            start_new_session=True,  # Ctrl-C in a terminal is for its owner
+            start_new_session=True,  # Ctrl-C in a terminal must reach only the owner
         )
         self._owner = os.getpid()
         self._received.clear()
@@ -123,7 +123,7 @@ class Guarded:
         if hello is None or "ready" not in hello:
             self._end()
             raise ClusterError(
-                "a process for reward rules can't be started: "
+                "the process for reward rules can't be started: "
                 + (hello or {}).get("broken", "it does not answer"),
                 where=self.target,
                 fix="try it: python -c 'import "
@@ -133,14 +133,14 @@ class Guarded:
         return self._process
 
     def _reply(self, process: subprocess.Popen[bytes], number: int) -> dict[str, Any]:
-        while reply := self._next(process, self.wall_s + _PATIENCE_S):
-            if reply.get("id", number) == number:  # else of a call that was given up
+        while reply := self._next(process, self.wall_s + _GRACE_S):
+            if reply.get("id", number) == number:  # otherwise of an abandoned call
                 return reply
         self._end()
         return {"ended": "without a word"}
 
     def _next(self, process: subprocess.Popen[bytes], timeout_s: float) -> dict[str, Any] | None:
-        """The next message; None when there is none in time, or will be none."""
+        """Returns the next message; None if none arrives in time or the process has ended."""
         assert process.stdout is not None
         descriptor, deadline_s = process.stdout.fileno(), time.monotonic() + timeout_s
         poll = select.poll()
@@ -162,7 +162,7 @@ class Guarded:
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:
                 pipe.close()
-        process.kill()  # its fork ends by the pipe, or by its timers
+        process.kill()  # its fork ends with the pipe, or by its timers
         process.wait()
 
     def _ended(self, why: str) -> CallFailed:

@@ -1,4 +1,4 @@
-"""How guarded.py and guarded_process.py talk over a pipe: a length of four bytes, then JSON."""
+"""Framing between guarded.py and guarded_process.py over a pipe: a length of four bytes, then JSON."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _LENGTH = struct.Struct("<I")
 
 
 def send(descriptor: int, message: dict[str, Any]) -> None:
-    """Writes all of it; blocks while the pipe is full."""
+    """Writes the whole message; blocks while the pipe is full."""
     body = json.dumps(message).encode()
     left = memoryview(_LENGTH.pack(len(body)) + body)
     while left:
@@ -19,7 +19,7 @@ def send(descriptor: int, message: dict[str, Any]) -> None:
 
 
 def parse(received: bytearray) -> dict[str, Any] | None:
-    """The first message of ``received``, which is taken out of it; None while it is not all there."""
+    """Removes and returns the first message of ``received``; None while it is incomplete."""
     if len(received) < _LENGTH.size:
         return None
     end = _LENGTH.size + _LENGTH.unpack_from(received)[0]

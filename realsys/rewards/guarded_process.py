@@ -1,13 +1,14 @@
-"""`python -m realsys.rewards.guarded_process MODULE:FUNCTION CPU_S WALL_S MEMORY_BYTES`: the other end of
-guarded.py's pipe, one process that has loaded everything and its fork, which does the work.
+"""Worker process of guarded.py: loads everything once and runs calls in a fork.
+
+`python -m realsys.rewards.guarded_process MODULE:FUNCTION CPU_S WALL_S MEMORY_BYTES`
 
     guarded.py ── request ──▶ the fork ── reply ──▶ guarded.py
                                  │ killed by a timer, or ended
                                  ▼
-                  this process says so, and forks anew (milliseconds)
+                  this process reports it, and forks again (milliseconds)
 
-Limits are the kernel's, with its default actions, so that no code of the function has to cooperate. Both
-end when the pipe does, which is when the process that started them is gone.
+Limits are enforced by the kernel with its default actions, so the function's code need not cooperate. Both
+processes end with the pipe, that is when the process that started them has ended.
 """
 
 from __future__ import annotations
@@ -30,13 +31,15 @@ _ENDED_BY = {signal.SIGPROF: "cpu_time", signal.SIGALRM: "wall_time"}
 def main() -> int:
     target, cpu_s, wall_s, memory_bytes = sys.argv[1:]
     replies = os.dup(REPLIES)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), REPLIES)  # what a library prints is no reply
+    os.dup2(
+        os.open(os.devnull, os.O_WRONLY), REPLIES
+    )  # a library's prints must not be taken for a reply
     for death in (signal.SIGINT, signal.SIGTERM, signal.SIGPROF, signal.SIGALRM):
         signal.signal(death, signal.SIG_DFL)
     try:
         module, _, name = target.partition(":")
         function = getattr(importlib.import_module(module), name)
-    except Exception as error:  # whatever an import raises: the other end says it
+    except Exception as error:  # an import may raise anything; the other end reports it
         guarded_frames.send(replies, {"broken": f"{type(error).__name__}: {error}"})
         return 1
     guarded_frames.send(replies, {"ready": True})
@@ -72,16 +75,16 @@ def _serve(
             reply: dict[str, Any]
             try:
                 reply = {"result": function(**request["arguments"])}
-            except (Exception, SystemExit) as error:  # the other end says it
+            except (Exception, SystemExit) as error:  # reported by the other end
                 if isinstance(error, MemoryError):
-                    os._exit(_OUT_OF_MEMORY)  # what is left of this process is of no use
+                    os._exit(_OUT_OF_MEMORY)  # this process can't be used any more
                 reply = {"raised": f"{type(error).__name__}: {error}"[:500]}
             signal.setitimer(signal.ITIMER_PROF, 0)
             signal.setitimer(signal.ITIMER_REAL, 0)
             guarded_frames.send(replies, {"id": request["id"], **reply})
     except BrokenPipeError:
         os._exit(_OVER)
-    except BaseException:  # nothing may come back from a fork
+    except BaseException:  # a fork must never return
         os._exit(1)
 
 

@@ -1,13 +1,13 @@
 """Scores a worked answer by whether its final value equals the known one.
 
-The value is what stands behind the last ``####`` (GSM8K's sign) on that line; else in the last
-``\\boxed{…}``; else whatever the math-verify library finds at the end of the text. Numbers, in the ways
-that people write them (plain_numbers.py), are compared exactly and fast, all else by the library in a
-process of its own (guarded.py): text that a policy made up can keep it busy for ever. What it can't decide
-within ``CPU_S`` seconds of computing, however busy the machine, scores 0; so does text that is known to
-keep it busy, such as 9^9^9^9 or 99999999!, without asking.
+The value is the text after the last ``####`` (GSM8K's sign) on that line; else in the last
+``\\boxed{…}``; else whatever the math-verify library finds at the end of the text. Numbers, in all common
+spellings (plain_numbers.py), are compared exactly and fast, everything else by the library in a separate
+process (guarded.py), because generated text can make it run for ever. What it can't decide within ``CPU_S``
+seconds of CPU time scores 0; so does text that is known to keep it busy, such as 9^9^9^9 or 99999999!,
+without a call.
 
-Where a number is asked for, only a number is an answer, never arithmetic left to the reader: the
+If a number is expected, only a number is an answer, never unevaluated arithmetic: the
 library finds ``86 - 3`` equal to 83, and ``18 - 6 =`` to 12, and a policy learns within a hundred steps
 to repeat the question. Behind ``####`` or in ``\\boxed`` there must be one number; in plain prose the last
 number counts.
@@ -33,10 +33,10 @@ from realsys.rewards.plain_numbers import (
 logger = logging.getLogger(__name__)
 
 _BOXED = "\\boxed{"
-CPU_S = 3.0  # the library takes milliseconds, or much longer than this
-MEMORY_BYTES = 1 << 30  # its libraries take 64 MiB of that
-_MAX_CHARACTERS = 500  # of the end of a text, in which the library may search
-_MAX_LATEX_CHARACTERS = 100  # of a bare value; 400 open brackets take its parser seconds
+CPU_S = 3.0  # the library needs milliseconds, or much longer than this
+MEMORY_BYTES = 1 << 30  # the loaded libraries take 64 MiB of it
+_MAX_CHARACTERS = 500  # length of a text's end that the library searches
+_MAX_LATEX_CHARACTERS = 100  # length of a bare value; 400 open brackets take its parser seconds
 _POWER = r"(?:\^|\*\*)\s*"
 _EXPLOSIVE = re.compile(
     rf"{_POWER}[-\w.]+\s*{_POWER}"  # 9^9^9
@@ -47,14 +47,14 @@ _EXPLOSIVE = re.compile(
 )
 _OPERATION = re.compile(r"[\d)\]}]\s*(?:[-+*×·÷^]|\\(?:times|cdot|div|pm)\b)\s*[-+(\[{\d\\]")
 _DIVIDED = re.compile(r"\d\s*/\s*\d|\\[dt]?frac\b")
-_FACTORIAL = re.compile(r"[\d)}\]]\s*!")  # of LaTeX; in prose it is an exclamation
+_FACTORIAL = re.compile(r"[\d)}\]]\s*!")  # in LaTeX; in prose it is an exclamation mark
 
 _library = Guarded("realsys.rewards.math_library:is_one_of", cpu_s=CPU_S, memory_bytes=MEMORY_BYTES)
 _num_stopped = itertools.count(1)
 
 
 def math_verify_reward(*, response: str, answer: str, **_: Any) -> float:
-    """1.0 if the final value of ``response`` is that of ``answer``, else 0.0.
+    """Returns 1.0 if the final value of ``response`` equals that of ``answer``, else 0.0.
 
     Never raises: a response that can't be parsed, or on which the library fails, scores 0.
     """
@@ -77,7 +77,7 @@ def math_verify_reward(*, response: str, answer: str, **_: Any) -> float:
         return 1.0
     try:
         return float(_equal(found, known, is_bare=is_part or found != whole))
-    except CallFailed as error:  # a third-party parser on text that a policy made up
+    except CallFailed as error:  # a third-party parser on generated text
         if error.why == RAISED:
             logger.debug("answer not parsed error=%s", error)
         elif (count := next(_num_stopped)) & (count - 1) == 0:  # 1, 2, 4, 8, …
@@ -88,7 +88,9 @@ def math_verify_reward(*, response: str, answer: str, **_: Any) -> float:
 
 
 def _stated_value(found: str, *, is_marked: bool) -> str:
-    """What a text states as its number: behind its last ``=``; in prose without LaTeX the last number."""
+    """Returns the number that a text states: after its last ``=``; in prose without LaTeX the last
+    number.
+    """
     if is_marked or "$" in found or "\\" in found:
         return found.rpartition("=")[2].strip()
     numbers = NUMBERS.findall(found)
@@ -96,14 +98,14 @@ def _stated_value(found: str, *, is_marked: bool) -> str:
 
 
 def _is_unworked(found: str, known: PlainNumber) -> bool:
-    """True when ``found`` is not one number: ``86 - 3``, ``82 83``, or ``166/2`` for a whole 83."""
+    """True if ``found`` is not a single number: ``86 - 3``, ``82 83``, or ``166/2`` for a whole 83."""
     if _DIVIDED.search(found):
         return known.is_whole or bool(_OPERATION.search(found))
     return bool(_OPERATION.search(found)) or len(NUMBERS.findall(found)) != 1
 
 
 def final_value(text: str) -> str:
-    """The part of ``text`` that holds its final value."""
+    """Returns the part of ``text`` that holds its final value."""
     if FINAL in text:
         lines = text.rpartition(FINAL)[2].strip().splitlines()
         text = lines[0] if lines else ""
@@ -122,19 +124,19 @@ def _up_to_closing_brace(text: str) -> str:
 
 
 def _equal(found: str, known: str, *, is_bare: bool) -> bool:
-    """Whether the library holds the two for equal, as LaTeX or as text."""
+    """True if the library considers the two equal, as LaTeX or as text."""
     readings = [found]
     if is_bare and len(found) <= _MAX_LATEX_CHARACTERS:
         readings.insert(0, _as_latex(found))
-    safe = [reading for reading in readings if not _could_run_for_ever(reading)]
+    safe = [reading for reading in readings if not _may_never_end(reading)]
     return bool(safe) and bool(_library.call(known=_as_latex(known), readings=safe))
 
 
-def _could_run_for_ever(reading: str) -> bool:
+def _may_never_end(reading: str) -> bool:
     is_latex = "$" in reading or "\\" in reading
     return bool(_EXPLOSIVE.search(reading) or (is_latex and _FACTORIAL.search(reading)))
 
 
 def _as_latex(value: str) -> str:
-    """The library reads LaTeX between dollar signs only; a final value is often bare."""
+    """Wraps a bare value in dollar signs: the library reads LaTeX only between them."""
     return value if "$" in value else f"${value}$"

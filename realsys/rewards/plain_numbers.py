@@ -1,8 +1,8 @@
-"""Numbers as people and models write them, in text and in LaTeX, as exact values (pure).
+"""Parses numbers as people and models write them, in text and in LaTeX, to exact values (pure).
 
 ``1,234.50``, ``$18.``, ``\\$5.00``, ``1{,}234``, ``1\\,234``, ``–5``, ``1e3``, ``1.5 \\times 10^3``,
 ``1 1/2``, ``72%``, ``90^\\circ``, each also in ``**bold**`` or `` `code` ``. A fraction alone (``166/2``)
-is not among them: whether it is worked out is not ours to say.
+is not parsed: the caller decides whether it counts as worked out.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SCIENTIFIC = re.compile(
 _MIXED = re.compile(
     r"([-+]?)(\d{1,9})\s*(?:\s(\d{1,9})\s*/\s*(\d{1,9})|\\[dt]?frac\s*\{(\d{1,9})\}\s*\{(\d{1,9})\})"
 )
-# In prose: of ``it took 1 1/2 hours`` that, of ``5-7`` both, of ``1e3`` the thousand.
+# In prose: ``1 1/2`` in ``it took 1 1/2 hours``, both numbers of ``5-7``, 1000 for ``1e3``.
 NUMBERS = re.compile(
     r"[-+]?\d+(?:,\d{3})*(?:\.\d+)?(?:[eE][-+]?\d{1,3}(?![\w.]))?(?:(?:\s\d+)?/\d+(?![\d/.]))?%?"
 )
@@ -36,20 +36,20 @@ _DEGREES = re.compile(r"([-+]?[\d.,]+)\s*(?:\^\s*\{?\s*\\circ\s*\}?|°|\\degrees
 
 @dataclass(frozen=True)
 class PlainNumber:
-    """A value; ``is_percent``: of ``72%`` it is 72."""
+    """A parsed value; ``is_percent``: the value of ``72%`` is 72."""
 
     value: Fraction
     is_percent: bool = False
 
     @property
     def is_whole(self) -> bool:
-        """Without a fraction."""
+        """True if the value is an integer."""
         return self.value.denominator == 1
 
     def equals(self, other: PlainNumber) -> bool:
-        """Equal values. A percentage is equal to its number and to its share: 72% to 72 and to 0.72.
+        """True for equal values. A percentage equals its number and its share: 72% equals 72 and 0.72.
 
-        Questions that ask "what percentage" are answered in both ways, and their data sets too.
+        Questions for a percentage are answered in both ways, also in data sets.
         """
         if self.is_percent == other.is_percent:
             return self.value == other.value
@@ -58,7 +58,7 @@ class PlainNumber:
 
 
 def plain_number(text: str) -> PlainNumber | None:
-    """The one number that ``text`` is, after ``tidy``; None if it is anything else."""
+    """Parses ``text``, after ``tidy``, as a single number; None if it is anything else."""
     text = text.strip().removesuffix(".").strip("$ ")
     is_percent = text.endswith("%")
     text = text.removesuffix("%").rstrip()
@@ -67,7 +67,9 @@ def plain_number(text: str) -> PlainNumber | None:
 
 
 def as_fraction(text: str) -> str:
-    """``3/2`` for the mixed number ``1 1/2``, which a reader of LaTeX takes for 1 · 1/2; else ``text``."""
+    """Returns ``3/2`` for the mixed number ``1 1/2``, which LaTeX readers parse as 1 · 1/2; else
+    ``text``.
+    """
     if not _MIXED.fullmatch(text) or (value := _value(text)) is None:
         return text
     return f"{value.numerator}/{value.denominator}"
@@ -85,7 +87,7 @@ def _value(text: str) -> Fraction | None:
     if found := _MIXED.fullmatch(text):
         sign, whole, *parts = found.groups()
         above, below = (int(part) for part in parts if part is not None)
-        if not 0 < above < below:  # 1 2/2 is not worked out
+        if not 0 < above < below:  # 1 2/2 is not evaluated
             return None
         value = int(whole) + Fraction(above, below)
         return -value if sign == "-" else value
@@ -98,7 +100,7 @@ def _scaled(sign: str, digits: str, exponent: str) -> Fraction:
 
 
 def tidy(text: str) -> str:
-    """``text`` with its numbers spelt plainly; what they mean does not change.
+    """Returns ``text`` with its numbers spelt plainly, without changing their meaning.
 
     For final values, which are short: the time may grow with the square of the length.
     """
@@ -107,7 +109,7 @@ def tidy(text: str) -> str:
     text = _SPACED.sub("", text)
     text = _DOLLAR.sub("", text)
     text = _EMPHASIS.sub(r"\2", text)
-    if all(map(_AMOUNT.match, text.split("$")[1:])):  # no LaTeX, but sums of money
+    if all(map(_AMOUNT.match, text.split("$")[1:])):  # dollar amounts, not LaTeX
         text = _PRICE.sub("", text)
     if found := _DEGREES.fullmatch(text.strip("$ ")):
         text = found[1]

@@ -1,7 +1,7 @@
-"""What a reward rule says of an answer, checked: a finite number, or a RewardError that names what failed.
+"""Validates scores of reward rules: a finite number, or a RewardError that names the rule and record.
 
-A record for which its rule gives no number is tried once more; then it is *set aside*: nothing is learned
-from it, and the run goes on. When there are too many of them, the rule is at fault, and the run ends.
+A record for which its rule returns no number is retried once; then it is *set aside*: it is not trained on,
+and the run goes on. If there are too many of them, the rule is at fault, and the run ends.
 """
 
 from __future__ import annotations
@@ -15,89 +15,91 @@ from realsys.api.errors import RewardError
 
 logger = logging.getLogger(__name__)
 
-NO_SCORE = float("nan")  # in ``rewards``, of all answers to a record that was set aside
+NO_SCORE = float("nan")  # value in ``rewards`` of all answers to a record that was set aside
 _ALWAYS_ALLOWED, _SHARE_ALLOWED = 8, 0.01
-_LARGEST = 3.4e38  # float32's
-_SHOWN = 200  # characters of a prompt
+_LARGEST = 3.4e38  # largest float32
+_SHOWN = 200  # characters of a prompt in messages
 
 
-def checked(value: Any, *, giver: str) -> float:
-    """``value`` as a number that can be trained on.
+def checked_score(value: Any, *, source: str) -> float:
+    """Returns ``value`` as a number that can be trained on.
 
     Args:
-        giver: who gave it, e.g. ``reward rule 'exact'``.
+        giver: source of the value, e.g. ``reward rule 'exact'``.
     Raises:
-        RewardError: it is no number, or not a finite one in float32.
+        RewardError: it is not a number, or not finite in float32.
     """
     try:
-        # Of text, float() would make a number.
+        # float() would convert text to a number.
         number = float(value) if hasattr(type(value), "__float__") else None
-    except Exception as error:  # of a tensor with several numbers, of anything of the user's
-        raise _refused(value, giver) from error
+    except Exception as error:  # a tensor with several numbers, or any user object
+        raise _not_finite_error(value, source) from error
     if number is None or not math.isfinite(number) or abs(number) > _LARGEST:
-        raise _refused(value, giver)
+        raise _not_finite_error(value, source)
     return number
 
 
 def score(rule: str, function: Callable[..., float], *, response: str, answer: str) -> float:
-    """``function``'s score of ``response``; ``rule`` is its name.
+    """Calls ``function`` on ``response`` and returns its score; ``rule`` is its name.
 
     Raises:
-        RewardError: it raised, or gave something that is no finite number.
+        RewardError: it raised, or returned something that is not a finite number.
     """
-    giver = f"reward rule {rule!r}"
+    source = f"reward rule {rule!r}"
     try:
         value: Any = function(response=response, answer=answer)
-    except Exception as error:  # a plug-in's
-        raise raised(error, giver) from error
-    return checked(value, giver=giver)
+    except Exception as error:  # a plug-in may raise anything
+        raise exception_error(error, source) from error
+    return checked_score(value, source=source)
 
 
-def raised(error: Exception, giver: str) -> RewardError:
-    """What to say of an exception of a rule or an environment."""
+def exception_error(error: Exception, source: str) -> RewardError:
+    """Makes the error for an exception of a rule or an environment."""
     return RewardError(
-        f"{giver} raised {type(error).__name__}: {error}"[:500],
-        where=giver,
-        fix="mend it, so that it gives a number for every answer; 0 is one",
+        f"{source} raised {type(error).__name__}: {error}"[:500],
+        where=source,
+        fix="correct it, so that it returns a number for every answer; 0 is allowed",
     )
 
 
-def of_record(error: RewardError, *, id: str, prompt: str) -> RewardError:
-    """``error`` with the record that it is about."""
+def with_record(error: RewardError, *, id: str, prompt: str) -> RewardError:
+    """Returns ``error`` extended by the record that it is about."""
     shown = prompt if len(prompt) <= _SHOWN else prompt[:_SHOWN] + " …"
     return RewardError(error.what, where=f"{error.where}, record {id}: {shown!r}", fix=error.fix)
 
 
-def _refused(value: Any, giver: str) -> RewardError:
+def _not_finite_error(value: Any, source: str) -> RewardError:
     return RewardError(
-        f"{giver} gave {value!r:.100}, a {type(value).__name__}, which is no finite number",
-        where=giver,
-        fix="let it give a finite number for every answer; 0 is one",
+        f"{source} returned {value!r:.100}, a {type(value).__name__}, which is not a finite number",
+        where=source,
+        fix="make it return a finite number for every answer; 0 is allowed",
     )
 
 
 def too_many(num_set_aside: int, num_records: int) -> bool:
-    """Whether so many records set aside, of all that were scored, are the rule's fault and not theirs."""
+    """True if so many of the scored records were set aside that the rule is at fault."""
     return num_set_aside > _ALWAYS_ALLOWED + _SHARE_ALLOWED * num_records
 
 
-class SetAside:
-    """The records that a process has set aside; tells the log of each.
+class SetAsideRecords:
+    """Records that a process has set aside; logs each.
 
     Attributes:
-        ids: theirs, in order.
-        num_records: all that were scored or set aside.
+        ids: ids of these records, in order.
+        num_records: number of records scored or set aside.
     """
 
     def __init__(self) -> None:
         self.ids: list[str] = []
         self.num_records = 0
 
-    def twice(self, call: Callable[[], float], *, id: str, prompt: Callable[[], str]) -> float:
-        """What ``call`` gives, tried once more if it raises RewardError; then NO_SCORE.
+    def score_with_retry(
+        self, call: Callable[[], float], *, id: str, prompt: Callable[[], str]
+    ) -> float:
+        """Returns the result of ``call``, retried once if it raises RewardError; then NO_SCORE.
 
         Raises:
-            RewardError: the second time, if too many records were set aside.
+            RewardError: both calls failed and too many records were set aside.
         """
         try:
             try:
@@ -105,7 +107,7 @@ class SetAside:
             except RewardError:
                 return call()
         except RewardError as error:
-            named = of_record(error, id=id, prompt=prompt())
+            named = with_record(error, id=id, prompt=prompt())
             if id not in self.ids:
                 self.ids.append(id)
                 logger.warning(
@@ -116,11 +118,11 @@ class SetAside:
                     named.where,
                 )
             if too_many(len(self.ids), self.num_records):
-                raise self.refusal(named) from error
+                raise self.too_many_error(named) from error
             return NO_SCORE
 
-    def refusal(self, last: RewardError) -> RewardError:
-        """What ends the run."""
+    def too_many_error(self, last: RewardError) -> RewardError:
+        """Makes the error that ends the run."""
         return RewardError(
             f"{len(self.ids)} of {self.num_records} records got no reward; the last: {last.what}",
             where=last.where,

@@ -1,1 +1,1 @@
-"""Making experience: agents in environments, and the rules about how old it may be."""
+"""Rollouts: agents in environments, and the rules that bound their staleness."""

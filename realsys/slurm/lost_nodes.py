@@ -14,7 +14,8 @@ from realsys.trial.records import ExitMarker
 # In a failure's own words: nobody saw the worker end, its node just fell silent; or CUDA says that a GPU
 # is broken (not seen on a real one).
 _OF_A_NODE = (
-    *("its node is lost", "has not been seen to end", "ode failure"),
+    *("its node is lost", "but has not ended within", "ode failure"),
+    "has not been seen to end",  # in records before 0.2
     *("uncorrectable ECC error", "GPU is lost", "fallen off the bus"),
     "failed the preflight",
 )

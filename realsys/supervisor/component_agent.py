@@ -1,4 +1,4 @@
-"""The batch step of every job but the first, when a trial's groups sit in several Slurm jobs.
+"""The batch step of every job but the first, if a trial's groups are in several Slurm jobs.
 
 The job's first process (job_entry.py) calls ``run_component``. It runs an ``OrderFollower`` and passes
 Slurm's signals on to it.
@@ -14,6 +14,7 @@ from types import FrameType
 
 from realsys.api.errors import StoreUnavailable
 from realsys.api.plan import LaunchPlan, read_plan
+from realsys.name_resolve.key_table import TrialKeys
 from realsys.name_resolve.store import NameResolve
 from realsys.name_resolve.trial_store import open_trial_store
 from realsys.supervisor.attempt.attempt import Job
@@ -22,17 +23,16 @@ from realsys.supervisor.split_jobs.order_follower import OrderFollower
 from realsys.supervisor.steps.slurm_steps import SlurmSteps, component_nodes
 from realsys.supervisor.supervisor_main import log_to
 from realsys.trial.records import AttemptFiles, TrialFiles
-from realsys.worker.runner import trial_keys
 
 AWAIT_STORE_POLL_S = 1.0
 
 
 def run_component(trial_dir: str, plan_hash: str, component: int, attempt_number: int) -> int:
-    """Serves one component of one attempt. Returns 0; leaves with 1 when nobody told it to go.
+    """Serves one component of one attempt. Returns 0; exits with 1 if it ends without an order.
 
     Raises:
         ConfigError: the plan was changed.
-        ClusterError: the attempt's supervisor did not come in time.
+        ClusterError: the attempt's supervisor did not appear in time.
     """
     files = TrialFiles(Path(trial_dir))
     plan = read_plan(files.plan, expected_hash=plan_hash)
@@ -42,7 +42,7 @@ def run_component(trial_dir: str, plan_hash: str, component: int, attempt_number
     store = _await_store(plan, files.attempt(attempt_number))
     steps = SlurmSteps(plan, plan_hash, files.attempt(attempt_number), {component: nodes})
     agent = OrderFollower(
-        plan, component, attempt_number, job, files, store, trial_keys(plan), steps
+        plan, component, attempt_number, job, files, store, TrialKeys.of(plan), steps
     )
     _listen_to_signals(agent, plan)
     agent.join()
@@ -55,7 +55,7 @@ def run_component(trial_dir: str, plan_hash: str, component: int, attempt_number
 
 
 def _await_store(plan: LaunchPlan, attempt: AttemptFiles) -> NameResolve:
-    """The trial's store. A job's own etcd starts with the first job: it is waited for."""
+    """Opens the trial's store; waits for a job's own etcd, which starts with the first job."""
     deadline_s = time.monotonic() + plan.cluster.slurm.rendezvous_seconds
     while True:
         try:
@@ -67,7 +67,7 @@ def _await_store(plan: LaunchPlan, attempt: AttemptFiles) -> NameResolve:
 
 
 def _listen_to_signals(agent: OrderFollower, plan: LaunchPlan) -> None:
-    """Slurm's signals to this batch step: passed on, so that the whole attempt stops in good order."""
+    """Passes Slurm's signals to this batch step on, so that the whole attempt stops gracefully."""
     announced = plan.cluster.slurm.grace_seconds
 
     def on_signal(number: int, frame: FrameType | None) -> None:

@@ -1,8 +1,9 @@
-"""The first process of a job: calls what its command line says, once the trial's folders are trusted.
+"""The first process of a job: calls the function named on its command line, after checking the trial's
+folders.
 
-``python -m realsys.supervisor.job_entry MODULE:FUNCTION TRIAL PLAN_HASH [NUMBER …]``, or for an element of
-a job array ``… --elements=FILE --sha256=HASH``. submitit starts it, but its pickled call is not used:
-whoever can write a pickle decides what runs. The plan is data, and its hash is in the command line.
+``python -m realsys.supervisor.job_entry MODULE:FUNCTION TRIAL PLAN_HASH [NUMBER …]``, or for an element
+of a job array ``… --elements=FILE --sha256=HASH``. submitit starts it, but its pickled call is not used:
+a pickle could be replaced by code. The plan is data, and its hash is on the command line.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from realsys.trial.records import TrialFiles
 
 
 def main() -> int:
-    """Returns the exit status of the job."""
+    """Runs the job; returns its exit status."""
     restrict_umask()
     signal.signal(
-        signal.SIGTERM, _told
+        signal.SIGTERM, _on_early_sigterm
     )  # until the supervisor listens, as to SIGUSR2 in the script
     try:
         args = _parse()
@@ -42,10 +43,10 @@ def main() -> int:
 
 
 def element(data: bytes, sha256: str, environ: Mapping[str, str]) -> tuple[str, str]:
-    """(trial, plan's hash) of the array's element that this process is.
+    """Returns (trial, plan's hash) of the array element that this process is.
 
     Raises:
-        TrialError: the file is not the one that was submitted.
+        TrialError: the file differs from the submitted one.
     """
     if (found := hashlib.sha256(data).hexdigest()) != sha256:
         raise TrialError(
@@ -63,8 +64,8 @@ def _function(name: str) -> Callable[..., int]:
     return function
 
 
-def _told(number: int, frame: FrameType | None) -> None:
-    sys.stderr.write("SIGTERM came before there was an attempt to stop\n")
+def _on_early_sigterm(number: int, frame: FrameType | None) -> None:
+    sys.stderr.write("SIGTERM received before an attempt existed\n")
 
 
 def _parse() -> argparse.Namespace:

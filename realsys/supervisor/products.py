@@ -1,4 +1,4 @@
-"""What a phase leaves: whether it is done, how far it got, and its product for the phases after it."""
+"""Results of a phase: whether it is done, how far it got, and its product for later phases."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 def is_done(files: TrialFiles, attempt: AttemptRecord, phase: str) -> bool:
-    """True when the attempt's master has said so, with the attempt's token."""
+    """Returns whether the attempt's master has marked the phase as done, with the attempt's token."""
     path = files.attempt(attempt.number).done(phase)
     fresh(path.parent)  # the master writes it on another host
     try:
@@ -26,9 +26,9 @@ def is_done(files: TrialFiles, attempt: AttemptRecord, phase: str) -> bool:
 
 
 def attempt_that_finished(files: TrialFiles, phase: str) -> int | None:
-    """The attempt that finished the phase: its supervisor was lost before it could say so.
+    """Returns the attempt that finished the phase before its supervisor was lost.
 
-    It counts when it is the head of the phase's lineage: nobody went on after it.
+    It counts only as the head of the phase's lineage: no later attempt continued the phase.
     """
     for attempt in reversed(files.all_attempts()):
         if attempt.resumed(phase).exists():  # else it did not get so far in this phase
@@ -39,7 +39,7 @@ def attempt_that_finished(files: TrialFiles, phase: str) -> int | None:
 
 
 def last_step(phase_files: PhaseFiles) -> int:
-    """Step of the last whole line of the metrics."""
+    """Returns the step of the last complete line of the metrics."""
     for line in reversed(log_tail(phase_files.metrics, lines=3)):
         try:
             return int(json.loads(line)["step"])
@@ -49,7 +49,7 @@ def last_step(phase_files: PhaseFiles) -> int:
 
 
 def publish(phase_files: PhaseFiles, target: Path) -> None:
-    """Copies a phase's product to ``target``, whole: copy beside it, then rename."""
+    """Copies a phase's product to ``target`` atomically: copy beside it, then rename."""
     source = Path(os.path.realpath(phase_files.checkpoints / "model" / "latest"))
     temporary = target.parent / f".{target.name}.{os.getpid()}"
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -1,9 +1,9 @@
-"""Signals that ask an attempt to end, what each means, and going on after them.
+"""Handles signals that ask an attempt to end, and requeues the job afterwards.
 
 On Slurm the supervisor is the batch script: ``--signal=B:USR2@grace`` and the SIGTERM of scancel,
-preemption and the time limit reach it. It passes them on as a stop request; the master finishes its
-step, saves, and leaves. When the plan says requeue, a run that Slurm interrupted asks Slurm for its job
-back, and the next incarnation resumes.
+preemption and the time limit reach it. It turns them into a stop request; the master finishes its step,
+saves, and exits. If the plan says requeue, a run that Slurm interrupted asks Slurm to requeue its job,
+and the next incarnation resumes.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _ANNOUNCED = ("Slurm (time limit)", "Slurm (preemption)")
 _ANNOUNCED_UNKNOWN = "Slurm (SIGUSR2: time limit or preemption)"
 REQUEUE_TIMEOUT_S = 20.0  # of one scontrol
 REQUEUE_AGAIN_S = 2.0
-REQUEUE_PATIENCE_S = 600.0  # Slurm ends the job before, if its time is over
-ENDED_IN_S = 60.0  # so soon Slurm ends a job that it has requeued
+REQUEUE_PATIENCE_S = 600.0  # Slurm ends the job earlier if its time is over
+ENDED_IN_S = 60.0  # Slurm ends a requeued job within this time
 
 
 def listen_to_signals(supervisor: Supervisor, plan: LaunchPlan) -> threading.Event:
@@ -49,7 +49,7 @@ def listen_to_signals(supervisor: Supervisor, plan: LaunchPlan) -> threading.Eve
             by = _interruption(os.environ, announced)
             is_first = supervisor.request_stop(by, grace_s=grace_s)
             if is_first and plan.job is not None and plan.job.requeue:
-                requeue.set()  # whom somebody has stopped before does not want to come back
+                requeue.set()  # not after an earlier stop request, which is meant to be final
         else:
             supervisor.request_stop(f"Slurm ({name}: cancelled or preempted)", grace_s=TERM_GRACE_S)
 
@@ -59,13 +59,13 @@ def listen_to_signals(supervisor: Supervisor, plan: LaunchPlan) -> threading.Eve
 
 
 def requeue_job(job_id: str) -> bool:
-    """Gives the job back to the queue, whatever time a controller that is away needs to hear of it; this
-    process is ended by Slurm meanwhile. False when Slurm refuses.
+    """Requeues the job, retrying while the controller is unavailable; Slurm ends this process meanwhile.
+    Returns False if Slurm refuses.
 
-    A site that forbids it is told in the log: `realsys resume` goes on all the same.
+    If the site forbids it, the log says so; `realsys resume` still works.
     """
     argv = ["scontrol", "requeue", job_id]
-    logger.info("requeue asked job=%s", job_id)
+    logger.info("requeue requested job=%s", job_id)
     deadline = time.monotonic() + REQUEUE_PATIENCE_S
     while True:
         try:
@@ -82,25 +82,25 @@ def requeue_job(job_id: str) -> bool:
                 break
             why, is_answer = done.stderr.strip(), not NO_CONTROLLER.search(done.stderr)
         if is_answer or time.monotonic() > deadline:
-            logger.error("requeue refused job=%s said=%s", job_id, why)
+            logger.error("requeue refused job=%s error=%s", job_id, why)
             return False
-        logger.warning("requeue not answered, asked again job=%s said=%s", job_id, why)
+        logger.warning("requeue not answered, retrying job=%s error=%s", job_id, why)
         time.sleep(REQUEUE_AGAIN_S)
-    time.sleep(ENDED_IN_S)  # leaving by ourselves first would end the job for good
+    time.sleep(ENDED_IN_S)  # exiting first would end the job for good
     return True
 
 
 def is_cancelled(by: str) -> bool:
-    """Whether a stop that ``by`` asked for is somebody's wish (`realsys stop`, scancel), rather than an
-    interruption that Slurm has announced (SIGUSR2). Pure."""
+    """Returns whether a stop requested by ``by`` was a user's decision (`realsys stop`, scancel), not an
+    interruption announced by Slurm (SIGUSR2). Pure."""
     return by not in (*_ANNOUNCED, _ANNOUNCED_UNKNOWN)
 
 
 def cancel_job(job_id: str) -> None:
-    """So that Slurm, too, calls a job CANCELLED that somebody has stopped, and not FAILED.
+    """Makes Slurm report a job stopped by a user as CANCELLED, not FAILED.
 
-    This process is sent SIGTERM by it, and leaves by itself. What waits for the job to end well sees no
-    good end.
+    Slurm sends SIGTERM to this process, which exits by itself. Jobs that depend on its success do not
+    start.
     """
     try:
         done = subprocess.run(
@@ -111,14 +111,15 @@ def cancel_job(job_id: str) -> None:
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        logger.warning("cancellation not told to Slurm job=%s error=%s", job_id, error)
+        logger.warning("cancellation failed job=%s error=%s", job_id, error)
         return
     if done.returncode:
-        logger.warning("cancellation refused job=%s said=%s", job_id, done.stderr.strip())
+        logger.warning("cancellation refused job=%s error=%s", job_id, done.stderr.strip())
 
 
 def _interruption(environ: os._Environ[str], announced_s: float) -> str:
-    """Why SIGUSR2 came, as far as the job's end time tells (SLURM_JOB_END_TIME, Slurm 23.02)."""
+    """Returns the reason for SIGUSR2, as far as the job's end time shows it (SLURM_JOB_END_TIME, Slurm
+    23.02)."""
     end = environ.get("SLURM_JOB_END_TIME", "")
     if not end.isdigit():
         return _ANNOUNCED_UNKNOWN

@@ -1,9 +1,9 @@
-"""The supervisor of one attempt: runs the phases in order, watches every worker, says how it ended.
+"""The supervisor of one attempt: runs the phases in order, watches every worker, records the outcome.
 
 Success is the master's own marker (``done-<phase>.json`` in the attempt's folder), never a return code
-alone. A worker fails by ending, by losing its lease, or by standing still. Of some types it is started
-again by itself then (worker_restarts.py); of others all workers are ended at once, at the first failure. It
-holds no lock and no socket.
+alone. A worker fails by ending, by losing its lease, or by a stall. Workers of some types are restarted
+by themselves (worker_restarts.py); for the others all workers are ended at the first failure. It holds no
+lock and no socket.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ from realsys.worker.requeued import newer_attempt_of_same_job
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.05
-MANY_TASKS, MANY_POLL_S = 200, 0.5  # looking at thousands of tasks must not fill a core
+MANY_TASKS, MANY_POLL_S = 200, 0.5  # polling thousands of tasks must not occupy a core
 REQUEUE_LOOK_S = 2.0
-STATUSES_S = 2.0  # for a store to say in which state workers left
-LAST_WORDS_S = 1.0  # how long peers get to say something after the first failure
+STATUSES_S = 2.0  # time limit of reading workers' final states from the store
+LAST_WORDS_S = 1.0  # time for peers to write failure records after the first failure
 END_GRACE_S = 5.0
 BALLAST_BYTES = 1 << 20
-GOODBYE_S = 20.0  # how long workers may take to leave after the master is done
-EVALUATIONS_S = 600.0  # how long evaluators may then be at what is still to be evaluated
+GOODBYE_S = 20.0  # time for workers to leave after the master is done
+EVALUATIONS_S = 600.0  # time for evaluators to finish pending evaluations after that
 
 
 @dataclass
@@ -109,7 +109,7 @@ class Supervisor:
             self.leases,
             self.history,
             self._reporter,
-            is_stopping=lambda: self.stop_watch.is_asked,
+            is_stopping=lambda: self.stop_watch.is_requested,
         )
         self.scaling = WorkerScaling(
             self.attempt_files,
@@ -118,11 +118,11 @@ class Supervisor:
             self.attempt,
             self.leases,
             self.restarts,
-            is_stopping=lambda: self.stop_watch.is_asked,
+            is_stopping=lambda: self.stop_watch.is_requested,
         )
 
     def run(self) -> ExitMarker:
-        """Runs every phase that is not done yet; returns what the exit marker says."""
+        """Runs every phase that is not done yet; returns the exit marker."""
         self.stop_watch.start()
         try:
             result, phase = self._run_phases()
@@ -143,14 +143,15 @@ class Supervisor:
         )
 
     def _resume(self, phase: PhasePlan, first: Failure | None) -> str:
-        """The command that goes on; of the main phase with the setting that gets past the failure."""
+        """Returns the command that resumes the trial; for the main phase with the setting that avoids the
+        failure."""
         command = f"realsys resume {self.plan.trial}"
         if first is None or phase.publish is not None or not first.resume_with:
             return command
         return f"{command} {first.resume_with}"
 
     def _run_phases(self) -> tuple[Result, PhasePlan]:
-        """Every phase that is not done yet, until one does not complete."""
+        """Runs every phase that is not done yet, until one does not complete."""
         result, phase, is_checked = Result.COMPLETED, self.plan.phases[-1], False
         for phase in self.plan.phases:
             if phase.publish is not None and Path(phase.publish).is_dir():
@@ -161,7 +162,7 @@ class Supervisor:
                 logger.info("phase skipped phase=%s done_by_attempt=%d", phase.name, by)
                 continue
             if not is_checked and not self._nodes_are_well():
-                return (Result.STOPPED if self.stop_watch.is_asked else Result.FAILED), phase
+                return (Result.STOPPED if self.stop_watch.is_requested else Result.FAILED), phase
             is_checked = True
             result = self._run_phase(phase)
             if result is not Result.COMPLETED:
@@ -169,28 +170,29 @@ class Supervisor:
         return result, phase
 
     def _nodes_are_well(self) -> bool:
-        """Asks the preflight, before any worker starts; False where the run ends by it, or by a stop."""
+        """Runs the preflight, before any worker starts; returns False if the run must not start, or at a
+        stop."""
         self._failures += self.preflight(self._goes_on)
         first, _ = order_failures(self._failures)
         if first is not None:
             self.give_room()
-            logger.error("preflight failed host=%s why=%s", first.host, first.why)
-        return first is None and not self.stop_watch.is_asked
+            logger.error("preflight failed host=%s reason=%s", first.host, first.why)
+        return first is None and not self.stop_watch.is_requested
 
     def _goes_on(self) -> bool:
-        """Whether nobody wants a stop; looks after what must not wait meanwhile."""
+        """Returns whether no stop was requested; meanwhile does what must not wait."""
         self.look_after_store()
         self.stop_watch.poll()
         self._refuse_if_requeued()
-        return not self.stop_watch.is_asked
+        return not self.stop_watch.is_requested
 
     def _planned_since(self) -> int:
-        """The first attempt with this plan: the main phase may be done by a former one's limits."""
+        """Returns the first attempt with this plan: a former plan may have ended the main phase earlier."""
         record = read_record(TrialRecord, self.files.record)
         return record.changes[-1].from_attempt if record is not None and record.changes else 1
 
     def keep_room(self) -> None:
-        """Sets space aside for the words that must be written when the disk is full."""
+        """Reserves disk space for the records that must be written if the disk is full."""
         try:
             self.attempt_files.ballast.write_bytes(bytes(BALLAST_BYTES))
         except OSError as error:
@@ -201,7 +203,8 @@ class Supervisor:
         self.attempt_files.ballast.unlink(missing_ok=True)
 
     def request_stop(self, by: str, *, grace_s: float) -> bool:
-        """Asks the master to end after its step (from a signal handler). False: somebody was first."""
+        """Requests the master to end after its step (from a signal handler). Returns False if there was
+        an earlier request."""
         return self.stop_watch.request(by, grace_s=grace_s)
 
     # ---- one phase --------------------------------------------------------------------------
@@ -232,12 +235,13 @@ class Supervisor:
         return result
 
     def _end_steps(self, tasks: list[Task]) -> None:
-        """Unless the job was requeued: then an order to Slurm would end the new attempt's steps."""
+        """Ends the steps unless the job was requeued: then an order to Slurm would end the new attempt's
+        steps."""
         if newer_attempt_of_same_job(self.files, self.attempt.number) is None:
             self.steps.end(tasks, grace_s=END_GRACE_S)
 
     def _watch(self, tasks: list[Task], phase: PhasePlan) -> Result:
-        """Until the master is done or somebody fails.
+        """Watches the phase until the master is done or a worker fails.
 
         Raises:
             StaleAttempt: Slurm has requeued the job, and its new incarnation runs.
@@ -248,10 +252,10 @@ class Supervisor:
             self.stop_watch.poll()
             self._refuse_if_requeued()
             if self.stop_watch.is_over:
-                logger.warning("stop grace over; ending the workers")
+                logger.warning("grace period over, ending the workers")
                 return Result.STOPPED
-            if beyond_help := self.restarts.advance(tasks):
-                return self._fail_by(beyond_help, tasks)
+            if unrecoverable := self.restarts.advance(tasks):
+                return self._fail_by(unrecoverable, tasks)
             self.scaling.advance(tasks, self.steps)
             up = self._looked_after(tasks)
             ended = [t for t in up if t.poll() is not None]
@@ -259,7 +263,7 @@ class Supervisor:
                 self.files, self.attempt, phase.name
             ):
                 self._wait_for_evaluators(tasks, timeout_s=EVALUATIONS_S)
-                return self._wait_for_goodbyes(tasks)
+                return self._wait_for_exits(tasks)
             if any(
                 t.poll() == worker_exit_codes.STOPPED for t in ended
             ):  # the master, or one interrupted
@@ -275,7 +279,7 @@ class Supervisor:
             time.sleep(POLL_S if len(tasks) < MANY_TASKS else MANY_POLL_S)
 
     def _looked_after(self, tasks: list[Task]) -> list[Task]:
-        """Those whose end, or silence, means something: not who is started again, or is to go."""
+        """Returns the tasks whose end or silence matters: not those being restarted or drained."""
         return [
             t
             for t in tasks
@@ -283,7 +287,7 @@ class Supervisor:
         ]
 
     def _without_restarted(self, tasks: list[Task], op: Op) -> list[Task]:
-        """Those whose end is the trial's; the others will be started again."""
+        """Returns those whose end ends the trial; the others are scheduled for a restart."""
         return [
             t for t in tasks if not (self.restarts.is_down(t.worker) or self.restarts.take(t, op))
         ]
@@ -301,20 +305,20 @@ class Supervisor:
             )
 
     def _has_failed(self, task: Task) -> bool:
-        """Of one that has ended: with a code of a failure, or with 0 in the middle of its work (os._exit(0)
-        in code that it runs)."""
+        """Returns whether a task that has ended failed: with an error code, or with 0 in the middle of
+        its work (os._exit(0) in code that it runs)."""
         if task.poll() != worker_exit_codes.DONE:
             return True
         left_s = self._left_s.setdefault(id(task), time.monotonic())
         return self.leases.left_unwell(task.worker, left_s=left_s)
 
     def _has_left(self, task: Task) -> bool:
-        """Whether its parent says that it left well: srun does not, until the last of its tasks ends."""
+        """Returns whether its parent recorded a clean exit: srun reports only when its last task ends."""
         told = read_fresh(WorkerExit, self.attempt_files.exit_of(task.worker))
         return told is not None and told.returncode == worker_exit_codes.DONE
 
     def _wait_for_evaluators(self, tasks: list[Task], *, timeout_s: float) -> None:
-        """Until they have left, started again where they end badly, or a stop is asked. The others
+        """Waits until they have left, restarting them if they fail, or a stop is requested. The others
         leave meanwhile."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
@@ -333,12 +337,12 @@ class Supervisor:
             at_work = [t.worker for t in up if t.poll() is None]
             down = [t.worker for t in here if self.restarts.is_down(t.worker)]
             down = [w for w in down if not self.restarts.is_given_up(w)]
-            if self.stop_watch.is_asked or not at_work + down:
+            if self.stop_watch.is_requested or not at_work + down:
                 return
             time.sleep(POLL_S)
         logger.warning("evaluations not finished in time timeout_s=%g", timeout_s)
 
-    def _wait_for_goodbyes(self, tasks: list[Task]) -> Result:
+    def _wait_for_exits(self, tasks: list[Task]) -> Result:
         deadline = time.monotonic() + GOODBYE_S
         while time.monotonic() < deadline:
             if all(t.poll() is not None for t in tasks):
@@ -352,9 +356,9 @@ class Supervisor:
     # ---- failures ---------------------------------------------------------------------------
 
     def _collect_failures(self, tasks: list[Task], lost: list[Task]) -> Result:
-        """Everybody's reason: own last words, else the exit code or signal that we saw.
+        """Collects every worker's reason: its own failure record, else its exit code or signal.
 
-        STOPPED when all of it came from a worker that was told to leave (`realsys tell … interrupt`).
+        STOPPED if the cause was a worker interrupted by a command (`realsys tell … interrupt`).
         """
         self.give_room()
         deadline = time.monotonic() + LAST_WORDS_S
@@ -363,7 +367,7 @@ class Supervisor:
         up = self._looked_after(tasks)
         ended = [t for t in up if t.poll() is not None]
         if any(t.poll() == worker_exit_codes.DONE and not self._has_failed(t) for t in ended):
-            self.leases.look_now(timeout_s=STATUSES_S)  # who ended so may have been the first
+            self.leases.look_now(timeout_s=STATUSES_S)  # one that ended with 0 may have been first
         failed = [t for t in ended if self._has_failed(t)]
         if any(task.poll() == worker_exit_codes.STOPPED for task in failed):
             self._end_steps(tasks)
@@ -371,19 +375,21 @@ class Supervisor:
         for task in failed or lost or [t for t in up if t.poll() is not None]:
             self.history.note(Op.EXITED if task.poll() is not None else Op.LOST, worker=task.worker)
             known = self.leases.registered.get(task.worker)
-            self._failures.append(self.restarts.told_of(self._reporter.of_task(task, known)))
+            self._failures.append(
+                self.restarts.with_restart_count(self._reporter.of_task(task, known))
+            )
         self._end_all(tasks)
         return Result.FAILED
 
     def _fail_by(self, failures: list[Failure], tasks: list[Task]) -> Result:
-        """The end by workers that could not be started again."""
+        """Ends the phase because workers could not be restarted."""
         self.give_room()
         self._failures += failures
         self._end_all(tasks)
         return Result.FAILED
 
     def _collect_stalls(self, tasks: list[Task], statuses: Mapping[str, WorkerStatus]) -> None:
-        """Everybody's stack, then those who do not just wait for another one."""
+        """Collects all stacks, then reports the workers that do not merely wait for another one."""
         self.give_room()
         asked = [t.worker for t in tasks if t.poll() is None]
         ask_for_stacks(self.store, self.keys, self.attempt, asked)
@@ -394,7 +400,7 @@ class Supervisor:
                 self.history.note(Op.LOST, worker=worker)
                 known = self.leases.registered.get(worker)
                 failure = self._reporter.of_stall(by_name[worker], known, statuses[worker])
-                self._failures.append(self.restarts.told_of(failure))
+                self._failures.append(self.restarts.with_restart_count(failure))
         self._end_all(tasks)
 
     def _end_all(self, tasks: list[Task]) -> None:
@@ -402,5 +408,5 @@ class Supervisor:
         first, _ = order_failures(self._failures)
         if first is not None:
             logger.error(
-                "first failure worker=%s pid=%d why=%s", first.worker, first.pid, first.why
+                "first failure worker=%s pid=%d reason=%s", first.worker, first.pid, first.why
             )

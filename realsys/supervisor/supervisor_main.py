@@ -1,4 +1,4 @@
-"""The supervisor's life, on a laptop and on a cluster's first node. job_entry.py calls ``supervise``."""
+"""The supervisor process, on one machine or a cluster's first node. job_entry.py calls ``supervise``."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import sys
 import time
 from pathlib import Path
 
-from realsys.api.errors import RealsysError
 from realsys.api.plan import JobLayout, JobPlan, LaunchPlan, read_plan
 from realsys.name_resolve.key_table import TrialKeys
 from realsys.observability.worker_logs import configure_logging
+from realsys.runtime.failures import failure_of
 from realsys.runtime.parent_death import die_with_parent
 from realsys.slurm.lost_nodes import lost_nodes
-from realsys.supervisor.attempt.attempt import Job, end_attempt, take_attempt
+from realsys.supervisor.attempt.attempt import Job, claim_attempt, end_attempt
 from realsys.supervisor.health.preflight_check import preflight
 from realsys.supervisor.health.requeue_elsewhere import leave_out
 from realsys.supervisor.job_etcd.job_store import JobStore, former_store
@@ -35,15 +35,14 @@ from realsys.supervisor.steps.steps import Steps
 from realsys.supervisor.supervisor import Supervisor
 from realsys.trial.records import AttemptFiles, ExitMarker, Result, TrialFiles, write_record
 from realsys.worker.requeued import linger, newer_attempt_of_same_job
-from realsys.worker.runner import trial_keys
 
 logger = logging.getLogger(__name__)
 
-KEEPSAKES_TIMEOUT_S = 120
+ARTIFACTS_TIMEOUT_S = 120
 
 
 def supervise(trial_dir: str, plan_hash: str) -> int:
-    """Runs one attempt of the trial in ``trial_dir``. Returns 0 when it completed, else 1.
+    """Runs one attempt of the trial in ``trial_dir``. Returns 0 if it completed, else 1.
 
     Raises:
         ConfigError: the plan was changed. TrialIsLive: an attempt runs already.
@@ -54,7 +53,7 @@ def supervise(trial_dir: str, plan_hash: str) -> int:
         die_with_parent(os.getppid(), signal.SIGTERM)
     job = Job.from_environment(os.environ)
     opened = JobStore.open(plan, job.nodes, was_open_before=bool(files.all_attempts()))
-    keys = trial_keys(plan)
+    keys = TrialKeys.of(plan)
     try:
         return _supervise(plan, plan_hash, files, job, opened, keys)
     finally:
@@ -70,7 +69,7 @@ def _supervise(
     keys: TrialKeys,
 ) -> int:
     store = opened.store
-    record, attempt_files = take_attempt(
+    record, attempt_files = claim_attempt(
         files,
         store,
         keys,
@@ -78,7 +77,7 @@ def _supervise(
         former=former_store(plan, store),
         patience_s=float(plan.cluster.store_patience_seconds),
     )
-    opened.tell(attempt_files)
+    opened.write_access(attempt_files)
     log_to(attempt_files.log("supervisor"), "supervisor")
     board = ComponentBoard(record, store, keys, job.nodes)
     steps = make_steps(plan, plan_hash, files, attempt_files, board)
@@ -108,20 +107,20 @@ def _supervise(
             linger()
     finally:
         if isinstance(steps, SplitSteps):
-            steps.close()  # whatever happened: the other jobs hold nodes
+            steps.close()  # in any case: the other jobs hold nodes
     comes_back = (marker.result is Result.STOPPED and requeue.is_set()) or lost
-    # First: what Slurm leaves may be over before a picture is drawn. The next incarnation draws them.
+    # Requeue first: Slurm may end this process before a picture is drawn. The next incarnation does it.
     if not (comes_back and requeue_job(job.job_id)):
-        _write_keepsakes(files)
-        if plan.job is not None and _is_stopped_by_somebody(marker, supervisor, plan.job):
+        _write_artifacts(files)
+        if plan.job is not None and _is_stopped_by_user(marker, supervisor, plan.job):
             cancel_job(job.job_id)
     if plan.job is not None and marker.result is not Result.COMPLETED:
-        raise SystemExit(1)  # so that the job's own state, and what waits for it, tell the truth
+        raise SystemExit(1)  # so that the job's state, and jobs that depend on it, are right
     return 0 if marker.result is Result.COMPLETED else 1
 
 
 def _leave_out_lost_nodes(plan: LaunchPlan, job: Job, marker: ExitMarker) -> bool:
-    """Whether the attempt lost nodes and goes on by itself; its job's next start is to take others."""
+    """Returns whether the attempt lost nodes and is requeued; makes its job's next start avoid them."""
     if plan.job is None or not plan.job.requeue or marker.result is Result.COMPLETED:
         return False
     lost = lost_nodes(marker, job.nodes)
@@ -130,9 +129,10 @@ def _leave_out_lost_nodes(plan: LaunchPlan, job: Job, marker: ExitMarker) -> boo
     return bool(lost)
 
 
-def _is_stopped_by_somebody(marker: ExitMarker, supervisor: Supervisor, job: JobPlan) -> bool:
-    """Not by Slurm, as far as is known: a SIGTERM may be a preemption, after which Slurm requeues it."""
-    by = supervisor.stop_watch.asked_by
+def _is_stopped_by_user(marker: ExitMarker, supervisor: Supervisor, job: JobPlan) -> bool:
+    """Returns whether a user stopped it, not Slurm: a SIGTERM may be a preemption, after which Slurm
+    requeues it."""
+    by = supervisor.stop_watch.requested_by
     if marker.result is not Result.STOPPED or (job.requeue and by.startswith("Slurm (")):
         return False
     return is_cancelled(by)
@@ -145,7 +145,7 @@ def make_steps(
     attempt_files: AttemptFiles,
     board: ComponentBoard,
 ) -> Steps:
-    """How this attempt's workers are started. Opens the board where other jobs look at it."""
+    """Returns how this attempt's workers are started. Opens the board if there are other jobs."""
     if plan.job is None:
         return LocalSteps(plan, plan_hash, attempt_files)
     nodes = component_nodes(plan.job, dict(os.environ))
@@ -158,46 +158,34 @@ def make_steps(
 def _run(
     supervisor: Supervisor, attempt_files: AttemptFiles, plan: LaunchPlan, number: int
 ) -> ExitMarker:
-    """The marker of a run, also when the supervisor itself fails: an attempt always says its end."""
-    from realsys.trial.records import Failure
-
+    """Runs the supervisor and returns its marker, also if the supervisor itself fails: every attempt has
+    one."""
     try:
         return supervisor.run()
     except Exception as error:  # outermost frame: told in the marker, with the traceback in the log
         logger.exception("supervisor failed")
-        why = error.what if isinstance(error, RealsysError) else f"{type(error).__name__}: {error}"
-        failure = Failure(
-            worker="supervisor",
-            host=supervisor.attempt.host,
-            pid=os.getpid(),
-            why=why,
-            at=time.time(),
-            kind=type(error).__name__,
-            fix=getattr(error, "fix", ""),
-            log=str(attempt_files.log("supervisor")),
-        )
         return ExitMarker(
             result=Result.FAILED,
             attempt=number,
             ended_at=time.time(),
             phase=plan.phases[-1].name,
-            first_failure=failure,
+            first_failure=failure_of("supervisor", error, log=str(attempt_files.log("supervisor"))),
             resume=f"realsys resume {plan.trial}",
         )
 
 
-def _write_keepsakes(files: TrialFiles) -> None:
-    """Report and pictures, by a process of their own: drawing must not hurt the run's result."""
+def _write_artifacts(files: TrialFiles) -> None:
+    """Writes report and pictures in a separate process: drawing must not affect the run's result."""
     argv = [sys.executable, "-m", "realsys.observability.report.artifacts", str(files.root)]
     try:
-        subprocess.run(argv, check=True, timeout=KEEPSAKES_TIMEOUT_S, capture_output=True)
+        subprocess.run(argv, check=True, timeout=ARTIFACTS_TIMEOUT_S, capture_output=True)
     except (subprocess.SubprocessError, OSError) as error:
         detail = getattr(error, "stderr", b"") or b""
-        logger.warning("keepsakes not written error=%s %s", error, detail.decode()[-500:])
+        logger.warning("report and pictures not written error=%s %s", error, detail.decode()[-500:])
 
 
 def log_to(path: Path, worker: str) -> None:
-    """From now on this process and what it starts write to ``path``."""
+    """Redirects the output of this process and its children to ``path``."""
     sys.stdout.flush()
     sys.stderr.flush()
     log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)

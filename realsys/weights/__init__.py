@@ -1,1 +1,1 @@
-"""Weights on the move: between layouts of a model, and from trainers to generation servers."""
+"""Weight transfer: between parallel layouts of a model, and from trainers to generation servers."""

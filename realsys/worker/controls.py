@@ -1,7 +1,7 @@
-"""What commands have asked of a worker, and the worker's own thread has yet to do.
+"""Commands received by a worker that its compute thread has yet to execute.
 
-The listening thread notes, the compute thread looks between two requests (runner.py). Commands never
-interrupt a computation: that would leave peers in half a collective.
+The receiving thread records them, the compute thread checks between two requests (runner.py). Commands
+never interrupt a computation: that would leave peers in half a collective.
 """
 
 from __future__ import annotations
@@ -15,20 +15,21 @@ from realsys.runtime.worker_commands import Command, Verb
 
 @dataclass
 class Controls:
-    """Thread-safe. ``can`` is what this role's loop carries out; the others are refused.
+    """Pending commands. Thread-safe. Verbs outside ``supported`` are refused.
 
     Attributes:
-        leave: what asks the loop to end after its current request; set by the role.
+        supported: verbs that this role's loop executes.
+        leave: asks the loop to end after its current request; set by the role.
     """
 
-    can: frozenset[Verb] = frozenset({Verb.CONFIGURE, Verb.DUMP})
+    supported: frozenset[Verb] = frozenset({Verb.CONFIGURE, Verb.DUMP})
     leave: Callable[[], None] = lambda: None
     _pause: Command | None = None
     _leaving: Command | None = None
     _changed: threading.Condition = field(default_factory=threading.Condition)
 
-    def ask(self, command: Command) -> None:
-        """Notes a command that concerns the compute thread."""
+    def record(self, command: Command) -> None:
+        """Records a command for the compute thread."""
         with self._changed:
             if command.verb is Verb.PAUSE:
                 self._pause = command
@@ -41,16 +42,16 @@ class Controls:
             self.leave()
 
     @property
-    def pause_asked(self) -> Command | None:
-        """The command that asks for a pause, while it does."""
+    def pending_pause(self) -> Command | None:
+        """The command that requested a pause, until it is resumed."""
         return self._pause
 
     @property
     def is_interrupted(self) -> bool:
-        """True when the worker must leave as stopped."""
+        """True if the worker must exit as stopped."""
         return self._leaving is not None and self._leaving.verb is Verb.INTERRUPT
 
     def wait_for_resume(self, timeout_s: float) -> bool:
-        """True when the pause is over."""
+        """Waits for the end of the pause; returns whether it has ended."""
         with self._changed:
             return self._changed.wait_for(lambda: self._pause is None, timeout_s)

@@ -1,7 +1,7 @@
-"""The environment of a worker process: what every worker needs, the site's variables, the secrets.
+"""The environment of a worker process: common variables, the site's variables, secrets.
 
-Secrets and the variables taken over from the launching shell come from files of mode 0600 in the
-trial's folder, one ``export NAME='value'`` a line, which a shell can source too. They never stand on a
+Secrets and the variables copied from the launching shell come from files of mode 0600 in the trial's
+folder, with one ``export NAME='value'`` per line, which a shell can source too. They never appear on a
 command line, in a script or in a log.
 """
 
@@ -20,38 +20,38 @@ from realsys.trial.records import TrialFiles
 _DEFAULTS = {
     "TOKENIZERS_PARALLELISM": "false",
     "HF_HUB_OFFLINE": "1",
-    # Compute threads fall asleep soon after they run out of work. At OpenMP's default they spin on,
-    # and as soon as anything else runs they take the cores from their own partners.
+    # Compute threads sleep soon after they run out of work. By default OpenMP's threads keep spinning,
+    # and as soon as anything else runs they take cores from the threads they wait for.
     "GOMP_SPINCOUNT": "2000",
 }
-# Of those whose tensors may be in the machine's own memory; the others would only grow by it.
+# Worker types whose tensors may be in host memory; for the others the settings only cost memory.
 COMPUTING = (WorkerType.MODEL_WORKER, WorkerType.GENERATION_SERVER, WorkerType.EVALUATOR)
 _MEMORY = {
-    # glibc keeps what tensors of a step gave back for those of the next one (mallopt(3)); else each
-    # step gets fresh pages, whose first touch a CPU trainer pays with a tenth of its time.
+    # glibc keeps freed memory for the tensors of the next step (mallopt(3)); otherwise each step gets
+    # fresh pages, and their first touch costs a CPU trainer a tenth of its time.
     "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
     "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
-    # Pages of 2 MiB where the kernel gives them to those who ask (from glibc 2.35 on; "Memory Allocation
-    # Tunables" in its manual): a CPU trainer's and generator's memory is more than it finds 4 KiB pages
-    # of without waiting.
+    # Pages of 2 MiB if the kernel grants them on request (glibc 2.35 and later; "Memory Allocation
+    # Tunables" in its manual): CPU trainers and generators use more memory than the kernel can provide in
+    # 4 KiB pages without delay.
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
 }
 
 
-# Of a GPU's memory, torch grows and shrinks its segments: ours are of other sizes in every batch.
+# torch resizes its segments of GPU memory, because tensor sizes differ in every batch.
 _ALLOCATOR = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 _ALLOCATOR_NAMES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
-# Workspaces with which cuBLAS gives equal bits for equal numbers (cuBLAS manual, Results Reproducibility).
+# Workspaces with which cuBLAS is bitwise reproducible (cuBLAS manual, Results Reproducibility).
 _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 _REPEATABLE = (":4096:8", ":16:8")
 
 
 def gpu_variables(phase: PhasePlan, worker_type: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """What must be set before a worker starts CUDA (pure); nothing for one without a GPU, or whose program
-    has its own habits.
+    """Returns the variables to set before a worker starts CUDA (pure); none for a worker without a GPU,
+    or with an engine that has settings of its own.
 
     Args:
-        environ: the worker's, but for these; what the user set there stays.
+        environ: the worker's other variables; the user's values in it are kept.
     """
     group = phase.scheduling.groups().get(WorkerType(worker_type))
     if group is None or not group.scheduling.gpu or worker_type not in COMPUTING:
@@ -69,7 +69,7 @@ def gpu_variables(phase: PhasePlan, worker_type: str, environ: Mapping[str, str]
 def worker_environment(
     plan: LaunchPlan, environ: Mapping[str, str], worker_type: str
 ) -> dict[str, str]:
-    """Variables to put over ``environ`` for a worker of the trial; the user's own win over defaults."""
+    """Returns the variables to set on top of ``environ`` for a worker; the user's own override defaults."""
     defaults = {**_DEFAULTS, **(_MEMORY if worker_type in COMPUTING else {})}
     return {
         **{name: environ.get(name, value) for name, value in defaults.items()},
@@ -81,12 +81,12 @@ def worker_environment(
 
 
 def export_lines(variables: Mapping[str, str]) -> str:
-    """Lines that a shell can source, values quoted."""
+    """Returns lines that a shell can source, with quoted values."""
     return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in variables.items())
 
 
 def read_exports(path: Path) -> dict[str, str]:
-    """The variables of a file that ``export_lines`` wrote; empty when there is none.
+    """Reads a file written with ``export_lines``; returns no variables if there is none.
 
     Raises:
         TrialError: it can't be read.
@@ -106,7 +106,7 @@ def read_exports(path: Path) -> dict[str, str]:
 
 
 def write_exports(path: Path, variables: Mapping[str, str]) -> None:
-    """Writes the file, readable by its owner alone from its first byte on."""
+    """Writes the file, readable only by its owner from its first byte on."""
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(handle, "w", encoding="utf-8") as file:
         file.write(export_lines(variables))
@@ -115,8 +115,8 @@ def write_exports(path: Path, variables: Mapping[str, str]) -> None:
 def task_environment(
     plan: LaunchPlan, environ: Mapping[str, str], worker_type: str
 ) -> dict[str, str]:
-    """The whole environment of a worker that a Slurm task starts."""
+    """Returns the whole environment of a worker started by a Slurm task."""
     files = TrialFiles(Path(plan.trial_dir))
-    taken_over = read_exports(files.task_environment)
-    merged = {**environ, **taken_over}
+    copied = read_exports(files.task_environment)
+    merged = {**environ, **copied}
     return {**merged, **worker_environment(plan, merged, worker_type)}

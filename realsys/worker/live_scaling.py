@@ -1,9 +1,9 @@
-"""How a live run differs from its plan: workers that came later, and workers that are to go.
+"""Differences between a live run and its plan: added workers, and draining workers.
 
-One value at the key ``scaling``, changed by whoever scales (`realsys scale`; the supervisor, when it gives
-up a worker that was added). The supervisor starts who is added and no longer looks after who is to go; the
-master and the manager of the servers let those finish what they are at. Names are used once: an attempt
-never gives a worker that left, or was to leave, its name back. The next attempt begins with the plan again.
+One value at the key ``scaling``, changed by `realsys scale`, and by the supervisor when it gives up an
+added worker. The supervisor starts added workers and no longer watches draining ones; the master and the
+server manager let those finish their work. Names are used once: within an attempt no worker gets the name
+of one that left or drains. The next attempt starts with the plan again.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from realsys.name_resolve.key_table import TrialKeys
 from realsys.name_resolve.store import Compare, NameResolve, Put
 from realsys.trial.records import AttemptRecord, dumps, loads
 
-TRIES = 5  # of a change, while others change it too
-LEFT_LATE_S = 15.0  # after its time to finish a worker still has this long to end by itself
+TRIES = 5  # attempts of a change, while others change it too
+LEFT_LATE_S = 15.0  # time that a draining worker has to exit after its deadline
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scaling:
-    """The name-resolution value. ``attempt`` and ``token`` say which incarnation is meant.
+    """The name-resolution value. ``attempt`` and ``token`` identify the incarnation it is for.
 
     Attributes:
-        phase: whose workers these are.
-        added: worker → the worker of the plan whose configuration it has.
-        drained: worker → seconds that it has to finish what it is at; then that is given out anew.
+        phase: the phase of these workers.
+        added: worker → the planned worker with the same configuration.
+        drained: worker → seconds to finish its work; then that is reassigned.
     """
 
     attempt: int
@@ -40,22 +40,23 @@ class Scaling:
     drained: Mapping[str, float] = field(default_factory=dict)
 
     def with_added(self, added: Mapping[str, str]) -> Scaling:
-        """The same with more workers."""
+        """Returns the value with more added workers."""
         return replace(self, added={**self.added, **added})
 
     def with_drained(self, drained: Mapping[str, float]) -> Scaling:
-        """The same with more workers that are to go; one that was told to already may get less time."""
+        """Returns the value with more draining workers; one that drains already may get less time."""
         return replace(self, drained={**self.drained, **drained})
 
 
 @dataclass
 class DrainDeadlines:
-    """Who is to go, and until when each may finish: counted from when *we* heard of it, on our clock."""
+    """Draining workers and their deadlines, counted from when *this process* learned of them, on its own
+    clock."""
 
     until_s: dict[str, float] = field(default_factory=dict)
 
-    def hear(self, scaling: Scaling, *, now_s: float) -> list[str]:
-        """Takes note; returns those that are new."""
+    def update(self, scaling: Scaling, *, now_s: float) -> list[str]:
+        """Records new draining workers and returns them."""
         new = [worker for worker in scaling.drained if worker not in self.until_s]
         for worker, seconds in scaling.drained.items():
             self.until_s[worker] = min(now_s + seconds, self.until_s.get(worker, float("inf")))
@@ -65,25 +66,25 @@ class DrainDeadlines:
         return worker in self.until_s
 
     def overdue(self, *, now_s: float, slack_s: float = 0.0) -> list[str]:
-        """Whose time is up, since ``slack_s`` at least."""
+        """Returns the workers whose deadline passed at least ``slack_s`` ago."""
         return [worker for worker, end_s in self.until_s.items() if now_s >= end_s + slack_s]
 
 
 def is_scaled(worker: str) -> bool:
-    """Whether workers such as ``rollout_worker/1`` may come and go while a run lives."""
+    """Returns whether workers such as ``rollout_worker/1`` may be added and removed during a run."""
     return worker.partition("/")[0] in SCALED
 
 
 def index_of(worker: str) -> int:
-    """3 of ``rollout_worker/3``."""
+    """Returns 3 for ``rollout_worker/3``."""
     return int(worker.rpartition("/")[2])
 
 
 def next_index(kind: WorkerType, *, planned: int, scaling: Scaling) -> int:
-    """The first index that no worker of a kind has or had in this attempt.
+    """Returns the first index that no worker of a type has or had in this attempt.
 
     Args:
-        planned: workers of that kind in the plan.
+        planned: number of workers of that type in the plan.
     """
     added = [index_of(w) for w in scaling.added if w.startswith(f"{kind.value}/")]
     return max(added, default=planned - 1) + 1
@@ -92,10 +93,10 @@ def next_index(kind: WorkerType, *, planned: int, scaling: Scaling) -> int:
 def read_scaling(
     store: NameResolve, keys: TrialKeys, *, token: str, phase: str = ""
 ) -> Scaling | None:
-    """What is there for one attempt (and phase, if that is named); None: nothing.
+    """Reads the value for one attempt (and phase, if given); None if there is none.
 
     Raises:
-        StoreError: it can't be read. TrialError: it can't be understood.
+        StoreError: it can't be read. TrialError: it can't be decoded.
     """
     try:
         entry = store.get(keys.scaling)
@@ -113,13 +114,13 @@ def change_scaling(
     phase: str,
     change: Callable[[Scaling], Scaling],
 ) -> Scaling:
-    """Has ``change`` make the next value of what is there now, and writes it; returns it.
+    """Applies ``change`` to the present value and writes and returns the result.
 
     Args:
-        change: may be called again, with what somebody else has written meanwhile.
+        change: may be called again, with a value that another process has written meanwhile.
     Raises:
-        StoreError: the store did not take it. TrialError: another attempt runs by now, or others are
-            always faster. What ``change`` raises.
+        StoreError: the store did not accept it. TrialError: another attempt runs by now, or other
+            writers were always faster. What ``change`` raises.
     """
     for _ in range(TRIES):
         fence = store.get(keys.attempt)

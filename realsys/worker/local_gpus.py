@@ -1,7 +1,7 @@
-"""Which GPU each worker on this machine computes on: none has another's unless both ask for parts of one.
+"""Assigns this machine's GPUs to its workers: no GPU is shared unless its workers ask for parts of one.
 
 Pure. On Slurm each step has its own GPUs of a node (realsys/slurm/gpus.py); here all workers of a phase
-share the machine, and parts of GPUs are dealt out among all of them.
+share the machine, and parts of GPUs are assigned across all of them.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ Places = dict[str, tuple[int, ...]]
 
 
 def places(scheduling: ExperimentScheduling) -> Places:
-    """Worker → positions of its GPUs among the machine's, however many it has.
+    """Returns for each worker the positions of its GPUs among the machine's, however many it has.
 
-    Whole GPUs first, in the order in which workers start; then the parts, each on the first GPU that was
-    begun for parts of its size.
+    Whole GPUs first, in the order in which workers start; then the parts, each on the first GPU with
+    enough room.
     """
     tasks = [
         (f"{kind}/{index}", group.scheduling.gpu)
@@ -46,22 +46,22 @@ def places(scheduling: ExperimentScheduling) -> Places:
 
 
 def gpus_needed(scheduling: ExperimentScheduling) -> int:
-    """How many GPUs the workers of a phase need together."""
+    """Returns how many GPUs the workers of a phase need together."""
     return 1 + max((p for positions in places(scheduling).values() for p in positions), default=-1)
 
 
-def deal(scheduling: ExperimentScheduling, entries: Sequence[str]) -> dict[str, str]:
-    """Worker → its CUDA_VISIBLE_DEVICES; "" for one without a GPU.
+def assign_gpus(scheduling: ExperimentScheduling, entries: Sequence[str]) -> dict[str, str]:
+    """Returns for each worker its CUDA_VISIBLE_DEVICES; "" for one without a GPU.
 
     Args:
         entries: of CUDA_VISIBLE_DEVICES, for the machine's GPUs.
     Raises:
-        ClusterError: they are too few.
+        ClusterError: there are too few.
     """
     needed = gpus_needed(scheduling)
     if needed > len(entries):
         raise ClusterError(
-            f"the workers need {needed} GPUs together, and {len(entries)} can be used here",
+            f"the workers need {needed} GPUs together, but {len(entries)} can be used here",
             where="this machine (device files, nvidia-smi -L, CUDA_VISIBLE_DEVICES)",
             fix="plan with fewer, or with parts of one where several servers may share it",
         )
@@ -71,37 +71,37 @@ def deal(scheduling: ExperimentScheduling, entries: Sequence[str]) -> dict[str, 
     }
 
 
-def devices_of_one_more(
+def devices_for_added_worker(
     worker: str,
     gpus: float,
     *,
-    dealt: Mapping[str, str],
+    assigned: Mapping[str, str],
     gone: Iterable[str],
     entries: Sequence[str],
 ) -> str:
-    """CUDA_VISIBLE_DEVICES of a worker that the plan does not have: GPUs that nobody has, else those of
-    one that has left.
+    """Returns CUDA_VISIBLE_DEVICES of a worker that is not in the plan: unused GPUs, else those of a
+    worker that has left.
 
     Args:
-        dealt: worker → what it got, those that were added included.
-        gone: workers of the same kind that have left for good.
-        entries: as for ``deal``.
+        dealt: worker → its GPUs, added workers included.
+        gone: workers of the same type that have left for good.
+        entries: as for ``assign_gpus``.
     Raises:
         ClusterError: none is free.
     """
     if not gpus:
         return ""
     left = set(gone)
-    used = [e for who, own in dealt.items() if who not in left for e in own.split(",")]
-    for own in (dealt[who] for who in dealt if who in left):
+    used = [e for who, own in assigned.items() if who not in left for e in own.split(",")]
+    for own in (assigned[who] for who in assigned if who in left):
         if own and all(used.count(entry) < tasks_per_gpu(gpus) for entry in own.split(",")):
             return own
     free = [entry for entry in entries if entry not in used]
     if len(free) < max(1, int(gpus)):
         raise ClusterError(
-            f"{worker} needs {gpus:g} GPU{'' if gpus == 1 else 's'}, and of the {len(entries)} here "
+            f"{worker} needs {gpus:g} GPU{'' if gpus == 1 else 's'}, but of the {len(entries)} here "
             f"{len(free)} {'is' if len(free) == 1 else 'are'} free",
             where="this machine",
-            fix="let one of its kind go first (realsys scale --drain), or launch with more of them",
+            fix="drain a worker of its type first (realsys scale --drain), or launch with more",
         )
     return ",".join(free[: max(1, int(gpus))])

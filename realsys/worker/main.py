@@ -1,7 +1,7 @@
 """Entry point of every worker process: ``python -m realsys.worker.main TYPE INDEX …``.
 
-Reads the plan (checks its hash), finds its own part, hands over to the role's ``run`` and leaves its
-last words if that fails. argv holds no secret; the attempt's token comes from its record.
+Reads the plan (checking its hash), finds its own part, calls the role's ``run`` and writes a failure
+record if that fails. argv holds no secret; the attempt's token comes from its record.
 """
 
 from __future__ import annotations
@@ -11,9 +11,7 @@ import gc
 import importlib
 import logging
 import os
-import socket
 import sys
-import time
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,6 +22,7 @@ from realsys.api.plan import read_plan
 from realsys.heartbeat.heartbeat_messages import Terminate
 from realsys.observability.worker_logs import configure_logging
 from realsys.runtime import worker_exit_codes
+from realsys.runtime.failures import failure_by_order, failure_of, first_line
 from realsys.runtime.lifecycle import FINAL, WorkerEvent
 from realsys.runtime.parent_death import PARENT_PID_VARIABLE, die_with_parent
 from realsys.trial.folders import restrict_umask
@@ -34,12 +33,11 @@ from realsys.trial.records import (
     read_record,
     write_record,
 )
-from realsys.worker.network import allow_many_files
+from realsys.worker.network import raise_open_file_limit
 from realsys.worker.runner import WorkerRunner
 
 logger = logging.getLogger(__name__)
 
-EXITS_FIX = "raise an error where it calls sys.exit or exit; then realsys resume"
 ROLES = {
     "master_worker": "realsys.master.build:run",
     "model_worker": "realsys.model_worker.build:run",
@@ -60,10 +58,10 @@ def command(
     index: int,
     like: int | None = None,
 ) -> list[str]:
-    """argv that starts a worker (the supervisor's side of ``main``).
+    """Returns the argv that starts a worker (the supervisor's counterpart of ``main``).
 
     Args:
-        like: of one that the plan does not have: index of the one whose configuration it has.
+        like: for an added worker: index of the planned one with the same configuration.
     """
     return [
         sys.executable,
@@ -83,7 +81,7 @@ def main() -> int:
     """Runs one worker; returns its exit code."""
     args = _parse()
     restrict_umask()
-    allow_many_files()
+    raise_open_file_limit()
     if parent := os.environ.get(PARENT_PID_VARIABLE):
         die_with_parent(int(parent))
     name = f"{args.worker_type}/{args.index}"
@@ -92,9 +90,11 @@ def main() -> int:
     runner: WorkerRunner | None = None
     try:
         runner = _make_runner(args, files)
-        # Before all that is slow: it is ready when there is something to register.
+        # Before everything slow, so that it is ready when the worker registers.
         runner.start_heartbeat(
-            on_over=lambda over: _leave_words_of(files, args.attempt, name, over)
+            on_terminate=lambda terminate: _write_termination_record(
+                files, args.attempt, name, terminate
+            )
         )
         run = import_role(args.worker_type, runner.plan.imports)
         runner.config = runner.phase.config.resolve_worker_config(
@@ -104,24 +104,24 @@ def main() -> int:
         code = run(runner)
         runner.move(WorkerEvent.EXIT)
         return code
-    # The outermost frame: whatever it is, it must be told. Code that exits is no good end of a worker.
+    # Outermost frame: every error is recorded. Code that calls exit counts as a failure.
     except (Exception, SystemExit) as error:
-        _leave_last_words(files, args.attempt, name, error)
+        _write_failure_record(files, args.attempt, name, error)
         if runner is not None and runner.state not in FINAL:
-            runner.move(WorkerEvent.ERROR, reason=_first_line(error))
+            runner.move(WorkerEvent.ERROR, reason=first_line(error))
         return worker_exit_codes.FAILED
     finally:
         if runner is not None:
-            _say_goodbye(runner)
+            _deregister(runner)
 
 
 def import_role(worker_type: str, plugins: Sequence[str]) -> Callable[[WorkerRunner], int]:
-    """The role's ``run``, with plugins loaded.
+    """Loads the plugins and returns the role's ``run``.
 
     Raises:
         ConfigError: a plugin can't be imported.
     """
-    gc.disable()  # what modules hold stays: looking through it again and again is a fifth of the time
+    gc.disable()  # module contents are never freed: scanning them repeatedly takes a fifth of the time
     try:
         registry.load_plugins(plugins)
         module, _, function = ROLES[worker_type].partition(":")
@@ -163,67 +163,36 @@ def _make_runner(args: argparse.Namespace, files: TrialFiles) -> WorkerRunner:
     )
 
 
-def _say_goodbye(runner: WorkerRunner) -> None:
-    """Ends the lease. A store that refuses (a full disk) must not hide why we ended."""
+def _deregister(runner: WorkerRunner) -> None:
+    """Ends the lease. A failing store (a full disk) must not hide why the worker ended."""
     try:
-        runner.goodbye()
+        runner.deregister()
     except RealsysError as error:
-        logger.warning("goodbye failed error=%s", error.what)
+        logger.warning("deregistration failed error=%s", error.what)
 
 
-def _leave_last_words(
+def _write_failure_record(
     files: TrialFiles, attempt: int, name: str, error: Exception | SystemExit
 ) -> None:
     text = "".join(traceback.format_exception(error))
-    logger.error("failed error=%s\n%s", _first_line(error), text)
-    known = error if isinstance(error, RealsysError) else None
-    words = Failure(
-        worker=name,
-        host=socket.gethostname(),
-        pid=os.getpid(),
-        why=known.what if known else _what(error),
-        at=time.time(),
-        kind="RemoteError" if known and known.from_worker else type(error).__name__,
-        fix=known.fix if known else EXITS_FIX if isinstance(error, SystemExit) else "",
-        resume_with=known.resume_with if known else "",
-    )
-    _write_words(files.attempt(attempt).failure_record(name), words)
+    logger.error("failed error=%s\n%s", first_line(error), text)
+    _write_record(files.attempt(attempt).failure_record(name), failure_of(name, error))
 
 
-def _leave_words_of(files: TrialFiles, attempt: int, name: str, over: Terminate) -> None:
-    """Why this process must exit, unless it has failed and said so already."""
+def _write_termination_record(
+    files: TrialFiles, attempt: int, name: str, terminate: Terminate
+) -> None:
+    """Records why this process must exit, unless it has already recorded a failure."""
     path = files.attempt(attempt).failure_record(name)
     if not path.exists():
-        words = Failure(
-            worker=name,
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            why=over.why,
-            at=time.time(),
-            kind=over.kind,
-        )
-        _write_words(path, words)
+        _write_record(path, failure_by_order(name, terminate.why, terminate.kind))
 
 
-def _write_words(path: Path, words: Failure) -> None:
+def _write_record(path: Path, record: Failure) -> None:
     try:
-        write_record(path, words)
+        write_record(path, record)
     except OSError as disk_error:
-        logger.error("last words not written error=%s", disk_error)
-
-
-def _first_line(error: Exception | SystemExit) -> str:
-    text = error.what if isinstance(error, RealsysError) else _what(error)
-    return text.partition("\n")[0][:200]
-
-
-def _what(error: Exception | SystemExit) -> str:
-    what = f"{type(error).__name__}: {error}"
-    if not isinstance(error, SystemExit):
-        return what
-    frames = traceback.extract_tb(error.__traceback__)
-    where = f" (in {frames[-1].name}, {frames[-1].filename}:{frames[-1].lineno})" if frames else ""
-    return f"code in it called exit: {what}{where}"
+        logger.error("failure record not written error=%s", disk_error)
 
 
 if __name__ == "__main__":
@@ -231,5 +200,5 @@ if __name__ == "__main__":
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
-    # Threads of libraries (torch, zmq) must not hold up the end of a worker that said goodbye.
+    # Threads of libraries (torch, zmq) must not delay the end of a worker that has deregistered.
     os._exit(code)

@@ -1,6 +1,6 @@
-"""What is known of workers that somebody waits for in vain, for the error of that wait.
+"""Explains what happened to workers that did not register, for the error of the wait.
 
-From the attempt's folder: last words, how a process ended, whether it has started at all.
+Read from the attempt's folder: failure records, how a process ended, whether it has started at all.
 """
 
 from __future__ import annotations
@@ -9,18 +9,19 @@ from collections.abc import Sequence
 
 from realsys.trial.records import AttemptFiles, Failure, WorkerExit, read_record
 
-MOST_TOLD = 8
+MAX_NAMED = 8
 
 
 def describe_missing(names: Sequence[str], files: AttemptFiles) -> str:
-    """A line a worker: ``model_worker/3 has not registered: failed: out of memory``; then where to look."""
-    told = [f"{n} has not registered: {_what_became_of(n, files)}" for n in names[:MOST_TOLD]]
-    if len(names) > MOST_TOLD:
-        told.append(f"nor have {len(names) - MOST_TOLD} more")
-    return "\n  ".join([*told, f"logs: {files.logs}"])
+    """Returns one line per worker, ``model_worker/3 has not registered: failed: out of memory``, then
+    where the logs are."""
+    lines = [f"{n} has not registered: {_explain(n, files)}" for n in names[:MAX_NAMED]]
+    if len(names) > MAX_NAMED:
+        lines.append(f"nor have {len(names) - MAX_NAMED} more")
+    return "\n  ".join([*lines, f"logs: {files.logs}"])
 
 
-def _what_became_of(name: str, files: AttemptFiles) -> str:
+def _explain(name: str, files: AttemptFiles) -> str:
     words = read_record(Failure, files.failure_record(name))
     if words is not None:
         return f"failed: {words.why.partition(chr(10))[0]}"

@@ -1,9 +1,10 @@
-"""Where a worker listens: loopback on one machine, an address that the other nodes reach on a cluster.
+"""The address on which a worker listens: loopback on one machine, one reachable from other nodes on a
+cluster.
 
-The cluster spec may name an interface (``ib0``) or a subnet (``10.1.0.0/16``). Without one it is the
-address from which this host reaches another node of the job, which the kernel's routes tell; a name
-of this host in /etc/hosts often stands for 127.0.1.1 and is not asked. Who serves hosts outside the job
-as well (a job's own etcd) has an address of its own, ``entrance_address``.
+The cluster spec may name an interface (``ib0``) or a subnet (``10.1.0.0/16``). Otherwise it is the
+address from which this host reaches another node of the job, according to the kernel's routes; the host
+name is not resolved, because /etc/hosts often maps it to 127.0.1.1. A service for hosts outside the job
+(a job's own etcd) uses ``external_address``.
 """
 
 from __future__ import annotations
@@ -24,19 +25,19 @@ from realsys.slurm.hostlist import expand
 from realsys.trial.records import AttemptFiles, AttemptRecord, read_record
 
 LOOPBACK = "127.0.0.1"
-# Nobody's (RFC 5737, RFC 3849): their route is the default route.
+# Unassigned addresses (RFC 5737, RFC 3849): their route is the default route.
 ANYWHERE, ANYWHERE_IPV6 = "192.0.2.1", "2001:db8::1"
 _SIOCGIFADDR = 0x8915  # netdevice(7)
 _IPV6, _GLOBAL = Path("/proc/net/if_inet6"), "00"
 
 
 def listening_address(cluster: ClusterSpec, nodes: str) -> str:
-    """Address for this worker's sockets: IPv4, or IPv6 on a host that has no other.
+    """Returns the address for this worker's sockets: IPv4, or IPv6 on a host without IPv4.
 
     Args:
         nodes: hostlist of the attempt's nodes; empty on one machine.
     Raises:
-        ClusterError: no such interface or subnet here; lists those that there are.
+        ClusterError: no such interface or subnet here; lists the existing ones.
     """
     if cluster.scheduler == "local":
         return LOOPBACK
@@ -45,16 +46,17 @@ def listening_address(cluster: ClusterSpec, nodes: str) -> str:
     return _address_towards(_other_nodes(nodes))
 
 
-def entrance_address(cluster: ClusterSpec, nodes: str) -> str:
-    """Address for what hosts outside this job must reach: login nodes, and the trial's other jobs.
+def external_address(cluster: ClusterSpec, nodes: str) -> str:
+    """Returns the address for services used by hosts outside this job: login nodes, and the trial's other
+    jobs.
 
-    As ``listening_address``; where that is loopback, since the job has one node, the address towards the
+    As ``listening_address``; if that is loopback, because the job has one node, the address towards the
     host that submitted the job, else that of the default route.
 
     Args:
         nodes: hostlist of this job's nodes; empty on one machine.
     Raises:
-        ClusterError: as there.
+        ClusterError: as ``listening_address``.
     """
     address = listening_address(cluster, nodes)
     if cluster.scheduler == "local" or cluster.interface or address != LOOPBACK:
@@ -64,23 +66,23 @@ def entrance_address(cluster: ClusterSpec, nodes: str) -> str:
 
 
 def ports(cluster: ClusterSpec) -> range | None:
-    """Ports that workers may listen on; None: any free one."""
+    """Returns the ports that workers may listen on; None: any free one."""
     if not cluster.port_range:
         return None
     low, _, high = cluster.port_range.partition("-")
     return range(int(low), int(high) + 1)
 
 
-def allow_many_files() -> None:
-    """As many open files as we, and those whom we start, may have: a socket a peer, and strangers who
-    connect and say nothing must not keep a checkpoint from being opened."""
+def raise_open_file_limit() -> None:
+    """Raises the limit of open files of this process and its children to the maximum: peers, and
+    unauthenticated connections, need a socket each and must not prevent a checkpoint from being opened."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def interface_variables(cluster: ClusterSpec, attempt: AttemptFiles) -> dict[str, str]:
-    """What tells gloo and NCCL to use the same interface as our own sockets, and just that one: without the
-    sign NCCL takes every interface whose name begins so."""
+    """Returns the variables that make gloo and NCCL use the interface of our own sockets, and only that
+    one: without the ``=``, NCCL uses every interface whose name starts with it."""
     record = read_record(AttemptRecord, attempt.record)
     address = listening_address(cluster, record.nodes if record else "")
     names = [name for name, found in _interfaces() if found == address]
@@ -90,15 +92,15 @@ def interface_variables(cluster: ClusterSpec, attempt: AttemptFiles) -> dict[str
 
 
 def _other_nodes(nodes: str) -> list[str]:
-    """A hostlist without this node, under any of its names."""
+    """Returns the nodes of a hostlist without this node, under any of its names."""
     name = socket.gethostname()
     here = {name, name.partition(".")[0], os.environ.get("SLURMD_NODENAME")}
     return [node for node in expand(nodes) if node not in here] if nodes else []
 
 
 def _address_towards(others: Iterable[str]) -> str:
-    """Our address on the route to the first of ``others`` that has one: by IPv4, where there is none by
-    IPv6; loopback without any."""
+    """Returns our address on the route to the first of ``others`` that has one: IPv4 if possible, else
+    IPv6; loopback if there is none."""
     by_ipv6 = []
     for node in others:
         try:
@@ -113,12 +115,12 @@ def _address_towards(others: Iterable[str]) -> str:
 
 
 def _own_address(target: tuple[Any, ...]) -> str:
-    """Ours on the route there; empty without a route. A name that stands for a loopback address tells
-    nothing of one, and an address that counts on one cable only is none to be told to others."""
+    """Returns our address on the route to ``target``; empty without a route, or if the address is
+    loopback or link-local and thus useless to other hosts."""
     family = socket.AF_INET6 if ":" in str(target[0]) else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect(target)  # sends nothing: it only asks the routing table
+            probe.connect(target)  # sends nothing: it only consults the routing table
             found = str(probe.getsockname()[0])
     except OSError:
         return ""
@@ -143,7 +145,7 @@ def _named_address(wanted: str) -> str:
 
 
 def _interfaces() -> list[tuple[str, str]]:
-    """(name, address) of every interface that has one: IPv4, then IPv6."""
+    """Returns (name, address) of every interface that has one: IPv4, then IPv6."""
     found = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         for _, name in socket.if_nameindex():
@@ -161,7 +163,7 @@ def _interfaces() -> list[tuple[str, str]]:
 
 
 def ipv6_interfaces(lines: Iterable[str]) -> list[tuple[str, str]]:
-    """(name, address) of lines of /proc/net/if_inet6, for addresses that count beyond one cable (pure)."""
+    """Returns (name, address) from lines of /proc/net/if_inet6, for addresses of global scope (pure)."""
     fields = [line.split() for line in lines]
     return [
         (name, str(ipaddress.IPv6Address(int(address, 16))))

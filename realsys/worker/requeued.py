@@ -1,12 +1,12 @@
-"""What old tasks of a requeued job must not do: end.
+"""Keeps tasks of a requeued job's previous incarnation alive until Slurm kills them.
 
-Slurm gives a requeued job the same id and counts its steps from 0 again. When a node was given up but its
-processes live on, an old srun whose task fails asks for the end of "step 123.0", and slurmctld ends
-whatever has that number now (seen with 22.05). So whoever finds that a newer attempt of the same job runs
-does nothing and waits for Slurm to end it, which it does as soon as it reaches the node. Holds no GPU: the
-worker has gone. That is one of two guards: an old srun also asks by itself, when it hears that its node
-was given up, which nothing here can prevent. Against it the new attempt uses none of the old numbers
-(realsys/supervisor/steps/step_numbers.py).
+Slurm gives a requeued job the same id and counts its steps from 0 again. If a node was given up but its
+processes live on, an old srun whose task fails asks for the end of "step 123.0", and slurmctld ends the
+step that has that number now (seen with 22.05). So a task that finds a newer attempt of the same job does
+nothing and waits for Slurm to kill it, which happens as soon as Slurm reaches the node. It holds no GPU:
+the worker has ended. This is one of two guards: an old srun also sends that request by itself when it
+learns that its node was given up, which nothing here can prevent. Against that the new attempt uses none
+of the old numbers (realsys/supervisor/steps/step_numbers.py).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LINGER_S = 24 * 3600.0
 
 
 def newer_attempt_of_same_job(files: TrialFiles, attempt: int) -> AttemptRecord | None:
-    """The newest attempt, if it is another one than ``attempt`` in the same Slurm job."""
+    """Returns the newest attempt, if it is not ``attempt`` but of the same Slurm job."""
     newest = files.all_attempts()[-1]
     if newest.number <= attempt:
         return None
@@ -31,7 +31,8 @@ def newer_attempt_of_same_job(files: TrialFiles, attempt: int) -> AttemptRecord 
 
 
 def former_attempts_of_same_job(files: TrialFiles, attempt: int) -> list[AttemptFiles]:
-    """The attempts before ``attempt`` in the same Slurm job, oldest first: its earlier incarnations."""
+    """Returns the attempts before ``attempt`` of the same Slurm job, its earlier incarnations, oldest
+    first."""
     ours = read_record(AttemptRecord, files.attempt(attempt).record)
     if ours is None or not ours.job_id:
         return []
@@ -41,5 +42,5 @@ def former_attempts_of_same_job(files: TrialFiles, attempt: int) -> list[Attempt
 
 
 def linger(seconds: float = LINGER_S) -> None:
-    """Waits to be ended."""
+    """Waits to be killed."""
     time.sleep(seconds)

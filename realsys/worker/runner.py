@@ -1,8 +1,8 @@
-"""What every worker does around its own work: register, keep its lease, tell its state, stop.
+"""What every worker does around its own work: register, keep its lease, publish its state, stop.
 
-``main.py`` makes one per process and hands it to the role's ``run``. All that name resolution must hear
-of a worker, and the other way round, goes through its heartbeat process (heartbeat_process.py), which no
-computation of ours can hold up. A model worker has no connection to the store of its own.
+``main.py`` creates one per process and passes it to the role's ``run``. All exchange with name resolution
+goes through the heartbeat process (heartbeat_process.py), which no computation of the worker can delay. A
+model worker has no store connection of its own.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from realsys.worker.network import listening_address, ports
 
 logger = logging.getLogger(__name__)
 
-GOODBYE_S = 10.0
+DEREGISTER_S = 10.0
 PAUSE_POLL_S = 0.5
 
 
@@ -57,9 +57,9 @@ class WorkerRunner:
     """One worker's place in its trial. ``config`` is its own part of the experiment.
 
     Attributes:
-        controls: what commands have asked for; the role says which ones it carries out.
-        ticks_within_s: set by roles without steps: they tick at least so often while they are well.
-        is_alone: whether those whose keys it watches were there and are gone.
+        controls: pending commands; the role declares which ones it supports.
+        ticks_within_s: set by roles without steps: the interval in which they tick while healthy.
+        is_alone: whether the watched workers existed and are gone.
     """
 
     plan: LaunchPlan
@@ -76,7 +76,7 @@ class WorkerRunner:
     _heartbeat: Heartbeat | None = None
     _store: NameResolve | None = None
     _status: WorkerStatus = field(init=False)
-    _telling: threading.RLock = field(default_factory=threading.RLock)
+    _status_lock: threading.RLock = field(default_factory=threading.RLock)
     _stop: StopRequest | None = None
     _on_stop: Callable[[StopRequest], None] | None = None
 
@@ -93,13 +93,13 @@ class WorkerRunner:
     @property
     def keys(self) -> TrialKeys:
         """The trial's name-resolution keys."""
-        return trial_keys(self.plan)
+        return TrialKeys.of(self.plan)
 
     @property
     def store(self) -> NameResolve:
-        """An own connection to name resolution, made when it is first asked for.
+        """The worker's own connection to name resolution, opened on first use.
 
-        A model worker must not depend on the store's being there.
+        A model worker must not depend on the store's availability.
         """
         if self._store is None:
             if self.worker_type == "model_worker":
@@ -107,14 +107,15 @@ class WorkerRunner:
             self._store = retry_while_unavailable(
                 lambda: open_trial_store(self.plan, self.attempt_files),
                 timeout_s=self.patience_s,
-                what="opening it",
+                what="opening the store",
             )
         return self._store
 
     def revision(self) -> int:
-        """The store's, now; waits while it is away. Raises StoreUnavailable after our patience."""
+        """Returns the store's revision; waits while it is unavailable. Raises StoreUnavailable after
+        ``patience_s``."""
         return retry_while_unavailable(
-            lambda: self.store.revision(), timeout_s=self.patience_s, what="its revision"
+            lambda: self.store.revision(), timeout_s=self.patience_s, what="reading the revision"
         )
 
     @property
@@ -139,16 +140,16 @@ class WorkerRunner:
 
     @property
     def ports(self) -> range | None:
-        """Ports they may take; None: any."""
+        """Ports that they may use; None: any."""
         return ports(self.plan.cluster)
 
     # ---- registration -----------------------------------------------------------------------
 
-    def start_heartbeat(self, *, on_over: Callable[[Terminate], None]) -> None:
-        """Starts the heartbeat process, which gets ready while this one goes on.
+    def start_heartbeat(self, *, on_terminate: Callable[[Terminate], None]) -> None:
+        """Starts the heartbeat process, which initialises while this one continues.
 
         Args:
-            on_over: called before this process exits because it must.
+            on_over: called before this process is made to exit.
         """
         begin = Init(
             worker_type=self.worker_type,
@@ -164,18 +165,18 @@ class WorkerRunner:
         )
         self._heartbeat = Heartbeat.start(
             begin,
-            on_stop=self._stop_asked,
-            on_command=self._commanded,
-            on_over=on_over,
-            on_watched=self._watched,
+            on_stop=self._on_stop_request,
+            on_command=self._on_command,
+            on_terminate=on_terminate,
+            on_watched=self._on_watched,
         )
 
     def register(self, *, control: str = "", data: str = "", rendezvous: str = "") -> None:
-        """Publishes where this worker listens, under a lease that is kept from now on.
+        """Publishes this worker's addresses under a lease that is renewed from now on.
 
         Raises:
             StaleAttempt: another attempt has taken over.
-            StoreUnavailable: the store did not answer for longer than this site's patience.
+            StoreUnavailable: the store did not answer for ``patience_s``.
         """
         record = WorkerRecord(
             worker=self.name,
@@ -190,7 +191,7 @@ class WorkerRunner:
             node=os.environ.get("SLURMD_NODENAME", ""),
         )
         num_workers = sum(group.count for group in self.phase.scheduling.groups().values())
-        with self._telling:
+        with self._status_lock:
             self._move(WorkerEvent.REGISTERED)
             status = self._status
         self.heartbeat.register(
@@ -203,9 +204,9 @@ class WorkerRunner:
         logger.info("registered control=%s data=%s pid=%d", control, data, os.getpid())
 
     def peers(self, worker_type: str, count: int, *, timeout_s: float) -> list[WorkerRecord]:
-        """Records of all ``count`` workers of a type, of this attempt, in order of index.
+        """Returns the records of all ``count`` workers of a type, of this attempt, in order of index.
 
-        Time in which the store is away does not count.
+        Time in which the store is unavailable does not count.
 
         Raises:
             WaitTimeout: names the workers that did not register, and where their logs are.
@@ -215,7 +216,7 @@ class WorkerRunner:
         found = retry_while_unavailable(
             lambda: wait(keys, timeout_s=timeout_s),
             timeout_s=self.patience_s,
-            what=f"looking for each {worker_type}",
+            what=f"waiting for each {worker_type}",
         )
         return [loads(WorkerRecord, found[k], where=k) for k in keys]
 
@@ -225,43 +226,43 @@ class WorkerRunner:
 
     @property
     def heartbeat(self) -> Heartbeat:
-        """The heartbeat process's near end."""
+        """The link to the heartbeat process."""
         if self._heartbeat is None:
             raise InternalError("the heartbeat process was not started", where=self.name)
         return self._heartbeat
 
     def check_lease(self, *, timeout_s: float) -> None:
-        """Before a side effect that others see: waits while the lease is in doubt.
+        """Waits while the lease is uncertain. Call it before a side effect that others see.
 
         Raises:
-            LeaseLost: it is over. WaitTimeout: it stayed in doubt for ``timeout_s``.
+            LeaseLost: it has expired. WaitTimeout: it stayed uncertain for ``timeout_s``.
         """
         self.heartbeat.check(timeout_s=timeout_s)
 
     def may_publish(self) -> bool:
-        """Whether our lease is held now; while it is in doubt, what others would see must wait.
+        """Returns whether the lease is valid now; while it is uncertain, publishing must wait.
 
         Raises:
-            LeaseLost: it is over.
+            LeaseLost: it has expired.
         """
         if self.heartbeat.lease_status is LeaseStatus.EXPIRED:
-            self.check_lease(timeout_s=0.0)  # says so
+            self.check_lease(timeout_s=0.0)  # raises
         return self.heartbeat.lease_status is LeaseStatus.VALID
 
     @property
     def patience_s(self) -> float:
-        """How long the store may be away before we give up."""
+        """How long the store may be unavailable before the worker gives up."""
         return float(self.plan.cluster.store_patience_seconds)
 
-    def goodbye(self) -> None:
-        """Leaves in the state that was told last, and ends the heartbeat process.
+    def deregister(self) -> None:
+        """Deregisters in the last published state, and ends the heartbeat process.
 
         Raises:
-            StoreError, WaitTimeout: the store was not told; the lease runs out by itself.
+            StoreError, WaitTimeout: the store was not reached; the lease expires by itself.
         """
         try:
             if self._heartbeat is not None:
-                self._heartbeat.goodbye(self._status, timeout_s=GOODBYE_S)
+                self._heartbeat.deregister(self._status, timeout_s=DEREGISTER_S)
         finally:
             if self._store is not None:
                 self._store.close()
@@ -277,37 +278,37 @@ class WorkerRunner:
         reason: str = "",
         may_take_s: float = 0.0,
     ) -> None:
-        """Moves this worker by the lifecycle table and tells its new state.
+        """Moves this worker by the lifecycle table and publishes its new state.
 
         Args:
-            may_take_s: what begins may go on for so long without a tick.
+            may_take_s: how long the new activity may take without a tick.
         """
-        with self._telling:
+        with self._status_lock:
             self._move(event, mfc=mfc, step=step, reason=reason)
-            self._tell(may_take_s)
+            self._publish_status(may_take_s)
 
-    def tell(
+    def publish_status(
         self, *, mfc: str = "", step: int = 0, reason: str = "", may_take_s: float = 0.0
     ) -> None:
-        """Tells what this worker is at, in the state that it is in. Args: as ``move``."""
-        with self._telling:
+        """Publishes this worker's activity without changing its state. Args: as ``move``."""
+        with self._status_lock:
             self._status = replace(
                 self._status, mfc=mfc, step=step, reason=reason, since=time.time()
             )
-            self._tell(may_take_s)
+            self._publish_status(may_take_s)
 
     @contextmanager
     def waiting_for(self, text: str) -> Iterator[None]:
-        """Tells what another worker must do first, while the block runs."""
-        with self._telling:
+        """Publishes what another worker must do first, while the block runs."""
+        with self._status_lock:
             self._status = replace(self._status, waits_for=text)
-            self._tell()
+            self._publish_status()
         try:
             yield
         finally:
-            with self._telling:
+            with self._status_lock:
                 self._status = replace(self._status, waits_for="")
-                self._tell()
+                self._publish_status()
 
     def _move(self, event: WorkerEvent, *, mfc: str = "", step: int = 0, reason: str = "") -> None:
         self.state = next_state(self.state, event)
@@ -321,10 +322,10 @@ class WorkerRunner:
             waits_for="",
         )
 
-    def _tell(self, may_take_s: float = 0.0) -> None:
+    def _publish_status(self, may_take_s: float = 0.0) -> None:
         tick()
         if self._heartbeat is not None:
-            self._heartbeat.tell(
+            self._heartbeat.publish_status(
                 self._status, may_take_s=may_take_s, ticks_within_s=self.ticks_within_s
             )
 
@@ -332,19 +333,20 @@ class WorkerRunner:
 
     @property
     def on_stop(self) -> Callable[[StopRequest], None] | None:
-        """Gets the stop request, once, from another thread; also one that came before it was set."""
+        """Callback for the stop request: called once, from another thread, also for a request received
+        before it was set."""
         return self._on_stop
 
     @on_stop.setter
     def on_stop(self, on_stop: Callable[[StopRequest], None] | None) -> None:
-        with self._telling:
+        with self._status_lock:
             self._on_stop, request = on_stop, self._stop
         if on_stop is not None and request is not None:
             on_stop(request)
 
     def between_requests(self, *, until: Callable[[], bool]) -> None:
-        """Where a pause takes effect: returns when it is over, or ``until`` says so."""
-        command = self.controls.pause_asked
+        """Executes a pending pause: returns when it is resumed, or ``until`` returns true."""
+        command = self.controls.pending_pause
         if command is None:
             return
         self.move(WorkerEvent.PAUSE)
@@ -355,50 +357,40 @@ class WorkerRunner:
         self.move(WorkerEvent.RESUME)
         logger.info("resumed")
 
-    def _stop_asked(self, request: StopRequest) -> None:
-        with self._telling:
+    def _on_stop_request(self, request: StopRequest) -> None:
+        with self._status_lock:
             first, self._stop = self._stop is None, self._stop or request
             on_stop = self._on_stop
         if first and on_stop is not None:
             on_stop(request)
 
-    def _watched(self, present: bool) -> None:
+    def _on_watched(self, present: bool) -> None:
         self.is_alone = not present
 
-    def _commanded(self, value: bytes) -> None:
+    def _on_command(self, value: bytes) -> None:
         try:
             command = parse_command(value, where=self.keys.command(self.worker_type, self.index))
         except TrialError as error:
-            logger.warning("command not understood error=%s", error.what)
+            logger.warning("command not decoded error=%s", error.what)
             return
         why = refusal(
             command, attempt=self.attempt.number, token=self.attempt.token, state=self.state
         )
-        if not why and command.verb not in self.controls.can:
+        if not why and command.verb not in self.controls.supported:
             why = f"a {self.worker_type} takes no {command.verb}"
         if why:
-            logger.warning("command refused verb=%s by=%s why=%s", command.verb, command.by, why)
+            logger.warning("command refused verb=%s by=%s reason=%s", command.verb, command.by, why)
             self._answer(command, refused=why)
             return
-        logger.info("command taken verb=%s by=%s id=%s", command.verb, command.by, command.id)
+        logger.info("command accepted verb=%s by=%s id=%s", command.verb, command.by, command.id)
         if command.verb is Verb.CONFIGURE:
             logging.getLogger().setLevel(command.args["log_level"].upper())
         else:
-            self.controls.ask(command)
+            self.controls.record(command)
         if command.verb is not Verb.PAUSE or self.state is WorkerState.PAUSED:
-            self._answer(command)  # a pause is answered when it has begun
+            self._answer(command)  # a pause is confirmed when it has begun
 
     def _answer(self, command: Command, *, refused: str = "") -> None:
-        with self._telling:
+        with self._status_lock:
             self._status = replace(self._status, last_command=command.id, command_refused=refused)
-            self._tell()
-
-
-def trial_keys(plan: LaunchPlan) -> TrialKeys:
-    """Name-resolution keys of the plan's trial."""
-    return TrialKeys(
-        cluster=plan.cluster.name,
-        user=plan.user,
-        experiment=plan.experiment_name,
-        trial=plan.trial_name,
-    )
+            self._publish_status()

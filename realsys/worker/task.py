@@ -1,14 +1,14 @@
-"""What srun starts for each task: ``python -m realsys.worker.task TYPE …``, the worker's parent.
+"""The parent of one worker, which srun starts for each task: ``python -m realsys.worker.task TYPE …``.
 
-Finds out which task of the group it is (SLURM_PROCID, from --first-index on), gives the worker its
-environment and its GPUs, starts it, and when it has ended writes down how: a worker that was killed by a
-signal can't say so itself, and srun tells the supervisor a code only. It computes nothing and holds no
-socket. A worker of a type that is started again by itself it kills when the supervisor says so by a file:
-a signal by Slurm would go to all tasks of the step.
+Determines which task of the group it is (SLURM_PROCID, counted from --first-index), gives the worker its
+environment and its GPUs, starts it, and records how it ended: a worker killed by a signal can't do that
+itself, and srun passes only a code to the supervisor. It computes nothing and holds no socket. It kills a
+worker of an independently restartable type when the supervisor requests it by a file: a signal sent
+through Slurm would reach all tasks of the step.
 
 SIGTERM is ignored here and in the worker: Slurm sends it to every process of a step when the job is
-cancelled, preempted or out of time, and so does the batch process, the supervisor. That one asks the
-master to save and leave; whoever is left when the grace is over is killed.
+cancelled, preempted or out of time, and also to the batch process, the supervisor. That one asks the
+master to save and exit; remaining workers are killed when the grace period is over.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from realsys.api.plan import LaunchPlan, StepPlan, read_plan
 from realsys.api.scheduling import INDEPENDENTLY_RESTARTABLE
 from realsys.name_resolve.file.commit_log import NFS, file_system_of
 from realsys.runtime import worker_exit_codes
+from realsys.runtime.failures import failure_of
 from realsys.runtime.linux import pidfd_open
 from realsys.runtime.oom_evidence import oom_evidence, read_oom_counts
 from realsys.runtime.parent_death import PARENT_PID_VARIABLE, adopt_orphans, wait_for_children
 from realsys.slurm.gpus import own_devices
 from realsys.trial.folders import restrict_umask
 from realsys.trial.records import (
-    Failure,
     TrialFiles,
     WorkerExit,
     is_there,
@@ -47,14 +47,14 @@ from realsys.worker.network import interface_variables
 from realsys.worker.requeued import linger, newer_attempt_of_same_job
 from realsys.worker.task_place import TaskPlace, devices_at, keep_to_cpus, place_of_task
 
-# Slurm kills what is left of a step when its tasks have ended: the worker's heartbeat process (which
-# takes three seconds at most) must have told name resolution by then that the worker is gone.
+# Slurm kills the rest of a step when its tasks have ended: by then the worker's heartbeat process (which
+# takes three seconds at most) must have deregistered the worker.
 HEARTBEAT_ENDS_IN_S = 4.0
-LOOK_S = 2.0  # for the file that asks for a worker's end
+LOOK_S = 2.0  # interval of checking for the file that requests a worker's end
 
 
 def main() -> int:
-    """Runs one worker as a child; returns its exit code, 128 + signal if one ended it."""
+    """Runs one worker as a child; returns its exit code, or 128 + signal if a signal ended it."""
     args = _parse()
     restrict_umask()
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -68,7 +68,7 @@ def main() -> int:
         child = _start(args, index)
     except RealsysError as error:
         print(error, file=sys.stderr, flush=True)  # noqa: T201 - there is no logger yet
-        write_record(attempt.failure_record(worker), _last_words(worker, error))
+        write_record(attempt.failure_record(worker), failure_of(worker, error))
         return worker_exit_codes.FAILED
     code = _wait(child, attempt.end_of(worker, args.phase, args.restart), args.worker_type)
     ended = WorkerExit(
@@ -82,7 +82,7 @@ def main() -> int:
     try:
         write_record(attempt.exit_of(worker), ended)
     except OSError as error:
-        print(f"how {worker} ended is not written down: {error}", file=sys.stderr)  # noqa: T201
+        print(f"exit record of {worker} not written: {error}", file=sys.stderr)  # noqa: T201
     wait_for_children(HEARTBEAT_ENDS_IN_S)
     if newer_attempt_of_same_job(files, args.attempt) is not None:
         print(f"{worker} has ended; its job was requeued, waiting for Slurm to end this task")  # noqa: T201
@@ -117,26 +117,26 @@ def _start(args: argparse.Namespace, index: int) -> subprocess.Popen[bytes]:
 
 
 def _wait(child: subprocess.Popen[bytes], end: Path, worker_type: str) -> int:
-    """The child's return code. It is killed as soon as the file ``end`` is there."""
+    """Waits for the child and returns its code. Kills it as soon as the file ``end`` exists."""
     if worker_type in INDEPENDENTLY_RESTARTABLE:
         poll = select.poll()
         poll.register(pidfd_open(child.pid), select.POLLIN)
         look = is_there if file_system_of(end.parent) in NFS else Path.exists
         while not poll.poll(LOOK_S * 1000) and not look(end):
             pass
-        child.kill()  # nothing if it has ended
+        child.kill()  # no effect if it has ended
     return child.wait()
 
 
-def _gpus(step: StepPlan, args: argparse.Namespace, told: Path) -> dict[str, str]:
-    """The task's own devices. Of a worker that may be started again they are written down, with its
-    CPUs, and taken again then."""
+def _gpus(step: StepPlan, args: argparse.Namespace, recorded: Path) -> dict[str, str]:
+    """Returns the task's own devices. For a restartable worker they are recorded, with its CPUs, and used
+    again at a restart."""
     if args.restart:
-        place = read_record(TaskPlace, told)
+        place = read_record(TaskPlace, recorded)
         if place is None:
             raise ClusterError(
-                "where this worker was first started is not known",
-                where=str(told),
+                "the node place of this worker's first start is unknown",
+                where=str(recorded),
                 fix="resume the trial; its folder must be visible on every node",
             )
         keep_to_cpus(place)
@@ -144,12 +144,12 @@ def _gpus(step: StepPlan, args: argparse.Namespace, told: Path) -> dict[str, str
     found = _own_gpus(step)
     if args.worker_type in INDEPENDENTLY_RESTARTABLE:
         visible = {**os.environ, **found}.get("CUDA_VISIBLE_DEVICES", "")
-        write_record(told, place_of_task(step, visible, os.environ))
+        write_record(recorded, place_of_task(step, visible, os.environ))
     return found
 
 
 def _own_gpus(step: StepPlan) -> dict[str, str]:
-    """What Slurm set is right already where Slurm does the binding."""
+    """Returns the task's own devices; Slurm's value is already correct if Slurm does the binding."""
     if step.gpu_binding != "visible":
         return {} if step.gpus_per_task else {"CUDA_VISIBLE_DEVICES": ""}
     local = os.environ.get("SLURM_LOCALID")
@@ -171,18 +171,6 @@ def _interface(
     return {name: value for name, value in found.items() if name not in environment}
 
 
-def _last_words(worker: str, error: RealsysError) -> Failure:
-    return Failure(
-        worker=worker,
-        host=socket.gethostname(),
-        pid=os.getpid(),
-        why=error.what,
-        at=time.time(),
-        kind=type(error).__name__,
-        fix=error.fix,
-    )
-
-
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("worker_type")
@@ -191,8 +179,10 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--phase", required=True)
     parser.add_argument("--attempt", type=int, required=True)
     parser.add_argument("--first-index", type=int, default=0, help="of the step's workers")
-    parser.add_argument("--restart", type=int, default=0, help="how often it was started again")
-    parser.add_argument("--like", type=int, help="whose configuration one that was added has")
+    parser.add_argument("--restart", type=int, default=0, help="how often it was restarted")
+    parser.add_argument(
+        "--like", type=int, help="the planned worker with an added one's configuration"
+    )
     return parser.parse_args()
 
 

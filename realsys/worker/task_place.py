@@ -1,7 +1,7 @@
-"""Where a task sits on its node: which CPUs and GPUs Slurm gave it, so that it can be started again there.
+"""The CPUs and GPUs that Slurm gave a task on its node, so that it can be restarted on the same ones.
 
-A worker that is started again gets a step of its own, which sees all that the job has on the node, since
-the first step's share is still taken. It keeps to the CPUs and GPUs of the first start by itself.
+A restarted worker gets a step of its own, which sees everything that the job has on the node, because the
+first step's share is still allocated. It restricts itself to the CPUs and GPUs of the first start.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class TaskPlace:
 
     Attributes:
         cpus: numbers of the CPUs that it may run on.
-        gpu_ids: Slurm's numbers of its GPUs on the node; empty where Slurm does not tell.
+        gpu_ids: Slurm's numbers of its GPUs on the node; empty if Slurm does not report them.
         devices: its CUDA_VISIBLE_DEVICES.
     """
 
@@ -30,7 +30,7 @@ class TaskPlace:
 
 
 def place_of_task(step: StepPlan, devices: str, environ: Mapping[str, str]) -> TaskPlace:
-    """Of this process, given its CUDA_VISIBLE_DEVICES and the environment from Slurm."""
+    """Returns the place of this process, given its CUDA_VISIBLE_DEVICES and the environment from Slurm."""
     ids: tuple[str, ...] = ()
     if step.gpus_per_task:
         local = int(environ.get("SLURM_LOCALID", "0"))
@@ -39,11 +39,11 @@ def place_of_task(step: StepPlan, devices: str, environ: Mapping[str, str]) -> T
 
 
 def devices_at(place: TaskPlace, environ: Mapping[str, str]) -> str:
-    """CUDA_VISIBLE_DEVICES for the GPUs of ``place``, in the environment of another step (pure).
+    """Returns CUDA_VISIBLE_DEVICES for the GPUs of ``place``, in the environment of another step (pure).
 
-    By Slurm's numbers: where a step's devices are cut off from others (ConstrainDevices), CUDA counts
-    those that are left from 0, so the entries of one step mean nothing in another. Where Slurm tells no
-    numbers, the entries stand.
+    Uses Slurm's numbers: if a step can access only its own devices (ConstrainDevices), CUDA numbers these
+    from 0, so the entries of one step mean nothing in another. If Slurm reports no numbers, the recorded
+    entries are used.
     """
     visible, step_gpus = environ.get("CUDA_VISIBLE_DEVICES"), environ.get("SLURM_STEP_GPUS")
     found = same_devices(place.gpu_ids, step_gpus=step_gpus, visible=visible)
@@ -51,7 +51,7 @@ def devices_at(place: TaskPlace, environ: Mapping[str, str]) -> str:
 
 
 def keep_to_cpus(place: TaskPlace) -> None:
-    """This process and its children run on the CPUs of ``place``, if it may use them."""
+    """Restricts this process and its children to the CPUs of ``place``, as far as it may use them."""
     cpus = set(place.cpus) & os.sched_getaffinity(0)
     if cpus:
         os.sched_setaffinity(0, cpus)

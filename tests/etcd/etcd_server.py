@@ -25,7 +25,7 @@ from typing import Any, Self
 import pytest
 
 from realsys.name_resolve.etcd.access import EtcdAccess
-from realsys.supervisor.job_etcd.certificates import Authority, KeyPair
+from realsys.runtime.certificates import Authority, KeyPair
 
 ADDRESS = "127.0.0.1"
 ROOT_PASSWORD = "root password"

@@ -26,7 +26,7 @@ from realsys.name_resolve.etcd.expiry import endings
 from realsys.name_resolve.open import open_store
 from realsys.name_resolve.retry import retry_while_unavailable
 from realsys.observability.history import read_history
-from realsys.supervisor.job_etcd.certificates import LIFE, Authority
+from realsys.runtime.certificates import LIFE, Authority
 from realsys.trial.records import TrialFiles
 
 Site = tuple[EtcdCluster, EtcdSpec]

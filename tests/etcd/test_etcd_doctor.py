@@ -14,7 +14,7 @@ from launcher.sites import places
 from launcher.sites.etcd_roles import roles
 from launcher.slurm.doctor.store_checks import local_store_finding
 from realsys.api.cluster import ClusterSpec, EtcdSpec
-from realsys.supervisor.job_etcd.certificates import Authority
+from realsys.runtime.certificates import Authority
 
 
 @pytest.fixture(scope="module")

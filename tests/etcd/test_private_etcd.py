@@ -22,8 +22,8 @@ from etcd_server import wait_until
 from realsys.api.errors import ClusterError, ConfigError, StoreError
 from realsys.name_resolve.etcd.access import EtcdAccess
 from realsys.name_resolve.open import open_store
+from realsys.runtime.certificates import Authority, KeyPair
 from realsys.supervisor.job_etcd import etcd_setup
-from realsys.supervisor.job_etcd.certificates import Authority, KeyPair
 from realsys.supervisor.job_etcd.private_etcd import PrivateEtcd
 
 HOST = "127.0.0.1"

@@ -22,7 +22,7 @@ from real_trials import Trials, explain, files_under, metrics_of, name_of, small
 from launcher.trials.status import trial_view
 from launcher.trials.trial_state import State
 from realsys.name_resolve.etcd.access import EtcdAccess
-from realsys.supervisor.job_etcd.certificates import Authority
+from realsys.runtime.certificates import Authority
 from realsys.trial.records import TrialFiles
 
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(400)]

@@ -25,7 +25,7 @@ from models import SPEC, batch_of, causal_lm, model_of, shape_of_qwen_7b, shape_
 
 from realsys.api.model import GenerationHyperparameters, ParallelGroups, ProcessTopology
 from realsys.backends.fsdp import FSDPBackend
-from realsys.backends.hf.slot_generation import generate_dealt
+from realsys.backends.hf.slot_generation import generate_in_slot
 from realsys.backends.inference import InferenceBackend
 from realsys.interfaces.answers import num_answer_tokens
 from realsys.interfaces.sft import next_token_loss
@@ -104,7 +104,7 @@ def dealt_answers(device: Device, rank: int) -> Figures:
     shape = shape_of_small() if device.small else shape_of_qwen_7b(layers=2)
     module = causal_lm(shape, device)
     prompts = [torch.arange(5 + i, 15 + 2 * i, device=device.kind) for i in range(6)]
-    made = generate_dealt(
+    made = generate_in_slot(
         module,
         prompts,
         GenerationHyperparameters(max_new_tokens=8),

@@ -49,7 +49,7 @@ def main() -> None:
         ),
         on_stop=lambda request: say(f"stop {request.by}"),
         on_command=lambda value: say(f"command {value.decode()}"),
-        on_over=over,
+        on_terminate=over,
         argv=plan.get("argv") or ARGV,
     )
     say(f"heartbeat {link.process.pid}")
@@ -76,7 +76,7 @@ def main() -> None:
         return
     say(f"registered {time.monotonic() - began:.3f}")
     for step in range(1, plan.get("steps", 0) + 1):
-        link.tell(WorkerStatus(state="running", step=step, mfc="actor_train", **status))
+        link.publish_status(WorkerStatus(state="running", step=step, mfc="actor_train", **status))
         time.sleep(plan.get("step_s", 0.1))
         tick()
     if tells := plan.get("tells"):
@@ -84,11 +84,11 @@ def main() -> None:
         slowest_s = 0.0
         for step in range(1, tells + 1):
             began = time.perf_counter()
-            link.tell(WorkerStatus(state="running", step=step, **status))
+            link.publish_status(WorkerStatus(state="running", step=step, **status))
             slowest_s = max(slowest_s, time.perf_counter() - began)
         say(f"told {slowest_s:.3f}")
     if hold_s := plan.get("hold_gil_s"):
-        link.tell(WorkerStatus(state="running", step=1, mfc="holds", **status))
+        link.publish_status(WorkerStatus(state="running", step=1, mfc="holds", **status))
         ctypes.PyDLL(None).usleep(int(hold_s * 1e6))  # PyDLL keeps the GIL
         tick()
         say("let go")
@@ -103,7 +103,7 @@ def main() -> None:
             say(f"lease_status {lease_status}")
         time.sleep(0.02)
     began = time.monotonic()
-    link.goodbye(WorkerStatus(state="done", **status), timeout_s=5.0)
+    link.deregister(WorkerStatus(state="done", **status), timeout_s=5.0)
     say(f"goodbye {time.monotonic() - began:.3f}")
 
 

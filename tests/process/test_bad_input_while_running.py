@@ -285,13 +285,13 @@ def test_a_record_for_which_the_rule_gives_no_number_is_set_aside_and_the_run_go
     assert view.state is State.COMPLETED, explain(files, view)
     assert max(row.get(counted, 0) for row in metrics_of(files)) > 0
     done = trials.run("logs", name_of(files), worker)
-    assert_told(done.stdout, "record set aside", "'odd' gave inf", "What is 5 plus 1?")
+    assert_told(done.stdout, "record set aside", "'odd' returned inf", "What is 5 plus 1?")
 
 
 @pytest.mark.parametrize(
     ("statement", "why"),
     [
-        ("raise SystemExit(0)", "code in it called exit: SystemExit: 0 (in train_step, "),
+        ("raise SystemExit(0)", "its code called exit: SystemExit: 0 (in train_step, "),
         ("__import__('os')._exit(0)", "ended with exit code 0 before its work was done"),
     ],
     ids=["sys.exit", "os._exit"],

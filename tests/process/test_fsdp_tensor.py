@@ -339,7 +339,7 @@ def test_adapters_alone_keep_a_copy_for_generation_up_to_date(world):
 @pytest.mark.parametrize(
     ("model", "degree", "what"),
     [
-        ("qwen3", 4, "2 key/value heads can't be cut evenly over tensor degree 4"),
+        ("qwen3", 4, "2 key/value heads can't be split evenly over tensor degree 4"),
         ("gpt2", 2, "weights of model_type 'gpt2' can't be laid out"),
     ],
 )

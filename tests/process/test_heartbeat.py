@@ -188,7 +188,7 @@ def test_kill_9_of_a_worker_is_known_at_once(site: Site) -> None:
     until(lambda: not site.has(WORKER), within_s=1.0)
     assert time.monotonic() - began_s < 1.0
     until(lambda: site.status.state == "lost", within_s=1.0)
-    assert site.status.reason == "its process ended without a word"
+    assert site.status.reason == "its process ended without deregistering"
     assert site.store.get(STATUS).lease_id is None
     until(lambda: not is_running(worker.heartbeat_pid), within_s=3)
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from parallel_ranks import groups_of, join, read, run_ranks, write
-from test_fsdp import SHARES, batch, company, train
+from test_fsdp import SHARES, batch, groups, train
 from torch.distributed.fsdp._fully_shard import _fsdp_collectives
 
 from realsys.api.model import FinetuneSpec, ProcessTopology
@@ -23,7 +23,7 @@ HALF, FULL = "torch.bfloat16", "torch.float32"
 
 
 def engine_of(folder, dtype, rank, *, make=hf_causal_lm, **settings):
-    model = make(path=f"{folder}/start", dtype=dtype, **company(rank, 2, dist.group.WORLD))
+    model = make(path=f"{folder}/start", dtype=dtype, **groups(rank, 2, dist.group.WORLD))
     return FSDPBackend(**{"optimizer": {"lr": 1e-6}, **settings}).initialize(model, SPEC).module
 
 
@@ -99,7 +99,7 @@ def rank_main(rank, folder):
 def over_tensor_axis(folder, dtype, rank):
     """Statistics of two steps on layers that are cut over the tensor axis, and types."""
     topo = ProcessTopology(tensor=2)
-    place = {**company(rank, 2, None), "topology": topo, "groups": groups_of(topo, (0, 1))}
+    place = {**groups(rank, 2, None), "topology": topo, "groups": groups_of(topo, (0, 1))}
     model = hf_causal_lm(path=f"{folder}/start", dtype=dtype, **place)
     engine = FSDPBackend(optimizer={"lr": 1e-4}).initialize(model, SPEC).module
     before = held(engine)
@@ -160,7 +160,7 @@ def values(engine, share: SequenceSample):
 
 
 def test_two_ranks_learn_in_bfloat16_as_in_float32(tmp_path):
-    tiny = tiny_llama(hidden_size=32, num_layers=2, **company(0, 1, None))
+    tiny = tiny_llama(hidden_size=32, num_layers=2, **groups(0, 1, None))
     save_hf(tiny.module, tiny.tokenizer, str(tmp_path / "start"))
     run_ranks("test_masters_ranks", 2, tmp_path)
     first, second = (read(tmp_path, f"rank{rank}") for rank in range(2))

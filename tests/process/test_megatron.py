@@ -40,7 +40,7 @@ def rank_main(rank):
             continue
         critic, share = family == "critic", rank.share(model)
         engine = start(model).module
-        on_last = engine.company.is_last_stage and not critic
+        on_last = engine.groups.is_last_stage and not critic
         rows = rows_asked(engine.part.stage.output_layer) if on_last else []
         figures = {"evaluated": evaluate(engine, share, critic)}
         figures["steps"] = [world.train(engine, share, critic=critic) for _ in range(STEPS - 1)]

@@ -96,7 +96,7 @@ def weights(rank, model, family, layout):
 
 def covers(held, promised):
     """Whether the windows of a weight are, joined, just the boxes that the layout names."""
-    inside = all(any(box.meet(outer) == box for outer in promised) for box, _ in held)
+    inside = all(any(box.intersection(outer) == box for outer in promised) for box, _ in held)
     return inside and sum(b.numel for b, _ in held) == sum(b.numel for b in promised)
 
 
@@ -104,7 +104,7 @@ def together(rank):
     """Actor and critic of different layouts in one process, used by turns."""
     actor = megatron(rank.model("llama", "d1t2p2"))
     critic = megatron(rank.model("critic", "d2t2p1"))
-    share = world.batch().take(world.SHARES[2][critic.company.coordinate[1]])
+    share = world.batch().take(world.SHARES[2][critic.groups.coordinate[1]])
     figures = []
     for _ in range(2):
         figures.append(world.train(actor, world.batch()))
@@ -155,11 +155,11 @@ def variants(rank):
         steps.append(world.train(engine, share))
         engine.load_state_dict(state)
         memory = HostMemory()
-        memory.take(engine.own_memory())
-        memory.empty(engine.passing_memory())
-        taken = [*engine.own_memory(), *engine.passing_memory()]
+        memory.store(engine.own_memory())
+        memory.empty(engine.transient_memory())
+        taken = [*engine.own_memory(), *engine.transient_memory()]
         emptied = all(x.untyped_storage().nbytes() == 0 for x in taken if x.numel())
-        memory.give_back()
+        memory.restore()
         repeated = world.train(engine, share)
         rank.found[f"variant {name}"] = {"steps": steps, "again": repeated, "emptied": emptied}
     masters(rank)
@@ -189,7 +189,7 @@ def masters(rank):
                 view.mul_(0.5)
     engine.weights_changed()
     expected = {n: [v.clone() for _, v in parts] for n, parts in held.items()}
-    world.train(engine, world.batch().take(world.SHARES[2][engine.company.coordinate[1]]))
+    world.train(engine, world.batch().take(world.SHARES[2][engine.groups.coordinate[1]]))
     rank.found["masters"] = [
         torch.equal(view, was)
         for n, parts in engine.held_weights().items()

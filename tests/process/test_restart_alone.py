@@ -25,7 +25,7 @@ from realsys.name_resolve.open import open_store
 from realsys.name_resolve.store import NameResolve
 from realsys.observability.history import read_history
 from realsys.observability.jsonl import read_jsonl
-from realsys.supervisor.attempt.attempt import Job, take_attempt
+from realsys.supervisor.attempt.attempt import Job, claim_attempt
 from realsys.supervisor.steps.local_steps import LocalSteps
 from realsys.supervisor.supervisor import Supervisor
 from realsys.trial.records import (
@@ -36,7 +36,6 @@ from realsys.trial.records import (
     loads,
     process_start,
 )
-from realsys.worker.runner import trial_keys
 
 SERVER, MASTER, MODEL = "generation_server/1", "master_worker/0", "model_worker/0"
 ROLES = Path(__file__).with_name("restarted_roles.py")
@@ -134,8 +133,8 @@ def test_a_server_that_is_killed_and_one_that_is_stopped_are_started_again(tmp_p
     files = TrialFiles(Path(plan.trial_dir))
     files.root.mkdir()
     files.plan.write_text(plan_text(plan))
-    store, keys = open_store(plan.name_resolve_url), trial_keys(plan)
-    attempt, attempt_files = take_attempt(files, store, keys, job=Job())
+    store, keys = open_store(plan.name_resolve_url), TrialKeys.of(plan)
+    attempt, attempt_files = claim_attempt(files, store, keys, job=Job())
     hashed = plan_hash(plan_text(plan))
     steps = LocalSteps(plan, hashed, attempt_files)
     supervisor = Supervisor(plan, hashed, attempt, files, attempt_files, store, keys, steps)

@@ -305,7 +305,7 @@ def offered(server: TensorServer):
         made.append(server._streams.offer())
         done.set()
 
-    server._loop.call_soon_threadsafe(make)
+    server._thread._loop.call_soon_threadsafe(make)
     assert done.wait(WAIT_S)
     return made[0]
 
@@ -395,7 +395,7 @@ def test_a_client_that_reads_nothing_is_let_go():
             eventually(lambda: server._streams.num_open == 1)
             stream = server._streams.find(offer.stream)
             for _ in range(20):
-                stream.give(ROWS["a"])  # more than sockets hold
+                stream.enqueue(ROWS["a"])  # more than sockets hold
             eventually(lambda: server._streams.num_open == 0 and threads() == [])
 
 

@@ -54,7 +54,7 @@ class Pair:
         """Slots that the server may not use again."""
         for segment in self.server._pool._segments.values():
             segment.collect()
-        return sum(len(s._taken) for s in self.server._pool._segments.values())
+        return sum(len(s._allocated) for s in self.server._pool._segments.values())
 
 
 @contextmanager
@@ -155,7 +155,7 @@ def test_rows_that_cannot_be_packed_leave_no_slot_behind(monkeypatch: pytest.Mon
 def test_unused_memory_beyond_what_is_kept_is_let_go_and_forgotten_by_the_client():
     pool, maps = SegmentPool(segment_bytes=MIB, keep_bytes=2 * MIB), SegmentMaps()
     for num_mib in (1, 2, 3):  # each too large for the ones before it
-        slot, memory = pool.take(num_mib * MIB)
+        slot, memory = pool.allocate(num_mib * MIB)
         memory.fill_(num_mib)
         rows = maps.rows(0, slot)
         assert rows[-1] == num_mib
@@ -172,7 +172,7 @@ def test_unused_memory_beyond_what_is_kept_is_let_go_and_forgotten_by_the_client
 
 def test_a_segment_has_no_name_is_ours_alone_and_cannot_shrink():
     pool = SegmentPool()
-    slot, _ = pool.take(1000)
+    slot, _ = pool.allocate(1000)
     there = f"/proc/{slot.pid}/fd/{slot.fd}"
     assert stat.S_IMODE(os.stat(there).st_mode) == 0o600
     assert os.readlink(there).startswith("/memfd:")
@@ -186,7 +186,7 @@ def test_a_segment_has_no_name_is_ours_alone_and_cannot_shrink():
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 def test_another_user_cannot_open_it():
     pool = SegmentPool()
-    slot, _ = pool.take(1000)
+    slot, _ = pool.allocate(1000)
     code = f"import os; os.setuid(65534); os.open('/proc/{slot.pid}/fd/{slot.fd}', os.O_RDONLY)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert "PermissionError" in done.stderr
@@ -213,7 +213,7 @@ def test_another_user_cannot_open_it():
 )
 def test_a_slot_that_is_none_is_refused(changes):
     pool = SegmentPool()
-    slot, _ = pool.take(1000)
+    slot, _ = pool.allocate(1000)
     if "fd" in changes:
         with tempfile.TemporaryFile() as other:  # 0 is whatever the tests were started with
             changes = {"fd": other.fileno() if changes["fd"] == 0 else changes["fd"]}
@@ -227,7 +227,7 @@ def test_a_slot_that_is_none_is_refused(changes):
 
 def test_a_file_that_could_shrink_under_us_is_refused(tmp_path: Path):
     pool = SegmentPool()
-    slot, _ = pool.take(1000)
+    slot, _ = pool.allocate(1000)
     with (tmp_path / "f").open("w+b") as file:
         file.write(bytes([1]) * slot.size)
         file.flush()

@@ -33,10 +33,11 @@ from realsys.api.plan import (
     plan_text,
 )
 from realsys.api.scheduling import WorkerType
+from realsys.name_resolve.key_table import TrialKeys
 from realsys.name_resolve.lease_validity import LeaseStatus
 from realsys.name_resolve.open import open_store
 from realsys.runtime import worker_exit_codes
-from realsys.supervisor.attempt.attempt import Job, take_attempt
+from realsys.supervisor.attempt.attempt import Job, claim_attempt
 from realsys.supervisor.split_jobs.component_board import ComponentBoard
 from realsys.supervisor.split_jobs.components import Action, ComponentRecord, Order, Report, TaskEnd
 from realsys.supervisor.split_jobs.order_follower import OrderFollower
@@ -56,7 +57,6 @@ from realsys.trial.records import (
     read_record,
     write_record,
 )
-from realsys.worker.runner import trial_keys
 
 POLL_S = 0.02
 SLACK_S = 0.3
@@ -118,13 +118,13 @@ class Trial:
         self.files = TrialFiles(Path(self.plan.trial_dir))
         self.files.submitit.mkdir(parents=True)
         (self.files.submission).write_text('{"job_ids": ["120", "121"]}')
-        self.store, self.keys = open_store(self.plan.name_resolve_url), trial_keys(self.plan)
+        self.store, self.keys = open_store(self.plan.name_resolve_url), TrialKeys.of(self.plan)
         self.left: list[bool] = []
         self.threads: list[threading.Thread] = []
 
     def take(self) -> AttemptRecord:
         job = Job(job_id="120", nodes="n1")
-        self.attempt, self.attempt_files = take_attempt(self.files, self.store, self.keys, job=job)
+        self.attempt, self.attempt_files = claim_attempt(self.files, self.store, self.keys, job=job)
         return self.attempt
 
     def split_steps(self, **changes) -> SplitSteps:
@@ -332,7 +332,7 @@ def test_slurms_signal_to_another_job_reaches_the_attempt(trial: Trial, tmp_path
         wait_until(lambda: tasks[0].poll() is None and trial.attempt_files.steps.exists())
         trial.wait_for_tasks("rollout_worker/0", "rollout_worker/1")
         agent.send_signal(signal.SIGUSR2)
-        wait_until(lambda: tasks[0].poll() is None and steps.board.is_stop_asked())
+        wait_until(lambda: tasks[0].poll() is None and steps.board.is_stop_requested())
         request = loads(StopRequest, trial.store.get(trial.keys.stop).value, where="")
         assert request.by == "Slurm (SIGUSR2 to job 121), component rollout"
         assert request.grace_seconds == 110.0
@@ -340,7 +340,7 @@ def test_slurms_signal_to_another_job_reaches_the_attempt(trial: Trial, tmp_path
         assert [t.poll() for t in tasks[1:]] == [-9, -9]
         steps.close()
         assert agent.wait(10) == 0
-        assert "component left told=True" in trial.attempt_files.log("component/1").read_text()
+        assert "component left ordered=True" in trial.attempt_files.log("component/1").read_text()
     finally:
         agent.kill()
         agent.wait()
@@ -367,7 +367,7 @@ def test_an_agent_says_whom_it_waited_for(trial: Trial):
     with pytest.raises(ClusterError) as caught:
         trial.agent().join()
     assert caught.value.what == (
-        "component rollout was not needed: the supervisor of attempt 1 did not come in 1 s"
+        "component rollout was not needed: the supervisor of attempt 1 did not appear in 1 s"
     )
     assert caught.value.where == "job 121; the supervisor is the trial's first job"
 
@@ -418,8 +418,8 @@ def test_a_remote_task_that_fails_is_told_by_its_own_record(trial: Trial):
     assert (first.worker, first.host) == ("rollout_worker/1", "n2")
     assert (first.pid, first.at) == (told.pid, told.at)
     assert first.why == (
-        "killed by SIGSEGV (signal 11): a crash in native code; it can't be started again: "
-        "job 121 of component rollout starts no worker again"
+        "killed by SIGSEGV (signal 11): a crash in native code; it can't be restarted: "
+        "job 121 of component rollout can't restart a worker"
     )
     assert trial.told() == [True]
     assert fake_srun.cancelled(trial.bin) == []
@@ -496,7 +496,7 @@ def test_a_job_that_slurm_ends_stops_the_attempt_in_good_order(trial: Trial):
     wait_until(lambda: tasks[0].poll() is None and trial.attempt_files.steps.exists())
     trial.wait_for_tasks("master_worker/0", "rollout_worker/0", "rollout_worker/1")
     agent.announce_end("Slurm (SIGTERM to job 121)", grace_s=20.0)
-    wait_until(lambda: tasks[0].poll() is not None or steps.board.is_stop_asked())
+    wait_until(lambda: tasks[0].poll() is not None or steps.board.is_stop_requested())
     request = loads(StopRequest, trial.store.get(trial.keys.stop).value, where="")
     assert request.by == "Slurm (SIGTERM to job 121), component rollout"
     assert (request.grace_seconds, request.attempt) == (20.0, 1)

@@ -39,7 +39,6 @@ from realsys.trial.records import AttemptRecord, TrialFiles, TrialRecord, read_r
 SUPERVISOR = """
 import os, signal, socket, subprocess, sys, time
 from pathlib import Path
-from launcher.trials.status import keys_of
 from realsys.api.errors import KeyNotFound
 from realsys.api.plan import read_plan
 from realsys.trial.records import *
@@ -73,7 +72,7 @@ def supervise(trial_dir, plan_hash):
 
 def _asked(store, plan):
     try:
-        return bool(store.get(keys_of(plan).stop))
+        return bool(store.get(TrialKeys.of(plan).stop))
     except KeyNotFound:
         return False
 """
@@ -242,7 +241,7 @@ def test_a_supervisor_that_dies_at_once_is_lost_and_says_why(
     stand_in("dies at once")
     files = submit(make_plan())
     view = wait_for(files, State.LOST)
-    assert "before it could take an attempt" in view.reason
+    assert "before its attempt began" in view.reason
     assert any("no luck today" in line for line in summary(view, files))
 
 
@@ -253,7 +252,7 @@ def test_stop_kills_what_does_not_listen_and_leaves_nothing(
     files = submit(make_plan())
     wait_until_started(files)
     told: list[str] = []
-    report = stop(files, grace_s=0.2, extra_s=0.2, term_s=0.5, tell=told.append)
+    report = stop(files, grace_s=0.2, extra_s=0.2, term_s=0.5, on_action=told.append)
     assert processes_of(files.root) == []
     assert report.view.state is State.LOST  # it could not write an exit marker
     assert [text.split()[0] for text in told] == ["asked", "sent", "sent", "no"]

@@ -24,10 +24,10 @@ from real_trials import (
 from launcher.trials.liveness import processes_of
 from launcher.trials.trial_state import State
 from realsys.api.plan import read_plan
+from realsys.name_resolve.key_table import TrialKeys
 from realsys.name_resolve.open import open_store
 from realsys.runtime.worker_commands import Command, Verb
 from realsys.trial.records import AttemptRecord, TrialFiles, WorkerStatus, dumps, loads
-from realsys.worker.runner import trial_keys
 
 
 class Steered:
@@ -36,7 +36,7 @@ class Steered:
     def __init__(self, trials: Trials, files: TrialFiles) -> None:
         self.trials, self.files = trials, files
         plan = read_plan(files.plan)
-        self.store, self.keys = open_store(plan.name_resolve_url), trial_keys(plan)
+        self.store, self.keys = open_store(plan.name_resolve_url), TrialKeys.of(plan)
         entry = self.store.get(self.keys.attempt)
         self.attempt = loads(AttemptRecord, entry.value, where=entry.key)
 
@@ -134,7 +134,7 @@ def test_what_nobody_understands_is_told_at_once(steered: Steered) -> None:
     for words, wanted in (
         (("model_worker/9", "pause"), "no worker 'model_worker/9'"),
         (("model_worker/0", "puase"), "did you mean 'pause'?"),
-        (("model_worker/0", "configure", "debug"), "'debug' is no argument: it has no '='"),
+        (("model_worker/0", "configure", "debug"), "'debug' is not an argument: it has no '='"),
     ):
         done = steered.trials.run("tell", "ppo-math/run", *words)
         assert done.returncode == 4, done.stderr
@@ -142,7 +142,7 @@ def test_what_nobody_understands_is_told_at_once(steered: Steered) -> None:
     kill_everything(steered.files)
     done = steered.trials.run("tell", "ppo-math/run", "model_worker/0", "pause")
     assert done.returncode != 0
-    assert "only workers of a running trial take commands" in done.stderr
+    assert "only workers of a running trial accept commands" in done.stderr
 
 
 def test_a_whole_run_ends_with_a_goodbye_of_everybody(trials: Trials, tiny_policy: Path) -> None:

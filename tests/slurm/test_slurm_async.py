@@ -13,7 +13,7 @@ from collections import Counter
 from pathlib import Path
 
 from file_calls import FileCalls, since, total
-from real_trials import explain, small_ppo, trained_ids, worker_pid
+from real_trials import explain, small_ppo, trained_ids, wait_until, worker_pid
 from slurm_trials import SlurmTrials
 
 from launcher.trials.trial_state import State
@@ -60,7 +60,8 @@ def test_servers_and_rollout_workers_are_steps_and_a_killed_server_is_started_ag
         f"rollout.agent_args={{version: 4, go: {go}, slow_s: 3600}}",
         *LONGER,
     )
-    view = slurm_trials.wait_for_step(files, 4, timeout_s=180)
+    slurm_trials.wait_for_step(files, 4, timeout_s=180)  # one server is enough for that
+    view = wait_until(files, lambda v: all(w.pid for w in v.workers), timeout_s=120)
     first, second = (
         read_record(TaskPlace, files.attempt(1).place_of(f"generation_server/{i}"))
         for i in range(2)

@@ -145,4 +145,4 @@ def test_a_site_file_from_what_slurm_says_counts_threads(
         assert "6 CPUs (3 cores)" in planned.stdout, planned.stdout
     much = ("actor.parallel=d4t1p1", "critic.parallel=d4t1p1", "--nodelist", "t1")
     refused = other_trials.run("plan", "ppo-math", *words, *much)
-    assert "each task has whole cores, of 2 CPUs" in refused.stderr, refused.stdout
+    assert "each task gets whole cores, of 2 CPUs" in refused.stderr, refused.stdout

@@ -92,7 +92,7 @@ def test_drained_nodes_and_reservations_are_told(site: SlurmCluster) -> None:
         assert mine.reason_words.startswith("its reservation has not begun: later lasts from 20")
         long = ("--account=lab", "--partition=big", "--time=120", "--nodelist=b1")
         waits = told(site.submit(*long, command="true"))
-        assert "reservation later takes b1 from 20" in waits.reason_words, waits
+        assert "reservation later holds b1 from 20" in waits.reason_words, waits
     finally:
         site.clear()
         site.run("scontrol", "delete", "ReservationName=later")
@@ -143,9 +143,9 @@ def test_a_plan_and_a_launch_tell_the_limit_that_slurm_takes_silently(
     path.write_text("".join(t for t in path.read_text().splitlines(True) if "time" not in t))
     words = ("plan", "ppo-math", *LONG_PPO, f"actor.path={tiny_policy}")
     plan = trials.run(*words)
-    told = "00:20:00 (20 min), the partition's DefaultTime: none was asked for"
+    told = "00:20:00 (20 min), the partition's DefaultTime: none was requested"
     assert f"time limit {told}" in plan.stdout, plan.stdout + plan.stderr
-    assert f"the time limit is {told}; ask for another: --time" in plan.stderr
+    assert f"the time limit is {told}; set another with --time" in plan.stderr
     short = trials.run(*words, "--time", "2")
     assert short.returncode == 4
     assert "a time limit of 00:02:00 (2 min) leaves no time to train" in short.stderr
@@ -248,9 +248,7 @@ def test_after_a_node_fell_silent_a_resume_offers_the_others(
         failed = wait_until(files, lambda v: v.state is State.FAILED, timeout_s=90)
     finally:
         undo()
-    assert (
-        failed.fix == f"realsys resume {name_of(files)} --exclude {node}, which takes other nodes"
-    )
+    assert failed.fix == f"realsys resume {name_of(files)} --exclude {node}, which uses other nodes"
     done = slurm_trials.run("resume", name_of(files), "--detach", "--exclude", node)
     assert done.returncode == 0, done.stderr
     again = wait_until(files, lambda v: v.attempt == 2 and bool(v.workers), timeout_s=60)

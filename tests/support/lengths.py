@@ -1,6 +1,6 @@
-"""Lengths of answers with a heavy tail: a lognormal, cut at the most tokens an answer may have (pure).
+"""Heavy-tailed answer lengths: a lognormal, truncated at the maximum answer length (pure).
 
-Cut means that longer ones end there, as generation does: a few in a thousand have exactly the maximum.
+Longer answers end at the maximum, as in generation: a few in a thousand have exactly that length.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _NORMAL = NormalDist()
 
 @dataclass(frozen=True, kw_only=True)
 class Lengths:
-    """Answers of ``mean`` tokens on average, ``longest`` at most.
+    """Distribution of answer lengths with mean ``mean`` and maximum ``longest``.
 
-    ``spread`` is the standard deviation of the logarithm before the cut: 0 makes all alike, 1 is a tail as
-    reasoning models have it.
+    ``spread`` is the standard deviation of the logarithm before truncation: 0 makes all equal, 1 is a tail
+    like that of reasoning models.
     """
 
     mean: float
@@ -38,7 +38,7 @@ class Lengths:
             )
 
     def draw(self, random_: random.Random) -> int:
-        """The length of one answer, at least 1."""
+        """Draws the length of one answer, at least 1."""
         if self.spread == 0:
             return round(self.mean)
         drawn = random_.lognormvariate(self.centre, self.spread)
@@ -46,7 +46,7 @@ class Lengths:
 
     @property
     def centre(self) -> float:
-        """Mean of the logarithm before the cut, such that the mean after it is ``mean``."""
+        """Mean of the logarithm before truncation for which the mean after it is ``mean``."""
         return _centre(self.mean, self.longest, self.spread)
 
 

@@ -1,8 +1,9 @@
-"""Rollouts, training and weight updates in virtual time, around the ledger that runs use (pure).
+"""Simulates rollouts, training and weight updates in virtual time, with the ledger of real runs (pure).
 
-For choosing ``max_staleness``, policy and batch size before a run: how fast generation servers and
-trainers are together, and how old the samples get. Requests wait at the manager in order of arrival for a
-free row of a server whose weights are new enough. Left out: prompts (prefill), messages, faults, filters.
+For choosing ``max_staleness``, policy and batch size before a run: predicts the combined throughput of
+generation servers and trainers, and the samples' staleness. Requests wait at the manager in order of
+arrival for a free row of a server whose weights are new enough. Not simulated: prefill, messages, faults,
+filters.
 """
 
 from __future__ import annotations
@@ -24,19 +25,19 @@ from realsys.rollout.staleness.tickets import PromptGrant
 
 @dataclass(frozen=True, kw_only=True)
 class SimulationSettings:
-    """What is simulated. Times are seconds of virtual time.
+    """Inputs of a simulation. Times are seconds of virtual time.
 
     Attributes:
         slots, token_s, row_s: of a server, see ``VirtualServer``.
-        train_token_s: of all trainers together, for each token of a batch.
-        batch_size: prompts a step, of ``group_size`` answers each.
-        publish_s: from a step's end until servers may take its weights.
-        update_s: for which a server stands still to take them.
-        interruptible: running answers go on with the new weights; else a server ends them first, and
-            takes no new ones meanwhile.
-        whole_batches: no prompt of a batch begins before all those of the one before are done
-            (one-step-off training, with ``max_staleness`` 1).
-        steps: that are measured, after ``warm_up`` others.
+        train_token_s: time of all trainers together per token of a batch.
+        batch_size: prompts per step, with ``group_size`` answers each.
+        publish_s: time from a step's end until servers can fetch its weights.
+        update_s: time for which a server pauses to update its weights.
+        interruptible: running answers continue with the new weights; otherwise a server finishes them
+            first and accepts no new ones meanwhile.
+        whole_batches: no prompt of a batch starts before the previous batch is finished (one-step-off
+            training, with ``max_staleness`` 1).
+        steps: number of measured steps, after ``warm_up`` others.
     """
 
     servers: int = 8
@@ -60,50 +61,50 @@ class SimulationSettings:
 
     @property
     def bound(self) -> float:
-        """Tokens a second that no schedule exceeds: what the slower of servers and trainers can do."""
+        """Upper bound on tokens per second for any schedule: the slower of servers and trainers."""
         decoded = self.servers * self.slots / (self.token_s + self.row_s * self.slots)
         return min(decoded, 1 / self.train_token_s)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SimulationOutcome:
-    """What came of it, over the steps that are measured."""
+    """Results over the measured steps."""
 
     tokens_per_s: float  # trained
     of_bound: float
     step_s: float
-    training: float  # share of the time
-    decoding: float  # share of the rows' time
-    staleness: float  # mean of all prompts
+    training: float  # share of time
+    decoding: float  # share of row time
+    staleness: float  # mean over all prompts
     stalest: int
-    thrown_away: float  # prompts for each trained one
+    thrown_away: float  # prompts per trained prompt
 
 
 def simulate(setting: SimulationSettings) -> SimulationOutcome:
-    """Plays a run. Deterministic: its chance comes from ``seed``, lengths belong to prompts.
+    """Simulates a run. Deterministic: random numbers come from ``seed``, lengths belong to prompts.
 
     Raises:
-        ConfigError: the ledger does not take these numbers.
+        ConfigError: the ledger rejects these numbers.
     """
     return _Run(setting).play()
 
 
 @dataclass(eq=False, slots=True)
 class _Rollout:
-    """A prompt that was given out, with the versions of its tokens so far."""
+    """A dispatched prompt, with the versions of its tokens so far."""
 
     ticket: PromptGrant
-    left: int  # answers to come
+    left: int  # answers still to come
     oldest: int
     newest: int = 0
 
 
-_Queue = deque[tuple[int, _Rollout, int]]  # place in the order, for whom, tokens
+_Queue = deque[tuple[int, _Rollout, int]]  # place in the order, owner, tokens
 
 
 @dataclass(frozen=True, slots=True)
 class _Mark:
-    """Sums since the beginning, at the end of a step."""
+    """Running sums at the end of a step."""
 
     now: float = 0.0
     tokens: int = 0
@@ -122,7 +123,7 @@ class _Run:
             max_staleness=setting.max_staleness,
             policy=setting.policy,
             max_in_flight=setting.max_in_flight,
-            # Longer than is looked at: what is measured is a run in stride.
+            # Longer than measured, so that the run is in a steady state throughout.
             total_steps=self.last + setting.max_staleness + 1,
         )
         self.servers: list[VirtualServer[_Rollout]] = [
@@ -144,7 +145,7 @@ class _Run:
             if not self.heap:
                 why = ", ".join(self.ledger.waits_for())
                 raise InternalError(
-                    f"it stands still, for {why}",
+                    f"the simulation is stuck: {why}",
                     where="simulate_rollouts",
                 )
             self.now, _, event = heapq.heappop(self.heap)
@@ -171,7 +172,7 @@ class _Run:
     # ---- the master and its rollout workers -------------------------------------------------------
 
     def _ask(self) -> None:
-        """Takes all the work that there is, as rollout workers with room do."""
+        """Requests all available work, as rollout workers with capacity do."""
         size = self.setting.group_size
         while not self._holds_back() and (ticket := self.ledger.admit("rollout_worker/0")):
             self.num_out += 1
@@ -187,7 +188,7 @@ class _Run:
         return self.setting.whole_batches and not begun and self.ledger.counts()["in_flight"] > 0
 
     def _lengths(self, number: int) -> tuple[int, ...]:
-        """Of a prompt's answers: the same under all policies."""
+        """Lengths of a prompt's answers, equal under all policies."""
         while len(self.lengths) <= number:
             one = self.setting.lengths.draw
             self.lengths.append(tuple(one(self.draw) for _ in range(self.setting.group_size)))
@@ -240,7 +241,7 @@ class _Run:
         self._fill()
 
     def _update(self, server: VirtualServer[_Rollout]) -> None:
-        """Begins to take the newest weights, if it may now."""
+        """Starts the update to the newest weights if the server can."""
         if server.paused or server.version == server.wanted:
             return
         server.drains = not self.setting.interruptible and len(server) > 0
@@ -254,12 +255,12 @@ class _Run:
     def _updated(self, server: VirtualServer[_Rollout], version: int) -> None:
         self._advance(server)
         server.paused, server.version = False, version
-        self._update(server)  # newer ones have come meanwhile
+        self._update(server)  # newer weights were published meanwhile
         self._foresee(server)
         self._fill()
 
     def _fill(self) -> None:
-        """Answers go to the servers with the fewest rows, first come, first served."""
+        """Assigns answers to the servers with the fewest rows, first come, first served."""
         while free := sorted((s for s in self.servers if s.has_room), key=len):
             found = ((s, q) for s in free if (q := self._first_for(s)) is not None)
             if (pair := next(found, None)) is None:
@@ -272,7 +273,7 @@ class _Run:
             self._foresee(server)
 
     def _first_for(self, server: VirtualServer[_Rollout]) -> _Queue | None:
-        """The queue whose head came first, of those that the server is new enough for."""
+        """Returns the queue with the oldest head among those for which the server is new enough."""
         queues = (q for version, q in self.waiting.items() if q and version <= server.version)
         return min(queues, key=lambda queue: queue[0][0], default=None)
 

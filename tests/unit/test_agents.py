@@ -11,7 +11,7 @@ import pytest
 
 from realsys.api.agent import Agent, Answer, Environment, Observation, Trajectory
 from realsys.api.errors import ConfigError, DataError
-from realsys.rollout.agents.answer_text import next_turn
+from realsys.rollout.agents.answer_text import encode_next_turn
 from realsys.rollout.agents.math_multi_turn import MathMultiTurn
 from realsys.rollout.agents.math_single_step import MathSingleStep
 from realsys.rollout.agents.tool_use import ToolUse
@@ -145,8 +145,8 @@ def test_a_template_that_hides_earlier_answers_is_refused():
     tokenizer = Characters()
     tokenizer.chat_template = "…"
     tokenizer.apply_chat_template = lambda messages, **_: messages[-1]["content"]
-    with pytest.raises(DataError, match="leaves out what the assistant said"):
-        next_turn(tokenizer, "wrong", last_token=0)
+    with pytest.raises(DataError, match="omits earlier"):
+        encode_next_turn(tokenizer, "wrong", last_token=0)
 
 
 def test_a_call_is_cut_off_answered_and_gone_on_from():
@@ -176,7 +176,7 @@ def test_worked_answers_with_their_result_inside_are_text():
 def test_mistakes_are_named():
     with pytest.raises(ConfigError, match="max_turns is 0"):
         MathMultiTurn(max_turns=0)
-    with pytest.raises(ConfigError, match="no regular expression"):
+    with pytest.raises(ConfigError, match="not a regular expression"):
         ToolUse(call="(")
 
 

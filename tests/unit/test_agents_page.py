@@ -13,7 +13,7 @@ import pytest
 
 from realsys.api import registry
 from realsys.api.agent import Answer
-from realsys.rollout.worker.trajectories import fault_of
+from realsys.rollout.worker.trajectories import trajectory_fault
 
 PAGE = Path(__file__).parents[2] / "docs" / "adding_an_agent.md"
 
@@ -62,7 +62,7 @@ def test_the_pages_agent_and_environment_make_a_trajectory():
         return await agent.run([63], ask=ask, environment=environment, tokenizer=Characters())
 
     t = asyncio.run(episode())
-    assert fault_of(t, [63]) == ""
+    assert trajectory_fault(t, [63]) == ""
     assert "".join(map(chr, t.tokens)) == "?I guess 40\nHm.\nIt is 41"
     assert (t.reward, t.stats) == (0.5, {"draft_length": 10.0, "found_number": 1.0})
 

@@ -187,12 +187,12 @@ def test_shared_gpus_that_are_uneven_beside_others_are_refused_with_the_count_th
     found = run(phase(tasks(1, gpu=1), generation_server=tasks(6, gpu=0.5)), cluster=two_gpus())
     problem = only(found)
     assert problem.what == (
-        "a step has equally many GPUs on each of its nodes: generation_server 2, as on its fullest "
-        "one; beside the other groups that is more than the 2 of a node"
+        "a step gets the same number of GPUs on each of its nodes: 2 for generation_server, as on its "
+        "fullest one; with the other groups that exceeds the 2 of a node"
     )
     assert problem.where == "scheduling.generation_server.count"
     assert problem.fix == (
-        "make the count a multiple of the 4 that fill a node (4 or 8), or give each task a whole GPU"
+        "make the count a multiple of 4, which fills a node (4 or 8), or give each task a whole GPU"
     )
 
 
@@ -344,12 +344,12 @@ def test_a_limit_that_reads_like_hours_is_warned_about_once():
 @pytest.mark.parametrize(
     ("asked_for", "default_time", "words"),
     [
-        ("2", None, "a time limit of 00:02:00 (2 min) leaves no time to train: 120 s before it"),
+        ("2", None, "a time limit of 00:02:00 (2 min) leaves no time to train: Slurm signals"),
         ("1:30", None, "a time limit of 00:02:00 (2 min) leaves no time to train"),
         (
             None,
             "2:00",
-            "of 00:02:00 (2 min), the partition's DefaultTime: none was asked for leaves",
+            "of 00:02:00 (2 min), the partition's DefaultTime: none was requested leaves",
         ),
     ],
 )
@@ -378,11 +378,11 @@ def test_the_partitions_default_limit_is_told_and_another_one_is_not():
 
 def test_the_limit_that_holds_and_whose_it_is():
     assert holding_limit("60", GPU).words == "01:00:00 (1 h)"
-    told = "2-00:00:00 (2 days), the partition's MaxTime: none was asked for"
+    told = "2-00:00:00 (2 days), the partition's MaxTime: none was requested"
     assert holding_limit(None, GPU).words == told
-    told = "00:05:00 (5 min), the partition's DefaultTime: none was asked for"
+    told = "00:05:00 (5 min), the partition's DefaultTime: none was requested"
     assert holding_limit(None, replace(GPU, default_time="5")).words == told
-    assert holding_limit(None, None).words == "the partition's own: none was asked for"
+    assert holding_limit(None, None).words == "the partition's own: none was requested"
 
 
 def test_begin_and_deadline_are_absolute_and_the_launchs_own_win():
@@ -422,7 +422,7 @@ def test_node_lists_are_normalised_and_never_exceeded():
         "17 model_worker and 1 master_worker need 3 nodes, there are 2 (nodelist n[1-3] without n3)"
     )
     assert problem.where == "scheduling, phase main, and scheduling.model_worker.nodelist"
-    assert problem.fix == "give it 3 nodes, or 16 tasks of model_worker (now 17)"
+    assert problem.fix == "allow 3 nodes, or 16 tasks of model_worker (now 17)"
 
 
 def test_a_constraint_that_no_node_meets_is_warned_about():
@@ -448,14 +448,14 @@ def model(**scheduling):
             "layout single needs equal nodes, but partition is 'gpu' for model_worker and 'cpu' for "
             "master_worker",
             "scheduling.master_worker.partition",
-            "layout het or make them equal",
+            "use layout het, or make them equal",
         ),
         (
             lambda: run(phase(), phase(tasks(8, gpu=1, qos="high")), layout="split"),
             "layout split needs equal nodes, but qos is not set for model_worker of phase sft and "
             "'high' for model_worker",
             "scheduling.model_worker.qos",
-            "layout het or make them equal",
+            "use layout het, or make them equal",
         ),
         (
             lambda: run(layout="hett"),
@@ -465,15 +465,15 @@ def model(**scheduling):
         ),
         (
             lambda: run(cluster=site({})),
-            "cluster spec 'lab' describes no partition, 'gpu' is asked for: how much fits on a node is "
-            "not known",
+            "cluster spec 'lab' describes no partition, 'gpu' was requested: the size of its nodes is "
+            "unknown",
             "partitions in the cluster spec",
-            "add partitions: (realsys clusters init writes them)",
+            "add `partitions:` (realsys clusters init writes it)",
         ),
         (
             lambda: run(cluster=site(partition=None)),
-            "cluster spec 'lab' describes 2 partitions, none is asked for: how much fits on a node is "
-            "not known",
+            "cluster spec 'lab' describes 2 partitions, none was requested: the size of its nodes is "
+            "unknown",
             "scheduling.model_worker.partition",
             "name one with --partition: cpu, gpu",
         ),
@@ -485,9 +485,9 @@ def model(**scheduling):
         ),
         (
             lambda: run(model(gpu_type="a100")),
-            "model_worker asks for GPUs of type 'a100', partition 'gpu' has 'h200'",
+            "model_worker requests GPUs of type 'a100', partition 'gpu' has 'h200'",
             "scheduling.model_worker.gpu_type",
-            "ask for h200, or choose another partition",
+            "request h200, or choose another partition",
         ),
         (
             lambda: run(phase(tasks(2, gpu=9))),
@@ -499,36 +499,36 @@ def model(**scheduling):
             lambda: run(phase(tasks(33, gpu=1))),
             "33 model_worker and 1 master_worker need 5 nodes, there are 4 (partition gpu)",
             "scheduling, phase main, and partitions.gpu in the cluster spec",
-            "give it 5 nodes, or 32 tasks of model_worker (now 33)",
+            "allow 5 nodes, or 32 tasks of model_worker (now 33)",
         ),
         (
             lambda: run(phase(tasks(9, gpu=1)), cluster=site({"gpu": replace(GPU, max_nodes=1)})),
             "9 model_worker and 1 master_worker need 2 nodes, there is 1 (most nodes of one job in "
             "partition gpu)",
             "scheduling, phase main, and partitions.gpu in the cluster spec",
-            "give it 2 nodes, or 8 tasks of model_worker (now 9)",
+            "allow 2 nodes, or 8 tasks of model_worker (now 9)",
         ),
         (
             lambda: run(phase(tasks(32, gpu=1), tasks(1, constraint="ib"))),
-            "1 for master_worker and 4 for model_worker make 5 nodes of partition 'gpu', it has 4",
+            "1 for master_worker and 4 for model_worker make 5 nodes of partition 'gpu', which has 4",
             "partitions.gpu in the cluster spec",
-            "layout single lets groups share nodes, or ask for less",
+            "use layout single, which lets groups share nodes, or request less",
         ),
         (
             lambda: run(model(time_limit="2-00:01:00")),
             "time limit 2-00:01:00, partition 'gpu' allows 2-00:00:00",
             "scheduling.model_worker.time_limit",
-            "ask for 2-00:00:00 or less, or choose another partition",
+            "request 2-00:00:00 or less, or choose another partition",
         ),
         (
             lambda: run(cluster=site(time_limit="0")),
             "time limit UNLIMITED, partition 'gpu' allows 2-00:00:00",
             "slurm.time_limit in the cluster spec",
-            "ask for 2-00:00:00 or less, or choose another partition",
+            "request 2-00:00:00 or less, or choose another partition",
         ),
         (
             lambda: run(model(time_limit="2h")),
-            "'2h' is no time limit",
+            "'2h' is not a time limit",
             "scheduling.model_worker.time_limit",
             "Slurm knows no units: write 02:00:00",
         ),
@@ -540,7 +540,7 @@ def model(**scheduling):
         ),
         (
             lambda: run(phase(tasks(8, gpu=1, begin="now"), tasks(1, begin="noon"))),
-            "a job has one begin, its groups want 'now' for model_worker; 'noon' for master_worker",
+            "a job has one begin, its groups set 'now' for model_worker; 'noon' for master_worker",
             "scheduling.model_worker.begin, scheduling.master_worker.begin",
             "make them equal, or give --begin",
         ),
@@ -605,7 +605,7 @@ def test_all_problems_are_told_at_once_and_each_only_once():
     )
     assert [p.what.split(":")[0] for p in found.problems][:2] == [
         "cluster spec 'lab' describes no partition 'gpux'",
-        "'2h' is no time limit",
+        "'2h' is not a time limit",
     ]
     assert isinstance(found.problems[0], UnknownName)
     assert len(found.problems) == 4
@@ -640,10 +640,32 @@ def test_a_node_that_is_full_has_no_more_for_the_supervisor():
 
 def test_several_jobs_can_not_be_requeued_as_one():
     problem = only(run(phase(master=tasks(1, partition="cpu")), layout="split", requeue=True))
-    assert problem.what == "several jobs that start apart can't be requeued as one"
+    assert problem.what == "jobs that start separately can't be requeued together"
 
 
 def test_what_slurm_would_carry_over_to_later_components_is_told():
     master = tasks(1, partition="cpu", qos="spot")
     problem = only(run(phase(master=master), layout="het"))
-    assert problem.what == "Slurm would give qos 'spot' of master_worker to model_worker, too"
+    assert problem.what == "Slurm would apply qos 'spot' of master_worker to model_worker too"
+
+
+def test_sizes_that_waste_nodes_are_told_with_how_few_there_could_be():
+    # 10 GPUs a node: filled up 5 + 5, 4 + 4 and 3 + 3 + 3; 5 + 5 and 4 + 3 + 3 would waste none.
+    sized = {"cpu": 2, "mem": 1_000}
+    partition = PartitionSpec(nodes=999, cpus=64, threads_per_core=1, memory_mib=100_000, gpus=10)
+    found = fine(
+        phase(
+            tasks(100, gpu=5, **sized),
+            tasks(1, **sized),
+            generation_server=tasks(100, gpu=4, **sized),
+            rollout_worker=tasks(200, gpu=3, **sized),
+        ),
+        cluster=site({"gpu": partition}),
+    )
+    (component,) = found.job.components
+    assert component.nodes == 167  # 50, 50 and 66 of them, and one for the last two
+    (warning,) = found.warnings
+    assert warning == (
+        f"{component.name}: its tasks take 167 nodes as we place them, and no fewer than 150 in any way: "
+        "sizes of tasks that divide a node waste none"
+    )

@@ -19,7 +19,7 @@ from realsys.api.errors import (
 )
 from realsys.name_resolve.key_table import TrialKeys
 from realsys.name_resolve.open import open_store
-from realsys.supervisor.attempt.attempt import MOST_AT_ONCE, Job, end_attempt, take_attempt
+from realsys.supervisor.attempt.attempt import MOST_AT_ONCE, Job, claim_attempt, end_attempt
 from realsys.transport.curve_keys import TrialKeypairs
 from realsys.trial.records import (
     AttemptRecord,
@@ -53,7 +53,7 @@ def files(tmp_path: Path) -> TrialFiles:
 
 
 def take(files, store):
-    return take_attempt(files, store, KEYS, job=Job(job_id="77"))
+    return claim_attempt(files, store, KEYS, job=Job(job_id="77"))
 
 
 def end(files, number, result=Result.FAILED):
@@ -277,7 +277,7 @@ def test_who_is_overtaken_gets_nothing(files, store, earlier):
     winner = dumps(attempt_of(number, pid=os.getpid(), start=1, host="another"))
     with pytest.raises(TrialIsLive) as lost:
         take(files, Overtaken(store, lambda: store.add(KEYS.attempt, winner, replace=True)))
-    assert lost.value.what == f"somebody else took attempt {number} at the same moment"
+    assert lost.value.what == f"another process claimed attempt {number} at the same moment"
     assert store.get(KEYS.attempt).value == winner
     assert not files.attempt(number).root.exists()
 
@@ -316,7 +316,7 @@ def test_whose_folder_is_taken_gets_nothing(files, store, monkeypatch):
     """As where each attempt has a store of its own: the folder is all they share."""
     elsewhere(files, 1)
     monkeypatch.setattr(TrialFiles, "all_attempts", lambda self: [])
-    with pytest.raises(TrialIsLive, match="somebody else took attempt 1"):
+    with pytest.raises(TrialIsLive, match="another process claimed attempt 1"):
         take(files, store)
     with pytest.raises(KeyNotFound):
         store.get(KEYS.attempt)
@@ -355,7 +355,7 @@ def test_a_former_store_with_leases_means_that_it_lives(files, store, monkeypatc
     def take_it():
         # It is closed by who asked for it: a new one each time.
         find = lambda attempt: open_store("memory://former")  # noqa: E731
-        return take_attempt(files, store, KEYS, job=Job(), former=find)
+        return claim_attempt(files, store, KEYS, job=Job(), former=find)
 
     with pytest.raises(TrialIsLive, match="attempt 1 runs as pid 1 on other"):
         take_it()
@@ -365,7 +365,7 @@ def test_a_former_store_with_leases_means_that_it_lives(files, store, monkeypatc
 
 def test_a_former_store_that_is_gone_means_that_it_is_over(files, store):
     elsewhere(files, 1)
-    assert take_attempt(files, store, KEYS, job=Job(), former=lambda attempt: None)[0].number == 2
+    assert claim_attempt(files, store, KEYS, job=Job(), former=lambda attempt: None)[0].number == 2
 
 
 def test_of_many_at_the_same_moment_one_wins(files, store):
@@ -424,7 +424,7 @@ def test_an_end_without_a_store_is_a_warning(files, store, caplog):
         raise StoreUnavailable("no route to host", where="etcd", fix="start it")
 
     end_attempt(Overtaken(store, away), KEYS, record)
-    assert "the attempt's end is not told error=no route to host" in caplog.text
+    assert "attempt end not recorded error=no route to host" in caplog.text
     assert store.get(KEYS.attempt).value == dumps(record)
 
 

@@ -131,7 +131,7 @@ def test_a_time_ago_or_a_time_is_a_stamp(text, stamp):
 def test_anything_else_is_an_error(text):
     with pytest.raises(ConfigError) as caught:
         since_stamp(text, NOW)
-    assert caught.value.what == f"{text!r} is no time"
+    assert caught.value.what == f"{text!r} is not a time"
     assert caught.value.where == "--since"
     assert caught.value.fix == "write 10m, 2h, 1d, or a time like 2026-11-21T09:30:00"
 

@@ -11,7 +11,8 @@ import pytest
 from realsys.api.cluster import EtcdSpec
 from realsys.name_resolve.etcd.access import EtcdAccess
 from realsys.name_resolve.etcd.expiry import Ending, endings, warning_of
-from realsys.supervisor.job_etcd.certificates import Authority, CertificateWatch, KeyPair
+from realsys.runtime.certificates import Authority, KeyPair
+from realsys.supervisor.job_etcd.certificate_watch import CertificateWatch
 
 NOW = datetime.datetime(2026, 11, 23, 12, 0, tzinfo=datetime.UTC)
 
@@ -75,7 +76,7 @@ def test_a_run_warns_once_a_week_before_once_a_day_before_and_when_it_has_ended(
     told = []
     for days in (0, 2, 3.5, 4, 9.5, 9.6, 11, 12):
         caplog.clear()
-        watch.look(began + datetime.timedelta(days=days))
+        watch.check(began + datetime.timedelta(days=days))
         told.append(
             [r.levelno for r in caplog.records if "our certificate (etcd.cert_file)" in r.message]
         )
@@ -83,9 +84,9 @@ def test_a_run_warns_once_a_week_before_once_a_day_before_and_when_it_has_ended(
     assert told == [[], [], warned, [], alarmed, [], alarmed, []]
     caplog.clear()
     renew(tmp_path, days=400)  # under the same names, while the run lives
-    watch.look(began + datetime.timedelta(days=12))
+    watch.check(began + datetime.timedelta(days=12))
     assert caplog.messages == []
-    watch.look(began + datetime.timedelta(days=395))
+    watch.check(began + datetime.timedelta(days=395))
     assert [r.levelno for r in caplog.records] == [
         logging.WARNING,
         logging.WARNING,

@@ -20,14 +20,14 @@ from launcher.plan.scheduling_options import GroupOptions, SchedulingOptions
 from launcher.submit.planning import experiment_type
 from launcher.trials.changed_settings import (
     ABSENT,
-    OF_A_START,
+    PER_START,
     Difference,
     change_lines,
     differences,
-    goes_further,
+    extends_run,
     matches,
-    refused,
-    what_differs,
+    refused_changes,
+    relevant_differences,
 )
 from realsys.api.cluster import ClusterSpec
 from realsys.api.errors import ConfigError
@@ -168,8 +168,8 @@ def verdicts(name: str, needed: dict[str, Any]) -> Iterator[tuple[str, str]]:
         except ConfigError:
             yield row.path, "unjudged"
             continue
-        side = "no" if refused(before, after) else "yes"
-        yield row.path, side if what_differs(before, after) else "moot"
+        side = "no" if refused_changes(before, after) else "yes"
+        yield row.path, side if relevant_differences(before, after) else "moot"
 
 
 @pytest.fixture(scope="module")
@@ -219,15 +219,15 @@ CONSTANT = {
 def test_a_run_can_be_made_longer_where_no_learning_rate_follows_from_its_length(name: str) -> None:
     options = experiment_type("ppo-math")()
     longer = with_value(options, name, 7)
-    (told, *_) = refused(plan_of("ppo-math", options), plan_of("ppo-math", longer))
+    (told, *_) = refused_changes(plan_of("ppo-math", options), plan_of("ppo-math", longer))
     assert told.difference.name == f"phases.main.config.{name}"
     assert "actor has lr_schedule=linear" in told.why
     for path, value in CONSTANT.items():
         options, longer = with_value(options, path, value), with_value(longer, path, value)
-    assert refused(plan_of("ppo-math", options), plan_of("ppo-math", longer)) == []
+    assert refused_changes(plan_of("ppo-math", options), plan_of("ppo-math", longer)) == []
     warm = with_value(options, "critic.optimizer.warmup_steps_proportion", 0.5)
     warm_longer = with_value(longer, "critic.optimizer.warmup_steps_proportion", 0.5)
-    (told, *_) = refused(plan_of("ppo-math", warm), plan_of("ppo-math", warm_longer))
+    (told, *_) = refused_changes(plan_of("ppo-math", warm), plan_of("ppo-math", warm_longer))
     assert "critic has a warm-up of 0.5 of all steps" in told.why
 
 
@@ -236,7 +236,7 @@ def test_the_longest_answer_may_not_change_where_losses_are_divided_by_it() -> N
         experiment_type("grpo-math")(), "ppo.loss_aggregation", "seq_mean_token_sum_norm"
     )
     longer = with_value(by_sum, "ppo.gen.max_new_tokens", 99)
-    (told, *_) = refused(plan_of("grpo-math", by_sum), plan_of("grpo-math", longer))
+    (told, *_) = refused_changes(plan_of("grpo-math", by_sum), plan_of("grpo-math", longer))
     assert told.difference.name.endswith("gen.max_new_tokens")
     assert "divides each loss by it" in told.why
 
@@ -244,14 +244,14 @@ def test_the_longest_answer_may_not_change_where_losses_are_divided_by_it() -> N
 def test_a_data_set_that_may_leave_records_out_keeps_its_lengths() -> None:
     before = plan_of("ppo-math", experiment_type("ppo-math")())
     after = plan_of("ppo-math", with_value(experiment_type("ppo-math")(), *LONGER))
-    assert refused(before, after) == []
+    assert refused_changes(before, after) == []
     for plan in (before, after):
         for worker in plan["phases"][-1]["config"]["model_worker"]:
             for data in worker["datasets"]:
                 data["type_"] = "mine"
-    (told,) = refused(before, after)
+    (told,) = refused_changes(before, after)
     assert told.difference.new == 256
-    assert "data set mine may leave records out by it" in told.why
+    assert "data set mine may drop records by it" in told.why
 
 
 LONGER = ("dataset.max_prompt_len", 256)
@@ -267,8 +267,8 @@ def test_resources_of_tasks(field: str) -> None:
     options = experiment_type("ppo-math")()
     before = plan_of("ppo-math", options)
     after = plan_of("ppo-math", options, SchedulingOptions(model_worker=group))
-    assert what_differs(before, after)
-    assert bool(refused(before, after)) == (field in TASK_CANNOT)
+    assert relevant_differences(before, after)
+    assert bool(refused_changes(before, after)) == (field in TASK_CANNOT)
 
 
 # ---- the parts --------------------------------------------------------------------------------
@@ -307,14 +307,14 @@ def test_what_each_start_has_anew_is_no_difference() -> None:
     plan = plan_of("ppo-math", experiment_type("ppo-math")())
     old = {**plan, "job": {"begin": "now", "requeue": True}, "warnings": ["x"]}
     new = {**plan, "job": {"begin": None, "requeue": True}}
-    assert what_differs(old, new, aside=OF_A_START) == []
-    assert [d.name for d in what_differs(old, new)] == ["job.begin"]
-    assert refused(old, new) == []
+    assert relevant_differences(old, new, ignored=PER_START) == []
+    assert [d.name for d in relevant_differences(old, new)] == ["job.begin"]
+    assert refused_changes(old, new) == []
 
 
 def test_an_unknown_part_of_a_plan_is_refused() -> None:
     plan = plan_of("ppo-math", experiment_type("ppo-math")())
-    (told,) = refused(plan, {**plan, "something_new": 1})
+    (told,) = refused_changes(plan, {**plan, "something_new": 1})
     assert "not among the settings that no checkpoint depends on" in told.why
 
 
@@ -322,10 +322,10 @@ def test_a_run_that_goes_further() -> None:
     options = experiment_type("ppo-math")()
     ten, twenty = (with_value(options, "exp_ctrl.benchmark_steps", n) for n in (10, 20))
     plans = [plan_of("ppo-math", o) for o in (ten, twenty, options)]
-    assert goes_further(plans[0], plans[1])
-    assert goes_further(plans[1], plans[2])
-    assert not goes_further(plans[1], plans[0])
-    assert not goes_further(plans[0], plans[0])
+    assert extends_run(plans[0], plans[1])
+    assert extends_run(plans[1], plans[2])
+    assert not extends_run(plans[1], plans[0])
+    assert not extends_run(plans[0], plans[0])
 
 
 def test_changes_are_told_with_their_attempt() -> None:

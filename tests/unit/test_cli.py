@@ -474,7 +474,7 @@ def test_a_pipe_is_told_of_stages_at_once_and_of_steps_every_two_seconds(
 ) -> None:
     shown = view(step=1, progress=progress(1))
     now = replace(shown, **change)
-    assert render.worth_a_line(now, shown, age_s=age_s) is told
+    assert render.is_line_due(now, shown, age_s=age_s) is told
 
 
 def test_a_line_says_what_is_done_between_steps() -> None:
@@ -531,7 +531,7 @@ def test_status_of_a_failed_trial_shows_reason_log_and_how_to_go_on(
         "ppo-math/run7  failed  attempt 1",
         "  why       model_worker/0 (pid 5 on n1): out of memory",
         "  fix       smaller batches",
-        "  go on     realsys resume ppo-math/run7",
+        "  resume    realsys resume ppo-math/run7",
         "  log       /the/log",
         "    line 1",
         "    line 2",
@@ -692,9 +692,9 @@ def test_the_live_view_keeps_its_figures_in_80_columns(capsys: pytest.CaptureFix
 
 def test_the_live_view_forgets_the_errors_of_an_earlier_attempt() -> None:
     lines = [LogLine(1, "a", "ERROR old"), LogLine(2, "a", "ERROR new")]
-    assert render.warnings_now(lines, attempt=1, after=0) == ["a | ERROR old", "a | ERROR new"]
-    assert render.warnings_now(lines, attempt=2, after=0) == ["a | ERROR new"]
-    assert render.warnings_now(lines[:1], attempt=1, after=1) == []  # resumed, not begun
+    assert render.current_warnings(lines, attempt=1, after=0) == ["a | ERROR old", "a | ERROR new"]
+    assert render.current_warnings(lines, attempt=2, after=0) == ["a | ERROR new"]
+    assert render.current_warnings(lines[:1], attempt=1, after=1) == []  # resumed, not begun
 
 
 @pytest.mark.parametrize(("term", "draws"), [("xterm", True), ("dumb", False)])

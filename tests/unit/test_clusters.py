@@ -63,7 +63,7 @@ def test_the_users_own_spec_wins_over_the_shipped_one(home: Path) -> None:
 def test_the_variable_overrides_the_file_root(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
     monkeypatch.setenv("REALSYS_FILE_ROOT", "~/elsewhere")
     assert find_cluster().file_root == f"{home}/elsewhere"
-    assert places.glance_file_roots() == [f"{home}/elsewhere"]
+    assert places.guess_file_roots() == [f"{home}/elsewhere"]
 
 
 def test_an_unknown_name_gets_the_nearest(home: Path) -> None:
@@ -137,5 +137,5 @@ def test_trials_are_looked_for_in_all_known_roots(home: Path) -> None:
     places.remember_file_root("/far\naway")
     default = f"{home}/.local/share/realsys"
     assert sorted(file_roots()) == sorted(["/mine", default, "/far\naway"])
-    assert {"/mine", default, "/far\naway"} <= set(places.glance_file_roots())
+    assert {"/mine", default, "/far\naway"} <= set(places.guess_file_roots())
     assert file_roots("mine") == ["/mine"]

@@ -69,7 +69,7 @@ class FakeHeartbeat:
     def __init__(self):
         self.told = []
 
-    def tell(self, status, *, may_take_s=0.0, ticks_within_s=0.0):
+    def publish_status(self, status, *, may_take_s=0.0, ticks_within_s=0.0):
         self.told.append(status)
 
 
@@ -79,7 +79,7 @@ def runner():
         cluster=SimpleNamespace(name="here"), user="anna", experiment_name="ppo", trial_name="run"
     )
     made = WorkerRunner(plan, None, ATTEMPT, "model_worker", 0)
-    made.controls.can = frozenset(Verb)
+    made.controls.supported = frozenset(Verb)
     made._heartbeat = FakeHeartbeat()
     made.move(WorkerEvent.REGISTERED)
     return made
@@ -91,7 +91,7 @@ def states(runner):
 
 def test_a_pause_takes_effect_between_two_requests(runner):
     runner.move(WorkerEvent.STARTED, mfc="actor_train", step=3)
-    runner._commanded(dumps(command(Verb.PAUSE)))
+    runner._on_command(dumps(command(Verb.PAUSE)))
     assert runner.state is WorkerState.RUNNING
     assert runner.heartbeat.told[-1].last_command == ""
     runner.move(WorkerEvent.FINISHED_CALL)
@@ -99,7 +99,7 @@ def test_a_pause_takes_effect_between_two_requests(runner):
 
     def until():
         looks.append(runner.heartbeat.told[-1])
-        runner._commanded(dumps(command(Verb.RESUME)))
+        runner._on_command(dumps(command(Verb.RESUME)))
         return False
 
     runner.between_requests(until=until)
@@ -114,28 +114,28 @@ def test_a_pause_takes_effect_between_two_requests(runner):
 def test_interrupt_and_exit_ask_the_loop_to_leave(runner, verb, is_interrupted):
     left = []
     runner.controls.leave = lambda: left.append(True)
-    runner._commanded(dumps(command(Verb.PAUSE)))
-    runner._commanded(dumps(command(verb)))
+    runner._on_command(dumps(command(Verb.PAUSE)))
+    runner._on_command(dumps(command(verb)))
     assert left == [True]
     assert runner.controls.is_interrupted is is_interrupted
     runner.between_requests(until=lambda: pytest.fail("it is not paused any more"))
 
 
 def test_a_refusal_is_answered(runner):
-    runner.controls.can = frozenset({Verb.CONFIGURE})
-    runner._commanded(dumps(command(Verb.PAUSE)))
+    runner.controls.supported = frozenset({Verb.CONFIGURE})
+    runner._on_command(dumps(command(Verb.PAUSE)))
     answer = runner.heartbeat.told[-1]
     assert (answer.last_command, answer.state) == ("c-pause", "ready")
     assert answer.command_refused == "a model_worker takes no pause"
-    runner._commanded(b"no command at all")
+    runner._on_command(b"no command at all")
     assert runner.heartbeat.told[-1] is answer
 
 
 def test_a_stop_that_came_early_is_told_once(runner):
     request, heard = StopRequest(grace_seconds=1, by="anna", at=0.0, attempt=2), []
-    runner._stop_asked(request)
+    runner._on_stop_request(request)
     runner.on_stop = heard.append
-    runner._stop_asked(request)
+    runner._on_stop_request(request)
     assert heard == [request]
     assert runner._stop == request
 

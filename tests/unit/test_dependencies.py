@@ -121,7 +121,7 @@ def test_a_trial_that_is_over_is_judged_by_its_end_not_by_slurm(
         with pytest.raises(ConfigError) as caught:
             dependency_on(f"ppo-math/run1:{condition}")
         assert caught.value.what == (
-            f"ppo-math/run1 is {state.value}: what waits for it with :{condition} would never start"
+            f"ppo-math/run1 is {state.value}: a job that waits for it with :{condition} would never start"
         )
     else:
         expected = None if over else f"after{condition}:12"
@@ -144,7 +144,10 @@ def test_an_unknown_condition(file_root: Path, after: str) -> None:
     trial(file_root, "run1", "12")
     with pytest.raises(ConfigError) as caught:
         dependency_on(after)
-    assert caught.value.what == f"--after {after!r} ends in {after.rpartition(':')[2]!r}"
+    assert (
+        caught.value.what
+        == f"--after {after!r} has an unknown condition {after.rpartition(':')[2]!r}"
+    )
     assert caught.value.fix == "write TRIAL, TRIAL:ok, TRIAL:any or TRIAL:notok"
 
 

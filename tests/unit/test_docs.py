@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from realsys.runtime import worker_exit_codes
 from realsys.runtime.lifecycle import TRANSITIONS
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "experiments/README.md"])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "experiments/README.md"])
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 ROOMS = (
     "launcher",
@@ -24,6 +25,7 @@ ROOMS = (
     "tests",
     "benchmarks",
     "docs",
+    "release",
     ".ci",
 )
 NO_ROOMS = ("build", "dist", "venv", "__pycache__")  # made by tools
@@ -109,7 +111,31 @@ def test_readmes_tree_lists_the_rooms() -> None:
 
 def test_readme_links_every_page() -> None:
     text = text_of("README.md")
-    assert [name for name in NAMES if name != "README.md" and f"({name})" not in text] == []
+    linked_elsewhere = [str(page.relative_to(ROOT)) for page in decisions()]
+    wanted = [name for name in NAMES if name not in ("README.md", *linked_elsewhere)]
+    assert [name for name in wanted if f"({name})" not in text] == []
+
+
+def decisions() -> list[Path]:
+    """The pages of single decisions."""
+    return sorted((ROOT / "docs/decisions").glob("0*.md"))
+
+
+def test_the_index_of_decisions_lists_every_one_by_its_title() -> None:
+    listed = re.findall(
+        r"^\| (\d+) \| \[(.+)\]\((.+)\) \|", text_of("docs/decisions/README.md"), re.M
+    )
+    titles = [page.read_text().partition("\n")[0] for page in decisions()]
+    assert [(number, name) for number, _, name in listed] == [
+        (str(int(page.name[:4])), page.name) for page in decisions()
+    ]
+    assert titles[1:] == [f"# {number}. {title}" for number, title, _ in listed][1:]
+
+
+@pytest.mark.parametrize("page", decisions()[1:], ids=lambda page: page.stem)
+def test_a_decision_says_why_what_follows_and_how_it_is_tested(page: Path) -> None:
+    headings = re.findall(r"^## (.+)$", page.read_text(), re.M)
+    assert headings == ["Context", "Decision", "Consequences", "Tested by"]
 
 
 def test_cli_page_lists_every_verb() -> None:
@@ -141,3 +167,42 @@ def test_workers_pages_exit_codes_are_the_codes() -> None:
 def test_workers_pages_keys_are_the_codes() -> None:
     expected = [f"| `{r.pattern}` | {r.writer} | {r.reader} | {r.lifetime} |" for r in KEY_TABLE]
     assert rows(text_of("docs/workers.md"), "Keys") == expected
+
+
+def test_supported_versions_are_those_of_the_tested_environment() -> None:
+    pins = dict(
+        line.split("==") for line in text_of("constraints.txt").splitlines() if "==" in line
+    )
+    table = re.findall(
+        r"^\| ([\w-]+) \| [^|]+ \| ([\d.]+)[,| ]", text_of("docs/supported_versions.md"), re.M
+    )
+    ours = {name: version for name, version in table if name in pins}
+    assert len(ours) == 5
+    assert ours == {name: pins[name] for name in ours}
+
+
+def test_readme_quotes_the_recorded_run() -> None:
+    run = json.loads(text_of("docs/pictures/ppo_math_run.json"))
+    accuracy = run["held_out_accuracy"]
+    figures = f"{accuracy['start']:.1%} | {accuracy['end']:.1%} | {run['minutes']} |".replace(
+        "%", " %"
+    )
+    (row,) = [x for x in text_of("README.md").splitlines() if x.startswith("| the recorded run")]
+    assert row.endswith(figures)
+
+
+@pytest.mark.parametrize(
+    ("readme", "benchmarks"),
+    [
+        ("2.06 times as fast as taking turns, 97 %", "| 2.06 (2.04, 2.06, 2.16) | 97 % "),
+        ("5,000 tasks placed on 1,000 nodes in 0.7 ms", "tasks on 1,000 nodes (625 used) | 0.7 ms"),
+        ("crash: 0.4 s at most in 200", "| etcd: the master (`PeerWatch`) | 0.05 | 0.33 | 0.40 |"),
+        ("node cut off: 19.3 s at most in 40", "(goal: p99 25 s) | 16.1 | 17.9 | 19.3 | 19.3 |"),
+        ("20 stops at random moments", "`stop` at 20 random moments of a run"),
+        ("5.2 times as fast as trl 1.16.0", "| 1.380 | 1.522 | 5.63 | 5.20 |"),
+        ("1.4 times with even ones", "| 0.793 | 0.982 | 1.50 | 1.39 |"),
+    ],
+)
+def test_readmes_figures_are_those_of_the_benchmarks(readme: str, benchmarks: str) -> None:
+    assert readme in text_of("README.md")
+    assert benchmarks in text_of("docs/benchmarks.md")

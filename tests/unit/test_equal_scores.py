@@ -134,8 +134,8 @@ class TwoRanks(DataParallel):
 def test_all_ranks_decide_alike_whether_anything_is_to_be_learned() -> None:
     does = PPOActorInterface(advantage="grpo", adv_norm=False)
     batch = prepare_experience(two_groups([0.0] * 4), does, kl_coef=0.0, ranks=DataParallel()).batch
-    assert does._teaches_nothing(batch, DataParallel())
-    assert not does._teaches_nothing(batch, TwoRanks()), "another rank has something to learn from"
+    assert does._has_no_gradient(batch, DataParallel())
+    assert not does._has_no_gradient(batch, TwoRanks()), "another rank has something to learn from"
 
 
 # ---- a model --------------------------------------------------------------------------------------

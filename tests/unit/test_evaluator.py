@@ -122,7 +122,7 @@ def test_a_step_that_was_saved_with_other_weights_is_evaluated_anew(standing):
 def test_whatever_is_over_gets_one_line(tmp_path):
     results = Results(PhaseFiles(tmp_path), "actor")
     results.write(evaluation(6, EvaluationState.TRYING))
-    assert results.tell() == []
+    assert results.append_finished() == []
     for step, standing in (
         (12, EvaluationState.DONE),
         (6, EvaluationState.FAILED),
@@ -130,10 +130,13 @@ def test_whatever_is_over_gets_one_line(tmp_path):
     ):
         results.write(evaluation(step, standing))
     again = Results(PhaseFiles(tmp_path), "actor")  # it was killed between file and line
-    assert [(r["step"], r["result"]) for r in again.tell()] == [(6, "failed"), (12, "done")]
-    assert again.tell() == []
+    assert [(r["step"], r["result"]) for r in again.append_finished()] == [
+        (6, "failed"),
+        (12, "done"),
+    ]
+    assert again.append_finished() == []
     again.write(evaluation(6, EvaluationState.DONE, weights="others"))
-    assert [(r["step"], r["weights"]) for r in again.tell()] == [(6, "others")]
+    assert [(r["step"], r["weights"]) for r in again.append_finished()] == [(6, "others")]
     assert [r["step"] for r in again.rows()] == [6, 12, 6]
 
 
@@ -158,32 +161,32 @@ def save(folder: Path, step: int, content: bytes) -> Path:
 
 def test_a_checkpoint_is_what_its_weight_files_hold(tmp_path):
     saved = SavedCheckpoints(tmp_path, "actor")
-    assert saved.look() == []
+    assert saved.present() == []
     first, second = save(tmp_path, 12, b"one"), save(tmp_path, 6, b"two")
     (tmp_path / "latest").symlink_to(first.name)
     (tmp_path / ".step-000018.partial").mkdir()
-    six, twelve = saved.look()
+    six, twelve = saved.present()
     assert [(c.step, c.path) for c in (six, twelve)] == [(6, second), (12, first)]
     assert six.weights != twelve.weights
     save(tmp_path, 6, b"two")  # saved again, the same
-    assert [c.weights for c in saved.look()] == [six.weights, twelve.weights]
+    assert [c.weights for c in saved.present()] == [six.weights, twelve.weights]
     save(tmp_path, 6, b"other weights")
     assert not saved.is_unchanged(six)
     assert saved.is_unchanged(twelve)
-    assert saved.look()[0].weights not in (six.weights, twelve.weights)
+    assert saved.present()[0].weights not in (six.weights, twelve.weights)
 
 
 def test_what_is_known_is_not_read_again(tmp_path, monkeypatch):
     save(tmp_path, 6, b"one")
-    (before,) = SavedCheckpoints(tmp_path, "actor").look()
+    (before,) = SavedCheckpoints(tmp_path, "actor").present()
     later = SavedCheckpoints(tmp_path, "actor")
-    later.knows(6, before.stamp, before.weights)
+    later.add_known(6, before.stamp, before.weights)
 
     def refuse(files: object) -> str:
         raise AssertionError("it was read again")
 
     monkeypatch.setattr("realsys.evaluator.checkpoints.digest_of", refuse)
-    assert later.look() == [before]
+    assert later.present() == [before]
 
 
 # ---- the loop --------------------------------------------------------------------------------

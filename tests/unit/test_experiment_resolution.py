@@ -87,7 +87,7 @@ def test_topologies_and_places_of_all_shards_follow_from_the_workers():
         (ACTOR, ProcessTopology(data=2)),
         (CRITIC, ProcessTopology()),
     )
-    assert [(str(s), w) for s, w in config.resolved.msid2mwid] == [
+    assert [(str(s), w) for s, w in config.msid2mwid] == [
         ("actor@0/d2t1p1#0", 0),
         ("critic@0/d1t1p1#0", 0),
         ("actor@0/d2t1p1#1", 1),
@@ -120,7 +120,7 @@ def test_one_master_is_made_with_the_run_of_the_experiment():
     assert master == MasterWorker(exp_ctrl=config.exp_ctrl, n_model_workers=1)
     resolved = config.resolve_worker_config("master_worker", 0)
     assert resolved.model_rpcs == config.model_rpcs
-    assert resolved.msid2mwid == config.resolved.msid2mwid
+    assert resolved.msid2mwid == config.msid2mwid
 
 
 def test_every_worker_is_told_who_it_is_and_workers_watch_the_master():

@@ -8,7 +8,7 @@ import pytest
 
 from launcher.slurm.query.job_query import JobInfo
 from launcher.slurm.query.states import JobState
-from launcher.trials.explain import LONG_S, MAX_NAMES, explain
+from launcher.trials.explain import LONG_CALL_S, MAX_NAMES, explain
 from launcher.trials.trial_state import State
 from launcher.trials.trial_view import TrialView, WorkerView
 from realsys.trial.records import ExitMarker, Failure, Progress, Result
@@ -97,7 +97,7 @@ def test_a_failure_that_nobody_can_name_is_no_error():
 
 
 def test_a_running_trial_names_who_is_missing_gone_failed_and_slow():
-    busy, quick = LONG_S + 65, LONG_S - 1
+    busy, quick = LONG_CALL_S + 65, LONG_CALL_S - 1
     found = view(
         State.RUNNING,
         workers=(
@@ -123,9 +123,9 @@ def test_a_running_trial_names_who_is_missing_gone_failed_and_slow():
     )
     assert list(explain(found)) == [
         "ppo-math/run1 is running",
-        "Slurm says of job 7: RUNNING, on n1, started again 2 times",
-        "1 of 6 workers not registered yet: m/0",
-        "  what they say: realsys logs ppo-math/run1 'm/0'",
+        "Slurm says of job 7: RUNNING, on n1, restarted 2 times",
+        "1 of 6 workers have not registered yet: m/0",
+        "  see their logs: realsys logs ppo-math/run1 'm/0'",
         "1 of 6 workers have lost their leases (dead or cut off): m/1",
         "1 of 6 workers failed: m/2",
         "m/3 has been in actor_train for 3 min 05 s",

@@ -19,7 +19,7 @@ from realsys.supervisor.health.first_failure import (
 )
 from realsys.transport.messages import error_to_info, info_to_error
 from realsys.trial.records import Failure, TrialFiles, read_record
-from realsys.worker.main import _leave_last_words
+from realsys.worker.main import _write_failure_record
 
 
 def failure(worker, at, kind="", why="exited with code 1", *, secondary=False):
@@ -128,8 +128,8 @@ def test_an_error_that_came_from_another_worker_is_secondary(tmp_path, caplog):
     assert isinstance(arrived, DataError)
     files = TrialFiles(tmp_path)
     with caplog.at_level(logging.CRITICAL):
-        _leave_last_words(files, 1, "model_worker/0", here)
-        _leave_last_words(files, 1, "master_worker/0", arrived)
+        _write_failure_record(files, 1, "model_worker/0", here)
+        _write_failure_record(files, 1, "master_worker/0", arrived)
     worker = read_record(Failure, files.attempt(1).failure_record("model_worker/0"))
     master = read_record(Failure, files.attempt(1).failure_record("master_worker/0"))
     assert (worker.kind, worker.why, worker.fix) == ("DataError", "a bad record", "repair it")
@@ -139,7 +139,9 @@ def test_an_error_that_came_from_another_worker_is_secondary(tmp_path, caplog):
 
 def test_last_words_of_a_plain_error_carry_its_kind_and_text(tmp_path, caplog):
     with caplog.at_level(logging.CRITICAL):
-        _leave_last_words(TrialFiles(tmp_path), 1, "model_worker/0", ZeroDivisionError("by zero"))
+        _write_failure_record(
+            TrialFiles(tmp_path), 1, "model_worker/0", ZeroDivisionError("by zero")
+        )
     words = read_record(Failure, TrialFiles(tmp_path).attempt(1).failure_record("model_worker/0"))
     assert (words.kind, words.why) == ("ZeroDivisionError", "ZeroDivisionError: by zero")
 
@@ -149,7 +151,7 @@ def test_an_own_timeout_is_told_with_whom_it_waited_for(tmp_path, caplog):
         "model_worker/1 did not answer in 3 s", where="gen step 2", fix="see its log"
     )
     with caplog.at_level(logging.CRITICAL):
-        _leave_last_words(TrialFiles(tmp_path), 1, "master_worker/0", late)
+        _write_failure_record(TrialFiles(tmp_path), 1, "master_worker/0", late)
     words = read_record(Failure, TrialFiles(tmp_path).attempt(1).failure_record("master_worker/0"))
     assert is_secondary(words)
     assert "model_worker/1" in words.why

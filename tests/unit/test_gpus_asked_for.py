@@ -25,10 +25,10 @@ def test_gpus_that_are_here_can_be_planned(gpu, machine):
 
 @pytest.mark.parametrize(
     ("gpu", "machine", "told"),
-    [(0.5, 0, "none is here"), (1, 0, "none is here")],
+    [(0.5, 0, "this machine has none"), (1, 0, "this machine has none")],
 )
 def test_gpus_that_are_not_here_are_refused_in_the_plan(gpu, machine, told):
-    with pytest.raises(ConfigError, match=f"1 GPU together .* × {gpu:g}.*and {told}"):
+    with pytest.raises(ConfigError, match=f"1 GPU together .* × {gpu:g}.*but {told}"):
         plan(gpu, machine)
 
 

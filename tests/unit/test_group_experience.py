@@ -94,7 +94,7 @@ def test_gae_misses_the_critics_values() -> None:
 
 
 def test_a_critic_refuses_to_be_of_no_use() -> None:
-    with pytest.raises(ConfigError, match="no part in advantage='grpo'"):
+    with pytest.raises(ConfigError, match="not used with advantage='grpo'"):
         PPOCriticInterface(advantage="grpo")
 
 

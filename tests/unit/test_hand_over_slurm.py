@@ -16,7 +16,7 @@ import pytest
 from stand_in_slurm import calls, make_plan, program
 
 from launcher.submit import dispatch_job as module
-from launcher.submit.dispatch_job import Element, cancel_submission, dispatch, hand_over_array
+from launcher.submit.dispatch_job import Element, cancel_submission, dispatch, dispatch_array
 from launcher.submit.executors import slurm_executor
 from launcher.submit.submit import submit
 from launcher.trials.submission import Submission, read_submission
@@ -231,7 +231,7 @@ def elements(site: Site) -> list[Element]:
 
 def test_an_array_is_one_job_and_each_trial_notes_its_element(site, monkeypatch):
     both = elements(site)
-    found = hand_over_array(both, name="sweep1", array="0-1%1")
+    found = dispatch_array(both, name="sweep1", array="0-1%1")
     folder = both[0].files.submitit
     assert [(s.job_id, s.job_ids, s.folder) for s in found] == [
         ("41_0", ("41_0",), ""),
@@ -263,7 +263,7 @@ def test_a_refused_array_leaves_nothing_behind(site):
     site.sbatch(refuses_from=1)
     both = elements(site)
     with pytest.raises(ClusterError) as caught:
-        hand_over_array(both, name="sweep1", array="0-1")
+        dispatch_array(both, name="sweep1", array="0-1")
     assert caught.value.what == WHY
     assert list(both[0].files.submitit.iterdir()) == []
     assert [read_submission(element.files) for element in both] == [None, None]
@@ -278,7 +278,7 @@ def test_an_array_that_can_not_be_noted_down_is_cancelled(site, monkeypatch):
     monkeypatch.setattr(module, "write_record", write)
     both = elements(site)
     with pytest.raises(OSError, match="No space left"):
-        hand_over_array(both, name="sweep1", array="0-1")
+        dispatch_array(both, name="sweep1", array="0-1")
     assert calls(site.bin, "scancel") == ["41"]
     assert not any(element.files.submission.exists() for element in both)
 
@@ -288,7 +288,7 @@ def test_an_element_is_known_before_it_can_run(site):
     both = elements(site)
     notes = " ".join(f'"{element.files.submission}"' for element in both)
     program(site.bin, "sbatch", f"cat {notes} >{site.bin}/seen && echo 'Submitted batch job 41'")
-    hand_over_array(both, name="sweep1", array="0-1")
+    dispatch_array(both, name="sweep1", array="0-1")
     assert (site.bin / "seen").read_text().count('"index"') == 2
     (both[0].files.submitit / "array.json").unlink()  # as while sbatch has not answered
     assert [read_submission(element.files) for element in both] == [None, None]
@@ -325,10 +325,10 @@ def test_a_job_that_slurm_did_not_take_is_refused(site):
 
 
 def test_when_nobody_can_say_whether_slurm_took_it_the_user_is_told_to_look(site, monkeypatch):
-    monkeypatch.setattr(slurm_executor, "ASK_AGAIN_S", (0.01,))
+    monkeypatch.setattr(slurm_executor, "RECHECK_PAUSES_S", (0.01,))
     unanswered(site, AWAY)
     plan = make_plan(site.root)
-    with pytest.raises(ClusterError, match="whether it took the job is not known") as caught:
+    with pytest.raises(ClusterError, match="whether it accepted the job is unknown") as caught:
         dispatch(site.trial(plan), plan, "hash")
     assert "scancel" in caught.value.fix
     assert len(calls(site.bin, "squeue")) == 2

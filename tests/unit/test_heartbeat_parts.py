@@ -9,7 +9,12 @@ import pytest
 
 from realsys.heartbeat import heartbeat_link, stack_dumps
 from realsys.heartbeat.heartbeat_link import STILL_S, Heartbeat
-from realsys.heartbeat.heartbeat_messages import Deregistered, HeartbeatMemory, PacketSocket, Tell
+from realsys.heartbeat.heartbeat_messages import (
+    Deregistered,
+    HeartbeatMemory,
+    PacketSocket,
+    StatusUpdate,
+)
 from realsys.heartbeat.stack_dumps import StackDumps, innermost, state_letter
 from realsys.name_resolve.lease_validity import GIVE_UP_S, TTL_S, LeaseStatus, ProcessPauses
 from realsys.runtime import progress
@@ -62,7 +67,7 @@ def test_stacks_come_without_the_interpreters_help(tmp_path):
     text = dumps.path.read_text()
     assert text.count("====") == 2
     assert "a test" in text
-    assert "somebody sent SIGUSR1" in text
+    assert "SIGUSR1 from outside" in text
     os.close(fd)
 
 
@@ -87,18 +92,18 @@ def test_a_worker_stands_by_what_its_heartbeat_process_noted():
 def test_a_line_keeps_messages_apart_and_never_blocks():
     worker, heartbeat = PacketSocket.pair()
     sent = 0
-    while worker.try_send(Tell(status=WorkerStatus(state="running", step=sent))):
+    while worker.try_send(StatusUpdate(status=WorkerStatus(state="running", step=sent))):
         sent += 1
     assert sent > 10
     for step in range(sent):
         message = heartbeat.receive_from_worker()
-        assert isinstance(message, Tell)
+        assert isinstance(message, StatusUpdate)
         assert message.status.step == step
-    assert worker.try_send(Tell(status=WorkerStatus(state="done")))
+    assert worker.try_send(StatusUpdate(status=WorkerStatus(state="done")))
     assert heartbeat.try_send(Deregistered(trouble="none"))
     assert worker.receive_to_worker() == Deregistered(trouble="none")
     worker.close()
-    assert isinstance(heartbeat.receive_from_worker(), Tell)
+    assert isinstance(heartbeat.receive_from_worker(), StatusUpdate)
     assert heartbeat.receive_from_worker() is None
     with pytest.raises(OSError):
         heartbeat.try_send(Deregistered())
@@ -160,13 +165,13 @@ def test_a_heartbeat_process_that_stands_still_is_noticed_in_time_awake(monkeypa
     here, there = PacketSocket.pair()
     try:
         pulse = HeartbeatMemory.make()
-        quiet = dict.fromkeys(("on_stop", "on_command", "on_over", "on_watched"))
+        quiet = dict.fromkeys(("on_stop", "on_command", "on_terminate", "on_watched"))
         link = Heartbeat("w/0", AnotherProcess(), here, pulse, **quiet)
 
         def turn(seconds: float, *, looks: bool) -> bool:
             now_s[0] += seconds
             if looks:
-                pulse.looked()
+                pulse.note_check()
             return link._stands_still()
 
         assert not any(turn(1.0, looks=True) for _ in range(300))

@@ -36,7 +36,7 @@ def store(heard: queue.Queue[ToWorker]) -> Iterator[MemoryStore]:
     keys = WorkerKeys(
         store, KEYS, worker_type="generation_server", index=0, attempt=1, token="ours"
     )
-    watcher = KeyWatcher(keys, attempt=1, watch_keys=[MASTER, OTHER], hear=heard.put)
+    watcher = KeyWatcher(keys, attempt=1, watch_keys=[MASTER, OTHER], on_message=heard.put)
     watcher.start()
     yield store
     watcher.stop()

@@ -123,7 +123,7 @@ VOCABULARY = "20 vocabulary rows"
         ("t3", "megatron", ["8 attention heads", "4 key/value heads", VOCABULARY], "t of 1 or 2 or 4"),
         ("t8", "megatron", ["4 key/value heads", VOCABULARY], "t of 1 or 2 or 4"),
         ("t3", "inference", ["8 attention heads", "4 key/value heads", VOCABULARY], "t of 1 or 2 or 4"),
-        ("p3", "megatron", ["4 layers can't be cut evenly over pipeline degree 3"], "p of 1 or 2 or 4"),
+        ("p3", "megatron", ["4 layers can't be split evenly over pipeline degree 3"], "p of 1 or 2 or 4"),
         ("d2p2", "fsdp", ["layout d2t1p2 has 2 pipeline stages"], "d4t1p1"),
         ("t5", "fsdp", ["8 attention", "4 key", "24 MLP"], "t of 1 or 2 or 4"),
         ("t3p3", "somebody_elses", [], ""),

@@ -34,17 +34,17 @@ from realsys.backends.hf.lora import add_adapters
 from realsys.backends.inference import InferenceBackend
 from realsys.models import hf
 from realsys.models.hf import (
-    Streamed,
+    StreamedWeights,
     empty_causal_lm,
     load_causal_lm,
     load_critic,
+    readable_skeleton,
     save_hf,
-    unfilled,
 )
 from realsys.models.hf_directory import check_hf_directory
 from realsys.models.source import HFSource
 from realsys.models.weight_files import WeightFiles
-from realsys.models.weight_writer import Kind, planned_files, write_weights
+from realsys.models.weight_writer import WeightSpec, plan_files, write_weights
 
 SIZES = {
     "vocab_size": 40,
@@ -124,7 +124,7 @@ def test_what_is_loaded_is_what_from_pretrained_gives(folders, name, dtype):
     assert len(set(map(id, ours.parameters()))) == len(set(map(id, theirs.parameters())))
     ids = torch.tensor([[3, 4, 5, 6]])
     torch.testing.assert_close(ours(ids).logits, theirs(ids).logits, rtol=0, atol=1e-6)
-    assert (unfilled(path, critic=False, dtype=dtype) is not None) == (name in DIRECT)
+    assert (readable_skeleton(path, critic=False, dtype=dtype) is not None) == (name in DIRECT)
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2 tied", "gpt2 tied"])
@@ -237,7 +237,7 @@ def test_one_file_has_the_bytes_that_safetensors_writes(tmp_path):
         "d": torch.randn(2, 2).double(),
         "empty": torch.empty(0, 4),
     }
-    write_weights(tmp_path, {n: Kind.of(x) for n, x in weights.items()}, weights.items())
+    write_weights(tmp_path, {n: WeightSpec.of(x) for n, x in weights.items()}, weights.items())
     save_file(weights, tmp_path / "theirs", metadata={"format": "pt"})
     assert (tmp_path / "model.safetensors").read_bytes() == (tmp_path / "theirs").read_bytes()
 
@@ -273,10 +273,10 @@ def test_a_model_larger_than_a_file_is_written_in_several(folders, tmp_path, mon
 
 
 def test_files_are_cut_between_weights():
-    kind = Kind((10,), torch.float32)
-    files = planned_files(dict.fromkeys("abc", kind), max_bytes=80)
+    kind = WeightSpec((10,), torch.float32)
+    files = plan_files(dict.fromkeys("abc", kind), max_bytes=80)
     assert [sorted(f.starts) for f in files] == [["a", "b"], ["c"]]
-    files = planned_files({"a": Kind((100,), torch.float32), "b": kind}, max_bytes=80)
+    files = plan_files({"a": WeightSpec((100,), torch.float32), "b": kind}, max_bytes=80)
     assert [sorted(f.starts) for f in files] == [["a"], ["b"]], "a weight is never cut"
     assert all((start - len(f.header)) % 4 == 0 for f in files for start in f.starts.values())
 
@@ -284,21 +284,23 @@ def test_files_are_cut_between_weights():
 def test_a_weight_that_never_comes_is_an_error_and_leaves_the_old_directory(folders, tmp_path):
     module = load_causal_lm(folders / "llama")
     save_hf(module, None, tmp_path / "m")
-    kinds = {n: Kind.of(x) for n, x in module.named_parameters()}
+    kinds = {n: WeightSpec.of(x) for n, x in module.named_parameters()}
     some = [(n, x * 2) for n, x in module.named_parameters()][:-1]
     with pytest.raises(InternalError, match=r"1 weights never came, e\.g\. lm_head\.weight"):
-        save_hf(module, None, tmp_path / "m", weights=Streamed(kinds, some))
+        save_hf(module, None, tmp_path / "m", weights=StreamedWeights(kinds, some))
     must_be_equal(load_causal_lm(tmp_path / "m"), module)
 
 
 def test_saving_holds_one_weight_beside_the_model(folders, tmp_path):
     module = load_causal_lm(folders / "qwen3", dtype="bfloat16")
-    kinds = {n: Kind(tuple(x.shape), torch.float32) for n, x in module.named_parameters()}
+    kinds = {n: WeightSpec(tuple(x.shape), torch.float32) for n, x in module.named_parameters()}
     own = sum(x.nbytes for x in module.parameters())
     with TensorSpy() as spy:
         spy.look([*module.parameters(), *module.buffers()])
         before = spy.most_bytes
-        save_hf(module, None, tmp_path / "m", weights=Streamed(kinds, module.named_parameters()))
+        save_hf(
+            module, None, tmp_path / "m", weights=StreamedWeights(kinds, module.named_parameters())
+        )
     assert own <= before < own + 1000
     assert spy.most_bytes <= before + max(kind.num_bytes for kind in kinds.values())
     assert torch.equal(load_causal_lm(tmp_path / "m").lm_head.weight, module.lm_head.weight.float())
@@ -341,7 +343,7 @@ def test_a_file_that_changes_while_it_is_read_is_named(folders, tmp_path, damage
 def test_adapters_of_a_skeleton_are_those_of_a_loaded_model(folders, dtype):
     options = LoRAOptions(rank=4, alpha=8.0)
     loaded = load_causal_lm(folders / "qwen3", dtype=dtype)
-    bare, _ = unfilled(folders / "qwen3", critic=False, dtype=dtype)
+    bare, _ = readable_skeleton(folders / "qwen3", critic=False, dtype=dtype)
     for module in (loaded, bare):
         add_adapters(module, options, seed=3)
     theirs, ours = dict(loaded.named_parameters()), dict(bare.named_parameters())

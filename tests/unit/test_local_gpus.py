@@ -18,7 +18,7 @@ from launcher.plan.resolve import gpu_problems
 from realsys.api.errors import ClusterError
 from realsys.api.scheduling import ExperimentScheduling, Scheduling, TasksGroup
 from realsys.supervisor.steps import local_steps
-from realsys.worker.local_gpus import deal, devices_of_one_more, gpus_needed
+from realsys.worker.local_gpus import assign_gpus, devices_for_added_worker, gpus_needed
 from realsys.worker.machine_gpus import entries_of_list, gpu_entries
 
 MIXED = """\
@@ -61,34 +61,34 @@ def groups(**gpus: tuple[int, float]) -> ExperimentScheduling:
 )
 def test_each_worker_gets_its_own_and_the_others_none(asked, dealt):
     scheduling = groups(**asked)
-    found = deal(scheduling, ("0", "1", "2", "3"))
+    found = assign_gpus(scheduling, ("0", "1", "2", "3"))
     assert {worker: own for worker, own in found.items() if own} == dealt
     assert found["master_worker/0"] == ""
     assert gpus_needed(scheduling) == len({e for own in dealt.values() for e in own.split(",")})
 
 
 def test_entries_are_given_on_as_they_are():
-    assert deal(groups(model_worker=(2, 1)), ("MIG-a", "GPU-b"))["model_worker/1"] == "GPU-b"
+    assert assign_gpus(groups(model_worker=(2, 1)), ("MIG-a", "GPU-b"))["model_worker/1"] == "GPU-b"
 
 
 def test_too_few_are_an_error_with_both_numbers():
-    with pytest.raises(ClusterError, match="need 3 GPUs together, and 2 can be used here"):
-        deal(groups(model_worker=(3, 1)), ("0", "1"))
+    with pytest.raises(ClusterError, match="need 3 GPUs together, but 2 can be used here"):
+        assign_gpus(groups(model_worker=(3, 1)), ("0", "1"))
 
 
 def test_one_more_gets_what_is_free_or_was_left():
     dealt = {"model_worker/0": "0", "generation_server/0": "1"}
-    more = {"dealt": dealt, "gone": (), "entries": ("0", "1", "2")}
-    assert devices_of_one_more("generation_server/1", 1, **more) == "2"
+    more = {"assigned": dealt, "gone": (), "entries": ("0", "1", "2")}
+    assert devices_for_added_worker("generation_server/1", 1, **more) == "2"
     dealt["generation_server/1"] = "2"
-    assert devices_of_one_more("rollout_worker/9", 0, **more) == ""
-    with pytest.raises(ClusterError, match="needs 1 GPU, and of the 3 here 0 are free"):
-        devices_of_one_more("generation_server/2", 1, **more)
+    assert devices_for_added_worker("rollout_worker/9", 0, **more) == ""
+    with pytest.raises(ClusterError, match="needs 1 GPU, but of the 3 here 0 are free"):
+        devices_for_added_worker("generation_server/2", 1, **more)
     more["gone"] = ["generation_server/0"]
-    dealt["generation_server/2"] = devices_of_one_more("generation_server/2", 1, **more)
+    dealt["generation_server/2"] = devices_for_added_worker("generation_server/2", 1, **more)
     assert dealt["generation_server/2"] == "1"
     with pytest.raises(ClusterError):  # its place is taken
-        devices_of_one_more("generation_server/3", 1, **more)
+        devices_for_added_worker("generation_server/3", 1, **more)
 
 
 def test_the_drivers_list_gives_numbers_and_instances():
@@ -142,8 +142,8 @@ def test_a_plan_for_more_gpus_than_are_here_says_both_numbers():
     asked = groups(model_worker=(1, 1), generation_server=(2, 0.5))
     assert refusals(asked, 2) == []
     assert refusals(asked, 1) == [
-        "the workers of phase main ask for 2 GPUs together "
-        "(generation_server 2 × 0.5, model_worker 1 × 1), and 1 is here"
+        "the workers of phase main request 2 GPUs together "
+        "(generation_server 2 × 0.5, model_worker 1 × 1), but this machine has 1"
     ]
     assert refusals(asked, 1, replace(CLUSTER, scheduler="slurm")) == []
 
@@ -151,8 +151,8 @@ def test_a_plan_for_more_gpus_than_are_here_says_both_numbers():
 @pytest.mark.parametrize(
     ("count", "gpus", "told"),
     [
-        (1, 2, "a model worker computes on one GPU, and 2 are asked for each"),
-        (2, 0.5, "with 0.5 GPUs each, 2 of 2 model workers would share one, over which NCCL"),
+        (1, 2, "a model worker computes on one GPU, but 2 are requested for each"),
+        (2, 0.5, "with 0.5 GPUs each, 2 of 2 model workers would share one GPU, which NCCL"),
         (4, 0.3, "with 0.3 GPUs each, 3 of 4 model workers"),
     ],
 )
@@ -166,7 +166,7 @@ def test_model_workers_have_a_gpu_each(count, gpus, told):
 def test_who_computes_in_one_process_has_one_gpu_at_most():
     for kind in ("evaluator", "generation_server"):
         (what,) = refusals(groups(**{kind: (1, 2)}), 8)
-        assert "computes on one GPU, and 2 are asked for each" in what
+        assert "computes on one GPU, but 2 are requested for each" in what
     assert refusals(groups(generation_server=(1, 2)), 8, backend="sglang") == []
     assert refusals(groups(evaluator=(1, 2)), 8)[0].startswith("an evaluator computes")
 

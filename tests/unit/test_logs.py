@@ -9,7 +9,7 @@ import pytest
 
 from launcher.cli.command_line import run
 from launcher.sites.places import user_name
-from launcher.trials.merged_logs import TrialLogs, fits, prefixes, worker_of
+from launcher.trials.merged_logs import TrialLogs, matches_pattern, prefixes, worker_of
 from realsys.api.errors import ConfigError, TrialError
 from realsys.trial.records import TrialFiles
 
@@ -70,7 +70,7 @@ def test_attempts_follow_one_another(files: TrialFiles) -> None:
     ],
 )
 def test_patterns(pattern: str, worker: str, expected: bool) -> None:
-    assert fits(worker, pattern) is expected
+    assert matches_pattern(worker, pattern) is expected
 
 
 def test_a_pattern_that_fits_nobody_is_an_error_with_the_nearest_name(files: TrialFiles) -> None:
@@ -86,7 +86,7 @@ def test_a_pattern_that_fits_nobody_is_an_error_with_the_nearest_name(files: Tri
 def test_grep_and_a_bad_expression(files: TrialFiles) -> None:
     write(files, 1, "supervisor", "one", "two", "three")
     assert texts(TrialLogs(files, grep="^t")) == ["two", "three"]
-    with pytest.raises(ConfigError, match="no regular expression"):
+    with pytest.raises(ConfigError, match="not a regular expression"):
         TrialLogs(files, grep="(")
 
 

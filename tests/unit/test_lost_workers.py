@@ -11,9 +11,10 @@ import pytest
 from stand_in_slurm import make_plan, wait_until, write_plan
 
 from realsys.api.errors import StoreUnavailable
+from realsys.name_resolve.key_table import TrialKeys
 from realsys.name_resolve.open import open_store
 from realsys.supervisor import supervisor as supervisor_module
-from realsys.supervisor.attempt.attempt import Job, take_attempt
+from realsys.supervisor.attempt.attempt import Job, claim_attempt
 from realsys.supervisor.health import worker_leases
 from realsys.supervisor.health.failure_detector import FailureDetector
 from realsys.supervisor.supervisor import Supervisor
@@ -28,7 +29,6 @@ from realsys.trial.records import (
     loads,
     write_record,
 )
-from realsys.worker.runner import trial_keys
 
 MASTER, FIRST, SECOND = "master_worker/0", "model_worker/0", "model_worker/1"
 
@@ -55,9 +55,9 @@ class Trial:
         plan = make_plan(root)
         self.plan = replace(plan, job=None) if local else plan
         files = write_plan(self.plan)
-        self.store, keys = open_store(self.plan.name_resolve_url), trial_keys(self.plan)
+        self.store, keys = open_store(self.plan.name_resolve_url), TrialKeys.of(self.plan)
         self.keys = keys
-        self.attempt, self.files = take_attempt(files, self.store, keys, job=Job())
+        self.attempt, self.files = claim_attempt(files, self.store, keys, job=Job())
         self.tasks = {
             MASTER: Task(MASTER, host="n1"),
             FIRST: Task(FIRST, host="n1"),
@@ -169,7 +169,7 @@ def test_a_worker_whose_lease_has_ended_fails_the_attempt_and_is_named(trial):
     assert (marker.result, marker.phase, marker.other_failures) == (Result.FAILED, "main", ())
     first = marker.first_failure
     assert (first.worker, first.host, first.pid, first.kind) == (FIRST, "n1", 70, "")
-    assert first.why == "its lease has ended: its node is lost or cut off, or it stands still"
+    assert first.why == "its lease has ended: its node is lost or cut off, or it hangs"
     assert marker.resume == "realsys resume ppo-math/run1"
     assert one.ended == [supervisor_module.END_GRACE_S] * 2
 
@@ -222,8 +222,8 @@ def test_a_store_that_does_not_answer_loses_nobody(trial, caplog):
     time.sleep(0.15)  # longer than LOST_S
     assert one.marker is None
     assert set(caplog.messages) == {
-        "leases not readable error=no answer",
-        "nobody is declared lost for now why=the store does not answer",
+        "reading failed what=leases error=no answer",
+        "lost-worker detection suspended reason=the store does not answer",
     }
     assert one.finish().result is Result.COMPLETED
 
@@ -281,7 +281,7 @@ def test_all_leases_gone_at_one_moment_is_the_stores_trouble_for_a_while(trial, 
     one.look(20)
     time.sleep(0.15)
     assert one.marker is None
-    assert "nobody is declared lost for now why=3 leases on 3 hosts ended at one moment" in (
+    assert "lost-worker detection suspended reason=3 leases on 3 hosts ended at one moment" in (
         caplog.messages
     )
     for worker in one.tasks:
@@ -320,7 +320,7 @@ def test_a_worker_that_stands_still_fails_the_attempt_and_not_who_waits_for_it(t
     first = marker.first_failure
     assert (first.worker, first.kind, marker.other_failures) == (FIRST, "Stalled", ())
     assert first.why == (
-        "stands still: no progress for 62 s in actor_train of step 7, stopped by SIGSTOP"
+        "stalled: no progress for 62 s in actor_train of step 7, stopped by SIGSTOP"
     )
     assert str(one.files.stacks) in first.fix
     asked = one.store.find_subtree(one.keys.commands)

@@ -235,7 +235,9 @@ def saved_bytes(engine):
 
 
 def test_a_model_without_known_layers_can_t_recompute():
-    with pytest.raises(ConfigError, match="Linear does not say which of its parts are its layers"):
+    with pytest.raises(
+        ConfigError, match="Linear does not declare which of its submodules are its layers"
+    ):
         recompute_layers(torch.nn.Linear(2, 2), where="recompute of m@0")
 
 

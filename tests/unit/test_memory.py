@@ -401,7 +401,7 @@ def test_a_plan_that_does_not_fit_is_refused_with_its_terms_and_a_way_out():
     main = next(p for p in problems if p.where.startswith("phase main"))
     for words in ("model workers 0 need", "activations in", "logits in", "weights of actor@0"):
         assert words in main.what
-    assert "No other settings were found with which it fits" in main.fix
+    assert "No settings were found with which it fits" in main.fix
 
 
 def test_what_is_not_known_is_not_compared():
@@ -415,7 +415,7 @@ def test_a_cpu_worker_that_needs_more_than_its_task_has_is_a_warning():
     small = PPOMathExperiment(mem_per_model_worker=700)
     spec = ClusterSpec(file_root="/tmp/root")
     plan = resolve("ppo-math", small, cluster=spec, trial_name="a", user="ada")
-    assert any("MiB, their tasks have 700" in warning for warning in plan.warnings)
+    assert any("MiB, but their tasks have 700" in warning for warning in plan.warnings)
     usual = resolve("ppo-math", PPOMathExperiment(), cluster=spec, trial_name="a", user="ada")
     assert not any("their tasks have" in warning for warning in usual.warnings)
 
@@ -451,7 +451,7 @@ def test_the_rows_of_a_plan_name_copies_pools_hooks_and_sums():
     assert rows["actor_train"][-1] == "after: weights to ref@0 (eta 0.5)"
     copy_memory = memory_rows(memory_of_plan(plan)["main"])
     assert [row[0] for row in copy_memory if row[0]] == ["0-1", "2-3"]
-    of = "of {} GiB that can be used of 80.0 GiB"  # a communicator a copy
+    of = "of {} GiB usable of 80.0 GiB"  # a communicator a copy
     shown = [row[3] for row in copy_memory if row[1] == "together"]
     assert shown == [of.format("75.1"), of.format("75.7")]
 

@@ -8,7 +8,7 @@ import pytest
 
 from realsys.name_resolve.store_refusals import MOST_NAMED, timed_out
 from realsys.trial.records import AttemptFiles, Failure, WorkerExit, write_record
-from realsys.worker.missing import MOST_TOLD, describe_missing
+from realsys.worker.missing import MAX_NAMED, describe_missing
 
 NAME = "model_worker/3"
 
@@ -63,9 +63,9 @@ def test_one_that_said_why_it_died(files):
 
 
 def test_of_very_many_some_are_named(files):
-    names = [f"model_worker/{i}" for i in range(MOST_TOLD + 5)]
+    names = [f"model_worker/{i}" for i in range(MAX_NAMED + 5)]
     lines = describe_missing(names, files).splitlines()
-    assert len(lines) == MOST_TOLD + 2
+    assert len(lines) == MAX_NAMED + 2
     assert lines[-2] == "  nor have 5 more"
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from realsys.backends.hf import group_of_one as groups
+from realsys.backends.hf import singleton_group as groups
 from realsys.backends.megatron import compat, modules
 
 
@@ -35,8 +35,8 @@ def test_a_world_of_one_is_of_the_models_device(monkeypatch, gpu_in_the_machine,
     monkeypatch.setattr(dist, "init_process_group", lambda name, **_: asked.append(name))
     monkeypatch.setattr(dist, "get_rank", lambda: 0)
     monkeypatch.setattr(dist, "new_group", lambda ranks, **_: object())
-    monkeypatch.setattr(groups, "_made", {"world": "another one"})
-    groups.group_of_one(device)
+    monkeypatch.setattr(groups, "_singleton", {"world": "another one"})
+    groups.singleton_group(device)
     assert asked == [backend]
 
 

@@ -15,7 +15,7 @@ from realsys.transport.binding import bind, connect
 from realsys.trial.records import AttemptFiles, AttemptRecord, write_record
 from realsys.worker import network
 from realsys.worker.network import (
-    entrance_address,
+    external_address,
     interface_variables,
     listening_address,
     ports,
@@ -145,9 +145,9 @@ def test_the_etcd_of_a_job_of_one_node_can_be_reached_from_outside(
     for target, ours in routes.items():
         monkeypatch.setitem(ROUTES, target, ours)
     assert listening_address(cluster(), "n1") == "127.0.0.1", "workers talk to nobody else"
-    assert entrance_address(cluster(), "n1") == address
-    assert entrance_address(cluster(), "n[1,8]") == "192.168.5.1", "as its workers"
-    assert entrance_address(ClusterSpec(), "") == "127.0.0.1", "one machine"
+    assert external_address(cluster(), "n1") == address
+    assert external_address(cluster(), "n[1,8]") == "192.168.5.1", "as its workers"
+    assert external_address(ClusterSpec(), "") == "127.0.0.1", "one machine"
 
 
 def test_a_node_is_not_taken_for_another_one_by_its_second_name(asked, monkeypatch):

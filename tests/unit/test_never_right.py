@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import zmq
 
-from realsys.data.transfer.tensor_client import MAX_ASKED_AGAIN, TensorClient
+from realsys.data.transfer.tensor_client import MAX_REPEATS, TensorClient
 from realsys.data.transfer.transfer_messages import SealedBytes, TensorReply
 from realsys.transport.codec import ProtocolError, encode
 from realsys.transport.curve_keys import TrialKeypairs
@@ -26,9 +26,9 @@ def test_an_answer_by_a_stream_that_nobody_opened_is_given_up():
     connect, client._socket = client._socket, lambda worker: Peer()
     client._receive = lambda waiting, *_: (next(iter(waiting)), [zmq.Frame(answer)])
     try:
-        with pytest.raises(ProtocolError, match="in a way in which nothing can come"):
+        with pytest.raises(ProtocolError, match="times for 'x' without delivering it"):
             client.fetch(0, "x", ["a", "b"], timeout_s=60)
     finally:
         client._socket = connect
         client.close()
-    assert len(asked) == MAX_ASKED_AGAIN + 1
+    assert len(asked) == MAX_REPEATS + 1

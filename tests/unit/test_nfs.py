@@ -68,7 +68,7 @@ LOOKS = {{
     "how a trial ended": lambda: reader._last_attempt()[2] is not None,
     "the order to kill a worker": lambda: task.is_there(attempt.end_of("rollout_worker/0", "main", 0)),
     "that a worker left well": lambda: Supervisor._has_left(here, worker),
-    "how a task ended": lambda: Step._settle_if_told(here, worker),
+    "how a task ended": lambda: Step._set_recorded_end(here, worker),
     "an agent's attempt is over": lambda: OrderFollower._is_over(here),
     "the job's own etcd": etcd_has_started,
     "the master is done": lambda: is_done(files, record, "main"),

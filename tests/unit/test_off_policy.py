@@ -15,7 +15,7 @@ from realsys.api.model import GenerationHyperparameters
 from realsys.backends.hf.data_parallel import DataParallel
 from realsys.data.sequence_sample import SequenceSample
 from realsys.interfaces.answers import answer_mask
-from realsys.interfaces.off_policy import corrected, staleness_stats
+from realsys.interfaces.off_policy import correct_batch, staleness_stats
 from realsys.interfaces.ppo_experience import PPOSettings, prepare_experience
 from tests.unit.off_policy_batches import (
     ADAMW,
@@ -358,7 +358,7 @@ def test_figures_are_those_of_the_whole_batch_on_every_rank():
     def both(data, ranks):
         settings = PPOSettings(use_decoupled_loss=True, correction="cap", behav_imp_weight_cap=1.2)
         age = staleness_stats(data, version=3, max_staleness=2, ranks=ranks)
-        return {**age, **corrected(data, settings, version=3, ranks=ranks).stats}
+        return {**age, **correct_batch(data, settings, version=3, ranks=ranks).stats}
 
     whole = both(batch(shift=0.5), DataParallel())
     first, second = on_two_ranks(both)

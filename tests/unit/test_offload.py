@@ -9,8 +9,8 @@ from realsys.api.errors import InternalError
 from realsys.api.model import FinetuneSpec, ModelName, ParallelGroups, ProcessTopology
 from realsys.backends.fsdp import FSDPBackend
 from realsys.backends.hf import offload
-from realsys.backends.hf.group_of_one import group_of_one
 from realsys.backends.hf.offload import HostMemory
+from realsys.backends.hf.singleton_group import singleton_group
 from realsys.backends.inference import InferenceBackend
 from realsys.data.sequence_sample import SequenceSample
 from realsys.interfaces.answers import num_answer_tokens
@@ -47,11 +47,11 @@ def train(engine):
 def test_what_need_not_be_kept_is_freed_and_comes_back_as_zeros():
     gradients, view = torch.ones(40), torch.ones(6)
     part, host = gradients[10:20], HostMemory()
-    host.take([view])
-    host.empty([gradients, part, view])
+    host.store([view])
+    host.discard([gradients, part, view])
     assert gradients.untyped_storage().nbytes() == 0
     assert host.num_bytes == 6 * 4, "what is kept is the tensor that was taken before"
-    host.give_back()
+    host.restore()
     assert gradients.tolist() == [0.0] * 40
     assert part.data_ptr() == gradients[10:].data_ptr()
     assert view.tolist() == [1.0] * 6
@@ -62,10 +62,10 @@ def test_memory_is_given_back_and_taken_again():
     expected = x.clone()
     row, same, other = x[2], x.view(-1), torch.arange(3)
     host = HostMemory()
-    host.take([row, x, same, other, torch.empty(0)])
+    host.store([row, x, same, other, torch.empty(0)])
     assert host.num_bytes == 5 * 7 * 4 + 3 * 8, "memory that is shared is kept once"
     assert x.untyped_storage().nbytes() == other.untyped_storage().nbytes() == 0
-    host.give_back()
+    host.restore()
     assert torch.equal(x, expected)
     row.zero_()
     assert not x[2].any(), "views are still views"
@@ -80,11 +80,11 @@ def test_training_goes_on_the_same_after_its_memory_was_away(tiny_policy):
     assert train(engine) == train(other)
     views = engine.held_weights()
     host = HostMemory()
-    host.take(engine.own_memory())
+    host.store(engine.own_memory())
     weights = sum(p.numel() for p in other.parameters.values())
     assert host.num_bytes >= 3 * 4 * weights, "weights and both moments"
     assert all(p.untyped_storage().nbytes() == 0 for p in engine.parameters.values())
-    host.give_back()
+    host.restore()
     assert [train(engine) for _ in range(2)] == [train(other) for _ in range(2)]
     for name, ((_, view),) in other.held_weights().items():
         assert torch.equal(views[name][0][1], view)
@@ -118,10 +118,10 @@ def test_shards_in_cpu_memory_of_a_single_process_train_as_the_plain_module(tiny
 
 @pytest.mark.usefixtures("no_process_group")
 def test_a_group_of_one_belongs_to_the_world_that_it_was_made_in():
-    first = group_of_one("cpu")
-    assert (group_of_one("cpu"), dist.get_world_size(first)) == (first, 1)
+    first = singleton_group("cpu")
+    assert (singleton_group("cpu"), dist.get_world_size(first)) == (first, 1)
     dist.destroy_process_group()
-    second = group_of_one("cpu")
+    second = singleton_group("cpu")
     assert second is not first
     x = torch.ones(3)
     dist.all_reduce(x, group=second)  # the first one's world is gone: this would raise
@@ -161,12 +161,12 @@ def test_pinned_memory_is_asked_for_in_powers_of_two_that_fit(monkeypatch):
     tensors = [torch.randint(0, 256, (n,), dtype=torch.uint8) for n in sizes]
     expected = [x.clone() for x in tensors]
     host = HostMemory()
-    host.take(tensors)
+    host.store(tensors)
     blocks = host.block_bytes
     assert all(size & (size - 1) == 0 for size in blocks)
     assert host.num_bytes == sum(sizes) <= sum(blocks) < sum(sizes) + (1 << 6)
-    host.take(more := [torch.arange(10)])  # behind what is there
-    host.give_back()
+    host.store(more := [torch.arange(10)])  # behind what is there
+    host.restore()
     assert all(map(torch.equal, tensors, expected))
     assert more[0].tolist() == list(range(10))
     assert host.num_bytes == 0 == sum(host.block_bytes)

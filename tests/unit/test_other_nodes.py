@@ -10,7 +10,7 @@ from stand_in_slurm import calls, make_plan, program
 from test_slurm_trial_state import ATTEMPT, job, running
 
 from launcher.slurm.query.states import JobState
-from launcher.submit.nodes_to_leave_out import excluding, offers
+from launcher.submit.node_exclusion import exclusion_hints, with_excluded_nodes
 from launcher.trials.trial_state import State
 from launcher.trials.trial_view import view_of
 from realsys.api.cluster import PartitionSpec
@@ -20,7 +20,7 @@ from realsys.supervisor.health import requeue_elsewhere
 from realsys.supervisor.health.requeue_elsewhere import leave_out
 from realsys.trial.records import ExitMarker, Failure, Result, TrialFiles, write_record
 
-SILENT = "its lease has ended: its node is lost or cut off, or it stands still"
+SILENT = "its lease has ended: its node is lost or cut off, or it hangs"
 
 
 def failure(worker: str, host: str, why: str) -> Failure:
@@ -105,9 +105,7 @@ def test_a_requeued_job_is_told_to_leave_the_lost_node_out(slurm, caplog):
     told = calls(slurm, "scontrol")
     assert told[0] == "show job --oneliner 7"
     assert told[1:] == ["update JobId=7 ExcNodeList=n[2,4]"] * 2
-    assert caplog.messages == [
-        "next start takes other nodes lost=n2 (model_worker/1 there: silent)"
-    ]
+    assert caplog.messages == ["lost nodes excluded lost=n2 (model_worker/1 there: silent)"]
 
 
 def test_a_job_that_needs_the_lost_node_keeps_it(slurm, caplog):
@@ -116,13 +114,13 @@ def test_a_job_that_needs_the_lost_node_keeps_it(slurm, caplog):
     )
     leave_out("7", {"n2": "silent"}, 2).join(30)
     assert calls(slurm, "scontrol") == ["show job --oneliner 7"]
-    assert "the job needs them" in caplog.text
+    assert "reason=job needs them" in caplog.text
 
 
 def test_a_slurm_that_does_not_answer_keeps_nobody(slurm, caplog, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
     leave_out("7", {"n2": "silent"}, 2).join(30)
-    assert "lost nodes stay in use" in caplog.text
+    assert "lost nodes not excluded" in caplog.text
 
 
 # ---- a resume offers them -----------------------------------------------------------------------
@@ -131,7 +129,7 @@ def test_a_slurm_that_does_not_answer_keeps_nobody(slurm, caplog, monkeypatch, t
 def test_status_and_explain_offer_the_others():
     view = view_of(running(exit=LOST_N2, job=job(JobState.FAILED)))
     assert view.state is State.FAILED
-    assert view.fix == "realsys resume ppo-math/run1 --exclude n2, which takes other nodes"
+    assert view.fix == "realsys resume ppo-math/run1 --exclude n2, which uses other nodes"
 
 
 def test_a_resume_offers_the_others_with_the_evidence(tmp_path, monkeypatch):
@@ -140,17 +138,17 @@ def test_a_resume_offers_the_others_with_the_evidence(tmp_path, monkeypatch):
         tmp_path / "bin", "sinfo", "echo 'n1|drained|gpu 3 fell off the bus|2026-11-23T03:05:20'"
     )
     files = TrialFiles(tmp_path)
-    assert list(offers(files, "t/r")) == []
+    assert list(exclusion_hints(files, "t/r")) == []
     attempt = files.attempt(1)
     attempt.root.mkdir(parents=True)
     write_record(attempt.record, ATTEMPT)
     write_record(attempt.exit, LOST_N2)
-    (told,) = offers(files, "t/r")
+    (told,) = exclusion_hints(files, "t/r")
     assert "n1 (drained since 2026-11-23 03:05:20: gpu 3 fell off the bus)" in told
     assert "n2 (model_worker/1 there: its lease has ended" in told
     assert told.endswith("realsys resume t/r --exclude n[1-2]")
     write_record(attempt.record, replace(ATTEMPT, nodes=""))  # on one machine
-    assert list(offers(files, "t/r")) == []
+    assert list(exclusion_hints(files, "t/r")) == []
 
 
 def plan_of(tmp_path, *, nodelist=None, exclude=None, nodes="n[1-4]"):
@@ -162,24 +160,24 @@ def plan_of(tmp_path, *, nodelist=None, exclude=None, nodes="n[1-4]"):
 
 
 def test_a_resume_leaves_nodes_out_of_its_job(tmp_path):
-    (found,) = excluding(plan_of(tmp_path, exclude="n4"), "n2").job.components
+    (found,) = with_excluded_nodes(plan_of(tmp_path, exclude="n4"), "n2").job.components
     assert (found.exclude, found.nodelist) == ("n[2,4]", None)
-    (found,) = excluding(plan_of(tmp_path, nodelist="n[1-3]"), "n2").job.components
+    (found,) = with_excluded_nodes(plan_of(tmp_path, nodelist="n[1-3]"), "n2").job.components
     assert (found.exclude, found.nodelist) == ("n2", "n[1,3]")
 
 
 @pytest.mark.parametrize(
     ("plan", "hosts", "what"),
     [
-        ({"exclude": "n4"}, "n[2-3]", "without n[2-3] 1 nodes are left for all, it needs 2"),
-        ({"nodelist": "n[1-2]"}, "n2", "without n2 1 nodes are left for all, it needs 2"),
+        ({"exclude": "n4"}, "n[2-3]", "without n[2-3], 1 nodes are left for all, which needs 2"),
+        ({"nodelist": "n[1-2]"}, "n2", "without n2, 1 nodes are left for all, which needs 2"),
         ({}, "n9", "n9"),
         ({}, "n[2-1]", "n[2-1]"),
     ],
 )
 def test_what_a_resume_can_not_leave_out(tmp_path, plan, hosts, what):
     with pytest.raises(ConfigError) as caught:
-        excluding(plan_of(tmp_path, **plan), hosts)
+        with_excluded_nodes(plan_of(tmp_path, **plan), hosts)
     assert what in caught.value.what
-    with pytest.raises(ConfigError, match="no other nodes"):
-        excluding(replace(plan_of(tmp_path), job=None), "n2")
+    with pytest.raises(ConfigError, match="on this machine alone"):
+        with_excluded_nodes(replace(plan_of(tmp_path), job=None), "n2")

@@ -23,7 +23,7 @@ class Site:
 
     def may_publish(self) -> bool:
         if self.over:
-            raise LeaseLost("the lease is over", where="master", fix="exit")
+            raise LeaseLost("the lease has expired", where="master", fix="exit")
         return self.held
 
     def outbox(self, patience_s: float = 10.0) -> Outbox:

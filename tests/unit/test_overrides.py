@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -10,9 +11,12 @@ from typing import Any, Literal
 
 import pytest
 
+from launcher.plan.scheduling_options import LaunchSettings
+from launcher.submit.job_options import JobOptions
 from realsys.api.errors import ConfigError, ConfigErrors
 from realsys.api.options import option
-from realsys.config.overrides import apply_settings, with_settings
+from realsys.config.overrides import apply_overrides, apply_settings, with_settings
+from realsys.config.settings import read_words
 
 
 class Colour(StrEnum):
@@ -191,7 +195,8 @@ def test_checks_between_fields_wait_for_readable_fields() -> None:
 
 def test_a_name_given_twice_is_refused_unless_equal() -> None:
     (problem,) = problems("seed=1", "seed=2")
-    assert problem.what == "seed is given twice: '1' and '2'"
+    assert problem.what == "seed is given twice"
+    assert problem.where == "seed, command line 'seed=1' and command line 'seed=2'"
     assert one("seed=2", "seed=2").seed == 2
 
 
@@ -211,7 +216,7 @@ def test_mistakes_in_the_file_have_their_line(tmp_path: Path) -> None:
     assert found["actor.optimizer.lr is 'abc'"] == f"actor.optimizer.lr, {config}:4"
     assert found["actor.optimizer.steps is 0"] == f"actor.optimizer.steps, {config}:5"
     assert found["no option called 'actor.pth'"] == f"{config}:6"
-    assert found["seed is given twice, in lines 1 and 7"] == f"{config}:7"
+    assert found["seed is given twice"] == f"seed, {config}:1 and {config}:7"
 
 
 @pytest.mark.parametrize(
@@ -309,8 +314,8 @@ def test_a_file_s_two_spellings_are_refused_with_both_lines(tmp_path: Path) -> N
     found = {p.what: p.where for p in problems(config=config)}
     lr, steps = (f"actor.optimizer.{name}" for name in ("lr", "steps"))
     assert found == {
-        f"{lr} is given twice, in two spellings": f"{lr}, {config}:1 and {config}:4",
-        f"{steps} is given twice, in two spellings": f"{steps}, {config}:5 and {config}:6",
+        f"{lr} is given twice": f"{lr}, {config}:1 and {config}:4",
+        f"{steps} is given twice": f"{steps}, {config}:5 and {config}:6",
     }
     assert apply_settings(Options, words=["seed=2"], config=config).options.seed == 2
 
@@ -359,3 +364,54 @@ def test_values_within_values_without_end_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="values within values without end"):
         problems(config=config)
     assert one(f"name={deep}").name == deep
+
+
+@pytest.mark.parametrize("config", ["maybe: {low: 3}\n", "maybe.low: 3\n"])
+def test_none_for_a_group_wins_over_members_in_the_file(tmp_path: Path, config: str) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(config)
+    applied = apply_settings(Options, words=["maybe=none"], config=path)
+    assert (applied.problems, applied.options.maybe) == ([], None)
+
+
+@pytest.mark.parametrize("text", ["1__0", "_1", "1e-400", "١٢", "0x10"])
+def test_a_number_that_would_be_read_as_another_is_refused(text: str) -> None:
+    (problem,) = problems(f"share={text}")
+    assert problem.what == f"share is {text!r}"
+
+
+def test_a_value_out_of_range_is_not_put_on() -> None:
+    """What goes on with the options (a plan with a million workers) must not meet it."""
+    applied = apply_settings(Options, words=["share=2", "seed=4"])
+    assert [p.where for p in applied.problems] == ["share, command line 'share=2'"]
+    assert (applied.options.share, applied.options.seed) == (0.5, 4)
+
+
+def test_too_many_settings_are_refused_at_once(tmp_path: Path) -> None:
+    (problem,) = problems(*(f"env.A{n}=x" for n in range(10_001)))
+    assert problem.what == "10,001 settings"
+    config = tmp_path / "c.yaml"
+    with config.open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(ConfigError, match="larger than 524,288 bytes"):
+        problems(config=config)
+    with pytest.raises(ConfigError, match="larger than 524,288 bytes"):
+        problems(config=Path("/dev/zero"))
+
+
+def test_what_a_program_writes_into_a_pipe_is_read() -> None:
+    """`--config <(program)` of a shell."""
+    reading, writing = os.pipe()
+    os.write(writing, b"seed: 7\n")
+    os.close(writing)
+    assert with_settings(Options, config=Path(f"/dev/fd/{reading}")).seed == 7
+    os.close(reading)
+
+
+def test_an_option_of_the_command_line_and_a_word_for_the_same_are_refused() -> None:
+    words = list(read_words(["scheduling.all.partition=b"], []))
+    option = list(JobOptions(partition="a").settings())
+    (problem,) = apply_overrides(LaunchSettings(), [*words, *option]).problems
+    assert problem.what == "scheduling.all.partition is given twice"
+    assert "'scheduling.all.partition=b' and command line --partition" in problem.where
+    assert not apply_overrides(LaunchSettings(), option).problems

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import yaml
 
 import realsys
 from launcher.cli import command_line
@@ -77,10 +78,10 @@ def test_what_is_imported_is_declared_and_what_is_declared_is_imported() -> None
 
 def test_the_table_of_extras_agrees_with_pyproject() -> None:
     parts = declared()
-    told: dict[str, set[str]] = {}
+    listed: dict[str, set[str]] = {}
     for name, extra in EXTRA_OF.items():
-        told.setdefault(extra, set()).add(DISTRIBUTIONS.get(name, name))
-    assert told == {part: names for part, names in parts.items() if part not in ("", "dev")}
+        listed.setdefault(extra, set()).add(DISTRIBUTIONS.get(name, name))
+    assert listed == {part: names for part, names in parts.items() if part not in ("", "dev")}
 
 
 @pytest.mark.parametrize("name", ["constraints.txt", "THIRD_PARTY_NOTICES.md"])
@@ -158,5 +159,21 @@ def test_a_verb_that_lacks_a_package_is_refused_with_the_extra(
     command = SimpleNamespace(main=main)
     monkeypatch.setattr(command_line.typer.main, "get_command", lambda app: command)
     assert command_line.run(["graph", "ppo-math"]) == status
-    told = capsys.readouterr().err
-    assert ("pip install 'realsys[train]'" in told) == (module == "torch")
+    listed = capsys.readouterr().err
+    assert ("pip install 'realsys[train]'" in listed) == (module == "torch")
+
+
+def test_the_release_is_tried_on_every_python_that_is_declared() -> None:
+    classifiers = project()["classifiers"]
+    assert isinstance(classifiers, list)
+    declared_pythons = re.findall(r"Python :: (3\.\d+)", "\n".join(classifiers))
+    workflow = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())
+    assert workflow["jobs"]["test"]["strategy"]["matrix"]["python"] == declared_pythons
+    assert (ROOT / "release/try_wheel").stat().st_mode & 0o111
+
+
+def test_pre_commit_runs_what_make_check_runs() -> None:
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"][0]["hooks"]
+    (rule,) = re.findall(r"^check: install\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.M)
+    checks = [line.strip().removeprefix("$(BIN)/") for line in rule.splitlines()]
+    assert [hook["entry"] for hook in hooks] == [line.removesuffix(" .") for line in checks]

@@ -17,7 +17,7 @@ from transformers import (
 )
 
 from realsys.backends.kernels.packed_attention import can_pack, run_packed
-from realsys.backends.kernels.packed_pieces import Pieces, common_prefix, of_about_one_length
+from realsys.backends.kernels.packed_pieces import Pieces, common_prefix, group_by_length
 
 SIZES: dict[str, Any] = {
     "vocab_size": 40,
@@ -148,7 +148,7 @@ def test_attention_looks_at_little_padding() -> None:
 
 
 def test_rectangles_hold_each_sequence_once_and_none_that_is_much_shorter() -> None:
-    found = of_about_one_length(MIXED)
+    found = group_by_length(MIXED)
     assert sorted(i for alike in found for i in alike) == list(range(len(MIXED)))
     assert [[MIXED[i] for i in alike] for alike in found] == [[70, 64], [33], [20], [9, 9, 3, 1]]
 

@@ -288,9 +288,9 @@ def test_a_reference_follows_an_actor_with_the_same_weights_only(tmp_path: Path)
     }
     (tmp_path / "config.json").write_text(json.dumps(sizes))
     found = told(ppo(ref_ema_eta=0.1, ref={"path": str(tmp_path)}))
-    assert any("the reference has other weights" in problem for problem in found)
+    assert any("the reference's weights" in problem for problem in found)
     found = told(ppo(ref={"path": str(tmp_path)}))
-    assert not any("other weights" in problem for problem in found)
+    assert not any("reference's weights" in problem for problem in found)
 
 
 def test_megatron_needs_a_family_that_it_knows_in_every_layout(tmp_path: Path) -> None:
@@ -312,7 +312,7 @@ def test_fine_tuning_has_one_model_and_no_pools() -> None:
     experiment = SFTMathExperiment(model=ModelOptions(parallel="d2", pool="left", offload=True))
     assert [problem.partition(" |")[0] for problem in told(experiment)] == [
         "this experiment has one model and no pools",
-        "this experiment has one model: no other would use the memory",
+        "this experiment has one model, so no other would use the memory",
     ]
     assert shards(SFTMathExperiment(model=ModelOptions(parallel="t2"))) == [
         ["model@0/d1t2p1#0"],

@@ -119,15 +119,25 @@ def test_a_dense_first_node_is_given_up_where_that_saves_a_node():
     assert found.counts == {"five": (2, 0, 0), "four": (0, 1, 1), "three": (0, 2, 2)}
 
 
-def test_many_nodes_are_as_few_as_the_sum_allows_where_filling_up_wastes():
-    # 500 times the same: 3 x 500 nodes of 10 GPUs have no GPU to spare.
-    groups = [
-        group("five", 1000, gpus=5),
-        group("four", 1000, gpus=4),
-        group("three", 2000, gpus=3),
-    ]
-    found = placed(groups, NodeShape(cpus=64, memory_mib=100_000, gpus=10))
-    assert found.patterns == ((500, (2, 0, 0)), (1000, (0, 1, 2)))
+FIVES = [
+    group("five", 1000, gpus=5),
+    group("four", 1000, gpus=4),
+    group("three", 2000, gpus=3),
+]
+TEN = NodeShape(cpus=64, memory_mib=100_000, gpus=10)
+
+
+def test_many_nodes_are_told_with_how_few_there_could_be_where_filling_up_wastes():
+    # 500 times the same: 3 x 500 nodes of 10 GPUs would have no GPU to spare.
+    found = placed(FIVES, TEN)
+    assert found.patterns[:2] == ((500, (2, 0, 0)), (500, (0, 2, 0)))
+    assert (found.num_nodes, found.least_nodes) == (1667, 1500)
+    refused = place(FIVES, TEN, max_nodes=1600)
+    assert refused.needed == 1667
+    assert refused.why == (
+        "1000 five and 1000 four and 2000 three need 1667 nodes as we place them (1500 at the least), "
+        "there are 1600"
+    )
 
 
 def test_runs_stay_few_at_a_thousand_nodes():
@@ -137,7 +147,7 @@ def test_runs_stay_few_at_a_thousand_nodes():
         group("rollout_worker", 500, 4, 20_000),
     ]
     found = placed(groups, max_nodes=1000)
-    assert found.num_nodes == 563  # 4500 / 8 = 562.5
+    assert found.num_nodes == found.least_nodes == 563  # 4500 / 8 = 562.5
     assert len(found.patterns) <= 8
 
 
@@ -161,17 +171,17 @@ def test_too_few_nodes_are_told_with_the_smallest_changes():
     groups = [group("model_worker", 10, 2, 200_000, 1), group("master_worker", 1, 16, 20_480)]
     assert place(groups, NODE, max_nodes=2) == Misfit(
         why="10 model_worker and 1 master_worker need 3 nodes, there are 2",
-        fix="give it 3 nodes, or 9 tasks of model_worker (now 10), "
+        fix="allow 3 nodes, or 9 tasks of model_worker (now 10), "
         "or model_worker.mem=195904 (now 200000)",
         needed=3,
     )
     assert place([group("w", 9, 1, 1, 1)], NODE, max_nodes=1) == Misfit(
         why="9 w need 2 nodes, there is 1",
-        fix="give it 2 nodes, or 8 tasks of w (now 9)",
+        fix="allow 2 nodes, or 8 tasks of w (now 9)",
         needed=2,
     )
     assert place([group("w", 1)], NODE, max_nodes=0) == Misfit(
-        why="1 w need 1 node, there are 0", fix="give it 1 node", needed=1
+        why="1 w need 1 node, there are 0", fix="allow 1 node", needed=1
     )
 
 
@@ -200,7 +210,7 @@ def test_it_fits_when_brute_force_fits_on_as_few_nodes(groups, node, max_nodes):
         assert isinstance(found, Misfit)
     else:
         assert isinstance(found, Packing)
-        assert found.num_nodes == fewest
+        assert found.num_nodes == found.least_nodes == fewest
         assert_holds(found, groups, node)
     assert place(groups, node, max_nodes=max_nodes) == found
 
@@ -235,6 +245,7 @@ def test_what_a_misfit_proposes_fits_and_a_task_more_does_not(groups, node, max_
 )
 def test_nothing_is_over_committed_at_any_size(groups):
     first = placed(groups)
+    assert first.least_nodes <= first.num_nodes
     assert placed(groups) == first
 
 

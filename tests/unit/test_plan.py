@@ -11,7 +11,15 @@ from realsys.api.cluster import ClusterSpec
 from realsys.api.dataflow import OffloadHook, ParamReallocHook
 from realsys.api.errors import ConfigError
 from realsys.api.model import ModelName
-from realsys.api.plan import PLAN_VERSION, LaunchPlan, PhasePlan, plan_hash, plan_text, read_plan
+from realsys.api.plan import (
+    FOLDED_VERSION,
+    PLAN_VERSION,
+    LaunchPlan,
+    PhasePlan,
+    plan_hash,
+    plan_text,
+    read_plan,
+)
 
 
 def make_plan(**changes) -> LaunchPlan:
@@ -101,10 +109,11 @@ def test_a_missing_plan_is_refused_with_its_path(tmp_path):
 
 def test_another_plan_version_is_refused_with_both_numbers(written):
     path, _ = written
-    data = {**json.loads(path.read_text()), "version": PLAN_VERSION + 1}
+    data = {**json.loads(path.read_text()), "version": FOLDED_VERSION + 1}
     path.write_text(json.dumps(data))
     with pytest.raises(
-        ConfigError, match=f"version {PLAN_VERSION + 1}, this realsys reads {PLAN_VERSION}"
+        ConfigError,
+        match=f"version {FOLDED_VERSION + 1}, this realsys reads {PLAN_VERSION} and {FOLDED_VERSION}",
     ):
         read_plan(path)
 

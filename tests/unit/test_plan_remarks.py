@@ -63,7 +63,7 @@ def test_a_plan_says_how_many_questions_it_has_counted(model, tmp_path, monkeypa
     )
     options = MathDatasetOptions(path=str(path))
     assert not list(math_files.sampled_remarks(options, str(model)))
-    monkeypatch.setattr(math_files, "LOOKED_AT", 4)
+    monkeypatch.setattr(math_files, "MAX_SAMPLED_QUESTIONS", 4)
     (told,) = math_files.sampled_remarks(options, str(model))
     assert told.startswith(f"3 of 10 questions of {path} were counted")
     assert not list(math_files.sampled_remarks(options, None))  # a made model: counted by workers

@@ -323,11 +323,11 @@ def test_the_verbs_print_step_bars_and_settings(
 def test_figures_come_from_trials_of_the_same_models_and_batch(file_root: Path) -> None:
     trial = keep(split_plan(), events())
     shared = make_plan("ppo-math", (), trial="shared")
-    figures = time_predictions.figures_for(shared, placed(shared))
+    figures = time_predictions.costs_for(shared, placed(shared))
     assert figures is not None
     assert figures.basis == "measured in ppo-math-split/made-up"
     other = make_plan("ppo-math", ["group_size=8"], trial="other")
-    assert time_predictions.figures_for(other, placed(other)) is None
+    assert time_predictions.costs_for(other, placed(other)) is None
     time_predictions.store_prediction(shared, TrialFiles(trial.root))
     record = read_record(PredictionRecord, trial.prediction)
     assert record is not None
@@ -370,7 +370,7 @@ def test_a_role_of_an_unknown_family_is_told_before_the_search(
 ) -> None:
     plan = split_plan()
     phases = plan.phases[-1:]  # no phase makes the model, and there is none
-    with pytest.raises(ConfigError, match="sizes of actor's model are not known"):
+    with pytest.raises(ConfigError, match="sizes of actor's model are unknown"):
         plan_search.propose(
             replace(plan, phases=phases),
             gpus=2,

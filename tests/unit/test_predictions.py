@@ -26,7 +26,7 @@ from realsys.api.model import (
 from realsys.api.options import PPOHyperparameters
 from realsys.api.plain import to_plain
 from realsys.backends.fsdp import FSDPBackend
-from realsys.backends.hf.group_of_one import group_of_one
+from realsys.backends.hf.singleton_group import singleton_group
 from realsys.backends.kernels.packed_attention import predict_packed, run_packed
 from realsys.data.sequence_sample import SequenceSample
 from realsys.interfaces.ppo_actor import PPOActorInterface
@@ -277,7 +277,7 @@ def test_logits_of_other_families_exist_once_and_nothing_wider_is_kept(monkeypat
 def test_shards_that_compute_in_bfloat16_give_a_chunked_head_its_whole_gradient(monkeypatch):
     """Two micro-batches, the second of which reduces: what is asked of the head comes after the module's
     call, and again in the backward pass, while its weight is whole and bfloat16."""
-    mesh = DeviceMesh.from_group(group_of_one("cpu"), "cpu", mesh_dim_names=("data",))
+    mesh = DeviceMesh.from_group(singleton_group("cpu"), "cpu", mesh_dim_names=("data",))
     halves = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     gradients = []
     for rows in (1000, 40):

@@ -703,7 +703,7 @@ def test_a_word_that_is_no_preflight() -> None:
 
 
 def test_options_of_the_measurement_belong_to_it() -> None:
-    with pytest.raises(typer.BadParameter, match="belong to --gpu"):
+    with pytest.raises(typer.BadParameter, match="need --gpu"):
         site_verbs.doctor(nodes=2)
     with pytest.raises(typer.BadParameter, match="this machine is one node"):
         site_verbs.doctor(cluster="local", gpu=True, nodes=2)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 from stand_in_slurm import wait_until
 
-from realsys.heartbeat.heartbeat_process import _told_at_once
+from realsys.heartbeat.heartbeat_process import _urgent_part
 from realsys.master.run_progress import ProgressBoard
 from realsys.name_resolve.key_table import TrialKeys
 from realsys.name_resolve.memory_store import MemoryStore
@@ -57,11 +57,11 @@ def test_what_a_worker_computes_can_wait_and_what_others_wait_for_can_not() -> N
         WorkerStatus(state="running", mfc="actor_gen", step=3),
         WorkerStatus(state="running", mfc="actor_train", step=4, waits_for="model_worker/1"),
     ):
-        assert _told_at_once(later) == _told_at_once(ready)
+        assert _urgent_part(later) == _urgent_part(ready)
     for urgent in (
         WorkerStatus(state="paused", step=3),
         WorkerStatus(state="failed", step=3, reason="out of memory"),
         WorkerStatus(state="ready", step=3, last_command="7"),
         WorkerStatus(state="running", step=3, stalled_s=31.0),
     ):
-        assert _told_at_once(urgent) != _told_at_once(ready)
+        assert _urgent_part(urgent) != _urgent_part(ready)

@@ -86,7 +86,7 @@ def test_a_template_that_breaks_or_runs_away_is_a_fault_in_bounded_time(
 def test_a_tokenizer_that_is_torn_or_of_another_model_is_a_fault(model):
     assert tokenizer_faults(model, rows=300) == []
     (fault,) = tokenizer_faults(model, rows=299)
-    assert fault.what.endswith("is number 299, the model has 299 (from 0)")
+    assert fault.what.endswith("has id 299, the model has 299 ids (from 0)")
     config = model / "tokenizer_config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "eos_token": "<end>"}))
     (fault,) = tokenizer_faults(model, rows=300)
@@ -112,5 +112,5 @@ def test_a_question_is_as_long_as_its_chat_template_makes_it(model, tmp_path):
 
 def test_of_many_questions_the_longest_and_some_of_everywhere_are_looked_at(monkeypatch):
     assert sample_of([5, 1, 3]) == [0, 1, 2]
-    monkeypatch.setattr(math_files, "LOOKED_AT", 4)
+    monkeypatch.setattr(math_files, "MAX_SAMPLED_QUESTIONS", 4)
     assert sample_of([1, 1, 1, 9, 1, 1, 1, 8, 1, 1]) == [0, 3, 5, 7]

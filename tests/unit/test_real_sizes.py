@@ -20,7 +20,7 @@ from launcher.plan.memory_check import (
     excess_bytes,
     memory_of_plan,
     servers_of_plan,
-    usable_of,
+    usable_by_worker,
 )
 from launcher.plan.plan_view import server_rows
 from launcher.plan.resolve import resolve
@@ -168,7 +168,7 @@ def test_fits_or_not_and_by_what(recipe, model, gpu, settings, largest, given):
         (groups,) = memory_of_plan(plan).values()
         assert groups
         for group in groups:
-            assert group.memory.bytes <= (usable_of(group, groups) or 0)
+            assert group.memory.bytes <= (usable_by_worker(group, groups) or 0)
             assert sum(group.host.values()) < group.host_limit
         return
     with pytest.raises(ModelsTooLarge) as refused:
@@ -187,7 +187,7 @@ def test_what_a_refusal_says_leads_to_a_plan_that_fits(model, recipe, gpu, given
     with pytest.raises(ModelsTooLarge) as refused:
         make_plan(recipe, words, cluster=site)
     (problem,) = refused.value.problems
-    said = re.fullmatch(r"((?:[\w.]+=\S+ )+) \(tried: all fits then\)", problem.fix)
+    said = re.fullmatch(r"((?:[\w.]+=\S+ )+) \(verified: everything fits\)", problem.fix)
     assert said, problem.fix
     changed = said[1].split()
     assert len(changed) <= 7
@@ -207,7 +207,9 @@ def test_where_nothing_helps_it_says_how_much_is_missing_and_who_could(given):
         make_plan("grpo-math", words, cluster=str(given / "h200.yaml"))
     fix = refused.value.problems[0].fix
     assert "rollout.server_backend=sglang" in fix
-    assert re.search(r"No other settings were found with which it fits: [\d.]+ GiB too much", fix)
+    assert re.search(
+        r"No settings were found with which it fits: with .* exceeds the GPU by [\d.]+ GiB", fix
+    )
 
 
 def test_a_refused_plan_shows_its_table(given, capsys):
@@ -215,7 +217,7 @@ def test_a_refused_plan_shows_its_table(given, capsys):
     assert run(["plan", "grpo-math", *words, "--cluster", str(given / "h100.yaml")]) == 4
     shown = capsys.readouterr()
     (row,) = [line for line in shown.out.splitlines() if "together" in line]
-    assert re.search(r"152\.3 GiB +DOES NOT FIT: of 75\.4 GiB that can be used of 80\.0 GiB", row)
+    assert re.search(r"152\.3 GiB +DOES NOT FIT: of 75\.4 GiB usable of 80\.0 GiB", row)
     (call,) = [line for line in shown.out.splitlines() if "while in actor_train" in line]
     assert (
         call.index("activations 96.2 GiB")
@@ -343,7 +345,7 @@ def test_engines_that_divide_their_gpus_themselves_must_hold_the_weights(given):
     assert plan.phases[0].config.generation_server[0].tp_size == 4
     ((_, what, *_), (*_, together), _) = server_rows([server])
     assert what == "sglang"
-    assert together.endswith("the engine divides the rest itself")
+    assert together.endswith("the engine allocates the rest itself")
     _, (alone,) = servers(given, "70b", "h100", *sglang)
     assert alone.memory.bytes > alone.usable
 

@@ -27,7 +27,7 @@ class QueueLink:
     def connect(self, sends_to, receives_from):
         pass
 
-    def bucket_bytes(self, sender, receiver, crowd):
+    def bucket_bytes(self, sender, receiver, fan_out):
         return 32
 
     def alone_bytes(self, sender, receiver):

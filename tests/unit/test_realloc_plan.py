@@ -19,7 +19,7 @@ from realsys.api.model import ProcessTopology
 from realsys.models.shape import ModelShape, Weight
 from realsys.weights.layouts.boxes import Box
 from realsys.weights.layouts.holdings import fsdp_layout, megatron_layout, whole_layout
-from realsys.weights.layouts.regions import cells_of, subtract
+from realsys.weights.layouts.regions import regions_of, subtract
 from realsys.weights.realloc.buckets import (
     WeightPiece,
     bucket_share,
@@ -28,7 +28,7 @@ from realsys.weights.realloc.buckets import (
     rounds,
 )
 from realsys.weights.realloc.realloc_plan import plan_realloc
-from realsys.weights.realloc.senders import RegionDemand, busiest_bound, deal
+from realsys.weights.realloc.senders import RegionDemand, assign_senders, busiest_bound
 
 TOPOLOGIES = [
     ProcessTopology(data=d, tensor=t, pipeline=p)
@@ -93,7 +93,9 @@ def carry_out(plan, weights, source, source_workers, target, target_workers):
     moves = [(s, r, piece) for (s, r), pieces in plan.streams.items() for piece in pieces]
     moves += [(w, w, piece) for w, pieces in plan.copies.items() for piece in pieces]
     for sender, receiver, (name, box) in moves:
-        assert any(held.meet(box) == box for held in views[sender].get(name, ())), "not held"
+        assert any(held.intersection(box) == box for held in views[sender].get(name, ())), (
+            "not held"
+        )
         at = index(box)
         made[receiver][name][at] = whole[name][at]
         written[receiver][name][at] += 1
@@ -246,7 +248,7 @@ def test_nested_holders_are_dealt_as_well_as_can_be(data):
         for holders in chosen
     }
     load = Counter()
-    for sender, demand in deal(groups, min_cut_bytes=1):
+    for sender, demand in assign_senders(groups, min_cut_bytes=1):
         assert demand.num_bytes == demand.box.numel
         load[sender] += demand.num_bytes
     totals = {h: sum(d.num_bytes for d in found) for h, found in groups.items()}
@@ -302,7 +304,7 @@ def test_a_rank_without_a_worker_of_its_own_is_our_mistake():
 
 def test_no_holder_and_disjoint_cells_of_a_box():
     left, right = Box((0, 0), (2, 2)), Box((0, 2), (2, 4))
-    cells = cells_of([(0, [left]), (1, [left])], [(5, [Box((1, 0), (2, 4))])])
+    cells = regions_of([(0, [left]), (1, [left])], [(5, [Box((1, 0), (2, 4))])])
     assert sorted(cells) == [
         (Box((1, 0), (2, 2)), (0, 1), (5,)),
         (Box((1, 2), (2, 4)), (), (5,)),
@@ -363,7 +365,7 @@ def test_a_tag_tells_other_weights_apart():
 
 
 def test_a_worker_with_many_peers_has_no_more_under_way():
-    assert [bucket_share(64, crowd) for crowd in (1, 4, 100)] == [64, 16, 1]
+    assert [bucket_share(64, fan_out) for fan_out in (1, 4, 100)] == [64, 16, 1]
 
 
 class Race:
@@ -507,7 +509,7 @@ def test_layers_that_are_cut_alike_are_worked_out_once(monkeypatch):
 
     calls = []
     monkeypatch.setattr(
-        realloc_plan, "cells_of", lambda *sides: calls.append(1) or cells_of(*sides)
+        realloc_plan, "regions_of", lambda *sides: calls.append(1) or regions_of(*sides)
     )
     shape = replace(shape_for(ProcessTopology(tensor=8)), num_layers=80)
     source = megatron_layout(shape, ProcessTopology(data=4, tensor=4, pipeline=4))

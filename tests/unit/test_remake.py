@@ -16,17 +16,18 @@ from typing import Any
 import pytest
 
 from launcher.cli.command_line import run
-from launcher.control.replay_trial import remarks
+from launcher.control.replay_trial import replay_warnings
 from launcher.job.job_allocation import JobRequest
 from launcher.plan.resolve import resolve
+from launcher.plan.scheduling_options import LaunchSettings
 from launcher.sites.places import user_name
 from launcher.submit import plan_change
 from launcher.submit import submit as submit_module
 from launcher.submit.job_options import JobOptions
-from launcher.submit.plan_change import put_back, read_current, store
-from launcher.submit.planning import LaunchSettings, experiment_type
+from launcher.submit.plan_change import read_stored_plan, replace_plan, restore_plan
+from launcher.submit.planning import experiment_type
 from launcher.submit.remake import RequestedChanges
-from launcher.submit.submit import alone, make_trial, record_of, resubmit
+from launcher.submit.submit import make_trial, record_of, resubmit, trial_lock
 from launcher.trials.status import trial_view
 from launcher.trials.submission import Submission
 from realsys.api.cluster import ClusterSpec, PartitionSpec, SlurmSpec
@@ -107,7 +108,9 @@ class Site:
     ) -> LaunchPlan:
         """The plan that was handed over."""
         wish = RequestedChanges(words=words, config=config, job=JobOptions(**job))
-        resubmit(files, wish=wish, command=("realsys", "resume", *words), tell=self.told.append)
+        resubmit(
+            files, changes=wish, command=("realsys", "resume", *words), report=self.told.append
+        )
         plan, handed = self.started[-1]
         record = record_in(files)
         assert handed == record.plan_hash == plan_hash(files.plan.read_text())
@@ -142,7 +145,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
         made.started.append((plan, hash_of_plan))
         return Submission(job_id="1", host="h", after_attempt=0, at=1.0)
 
-    monkeypatch.setattr(submit_module, "start", start)
+    monkeypatch.setattr(submit_module, "start_attempt", start)
     return made
 
 
@@ -195,7 +198,7 @@ def test_a_setting_is_changed_told_and_noted_down(site: Site) -> None:
         assert path.stat().st_mode == files.plan.stat().st_mode
     (told, _) = trial_view(files).changes
     assert told == "dataset.max_prompt_len: 128 → 256 since attempt 2"
-    (remark,) = remarks(files)
+    (remark,) = replay_warnings(files)
     assert "dataset.max_prompt_len: 128 → 256 since attempt 2" in remark
 
 
@@ -232,7 +235,7 @@ def test_nothing_is_written_where_nothing_changes(site: Site) -> None:
 def test_without_settings_a_resume_needs_no_experiment(site: Site) -> None:
     files = site.launched(change=lambda plan: replace(plan, options={"of": "another version"}))
     assert site.resume(files) == read_plan(files.plan)
-    with pytest.raises(ConfigError, match="does not make the plan of the launch again"):
+    with pytest.raises(ConfigError, match="does not reproduce the plan of the launch"):
         site.resume(files, "dataset.max_prompt_len=256")
 
 
@@ -273,7 +276,7 @@ def test_all_that_can_not_be_changed_is_told_at_once_and_nothing_is_touched(site
         site.resume(files, *words)
     told = "\n".join(p.what for p in problems_of(refusal.value))
     for name in ("seed", "actor.optimizer.lr", "dataset.train_bs_n_seqs", "sft.seed"):
-        assert f"{name} can't be changed in a trial that has begun: " in told
+        assert f"{name} can't be changed in a trial that has started: " in told
     assert "max_prompt_len" not in told
     assert "group_sise" in told
     assert "exp_ctrl.ckpt_keep is 0" in told
@@ -287,7 +290,7 @@ def test_a_refusal_says_where_it_stands_what_it_changes_and_what_to_do_instead(s
     with pytest.raises(ConfigError) as refusal:
         site.resume(files, "actor.optimizer.lr=0.1")
     error = refusal.value
-    assert error.what.endswith(": weights and moments were made with it")
+    assert error.what.endswith(": weights and moments were computed with it")
     assert "command line 'actor.optimizer.lr=0.1'" in error.where
     assert "in the plan: model_worker.*.shards.*.backend.args.optimizer.lr" in error.where
     saved = files.root / "checkpoints" / "actor" / "latest"
@@ -303,7 +306,7 @@ def test_a_refusal_says_where_it_stands_what_it_changes_and_what_to_do_instead(s
 
 def test_options_of_a_job_are_refused_on_this_machine(site: Site) -> None:
     files = site.launched()
-    with pytest.raises(ConfigError, match="has no Slurm that could honour --time"):
+    with pytest.raises(ConfigError, match="does not use Slurm and can't apply --time"):
         site.resume(files, time="2:00:00")
 
 
@@ -484,7 +487,7 @@ def test_a_crash_between_two_writes_leaves_the_old_plan_or_the_new_one(
         replaced(source, target)
 
     monkeypatch.setattr(os, "replace", replace_or_crash)
-    monkeypatch.setattr(submit_module, "put_back", lambda *_: None)  # a crash puts nothing back
+    monkeypatch.setattr(submit_module, "restore_plan", lambda *_: None)  # a crash puts nothing back
     with pytest.raises(Crash):
         site.resume(files, "dataset.max_prompt_len=256")
     monkeypatch.undo()
@@ -492,9 +495,9 @@ def test_a_crash_between_two_writes_leaves_the_old_plan_or_the_new_one(
     changed = at > 3
     assert bool(record.changes) is changed
     assert files.plan.read_text() == old  # for those who only look, too
-    looked = read_current(files, finish=False)
+    looked = read_stored_plan(files, finish=False)
     assert files.plan.read_text() == old
-    current = read_current(files, finish=True)
+    current = read_stored_plan(files, finish=True)
     assert looked == current
     assert current.plan.options["dataset"]["max_prompt_len"] == (256 if changed else 128)
     assert plan_hash(files.plan.read_text()) == record.plan_hash == current.hash
@@ -505,14 +508,14 @@ def test_a_crash_while_the_former_plan_is_put_back(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = site.launched()
-    old = read_current(files, finish=True)
+    old = read_stored_plan(files, finish=True)
     plan = replace(old.plan, revision="new")
-    store(files, old, plan, settings={}, command=())
+    replace_plan(files, old, plan, settings={}, command=())
     monkeypatch.setattr(plan_change, "_write_whole", lambda *_, **__: None)
-    put_back(files, old)
+    restore_plan(files, old)
     monkeypatch.undo()
     assert read_plan(files.plan) == plan
-    assert read_current(files, finish=True) == old
+    assert read_stored_plan(files, finish=True) == old
     assert read_plan(files.plan) == old.plan
 
 
@@ -527,7 +530,10 @@ def test_a_plan_that_was_edited_is_still_refused(site: Site) -> None:
 def test_two_resumes_do_not_interleave(site: Site) -> None:
     files = site.launched()
     before = everything(files.root)
-    with alone(files), pytest.raises(RealsysError, match="another command resumes or removes"):
+    with (
+        trial_lock(files),
+        pytest.raises(RealsysError, match="another command is resuming or removing"),
+    ):
         site.resume(files, "dataset.max_prompt_len=256")
     assert everything(files.root) == before
 

@@ -19,12 +19,13 @@ from launcher.control.stop import stop
 from launcher.submit.planning import make_plan
 from launcher.submit.submit import make_trial, record_of
 from launcher.submit.submit_sweep import make_trials, plan_sweep
-from launcher.trials.status import keys_of, trial_view
+from launcher.trials.status import trial_view
 from launcher.trials.submission import Submission
 from launcher.trials.trial_state import State
 from launcher.trials.trial_view import TrialView
 from realsys.api.errors import ClusterError, StoreUnavailable, TrialIsLive
 from realsys.api.plan import LaunchPlan
+from realsys.name_resolve.key_table import TrialKeys
 from realsys.name_resolve.trial_store import open_trial_store
 from realsys.trial.folders import check_ours
 from realsys.trial.records import AttemptRecord, ExitMarker, Result, TrialFiles, write_record
@@ -49,12 +50,12 @@ def ended(files: TrialFiles, *, at: float = 50.0, result: Result = Result.COMPLE
 
 def keys_left(plan: LaunchPlan) -> list[str]:
     with closing(open_trial_store(plan, None)) as store:
-        return store.find_subtree(keys_of(plan).root)
+        return store.find_subtree(TrialKeys.of(plan).root)
 
 
 def add_key(plan: LaunchPlan) -> None:
     with closing(open_trial_store(plan, None)) as store:
-        store.add(keys_of(plan).progress, b"x")
+        store.add(TrialKeys.of(plan).progress, b"x")
 
 
 def test_a_trial_that_is_over_goes_with_its_keys_and_nothing_else_does(
@@ -82,7 +83,7 @@ def test_it_asks_and_needs_a_yes_where_nobody_can_be_asked(
     ended(files)
     assert run(["rm", "ppo-math/run1"]) == 2
     assert "removing 1 trials needs a yes" in capsys.readouterr().err
-    monkeypatch.setattr(sweep_verbs, "agrees", lambda doing, question: False)
+    monkeypatch.setattr(sweep_verbs, "is_confirmed", lambda doing, question: False)
     assert run(["rm", "ppo-math/run1"]) == 0
     assert files.plan.exists()
     assert run(["rm"]) == 2
@@ -190,11 +191,11 @@ def test_what_others_can_write_is_not_acted_upon_and_ours_is() -> None:
 
 
 def test_a_command_at_the_same_time_is_one_too_many() -> None:
-    from launcher.submit.submit import alone
+    from launcher.submit.submit import trial_lock
 
     files, _ = make("run1")
     ended(files)
-    with alone(files), pytest.raises(TrialIsLive, match="resumes or removes"):
+    with trial_lock(files), pytest.raises(TrialIsLive, match="resuming or removing"):
         remove.remove(files)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from experiments.ppo_math import PPOMathExperiment
 from experiments.ppo_math_async import PPOMathAsyncExperiment
-from launcher.cli.tables import evaluated_words
+from launcher.cli.tables import evaluation_text
 from launcher.trials.status import trial_view
 from realsys.api.scheduling import WorkerType
 from realsys.api.worker_configs import ExperimentSaveEvalControl
@@ -63,7 +63,7 @@ def test_without_evaluations_nothing_is_said_of_them(trial: TrialFiles) -> None:
     html = report_html(read_story(trial.root))
     assert "Saved checkpoints</h2>" not in html
     view = trial_view(trial)
-    assert evaluated_words(view.metrics) == ""
+    assert evaluation_text(view.metrics) == ""
     assert not [note for note in view.notes if "evaluations.jsonl" in note]
 
 
@@ -75,7 +75,7 @@ def test_status_tells_the_newest_figures(trial: TrialFiles) -> None:
         "auto_eval/step": 12,
         "auto_eval/accuracy": 0.75,
     }
-    assert evaluated_words(metrics) == "step 12: accuracy 0.75"
+    assert evaluation_text(metrics) == "step 12: accuracy 0.75"
 
 
 @pytest.mark.parametrize("kind", [PPOMathExperiment, PPOMathAsyncExperiment])

@@ -231,7 +231,7 @@ def test_an_experiments_own_bug_is_not_hidden() -> None:
 def test_more_cores_than_the_machine_has_is_a_warning() -> None:
     assert plan_of(Tiny(), cpus=2).warnings == ()
     (warning,) = plan_of(Tiny(), cpus=1).warnings
-    assert "ask for 2 cores, this machine has 1" in warning
+    assert "request 2 cores, but this machine has 1" in warning
 
 
 def test_content_hash_is_stable_across_processes() -> None:

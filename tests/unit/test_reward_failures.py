@@ -38,7 +38,7 @@ from realsys.master.graph.data_schedule import DataSchedule
 from realsys.master.rollouts.rollout_desk import RolloutDispatcher
 from realsys.master.rollouts.routes import Routes
 from realsys.models.factories import hf_causal_lm, hf_critic, tiny_llama
-from realsys.rewards.scores import SetAside, checked, score, too_many
+from realsys.rewards.scores import SetAsideRecords, checked_score, score, too_many
 from realsys.rollout.environments.math_question import MathVerify
 from realsys.rollout.staleness.ledger import StalenessLedger
 from realsys.transport import rollout_messages as rm
@@ -61,7 +61,7 @@ MB = MicroBatchSpec()
     "value", [1, 0.5, True, np.float32(0.25), torch.tensor(-2.0), torch.tensor([3.0])]
 )
 def test_numbers_are_rewards(value: Any) -> None:
-    assert checked(value, giver="x") == float(value)
+    assert checked_score(value, source="x") == float(value)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_numbers_are_rewards(value: Any) -> None:
     ids=repr,
 )
 def test_all_else_is_refused_with_the_rules_name(value: Any) -> None:
-    with pytest.raises(RewardError, match=r"reward rule 'mine' gave .* no finite number"):
+    with pytest.raises(RewardError, match=r"reward rule 'mine' returned .* not a finite number"):
         score("mine", lambda **_: value, response="", answer="")
 
 
@@ -112,10 +112,10 @@ def test_the_second_try_counts(caplog: pytest.LogCaptureFixture) -> None:
             raise answer
         return answer
 
-    aside = SetAside()
+    aside = SetAsideRecords()
     aside.num_records = 1
     with caplog.at_level(logging.WARNING):
-        assert aside.twice(call, id="a", prompt=lambda: "?") == 0.5
+        assert aside.score_with_retry(call, id="a", prompt=lambda: "?") == 0.5
     assert aside.ids == []
     assert not caplog.records
 
@@ -127,7 +127,7 @@ def test_the_second_try_counts(caplog: pytest.LogCaptureFixture) -> None:
 def rule(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Registers a rule as ``mine`` for the test."""
     monkeypatch.setattr(registry, "_registered", {kind: {} for kind in registry.BUILTIN})
-    monkeypatch.setattr(registry, "_right_scores", {})
+    monkeypatch.setattr(registry, "_correct_scores", {})
 
     def register(function: Callable[..., Any], **options: Any) -> None:
         registry.register_reward("mine", function, **options)
@@ -178,7 +178,9 @@ def test_a_record_without_a_reward_is_set_aside_with_all_its_answers(
 def test_too_many_of_them_end_the_run(rule: Any) -> None:
     rule(no_number_for(*map(str, range(9))))
     does, model = MathRewardInterface(reward="mine"), SimpleNamespace(tokenizer=Letters())
-    with pytest.raises(RewardError, match=r"9 of 9 records got no reward; .*'mine' gave inf") as e:
+    with pytest.raises(
+        RewardError, match=r"9 of 9 records got no reward; .*'mine' returned inf"
+    ) as e:
         does.inference(model, asked(20), MB)  # type: ignore[arg-type]
     assert "record 0-8: 'ab'" in e.value.where
 
@@ -354,7 +356,7 @@ async def take(desk: RolloutDispatcher) -> list[rm.Ticket]:
 
 
 async def unscored(desk: RolloutDispatcher, ticket: rm.Ticket) -> None:
-    why = "reward rule 'mine' gave inf"
+    why = "reward rule 'mine' returned inf"
     await desk.handle(
         rm.GiveUp(worker="w", id=ticket.id, tries=ticket.tries, why=why, unscored=True)
     )
@@ -407,7 +409,9 @@ def test_a_rule_that_never_gives_a_number_ends_the_run() -> None:
         for _ in range(10):
             for ticket in await take(desk):
                 await unscored(desk, ticket)
-        with pytest.raises(RolloutError, match=r"9 of 9 records got no reward; .*'mine' gave inf"):
+        with pytest.raises(
+            RolloutError, match=r"9 of 9 records got no reward; .*'mine' returned inf"
+        ):
             await desk.load(1)
 
     asyncio.run(asyncio.wait_for(story(), 20))

@@ -48,7 +48,7 @@ def test_datapoints_come_back_in_any_order_and_the_newest_counts(tmp_path):
     assert len(data) == 40
     found = data.batch([0, 0, 0], ["1-1.1", "0-1", "0-2"])
     assert_same(found, [samples[n].select(["rewards", "tokens"]) for n in ("1-1.1", "0-1", "0-2")])
-    with pytest.raises(DataError, match=r"'7-7' is in no dump"):
+    with pytest.raises(DataError, match=r"'7-7' is not in the dump"):
         data.batch([0], ["7-7"])
 
 
@@ -108,7 +108,7 @@ def test_a_write_that_failed_leaves_nothing_behind(tmp_path, monkeypatch, trunca
     dump = RolloutDump(sorted(tmp_path.glob(f"*{SUFFIX}")))
     assert len(dump) == 2
     assert_same(dump.read(["0-0", "0-2"]), [sample("0-0", 40), sample("0-2", 40)])
-    with pytest.raises(DataError, match="in no dump"):
+    with pytest.raises(DataError, match="not in the dump"):
         dump.read(["0-1"])
 
 
@@ -119,7 +119,7 @@ def test_bytes_that_changed_are_not_trained_on(tmp_path):
     data = bytearray(path.read_bytes())
     data[-20] ^= 1
     path.write_bytes(data)
-    with pytest.raises(DataError, match="not those that were written"):
+    with pytest.raises(DataError, match="the checksum does not match"):
         RolloutDump([path]).read(["a"])
 
 

@@ -32,10 +32,10 @@ from realsys.interfaces.answers import answer_lengths, answer_mask
 from realsys.rollout.agents.math_single_step import MathSingleStep
 from realsys.rollout.worker.group import GroupRunner
 from realsys.rollout.worker.peers import Peer
-from realsys.rollout.worker.policy_client import AskedFor
+from realsys.rollout.worker.policy_client import RequestStats
 from realsys.rollout.worker.rollout_log import RolloutLog
 from realsys.rollout.worker.rollout_worker import RolloutLimits, RolloutLoop
-from realsys.rollout.worker.trajectories import fault_of, trajectories_sample
+from realsys.rollout.worker.trajectories import trajectories_sample, trajectory_fault
 from realsys.transport.rollout_messages import (
     AskPlaces,
     Deliver,
@@ -129,7 +129,7 @@ def test_one_turn_is_packed_as_an_engine_packs_it():
     ],
 )
 def test_an_agents_trajectory_is_checked(changes, fault):
-    found = fault_of(replace(SHORT, **changes), (5, 6))
+    found = trajectory_fault(replace(SHORT, **changes), (5, 6))
     assert fault in found
     assert bool(fault) == bool(found)
 
@@ -153,7 +153,7 @@ class Records:
 class Ask:
     def __init__(self, index: int) -> None:
         self.index = index
-        self.took = AskedFor(requests=index + 1, broken=index, servers={index})
+        self.request_stats = RequestStats(requests=index + 1, broken=index, servers={index})
 
     async def __call__(self, tokens: Sequence[int], limit: int | None) -> Answer:
         return Answer(tokens=(20,), logprobs=(-0.5,), versions=(self.index,), stopped=True)
@@ -223,7 +223,11 @@ def test_a_group_is_the_episodes_of_one_prompt():
     assert group.sample.ids == ("0-4.2",)  # each try has an id of its own
     assert group.rewards == (1.0, 2.0, 3.0)
     assert (group.oldest, group.newest) == (0, 2)
-    assert (group.took.requests, group.took.broken, group.took.servers) == (6, 3, {0, 1, 2})
+    assert (
+        group.request_stats.requests,
+        group.request_stats.broken,
+        group.request_stats.servers,
+    ) == (6, 3, {0, 1, 2})
     assert group.answer_lengths == (1, 1, 1)
     assert [(e.record, e.closed) for e in made] == [({"answer": "4"}, 1)] * 3
     assert group.sample.meta.metadata == {"answer": ("4",)}
@@ -426,7 +430,7 @@ def test_a_master_that_does_not_answer_ends_the_worker_with_its_own_error(tmp_pa
         run_loop(Silent(ticket(1)), make_groups(), tmp_path / "x.jsonl")
     nowhere = Master(ticket(1))
     nowhere.places = Places(holders=(), endpoints=("a",))
-    with pytest.raises(ClusterError, match="no model worker takes"):
+    with pytest.raises(ClusterError, match="no model worker accepts"):
         run_loop(nowhere, make_groups(), tmp_path / "y.jsonl")
 
 
@@ -500,7 +504,7 @@ def test_many_calls_share_a_connection():
 
 @pytest.mark.parametrize("former", ["silent", "cut"])
 def test_a_peer_that_moved_is_found(former, monkeypatch):
-    monkeypatch.setattr("realsys.rollout.worker.peers._LOOK_AGAIN_S", 0.001)
+    monkeypatch.setattr("realsys.rollout.worker.peers._LOOKUP_RETRY_S", 0.001)
     replies, lines = call_peer(former, former, "", "b", times=3)
     assert replies == ["0 by b", "1 by b", "2 by b"]
     assert not any(line.is_open for line in lines)
@@ -558,6 +562,6 @@ def test_a_reward_that_is_no_number_is_told_with_the_record(tmp_path, reward):
     (given_up,) = master.told(GiveUp)
     assert given_up.unscored
     assert not given_up.filtered
-    for word in ("environment 'judge' gave", repr(reward), "record 0-4: 'fg'"):
+    for word in ("environment 'judge' returned", repr(reward), "record 0-4: 'fg'"):
         assert word in given_up.why
     assert (lines[0]["outcome"], lines[0]["why"]) == ("unscored", given_up.why)

@@ -19,7 +19,7 @@ from realsys.api.errors import DataError, RealsysError, RemoteError, WaitTimeout
 from realsys.api.model import GenerationHyperparameters
 from realsys.generation.engine.sampling import row_seed
 from realsys.rollout.worker import policy_client
-from realsys.rollout.worker.chunks import AnswerSettings, PartialAnswer, fault_of, next_request
+from realsys.rollout.worker.chunks import AnswerSettings, PartialAnswer, next_request, result_fault
 from realsys.rollout.worker.policy_client import MAX_REFUSALS, EpisodeAsk, PolicyCaller
 from realsys.rollout.worker.servers import ServerClients
 from realsys.transport.generation_messages import Finish, GenerateRequest, GenerateResult, Sampling
@@ -380,7 +380,7 @@ def result(
 )
 def test_what_a_server_gives_is_checked(given_: GenerateResult, fault: str) -> None:
     request = GenerateRequest(rid="r", input_ids=PROMPT, sampling=Sampling(max_new_tokens=4))
-    found = fault_of(given_, request, min_version=VERSION)
+    found = result_fault(given_, request, min_version=VERSION)
     assert fault in found
     assert bool(fault) == bool(found)
 

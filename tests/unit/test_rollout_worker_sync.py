@@ -23,7 +23,7 @@ from realsys.data.sources.math_questions import MathPrompts
 from realsys.generation.engine.continuous import ContinuousEngine
 from realsys.generation.engine.engine_requests import GenerationRequest
 from realsys.interfaces.math_reward import MathRewardInterface
-from realsys.models.answer_ends import end_token_ids, load_generation_config
+from realsys.models.end_tokens import end_token_ids, load_generation_config
 from realsys.models.factories import tiny_llama
 from realsys.models.hf import load_causal_lm, save_hf
 from realsys.rollout.agents.math_single_step import MathSingleStep

@@ -99,13 +99,13 @@ def test_who_is_overtaken_decides_anew():
 
 def test_time_counts_from_when_it_was_heard_and_may_only_get_less():
     leaving, asked = DrainDeadlines(), EMPTY.with_drained({"rollout_worker/0": 60.0})
-    assert leaving.hear(asked, now_s=100.0) == ["rollout_worker/0"]
-    assert leaving.hear(asked, now_s=150.0) == []
+    assert leaving.update(asked, now_s=100.0) == ["rollout_worker/0"]
+    assert leaving.update(asked, now_s=150.0) == []
     assert (leaving.overdue(now_s=159.0), leaving.overdue(now_s=160.0)) == (
         [],
         ["rollout_worker/0"],
     )
-    leaving.hear(EMPTY.with_drained({"rollout_worker/0": 5.0}), now_s=110.0)
+    leaving.update(EMPTY.with_drained({"rollout_worker/0": 5.0}), now_s=110.0)
     assert leaving.until_s == {"rollout_worker/0": 115.0}
     assert leaving.overdue(now_s=116.0, slack_s=2.0) == []
 
@@ -218,14 +218,14 @@ def test_servers_and_rollout_workers_of_a_plain_run_are_scaled_apart():
 @pytest.mark.parametrize(
     ("config", "wish", "words"),
     [
-        (TWO, ScaleRequest(drain=("maker_0", "maker_1")), "none of the makers would stay"),
-        (PLAIN, ScaleRequest(drain=("generation_server/0",)), "none of the servers would stay"),
-        (TWO, ScaleRequest(servers=2), "has no servers of their own"),
-        (PLAIN, ScaleRequest(makers=2), "has no makers of their own"),
-        (TWO, ScaleRequest(drain=("rollout_worker/1",)), "is a part of maker_1"),
-        (TWO, ScaleRequest(drain=("maker_o",)), "nothing called 'maker_o' can go"),
+        (TWO, ScaleRequest(drain=("maker_0", "maker_1")), "none of the makers would remain"),
+        (PLAIN, ScaleRequest(drain=("generation_server/0",)), "none of the servers would remain"),
+        (TWO, ScaleRequest(servers=2), "has no separate servers"),
+        (PLAIN, ScaleRequest(makers=2), "has no separate makers"),
+        (TWO, ScaleRequest(drain=("rollout_worker/1",)), "is part of maker_1"),
+        (TWO, ScaleRequest(drain=("maker_o",)), "nothing called 'maker_o' can be drained"),
         (TWO, ScaleRequest(makers=3, like="maker_7"), "none of the makers is called 'maker_7'"),
-        (TWO, ScaleRequest(makers=2, like="maker_0"), "nothing is added"),
+        (TWO, ScaleRequest(makers=2, like="maker_0"), "no unit is added"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -240,9 +240,9 @@ def test_each_trainer_keeps_somebody_who_feeds_it():
     first, second = apart.rollout.makers
     routes = (first, replace(second, holders=(1,)))
     apart = replace(apart, rollout=replace(apart.rollout, makers=routes))
-    with pytest.raises(ConfigError, match="nobody would send experience to model_worker/0"):
+    with pytest.raises(ConfigError, match="no maker would send experience to model_worker/0"):
         rescaled(apart, EMPTY, ScaleRequest(drain=("a",)))
-    with pytest.raises(ConfigError, match="nobody would send experience to model_worker/0"):
+    with pytest.raises(ConfigError, match="no maker would send experience to model_worker/0"):
         rescaled(apart, EMPTY, ScaleRequest(drain=("a",), makers=2, like="b"))
     change = rescaled(apart, EMPTY, ScaleRequest(drain=("a",), makers=2, like="a"))
     assert change.scaling.added["rollout_worker/2"] == "rollout_worker/0"

@@ -82,7 +82,7 @@ def test_unpacking_gives_one_sample_an_id():
 
 @pytest.mark.parametrize("parts", [[2, 2], [1], [[0], [0, 1, 2]], [[0, 1, 3]], [[0, 1]]])
 def test_a_split_must_hold_every_id_once(parts):
-    with pytest.raises(DataError, match="don't cut 3 ids"):
+    with pytest.raises(DataError, match="don't split 3 ids"):
         sample().split(parts)
 
 
@@ -205,7 +205,7 @@ def test_cutting_64_ids_with_10_keys_takes_milliseconds():
 
 @pytest.mark.parametrize("lengths", [[None], [[None]], [["2"]], [[1.5]], None])
 def test_lengths_that_are_no_numbers_are_refused_with_their_key(lengths):
-    with pytest.raises(DataError, match="lengths of 'x' are no whole numbers"):
+    with pytest.raises(DataError, match="lengths of 'x' are not integers"):
         SequenceSample.from_tensors(["a"], {"x": lengths}, {"x": torch.zeros(2)})
 
 
@@ -217,8 +217,8 @@ def test_negative_lengths_are_refused_with_their_id():
 
 @pytest.mark.parametrize("x", [None, [1.0, 2.0], 2.0])
 def test_what_is_no_tensor_is_refused(x):
-    with pytest.raises(DataError, match="where a tensor belongs"):
+    with pytest.raises(DataError, match="instead of a tensor"):
         SequenceSample.from_tensors(["a"], {"x": [[2]]}, {"x": x})
     meta = SequenceSample.from_tensors(["a"], {"x": [[2]]}, {"x": torch.zeros(2)}).meta
-    with pytest.raises(DataError, match="where a tensor belongs"):
+    with pytest.raises(DataError, match="instead of a tensor"):
         SequenceSample.from_meta(meta, {"x": x})

@@ -14,7 +14,7 @@ from realsys.generation.http.served_engine import Counters
 from realsys.generation.served_engines.child import last_words, options
 from realsys.generation.served_engines.staged_weights import stage
 from realsys.generation.server.prometheus import prometheus_text
-from realsys.generation.server.server_certificate import self_signed
+from realsys.runtime.certificates import self_signed
 from realsys.transport.curve_keys import TrialKeypairs
 from realsys.transport.generation_messages import ServerInfo
 
@@ -28,9 +28,9 @@ def test_the_bearer_key_is_the_trials_own() -> None:
 
 
 def test_a_certificate_shows_no_key() -> None:
-    made = self_signed("127.0.0.1")
+    made = self_signed("server", "127.0.0.1")
     assert "PRIVATE" not in repr(made)
-    assert made.sha256 != self_signed("127.0.0.1").sha256
+    assert made.sha256 != self_signed("server", "127.0.0.1").sha256
 
 
 @pytest.mark.parametrize(

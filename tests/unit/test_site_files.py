@@ -172,7 +172,7 @@ def test_names_that_are_no_file(name: str) -> None:
         (
             "name_resolve: etcd+job://h:1",
             "name_resolve",
-            "'etcd+job://h:1' names a place, and the job chooses it: its own first node",
+            "'etcd+job://h:1' names a host, but a job's etcd always runs on its own first node",
         ),
         (
             "name_resolve: file://x/y",
@@ -189,18 +189,18 @@ def test_names_that_are_no_file(name: str) -> None:
         (
             "secrets: [hf_abcdef-0123]",
             "secrets",
-            "entry 1 of secrets is no name of an environment variable",
+            "entry 1 of secrets is not the name of an environment variable",
         ),
         ("env_vars: {A-B: 1}", "env_vars.A-B", "env_vars sets 'A-B'"),
         (
             "slurm.extra_sbatch: {container-image: x}",
             "slurm.extra_sbatch.container-image",
-            "--container-image in slurm.extra_sbatch would bypass what container: says",
+            "--container-image in slurm.extra_sbatch would bypass the container: section",
         ),
         (
             "slurm.extra_srun: {ntasks: 4}",
             "slurm.extra_srun.ntasks",
-            "slurm.extra_srun sets ntasks, which the launcher decides",
+            "slurm.extra_srun sets ntasks, which the launcher sets itself",
         ),
     ],
 )
@@ -356,7 +356,7 @@ def test_the_written_file_reads_back_the_same(home: Path, runtime: str) -> None:
     assert (problems, applied.problems) == ([], [])
     assert applied.options == found.spec
     assert find_cluster("lab").partitions == found.spec.partitions
-    assert f"{home}/.local/share/realsys" in places.glance_file_roots()
+    assert f"{home}/.local/share/realsys" in places.guess_file_roots()
 
 
 def test_the_file_shows_nodes_that_differ() -> None:

@@ -162,7 +162,7 @@ def test_tasks_that_ended_well_say_so_themselves(make):
 def test_an_srun_that_ends_with_0_and_no_records_has_run_nothing(make):
     trial = make().srun("true")
     trial.start()
-    why = "its own record is missing, srun says 0: Slurm ran no task, or has ended it"
+    why = "no exit record and srun ended with 0: no task ran, or Slurm ended it"
     assert trial.ends() == [(1, why), (1, why)]
 
 
@@ -170,7 +170,7 @@ def test_what_a_node_complained_of_is_told_with_it(make):
     trial = make().srun("echo 'slurmstepd-n1: error: *** STEP 7.0 ON n1 CANCELLED ***' >&2")
     trial.start()
     why = (
-        "its own record is missing, srun says 0: Slurm ran no task, or has ended it "
+        "no exit record and srun ended with 0: no task ran, or Slurm ended it "
         "(*** STEP 7.0 ON n1 CANCELLED ***)"
     )
     assert trial.ends() == [(1, why), (1, why)]
@@ -208,7 +208,7 @@ def test_words_and_records_of_an_earlier_phase_are_no_news(make):
     trial.told(0, 0)
     trial.start()
     assert [code for code, _ in trial.ends()] == [1, 1]
-    assert trial.tasks[1].hint.startswith("its own record is missing")
+    assert trial.tasks[1].hint.startswith("no exit record missing")
 
 
 def test_an_srun_that_complains_at_once_is_heard(make, monkeypatch):
@@ -557,7 +557,7 @@ def test_a_step_of_which_nothing_is_heard_is_given_up_later(make, monkeypatch):
     trial = make().srun(LATER)
     first, second = trial.start()
     wait_until(lambda: first.poll() is not None)
-    why = "srun could not start its step for 0 s: it says nothing"
+    why = "srun could not start its step for 0 s: no message"
     assert (first.hint, second.returncode) == (why, worker_exit_codes.NOT_STARTED)
 
 

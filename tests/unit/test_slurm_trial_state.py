@@ -170,8 +170,8 @@ def test_a_cancelled_waiting_job_is_stopped_and_names_who_did_it():
     [
         ("TIMEOUT", JobState.FAILED, "it reached its time limit"),
         ("NODE_FAIL", JobState.INFRA_FAILURE, "it lost a node"),
-        ("PREEMPTED", JobState.INFRA_FAILURE, "it had to make way for another job"),
-        ("OUT_OF_MEMORY", JobState.FAILED, "it used more memory than it had asked for"),
+        ("PREEMPTED", JobState.INFRA_FAILURE, "it was preempted by another job"),
+        ("OUT_OF_MEMORY", JobState.FAILED, "it used more memory than it requested"),
         ("DEADLINE", JobState.FAILED, "it could not end before its deadline"),
         ("CANCELLED by 0", JobState.STOPPED, "it was cancelled by root"),
         ("COMPLETED", JobState.DONE, "Slurm says COMPLETED"),
@@ -191,7 +191,7 @@ def test_explain_names_missing_workers_and_what_to_do():
         view, workers=tuple(worker_row(f"model_worker/{i}", "not started") for i in range(14))
     )
     lines = list(explain(view))
-    assert "14 of 14 workers not registered yet: model_worker/0" in lines[2]
+    assert "14 of 14 workers have not registered yet: model_worker/0" in lines[2]
     assert lines[2].endswith("and 2 more")
     assert lines[-1].startswith("what to do: nothing; watch it")
 

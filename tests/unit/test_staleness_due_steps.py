@@ -7,7 +7,13 @@ from itertools import combinations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from realsys.rollout.staleness.due_steps import choose, first_room, fits, must_wait_for, shortfalls
+from realsys.rollout.staleness.deadline_steps import (
+    choose,
+    first_room,
+    fits,
+    must_wait_for,
+    shortfalls,
+)
 
 
 def in_time(dues: tuple[int, ...], *, next_step: int, batch_size: int) -> bool:

@@ -99,11 +99,11 @@ BROKEN = {
         "number = max(self._returned, default=self._next)",
     ),
     "a returned prompt of a window takes room that is promised": (
-        "if self.policy is Policy.WINDOW and number in self._returned:",
+        "if self.policy is StalenessPolicy.WINDOW and number in self._returned:",
         "if False:",
     ),
     "a window takes whatever is first": (
-        "                chosen = due_steps.choose(",
+        "                chosen = deadline_steps.choose(",
         "                chosen = (lambda ready, *_, **__: tuple(ready)[: self.batch_size])(",
     ),
     "a window forgets what is in flight": (

@@ -2,25 +2,25 @@
 
 import pytest
 
-from realsys.heartbeat.stall import FACTOR, FLOOR_S, STOPPED_S, UNKNOWN_S, StallJudge
+from realsys.heartbeat.stall import FACTOR, FLOOR_S, STOPPED_S, UNKNOWN_S, StallDetector
 
 
 class Worker:
     """A judge, and the clock of the test."""
 
     def __init__(self, **limits):
-        self.judge, self.now_s, self.ticks = StallJudge(**limits), 1000.0, 0
+        self.judge, self.now_s, self.ticks = StallDetector(**limits), 1000.0, 0
         self.stalled_s = 0.0
 
     def told(self, *, busy=True, step=0, **limits):
-        self.judge.told(busy=busy, step=step, now_s=self.now_s, **limits)
+        self.judge.on_status(busy=busy, step=step, now_s=self.now_s, **limits)
 
     def passes(self, seconds, *, ticking=False):
         """Looks twice a second, as the heartbeat process does."""
         for _ in range(round(seconds * 2)):
             self.now_s += 0.5
             self.ticks += ticking
-            self.stalled_s = self.judge.look(self.ticks, now_s=self.now_s)
+            self.stalled_s = self.judge.check(self.ticks, now_s=self.now_s)
 
     def steps(self, *durations_s):
         for step, duration_s in enumerate(durations_s, 1):
@@ -145,21 +145,21 @@ def test_its_limits_can_be_others():
 
 
 def test_one_that_is_stopped_while_it_waits_for_work_is_stalled_too():
-    judge = StallJudge(floor_s=10.0, unknown_s=10.0)
-    judge.told(busy=False, step=0, now_s=0.0)
-    assert judge.look(1, now_s=1.0) == 0.0
+    judge = StallDetector(floor_s=10.0, unknown_s=10.0)
+    judge.on_status(busy=False, step=0, now_s=0.0)
+    assert judge.check(1, now_s=1.0) == 0.0
     for now_s in range(2, 40):
-        assert judge.look(1, now_s=float(now_s)) == 0.0  # idle: nobody expects it to tick
-    assert judge.look(1, now_s=41.0, stopped_s=9.0) == 0.0
-    assert judge.look(1, now_s=44.0, stopped_s=12.0) == 12.0
-    assert judge.look(1, now_s=45.0) == 0.0
+        assert judge.check(1, now_s=float(now_s)) == 0.0  # idle: nobody expects it to tick
+    assert judge.check(1, now_s=41.0, stopped_s=9.0) == 0.0
+    assert judge.check(1, now_s=44.0, stopped_s=12.0) == 12.0
+    assert judge.check(1, now_s=45.0) == 0.0
 
 
 def test_one_that_is_stopped_in_its_first_steps_is_noticed_sooner(worker):
     worker.told(step=1)
     for second in range(1, 1000):
         worker.now_s += 1.0
-        if worker.judge.look(0, now_s=worker.now_s, stopped_s=float(second)):
+        if worker.judge.check(0, now_s=worker.now_s, stopped_s=float(second)):
             break
     assert STOPPED_S < second <= STOPPED_S + 1
 

@@ -18,12 +18,13 @@ from launcher.terminal import output
 from launcher.trials.explain import explain
 from launcher.trials.liveness import Liveness, Process, liveness, processes_of
 from launcher.trials.render import picture
-from launcher.trials.status import TrialReader, keys_of, trial_view
+from launcher.trials.status import TrialReader, trial_view
 from launcher.trials.submission import Submission
 from launcher.trials.trial_state import State, TrialFacts, decide
 from launcher.trials.trial_view import Records, view_of
 from realsys.api.errors import KeyNotFound
 from realsys.api.plan import LaunchPlan, plan_text
+from realsys.name_resolve.key_table import TrialKeys
 from realsys.name_resolve.open import open_store
 from realsys.name_resolve.store import Entry
 from realsys.trial.records import (
@@ -173,7 +174,7 @@ def test_a_lost_supervisor_says_who_and_how_to_go_on(plan: LaunchPlan) -> None:
 def test_a_supervisor_that_never_took_an_attempt(plan: LaunchPlan) -> None:
     view = view_of(records(plan, submission=submission(), submission_alive=DEAD))
     assert view.state is State.LOST
-    assert "before it could take an attempt" in view.reason
+    assert "before its attempt began" in view.reason
 
 
 def test_a_failure_names_worker_reason_and_repair(plan: LaunchPlan) -> None:
@@ -205,7 +206,7 @@ def test_stopping_says_who_asked(plan: LaunchPlan) -> None:
     stop = StopRequest(grace_seconds=60, by="ann@n1", at=980.0, attempt=1)
     view = view_of(records(plan, attempt=attempt(), supervisor=ALIVE, stop=stop))
     assert view.state is State.STOPPING
-    assert view.reason == "asked by ann@n1; 40 s of grace left for the current step"
+    assert view.reason == "requested by ann@n1; 40 s of grace left for the current step"
 
 
 @pytest.mark.parametrize(
@@ -257,7 +258,7 @@ def files(plan: LaunchPlan) -> TrialFiles:
 
 def test_reading_a_running_trial(plan: LaunchPlan, files: TrialFiles) -> None:
     write_record(files.attempt(1).record, attempt())
-    store, keys = open_store(plan.name_resolve_url), keys_of(plan)
+    store, keys = open_store(plan.name_resolve_url), TrialKeys.of(plan)
     worker = WorkerRecord(
         worker="model_worker/0", host=HOST, pid=PID, start=START, attempt=1, token="t"
     )
@@ -302,7 +303,7 @@ def test_damaged_records_are_notes_and_never_an_exception(files: TrialFiles, tex
 
 def test_a_damaged_store_value_is_a_note(plan: LaunchPlan, files: TrialFiles) -> None:
     write_record(files.attempt(1).record, attempt())
-    store, keys = open_store(plan.name_resolve_url), keys_of(plan)
+    store, keys = open_store(plan.name_resolve_url), TrialKeys.of(plan)
     store.add(keys.progress, b"\xff not json")
     store.add(f"{keys.workers}/odd/0", b"[]")
     store.close()
@@ -374,7 +375,7 @@ class Counted:
     """A store of 300 workers under leases, which counts what it is asked."""
 
     def __init__(self, plan: LaunchPlan) -> None:
-        self.keys, self.subtrees, self.ages = keys_of(plan), 0, 0
+        self.keys, self.subtrees, self.ages = TrialKeys.of(plan), 0, 0
 
     def get_subtree(self, prefix: str) -> list[Entry]:
         self.subtrees += 1
@@ -434,7 +435,7 @@ def test_a_run_that_its_time_limit_stopped_is_told_how_it_gets_more(plan: Launch
         ("ann@n1", f"realsys resume {plan.trial}"),
         (
             "Slurm (time limit)",
-            f"realsys resume {plan.trial}; for longer at a time: realsys resume {plan.trial} --time LIMIT",
+            f"realsys resume {plan.trial}; for a longer limit: realsys resume {plan.trial} --time LIMIT",
         ),
     ):
         stop = StopRequest(grace_seconds=60, by=by, at=1.0, attempt=1)

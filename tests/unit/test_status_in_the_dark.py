@@ -16,12 +16,13 @@ from stand_in_slurm import make_plan, program, queue_row, write_plan
 
 from launcher.terminal.exit_codes import ExitCode
 from launcher.trials.explain import explain
-from launcher.trials.status import TrialReader, keys_of
+from launcher.trials.status import TrialReader
 from launcher.trials.submission import Submission
 from launcher.trials.trial_state import State
 from launcher.trials.trial_view import TrialView
 from realsys.api.errors import KeyNotFound, StoreUnavailable
 from realsys.api.plan import LaunchPlan
+from realsys.name_resolve.key_table import TrialKeys
 from realsys.name_resolve.open import open_store
 from realsys.name_resolve.store import Entry
 from realsys.observability.jsonl import JsonlAppender
@@ -90,13 +91,13 @@ def test_a_run_at_step_35_whose_store_is_away_runs_and_its_workers_are_not_known
     view = look(files)
     assert (view.state, view.step) == (State.RUNNING, 35)
     assert view.reason == (
-        "its store can't be read: etcd did not answer in 10.0 s; last known is step 35, 40 s ago; which "
-        "workers live and what they do is not known"
+        "its store can't be read: etcd did not answer in 10.0 s; last known is step 35, 40 s ago; the "
+        "state of its workers is unknown"
     )
     assert {w.state for w in view.workers} == {"not known"}
     assert view.known_at is not None
     told = "\n".join(explain(view))
-    assert "may live or not: that can't be read now" in told
+    assert "have an unknown state: the store can't be read at present" in told
     assert "not registered" not in told
     assert "nothing; watch it" not in told
 
@@ -108,11 +109,11 @@ def test_a_run_that_has_not_done_a_step_is_not_called_starting_once_its_master_w
     begin(files, **ME)
     view = look(files)
     assert view.state is State.RUNNING
-    assert "it has begun to work, and its first step is not known to be over" in view.reason
+    assert "it has started working, and no finished step is known" in view.reason
     files.attempt(1).resumed("main").unlink()
     view = look(files)
     assert view.state is State.STARTING
-    assert "it has not begun to work, as far as is known" in view.reason
+    assert "as far as is known it has not started working" in view.reason
     assert {w.state for w in view.workers} == {"not known"}
 
 
@@ -167,8 +168,8 @@ def test_who_watches_keeps_what_was_read_before(
         token="t",
     )
     with closing(open_store(plan.name_resolve_url)) as store, closing(TrialReader(files)) as reader:
-        store.add(keys_of(plan).progress, dumps(progress))
-        store.add(keys_of(plan).worker("model_worker", 0), dumps(worker))
+        store.add(TrialKeys.of(plan).progress, dumps(progress))
+        store.add(TrialKeys.of(plan).worker("model_worker", 0), dumps(worker))
         assert reader.view().progress == progress
         opened = reader._store
         assert opened is not None
@@ -266,9 +267,9 @@ def test_neither_slurm_nor_the_store_answers(
     view = look(on_slurm)
     assert (view.state, view.is_over) == (State.UNKNOWN, False)
     assert view.reason.startswith(
-        "Slurm does not say what job 7 does, and its store can't be read: etcd did not answer"
+        "Slurm does not report the state of job 7, and its store can't be read: etcd did not answer"
     )
-    assert "no worker's lease is held" not in view.reason  # nobody knows
+    assert "no worker holds a lease" not in view.reason  # nobody knows
     assert "last known is step 35, 40 s ago" in view.reason
 
 
@@ -280,9 +281,11 @@ def test_a_step_that_srun_cant_start_is_told_with_its_sentence(on_slurm: TrialFi
     (logs / "master_worker-0.log").write_text("hello\n")
     view = look(on_slurm)
     assert view.reason == f"srun can't start model_worker yet: {BUSY}"
-    assert view.fix.startswith("the run ends by itself if that lasts 3 min 00 s; the job's other")
+    assert view.fix.startswith(
+        "the run ends automatically if that lasts 3 min 00 s; the job's other"
+    )
     told = list(explain(view))
-    assert "  what they say: realsys logs ppo-math/run1 'master_worker/0'" in told
+    assert "  see their logs: realsys logs ppo-math/run1 'master_worker/0'" in told
     assert f"  have not been started: model_worker/0, model_worker/1: {BUSY}" in told
     assert not [line for line in told if "nothing; watch it" in line]
     # Started a moment later: nothing is left of it.
@@ -303,7 +306,7 @@ def test_a_step_of_which_nothing_is_seen_is_told_before_srun_says_a_word(
     (on_slurm.attempt(1).logs / "srun-model_worker.log").touch()
     view = look(on_slurm)
     assert view.reason.startswith("srun has not started model_worker for ")
-    assert view.reason.endswith("and does not say yet what it waits for")
+    assert view.reason.endswith("and has not printed a cause yet")
     assert not [line for line in explain(view) if "nothing; watch it" in line]
 
 

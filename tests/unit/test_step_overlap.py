@@ -203,7 +203,7 @@ def test_tensors_are_dropped_beside_the_next_step_and_before_a_checkpoint(max_st
         async with make_executor(workers, max_staleness) as executor:
             async with asyncio.timeout(10):
                 await executor.run_step(1)  # ends without them
-            checkpoint = asyncio.create_task(executor.ahead())
+            checkpoint = asyncio.create_task(executor.prefetched())
             await asyncio.sleep(0.01)
             assert not checkpoint.done()
             workers.may_drop.set()
@@ -236,7 +236,7 @@ def test_a_run_goes_on_with_what_had_run_ahead(tmp_path):
         async with executor:
             for step in (1, 2):
                 await executor.run_step(step)
-            return await executor.ahead()
+            return await executor.prefetched()
 
     ahead = asyncio.run(first())
     assert ahead.step == 3
@@ -247,7 +247,7 @@ def test_a_run_goes_on_with_what_had_run_ahead(tmp_path):
     async def second():
         workers = Workers()
         executor = make_executor(workers, 1)
-        executor.go_on_from(ahead)
+        executor.restore_prefetched(ahead)
         return await run_steps(executor, (3, 4)), workers.log
 
     reports, log = asyncio.run(second())
@@ -261,7 +261,7 @@ def test_nothing_has_run_ahead_without_staleness():
         executor = make_executor(Workers(), 0)
         async with executor:
             await executor.run_step(1)
-            return await executor.ahead()
+            return await executor.prefetched()
 
     assert asyncio.run(run()) is None
 

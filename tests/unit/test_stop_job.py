@@ -14,11 +14,12 @@ from stand_in_slurm import calls, make_plan, program, queue_row, write_plan
 from launcher.control import stop_job as module
 from launcher.control.stop_job import stop_job
 from launcher.sites.places import user_name
-from launcher.trials.status import TrialReader, keys_of
+from launcher.trials.status import TrialReader
 from launcher.trials.submission import Submission, read_submission
 from launcher.trials.trial_state import State
 from realsys.api.cluster import SlurmSpec
 from realsys.api.errors import ClusterError, KeyNotFound
+from realsys.name_resolve.key_table import TrialKeys
 from realsys.name_resolve.open import open_store
 from realsys.trial.records import (
     AttemptRecord,
@@ -94,12 +95,12 @@ class Trial:
 
     def _did(self, text: str) -> None:
         self.told.append(text)
-        if self.honours_the_request and text.startswith("asked"):
+        if self.honours_the_request and text.startswith("requested"):
             self.leaves_marker()
             self.job("COMPLETED")
 
     def request(self) -> StopRequest | None:
-        key = keys_of(self.plan).stop
+        key = TrialKeys.of(self.plan).stop
         try:
             return loads(StopRequest, self.store.get(key).value, where=key)
         except KeyNotFound:
@@ -114,7 +115,7 @@ class Trial:
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    for name, seconds in {"QUIET_S": 0.05, "GONE_S": 0.2, "ASK_EVERY_S": (0.01,)}.items():
+    for name, seconds in {"QUIET_S": 0.05, "GONE_S": 0.2, "POLL_PAUSES_S": (0.01,)}.items():
         monkeypatch.setattr(module, name, seconds)
     made: list[Trial] = []
 
@@ -172,7 +173,7 @@ def test_a_running_job_that_ends_when_asked_is_not_cancelled(make):
     assert trial.request().grace_seconds == 30
     assert trial.cancelled == []
     assert trial.told == [
-        "asked attempt 1 to stop after its current step (up to 30 s)",
+        "requested a stop of attempt 1 after its current step (up to 30 s)",
         "job 7 has left Slurm; no process of the trial is left",
     ]
 
@@ -200,7 +201,7 @@ def test_a_running_job_is_asked_first_then_killed_in_steps_and_script(make):
     assert request.by.startswith(f"{user_name()}@")
     assert trial.cancelled == ["--full --signal=KILL 7", "7"]
     assert trial.told == [
-        "asked attempt 1 to stop after its current step (up to 0.5 s)",
+        "requested a stop of attempt 1 after its current step (up to 0.5 s)",
         "killing job 7",
         "job 7 has left Slurm; no process of the trial is left",
     ]
@@ -241,7 +242,7 @@ def test_a_job_that_stays_after_it_was_killed_is_a_cluster_error(make):
     trial.runs()
     with pytest.raises(ClusterError) as caught:
         trial.stop()
-    assert caught.value.what == "job 7 is still there 0.2 s after it was killed"
+    assert caught.value.what == "job 7 is still in Slurm 0.2 s after it was killed"
     assert caught.value.where == "squeue -j 7"
     assert caught.value.fix == (
         "a process hangs in the kernel of a node, or slurmd does not answer: ask the site"
@@ -256,7 +257,7 @@ def test_a_slurmctld_that_does_not_answer_is_a_cluster_error_after_asking(make):
     with pytest.raises(ClusterError) as caught:
         trial.stop()
     assert caught.value.what == (
-        "Slurm does not say what job 7 does: slurmctld does not answer: Unable to contact slurm "
+        "Slurm does not report the state of job 7: slurmctld does not answer: Unable to contact slurm "
         "controller (connect failure)"
     )
     assert caught.value.fix == "try again when slurmctld answers (scontrol ping)"

@@ -113,7 +113,7 @@ def test_a_job_that_is_requeued_waits_for_slurm_to_end_it(bin_folder, caplog):
     requeue_job("7")
     assert time.monotonic() - began >= 0.3
     assert calls(bin_folder, "scontrol") == ["requeue 7"]
-    assert caplog.messages == ["requeue asked job=7"]
+    assert caplog.messages == ["requeue requested job=7"]
 
 
 def test_a_refused_requeue_is_told_in_the_log_and_not_waited_for(bin_folder, caplog, monkeypatch):
@@ -124,8 +124,8 @@ def test_a_refused_requeue_is_told_in_the_log_and_not_waited_for(bin_folder, cap
     requeue_job("7_3")
     assert time.monotonic() - began < 10
     assert caplog.messages == [
-        "requeue asked job=7_3",
-        "requeue refused job=7_3 said=Requested operation is presently disabled",
+        "requeue requested job=7_3",
+        "requeue refused job=7_3 error=Requested operation is presently disabled",
     ]
 
 
@@ -133,7 +133,7 @@ def test_an_scontrol_that_is_missing_is_told_in_the_log(bin_folder, caplog, monk
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
     assert requeue_job("7") is False
     assert caplog.messages == [
-        "requeue asked job=7",
+        "requeue requested job=7",
         "requeue failed job=7 error=[Errno 2] No such file or directory: 'scontrol'",
     ]
 
@@ -160,7 +160,7 @@ def test_a_job_that_somebody_stopped_is_cancelled_in_slurm_too(bin_folder, caplo
     assert caplog.messages == []
     program(bin_folder, "scancel", "echo 'slurmctld is away' >&2; exit 1")
     cancel_job("7")  # the job then counts as failed there: our own records say what was
-    assert caplog.messages == ["cancellation refused job=7 said=slurmctld is away"]
+    assert caplog.messages == ["cancellation refused job=7 error=slurmctld is away"]
 
 
 @pytest.mark.parametrize(
@@ -177,8 +177,8 @@ def test_a_controller_that_is_away_is_asked_again_until_it_answers(bin_folder, c
     assert requeue_job("7") is True
     assert calls(bin_folder, "scontrol") == ["requeue 7"] * 3
     assert [m.split(" job=")[0] for m in caplog.messages] == [
-        "requeue asked",
-        *["requeue not answered, asked again"] * 2,
+        "requeue requested",
+        *["requeue not answered, retrying"] * 2,
     ]
 
 
@@ -186,7 +186,7 @@ def test_a_controller_that_stays_away_is_not_asked_for_ever(bin_folder, caplog, 
     monkeypatch.setattr(signals, "REQUEUE_PATIENCE_S", 0.1)
     program(bin_folder, "scontrol", "echo 'Socket timed out' >&2; exit 1")
     assert requeue_job("7") is False
-    assert caplog.messages[-1] == "requeue refused job=7 said=Socket timed out"
+    assert caplog.messages[-1] == "requeue refused job=7 error=Socket timed out"
 
 
 @pytest.mark.parametrize(("accepted", "pictures"), [(True, 0), (False, 1)])
@@ -204,7 +204,7 @@ def test_a_job_is_given_back_before_pictures_are_drawn(tmp_path, monkeypatch, ac
     monkeypatch.setattr(
         supervisor_main, "requeue_job", lambda job: order.append("requeue") or accepted
     )
-    monkeypatch.setattr(supervisor_main, "_write_keepsakes", lambda files: order.append("pictures"))
+    monkeypatch.setattr(supervisor_main, "_write_artifacts", lambda files: order.append("pictures"))
     monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-2]")
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     before = {number: signal.getsignal(number) for number in NUMBERS}

@@ -76,7 +76,7 @@ def served(store: TensorStore, *ids: str, monkeypatch: pytest.MonkeyPatch, said:
         return torch.cat([x.as_subclass(torch.Tensor) for x in rows]).view(torch.uint8)
 
     monkeypatch.setattr(tensor_server, "packed_bytes", packed)
-    server._packed(TensorRequest(trial="t", attempt=1, token="", key="x", ids=ids))
+    server._reply_with_rows(TensorRequest(trial="t", attempt=1, token="", key="x", ids=ids))
 
 
 def test_peers_wait_for_what_they_read_and_not_for_what_came_since(gpu, monkeypatch):

@@ -27,9 +27,9 @@ from launcher.submit.sweep import (
     array_text,
     axis_of,
     job_groups,
+    merged_problems,
     points_of,
     split_values,
-    told_once,
 )
 from launcher.submit.sweep_table import sweep_document, sweep_table
 from launcher.terminal.exit_codes import ExitCode
@@ -142,7 +142,7 @@ def test_a_sweep_has_at_most_a_thousand_trials() -> None:
     with pytest.raises(ConfigError) as caught:
         points_of([f"a={numbers}", f"b={numbers}"], "s")
     assert caught.value.what == (
-        "the sweep has 10,000 trials (100 a × 100 b), at most 1,000 are possible"
+        "the sweep has 10,000 trials (100 a × 100 b); at most 1,000 are possible"
     )
 
 
@@ -164,7 +164,7 @@ def wrong(what: str, where: str = "seed, command line") -> ConfigError:
 def test_a_mistake_of_all_trials_is_told_once_and_plainly() -> None:
     points = points_of(["a=1,2", "b=3,4"], "s")
     problems = {p.number: [wrong("no option called 'sed'")] for p in points}
-    (told,) = told_once(points, problems)
+    (told,) = merged_problems(points, problems)
     assert (told.what, told.where) == ("no option called 'sed'", "seed, command line")
 
 
@@ -174,7 +174,7 @@ def test_a_mistake_of_some_trials_names_the_value_they_share() -> None:
     problems[1] = [wrong("unlucky")]
     problems[2] = [wrong("odd")]
     problems[3] = [*problems[3], wrong("odd")]
-    told = told_once(points, problems)
+    told = merged_problems(points, problems)
     assert [(p.what, p.where) for p in told] == [
         ("unlucky", "seed, command line, at a=1 b=4"),
         ("odd", "seed, command line, at a=1 b=5 and 1 more"),
@@ -188,7 +188,7 @@ def test_a_mistake_that_speaks_of_the_trial_is_still_one_and_keeps_its_class() -
         p.number: [UnknownName(f"trial name {p.trial!r} is bad", where="name", fix="x")]
         for p in points
     }
-    (told,) = told_once(points, problems)
+    (told,) = merged_problems(points, problems)
     assert type(told) is UnknownName
     assert told.what == "trial name 's?-N' is bad"
 
@@ -211,7 +211,7 @@ def test_a_taken_name_is_refused(file_root: Path) -> None:
     make_trials(planned, command=(), imports=())
     with pytest.raises(TrialError) as caught:
         plan_sweep("ppo-math", ["seed=" + ",".join(map(str, range(20)))], name="mine")
-    assert caught.value.what == "ppo-math has trials of that name already: mine-0 and 1 more"
+    assert caught.value.what == "ppo-math already has trials of that name: mine-0 and 1 more"
     assert plan_sweep("ppo-math", ["seed=1,2"]).name == "sweep1"
 
 
@@ -237,7 +237,9 @@ def views(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, int]], list[st
 
     def prepare(ends: dict[str, int]) -> list[str]:
         monkeypatch.setattr(
-            submit_module, "start", lambda files, plan, hash_: started.append(plan.trial_name)
+            submit_module,
+            "start_attempt",
+            lambda files, plan, hash_: started.append(plan.trial_name),
         )
         monkeypatch.setattr(
             watching,
@@ -538,7 +540,7 @@ def test_stop_all_names_my_trials_and_needs_a_yes(
     assert run(["stop", "--all"]) == ExitCode.USAGE  # pytest's stdin is no terminal
     err = capsys.readouterr().err
     for line in (
-        "trials that run or wait: 3",
+        "running and queued trials: 3",
         "ppo-math/a-0  running",
         "ppo-math/b-2  queued",
         "--yes",
@@ -546,7 +548,7 @@ def test_stop_all_names_my_trials_and_needs_a_yes(
         assert line in err
     assert "b-1" not in err
     assert stops.stopped == []
-    monkeypatch.setattr(sweep_verbs, "agrees", lambda doing, question: False)
+    monkeypatch.setattr(sweep_verbs, "is_confirmed", lambda doing, question: False)
     assert run(["stop", "--all"]) == 0
     assert stops.stopped == []
     assert "nothing was done" in capsys.readouterr().err
@@ -610,7 +612,7 @@ def test_waiting_jobs_are_cancelled_by_one_command(
     states = (State.QUEUED, State.RUNNING, State.HELD)
     pairs = [(f, view(f.root.name, s)) for f, s in zip(trials, states, strict=True)]
     told: list[str] = []
-    failed = stop_several(pairs, grace_s=1, tell=told.append)
+    failed = stop_several(pairs, grace_s=1, on_action=told.append)
     assert Path(f"{calls}.cancelled").read_text() == "9_0 9_2\n"
     assert told[0] == "cancelled the jobs of 2 trials that had not started"
     assert list(failed) == [trial_name(trials[1])]  # a-1: see Stops

@@ -209,7 +209,7 @@ def test_a_place_that_is_not_known_leaves_last_words(make_server, monkeypatch):
     monkeypatch.setenv("SLURM_PROCID", "0")
     wrapper.more = ["--first-index=1", "--restart=1"]
     assert wrapper.run() == 1
-    assert wrapper.words().why == "where this worker was first started is not known"
+    assert wrapper.words().why == "the node place of this worker's first start is unknown"
 
 
 def test_it_is_killed_when_the_supervisor_says_so_by_a_file(make_server):
@@ -254,7 +254,7 @@ def test_an_end_that_can_not_be_written_down_is_printed(make, capsys):
     wrapper.files.root.mkdir(parents=True)
     wrapper.files.exits.write_text("no folder")
     assert wrapper.run("exit 3") == 3
-    assert capsys.readouterr().err.startswith("how model_worker/1 ended is not written down: ")
+    assert capsys.readouterr().err.startswith("exit record of model_worker/1 not written: ")
 
 
 def test_a_sigterm_does_not_end_the_wrapper(make):

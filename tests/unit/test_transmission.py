@@ -29,7 +29,7 @@ def problems_of(makers, trainers):
     [
         ({}, {"t0": ""}, ["no makers | detached.makers"]),
         ({"m0": "t0"}, {}, ["no trainers", "m0 sends to 't0', which is no trainer"]),
-        ({"0m": "t0"}, {"t0": "0m"}, ["'0m' is no name"]),
+        ({"0m": "t0"}, {"t0": "0m"}, ["'0m' is not a valid name"]),
         ({"x": "x"}, {"x": "x"}, ["'x' is a maker and a trainer"]),
         (
             {"maker_0": "trainer_1"},
@@ -42,10 +42,10 @@ def problems_of(makers, trainers):
         (
             {"m0": ""},
             {"t0": "m0"},
-            ["m0 sends its experience to nobody", "nobody sends experience to t0"],
+            ["m0 sends its experience to no trainer", "no maker sends experience to t0"],
         ),
-        ({"m0": "t0", "m1": "t0"}, {"t0": "m0"}, ["nobody sends weights to m1"]),
-        ({"m0": "t0"}, {"t0": "m0", "t1": ""}, ["nobody sends experience to t1"]),
+        ({"m0": "t0", "m1": "t0"}, {"t0": "m0"}, ["no trainer sends weights to m1"]),
+        ({"m0": "t0"}, {"t0": "m0", "t1": ""}, ["no maker sends experience to t1"]),
     ],
 )
 def test_what_would_stand_still_is_refused_all_at_once(makers, trainers, words):

@@ -104,7 +104,7 @@ def test_a_wait_for_a_queued_job_outlasts_a_slurmctld_that_is_away(
     )
     assert wait(str(trial.root), timeout=60.0) is ExitCode.OK
     told = capsys.readouterr().err
-    assert "is unknown: Slurm does not say what job 7 does" in told
+    assert "is unknown: Slurm does not report the state of job 7" in told
     assert "run1 completed" in told
 
 
@@ -133,7 +133,7 @@ def no_store(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_stop_that_the_store_does_not_take_goes_through_slurm_and_kills_nobody(
     bin_folder: Path, trial: TrialFiles, no_store: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stop_job_module, "ASK_EVERY_S", (0.01,))
+    monkeypatch.setattr(stop_job_module, "POLL_PAUSES_S", (0.01,))
     write_record(trial.attempt(1).record, attempt())
     write_record(bin_folder / "exit.json", marker(Result.STOPPED))
     (bin_folder / "queue").write_text(queue_row("7", "RUNNING"))
@@ -146,8 +146,8 @@ def test_a_stop_that_the_store_does_not_take_goes_through_slurm_and_kills_nobody
     assert report.view.state is State.STOPPED
     assert calls(bin_folder, "scancel") == ["--batch --signal=TERM 7"]
     assert report.actions == [
-        "could not ask it to stop: the store does not answer",
-        "asked job 7 through Slurm to stop after its current step",
+        "the stop request failed: the store does not answer",
+        "requested a stop after the current step from job 7 through Slurm",
         "job 7 has left Slurm; no process of the trial is left",
     ]
 
@@ -198,19 +198,19 @@ def test_on_this_machine_the_supervisor_alone_is_asked_by_a_signal(
     at_the_request: list[int | None] = []
 
     def tell(text: str) -> None:
-        if text.startswith("asked the supervisor"):
+        if text.startswith("requested a stop after the current step by SIGTERM"):
             at_the_request.append(worker.poll())
 
     try:
-        report = stop(files, grace_s=30.0, tell=tell, term_s=5.0)
+        report = stop(files, grace_s=30.0, on_action=tell, term_s=5.0)
         assert worker.wait(10) == -signal.SIGTERM  # what is left afterwards is ended, as ever
     finally:
         worker.kill()
     assert report.view.state is State.STOPPED
     assert at_the_request == [None]
     assert report.actions[:2] == [
-        "could not ask it to stop: the store does not answer",
-        f"asked the supervisor (pid {supervisor.pid}) by SIGTERM to stop after its current step",
+        "the stop request failed: the store does not answer",
+        f"requested a stop after the current step by SIGTERM to the supervisor (pid {supervisor.pid})",
     ]
 
 
@@ -265,7 +265,7 @@ def test_a_stop_ends_the_job_that_has_the_attempt(
     no_store: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(stop_job_module, "ASK_EVERY_S", (0.01,))
+    monkeypatch.setattr(stop_job_module, "POLL_PAUSES_S", (0.01,))
     monkeypatch.setattr(stop_job_module, "QUIET_S", 0.05)
     monkeypatch.setattr(stop_module, "EXTRA_S", 0.05)
     states_in_slurm(bin_folder, job8="RUNNING", job9="FAILED")

@@ -18,7 +18,7 @@ from launcher.slurm.query.job_rows import JobInfo
 from launcher.slurm.query.reasons import is_shared_limit, reason_fix, reason_sentence
 from launcher.slurm.query.states import JobState
 from launcher.slurm.query.waiting import exceeded, one_line, tres, unavailable_nodes, with_detail
-from launcher.submit.submit import resumed_now
+from launcher.submit.submit import without_start_conditions
 from launcher.trials.explain_job import explain_job
 from launcher.trials.job_board import JobBoard
 from launcher.trials.submission import Submission
@@ -262,7 +262,7 @@ def test_explain_says_that_it_never_starts_and_what_to_do():
         (
             "ppo-math/run1",
             "DependencyNeverSatisfied",
-            "ppo-math/run1, which it waits for, did not end as it must",
+            "ppo-math/run1, which it waits for, did not end as required",
             "realsys status ppo-math/run1; then cancel",
         ),
         (None, "Dependency", "it waits for another job", "realsys status of that trial"),
@@ -282,4 +282,4 @@ def test_the_trial_that_it_waits_for_is_named(tmp_path, after, reason, why, what
     assert fix.startswith(what_to_do)
     line = next(text for text in plan_lines(plan, "h") if "waits for" in text)
     assert line == (f"  waits for {after} (job afterok:7)" if after else "  waits for afterok:7")
-    assert resumed_now(plan, datetime.now()).job.after is None
+    assert without_start_conditions(plan, datetime.now()).job.after is None

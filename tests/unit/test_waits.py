@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from launcher.trials.trial_state import State
 from launcher.trials.trial_view import TrialView, WorkerView
-from launcher.trials.waits import MAX_CHAINS, waits
+from launcher.trials.waits import MAX_CHAINS, wait_chains
 from realsys.trial.records import Progress
 
 
@@ -22,9 +22,10 @@ def worker(index: int, **more: object) -> WorkerView:
 
 def test_while_all_compute_there_is_nothing_to_tell():
     assert (
-        list(waits(view(worker(0), worker(1), actor_train="model_worker/0, model_worker/1"))) == []
+        list(wait_chains(view(worker(0), worker(1), actor_train="model_worker/0, model_worker/1")))
+        == []
     )
-    assert list(waits(view())) == []
+    assert list(wait_chains(view())) == []
 
 
 def test_a_chain_ends_at_the_one_that_stands_still():
@@ -33,8 +34,8 @@ def test_a_chain_ends_at_the_one_that_stands_still():
         worker(1, stalled_s=62.0, stalled_where="stopped by SIGSTOP"),
         ref_inf="model_worker/0",
     )
-    assert list(waits(found)) == [
-        "who waits for whom:",
+    assert list(wait_chains(found)) == [
+        "wait chains:",
         "  master_worker/0 → model_worker/0 (ref_inf, 1 min 02 s) → model_worker/1 (tensors of "
         "actor_gen): no progress for 1 min 02 s, stopped by SIGSTOP",
     ]
@@ -46,17 +47,17 @@ def test_a_circle_is_called_one():
         worker(1, waits_for="model_worker/0: tensors of b"),
         ref_inf="model_worker/0",
     )
-    (_, chain) = waits(found)
-    assert chain.endswith("→ model_worker/0 (tensors of b): a circle")
+    (_, chain) = wait_chains(found)
+    assert chain.endswith("→ model_worker/0 (tensors of b): a cycle")
 
 
 def test_one_that_does_not_run_at_the_end_is_named_with_its_state():
     found = view(worker(0, state="lost", seconds_in_state=None), ref_inf="model_worker/0")
-    assert list(waits(found))[1:] == ["  master_worker/0 → model_worker/0 (ref_inf): lost"]
+    assert list(wait_chains(found))[1:] == ["  master_worker/0 → model_worker/0 (ref_inf): lost"]
 
 
 def test_of_many_chains_a_dozen_is_shown():
     many = [worker(i, state="gone") for i in range(MAX_CHAINS + 2)]
-    lines = list(waits(view(*many, train=", ".join(w.worker for w in many))))
+    lines = list(wait_chains(view(*many, train=", ".join(w.worker for w in many))))
     assert len(lines) == MAX_CHAINS + 2
     assert lines[-1] == "  and 2 more"

@@ -220,7 +220,7 @@ def test_a_deadline_that_has_passed_is_told():
 
     def nothing(endpoints):
         class Silent:
-            def stream(self, sources, *, timeout_s, in_flight, silence_s, land):
+            def stream(self, sources, *, timeout_s, in_flight, silence_s, sink_for):
                 raise WaitTimeout(
                     f"{self.names[0]} did not send", where=endpoints[0], fix="see its log"
                 )
@@ -452,14 +452,14 @@ def test_two_threads_may_ask_one_receiver():
 
 def test_memory_comes_back_when_the_last_view_of_it_is_gone():
     memory = BufferPool()
-    x = memory.take(MIN_BYTES)
+    x = memory.allocate(MIN_BYTES)
     address, part = x.data_ptr(), x[6:10].view(torch.int16)
     del x
     assert memory.spare_bytes == 0
-    assert memory.take(MIN_BYTES).data_ptr() != address
+    assert memory.allocate(MIN_BYTES).data_ptr() != address
     del part
     assert memory.spare_bytes == 2 * MIN_BYTES
-    assert address in {memory.take(MIN_BYTES).data_ptr() for _ in range(2)}
+    assert address in {memory.allocate(MIN_BYTES).data_ptr() for _ in range(2)}
     memory.clear()
     assert memory.spare_bytes == 0
 

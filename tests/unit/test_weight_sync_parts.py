@@ -8,24 +8,24 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from xxhash import xxh3_64_intdigest
 
 from realsys.models.shape import Weight
 from realsys.transport.codec import ProtocolError
 from realsys.weights.layouts.boxes import Box
-from realsys.weights.sync.checksum import checksum
 from realsys.weights.sync.manifest import (
-    GivenBucket,
-    GivenPiece,
     Manifest,
     Patch,
+    PublishedBucket,
+    PublishedPiece,
     WholeWeight,
     decode_manifest,
     encode_manifest,
-    given_pieces,
-    giver_of,
     manifest_name,
+    published_pieces,
+    trainer_of,
 )
-from realsys.weights.sync.parts import FetchMode, check_parts, overlap, way_of
+from realsys.weights.sync.parts import FetchMode, check_parts, choose_fetch_mode, overlap
 from realsys.weights.sync.patches import apply_patch, make_patch
 from realsys.weights.sync.plan_publish import plan_publish, weights_of, wire_dtypes
 
@@ -39,26 +39,26 @@ def numbers(num_bytes, seed=0):
 @pytest.mark.parametrize("num_bytes", [1, 7, 8, 4095, 4096, 4097, 3 << 20, (1 << 20) + 13])
 def test_any_one_byte_changes_the_checksum(num_bytes):
     x = numbers(num_bytes)
-    before = checksum(x)
-    assert checksum(x.copy()) == before
+    before = xxh3_64_intdigest(x)
+    assert xxh3_64_intdigest(x.copy()) == before
     for place in {0, num_bytes // 2, num_bytes - 1}:
         x[place] ^= 128
-        assert checksum(x) != before, place
+        assert xxh3_64_intdigest(x) != before, place
         x[place] ^= 128
-    assert checksum(x) == before
+    assert xxh3_64_intdigest(x) == before
 
 
 def test_words_that_have_changed_places_change_the_checksum():
     x = np.arange(4 * 512, dtype=np.uint64)
-    before = checksum(x.view(np.uint8))
+    before = xxh3_64_intdigest(x.view(np.uint8))
     for a, b in ((0, 1), (0, 512), (3, 1027)):  # in a row, in a column, in neither
         x[a], x[b] = x[b], x[a]
-        assert checksum(x.view(np.uint8)) != before
+        assert xxh3_64_intdigest(x.view(np.uint8)) != before
         x[a], x[b] = x[b], x[a]
 
 
 def test_length_is_part_of_the_checksum():
-    sums = {checksum(np.zeros(n, np.uint8)) for n in (0, 1, 8, 4096, 8192)}
+    sums = {xxh3_64_intdigest(np.zeros(n, np.uint8)) for n in (0, 1, 8, 4096, 8192)}
     assert len(sums) == 5
 
 
@@ -141,7 +141,7 @@ def lists(cut=3, *, version=2, bucket_bytes=24, **changes):
             givers=(4, 7),
             weights=tuple(WholeWeight(w.name, w.shape, "float32") for w in giving.weights),
             buckets=tuple(
-                GivenBucket(f"r{n}", b.num_bytes, 0, version, given_pieces(b, index))
+                PublishedBucket(f"r{n}", b.num_bytes, 0, version, published_pieces(b, index))
                 for n, b in enumerate(giving.buckets(worker, max_bytes=bucket_bytes))
             ),
             **changes,
@@ -179,8 +179,8 @@ def test_adapters_travel_as_they_are_held():
 
 
 def test_a_name_says_who_gives():
-    assert giver_of(manifest_name("actor@0", 12, 3)) == "model_worker/3"
-    assert giver_of("something else") == "something else"
+    assert trainer_of(manifest_name("actor@0", 12, 3)) == "model_worker/3"
+    assert trainer_of("something else") == "something else"
 
 
 def replaced(part, **changes):
@@ -218,7 +218,7 @@ NONSENSE = {
 @pytest.mark.parametrize("why", NONSENSE)
 def test_a_list_that_makes_no_sense_is_refused(why):
     (part, _) = lists()
-    with pytest.raises(ProtocolError, match=f"makes no sense: .*{why}"):
+    with pytest.raises(ProtocolError, match=f"is inconsistent: .*{why}"):
         decode_manifest(encode_manifest(NONSENSE[why](part)))
 
 
@@ -261,8 +261,8 @@ def test_parts_that_are_not_whole_are_refused(why):
 def test_one_number_given_for_another_is_noticed():
     """As many numbers as there should be, but one twice and one not at all."""
     part = replaced(lists()[0], weights=(WholeWeight("w", (4,), "float32"),), givers=(4,))
-    pieces = (GivenPiece(0, (0,), (2,), 0), GivenPiece(0, (1,), (3,), 8))
-    part = replaced(part, buckets=(GivenBucket("r", 16, 0, 2, pieces),))
+    pieces = (PublishedPiece(0, (0,), (2,), 0), PublishedPiece(0, (1,), (3,), 8))
+    part = replaced(part, buckets=(PublishedBucket("r", 16, 0, 2, pieces),))
     with pytest.raises(ProtocolError, match="numbers of w come twice"):
         check_parts([decode_manifest(encode_manifest(part))], version=2)
 
@@ -290,17 +290,17 @@ def test_scalars_overlap():
 @pytest.mark.parametrize(
     ("changed_in", "base", "held", "expected"),
     [
-        (5, 4, 4, FetchMode.PATCH),
-        (5, 4, 3, FetchMode.WHOLE),  # it lacks a version in between
-        (5, None, 4, FetchMode.WHOLE),
-        (3, 2, 4, FetchMode.HELD),
-        (3, 2, 3, FetchMode.HELD),
-        (3, 2, 2, FetchMode.PATCH),  # changed once since, and not again
-        (5, 4, None, FetchMode.WHOLE),
-        (3, 2, 6, FetchMode.WHOLE),  # what is here is newer than what is asked for
+        (5, 4, 4, FetchMode.DELTA),
+        (5, 4, 3, FetchMode.FULL),  # it lacks a version in between
+        (5, None, 4, FetchMode.FULL),
+        (3, 2, 4, FetchMode.REUSE),
+        (3, 2, 3, FetchMode.REUSE),
+        (3, 2, 2, FetchMode.DELTA),  # changed once since, and not again
+        (5, 4, None, FetchMode.FULL),
+        (3, 2, 6, FetchMode.FULL),  # what is here is newer than what is asked for
     ],
 )
 def test_the_cheapest_way(changed_in, base, held, expected):
     patch = Patch("p", base, 8) if base is not None else None
-    bucket = GivenBucket("r", 8, 0, changed_in, (), patch)
-    assert way_of(bucket, version=5, held_version=held) is expected
+    bucket = PublishedBucket("r", 8, 0, changed_in, (), patch)
+    assert choose_fetch_mode(bucket, version=5, held_version=held) is expected

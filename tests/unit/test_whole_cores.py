@@ -112,7 +112,7 @@ def test_tasks_that_would_starve_each_other_are_refused() -> None:
     lone = replace(THREADED, nodes=1)
     found = run(ExperimentScheduling(master_worker=one_cpu(1), model_worker=one_cpu(8)), site(lone))
     (problem,) = found.problems
-    assert "each task has whole cores, of 2 CPUs" in problem.what
+    assert "each task gets whole cores, of 2 CPUs" in problem.what
     assert "7 tasks of model_worker (now 8)" in problem.fix
     eight = ExperimentScheduling(master_worker=one_cpu(1), model_worker=one_cpu(7))
     assert run(eight, site(lone)).job is not None
@@ -167,7 +167,7 @@ def test_where_nobody_knows_steps_without_gpus_take_no_cpus_of_their_own() -> No
     assert shares.pop("model_worker") is False
     assert set(shares.values()) == {True}
     (warning,) = found.warnings
-    assert "how many threads a core has in partition main is not known" in warning
+    assert "the number of threads per core in partition main is unknown" in warning
 
 
 def test_of_two_partitions_cores_are_whole_in_both() -> None:

@@ -14,9 +14,14 @@ from test_hf_directory import write_safetensors
 from experiments.parts.math_files import model_problems
 from realsys.api.errors import CheckpointError
 from realsys.api.options import LoRAOptions, ModelOptions
+from realsys.models.consistency import (
+    check_consistency,
+    consistency_faults,
+    recurrent_part,
+    rope_type,
+)
 from realsys.models.hf_directory import check_hf_directory
 from realsys.models.shape import shape_of
-from realsys.models.whole import check_whole, faults, recurrent_part, rope_type
 
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -52,15 +57,15 @@ def without(name: str) -> Shapes:
 
 def test_a_whole_model_has_no_faults(tmp_path):
     path = write(tmp_path, CONFIG, shapes())
-    assert list(faults(path)) == list(faults(path, critic=True)) == []
+    assert list(consistency_faults(path)) == list(consistency_faults(path, critic=True)) == []
     assert not list(model_problems(ModelOptions(path=str(path)), "actor", generates=True))
 
 
 def test_a_body_without_a_head_and_a_head_nobody_needs_are_whole(tmp_path):
     bare = {n.removeprefix("model."): s for n, s in shapes().items()}
-    assert list(faults(write(tmp_path, CONFIG, bare))) == []
+    assert list(consistency_faults(write(tmp_path, CONFIG, bare))) == []
     with_head = {**shapes(), "score.weight": [1, 8], "lm_head.weight": [10, 8]}
-    assert list(faults(write(tmp_path, CONFIG, with_head), critic=True)) == []
+    assert list(consistency_faults(write(tmp_path, CONFIG, with_head), critic=True)) == []
 
 
 MORE = {n.replace("layers.1", "layers.2"): s for n, s in shapes().items()}
@@ -70,36 +75,40 @@ MORE = {n.replace("layers.1", "layers.2"): s for n, s in shapes().items()}
     ("config", "weights", "told"),
     [
         ({}, without(K), f"1 weights are missing: {K}"),
-        ({}, {**shapes(), K: [8, 8]}, f"{K} is [8, 8], by config.json it is [4, 8]"),
-        ({"vocab_size": 12}, shapes(), "is [10, 8], by config.json it is [12, 8]"),
+        ({}, {**shapes(), K: [8, 8]}, f"{K} has shape [8, 8], config.json implies [4, 8]"),
+        ({"vocab_size": 12}, shapes(), "has shape [10, 8], config.json implies [12, 8]"),
         ({"num_hidden_layers": 3}, shapes(), "config.json says 3 layers, the weights have 2"),
         ({}, {**shapes(), **MORE}, "config.json says 2 layers, the weights have 3"),
         ({"tie_word_embeddings": False}, shapes(), "1 weights are missing: lm_head.weight"),
-        ({"hidden_size": None}, shapes(), "config.json lacks a size"),
+        ({"hidden_size": None}, shapes(), "config.json has a missing or invalid size"),
         (
             {"num_attention_heads": 0, "num_key_value_heads": 0},
             shapes(),
-            "config.json lacks a size",
+            "config.json has a missing or invalid size",
         ),
-        ({"model_type": "gpt2"}, {"wte.weight": [9, 8]}, "is [9, 8], by config.json it is [10, 8]"),
+        (
+            {"model_type": "gpt2"},
+            {"wte.weight": [9, 8]},
+            "has shape [9, 8], config.json implies [10, 8]",
+        ),
         ({"model_type": "nosuch", "auto_map": {}}, {}, "has no model_type 'nosuch'"),
         (
             {"model_type": "nosuch", "auto_map": {"a": "b"}},
             {},
-            "code of its own, which is never run",
+            "needs its own code, which realsys never runs",
         ),
         ({"model_type": "t5", "is_encoder_decoder": True}, {}, "an encoder-decoder (t5)"),
-        ({"architectures": ["BertForMaskedLM"]}, {}, "is no causal language model"),
+        ({"architectures": ["BertForMaskedLM"]}, {}, "is not a causal language model"),
         ({"quantization_config": {"quant_method": "gptq"}}, {}, "its weights are quantized (gptq)"),
     ],
 )
 def test_parts_that_do_not_belong_together_are_named(tmp_path, config, weights, told):
     path = write(tmp_path, {**CONFIG, **config}, weights)
-    first = next(faults(path))
+    first = next(consistency_faults(path))
     assert told in first.what
     assert first.where == str(path / "config.json")
     with pytest.raises(CheckpointError) as caught:  # what a worker does
-        check_whole(path)
+        check_consistency(path)
     assert caught.value.what == first.what
 
 

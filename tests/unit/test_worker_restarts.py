@@ -16,11 +16,12 @@ from stand_in_slurm import make_plan, wait_until, write_plan
 
 from realsys.api.errors import ClusterError, KeyNotFound
 from realsys.api.scheduling import Scheduling, TasksGroup
+from realsys.name_resolve.key_table import TrialKeys
 from realsys.name_resolve.open import open_store
 from realsys.observability.history import Op, read_history
 from realsys.runtime import worker_exit_codes
 from realsys.supervisor import supervisor as supervisor_module
-from realsys.supervisor.attempt.attempt import Job, take_attempt
+from realsys.supervisor.attempt.attempt import Job, claim_attempt
 from realsys.supervisor.health import worker_leases, worker_restarts
 from realsys.supervisor.health.failure_detector import FailureDetector
 from realsys.supervisor.health.restarts import RestartPolicy
@@ -37,7 +38,6 @@ from realsys.trial.records import (
     process_start,
     write_record,
 )
-from realsys.worker.runner import trial_keys
 
 MASTER, SERVER, EVALUATOR = "master_worker/0", "generation_server/0", "evaluator/0"
 # Says who it is, then waits for the test to say how to end.
@@ -73,8 +73,8 @@ class Trial:
         phase = replace(phase, scheduling=groups)
         self.plan = replace(plan, phases=(phase,), job=plan.job if on_slurm else None)
         self.trial = write_plan(self.plan)
-        self.store, self.keys = open_store(self.plan.name_resolve_url), trial_keys(self.plan)
-        self.attempt, self.files = take_attempt(self.trial, self.store, self.keys, job=Job())
+        self.store, self.keys = open_store(self.plan.name_resolve_url), TrialKeys.of(self.plan)
+        self.attempt, self.files = claim_attempt(self.trial, self.store, self.keys, job=Job())
         self.steps = LocalSteps(self.plan, "hash", self.files)
         self.supervisor = Supervisor(
             self.plan,
@@ -256,7 +256,7 @@ def test_one_that_hangs_is_killed_and_started_again(trial):
     asked = one.store.find_subtree(one.keys.commands)
     wait_until(lambda: one.restarts())
     (row,) = one.restarts()
-    assert row["why"] == "stands still: no progress for 40 s of step 3"
+    assert row["why"] == "stalled: no progress for 40 s of step 3"
     assert row["kind"] == "Stalled"
     assert one.operations(SERVER) == [Op.LOST, Op.RESTARTED]
     assert asked == [], "the order to write stacks was the former one's"
@@ -277,7 +277,7 @@ def test_when_the_restarts_are_used_up_the_trial_fails_with_its_failure(trial):
     marker = one.outcome()
     first = marker.first_failure
     assert (marker.result, first.worker, marker.other_failures) == (Result.FAILED, SERVER, ())
-    assert first.why == "exited with code 7 (it had been started again 2 times)"
+    assert first.why == "exited with code 7 (it had been restarted 2 times)"
     assert len(one.pids(SERVER)) == 3
     assert [row["number"] for row in one.restarts()] == [1, 2]
 
@@ -297,7 +297,7 @@ def test_a_server_that_is_down_is_not_blamed_when_the_master_fails(trial):
 def test_nothing_is_started_while_the_trial_is_asked_to_stop(trial):
     one = trial().begin()
     one.supervisor.request_stop("anna", grace_s=0.5)
-    wait_until(lambda: one.supervisor.stop_watch.is_asked)
+    wait_until(lambda: one.supervisor.stop_watch.is_requested)
     one.end(SERVER, 3)
     assert one.outcome().result is Result.STOPPED
     assert (len(one.pids(SERVER)), one.restarts()) == (1, [])
@@ -313,7 +313,7 @@ def test_a_server_that_can_not_be_started_again_ends_the_trial_with_both_reasons
     one = trial().begin()
     one.end(SERVER, 3)
     first = one.outcome().first_failure
-    assert first.why == "exited with code 3; it can't be started again: no host has room"
+    assert first.why == "exited with code 3; it can't be restarted: no host has room"
     assert (first.worker, first.fix) == (SERVER, "wait")
 
 
@@ -440,7 +440,7 @@ def test_one_that_can_not_be_killed_ends_the_trial(trial, monkeypatch):
     one = lost_trial(trial, Played(dies=False))
     first = one.outcome().first_failure
     assert (first.worker, one.restarts()) == (SERVER, [])
-    assert first.why.endswith("it was killed and has not been seen to end for 0.1 s")
+    assert first.why.endswith("it was killed but has not ended within 0.1 s")
 
 
 def test_one_whose_step_cant_be_started_is_not_tried_again_and_again(trial):

@@ -200,7 +200,7 @@ def test_a_worker_that_does_not_run_here_is_an_error(tmp_path):
         )
     assert caught.value.what == "model_worker/0 (pid 1) does not run on this host"
     assert caught.value.where == "n2"
-    assert caught.value.fix == "log in to n2, or look: realsys status"
+    assert caught.value.fix == "log in to n2, or check: realsys status"
 
 
 def test_a_command_that_is_not_there_is_an_error(tmp_path):

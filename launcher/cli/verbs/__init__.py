@@ -1,1 +1,1 @@
-"""The verbs of the command line, grouped by subject: one file each."""
+"""The verbs of the command line, one module per subject."""

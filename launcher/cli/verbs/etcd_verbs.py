@@ -1,4 +1,4 @@
-"""The verb about a site's etcd: etcd roles."""
+"""The verb for a site's etcd: etcd roles."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from launcher.terminal.exit_codes import ExitCode
 
 
 def etcd(
-    action: Annotated[str, typer.Argument(metavar="roles", help="The only action there is.")],
+    action: Annotated[str, typer.Argument(metavar="roles", help="The only action.")],
     user: Annotated[
-        str | None, typer.Option("--user", metavar="NAME", help="Who launches; else you.")
+        str | None, typer.Option("--user", metavar="NAME", help="The launching user; default: you.")
     ] = None,
     json: o.Json = False,
     cluster: o.Cluster = None,
 ) -> int:
-    """Print the commands that let a user, and nobody else, into their part of a site's etcd."""
+    """Print the commands that give one user exclusive access to their part of a site's etcd."""
     from launcher.sites import places
     from launcher.sites.clusters import find_cluster
     from launcher.sites.etcd_roles import roles
@@ -27,13 +27,13 @@ def etcd(
     if action != "roles":
         raise typer.BadParameter(f"no action {action!r}; use `realsys etcd roles`")
     spec = find_cluster(cluster)
-    # The site file's user is whoever uses that file: us.
+    # The login in the site file belongs to the user of that file, who runs this command.
     login = spec.etcd.user if user is None else None
     found = roles(spec, user or places.user_name(), etcd_user=login)
     if json:
         output.document(cluster=spec.name, **vars(found))
         return ExitCode.OK
-    output.say(f"user {found.user} gets {found.prefix} and nothing else, when root of etcd runs")
+    output.say(f"to give user {found.user} access to {found.prefix} only, etcd's root runs")
     for command in found.commands:
         output.data(command)
     output.say(

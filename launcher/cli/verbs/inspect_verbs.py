@@ -1,7 +1,7 @@
-"""The verbs that look: status, watch, logs, ls, show, graph, report, experiments.
+"""The verbs that inspect: status, watch, explain, logs, ls, show, graph, report, experiments.
 
-They read the records of a trial and work from any terminal, also after the launching one is gone.
-Each returns its exit status; a failed run that could be shown is a success of `status`.
+They read the records of a trial and work from any terminal, also after the launching one has closed. Each
+returns its exit status; `status` of a failed run succeeds.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def status(
 
 
 def _predicted_and_measured(files: TrialFiles) -> list[PredictedRow]:
-    """Of a trial that had a prediction; else empty."""
+    """Compares predicted and measured times; empty for a trial without a prediction."""
     from realsys.observability.events import read_events
     from realsys.observability.predicted import predicted_rows
     from realsys.trial.records import PredictionRecord, read_record
@@ -93,15 +93,15 @@ def watch(trial: o.Trial, cluster: o.Cluster = None) -> int:
 def logs(
     trial: o.Trial,
     workers: Annotated[
-        str, typer.Argument(help="Which, e.g. model_worker or 'model_worker/*'; else all.")
+        str, typer.Argument(help="E.g. model_worker or 'model_worker/*'; default: all.")
     ] = "",
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as lines come.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Keep printing new lines.")
+    ] = False,
     grep: Annotated[str, typer.Option(help="Only lines with this regular expression.")] = "",
-    attempt: Annotated[
-        int | None, typer.Option(min=1, help="One attempt; else all of them.")
-    ] = None,
+    attempt: Annotated[int | None, typer.Option(min=1, help="One attempt; default: all.")] = None,
     since: Annotated[
-        str, typer.Option(metavar="TIME", help="Only lines since then: 10m, 2h, or a time.")
+        str, typer.Option(metavar="TIME", help="Only lines since TIME: 10m, 2h, or a time.")
     ] = "",
     tail: Annotated[
         int | None, typer.Option("--tail", "-n", metavar="N", min=0, help="Only the last N lines.")
@@ -121,7 +121,7 @@ def logs(
     from launcher.trials.status import TrialReader
 
     if json and follow:
-        raise typer.BadParameter("--json is one document, so it can't follow")
+        raise typer.BadParameter("--json prints one document and can't be used with --follow")
     files = find_trial(trial, cluster=cluster)
     if first_error:
         return _first_error(files)
@@ -141,7 +141,7 @@ def logs(
             output.data(shown(line))
     except KeyboardInterrupt:
         name = trial_name(files)
-        output.say(f"\n{name} is not touched by this.  stop it: realsys stop {name}")
+        output.say(f"\n{name} is not affected.  stop it: realsys stop {name}")
         return ExitCode.INTERRUPTED
     finally:
         reader.close()
@@ -149,7 +149,7 @@ def logs(
 
 
 def _first_error(files: TrialFiles) -> int:
-    """The failure that came first, else the first line that speaks of an error."""
+    """Prints the first failure, else the first line that mentions an error."""
     from launcher.terminal import output
     from launcher.trials.merged_logs import TrialLogs, prefixes
     from launcher.trials.status import trial_view
@@ -166,12 +166,12 @@ def _first_error(files: TrialFiles) -> int:
     for found in errors.read(last=True):
         output.data(shown(found))
         return ExitCode.OK
-    output.say(f"no log of {view.trial} speaks of an error; it is {view.state.value}")
+    output.say(f"no log of {view.trial} mentions an error; it is {view.state.value}")
     return ExitCode.OK
 
 
 def explain(trial: o.Trial, json: o.Json = False, cluster: o.Cluster = None) -> int:
-    """Say why a trial waits, hangs or died, and what to do about it."""
+    """Explain why a trial waits, hangs or has failed, and what to do about it."""
     from launcher.terminal import output
     from launcher.trials.explain import explain as lines_of
     from launcher.trials.find_trials import find_trial
@@ -193,14 +193,14 @@ def show(
         typer.Option(
             "--config",
             metavar="EXPERIMENT",
-            help="Every option of an experiment: default, range, unit, meaning.",
+            help="Every setting of an experiment: default, range, unit, meaning.",
         ),
     ] = None,
     imports: o.Imports = None,
     json: o.Json = False,
     cluster: o.Cluster = None,
 ) -> int:
-    """Show the options of a trial, or all that an experiment has (--config)."""
+    """Show the settings of a trial, or every setting of an experiment (--config)."""
     if (trial is None) == (config is None):
         raise typer.BadParameter("give either a TRIAL or --config EXPERIMENT")
     if config is not None:
@@ -233,7 +233,9 @@ def show(
 def graph(
     name: Annotated[
         str,
-        typer.Argument(metavar="EXPERIMENT|TRIAL", help="Whose dataflow.", show_default=False),
+        typer.Argument(
+            metavar="EXPERIMENT|TRIAL", help="The dataflow to show.", show_default=False
+        ),
     ],
     out: Annotated[
         Path | None, typer.Option(metavar="FILE.png", help="Also draw a picture.")
@@ -247,7 +249,7 @@ def graph(
     from realsys.observability.pictures.graph_picture import draw, graph_text
 
     if out is not None and out.suffix.lower() not in (".png", ".svg", ".pdf"):
-        raise typer.BadParameter(f"--out {out}: a picture's name ends in .png, .svg or .pdf")
+        raise typer.BadParameter(f"--out {out}: the name must end in .png, .svg or .pdf")
     found = _graph_of(name, imports or [], cluster)
     if out is not None:
         from launcher.submit.submit import translate_os_errors
@@ -263,7 +265,7 @@ def graph(
 
 
 def report(trial: o.Trial, json: o.Json = False, cluster: o.Cluster = None) -> int:
-    """Write the trial's report page (curves, samples, graph) and print where it is."""
+    """Write the trial's report page (curves, samples, graph) and print its path."""
     from launcher.terminal import output
     from launcher.trials.find_trials import find_trial
     from realsys.observability.report.report import write_report
@@ -273,6 +275,26 @@ def report(trial: o.Trial, json: o.Json = False, cluster: o.Cluster = None) -> i
         output.document(report=str(path))
     else:
         output.data(str(path))
+    return ExitCode.OK
+
+
+def schema(
+    experiment: Annotated[
+        str, typer.Argument(metavar="EXPERIMENT", help="Whose settings.", show_default=False)
+    ],
+    imports: o.Imports = None,
+) -> int:
+    """Print the JSON Schema of an experiment's settings, for completion in an editor."""
+    import json
+
+    from launcher.plan.scheduling_options import SchedulingOptions
+    from launcher.submit.planning import experiment_type, import_all
+    from launcher.terminal import output
+    from realsys.config.json_schema import json_schema
+
+    import_all(imports or [])
+    found = json_schema(experiment_type(experiment), {"scheduling": SchedulingOptions})
+    output.data(json.dumps(found, indent=1))
     return ExitCode.OK
 
 

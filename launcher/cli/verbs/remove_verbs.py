@@ -1,4 +1,4 @@
-"""The verb that removes: rm. Asks first; the work is in remove.py."""
+"""The verb that removes trials: rm. Asks for confirmation; launcher/control/remove.py removes."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def rm(
         typer.Option(
             "--older-than",
             metavar="TIME",
-            help="All my trials that were over by then: 30d (days ago), 12h, or a time.",
+            help="All my trials that ended before TIME: 30d (days ago), 12h, or a time.",
         ),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")] = False,
     cluster: o.Cluster = None,
 ) -> int:
-    """Remove trials that are over, with their checkpoints, logs and keys; asks first."""
-    from launcher.cli.verbs.sweep_verbs import NAMED_AT_MOST, agrees
+    """Remove ended trials with their checkpoints, logs and keys; asks first."""
+    from launcher.cli.verbs.sweep_verbs import MAX_NAMED, is_confirmed
     from launcher.control.remove import remove
     from launcher.terminal import output
     from launcher.trials.find_trials import trial_name
@@ -39,18 +39,20 @@ def rm(
         raise typer.BadParameter("give either a TRIAL or --older-than TIME")
     found = _named(trial, cluster) if trial is not None else _older(older_than or "", cluster)
     if not found:
-        output.say("none of your trials was over by then; nothing was done")
+        output.say("none of your trials ended before that time; nothing was done")
         return ExitCode.OK
     output.say(f"trials to remove, with their checkpoints: {len(found)}")
-    for _, view in found[:NAMED_AT_MOST]:
+    for _, view in found[:MAX_NAMED]:
         output.say(f"  {view.trial}  {view.state.value}  {view.folder}")
-    if len(found) > NAMED_AT_MOST:
-        output.say(f"  and {len(found) - NAMED_AT_MOST} more")
-    if not yes and not agrees(f"removing {len(found)} trials", f"Remove them ({len(found)})?"):
+    if len(found) > MAX_NAMED:
+        output.say(f"  and {len(found) - MAX_NAMED} more")
+    if not yes and not is_confirmed(
+        f"removing {len(found)} trials", f"Remove them ({len(found)})?"
+    ):
         output.say("nothing was done")
         return ExitCode.OK
     status, total = int(ExitCode.OK), 0
-    # A sweep's first trial holds what the others use: it goes last.
+    # A sweep's first trial holds files that the others use, so it is removed last.
     for files, _ in reversed(found):
         try:
             freed = remove(files)
@@ -70,7 +72,7 @@ def rm(
 
 
 def _named(name: str, cluster: str | None) -> list[tuple[TrialFiles, TrialView]]:
-    """The trial, or the sweep's, of which all must be over: none is removed of a sweep that runs."""
+    """Finds the trial, or all trials of the sweep, which must all have ended."""
     from launcher.control.stop_several import running
     from launcher.trials.find_trials import find_own_trial, find_sweep
     from launcher.trials.status import trial_views
@@ -81,7 +83,7 @@ def _named(name: str, cluster: str | None) -> list[tuple[TrialFiles, TrialView]]
         return [(files, trial_views([files])[0])]
     if busy := running(sweep):
         raise TrialIsLive(
-            f"{len(busy)} of the sweep's {len(sweep)} trials are not over, e.g. {busy[0][1].trial}",
+            f"{len(busy)} of the sweep's {len(sweep)} trials have not ended, e.g. {busy[0][1].trial}",
             where=str(sweep[0].root.parent),
             fix=f"end them first: realsys stop {name}",
         )
@@ -89,8 +91,10 @@ def _named(name: str, cluster: str | None) -> list[tuple[TrialFiles, TrialView]]
 
 
 def _older(text: str, cluster: str | None) -> list[tuple[TrialFiles, TrialView]]:
-    """My trials that were over at that time, in the order of their folders: a sweep's first one before
-    the others."""
+    """Finds the user's trials that ended before a time, in the order of their folders.
+
+    A sweep's first trial comes before the others.
+    """
     from datetime import datetime
 
     from launcher.control.remove import last_sign

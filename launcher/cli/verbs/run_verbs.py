@@ -1,7 +1,7 @@
-"""The verbs that start, end and await runs: launch, plan, resume, stop, wait.
+"""The verbs that start, stop and wait for runs: launch, plan, resume, replay, stop, wait.
 
-Parse, call, print: what they do is in planning.py, submit.py, stop.py and render.py, imported when a
-verb runs so that the command line itself stays quick. Each returns its exit status.
+They parse, call and print; planning.py, submit.py, stop.py and render.py do the work and are imported
+when a verb runs, so that the command line itself starts quickly. Each returns its exit status.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from realsys.trial.records import TrialFiles
 
 START_TIMEOUT_S = 60.0
-START_AGE_S = 0.5  # a start is worth a few queries
-QUEUE_S = 2.0  # a job that has not started by then may wait for hours; a free cluster needs less
+START_AGE_S = 0.5  # maximum age of Slurm's answer during a start
+QUEUE_S = 2.0  # a job that has not started by then may wait for hours; a free cluster takes less
 
 
 @o.with_job_options
@@ -44,7 +44,7 @@ def launch(
     """Start an experiment and watch it; Ctrl-C leaves it running."""
     from launcher.slurm.plan_lines import limit_lines
     from launcher.submit.launch_trial import launch_trial
-    from launcher.submit.submit import remarks
+    from launcher.submit.submit import launch_warnings
     from launcher.terminal import output
 
     if sweep:
@@ -63,7 +63,7 @@ def launch(
             detach=detach,
         )
     if parallel is not None:
-        raise typer.BadParameter("--parallel is for --sweep")
+        raise typer.BadParameter("--parallel needs --sweep")
     plan, files = launch_trial(
         experiment,
         overrides or (),
@@ -75,7 +75,7 @@ def launch(
         snapshot=not no_snapshot,
         command=("realsys", *sys.argv[1:]),
     )
-    for warning in remarks(plan):
+    for warning in launch_warnings(plan):
         output.warn(warning)
     output.data(plan.trial)
     for line in limit_lines(plan):
@@ -93,17 +93,17 @@ def plan(
     imports: o.Imports = None,
     json: o.Json = False,
     check: Annotated[
-        bool, typer.Option("--check", help="Also ask Slurm whether it would take the job.")
+        bool, typer.Option("--check", help="Also ask Slurm whether it would accept the job.")
     ] = False,
     no_snapshot: o.NoSnapshot = False,
     search: Annotated[
-        bool, typer.Option("--search", help="Search layouts and workers for every call instead.")
+        bool, typer.Option("--search", help="Search for better layouts and workers of every call.")
     ] = False,
     gpus: Annotated[
-        int | None, typer.Option("--gpus", min=1, help="With --search: how many there are.")
+        int | None, typer.Option("--gpus", min=1, help="With --search: number of GPUs.")
     ] = None,
     within: Annotated[
-        float, typer.Option("--within", min=0.1, help="With --search: seconds it may take.")
+        float, typer.Option("--within", min=0.1, help="With --search: time limit in seconds.")
     ] = 20.0,
     profile: Annotated[
         list[str] | None,
@@ -155,7 +155,7 @@ def plan(
             print_proposal(made, proposal)
         return ExitCode.OK
     if gpus is not None:
-        raise typer.BadParameter("--gpus is for --search")
+        raise typer.BadParameter("--gpus needs --search")
     text = plan_text(made)
     if json:
         output.document(hash=plan_hash(text), plan=made)
@@ -189,30 +189,31 @@ def resume(
     *,
     job: o.Job,
 ) -> int:
-    """Go on with a trial that was stopped, failed or was lost; with other limits, lengths or resources
-    if you like."""
+    """Resume a stopped, failed or lost trial, optionally with other limits, lengths or resources."""
     from dataclasses import replace
 
-    from launcher.submit.nodes_to_leave_out import offers
+    from launcher.submit.node_exclusion import exclusion_hints
     from launcher.submit.remake import RequestedChanges
-    from launcher.submit.submit import remarks_on_resume, resubmit
+    from launcher.submit.submit import resubmit, resume_warnings
     from launcher.terminal import output
     from launcher.trials.find_trials import find_trial, trial_name
 
     files = find_trial(trial, cluster=cluster)
     name = trial_name(files)
     if job.exclude is None:
-        for offer in offers(files, name):
-            output.warn(offer)
-    told = remarks_on_resume(files)
+        for hint in exclusion_hints(files, name):
+            output.warn(hint)
+    warnings = resume_warnings(files)
     submission = resubmit(
         files,
         exclude=job.exclude,
-        wish=RequestedChanges(words=overrides or (), config=config, job=replace(job, exclude=None)),
+        changes=RequestedChanges(
+            words=overrides or (), config=config, job=replace(job, exclude=None)
+        ),
         command=("realsys", *sys.argv[1:]),
-        tell=output.say,
+        report=output.say,
     )
-    for warning in told:
+    for warning in warnings:
         output.warn(warning)
     output.data(name)
     return _detached(files, name, submission) if detach else _attached(files, name)
@@ -221,13 +222,13 @@ def resume(
 def replay(
     trial: o.Trial,
     name: Annotated[
-        str | None, typer.Option("--trial", help="Name of the replay; else run<N>.")
+        str | None, typer.Option("--trial", help="Name of the replay; default: run<N>.")
     ] = None,
     detach: o.Detach = False,
     cluster: o.Cluster = None,
 ) -> int:
-    """Train again on what an asynchronous trial trained on, and compare the two bit for bit."""
-    from launcher.control.replay_trial import compare, plan_replay, remarks
+    """Repeat the training of an asynchronous trial on its recorded samples; compare bit for bit."""
+    from launcher.control.replay_trial import compare, plan_replay, replay_warnings
     from launcher.submit.submit import submit
     from launcher.terminal import output
     from launcher.trials.find_trials import find_trial, trial_name
@@ -235,8 +236,8 @@ def replay(
     original = find_trial(trial, cluster=cluster)
     plan = plan_replay(original, trial=name)
     files = submit(plan, command=("realsys", *sys.argv[1:]), imports=plan.imports)
-    for remark in remarks(original):
-        output.warn(remark)
+    for warning in replay_warnings(original):
+        output.warn(warning)
     output.data(plan.trial)
     if detach:
         return _detached(files, plan.trial)
@@ -244,14 +245,14 @@ def replay(
     if code != ExitCode.OK:
         return code
     found = compare(original, files)
-    told = trial_name(original)
+    compared_with = trial_name(original)
     for role, same in found.same_weights.items():
         words = {
-            True: "the same weights, bit for bit",
-            False: "OTHER WEIGHTS",
-            None: "weights of another step",
+            True: "the same weights, bit for bit, as",
+            False: "DIFFERENT WEIGHTS from",
+            None: "weights of another step than",
         }
-        output.say(f"{role}: {words[same]} as {told}")
+        output.say(f"{role}: {words[same]} {compared_with}")
     output.say(
         f"{found.steps} steps: " + (found.first_difference or "the same metrics, bit for bit")
     )
@@ -261,15 +262,15 @@ def replay(
 def stop(
     trial: o.TrialOrSweep = None,
     grace: Annotated[
-        float, typer.Option(min=0, help="Seconds that the current step may take to finish.")
+        float, typer.Option(min=0, help="Seconds for the current step to finish.")
     ] = 60.0,
     everything: Annotated[
-        bool, typer.Option("--all", help="All my trials that run or wait; asks first.")
+        bool, typer.Option("--all", help="All my running and queued trials; asks first.")
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")] = False,
     cluster: o.Cluster = None,
 ) -> int:
-    """End a trial, or a sweep's, after the current step and leave no process behind."""
+    """Stop a trial, or all of a sweep, after the current step; leaves no process behind."""
     from launcher.control.stop import stop as stop_trial
     from launcher.terminal import output
     from launcher.trials.find_trials import find_sweep, find_trial
@@ -286,13 +287,13 @@ def stop(
 
         return stop_sweep(sweep, grace_s=grace, yes=yes)
 
-    report = stop_trial(find_trial(trial, cluster=cluster), grace_s=grace, tell=output.say)
+    report = stop_trial(find_trial(trial, cluster=cluster), grace_s=grace, on_action=output.say)
     view = report.view
     if report.was_over:
-        output.say(f"{view.trial} is {view.state.value} already; nothing runs, nothing was done")
+        output.say(f"{view.trial} is already {view.state.value}; nothing was done")
     else:
         is_done = view.state is State.COMPLETED
-        how = "" if is_done else f"; go on with it: realsys resume {view.trial}"
+        how = "" if is_done else f"; resume it: realsys resume {view.trial}"
         output.say(f"{view.trial} is {view.state.value}{how}")
     return ExitCode.OK
 
@@ -300,12 +301,12 @@ def stop(
 def wait(
     trial: o.Trial,
     timeout: Annotated[
-        float | None, typer.Option(min=0, help="Give up after so many seconds (exit status 7).")
+        float | None, typer.Option(min=0, help="Give up after this many seconds (exit status 7).")
     ] = None,
     json: o.Json = False,
     cluster: o.Cluster = None,
 ) -> int:
-    """Block until a trial is over; the exit status is its result."""
+    """Wait until a trial has ended; the exit status is its result."""
     from launcher.terminal import output
     from launcher.trials.await_end import await_end
     from launcher.trials.find_trials import find_trial
@@ -322,7 +323,7 @@ def wait(
 
 
 def _attached(files: TrialFiles, trial: str) -> int:
-    """Shows the run until it is over, or until Ctrl-C."""
+    """Shows the run until it has ended, or until Ctrl-C."""
     from launcher.terminal import output
 
     output.say(f"folder {files.root}")
@@ -333,10 +334,10 @@ def _attached(files: TrialFiles, trial: str) -> int:
 
 
 def _detached(files: TrialFiles, trial: str, mine: Submission | None = None) -> int:
-    """Returns when the supervisor has taken its attempt, or has failed to.
+    """Waits until the supervisor has taken its attempt or failed to.
 
     Raises:
-        TrialIsLive: somebody else's has taken it, not that of the hand-over ``mine``.
+        TrialIsLive: another submission's supervisor took it, not that of ``mine``.
     """
     from launcher.submit.submit import refuse_if_taken
     from launcher.terminal import output
@@ -358,7 +359,7 @@ def _detached(files: TrialFiles, trial: str, mine: Submission | None = None) -> 
 
 
 def _await_attempt(files: TrialFiles) -> TrialView:
-    """The view once the hand-over is done."""
+    """Returns the view once the supervisor has taken its attempt, the job waits, or on time-out."""
     from contextlib import closing
 
     from launcher.trials.job_board import JobBoard

@@ -1,6 +1,7 @@
-"""The verbs about sites: clusters, doctor, image.
+"""The verbs for sites: clusters, doctor, image.
 
-They need no trial. Each returns its exit status; ``doctor`` is 0 only if every check was made and is ok.
+They need no trial. Each returns its exit status; ``doctor`` returns 0 only if every check was made and
+passed.
 """
 
 from __future__ import annotations
@@ -22,19 +23,19 @@ def clusters(
     action: Annotated[
         str | None,
         typer.Argument(
-            metavar="init", help="Write a first site file from what Slurm says.", show_default=False
+            metavar="init", help="Draft a site file from Slurm's configuration.", show_default=False
         ),
     ] = None,
     name: Annotated[
         str | None,
-        typer.Argument(metavar="NAME", help="The site's name; else Slurm's ClusterName."),
+        typer.Argument(metavar="NAME", help="The site's name; default: Slurm's ClusterName."),
     ] = None,
     write: Annotated[
         bool, typer.Option("--write", help="Write it to your folder of site files.")
     ] = False,
     json: o.Json = False,
 ) -> int:
-    """List the sites that can be launched on; `clusters init` describes this one."""
+    """List the sites available for launches; `clusters init` drafts a file for this one."""
     from launcher.terminal import output
 
     if action == "init":
@@ -58,7 +59,7 @@ def doctor(
     partition: Annotated[
         str | None,
         typer.Option(
-            "--partition", "-p", metavar="NAME", help="Where to look at a node; else the default."
+            "--partition", "-p", metavar="NAME", help="Partition to check; default: the site's."
         ),
     ] = None,
     gpu: Annotated[
@@ -68,7 +69,8 @@ def doctor(
         ),
     ] = False,
     nodes: Annotated[
-        int | None, typer.Option("--nodes", "-N", metavar="N", min=1, help="How many; else two.")
+        int | None,
+        typer.Option("--nodes", "-N", metavar="N", min=1, help="Number of nodes; default: two."),
     ] = None,
     nodelist: Annotated[
         str | None,
@@ -86,16 +88,16 @@ def doctor(
     from launcher.terminal import output
 
     if not gpu and (nodes is not None or nodelist is not None or with_gloo):
-        raise typer.BadParameter("--nodes, --nodelist and --with-gloo belong to --gpu")
+        raise typer.BadParameter("--nodes, --nodelist and --with-gloo need --gpu")
     spec = find_cluster(cluster)
     asked = GpuProbeRequest(nodes=nodes, nodelist=nodelist, gloo=with_gloo) if gpu else None
     if asked is not None and spec.scheduler != "slurm" and (nodes or nodelist):
-        raise typer.BadParameter("this machine is one node; --nodes and --nodelist are Slurm's")
+        raise typer.BadParameter("this machine is one node; --nodes and --nodelist need Slurm")
     if spec.scheduler == "slurm":
-        output.say("a small job looks at a compute node; waits up to a minute for one")
+        output.say("running a small job on a compute node; waiting up to a minute for one")
     if asked is not None:
         minutes = max_gpu_probe_s(spec, partition, asked) / 60
-        output.say(f"then GPUs are measured: a minute or two, {minutes:.0f} if something hangs")
+        output.say(f"then measuring GPUs: a minute or two, {minutes:.0f} if something hangs")
     found = []
     for finding in examine(spec, partition=partition, gpu=asked):
         found.append(finding)
@@ -125,7 +127,7 @@ def image(
     json: o.Json = False,
     cluster: o.Cluster = None,
 ) -> int:
-    """Keep a container image as one file for all nodes of a site."""
+    """Store a container image as one file for all nodes of a site."""
     from launcher.sites.clusters import find_cluster
     from launcher.slurm.images.image_build import build, recipe_of
     from launcher.slurm.images.image_pull import pull
@@ -140,7 +142,7 @@ def image(
     if json:
         output.document(image=str(pulled.path), already=pulled.already)
         return ExitCode.OK
-    output.say("it is there already:" if pulled.already else "made; name it in the site file:")
+    output.say("it exists already:" if pulled.already else "created; name it in the site file:")
     output.data(str(pulled.path))
     return ExitCode.OK
 
@@ -158,7 +160,7 @@ def completion(
 
 
 def _known() -> list[dict[str, str]]:
-    """A row a site; one whose file has mistakes is listed with them."""
+    """Lists one row per site; a site file with mistakes is listed with them."""
     from launcher.sites import places
     from launcher.sites.clusters import read_spec
     from realsys.api.errors import ConfigError
@@ -184,7 +186,7 @@ def _init(name: str | None, *, write: bool, json: bool) -> int:
     from launcher.terminal import output
 
     if write and name is not None:
-        new_spec_file(name)  # before Slurm is asked
+        new_spec_file(name)  # before Slurm is queried
     found = discover_site(name)
     text = site_yaml(found)
     path = write_spec(found.spec.name, text) if write else None
@@ -192,7 +194,7 @@ def _init(name: str | None, *, write: bool, json: bool) -> int:
         output.document(cluster=found.spec, yaml=text, file=None if path is None else str(path))
     elif path is None:
         output.data(text.rstrip())
-        output.say("not written; --write puts it into your folder of site files")
+        output.say("not written; --write stores it in your folder of site files")
     else:
         then = f"realsys doctor --cluster {found.spec.name}"
         output.say(f"written; fill in the lines marked EDIT, then: {then}")

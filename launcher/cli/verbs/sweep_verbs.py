@@ -1,7 +1,7 @@
-"""What launch, status and stop do about several trials: a sweep's, or all of mine.
+"""Parts of launch, status and stop for several trials: a sweep's, or all of the user's.
 
-For run_verbs.py and inspect_verbs.py, imported when they need it. Prints and asks; the work is in
-submit_sweep.py and stop_several.py.
+For run_verbs.py and inspect_verbs.py, imported when needed. Prints and asks; submit_sweep.py and
+stop_several.py do the work.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import typer
 from launcher.control.stop_several import Pair, running, stop_several
 from launcher.sites import places
 from launcher.submit.job_options import JobOptions
-from launcher.submit.submit import remarks
+from launcher.submit.submit import launch_warnings
 from launcher.submit.submit_sweep import PlannedSweep, make_trials, plan_sweep, submit_jobs
 from launcher.terminal import output
 from launcher.terminal.exit_codes import ExitCode
@@ -24,7 +24,7 @@ from launcher.trials.find_trials import all_trials, point_of
 from realsys.api.errors import ConfigError, TrialError
 from realsys.trial.records import TrialFiles
 
-NAMED_AT_MOST = 20
+MAX_NAMED = 20
 
 
 def launch_sweep(
@@ -42,9 +42,9 @@ def launch_sweep(
 ) -> int:
     """Starts all trials of a sweep.
 
-    On Slurm it returns when they are submitted. This machine has no queue to leave them in, so there
-    they run one after the other while the command goes on; Ctrl-C leaves the one that runs, and names
-    those that were not started (their folders are there, so ``resume`` starts each).
+    On Slurm it returns once they are submitted. The local machine has no queue, so there this command
+    runs them one after the other; Ctrl-C leaves the running one and names those that were not started
+    (their folders exist, so ``resume`` starts each).
     """
     while True:
         planned = plan_sweep(
@@ -68,15 +68,15 @@ def launch_sweep(
             trials = make_trials(planned, command=("realsys", *sys.argv[1:]), imports=imports)
             break
         except TrialError:
-            if name is not None:  # else somebody took sweep<N> a moment ago: take the next one
+            if name is not None:  # else sweep<N> was taken a moment ago: try the next one
                 raise
-    for warning in dict.fromkeys(text for plan in planned.plans for text in remarks(plan)):
+    for warning in dict.fromkeys(text for plan in planned.plans for text in launch_warnings(plan)):
         output.warn(warning)
     if cluster is not None:
         places.remember_file_root(planned.plans[0].cluster.file_root)
     if not planned.on_slurm:
         output.data(planned.title)
-        return _one_after_the_other(planned, trials)
+        return _run_in_sequence(planned, trials)
     jobs = submit_jobs(planned, trials, parallel=parallel)
     output.data(planned.title)
     output.say(f"{len(trials)} trials, submitted as {_jobs_text(jobs)}")
@@ -85,30 +85,30 @@ def launch_sweep(
     return ExitCode.OK
 
 
-def _one_after_the_other(planned: PlannedSweep, trials: Sequence[TrialFiles]) -> int:
-    """OK when all completed; a failed trial does not keep the next from running, a stopped one does."""
+def _run_in_sequence(planned: PlannedSweep, trials: Sequence[TrialFiles]) -> int:
+    """Runs the trials in sequence. A failed trial does not prevent the next one; a stopped one does."""
     from launcher.cli.watching import watch_until_over
-    from launcher.submit.submit import start, translate_os_errors
+    from launcher.submit.submit import start_attempt, translate_os_errors
     from realsys.api.plan import plan_hash, plan_text
 
-    output.say(f"{len(trials)} trials, one after the other; Ctrl-C leaves the one that runs")
+    output.say(f"{len(trials)} trials, one after the other; Ctrl-C leaves the running one")
     failed = False
     for i, (point, plan, files) in enumerate(
         zip(planned.points, planned.plans, trials, strict=True), 1
     ):
         output.say(f"\n{i} of {len(trials)}: {plan.trial}  {point}")
         with translate_os_errors(files.root):
-            start(files, plan, plan_hash(plan_text(plan)))
+            start_attempt(files, plan, plan_hash(plan_text(plan)))
         status = watch_until_over(files, plan.trial)
         if status in (ExitCode.INTERRUPTED, ExitCode.RUN_STOPPED):
-            _name_the_rest([p.trial for p in planned.plans[i:]])
+            _report_unstarted([p.trial for p in planned.plans[i:]])
             return status
         failed = failed or status != ExitCode.OK
     output.say(f"\nthe table: realsys status {planned.title}")
     return ExitCode.RUN_FAILED if failed else ExitCode.OK
 
 
-def _name_the_rest(names: Sequence[str]) -> None:
+def _report_unstarted(names: Sequence[str]) -> None:
     if names:
         output.say(f"not started: {_listed(names)}.  start one: realsys resume {names[0]}")
 
@@ -119,7 +119,7 @@ def _jobs_text(jobs: Sequence[str]) -> str:
 
 
 def show_sweep(name: str, trials: Sequence[TrialFiles], *, json: bool) -> int:
-    """`status` of a sweep."""
+    """Prints the `status` of a sweep."""
     from launcher.submit.sweep_table import sweep_document, sweep_table
     from launcher.trials.status import trial_views
 
@@ -134,47 +134,47 @@ def show_sweep(name: str, trials: Sequence[TrialFiles], *, json: bool) -> int:
 
 
 def stop_all(*, grace_s: float, yes: bool, cluster: str | None) -> int:
-    """`stop --all`."""
+    """Stops all of the user's trials: `stop --all`."""
     found = running(list(all_trials(cluster=cluster)))
     return _stop(found, grace_s=grace_s, yes=yes)
 
 
 def stop_sweep(trials: Sequence[TrialFiles], *, grace_s: float, yes: bool) -> int:
-    """`stop` of a sweep."""
+    """Stops the trials of a sweep."""
     return _stop(running(trials), grace_s=grace_s, yes=yes)
 
 
 def _stop(found: Sequence[Pair], *, grace_s: float, yes: bool) -> int:
     if not found:
-        output.say("none of the trials runs or waits; nothing was done")
+        output.say("none of the trials is running or queued; nothing was done")
         return ExitCode.OK
-    output.say(f"trials that run or wait: {len(found)}")
-    for _, view in found[:NAMED_AT_MOST]:
+    output.say(f"running and queued trials: {len(found)}")
+    for _, view in found[:MAX_NAMED]:
         output.say(f"  {view.trial}  {view.state.value}")
-    if len(found) > NAMED_AT_MOST:
-        output.say(f"  and {len(found) - NAMED_AT_MOST} more")
-    if not yes and not agrees(f"stopping {len(found)} trials", f"Stop them ({len(found)})?"):
+    if len(found) > MAX_NAMED:
+        output.say(f"  and {len(found) - MAX_NAMED} more")
+    if not yes and not is_confirmed(f"stopping {len(found)} trials", f"Stop them ({len(found)})?"):
         output.say("nothing was done")
         return ExitCode.OK
-    failed = stop_several(found, grace_s=grace_s, tell=output.say)
+    failed = stop_several(found, grace_s=grace_s, on_action=output.say)
     for error in failed.values():
         output.error(error, as_json=False)
     if failed:
         output.say(f"{len(found) - len(failed)} of {len(found)} stopped")
         return next(iter(failed.values())).exit_code
-    output.say(f"all {len(found)} stopped; go on with one: realsys resume {found[0][1].trial}")
+    output.say(f"all {len(found)} stopped; resume one: realsys resume {found[0][1].trial}")
     return ExitCode.OK
 
 
-def agrees(doing: str, question: str) -> bool:
-    """Asks the person at the terminal. Where nobody can be asked, says how to do without."""
+def is_confirmed(doing: str, question: str) -> bool:
+    """Asks for confirmation on the terminal; without one, raises with the command that needs none."""
     if not sys.stdin.isatty():
         command = shlex.join(["realsys", *sys.argv[1:], "--yes"])
-        raise typer.BadParameter(f"{doing} needs a yes, and this is no terminal: {command}")
+        raise typer.BadParameter(f"{doing} needs confirmation, but there is no terminal: {command}")
     return typer.confirm(question, err=True)
 
 
 def _listed(names: Sequence[str]) -> str:
-    """``a, b, c``, cut to a few."""
-    shown = ", ".join(names[:NAMED_AT_MOST])
-    return shown + (f" and {len(names) - NAMED_AT_MOST} more" if len(names) > NAMED_AT_MOST else "")
+    """Renders ``a, b, c``, limited to MAX_NAMED names."""
+    shown = ", ".join(names[:MAX_NAMED])
+    return shown + (f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else "")

@@ -1,4 +1,4 @@
-"""The verbs about the workers of a running trial: exec, tell, scale."""
+"""The verbs for workers of a running trial: exec, tell, scale."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def exec_(
     worker: Worker,
     command: Annotated[
         list[str] | None,
-        typer.Argument(metavar="COMMAND", help="After --; else a shell.", show_default=False),
+        typer.Argument(metavar="COMMAND", help="After --; default: a shell.", show_default=False),
     ] = None,
     cluster: o.Cluster = None,
 ) -> int:
@@ -52,21 +52,21 @@ def tell(
         ),
     ] = None,
     timeout: Annotated[
-        float, typer.Option("--timeout", metavar="SECONDS", help="For the worker's answer.")
+        float, typer.Option("--timeout", metavar="SECONDS", help="Time-out for the worker's reply.")
     ] = 60.0,
     cluster: o.Cluster = None,
 ) -> int:
-    """Send a command to a running worker: pause it, let it go on, have it write its stacks."""
+    """Send a command to a running worker: pause it, resume it, dump its stacks."""
     from contextlib import closing
 
-    from launcher.control.tell_worker import tell_worker
+    from launcher.control.send_command import send_command
     from launcher.terminal import output
     from launcher.trials.find_trials import find_own_trial
     from launcher.trials.status import TrialReader
 
     files = find_own_trial(trial, cluster=cluster)
     with closing(TrialReader(files)) as reader:
-        state = tell_worker(reader, worker, command, arguments or (), timeout_s=timeout)
+        state = send_command(reader, worker, command, arguments or (), timeout_s=timeout)
     output.say(f"{worker} is {state}")
     if command == "dump":
         kind, _, index = worker.partition("/")
@@ -75,7 +75,7 @@ def tell(
 
 
 def _number(kind: str) -> Any:
-    return typer.Option(f"--{kind}", metavar="N", min=1, help=f"So many {kind} there shall be.")
+    return typer.Option(f"--{kind}", metavar="N", min=1, help=f"Number of {kind} that shall run.")
 
 
 def scale(
@@ -85,22 +85,23 @@ def scale(
     workers: Annotated[int | None, _number("workers")] = None,
     drain: Annotated[
         list[str] | None,
-        typer.Option("--drain", metavar="NAME", help="This one shall go; repeatable."),
+        typer.Option("--drain", metavar="NAME", help="Remove this one; repeatable."),
     ] = None,
     like: Annotated[
         str | None,
-        typer.Option("--like", metavar="NAME", help="Added ones are like this; else the last."),
+        typer.Option("--like", metavar="NAME", help="Added ones copy this one; default: the last."),
     ] = None,
     grace: Annotated[
         float,
-        typer.Option("--grace", metavar="SECONDS", min=0, help="To finish, for those that go."),
+        typer.Option("--grace", metavar="SECONDS", min=0, help="Time for removed ones to finish."),
     ] = 60.0,
     timeout: Annotated[
-        float, typer.Option("--timeout", metavar="SECONDS", help="For those that come.")
+        float,
+        typer.Option("--timeout", metavar="SECONDS", help="Time-out for added ones to start."),
     ] = 180.0,
     cluster: o.Cluster = None,
 ) -> int:
-    """Add makers, servers or rollout workers to a running asynchronous trial, or let some go."""
+    """Add makers, servers or rollout workers to a running asynchronous trial, or remove some."""
     from contextlib import closing
 
     from launcher.control.scale import scale as scale_trial
@@ -109,7 +110,7 @@ def scale(
     from launcher.trials.find_trials import find_own_trial
     from launcher.trials.status import TrialReader
 
-    wish = ScaleRequest(
+    request = ScaleRequest(
         makers=makers,
         servers=servers,
         workers=workers,
@@ -118,6 +119,6 @@ def scale(
         grace_s=grace,
     )
     with closing(TrialReader(find_own_trial(trial, cluster=cluster))) as reader:
-        for row in scale_trial(reader, wish, timeout_s=timeout, say=output.say):
+        for row in scale_trial(reader, request, timeout_s=timeout, say=output.say):
             output.data("  ".join(row))
     return ExitCode.OK

@@ -1,1 +1,1 @@
-"""submitit's executors, as realsys uses them: processes on this machine, and jobs on Slurm."""
+"""submitit's executors, adapted: local processes and Slurm jobs."""

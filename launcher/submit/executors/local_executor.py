@@ -1,9 +1,9 @@
-"""submitit's local executor, started so that the job outlives the terminal that launched it.
+"""submitit's local executor, adapted so that the job outlives the terminal that launched it.
 
-Differs from the original in how the controller process begins: in a session of its own (Ctrl-C and
-hang-up of the terminal do not reach it), with its output in files instead of on the terminal, and
-with CUDA_VISIBLE_DEVICES as the user had it. The controller ends a job by its own clock, set far
-away here: a run ends by its supervisor's decision.
+Differs from the original in how the controller process starts: in its own session (Ctrl-C and hang-up of
+the terminal do not reach it), with its output in files instead of on the terminal, and with
+CUDA_VISIBLE_DEVICES as the user set it. The controller's own time limit is set far away, because the
+supervisor decides when a run ends.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ TIMEOUT_MIN = 10 * 365 * 24 * 60
 
 
 class DetachedLocalExecutor(LocalExecutor):  # type: ignore[misc]
-    """Runs a command in a process of its own session on this machine.
+    """Runs a command in a local process with its own session.
 
     Args:
-        folder: where submitit keeps the output; created if missing.
-        environment: variables that the job and all its processes have besides ours.
+        folder: where submitit stores the output; created if missing.
+        environment: variables added to this process's for the job and all its processes.
     """
 
     def __init__(self, folder: Path, *, environment: Mapping[str, str]) -> None:
@@ -38,22 +38,20 @@ class DetachedLocalExecutor(LocalExecutor):  # type: ignore[misc]
         self.update_parameters(timeout_min=TIMEOUT_MIN, tasks_per_node=1)
 
     def start(self, command: str) -> str:
-        """Starts the controller of a shell command; returns its process id. Nothing is pickled."""
+        """Starts the controller of a shell command and returns its process id. Nothing is pickled."""
         return str(self._submit_command(command).job_id)
 
     def _submit_command(self, command: str) -> LocalJob:
         process = _start_controller(self.folder, command, self.environment)
-        process.returncode = (
-            0  # not ours to wait for: it outlives us, and Popen would call that a leak
-        )
+        process.returncode = 0  # it outlives this process; without this, Popen would warn of a leak
         return LocalJob(folder=self.folder, job_id=str(process.pid), process=process, tasks=[0])
 
 
 def check_folder(folder: Path) -> None:
-    """Raises ClusterError for a path in which submitit would replace a part by a job's number."""
+    """Raises ClusterError for a path with a pattern that submitit would replace by a job's number."""
     if found := [tag for tag in ("%j", "%t", "%a", "%A") if tag in str(folder)]:
         raise ClusterError(
-            f"the folder's name has {found[0]!r}, which submitit replaces by a number",
+            f"the folder's path contains {found[0]!r}, which submitit replaces by a number",
             where=str(folder),
             fix="use a file_root without it (REALSYS_FILE_ROOT or the cluster spec)",
         )
@@ -62,7 +60,7 @@ def check_folder(folder: Path) -> None:
 def _start_controller(
     folder: Path, command: str, environment: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
-    """submitit.local.local.start_controller, with the differences of this file's header."""
+    """Starts submitit's controller as submitit.local.local does, except as the header says."""
     settings: dict[str, Any] = {
         "SUBMITIT_EXECUTOR": "local",
         "SUBMITIT_LOCAL_COMMAND": command,
@@ -82,7 +80,7 @@ def _start_controller(
                 **environment,
                 **{name: str(value) for name, value in settings.items()},
             },
-            # `python -m` looks for modules in the working directory first: not in the user's.
+            # `python -m` imports from the working directory first, so it must not be the user's.
             cwd=folder,
             stdin=subprocess.DEVNULL,
             stdout=log,

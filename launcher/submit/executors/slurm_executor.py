@@ -1,8 +1,8 @@
-"""submitit's Slurm executor with our script, a clean environment, and Slurm's refusals in words.
+"""submitit's Slurm executor with realsys's script, a clean environment, and explained refusals.
 
-Its folder and file names are submitit's; status, results and requeue are not used (without accounting
-they wait for ever, and a time limit written as text crashes them), and no pickled call: the command in
-the script says what runs.
+Folder and file names are submitit's; its status, results and requeue are not used (without accounting
+they wait forever, and a time limit given as text crashes them), nor are pickled calls: the command is in
+the script.
 """
 
 from __future__ import annotations
@@ -26,35 +26,35 @@ from realsys.api.errors import ClusterError
 from realsys.trial.folders import write_private
 
 SUBMIT_TIMEOUT_S = 30.0
-FULL = "temporarily unable to accept job"
-UNANSWERED = "slurmctld does not answer"
-ASK_AGAIN_S = (2.0, 5.0)  # whether it took the job all the same
+QUEUE_FULL = "temporarily unable to accept job"
+NO_ANSWER = "slurmctld does not answer"
+RECHECK_PAUSES_S = (2.0, 5.0)  # pauses before checking again whether Slurm accepted the job
 ELEMENTS = "elements.json"  # of a job array: index → trial's folder and plan's hash
 
 
 def accepted_job(script: Path) -> str | None:
-    """The job that Slurm made of a script although its sbatch heard no answer; None: there is none.
+    """Finds the job that Slurm created although sbatch got no answer; None if there is none.
 
     Raises:
-        ClusterError: Slurm does not answer this either.
+        ClusterError: this query is not answered either.
     """
     argv = ["squeue", "--me", "--noheader", "--states=all", "--format=%F|%o"]
-    pauses = iter(ASK_AGAIN_S)
+    pauses = iter(RECHECK_PAUSES_S)
     while True:
         try:
-            said = run_slurm(argv, timeout_s=SUBMIT_TIMEOUT_S).stdout
+            listing = run_slurm(argv, timeout_s=SUBMIT_TIMEOUT_S).stdout
         except ClusterError as error:
             pause_s = next(pauses, None)
             if pause_s is None:
                 raise ClusterError(
-                    f"{error.what}; whether it took the job is not known",
+                    f"{error.what}; whether it accepted the job is unknown",
                     where=error.where,
-                    fix="when it answers: squeue --me, and scancel a job of this trial before you "
-                    "launch again",
+                    fix="when it answers again: squeue --me, and scancel a job of this trial before "
+                    "launching again",
                 ) from error
             time.sleep(pause_s)
         else:
-            rows = (line.strip().split("|", 1) for line in said.splitlines() if "|" in line)
+            rows = (line.strip().split("|", 1) for line in listing.splitlines() if "|" in line)
             return next((job_id for job_id, command in rows if command == str(script)), None)
 
 
@@ -62,8 +62,8 @@ class BatchExecutor(SlurmExecutor):  # type: ignore[misc]
     """Submits a command as the batch step of a job, or of each element of a job array.
 
     Args:
-        folder: where submitit keeps the script and the output.
-        script: the batch script, from the shell command that it becomes.
+        folder: where submitit stores the script and the output.
+        script: renders the batch script that executes a shell command.
     """
 
     def __init__(self, folder: Path, *, script: Callable[[str], str]) -> None:
@@ -72,16 +72,16 @@ class BatchExecutor(SlurmExecutor):  # type: ignore[misc]
         self._script, self._array = script, False
 
     def start(self, command: str) -> str:
-        """Submits the job; its id. Raises ClusterError: Slurm refuses."""
+        """Submits the job and returns its id. Raises ClusterError if Slurm refuses."""
         return str(self._submit_command(command).job_id)
 
     def submit_array(self, python: str, trials: Mapping[int, tuple[str, str]]) -> dict[int, str]:
-        """Submits one array; element i runs ``trials[i]``, folder and plan's hash: i → its job id.
+        """Submits one array; element i runs ``trials[i]`` (folder, plan's hash). Returns i → job id.
 
-        The script's --array must name just these indices. All or none is submitted.
+        The script's --array must list exactly these indices. All or none is submitted.
 
         Raises:
-            ClusterError: Slurm refuses.
+            ClusterError: Slurm refused.
         """
         elements = self.folder / ELEMENTS
         data = json.dumps({str(index): trial for index, trial in trials.items()}).encode()
@@ -99,7 +99,7 @@ class BatchExecutor(SlurmExecutor):  # type: ignore[misc]
 
     @classmethod
     def affinity(cls) -> int:
-        """Always possible: a missing sbatch is told when it is run."""
+        """Always available: a missing sbatch is reported when it is run."""
         return 2
 
     def _make_submission_file_text(self, command: str, uid: str) -> str:
@@ -109,7 +109,7 @@ class BatchExecutor(SlurmExecutor):  # type: ignore[misc]
         return 1
 
     def _submit_command(self, command: str) -> SlurmJob:
-        """Writes the script, runs sbatch, names the script after the job. Raises ClusterError."""
+        """Writes the script, runs sbatch, and names the script after the job. Raises ClusterError."""
         folder = utils.JobPaths.get_first_id_independent_folder(self.folder)
         path = folder / f".submission_file_{uuid.uuid4().hex}.sh"
         write_private(path, self._make_submission_file_text(command, "").encode())
@@ -121,11 +121,11 @@ class BatchExecutor(SlurmExecutor):  # type: ignore[misc]
                 raise refusal(done.stderr, where=where)
             job_id = self._get_job_id_from_submission_command(done.stdout)
         except ClusterError as error:
-            accepted = accepted_job(path) if error.what.startswith(UNANSWERED) else None
+            accepted = accepted_job(path) if error.what.startswith(NO_ANSWER) else None
             if accepted is None:
                 path.unlink()
-                if FULL in error.what:  # sbatch itself would go on trying for ever
-                    raise refusal(f"{FULL} jobs", where=where) from error
+                if QUEUE_FULL in error.what:  # sbatch itself would retry forever
+                    raise refusal(f"{QUEUE_FULL} jobs", where=where) from error
                 raise
             job_id = accepted
         job = SlurmJob(folder=self.folder, job_id=job_id, tasks=[0])

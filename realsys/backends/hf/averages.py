@@ -1,8 +1,8 @@
-"""Float32 averages beside weights of half precision that compute.
+"""Float32 moving averages of weights that compute in half precision.
 
-A copy that follows another one by small steps (``ParamReallocHook.eta`` below 1) would stand still in half
-precision: each step is rounded away. So what others see and write to (``held_weights``) are averages in
-float32; after each movement the weights that compute are made from them.
+A copy that follows another by small steps (``ParamReallocHook.eta`` below 1) would not move in half
+precision: each step is rounded away. So ``held_weights`` exposes float32 averages; after each weight
+movement the compute weights are rounded from them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Views = Mapping[str, Sequence[tuple[Box, Tensor]]]
 
 
 class Averages:
-    """Of all weights in ``views``, exact copies to begin with."""
+    """Float32 copies of all weights in ``views``, initially exact."""
 
     def __init__(self, views: Views) -> None:
         self.views: Views = {
@@ -27,12 +27,12 @@ class Averages:
         }
 
     def round_into(self, views: Views) -> None:
-        """Writes the averages to the weights that compute."""
+        """Writes the averages to the compute weights."""
         for name, parts in views.items():
             for (_, x), (_, average) in zip(parts, self.views[name], strict=True):
                 x.copy_(average)
 
     @property
     def memory(self) -> list[Tensor]:
-        """All of them."""
+        """All averages."""
         return [x for parts in self.views.values() for _, x in parts]

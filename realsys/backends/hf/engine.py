@@ -1,10 +1,10 @@
-"""What every engine over a Hugging Face module does: forward, evaluation, generation, saving.
+"""Base of engines over Hugging Face modules: forward, evaluation, generation, saving.
 
-Batches come packed and go through the module so, common beginnings of a group once
-(packed_attention.py); through one of an unknown family as a rectangle padded on the right, where causal
-attention never looks from a token to the padding behind it: no mask is needed. Either way the result
-doesn't depend on how a batch is cut. Training is fsdp.py's. Modules stay in evaluation mode throughout:
-dropout would make a policy differ from the one that sampled.
+Batches are packed and pass through the module packed, with a group's common prefix computed once
+(packed_attention.py). Modules of unsupported families get a rectangle padded on the right, where causal
+attention never attends to padding, so no mask is needed. Either way the result doesn't depend on how a
+batch is split. Training is in fsdp.py. Modules always stay in evaluation mode: dropout would make a policy
+differ from the one that sampled.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from realsys.api.options import LoRAOptions
 from realsys.backends.hf import lora
 from realsys.backends.hf.data_parallel import DataParallel
 from realsys.backends.hf.loading import save_streamed
-from realsys.backends.hf.offload import Parkable
-from realsys.backends.hf.sharding import boxes, local_shard, plain_copy, settle
-from realsys.backends.hf.slot_generation import generate_dealt
+from realsys.backends.hf.offload import Offloadable
+from realsys.backends.hf.sharding import boxes, free_gathered_weights, local_shard, plain_copy
+from realsys.backends.hf.slot_generation import generate_in_slot
 from realsys.backends.hf.weighted_means import WeightedMeans
 from realsys.backends.kernels.cpu_linear import multiply_by_onednn
 from realsys.backends.kernels.packed_attention import can_pack, predict_packed, run_packed
@@ -43,7 +43,7 @@ from realsys.data.sequence_sample import SequenceSample
 from realsys.generation.engine.cache_room import ROWS_OF_GPU, room_on_gpu
 from realsys.generation.engine.embedded_engine import GenerationResult, generate
 from realsys.generation.engine.sampling import row_seed
-from realsys.models.answer_ends import end_token_ids
+from realsys.models.end_tokens import end_token_ids
 from realsys.models.hf import untied
 from realsys.runtime.progress import tick
 from realsys.weights.layouts.boxes import Box
@@ -52,15 +52,15 @@ PROMPTS = "packed_prompts"
 PostHook = Callable[[Any, SequenceSample], Tensor]
 
 
-class HFEngine(Parkable, PipelinableEngine):
-    """An engine over ``model.module``, a causal LM or critic of transformers.
+class HFEngine(Offloadable, PipelinableEngine):
+    """Engine over ``model.module``, a causal LM or critic of transformers.
 
-    Its weights may be cut over the axes of ``model.topology`` and may have adapters.
+    Its weights may be sharded over the axes of ``model.topology`` and may have adapters.
 
     Attributes:
-        compute_dtype: of whole weights and of what is computed; training may hold wider ones.
-        adapter_names: with adapters, names in ``held_weights`` of all that training changes. After
-            one exchange of everything, a copy of the model is kept up to date with these alone.
+        compute_dtype: dtype of whole weights and of the computation; training may hold wider weights.
+        adapter_names: with adapters, names in ``held_weights`` of the weights that training changes.
+            After one full transfer, a copy of the model stays up to date with these alone.
     """
 
     def __init__(self, model: Model, adapters: LoRAOptions | None = None) -> None:
@@ -72,7 +72,7 @@ class HFEngine(Parkable, PipelinableEngine):
         self.rank = model.rank
         self.ranks = DataParallel.of(model)
         self.everyone = DataParallel(model.groups.copy, model.device)
-        self.slot = model.groups.slot  # who sees the same data; None: nobody else
+        self.slot = model.groups.slot  # processes that see the same data; None if alone
         self.adapters = adapters
         self.parameters = dict(self.module.named_parameters())
         self.compute_dtype = next(iter(self.parameters.values())).dtype
@@ -81,7 +81,7 @@ class HFEngine(Parkable, PipelinableEngine):
         self._packs = can_pack(self.module)
         self._predicts_tokens = self.module.get_output_embeddings() is not None
         self._plain_class = type(self.module)
-        self._copy: nn.Module | None = None  # plain, for generation
+        self._copy: nn.Module | None = None  # plain copy for generation
         self._old_in_copy: Literal["nothing", "what trains", "all"] = "all"
 
     @torch.no_grad()
@@ -94,7 +94,9 @@ class HFEngine(Parkable, PipelinableEngine):
         mb_spec: MicroBatchSpec | None = None,
     ) -> dict[str, float]:
         microbatches = self.microbatches(input_, mb_spec)
-        means = WeightedMeans(self.ranks, weights_of(microbatches, loss_weight_fn), "global")
+        means = WeightedMeans(
+            self.ranks, microbatch_weights(microbatches, loss_weight_fn), "global"
+        )
         for (_, mb), scale in zip(microbatches, means.scales, strict=True):
             means.add(loss_fn(self.run_module(mb), mb), scale)
         return means.result()
@@ -109,7 +111,7 @@ class HFEngine(Parkable, PipelinableEngine):
     ) -> Tensor:
         by_run: dict[Run, Tensor] = {}
         for runs, mb in self.microbatches(input_, mb_spec):
-            output = reduced(self.run_module(mb), mb, post_hook)
+            output = apply_post_hook(self.run_module(mb), mb, post_hook)
             rows = torch.split(output, list(mb.meta.rows_per_id(INPUT)))
             by_run.update(zip(runs, rows, strict=False))  # a repeat has no runs
         return torch.cat([by_run[run] for run in sorted(by_run)])
@@ -123,7 +125,7 @@ class HFEngine(Parkable, PipelinableEngine):
         mb_spec: MicroBatchSpec | None = None,
         seed: int = 0,
     ) -> SequenceSample:
-        """As in the base class. Each process of a slot makes a share of the answers."""
+        """As in the base class. Each process of a data-parallel slot generates a share of the answers."""
         return answer_prompts(
             self.whole_module(),
             input_,
@@ -131,12 +133,12 @@ class HFEngine(Parkable, PipelinableEngine):
             gconfig=gconfig,
             mb_spec=mb_spec,
             base_seed=self.base_seed ^ seed,
-            generate=partial(generate_dealt, group=self.slot) if self.slot else generate,
+            generate=partial(generate_in_slot, group=self.slot) if self.slot else generate,
         )
 
     def save_to_hf(self, *, tokenizer: Any, save_dir: str) -> None:
-        """As in the base class; with adapters, the merged model, and they beside it."""
-        self.must_be_here("save_to_hf")
+        """As in the base class; with adapters, writes the merged model and the adapters beside it."""
+        self.require_onloaded("save_to_hf")
         weights = untied(self.module, self.module.state_dict())
         also = self._adapter_writer(weights)
         cast = self._cast_to
@@ -149,16 +151,16 @@ class HFEngine(Parkable, PipelinableEngine):
             writes=self.rank == 0,
             also=also,
         )
-        self.everyone.max(0.0)  # nobody goes on before the directory is whole
+        self.everyone.max(0.0)  # all ranks wait until the directory is complete
 
     @property
     def _cast_to(self) -> torch.dtype | None:
-        """What whole weights are cast to; None: they are held as they compute."""
+        """Dtype to which whole weights are cast; None if they are held in the compute dtype."""
         held = next(iter(self.parameters.values())).dtype
         return None if self.adapters or held == self.compute_dtype else self.compute_dtype
 
     def _without_weights(self) -> nn.Module:
-        """A plain module of the type that computes: its config and its way of saving."""
+        """Returns a plain module of the compute dtype without weights, for its config and saving."""
         nowhere = torch.device("meta")
         return plain_copy(self._plain_class, self.module, nowhere, self.compute_dtype)
 
@@ -171,11 +173,11 @@ class HFEngine(Parkable, PipelinableEngine):
     # ---- weights ------------------------------------------------------------------------------
 
     def whole_module(self) -> nn.Module:
-        """A plain module with full weights, adapters merged; collective where they are sharded.
+        """Returns a plain module with full weights, adapters merged; collective if they are sharded.
 
-        The module itself where it is such a one, else a copy that is refreshed after each change.
+        The module itself if it is plain, else a copy that is refreshed after each change.
         """
-        self.must_be_here("generate")
+        self.require_onloaded("generate")
         if self._is_plain:
             return self.module
         if self._copy is None:
@@ -191,15 +193,15 @@ class HFEngine(Parkable, PipelinableEngine):
         return self._copy
 
     def trained(self) -> None:
-        """Told after an update: the copy for generation is behind."""
+        """Marks the generation copy as outdated; called after an update."""
         if self.adapters is None or self._old_in_copy == "all":
             self._old_in_copy = "all"
         else:
             self._old_in_copy = "what trains"
 
     def held_weights(self) -> Mapping[str, Sequence[tuple[Box, Tensor]]]:
-        self.must_be_here("held_weights")
-        settle(self.module)
+        self.require_onloaded("held_weights")
+        free_gathered_weights(self.module)
         held = {
             lora.exchange_name(name): [(boxes(x)[-1], local_shard(x))]
             for name, x in self.parameters.items()
@@ -207,34 +209,34 @@ class HFEngine(Parkable, PipelinableEngine):
         return {name: parts for name, parts in held.items() if parts[0][0].numel}
 
     def weights_changed(self) -> None:
-        settle(self.module)  # what it has gathered is of the old weights
+        free_gathered_weights(self.module)  # gathered weights are outdated
         self._old_in_copy = "all"
 
-    # ---- parked in CPU memory -----------------------------------------------------------------
+    # ---- offload to CPU memory ----------------------------------------------------------------
 
     def drop_copies(self) -> None:
         self._copy = None
         self._old_in_copy = "all"
-        settle(self.module)
+        free_gathered_weights(self.module)
 
     def own_memory(self) -> list[Tensor]:
-        """All tensors that this engine keeps between two calls."""
+        """Lists all tensors that this engine keeps between two calls."""
         return [local_shard(x) for x in (*self.parameters.values(), *self.module.buffers())]
 
-    # ---- what sharded engines change ----------------------------------------------------------
+    # ---- overridden by sharded engines --------------------------------------------------------
 
     def microbatches(
         self, input_: SequenceSample, mb_spec: MicroBatchSpec | None
     ) -> list[tuple[list[Run], SequenceSample]]:
-        """Micro-batches of ``input_`` on this engine's device, and which of its sequences they have.
+        """Splits ``input_`` into micro-batches on this engine's device, each with its runs of sequences.
 
-        One without runs is a repeat that only keeps ranks in step: its output counts nowhere.
+        A micro-batch without runs is a repeat that keeps ranks in step; its output is ignored.
         """
-        self.must_be_here("a pass")
+        self.require_onloaded("a pass")
         return input_.to(self.device).microbatches(mb_spec or MicroBatchSpec())
 
     def run_module(self, mb: SequenceSample) -> Tensor | Predictions:
-        """What a language model predicts, values ``[tokens]`` of a critic."""
+        """Returns a language model's predictions, or a critic's values ``[tokens]``."""
         tick()
         if self._packs and self._predicts_tokens:
             return predict_packed(self.module, mb.data[INPUT], mb.meta.seqlens[INPUT])
@@ -248,17 +250,19 @@ class HFEngine(Parkable, PipelinableEngine):
         return Predictions.of_logits(output) if self._predicts_tokens else output.squeeze(-1)
 
 
-def reduced(output: Tensor | Predictions, mb: SequenceSample, post_hook: PostHook | None) -> Tensor:
-    """What ``PipelinableEngine.forward`` gives of one micro-batch."""
+def apply_post_hook(
+    output: Tensor | Predictions, mb: SequenceSample, post_hook: PostHook | None
+) -> Tensor:
+    """Returns the output of one micro-batch as ``PipelinableEngine.forward`` specifies."""
     if post_hook is not None:
         return post_hook(output, mb)
     return output.logits() if isinstance(output, Predictions) else output
 
 
-def weights_of(
+def microbatch_weights(
     microbatches: Sequence[tuple[list[Run], SequenceSample]], loss_weight_fn: LossWeightFn
 ) -> list[float]:
-    """Weight of each micro-batch; a repeat weighs nothing."""
+    """Weight of each micro-batch; 0 for a repeat."""
     return [loss_weight_fn(mb) if runs else 0.0 for runs, mb in microbatches]
 
 
@@ -272,10 +276,10 @@ def answer_prompts(
     base_seed: int,
     generate: Callable[..., GenerationResult] = generate,
 ) -> SequenceSample:
-    """What ``PipelinableEngine.generate`` describes, with a plain module of whole weights.
+    """Generates as ``PipelinableEngine.generate`` specifies, with a plain module of whole weights.
 
     Args:
-        generate: answers rows of prompts as ``generation.engine.generate`` does.
+        generate: generates for rows of prompts as ``generation.engine.generate`` does.
     """
     device = next(module.parameters()).device
     prompts = [x.data[PROMPTS].to(device) for x in input_.select([PROMPTS]).unpack()]
@@ -297,9 +301,10 @@ def answer_prompts(
 
 
 def _cache_tokens(module: nn.Module, mb_spec: MicroBatchSpec | None, num_rows: int) -> int | None:
-    """Tokens to keep of the answers that are decoded together: not a matter of the trainer's micro-batch.
+    """Size of the key-value cache in tokens, independent of the trainer's micro-batch.
 
-    On a CPU, where a step of few rows costs little more than their share, it is by default.
+    On a CPU the default is that of the micro-batch, since decoding few rows there costs little more
+    per row.
     """
     if mb_spec is not None and mb_spec.max_cache_tokens is not None:
         return mb_spec.max_cache_tokens

@@ -1,8 +1,8 @@
-"""Weights of a cut module, from files and back, without the whole model anywhere.
+"""Loads and saves the weights of a sharded module without the whole model in memory.
 
-Loading: the module is cut while its weights have no memory (realsys/models/skeleton.py); then each process
-makes memory for its part and reads just that. Saving: weights are gathered one after the other, and each
-is written before the next one comes.
+Loading: the module is sharded while its weights have no memory (realsys/models/skeleton.py); then each
+process allocates its part and reads only that. Saving: weights are gathered one after the other, and each
+is written before the next is gathered.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from torch import Tensor, nn
 from realsys.api.model import Model, ModuleSource
 from realsys.backends.hf.lora import exchange_name
 from realsys.backends.hf.sharding import boxes, local_shard
-from realsys.models.hf import Streamed, can_stream, save_hf
+from realsys.models.hf import StreamedWeights, can_stream, save_hf
 from realsys.models.skeleton import make_memory
 from realsys.models.source import module_of
-from realsys.models.weight_writer import Kind
+from realsys.models.weight_writer import WeightSpec
 
 
 @dataclass(frozen=True)
-class Filling:
-    """What a skeleton is to be filled with, once it is cut.
+class WeightFiller:
+    """Fills a skeleton's weights after it was sharded.
 
     Attributes:
-        filled: False leaves the weights as they are: another copy fills them.
+        filled: False leaves the weights uninitialised: another copy fills them.
     """
 
     source: ModuleSource
@@ -37,7 +37,7 @@ class Filling:
 
     @torch.no_grad()
     def fill(self, module: nn.Module, device: torch.device | str) -> None:
-        """Makes memory on ``device`` for what this process has of each weight, and reads that.
+        """Allocates this process's part of each weight on ``device`` and reads it.
 
         Weights that have memory already (adapters) keep their values.
         """
@@ -54,15 +54,17 @@ class Filling:
                 self.source.read_into(shard, exchange_name(name), box.start, box.stop)
 
 
-def start_of(model: Model, dtype: str | None = None) -> tuple[nn.Module, Filling | None]:
-    """The module to cut, and how to fill it afterwards; None: it has its weights already.
+def module_to_shard(
+    model: Model, dtype: str | None = None
+) -> tuple[nn.Module, WeightFiller | None]:
+    """Returns the module to shard, and its later filling; None if it already has its weights.
 
     Args:
-        dtype: of the weights, if not the source's.
+        dtype: dtype of the weights, if not the source's.
     """
     source: Any = model.module
     if isinstance(source, ModuleSource) and (module := source.skeleton(dtype)) is not None:
-        return module, Filling(source, model.filled)
+        return module, WeightFiller(source, model.filled)
     if isinstance(source, ModuleSource) and dtype is not None:
         source.dtype = dtype
     module = module_of(model)
@@ -77,20 +79,20 @@ def save_streamed(
     tokenizer: Any,
     save_dir: str,
     *,
-    kinds: Mapping[str, Kind],
+    kinds: Mapping[str, WeightSpec],
     weights: Iterable[tuple[str, Tensor]],
     writes: bool,
     also: Callable[[Path], None] | None = None,
 ) -> None:
-    """Goes through ``weights``, which may be collective; the process that ``writes`` saves them.
+    """Iterates over ``weights``, which may be collective; the process that ``writes`` saves them.
 
-    A family whose weights transformers puts together before it saves them is gathered whole by the writer.
+    If transformers merges a family's weights before saving them, the writer gathers them all first.
     """
     if not writes:
         for _ in weights:
             pass
     elif can_stream(module, kinds):
-        streamed = Streamed(kinds, weights)
+        streamed = StreamedWeights(kinds, weights)
         save_hf(module, tokenizer, save_dir, also=also, weights=streamed)
     else:
         whole = {name: weight.to("cpu", kinds[name].dtype) for name, weight in weights}

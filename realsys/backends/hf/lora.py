@@ -1,8 +1,8 @@
-"""Low-rank adapters (arXiv:2106.09685) by peft, inside the Hugging Face module.
+"""Low-rank adapters (arXiv:2106.09685) inside the Hugging Face module, by peft.
 
 A linear layer gets two small matrices: it computes ``W x + scale · B (A x)``, and only A and B train
-(and a critic's head, which starts from nothing). W is never written to: what generation and export
-need, ``W + scale · B · A``, is made anew from it each time, so nothing adds up.
+(and a critic's head, which starts untrained). W is never written to: ``W + scale · B · A``, needed for
+generation and export, is computed from it each time, so rounding errors don't accumulate.
 
 Names: in the module, peft's (``….q_proj.base_layer.weight``, ``….q_proj.lora_A.default.weight``);
 outside, the plain Hugging Face name of the base weight and, of an adapter, the one in peft's files.
@@ -27,7 +27,7 @@ from realsys.api.options import LoRAOptions
 from realsys.api.plain import from_plain
 from realsys.backends.hf.sharding import full_weights
 from realsys.models.shape import Weight
-from realsys.models.weight_writer import Kind
+from realsys.models.weight_writer import WeightSpec
 from realsys.weights.layouts.boxes import Layout
 from realsys.weights.layouts.holdings import COLUMN_SPLIT, ROW_SPLIT, TRAINED_HEADS
 
@@ -37,7 +37,7 @@ _SIDES = ("lora_A", "lora_B")
 
 
 def lora_options(settings: Mapping[str, Any], *, where: str = "lora") -> LoRAOptions | None:
-    """The options in a backend's argument; None where the whole model trains (rank 0)."""
+    """Parses the options in a backend's argument; None if the whole model trains (rank 0)."""
     options = from_plain(LoRAOptions, dict(settings), where=where)
     return options if options.rank else None
 
@@ -45,16 +45,16 @@ def lora_options(settings: Mapping[str, Any], *, where: str = "lora") -> LoRAOpt
 def add_adapters(
     module: nn.Module, options: LoRAOptions, *, seed: int, where: str = "lora"
 ) -> None:
-    """Puts adapters into ``module``, in place, and freezes all that isn't trained.
+    """Adds adapters to ``module`` in place and freezes all weights that aren't trained.
 
-    They start equal on all ranks (B at 0, so the model computes what it did). Where the weights are of
-    half precision they and a critic's head are float32, as the steps of training are too small for that.
+    They start equal on all ranks (B at 0, so the model's output is unchanged). With half-precision
+    weights, adapters and a critic's head are float32, because updates are too small for half precision.
 
     Raises:
-        ConfigError: a target is no linear layer of the module.
+        ConfigError: a target is not a linear layer of the module.
     """
     layers = {n for n, m in module.named_modules() if isinstance(m, nn.Linear) and "." in n}
-    linear = {n.split(".")[-1] for n in layers}  # heads stand alone, without a dot
+    linear = {n.split(".")[-1] for n in layers}  # a head's name has no dot
     for target in options.target_modules:
         if target not in linear:
             raise ConfigError(
@@ -62,11 +62,11 @@ def add_adapters(
                 where=f"{where}.target_modules",
                 fix=did_you_mean(target, linear),
             )
-    import peft  # takes seconds, and only these runs need it
+    import peft  # slow import, needed only by these runs
 
     devices = {p.get_device() for p in module.parameters() if p.is_cuda}
     with torch.random.fork_rng(devices=devices), warnings.catch_warnings(), _on_cpu(module):
-        warnings.simplefilter("ignore")  # it warns of tied weights that we don't touch
+        warnings.simplefilter("ignore")  # it warns of tied weights, which stay unchanged
         torch.manual_seed(seed)
         peft.inject_adapter_in_model(_config(peft, options), module)
     for name, parameter in module.named_parameters():
@@ -85,9 +85,9 @@ def _in_the_weights_type(head: Any, args: tuple[Tensor]) -> tuple[Tensor]:
 
 @contextmanager
 def _on_cpu(module: nn.Module) -> Iterator[None]:
-    """Lets weights of a skeleton look as if they were on the CPU, without memory.
+    """Makes a skeleton's weights appear to be on the CPU, without memory.
 
-    peft puts an adapter where its layer's weight is; what it drew would be lost on ``meta``.
+    peft creates an adapter on its layer's device; its random values would be lost on ``meta``.
     """
     found = [
         (part, part.weight)
@@ -115,7 +115,7 @@ def _config(peft: Any, options: LoRAOptions) -> Any:
 
 
 def scale_of(options: LoRAOptions) -> float:
-    """What B · A is multiplied by."""
+    """Factor of B · A."""
     return options.alpha / options.rank
 
 
@@ -123,19 +123,19 @@ def scale_of(options: LoRAOptions) -> float:
 
 
 def is_adapter(name: str) -> bool:
-    """Whether a module's weight of this name is an adapter's."""
+    """True if a module's weight of this name belongs to an adapter."""
     return any(f".{side}.default." in name for side in _SIDES)
 
 
 def exchange_name(name: str) -> str:
-    """What a module's weight is called outside of the module."""
+    """Returns the name of a module's weight outside the module."""
     if is_adapter(name):
         return _PREFIX + name.replace(".default.", ".")
     return name.replace(".base_layer.", ".")
 
 
 def trained_names(names: Iterable[str]) -> frozenset[str]:
-    """Of a module with adapters: exchange names of all that training changes."""
+    """Returns the exchange names of all weights that training a module with adapters changes."""
     return frozenset(
         exchange_name(n) for n in names if is_adapter(n) or n.startswith(TRAINED_HEADS)
     )
@@ -151,13 +151,13 @@ def merged_weights(
     changed_only: bool = False,
     dtype: torch.dtype | None = None,
 ) -> Iterator[tuple[str, Tensor]]:
-    """Plain name and whole weight, adapters added, one at a time. Collective where they are sharded.
+    """Yields plain names and whole weights with adapters merged, one at a time. Collective if sharded.
 
     Args:
-        weights: of a module, by its own names. Without adapters (``options`` None) they come as they
-            are, and without shards in their own memory.
-        changed_only: only those that training the adapters changes.
-        dtype: without adapters, what to give them in; cast before they are gathered.
+        weights: of a module, by its own names. Without adapters (``options`` None) they are yielded as
+            they are; unsharded ones in their own memory.
+        changed_only: only weights that training the adapters changes.
+        dtype: without adapters, the dtype of the result; cast before gathering.
     """
     adapted = _adapted(weights) if options is not None else {}
     wanted: list[str] = []
@@ -178,9 +178,9 @@ def merged_weights(
         yield exchange_name(name), whole
 
 
-def kinds(weights: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> dict[str, Kind]:
-    """What ``merged_weights`` will give, in its order."""
-    plain = {exchange_name(n): Kind.of(x) for n, x in weights.items() if not is_adapter(n)}
+def kinds(weights: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> dict[str, WeightSpec]:
+    """Specs of the weights that ``merged_weights`` yields, in its order."""
+    plain = {exchange_name(n): WeightSpec.of(x) for n, x in weights.items() if not is_adapter(n)}
     if dtype is None:
         return plain
     return {
@@ -189,7 +189,7 @@ def kinds(weights: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> di
 
 
 def _adapted(weights: Iterable[str]) -> dict[str, list[str]]:
-    """Weights that have adapters, and the names of these: A, B."""
+    """Maps weights that have adapters to the names of these: A, B."""
     ending = ".base_layer.weight"
     return {
         name: [name.replace("base_layer", f"{side}.default") for side in _SIDES]
@@ -199,7 +199,7 @@ def _adapted(weights: Iterable[str]) -> dict[str, list[str]]:
 
 
 def adapter_tensors(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What peft's file holds, on the CPU: adapters and a critic's head. Collective where sharded."""
+    """Tensors of peft's file, on the CPU: adapters and a critic's head. Collective if sharded."""
     own = [(n, x) for n, x in weights.items() if is_adapter(n) or n.startswith(TRAINED_HEADS)]
     return {
         exchange_name(n) if is_adapter(n) else _PREFIX + n: x.cpu().contiguous()
@@ -208,7 +208,7 @@ def adapter_tensors(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def save_adapter(folder: Path, tensors: Mapping[str, Tensor], options: LoRAOptions) -> None:
-    """Writes ``folder`` as peft reads it; the base model is the one that the reader loads."""
+    """Writes ``folder`` in peft's format; the reader loads the base model itself."""
     import peft
 
     config = _config(peft, options)
@@ -227,7 +227,7 @@ def save_adapter(folder: Path, tensors: Mapping[str, Tensor], options: LoRAOptio
 def adapter_weights(
     weights: Sequence[Weight], options: LoRAOptions | None
 ) -> dict[str, tuple[Weight, Weight]]:
-    """Name of a base weight → its A ``[rank, in]`` and B ``[out, rank]``, by exchange names."""
+    """Maps each adapted base weight to its A ``[rank, in]`` and B ``[out, rank]``, by exchange names."""
     found = {}
     for weight in weights if options else ():
         layer = weight.name.removesuffix(".weight")
@@ -243,16 +243,16 @@ def adapter_weights(
 def with_adapters(
     weights: Sequence[Weight], options: LoRAOptions | None, topo: ProcessTopology, layout: Any
 ) -> Layout:
-    """``layout(weights, topo)``, and the same of the adapters.
+    """Returns ``layout(weights, topo)`` extended by the adapters' layout.
 
-    An adapter is cut like the weight beside it on the side where that one is cut, else it is whole;
-    so it is laid out under that weight's name, and then gets its own.
+    An adapter is split on the side on which its base weight is split and is otherwise whole, so it is laid
+    out under that weight's name and then renamed.
     """
     weights = tuple(  # a module in memory may have its adapters already
         Weight(exchange_name(w.name), w.shape) for w in weights if not is_adapter(w.name)
     )
     by_base = adapter_weights(weights, options)
-    renamed: dict[str, Weight] = {}  # name to lay it out under → the adapter
+    renamed: dict[str, Weight] = {}  # name under which it is laid out → the adapter
     for base, (a, b) in by_base.items():
         layer = base.split(".")[-2]
         renamed[base if layer in COLUMN_SPLIT else a.name] = a

@@ -8,14 +8,14 @@ from realsys.api.options import OptimizerOptions
 
 
 def learning_rate(options: OptimizerOptions, *, step: int, total_steps: int) -> float:
-    """Learning rate of the global step ``step``, counted from 0; all its minibatches share it.
+    """Computes the learning rate of the global step ``step``, counted from 0, for all its minibatches.
 
     Warm-up rises in equal parts and reaches the peak at its last step, so that no step is lost to
     a rate of 0. The shape then falls from the peak, at the first step after the warm-up, towards
     ``min_lr_ratio`` times the peak, which it reaches at ``total_steps`` and keeps from there on.
 
     Args:
-        total_steps: of the run; 0 or less stands for an unknown length: no decay.
+        total_steps: length of the run; 0 or less means unknown: no decay.
     """
     warmup_steps = int(options.warmup_steps_proportion * max(total_steps, 0))
     if step < warmup_steps:

@@ -1,7 +1,7 @@
-"""Weights in shards: cut, gathered, copied out and put back. Mechanics only; fsdp.py decides.
+"""Shards weights, gathers them and copies them; the mechanics under fsdp.py.
 
-A weight is cut along the tensor axis first (tensor_parallel.py), then along dimension 0 over the data
-axis. Without shards every function here does the plain thing, so callers need not ask.
+A weight is split along the tensor axis first (tensor_parallel.py), then along dimension 0 over the data
+axis. Every function also accepts unsharded weights, so callers need not distinguish.
 """
 
 from __future__ import annotations
@@ -26,23 +26,24 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 
 from realsys.api.model import Model
-from realsys.backends.hf.group_of_one import group_of_one
+from realsys.backends.hf.singleton_group import singleton_group
 from realsys.models.skeleton import make_memory, skeleton
 from realsys.weights.layouts.boxes import Box
 from realsys.weights.layouts.holdings import FSDP_WHOLE_BYTES
 
 DATA, TENSOR = "data", "tensor"
-_AT_ONCE = 1 << 24  # numbers that are gathered together: bounds memory, not results
+_AT_ONCE = 1 << 24  # elements gathered together: bounds memory, does not affect results
 
 
 def mesh_of(model: Model, *, lone_data: bool = False) -> DeviceMesh | None:
-    """The axes of ``model`` that have several processes; None for a single process.
+    """Returns the mesh of those axes of ``model`` that have several processes; None for a single
+    process.
 
-    ``lone_data``: with a data axis even where it has one process.
+    ``lone_data``: include the data axis even if it has one process.
     """
     data, tensor = model.groups.data, model.groups.tensor
     if data is None and lone_data:
-        data = group_of_one(model.device)
+        data = singleton_group(model.device)
     named = {name: group for name, group in ((DATA, data), (TENSOR, tensor)) if group is not None}
     kind = torch.device(model.device).type
     if not named:
@@ -63,21 +64,21 @@ def shard(
     cpu_offload: bool = False,
     compute_dtype: torch.dtype | None = None,
 ) -> bool:
-    """Shards each transformer layer by itself, then the rest, in place, over the data axis.
+    """Shards each transformer layer separately, then the rest, in place, over the data axis.
 
-    A small model is one piece: its layers' collectives would take longer than what they compute.
-    Gives whether it is.
+    A small model is sharded in one piece, since collectives per layer would take longer than computing.
+    Returns True in that case.
 
     Args:
-        cpu_offload: shards, gradients and moments live in CPU memory between the passes.
-        compute_dtype: weights are gathered in this type; gradients are reduced, and their sums kept,
-            in float32. None: all in the type of the shards.
+        cpu_offload: shards, gradients and moments stay in CPU memory between passes.
+        compute_dtype: dtype of gathered weights; gradients are reduced and summed in float32. None:
+            everything in the dtype of the shards.
     """
-    # True of its output, which we index and never write to.
+    # Valid because the output is only indexed, never written to.
     warnings.filterwarnings("ignore", message=r"FSDP2-wrapped module .* returned a view tensor")
     pin = mesh.device_type == "cuda"
     policy = CPUOffloadPolicy(pin_memory=pin) if cpu_offload else OffloadPolicy()
-    # No inputs are cast: tokens are integers, and all else is made of the gathered weights.
+    # No inputs are cast: tokens are integers, everything else is computed from the gathered weights.
     types = MixedPrecisionPolicy(
         param_dtype=compute_dtype,
         reduce_dtype=torch.float32 if compute_dtype else None,
@@ -93,29 +94,29 @@ def shard(
 
 
 def _num_bytes(module: nn.Module, dtype: torch.dtype | None) -> int:
-    """Of the whole weights, as they are gathered."""
+    """Size of the whole weights as gathered."""
     return sum(x.numel() * (dtype or x.dtype).itemsize for x in module.parameters())
 
 
-def settle(module: nn.Module) -> None:
-    """Frees the whole weights that a forward pass has left behind; only the shards are true."""
+def free_gathered_weights(module: nn.Module) -> None:
+    """Frees the gathered weights that a forward pass has left behind; only the shards are up to date."""
     for part in module.modules():
         if isinstance(part, FSDPModule):
             part.reshard()
 
 
 def plain_copy(cls: Any, module: Any, device: torch.device, dtype: torch.dtype) -> nn.Module:
-    """An unsharded module of the same shape; its weights are to be filled in."""
+    """Makes an unsharded module of the same shape with uninitialised weights."""
     plain: Any = skeleton(lambda: cls(copy.deepcopy(module.config)))
     for parameter in plain.parameters():  # not plain.to(dtype): rotary frequencies stay float32
         parameter.data = parameter.data.to(dtype)
     make_memory(plain, device)
     if (found := getattr(module, "_weight_conversions", None)) is not None:
         plain._weight_conversions = (
-            found  # what transformers did when it loaded, and undoes to save
+            found  # conversions that transformers made on loading and undoes on saving
         )
     if (own := getattr(module, "generation_config", None)) is not None:
-        plain.generation_config = copy.deepcopy(own)  # further ends of an answer
+        plain.generation_config = copy.deepcopy(own)  # further end tokens
     moved: nn.Module = plain.to(device)
     return moved.eval().requires_grad_(False)
 
@@ -124,23 +125,23 @@ def plain_copy(cls: Any, module: Any, device: torch.device, dtype: torch.dtype) 
 
 
 def cuts(x: Tensor) -> list[tuple[DeviceMesh, int]]:
-    """How ``x`` was cut, first cut first: (axis, dimension)."""
+    """Lists how ``x`` was split, first split first: (axis, dimension)."""
     if not isinstance(x, DTensor):
         return []
     mesh = x.device_mesh
     axes = zip(mesh.mesh_dim_names or (), x.placements, strict=True)
-    # A strided placement is FSDP's word for "cut after the tensor axis".
+    # FSDP marks "split after the tensor axis" by a strided placement.
     found = [(mesh[name], placement.dim) for name, placement in axes if hasattr(placement, "dim")]
     return found[::-1]
 
 
 def is_cut_over_tensor_axis(x: Tensor) -> bool:
-    """Whether the tensor ranks of a slot hold different parts of ``x``."""
+    """True if the tensor ranks hold different parts of ``x``."""
     return any(mesh.mesh_dim_names == (TENSOR,) for mesh, _ in cuts(x))
 
 
 def boxes(x: Tensor) -> list[Box]:
-    """The whole of ``x`` and what is left to this process after each cut; the last is its shard."""
+    """Boxes of ``x``: the whole, and this process's part after each split; the last is its shard."""
     found = [Box.whole(tuple(x.shape))]
     for mesh, dim in cuts(x):
         found.append(_part(found[-1], dim, mesh.get_local_rank(), mesh.size()))
@@ -148,10 +149,10 @@ def boxes(x: Tensor) -> list[Box]:
 
 
 def _part(box: Box, dim: int, rank: int, size: int) -> Box:
-    """What a cut in ``dim`` leaves to ``rank`` of ``size`` ranks."""
+    """Returns the part of ``box`` that a split in ``dim`` assigns to ``rank`` of ``size`` ranks."""
     start, stop = list(box.start), list(box.stop)
     length = stop[dim] - start[dim]
-    each = math.ceil(length / size)  # torch.chunk's rule: last ones shorter or empty
+    each = math.ceil(length / size)  # torch.chunk's rule: the last parts are shorter or empty
     first = min(rank * each, length)
     stop[dim] = start[dim] + min(first + each, length)
     start[dim] += first
@@ -159,7 +160,7 @@ def _part(box: Box, dim: int, rank: int, size: int) -> Box:
 
 
 def full_weight(x: Tensor) -> Tensor:
-    """All of ``x``, without gradient. Collective if it is sharded; else ``x``'s own memory."""
+    """Returns all of ``x``, without gradient. Collective if sharded; else ``x``'s own memory."""
     ((_, whole),) = full_weights([("", x)])
     return whole
 
@@ -167,14 +168,14 @@ def full_weight(x: Tensor) -> Tensor:
 def full_weights(
     named: Iterable[tuple[str, Tensor]], dtype: torch.dtype | None = None
 ) -> Iterator[tuple[str, Tensor]]:
-    """``full_weight`` of each, in order, with as few collectives as memory allows.
+    """Gathers ``full_weight`` of each, in order, with as few collectives as memory allows.
 
-    A collective for a small weight is nearly all waiting, and a model has hundreds of them.
+    A collective for a small weight is nearly all latency, and a model has hundreds of them.
 
     Args:
-        dtype: to give them in, cast before they are gathered. None: as they are.
+        dtype: dtype of the result, cast before gathering. None: unchanged.
     """
-    alike: list[tuple[str, Tensor]] = []  # cut alike, and not yet gathered
+    alike: list[tuple[str, Tensor]] = []  # split alike, and not yet gathered
     kind, numbers = None, 0
     for name, x in named:
         own = (x.dtype, x.device, [mesh for mesh, _ in cuts(x)])
@@ -190,7 +191,7 @@ def full_weights(
 def _gathered(
     alike: Sequence[tuple[str, Tensor]], dtype: torch.dtype | None
 ) -> Iterator[tuple[str, Tensor]]:
-    """The cuts undone, last one first."""
+    """Gathers weights that were split alike, undoing the last split first."""
     parts = [local_shard(x) for _, x in alike]
     if dtype is not None:
         parts = [x.to(dtype) if x.is_floating_point() else x for x in parts]
@@ -204,14 +205,14 @@ def _gathered(
 def _joined(
     parts: Sequence[Tensor], wholes: Sequence[tuple[Box, int]], mesh: DeviceMesh
 ) -> list[Tensor]:
-    """Each of ``parts`` with those of the other ranks of ``mesh``, in one collective.
+    """Concatenates each of ``parts`` with those of the other ranks of ``mesh``, in one collective.
 
     Args:
-        wholes: what each becomes, and the dimension in which it was cut.
+        wholes: box of each result, and the dimension of its split.
     """
     size = mesh.size()
     shapes = [[_part(box, dim, rank, size).shape for box, dim in wholes] for rank in range(size)]
-    longest = sum(map(math.prod, shapes[0]))  # the first rank never has less than another
+    longest = sum(map(math.prod, shapes[0]))  # the first rank's part is the largest
     flat = torch.cat([x.reshape(-1) for x in parts]).to(mesh.device_type)
     padded = torch.cat([flat, flat.new_zeros(longest - len(flat))])
     found = list(padded.new_empty(size, longest))
@@ -226,13 +227,13 @@ def _joined(
 
 
 def local_shard(x: Tensor) -> Tensor:
-    """This rank's part of ``x``, without gradient; writing to it writes to ``x``."""
+    """Returns this rank's part of ``x``, without gradient; writing to it writes to ``x``."""
     x = x.detach()
     return x.to_local() if isinstance(x, DTensor) else x
 
 
 def local_gradient(parameter: Tensor) -> Tensor | None:
-    """The gradient of ``local_shard(parameter)``; writing to it writes to the gradient."""
+    """Returns the gradient of ``local_shard(parameter)``; writing to it writes to the gradient."""
     gradient = parameter.grad
     if gradient is None:
         return None
@@ -243,5 +244,5 @@ def local_gradient(parameter: Tensor) -> Tensor | None:
 
 
 def cpu_copy(x: Tensor) -> Tensor:
-    """This rank's part of ``x`` in memory of its own."""
+    """Copies this rank's part of ``x`` to new CPU memory."""
     return local_shard(x).to("cpu", copy=True)

@@ -1,4 +1,6 @@
-"""Answers to prompts that all processes of a slot have: each makes a share, all get all of them."""
+"""Generation shared by all processes of a data-parallel slot: each generates a share, all get all
+answers.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from realsys.api.model import GenerationHyperparameters
 from realsys.generation.engine.embedded_engine import GenerationResult, generate
 
 
-def generate_dealt(
+def generate_in_slot(
     module: nn.Module,
     prompts: Sequence[Tensor],
     gconfig: GenerationHyperparameters,
@@ -22,9 +24,9 @@ def generate_dealt(
     row_seeds: Tensor,
     **settings: Any,
 ) -> GenerationResult:
-    """As ``generation.engine.generate``, by all processes of ``group`` together (collective).
+    """Generates as ``generation.engine.generate``, by all processes of ``group`` together (collective).
 
-    Rows are dealt in runs, so that answers to one prompt mostly stay together and share its reading.
+    Rows are assigned in runs, so that answers to one prompt mostly stay together and share its prefill.
     """
     size, rank = dist.get_world_size(group), dist.get_rank(group)
     bounds = [len(prompts) * i // size for i in range(size + 1)]
@@ -48,7 +50,7 @@ def _joined(parts: Sequence[Tensor], dtype: torch.dtype, device: torch.device) -
 
 
 def _gather(x: Tensor, group: Any) -> list[Tensor]:
-    """The one-dimensional tensors of all processes, of lengths that may differ."""
+    """Gathers one-dimensional tensors of possibly different lengths from all processes."""
     own = torch.tensor([len(x)], device=x.device)
     sizes = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
     dist.all_gather(sizes, own, group=group)

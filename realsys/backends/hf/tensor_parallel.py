@@ -1,9 +1,9 @@
-"""The tensor axis over Hugging Face modules: which linear layers are cut, and how.
+"""Splits linear layers of Hugging Face modules over the tensor axis.
 
-Megatron's scheme (arXiv:1909.08053) with torch's ``parallelize_module``: what feeds the heads and the
-MLP's inner units is cut by rows, what comes out of them by columns, so that a layer needs two sums
-over the ranks forward and two backward. Embeddings and norms are whole on every rank. Attention of
-transformers counts its heads from the sizes it gets, so it computes the local heads as it stands.
+Megatron's scheme (arXiv:1909.08053) with torch's ``parallelize_module``: the projections into heads and
+MLP units are split by rows, those out of them by columns, so that a layer needs two sums over the ranks
+forward and two backward. Embeddings and norms are whole on every rank. The attention of
+transformers derives the number of heads from its input sizes, so it computes the local heads unchanged.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _PER_HEAD = ("q_norm.weight", "k_norm.weight")
 
 
 def parallelize(module: nn.Module, mesh: DeviceMesh) -> None:
-    """Cuts the linear layers of ``module`` over the ranks of ``mesh``, in place.
+    """Splits the linear layers of ``module`` over the ranks of ``mesh``, in place.
 
-    The weights must be equal on all ranks beforehand: each takes its part, nothing is sent. Which of
-    them train stays as it is. A head tied to the embedding stays whole with it.
+    The weights must be equal on all ranks beforehand: each keeps its part, nothing is sent. Which of
+    them are trained does not change. A head tied to the embedding stays whole.
     """
     head, tied = getattr(module, "lm_head", None), module.get_input_embeddings().weight  # type: ignore[operator]
     linear = [name for name, part in module.named_modules() if isinstance(part, nn.Linear)]
@@ -37,11 +37,13 @@ def parallelize(module: nn.Module, mesh: DeviceMesh) -> None:
     frozen = {name for name, p in module.named_parameters() if not p.requires_grad}
     parallelize_module(module, mesh, plan, src_data_rank=None)
     for name, parameter in module.named_parameters():
-        parameter.requires_grad_(name not in frozen)  # a cut parameter is a new one
+        parameter.requires_grad_(name not in frozen)  # a split parameter is a new object
 
 
 def _style(name: str) -> ParallelStyle | None:
-    """How the linear layer called ``name`` is cut; of an adapter, the side that the layer's cut is on."""
+    """Returns how the linear layer ``name`` is split; for an adapter, only the side of the layer's
+    split.
+    """
     parts = name.split(".")
     if parts[-2:-1] in (["lora_A"], ["lora_B"]):
         layer, side = parts[-3], parts[-2]
@@ -55,5 +57,5 @@ def _style(name: str) -> ParallelStyle | None:
 
 
 def has_local_gradient(name: str) -> bool:
-    """Whether a rank's gradient of this whole weight comes from its own heads only: to be summed."""
+    """True if a rank's gradient of this whole weight covers only its own heads and must be summed."""
     return name.endswith(_PER_HEAD)

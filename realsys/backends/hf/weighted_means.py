@@ -1,9 +1,9 @@
-"""Means of a batch from the means of its micro-batches, on all data-parallel ranks.
+"""Means over a batch from the means of its micro-batches, on all data-parallel ranks.
 
-A mean of means is wrong where micro-batches differ in length: 10 tokens with loss 1 and 6 with
-loss 2 make 1.375, not 1.5. So each micro-batch's mean counts by its weight, over the weight of all
-ranks (``global``) or of its own (``dp``). The same scale multiplies the loss before the backward
-pass: then the mean over ranks, which FSDP takes of the gradients, is the gradient of the result.
+A mean of means is wrong if micro-batches differ in length: 10 tokens with loss 1 and 6 with loss 2
+have the mean 1.375, not 1.5. So each micro-batch's mean is scaled by its weight, over the weight of all
+ranks (``global``) or of its own (``dp``). The loss is multiplied by the same scale before the backward
+pass, so that the mean of the gradients over ranks, which FSDP computes, is the gradient of the result.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from realsys.backends.hf.data_parallel import DataParallel
 
 
 class WeightedMeans:
-    """Collects loss and statistics of micro-batches. All ranks make and finish theirs together.
+    """Collects loss and statistics of micro-batches. Collective at construction and at ``result``.
 
     Attributes:
-        scales: per micro-batch; results are the mean over ranks of the sum of scale · mean.
+        scales: one per micro-batch; results are the mean over ranks of the sum of scale · mean.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class WeightedMeans:
         total = float(ranks.sum(torch.tensor(own, dtype=torch.float64)))
         if not total > 0:
             raise DataError(
-                f"the weight of the whole batch is {total}: nothing in it has a loss",
+                f"the weight of the whole batch is {total}: no token in it has a loss",
                 where="loss_weight_fn of train_batch or eval_batch",
                 fix="pass a batch in which at least one token counts",
             )
@@ -47,9 +47,9 @@ class WeightedMeans:
         self._sums: dict[str, torch.Tensor] = {}
 
     def add(self, loss_and_stats: Any, scale: float) -> torch.Tensor:
-        """Counts what a ``LossFn`` returned; gives the loss times ``scale``.
+        """Adds what a ``LossFn`` returned; returns the loss times ``scale``.
 
-        With scale 0 only the names count: means over nothing are often nan.
+        With scale 0 only the names are recorded: means over nothing are often nan.
         """
         loss, stats = loss_and_stats if isinstance(loss_and_stats, tuple) else (loss_and_stats, {})
         for name, value in {"loss": loss, **stats}.items():
@@ -59,7 +59,7 @@ class WeightedMeans:
         return scaled
 
     def result(self) -> dict[str, float]:
-        """Means by name, equal on all ranks."""
+        """Returns means by name, equal on all ranks."""
         names = sorted(self._sums)
         sums = self._ranks.sum(torch.stack([self._sums[name] for name in names]))
         return dict(zip(names, (sums / self._ranks.size).tolist(), strict=True))

@@ -1,8 +1,7 @@
-"""Linear layers of a module on a CPU, multiplied by oneDNN.
+"""Runs a module's linear layers with oneDNN on a CPU.
 
-torch multiplies float32 matrices with MKL, which on AMD's cores leaves an eighth to a quarter of the speed
-that oneDNN reaches unused, where there are many rows (benchmarks/bench_cpu_linear.py). What sums over the
-rows, the weight's gradient, is as quick with MKL.
+torch multiplies float32 matrices with MKL, which on AMD cores is an eighth to a quarter slower than oneDNN
+for many rows (benchmarks/bench_cpu_linear.py). The weight's gradient, a sum over rows, is as fast with MKL.
 
 Shape suffixes: N rows, K inputs, M outputs.
 """
@@ -20,13 +19,13 @@ from torch.distributed.tensor import DTensor
 
 from realsys.generation.decoding.linear import onednn
 
-_MIN_ROWS = 256  # fewer gain nothing
+_MIN_ROWS = 256  # fewer rows gain nothing
 
 
 def multiply_by_onednn(module: nn.Module) -> None:
-    """Has the linear layers of ``module`` multiply so, where weights and machine allow it.
+    """Makes the linear layers of ``module`` use oneDNN if weights and machine support it.
 
-    Their types and weights stay what they are; LoRA's wrappers, for one, go on wrapping them.
+    Their classes and weights do not change, so wrappers such as LoRA's keep working.
     """
     if onednn() is None:
         return
@@ -66,13 +65,13 @@ class _Product(torch.autograd.Function):
 
 
 def onednn_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """As ``F.linear`` of float32 matrices; a transposed weight is read as it is, and is not slower."""
+    """Computes ``F.linear`` of float32 matrices; a transposed weight is read as it is, at no cost."""
     y: Tensor = onednn()._linear_pointwise(x.contiguous(), weight, bias, "none", [], "")
     return y
 
 
 def _over_rows(a_NM: Tensor, b_NK: Tensor) -> Tensor:
-    """``a_NM.T @ b_NK``. MKL is quicker with the narrower one on the left."""
+    """Computes ``a_NM.T @ b_NK``. MKL is faster with the narrower matrix on the left."""
     if a_NM.shape[1] <= b_NK.shape[1]:
         return a_NM.t() @ b_NK
     return (b_NK.t() @ a_NM).t()

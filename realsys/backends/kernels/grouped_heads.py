@@ -1,4 +1,6 @@
-"""Heads that share keys, for torch's attention: by its own means where a fused kernel has them."""
+"""Keys and values for grouped-query attention in torch: native if a fused kernel supports it, else
+repeated.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +9,11 @@ from torch import Tensor
 
 
 def keys_for(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, bool]:
-    """(key, value, ``enable_gqa``) for ``scaled_dot_product_attention``; all are ``[B, H, T, D]``.
+    """Returns (key, value, ``enable_gqa``) for ``scaled_dot_product_attention``; all are ``[B, H,
+    T, D]``.
 
-    On a GPU float32 has one fused kernel, which knows no shared heads: asked for them torch would make all
-    scores, ``[B, H, T, T]``. There keys and values are repeated instead.
+    On a GPU, float32 has one fused kernel, which does not support grouped heads: torch would fall back to
+    materialising all scores, ``[B, H, T, T]``. There keys and values are repeated instead.
     """
     heads, groups = query.shape[1], key.shape[1]
     if heads == groups:

@@ -1,10 +1,9 @@
-"""Packed sequences through a module of transformers: nothing is computed on padding, and nothing twice.
+"""Runs packed sequences through a module of transformers without padding and with shared prefixes once.
 
-Answers to one question begin with the same tokens. What a causal model says of those is the same in each,
-so they are in the row that the module gets once; all its layers but attention look at tokens one by one.
-Attention looks at sequences, put together in rectangles (packed_pieces.py) where it never looks from a
-token to the padding behind it. transformers lets a model's attention be replaced by name
-(``AttentionInterface``); one without a mask of its own gets none.
+Answers to one question share a prefix, for which a causal model computes the same in each, so the prefix
+is in the module's input row once; all layers but attention are token-wise. Attention works on sequences
+batched in rectangles (packed_pieces.py), where no token attends to the padding after it. transformers lets
+a model's attention be replaced by name (``AttentionInterface``), and passes no mask to it.
 
 Shape suffixes: N packed tokens, U those that are computed, B sequences, T the longest of them, H heads,
 D head size.
@@ -27,13 +26,13 @@ from realsys.backends.kernels.packed_pieces import Pieces, Rectangle
 from realsys.data.ragged import rows_at
 
 NAME = "realsys_packed"
-# Families whose models hand what they do not know down to their attention, and have no other use of a
-# token's neighbours.
+# Families whose models pass unknown arguments down to attention, and use a token's neighbours nowhere
+# else.
 _FAMILIES = ("llama", "qwen2", "qwen3")
 
 
 def can_pack(module: nn.Module) -> bool:
-    """Whether this model can be given packed rows: a known family, every layer of which sees all tokens."""
+    """True if the model supports packed rows: a known family in which every layer attends to all tokens."""
     config: Any = getattr(module, "config", None)
     kinds = getattr(config, "layer_types", None) or ()
     return getattr(config, "model_type", "") in _FAMILIES and all(
@@ -44,10 +43,11 @@ def can_pack(module: nn.Module) -> bool:
 def run_packed(
     module: Any, tokens_N: Tensor, groups: Sequence[Sequence[int]], *, to_the_end: bool = True
 ) -> Tensor:
-    """The module's logits ``[N, …]`` for sequences of these lengths, in groups that may begin alike.
+    """Computes the module's logits ``[N, …]`` for sequences of these lengths, in groups that may
+    share a prefix.
 
     Args:
-        to_the_end: else what follows a sequence's last token is not asked for: its row may be another's.
+        to_the_end: False if the outputs at last tokens are not needed; their rows are then unspecified.
     """
     pieces = Pieces.of(tokens_N, groups, to_the_end=to_the_end)
     logits: Tensor = _computed(module, tokens_N, pieces).logits[0]
@@ -55,7 +55,7 @@ def run_packed(
 
 
 def predict_packed(module: Any, tokens_N: Tensor, groups: Sequence[Sequence[int]]) -> Predictions:
-    """What a language model says after each token but the last one of a sequence; as ``run_packed``."""
+    """Computes a language model's predictions at all tokens but each sequence's last; as ``run_packed``."""
     pieces = Pieces.of(tokens_N, groups, to_the_end=False)
     with _without_head(module):
         states_UH = _computed(module, tokens_N, pieces)[0]
@@ -64,7 +64,7 @@ def predict_packed(module: Any, tokens_N: Tensor, groups: Sequence[Sequence[int]
 
 
 def _computed(module: Any, tokens_N: Tensor, pieces: Pieces) -> Any:
-    with attending(module.config):
+    with packed_attention(module.config):
         return module(
             input_ids=(tokens_N if pieces.kept is None else tokens_N[pieces.kept])[None],
             position_ids=pieces.positions,
@@ -75,21 +75,21 @@ def _computed(module: Any, tokens_N: Tensor, pieces: Pieces) -> Any:
 
 @contextmanager
 def _without_head(module: Any) -> Iterator[None]:
-    """A call of the language model ends with its last layer's states ``[1, U, H]`` meanwhile.
+    """Within the context, the language model returns its last layer's states ``[1, U, H]``.
 
-    What hangs on calls of the module itself stays, as its shards do: there they gather the head's weight,
-    which is whole until the backward pass is over.
+    Hooks on the module's call still run, such as FSDP's, which gather the head's weight until the
+    end of the backward pass.
     """
     module.forward = lambda **inputs: module.model(**inputs).last_hidden_state
     try:
         yield
     finally:
-        del module.forward  # the instance's own, which hid its class's
+        del module.forward  # removes the instance attribute that shadowed the class's method
 
 
 @contextmanager
-def attending(config: Any, how: str = NAME) -> Iterator[None]:
-    """The model's attention is ``attend`` meanwhile; it generates and is saved with its own."""
+def packed_attention(config: Any, how: str = NAME) -> Iterator[None]:
+    """Within the context, the model uses ``attend``; otherwise it generates and is saved with its own."""
     former = config._attn_implementation
     config._attn_implementation = how
     try:
@@ -110,7 +110,7 @@ def attend(
     dropout: float = 0.0,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Causal attention within each sequence: ``[1, U, H, D]`` from ``[1, H, U, D]``."""
+    """Computes causal attention within each sequence: ``[1, U, H, D]`` from ``[1, H, U, D]``."""
     q_UHD, k_UHD, v_UHD = (x[0].transpose(0, 1) for x in (query, key, value))
 
     def within(rectangle: Rectangle) -> Tensor:

@@ -1,7 +1,7 @@
 """Tensor, pipeline and data parallel engines over Megatron-Core.
 
-Its modules are imported here first because several of them warn, at import, of extensions that this
-package does without (Transformer Engine, Apex); nothing else about warnings is changed.
+Megatron's modules are imported here first, because several of them warn at import of missing extensions
+(Transformer Engine, Apex) that this package does not need; other warnings are not affected.
 """
 
 import warnings

@@ -1,9 +1,9 @@
-"""Lets Megatron-Core compute on the CPU: CPU tensors, gloo groups.
+"""Makes Megatron-Core work on the CPU: CPU tensors, gloo groups.
 
-Megatron-Core asks ``torch.cuda`` for its device and makes tensors with ``device="cuda"``. In a process
-that computes on the CPU its modules get a stand-in under the name ``torch`` that answers "cpu" to both.
-Only Megatron's modules see it: torch itself, and everybody else who uses it in this process, stays as it
-is. A process computes on one device: the model's says which, not what the machine has.
+Megatron-Core uses ``torch.cuda``'s device and makes tensors with ``device="cuda"``. In a process that
+computes on the CPU, its modules get a proxy under the name ``torch`` that replaces both by "cpu". Only
+Megatron's modules see it; torch itself and its other users in this process are not changed. A process
+computes on one device, the model's, whatever the machine has.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ _SEED = 1
 
 
 def prepare_process(device: str) -> None:
-    """Makes Megatron-Core usable in this process. Does nothing on a GPU but once, nor a second time."""
+    """Makes Megatron-Core usable in this process, once; on a GPU hardly anything is needed."""
     if device.startswith("cuda"):
         _add_random_state()
         return
-    stand_in = _stand_in()
+    stand_in = _torch_proxy()
     for name, module in list(sys.modules.items()):
         if name.startswith(_PREFIX) and getattr(module, "torch", None) is torch:
             module.torch = stand_in  # type: ignore[attr-defined]
     from megatron.core.tensor_parallel import random
 
-    # Recomputation keeps the state of the GPU's generator. There is none.
+    # Recomputation saves the GPU generator's state, which does not exist here.
     random._get_cuda_rng_state = _nothing
     random._set_cuda_rng_state = _nothing
 
 
 def prepare_parameters(module: nn.Module) -> None:
-    """Must be called before Megatron makes an optimizer of ``module``'s parameters.
+    """Prepares ``module``'s parameters; must be called before Megatron makes their optimizer.
 
-    Its optimizers tell precisions apart by the type's name, ``torch.cuda.FloatTensor``. On the CPU
-    each parameter answers as if it were on a GPU; nothing else of it changes.
+    Its optimizers distinguish precisions by the type name, ``torch.cuda.FloatTensor``. On the CPU each
+    parameter reports the GPU type name; nothing else of it changes.
     """
     for parameter in module.parameters():
         if parameter.is_cuda:
@@ -52,8 +52,10 @@ def prepare_parameters(module: nn.Module) -> None:
 
 
 def _add_random_state() -> None:
-    """The state of the GPU's generator that Megatron enters where activations are cut over the tensor axis
-    (``sequence_parallel``). Nothing draws from it: there is no dropout."""
+    """Adds the GPU generator state that Megatron enters if activations are split over the tensor axis.
+
+    For ``sequence_parallel``. Nothing draws from it: there is no dropout.
+    """
     from megatron.core.tensor_parallel import random
 
     tracker, name = random.get_cuda_rng_tracker(), random._MODEL_PARALLEL_RNG_TRACKER_NAME
@@ -61,8 +63,8 @@ def _add_random_state() -> None:
         tracker.add(name, _SEED)
 
 
-class _StandIn(types.ModuleType):
-    """A module that has what ``original`` has, and its own attributes instead where it has them."""
+class _TorchProxy(types.ModuleType):
+    """Proxy of a module that overrides some attributes of ``original``."""
 
     def __init__(self, original: types.ModuleType, **own: Any) -> None:
         super().__init__(original.__name__)
@@ -74,15 +76,15 @@ class _StandIn(types.ModuleType):
 
 
 @functools.cache
-def _stand_in() -> _StandIn:
-    cuda = _StandIn(
+def _torch_proxy() -> _TorchProxy:
+    cuda = _TorchProxy(
         torch.cuda,
         current_device=functools.partial(torch.device, "cpu"),
         synchronize=_nothing,
         empty_cache=_nothing,
     )
     factories = {name: _on_cpu(getattr(torch, name)) for name in _FACTORIES}
-    return _StandIn(torch, cuda=cuda, **factories)
+    return _TorchProxy(torch, cuda=cuda, **factories)
 
 
 def _on_cpu(factory: Callable[..., Any]) -> Callable[..., Any]:
@@ -96,4 +98,4 @@ def _on_cpu(factory: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _nothing(*args: Any, **settings: Any) -> None:
-    """Stands for what only a GPU does."""
+    """Replaces functions that only a GPU needs."""

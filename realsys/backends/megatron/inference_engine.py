@@ -1,7 +1,7 @@
-"""The engine that runs a model forward which several processes hold together.
+"""Forward engine of a model that is split over several processes.
 
-All processes of a slot get the same data and call together; results are equal on all of them.
-Weights of Hugging Face's shapes exist whole only for generation and saving.
+All processes of a data-parallel slot get the same data and call together; results are equal on all of
+them. Whole weights in Hugging Face shapes exist only for generation and saving.
 """
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ from realsys.api.model import (
 )
 from realsys.backends.hf.averages import Averages
 from realsys.backends.hf.data_parallel import DataParallel
-from realsys.backends.hf.engine import PostHook, answer_prompts, reduced, weights_of
+from realsys.backends.hf.engine import PostHook, answer_prompts, apply_post_hook, microbatch_weights
 from realsys.backends.hf.loading import save_streamed
-from realsys.backends.hf.offload import Parkable
-from realsys.backends.hf.slot_generation import generate_dealt
+from realsys.backends.hf.offload import Offloadable
+from realsys.backends.hf.slot_generation import generate_in_slot
 from realsys.backends.hf.weighted_means import WeightedMeans
-from realsys.backends.megatron.last_stage import figures_from_last_stage, tensor_from_last_stage
+from realsys.backends.megatron.last_stage import metrics_from_last_stage, tensor_from_last_stage
 from realsys.backends.megatron.megatron_weights import views_of
 from realsys.backends.megatron.part import Part
 from realsys.backends.megatron.schedule import UseOutput, run_microbatches
-from realsys.backends.megatron.whole_model import gathered, plain_module, skeleton_of
+from realsys.backends.megatron.whole_model import gather_weights, plain_module, skeleton_of
 from realsys.data.answers_layout import INPUT
 from realsys.data.packing import Run
 from realsys.data.sequence_sample import SequenceSample
-from realsys.models.weight_writer import Kind
+from realsys.models.weight_writer import WeightSpec
 from realsys.weights.layouts.boxes import Box
 
 Pieces = Sequence[tuple[list[Run], SequenceSample]]
 
 
-class MegatronInferenceEngine(Parkable, PipelinableEngine):
-    """``forward``, ``eval_batch``, ``generate``, ``save_to_hf``; ``train_batch`` is refused."""
+class MegatronInferenceEngine(Offloadable, PipelinableEngine):
+    """Engine with ``forward``, ``eval_batch``, ``generate`` and ``save_to_hf``; can't train."""
 
     def __init__(self, model: Model, part: Part) -> None:
         self.module: nn.Module = part.stage
-        self.part, self.company = part, part.company
+        self.part, self.groups = part, part.groups
         self.device = torch.device(model.device)
         self.base_seed, self.rank = model.base_seed, model.rank
         self.ranks = DataParallel.of(model)
@@ -86,13 +86,13 @@ class MegatronInferenceEngine(Parkable, PipelinableEngine):
         mb_spec: MicroBatchSpec | None = None,
     ) -> dict[str, float]:
         pieces = self.microbatches(input_, mb_spec)
-        means = WeightedMeans(self.ranks, weights_of(pieces, loss_weight_fn), "global")
+        means = WeightedMeans(self.ranks, microbatch_weights(pieces, loss_weight_fn), "global")
 
         def count(output: Tensor | Predictions, i: int) -> None:
             means.add(loss_fn(output, pieces[i][1]), means.scales[i])
 
         self._run(pieces, count)
-        return self._figures(means)
+        return self._metrics(means)
 
     @torch.no_grad()
     def forward(
@@ -107,51 +107,53 @@ class MegatronInferenceEngine(Parkable, PipelinableEngine):
 
         def keep(output: Tensor | Predictions, i: int) -> None:
             runs, mb = pieces[i]
-            rows = torch.split(reduced(output, mb, post_hook), list(mb.meta.rows_per_id(INPUT)))
+            rows = torch.split(
+                apply_post_hook(output, mb, post_hook), list(mb.meta.rows_per_id(INPUT))
+            )
             by_run.update(zip(runs, rows, strict=True))
 
         self._run(pieces, keep)
-        of_last_stage = self.company.is_last_stage
+        of_last_stage = self.groups.is_last_stage
         joined = torch.cat([by_run[run] for run in sorted(by_run)]) if of_last_stage else None
-        return tensor_from_last_stage(joined, self.company, self.device)
+        return tensor_from_last_stage(joined, self.groups, self.device)
 
     def microbatches(self, input_: SequenceSample, mb_spec: MicroBatchSpec | None) -> Pieces:
-        """Micro-batches of ``input_`` on this engine's device, and which of its sequences they have.
+        """Splits ``input_`` into micro-batches on this engine's device, each with its runs of sequences.
 
-        Equal on all processes of a slot. Those of other data-parallel ranks may be more or fewer:
-        they meet at the end of a step only.
+        Equal on all processes of a slot. Other data-parallel ranks may have more or fewer: they synchronise
+        only at the end of a step.
         """
-        self.must_be_here("a pass")
+        self.require_onloaded("a pass")
         return input_.to(self.device).microbatches(mb_spec or MicroBatchSpec())
 
     def _run(
         self, pieces: Pieces, use_output: UseOutput, *, trained: nn.Module | None = None
     ) -> None:
-        """All micro-batches through all stages, on the last to ``use_output``.
+        """Runs all micro-batches through all stages; the last stage passes them to ``use_output``.
 
-        ``trained`` is the module as its optimizer wrapped it: then backwards too.
+        ``trained`` is the module as wrapped by its optimizer; if given, the backward pass runs too.
         """
-        self.module.train(trained is not None)  # recomputation asks; there is no dropout
+        self.module.train(trained is not None)  # recomputation checks it; there is no dropout
         stage: Any = self.part.stage
         cut_sequences = bool(self._config.sequence_parallel)
-        with self.company.active():
+        with self.groups.active():
             run_microbatches(
                 trained or self.module,
                 [mb for _, mb in pieces],
                 use_output,
                 predict=None if self.part.shape.critic else stage.predictions,
                 backward=trained is not None,
-                width_multiple=self.company.topology.tensor if cut_sequences else 1,
+                width_multiple=self.groups.topology.tensor if cut_sequences else 1,
             )
 
-    def _figures(self, means: WeightedMeans) -> dict[str, float]:
-        figures = means.result() if self.company.is_last_stage else None
-        return figures_from_last_stage(figures, self.company, self.device)
+    def _metrics(self, means: WeightedMeans) -> dict[str, float]:
+        figures = means.result() if self.groups.is_last_stage else None
+        return metrics_from_last_stage(figures, self.groups, self.device)
 
     # ---- weights ------------------------------------------------------------------------------
 
     def keep_averages(self) -> None:
-        """Weights are held in float32 from now on, beside those that compute."""
+        """Holds float32 weights from now on, beside those that compute."""
         self._averages = Averages(self._computing())
 
     def held_weights(self) -> Mapping[str, Sequence[tuple[Box, Tensor]]]:
@@ -159,7 +161,7 @@ class MegatronInferenceEngine(Parkable, PipelinableEngine):
         return computing if self._averages is None else self._averages.views
 
     def _computing(self) -> Mapping[str, Sequence[tuple[Box, Tensor]]]:
-        self.must_be_here("held_weights")
+        self.require_onloaded("held_weights")
         return views_of(self.module, self.part.holdings[self.rank])
 
     def weights_changed(self) -> None:
@@ -168,8 +170,8 @@ class MegatronInferenceEngine(Parkable, PipelinableEngine):
         self._replica_is_old = True
 
     def whole_module(self) -> nn.Module:
-        """A Hugging Face module, refreshed when weights have changed (collective over the slot)."""
-        self.must_be_here("generate")
+        """Returns a Hugging Face module, refreshed if weights have changed (collective over the slot)."""
+        self.require_onloaded("generate")
         if self._replica is None:
             self._replica = plain_module(self.part.source)
         if self._replica_is_old:
@@ -180,10 +182,10 @@ class MegatronInferenceEngine(Parkable, PipelinableEngine):
         return self._replica
 
     def _gathered(self, *, wanted: bool = True) -> Iterator[tuple[str, Tensor]]:
-        topo = self.company.topology
-        slot = [self.part.holdings[rank] for rank in topo.slot(self.company.coordinate[1])]
+        topo = self.groups.topology
+        slot = [self.part.holdings[rank] for rank in topo.slot(self.groups.coordinate[1])]
         weights = self.part.shape.weights()
-        return gathered(self._computing(), weights, slot, self.company.slot, wanted=wanted)
+        return gather_weights(self._computing(), weights, slot, self.groups.slot, wanted=wanted)
 
     def generate(
         self,
@@ -194,7 +196,7 @@ class MegatronInferenceEngine(Parkable, PipelinableEngine):
         mb_spec: MicroBatchSpec | None = None,
         seed: int = 0,
     ) -> SequenceSample:
-        """As in the base class. Each process of the slot makes a share of the answers."""
+        """As in the base class. Each process of the slot generates a share of the answers."""
         return answer_prompts(
             self.whole_module(),
             input_,
@@ -202,11 +204,11 @@ class MegatronInferenceEngine(Parkable, PipelinableEngine):
             gconfig=gconfig,
             mb_spec=mb_spec,
             base_seed=self.base_seed ^ seed,
-            generate=partial(generate_dealt, group=self.company.slot),
+            generate=partial(generate_in_slot, group=self.groups.slot),
         )
 
     def save_to_hf(self, *, tokenizer: Any, save_dir: str) -> None:
-        if self.company.coordinate[1] == 0:  # one slot has the whole model
+        if self.groups.coordinate[1] == 0:  # one slot has the whole model
             weights = self.part.shape.weights()
             dtype = next(self.module.parameters()).dtype
             writes = self.rank == 0
@@ -214,12 +216,12 @@ class MegatronInferenceEngine(Parkable, PipelinableEngine):
                 skeleton_of(self.part.source) if writes else None,
                 tokenizer,
                 save_dir,
-                kinds={weight.name: Kind(weight.shape, dtype) for weight in weights},
+                kinds={weight.name: WeightSpec(weight.shape, dtype) for weight in weights},
                 weights=self._gathered(wanted=writes),
                 writes=writes,
             )
-        # Nobody goes on before the directory is whole.
-        dist.all_reduce(torch.zeros(1, device=self.device), group=self.company.copy)
+        # All ranks wait until the directory is complete.
+        dist.all_reduce(torch.zeros(1, device=self.device), group=self.groups.copy)
 
     # ---- memory -------------------------------------------------------------------------------
 
@@ -227,6 +229,6 @@ class MegatronInferenceEngine(Parkable, PipelinableEngine):
         self._replica, self._replica_is_old = None, True
 
     def own_memory(self) -> list[Tensor]:
-        """All tensors that this engine keeps between two calls."""
+        """Lists all tensors that this engine keeps between two calls."""
         averages = self._averages.memory if self._averages is not None else ()
         return [*(p.data for p in self.module.parameters()), *averages]

@@ -1,4 +1,4 @@
-"""The backend ``megatron``: models cut along the tensor, pipeline and data axes for training."""
+"""Backend ``megatron``: models split along the tensor, pipeline and data axes for training."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class MegatronBackend(ModelBackend):
-    """Makes a ``MegatronEngine``. ``optimizer`` holds fields of ``OptimizerOptions``.
+    """Backend that makes a ``MegatronEngine``. ``optimizer`` holds fields of ``OptimizerOptions``.
 
     Attributes:
-        recompute: activations inside each layer are made again in the backward pass: less memory.
-        sequence_parallel: norms and residuals are cut over the tensor axis (needs Transformer Engine).
-        distributed_optimizer: masters and moments are sharded over the data axis (ZeRO-1).
-        grad_dtype: gradients are summed in float32, or in the weights' own type (``model``).
+        recompute: recompute activations inside each layer in the backward pass, to save memory.
+        sequence_parallel: split norms and residuals over the tensor axis (needs Transformer Engine).
+        distributed_optimizer: shard masters and moments over the data axis (ZeRO-1).
+        grad_dtype: sum gradients in float32, or in the weights' own dtype (``model``).
     """
 
     optimizer: Mapping[str, Any] = field(default_factory=dict)
@@ -48,7 +48,7 @@ class MegatronBackend(ModelBackend):
     def _initialize(self, model: Model) -> Model:
         if self.sequence_parallel and not has_transformer_engine(model.device):
             raise ConfigError(
-                "sequence_parallel needs the layers of Transformer Engine, which are not here",
+                "sequence_parallel needs Transformer Engine, which is not installed",
                 where=f"backend of {model.name}",
                 fix="turn sequence_parallel off, or install transformer_engine on machines with GPUs",
             )
@@ -68,5 +68,5 @@ class MegatronBackend(ModelBackend):
 
 
 def inference_engine(model: Model) -> MegatronInferenceEngine:
-    """An engine for ``model`` that only runs forward, whatever its layout."""
+    """Makes an engine for ``model`` that only runs forward, in any topology."""
     return MegatronInferenceEngine(model, Part.of(model))

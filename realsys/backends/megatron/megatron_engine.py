@@ -1,4 +1,4 @@
-"""Training of a model that several processes hold together along tensor, pipeline and data axes."""
+"""Training engine of a model that is split over the tensor, pipeline and data axes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from realsys.api.data import MicroBatchSpec
 from realsys.api.errors import CheckpointError
 from realsys.api.model import LossFn, LossWeightFn, Model
 from realsys.api.options import OptimizerOptions
-from realsys.backends.hf.engine import weights_of
+from realsys.backends.hf.engine import microbatch_weights
 from realsys.backends.hf.lr_schedule import learning_rate
 from realsys.backends.hf.weighted_means import WeightedMeans
 from realsys.backends.megatron.inference_engine import MegatronInferenceEngine
@@ -23,7 +23,7 @@ from realsys.data.sequence_sample import SequenceSample
 
 
 class MegatronEngine(MegatronInferenceEngine):
-    """Trains its part with AdamW; see StageOptimizer for what is sharded how."""
+    """Trains this process's part with AdamW; StageOptimizer describes what is sharded."""
 
     def __init__(
         self,
@@ -38,10 +38,10 @@ class MegatronEngine(MegatronInferenceEngine):
         self.options = options
         self.total_steps = model.ft_spec.total_train_steps if model.ft_spec else 0
         self.module.requires_grad_(True)
-        with self.company.active():
+        with self.groups.active():
             self.optimizer = StageOptimizer(
                 part.stage,
-                part.company,
+                part.groups,
                 options,
                 distributed=distributed_optimizer,
                 grads_in_float32=grads_in_float32,
@@ -58,45 +58,45 @@ class MegatronEngine(MegatronInferenceEngine):
         version_steps: int = 0,
     ) -> dict[str, float]:
         pieces = self.microbatches(input_, mb_spec)
-        weights = weights_of(pieces, loss_weight_fn)
+        weights = microbatch_weights(pieces, loss_weight_fn)
         means = WeightedMeans(self.ranks, weights, token_normalize_scope)
 
         def loss(output: Tensor | Predictions, i: int) -> Tensor:
             scale = means.scales[i]
             scaled = means.add(loss_fn(output, pieces[i][1]), scale)
-            # Gradients are added up over ranks, while the scales are for a mean over them.
+            # Gradients are summed over ranks, while the scales assume a mean over them.
             return scaled / self.ranks.size if scale else nothing_of(output)
 
         self.optimizer.zero_grad()
         self._run(pieces, loss, trained=self.optimizer.ddp)
-        stats = self._figures(means)
+        stats = self._metrics(means)
         lr = learning_rate(self.options, step=version_steps, total_steps=self.total_steps)
-        with self.company.active():
+        with self.groups.active():
             stats["grad_norm"] = self.optimizer.step(lr)
         self._replica_is_old = True
         return {**stats, "lr": lr}
 
     def weights_changed(self) -> None:
         super().weights_changed()
-        with self.company.active():
-            self.optimizer.take_weights()
+        with self.groups.active():
+            self.optimizer.refresh_masters()
 
     # ---- recovery -----------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Copies of this rank's ``weights`` and its shares of the ``optimizer``."""
-        self.must_be_here("state_dict")
+        """Copies this rank's ``weights`` and its shares of the ``optimizer``."""
+        self.require_onloaded("state_dict")
         weights = {n: p.detach().to("cpu", copy=True) for n, p in self.module.named_parameters()}
         return {"weights": weights, "optimizer": self.optimizer.state_dict()}
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes back what ``state_dict`` gave on the same rank of the same layout, bit for bit.
+        """Restores, bit for bit, what ``state_dict`` returned on the same rank of the same topology.
 
         Raises:
-            CheckpointError: names or shapes are those of another model or layout.
+            CheckpointError: names or shapes belong to another model or parallel layout.
         """
-        self.must_be_here("load_state_dict")
+        self.require_onloaded("load_state_dict")
         own = dict(self.module.named_parameters())
         saved = {n: tuple(x.shape) for n, x in state["weights"].items()}
         if saved != (here := {n: tuple(p.shape) for n, p in own.items()}):
@@ -118,5 +118,5 @@ class MegatronEngine(MegatronInferenceEngine):
     def own_memory(self) -> list[Tensor]:
         return [*super().own_memory(), *self.optimizer.tensors()]
 
-    def passing_memory(self) -> list[Tensor]:
+    def transient_memory(self) -> list[Tensor]:
         return self.optimizer.gradients()

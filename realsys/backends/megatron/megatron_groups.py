@@ -1,8 +1,8 @@
-"""Megatron's view of the processes of one model copy.
+"""Megatron's process groups of one model copy.
 
-Megatron-Core keeps its process groups in the globals of ``parallel_state``: one layout a process.
-Here several models with layouts of their own share a process, so the globals belong to whichever
-engine works: ``MegatronGroups.active`` puts a model's groups there for as long as an operation lasts.
+Megatron-Core keeps its process groups in globals of ``parallel_state``: one topology per process. Here
+several models with different topologies share a process, so ``MegatronGroups.active`` sets the globals to
+a model's groups for the duration of an operation.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from megatron.core.utils import GlobalMemoryBuffer
 
 from realsys.api.errors import InternalError
 from realsys.api.model import Model, ProcessTopology
-from realsys.backends.hf.group_of_one import group_of_one
+from realsys.backends.hf.singleton_group import singleton_group
 
-_KNOWN_WARNINGS = (  # of Megatron over itself, and of torch over it: nothing a user could change
+_KNOWN_WARNINGS = (  # Megatron's and torch's warnings about Megatron itself; users can't act on them
     (".*tp_group is None", DeprecationWarning),
     (".*torch.distributed.* is deprecated", FutureWarning),
-    ("When using async grad allreduce", UserWarning),  # matters on older GPUs only
+    ("When using async grad allreduce", UserWarning),  # only relevant for older GPUs
 )
 # Made once per process: Megatron's scratch memory.
 _process: dict[str, Any] = {}
@@ -32,10 +32,10 @@ _process: dict[str, Any] = {}
 
 @dataclass(frozen=True, kw_only=True)
 class MegatronGroups:
-    """The groups of one model as ``ParallelGroups`` has them, but real ones throughout.
+    """The groups of one model as in ``ParallelGroups``, but with a real group for every axis.
 
     Attributes:
-        alone: the group of this process only.
+        alone: the group of this process alone.
         ends: first and last pipeline stage; None in the middle of a pipeline.
     """
 
@@ -51,8 +51,8 @@ class MegatronGroups:
 
     @staticmethod
     def of(model: Model) -> MegatronGroups:
-        """The company of ``model``; without torch.distributed a world of one is made."""
-        topo, alone = model.topology, group_of_one(model.device)
+        """Returns the groups of ``model``; without torch.distributed, makes a world of size one."""
+        topo, alone = model.topology, singleton_group(model.device)
         sizes = {
             "copy": topo.world_size,
             "data": topo.data,
@@ -77,12 +77,12 @@ class MegatronGroups:
 
     @property
     def is_last_stage(self) -> bool:
-        """Whether this process makes the model's output."""
+        """True if this process computes the model's output."""
         return self.coordinate[0] == self.topology.pipeline - 1
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Megatron works with this company's groups inside. Nests; not for threads."""
+        """Within the context, Megatron uses these groups. May be nested; not thread-safe."""
         state = self._state()
         before = {name: getattr(parallel_state, name) for name in state}
         _set(state)
@@ -95,7 +95,7 @@ class MegatronGroups:
             _set(before)
 
     def _state(self) -> dict[str, Any]:
-        """Global of ``parallel_state`` → its value. No context or expert axis: those are alone."""
+        """Values of the globals of ``parallel_state``. Context and expert axes have a single process."""
         ranks = dist.get_process_group_ranks
         pipeline = ranks(self.pipeline)
         ends = sorted({0, len(pipeline) - 1})

@@ -1,8 +1,8 @@
-"""Where each Hugging Face weight lies in the parameters of a Megatron stage.
+"""Maps each Hugging Face weight to rows of the parameters of a Megatron stage.
 
-Megatron fuses: query, key and value rows stand together per group of heads, gate above up. Every
-part that a process holds is a run of whole rows of one of its parameters, so it can be read and
-written in place. What lies where is decided by the shape alone (``stage_slices``, pure).
+Megatron fuses weights: query, key and value rows are interleaved per group of heads, gate precedes up.
+Every part that a process holds is a run of whole rows of one of its parameters, so it can be read and
+written in place. The model's shape alone determines the mapping (``stage_slices``, pure).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 @dataclass(frozen=True)
 class Slice:
-    """``box`` of the weight ``name`` is rows ``start … stop`` of the stage's ``parameter``."""
+    """Part ``box`` of the weight ``name``, stored in rows ``start … stop`` of the stage's ``parameter``."""
 
     name: str
     box: Box
@@ -37,10 +37,10 @@ class Slice:
 def stage_slices(
     shape: ModelShape, topo: ProcessTopology, rank: int, *, fused_norms: bool = False
 ) -> list[Slice]:
-    """Everything that ``rank`` holds, in the order of the layers.
+    """Lists everything that ``rank`` holds, in the order of the layers.
 
     Args:
-        fused_norms: layers of Transformer Engine, which keep a norm in the linear layer behind it.
+        fused_norms: layers are of Transformer Engine, which stores a norm in the linear layer after it.
     """
     stage, _, t = topo.coordinate(rank)
     last = topo.pipeline - 1
@@ -114,7 +114,7 @@ class _Held:
     def attention(
         self, shape: ModelShape, hf: str, kind: str, rest: tuple[int, ...], parameter: str
     ) -> None:
-        """Per group of heads: rows of its queries, of its key, of its value; then the next group."""
+        """Adds one projection's rows: fused by group of heads as queries, key, value of each group."""
         queries = shape.q_size // shape.num_kv_heads
         sizes = {"q": queries, "k": shape.head_dim, "v": shape.head_dim}
         own = shape.num_kv_heads // self.tensor
@@ -128,9 +128,9 @@ class _Held:
 
 
 def mark_cut_parameters(module: nn.Module, slices: Sequence[Slice]) -> None:
-    """Tells Megatron which parameters differ between tensor ranks: all of those count in a norm.
+    """Marks for Megatron which parameters differ between tensor ranks, so that norms count them all.
 
-    Its layers do so themselves only while they draw random weights.
+    Its layers mark them only when they initialise random weights.
     """
     parameters = dict(module.named_parameters())
     for part in slices:
@@ -141,7 +141,7 @@ def mark_cut_parameters(module: nn.Module, slices: Sequence[Slice]) -> None:
 
 
 def views_of(module: nn.Module, slices: Sequence[Slice]) -> dict[str, list[tuple[Box, Tensor]]]:
-    """Windows into the parameters of ``module``, by Hugging Face name."""
+    """Returns views of the parameters of ``module``, by Hugging Face name."""
     parameters = dict(module.named_parameters())
     found: dict[str, list[tuple[Box, Tensor]]] = {}
     for part in slices:
@@ -152,7 +152,7 @@ def views_of(module: nn.Module, slices: Sequence[Slice]) -> dict[str, list[tuple
 
 @torch.no_grad()
 def load(views: Views, source: ModuleSource) -> None:
-    """Fills the windows; of each weight only what is held is read."""
+    """Reads the held part of each weight into the views."""
     for name, pieces in views.items():
         for box, view in pieces:
             source.read_into(view, name, box.start, box.stop)

@@ -1,7 +1,7 @@
-"""The part of a model that one process computes: its pipeline stage, cut over the tensor axis.
+"""Builds the part of a model that one process computes: its pipeline stage, split over the tensor axis.
 
-A Megatron ``GPTModel`` that computes what the Hugging Face module of the same shape does. Its
-weights hold nothing yet (megatron_weights.py fills them) and no random state is touched.
+A Megatron ``GPTModel`` that computes the same as the Hugging Face module of its shape. Its weights are
+uninitialised (megatron_weights.py fills them) and no random state is changed.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from realsys.algorithms.predictions import Predictions
 from realsys.api.errors import ConfigError
 from realsys.api.model import ProcessTopology
 from realsys.backends.kernels.grouped_heads import keys_for
+from realsys.models.consistency import MEGATRON_ROPE_TYPES
 from realsys.models.shape import ModelShape
-from realsys.models.whole import MEGATRON_ROPE_TYPES
 
-# Scalings that change frequencies once, whatever the length and without a factor on the attention.
+# Scalings that change frequencies once, for all lengths and without an attention factor.
 
 
 def transformer_config(
@@ -38,12 +38,12 @@ def transformer_config(
     recompute: bool = False,
     sequence_parallel: bool = False,
 ) -> TransformerConfig:
-    """Megatron's settings for ``shape``.
+    """Makes Megatron's configuration for ``shape``.
 
     Args:
-        recompute: activations inside a layer are made again in the backward pass.
+        recompute: recompute activations inside a layer in the backward pass.
     Raises:
-        ConfigError: the Hugging Face config asks for something that the layers here don't do.
+        ConfigError: the Hugging Face config needs a feature that these layers don't support.
     """
     _check(hf_config)
     full = {"recompute_granularity": "full", "recompute_method": "uniform"}
@@ -73,14 +73,14 @@ def transformer_config(
         bf16=dtype == torch.bfloat16,
         perform_initialization=False,
         use_cpu_initialization=not device.startswith("cuda"),
-        calculate_per_token_loss=True,  # losses come scaled: gradients are summed, never averaged
+        calculate_per_token_loss=True,  # losses are already scaled: gradients are summed, never averaged
         masked_softmax_fusion=False,
         bias_activation_fusion=False,
         bias_dropout_fusion=False,
         gradient_accumulation_fusion=False,
         apply_rope_fusion=False,
         cuda_graph_scope=[],  # as the deprecated default, without its warning
-        moe_token_dispatcher_type="alltoall",  # asked for by variable lengths, with no experts too
+        moe_token_dispatcher_type="alltoall",  # required by variable lengths, even without experts
         **recomputation,
     )
 
@@ -93,9 +93,9 @@ def make_stage(
     *,
     stage: int,
 ) -> GPTModel:
-    """Stage ``stage`` of the model for the active company, on the current device."""
+    """Builds stage ``stage`` of the model for the active groups, on the current device."""
     last = topo.pipeline - 1
-    with warnings.catch_warnings():  # its layers don't hand the width down that its MLP wants
+    with warnings.catch_warnings():  # its layers don't pass the width that its MLP needs
         warnings.filterwarnings("ignore", "MLP requires ffn_hidden_size", DeprecationWarning)
         module = _Stage(
             config=config,
@@ -123,14 +123,14 @@ def make_stage(
 
 
 def has_transformer_engine(device: str) -> bool:
-    """Whether layers come from Transformer Engine: faster, and norms fused into linear layers."""
+    """True if layers come from Transformer Engine: faster, with norms fused into linear layers."""
     return bool(specs.HAVE_TE) and device.startswith("cuda")
 
 
 def _freeze_padding(embedding: Any, pad_token_id: int) -> None:
-    """As Hugging Face's ``padding_idx``: looking that token up teaches its embedding nothing.
+    """Applies Hugging Face's ``padding_idx``: looking up that token gives its embedding no gradient.
 
-    A policy may sample it, so this is not only about padding.
+    A policy may sample that token, so this affects more than padding.
     """
 
     def without_gradient(_: Any, inputs: tuple[Tensor, ...], found: Tensor) -> Tensor:
@@ -144,7 +144,7 @@ def _freeze_padding(embedding: Any, pad_token_id: int) -> None:
 
 
 class ValueHead(nn.Module):
-    """One number a token, the same on all tensor ranks; called as Megatron calls its output layer."""
+    """Head with one output per token, equal on all tensor ranks; called like Megatron's output layer."""
 
     def __init__(self, hidden_size: int, config: TransformerConfig, like: Tensor) -> None:
         super().__init__()
@@ -153,8 +153,8 @@ class ValueHead(nn.Module):
         self.sequence_parallel = config.sequence_parallel
 
     def forward(self, hidden_TBD: Tensor, **_: Any) -> tuple[Tensor, None]:
-        """Values ``[T, B, 1]`` and no bias to add."""
-        if self.sequence_parallel:  # each tensor rank sees all tokens: nothing to add up behind it
+        """Returns values ``[T, B, 1]`` and no bias to add."""
+        if self.sequence_parallel:  # each tensor rank sees all tokens: no sum needed after it
             hidden_TBD = gather_from_sequence_parallel_region(
                 hidden_TBD, tensor_parallel_output_grad=False
             )
@@ -162,14 +162,16 @@ class ValueHead(nn.Module):
 
 
 class CausalAttention(nn.Module):
-    """Attention of each token to itself and those before it, by torch's own fused kernel."""
+    """Causal attention by torch's fused kernel."""
 
     def __init__(self, config: TransformerConfig, softmax_scale: float | None = None, **_: Any):
         super().__init__()
         self.scale = softmax_scale
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> Tensor:
-        """``[T, B, heads · head_dim]``; query is ``[T, B, heads, head_dim]``, key and value have fewer."""
+        """Returns ``[T, B, heads · head_dim]``; query is ``[T, B, heads, head_dim]``, key and value
+        have fewer heads.
+        """
         length, batch = query.shape[:2]
         q_BHTD, k_BHTD, v_BHTD = (x.permute(1, 2, 0, 3) for x in (query, key, value))
         k_BHTD, v_BHTD, shared = keys_for(q_BHTD, k_BHTD, v_BHTD)
@@ -185,27 +187,29 @@ class CausalAttention(nn.Module):
 
 
 class _Stage(GPTModel):  # type: ignore[misc]
-    """A ``GPTModel`` whose stages are filled each by itself, tied embeddings included."""
+    """A ``GPTModel`` whose stages are filled separately, tied embeddings included."""
 
     def _is_in_embd_group(self) -> bool:
-        """Asked only while it is built, to copy the first stage's embedding to the last."""
+        """Prevents copying the first stage's embedding to the last while the stage is built."""
         return False
 
     def _postprocess(self, hidden_states: Tensor, **rest: Any) -> Tensor:
-        """On the last stage of a policy its last layer's states ``[B, T, H]``, for ``predictions``."""
+        """On the last stage of a policy returns its last layer's states ``[B, T, H]``, for
+        ``predictions``.
+        """
         if not self.post_process or isinstance(self.output_layer, ValueHead):
             output: Tensor = super()._postprocess(hidden_states=hidden_states, **rest)
             return output
         if (
             self.config.sequence_parallel
-        ):  # each tensor rank sees all tokens: the head adds up behind it
+        ):  # each tensor rank sees all tokens: the head sums after it
             hidden_states = gather_from_sequence_parallel_region(
                 hidden_states, tensor_parallel_output_grad=False
             )
         return hidden_states.transpose(0, 1).contiguous()
 
     def predictions(self, states_NH: Tensor) -> Predictions:
-        """Of a policy's last stage; all its tensor ranks ask alike."""
+        """Computes predictions on a policy's last stage; all its tensor ranks request the same."""
 
         def head(states: Tensor) -> Tensor:
             shared = self.share_embeddings_and_output_weights
@@ -237,7 +241,7 @@ def _check(hf_config: Any) -> None:
     }
     if found := [text for text, is_so in problems.items() if is_so]:
         raise ConfigError(
-            f"the model's config has {', '.join(found)}, which the megatron backend does not do",
+            f"the model's config has {', '.join(found)}, which the megatron backend does not support",
             where="config.json of the model",
             fix="use backend=fsdp, which runs the Hugging Face module itself",
         )

@@ -1,7 +1,7 @@
 """AdamW over the parameters of a stage, sharded over the data axis (ZeRO-1), with float32 masters.
 
-Made of Megatron's parts with groups and parameter groups of our own: its factory talks to every
-process of the world, of which only some hold this model.
+Built from Megatron's classes with explicit process and parameter groups: its factory uses collectives over
+the whole world, of which only some processes hold this model.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from realsys.backends.megatron.megatron_groups import MegatronGroups
 
 
 class StageOptimizer:
-    """Gradients and updates of one stage. Call everything with the company active.
+    """Gradients and updates of one stage. All methods must be called with the groups active.
 
     Attributes:
-        ddp: the stage wrapped: gradients add up in its buffers, in float32 unless told otherwise.
+        ddp: the wrapped stage; gradients are summed in its buffers, in float32 by default.
     """
 
     def __init__(
         self,
         stage: nn.Module,
-        company: MegatronGroups,
+        groups: MegatronGroups,
         options: OptimizerOptions,
         *,
         distributed: bool,
@@ -54,18 +54,19 @@ class StageOptimizer:
         config: Any = stage.config
         self.ddp = DistributedDataParallel(config=config, ddp_config=ddp_config, module=stage)
         config.finalize_model_grads_func = _finish_gradients
-        self._optimizer = _make(self.ddp, company, options, config, distributed)
+        self._optimizer = _make(self.ddp, groups, options, config, distributed)
 
     def zero_grad(self) -> None:
-        """Forgets gradients."""
+        """Zeroes the gradients."""
         self.ddp.zero_grad_buffer()
         self._optimizer.zero_grad()
 
     def step(self, lr: float) -> float:
-        """Clips, updates, and gives the norm before clipping, equal on all ranks of the copy.
+        """Clips gradients, updates weights and returns the norm before clipping, equal on all ranks
+        of the copy.
 
         Raises:
-            DataError: the norm is no number; nothing was changed.
+            DataError: the norm is not finite; nothing was changed.
         """
         self._optimizer.prepare_grads()
         norm = float(self._optimizer.get_grad_norm())
@@ -83,14 +84,14 @@ class StageOptimizer:
         self._optimizer.step_with_ready_grads()
         return norm
 
-    def take_weights(self) -> None:
-        """Makes the float32 masters equal to the weights, which somebody else wrote."""
+    def refresh_masters(self) -> None:
+        """Copies the weights, which were changed from outside, to the float32 masters."""
         self._optimizer.reload_model_params()
 
     # ---- recovery -----------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Masters and moments of this rank's share, in an order that the layout fixes."""
+        """Masters and moments of this rank's share, in an order fixed by the topology."""
         inner = self._optimizer.optimizer
         parameters = self._optimizer.get_parameters()
         return {
@@ -105,10 +106,10 @@ class StageOptimizer:
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes back what ``state_dict`` gave; the weights must be loaded already.
+        """Restores what ``state_dict`` returned; the weights must already be loaded.
 
         Raises:
-            CheckpointError: shapes are those of another model or layout.
+            CheckpointError: shapes belong to another model or parallel layout.
         """
         inner = self._optimizer.optimizer
         parameters = self._optimizer.get_parameters()
@@ -135,7 +136,7 @@ class StageOptimizer:
     # ---- memory -------------------------------------------------------------------------------
 
     def tensors(self) -> list[Tensor]:
-        """What must be kept between two steps: masters, moments."""
+        """Tensors that must be kept between two steps: masters, moments."""
         inner = self._optimizer.optimizer
         parameters = self._optimizer.get_parameters()
         moments = [
@@ -144,13 +145,13 @@ class StageOptimizer:
         return [*(p.data for p in parameters), *moments]
 
     def gradients(self) -> list[Tensor]:
-        """Their buffers, which a step begins by zeroing."""
+        """Gradient buffers, which a step begins by zeroing."""
         return [buffer.grad_data for buffer in self.ddp.buffers]
 
 
 def _make(
     ddp: DistributedDataParallel,
-    company: MegatronGroups,
+    groups: MegatronGroups,
     options: OptimizerOptions,
     config: Any,
     distributed: bool,
@@ -159,13 +160,13 @@ def _make(
         optimizer="adam",
         lr=options.lr,
         weight_decay=options.weight_decay,
-        clip_grad=0.0,  # done in ``step``, after a look at the norm
+        clip_grad=0.0,  # done in ``step``, after checking the norm
         bf16=config.bf16,
         params_dtype=config.params_dtype,
         use_distributed_optimizer=distributed,
     )
     trained = [p for p in ddp.parameters() if p.requires_grad]
-    groups = [
+    param_groups = [
         {"params": [p for p in trained if p.ndim > 1], "weight_decay": options.weight_decay},
         {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},
     ]
@@ -173,14 +174,14 @@ def _make(
     fused = {"fused": True} if Adam is torch.optim.AdamW or Adam is torch.optim.Adam else {}
     make_adamw = torch.optim.AdamW if fused else functools.partial(Adam, adam_w_mode=True)
     adamw = make_adamw(
-        [{**group, **kind} for group in groups if group["params"]],
+        [{**group, **kind} for group in param_groups if group["params"]],
         lr=options.lr,
         betas=(options.beta1, options.beta2),
         eps=options.eps,
         **fused,
     )
     if distributed:
-        with torch.no_grad():  # its shards of float32 weights are views: no graph behind them
+        with torch.no_grad():  # its shards of float32 weights are views; this detaches them
             optimizer: Any = DistributedOptimizer(
                 adamw,
                 settings,
@@ -188,22 +189,22 @@ def _make(
                 None,
                 model_chunks=[ddp],
                 per_model_buffers={0: ddp.buffers},
-                data_parallel_group=company.data,
+                data_parallel_group=groups.data,
                 data_parallel_group_gloo=None,
-                data_parallel_group_idx=company.slot.rank(),
+                data_parallel_group_idx=groups.slot.rank(),
                 distributed_optimizer_instance_id=0,
             )
     elif config.bf16:
         optimizer = Float16OptimizerWithFloat16Params(adamw, settings, None, None)
     else:
         optimizer = FP32Optimizer(adamw, settings, None)
-    optimizer.grad_stats_parallel_group = company.copy if distributed else company.slot
-    optimizer.tp_group = company.tensor
+    optimizer.grad_stats_parallel_group = groups.copy if distributed else groups.slot
+    optimizer.tp_group = groups.tensor
     return optimizer
 
 
 def _finish_gradients(model: Any, num_tokens: Any, **settings: Any) -> None:
-    """Adds gradients up over the data axis. Losses were scaled before: nothing to divide by."""
+    """Sums gradients over the data axis without dividing: losses are already scaled."""
     del num_tokens
     finalize_model_grads(model, None, **settings)
 

@@ -1,4 +1,4 @@
-"""One process's part of a model: built, marked and filled."""
+"""Builds one process's part of a model: its stage, marked and filled."""
 
 from __future__ import annotations
 
@@ -31,27 +31,27 @@ from realsys.weights.layouts.holdings import layout_problems
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """This process's part of a model: its stage with weights, and all that stands around it."""
+    """One process's part of a model: its stage with weights, and its source, shape and groups."""
 
     source: ModuleSource
     shape: ModelShape
-    company: MegatronGroups
+    groups: MegatronGroups
     stage: nn.Module
     holdings: Sequence[Sequence[Slice]]  # by rank of the copy
 
     @staticmethod
     def of(model: Model, *, recompute: bool = False, sequence_parallel: bool = False) -> Part:
-        """Builds the stage; fills it from the model's source unless another copy will.
+        """Builds the stage, and fills it from the model's source unless another copy will.
 
         Raises:
-            ConfigError: the model can't be cut so, or does what Megatron's layers don't.
+            ConfigError: the model can't be split that way, or needs features that Megatron's layers lack.
         """
         source = source_of(model)
         shape, topo = source.shape(), model.topology
         if problems := layout_problems(shape, topo, "megatron"):
             raise problems[0]
         compat.prepare_process(model.device)
-        company = MegatronGroups.of(model)
+        groups = MegatronGroups.of(model)
         dtype = _dtype_of(source, model)
         config = transformer_config(
             shape,
@@ -64,18 +64,18 @@ class Part:
         )
         fused = has_transformer_engine(model.device)
         holdings = [stage_slices(shape, topo, r, fused_norms=fused) for r in range(topo.world_size)]
-        with company.active():
-            stage = make_stage(shape, source.config(), topo, config, stage=company.coordinate[0])
+        with groups.active():
+            stage = make_stage(shape, source.config(), topo, config, stage=groups.coordinate[0])
         mark_cut_parameters(stage, holdings[model.rank])
         if model.filled:
             load(views_of(stage, holdings[model.rank]), source)
-        return Part(source=source, shape=shape, company=company, stage=stage, holdings=holdings)
+        return Part(source=source, shape=shape, groups=groups, stage=stage, holdings=holdings)
 
 
 def _dtype_of(source: ModuleSource, model: Model) -> torch.dtype:
     if source.dtype not in ("float32", "bfloat16"):
         raise ConfigError(
-            f"weights of {source.dtype}, which the layers here are not made for",
+            f"weights of {source.dtype}, which the megatron backend does not support",
             where=f"dtype of {model.name}",
             fix="use float32 or bfloat16",
         )

@@ -1,7 +1,7 @@
-"""Micro-batches through the stages of a pipeline, by Megatron's schedules.
+"""Runs micro-batches through the stages of a pipeline, by Megatron's schedules.
 
-Every process of a slot has the same data, so every stage knows the micro-batches; only the last has
-their outputs.
+Every process of a slot has the same data, so every stage knows the micro-batches; only the last stage
+has their outputs.
 """
 
 from __future__ import annotations
@@ -34,15 +34,16 @@ def run_microbatches(
     backward: bool,
     width_multiple: int = 1,
 ) -> None:
-    """Passes micro-batches through all stages; the last gives each one's output to ``use_output``.
+    """Runs micro-batches through all stages; the last passes each one's output to ``use_output``.
 
-    Call with the company active. Outputs are as ``PipelinableEngine`` has them, packed.
+    Must be called with the groups active. Outputs are packed, as ``PipelinableEngine`` specifies.
 
     Args:
-        predict: from the last stage's states, of a policy. None: a critic's values come out of it.
-        backward: takes the gradient of the loss that ``use_output`` returns, and at the end adds up
-            gradients over the data axis.
-        width_multiple: of the rectangle's width (sequence parallelism cuts it evenly).
+        predict: computes a policy's predictions from the last stage's states. None: the stage outputs a
+            critic's values.
+        backward: backpropagate the loss that ``use_output`` returns, and at the end sum gradients
+            over the data axis.
+        width_multiple: the rectangle's width is a multiple of it (for sequence parallelism).
     """
 
     def forward_step(indices: Any, module: nn.Module) -> tuple[Tensor, Any]:
@@ -57,7 +58,9 @@ def run_microbatches(
     ) -> Any:
         output = unpad_to_packed(output_BTV, lengths)
         loss = use_output(output.squeeze(-1) if predict is None else predict(output), i)
-        one = torch.ones((), dtype=torch.int32, device=output.device)  # of tokens; never divided by
+        one = torch.ones(
+            (), dtype=torch.int32, device=output.device
+        )  # number of tokens, never used as a divisor
         return None if non_loss_data else (loss, one, {})
 
     get_forward_backward_func()(
@@ -65,7 +68,7 @@ def run_microbatches(
         data_iterator=iter(range(len(microbatches))),
         model=[module],
         num_microbatches=len(microbatches),
-        seq_length=1,  # stages tell each other the real one
+        seq_length=1,  # stages exchange the real one
         micro_batch_size=1,
         forward_only=not backward,
         collect_non_loss_data=not backward,
@@ -75,7 +78,9 @@ def run_microbatches(
 def _rectangle(
     tokens: Tensor, lengths: Sequence[int], width_multiple: int
 ) -> tuple[Tensor, Tensor, None]:
-    """Tokens and positions ``[B, T]``, and no mask: attention is causal, padding is on the right."""
+    """Returns tokens and positions ``[B, T]``, and no mask: attention is causal, padding is on the
+    right.
+    """
     input_ids_BT = pad_packed(tokens, lengths)
     if missing := -input_ids_BT.shape[1] % width_multiple:
         input_ids_BT = F.pad(input_ids_BT, (0, missing))

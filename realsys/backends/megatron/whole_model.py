@@ -1,4 +1,4 @@
-"""The whole model in Hugging Face's form, put together from the parts of a slot's processes."""
+"""Gathers the whole model in Hugging Face's form from the parts of a slot's processes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from realsys.weights.layouts.boxes import Box
 
 
 @torch.no_grad()
-def gathered(
+def gather_weights(
     views: Views,
     weights: Sequence[Weight],
     holdings: Sequence[Sequence[Slice]],
@@ -27,11 +27,11 @@ def gathered(
     *,
     wanted: bool = True,
 ) -> Iterator[tuple[str, Tensor]]:
-    """Whole weights one after the other, on every process of the slot (collective).
+    """Gathers whole weights one after the other, on every process of the slot (collective).
 
     Args:
         holdings: what each process of ``group`` holds, by rank in it.
-        wanted: False on processes that only give; they get empty tensors.
+        wanted: False on processes that only send; they get empty tensors.
     """
     held_by = [_boxes(slices) for slices in holdings]
     device = next(iter(views.values()))[0][1].device
@@ -68,13 +68,13 @@ def _boxes(slices: Sequence[Slice]) -> dict[str, list[Box]]:
 
 
 def plain_module(source: ModuleSource) -> nn.Module:
-    """A Hugging Face module to be filled with whole weights, for generation."""
+    """Makes a Hugging Face module to be filled with whole weights, for generation."""
     module: nn.Module = source.empty()
     return module.eval().requires_grad_(False)
 
 
 def skeleton_of(source: ModuleSource) -> nn.Module:
-    """The Hugging Face module without memory for weights: its config and its way of saving."""
+    """Makes the Hugging Face module without memory for weights, for its config and saving."""
     if (path := getattr(source, "path", None)) is not None:
         return hf_skeleton(path, critic=source.critic, dtype=source.dtype)
     module = source.load()

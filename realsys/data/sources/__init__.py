@@ -1,1 +1,1 @@
-"""Data sets by name."""
+"""Built-in data sets."""

@@ -1,12 +1,12 @@
-"""Arithmetic word problems with step-by-step answers, for the demo that needs no download.
+"""Generates arithmetic word problems with step-by-step answers, for the demo that needs no download.
 
 For ``realsys launch ppo-math`` and the tests: ``split="train"`` feeds supervised fine-tuning and PPO,
 ``split="test"`` the held-out evaluation. Answers end in ``#### N`` as in GSM8K (Cobbe et al.,
 arXiv:2110.14168). The text is a pure function of the arguments: no file, no clock, no ``hash()``.
 
-About half of the problems need a carry (or a borrow), as ``57 + 8`` does. ``slip_share`` makes the worked
-answers of some of these forget it, as pupils do: ``57 + 8 = 55``. A policy fine-tuned on such answers has
-both habits, and reward can tell it which one is right.
+About half of the problems need a carry (or a borrow), as ``57 + 8`` does. ``slip_share`` makes some of
+their worked answers forget it, as pupils do: ``57 + 8 = 55``. A policy fine-tuned on such answers
+learns both habits, and the reward teaches it which one is right.
 
 A problem's split is drawn from its operands alone: no equation of the test set is ever seen in
 training, whatever the wording.
@@ -38,7 +38,7 @@ _THINGS = tuple(
 
 @dataclass(frozen=True, slots=True)
 class _Template:
-    """One wording of ``a + b`` or ``a - b``."""
+    """A wording of ``a + b`` or ``a - b``."""
 
     sign: str
     text: str
@@ -57,11 +57,11 @@ _TEMPLATES = (
 def arithmetic_word_problems(
     *, num_problems: int, seed: int, split: str, slip_share: float = 0.0
 ) -> list[dict[str, str]]:
-    """Word problems in an order drawn from ``seed``, every template equally often.
+    """Generates word problems in an order drawn from ``seed``, every template equally often.
 
     Args:
-        num_problems: how many; equations repeat in other words when there are more than equations.
-        seed: of operands, names, things and order.
+        num_problems: number of problems; beyond the number of equations, equations repeat in other words.
+        seed: seed of operands, names, things and order.
         split: ``"train"`` or ``"test"``; no equation is in both, whatever the seeds.
         slip_share: share of the problems with a carry whose answer forgets it.
     Returns:
@@ -85,13 +85,13 @@ def arithmetic_word_problems(
 
 
 def needs_carry(a: int, sign: str, b: int) -> bool:
-    """True when the units alone do not give the units' result."""
+    """True if the units digits' result carries (or borrows) into the tens."""
     return a % 10 + b % 10 >= 10 if sign == "+" else a % 10 < b % 10
 
 
 @cache
 def _pairs(sign: str, split: str) -> tuple[tuple[int, int], ...]:
-    """Every operand pair of ``split`` whose result is allowed."""
+    """Lists every operand pair of ``split`` whose result is allowed."""
     return tuple(
         (a, b)
         for a in _FIRST
@@ -101,7 +101,7 @@ def _pairs(sign: str, split: str) -> tuple[tuple[int, int], ...]:
 
 
 def _split_of(a: int, b: int) -> str:
-    """The split that owns the pair. CRC-32, as it is the same everywhere."""
+    """Returns the split of an operand pair, drawn by CRC-32, which is the same on every machine."""
     return "test" if zlib.crc32(f"{a},{b}".encode()) % 100 < _TEST_PERCENT else "train"
 
 
@@ -112,7 +112,9 @@ def _record(
     name, other = rng.sample(_NAMES, 2)
     text = template.text.format(name=name, other=other, things=rng.choice(_THINGS), a=a, b=b)
     result = a + b if template.sign == "+" else a - b
-    slips = rng.random() < slip_share  # drawn for every problem: a share changes nothing else
+    slips = (
+        rng.random() < slip_share
+    )  # drawn for every problem, so that the share changes no other draw
     if slips and needs_carry(a, template.sign, b):
         result += -10 if template.sign == "+" else 10
     return {

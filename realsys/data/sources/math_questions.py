@@ -1,9 +1,8 @@
-"""Questions with a known answer: prompts for PPO, prompt and answer for fine-tuning.
+"""Data sets of questions with a known answer: prompts for PPO, prompts and answers for fine-tuning.
 
-From a JSONL file (qa_records.py), or made on the spot (arithmetic_problems.py). Text becomes tokens when a
-record is asked for, and they are not kept: each is used once an epoch, and a million of them is
-gigabytes. The prompt's tokens are the same in both data sets, so that
-PPO asks what fine-tuning has taught:
+Read from a JSONL file (qa_records.py) or generated (arithmetic_problems.py). A record is tokenized when
+it is requested and its tokens are not cached: each is used once an epoch, and a million of them is
+gigabytes. Prompt tokens are the same in both data sets, so that PPO prompts with what fine-tuning taught:
 
 - with a chat template: the question as a user's message, and the template's opening of the answer;
 - without: the question, ending in white space (a newline is added where it doesn't), behind a BOS
@@ -25,25 +24,30 @@ from realsys.data.sources.qa_records import final_answer, read_records
 from realsys.runtime.progress import tick
 
 SPLITS = ("train", "test")
-SETTINGS = {"prompt": "dataset.max_prompt_len", "answer": "max_answer_len"}  # of our experiments
+SETTINGS = {
+    "prompt": "dataset.max_prompt_len",
+    "answer": "max_answer_len",
+}  # settings of the built-in experiments
 _PROBE = "1 + 1 = ?"
-_MARGIN = 64  # bytes by which a chat template may say more around one question than around another
+_MARGIN = (
+    64  # bytes by which a chat template's text around one question may exceed that around another
+)
 _TICK_EVERY = 1000
 
 
 @dataclass
 class _MathRecords:
-    """The records of one split, and their tokens.
+    """Records of one split, and their tokens.
 
     Args:
-        seed: of the problems made when ``path`` is none.
+        seed: seed of the problems generated if ``path`` is None.
         split: ``train``, or ``test`` for the held-out records.
         path: JSONL file, None for arithmetic.
         eval_path: JSONL of held-out records; None holds out the last ``eval_size`` of ``path``.
-        train_size: problems to make when ``path`` is none.
-        eval_size: held-out records.
-        max_prompt_len: tokens of the longest prompt.
-        slip_share: of the training problems made when ``path`` is none, see arithmetic_problems.py.
+        train_size: number of problems to generate if ``path`` is None.
+        eval_size: number of held-out records.
+        max_prompt_len: token limit of a prompt.
+        slip_share: of the training problems generated if ``path`` is None, see arithmetic_problems.py.
     """
 
     _: KW_ONLY
@@ -70,9 +74,9 @@ class _MathRecords:
             self._check_prompts()
 
     def _check_prompts(self) -> None:
-        """Finds prompts that are too long before the first step; a plan has looked at some only.
+        """Checks all prompts against the limit before the first step; the plan checked only a sample.
 
-        A text has at least a byte for each token: what has few enough is not counted.
+        A text has at least one byte per token, so a short enough text is not tokenized.
         """
         around = len(prompt_text(self.tokenizer, _PROBE).encode()) - len(_PROBE) + _MARGIN
         for index, record in enumerate(self.records):
@@ -104,17 +108,17 @@ class _MathRecords:
         return records[num_train:] if is_test else records[:num_train]
 
     def prompt_tokens(self, index: int) -> list[int]:
-        """Tokens of the question of record ``index``, ready to be answered.
+        """Tokenizes the question of record ``index``, up to where the answer begins.
 
         Raises:
-            DataError: there are more than ``max_prompt_len``.
+            DataError: it has more than ``max_prompt_len`` tokens.
         """
         tokens = tokenize_prompt(self.tokenizer, self.records[index]["prompt"])
         self._check_length(index, "prompt", tokens, self.max_prompt_len)
         return tokens
 
     def record(self, index: int) -> dict[str, str]:
-        """Record ``index`` as an environment sees it: ``prompt`` as text, and the final ``answer``."""
+        """Returns record ``index`` for an environment: ``prompt`` as text, and the final ``answer``."""
         record = self.records[index]
         return {"prompt": record["prompt"], "answer": final_answer(record["answer"])}
 
@@ -132,15 +136,15 @@ class _MathRecords:
 
 @dataclass
 class MathPrompts(_MathRecords):
-    """Gives ``packed_prompts``, and the final answer as ``metadata["answer"]``."""
+    """Data set of ``packed_prompts``, with the final answer as ``metadata["answer"]``."""
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Tensors of each datapoint."""
+        """Names of each datapoint's tensors."""
         return ("packed_prompts",)
 
     def batch(self, indices: Sequence[int], ids: Sequence[str]) -> SequenceSample:
-        """The records at ``indices``, called ``ids``."""
+        """Returns the records at ``indices`` under the names ``ids``."""
         prompts = [self.prompt_tokens(i) for i in indices]
         return SequenceSample.from_tensors(
             ids,
@@ -152,10 +156,10 @@ class MathPrompts(_MathRecords):
 
 @dataclass
 class MathSFT(_MathRecords):
-    """Gives ``packed_input_ids`` (prompt, answer, end token) and ``prompt_mask``.
+    """Data set of ``packed_input_ids`` (prompt, answer, end token) and ``prompt_mask``.
 
     Args:
-        max_answer_len: tokens of the longest answer, without the end token.
+        max_answer_len: token limit of an answer, without the end token.
     """
 
     _: KW_ONLY
@@ -163,21 +167,21 @@ class MathSFT(_MathRecords):
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Tensors of each datapoint."""
+        """Names of each datapoint's tensors."""
         return ("packed_input_ids", "prompt_mask")
 
     def answer_tokens(self, index: int) -> list[int]:
-        """Tokens of the answer of record ``index`` and the end token.
+        """Tokenizes the answer of record ``index`` and appends the end token.
 
         Raises:
-            DataError: there are more than ``max_answer_len``, the end token not counted.
+            DataError: it has more than ``max_answer_len`` tokens, the end token not counted.
         """
         tokens = _token_ids(self.tokenizer, self.records[index]["answer"])
         self._check_length(index, "answer", tokens, self.max_answer_len)
         return [*tokens, self.tokenizer.eos_token_id]
 
     def batch(self, indices: Sequence[int], ids: Sequence[str]) -> SequenceSample:
-        """The records at ``indices``, called ``ids``."""
+        """Returns the records at ``indices`` under the names ``ids``."""
         pairs = [(self.prompt_tokens(i), self.answer_tokens(i)) for i in indices]
         lengths = [[len(prompt) + len(answer)] for prompt, answer in pairs]
         masks = [[True] * len(prompt) + [False] * len(answer) for prompt, answer in pairs]
@@ -192,13 +196,13 @@ class MathSFT(_MathRecords):
 
 
 def tokenize_prompt(tokenizer: Any, prompt: str) -> list[int]:
-    """Tokens of a question, up to where the answer begins."""
+    """Tokenizes a question, up to where the answer begins."""
     tokens = _token_ids(tokenizer, prompt_text(tokenizer, prompt))
     return tokens if getattr(tokenizer, "chat_template", None) else [*_bos(tokenizer), *tokens]
 
 
 def prompt_text(tokenizer: Any, prompt: str) -> str:
-    """The text of a question as the model gets it, without a BOS token that a template doesn't put."""
+    """Formats a question as the model's input text, without a BOS token that a template doesn't put."""
     if getattr(tokenizer, "chat_template", None):
         text: str = tokenizer.apply_chat_template(
             [{"role": "user", "content": prompt}], add_generation_prompt=True, tokenize=False
@@ -208,7 +212,7 @@ def prompt_text(tokenizer: Any, prompt: str) -> str:
 
 
 def _bos(tokenizer: Any) -> list[int]:
-    """The BOS token if the tokenizer would put one itself. (Some would add an EOS as well.)"""
+    """Returns the BOS token if the tokenizer adds one itself. (Some would add an EOS as well.)"""
     with_special = tokenizer("a").input_ids
     return [with_special[0]] if with_special[:1] == [tokenizer.bos_token_id] else []
 

@@ -1,4 +1,4 @@
-"""Question-and-answer records from a JSONL file. No torch: the launcher checks files with it too.
+"""Reads question-and-answer records from a JSONL file. No torch: the launcher checks files with it too.
 
 JSONL is UTF-8 text, with or without a byte order mark, or such text packed by gzip. Only a newline ends a
 record: other separators of Unicode (U+2028, U+0085) may stand inside a JSON string.
@@ -23,10 +23,10 @@ _GZIP = b"\x1f\x8b"
 
 
 def read_records(path: str | Path) -> list[dict[str, str]]:
-    """All records as ``{"prompt", "answer"}`` (the answer with its steps, as written).
+    """Reads all records as ``{"prompt", "answer"}`` (the answer with its steps, as written).
 
     Raises:
-        DataError: no such file, not JSON, no prompt or no answer (with the line number), no records.
+        DataError: the file is missing, is not JSON or has no records; or a line has no prompt or answer.
     """
     path = Path(path)
     try:
@@ -43,7 +43,7 @@ def read_records(path: str | Path) -> list[dict[str, str]]:
         raise DataError(
             f"the data set can't be read: {error}",
             where=str(path),
-            fix="give a JSONL file in UTF-8 (or that, packed by gzip) that this user may read",
+            fix="give a readable JSONL file in UTF-8, plain or gzip-compressed",
         ) from error
     if not records:
         raise DataError(
@@ -53,7 +53,7 @@ def read_records(path: str | Path) -> list[dict[str, str]]:
 
 
 def final_answer(answer: str) -> str:
-    """What follows the last ``####``; the whole text when there is none."""
+    """Returns the text after the last ``####``, or the whole text if there is none."""
     return answer.rpartition(FINAL)[2].strip()
 
 

@@ -1,16 +1,16 @@
-"""What rollout workers of an earlier run made, as a data set: a replay trains on it again.
+"""Data set of an earlier run's rollouts, for training on them again in a replay.
 
-Datapoints are found by id; which step trained on which is the earlier run's ledger's to say.
+Datapoints are found by id; the earlier run's ledger records which step trained on which.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from realsys.api.bounded_files import parse_json, read_bounded_text
 from realsys.api.errors import DataError
 from realsys.data.rollout_dump import SUFFIX, RolloutDump
 from realsys.data.sequence_sample import SequenceSample
@@ -19,11 +19,11 @@ from realsys.trial.records import RUN_FILE
 
 @dataclass
 class RolloutDumpData:
-    """The datapoints of a run's dump.
+    """Datapoints of a run's dump.
 
     Args:
-        folder: with the run's dump files, and ``run.json`` of its master.
-        keys: of each datapoint.
+        folder: folder with the run's dump files and its master's ``run.json``.
+        keys: tensors of each datapoint.
     """
 
     _: KW_ONLY
@@ -45,18 +45,20 @@ class RolloutDumpData:
             )
         self._dump = RolloutDump(files)
         try:
-            self._size = int(json.loads((Path(self.folder) / RUN_FILE).read_text())["dataset_size"])
+            self._size = int(
+                parse_json(read_bounded_text(Path(self.folder, RUN_FILE)))["dataset_size"]
+            )
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise DataError(
-                f"the run's own words on its rollouts can't be read: {error!r}",
+                f"the run's record of its rollouts can't be read: {error!r}",
                 where=f"{self.folder}/{RUN_FILE}",
                 fix="copy it again",
             ) from error
 
     def __len__(self) -> int:
-        """Records of the data set that the run's questions came from: the run's length follows from it."""
+        """Number of records in the original run's data set, which determines the run's length."""
         return self._size
 
     def batch(self, indices: Sequence[int], ids: Sequence[str]) -> SequenceSample:
-        """The datapoints ``ids``; ``indices`` say nothing here."""
+        """Reads the datapoints ``ids``; ``indices`` are ignored."""
         return self._dump.read(ids).select(self.keys)

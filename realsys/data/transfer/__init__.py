@@ -1,4 +1,4 @@
-"""Tensors from worker to worker: the store of a worker, its server, and the client.
+"""Tensor transfer between workers: a worker's store, its server, and the client.
 
-On one host through shared memory, between hosts over sealed TCP streams.
+Through shared memory on one host, over encrypted TCP streams between hosts.
 """

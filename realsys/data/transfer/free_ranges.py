@@ -1,6 +1,6 @@
-"""Which parts of a segment of memory are free (pure).
+"""First-fit allocator of byte ranges in a memory segment (pure).
 
-First fit at the lowest place: what was used before is used again, and its pages are there already.
+The lowest free range is used first, because pages that were used before already exist.
 """
 
 from __future__ import annotations
@@ -10,14 +10,16 @@ from collections.abc import Iterator
 
 
 class FreeRanges:
-    """The free bytes of ``[0, size)``. Numbers are bytes."""
+    """Free ranges of ``[0, size)``, in bytes."""
 
     def __init__(self, size: int) -> None:
         self.size = size
         self._free = [(0, size)] if size else []  # (start, end), ascending, never adjacent
 
-    def take(self, num_bytes: int) -> int | None:
-        """Start of ``num_bytes`` (1 or more) that are not free any more; None where none fit."""
+    def allocate(self, num_bytes: int) -> int | None:
+        """Allocates ``num_bytes`` (1 or more) and returns their start; None if no free range is
+        large enough.
+        """
         for i, (start, end) in enumerate(self._free):
             if end - start >= num_bytes:
                 rest = (start + num_bytes, end)
@@ -25,14 +27,14 @@ class FreeRanges:
                 return start
         return None
 
-    def give_back(self, start: int, num_bytes: int) -> None:
-        """Frees what ``take`` gave."""
+    def free(self, start: int, num_bytes: int) -> None:
+        """Frees a range that ``allocate`` allocated."""
         insort(self._free, (start, start + num_bytes))
         self._free = list(_joined(self._free))
 
     @property
     def all_free(self) -> bool:
-        """Nothing is taken."""
+        """True if nothing is allocated."""
         return self._free == [(0, self.size)]
 
 

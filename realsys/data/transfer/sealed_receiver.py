@@ -1,8 +1,8 @@
-"""The taking end of a sealed stream: a thread that reads, checks and decrypts what its owner waits for.
+"""Receives an encrypted stream on a thread that reads, verifies and decrypts the expected messages.
 
-The owner (tensor_client.py) knows from an answer under CURVE what comes next and how long it is; nothing
-that the socket says decides about memory. No byte is used before its frame's tag was checked. The
-deadlines are the owner's too: ``close`` ends a thread that waits for a silent peer.
+The owner (tensor_client.py) knows each message and its length from a reply over CURVE, so bytes from the
+socket never determine memory sizes. No byte is used before its frame's tag was verified. Deadlines are
+the owner's: ``close`` ends a thread that waits for a silent peer.
 """
 
 from __future__ import annotations
@@ -32,47 +32,51 @@ from realsys.transport.codec import ProtocolError
 CONNECT_S = 10.0
 
 
-class Landing(Protocol):
-    """Where the bytes of a message go; used by the thread of its stream."""
+class MessageSink(Protocol):
+    """Destination of a message's bytes; used by the stream's thread."""
 
-    def room(self, offset: int, num_bytes: int) -> memoryview | None:
-        """Where these bytes of the message are to be written; None: in several places, see ``landed``."""
+    def buffer(self, offset: int, num_bytes: int) -> memoryview | None:
+        """Returns the buffer for these bytes of the message; None if they go to several places, see
+        ``received``.
+        """
 
-    def landed(self, offset: int, frame: memoryview) -> None:
-        """These bytes have come and are as they were sent; in order. ``frame`` is used again afterwards,
-        where ``room`` gave none."""
+    def received(self, offset: int, frame: memoryview) -> None:
+        """Accepts verified bytes, in order.
+
+        If ``buffer`` returned None, ``frame`` is reused after this call and must be copied.
+        """
 
 
-class WholeLanding:
-    """All bytes into one tensor (contiguous, in host memory)."""
+class TensorSink:
+    """Writes a message into one tensor (contiguous, in host memory)."""
 
     def __init__(self, x: torch.Tensor) -> None:
         self._bytes = bytes_of(x)
 
-    def room(self, offset: int, num_bytes: int) -> memoryview | None:
+    def buffer(self, offset: int, num_bytes: int) -> memoryview | None:
         return self._bytes[offset : offset + num_bytes]
 
-    def landed(self, offset: int, frame: memoryview) -> None:
+    def received(self, offset: int, frame: memoryview) -> None:
         pass
 
 
-class Arrived(NamedTuple):
-    """A message is there, or the connection ended before (``cut``), or it is not as sent (``forged``)."""
+class StreamResult(NamedTuple):
+    """Result of an expected message: complete, connection lost (``cut``), or tampered with (``forged``)."""
 
     stream: bytes
-    ticket: bytes = b""
+    request_id: bytes = b""
     cut: str = ""
     forged: bool = False
 
 
 class SealedReceiver:
-    """One stream.
+    """Receives one stream.
 
     Args:
-        arrived: called from the thread for each message, in order; once it was cut or forged, for each
-            message that was waited for and no more.
+        arrived: called from the thread for each message, in order; after a message was cut or forged,
+            also for each further expected message, with that failure.
     Raises:
-        ClusterError: nothing answers at the address.
+        ClusterError: the address can't be reached.
     """
 
     def __init__(
@@ -82,19 +86,19 @@ class SealedReceiver:
         *,
         name: str,
         timeout_s: float,
-        arrived: Callable[[Arrived], None],
+        arrived: Callable[[StreamResult], None],
     ) -> None:
         self.stream = offer.stream
         self._arrived, self._next = arrived, 0
-        self._wanted: SimpleQueue[tuple[bytes, SealedBytes, Landing] | None] = SimpleQueue()
+        self._wanted: SimpleQueue[tuple[bytes, SealedBytes, MessageSink] | None] = SimpleQueue()
         try:
             self._opener = FrameOpener(offer.key)
             self._socket = tcp.create_connection(
                 (host, offer.port), timeout=max(0.001, min(timeout_s, CONNECT_S))
             )
-        except (OSError, OverflowError, ValueError) as error:  # also a port or key that can't be
+        except (OSError, OverflowError, ValueError) as error:  # also for an invalid port or key
             raise ClusterError(
-                f"{name} gives tensors at {host}:{offer.port}, which can't be reached: {error}",
+                f"{name} sends tensors from {host}:{offer.port}, which can't be reached: {error}",
                 where=f"tcp://{host}:{offer.port}",
                 fix="let the hosts of a job reach each other's port_range; realsys doctor tries it",
             ) from error
@@ -104,23 +108,23 @@ class SealedReceiver:
         self._thread = threading.Thread(target=self._main, name=f"sealed from {name}", daemon=True)
         self._thread.start()
 
-    def expect(self, ticket: bytes, coming: SealedBytes, out: Landing) -> None:
-        """Reads the next message into ``out``, and says that it is there by ``ticket``.
+    def expect(self, request_id: bytes, expected: SealedBytes, out: MessageSink) -> None:
+        """Reads the next message into ``out`` and reports its completion under ``request_id``.
 
         Raises:
-            ProtocolError: it is not the next one.
+            ProtocolError: it is not the stream's next message.
         """
-        if (coming.stream, coming.number) != (self.stream, self._next):
+        if (expected.stream, expected.number) != (self.stream, self._next):
             raise ProtocolError(
-                f"message {coming.number} of a stream was announced, {self._next} comes next",
+                f"message {expected.number} of a stream was announced, {self._next} comes next",
                 where="receiving tensors",
                 fix="both workers must run the same version of realsys; else report this as a bug",
             )
         self._next += 1
-        self._wanted.put((ticket, coming, out))
+        self._wanted.put((request_id, expected, out))
 
     def close(self) -> None:
-        """Ends the thread, whatever it waits for."""
+        """Ends the thread, even if it is waiting for data."""
         self._wanted.put(None)
         with suppress(OSError):
             self._socket.shutdown(tcp.SHUT_RDWR)
@@ -135,35 +139,35 @@ class SealedReceiver:
     def _serve(self) -> None:
         self._sealed = memoryview(bytearray(FRAME_BYTES + TAG_BYTES))
         self._plain = memoryview(bytearray(FRAME_BYTES))
-        failure: Arrived | None = None
+        failure: StreamResult | None = None
         while (item := self._wanted.get()) is not None:
-            ticket, coming, out = item
+            request_id, expected, out = item
             if failure is None:
-                failure = self._read(coming, out)
-            said = Arrived(self.stream) if failure is None else failure
-            self._arrived(said._replace(ticket=ticket))
+                failure = self._read(expected, out)
+            result = StreamResult(self.stream) if failure is None else failure
+            self._arrived(result._replace(request_id=request_id))
             del item, out
 
-    def _read(self, coming: SealedBytes, out: Landing) -> Arrived | None:
-        """A message into ``out``; what went wrong, or None."""
-        for offset in range(0, coming.num_bytes, FRAME_BYTES):
-            length = min(FRAME_BYTES, coming.num_bytes - offset)
+    def _read(self, expected: SealedBytes, out: MessageSink) -> StreamResult | None:
+        """Reads a message into ``out``; returns the failure, or None."""
+        for offset in range(0, expected.num_bytes, FRAME_BYTES):
+            length = min(FRAME_BYTES, expected.num_bytes - offset)
             sealed = self._sealed[: length + TAG_BYTES]
             try:
                 if not self._receive(sealed):
-                    return Arrived(self.stream, cut="the peer closed the connection")
+                    return StreamResult(self.stream, cut="the peer closed the connection")
             except OSError as error:
-                return Arrived(self.stream, cut=str(error))
-            room = out.room(offset, length)
-            frame = self._plain[:length] if room is None else room
-            place = place_of(coming.number, offset, coming.num_bytes)
+                return StreamResult(self.stream, cut=str(error))
+            buffer = out.buffer(offset, length)
+            frame = self._plain[:length] if buffer is None else buffer
+            place = place_of(expected.number, offset, expected.num_bytes)
             if not self._opener.open(sealed, place, frame):
-                return Arrived(self.stream, forged=True)
-            out.landed(offset, frame)
+                return StreamResult(self.stream, forged=True)
+            out.received(offset, frame)
         return None
 
     def _receive(self, out: memoryview) -> bool:
-        """Fills ``out``; False at the end of the connection."""
+        """Fills ``out``; returns False at the end of the connection."""
         while out:
             count = self._socket.recv_into(out, len(out), tcp.MSG_WAITALL)
             if not count:

@@ -1,8 +1,8 @@
-"""The giving end of sealed streams: bulk tensors to clients of other hosts, over plain TCP sockets.
+"""Sends bulk tensors to clients on other hosts over encrypted TCP streams.
 
-A client gets a stream's name, key and port in an answer under CURVE and opens it with a hello that proves
-the key; then the stream carries the bytes of rows and nothing else. What they are is told under CURVE
-(tensor_server.py). Each stream has a thread of its own, which encrypts straight from the rows.
+A client gets a stream's name, key and port in a reply over CURVE and opens it with a hello that proves
+the key; then the stream carries row bytes and nothing else. Their description is sent over CURVE
+(tensor_server.py). Each stream has its own thread, which encrypts directly from the rows.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from realsys.transport.binding import address_of
 
 logger = logging.getLogger(__name__)
 
-HELLO_S = 10.0  # as long as a CURVE handshake may take
-STALLED_S = 60.0  # a client that has read nothing for so long is gone
-MAX_OFFERS = 256  # that nobody has taken up yet
+HELLO_S = 10.0  # same limit as for a CURVE handshake
+STALLED_S = 60.0  # a client that reads nothing for this long counts as disconnected
+MAX_OFFERS = 256  # limit on offers not used yet
 
 
 class SealedStream:
-    """One stream: messages that wait, and once a client is there the thread that sends them."""
+    """One stream: queued messages, and after the client connected the thread that sends them."""
 
     def __init__(self, offer: StreamOffer, *, name: str, stalled_s: float) -> None:
         self.offer, self._stalled_s = offer, stalled_s
@@ -53,32 +53,32 @@ class SealedStream:
         self._thread = threading.Thread(target=self._main, name=name, daemon=True)
         self.socket: tcp.socket | None = None
 
-    def give(self, x: torch.Tensor) -> SealedBytes:
-        """Sends ``x`` (uint8, contiguous, in host memory) in its turn; nobody may change it any more."""
+    def enqueue(self, x: torch.Tensor) -> SealedBytes:
+        """Queues ``x`` (uint8, contiguous, in host memory), which must not be changed any more."""
         number, self._num_messages = self._num_messages, self._num_messages + 1
         self._waiting.put((number, x))
         return SealedBytes(stream=self.offer.stream, number=number, num_bytes=x.numel())
 
-    def begin(self, socket: tcp.socket) -> None:
-        """Sends over ``socket`` from now on."""
+    def start(self, socket: tcp.socket) -> None:
+        """Starts sending over ``socket``."""
         self.socket = socket
         self._thread.start()
 
     def close(self) -> None:
-        """Ends the thread, also one that waits for its client; what waits is forgotten."""
+        """Ends the thread, even if it is waiting for its client; queued messages are dropped."""
         self.is_over = True
         self._waiting.put(None)
         if self.socket is not None:
-            with suppress(OSError):  # the client has gone
+            with suppress(OSError):  # the client has disconnected
                 self.socket.shutdown(tcp.SHUT_RDWR)
 
     @property
     def is_alive(self) -> bool:
-        """Whether its thread runs."""
+        """True while the stream's thread runs."""
         return self._thread.is_alive()
 
     def join(self) -> None:
-        """Returns once the thread has ended; it was closed before."""
+        """Waits until the thread of a closed stream has ended."""
         if self._thread.ident is not None:
             self._thread.join(5.0)
 
@@ -94,20 +94,25 @@ class SealedStream:
                     frame = whole[offset : offset + FRAME_BYTES]
                     length = sealer.seal(frame, place_of(number, offset, len(whole)), out)
                     self._send(out[:length])
-                del item, x, whole, frame  # or the rows stay until the next ones are there
+                del (
+                    item,
+                    x,
+                    whole,
+                    frame,
+                )  # otherwise these rows stay allocated until the next ones arrive
         except OSError as error:
             if not self.is_over:
                 logger.warning("tensor stream cut by=%s error=%s", self._thread.name, error)
                 self.is_over = True
                 with suppress(OSError):
-                    self.socket.shutdown(tcp.SHUT_RDWR)  # the owner sees it, and closes us
+                    self.socket.shutdown(tcp.SHUT_RDWR)  # the owner notices and closes this stream
                 while self._waiting.get() is not None:
                     pass
         finally:
-            self.socket.close()  # by nobody else: its number could be another file's by then
+            self.socket.close()  # closed only here: elsewhere its number could already be another file's
 
     def _send(self, data: memoryview) -> None:
-        """Raises OSError when the client takes nothing for ``stalled_s``."""
+        """Sends ``data``. Raises OSError if the client reads nothing for ``stalled_s``."""
         assert self.socket is not None
         self.socket.settimeout(self._stalled_s)
         while data:
@@ -115,10 +120,10 @@ class SealedStream:
 
 
 class SealedSender:
-    """The streams of one tensor server; used by its event loop. The port is opened with the first offer.
+    """All streams of one tensor server; used by its event loop. The first offer opens the port.
 
     Args:
-        host, ports: where clients connect; the server's own address and the site's range.
+        host, ports: address that clients connect to: the server's host and the site's port range.
     """
 
     def __init__(
@@ -136,21 +141,21 @@ class SealedSender:
         self._listener: tcp.socket | None = None
         self._offered: dict[bytes, SealedStream] = {}  # oldest first
         self._open: dict[bytes, SealedStream] = {}
-        self._left_behind: list[SealedStream] = []  # closed, their threads perhaps not yet over
+        self._closed: list[SealedStream] = []  # closed streams whose threads may still be ending
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def num_open(self) -> int:
-        """Streams that clients have opened and not left."""
+        """Number of streams that clients have open."""
         return len(self._open)
 
     def find(self, stream: bytes) -> SealedStream | None:
-        """The stream of this name, offered or open, if bytes can still be given to it."""
+        """Returns the offered or open stream of this name, or None if it can't accept messages."""
         found = self._open.get(stream) or self._offered.get(stream)
         return None if found is None or found.is_over else found
 
     def offer(self) -> StreamOffer:
-        """A new stream for the client that asks.
+        """Offers a new stream to the requesting client.
 
         Raises:
             ClusterError: no port is free.
@@ -178,11 +183,11 @@ class SealedSender:
         streams = [*self._open.values(), *self._offered.values()]
         for stream in streams:
             stream.close()
-        for stream in [*streams, *self._left_behind]:
+        for stream in [*streams, *self._closed]:
             stream.join()
 
     def _withdraw(self, name: bytes) -> None:
-        """An offer that nobody took up in time."""
+        """Withdraws an offer that was not used in time."""
         if (stream := self._offered.pop(name, None)) is not None:
             stream.close()
 
@@ -196,51 +201,53 @@ class SealedSender:
         while True:
             try:
                 socket, (host, *_) = await loop.sock_accept(listener)
-            except OSError as error:  # no file descriptors left: others may close theirs
+            except OSError as error:  # no file descriptors left; wait until some are closed
                 logger.warning("tensor stream not accepted name=%s error=%s", self._name, error)
                 await asyncio.sleep(0.5)
                 continue
-            self._start(self._greet(socket, host), "hello")
+            self._start(self._handshake(socket, host), "hello")
 
-    async def _greet(self, socket: tcp.socket, host: str) -> None:
-        """Reads a hello; the socket becomes its stream's, or is closed."""
+    async def _handshake(self, socket: tcp.socket, host: str) -> None:
+        """Reads a hello; hands the socket to its stream, or closes it."""
         socket.setblocking(False)
-        said = b""
+        received = b""
         try:
             async with asyncio.timeout(self._hello_s):
-                while len(said) < HELLO_BYTES:
+                while len(received) < HELLO_BYTES:
                     more = await asyncio.get_running_loop().sock_recv(
-                        socket, HELLO_BYTES - len(said)
+                        socket, HELLO_BYTES - len(received)
                     )
                     if not more:
                         break
-                    said += more
+                    received += more
         except (OSError, TimeoutError):
             pass
         except BaseException:
             socket.close()
             raise
-        name = stream_of(said)
+        name = stream_of(received)
         stream = self._offered.get(name) if name is not None else None
-        if stream is None or not is_hello(said, stream.offer):
+        if stream is None or not is_hello(received, stream.offer):
             self._refusals.count("no_handshake" if name is None else "wrong_key", f"from {host}")
             socket.close()
             return
         self._open[stream.offer.stream] = self._offered.pop(stream.offer.stream)
         _keep_alive(socket)
-        asyncio.get_running_loop().add_reader(socket.fileno(), self._left, stream, socket.fileno())
-        stream.begin(socket)
+        asyncio.get_running_loop().add_reader(
+            socket.fileno(), self._on_client_left, stream, socket.fileno()
+        )
+        stream.start(socket)
 
-    def _left(self, stream: SealedStream, fd: int) -> None:
-        """A client says nothing after its hello: what can be read is the end of its stream."""
+    def _on_client_left(self, stream: SealedStream, fd: int) -> None:
+        """Closes a stream whose client disconnected: clients send nothing after their hello."""
         asyncio.get_running_loop().remove_reader(fd)
         del self._open[stream.offer.stream]
         stream.close()
-        self._left_behind = [s for s in self._left_behind if s.is_alive] + [stream]
+        self._closed = [s for s in self._closed if s.is_alive] + [stream]
 
 
 def _listen(host: str, ports: Iterable[int] | None) -> tcp.socket:
-    """A listening socket at the first free port. Raises ClusterError when there is none."""
+    """Opens a listening socket at the first free port. Raises ClusterError if there is none."""
     family, address = address_of(host)
     for port in (0,) if ports is None else ports:
         with suppress(OSError):
@@ -255,7 +262,7 @@ def _listen(host: str, ports: Iterable[int] | None) -> tcp.socket:
 
 
 def _keep_alive(socket: tcp.socket) -> None:
-    """A host that vanished is noticed in two minutes, also while nothing is sent to it."""
+    """Sets keep-alive options: a vanished host is detected in two minutes even if nothing is sent."""
     socket.setsockopt(tcp.SOL_SOCKET, tcp.SO_KEEPALIVE, 1)
     socket.setsockopt(tcp.IPPROTO_TCP, tcp.TCP_NODELAY, 1)
     for option, value in ((tcp.TCP_KEEPIDLE, 60), (tcp.TCP_KEEPINTVL, 10), (tcp.TCP_KEEPCNT, 6)):

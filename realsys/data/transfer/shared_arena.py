@@ -1,9 +1,10 @@
-"""Memory for whole weights that a process fills and others of its host then read where it is.
+"""Shared memory for whole weights, filled by one process and read in place by others on its host.
 
-Beside shared_memory.py, where a slot has one taker: here any number of processes use the same bytes. An
-arena is an anonymous file whose descriptor is handed to each reader (``SCM_RIGHTS``): it has no name, and
-is gone with the last process that has it. A reader has a flag in its first page, which falls when its last
-tensor is gone; the filler uses the arena again once all flags are down and its own tensors are gone.
+Unlike shared_memory.py, where a slot has one reader, any number of processes use the same bytes. An
+arena is an anonymous file whose descriptor is passed to each reader (``SCM_RIGHTS``): it has no name and
+disappears with the last process that has it open. A reader has a flag in the first page, which is cleared
+when its last tensor is freed; the writer reuses the arena once all flags are clear and its own tensors
+are freed.
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ _SEALS = F_SEAL_SHRINK | F_SEAL_GROW
 
 
 def arena_bytes(sizes: Sequence[int]) -> int:
-    """What ``take`` needs for tensors of these sizes (bytes)."""
+    """Returns the arena size needed for tensors of these sizes (bytes)."""
     return sum(-(-size // _ALIGNED) * _ALIGNED for size in sizes)
 
 
 class Arena:
-    """One piece of shared memory, filled from its beginning. ``fd`` is its own."""
+    """A shared-memory file, filled from its beginning. Owns ``fd``."""
 
     def __init__(self, num_bytes: int) -> None:
         self.size = _PAGE + num_bytes
@@ -58,66 +59,66 @@ class Arena:
             os.close(self.fd)
             raise
         self._address = int(np.frombuffer(self._map, np.uint8, 1).ctypes.data)
-        self._takers: dict[int, tuple[int, int]] = {}  # flag → PID, start
-        self._begin()
+        self._readers: dict[int, tuple[int, int]] = {}  # flag → PID, start
+        self._reset()
 
-    def _begin(self) -> None:
-        self._end, self._num_given = _PAGE, 0
-        self._gone: deque[None] = deque()  # a finalizer may run anywhere: no lock
+    def _reset(self) -> None:
+        self._end, self._num_allocated = _PAGE, 0
+        self._freed: deque[None] = deque()  # no lock: a finalizer may run in any thread
 
-    def take(self, num_bytes: int) -> torch.Tensor:
-        """The next bytes, uint8 ``[num_bytes]``; what is in them is anything."""
+    def allocate(self, num_bytes: int) -> torch.Tensor:
+        """Allocates the next bytes as an uninitialised uint8 tensor ``[num_bytes]``."""
         start, end = self._end, self._end + num_bytes
-        assert end <= self.size, "more than was asked for"
+        assert end <= self.size, "more than the arena's size"
         self._end = start + -(-num_bytes // _ALIGNED) * _ALIGNED
         array = np.frombuffer(self._map, np.uint8, num_bytes, start)
-        self._num_given += 1
-        weakref.finalize(array, self._gone.append, None).atexit = False
+        self._num_allocated += 1
+        weakref.finalize(array, self._freed.append, None).atexit = False
         return torch.from_numpy(array)
 
     def offset_of(self, x: torch.Tensor) -> int | None:
-        """Where the bytes of a tensor lie in this arena; None if they do not."""
+        """Returns the offset of a tensor's bytes in this arena; None if they are elsewhere."""
         start = x.data_ptr() - self._address
         inside = start >= _PAGE and start + x.numel() * x.element_size() <= self.size
         return start if inside else None
 
-    def lend(self, taker: tuple[int, int]) -> int:
-        """A flag for who reads it from now on: PID and start (clock ticks after boot)."""
-        flag = next(i for i in range(_PAGE) if i not in self._takers)
-        self._takers[flag] = taker
+    def add_reader(self, reader: tuple[int, int]) -> int:
+        """Adds a reader, given as PID and start (clock ticks after boot); returns its flag."""
+        flag = next(i for i in range(_PAGE) if i not in self._readers)
+        self._readers[flag] = reader
         self._map[flag] = _IN_USE
         return flag
 
-    def take_back(self, flag: int) -> None:
-        """The reader never came to have it."""
+    def remove_reader(self, flag: int) -> None:
+        """Removes a reader that never received the arena."""
         self._map[flag] = _FREE
 
     @property
     def is_free(self) -> bool:
-        """Whether nobody has a tensor over it."""
-        for flag, taker in list(self._takers.items()):
-            if self._map[flag] == _FREE or _is_dead(*taker):
+        """True if no process has a tensor in it."""
+        for flag, reader in list(self._readers.items()):
+            if self._map[flag] == _FREE or _is_dead(*reader):
                 self._map[flag] = _FREE
-                del self._takers[flag]
-        return not self._takers and len(self._gone) == self._num_given
+                del self._readers[flag]
+        return not self._readers and len(self._freed) == self._num_allocated
 
     def close(self) -> None:
-        """Readers and tensors keep what they have."""
+        """Closes the descriptor; readers and tensors keep their mappings."""
         os.close(self.fd)
 
 
 class ArenaPool:
-    """The arenas of one process: kept once written, as fresh pages cost more than a copy. Any thread."""
+    """Arenas of one process, kept for reuse because fresh pages cost more than a copy. Thread-safe."""
 
     def __init__(self) -> None:
         self._arenas: list[Arena] = []
         self._lock = threading.Lock()
 
     def arena(self, num_bytes: int) -> Arena:
-        """An arena with room for ``num_bytes``. Free ones of other sizes are let go.
+        """Returns an arena with room for ``num_bytes``; frees unused arenas of other sizes.
 
         Raises:
-            OSError: the system gives no memory to share.
+            OSError: the system has no memory to share.
         """
         with self._lock:
             fits = None
@@ -130,17 +131,17 @@ class ArenaPool:
             if fits is None:
                 fits = Arena(num_bytes)
                 self._arenas.append(fits)
-            fits._begin()
+            fits._reset()
             return fits
 
-    def lend(
-        self, tensors: Sequence[torch.Tensor], taker: tuple[int, int]
+    def add_reader(
+        self, tensors: Sequence[torch.Tensor], reader: tuple[int, int]
     ) -> tuple[list[tuple[Arena, int]], list[tuple[int, int]]] | None:
-        """Lends the arenas that ``tensors`` lie in, which the caller has meanwhile.
+        """Adds a reader to the arenas that hold ``tensors``, which the caller keeps alive meanwhile.
 
         Returns:
-            Each with the taker's flag; for each tensor which of them, and where in it. None if one lies in
-            none of ours.
+            The arenas with the reader's flags, and the arena's index and offset of each tensor. None if a
+            tensor is in no arena of this pool.
         """
         with self._lock:
             places: list[tuple[Arena, int]] = []
@@ -152,46 +153,46 @@ class ArenaPool:
                 else:
                     return None
             used = list({id(arena): arena for arena, _ in places}.values())
-            lent = [(arena, arena.lend(taker)) for arena in used]
+            lent = [(arena, arena.add_reader(reader)) for arena in used]
             return lent, [(used.index(arena), offset) for arena, offset in places]
 
     def close(self) -> None:
-        """Lets go of all."""
+        """Closes all arenas."""
         with self._lock:
             for arena in self._arenas:
                 arena.close()
             self._arenas.clear()
 
 
-class LentArena:
-    """Somebody else's arena, to be read: ``tensors`` of it, then ``settle`` once."""
+class MappedArena:
+    """Another process's arena, mapped for reading: take its ``tensor``s, then call ``release`` once."""
 
     def __init__(self, fd: int, *, size: int, flag: int) -> None:
         found = os.fstat(fd)
         if found.st_size != size or not _is_sealed(fd) or not 0 <= flag < _PAGE:
-            raise OSError(f"a file of {found.st_size} bytes is no arena of {size}")
+            raise OSError(f"a file of {found.st_size} bytes is not an arena of {size}")
         self._map, self._flag = mmap.mmap(fd, size), flag
-        self._num_taken, self._gone = 0, deque[None]()
-        self._settled = False
+        self._num_mapped, self._freed = 0, deque[None]()
+        self._released = False
 
     def tensor(self, offset: int, num_bytes: int) -> torch.Tensor:
-        """Bytes of it, uint8. Raises ValueError when they are outside."""
+        """Maps bytes of it as an uint8 tensor. Raises ValueError if they are outside."""
         if offset < _PAGE or num_bytes < 1:
             raise ValueError(f"{num_bytes} bytes at {offset}")
         array = np.frombuffer(self._map, np.uint8, num_bytes, offset)
-        self._num_taken += 1
-        weakref.finalize(array, self._left).atexit = False
+        self._num_mapped += 1
+        weakref.finalize(array, self._on_tensor_freed).atexit = False
         return torch.from_numpy(array)
 
-    def settle(self) -> None:
-        """All tensors were taken: the flag falls with the last of them."""
-        self._settled = True
-        if len(self._gone) == self._num_taken:
+    def release(self) -> None:
+        """Ends the taking of tensors: the flag is cleared when the last of them is freed."""
+        self._released = True
+        if len(self._freed) == self._num_mapped:
             self._map[self._flag] = _FREE
 
-    def _left(self) -> None:
-        self._gone.append(None)
-        if self._settled and len(self._gone) == self._num_taken:
+    def _on_tensor_freed(self) -> None:
+        self._freed.append(None)
+        if self._released and len(self._freed) == self._num_mapped:
             self._map[self._flag] = _FREE
 
 

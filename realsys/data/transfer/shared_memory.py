@@ -1,14 +1,14 @@
-"""Memory that two processes of one host both have mapped, for tensors that one gives to the other.
+"""Shared memory of two processes on one host, for tensors passed from one to the other.
 
-The giver (``SegmentPool``) writes rows into a slot of a segment and tells where they lie; the taker
-(``SegmentMaps``) maps the segment once and uses the rows where they are. The slot is the taker's
-until the last tensor over it is gone: then its flag in the segment's first page falls, and the giver may
-use the place again. No message is needed for that. A taker that was killed leaves its flags up: when room
-is short, the giver looks which takers are dead.
+The writer (``SegmentPool``) puts rows into a slot of a segment and sends their location; the reader
+(``SegmentMaps``) maps the segment once and uses the rows in place. The slot belongs to the reader until
+its last tensor is freed, which clears its flag in the segment's first page, without a message; then the
+writer reuses the slot. A killed reader leaves its flags set: when space runs out, the writer looks for
+dead readers.
 
 A segment is an anonymous file (memfd_create(2)): it has no name, so nothing stays behind however the
-processes end. The taker opens it through /proc of the giver, which the kernel grants to processes of
-the same user only; it can't shrink (sealed), so that no giver can make a taker's reads fail.
+processes end. The reader opens it through the writer's /proc, which the kernel allows only to processes
+of the same user; it is sealed against shrinking, so that no writer can make a reader's access fail.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ from realsys.transport.codec import ProtocolError
 
 logger = logging.getLogger(__name__)
 
-MIN_SHARED_BYTES = 16 << 10  # below that one encrypted frame is as quick
-SEGMENT_BYTES = 256 << 20  # pages come into being when they are first written
-KEEP_BYTES = 1 << 30  # memory that is kept, written once, for the next rows
+MIN_SHARED_BYTES = 16 << 10  # below it, one encrypted frame is as fast
+SEGMENT_BYTES = 256 << 20  # pages are allocated when first written
+KEEP_BYTES = 1 << 30  # written memory that is kept for reuse
 _PAGE = 4096
 _FREE, _IN_USE = 0, 1
 _SEALS = F_SEAL_SHRINK | F_SEAL_GROW
 
 
 def host_name() -> str:
-    """The same for two processes that may be able to share memory; empty where nothing is shared."""
+    """Returns an identifier shared by processes that can share memory; empty if sharing is impossible."""
     here = this_process()
     if not here.boot_id:
         return ""
@@ -59,7 +59,7 @@ def host_name() -> str:
 
 
 class SegmentPool:
-    """The segments of one server; used by its thread only."""
+    """Segments of one server; used by its thread only."""
 
     def __init__(self, *, segment_bytes: int = SEGMENT_BYTES, keep_bytes: int = KEEP_BYTES) -> None:
         self._segment_bytes, self._keep_bytes = segment_bytes, keep_bytes
@@ -68,51 +68,52 @@ class SegmentPool:
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """The segments that there are."""
+        """Numbers of the existing segments."""
         return tuple(self._segments)
 
-    def take(
-        self, num_bytes: int, taker: tuple[int, int] = (0, 0)
+    def allocate(
+        self, num_bytes: int, reader: tuple[int, int] = (0, 0)
     ) -> tuple[SharedSlot, torch.Tensor]:
-        """A slot, and its bytes (uint8 ``[num_bytes]``) to be written before the slot is told.
+        """Allocates a slot; returns it and its bytes (uint8 ``[num_bytes]``), to be written before
+        sending it.
 
         Args:
-            taker: PID and start (clock ticks after boot) of who gets it; 0: it is not known.
+            reader: PID and start (clock ticks after boot) of the reader; 0 if unknown.
         Raises:
-            OSError: the system gives no memory.
+            OSError: the system has no memory to share.
         """
         for with_dead in (False, True):
             for segment in self._segments.values():
                 segment.collect(with_dead=with_dead)
             for segment in self._segments.values():
-                if (slot := segment.take(num_bytes, taker)) is not None:
+                if (slot := segment.allocate(num_bytes, reader)) is not None:
                     return slot, segment.bytes_of(slot)
-        self._let_go()
+        self._trim()
         size = _PAGE + max(self._segment_bytes, _whole_pages(num_bytes))
         segment = _Segment(self._next_number, size)
         self._segments[segment.number] = segment
         self._next_number += 1
-        slot = segment.take(num_bytes, taker)
+        slot = segment.allocate(num_bytes, reader)
         assert slot is not None
         return slot, segment.bytes_of(slot)
 
-    def give_back(self, segment: int, index: int) -> None:
-        """Frees a slot that nobody uses. Unknown ones are ignored."""
+    def free(self, segment: int, index: int) -> None:
+        """Frees a slot that is not in use. Unknown slots are ignored."""
         if segment in self._segments:
             self._segments[segment].release(index)
 
     def pin(self, number: int) -> None:
-        """Has CUDA copy to and from a segment directly, once; without effect where it can't."""
+        """Pins a segment once, so that CUDA copies to and from it directly; no effect if pinning fails."""
         self._segments[number].pin()
 
     def close(self) -> None:
-        """Lets go of all memory; takers keep what they have mapped."""
+        """Frees all memory; readers keep what they have mapped."""
         for segment in self._segments.values():
             segment.close()
         self._segments.clear()
 
-    def _let_go(self) -> None:
-        """Of unused segments beyond what is to be kept, the oldest first."""
+    def _trim(self) -> None:
+        """Closes unused segments, oldest first, until at most ``keep_bytes`` are kept."""
         kept = sum(segment.written for segment in self._segments.values())
         for number, segment in list(self._segments.items()):
             if kept > self._keep_bytes and segment.is_unused:
@@ -122,11 +123,11 @@ class SegmentPool:
 
 
 class _Segment:
-    """A page of flags, one byte a slot, and behind it the slots."""
+    """A page of flags, one byte per slot, followed by the slots."""
 
     def __init__(self, number: int, size: int) -> None:
         self.number, self.size = number, size
-        self.written = 0  # bytes that have ever been taken: what it costs
+        self.written = 0  # extent ever allocated, which is the memory that it costs
         self._fd = memfd_create(f"realsys-{number}", MFD_CLOEXEC | MFD_ALLOW_SEALING)
         try:
             os.fchmod(self._fd, 0o600)
@@ -138,31 +139,31 @@ class _Segment:
             os.close(self._fd)
             raise
         self._ranges = FreeRanges(size - _PAGE)
-        self._taken: dict[int, tuple[int, int]] = {}  # index → start, bytes
-        self._takers: dict[int, tuple[int, int]] = {}  # index → PID, start
+        self._allocated: dict[int, tuple[int, int]] = {}  # index → start, bytes
+        self._readers: dict[int, tuple[int, int]] = {}  # index → PID, start
         self._pinned: bool | None = None
 
     @property
     def is_unused(self) -> bool:
-        return not self._taken
+        return not self._allocated
 
     def collect(self, *, with_dead: bool = False) -> None:
-        """Finds the slots whose flag has fallen, or whose taker is dead."""
+        """Frees slots whose flag was cleared or, if asked, whose reader is dead."""
         if with_dead:
-            dead = {taker for taker in set(self._takers.values()) if _is_dead(*taker)}
-            for index in [i for i in self._taken if self._takers[i] in dead]:
+            dead = {reader for reader in set(self._readers.values()) if _is_dead(*reader)}
+            for index in [i for i in self._allocated if self._readers[i] in dead]:
                 self.release(index)
         flags = self._map[:_PAGE]
-        for index in [i for i in self._taken if flags[i] == _FREE]:
-            self._ranges.give_back(*self._taken.pop(index))
-            del self._takers[index]
+        for index in [i for i in self._allocated if flags[i] == _FREE]:
+            self._ranges.free(*self._allocated.pop(index))
+            del self._readers[index]
 
-    def take(self, num_bytes: int, taker: tuple[int, int]) -> SharedSlot | None:
+    def allocate(self, num_bytes: int, reader: tuple[int, int]) -> SharedSlot | None:
         length = _whole_pages(num_bytes)
-        if len(self._taken) == _PAGE or (start := self._ranges.take(length)) is None:
+        if len(self._allocated) == _PAGE or (start := self._ranges.allocate(length)) is None:
             return None
-        index = next(i for i in range(_PAGE) if i not in self._taken)
-        self._taken[index], self._takers[index] = (start, length), taker
+        index = next(i for i in range(_PAGE) if i not in self._allocated)
+        self._allocated[index], self._readers[index] = (start, length), reader
         self._map[index] = _IN_USE
         self.written = max(self.written, start + length)
         return SharedSlot(
@@ -180,7 +181,7 @@ class _Segment:
         return torch.from_numpy(_array(self._map, slot))
 
     def release(self, index: int) -> None:
-        if index in self._taken:
+        if index in self._allocated:
             self._map[index] = _FREE
 
     def pin(self) -> None:
@@ -196,21 +197,21 @@ class _Segment:
         if self._pinned:
             runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
             runtime.cudaHostUnregister(self._address)
-        os.close(self._fd)  # the map ends with the last tensor over it
+        os.close(self._fd)  # the mapping ends with its last tensor
 
 
 class SegmentMaps:
-    """Segments of other processes, mapped once each; used by the client's thread only."""
+    """Mappings of other processes' segments, one each; used by the client's thread only."""
 
     def __init__(self) -> None:
         self._maps: dict[tuple[int, int, int], mmap.mmap] = {}  # worker, segment, inode
 
     def rows(self, worker: int, slot: SharedSlot) -> torch.Tensor:
-        """The bytes of a slot (uint8 ``[num_bytes]``), which is free again when they are gone.
+        """Returns the bytes of a slot (uint8 ``[num_bytes]``); the slot is freed when the tensor is.
 
         Raises:
             OSError: the segment can't be opened from here.
-            ProtocolError: the slot is none of the segment's, or the file is no segment.
+            ProtocolError: the slot is not in the segment, or the file is not a segment.
         """
         _check(slot)
         key = (worker, slot.segment, slot.inode)
@@ -218,23 +219,23 @@ class SegmentMaps:
             self._maps[key] = _open(slot)
         memory = self._maps[key]
         if len(memory) != slot.size or memory[slot.index] != _IN_USE:
-            raise _refusal(slot, "it is not given to anybody")
+            raise _refusal(slot, "the slot is not allocated")
         array = _array(memory, slot)
         weakref.finalize(array, memory.__setitem__, slot.index, _FREE).atexit = False
         return torch.from_numpy(array)
 
     def keep_only(self, worker: int, segments: tuple[int, ...]) -> None:
-        """Forgets segments of ``worker`` that are not among these."""
+        """Unmaps segments of ``worker`` that are not among ``segments``."""
         for key in [k for k in self._maps if k[0] == worker and k[1] not in segments]:
             del self._maps[key]
 
     def close(self) -> None:
-        """Forgets all; rows in use stay."""
+        """Drops all mappings; rows in use stay mapped."""
         self._maps.clear()
 
 
 def _is_dead(pid: int, start_ticks: int) -> bool:
-    """Whether a taker has ended for certain. It named our host: its PID is one of this namespace."""
+    """True if a reader has certainly ended. It named this host, so its PID is of this namespace."""
     here = this_process()
     return is_known_dead(msgspec.structs.replace(here, pid=pid, start_ticks=start_ticks))
 
@@ -246,14 +247,14 @@ def _open(slot: SharedSlot) -> mmap.mmap:
         found = os.fstat(fd)
         same = (found.st_ino, found.st_size) == (slot.inode, slot.size)
         if not (stat.S_ISREG(found.st_mode) and same and _is_sealed(fd)):
-            raise _refusal(slot, "the file there is another one")
+            raise _refusal(slot, "it is another file")
         return mmap.mmap(fd, slot.size)
     finally:
         os.close(fd)
 
 
 def _is_sealed(fd: int) -> bool:
-    with suppress(OSError):  # a file on a disk has no seals
+    with suppress(OSError):  # a file on disk has no seals
         return fcntl.fcntl(fd, F_GET_SEALS) & _SEALS == _SEALS
     return False
 

@@ -1,24 +1,22 @@
-"""Gives a worker's tensors to its peers, from a thread of its own: they fetch while this worker computes.
+"""Serves a worker's tensors to its peers from a thread of its own, while the worker computes.
 
-Every answer is a header under CURVE and raw bytes, no pickle: to a peer of this host in memory that both
-have mapped (shared_memory.py), to others in a sealed stream (sealed_sender.py); few bytes come with the
-header. tensor_client.py asks.
+Every reply is a header over CURVE and raw bytes, no pickle: to a peer on this host in memory that both
+have mapped (shared_memory.py), to others in an encrypted stream (sealed_sender.py); a few bytes are sent
+with the header. The client is tensor_client.py.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 
 import msgspec
 import torch
 import zmq
 import zmq.asyncio
 
-from realsys.api.errors import ClusterError, InternalError, RealsysError
+from realsys.api.errors import ClusterError, RealsysError
 from realsys.data.transfer.sealed_sender import SealedSender
 from realsys.data.transfer.shared_memory import MIN_SHARED_BYTES, SegmentPool, host_name
 from realsys.data.transfer.tensor_store import TensorStore
@@ -32,6 +30,7 @@ from realsys.data.transfer.transfer_messages import (
     sample_of,
 )
 from realsys.devices.streams import read_beside
+from realsys.runtime.background_thread import EventLoopThread
 from realsys.transport.authentication import (
     DOMAIN,
     HANDSHAKE_MS,
@@ -46,8 +45,8 @@ from realsys.transport.curve_keys import TrialKeypairs
 
 logger = logging.getLogger(__name__)
 
-Asked = TensorRequest | TensorPut
-MIN_SEALED_BYTES = 64 << 10  # below that the header takes them along
+AnyRequest = TensorRequest | TensorPut
+MIN_SEALED_BYTES = 64 << 10  # smaller replies are sent with the header
 MAX_ERROR_CHARS = 20_000  # an error that quotes a request must not outgrow a message
 
 
@@ -55,9 +54,9 @@ class TensorServer:
     """Serves a worker's store to its peers. ``start`` returns when ``endpoint`` is known.
 
     Args:
-        published: key → store of its own, for what is given under this key: peers put nothing there.
-        on_failure: called, from the server's thread, when it ends without having been asked to: peers
-            would wait for its tensors. ``raise_failure`` then says why.
+        published: key → separate store that serves this key; peers can't write to it.
+        on_failure: called from the server's thread if it ends without ``stop``, since peers would wait
+            for its tensors. ``raise_failure`` then raises the cause.
     """
 
     def __init__(
@@ -83,53 +82,33 @@ class TensorServer:
         self._host, self._ports = host, ports
         self._refusals = Refusals(f"{name} tensors")
         self._streams = SealedSender(name=name, host=host, ports=ports, refusals=self._refusals)
-        self._thread = threading.Thread(target=self._main, name=f"tensors {name}", daemon=True)
-        self._ready = threading.Event()
-        self._failure: BaseException | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._thread = EventLoopThread(self._serve, name=f"tensors {name}", on_end=self._over)
         self.endpoint = ""
 
     def start(self) -> TensorServer:
-        """Binds a free port and serves from now on."""
+        """Binds a free port and starts serving."""
         self._thread.start()
-        if not self._ready.wait(10.0):
-            raise InternalError("the tensor server did not start in 10 s", where=self.name)
         self.raise_failure()
         return self
 
     def raise_failure(self) -> None:
         """Raises what ended the thread, if it did not end because it was asked to."""
-        if self._failure is not None:
+        if (failure := self._thread.failure) is not None:
             raise ClusterError(
-                f"{self.name} can't serve tensors: {self._failure}",
+                f"{self.name} can't serve tensors: {failure}",
                 where=f"tcp://{self._host}",
                 fix="name an interface of this host",
-            ) from self._failure
+            ) from failure
 
     def stop(self) -> None:
         """Ends the thread."""
-        if self._loop is not None and self._task is not None:
-            with suppress(RuntimeError):  # it has ended by itself
-                self._loop.call_soon_threadsafe(self._task.cancel)
-        self._thread.join(5.0)
+        self._thread.stop()
 
-    def _main(self) -> None:
-        try:
-            asyncio.run(self._serve())
-        except asyncio.CancelledError:
-            pass
-        except BaseException as error:  # told to whoever called start, and in the log
-            while isinstance(error, BaseExceptionGroup):  # of the task group
-                error = error.exceptions[0]
-            self._failure = error
-            logger.exception("tensor server ended name=%s", self.name)
+    def _over(self, failure: BaseException | None) -> None:
+        if failure is not None:
             self._on_failure()
-        finally:
-            self._ready.set()
 
-    async def _serve(self) -> None:
-        self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
+    async def _serve(self, ready: Callable[[], None]) -> None:
         context = zmq.asyncio.Context()
         authenticator = Authenticator(
             context, client_public=self._keypairs.client_public, refusals=self._refusals
@@ -142,10 +121,12 @@ class TensorServer:
         socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
         monitor = open_monitor(socket)
         socket.sndhwm, socket.linger = 0, 0
-        socket.maxmsgsize = MAX_MESSAGE_BYTES  # holds for strangers too, before any handshake
+        socket.maxmsgsize = (
+            MAX_MESSAGE_BYTES  # also limits unauthenticated peers, before any handshake
+        )
         try:
             self.endpoint = bind(socket, self._host, self._ports)
-            self._ready.set()
+            ready()
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(authenticator.run(), name=f"tensor authenticator {self.name}")
                 tasks.create_task(
@@ -169,12 +150,12 @@ class TensorServer:
 
     def _answer(self, body: list[bytes]) -> tuple[TensorReply, list[memoryview]]:
         try:
-            request: TensorRequest | TensorPut = decode(body[0] if body else b"", Asked)
-            asked_by = (request.trial, request.attempt, request.token)
-            if asked_by != (self.trial, self.attempt, self._token):
+            request: TensorRequest | TensorPut = decode(body[0] if body else b"", AnyRequest)
+            sender = (request.trial, request.attempt, request.token)
+            if sender != (self.trial, self.attempt, self._token):
                 self._refusals.count("stale", f"{request.trial!r} attempt {request.attempt}")
                 raise ProtocolError(
-                    f"asked by attempt {request.attempt} of {request.trial}",
+                    f"the request is from attempt {request.attempt} of {request.trial}",
                     where=f"{self.name}, attempt {self.attempt} of {self.trial}",
                     fix="the older attempt must exit",
                 )
@@ -182,39 +163,45 @@ class TensorServer:
                 self._store.put(sample_of(request, body[1:]))
                 return TensorReply(), []
             if len(body) > 1:
-                raise ProtocolError("frames behind a request", where=self.name, fix="send one")
+                raise ProtocolError(
+                    "a request has extra frames", where=self.name, fix="send the request alone"
+                )
             if not request.ids:
-                raise ProtocolError("asked for nothing", where=self.name, fix="name datapoints")
-            self._take_back(request)
-            return self._packed(request)
+                raise ProtocolError(
+                    "the request names no datapoints", where=self.name, fix="name datapoints"
+                )
+            self._release_slots(request)
+            return self._reply_with_rows(request)
         except RealsysError as error:
             return TensorReply(error=f"{error.what} ({error.where})"[:MAX_ERROR_CHARS]), []
-        except Exception as error:  # whatever it is, the peer must hear it and others be served
+        except Exception as error:  # any error is sent to the peer, and others are still served
             logger.exception("tensors not served name=%s", self.name)
             text = f"{type(error).__name__}: {error} ({self.name})"
             return TensorReply(error=text[:MAX_ERROR_CHARS]), []
 
-    def _take_back(self, request: TensorRequest) -> None:
+    def _release_slots(self, request: TensorRequest) -> None:
         for segment, index in request.give_back:
             if self._pool is not None:
-                self._pool.give_back(segment, index)
+                self._pool.free(segment, index)
 
-    def _packed(self, request: TensorRequest) -> tuple[TensorReply, list[memoryview]]:
-        """The rows asked for: header, and the frames of what does not go through memory. Of a GPU's rows
-        only what writes them is waited for, not what it was given since."""
+    def _reply_with_rows(self, request: TensorRequest) -> tuple[TensorReply, list[memoryview]]:
+        """Returns the header and frames of the requested rows; frames are empty if they go another way.
+
+        Waits only for the GPU work that writes these rows, not for later work.
+        """
         store = self._published.get(request.key, self._store)
         rows = store.rows(request.key, request.ids)
         with read_beside(store.moments(request.ids)):
-            return self._sent(rows, request)
+            return self._send_rows(rows, request)
 
-    def _sent(
+    def _send_rows(
         self, rows: Sequence[torch.Tensor], request: TensorRequest
     ) -> tuple[TensorReply, list[memoryview]]:
         header = header_of(rows)
         num_bytes = sum(x.numel() * x.element_size() for x in rows)
-        mine = request.host == self._host_name != ""
+        same_host = request.host == self._host_name != ""
         if (
-            mine
+            same_host
             and num_bytes >= MIN_SHARED_BYTES
             and (taken := self._slot(num_bytes, rows, request))
         ):
@@ -225,17 +212,17 @@ class TensorServer:
         stream = self._streams.find(request.stream)
         if stream is None:
             return TensorReply(offer=self._streams.offer()), []
-        sealed = stream.give(packed_bytes(rows))
+        sealed = stream.enqueue(packed_bytes(rows))
         return msgspec.structs.replace(header, sealed=sealed), []
 
     def _slot(
         self, num_bytes: int, rows: Sequence[torch.Tensor], request: TensorRequest
     ) -> SharedSlot | None:
-        """A slot with ``rows`` in it; None where the system gives no memory to share."""
+        """Copies ``rows`` into a new slot; None if the system has no memory to share."""
         if self._pool is None:
             return None
         try:
-            slot, memory = self._pool.take(num_bytes, (request.pid, request.start_ticks))
+            slot, memory = self._pool.allocate(num_bytes, (request.pid, request.start_ticks))
         except OSError as error:
             logger.warning("tensors go through sockets only name=%s error=%s", self.name, error)
             self._pool = None
@@ -245,16 +232,16 @@ class TensorServer:
                 self._pool.pin(slot.segment)
             packed_bytes(rows, out=memory)
         except BaseException:
-            self._pool.give_back(slot.segment, slot.index)
+            self._pool.free(slot.segment, slot.index)
             raise
         return slot
 
 
 def packed_bytes(rows: Sequence[torch.Tensor], out: torch.Tensor | None = None) -> torch.Tensor:
-    """The bytes of ``rows``, one after another: uint8 ``[num_bytes]`` in host memory, ``out`` if given.
+    """Concatenates the bytes of ``rows``: uint8 ``[num_bytes]`` in host memory, in ``out`` if given.
 
-    As bytes, since some dtypes can't be concatenated; rows of one GPU come in one copy, and a single row
-    in host memory is not copied at all where no ``out`` is given.
+    Bytes, since some dtypes can't be concatenated. Rows of one GPU take one copy; a single row in host
+    memory is not copied if no ``out`` is given.
     """
     pieces = [x.detach().reshape(-1).view(torch.uint8) for x in rows]
     if len({x.device for x in pieces}) > 1:

@@ -1,8 +1,8 @@
-"""The tensors that one model worker holds, by datapoint and key.
+"""Tensors that one model worker holds, by datapoint and key.
 
-Written by the worker's compute thread, read by it and by the transfer server's thread; one lock. What the
-compute thread put is on a GPU when the GPU gets there: others ask ``moments`` and wait for those. Each
-tensor is the datapoint's own copy or a view of the batch it was made in; none is changed once stored.
+Written by the worker's compute thread, read by it and by the transfer server's thread; one lock. GPU
+tensors may still be pending when stored: other threads wait for their ``moments``. Each tensor is the
+datapoint's own copy or a view of the batch it was made in; none is changed once stored.
 """
 
 from __future__ import annotations
@@ -20,15 +20,17 @@ from realsys.devices.streams import written
 
 
 class TensorStore:
-    """(datapoint id, key) → that datapoint's rows."""
+    """Maps (datapoint id, key) to that datapoint's rows."""
 
     def __init__(self) -> None:
         self._rows: dict[str, dict[str, torch.Tensor]] = {}
-        self._moments: dict[str, Any] = {}  # datapoint → when the GPU will have written all of it
+        self._moments: dict[
+            str, Any
+        ] = {}  # datapoint → events after which the GPU has written all of it
         self._lock = threading.Lock()
 
     def put(self, sample: SequenceSample) -> None:
-        """Keeps every key of ``sample``, datapoint by datapoint."""
+        """Stores every key of ``sample``, datapoint by datapoint."""
         pieces = {
             key: torch.split(x, list(sample.meta.rows_per_id(key)))
             for key, x in sample.data.items()
@@ -43,16 +45,16 @@ class TensorStore:
                     row[key] = parts[i]
 
     def get(self, meta: SequenceMeta) -> SequenceSample:
-        """The batch that ``meta`` describes.
+        """Returns the batch that ``meta`` describes.
 
         Raises:
-            DataError: a tensor is not here; names key and datapoint.
+            DataError: a tensor is missing; names key and datapoint.
         """
-        data = {key: _in_one(self.rows(key, meta.ids)) for key in meta.seqlens}
+        data = {key: _concatenated(self.rows(key, meta.ids)) for key in meta.seqlens}
         return SequenceSample.from_meta(meta, data)
 
     def rows(self, key: str, ids: Sequence[str]) -> list[torch.Tensor]:
-        """The rows of ``ids`` under ``key``, one tensor each."""
+        """Returns the rows of ``ids`` under ``key``, one tensor each."""
         with self._lock:
             try:
                 return [self._rows[name][key] for name in ids]
@@ -65,18 +67,18 @@ class TensorStore:
         )
 
     def moments(self, ids: Iterable[str]) -> list[Any]:
-        """When the GPU has written what was put of these datapoints (realsys/devices/streams.py)."""
+        """Returns the GPU events after which these datapoints are written (realsys/devices/streams.py)."""
         with self._lock:
             return [self._moments[name] for name in ids if name in self._moments]
 
     def put_rows(self, key: str, rows: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Keeps rows that came from another worker."""
+        """Stores rows received from another worker."""
         with self._lock:
             for name, x in rows:
                 self._rows.setdefault(name, {})[key] = x
 
     def clear(self, ids: Iterable[str]) -> None:
-        """Forgets datapoints; unknown ones are ignored."""
+        """Removes datapoints; unknown ids are ignored."""
         with self._lock:
             for name in ids:
                 self._rows.pop(name, None)
@@ -88,7 +90,7 @@ class TensorStore:
     # ---- for a checkpoint -------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, dict[str, torch.Tensor]]:
-        """Copies of everything that is held: datapoint → key → rows."""
+        """Copies everything in the store: datapoint → key → rows."""
         with self._lock:
             return {
                 name: {key: x.to("cpu", copy=True) for key, x in keys.items()}
@@ -96,14 +98,14 @@ class TensorStore:
             }
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
-        """Takes back what ``state_dict`` gave."""
+        """Restores what ``state_dict`` returned."""
         with self._lock:
             for name, keys in state.items():
                 self._rows.setdefault(name, {}).update(keys)
 
 
-def _in_one(rows: Sequence[torch.Tensor]) -> torch.Tensor:
-    """``rows`` one after another, in a tensor of its own."""
-    if len({x.device for x in rows}) > 1:  # what came from peers is in host memory
+def _concatenated(rows: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Concatenates ``rows`` into a new tensor."""
+    if len({x.device for x in rows}) > 1:  # rows from peers are in host memory
         rows = [x.cpu() for x in rows]
     return torch.cat(list(rows))

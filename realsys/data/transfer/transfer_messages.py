@@ -1,7 +1,7 @@
-"""What tensor servers and clients say to each other, and bytes to tensors and back.
+"""Messages between tensor servers and clients, and their conversion to tensors.
 
-Headers are msgpack, checked against their type; tensors are raw bytes: in frames behind the header where
-they are few, in a slot of memory that both processes have mapped, or in a sealed stream. No pickle.
+Headers are msgpack, checked against their type; tensors are raw bytes: in frames after the header if
+they are few, in a slot of memory that both processes have mapped, or in an encrypted stream. No pickle.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ import torch
 
 from realsys.api.data import SequenceMeta
 from realsys.data.sequence_sample import SequenceSample
-from realsys.data.tensor_bytes import Buffer, bytes_of, joined
+from realsys.data.tensor_bytes import Buffer, bytes_of, tensor_from_frames
 from realsys.data.transfer.sealed_frames import StreamOffer
 from realsys.transport.codec import ProtocolError
 
-FRAME_BYTES = 1 << 20  # a loopback measurement found it fastest
+FRAME_BYTES = 1 << 20  # fastest in a loopback measurement
 
 
 class SharedSlot(msgspec.Struct, frozen=True, kw_only=True):
-    """Where rows lie in the server's memory: a file that ``/proc/<pid>/fd/<fd>`` opens."""
+    """Location of rows in the server's shared memory: a file opened as ``/proc/<pid>/fd/<fd>``."""
 
     segment: int
     pid: int
     fd: int
-    inode: int  # of the file, so that another one behind the same number is noticed
+    inode: int  # of the file, to detect another file under the same descriptor number
     size: int  # of the segment, bytes
-    index: int  # of its flag
+    index: int  # index of its flag
     offset: int
     num_bytes: int
 
 
 class SealedBytes(msgspec.Struct, frozen=True, kw_only=True):
-    """Rows that come as message ``number`` (from 0) of a stream."""
+    """Rows sent as message ``number`` (from 0) of a stream."""
 
     stream: bytes
     number: int
@@ -43,15 +43,14 @@ class SealedBytes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TensorRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Give me ``key`` of these datapoints.
+    """Requests ``key`` of these datapoints.
 
     Attributes:
-        host: what the client calls its host, so that one who calls his the same may answer through
-            memory; empty to get frames.
-        give_back: (segment, index) of slots that the client got and can't open.
-        pid, start_ticks: of the client's process on that host, so that what it has can be had back when
-            it is dead.
-        stream: that the client has from this server; empty: none yet.
+        host: the client's host identifier; a server with the same one may reply through shared memory.
+            Empty requests frames.
+        give_back: (segment, index) of slots that the client received but can't open.
+        pid, start_ticks: of the client's process, so that its slots can be freed after its death.
+        stream: the client's open stream from this server; empty if none.
     """
 
     trial: str
@@ -67,7 +66,8 @@ class TensorRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class TensorPut(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Keep these datapoints: their tensors follow in frames, key by key in the order of ``keys``.
+    """Sends datapoints to be stored: their tensors follow in frames, key by key in the order of
+    ``keys``.
 
     Attributes:
         frames: number of frames of each key.
@@ -82,11 +82,11 @@ class TensorPut(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class TensorReply(msgspec.Struct, frozen=True, kw_only=True):
-    """Header of the buffers that follow, or of those in ``slot`` or ``sealed``; ``error`` instead of them.
+    """Header of the frames that follow, or of rows in ``slot`` or ``sealed``; or an ``error``.
 
     Attributes:
-        segments: those that the server has, so that the client can forget others.
-        offer: no rows, but a stream for them: to be opened, and asked again.
+        segments: the server's segments, so that the client can unmap others.
+        offer: a stream instead of rows: the client opens it and requests them again.
     """
 
     dtype: str = ""
@@ -100,7 +100,7 @@ class TensorReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def header_of(rows: Sequence[torch.Tensor]) -> TensorReply:
-    """Describes ``rows``. Raises ProtocolError where they are not rows of one tensor."""
+    """Describes ``rows``. Raises ProtocolError if they are not rows of one tensor."""
     kinds = {(x.dtype, x.shape[1:]) for x in rows}
     if len(kinds) != 1:
         raise ProtocolError(
@@ -118,10 +118,10 @@ def header_of(rows: Sequence[torch.Tensor]) -> TensorReply:
 def checked_layout(
     header: TensorReply, *, num_rows: int, num_bytes: int
 ) -> tuple[torch.dtype, tuple[int, ...]]:
-    """dtype and shape of the tensor that ``header`` announces for ``num_bytes``.
+    """Returns dtype and shape of the tensor that ``header`` announces for ``num_bytes``.
 
     Raises:
-        ProtocolError: they don't fit together, or it is not ``num_rows`` datapoints.
+        ProtocolError: header and size are inconsistent, or there are not ``num_rows`` datapoints.
     """
     dtype = getattr(torch, header.dtype, None)
     shape = (sum(header.rows), *header.trailing_shape)
@@ -131,7 +131,7 @@ def checked_layout(
         or min((*header.rows, *header.trailing_shape), default=0) < 0
         or math.prod(shape) * dtype.itemsize != num_bytes
     ):
-        raise _unfit(
+        raise _mismatch_error(
             f"{num_bytes} bytes of {len(header.rows)} datapoints came for {num_rows}, as "
             f"{header.dtype[:40]!r} of shape {shape[:8]}"
         )
@@ -139,10 +139,10 @@ def checked_layout(
 
 
 def sample_of(put: TensorPut, frames: Sequence[Buffer]) -> SequenceSample:
-    """The datapoints that came with ``put``, in memory of their own.
+    """Returns the datapoints sent with ``put``, in memory of their own.
 
     Raises:
-        ProtocolError, DataError: frames and description do not fit together.
+        ProtocolError, DataError: frames and description are inconsistent.
     """
     meta = put.meta
     if (
@@ -151,7 +151,9 @@ def sample_of(put: TensorPut, frames: Sequence[Buffer]) -> SequenceSample:
         or min(put.frames, default=0) < 0
         or sum(put.frames) != len(frames)
     ):
-        raise _unfit(f"{len(frames)} frames came for keys {list(put.keys)[:8]} of {put.frames[:8]}")
+        raise _mismatch_error(
+            f"{len(frames)} frames came for keys {list(put.keys)[:8]} of {put.frames[:8]}"
+        )
     data, start = {}, 0
     for key, num_frames in zip(put.keys, put.frames, strict=True):
         mine, start = frames[start : start + num_frames], start + num_frames
@@ -162,11 +164,11 @@ def sample_of(put: TensorPut, frames: Sequence[Buffer]) -> SequenceSample:
         )
         num_bytes = sum(len(memoryview(frame)) for frame in mine)
         dtype, shape = checked_layout(header, num_rows=meta.batch_size, num_bytes=num_bytes)
-        data[key] = joined(dtype, shape, mine)
+        data[key] = tensor_from_frames(dtype, shape, mine)
     return SequenceSample.from_meta(meta, data)
 
 
-def _unfit(what: str) -> ProtocolError:
+def _mismatch_error(what: str) -> ProtocolError:
     return ProtocolError(
         what,
         where="receiving tensors",
@@ -175,7 +177,7 @@ def _unfit(what: str) -> ProtocolError:
 
 
 def frames_of(x: torch.Tensor) -> list[memoryview]:
-    """The bytes of a contiguous CPU tensor in pieces of ``FRAME_BYTES``; not copied."""
+    """Splits the bytes of a contiguous CPU tensor into frames of ``FRAME_BYTES`` without copying."""
     if x.numel() == 0:
         return []
     buffer = bytes_of(x)

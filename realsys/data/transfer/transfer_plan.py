@@ -1,8 +1,8 @@
-"""Which tensors the workers of a call get from whom before it runs (pure).
+"""Plans which tensors a call's workers fetch from which workers before it runs (pure).
 
-Every needed (key, datapoint) that a worker does not hold is taken from one of its owners, the one that
-has to send the fewest bytes so far, so that no owner sends more than it must. Nothing is sent twice to
-anybody and nothing passes through the master.
+Every needed (key, datapoint) that a worker does not hold is fetched from the owner that sends the fewest
+bytes so far, which balances the owners. Nothing is sent twice to a worker and nothing passes through the
+master.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ def plan_redistribution(
     num_bytes: Callable[[str, str], int],
     host_of: Callable[[int], object],
 ) -> dict[int, tuple[Source, ...]]:
-    """What every consumer of a call must fetch, planned for all of them together.
+    """Plans what every consumer of a call must fetch, for all of them together.
 
-    Nothing that a consumer holds is moved, and nothing comes to it twice: these are the fewest bytes
-    that any plan can move. Owners on the consumer's own host are preferred. Among those left, tensors
-    with one owner are given out first, then the largest first, each to the owner that has to send the
-    fewest bytes so far, to whomever. The same arguments give the same plan.
+    Nothing that a consumer holds is moved, and nothing is sent to it twice, so no plan moves fewer
+    bytes. Owners on the consumer's own host are preferred. Tensors with one owner are assigned first,
+    then the largest first, each to the owner that sends the fewest bytes so far, to any consumer. The
+    same arguments give the same plan.
 
     Args:
         consumers: model worker → the datapoints it computes on.
-        keys: that the call reads.
+        keys: keys that the call reads.
         owners: (key, id) → workers that hold it now.
         num_bytes: (key, id) → size.
-        host_of: worker → anything that tells its host from others.
+        host_of: worker → any value that identifies its host.
     Returns:
         For each consumer (worker, key, ids) sorted by worker and key; ids in the order given.
     Raises:
-        DataError: nobody holds a tensor.
+        DataError: no worker holds a tensor.
     """
-    needs = list(_needs(consumers, list(dict.fromkeys(keys)), owners, host_of))
+    needs = list(_missing_tensors(consumers, list(dict.fromkeys(keys)), owners, host_of))
     sizes = [num_bytes(need.key, need.name) for need in needs]
     sender: dict[int, int] = {}  # position in needs → worker
     to_send = {worker: 0 for need in needs for worker in need.owners}
@@ -58,8 +58,8 @@ def plan_redistribution(
     }
 
 
-class _Need(NamedTuple):
-    """A tensor that a consumer lacks, and who may send it."""
+class _MissingTensor(NamedTuple):
+    """A tensor that a consumer lacks, and the workers that can send it."""
 
     consumer: int
     key: str
@@ -67,13 +67,15 @@ class _Need(NamedTuple):
     owners: tuple[int, ...]  # ascending
 
 
-def _needs(
+def _missing_tensors(
     consumers: Mapping[int, Sequence[str]],
     keys: Sequence[str],
     owners: Callable[[str, str], frozenset[int]],
     host_of: Callable[[int], object],
-) -> Iterator[_Need]:
-    near: dict[tuple[int, frozenset[int]], tuple[int, ...]] = {}  # few sets of owners, many tensors
+) -> Iterator[_MissingTensor]:
+    near: dict[
+        tuple[int, frozenset[int]], tuple[int, ...]
+    ] = {}  # few distinct sets of owners, many tensors
     for consumer, names in consumers.items():
         for key in keys:
             for name in dict.fromkeys(names):
@@ -81,15 +83,15 @@ def _needs(
                 if consumer in holders:
                     continue
                 if not holders:
-                    raise _nobody_holds(key, name)
+                    raise _no_owner_error(key, name)
                 if (consumer, holders) not in near:
                     here = host_of(consumer)
                     local = [w for w in holders if host_of(w) == here]
                     near[consumer, holders] = tuple(sorted(local or holders))
-                yield _Need(consumer, key, name, near[consumer, holders])
+                yield _MissingTensor(consumer, key, name, near[consumer, holders])
 
 
-def _nobody_holds(key: str, name: str) -> DataError:
+def _no_owner_error(key: str, name: str) -> DataError:
     return DataError(
         f"no worker holds {key!r} of datapoint {name!r}",
         where="transfer plan",

@@ -1,1 +1,1 @@
-"""The forward pass of generation: decoder, attention over cached keys and values, cache slots."""
+"""Forward pass of generation: decoder, attention over cached keys and values, cache slots."""

@@ -1,4 +1,4 @@
-"""Attention over cached keys and values, as products of matrices of a few rows.
+"""Attention over cached keys and values, as products of matrices with few rows.
 
 A *lane* is one row's share of one product: the queries of all query heads that see the same keys stand in
 as rows of a matrix. Small matrices take other kernels, with other last bits (decoder.py, batch
@@ -24,23 +24,23 @@ from torch import Tensor
 
 MIN_QUERIES = 4  # with fewer rows
 MIN_WIDTH = 8  # with fewer than 400 multiplications: rows x columns x terms
-# Sums over positions are made in pieces of so many: MKL adds more than 192 terms in another order.
+# Sums over positions are split into pieces of this size: MKL adds more than 192 terms in another order.
 _PIECE = 128
-_GRANULE = 8  # a cache is looked at in multiples of so many positions
+_GRANULE = 8  # a cache is attended to in multiples of this many positions
 _HALF = (torch.bfloat16, torch.float16)
-# Since torch 2.8, for CUDA: products of half-precision matrices, given as they were added up.
+# Since torch 2.8, for CUDA: products of half-precision matrices with float32 results.
 _KEEPS_SUMS = hasattr(torch.ops.aten.bmm, "dtype")
 
 
 def seen_width(num: int) -> int:
-    """How many positions to look at where ``num`` are needed."""
+    """Returns the number of positions to attend to if ``num`` are needed."""
     width = num + -num % _GRANULE
     # As a sum of their own, or the last piece of one, eight positions may take the other kernels.
     return width + _GRANULE if width % _PIECE == _GRANULE else width
 
 
 class Lanes:
-    """How the heads of a model are put into lanes."""
+    """Arrangement of a model's heads in lanes."""
 
     def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
         self.group = num_heads // num_kv_heads
@@ -54,7 +54,7 @@ class Lanes:
         self._buffers: dict[int, tuple[Tensor, Tensor]] = {}  # of one token a row, by rows
 
     def queries(self, q_NHD: Tensor, length: int) -> Tensor:
-        """``[B * L, P * Q, E]``; valid until the next call."""
+        """Returns queries as ``[B * L, P * Q, E]``; valid until the next call."""
         num_rows = len(q_NHD) // length
         lane = (self.num_lanes, self.shared, self.group)
         q_BPLCGD = _split(_split(q_NHD, 0, (num_rows, length)), 2, lane)
@@ -68,13 +68,13 @@ class Lanes:
         return buffer
 
     def outputs(self, y: Tensor, length: int) -> Tensor:
-        """From ``[B * L, P * Q, E]`` the way back to ``[N, H * D]``."""
+        """Converts ``[B * L, P * Q, E]`` back to ``[N, H * D]``."""
         y_BLPGDC = self._own(y, length)
         num_tokens = y_BLPGDC.shape[0] * length
         return y_BLPGDC.permute(0, 2, 1, 5, 3, 4).reshape(num_tokens, -1)
 
     def mask(self, positions_BP: Tensor, width: int, dtype: torch.dtype) -> Tensor:
-        """Added to the scores: 0, or -inf for what is later. For queries of ``dtype``.
+        """Returns what is added to scores: 0, or -inf for later positions. For queries of ``dtype``.
 
         ``[B * L, P * Q, T]``; for half precision, float32 ``[B, 1, P, 1, T]``.
         """
@@ -90,10 +90,10 @@ class Lanes:
         return mask[:, None, :, None].expand(shape).reshape(-1, length * num_queries, width)
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-        """``[B * L, P * Q, E]`` from keys ``[B * L, E, T]`` and values ``[B * L, T, E]``."""
+        """Computes ``[B * L, P * Q, E]`` from keys ``[B * L, E, T]`` and values ``[B * L, T, E]``."""
         if queries.dtype in _HALF:
             return self._attend_half(queries, keys, values, mask)
-        # Quicker on a CPU than torch's fused attention, for so few queries.
+        # Faster on a CPU than torch's fused attention for few queries.
         scores = torch.baddbmm(mask, queries, keys, alpha=self.scale)
         weights = torch.softmax(scores, dim=-1)
         width = weights.shape[-1]
@@ -123,7 +123,7 @@ class Lanes:
         return own if length > 1 else max(own, MIN_QUERIES)
 
     def _buffer(self, like: Tensor, num_rows: int, length: int) -> tuple[Tensor, Tensor]:
-        """Zeros for queries, and the part of them that queries are written to."""
+        """Returns zeros for queries, and the part of them that queries are written to."""
         if length == 1 and (found := self._buffers.get(num_rows)) is not None:
             return found
         shape = (num_rows * self.num_lanes, length * self._num_queries(length), self.width)
@@ -134,7 +134,7 @@ class Lanes:
         return made
 
     def _own(self, x: Tensor, length: int) -> Tensor:
-        """The blocks where a query meets its own head: a view ``[B, L, P, G, D, C]``."""
+        """Returns the blocks where a query meets its own head: a view ``[B, L, P, G, D, C]``."""
         heads, group = self.shared, self.group
         x = x.view(-1, self.num_lanes, length, self._num_queries(length), self.width)
         blocks = _split(x[:, :, :, : heads * group], 3, (heads, group))
@@ -149,14 +149,14 @@ def _split(x: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
 def attend_texts(
     q_BPHD: Tensor, k_BTKD: Tensor, v_BTKD: Tensor, seen_BPT: Tensor | None, scale: float
 ) -> Tensor:
-    """torch's fused attention for many tokens of a row, ``[B, P, H, D]``: no scores are kept.
+    """Runs torch's fused attention for many tokens per row, ``[B, P, H, D]``, without storing scores.
 
     Args:
-        seen_BPT: bool, which positions a token looks at; None: those up to its own, of texts that
+        seen_BPT: bool, positions that a token attends to; None: those up to its own, of texts that
             begin here.
     """
     group = q_BPHD.shape[2] // k_BTKD.shape[2]
-    # Of the kernels only flash attention shares key heads; it takes half precision without a mask.
+    # Of the kernels only flash attention shares key heads; it supports half precision without a mask.
     shares = group > 1 and seen_BPT is None and q_BPHD.dtype in _HALF
     if group > 1 and not shares:
         k_BTKD, v_BTKD = (x.repeat_interleave(group, dim=2) for x in (k_BTKD, v_BTKD))
@@ -175,9 +175,9 @@ def attend_texts(
 class KeyValues:
     """Keys and values of ``num_rows`` rows at ``width`` positions each, of all layers.
 
-    Position = index: a row begins at 0. What has not been written is 0, because the sums run over it
-    with weight 0. Keys lie transposed: a product of a few queries with them takes half the time so,
-    more than it costs to write one number a line.
+    Position = index: a row begins at 0. Unwritten entries are 0, because sums include them with weight 0.
+    Keys are stored transposed, which halves the time of a product with few queries and outweighs the
+    slower write.
 
     Attributes:
         keys: by layer, ``[rows * L, E, width]``.
@@ -197,7 +197,9 @@ class KeyValues:
         self.tensors += [self._seen(x) for x in self.values]
 
     def resize(self, num_rows: int, width: int) -> None:
-        """Other rows and positions; what both have stays. Never more than one layer is there twice."""
+        """Changes the numbers of rows and positions, keeping common content; only one layer is ever
+        duplicated.
+        """
         rows = min(num_rows, self.num_rows)
         seen = min(width, self.width)
         self.num_rows, self.width = num_rows, width
@@ -218,7 +220,7 @@ class KeyValues:
         return _split(x, 0, (self.num_rows, self._lanes.num_lanes))
 
     def of_heads(self, layer: int, num_rows: int, width: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of the first rows and positions, ``[B, T, K, D]``."""
+        """Returns keys and values of the first rows and positions, ``[B, T, K, D]``."""
         lanes, rows = self._lanes, num_rows * self._lanes.num_lanes
         heads = (lanes.shared, lanes.head_dim)
         keys = self.keys[layer][:rows, :, :width].transpose(1, 2)
@@ -229,7 +231,7 @@ class KeyValues:
         return both[0], both[1]
 
     def places(self, positions_BP: Tensor) -> tuple[Tensor, Tensor]:
-        """Where in a layer the tokens of the first B rows belong, for ``write``.
+        """Computes where in a layer the tokens of the first B rows are stored, for ``write``.
 
         Indices ``[N * L * E]`` into its keys, and ``[N * L]`` of lines of its values.
         """
@@ -241,6 +243,6 @@ class KeyValues:
         return keys.flatten(), (lane * self.width + positions_BP[:, :, None]).flatten()
 
     def write(self, layer: int, places: tuple[Tensor, Tensor], k: Tensor, v: Tensor) -> None:
-        """Keys and values ``[N * L, E]`` of tokens at ``places``."""
+        """Writes keys and values ``[N * L, E]`` of tokens at ``places``."""
         self.keys[layer].view(-1).scatter_(0, places[0], k.flatten())
         self.values[layer].view(-1, self._lanes.width).index_copy_(0, places[1], v)

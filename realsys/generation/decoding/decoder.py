@@ -1,13 +1,14 @@
-"""The forward pass of generation, for the Llama, Qwen2 and Qwen3 families.
+"""Forward pass of generation for the Llama, Qwen2 and Qwen3 families.
 
 Any number of tokens of any number of rows, each at its own position, against a cache of keys and values:
-a prompt read at once, a part of one, or one more token of each row are the same computation. Any other
-model, or one of these with something unusual in it, takes a slower way; ``fast_path_obstacle`` says why.
+prefilling a prompt at once or in parts and decoding one more token per row are the same computation. Other
+models, or unusual variants of these, use a slower path; ``fast_path_obstacle`` returns why.
 
-**Batch invariance.** On a CPU, in float32, what comes out for a token depends on the weights and on the
-tokens of its row up to it, bit for bit: not on the other rows, their number, their lengths, nor on how
-the row's tokens were cut into calls. It rests on what kernels were seen to do (torch 2.13 with MKL, 1 and 2
-threads; tests/unit/test_continuous_invariance.py): a row of a matrix product is the same in every
+**Batch invariance.** On a CPU, in float32, a token's output depends, bit for bit, only on the
+weights and the
+tokens of its row up to it: not on the other rows, their number, their lengths, nor on how the row's tokens
+were split into calls. It relies on observed behaviour of kernels (torch 2.13 with MKL, 1 and 2 threads;
+tests/unit/test_continuous_invariance.py): a row of a matrix product is the same in every
 product of at least four rows a thread; zeros at the end of a short sum change nothing; a softmax and a
 norm look at their own row alone. So rows are padded to ``row_granule()``, queries to four, widths to
 ``seen_width``, keys stand at their position, and long sums are made in pieces (attention.py).
@@ -41,25 +42,25 @@ FAST_FAMILIES = {
 }
 
 LARGEST_GRANULE = 64
-_ROWS_A_THREAD = 4  # fewer take another matrix kernel, with other last bits
+_ROWS_A_THREAD = 4  # fewer rows use another matrix kernel, with other last bits
 _GRANULE_OF_GPU = 8  # its kernels' tiles are of multiples of eight rows
 _ROTATION_BLOCK = 64  # positions whose angles are computed together
 
 
 def row_granule() -> int:
-    """On a CPU, rows of a batch are padded to a multiple of this: four for each thread."""
+    """Returns the multiple to which rows of a batch are padded on a CPU: four for each thread."""
     return min(_ROWS_A_THREAD * max(2, torch.get_num_threads()), LARGEST_GRANULE)
 
 
 def rounded(n: int, granule: int) -> int:
-    """The least multiple of ``granule`` that is ``n`` or more."""
+    """Returns the least multiple of ``granule`` that is ``n`` or more."""
     return -(-n // granule) * granule
 
 
 def fast_path_obstacle(module: nn.Module) -> str | None:
-    """Why ``FastForward`` can't compute this model, or None."""
+    """Returns why ``FastForward`` can't compute this model, or None."""
     config: Any = module.config
-    # FSDP2 wraps by subclassing, so the class itself may bear another name.
+    # FSDP2 wraps by subclassing, so the class itself may have another name.
     classes = [cls.__name__ for cls in type(module).__mro__]
     if FAST_FAMILIES.get(getattr(config, "model_type", "")) not in classes:
         return f"model class {classes[0]}"
@@ -106,8 +107,8 @@ class FastForward:
     """Forward passes of a module for which ``fast_path_obstacle`` is None; shapes as in attention.py.
 
     On a GPU it reads the module's weights in place. On a CPU it holds copies of some (fused projections,
-    and what linear.py packs): ``reload`` after they changed. ``quantize`` keeps all linear weights as
-    copies of eight bits a number.
+    and weights packed by linear.py): call ``reload`` after they changed. ``quantize`` keeps 8-bit copies of
+    all linear weights.
 
     Args:
         as_on_gpu: for tests; None: by the device.
@@ -149,7 +150,7 @@ class FastForward:
         self.reload()
 
     def reload(self) -> None:
-        """Takes the module's weights as they are now."""
+        """Takes over the module's current weights."""
         backbone: Any = self.module.model
         self.embedding = backbone.embed_tokens.weight.data
         self.final_norm: Tensor = backbone.norm.weight.data
@@ -183,11 +184,13 @@ class FastForward:
         return linear(weight, bias, quantize=self._quantize)
 
     def cache(self, num_rows: int, width: int) -> KeyValues:
-        """An empty one."""
+        """Makes an empty cache."""
         return KeyValues(self.lanes, len(self.layers), num_rows, width, self.embedding)
 
     def padded_length(self, num_rows: int, length: int) -> int:
-        """Tokens a row to give ``run`` instead of ``length``, so that the matrices suit its kernels."""
+        """Returns the padded number of tokens per row for ``run``, so that the matrices suit its
+        kernels.
+        """
         granule = self.granule
         return rounded(length, math.lcm(MIN_QUERIES, granule // math.gcd(num_rows, granule)))
 
@@ -200,11 +203,12 @@ class FastForward:
         *,
         fresh: bool = False,
     ) -> Tensor:
-        """Reads tokens; what the last layer says of each, ``[N, hidden]``.
+        """Processes tokens and returns the last layer's output for each, ``[N, hidden]``.
 
-        Row i goes with the cache's row i. Each token sees the positions up to its own, which must have been
-        written, its own keys and values included: they are written here. Rows beyond the cache's are
-        padding: what comes out for them means nothing.
+        Row i uses the cache's row i. Each token attends to the positions up to its own; earlier
+        ones must have
+        been written, its own keys and values are written here. Rows beyond the cache's are padding, whose
+        output is meaningless.
 
         Args:
             tokens_BP: int64; B * P a multiple of the row granule.
@@ -244,7 +248,7 @@ class FastForward:
         return x
 
     def _decoding(self, positions_BP: Tensor, cache: KeyValues, bands: Sequence[Band]) -> _Attend:
-        """Attention by explicit scores, band by band."""
+        """Makes the attention function with explicit scores, band by band."""
         lanes, length = self.lanes, positions_BP.shape[1]
         masks = [self._mask(positions_BP, band) for band in bands]
 
@@ -264,7 +268,7 @@ class FastForward:
     def _reading(
         self, positions_BP: Tensor, cache: KeyValues, width: int, *, fresh: bool
     ) -> _Attend:
-        """Fused attention of many tokens a row, all rows of the cache together."""
+        """Makes the fused attention function for many tokens per row, over all rows of the cache."""
         num_rows, length = positions_BP.shape
         kv_heads, dim = self.num_kv_heads, self.head_dim
         seen = None
@@ -288,7 +292,7 @@ class FastForward:
         return self.lanes.mask(own, band.width, self.embedding.dtype)
 
     def logits(self, hidden: Tensor, rows: Sequence[int] | None = None) -> Tensor:
-        """Logits ``[rows, vocabulary]`` after those tokens (indices into N; None: all of them)."""
+        """Computes logits ``[rows, vocabulary]`` after those tokens (indices into N; None: all of them)."""
         num = len(hidden)
         if rows is not None:
             num = len(rows)
@@ -300,7 +304,7 @@ class FastForward:
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         if x.dtype != torch.float32 or x.device.type != "cpu":
             return F.rms_norm(x, (x.shape[-1],), weight, self.eps)
-        # torch's own takes more kernels, whose number is what counts for a few rows.
+        # torch's own needs more kernels, whose number dominates for few rows.
         length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
         inverse = torch.addcmul(self._eps, length, length, value=1 / x.shape[-1]).rsqrt_()
         y: Tensor = (x * inverse).mul_(weight)
@@ -309,7 +313,9 @@ class FastForward:
     def _queries_keys_values(
         self, y: Tensor, w: _LayerWeights, cos: Tensor, sin: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries ``[N, H, D]`` and, one line a token and lane, keys and values ``[N * L, E]``."""
+        """Computes queries ``[N, H, D]`` and, one line per token and lane, keys and values ``[N *
+        L, E]``.
+        """
         heads, kv_heads, dim = self.num_heads, self.num_kv_heads, self.head_dim
         joined = len(w.qkv) == 1
         qkv = w.qkv[0](y) if joined else torch.cat([part(y) for part in w.qkv], dim=1)
@@ -324,7 +330,8 @@ class FastForward:
         return qk[:, :heads], qk[:, heads:].reshape(-1, width), v.reshape(-1, width)
 
     def _rotation_of(self, width: int) -> Tensor:
-        """cos and sin side by side, ``[width or more, 2 D]``; the sin with rotate_half's minus in it.
+        """Returns cos and sin side by side, ``[width or more, 2 D]``; the sin includes
+        rotate_half's minus.
 
         Computed in blocks, so that an angle is the same however far the table reaches.
         """

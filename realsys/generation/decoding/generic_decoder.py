@@ -1,4 +1,4 @@
-"""The forward pass of generation through a Hugging Face model's own code and cache.
+"""Forward pass of generation through a Hugging Face model's own code and cache.
 
 For every causal language model that decoder.py has no fast path for. Slower, because the cache
 grows by copying and each step goes through the library's bookkeeping. Not batch invariant: rows of a
@@ -17,17 +17,17 @@ from torch import Tensor, nn
 
 
 class GenericDecoder:
-    """Turns tokens into the logits of the next ones, remembering what it has seen of each row."""
+    """Computes next-token logits with a cache of each row's earlier tokens."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module: Any = module
         accepted = inspect.signature(module.forward).parameters
         self.takes_positions = "position_ids" in accepted
-        # Without it prefill computes the logits of every prompt token, only to drop them.
+        # Otherwise prefill would compute the logits of every prompt token, only to drop them.
         self.last_only = {"logits_to_keep": 1} if "logits_to_keep" in accepted else {}
 
     def prefill(self, input_ids: Tensor, real: Tensor) -> Tensor:
-        """Forgets all, reads prompts, and returns the logits ``[B, V]`` of their next tokens.
+        """Clears the cache, processes prompts, and returns the logits ``[B, V]`` of their next tokens.
 
         Args:
             input_ids: int64 ``[B, P]``, padded on the left.
@@ -40,14 +40,14 @@ class GenericDecoder:
         return self._forward(input_ids, positions)
 
     def step(self, tokens: Tensor) -> Tensor:
-        """Appends one token to each row (int64 ``[B]``); logits ``[B, V]`` of the next."""
+        """Appends one token to each row (int64 ``[B]``); returns logits ``[B, V]`` of the next."""
         seen = self.attention_mask.new_ones(len(tokens), 1)
         self.attention_mask = torch.cat([self.attention_mask, seen], dim=1)
         positions, self.next_position = self.next_position, self.next_position + 1
         return self._forward(tokens[:, None], positions)
 
     def select(self, rows: Tensor) -> None:
-        """Goes on with these rows (int64), in this order; one may come twice."""
+        """Keeps only these rows (int64), in this order; a row may be repeated."""
         self.cache.batch_select_indices(rows)
         self.attention_mask = self.attention_mask[rows]
         self.next_position = self.next_position[rows]
@@ -70,7 +70,7 @@ class GenericDecoder:
 
 @contextmanager
 def without_dropout(module: nn.Module) -> Iterator[None]:
-    """Evaluation mode inside, for each part that was training."""
+    """Within the context, puts every part that was training into evaluation mode."""
     training = [part for part in module.modules() if part.training]
     module.eval()
     try:

@@ -1,6 +1,6 @@
-"""Slots for models without a fast path: each row alone, with a cache of transformers.
+"""Slots for models without a fast path: each row separately, with a cache of transformers.
 
-Correct and slow: a step runs the model once for every row. A row's numbers can't depend on others.
+Correct and slow: a step runs the model once per row. A row's results can't depend on others.
 """
 
 from __future__ import annotations

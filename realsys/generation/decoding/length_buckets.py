@@ -1,7 +1,7 @@
-"""How much of the cache each row of a batch needs looked at, in a few cuts.
+"""Splits the rows of a batch into bands by the cache width that they need.
 
-The rows of a band are computed to the width of its longest. Where a few rows are much longer than the
-others, that is most of a step's attention; with the long ones side by side it is little. Pure.
+The rows of a band are computed to the width of its longest. If a few rows are much longer than the others,
+that dominates a step's attention unless the long ones are adjacent. Pure.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Cutting:
-    """What a band costs on a device.
+    """Cost model of bands on a device.
 
     Attributes:
-        block: rows that always share a band.
+        block: number of rows that always share a band.
         cells_of_a_band: cells (row times position) that cost as much as one more band's calls, roughly.
     """
 
@@ -31,7 +31,7 @@ ON_GPU = Cutting(64, 100_000)
 
 @dataclass(frozen=True)
 class Band:
-    """Rows ``begin`` … ``end - 1``, looked at up to position ``width``."""
+    """Rows ``begin`` … ``end - 1``, which attend up to position ``width``."""
 
     begin: int
     end: int
@@ -44,10 +44,10 @@ class Band:
 
 
 def bands_of(widths: Sequence[int], cutting: Cutting = ON_CPU) -> list[Band]:
-    """Bands that cover all rows in order.
+    """Splits all rows, in order, into bands.
 
     Args:
-        widths: how much each row needs; few cells are wasted if long rows stand together.
+        widths: cache width that each row needs; few cells are wasted if long rows are adjacent.
     """
     bands: list[Band] = []
     for begin in range(0, len(widths), cutting.block):
@@ -64,29 +64,29 @@ def bands_of(widths: Sequence[int], cutting: Cutting = ON_CPU) -> list[Band]:
 
 
 def cost(bands: Sequence[Band], cutting: Cutting = ON_CPU) -> int:
-    """In cells."""
+    """Cost of the bands, in cells."""
     return sum(band.cells + cutting.cells_of_a_band for band in bands)
 
 
 class ReorderPolicy:
-    """When to put rows in order of length: when as much has been wasted as that costs.
+    """Decides when to sort rows by length: when the waste so far equals the cost of sorting.
 
-    So it never costs more than twice what the best choice would have, without a guess at what comes.
+    So it never costs more than twice the optimum, without predicting future lengths.
     """
 
     def __init__(self, cutting: Cutting = ON_CPU) -> None:
         self._wasted, self._cutting = 0, cutting
 
     def note(self, widths: Sequence[int], bands: Sequence[Band]) -> None:
-        """A step was computed in these bands."""
+        """Records that a step was computed in these bands."""
         if len(bands) > 1 or bands[0].width > min(widths):
             best = bands_of(sorted(widths, reverse=True), self._cutting)
             self._wasted += cost(bands, self._cutting) - cost(best, self._cutting)
 
     def due(self, widths: Sequence[int]) -> bool:
-        """Whether ordering pays: it copies about as many cells as the rows have."""
+        """True if sorting pays: it copies about as many cells as the rows have."""
         return self._wasted > len(widths) * max(widths, default=0)
 
     def ordered(self) -> None:
-        """It was done."""
+        """Resets the recorded waste after sorting."""
         self._wasted = 0

@@ -1,4 +1,4 @@
-"""Weights of linear layers in the forms that a decoder multiplies with.
+"""Linear layers' weights in the formats that a decoder multiplies with.
 
 *plain*: the tensor itself. *packed*: a copy in the order in which oneDNN's kernels read it; on a CPU in
 float32 twice as quick for a few rows of a large matrix, because the other product (MKL) puts the
@@ -28,18 +28,18 @@ _TYPES: dict[Kind, tuple[torch.dtype, float]] = {  # and the largest number that
 
 
 class Linear(Protocol):
-    """A matrix ``[N, K]``."""
+    """A weight matrix ``[N, K]``."""
 
     def __call__(self, x: Tensor) -> Tensor:
-        """``x @ weight.T`` for ``x`` ``[M, K]``, plus the bias if there is one."""
+        """Computes ``x @ weight.T`` for ``x`` ``[M, K]``, plus the bias if there is one."""
 
     def add(self, to: Tensor, x: Tensor) -> Tensor:
-        """That, added to ``to``, which may or may not be changed."""
+        """Returns ``to`` plus the product; ``to`` may be modified."""
 
 
 @dataclass(frozen=True)
 class Plain:
-    """The weight as it is."""
+    """The unmodified weight."""
 
     weight: Tensor
     bias: Tensor | None = None
@@ -63,13 +63,13 @@ class Packed:
 
     @classmethod
     def can_hold(cls, weight: Tensor) -> bool:
-        """Whether this machine and this torch have it."""
+        """True if this machine and torch version support it."""
         right = weight.device.type == "cpu" and weight.dtype == torch.float32
         return right and onednn() is not None
 
     @classmethod
     def of(cls, weight: Tensor, bias: Tensor | None) -> Packed:
-        """A copy of ``weight``."""
+        """Makes a packed copy of ``weight``."""
         return cls(onednn()._reorder_linear_weight(weight.contiguous()), bias)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -82,7 +82,7 @@ class Packed:
 
 
 def onednn() -> Any:
-    """torch's operators for linear layers by oneDNN, or None in a torch that has not got them."""
+    """Returns torch's oneDNN operators for linear layers, or None if this torch lacks them."""
     if not torch._C._has_mkldnn:
         return None
     names = ("_reorder_linear_weight", "_linear_pointwise")
@@ -91,7 +91,7 @@ def onednn() -> Any:
 
 @dataclass(frozen=True)
 class Quantized:
-    """Symmetric, with a scale for each of the N outputs; computed in the type of ``x``."""
+    """Symmetric quantization with a scale per output; computed in the dtype of ``x``."""
 
     quantized: Tensor  # int8 or float8_e4m3fn, [N, K]
     scale: Tensor  # float [N]
@@ -99,7 +99,7 @@ class Quantized:
 
     @classmethod
     def of(cls, weight: Tensor, bias: Tensor | None, kind: Kind) -> Quantized:
-        """The nearest one; the largest entry of each row is met exactly."""
+        """Quantizes to the nearest values; the largest entry of each row is exact."""
         dtype, largest = _TYPES[kind]
         scale = weight.abs().amax(dim=1).clamp_(min=torch.finfo(weight.dtype).tiny) / largest
         scaled = (weight / scale[:, None]).clamp_(-largest, largest)
@@ -124,7 +124,7 @@ class Quantized:
 def linear(
     weight: Tensor, bias: Tensor | None = None, *, quantize: Literal["none"] | Kind = "none"
 ) -> Linear:
-    """The form that suits size and machine; all but ``Plain`` are copies."""
+    """Chooses the format for size and machine; all but ``Plain`` are copies."""
     if quantize != "none":
         return Quantized.of(weight, bias, quantize)
     if weight.numel() >= _PACKED_ELEMENTS and Packed.can_hold(weight):

@@ -1,7 +1,7 @@
-"""Keys and values of recent beginnings of text, for requests that begin the same.
+"""Cache of keys and values of recent text prefixes, for requests that begin with them.
 
-A table of token sequences, least recently used first, within a bound of bytes. Knows nothing of what it
-keeps but its size. Its owner clears it when the weights change.
+A least-recently-used table of token sequences with a size limit. The kept values are opaque apart
+from their size. Its owner clears it when the weights change.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class _Entry(Generic[Kept]):
 
 
 class PrefixCache(Generic[Kept]):
-    """Token sequences and what is kept for each, up to ``max_bytes`` together."""
+    """Token sequences and their kept values, up to ``max_bytes`` in total."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
@@ -37,7 +37,7 @@ class PrefixCache(Generic[Kept]):
         return len(self._entries)
 
     def put(self, tokens: Sequence[int], kept: Kept, num_bytes: int) -> None:
-        """Keeps it, in the place of what was kept for these tokens; drops the oldest beyond the bound."""
+        """Stores a value, replacing that of the same tokens; drops the oldest beyond the limit."""
         if num_bytes > self.max_bytes:
             return
         key = (len(tokens), _hash(tokens))
@@ -49,7 +49,7 @@ class PrefixCache(Generic[Kept]):
             self._drop(next(iter(self._entries)))
 
     def longest(self, tokens: Sequence[int]) -> tuple[int, Kept] | None:
-        """The longest kept sequence that ``tokens`` begin with: its length and what is kept for it."""
+        """Returns the longest stored prefix of ``tokens``: its length and value."""
         if not self._entries:
             return None
         found, value = None, 0
@@ -65,7 +65,7 @@ class PrefixCache(Generic[Kept]):
         return found[0], self._entries[found].kept
 
     def clear(self) -> None:
-        """Forgets all."""
+        """Removes all entries."""
         self._entries.clear()
         self._lengths.clear()
         self.num_bytes = 0
@@ -79,7 +79,7 @@ class PrefixCache(Generic[Kept]):
 
 
 def _hash(tokens: Sequence[int]) -> int:
-    """Of a sequence, made so that those of all its beginnings come by the way (``longest``)."""
+    """Hashes a sequence incrementally, so that hashes of all its prefixes are by-products (``longest``)."""
     value = 0
     for token in tokens:
         value = (value * _BASE + token + 1) & _MASK

@@ -1,8 +1,8 @@
-"""Where the rows of a running batch are kept, and how they are read and continued.
+"""Cache slots of the rows of a running batch: prefill, decoding and prefix reuse.
 
-``ContinuousEngine`` puts each request into a slot, a number from 0; a slot has the keys and values of
-its row's tokens so far. ``FastSlots`` is the quick way, for models that ``FastForward`` computes;
-generic_slots.py is for all others.
+``ContinuousEngine`` assigns each request a slot, a number from 0, which holds the keys and values of its
+row's tokens so far. ``FastSlots`` is for models that ``FastForward`` computes; generic_slots.py for all
+others.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ class Slots(Protocol):
     def read(
         self, texts: Sequence[tuple[int, ...]], slots: Sequence[int]
     ) -> tuple[Tensor, list[int]]:
-        """Puts each text into its slot; logits ``[n, V]`` of what follows.
+        """Prefills each text into its slot; returns logits ``[n, V]`` of the next tokens.
 
-        Also how many tokens at the beginning of each were there already. Equal texts are read once.
+        Also returns how many leading tokens of each were cached. Equal texts are prefilled once.
         """
 
     def num_new(self, text: tuple[int, ...]) -> int:
-        """How many tokens of it ``read`` would have to read."""
+        """Number of the text's tokens that ``read`` would have to compute."""
 
     def step(self, tokens: Tensor, num_slots: int) -> Tensor:
-        """Appends ``tokens[slot]`` to each row; logits ``[num_slots or more, V]``.
+        """Appends ``tokens[slot]`` to each row; returns logits ``[num_slots or more, V]``.
 
         Args:
             tokens: int64; a valid token also at slots without a row, up to a multiple of
@@ -58,27 +58,27 @@ class Slots(Protocol):
         """
 
     def out_of_order(self) -> bool:
-        """Whether it pays to ``arrange`` rows by length, the longest first."""
+        """True if sorting rows by length with ``arrange``, longest first, would pay."""
 
     def arrange(self, order: Sequence[int]) -> None:
-        """All rows move: slot i gets the row that is in slot ``order[i]``."""
+        """Moves all rows: slot i gets the row of slot ``order[i]``."""
 
     def free(self, slots: Sequence[int]) -> None:
-        """These hold nothing any more."""
+        """Empties these slots."""
 
     def keep(self, slots: Sequence[int], texts: Sequence[tuple[int, ...]]) -> None:
-        """Remembers rows, whose tokens these are, for texts that begin with them."""
+        """Stores rows, whose tokens these are, as prefixes for later texts."""
 
     def forget_prefixes(self) -> None:
-        """Drops all that was remembered beside the slots."""
+        """Drops all stored prefixes."""
 
     def reload(self) -> None:
-        """Takes the module's weights as they are now; slots keep what they have."""
+        """Takes over the module's current weights; slots keep their contents."""
 
 
 @dataclass(frozen=True)
 class _Prefix:
-    """Keys and values of a text, ``[L, width, E]`` each and its own memory, and what follows."""
+    """Keys and values of a text, ``[L, width, E]`` each in its own memory, and the next logits."""
 
     tensors: Sequence[Tensor]
     logits: Tensor | None
@@ -86,7 +86,7 @@ class _Prefix:
 
 @dataclass
 class _Reading:
-    """A text that is read once, for one slot or several."""
+    """A text that is prefilled once, for one or several slots."""
 
     text: tuple[int, ...]
     slots: list[int]
@@ -101,7 +101,7 @@ class _Reading:
 def rectangles(
     lengths: Sequence[int], begins: Sequence[int], *, max_tokens: int, max_cells: int
 ) -> list[list[int]]:
-    """Which rows to read together, by index: of like length, and not too many tokens with padding.
+    """Groups rows to prefill together, by index: similar lengths, and bounded tokens with padding.
 
     Args:
         begins: tokens of each that are known already; they take cells beside those that are read.
@@ -131,7 +131,7 @@ def grown(
     least_rows: int,
     max_cells: int | None,
 ) -> tuple[int, int]:
-    """Rows and positions of a cache that there is so much need for.
+    """Returns the new size of a cache, rows and positions, for the given need.
 
     At least twice of what there was, where it grows. Where that would be more than ``max_cells``, it is as
     tight as it has to be, in both directions, and what is left of these is shared by the two. A need
@@ -161,7 +161,7 @@ def grown(
 
 
 def newest_that_fit(sizes: Sequence[int], most: int) -> list[int]:
-    """Which of some texts are still remembered once all were put, by index.
+    """Returns the indices of texts that remain stored after all were put.
 
     >>> newest_that_fit([3, 9, 2, 4], 8)
     [2, 3]
@@ -181,11 +181,11 @@ def newest_that_fit(sizes: Sequence[int], most: int) -> list[int]:
 class FastSlots:
     """Slots in one cache, a rectangle of rows and positions, see ``grown``.
 
-    A slot without a row is computed along with the others; what it writes is overwritten before
-    anyone looks.
+    A slot without a row is computed along with the others; what it writes is overwritten before it is
+    read.
 
     Args:
-        max_cells: of the rectangle, rows times positions. Whoever fills the slots must not need more.
+        max_cells: limit of the rectangle, rows times positions, which the caller must not exceed.
     """
 
     def __init__(
@@ -261,7 +261,9 @@ class FastSlots:
         return readings
 
     def _read_together(self, batch: Sequence[_Reading]) -> Tensor:
-        """Logits ``[len(batch), V]``. The rows are placed into their slots, and remembered."""
+        """Prefills a batch, places its rows into their slots and stores prefixes; returns logits
+        ``[len(batch), V]``.
+        """
         forward, num_rows = self.forward, len(batch)
         length = forward.padded_length(num_rows, max(r.num_new for r in batch))
         begins = [r.known for r in batch]
@@ -287,7 +289,7 @@ class FastSlots:
     def _in_pieces(
         self, tokens: Tensor, positions: Tensor, cache: KeyValues, *, fresh: bool
     ) -> Tensor:
-        """``FastForward.run``, some columns at a time where it would take much memory."""
+        """Runs ``FastForward.run``, a few columns at a time if it would need much memory."""
         num_rows, length = tokens.shape
         whole = [Band(0, num_rows, cache.width)]
         size = self._columns(num_rows, length, cache.width, fresh=fresh)
@@ -309,7 +311,7 @@ class FastSlots:
         return torch.cat(pieces, dim=1).flatten(0, 1)
 
     def _columns(self, num_rows: int, length: int, width: int, *, fresh: bool) -> int:
-        """How many tokens of each row to read at a time."""
+        """Number of tokens of each row to process at a time."""
         if not self.forward.fused:
             scores = num_rows * self.forward.num_heads * width
             return max(1, _READ_SCORES // scores)
@@ -378,7 +380,9 @@ class FastSlots:
         texts: Sequence[tuple[int, ...]],
         logits: Sequence[Tensor | None],
     ) -> None:
-        """Row ``rows[i]`` of each tensor begins with text i. Copied: a view would hold the whole batch."""
+        """Stores row ``rows[i]`` of each tensor as prefix of text i. Copied: a view would hold the
+        whole batch.
+        """
         of_a_token = sum(x[0, :, 0].numel() * x.element_size() for x in tensors)
         sizes = [
             len(text) * of_a_token + (0 if after is None else after.numel() * after.element_size())
@@ -401,7 +405,7 @@ class FastSlots:
             self.positions = self.in_use = self.positions[:0]
 
     def _reserve(self, num_rows: int, width: int) -> None:
-        """Room for so many rows of so many tokens, and for the rows that are there."""
+        """Grows the cache for so many rows of so many tokens, and for the present rows."""
         old, granule = self.cache, self.forward.granule
         if num_rows <= old.num_rows and width <= old.width:
             return
@@ -423,7 +427,7 @@ class FastSlots:
 
 
 def _copy(prefix: _Prefix, length: int, tensors: Sequence[Tensor], rows: Sequence[int]) -> None:
-    """To the beginning of each of ``rows``."""
+    """Copies a prefix to the beginning of each of ``rows``."""
     for mine, theirs in zip(tensors, prefix.tensors, strict=True):
         for row in rows:
             mine[row, :, :length] = theirs[:, :length]

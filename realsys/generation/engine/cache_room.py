@@ -1,6 +1,6 @@
-"""How many tokens a GPU has room for in the cache of generation: bytes → tokens, pure but for one question.
+"""Computes how many cache tokens fit into a GPU's free memory (pure apart from one query).
 
-For trainers, evaluators and embedded servers whose settings name no bound. Not for CPUs.
+For trainers, evaluators and embedded servers without a configured limit. Not for CPUs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FLOAT32 = 4
 
 @dataclass(frozen=True, kw_only=True)
 class BytesOfGeneration:
-    """What generation needs beside the weights.
+    """Memory that generation needs besides the weights, in bytes.
 
     Attributes:
         token: keys and values of one token.
@@ -39,7 +39,7 @@ class BytesOfGeneration:
 
     @classmethod
     def of(cls, config: Any, item: int) -> BytesOfGeneration:
-        """Of a model of transformers, with ``item`` bytes a number."""
+        """Derives the needs of a transformers model, with ``item`` bytes per number."""
         heads, hidden = config.num_attention_heads, config.hidden_size
         head_dim = getattr(config, "head_dim", None) or hidden // heads
         keys = (getattr(config, "num_key_value_heads", None) or heads) * head_dim
@@ -56,7 +56,7 @@ class BytesOfGeneration:
 
 
 def tokens_that_fit(free: int, needs: BytesOfGeneration, *, num_rows: int, kept: int = 0) -> int:
-    """Tokens of all rows together, or 1 where there is room for none.
+    """Returns the number of tokens of all rows together that fit, or 1 if none do.
 
     Args:
         free: bytes that nobody uses.
@@ -69,7 +69,7 @@ def tokens_that_fit(free: int, needs: BytesOfGeneration, *, num_rows: int, kept:
 
 
 def room_on_gpu(module: nn.Module, *, num_rows: int, kept: int = 0) -> int:
-    """``tokens_that_fit`` where the module is, now."""
+    """Returns ``tokens_that_fit`` for the module's GPU now."""
     one = next(module.parameters())
     free, _ = torch.cuda.mem_get_info(one.device)
     # torch's allocator keeps what was freed, for the next who asks.

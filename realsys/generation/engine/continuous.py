@@ -1,7 +1,7 @@
 """Continuous batching: requests join and leave the batch at every decoding step.
 
-For the generation server, and through embedded_engine.py for generation inside a trainer. Here it is
-decided who runs, and when an answer has ended; slots.py computes, sampling.py picks.
+For the generation server, and through embedded_engine.py for generation inside a trainer. This
+module decides which requests run and when an answer ends; slots.py computes, sampling.py samples.
 
     submit → waiting ──admitted, read──▶ running ──a token a step──▶ ended, forgotten
                 ▲                          │
@@ -41,7 +41,7 @@ _COMPACT_BELOW = 0.75
 
 @dataclass
 class _Banned:
-    """Stop tokens that rows must not end with yet.
+    """Stop tokens that rows must not sample yet.
 
     Attributes:
         pairs: slots and tokens, int64 ``[n, 2]``; None: no bans.
@@ -53,7 +53,7 @@ class _Banned:
 
 
 class ContinuousEngine:
-    """Answers requests with the weights of ``module``, up to ``max_running`` at once.
+    """Generates for requests with the weights of ``module``, up to ``max_running`` at once.
 
     Not thread-safe: one thread calls it. It has no clock and does no I/O. A model without a fast path
     (decoder.py) is computed row by row, which is slow. With one, in float32 on a CPU, tokens and log-probs
@@ -112,7 +112,7 @@ class ContinuousEngine:
         self._running: dict[int, Row] = {}  # by slot, in the order of their admission
         self._free = list(range(max_running))  # a heap: low slots first
         self._rows: dict[str, Row] = {}
-        self._crowded = False  # those that run may come to hold more than there is room for
+        self._crowded = False  # running rows may grow beyond the available space
 
     def _make_slots(self, quantize: Literal["none", "int8", "fp8"], prefix_bytes: int) -> Slots:
         if (obstacle := fast_path_obstacle(self.module)) is None:
@@ -134,10 +134,10 @@ class ContinuousEngine:
     # ---- requests -----------------------------------------------------------------------------
 
     def submit(self, request: GenerationRequest) -> None:
-        """Puts a request behind those that wait. It gets its first token in a later ``step``.
+        """Queues a request. It gets its first token in a later ``step``.
 
-        ``min_new_tokens``, as ``max_new_tokens``, counts from here. Where the model or ``max_tokens`` has
-        room for fewer than ``max_new_tokens``, the answer ends there, for its length.
+        ``min_new_tokens``, like ``max_new_tokens``, counts from here. If the model or ``max_tokens`` allows
+        fewer than ``max_new_tokens``, the answer ends there with finish ``length``.
 
         Raises:
             DataError: an empty prompt, a token outside the vocabulary, a rid that is there already, no
@@ -157,7 +157,7 @@ class ContinuousEngine:
 
     @torch.inference_mode()
     def step(self) -> list[GenerationOutput]:
-        """Admits what fits, then makes one token for each running request.
+        """Admits requests that fit, then generates one token for each running request.
 
         Returns the outputs of all requests that got a token, in the order of their admission. They are the
         engine's own objects, which grow in the next step: copy what outlives it (``output`` copies).
@@ -187,7 +187,7 @@ class ContinuousEngine:
 
     @torch.inference_mode()
     def abort(self, rid: str) -> GenerationOutput | None:
-        """Ends a request: what it has, with finish ``abort``. None if it is not (or no longer) here."""
+        """Ends a request; returns its output with finish ``abort``, None if it is unknown or has ended."""
         if (row := self._rows.get(rid)) is None:
             return None
         row.output.finish = "abort"
@@ -200,7 +200,7 @@ class ContinuousEngine:
 
     @torch.inference_mode()
     def abort_all(self) -> list[GenerationOutput]:
-        """As ``abort`` for each, running ones first."""
+        """Aborts all requests, running ones first."""
         rows = [*self._running.values(), *self._waiting]
         self._remove(list(self._running.values()))
         self._waiting.clear()
@@ -211,13 +211,15 @@ class ContinuousEngine:
 
     @torch.inference_mode()
     def retract_all(self) -> None:
-        """Running requests wait again, in front, with their tokens kept: they'll be read anew."""
+        """Moves running requests back to the front of the queue; they keep their tokens and are
+        prefilled again.
+        """
         rows = list(self._running.values())
         self._vacate(rows)
         self._waiting.extendleft(reversed(rows))
 
     def output(self, rid: str) -> GenerationOutput | None:
-        """A copy of what a running or waiting request has so far; None if it is not here."""
+        """Copies what a running or waiting request has so far; None if it is unknown."""
         if (row := self._rows.get(rid)) is None:
             return None
         o = row.output
@@ -229,11 +231,11 @@ class ContinuousEngine:
 
     @torch.inference_mode()
     def set_version(self, version: int, *, recompute: bool = True) -> None:
-        """Told after the module's weights were changed in place, between two steps.
+        """Must be called after the module's weights were changed in place, between two steps.
 
         Args:
-            recompute: running requests are read anew with the new weights (as after
-                ``retract_all``); else they keep what the old weights cached.
+            recompute: running requests are prefilled again with the new weights (as after
+                ``retract_all``); otherwise they keep the old weights' cache.
         """
         if recompute:
             self.retract_all()
@@ -244,25 +246,25 @@ class ContinuousEngine:
         self.slots.reload()
 
     def flush_prefixes(self) -> None:
-        """Forgets cached prompts."""
+        """Drops cached prompts."""
         self.slots.forget_prefixes()
 
     # ---- counters -----------------------------------------------------------------------------
 
     @property
     def rooms(self) -> Rooms:
-        """What bounds prompt and answer together."""
+        """Limits on the length of prompt and answer together."""
         limit = getattr(self.module.config, "max_position_embeddings", None)
         return (("max_position_embeddings", limit), ("max_tokens", self.max_tokens))
 
     @property
     def num_running(self) -> int:
-        """Requests that get a token in each step."""
+        """Number of requests that get a token in each step."""
         return len(self._running)
 
     @property
     def num_waiting(self) -> int:
-        """Requests that were not admitted yet, or were retracted."""
+        """Number of requests not admitted yet, or retracted."""
         return len(self._waiting)
 
     @property
@@ -273,7 +275,7 @@ class ContinuousEngine:
     # ---- within a step ------------------------------------------------------------------------
 
     def _admit(self) -> list[Row]:
-        """Those that run from now on, taken from the front: nobody overtakes."""
+        """Admits requests from the front of the queue, without overtaking."""
         if not self._waiting:
             return []
         admitted: list[Row] = []
@@ -305,11 +307,11 @@ class ContinuousEngine:
         return admitted
 
     def _fit(self, num_rows: int, longest: int) -> bool:
-        """Whether so many rows may hold so many tokens each."""
+        """True if so many rows of so many tokens each fit."""
         return self.max_tokens is None or num_rows * longest <= self.max_tokens
 
     def _make_room(self) -> None:
-        """Before a step: the newest rows wait again where the cache can't hold one more token of each."""
+        """Retracts the newest rows if the cache can't hold one more token of each row."""
         if not self._crowded:
             return
         rows = list(self._running.values())
@@ -323,7 +325,7 @@ class ContinuousEngine:
         self._compact()
 
     def _read(self, rows: Sequence[Row], logits: torch.Tensor | None) -> torch.Tensor:
-        """The logits by slot, with those after the texts of ``rows`` put in."""
+        """Prefills the texts of ``rows``; returns the logits by slot with theirs included."""
         slots = [row.slot for row in rows]
         new, cached = self.slots.read([row.text for row in rows], slots)
         for row, num in zip(rows, cached, strict=True):
@@ -339,7 +341,7 @@ class ContinuousEngine:
         return logits
 
     def _find_banned(self) -> _Banned:
-        """The stop tokens of rows that must not end yet, for as many steps as that is so."""
+        """Finds the stop tokens of rows that must not end yet, and for how many steps."""
         pairs, steps_left = [], sys.maxsize
         for slot, row in self._running.items():
             if (left := row.request.gconfig.min_new_tokens - len(row.output.tokens)) > 0:
@@ -350,9 +352,9 @@ class ContinuousEngine:
     def _append(
         self, rows: Sequence[Row], tokens: Sequence[float], logprobs: Sequence[float]
     ) -> list[Row]:
-        """Each row gets what was picked for its slot. Those that have ended with it."""
+        """Appends the sampled tokens to their rows; returns rows that have ended."""
         version, ended = self.version, []
-        for row in rows:  # some at each step: this loop is kept short
+        for row in rows:  # runs at each step: this loop is kept short
             output, token, logprob = row.output, int(tokens[row.slot]), logprobs[row.slot]
             if logprob != logprob:
                 _refuse_nan(row.request.rid, version)
@@ -365,10 +367,10 @@ class ContinuousEngine:
         return ended
 
     def _remove(self, rows: Sequence[Row]) -> None:
-        """Running rows that have ended."""
+        """Removes running rows that have ended."""
         for row in rows:
             del self._rows[row.request.rid]
-        # Not if keys and values are of older weights, nor of an answer that nobody goes on with.
+        # Not if keys and values are of older weights, nor for an answer that will not be continued.
         kept = [r for r in rows if r.version == self.version and r.output.finish != "stop"]
         if kept and self.keep_answers:
             texts = [row.text[:-1] for row in kept]  # the last token was not read
@@ -387,7 +389,7 @@ class ContinuousEngine:
         self._banned = _Banned()
 
     def _arrange(self) -> None:
-        """Puts rows side by side, the longest first, where it saves more than it costs."""
+        """Sorts rows by length, longest first, if that saves more than it costs."""
         num = len(self._running)
         if not num:
             return
@@ -398,12 +400,12 @@ class ContinuousEngine:
             self._compact()
 
     def _too_wide(self, highest: int) -> bool:
-        """Whether free slots between the rows keep the cache from holding what it might."""
+        """True if free slots between rows limit what the cache can hold."""
         rows = [*self._running.values(), *itertools.islice(self._waiting, 1)]
         return not self._fit(highest + 1, max(row.expected for row in rows))
 
     def _compact(self) -> None:
-        """All rows to the lowest slots, the longest first."""
+        """Moves all rows to the lowest slots, longest first."""
         num = len(self._running)
         rows = list(self._running.values())
         by_length = sorted(rows, key=lambda row: -row.length)

@@ -1,10 +1,10 @@
-"""Answers prompts with the weights of a module in this process.
+"""Generates answers to prompts with the weights of a module in this process.
 
-Used by the backends' ``PipelinableEngine.generate`` and by evaluation. A thin use of ``ContinuousEngine``,
-so that a generation server's answers are these, bit for bit. Models without a fast path (decoder.py)
-are decoded in batches that stay together until all rows have ended, padded on the left: there a row
-depends on its neighbours by the rounding of floating-point sums. Knows tokens only: no tokenizer, no
-``SequenceSample``, no process group.
+Used by the backends' ``PipelinableEngine.generate`` and by evaluation. A thin layer over
+``ContinuousEngine``, so that a generation server's answers are the same, bit for bit. Models without a fast
+path (decoder.py) are decoded in fixed batches until all rows have ended, padded on the left: there a row
+depends on its neighbours through rounding. Works on tokens only: no tokenizer, no ``SequenceSample``, no
+process group.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ def generate(
     max_batch: int | None = None,
     max_tokens: int | None = None,
 ) -> GenerationResult:
-    """Answers each prompt once, without dropout; repeat a prompt for several answers to it.
+    """Generates one answer to each prompt, without dropout; repeat a prompt for several answers.
 
-    Equal prompts are read once. ``gconfig.n`` is not looked at.
+    Equal prompts are prefilled once. ``gconfig.n`` is ignored.
 
     Args:
         module: causal LM of transformers with whole, not sharded, weights.
@@ -191,7 +191,7 @@ def _check(
 
 
 def _lengths(answers: Tensor, stop_ids: Tensor) -> tuple[Tensor, list[int]]:
-    """Which rows hold a stop token (bool ``[B]``), and the length up to it or the whole."""
+    """Returns which rows hold a stop token (bool ``[B]``), and the length up to it or the whole length."""
     is_stop = torch.isin(answers, stop_ids)
     ended = is_stop.any(dim=1)
     first = is_stop.int().argmax(dim=1) + 1
@@ -208,7 +208,7 @@ class _Batch:
         self.pad_token_id = pad_token_id
 
     def run(self, prompts: Sequence[Tensor], row_seeds: Tensor) -> tuple[Tensor, Tensor]:
-        """Tokens and log-probs ``[B, max_new_tokens]``; arbitrary behind a row's stop token."""
+        """Returns tokens and log-probs ``[B, max_new_tokens]``; arbitrary after a row's stop token."""
         room = self.sampler.gconfig.max_new_tokens
         tokens = torch.full((len(prompts), room), self.pad_token_id, device=self.device)
         logprobs = torch.zeros(len(prompts), room, device=self.device)
@@ -235,7 +235,7 @@ class _Batch:
         return tokens, logprobs
 
     def _read(self, prompts: Sequence[Tensor]) -> Tensor:
-        """Logits after each prompt. The answers to one prompt share the reading of it."""
+        """Prefills the prompts, equal ones once; returns the logits after each."""
         keys = [tuple(p.tolist()) for p in prompts]
         distinct = list(dict.fromkeys(keys))
         length = max(map(len, distinct))

@@ -1,4 +1,4 @@
-"""What the continuous engine is asked and what it gives (values)."""
+"""Requests and outputs of the continuous engine (values)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from realsys.api.model import GenerationHyperparameters
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationRequest:
-    """Go on from ``prompt``.
+    """Request to continue ``prompt``.
 
     Attributes:
         prompt: token ids, at least one; with the part of the answer that is there already.
@@ -32,7 +32,7 @@ class GenerationRequest:
 
 @dataclass
 class GenerationOutput:
-    """What a request has so far; ``finish`` is ``stop``, ``length`` or ``abort`` once it has ended.
+    """Output of a request so far; ``finish`` is ``stop``, ``length`` or ``abort`` once it has ended.
 
     One log-prob and one weight version for each token; ``cached_tokens`` of the prompt were not computed
     for this request.

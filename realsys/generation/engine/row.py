@@ -1,4 +1,4 @@
-"""A request in the continuous engine: what is asked, what has become of it, and how it ends."""
+"""State of a request in the continuous engine, its limits and its end conditions."""
 
 from __future__ import annotations
 
@@ -31,32 +31,32 @@ class Row:
 
     @property
     def text(self) -> tuple[int, ...]:
-        """Prompt and answer."""
+        """Tokens of prompt and answer."""
         return (*self.request.prompt, *self.output.tokens)
 
     @property
     def length(self) -> int:
-        """Tokens of ``text``."""
+        """Number of tokens of ``text``."""
         return len(self.request.prompt) + len(self.output.tokens)
 
     @property
     def most(self) -> int:
-        """Tokens that it may come to hold."""
+        """Maximum number of tokens that it can reach."""
         return len(self.request.prompt) + self.request.gconfig.max_new_tokens
 
     @property
     def expected(self) -> int:
-        """Tokens to admit it for: what it holds and a good part more, ``most`` at the highest."""
+        """Number of tokens assumed for admission: its current length plus a margin, at most ``most``."""
         length = self.length
         return min(self.most, length + max(_AHEAD, length // 4))
 
     @property
     def number(self) -> int:
-        """Index in the whole answer of the next token."""
+        """Index of the next token in the whole answer."""
         return self.request.position + len(self.output.tokens)
 
     def ending(self, token: int) -> str:
-        """How the answer ends with ``token``, its newest; empty if it goes on."""
+        """Returns how the answer ends with ``token``, its newest; empty if it continues."""
         gconfig, num = self.request.gconfig, len(self.output.tokens)
         if token in self.stop_ids:
             return "stop"
@@ -73,7 +73,7 @@ Rooms = Sequence[
 
 
 def room_left(num_tokens: int, rooms: Rooms) -> int | None:
-    """New tokens for which there is room behind so many; None: any number.
+    """Returns how many new tokens fit after ``num_tokens``; None: any number.
 
     >>> room_left(30, [("positions", 32), ("max_tokens", None)])
     2
@@ -82,7 +82,7 @@ def room_left(num_tokens: int, rooms: Rooms) -> int | None:
 
 
 def within(request: GenerationRequest, rooms: Rooms) -> GenerationRequest:
-    """``request`` for no more tokens than there is room for; unchanged where that is none."""
+    """Limits ``request`` to the tokens that fit; unchanged if there is no limit."""
     gconfig, left = request.gconfig, room_left(len(request.prompt), rooms)
     if not left or gconfig.max_new_tokens <= left:
         return request
@@ -91,7 +91,7 @@ def within(request: GenerationRequest, rooms: Rooms) -> GenerationRequest:
 
 
 def check_request(request: GenerationRequest, *, vocabulary: int, rooms: Rooms) -> None:
-    """Whether it can be answered at all.
+    """Checks that a request can be answered at all.
 
     Args:
         vocabulary: number of tokens that the model knows.

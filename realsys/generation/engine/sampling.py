@@ -1,4 +1,4 @@
-"""The next token of each row: which one, and with what log-probability.
+"""Samples the next token of each row and computes its log-probability.
 
 Randomness is counter-based: the uniform number behind token ``t`` of a row is a hash of the row's
 seed and ``t``. There is no generator whose state could depend on who else is in the batch, on the
@@ -32,7 +32,7 @@ _RARE = -80.0  # log-probs below this are of probabilities near float32's smalle
 
 
 def row_seed(base_seed: int, sample_id: str, index_in_group: int, version: int) -> int:
-    """Seed of one answer as an int64, the same in every process.
+    """Computes the seed of one answer as an int64, the same in every process.
 
     Args:
         base_seed: of the run.
@@ -47,7 +47,7 @@ def row_seed(base_seed: int, sample_id: str, index_in_group: int, version: int) 
 
 
 def uniforms(row_seeds: Tensor, num_positions: int) -> Tensor:
-    """float64 ``[B, num_positions]`` in [0, 1): the random number of each row and position.
+    """Computes random numbers in [0, 1) for each row and position, float64 ``[B, num_positions]``.
 
     Args:
         row_seeds: int64 ``[B]``; any values, neighbouring ones too.
@@ -58,12 +58,12 @@ def uniforms(row_seeds: Tensor, num_positions: int) -> Tensor:
 
 
 def stream_keys(row_seeds: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """What ``uniforms_at`` needs of each seed."""
+    """Precomputes what ``uniforms_at`` needs of each seed."""
     return _mix(row_seeds.view(np.uint64))
 
 
 def uniforms_at(keys: NDArray[np.uint64], positions: NDArray[np.uint64]) -> NDArray[np.float64]:
-    """Random numbers of streams at positions (from 0); the two shapes broadcast.
+    """Computes random numbers of streams at positions (from 0); the two shapes broadcast.
 
     In numpy, on the host: some rows a step, where each call of torch would cost more than the numbers.
     """
@@ -79,7 +79,7 @@ def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 @dataclass(frozen=True)
 class Sampler:
-    """Picks tokens as a ``GenerationHyperparameters`` says.
+    """Samples tokens according to a ``GenerationHyperparameters``.
 
     Attributes:
         stop_ids: int64 ``[S]``, tokens that end an answer; not picked before ``min_new_tokens``.
@@ -89,7 +89,7 @@ class Sampler:
     stop_ids: Tensor
 
     def pick(self, logits: Tensor, uniform: Tensor, position: int) -> tuple[Tensor, Tensor]:
-        """Tokens (int64 ``[B]``) and their log-probs (float32 ``[B]``).
+        """Samples tokens (int64 ``[B]``) and computes their log-probs (float32 ``[B]``).
 
         The log-prob is that of ``softmax(logits / temperature)`` over the whole vocabulary, for
         greedy picks too: what a trainer recomputes from the same weights.
@@ -119,7 +119,7 @@ def sample(
     top_k: int | Tensor = 0,
     top_p: float | Tensor = 1.0,
 ) -> Tensor:
-    """Inverse-CDF draw (int64 ``[B]``). Never a token of probability 0, never out of range.
+    """Draws by inverse CDF (int64 ``[B]``). Never a token of probability 0, never out of range.
 
     ``top_k`` (0: off) keeps the most probable tokens, the first of equals; ``top_p`` then keeps the
     fewest whose share of what is left reaches it, at least one. One number for all rows, or a
@@ -149,7 +149,7 @@ def sample(
 
 
 def _only_first(probs: Tensor, top_k: int | Tensor) -> Tensor:
-    """Sorted probabilities, with 0 for what ``top_k`` leaves out."""
+    """Returns sorted probabilities, with 0 for tokens outside ``top_k``."""
     if not isinstance(top_k, Tensor):
         return probs[:, :top_k] if top_k else probs
     rank = torch.arange(probs.shape[1], device=probs.device)
@@ -158,7 +158,7 @@ def _only_first(probs: Tensor, top_k: int | Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Picking:
-    """How one row's tokens are picked: what the rows of a batch can be grouped by."""
+    """Sampling settings of one row, by which the rows of a batch are grouped."""
 
     temperature: float
     greedy: bool
@@ -167,16 +167,16 @@ class Picking:
 
     @classmethod
     def of(cls, gconfig: GenerationHyperparameters) -> Picking:
-        """Greedy rows don't look at ``top_k`` and ``top_p``."""
+        """Extracts the settings; greedy rows ignore ``top_k`` and ``top_p``."""
         if gconfig.greedy:
             return cls(gconfig.temperature, True, 0, 1.0)
         return cls(gconfig.temperature, False, gconfig.top_k, gconfig.top_p)
 
 
 class SlotSampler:
-    """Picks the next tokens of rows by slot, each row in its own way.
+    """Samples the next tokens of rows by slot, each row with its own settings.
 
-    What a row gets depends on its own logits, settings, seed and position, as with ``Sampler``.
+    A row's token depends only on its own logits, settings, seed and position, as with ``Sampler``.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -189,7 +189,7 @@ class SlotSampler:
         self._vectors: _Vectors | None = None  # of the present rows, if they differ
 
     def add(self, slot: int, picking: Picking, *, seed: int, position: int) -> None:
-        """A row begins in ``slot``; its next token is number ``position`` of the answer."""
+        """Starts a row in ``slot``; its next token is number ``position`` of the answer."""
         if slot >= len(self._keys):
             more = np.zeros(max(2 * slot, 16) + 1 - len(self._keys), dtype=np.uint64)
             self._keys = np.concatenate([self._keys, more])
@@ -201,7 +201,7 @@ class SlotSampler:
         self._vectors = None
 
     def free(self, slot: int) -> None:
-        """The row in ``slot`` is gone."""
+        """Removes the row in ``slot``."""
         picking = self._pickings.pop(slot)
         self._count[picking] -= 1
         if not self._count[picking]:
@@ -209,16 +209,16 @@ class SlotSampler:
         self._vectors = None
 
     def arrange(self, order: Sequence[int]) -> None:
-        """All rows move: slot i gets the row that is in slot ``order[i]``."""
+        """Moves all rows: slot i gets the row of slot ``order[i]``."""
         self._pickings = {i: self._pickings[slot] for i, slot in enumerate(order)}
         self._keys[: len(order)] = self._keys[order]
         self._positions[: len(order)] = self._positions[order]
         self._vectors = None
 
     def pick(self, logits: Tensor, banned: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Tokens (int64 ``[B]``) and log-probs (float32 ``[B]``) of slots 0 … B - 1.
+        """Samples tokens (int64 ``[B]``) and log-probs (float32 ``[B]``) of slots 0 … B - 1.
 
-        Those of slots without a row mean nothing, but are valid tokens. Each row's position moves on.
+        Results of slots without a row are meaningless but valid tokens. Each row's position advances.
 
         Args:
             logits: ``[B, V]``.

@@ -1,4 +1,4 @@
-"""Whether an answer's newest token completes one of the texts that end it."""
+"""Detects whether an answer's newest token completes one of its stop texts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class StopTexts:
-    """Looks for ``texts`` at the end of a growing answer; a text may straddle tokens."""
+    """Searches for ``texts`` at the end of a growing answer; a text may span tokens."""
 
     def __init__(self, texts: Sequence[str], tokenizer: Any) -> None:
         self.texts = tuple(texts)
@@ -16,7 +16,7 @@ class StopTexts:
         self.reach = max(len(text.encode()) for text in self.texts) + 8
 
     def completed(self, answer: Sequence[int]) -> bool:
-        """Whether one is there with the last token of ``answer`` that was not without it."""
+        """True if the last token of ``answer`` completes a stop text."""
         tail = list(answer[-self.reach :])
         return self._found(tail) > self._found(tail[:-1])
 

@@ -1,4 +1,4 @@
-"""Requests and answers of generation servers as JSON, and a client of one server. No torch.
+"""JSON format of generation servers' requests and answers, and a client of one server. No torch.
 
-``served_engine.py`` is what the HTTP application asks of an engine.
+``served_engine.py`` is the engine interface that the HTTP application uses.
 """

@@ -1,4 +1,4 @@
-"""``HttpGenerationClient``: the ``GenerationClient`` of one server, over HTTPS. No torch."""
+"""``HttpGenerationClient``: the ``GenerationClient`` of one server over HTTPS. No torch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ABORT_S = 5.0
 
 
 class HttpGenerationClient:
-    """One server.
+    """Client of one server.
 
     Args:
         url: as registered, with the SHA-256 of its certificate.
@@ -41,7 +41,7 @@ class HttpGenerationClient:
         self._aborts: set[asyncio.Task[None]] = set()
 
     async def generate(self, request: GenerateRequest, *, timeout_s: float) -> GenerateResult:
-        """One answer.
+        """Generates one answer.
 
         Raises:
             WaitTimeout: the request has been aborted, as it is when this call is cancelled.
@@ -60,7 +60,7 @@ class HttpGenerationClient:
     async def stream(
         self, request: GenerateRequest, *, timeout_s: float
     ) -> AsyncIterator[EngineAnswer]:
-        """The answer as it grows, whole each time. Raises: as ``generate``."""
+        """Yields the growing answer, complete so far each time. Raises as ``generate``."""
         body, finished = generate_body(request, stream=True), False
         try:
             async for data in self._http.events("/generate", body, timeout_s=timeout_s):
@@ -85,7 +85,7 @@ class HttpGenerationClient:
         await self._control.call("POST", "/continue_generation", {}, timeout_s=CONTROL_S)
 
     async def update_weights(self, source: WeightSource, *, timeout_s: float) -> WeightsTaken:
-        """Raises RemoteError if the server can't get them: it keeps those it has."""
+        """Updates the weights. Raises RemoteError if the server can't get them; it then keeps its own."""
         data = await self._control.call(
             "POST", "/update_weights_from_stream", source, timeout_s=timeout_s
         )
@@ -109,7 +109,7 @@ class HttpGenerationClient:
         return (await self._control.call("GET", "/metrics", timeout_s=CONTROL_S)).decode()
 
     async def close(self) -> None:
-        """Aborts on their way are sent first, for some seconds at most."""
+        """Closes the client after sending pending aborts, for a few seconds at most."""
         if self._aborts:
             await asyncio.wait(self._aborts, timeout=_ABORT_S)
         for task in self._aborts:
@@ -118,7 +118,7 @@ class HttpGenerationClient:
         await self._control.close()
 
     def _abort_soon(self, rid: str) -> None:
-        """Beside the caller, who is on its way out; ``close`` waits for it."""
+        """Sends an abort in the background, since the caller is ending; ``close`` waits for it."""
         task = asyncio.get_running_loop().create_task(self._abort(rid), name=f"abort {rid}")
         self._aborts.add(task)
         task.add_done_callback(self._aborts.discard)

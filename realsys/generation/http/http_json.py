@@ -1,8 +1,9 @@
-"""Requests: JSON ↔ values, by SGLang's field names and shapes (pure). Answers are in http_answers.py.
+"""Conversion of requests between JSON and values, with SGLang's field names and shapes (pure).
 
-Strict on what comes in: a field that SGLang doesn't have is refused with the nearest name that it has; one
-that it has and we don't serve is taken at the value that changes nothing, and refused at any other.
-Ours alone: ``position`` in ``sampling_params``, and what /update_weights_from_stream takes.
+Strict on input: a field that SGLang doesn't have is rejected with the nearest known name; one that is not
+supported here is accepted at its neutral value and rejected at any other. Our extensions are
+``position`` in
+``sampling_params``, and the body of /update_weights_from_stream. Answers are in http_answers.py.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ import msgspec
 from realsys.api.errors import DataError, did_you_mean
 from realsys.transport.generation_messages import GenerateRequest, Sampling
 
-MAX_ANSWERS = 4096  # of one HTTP request
-ANY = object()  # a field that changes nothing here, whatever it says
+MAX_ANSWERS = 4096  # limit of one HTTP request
+ANY = object()  # the field has no effect here, whatever its value
 
-# Fields of SGLang's that we know and don't serve → the values that change nothing.
+# Fields of SGLang that are not supported → their neutral values.
 _UNSERVED: Mapping[str, tuple[Any, ...]] = {
     "text": (None,),
     "input_embeds": (None,),
@@ -91,7 +92,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 def read_body(data: bytes, kind: type[T], *, where: str) -> T:
-    """``data`` as a Struct; nothing but its fields.
+    """Parses ``data`` as a Struct with exactly its fields.
 
     Raises:
         DataError: no JSON, an unknown field (with the nearest known one), or a wrong type.
@@ -100,7 +101,7 @@ def read_body(data: bytes, kind: type[T], *, where: str) -> T:
 
 
 def read_generate(data: bytes) -> GenerateCall:
-    """The body of /generate.
+    """Parses the body of /generate.
 
     Raises:
         DataError: says which field, what it holds and what it may hold.
@@ -148,7 +149,7 @@ def _prompts(
 
 
 def _nth(sampling: Sampling, i: int) -> Sampling:
-    """Of ``n`` answers with a seed, the i-th has seed + i: with one seed all would be the same."""
+    """Returns the i-th of ``n`` answers' settings: seed + i, since equal seeds would give equal answers."""
     if sampling.sampling_seed is None or i == 0:
         return sampling
     seed = (sampling.sampling_seed + i + (1 << 63)) % (1 << 64) - (1 << 63)
@@ -199,7 +200,7 @@ def _rids(rid: str | tuple[str, ...] | None, count: int, where: str) -> list[str
 
 
 def _each(value: Any, count: int, name: str, where: str) -> list[Any]:
-    """One value for each prompt: given one by one, or one for all."""
+    """Expands a field to one value per prompt: given one by one, or one for all."""
     if not isinstance(value, tuple):
         return [value] * count
     if len(value) != count:
@@ -208,7 +209,7 @@ def _each(value: Any, count: int, name: str, where: str) -> list[Any]:
 
 
 def generate_body(request: GenerateRequest, *, stream: bool = False) -> dict[str, Any]:
-    """What a client sends for ``request``. ``position`` only where it isn't 0: SGLang refuses it."""
+    """Builds the request body. ``position`` is included only if not 0, since SGLang rejects it."""
     sampling = msgspec.structs.asdict(request.sampling)
     if not request.sampling.position:
         del sampling["position"]

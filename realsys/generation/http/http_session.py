@@ -1,4 +1,4 @@
-"""JSON over HTTP to one server: its certificate is pinned, its key is sent, its errors are named.
+"""JSON over HTTP to one server, with pinned certificate, bearer key and named errors.
 
 For http_client.py and for the children of sglang.py and vllm.py. Plain HTTP only on loopback: the key would
 travel in the clear.
@@ -26,7 +26,7 @@ _LARGE_BYTES = 1 << 20
 
 
 class HttpSession:
-    """One connection pool to one server; made when it is first needed, within one event loop.
+    """Connection pool to one server, opened at first use, within one event loop.
 
     Args:
         url: ``https://host:port#sha256=<hex>``, or ``http://127.0.0.1:port``.
@@ -37,7 +37,7 @@ class HttpSession:
             need a session beside that of calls that last.
         idle_s: a connection that was idle for longer is not used again; must be less than the server's own.
     Raises:
-        ConfigError: the URL leaves open who the server is.
+        ConfigError: the URL does not identify the server.
     """
 
     def __init__(
@@ -59,10 +59,10 @@ class HttpSession:
         self._session: aiohttp.ClientSession | None = None
 
     async def call(self, method: str, path: str, body: Any = None, *, timeout_s: float) -> bytes:
-        """The body of a response with status 200.
+        """Sends a request; returns the body of a response with status 200.
 
         Raises:
-            WaitTimeout: no whole response in ``timeout_s``.
+            WaitTimeout: no complete response in ``timeout_s``.
             WorkerLost: no connection, or it broke.
             RemoteError, DataError: the server refused; as it says.
         """
@@ -83,7 +83,7 @@ class HttpSession:
             raise self._lost(path, error) from None
 
     async def events(self, path: str, body: Any, *, timeout_s: float) -> AsyncIterator[bytes]:
-        """Data of each server-sent event, until ``[DONE]``. Raises: as ``call``."""
+        """Yields the data of each server-sent event, until ``[DONE]``. Raises as ``call``."""
         deadline_s = asyncio.get_running_loop().time() + timeout_s
         try:
             async with asyncio.timeout_at(deadline_s):
@@ -109,11 +109,11 @@ class HttpSession:
             raise self._lost(path, error) from None
 
     def refusal(self, data: bytes, status: int, path: str) -> RealsysError:
-        """The error that a response tells."""
+        """Returns the error in a response."""
         return read_error(data, status=status, server=self.name, where=self.url + path)
 
     async def close(self) -> None:
-        """Closes the connections; calls in progress end with WorkerLost."""
+        """Closes the connections; calls in progress raise WorkerLost."""
         if self._session is not None:
             await self._session.close()
 

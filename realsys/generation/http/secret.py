@@ -1,4 +1,4 @@
-"""The bearer key of a trial's generation servers, which both ends work out from the trial's CURVE keys."""
+"""Bearer key of a trial's generation servers, derived on both ends from the trial's CURVE keys."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ _PURPOSE = b"realsys generation servers: bearer key"
 
 
 def bearer_key(keypairs: TrialKeypairs) -> str:
-    """64 hex digits. Nobody can find the CURVE secret from it, and it is written down nowhere."""
+    """Derives 64 hex digits. The CURVE secret can't be computed from it, and it is never stored."""
     return hashlib.blake2b(_PURPOSE, key=keypairs.server_secret, digest_size=32).hexdigest()

@@ -1,7 +1,7 @@
-"""What the HTTP application (http_app.py) asks of an engine, whichever it is: ``ServedEngine``.
+"""Engine interface used by the HTTP application (http_app.py): ``ServedEngine``.
 
-Implemented by embedded.py (our own engine in this process), sglang.py and vllm.py (a child process),
-and by test doubles. No torch here, no HTTP.
+Implemented by embedded.py (the embedded engine in this process), sglang.py and vllm.py (a child
+process), and by test doubles. No torch here, no HTTP.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # values that are only handed on
 
 
 class FetchedWeights(NamedTuple):
-    """Weights by their Hugging Face names, and how many bytes had to be read for them."""
+    """Weights by Hugging Face name, and the number of bytes read for them."""
 
     weights: Mapping[str, Tensor]
     num_bytes: int
@@ -38,7 +38,7 @@ Fetch = Callable[[WeightSource], FetchedWeights]
 
 
 class EngineAnswer(msgspec.Struct, kw_only=True):
-    """What a request has so far: ``GenerateResult`` that may be unfinished (``finish`` is None)."""
+    """A request's output so far: a ``GenerateResult`` that may be unfinished (``finish`` is None)."""
 
     rid: str
     output_ids: list[int] = []
@@ -49,7 +49,7 @@ class EngineAnswer(msgspec.Struct, kw_only=True):
     cached_tokens: int = 0
 
     def result(self) -> GenerateResult:
-        """The finished answer as a value."""
+        """Returns the finished answer as a value."""
         if self.finish is None:
             raise InternalError(
                 f"request {self.rid!r} has not ended", where="http/served_engine.py"
@@ -65,12 +65,12 @@ class EngineAnswer(msgspec.Struct, kw_only=True):
 
 
 def full_answer(request: GenerateRequest) -> EngineAnswer:
-    """The answer to tokens that leave no room for one: none, ended for its length."""
+    """Makes the empty answer to a prompt that fills the context, with finish ``length``."""
     return EngineAnswer(rid=request.rid, finish=Finish.LENGTH, prompt_tokens=len(request.input_ids))
 
 
 class Counters(msgspec.Struct, kw_only=True):
-    """Sums since the start, for ``/metrics``. ``progress`` moves whenever tokens are made."""
+    """Totals since the start, for ``/metrics``. ``progress`` changes whenever tokens are generated."""
 
     progress: int = 0
     prompt_tokens: int = 0
@@ -91,7 +91,7 @@ class Counters(msgspec.Struct, kw_only=True):
         self.aborted += answer.finish is Finish.ABORT
 
     def count_update(self, taken: WeightsTaken) -> None:
-        """Adds a change of weights."""
+        """Adds a weight update."""
         self.weight_updates += 1
         self.update_s += taken.seconds
         self.update_paused_s += taken.paused_s
@@ -100,43 +100,44 @@ class Counters(msgspec.Struct, kw_only=True):
 class ServedEngine(Protocol):
     """One engine, used from one event loop.
 
-    Mistakes of a request are raised as DataError or ConfigError; WorkerLost means that the engine has
-    ended and nothing will work any more.
+    Invalid requests raise DataError or ConfigError; WorkerLost means that the engine has ended for good.
     """
 
     counters: Counters
 
     async def start(self) -> None:
-        """Returns when it can generate."""
+        """Starts the engine; returns when it can generate."""
 
     def generate(self, request: GenerateRequest, *, stream: bool) -> AsyncIterator[EngineAnswer]:
-        """The answer as it grows, each time whole (``stream``), or only the finished one.
+        """Yields the growing answer, complete so far each time (``stream``), or only the finished one.
 
-        It ends for its length where the model has no more room: with no token, if the prompt fills it.
-        Waits while paused. An iterator that is closed early aborts its request.
+        It ends with ``length`` if the context is full: without tokens, if the prompt fills it. Waits while
+        paused. Closing the iterator early aborts its request.
         """
 
     async def abort(self, rid: str, *, every: bool = False) -> None:
-        """Ends one request, or all, with what they have. An unknown one is no mistake."""
+        """Ends one request, or all, with their tokens so far. An unknown id is no error."""
 
     async def pause(self, mode: PauseMode) -> None:
-        """Returns when no token is made any more."""
+        """Returns when no more tokens are generated."""
 
     async def resume(self) -> None: ...
 
     async def update_weights(self, source: WeightSource) -> WeightsTaken:
-        """Running requests go on with the new weights; a failure leaves the old ones in place."""
+        """Updates the weights; running requests continue with them. On failure the old ones stay in
+        place.
+        """
 
     async def set_version(self, version: int) -> None:
-        """Calls the present weights ``version``."""
+        """Names the present weights ``version``."""
 
     async def flush(self) -> None:
-        """Forgets cached prefixes."""
+        """Drops cached prefixes."""
 
     async def info(self) -> ServerInfo: ...
 
     async def ended(self) -> None:
-        """Returns never, or raises what ended the engine."""
+        """Never returns; raises the error that ended the engine."""
 
     async def close(self) -> None:
-        """Ends running requests (finish ``abort``) and everything it started."""
+        """Ends running requests (finish ``abort``) and everything that it started."""

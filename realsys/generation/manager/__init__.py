@@ -1,1 +1,1 @@
-"""The worker that routes generation requests to servers and brings new weights to them."""
+"""Worker that routes generation requests to servers and updates their weights."""

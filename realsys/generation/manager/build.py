@@ -1,4 +1,4 @@
-"""Wires the manager of generation servers together: store, messages, record, loops."""
+"""Builds the manager of generation servers: store, messages, record, loops."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TICKS_WITHIN_S = 60.0  # its loop does each second
 
 
 def run(runner: WorkerRunner) -> int:
-    """Runs the manager to its end; returns its exit code."""
+    """Runs the manager until it ends; returns its exit code."""
     return asyncio.run(_run(runner))
 
 
@@ -60,7 +60,7 @@ def make_manager(
     record: GenerationRecord,
     dismiss: Dismiss = nobody,
 ) -> Manager:
-    """The manager that a configuration asks for. Needs a running event loop, which owns it."""
+    """Makes the configured manager. Needs a running event loop, which owns it."""
     fleet = Fleet(
         Router(
             RoutingPolicy(config.schedule_policy),
@@ -87,7 +87,7 @@ def _make_client(key: str, address: ServerAddress) -> GenerationClient:
 
 
 async def _dismiss(runner: WorkerRunner, index: int) -> None:
-    """Tells a server to answer what it has and end. One that is not reached is told again later."""
+    """Asks a server to finish its requests and end. Repeated later if it can't be reached."""
     command = Command(
         id=secrets.token_hex(8),
         verb=Verb.EXIT,
@@ -104,7 +104,7 @@ async def _dismiss(runner: WorkerRunner, index: int) -> None:
 
 
 async def _serve(runner: WorkerRunner, manager: Manager, keypairs: TrialKeypairs) -> None:
-    """Listens, registers, and serves until the master says that the run is over."""
+    """Listens, registers, and serves until the master ends the run."""
     loop = asyncio.get_running_loop()
 
     def on_change(found: Registrations) -> None:
@@ -113,7 +113,7 @@ async def _serve(runner: WorkerRunner, manager: Manager, keypairs: TrialKeypairs
     def leave() -> None:
         loop.call_soon_threadsafe(manager.leave)
 
-    runner.controls.can = frozenset({Verb.CONFIGURE, Verb.DUMP, Verb.INTERRUPT, Verb.EXIT})
+    runner.controls.supported = frozenset({Verb.CONFIGURE, Verb.DUMP, Verb.INTERRUPT, Verb.EXIT})
     runner.controls.leave = leave
     server = RequestServer(
         name=runner.name,
@@ -126,7 +126,7 @@ async def _serve(runner: WorkerRunner, manager: Manager, keypairs: TrialKeypairs
         ports=runner.ports,
     )
     async with server:
-        # The heartbeat process may take its time to register: calls are answered meanwhile.
+        # Registration by the heartbeat process may be slow: calls are answered meanwhile.
         serving = loop.create_task(server.serve(manager.handle), name="messages")
         managing = loop.create_task(manager.run(), name="checks")
         try:

@@ -1,8 +1,9 @@
-"""The generation servers that are registered: a client each, and how each one is.
+"""Registered generation servers: a client and the health state of each.
 
-Keeps routing.py (may it take requests?), quarantine.py (is it well, when to look again?) and the record in
-step: whatever happens to a server goes through here. Lives in the manager's event loop; decides nothing
-itself and talks to no server (server_checks.py and updates.py do).
+Keeps routing.py (availability), quarantine.py (health, next check) and the record consistent: every
+event of a
+server goes through here. Used in the manager's event loop; makes no decisions and sends nothing to servers
+(server_checks.py and updates.py do).
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ MakeClient = Callable[[ServerAddress], GenerationClient]
 
 
 class Recorder(Protocol):
-    """Where events go (manager_record.py)."""
+    """Receiver of events (manager_record.py)."""
 
     def write(self, event: ManagerEvent, **fields: Any) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class RegisteredServer:
-    """A server's registration; ``incarnation`` names its process for good."""
+    """A server's registration; ``incarnation`` identifies its process."""
 
     address: ServerAddress
     incarnation: str
@@ -49,13 +50,13 @@ class RegisteredServer:
 
 @dataclass(eq=False, kw_only=True)
 class Member:
-    """One server process that we know.
+    """One server process.
 
     Attributes:
-        lock: held while it is brought to other weights.
-        num_updates: begun so far.
-        taken: what it said after the last one.
-        listed: whether its registration is still there.
+        lock: held while its weights are updated.
+        num_updates: number of updates started.
+        taken: its reply to the last update.
+        listed: True while its registration exists.
     """
 
     registered: RegisteredServer
@@ -108,9 +109,9 @@ class Fleet:
     # ---- who is there -----------------------------------------------------------------------
 
     def registered(self, found: Mapping[int, RegisteredServer]) -> None:
-        """All registrations there are. A new process is to be checked before it gets requests.
+        """Applies all current registrations. A new process is checked before it gets requests.
 
-        One that is missing is only looked at: leases also end when the store was away.
+        A missing one is only checked: leases also expire if the store was unavailable.
         """
         for index, one in found.items():
             known = self.members.get(index)
@@ -127,7 +128,7 @@ class Fleet:
         self.on_change()
 
     def _leaves(self, index: int) -> None:
-        """One that was to go is not there any more: unlike others it is not missed."""
+        """Removes a leaving server whose registration has disappeared."""
         if index in self.members:
             self._left.append(self.members.pop(index))
             self.quarantine.left(index)
@@ -142,7 +143,7 @@ class Fleet:
             self.quarantine.left(index)
         try:
             client = self._make_client(one.address)
-        except RealsysError as error:  # one bad registration must not cost the others
+        except RealsysError as error:  # one bad registration must not affect the others
             logger.warning("server can't be used server=%d error=%s", index, error.what)
             self.router.starts_anew(index, why=f"can't be used: {error.what}")
             return
@@ -152,14 +153,14 @@ class Fleet:
         logger.info("server registered server=%d again=%s", index, former is not None)
 
     def is_current(self, member: Member) -> bool:
-        """False once another process has registered in its place: what is learnt of it means nothing."""
+        """False once another process has replaced the member: results about it are then ignored."""
         return self.members.get(member.index) is member
 
     async def close_left(self, *, everyone: bool = False) -> None:
         """Closes clients of servers that were replaced, or all."""
         left, self._left = self._left + list(self.members.values()) * everyone, []
         for member in left:
-            # A client that can't close is no reason to end: its process is gone.
+            # A failing close is ignored: the server's process has ended.
             with contextlib.suppress(Exception):
                 async with asyncio.timeout(CLOSE_S):
                     await member.client.close()
@@ -167,29 +168,29 @@ class Fleet:
     # ---- how they are -----------------------------------------------------------------------
 
     def seen(self, member: Member, info: ServerInfo) -> None:
-        """What a server says of itself."""
+        """Stores a server's information about itself."""
         load = self.router.servers[member.index]
         load.version = info.weight_version
         load.limit = self._server_limit or math.ceil(LIMIT_FACTOR * info.max_running)
 
     def took(self, member: Member, taken: WeightsTaken) -> None:
-        """It has other weights."""
+        """Records that the server has new weights."""
         member.taken = taken
         self.router.servers[member.index].version = taken.version
         self.on_change()
 
     def drains(self, member: Member, on: bool) -> None:
-        """It takes nothing new for now; or does again."""
+        """Stops assigning new requests to a server, or resumes."""
         self.router.servers[member.index].draining = on
         self.on_change()
 
     def sick(self, member: Member, why: str) -> None:
-        """A check or an update of it failed."""
+        """Records a failed check or update."""
         if self.quarantine.failed(member.index, why, now_s=self.now_s()):
             self._left_out(member, why)
 
     def request_broke(self, member: Member, why: str) -> None:
-        """A request found it not answering."""
+        """Records a request that failed at the server."""
         if self.quarantine.request_broke(member.index, why, now_s=self.now_s()):
             self._left_out(member, why)
         self.on_change()
@@ -200,7 +201,7 @@ class Fleet:
         self.record.write(ManagerEvent.SERVER_SICK, server=member.index, why=why)
 
     def well(self, member: Member) -> None:
-        """A check passed: it takes requests."""
+        """Records a passed check: the server gets requests."""
         former = self.quarantine.passed(member.index, now_s=self.now_s())
         if former is Condition.WELL:
             return
@@ -214,35 +215,35 @@ class Fleet:
     # ---- views ------------------------------------------------------------------------------
 
     def version(self, member: Member) -> int:
-        """Of its weights; -1: not known."""
+        """Version of the server's weights; -1 if unknown."""
         return self.router.servers[member.index].version
 
     @property
     def versions(self) -> dict[int, int]:
-        """Server → version of its weights, as far as known (-1: not)."""
+        """Weight version of each server (-1 if unknown)."""
         return {index: self.version(member) for index, member in self.members.items()}
 
     @property
     def well_members(self) -> list[Member]:
-        """Those that take requests, by index."""
+        """Members that get requests, by index."""
         sick = self.quarantine.sick
         return [member for index, member in sorted(self.members.items()) if index not in sick]
 
     @property
     def sick_members(self) -> dict[int, str]:
-        """Server → why it takes nothing, of those that should be there."""
+        """Reasons of servers that should serve but get no requests, by server."""
         servers = self.router.servers.items()
         missing = {i: server.unfit for i, server in servers if i not in self.members}
         return {**missing, **self.quarantine.sick}
 
     @staticmethod
     def now_s() -> float:
-        """The event loop's clock: the only one that is used here."""
+        """Time of the event loop's clock, the only one used here."""
         return asyncio.get_running_loop().time()
 
 
 def told(error: Exception) -> str:
-    """What an error says, in one line."""
+    """Formats an error as one line."""
     if isinstance(error, RealsysError):
         text = error.what
     elif isinstance(error, TimeoutError):

@@ -1,11 +1,11 @@
-"""The manager's service: gives requests a server, brings new weights to servers, looks after them.
+"""The manager's service: assigns servers to requests, updates servers' weights, and monitors servers.
 
     rollout workers ─ AskServer, DoneWith ─▶ Manager ─ checks, updates, goodbyes ─▶ generation servers
     master ─ NewWeights, AskManager, Leave ─▶
 
-One event loop; all state is touched by it alone. Nothing here is needed by anybody after its death: a
-manager that is started again asks the servers which weights they have, hears of the newest from the
-master, starts with zero counters, and ignores the end of what it does not know to be running.
+One event loop owns all state. No state must survive a restart: a restarted manager queries the servers'
+weight versions, gets the newest source from the master, starts with zero counters, and ignores the end of
+requests that it does not know.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ async def nobody(index: int) -> None:
 
 
 class Manager:
-    """Answers ``ToManager`` messages (``handle``) and looks after the servers (``run``).
+    """Handles ``ToManager`` messages (``handle``) and monitors the servers (``run``).
 
     Args:
-        dismiss: tells a server, by its index, to answer what it has and end.
+        dismiss: requests a server, by its index, to finish its requests and end.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Manager:
     # ---- messages ---------------------------------------------------------------------------
 
     async def handle(self, request: rm.ToManager) -> rm.FromManager:
-        """The reply to one message. Raises ProtocolError for weights that can't be read."""
+        """Returns the reply to one message. Raises ProtocolError for weights that can't be read."""
         tick()
         if isinstance(request, rm.AskServer):
             return await self._ask_server(request)
@@ -118,7 +118,7 @@ class Manager:
         return rm.Accepted()
 
     def view(self) -> rm.ManagerView:
-        """How the servers do."""
+        """Status of the servers."""
         return rm.ManagerView(
             versions=self.fleet.versions,
             sick=self.fleet.sick_members,
@@ -127,14 +127,14 @@ class Manager:
         )
 
     def leave(self) -> None:
-        """Lets ``run`` end."""
+        """Makes ``run`` end."""
         self._leaving = True
         self._news.set()
 
     # ---- what changes ---------------------------------------------------------------------------
 
     def registered(self, found: Registrations) -> None:
-        """All registrations there are (registrations.py)."""
+        """Updates the fleet from all current registrations (registrations.py)."""
         former, self._rollout_workers = self._rollout_workers, dict(found.rollout_workers)
         for worker, incarnation in former.items():
             if self._rollout_workers.get(worker) != incarnation:
@@ -144,21 +144,24 @@ class Manager:
         self.fleet.registered(found.servers)
 
     def _scaled(self, scaling: Scaling) -> None:
-        """Who was added: with routes, maker i is server i and rollout worker i. Who is to go."""
+        """Applies scaling: added workers (with routes, maker i is server i and rollout worker i),
+        leaving ones.
+        """
         for worker, like in scaling.added.items():
             if worker.startswith(SERVER):
                 self.fleet.like[index_of(worker)] = index_of(like)
             elif self._router.is_routed(like):
                 self._router.allow(worker, {index_of(worker)})
-        for worker in self._leaving_servers.hear(scaling, now_s=self.fleet.now_s()):
+        for worker in self._leaving_servers.update(scaling, now_s=self.fleet.now_s()):
             if worker.startswith(SERVER):
                 self._router.leaving.add(index_of(worker))
                 logger.info("server is to go server=%d by=%s", index_of(worker), scaling.by)
                 self.fleet.record.write(ManagerEvent.SERVER_LEAVING, server=index_of(worker))
 
     def _worker_lost(self, worker: str) -> None:
-        """Whatever it held is free again. Were it only cut off from the store, its servers get somewhat
-        more requests than their limit for a while."""
+        """Frees what a lost worker held. If it was only cut off from the store, its servers briefly
+        exceed their limit.
+        """
         for rid in self._router.worker_lost(worker):
             self._tell(rid, rm.UseServer(why=f"{worker} was lost"))
         logger.info("rollout worker gone worker=%s", worker)
@@ -169,7 +172,7 @@ class Manager:
         self._news.set()
 
     def _give_out(self) -> None:
-        """Answers those that wait and can have a server now."""
+        """Assigns servers to waiting requests that can have one now."""
         for rid, server in self._router.place(now_s=self.fleet.now_s()):
             member = self.fleet.members[server]
             url, version = member.registered.address.url, self.fleet.version(member)
@@ -182,7 +185,7 @@ class Manager:
     # ---- the loop -----------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Checks servers as they are due, until ``leave``. Closes their clients at the end."""
+        """Checks servers when they are due, until ``leave``. Closes their clients at the end."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 checks: set[asyncio.Task[Any]] = set()
@@ -211,7 +214,7 @@ class Manager:
             task.add_done_callback(checks.discard)
 
     def _start_goodbyes(self, tasks: asyncio.TaskGroup) -> None:
-        """Dismisses servers that are to go: idle and of no use to anybody, or out of time."""
+        """Dismisses leaving servers that are idle and not needed, or out of time."""
         now_s, running = self.fleet.now_s(), self._router.running
         overdue = self._leaving_servers.overdue(now_s=now_s)
         late = {index_of(worker) for worker in overdue if worker.startswith(SERVER)}

@@ -1,4 +1,4 @@
-"""What the manager did, one JSON line each: ``generation.jsonl`` in the phase's folder.
+"""Record of the manager's events, one JSON line each: ``generation.jsonl`` in the phase's folder.
 
 Read by people and by the report. ``event`` is one of ``ManagerEvent``; ``at`` is seconds since the epoch.
 """
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 class ManagerEvent(StrEnum):
-    """What can have happened."""
+    """Kinds of events."""
 
     MANAGER_UP = "manager_up"
     SERVER_UP = "server_up"  # a new process answers, has the newest weights and takes requests
@@ -32,16 +32,16 @@ class ManagerEvent(StrEnum):
 
 
 class GenerationRecord:
-    """Appends to the record. A disk that refuses is told once and holds up nobody's requests."""
+    """Appends to the record. A disk failure is logged once and delays no requests."""
 
     def __init__(self, path: Path, *, attempt: int) -> None:
-        """Raises ClusterError when the file can't be written at all."""
+        """Opens the file. Raises ClusterError if it can't be written at all."""
         self._file = JsonlAppender(path)
         self._attempt = attempt
         self._refused = False
 
     def write(self, event: ManagerEvent, **fields: Any) -> None:
-        """One line."""
+        """Appends one line."""
         row = {
             "at": round(time.time(), 3),
             "event": event.value,

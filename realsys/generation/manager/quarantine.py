@@ -1,8 +1,8 @@
-"""Which servers are sick, why, and when each is looked at next (pure).
+"""Health state of servers: which are sick, why, and when each is checked next (pure).
 
-For fleet.py. A server is sick when a check of it fails or ``Rules.failures`` requests in a row broke on it;
-it is looked at again after pauses that grow, and comes back when a check passes (what a check asks for is
-server_checks.py's business). Times are seconds of one monotonic clock, handed in.
+For fleet.py. A server is sick after a failed check or ``Rules.failures`` consecutive failed requests; it is
+checked again after growing pauses, and returns when a check passes (server_checks.py makes the checks).
+Times are seconds of one monotonic clock, passed in.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from enum import StrEnum
 
 
 class Condition(StrEnum):
-    """How a server is."""
+    """Health state of a server."""
 
     JOINING = "joining"  # registered, not checked yet
     WELL = "well"
@@ -22,7 +22,7 @@ class Condition(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """When to look and when to give up.
+    """Thresholds and intervals of health checks.
 
     Attributes:
         failures: requests that break, without one between them that ends well, before it is sick.
@@ -49,14 +49,14 @@ class _Case:
 
 
 class Quarantine:
-    """The condition of each server, by index."""
+    """Condition of each server, by index."""
 
     def __init__(self, rules: Rules | None = None) -> None:
         self.rules = rules or Rules()
         self._cases: dict[int, _Case] = {}
 
     def joined(self, server: int, *, now_s: float) -> None:
-        """It has registered, or registered anew: to be checked at once, with no past."""
+        """Adds a server that has registered or restarted: no history, check due at once."""
         self._cases[server] = _Case(
             condition=Condition.JOINING,
             why="was not checked yet",
@@ -67,11 +67,13 @@ class Quarantine:
         )
 
     def left(self, server: int) -> None:
-        """Nothing is known of it any more."""
+        """Removes a server."""
         self._cases.pop(server, None)
 
     def request_broke(self, server: int, why: str, *, now_s: float) -> bool:
-        """A request found it not answering, and it is looked at at once. True: that makes it sick."""
+        """Records a failed request and makes a check due at once. Returns True if the server became
+        sick.
+        """
         case = self._cases[server]
         if case.condition is not Condition.WELL:
             return False
@@ -82,11 +84,11 @@ class Quarantine:
         return self.failed(server, f"{len(case.breaks_s)} requests broke: {why}", now_s=now_s)
 
     def request_ended(self, server: int) -> None:
-        """A request ended well there: breaks before it were passing troubles."""
+        """Records a successful request, which clears earlier failures."""
         self._cases[server].breaks_s = []
 
     def failed(self, server: int, why: str, *, now_s: float) -> bool:
-        """A check of it or an update failed: it is sick. True if it was not."""
+        """Records a failed check or update: the server is sick. Returns True if it was not before."""
         case, rules = self._cases[server], self.rules
         newly = case.condition is not Condition.SICK
         was_well_s = now_s - case.well_since_s if case.condition is Condition.WELL else 0.0
@@ -98,7 +100,7 @@ class Quarantine:
         return newly
 
     def passed(self, server: int, *, now_s: float) -> Condition:
-        """A check passed: it is well. Returns what it was."""
+        """Records a passed check: the server is well. Returns its earlier condition."""
         case = self._cases[server]
         former, case.condition = case.condition, Condition.WELL
         if former is not Condition.WELL:
@@ -107,23 +109,23 @@ class Quarantine:
         return former
 
     def look_at(self, server: int, when_s: float) -> None:
-        """It is due then, unless something happens to it before."""
+        """Schedules the next check of a server."""
         self._cases[server].due_s = when_s
 
     def due(self, *, now_s: float) -> list[int]:
-        """Servers to be checked now, longest overdue first."""
+        """Lists servers to check now, longest overdue first."""
         late = [server for server, case in self._cases.items() if case.due_s <= now_s]
         return sorted(late, key=lambda server: self._cases[server].due_s)
 
     def next_due_s(self) -> float | None:
-        """When the next one is due; None: there are no servers."""
+        """Time of the next due check; None if there are no servers."""
         return min((case.due_s for case in self._cases.values()), default=None)
 
     def condition(self, server: int) -> Condition:
-        """How it is."""
+        """Returns a server's condition."""
         return self._cases[server].condition
 
     @property
     def sick(self) -> Mapping[int, str]:
-        """Server → why, of those that take nothing (also those that have just come)."""
+        """Reasons of servers that get no requests (also new ones), by server."""
         return {i: c.why for i, c in self._cases.items() if c.condition is not Condition.WELL}

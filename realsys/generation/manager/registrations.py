@@ -1,14 +1,12 @@
-"""Tells the manager which generation servers and rollout workers are registered, and which were added or
-are to go, whenever that changes.
+"""Watches which generation servers and rollout workers are registered, added or leaving, for the manager.
 
-On a thread of its own, because the store may take its time. A worker that was started again has another
-process behind the same key: ``incarnation`` tells them apart.
+Runs on a thread of its own, because the store may be slow. A restarted worker is another process
+behind the same key: ``incarnation`` distinguishes them.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -17,6 +15,7 @@ from realsys.api.scheduling import WorkerType
 from realsys.generation.manager.fleet import RegisteredServer
 from realsys.name_resolve.key_table import TrialKeys
 from realsys.name_resolve.store import NameResolve, Watch
+from realsys.runtime.background_thread import BackgroundThread
 from realsys.transport.generation_messages import ServerAddress
 from realsys.trial.records import WorkerRecord, loads
 from realsys.worker.live_scaling import Scaling, read_scaling
@@ -30,7 +29,7 @@ _TYPES = (WorkerType.GENERATION_SERVER, WorkerType.ROLLOUT_WORKER)
 
 @dataclass(frozen=True, kw_only=True)
 class Registrations:
-    """Servers by index; rollout workers by name, with their incarnation; who came or is to go."""
+    """Servers by index; rollout workers by name, with their incarnation; added and leaving workers."""
 
     servers: Mapping[int, RegisteredServer] = field(default_factory=dict)
     rollout_workers: Mapping[str, str] = field(default_factory=dict)
@@ -40,7 +39,9 @@ class Registrations:
 def registrations(
     store: NameResolve, keys: TrialKeys, *, token: str, phase: str = ""
 ) -> Registrations:
-    """Those of one attempt. Raises StoreError; TrialError for a wish that can't be understood."""
+    """Reads the registrations of one attempt. Raises StoreError; TrialError for an invalid scaling
+    request.
+    """
     servers: dict[int, RegisteredServer] = {}
     workers: dict[str, str] = {}
     for kind in _TYPES:
@@ -84,27 +85,25 @@ class RegistrationWatch:
     ) -> None:
         self._store, self._keys, self._on_change = store, keys, on_change
         self._token, self._phase = token, phase
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._follow, name="registrations", daemon=True)
+        self._thread = BackgroundThread(self._follow, name="registrations")
 
     def __enter__(self) -> RegistrationWatch:
         self._thread.start()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        self._ended.set()
-        self._thread.join(5.0)
+        self._thread.stop()
 
     def _follow(self) -> None:
         told: Registrations | None = None
-        while not self._ended.is_set():
+        while not self._thread.is_ending:
             try:
                 # Watch first, then list: what comes in between is seen twice, not missed.
                 prefixes = [f"{self._keys.workers}/{kind.value}" for kind in _TYPES]
                 prefixes.append(self._keys.scaling)
                 # The supervisor judges everybody's lease, and the list does each time.
                 with self._store.watch(*prefixes, judges_leases=False) as watch:
-                    while not self._ended.is_set():
+                    while not self._thread.is_ending:
                         found = registrations(
                             self._store, self._keys, token=self._token, phase=self._phase
                         )
@@ -114,9 +113,9 @@ class RegistrationWatch:
                         self._wait_for_news(watch)
             except RealsysError as error:  # the store is away; servers are still checked meanwhile
                 logger.warning("registrations not read error=%s", error.what)
-                self._ended.wait(POLL_S)
+                self._thread.pause(POLL_S)
 
     def _wait_for_news(self, watch: Watch) -> None:
         for _ in range(int(LIST_EVERY_S / POLL_S)):
-            if watch.poll(POLL_S) or self._ended.is_set():
+            if watch.poll(POLL_S) or self._thread.is_ending:
                 return

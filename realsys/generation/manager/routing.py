@@ -1,9 +1,9 @@
-"""Which server goes on with a request, and who waits for one (pure).
+"""Routing: assigns servers to requests and orders waiting requests (pure).
 
-For manager.py. A request is counted in when it is placed and out when it is done, its server starts
-anew, or its worker is lost: by its id, so that each happens once and counters can't drift. What can't be
-placed waits in order of arrival; ``place`` gives out what has become free, oldest first. Whether a server
-is well is quarantine.py's decision.
+For manager.py. A request is counted in when it is placed and out when it is done, its server restarts, or
+its worker is lost: by its id, so that each happens once and counters can't drift. Requests that can't be
+placed wait in order of arrival; ``place`` assigns free servers, oldest request first. quarantine.py decides
+server health.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MAX_ARRIVALS = 65536  # whose place in the order is remembered over repeated ask
 
 
 class RoutingPolicy(StrEnum):
-    """How one of several servers is chosen. Names as in ``GserverManager.schedule_policy``."""
+    """Rule for choosing among servers. Names as in ``GserverManager.schedule_policy``."""
 
     ROUND_ROBIN = "round_robin"
     LEAST_REQUESTS = "least_requests"
@@ -41,7 +41,7 @@ class Asked:
 
 @dataclass(kw_only=True)
 class ServerLoad:
-    """One server as the router sees it.
+    """State of one server for the router.
 
     Attributes:
         version: of its weights; -1: not known.
@@ -62,7 +62,7 @@ class ServerLoad:
         return 0 < self.limit <= self.num_requests
 
     def refusal(self, asked: Asked) -> str:
-        """Why it can't take the request, apart from room; empty: it can."""
+        """Returns why the server can't take the request, apart from capacity; empty if it can."""
         if self.unfit:
             return self.unfit
         if self.draining:
@@ -81,10 +81,10 @@ class _Placed:
 
 
 class Router:
-    """Servers, what runs on them, and what waits.
+    """Servers, their running requests, and waiting requests.
 
-    Call ``place`` after everything that may have made room; then the rule holds that nobody waits whom a
-    server with room could take.
+    Call ``place`` after everything that may have freed capacity; then no request waits that a server with
+    capacity could take.
 
     Args:
         routes: worker → servers that its requests may use; those of a worker without an entry: all.
@@ -114,10 +114,10 @@ class Router:
     # ---- requests -----------------------------------------------------------------------------
 
     def ask(self, asked: Asked) -> None:
-        """The request waits from now; ``place`` gives it a server.
+        """Queues a request; ``place`` assigns it a server.
 
-        Asked again, it keeps its place in the order, and where it was counted in it is out: whoever asks
-        has left the server it had.
+        A repeated request keeps its place in the order and is counted out at its earlier server, which the
+        caller has left.
         """
         self.done(asked.rid)
         self.withdraw(asked.rid)
@@ -131,7 +131,7 @@ class Router:
         insort(self._queue, (arrival, asked.rid))
 
     def place(self, *, now_s: float) -> list[tuple[str, int]]:
-        """Counts in whatever waits and can be placed, oldest first; (request id, server) of each."""
+        """Assigns servers to waiting requests, oldest first; returns (request id, server) of each."""
         granted: list[tuple[str, int]] = []
         open_ = {i: s.version for i, s in self.servers.items() if self._is_open(s)}
         newest = max(open_.values(), default=-1)
@@ -154,14 +154,14 @@ class Router:
         return granted
 
     def withdraw(self, rid: str) -> bool:
-        """It waits no longer; True if it did. Its place in the order is kept, should it ask again."""
+        """Removes a waiting request; True if it was waiting. It keeps its place in case it is repeated."""
         if (waiting := self._waiting.pop(rid, None)) is None:
             return False
         del self._queue[bisect_left(self._queue, (waiting[0], rid))]
         return True
 
     def done(self, rid: str, server: int = -1) -> bool:
-        """Counts it out; False if it was not in, or on another server than the one that is named."""
+        """Counts a request out; False if it was not counted in at this server."""
         placed = self._placed.get(rid)
         if placed is None or server not in (-1, placed.server):
             return False
@@ -172,7 +172,7 @@ class Router:
         return True
 
     def worker_lost(self, worker: str) -> list[str]:
-        """Nobody will say that this worker's requests are done: they are out. Ids of those that waited."""
+        """Counts out all requests of a lost worker; returns the ids of its waiting ones."""
         for rid in [rid for rid, placed in self._placed.items() if placed.worker == worker]:
             self.done(rid)
         waiting = [rid for rid, (_, asked) in self._waiting.items() if asked.worker == worker]
@@ -181,8 +181,10 @@ class Router:
         return waiting
 
     def forget_idle(self, server: int, *, before_s: float) -> int:
-        """Counts out what was placed there before a time; returns how many. For a server that says it
-        holds nothing: whoever asked never came."""
+        """Counts out requests placed before a time at a server that reports none; returns their number.
+
+        Their callers never reached it.
+        """
         old = [
             rid
             for rid, placed in self._placed.items()
@@ -195,25 +197,25 @@ class Router:
     # ---- servers --------------------------------------------------------------------------------
 
     def starts_anew(self, server: int, *, why: str) -> None:
-        """A new process stands behind this index: what the former one held is gone."""
+        """Clears the requests of a server that was restarted as a new process."""
         for rid in [rid for rid, placed in self._placed.items() if placed.server == server]:
             self.done(rid)
         self.servers[server] = ServerLoad(unfit=why)
 
     def set_unfit(self, server: int, why: str) -> None:
-        """It takes nothing from now, because …; empty: it is well."""
+        """Marks a server as unavailable with a reason; empty marks it as available."""
         self.servers[server].unfit = why
 
     def allow(self, worker: str, servers: Collection[int]) -> None:
-        """From now on a worker's requests may use these servers and no others."""
+        """Restricts a worker's requests to these servers."""
         self._routes[worker] = frozenset(servers)
 
     def is_routed(self, worker: str) -> bool:
-        """Whether its requests may use some servers only."""
+        """True if the worker's requests are restricted to some servers."""
         return worker in self._routes
 
     def removed(self, server: int) -> None:
-        """It has left for good: nobody waits for it, and nothing is counted in there."""
+        """Removes a server for good, with its counted requests."""
         if server in self.servers:
             self.starts_anew(server, why="has left")
             del self.servers[server]
@@ -224,22 +226,22 @@ class Router:
 
     @property
     def num_waiting(self) -> int:
-        """Requests without a server."""
+        """Number of requests without a server."""
         return len(self._waiting)
 
     @property
     def running(self) -> Mapping[int, int]:
-        """Server → requests counted in."""
+        """Number of counted requests, by server."""
         return {i: server.num_requests for i, server in self.servers.items()}
 
     def is_needed(self, server: int, workers: Collection[str]) -> bool:
-        """Whether one of these workers has no other server than this one, or others that leave too."""
+        """True if one of these workers has no other server than this one, or only leaving ones."""
         return any(
             server in self._allowed(worker) and self._has_only_leaving(worker) for worker in workers
         )
 
     def why_not(self, asked: Asked) -> str:
-        """What keeps each server from taking the request, in words."""
+        """Describes what keeps each server from taking the request."""
         reasons = []
         for index, server in sorted(self.servers.items()):
             full = f"is full ({server.num_requests} of {server.limit})" if server.is_full else ""

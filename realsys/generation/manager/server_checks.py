@@ -1,6 +1,6 @@
-"""One look at one server: does it answer, does it generate, has it the newest weights?
+"""Checks one server: does it respond, does it generate, does it have the newest weights?
 
-For manager.py, which calls it whenever quarantine.py says that a server is due.
+For manager.py, which calls it whenever a server is due by quarantine.py.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NEVER_CAME_S = 120.0  # from being given a server to reaching it
 
 
 async def check(member: Member, fleet: Fleet, updates: Updates) -> None:
-    """Afterwards the server is well, with the newest weights, or sick with a reason."""
+    """Checks a server; afterwards it is well, with the newest weights, or sick with a reason."""
     began_s, num_updates = fleet.now_s(), member.num_updates
     try:
         why = await _look(member, fleet, began_s=began_s)
@@ -38,7 +38,7 @@ async def check(member: Member, fleet: Fleet, updates: Updates) -> None:
 
 
 async def _look(member: Member, fleet: Fleet, *, began_s: float) -> str:
-    """What is wrong with it; empty: nothing."""
+    """Returns what is wrong with the server; empty if nothing."""
     num_updates = member.num_updates
     async with asyncio.timeout(INFO_S + GRACE_S):
         info = await member.client.info(timeout_s=INFO_S)

@@ -1,9 +1,8 @@
-"""Brings servers to the newest weights: all at once, or a share of them at a time.
+"""Updates servers to the newest weights: all at once, or a share of them at a time.
 
-For manager.py (new weights came) and server_checks.py (a server that comes is brought up before it gets
-requests). Each server is updated by one at a time, always to the newest source there is: one that was
-queued behind it is passed over. A server that fails is left out and its requests are told to go; the others
-go on.
+For manager.py (new weights were published) and server_checks.py (a new server is updated before it gets
+requests). Each server has one update at a time, always to the newest source; queued older ones are
+skipped. A server that fails is quarantined and its requests are aborted; the others continue.
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ ABORT_S = 5.0
 
 
 class UpdateMode(StrEnum):
-    """Names as in ``GserverManager.update_mode``."""
+    """Update modes. Names as in ``GserverManager.update_mode``."""
 
     ALL_AT_ONCE = "all_at_once"
     ROLLING = "rolling"
 
 
 def waves(servers: Sequence[int], *, mode: UpdateMode, share: float) -> list[list[int]]:
-    """Which servers are updated together, one list after the other; ``share`` of all in each (pure)."""
+    """Groups servers that are updated together, in order, each with ``share`` of all (pure)."""
     if not servers:
         return []
     size = (
@@ -47,7 +46,7 @@ def waves(servers: Sequence[int], *, mode: UpdateMode, share: float) -> list[lis
 
 
 class Updates:
-    """Knows the newest source.
+    """Holds the newest source and updates servers to it.
 
     Args:
         timeout_s: for one server; more where the weights are many bytes.
@@ -67,7 +66,7 @@ class Updates:
         self._rounds: list[set[Member]] = []  # updates that have begun: whose turn is yet to come
 
     def _take(self, source: WeightSource) -> None:
-        """Makes it the one that servers are brought to, unless a newer one is known."""
+        """Adopts a source as the newest, unless a newer one is known."""
         if self.newest is not None and source.version < self.newest.version:
             logger.info(
                 "weights passed over version=%d newest=%d", source.version, self.newest.version
@@ -80,7 +79,7 @@ class Updates:
         self._fleet.on_change()
 
     async def bring_all(self, source: WeightSource) -> ServersAt:
-        """Returns when each server that takes requests has this version or a newer one."""
+        """Updates all available servers to this version or a newer one; returns the result when done."""
         self._take(source)
         fleet, began_s = self._fleet, self._fleet.now_s()
         members = {member.index: member for member in fleet.well_members}
@@ -119,15 +118,15 @@ class Updates:
         )
 
     def has_turn(self, member: Member) -> bool:
-        """Whether an update that has begun will come to this server by itself."""
+        """True if a running update will reach this server by itself."""
         return any(member in to_come for to_come in self._rounds)
 
     def _one_share(self) -> AbstractAsyncContextManager[Any]:
-        """Newer weights may come while the ones before are on their way: rolling, they take turns."""
+        """Serialises rolling updates, if newer weights arrive during one."""
         return self._wave if self._mode is UpdateMode.ROLLING else nullcontext()
 
     async def bring_up(self, member: Member) -> bool:
-        """Brings one server to the newest source; False: it failed (and is sick) or was replaced."""
+        """Updates one server to the newest source; False if it failed (and is sick) or was replaced."""
         async with member.lock:
             if not self._is_behind(member):
                 return self._fleet.is_current(member)
@@ -153,7 +152,7 @@ class Updates:
         return True
 
     async def _update(self, member: Member, source: WeightSource) -> str:
-        """Why it failed; empty: it did not."""
+        """Updates one server; returns why it failed, empty if it did not."""
         member.num_updates += 1
         timeout_s = transfer_time_s(source.num_bytes, at_least_s=self._timeout_s)
         try:
@@ -180,7 +179,7 @@ class Updates:
             self._fleet.drains(member, on)
 
     async def _send_away(self, member: Member) -> None:
-        """Ends its requests, with the tokens they have: who waits for them asks for another server."""
+        """Aborts a server's requests with their tokens so far; their callers request another server."""
         try:
             async with asyncio.timeout(ABORT_S):
                 await member.client.abort(every=True)

@@ -1,1 +1,1 @@
-"""Engines behind a generation server: ours in this process, SGLang or vLLM as child processes."""
+"""Engines behind a generation server: embedded in this process, SGLang or vLLM as child processes."""

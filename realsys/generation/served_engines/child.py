@@ -1,7 +1,6 @@
-"""A server of others' (SGLang, vLLM) as a child process of this one: start, wait until it serves, end.
+"""A third-party server (SGLang, vLLM) as a child process: start, wait until it serves, end.
 
-It is not started again when it ends: then this worker has nothing to offer, and its supervisor starts the
-worker anew.
+It is not restarted here when it ends: then this worker can't serve, and the supervisor restarts the worker.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ class ChildServer:
     async def start(
         self, healthy: Callable[[], Awaitable[bool]], *, timeout_s: float = START_TIMEOUT_S
     ) -> None:
-        """Starts it; returns when it is healthy.
+        """Starts the process and waits until it is healthy.
 
         Raises:
             WorkerLost: it ended. WaitTimeout: it was not healthy in time. Both quote its last words.
@@ -75,7 +74,7 @@ class ChildServer:
             await asyncio.sleep(_LOOK_S)
 
     def check(self) -> None:
-        """Raises WorkerLost if it has ended."""
+        """Raises WorkerLost if the process has ended."""
         if self._process is None:
             raise WorkerLost(f"{self.name} was not started", where=str(self._log), fix="start it")
         code = self._process.poll()
@@ -96,13 +95,13 @@ class ChildServer:
         return last_words(text.splitlines()) or "(nothing)"
 
     async def ended(self) -> None:
-        """Never returns: raises WorkerLost when it has ended."""
+        """Waits until the process ends, then raises WorkerLost."""
         while True:
             self.check()
             await asyncio.sleep(_LOOK_S)
 
     async def close(self) -> None:
-        """Ends it and everything that it started."""
+        """Ends the process and all its descendants."""
         process = self._process
         if process is None or process.poll() is not None:
             return
@@ -135,7 +134,7 @@ class ChildServer:
 
 
 def last_words(lines: Sequence[str]) -> str:
-    """The line of a log that says why a program ended: the last error's, or the last line.
+    """Returns the log line that explains why a program ended: the last error, or the last line.
 
     >>> last_words(["Traceback …", "(EngineCore pid=7) ValueError: no such dtype",
     ...             "(APIServer pid=6) RuntimeError: it failed. See root cause above."])
@@ -147,7 +146,7 @@ def last_words(lines: Sequence[str]) -> str:
 
 
 def options(args: Mapping[str, Any]) -> list[str]:
-    """Command-line options; False and None are left out.
+    """Converts arguments to command-line options; False and None are left out.
 
     >>> options({"max_x": 3, "flag": True, "of": ["a", "b"]})
     ['--max-x', '3', '--flag', '--of', 'a', 'b']

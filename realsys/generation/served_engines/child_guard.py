@@ -1,4 +1,4 @@
-"""Runs a server of others', and sees to it that nothing of it outlives us.
+"""Runs a third-party server so that none of its processes outlives this one.
 
 ``python -m realsys.generation.served_engines.child_guard PARENT_PID PROGRAM ARGUMENT…``
 
@@ -26,7 +26,9 @@ _LOOK_S = 0.2
 
 
 def guarded(argv: Sequence[str]) -> list[str]:
-    """The command that starts ``argv`` under a guard, a child of this process; for its main thread."""
+    """Returns the command that starts ``argv`` under a guard, a child of this process; for its main
+    thread.
+    """
     return [
         sys.executable,
         "-m",
@@ -57,7 +59,7 @@ def main() -> int:
 
 
 def _wait(child: subprocess.Popen[bytes], parent: int) -> int:
-    """Until the program has ended, or has had its time to."""
+    """Waits until the program has ended, or its grace period has passed."""
     deadline_s: float | None = None
     while (code := child.poll()) is None:
         caught = signal.sigtimedwait(_WATCHED, _LOOK_S)
@@ -72,7 +74,7 @@ def _wait(child: subprocess.Popen[bytes], parent: int) -> int:
 
 
 def _kill_descendants() -> None:
-    """Kills until nobody is left: orphans come to us, so a look after the kill finds what was hidden."""
+    """Kills all descendants repeatedly: orphans are adopted, so a second look finds hidden ones."""
     deadline_s = time.monotonic() + GRACE_S
     while (pids := descendants(os.getpid())) and time.monotonic() < deadline_s:
         for pid in pids:
@@ -85,7 +87,7 @@ def _kill_descendants() -> None:
 
 
 def descendants(pid: int) -> list[int]:
-    """Children of ``pid``, their children and so on; zombies too."""
+    """Lists children of ``pid``, their children and so on, including zombies."""
     found, ahead = [], [pid]
     while ahead:
         children: list[int] = []

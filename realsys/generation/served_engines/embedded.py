@@ -1,7 +1,7 @@
-"""``ServedEngine`` over our own engine in this process: the asyncio side of engine_thread.py.
+"""``ServedEngine`` over the embedded engine: the asyncio side of engine_thread.py.
 
-Answers come from the engine's thread in one call a step. A reader that is slower than the engine sees
-the newest state of its answer only, so nothing piles up.
+Answers arrive from the engine's thread in one call per step. A reader that is slower than the engine sees
+only the newest state of its answer, so nothing accumulates.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 @dataclass
 class _Open:
-    """A request on its way: its newest state, and who is to be woken for it."""
+    """An open request: its newest state, and the waiter to wake for it."""
 
     prompt_tokens: int
     stream: bool
@@ -198,7 +198,7 @@ class EmbeddedEngine:
 
     @property
     def _recompute(self) -> bool:
-        """Whether running requests are read anew with new weights."""
+        """True if running requests are prefilled again with new weights."""
         if self._pause_mode is PauseMode.IN_PLACE:
             return False
         return self.settings.kv_on_update == "recompute"
@@ -249,7 +249,7 @@ class EmbeddedEngine:
         )
 
     def _max_tokens(self) -> int | None:
-        """As set; else, on a GPU, what fits beside new weights that come while these are in use."""
+        """Configured cache size; else, on a GPU, what fits beside new weights during an update."""
         settings = self.settings
         if not _on_gpu(self._module):
             return settings.max_tokens
@@ -279,13 +279,13 @@ class EmbeddedEngine:
         return found
 
     def _room(self, new: int) -> int:
-        """Tokens of the cache that fit beside ``new`` bytes of weights."""
+        """Number of cache tokens that fit beside ``new`` bytes of weights."""
         settings = self.settings
         kept = new + settings.prefix_bytes
         return room_on_gpu(self._module, num_rows=settings.max_running, kept=kept)
 
     def _step_made(self, outputs: list[GenerationOutput]) -> None:
-        """In the engine's thread: copies what somebody waits for, and wakes the loop once."""
+        """Copies awaited outputs and wakes the loop once; called in the engine's thread."""
         self.counters.progress += len(outputs)
         news = []
         for output in outputs:
@@ -319,7 +319,7 @@ def _on_gpu(module: nn.Module) -> bool:
 
 
 def _submit(engine: ContinuousEngine, request: GenerationRequest) -> bool:
-    """False: there is no room for a single token, and nothing was submitted."""
+    """Submits a request; False if not a single token fits."""
     if room_left(len(request.prompt), engine.rooms) == 0:
         return False
     engine.submit(request)

@@ -1,4 +1,4 @@
-"""The API's values ↔ the embedded engine's (pure)."""
+"""Conversion between the API's values and the embedded engine's (pure)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from realsys.transport.generation_messages import Finish, GenerateRequest
 def engine_request(
     request: GenerateRequest, *, eos_token_ids: Sequence[int], base_seed: int
 ) -> GenerationRequest:
-    """What the engine is asked for a request of the API."""
+    """Converts a request of the API to one of the engine."""
     sampling = request.sampling
     greedy = sampling.temperature == 0
     gconfig = GenerationHyperparameters(
@@ -40,7 +40,7 @@ def engine_request(
 
 
 def answer_of(output: GenerationOutput, *, prompt_tokens: int) -> EngineAnswer:
-    """A copy of what the engine has so far."""
+    """Converts a copy of the engine's output so far."""
     return EngineAnswer(
         rid=output.rid,
         output_ids=list(output.tokens),

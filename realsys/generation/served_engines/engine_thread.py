@@ -1,6 +1,6 @@
-"""The thread that a ``ContinuousEngine`` lives in: steps while there is work, commands between two steps.
+"""Thread that runs a ``ContinuousEngine``: steps while there is work, commands between two steps.
 
-Knows threads and the engine, no asyncio and no HTTP: embedded.py is its other side.
+Uses threads and the engine, no asyncio and no HTTP: embedded.py is its asyncio side.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Command = Callable[[ContinuousEngine], Any]
 
 @dataclass(frozen=True)
 class Load:
-    """How much the engine holds."""
+    """Current load of the engine."""
 
     num_running: int = 0
     num_waiting: int = 0
@@ -39,7 +39,7 @@ class Load:
 
 
 class EngineThread:
-    """Owns the engine. ``call`` may be used from any thread.
+    """Owns the engine. ``call`` is thread-safe.
 
     Args:
         make: makes the engine; called in the thread, so that what it sets up there counts.
@@ -108,7 +108,7 @@ class EngineThread:
             self._tell_load(engine, now=idle_s != 0)
 
     def _step(self, engine: ContinuousEngine) -> float | None:
-        """How long to wait for a command now: 0, a moment, or as long as it takes (None)."""
+        """Runs a step; returns how long to wait for a command: 0, a moment, or without limit (None)."""
         if self.paused or not engine.num_running + engine.num_waiting:
             return None
         outputs = engine.step()
@@ -118,7 +118,7 @@ class EngineThread:
         return 0.0 if outputs else _STUCK_WAIT_S
 
     def _obey(self, engine: ContinuousEngine, wait_s: float | None) -> bool:
-        """Runs the commands that are there; False when asked to end."""
+        """Runs pending commands; False if asked to end."""
         try:
             entry = (
                 self._commands.get(timeout=wait_s) if wait_s != 0 else self._commands.get_nowait()

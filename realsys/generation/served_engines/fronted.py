@@ -1,8 +1,9 @@
-"""What SGLang and vLLM as children have in common: rids, pauses, versions, and one change of weights.
+"""Base of SGLang and vLLM as child processes: request ids, pauses, versions, weight updates.
 
-A subclass says how its server is started and spoken to. Both read Hugging Face folders themselves, with
-loaders of their own. Weights from trainers are fetched by us into memory while they decode, and given to
-them as a folder whose bytes are there (memory_folder.py); they stand still while they copy from it.
+A subclass defines how its server is started and called. Both servers load Hugging Face folders with
+their own
+loaders. Weights from trainers are fetched into memory here while they decode, and presented as a folder in
+memory (memory_folder.py); they pause only while they copy from it.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ _OUR_ARGS = ("python", "env", "start_timeout_s", "kv_on_update")
 
 
 class FrontedEngine(abc.ABC):
-    """A ``ServedEngine`` over a child server. Its methods: see ``ServedEngine``.
+    """A ``ServedEngine`` over a child server. For its methods see ``ServedEngine``.
 
     Args:
         backend_args: options of the server's command line, and of ours: ``python`` (interpreter of the
@@ -108,7 +109,7 @@ class FrontedEngine(abc.ABC):
 
     @abc.abstractmethod
     def _answers(self, request: GenerateRequest, *, stream: bool) -> AsyncIterator[EngineAnswer]:
-        """As ``generate``, straight from the child."""
+        """Yields answers directly from the child, as ``generate``."""
 
     @abc.abstractmethod
     async def _abort(self, rid: str, *, every: bool) -> None: ...
@@ -121,7 +122,7 @@ class FrontedEngine(abc.ABC):
 
     @abc.abstractmethod
     async def _load(self, path: str, version: int, *, keep_caches: bool, timeout_s: float) -> None:
-        """While paused: reads the folder, and calls its weights ``version``."""
+        """Loads the folder while paused, and names its weights ``version``."""
 
     @abc.abstractmethod
     async def _name_version(self, version: int) -> None: ...
@@ -134,7 +135,7 @@ class FrontedEngine(abc.ABC):
 
     @abc.abstractmethod
     async def _gets_on(self) -> bool:
-        """Whether it did anything since the last call; asked while it has requests."""
+        """True if the child made progress since the last call; called while it has requests."""
 
     # ---- ServedEngine -----------------------------------------------------------------------
 
@@ -194,7 +195,9 @@ class FrontedEngine(abc.ABC):
             del self._open[request.rid]
 
     async def _watch(self) -> None:
-        """Moves ``progress`` while the child works: answers come whole, and the first may take long."""
+        """Advances ``progress`` while the child works: answers arrive whole, and the first may take
+        long.
+        """
         while True:
             await asyncio.sleep(_LOOK_S)
             if self._open and not self._stands:
@@ -249,7 +252,7 @@ class FrontedEngine(abc.ABC):
         return taken
 
     def _stage(self, source: WeightSource) -> tuple[MemoryFolder, int]:
-        """Fetches a version, checks it, and puts it where the child can read it."""
+        """Fetches a version, verifies it, and puts it where the child can read it."""
         if not self._can_read:
             raise ConfigError(
                 f"{self.kind} can't read weights that its front has fetched: it runs as another "
@@ -263,10 +266,9 @@ class FrontedEngine(abc.ABC):
         return MemoryFolder(fetched.weights, place=self._place), fetched.num_bytes
 
     async def _switch(self, path: str, version: int, num_bytes: int, *, at_least_s: float) -> float:
-        """Pauses the child while it takes the weights in ``path``; seconds that it stood still.
+        """Pauses the child while it loads the weights in ``path``; returns the pause in seconds.
 
-        If it fails in the middle nobody knows which weights it has: then it makes no token any more, and
-        ``ended`` says so.
+        If it fails midway its weights are undefined: then it generates no more, and ``ended`` raises.
         """
         keep = self._ours.get("kv_on_update") == "keep"
         mode = self._paused or (PauseMode.IN_PLACE if keep else PauseMode.RETRACT)
@@ -296,7 +298,7 @@ class FrontedEngine(abc.ABC):
         return time.perf_counter() - paused_from_s
 
     async def _go_on(self) -> None:
-        """Resumes the child. One that can't be reached is given up: it may stand still for ever."""
+        """Resumes the child. If it can't be reached it is abandoned, since it may stay paused for ever."""
         for tries_left in reversed(range(_RESUMES)):
             try:
                 await self._resume()
@@ -314,7 +316,7 @@ class FrontedEngine(abc.ABC):
         )
 
     def _check(self) -> None:
-        """Raises WorkerLost if it has ended, or must."""
+        """Raises WorkerLost if the child has ended, or must."""
         if self._broken is not None:
             raise self._broken
         self._child.check()
@@ -361,7 +363,7 @@ class FrontedEngine(abc.ABC):
 
 
 def check_fits(path: str, model_path: str) -> int:
-    """Checks that the folder is whole and of the model that the server was started with; bytes of weights.
+    """Checks that the folder is complete and of the server's model; returns the weights' bytes.
 
     Raises:
         CheckpointError: a file is missing or torn. DataError: a weight has another shape.
@@ -381,7 +383,7 @@ def check_fits(path: str, model_path: str) -> int:
 
 
 def within_room(request: GenerateRequest, left: int) -> GenerateRequest:
-    """``request`` for at most ``left`` tokens: children differ in what they do with more."""
+    """Limits ``request`` to ``left`` tokens: servers differ in handling more."""
     sampling = request.sampling
     if sampling.max_new_tokens <= left:
         return request
@@ -391,7 +393,7 @@ def within_room(request: GenerateRequest, left: int) -> GenerateRequest:
 
 
 async def _tick_along() -> None:
-    """While the child reads weights, which has a deadline: no tokens come, and nothing stands still."""
+    """Ticks while the child loads weights, which has a deadline of its own."""
     while True:
         tick()
         await asyncio.sleep(_TICK_S)

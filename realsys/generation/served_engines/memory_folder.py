@@ -1,4 +1,4 @@
-"""A Hugging Face folder of weights whose bytes are in host memory, for SGLang and vLLM, which read folders.
+"""A Hugging Face weight folder in host memory, for SGLang and vLLM, which load folders.
 
 The folder holds one link, to an anonymous file (memfd_create(2)) of this process: engines map it and copy
 from it with their own loaders, so nothing of theirs is replaced and no tensor is sent or unpickled. The
@@ -44,7 +44,7 @@ _SEALS = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL
 
 
 class TensorExtent(StrEnum):
-    """Where the bytes of weights for an engine are put."""
+    """Location of the weights' bytes for an engine."""
 
     MEMORY = "memory"
     DISK = "disk"  # the node's own folder for temporary files
@@ -100,7 +100,7 @@ class MemoryFolder:
             raise
 
     def close(self) -> None:
-        """Removes the folder; an engine that still has the memory mapped keeps it."""
+        """Removes the folder; an engine that has the memory mapped keeps it."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -108,7 +108,7 @@ class MemoryFolder:
 
 
 def safetensors_header(weights: Mapping[str, Tensor]) -> tuple[bytes, list[str]]:
-    """The beginning of a safetensors file, and the order in which the tensors' bytes follow it.
+    """Builds the header of a safetensors file, and the order of the tensors' bytes after it.
 
     Wide numbers come first, so that all are aligned; else the order of ``weights``, which is that of the
     layers: loaders hold back what they can't place yet.
@@ -134,7 +134,7 @@ def safetensors_header(weights: Mapping[str, Tensor]) -> tuple[bytes, list[str]]
 
 
 def check_weights(found: Mapping[str, _HasShape], model_path: str, *, where: str) -> None:
-    """Checks that ``found`` is all of the model in ``model_path``: engines load what fits and go on.
+    """Checks that ``found`` is the complete model in ``model_path``: engines silently load what fits.
 
     Raises:
         DataError: a weight is missing, unknown, or has another shape; names them.
@@ -159,12 +159,12 @@ def check_weights(found: Mapping[str, _HasShape], model_path: str, *, where: str
 
 
 def place_for(readable: Callable[[TensorExtent], bool]) -> TensorExtent | None:
-    """Memory if the engine can read it there, else its node's disk; None: neither (pure)."""
+    """Chooses memory if the engine can read it, else its node's disk; None if neither (pure)."""
     return next((place for place in TensorExtent if readable(place)), None)
 
 
 def readable_by(python: str, place: TensorExtent) -> bool:
-    """Whether a process of the engine's interpreter can read weights that are put into ``place``."""
+    """True if a process of the engine's interpreter can read weights in ``place``."""
     try:
         folder = MemoryFolder({"probe": torch.zeros(1)}, place=place)
     except ClusterError:
@@ -186,7 +186,7 @@ def _bytes_of(x: Tensor) -> memoryview:
 
 
 def _write(fd: int, data: bytes | memoryview) -> None:
-    """Without the interpreter's lock while bytes are copied: the front goes on serving."""
+    """Writes without the interpreter's lock, so that the front keeps serving."""
     left = memoryview(data)
     while left:
         left = left[os.write(fd, left[:_WRITE_BYTES]) :]

@@ -1,7 +1,7 @@
-"""``ServedEngine`` over a real SGLang server as a child process, on loopback.
+"""``ServedEngine`` over an SGLang server as a child process, on loopback.
 
-It speaks the API that ours is modelled on, so little is translated. ``position`` is ours alone and is left
-out: its random numbers count from the first token of each request.
+Its API is the model of ours, so little is translated. ``position`` is our extension and is left
+out: SGLang's random numbers count from the first token of each request.
 """
 
 from __future__ import annotations
@@ -141,7 +141,9 @@ class SGLangEngine(FrontedEngine):
 
 
 def _free_port() -> int:
-    """SGLang takes a number only. If somebody is faster it ends, and this worker is started again."""
+    """Finds a free port, since SGLang takes only a number. If it is taken meanwhile, the worker is
+    restarted.
+    """
     with socket.socket() as probe:
         probe.bind((_HOST, 0))
         port: int = probe.getsockname()[1]

@@ -1,8 +1,9 @@
-"""New weights beside those in use: checked and converted first, then copied in one go.
+"""Stages new weights beside those in use: verified and converted first, then copied at once.
 
-``stage`` runs while the engine decodes; ``switch`` between two of its steps. What does not fit is refused
-by ``stage``, when nothing has been touched. Where a GPU has no room for a second copy, new weights stay
-where they came, in host memory, and ``switch`` brings them over one by one.
+``stage`` runs while the engine decodes; ``switch`` between two of its steps. ``stage`` rejects
+weights that do
+not fit, before anything is changed. If a GPU has no memory for a second copy, new weights stay in
+host memory, and ``switch`` copies them one by one.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ class StagedWeights:
 
     @property
     def num_bytes(self) -> int:
-        """Of all of them."""
+        """Size of all staged weights in bytes."""
         return sum(new.numel() * new.element_size() for _, new in self.pairs)
 
     def switch(self) -> None:
-        """Copies them in place."""
+        """Copies the staged weights in place."""
         with torch.no_grad():
             for parameter, new in self.pairs:
                 parameter.copy_(new)
@@ -40,7 +41,7 @@ class StagedWeights:
 def stage(
     module: nn.Module, weights: Mapping[str, Tensor], *, where: str, wait_there: bool = False
 ) -> StagedWeights:
-    """``weights`` (Hugging Face names) made ready for ``module``.
+    """Prepares ``weights`` (Hugging Face names) for ``module``.
 
     Args:
         wait_there: they stay where and as they are until the switch.

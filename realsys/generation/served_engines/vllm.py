@@ -1,4 +1,4 @@
-"""``ServedEngine`` over a real vLLM server as a child process, on a Unix socket of ours.
+"""``ServedEngine`` over a vLLM server as a child process, on a private Unix socket.
 
 Its control paths exist in its development mode only and take no key, so no port is opened: the socket is
 in a folder that only we can enter. Tokens in and out go over /inference/v1/generate. Not the same as with
@@ -173,7 +173,7 @@ class VLLMEngine(FrontedEngine):
 
 
 def work_done(metrics: str) -> float | None:
-    """Steps and tokens that vLLM counts in its Prometheus text; None: it was told to count nothing.
+    """Sums vLLM's counters of steps and tokens in its Prometheus text; None if counting is disabled.
 
     >>> work_done('vllm:generation_tokens_total{engine="0"} 20.0')
     20.0
@@ -188,7 +188,7 @@ def work_done(metrics: str) -> float | None:
 
 
 def vllm_body(request: GenerateRequest, *, stream: bool) -> dict[str, Any]:
-    """What /inference/v1/generate takes."""
+    """Builds the body of /inference/v1/generate."""
     sampling = request.sampling
     params = {
         "max_tokens": sampling.max_new_tokens,
@@ -214,7 +214,7 @@ def vllm_body(request: GenerateRequest, *, stream: bool) -> dict[str, Any]:
 
 
 def _extended(answer: EngineAnswer, data: bytes, version: int) -> EngineAnswer:
-    """``answer`` and what this part of the response adds to it."""
+    """Returns ``answer`` extended by this part of the response."""
     try:
         response = msgspec.json.decode(data, type=_VllmResponse)
         if not response.choices:

@@ -1,1 +1,1 @@
-"""The worker that serves generation requests over HTTPS; ``build.py`` wires it together."""
+"""Worker that serves generation requests over HTTPS; ``build.py`` assembles it."""

@@ -1,4 +1,4 @@
-"""Wires a generation server together: engine, HTTPS front, registration; serves until the run is over."""
+"""Builds a generation server: engine, HTTPS front, registration; serves until the run ends."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TICKS_WITHIN_S = 300.0  # one step of decoding, all caches computed anew, on a s
 
 
 def run(runner: WorkerRunner) -> int:
-    """Runs the server to its end; returns its exit code."""
+    """Runs the server until it ends; returns its exit code."""
     keypairs = TrialKeypairs.load(runner.attempt_files.curve_keys)
     receiver = WeightReceiver(
         lambda endpoints: TensorClient(
@@ -64,7 +64,7 @@ def run(runner: WorkerRunner) -> int:
 
 
 def _attempt(runner: WorkerRunner) -> str:
-    """What no other attempt of any trial has."""
+    """Identifier that is unique among attempts of all trials."""
     return f"{runner.plan.trial} {runner.attempt.number} {runner.attempt.token}"
 
 
@@ -74,7 +74,7 @@ def _gpus(runner: WorkerRunner) -> float:
 
 
 def fetch_with(receiver: WeightReceiver) -> Callable[[WeightSource], FetchedWeights]:
-    """What an engine gets new weights with."""
+    """Makes the function with which an engine fetches new weights."""
 
     def fetch(source: WeightSource) -> FetchedWeights:
         before = receiver.num_bytes
@@ -89,7 +89,7 @@ def fetch_with(receiver: WeightReceiver) -> Callable[[WeightSource], FetchedWeig
 
 async def _serve(runner: WorkerRunner, engine: ServedEngine, key: str) -> None:
     loop, over = asyncio.get_running_loop(), asyncio.Event()
-    runner.controls.can = frozenset({Verb.CONFIGURE, Verb.DUMP, Verb.INTERRUPT, Verb.EXIT})
+    runner.controls.supported = frozenset({Verb.CONFIGURE, Verb.DUMP, Verb.INTERRUPT, Verb.EXIT})
 
     def leave() -> None:
         loop.call_soon_threadsafe(over.set)
@@ -117,7 +117,7 @@ async def _serve(runner: WorkerRunner, engine: ServedEngine, key: str) -> None:
 
 
 async def _first_of(waits: dict[str, Coroutine[Any, Any, Any]]) -> None:
-    """Until one of them ends; raises what it raised."""
+    """Waits until one of them ends; raises what it raised."""
     tasks = [asyncio.create_task(wait, name=name) for name, wait in waits.items()]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -131,9 +131,10 @@ async def _first_of(waits: dict[str, Coroutine[Any, Any, Any]]) -> None:
 
 
 async def _phase_done(runner: WorkerRunner) -> None:
-    """Until the master has written that the phase is done. If it can't, its key goes, and we with it.
+    """Waits until the master has recorded the phase's end or its key has disappeared.
 
-    Its key goes in either case: that is when we look, and now and then, should the store be away.
+    Its key disappears in either case: that triggers the look at the record, which is also repeated
+    now and then in case the store is unavailable.
     """
     done, next_s = runner.attempt_files.done(runner.phase.name), time.monotonic() + _SURE_S
     while True:
@@ -145,7 +146,7 @@ async def _phase_done(runner: WorkerRunner) -> None:
 
 
 async def _tick_while_well(engine: ServedEngine) -> None:
-    """Ticks while nothing is asked of the engine, and whenever it gets on with what is."""
+    """Ticks while the engine is idle, and whenever it makes progress with its requests."""
     progress = -1
     while True:
         info = await engine.info()

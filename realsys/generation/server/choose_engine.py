@@ -1,4 +1,4 @@
-"""The engine that a ``GenerationServer`` asks for: ours in this process, or a real SGLang or vLLM."""
+"""Makes the engine that a ``GenerationServer`` configures: embedded, SGLang or vLLM."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def make_engine(
     gpus: float = 0.0,
     deterministic: bool | None = None,
 ) -> ServedEngine:
-    """The engine, not started; an embedded one has its first weights.
+    """Makes the engine, not started; an embedded one has its first weights.
 
     Args:
         name: of the worker, for errors.
@@ -74,7 +74,7 @@ def _embedded(
 ) -> EmbeddedEngine:
     import torch
 
-    from realsys.models.answer_ends import end_token_ids
+    from realsys.models.end_tokens import end_token_ids
     from realsys.models.hf import load_causal_lm, load_tokenizer
 
     if config.tp_size != 1:

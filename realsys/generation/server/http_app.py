@@ -1,7 +1,7 @@
 """SGLang's HTTP API as an aiohttp application over any ``ServedEngine``.
 
-Decides nothing about tokens: it checks who asks, reads JSON, bounds how much is on its way, hands on and
-writes down. A client that goes away takes its requests with it. Paths: docs/generation_servers.md.
+Authenticates callers, parses JSON, limits concurrent requests, and forwards to the engine; decides nothing
+about tokens. Requests of a client that disconnects are aborted. Paths: docs/generation_servers.md.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 def generation_app(
     engine: ServedEngine, *, key: str, max_requests: int = MAX_REQUESTS
 ) -> web.Application:
-    """The application; ``engine`` is started and closed by the caller.
+    """Makes the application; ``engine`` is started and closed by the caller.
 
     Args:
         key: what callers must send as ``Authorization: Bearer <key>``.
@@ -64,7 +64,7 @@ def generation_app(
 
 
 class _Generate:
-    """/generate, one by one, in batches and as a stream."""
+    """Handler of /generate: single answers, batches and streams."""
 
     def __init__(self, engine: ServedEngine, max_requests: int) -> None:
         self._engine, self._max_requests = engine, max_requests
@@ -156,7 +156,7 @@ class _Generate:
 
 
 def _only_with(key: str) -> Any:
-    """Refuses whoever does not send the key."""
+    """Rejects callers that do not send the key."""
     expected = f"Bearer {key}".encode()
 
     @web.middleware

@@ -1,4 +1,4 @@
-"""The control paths of a generation server: abort, pause, health, what it is and does.
+"""Control paths of a generation server: abort, pause, health, information and metrics.
 
 Registered by http_app.py. Changes of weights are in http_weights.py.
 """
@@ -40,13 +40,13 @@ class _Continue(msgspec.Struct):
 
 
 class Control:
-    """Handlers of everything but /generate and changes of weights."""
+    """Handlers of everything but /generate and weight updates."""
 
     def __init__(self, engine: ServedEngine) -> None:
         self._engine = engine
 
     def routes(self) -> list[web.RouteDef]:
-        """Paths and what serves them."""
+        """Routes and their handlers."""
         posts = {
             "/abort_request": self._abort,
             "/pause_generation": self._pause,
@@ -106,8 +106,10 @@ class Control:
         return web.Response(status=503 if paused else 200)
 
     async def _health_generate(self, request: web.Request) -> web.Response:
-        """200 if a token comes: one for this check, or any other. A paused server makes none, and is well
-        as long as it answers."""
+        """Returns 200 if a token is generated, for this check or any other request.
+
+        A paused server generates none, and is healthy if it responds.
+        """
         sampling = Sampling(max_new_tokens=1, temperature=0, ignore_eos=True)
         probe = GenerateRequest(rid=f"health-{uuid.uuid4().hex}", input_ids=(0,), sampling=sampling)
         before = self._engine.counters.progress

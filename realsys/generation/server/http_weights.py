@@ -1,7 +1,7 @@
-"""The paths of a generation server that change its weights, from a folder or from trainers.
+"""Paths of a generation server that update its weights, from a folder or from trainers.
 
-Registered by http_app.py. Changes are made one at a time, and to their end even if who asked has gone: half
-a change would be of no use to anybody.
+Registered by http_app.py. Updates run one at a time, and to completion even if the caller has disconnected:
+a partial update would be useless.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class _NewVersion(msgspec.Struct):
 
 
 class Weights:
-    """Handlers of changes of weights."""
+    """Handlers of weight updates."""
 
     def __init__(self, engine: ServedEngine) -> None:
         self._engine = engine
@@ -50,7 +50,7 @@ class Weights:
         self._changes: set[asyncio.Task[Any]] = set()
 
     def routes(self) -> list[web.RouteDef]:
-        """Paths and what serves them."""
+        """Routes and their handlers."""
         return [
             web.post("/update_weights_from_disk", self._from_disk),
             web.post("/update_weights_from_stream", self._from_stream),

@@ -1,21 +1,24 @@
 """Serves an aiohttp application over HTTPS on a free port, with a certificate of its own.
 
-Whoever connects must get to the end of a TLS handshake, and then of a first request's head, in some
-seconds each: who says nothing holds no connection.
+A client must complete the TLS handshake, and then a first request's head, within some seconds each; silent
+connections are closed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
+import ssl
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Self
 
 from aiohttp import web
 
 from realsys.api.errors import ClusterError
-from realsys.generation.server.server_certificate import self_signed, server_context
+from realsys.runtime.certificates import KeyPair, self_signed
+from realsys.runtime.linux import memfd_create
 from realsys.transport.binding import address_of, in_url
 
 logger = logging.getLogger(__name__)
@@ -52,18 +55,18 @@ class HttpsListener:
         self._server: asyncio.Server | None = None
 
     async def start(self) -> Self:
-        """Listens from now on.
+        """Starts listening.
 
         Raises:
             ClusterError: no port is free.
         """
-        certificate = self_signed(self._host)
+        certificate = self_signed("realsys generation server", self._host)
         await self._runner.setup()
         sock = _listen(self._host, self._ports)
         self._server = await asyncio.get_running_loop().create_server(
             self._connection,
             sock=sock,
-            ssl=server_context(certificate),
+            ssl=_server_context(certificate),
             ssl_handshake_timeout=self._silence_s,
             backlog=_BACKLOG,
         )
@@ -120,3 +123,15 @@ def _listen(host: str, ports: Iterable[int] | None) -> socket.socket:
         where=f"{address}, port_range of the cluster spec",
         fix="widen port_range",
     )
+
+
+def _server_context(certificate: KeyPair) -> ssl.SSLContext:
+    """TLS 1.3 with this certificate, which is in no file system: ssl reads it from anonymous memory."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    # The ssl module takes paths only: an anonymous file has one while it is open, for us alone.
+    with os.fdopen(memfd_create("certificate"), "wb") as file:
+        file.write((certificate.key_pem + certificate.cert_pem).encode())
+        file.flush()
+        context.load_cert_chain(f"/proc/self/fd/{file.fileno()}")
+    return context

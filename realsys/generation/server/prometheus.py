@@ -1,4 +1,4 @@
-"""A server's numbers in Prometheus's text format (pure)."""
+"""Formats a server's metrics in Prometheus's text format (pure)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from realsys.transport.generation_messages import ServerInfo
 
 
 def prometheus_text(info: ServerInfo, counters: Counters) -> str:
-    """All metrics, each with its help and type (exposition format 0.0.4)."""
+    """Formats all metrics, each with its help and type (exposition format 0.0.4)."""
     rows = [
         ("num_running_requests", "gauge", "Requests that are being decoded.", info.num_running),
         ("num_waiting_requests", "gauge", "Requests that wait for room.", info.num_waiting),

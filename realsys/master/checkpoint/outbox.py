@@ -1,9 +1,9 @@
-"""What the master has ready for others to see, in order, while it may not show it.
+"""Queue of what the master has to publish, in order, while it may not publish.
 
-A lease in doubt, or a store that is away, must not stop computing: rows of steps, checkpoints and models
-that are written but not named yet wait here, and are published in their order as soon as the lease is
-held and the store answers. What is published, and what guards it, is publication.py's; only one thing is
-published at a time. Nothing here survives the process: what was not published never happened.
+An uncertain lease, or an unavailable store, must not stop computing: rows of steps, and checkpoints and
+models that are written but not yet renamed into place, wait here and are published in order as soon as
+the lease is valid and the store answers. publication.py does the publishing; one item at a time. Nothing
+here survives the process: what was not published never happened.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ Publish = Callable[[], Awaitable[object]]
 
 @dataclass(eq=False)
 class Waiting:
-    """One thing to be published.
+    """One item to publish.
 
     Attributes:
-        what: for people.
-        withdraw: called instead of ``publish`` when something newer takes its place.
+        what: description for logs and errors.
+        withdraw: called instead of ``publish`` if a newer item replaces it.
     """
 
     what: str
@@ -42,8 +42,8 @@ class Outbox:
     """Belongs to one event loop.
 
     Args:
-        may_publish: whether our lease is held; raises LeaseLost when it is over.
-        patience_s: for ``drain``.
+        may_publish: whether our lease is valid; raises LeaseLost if it has expired.
+        patience_s: time limit of ``drain``.
     """
 
     may_publish: Callable[[], bool]
@@ -60,17 +60,17 @@ class Outbox:
     def put(
         self, what: str, publish: Publish, *, withdraw: Callable[[], None] | None = None
     ) -> None:
-        """``publish`` comes when all that was put before is published.
+        """Queues ``publish``, which is called once everything queued before is published.
 
-        It raises StoreUnavailable to be called again. One with ``withdraw`` takes the place of the one
-        before it that has one: of checkpoints that wait, the newest is enough.
+        It raises StoreUnavailable to be called again. An item with ``withdraw`` replaces the previous
+        one with ``withdraw``: of waiting checkpoints, the newest suffices.
         """
         if withdraw is not None:
             self._withdraw()
         self._waiting.append(Waiting(what, publish, withdraw))
 
     async def flush(self) -> bool:
-        """Publishes what may be published now; False when something is left."""
+        """Publishes what may be published now; returns False if something is left."""
         async with self._publishing:
             if self._failure is not None:
                 raise self._failure
@@ -91,10 +91,10 @@ class Outbox:
             return True
 
     async def drain(self) -> None:
-        """Publishes all, however long the store is away within our patience.
+        """Publishes everything, waiting for the store for up to ``patience_s``.
 
         Raises:
-            WaitTimeout: it was away for longer.
+            WaitTimeout: it was unavailable for longer.
         """
         deadline_s = time.monotonic() + self.patience_s
         while not await self.flush():
@@ -109,7 +109,7 @@ class Outbox:
             await asyncio.sleep(LOOK_EVERY_S)
 
     async def run(self) -> None:
-        """Publishes what waits as soon as it may, also in the middle of a long step; until cancelled."""
+        """Publishes waiting items as soon as possible, also during a long step; until cancelled."""
         while self._failure is None:
             await asyncio.sleep(LOOK_EVERY_S)
             if not self._waiting or self._publishing.locked():

@@ -1,8 +1,8 @@
-"""What the master shows to the world: models, checkpoints, the done mark; each by a fenced write first.
+"""Publishes models, checkpoints and the done mark, each preceded by a fenced write.
 
-The store says whether our attempt is still the newest, in the same transaction that notes the
-publication. Only then is anything renamed to where others look for it. While the store is away nothing is
-published (StoreUnavailable, at once) and everything can be called again: outbox.py does.
+The store checks that our attempt is still the newest in the same transaction that records the
+publication. Only then is anything renamed into place. While the store is unavailable nothing is published
+(StoreUnavailable, at once) and every call can be repeated, as outbox.py does.
 """
 
 from __future__ import annotations
@@ -46,11 +46,12 @@ class Publisher:
         self._history.close()
 
     def step(self, step: int) -> None:
-        """A step's lines have been written."""
+        """Records that a step's lines have been written."""
         self._history.note(Op.STEP, step=step)
 
     def resumed(self, found: RecoverCheckpoint | None) -> None:
-        """Goes on from ``found``, or from nothing; what others write beyond it counts no more."""
+        """Publishes the resume record: from ``found``, or from nothing. Later writes of other attempts
+        then no longer count."""
         files, phase = self._runner.attempt_files, self._runner.phase.name
         step, of = (found.step, found.attempt) if found else (0, 0)
         self._fence.check_with_retry(timeout_s=self._runner.patience_s)
@@ -61,12 +62,13 @@ class Publisher:
         self._history.note(Op.RESUMED, step=step, of=of)
 
     def allow_checkpoint(self, step: int) -> None:
-        """Before a checkpoint is renamed into place. Raises StaleAttempt to prevent it."""
+        """Fences the renaming of a checkpoint into place. Raises StaleAttempt to prevent it."""
         phase = self._runner.phase.name
         self._publish(self._keys.checkpoint(phase), Op.CHECKPOINT, step=step)
 
     def model(self, role: str, step: int, *, written: Path) -> Path:
-        """Renames ``written``, a whole model directory, to ``step-<step>`` and points ``latest`` to it."""
+        """Renames ``written``, a complete model directory, to ``step-<step>`` and points ``latest`` to
+        it."""
         final = written.parent / f"step-{step:06d}"
         try:
             self._publish(self._keys.saved_model(role), Op.SAVE, step=step, role=role)
@@ -82,7 +84,7 @@ class Publisher:
         return final
 
     def done(self, step: int) -> None:
-        """All steps are done."""
+        """Publishes that all steps are done."""
         marker = {"token": self._runner.attempt.token, "step": step}
         self._publish(self._keys.done, Op.DONE, step=step)
         write_record(self._runner.attempt_files.done(self._runner.phase.name), marker)
@@ -100,7 +102,8 @@ class Publisher:
             )
 
     def _check_folder(self) -> None:
-        """Where each attempt has an etcd of its own, its transactions say nothing of newer ones."""
+        """Checks for newer attempts in the folder: with an etcd per attempt, its transactions don't see
+        them."""
         newest = self._runner.trial_files.all_attempts()[-1].number
         if newest > self._runner.attempt.number:
             raise StaleAttempt(

@@ -1,13 +1,13 @@
-"""Recovery checkpoints, whole or not at all: the master's half.
+"""Writes and finds recovery checkpoints, atomically: the master's part.
 
     recover/.step-000100.<attempt>/   workers write their state here, synced to disk
     recover/step-000100.<attempt>/    renamed when the manifest (hash of every file) is on disk
 
-A crash at any moment leaves the older checkpoints untouched; what is not whole is refused by its
-manifest and the newest whole one is taken. The newest ``keep`` stay.
+A crash at any moment leaves the older checkpoints untouched; an incomplete one is rejected by its
+manifest and the newest complete one is used. The newest ``keep`` are kept.
 
-Names and manifests say whose a checkpoint is, so that no attempt touches another one's; one that does not
-count any more (lineage.py) is never taken.
+Names and manifests identify a checkpoint's attempt, so that no attempt touches another one's; one that no
+longer counts (lineage.py) is never used.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ HashesOf = Callable[[Mapping[str, Path]], Mapping[str, tuple[str, str]]]
 
 @dataclass(frozen=True)
 class RecoverCheckpoint:
-    """A whole checkpoint: the step after which it was taken, and its files by worker."""
+    """A complete checkpoint: the step after which it was taken, and its files by worker."""
 
     folder: Path
     step: int
@@ -54,7 +54,7 @@ class RecoverCheckpoint:
 
 
 def begin(recover: Path, *, step: int, attempt: int) -> Path:
-    """A new temporary folder for the workers to write into.
+    """Creates a new temporary folder for the workers' files.
 
     Raises:
         ClusterError: the folder can't be made.
@@ -81,7 +81,7 @@ def complete(
     saved: Mapping[str, RecoverSaved],
     state: MasterState | None = None,
 ) -> None:
-    """Writes the manifest: all that a checkpoint needs is on disk, but for its name.
+    """Writes the manifest, after which the checkpoint is complete except for its name.
 
     Args:
         folder: from ``begin``, with every worker's file in it.
@@ -117,7 +117,7 @@ def publish(
     lineage: Lineage,
     allow: Callable[[], None] = lambda: None,
 ) -> Path:
-    """Renames a complete folder into place, removes the oldest ones, and dead ones.
+    """Renames a complete folder into place; removes the oldest ones, and dead ones.
 
     Args:
         lineage: of the trial with this attempt as its head.
@@ -141,7 +141,7 @@ def publish(
 
 
 def withdraw(folder: Path) -> None:
-    """Removes a complete folder that never got its name: a newer one has taken its place."""
+    """Removes a complete folder that was never published because a newer one replaced it."""
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -156,9 +156,12 @@ def _not_written(error: OSError, folder: Path) -> ClusterError:
 def _no_longer_needed(
     recover: Path, step: int, attempt: int, keep: int, lineage: Lineage
 ) -> list[Path]:
-    """Of this attempt and those before it: all but the newest ``keep`` that count. A newer attempt's are
-    not ours to judge: then it is we who do not count any more. Nor is what we write beyond ``step``: the
-    next one may be in the making while this one is published."""
+    """Returns the checkpoints to remove: of this attempt and earlier ones, all but the newest ``keep``
+    that count.
+
+    Those of a newer attempt are left alone, since then this attempt no longer counts. So are ours after
+    ``step``: the next one may be in progress while this one is published.
+    """
     ours = [found for found in _folders(recover) if found.attempt <= attempt]
     counting = [f for f in ours if lineage.counts(f.attempt, f.step)]
     half_done = [
@@ -177,11 +180,10 @@ def newest_whole(
     ledger_of: Callable[[int, int], Path] | None = None,
     hashes_of: HashesOf | None = None,
 ) -> RecoverCheckpoint | None:
-    """The newest checkpoint whose manifest and files are whole; None when there is none.
+    """Returns the newest checkpoint whose manifest and files are complete; None if there is none.
 
-    Every file is read and hashed, by the worker that wrote it where there are workers. A torn one is
-    named in the log and passed over, as is one that does not count, and one whose steps the ledger does
-    not have.
+    Every file is read and hashed, by its worker if there are workers. A damaged checkpoint is logged and
+    skipped, as is one that does not count, and one whose steps are missing in the ledger.
 
     Args:
         ledger_of: (attempt, step) of a checkpoint → the ledger that a run from there would go on with.
@@ -212,7 +214,7 @@ def newest_whole(
 
 
 def lacking_steps(ledger: Iterable[Mapping[str, Any]], last_step: int) -> list[int]:
-    """The steps up to ``last_step`` of which the ledger does not have just one row (pure)."""
+    """Returns the steps up to ``last_step`` that do not have exactly one row in the ledger (pure)."""
     counts = Counter(row.get("step") for row in ledger)
     return [step for step in range(1, last_step + 1) if counts[step] != 1]
 
@@ -229,10 +231,11 @@ def _uncovered(found: _Folder, ledger: Path, lacks: Sequence[int]) -> Checkpoint
 
 
 def adopt(found: RecoverCheckpoint, *, attempt: int) -> RecoverCheckpoint | None:
-    """The same checkpoint under this attempt's name, by hard links: whoever tidies up in the other's
-    name, however late it wakes up, can't take it from us.
+    """Makes this attempt's copy of a checkpoint, by hard links, so that the other attempt's clean-up
+    can't remove it.
 
-    Where the file system links no files the other's is used as it is. None when it is gone: look again.
+    If the file system does not support hard links, the original is used. Returns None if it is gone:
+    search again.
     """
     final = found.folder.parent / f"step-{found.step:06d}.{attempt}"
     if final == found.folder:
@@ -258,7 +261,7 @@ def adopt(found: RecoverCheckpoint, *, attempt: int) -> RecoverCheckpoint | None
 
 
 def read_resumed(files: TrialFiles, phase: str) -> dict[int, Resumed]:
-    """Attempt → from whose checkpoint it went on in ``phase``, of those that got so far."""
+    """Returns attempt → its resume record in ``phase``, for the attempts that have one."""
     found = {a.number: read_record(Resumed, a.resumed(phase)) for a in files.all_attempts()}
     return {number: record for number, record in found.items() if record is not None}
 
@@ -294,7 +297,7 @@ def _read_whole(found: _Folder, workers: Sequence[str], hashes_of: HashesOf) -> 
 
 
 def _hashes(files: Mapping[str, Path]) -> dict[str, tuple[str, str]]:
-    """As a ``HashesOf``, one after the other."""
+    """Hashes files one after the other, as a ``HashesOf``."""
     found = {}
     for worker, file in files.items():
         try:
@@ -315,7 +318,7 @@ class _Folder(NamedTuple):
 
 
 def _folders(recover: Path, *, prefix: str = "step-") -> list[_Folder]:
-    """In order of step and attempt."""
+    """Returns the checkpoint folders in order of step and attempt."""
     if not recover.is_dir():
         return []
     found = []

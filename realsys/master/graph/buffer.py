@@ -1,4 +1,4 @@
-"""``AsyncIOSequenceBuffer``: the buffer's core with waiting. The master's event loop is its only user."""
+"""``AsyncIOSequenceBuffer``: the buffer's core with waiting. Used only by the master's event loop."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ class AsyncIOSequenceBuffer:
         return len(self._core)
 
     async def put_batch(self, meta: SequenceMeta) -> None:
-        """New datapoints from the data set."""
+        """Adds new datapoints from the data set."""
         async with self._changed:
             self._core.put(meta)
             self._changed.notify_all()
 
     async def amend_batch(self, meta: SequenceMeta) -> None:
-        """New keys that a call made."""
+        """Adds new keys made by a call."""
         async with self._changed:
             self._core.amend(meta)
             self._changed.notify_all()
 
     async def get_batch_for_rpc(self, call: str, *, timeout_s: float) -> SequenceMeta:
-        """Waits until ``call`` has a whole batch, and takes it.
+        """Waits until ``call`` has a complete batch, and takes it.
 
         Raises:
             WaitTimeout: says how many datapoints each call has.
@@ -60,10 +60,10 @@ class AsyncIOSequenceBuffer:
         return self._core.pop_used(ids)
 
     def snapshot(self) -> list[tuple[SequenceMeta, tuple[str, ...]]]:
-        """What is in it, see ``SequenceBufferCore.snapshot``."""
+        """Returns its contents, see ``SequenceBufferCore.snapshot``."""
         return self._core.snapshot()
 
     def restore(self, parts: Sequence[tuple[SequenceMeta, Sequence[str]]]) -> None:
-        """Puts back what ``snapshot`` gave; nobody waits yet."""
+        """Restores what ``snapshot`` returned; before any call waits."""
         for meta, had in parts:
             self._core.restore(meta, had)

@@ -1,8 +1,9 @@
-"""Which datapoint has which keys, and who may take it next (pure: no loop, no clock, no tensor).
+"""Tracks which datapoint has which keys, and which call may take it next (pure: no loop, clock or
+tensor).
 
-Cost grows with the datapoints that are alive, never with a capacity: for each call there is a heap of
-the datapoints that have all its input keys and that it has not had yet, ordered by birth. A datapoint
-leaves when every call has had it.
+Cost grows with the datapoints that are alive, never with a capacity: each call has a heap of the
+datapoints that have all its input keys and that it has not had yet, ordered by birth. A datapoint leaves
+when every call has had it.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class SequenceBufferCore:
         return len(self._slots)
 
     def put(self, meta: SequenceMeta) -> None:
-        """New datapoints, in the order of ``meta``.
+        """Adds new datapoints, in the order of ``meta``.
 
         Raises:
             DataError: an id is in the buffer already.
@@ -75,7 +76,7 @@ class SequenceBufferCore:
             self._add_keys(name, meta, i)
 
     def amend(self, meta: SequenceMeta) -> None:
-        """New keys for datapoints that are here.
+        """Adds new keys to datapoints in the buffer.
 
         Raises:
             DataError: a datapoint is not here, or has one of the keys already.
@@ -102,7 +103,7 @@ class SequenceBufferCore:
                     heapq.heappush(self._ready[call], (slot.birth, name))
 
     def take(self, call: str) -> SequenceMeta | None:
-        """The oldest batch for ``call``, with its input keys; None while there are too few."""
+        """Takes the oldest batch for ``call``, with its input keys; returns None if there are too few."""
         ready = self._ready[call]
         if len(ready) < self._n_seqs[call]:
             return None
@@ -143,7 +144,8 @@ class SequenceBufferCore:
     # ---- for a checkpoint -------------------------------------------------------------------
 
     def snapshot(self) -> list[tuple[SequenceMeta, tuple[str, ...]]]:
-        """Datapoints in order of birth, those alike together, with the calls that have had them."""
+        """Returns the datapoints in order of birth, grouped by equal state, with the calls that have had
+        them."""
         parts: list[tuple[list[str], tuple[str, ...], tuple[str, ...]]] = []
         for name, slot in sorted(self._slots.items(), key=lambda item: item[1].birth):
             had = tuple(sorted(self._input_keys.keys() - slot.left))
@@ -155,16 +157,16 @@ class SequenceBufferCore:
         return [(self._gather(names, keys), had) for names, keys, had in parts]
 
     def restore(self, meta: SequenceMeta, had: Sequence[str]) -> None:
-        """Datapoints as ``snapshot`` gave them."""
+        """Restores datapoints as returned by ``snapshot``."""
         self._give_birth(meta, had)
 
     def describe(self) -> dict[str, str]:
-        """Call → ready of wanted datapoints: what a waiting call waits for."""
+        """Returns call → ready of wanted datapoints, for the error of a waiting call."""
         return {call: f"{len(r)}/{self._n_seqs[call]}" for call, r in self._ready.items()}
 
 
 def _only(values: Iterable[_T]) -> _T:
-    """What all are.
+    """Returns the common value.
 
     Raises:
         DataError: they differ.

@@ -1,8 +1,8 @@
-"""Which records of the data set make which step (pure): the whole order of a run from its seed.
+"""Assigns the data set's records to steps (pure): the whole order of a run from its seed.
 
-The run reads one endless stream: the records of epoch 0 in that epoch's order, then those of epoch 1,
-and so on; step ``k`` takes the next batch of it. So each record is used exactly once an epoch, also
-where a batch crosses into the next, and a resumed run needs the step's number only.
+The run reads one endless stream: the records of epoch 0 in that epoch's order, then those of epoch 1, and
+so on; step ``k`` takes the next batch of it. So each record is used exactly once per epoch, also if a
+batch crosses into the next, and a resumed run needs only the step's number.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Datapoint:
 
     @property
     def id(self) -> str:
-        """Unique over the run."""
+        """Id, unique over the run."""
         return f"{self.epoch}-{self.index}"
 
 
@@ -44,7 +44,7 @@ class DataSchedule:
         return ((step + 1) * self.batch_size - 1) // self.dataset_size
 
     def at(self, position: int) -> Datapoint:
-        """The datapoint at this place of the run's endless order, from 0."""
+        """Returns the datapoint at a position of the run's endless order, from 0."""
         epoch, place = divmod(position, self.dataset_size)
         if not self.shuffle:
             return Datapoint(epoch, place)

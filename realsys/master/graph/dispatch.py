@@ -1,11 +1,11 @@
-"""How a call's batch is cut over data-parallel ranks (pure).
+"""Splits a call's batch over data-parallel ranks (pure).
 
-Generation and training get equal counts; everything is balanced by tokens, but generation, whose
-lengths nobody knows yet. A training batch is dealt out one minibatch after the other: whatever the number
-of ranks, all of them together see the same minibatches.
+Generation and training get equal counts; everything except generation, whose lengths are not known yet,
+is balanced by tokens. A training batch is distributed minibatch by minibatch: for any number of ranks,
+all of them together see the same minibatches.
 
-Generation gets runs of the batch, and so leaves a run on each rank: where runs are balanced anyhow,
-everything is cut into runs, and what a rank has made need not travel.
+Generation gets contiguous runs of the batch, so its results lie in runs on the ranks: where runs are
+balanced anyway, everything is split into runs, and data stays on the rank that made it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _BALANCED = 1.01  # the heaviest part to the mean
 
 
 def split_over_ranks(call: MFCDef, meta: SequenceMeta, num_ranks: int) -> list[list[int]]:
-    """Positions in ``meta`` for each data-parallel rank, in order."""
+    """Returns the positions in ``meta`` for each data-parallel rank, in order."""
     if num_ranks == 1:
         return [list(range(meta.batch_size))]
     if call.interface_type is ModelInterfaceType.GENERATE:

@@ -1,4 +1,4 @@
-"""Where a step's datapoints come from: the data set on model workers, or rollout workers."""
+"""Sources of a step's datapoints: the data set on model workers, or rollout workers."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ Held = tuple[SequenceMeta, int]  # datapoints, and the model worker that has the
 
 
 class Feed(Protocol):
-    """Gives each step its datapoints."""
+    """Provides each step's datapoints."""
 
     async def load(self, step: int) -> Sequence[Held]:
-        """The datapoints of step ``step`` (from 1), in the order in which they are trained on."""
+        """Returns the datapoints of step ``step`` (from 1), in training order."""
 
     async def trained(self, step: int) -> None:
-        """Step ``step`` is done: its datapoints will not be asked for again."""
+        """Notes that step ``step`` is done: its datapoints will not be requested again."""
 
 
 class DataSetFeed:
-    """Lets the workers that hold the data set load each step's records."""
+    """Makes the workers that hold the data set load each step's records."""
 
     def __init__(
         self, schedule: DataSchedule, *, workers: ModelWorkers, data_workers: Sequence[int]
@@ -40,16 +40,16 @@ class DataSetFeed:
         self._data_workers = list(data_workers)
 
     async def load(self, step: int) -> list[Held]:
-        """As in the protocol."""
+        """Implements ``Feed.load``."""
         points = [(point.index, point.id) for point in self._schedule.batch(step - 1)]
         return await fetch(points, step, workers=self._workers, data_workers=self._data_workers)
 
     async def trained(self, step: int) -> None:
-        """The schedule needs to know nothing."""
+        """Does nothing: the schedule depends only on the step."""
 
 
 class ReplayFeed:
-    """Lets the workers load what an earlier run trained on, step by step (sources/replayed_rollouts.py).
+    """Makes the workers load what an earlier run trained on, step by step (sources/replayed_rollouts.py).
 
     Args:
         steps: the ids of each step, from the earlier run's ledger.
@@ -62,16 +62,16 @@ class ReplayFeed:
         self._data_workers = list(data_workers)
 
     async def load(self, step: int) -> list[Held]:
-        """As in the protocol."""
+        """Implements ``Feed.load``."""
         points = [(0, name) for name in self._steps[step - 1]]
         return await fetch(points, step, workers=self._workers, data_workers=self._data_workers)
 
     async def trained(self, step: int) -> None:
-        """The ledger is written already."""
+        """Does nothing: the ledger is already written."""
 
 
 def recorded_steps(ledger: Path) -> list[list[str]]:
-    """The ids that each step of an earlier run trained on, from step 1.
+    """Returns the ids that each step of an earlier run trained on, from step 1.
 
     Raises:
         DataError: the ledger is not there, or misses a step.
@@ -94,7 +94,7 @@ async def fetch(
     workers: ModelWorkers,
     data_workers: Sequence[int],
 ) -> list[Held]:
-    """Has (index, id) loaded in runs, by the workers that hold the data set."""
+    """Loads (index, id) in runs, on the workers that hold the data set."""
     requests = {}
     parts = contiguous(len(points), len(data_workers))
     for worker, part in zip(data_workers, parts, strict=True):

@@ -1,8 +1,8 @@
-"""Walks the dataflow graph once a step: loads data, lets every call run as soon as its keys exist.
+"""Walks the dataflow graph once per step: loads data and runs every call as soon as its inputs exist.
 
-Calls that do not depend on each other run at the same time because nothing here orders them. With a
-staleness of 1, loading and generation of step i + 1 are issued before the rest of step i: they use the
-weights that step i starts from, and run beside its training where their workers are others.
+Independent calls run at the same time because nothing here orders them. With a staleness of 1, loading
+and generation of step i + 1 are issued before the rest of step i: they use the weights that step i starts
+from, and run beside its training if they are on other workers.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class _IssuedStep:
 
 
 class FunctionExecutor:
-    """Runs the graph. Its calls share one buffer. Use as ``async with``: it owns what runs ahead.
+    """Runs the graph. Its calls share one buffer. Use as ``async with``: it owns prefetched calls.
 
     Args:
         after_call: awaited when a call of a step is done, with its name and the step.
@@ -106,7 +106,7 @@ class FunctionExecutor:
             await self._tasks.__aexit__(kind, error, trace)
 
     async def run_step(self, step: int) -> StepReport:
-        """Every call once, on the datapoints of step ``step`` (from 1)."""
+        """Runs every call once, on the datapoints of step ``step`` (from 1)."""
         started = time.time()
         now = self._begun.pop(step, None) or await self._begin(step)
         if self._first_calls and step < self._last_step:
@@ -123,7 +123,7 @@ class FunctionExecutor:
         return StepReport(step, started, ended, calls, tuple(used), idle)
 
     async def _begin(self, step: int) -> _IssuedStep:
-        """Loads a step's data and issues the calls that run ahead; returns when all have their place."""
+        """Loads a step's data and issues its prefetchable calls; returns when all are numbered."""
         issued = {name: asyncio.Event() for name in self._first_calls}
         begun = _IssuedStep(
             self._tasks.create_task(self.load_data(step), name=f"load data {step}"),
@@ -148,7 +148,7 @@ class FunctionExecutor:
         return report
 
     async def load_data(self, step: int) -> tuple[str, ...]:
-        """Gets this step's datapoints into the buffer; returns their ids."""
+        """Loads this step's datapoints into the buffer; returns their ids."""
         held = await self._feed.load(step)
         for meta, worker in held:
             self._storage.add(meta, worker)
@@ -157,7 +157,8 @@ class FunctionExecutor:
         return whole.ids
 
     async def _forget(self, ids: list[str], step: int) -> None:
-        """Has the workers drop tensors, beside the next step; returns when the last step's are dropped."""
+        """Makes the workers drop tensors, beside the next step; returns when the previous step's are
+        dropped."""
         holders = sorted(self._storage.forget(ids))
         clear = ClearData(ids=tuple(ids))
         await self._cleared()
@@ -171,7 +172,7 @@ class FunctionExecutor:
             await self._clearing
 
     async def refresh(self, models: Iterable[ModelName], *, step: int) -> None:
-        """Brings the weights of ``models`` up to date, as the hooks of their calls would."""
+        """Updates the weights of ``models``, as the hooks of their calls would."""
         for model in models:
             for movement in self._hooks.refresh(model, self.graph.nodes, step=step):
                 await self._workers.call(
@@ -180,10 +181,11 @@ class FunctionExecutor:
 
     # ---- what has run ahead, for a checkpoint -------------------------------------------------
 
-    async def ahead(self) -> PrefetchedStep | None:
-        """What is known of the next step already; waits until its calls that run ahead are done.
+    async def prefetched(self) -> PrefetchedStep | None:
+        """Returns the state of the prefetched step, after waiting for its prefetched calls.
 
-        And until the workers have no tensors of steps that are over: theirs go into the checkpoint.
+        Also waits until the workers have dropped tensors of finished steps, since theirs go into the
+        checkpoint.
         """
         await self._cleared()
         if not self._begun:
@@ -199,14 +201,16 @@ class FunctionExecutor:
             storage=self._storage.snapshot(),
         )
 
-    def go_on_from(self, ahead: PrefetchedStep) -> None:
-        """Takes back what ``ahead`` gave; before the first step."""
-        self._buffer.restore(ahead.buffer)
-        self._storage.restore(ahead.storage)
+    def restore_prefetched(self, prefetched: PrefetchedStep) -> None:
+        """Restores what ``prefetched`` returned; before the first step."""
+        self._buffer.restore(prefetched.buffer)
+        self._storage.restore(prefetched.storage)
 
         ids: asyncio.Future[tuple[str, ...]] = asyncio.get_running_loop().create_future()
-        ids.set_result(ahead.ids)
-        self._begun[ahead.step] = _IssuedStep(ids, {n: _known(c) for n, c in ahead.calls.items()})
+        ids.set_result(prefetched.ids)
+        self._begun[prefetched.step] = _IssuedStep(
+            ids, {n: _known(c) for n, c in prefetched.calls.items()}
+        )
 
 
 def _known(call: CallReport) -> asyncio.Future[CallReport]:
@@ -216,7 +220,7 @@ def _known(call: CallReport) -> asyncio.Future[CallReport]:
 
 
 def prefetchable_calls(graph: DataflowGraph) -> tuple[str, ...]:
-    """Calls that may run a step ahead: generation that reads the data set only."""
+    """Returns the calls that may run a step ahead: generation that reads only the data set."""
     return tuple(
         node.name for node in graph.sources if node.interface_type is ModelInterfaceType.GENERATE
     )

@@ -1,4 +1,4 @@
-"""How much of a step each pool of workers had nothing to do (pure)."""
+"""Measures the idle share of each pool of workers in a step (pure)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Span = tuple[int, float, float]  # worker, start, end in seconds
 
 
 def pools_of(shards: Iterable[tuple[ModelShardID, int]]) -> dict[str, tuple[int, ...]]:
-    """Workers that hold the same roles, by those roles: ``{"actor+ref": (0,), "critic+reward": (1,)}``."""
+    """Groups workers that hold the same roles: ``{"actor+ref": (0,), "critic+reward": (1,)}``."""
     roles: dict[int, list[str]] = {}
     for shard, worker in shards:
         held = roles.setdefault(worker, [])
@@ -25,7 +25,7 @@ def pools_of(shards: Iterable[tuple[ModelShardID, int]]) -> dict[str, tuple[int,
 def idle_shares(
     spans: Sequence[Span], pools: Mapping[str, Sequence[int]], *, start: float, end: float
 ) -> dict[str, float]:
-    """Pool → share of ``start … end`` in which its workers ran no request, mean over workers.
+    """Returns pool → share of ``start … end`` in which its workers ran no request, mean over workers.
 
     A worker runs one request after the other, so its spans do not overlap; they may reach over the edges.
     """

@@ -1,7 +1,7 @@
-"""What the master itself must remember at a checkpoint, as a file beside the workers' own.
+"""The master's own part of a checkpoint, stored as a file beside the workers'.
 
-What has been computed of the next step (without it a resumed run would generate that step's samples
-again, with newer weights than the uninterrupted run used), and which rollouts are made already.
+It contains what has been computed of the next step (without it a resumed run would generate that step's
+samples again, with newer weights than the uninterrupted run used), and which rollouts are already made.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FILE = "master.json"
 
 
 class PrefetchedStep(msgspec.Struct, frozen=True, kw_only=True):
-    """The step that has begun ahead of its turn.
+    """The step that was begun ahead of its turn.
 
     Attributes:
         ids: its datapoints. calls: reports of its calls that are done.
@@ -36,7 +36,7 @@ class PrefetchedStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Delivered(msgspec.Struct, frozen=True, kw_only=True):
-    """A datapoint from a rollout worker that waits to be trained on; its tensors are at ``holder``."""
+    """A delivered datapoint that waits for training; its tensors are at ``holder``."""
 
     number: int
     holder: int
@@ -45,7 +45,7 @@ class Delivered(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rollouts(msgspec.Struct, frozen=True, kw_only=True):
-    """Which prompts were consumed, and which are answered; ``ledger`` as it tells itself."""
+    """Consumed and answered prompts; ``ledger`` is the staleness ledger's own snapshot."""
 
     ledger: dict[str, Any]
     delivered: tuple[Delivered, ...]
@@ -53,15 +53,15 @@ class Rollouts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MasterState(msgspec.Struct, frozen=True, kw_only=True):
-    """All of it; None for what a run does not have."""
+    """The master's state; None for parts that a run does not have."""
 
     ahead: PrefetchedStep | None = None
     rollouts: Rollouts | None = None
 
     def kept(self, worker: int) -> tuple[str, ...] | None:
-        """Datapoints that model worker ``worker`` needs after a resume; None: all that it saved.
+        """Returns the datapoints that model worker ``worker`` needs after a resume; None: all it saved.
 
-        What rollout workers put there while the checkpoint was written will be made again.
+        Deliveries that arrived while the checkpoint was written are generated again.
         """
         if self.rollouts is None:
             return None
@@ -69,7 +69,7 @@ class MasterState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def write_state(path: Path, state: MasterState) -> None:
-    """Writes and syncs it."""
+    """Writes and syncs the state."""
     with path.open("wb") as file:
         file.write(msgspec.json.encode(state))
         file.flush()
@@ -77,7 +77,7 @@ def write_state(path: Path, state: MasterState) -> None:
 
 
 def read_state(path: Path) -> MasterState:
-    """Reads what ``write_state`` wrote. Raises CheckpointError."""
+    """Reads a file of ``write_state``. Raises CheckpointError."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=MasterState)
     except (OSError, msgspec.MsgspecError) as error:

@@ -1,4 +1,5 @@
-"""Runs one model function call of the graph: batch in, requests out, new keys back to the buffer.
+"""Runs one model function call of the graph: takes a batch, sends requests, puts new keys into the
+buffer.
 
 The weight movements of its hooks are numbered together with it, so that nothing comes between them.
 """
@@ -29,7 +30,7 @@ CALL_TIMEOUT_S = 4 * 3600.0
 
 @dataclass(frozen=True)
 class CallReport:
-    """What a call did in one step: statistics of its first data-parallel head, times per worker."""
+    """Result of a call in one step: statistics of its first data-parallel head, times per worker."""
 
     name: str
     queued: float
@@ -45,17 +46,17 @@ class CallReport:
 
     @property
     def moving_s(self) -> float:
-        """Seconds that its weight movements took, each on the slowest worker."""
+        """Seconds of its weight movements, each on the slowest worker."""
         return sum(max(m.ended - m.started for m in move.values()) for move in self.moves.values())
 
     @property
     def tokens(self) -> int:
-        """Tokens that the call read or made, over all data-parallel ranks."""
+        """Tokens that the call read or generated, over all data-parallel ranks."""
         return sum(reply.tokens for reply in self.replies.values() if reply.is_head)
 
 
 class ModelFunctionCall:
-    """One node of the graph, wired to the workers that hold its model."""
+    """One node of the graph, connected to the workers that hold its model."""
 
     def __init__(
         self,
@@ -76,10 +77,10 @@ class ModelFunctionCall:
         self._heads = [placement[rank] for rank in topo.data_parallel_heads()]
 
     async def run(self, step: int, *, issued: asyncio.Event | None = None) -> CallReport:
-        """Waits for a batch, has it computed, and gives the new keys to the buffer.
+        """Waits for a batch, has it computed, and puts the new keys into the buffer.
 
         Args:
-            issued: set when all requests have their numbers: what is issued later comes after them.
+            issued: set when all requests are numbered: later requests run after them.
         """
         batch = await self._buffer.get_batch_for_rpc(self.call.name, timeout_s=CALL_TIMEOUT_S)
         queued = time.time()
@@ -121,7 +122,7 @@ class ModelFunctionCall:
         return self._hooks.after(self.call, step=step)
 
     def _inputs(self, batch: SequenceMeta) -> dict[int, SequenceMeta]:
-        """Worker → its part of the batch; those of one data-parallel slot have the same."""
+        """Returns worker → its part of the batch; workers of one data-parallel slot have the same."""
         parts = split_over_ranks(self.call, batch, self.topo.data)
         metas = [batch.take(part) for part in parts]
         return {
@@ -153,7 +154,8 @@ class ModelFunctionCall:
         return self._workers.records[worker].host
 
     async def _take_outputs(self, replies: dict[int, CallDone]) -> None:
-        """New keys to the buffer. All ranks of a slot have the same: each is an owner."""
+        """Puts new keys into the buffer. All ranks of a data-parallel slot store the same: each is an
+        owner."""
         for data, head in enumerate(self._heads):
             meta = replies[head].meta
             if meta is None:
@@ -168,6 +170,6 @@ class ModelFunctionCall:
 def placement_of(
     call: MFCDef, shards: tuple[tuple[ModelShardID, int], ...]
 ) -> tuple[ProcessTopology, dict[int, int]]:
-    """Topology of a call's model and, for each parallelism rank, the model worker that holds it."""
+    """Returns the topology of a call's model and, for each parallelism rank, its model worker."""
     mine = [(shard, worker) for shard, worker in shards if shard.model_name == call.model_name]
     return mine[0][0].topo, {shard.parallelism_rank: worker for shard, worker in mine}

@@ -1,8 +1,8 @@
 """The master's connections to all model workers: numbers ordered requests, awaits replies.
 
 Every ordered request of a worker gets the next number of that worker, and all requests of one call are
-numbered together, without an await between them. So any two calls reach the workers they share in the
-same order, and calls on overlapping workers can't wait for one another in a circle.
+numbered together, without an await in between. So any two calls reach their common workers in the same
+order, and calls on overlapping workers can't deadlock.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from realsys.trial.records import WorkerRecord
 
 
 class RequestOrder:
-    """The next number of each worker (pure)."""
+    """Assigns the next number of each worker (pure)."""
 
     def __init__(self, num_workers: int) -> None:
         self._next = [0] * num_workers
 
     def number(self, requests: Mapping[int, Callable[..., Any]]) -> dict[int, Any]:
-        """Worker → its request with ``order`` filled in."""
+        """Returns worker → its request with ``order`` filled in."""
         numbered = {}
         for worker, make in requests.items():
             numbered[worker] = make(order=self._next[worker])
@@ -80,7 +80,7 @@ class ModelWorkers:
     async def call(
         self, requests: Mapping[int, Callable[..., Any]], *, timeout_s: float, what: str
     ) -> dict[int, Any]:
-        """Sends one ordered request to each worker named; returns their replies by worker.
+        """Sends one ordered request to each named worker; returns their replies by worker.
 
         Args:
             requests: worker index → the request but for its ``order`` (functools.partial).
@@ -90,13 +90,13 @@ class ModelWorkers:
         return await self.exchange(self.number(requests), timeout_s=timeout_s, what=what)
 
     def number(self, requests: Mapping[int, Callable[..., Any]]) -> dict[int, Any]:
-        """Gives each request its place among those of its worker. What is numbered must be exchanged."""
+        """Numbers each request in its worker's order. Numbered requests must be sent with ``exchange``."""
         return self._order.number(requests)
 
     async def exchange(
         self, bodies: Mapping[int, Any], *, timeout_s: float, what: str
     ) -> dict[int, Any]:
-        """Sends numbered requests; their replies by worker. Raises as ``call``."""
+        """Sends numbered requests; returns their replies by worker. Raises as ``call``."""
         async with first_error(), asyncio.TaskGroup() as group:
             tasks = {
                 worker: group.create_task(
@@ -108,13 +108,13 @@ class ModelWorkers:
         return {worker: task.result() for worker, task in tasks.items()}
 
     async def call_all(self, make: Callable[..., Any], *, timeout_s: float, what: str) -> list[Any]:
-        """The same ordered request to every worker; replies in order of index."""
+        """Sends the same ordered request to every worker; returns replies in order of index."""
         everyone = dict.fromkeys(range(len(self)), make)
         replies = await self.call(everyone, timeout_s=timeout_s, what=what)
         return [replies[worker] for worker in range(len(self))]
 
     async def tell(self, workers: Sequence[int], body: Any, *, timeout_s: float, what: str) -> None:
-        """One unordered request to each of ``workers``."""
+        """Sends one unordered request to each of ``workers``."""
         async with first_error(), asyncio.TaskGroup() as group:
             for worker in workers:
                 group.create_task(
@@ -123,11 +123,11 @@ class ModelWorkers:
                 )
 
     def fail(self, worker: str, reason: str) -> None:
-        """``worker`` has ended: wakes all calls that wait for it."""
+        """Marks ``worker`` as ended: fails all calls that wait for it."""
         for record, client in zip(self.records, self._clients, strict=True):
             if record.worker == worker:
                 client.fail(reason)
 
     async def say_exit(self, *, timeout_s: float) -> None:
-        """Tells every worker to end."""
+        """Makes every worker exit."""
         await self.tell(range(len(self)), Exit(), timeout_s=timeout_s, what="exit")

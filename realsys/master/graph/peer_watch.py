@@ -1,20 +1,20 @@
-"""Tells the master at once when a worker it talks to has ended.
+"""Notifies the master at once if a worker it depends on has ended.
 
-A worker's heartbeat process deletes the worker's key when the worker ends, however it ends, and says how
-in its status. Waiting calls to it then fail within a moment instead of at their deadline. A key that
-*expired* (nobody is left to say anything, or the store was away) is not acted upon here: whether that
-worker is lost is the supervisor's decision.
+A worker's heartbeat process deletes the worker's key when the worker ends, for any reason, and writes the
+reason into its status. Calls waiting for it then fail within a moment instead of at their deadline. A key
+that *expired* (no process is left to report, or the store was unavailable) is ignored here: the
+supervisor decides whether that worker is lost.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
 
 from realsys.api.errors import RealsysError
 from realsys.name_resolve.key_table import TrialKeys
 from realsys.name_resolve.store import Event, EventKind, NameResolve
+from realsys.runtime.background_thread import BackgroundThread
 from realsys.runtime.lifecycle import WorkerState
 from realsys.trial.records import WorkerRecord, WorkerStatus, loads
 
@@ -24,12 +24,12 @@ POLL_S = 0.5
 
 
 class PeerWatch:
-    """Watches the workers of one attempt on a thread of its own. Use as a context manager.
+    """Watches the workers of one attempt in a thread of its own. Use as a context manager.
 
     Args:
         token: the attempt's.
         from_revision: of the store, from before the workers were looked up.
-        on_ended: gets worker and reason; called on the watching thread.
+        on_ended: called with worker and reason, in the watching thread.
     """
 
     def __init__(
@@ -43,29 +43,27 @@ class PeerWatch:
     ) -> None:
         self._store, self._keys, self._token = store, keys, token
         self._from_revision, self._on_ended = from_revision, on_ended
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._follow, name="peer-watch", daemon=True)
+        self._thread = BackgroundThread(self._follow, name="peer-watch")
 
     def __enter__(self) -> PeerWatch:
         self._thread.start()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        self._ended.set()
-        self._thread.join(5.0)
+        self._thread.stop()
 
     def _follow(self) -> None:
         watched = self._store.watch(
             self._keys.workers, from_revision=self._from_revision, judges_leases=False
         )
         with watched as watch:
-            while not self._ended.is_set():
+            while not self._thread.is_ending:
                 try:
                     for event in watch.poll(POLL_S):
                         self._take(event)
                 except RealsysError as error:  # the supervisor sees the worker's end all the same
                     logger.warning("peers not watched error=%s", error.what)
-                    self._ended.wait(POLL_S)
+                    self._thread.pause(POLL_S)
 
     def _take(self, event: Event) -> None:
         if event.kind is not EventKind.DELETE or not event.value:

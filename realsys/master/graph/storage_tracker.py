@@ -1,4 +1,4 @@
-"""Which model worker holds which tensor, so that a call's transfers can be planned. Master only."""
+"""Tracks which model worker holds which tensor, to plan a call's transfers. Master only."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _FLOAT8 = "float8"  # of several kinds
 
 
 class StorageTracker:
-    """(key, datapoint) → owners and size."""
+    """Maps (key, datapoint) to owners and size."""
 
     def __init__(self) -> None:
         self._owners: dict[str, dict[str, set[int]]] = {}
         self._num_bytes: dict[tuple[str, str], int] = {}
 
     def add(self, meta: SequenceMeta, worker: int) -> None:
-        """``worker`` holds every key of ``meta`` now."""
+        """Records that ``worker`` now holds every key of ``meta``."""
         for key in meta.keys:
             dtype = meta.dtypes[key]
             item = 1 if dtype.startswith(_FLOAT8) else _ITEM_BYTES.get(dtype, 2)
@@ -29,15 +29,15 @@ class StorageTracker:
                 self._num_bytes[name, key] = rows * item
 
     def owners(self, key: str, name: str) -> frozenset[int]:
-        """Workers that hold ``key`` of datapoint ``name``."""
+        """Returns the workers that hold ``key`` of datapoint ``name``."""
         return frozenset(self._owners.get(name, {}).get(key, ()))
 
     def num_bytes(self, key: str, name: str) -> int:
-        """Size of ``key`` of datapoint ``name``."""
+        """Returns the size of ``key`` of datapoint ``name``."""
         return self._num_bytes[name, key]
 
     def forget(self, names: Iterable[str]) -> set[int]:
-        """The datapoints are used up; returns the workers that hold something of them."""
+        """Drops finished datapoints; returns the workers that hold some of their tensors."""
         holders: set[int] = set()
         for name in names:
             for key, owners in self._owners.pop(name, {}).items():
@@ -48,7 +48,7 @@ class StorageTracker:
     # ---- for a checkpoint -------------------------------------------------------------------
 
     def snapshot(self) -> list[tuple[str, str, list[int], int]]:
-        """(datapoint, key, owners, bytes) of everything that somebody holds."""
+        """Returns (datapoint, key, owners, bytes) of all stored tensors."""
         return [
             (name, key, sorted(owners), self._num_bytes[name, key])
             for name, keys in self._owners.items()
@@ -56,7 +56,7 @@ class StorageTracker:
         ]
 
     def restore(self, rows: Iterable[tuple[str, str, list[int], int]]) -> None:
-        """Puts back what ``snapshot`` gave."""
+        """Restores what ``snapshot`` returned."""
         for name, key, owners, num_bytes in rows:
             self._owners.setdefault(name, {})[key] = set(owners)
             self._num_bytes[name, key] = num_bytes

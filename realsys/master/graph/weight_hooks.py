@@ -1,6 +1,6 @@
-"""Weight movements around calls, as requests: which workers take part, and which are needed at all.
+"""Builds the requests of weight movements around calls: participating workers, and whether needed at all.
 
-Pure: requests out, nothing sent. A copy whose source has not been trained since is left out.
+Pure: returns requests, sends nothing. A copy whose source has not been trained since is skipped.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from realsys.transport.worker_requests import Offload, Reallocate
 
 @dataclass(frozen=True)
 class WeightMovement:
-    """One hook's requests: worker → the request but for its number."""
+    """One hook's requests: worker → the request without its number."""
 
     what: str  # for waits, logs and the timeline
     requests: Mapping[int, Callable[..., Any]]
 
 
 class WeightHooks:
-    """The hooks of all calls. One for a run; told of every call that is issued."""
+    """The hooks of all calls of a run; informed of every issued call."""
 
     def __init__(self, shards: Iterable[tuple[ModelShardID, int]]) -> None:
         self._holders: dict[ModelName, list[int]] = {}
@@ -34,11 +34,11 @@ class WeightHooks:
         self._copied: dict[tuple[ModelName, ModelName], tuple[int, int]] = {}
 
     def before(self, call: MFCDef, *, step: int) -> list[WeightMovement]:
-        """What must be moved before ``call`` runs."""
+        """Returns the movements before ``call`` runs."""
         return self._movements(call, call.pre_hooks, step)
 
     def after(self, call: MFCDef, *, step: int) -> list[WeightMovement]:
-        """What must be moved behind ``call``, whose own effect on its weights is counted here."""
+        """Returns the movements after ``call``, and accounts for the call's own effect on its weights."""
         if call.is_train:
             self._written(call.model_name)
         return self._movements(call, call.post_hooks, step)
@@ -46,7 +46,8 @@ class WeightHooks:
     def refresh(
         self, target: ModelName, calls: Iterable[MFCDef], *, step: int
     ) -> list[WeightMovement]:
-        """What brings ``target`` up to date as the hooks of ``calls`` would, for an evaluation."""
+        """Returns the movements that update ``target`` as the hooks of ``calls`` would, for an
+        evaluation."""
         found: list[WeightMovement] = []
         for call in calls:
             if call.model_name == target:

@@ -1,1 +1,2 @@
-"""The master's part of asynchronous runs: prompts out, experience in, weights to servers."""
+"""The master's part of asynchronous runs: dispatches prompts, collects experience, updates the servers'
+weights."""

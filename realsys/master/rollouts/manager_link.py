@@ -1,8 +1,8 @@
-"""The master's line to the manager of the generation servers, which may be restarted at any time.
+"""Client of the generation-server manager, which may be restarted at any time.
 
-A request that a dead manager did not answer is sent to the next one, and each new manager hears at once
-which weights are the newest. A version is told as soon as there is one, whatever became of the one before:
-one slow server keeps no other from newer weights.
+A request that a dead manager did not answer is sent to the next one, and each new manager gets the newest
+weights at once. A version is announced as soon as it exists, whatever became of the previous one: a slow
+server does not keep others from newer weights.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class GserverManagerClient:
         self._connecting = asyncio.Lock()
         self._source: WeightSource | None = None
         self._news = asyncio.Condition()
-        self._told: tuple[int, int] | None = None  # version, pid of the manager
+        self._announced: tuple[int, int] | None = None  # version, pid of the manager
         self._at: rm.ServersAt | None = None
         self._closing: asyncio.Future[None] | None = None
 
@@ -84,18 +84,18 @@ class GserverManagerClient:
     # ---- weights ----------------------------------------------------------------------------
 
     async def bring(self, source: WeightSource) -> None:
-        """From now on the servers shall have these weights. Returns at once."""
+        """Sets the weights that the servers shall have from now on. Returns at once."""
         async with self._news:
             self._source = source
             self._news.notify_all()
 
     @property
     def newest_at_servers(self) -> rm.ServersAt | None:
-        """What the last update that is done said."""
+        """Returns the result of the last finished update."""
         return self._at
 
     async def run(self) -> None:
-        """Tells each new source to the manager, and the newest to each new manager; until cancelled."""
+        """Announces each new source to the manager, and the newest to each new manager; until cancelled."""
         async with first_error(), asyncio.TaskGroup() as telling:
             while True:
                 async with self._news:
@@ -111,22 +111,24 @@ class GserverManagerClient:
                 except WaitTimeout as error:
                     logger.warning("no manager, again soon error=%s", error.what)
                     continue
-                self._told = (source.version, pid)
+                self._announced = (source.version, pid)
                 what = f"weights of version {source.version}"
-                telling.create_task(self._tell(client, source, what), name=what)
+                telling.create_task(self._announce(client, source, what), name=what)
 
-    async def _tell(self, client: RequestClient, source: WeightSource, what: str) -> None:
-        """Returns when all servers have them. If it fails, the newest are told again."""
+    async def _announce(self, client: RequestClient, source: WeightSource, what: str) -> None:
+        """Announces a source and waits until all servers have it. If it fails, the newest is announced
+        again."""
         body = rm.NewWeights(source=msgspec.msgpack.encode(source))
         try:
             self._at = await client.call(body, timeout_s=UPDATE_TIMEOUT_S, what=what)
         except (WorkerLost, WaitTimeout) as error:
             logger.warning("manager not reached, again soon error=%s", error.what)
             await asyncio.sleep(RETRY_S)
-            self._told = None
+            self._announced = None
 
     async def watch(self) -> None:
-        """Until cancelled. Raises RolloutError when no server has been well for ``NONE_WELL_S``."""
+        """Watches the servers until cancelled. Raises RolloutError if none has been healthy for
+        ``NONE_WELL_S``."""
         well_s, before = time.monotonic(), ""
         while True:
             await asyncio.sleep(LOOK_S)
@@ -154,12 +156,12 @@ class GserverManagerClient:
         if self._source is None:
             return False
         pid = self._record.pid if self._record is not None and self._client is not None else -1
-        return self._told != (self._source.version, pid)
+        return self._announced != (self._source.version, pid)
 
     # ---- calls ------------------------------------------------------------------------------
 
     async def call(self, body: Any, *, timeout_s: float, what: str) -> Any:
-        """Asks until somebody answers. Raises WaitTimeout."""
+        """Sends a request until a manager answers. Raises WaitTimeout."""
         deadline = time.monotonic() + timeout_s
         while True:
             left = deadline - time.monotonic()
@@ -176,7 +178,7 @@ class GserverManagerClient:
                 await asyncio.sleep(RETRY_S)
 
     def fail(self, reason: str) -> None:
-        """The manager has ended: calls that wait for it are made again, to the next one."""
+        """Notes that the manager has ended: waiting calls are repeated with the next one."""
         if self._client is not None:
             self._client.fail(reason)
             client, self._client = self._client, None
@@ -187,7 +189,7 @@ class GserverManagerClient:
         return await client.call(body, timeout_s=timeout_s, what=what)
 
     async def _connected(self) -> tuple[RequestClient, int]:
-        """The line to the manager that there is, and its pid."""
+        """Returns the connection to the present manager, and its pid."""
         async with self._connecting:
             client = self._client or await self._connect()
             return client, self._record.pid if self._record is not None else 0
@@ -204,7 +206,7 @@ class GserverManagerClient:
         return self._client
 
     async def _find_other(self, gone: WorkerRecord | None) -> WorkerRecord:
-        """The manager that has registered, unless it is the one that is gone."""
+        """Returns the registered manager, unless it is the one that has ended."""
         deadline = time.monotonic() + FIND_S
         while True:
             # In short looks: a thread can't be cancelled, and the master's end would wait for it.

@@ -1,8 +1,8 @@
-"""Prompts out, experience in: the master's side of rollout workers.
+"""Dispatches prompts to rollout workers and collects their experience, on the master's side.
 
-Answers their requests, asks the staleness ledger (realsys/rollout/staleness/ledger.py, which decides
-everything) and gives each step its datapoints. Knows metadata only: tensors go from rollout workers to
-model workers. All of it runs in the master's event loop.
+Answers their requests, consults the staleness ledger (realsys/rollout/staleness/ledger.py, which makes
+all decisions) and gives each step its datapoints. Handles metadata only: tensors go from rollout workers
+to model workers. Everything runs in the master's event loop.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ async def _nothing(worker: int, ids: Sequence[str]) -> None:
 
 
 class RolloutDispatcher:
-    """Where rollout workers get prompts and hand in what they made."""
+    """Grants prompts to rollout workers and accepts their deliveries."""
 
     def __init__(self) -> None:
         self._clear: Clear = _nothing
@@ -68,10 +68,10 @@ class RolloutDispatcher:
     # ---- set-up -----------------------------------------------------------------------------
 
     async def dataset_size(self, *, timeout_s: float = SETUP_TIMEOUT_S) -> int:
-        """Records in the rollout workers' data set, once the first has said so.
+        """Returns the number of records in the rollout workers' data set, once the first has reported it.
 
         Raises:
-            WaitTimeout: none has. RolloutError: they have different ones.
+            WaitTimeout: none has reported. RolloutError: they have different sizes.
         """
         try:
             async with asyncio.timeout(timeout_s), self._changed:
@@ -87,10 +87,10 @@ class RolloutDispatcher:
     async def open(
         self, ledger: StalenessLedger, schedule: DataSchedule, *, routes: Routes, clear: Clear
     ) -> None:
-        """From now on prompts are given out.
+        """Starts granting prompts.
 
         Args:
-            clear: lets a model worker forget datapoints that nobody will use.
+            clear: makes a model worker drop unused datapoints.
         """
         async with self._changed:
             self._ledger, self._schedule, self._routes = ledger, schedule, routes
@@ -100,7 +100,7 @@ class RolloutDispatcher:
             self._changed.notify_all()
 
     async def close(self) -> None:
-        """Tells everybody who asks that nothing more will come."""
+        """Answers every further request with the end of work."""
         async with self._changed:
             self._over = True
             self._changed.notify_all()
@@ -241,7 +241,8 @@ class RolloutDispatcher:
         return rm.Accepted()
 
     def _put_aside(self, number: int, request: rm.GiveUp) -> None:
-        """Its reward was no number for the second time: it is as filtered, and counted."""
+        """Treats a prompt as filtered, and counts it, after its reward was not a number for the second
+        time."""
         self._unscored.discard(number)
         self._set_aside.append(request.id)
         logger.warning(
@@ -262,14 +263,14 @@ class RolloutDispatcher:
         self._unused.append((old.holder, old.meta.ids[0]))
 
     def _left(self, number: int, sample_id: str) -> None:
-        """A try is over without a delivery. Its tensors may have been put all the same."""
+        """Handles a grant that ended without a delivery. Its tensors may have been stored all the same."""
         if self._routes is not None:
             if (holder := self._routes.holder(number)) is not None:
                 self._unused.append((holder, sample_id))
             self._routes.left(number)
 
     async def lost(self, worker: str) -> None:
-        """A rollout worker has ended: what it was at is given out again."""
+        """Handles the end of a rollout worker: its prompts are reassigned."""
         async with self._changed:
             self._lose(worker)
 
@@ -284,17 +285,17 @@ class RolloutDispatcher:
     # ---- workers that come and go -----------------------------------------------------------
 
     async def scaled(self, scaling: Scaling) -> None:
-        """How the run differs from its plan by now. Call it again and again: time goes on.
+        """Applies the added and draining workers. Call it repeatedly, because deadlines pass.
 
-        Who is to go gets no more prompts and is sent home when it has none; what it still has when its
-        time is up is given out again.
+        A draining worker receives no new prompts and is dismissed when idle; prompts it still holds at
+        the deadline are reassigned.
         """
         async with self._changed:
             if self._routes is not None:
                 for worker, like in scaling.added.items():
                     self._routes.add(worker, like=like)
             now_s = time.monotonic()
-            self._leaving.hear(scaling, now_s=now_s)
+            self._leaving.update(scaling, now_s=now_s)
             for worker in self._leaving.overdue(now_s=now_s):
                 self._lose(worker)
             if scaling != self._scaling:
@@ -308,10 +309,10 @@ class RolloutDispatcher:
     # ---- for the steps ----------------------------------------------------------------------
 
     async def load(self, step: int) -> list[Held]:
-        """The datapoints of step ``step``, in training order; waits until the ledger has a batch.
+        """Returns the datapoints of step ``step`` in training order; waits until the ledger has a batch.
 
         Raises:
-            WaitTimeout: says whom it waits for. RolloutError: a prompt failed again and again.
+            WaitTimeout: names what it waits for. RolloutError: a prompt failed repeatedly.
         """
         deadline = time.monotonic() + BATCH_TIMEOUT_S
         async with self._changed:
@@ -343,7 +344,7 @@ class RolloutDispatcher:
             return [(delivered.meta, delivered.holder) for delivered in batch]
 
     async def trained(self, step: int) -> None:
-        """The step is done: one version more, and room for new prompts."""
+        """Notes that a step is done: one version more, and room for new prompts."""
         async with self._changed:
             self._open_ledger().trained(self._taken)
             for number in self._taken:
@@ -362,7 +363,7 @@ class RolloutDispatcher:
             await self._clear(holder, list(names))
 
     def metrics(self) -> dict[str, float]:
-        """Since the last call: means of what rollouts told of themselves, and the ledger's counts."""
+        """Returns means of the rollouts' statistics since the last call, and the ledger's counts."""
         rows, self._stats = self._stats, []
         row: dict[str, float] = {f"rollout/{k}": v for k, v in self._open_ledger().counts().items()}
         if self._set_aside:
@@ -380,7 +381,7 @@ class RolloutDispatcher:
     # ---- for a checkpoint -------------------------------------------------------------------
 
     def snapshot(self) -> Rollouts:
-        """Between two steps."""
+        """Returns the state between two steps."""
         return Rollouts(
             ledger=self._open_ledger().snapshot(),
             delivered=tuple(self._delivered[number] for number in sorted(self._delivered)),
@@ -388,15 +389,15 @@ class RolloutDispatcher:
         )
 
     def restore(self, rollouts: Rollouts) -> None:
-        """Takes back what ``snapshot`` gave; before ``open``."""
+        """Restores what ``snapshot`` returned; before ``open``."""
         self._delivered = {found.number: found for found in rollouts.delivered}
 
 
 def base_id(sample_id: str) -> str:
-    """The datapoint of a sample: without the number of tries."""
+    """Returns the datapoint id of a sample, without the number of tries."""
     return sample_id.partition(".")[0]
 
 
 def base_ids(ids: Sequence[str]) -> list[str]:
-    """The datapoints of samples."""
+    """Returns the datapoint ids of samples."""
     return [base_id(name) for name in ids]

@@ -1,4 +1,5 @@
-"""All that a master with rollout workers has beside one without: their desk, and the line to the servers.
+"""Rollout support for the master: the RPC service for rollout workers and the client of the server
+manager.
 
 Owns its sockets and background tasks; the first of these that fails ends the master.
 """
@@ -43,7 +44,7 @@ LOOK_S = 1.0  # for workers that come and go
 
 
 class RolloutService:
-    """Use as ``async with``; ``endpoint`` is known then, ``start`` gives prompts out."""
+    """Use as ``async with``; ``endpoint`` is known then, ``start`` begins to grant prompts."""
 
     def __init__(self, runner: WorkerRunner, control: RolloutControl) -> None:
         self._runner, self._control = runner, control
@@ -104,7 +105,7 @@ class RolloutService:
         return record
 
     def make_ledger(self, *, batch_size: int, total_steps: int) -> StalenessLedger:
-        """The ledger of this run, at its beginning."""
+        """Creates the ledger of this run, in its initial state."""
         control = self._control
         return StalenessLedger(
             batch_size=batch_size,
@@ -126,13 +127,13 @@ class RolloutService:
         total_steps: int,
         saved: Rollouts | None,
     ) -> AfterCall | None:
-        """Brings the servers the weights of now and gives prompts out.
+        """Brings the current weights to the servers and starts granting prompts.
 
         Args:
-            holders: model workers that take what was made.
-            trained_by: the call that makes a new version; None: nothing does.
-            version: of the weights now.
-            saved: from the checkpoint that the run goes on from.
+            holders: model workers that accept experience.
+            trained_by: the call that makes a new version; None: no call does.
+            version: of the current weights.
+            saved: from the checkpoint that the run resumes from.
         Returns:
             What brings them the weights after a call.
         """
@@ -187,7 +188,7 @@ class RolloutService:
         )
 
     async def _follow_scaling(self) -> None:
-        """Tells the desk who was added and who is to go; until cancelled."""
+        """Passes added and draining workers to the dispatcher; until cancelled."""
         runner = self._runner
         read = partial(
             read_scaling,
@@ -207,13 +208,13 @@ class RolloutService:
             await asyncio.sleep(LOOK_S)
 
     def _note_run(self, dataset_size: int) -> None:
-        """For a replay: the run's length follows from it."""
+        """Records the run's length, for a replay."""
         folder = self._runner.phase_files.rollout_dump
         folder.mkdir(parents=True, exist_ok=True)
         (folder / RUN_FILE).write_text(json.dumps({"dataset_size": dataset_size}) + "\n")
 
     def ended(self, worker: str, reason: str) -> None:
-        """A worker has ended (from the event loop): ours are started again by the supervisor."""
+        """Handles the end of a worker (in the event loop): the supervisor restarts ours."""
         if worker == MANAGER:
             self.manager.fail(reason)
         elif worker.startswith("rollout_worker/"):
@@ -221,7 +222,7 @@ class RolloutService:
             self._tasks.append(lost)
 
     def metrics(self) -> dict[str, float]:
-        """What rollouts, ledger and servers tell of the last step."""
+        """Returns the metrics of rollouts, ledger and servers for the last step."""
         row = self.desk.metrics()
         if self.weights is not None:
             row["time/publish_weights_s"] = self.weights.seconds

@@ -1,8 +1,9 @@
-"""Where a rollout worker sends what it makes, and how much may wait there (pure).
+"""Decides where a rollout worker delivers, and how much may wait there (pure).
 
-Each model worker that takes experience has a queue: prompts in the making for it, and those delivered
-that no step has trained on. With a limit a worker gets no prompt while all its targets are full; only what
-the next step can't do without is made all the same, so that a full queue never keeps a step from beginning.
+Each model worker that accepts experience has a queue: prompts in progress for it, and deliveries that no
+step has trained on yet. With a limit a worker gets no prompt while all its targets are full; only prompts
+without which the next step can't start are granted all the same, so that a full queue never blocks a
+step.
 """
 
 from __future__ import annotations
@@ -41,20 +42,20 @@ class Routes:
         self._given: Counter[str] = Counter()
 
     def add(self, worker: str, *, like: str) -> None:
-        """A rollout worker came: it sends where ``like`` does."""
+        """Adds a rollout worker, with the targets of ``like``."""
         if (maker := self._makers.get(like)) is not None:
             self._makers[worker] = maker
 
     def is_known(self, worker: str) -> bool:
-        """Whether it is known where a worker sends to: of a maker that was added not at once."""
+        """Returns whether a worker's targets are known: not immediately for an added rollout group."""
         return not self._makers or worker in self._makers
 
     def places(self, worker: str) -> Places:
-        """What a rollout worker must know of its targets."""
+        """Returns what a rollout worker must know of its targets."""
         return Places(holders=self._targets(worker), endpoints=self._endpoints)
 
     def target(self, worker: str, *, urgent: bool) -> int | None:
-        """Index among the worker's targets of the one with most room; None: it must wait."""
+        """Returns the index, among the worker's targets, of the one with most room; None: it must wait."""
         maker = self._makers.get(worker)
         most = maker.tickets if maker is not None else None
         if most is not None and self._given[worker] >= most and not urgent:
@@ -65,27 +66,27 @@ class Routes:
         return None if full and not urgent else best
 
     def gave(self, number: int, worker: str, target: int) -> None:
-        """Prompt ``number`` is in the making for a target."""
+        """Records that prompt ``number`` is in progress for a target."""
         self._given[worker] += 1
         self.took(number, self._targets(worker)[target])
 
     def took(self, number: int, holder: int) -> None:
-        """It waits for, or at, ``holder``."""
+        """Records that it waits at ``holder``, or will."""
         self.left(number)
         self._queue_of[number] = holder
         self._waiting[holder] += 1
 
     def left(self, number: int) -> None:
-        """It was trained on, lost or given up; unknown ones are ignored."""
+        """Records that it was trained on, lost or given up; unknown ones are ignored."""
         if (holder := self._queue_of.pop(number, None)) is not None:
             self._waiting[holder] -= 1
 
     def holder(self, number: int) -> int | None:
-        """Where it waits, or is to go; None: it is not known."""
+        """Returns where it waits, or will; None if unknown."""
         return self._queue_of.get(number)
 
     def waiting(self) -> dict[int, int]:
-        """Model worker → length of its queue."""
+        """Returns model worker → length of its queue."""
         return {holder: self._waiting[holder] for holder in self._holders}
 
     def _targets(self, worker: str) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""New weights on their way to the generation servers: kept by the trainers, announced to the manager."""
+"""Publishes new weights for the generation servers: stored by the trainers, announced to the manager."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class ServerWeights:
     Args:
         trained_by: the call that makes a new version.
         holders: model workers with a part of the model.
-        every: servers get every so-many-th version.
-        makers: whose servers take weights from some of the holders only.
-        folder: weights go through this folder, which all hosts see; None: from process to process.
+        every: servers get every n-th version.
+        makers: rollout groups whose servers fetch weights only from some of the holders.
+        folder: shared folder for the weights; None: from process to process.
     """
 
     def __init__(
@@ -54,12 +54,12 @@ class ServerWeights:
         self.seconds = 0.0  # that training stood still for it, the last time
 
     async def after_call(self, call: str, step: int) -> None:
-        """Step ``step`` trained version ``step`` of the weights."""
+        """Publishes the weights if step ``step`` made a version that the servers get."""
         if call == self._trained_by and step % self._every == 0:
             await self.publish(step)
 
     async def publish(self, version: int) -> None:
-        """Keeps a copy of the weights where servers can get it, and says so. Does not wait for servers."""
+        """Stores a copy of the weights for the servers and announces it. Does not wait for servers."""
         make = self._to_folder if self._folder is not None else self._at_trainers
         await self._manager.bring(await make(version))
 

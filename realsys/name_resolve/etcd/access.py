@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from realsys.api.bounded_files import open_regular
 from realsys.api.cluster import EtcdSpec
 from realsys.api.errors import ConfigError
 
@@ -146,7 +147,7 @@ def endpoints_of(url: str) -> tuple[str, ...]:
 
 def _read(path: Path, *, what: str, is_secret: bool) -> bytes:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
             data = file.read(MAX_FILE_BYTES)
     except OSError as error:

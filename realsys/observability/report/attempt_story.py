@@ -15,10 +15,10 @@ from enum import StrEnum
 from pathlib import Path
 
 from realsys.observability.events import Event
+from realsys.trial.last_lines import last_lines
 from realsys.trial.records import AttemptRecord, ExitMarker, Failure, Result, TrialFiles, is_alive
 
 TAIL_LINES = 40
-_TAIL_BYTES = 64_000
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 
@@ -90,14 +90,7 @@ def first_failure(files: TrialFiles, attempts: Sequence[Attempt]) -> Failure | N
 
 
 def _tail(log: Path) -> tuple[str, ...]:
-    try:
-        with log.open("rb") as file:
-            size = file.seek(0, 2)
-            file.seek(max(0, size - _TAIL_BYTES))
-            data = file.read()
-    except OSError:
-        return ()
-    return tuple(data.decode(errors="replace").splitlines()[-TAIL_LINES:])
+    return tuple(last_lines(log)[-TAIL_LINES:])
 
 
 def without_colours(line: str) -> str:

@@ -1,1 +1,1 @@
-"""Bytes on GPUs and hosts, term by term (pure)."""
+"""Memory of GPUs and hosts in bytes, term by term (pure)."""

@@ -1,8 +1,9 @@
 """Bytes that a copy of a model needs on one GPU, term by term (pure).
 
-What stays: weights, gradients, optimizer, and the whole copy that generation needs of cut weights. What a
-call adds while it runs: activations, logits, cache, layers gathered. Counted are tensors that must be there
-at the same time; a framework's own memory and fragmentation come on top.
+Permanent: weights, gradients, optimizer, and the whole copy that generation needs of sharded
+    weights. Added by a
+running call: activations, logits, cache, gathered layers. Only tensors that must exist at the same time are
+counted; framework memory and fragmentation are not.
 
 Sources: activations counted as in arXiv:2205.05198, section 4, for the tensors of a Llama layer with fused
 attention; in flight in a pipeline (1F1B): arXiv:2104.04473, section 2.2; optimizer sharded over the data
@@ -38,7 +39,7 @@ Terms = Mapping[str, float]  # what → bytes
 
 @dataclass(frozen=True, kw_only=True)
 class HeldModel:
-    """A copy as far as its memory goes.
+    """Properties of a model copy that determine its memory.
 
     Attributes:
         dtype: what it computes in.
@@ -67,12 +68,12 @@ class HeldModel:
 
     @property
     def item_bytes(self) -> int:
-        """Of one number of a weight that computes."""
+        """Bytes per element of compute weights."""
         return DTYPE_BYTES[self.dtype]
 
     @property
     def learning_bytes(self) -> int:
-        """Of one number as it is held where it learns (``held_dtype``); so are its gradient and moments."""
+        """Bytes per element as held for training (``held_dtype``); also of gradient and moments."""
         return DTYPE_BYTES[
             held_dtype(
                 self.dtype,
@@ -86,14 +87,14 @@ class HeldModel:
 
     @property
     def is_cast(self) -> bool:
-        """Whether fsdp casts what it holds as it gathers it."""
+        """True if fsdp casts the held weights when gathering them."""
         wider = self.learning_bytes > self.item_bytes
         return wider and self.backend == "fsdp" and not self.lora_rank
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepSizes:
-    """The longest that a step can be: every prompt and answer at its limit.
+    """Largest possible step: every prompt and answer at its limit.
 
     ``updates_per_pass`` are the minibatches of a train step.
     """
@@ -113,7 +114,7 @@ class StepSizes:
 
 
 def staying(model: HeldModel, topo: ProcessTopology, stage: int, *, generates: bool) -> Terms:
-    """Bytes of a process of pipeline stage ``stage`` that are there between calls too."""
+    """Bytes that a process of pipeline stage ``stage`` needs permanently, also between calls."""
     held, trained = held_numbers(model, topo, stage)
     item, learning, cut = model.item_bytes, model.learning_bytes, is_cut(model, topo)
     found = {"weights": held * (learning if model.is_cast else item)}
@@ -136,19 +137,19 @@ def staying(model: HeldModel, topo: ProcessTopology, stage: int, *, generates: b
 
 
 def is_cut(model: HeldModel, topo: ProcessTopology) -> bool:
-    """Whether a process holds less than all weights."""
+    """True if a process holds less than all weights."""
     sharded = topo.data > 1 and model.backend == "fsdp"
     return sharded or topo.tensor * topo.pipeline > 1 or model.backend == "megatron"
 
 
 def is_one_piece(model: HeldModel) -> bool:
-    """Whether fsdp gathers the whole model at once (realsys/backends/hf/sharding.py)."""
+    """True if fsdp gathers the whole model at once (realsys/backends/hf/sharding.py)."""
     small = model.shape.num_params * model.item_bytes <= FSDP_WHOLE_BYTES
     return small and not model.cpu_offload
 
 
 def held_numbers(model: HeldModel, topo: ProcessTopology, stage: int) -> tuple[float, float]:
-    """Numbers of weights that a process of a stage holds, and how many of these are trained.
+    """Number of elements that a process of a stage holds, and how many of them are trained.
 
     Adapters count as both; fsdp's shards as equal.
     """
@@ -196,7 +197,7 @@ def passing(
     kind: ModelInterfaceType,
     sizes: StepSizes,
 ) -> Terms:
-    """Bytes of a process of pipeline stage ``stage`` only while a call runs."""
+    """Bytes that a process of pipeline stage ``stage`` needs only while a call runs."""
     if kind is ModelInterfaceType.GENERATE:
         found = _generation(model, topo, sizes)
     elif kind is ModelInterfaceType.TRAIN_STEP:
@@ -247,7 +248,7 @@ def _forward(
 
 
 def _generation(model: HeldModel, topo: ProcessTopology, sizes: StepSizes) -> dict[str, float]:
-    """With whole weights: every process answers its share of the prompts, so many rows at a time."""
+    """Terms of generation with whole weights: every process answers its share of the prompts."""
     # Backend fsdp answers a slot's prompts on each of its processes, the others deal them.
     ranks = topo.data if model.backend == "fsdp" else topo.world_size
     rows = math.ceil(sizes.sequences / ranks)
@@ -270,7 +271,7 @@ def _generation(model: HeldModel, topo: ProcessTopology, sizes: StepSizes) -> di
 
 
 def layer_activation_bytes(shape: ModelShape, tensor: int, item: int) -> float:
-    """Bytes a token that one layer keeps for its backward pass.
+    """Bytes per token that one layer keeps for its backward pass.
 
     Inputs of the two norms in float32, each norm before and after its weight; queries, keys, values,
     attention's output; gate, up, silu(gate) and their product. The tensor axis cuts all but the norms
@@ -291,7 +292,7 @@ def _logits(
     *,
     backward: bool,
 ) -> float:
-    """On the last stage: what logits are made from, and those of one chunk of rows (Predictions)."""
+    """Bytes on the last stage: inputs of the logits, and the logits of one chunk of rows (Predictions)."""
     if model.shape.critic or stage != topo.pipeline - 1:
         return 0.0
     shape, rows = model.shape, min(tokens, logits_at_once(model.shape.vocab_size))
@@ -310,12 +311,14 @@ def _logits(
 
 
 def last_norm_bytes(shape: ModelShape, tokens: int, item: int) -> int:
-    """What the norm behind the last layer keeps: its input in float32, and that before its weight."""
+    """Bytes kept by the norm after the last layer: its input in float32, and that before its weight."""
     return tokens * shape.hidden_size * (_FLOAT32 + item)
 
 
 def head_states_bytes(model: HeldModel, tokens: int, answers: int) -> int:
-    """Of all tokens, and of those that count: what goes into the head. Logits if they fit into a chunk."""
+    """Bytes of the head's inputs: of all tokens and of those that count; logits if they fit into a
+    chunk.
+    """
     shape = model.shape
     if tokens <= logits_at_once(shape.vocab_size):
         return tokens * shape.vocab_size * model.item_bytes
@@ -323,9 +326,10 @@ def head_states_bytes(model: HeldModel, tokens: int, answers: int) -> int:
 
 
 def _gathered(model: HeldModel, topo: ProcessTopology) -> float:
-    """Two layers, the one used and the next, and all that is in no layer; whole over the data axis.
+    """Bytes of two layers, the current and the next, and everything outside layers; whole over the
+    data axis.
 
-    Of a small model all weights.
+    For a small model, all weights.
     """
     if not _gathers(model, topo):
         return 0.0
@@ -336,12 +340,12 @@ def _gathered(model: HeldModel, topo: ProcessTopology) -> float:
 
 
 def _gathers(model: HeldModel, topo: ProcessTopology) -> bool:
-    """Whether fsdp makes whole weights of shards; one process does where it casts or offloads them."""
+    """True if fsdp gathers whole weights; a single process does if it casts or offloads them."""
     return model.backend == "fsdp" and (topo.data > 1 or model.is_cast or model.cpu_offload)
 
 
 def _gathered_numbers(model: HeldModel, topo: ProcessTopology) -> tuple[float, float]:
-    """Numbers of a layer, and of embedding, last norm and head, as the tensor axis cuts them."""
+    """Number of elements of a layer, and of embedding, last norm and head, as split by the tensor axis."""
     layer = rest = 0.0
     for weight in model.shape.weights():
         cut = topo.tensor if split_dim(weight.name, FSDP_VOCABULARY) is not None else 1
@@ -357,6 +361,6 @@ def _tokens_of_a_rank(topo: ProcessTopology, sizes: StepSizes, *, parts: int = 1
 
 
 def _microbatch_tokens(model: HeldModel, tokens: int, sizes: StepSizes) -> int:
-    """Largest micro-batch; groups of answers are parted where they don't fit, a sequence never."""
+    """Tokens of the largest micro-batch; groups of answers are split if they don't fit, sequences never."""
     limit = model.max_tokens_per_mb
     return tokens if limit is None else min(tokens, max(limit, sizes.length))

@@ -32,7 +32,7 @@ _NOT_SAVED = ("gradients", "whole copy")  # of what stays: neither saved nor par
 def host_memory_of_experiment(
     config: ExperimentConfig, made_before: ModelShape | None = None
 ) -> dict[int, Terms]:
-    """Model worker → its bytes of host memory, as far as the sizes of its models are known.
+    """Computes each model worker's bytes of host memory, as far as its models' sizes are known.
 
     Args:
         made_before: sizes of the model that an earlier phase makes.
@@ -61,7 +61,7 @@ def host_memory_of_experiment(
 
 
 def of_copy(model: HeldModel, topo: ProcessTopology, stage: int) -> dict[str, float]:
-    """Of one process of a copy.
+    """Computes the terms of one process of a copy.
 
     ``loading``: its largest weight, as it is read and as it is held. ``checkpoint``: copies of all that
     it writes. ``parked``: what ``offload`` takes from the GPU. ``offloaded``: what ``cpu_offload`` keeps
@@ -80,5 +80,5 @@ def of_copy(model: HeldModel, topo: ProcessTopology, stage: int) -> dict[str, fl
 
 
 def host_mib(terms: Terms) -> int:
-    """MiB for a task, a tenth more than ``terms`` and whole GiB."""
+    """Converts ``terms`` to MiB for a task, with a tenth more and rounded up to GiB."""
     return 1024 * -(-int(1.1 * sum(terms.values())) // GiB)

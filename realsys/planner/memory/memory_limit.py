@@ -1,7 +1,7 @@
-"""Bytes a worker of many plans, fast: what memory_of_workers.py says, kept role by role (pure).
+"""Bytes per worker for many plans, fast: the results of memory_of_workers.py, cached by role (pure).
 
-Roles share a worker without changing one another's bytes: what stays adds up, and of what calls add the
-largest counts, as they run one at a time.
+Roles on one worker are independent: permanent bytes add up, and of the calls' bytes the largest
+counts, since calls run one at a time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ _Places = tuple[CallAllocation, ...]
 def memory_of_plans(
     config: ExperimentConfig, made_before: ModelShape | None = None
 ) -> Callable[[Allocation], Mapping[int, float]]:
-    """A function: allocation of the experiment's calls → bytes of each worker that holds weights."""
+    """Makes a function from an allocation of the experiment's calls to bytes of each worker with
+    weights.
+    """
     models = held_models(config, model_shapes(config, made_before))
     sizes = step_sizes(config)
     calls = {
@@ -37,7 +39,7 @@ def memory_of_plans(
 
     @cache
     def of_role(role: str, places: _Places) -> dict[int, tuple[float, float]]:
-        """Worker → (what stays, the most that a call adds)."""
+        """Returns worker → (permanent bytes, the largest call's bytes)."""
         own = {c.name: p for c, p in zip(calls[role], places, strict=True)}
         found = memory_of_workers(calls[role], own, models, sizes)
         return {w: (m.staying_bytes, m.bytes - m.staying_bytes) for w, m in found.items()}

@@ -1,6 +1,6 @@
 """Bytes on every model worker: the copies that it holds, and its most demanding call (pure).
 
-Copies stay side by side on a worker; calls run one at a time there.
+Copies on a worker coexist; calls run one at a time.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ DEFAULT_TOKENS = 256  # of a prompt or answer whose limit the configuration does
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerMemory:
-    """One worker's bytes.
+    """Bytes of one worker.
 
     Attributes:
-        copies: copy → what stays of it between calls.
-        calls: call → what it adds while it runs, a copy that comes back from CPU memory included.
+        copies: copy → its permanent terms.
+        calls: call → terms added while it runs, including a copy restored from CPU memory.
     """
 
     copies: Mapping[str, Terms] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class WorkerMemory:
 
     @property
     def staying_bytes(self) -> float:
-        """What is there all the time."""
+        """Permanent bytes."""
         return sum(sum(terms.values()) for terms in self.copies.values())
 
     @property
@@ -53,7 +53,7 @@ class WorkerMemory:
 
     @property
     def bytes(self) -> float:
-        """At its peak."""
+        """Bytes at the peak."""
         return self.staying_bytes + sum(self.calls.get(self.peak_call, {}).values())
 
 
@@ -63,7 +63,7 @@ def memory_of_workers(
     models: Mapping[str, HeldModel],
     sizes: StepSizes,
 ) -> dict[int, WorkerMemory]:
-    """Model worker → its bytes, for workers that hold weights.
+    """Computes bytes by model worker, for workers that hold weights.
 
     Args:
         allocation: name of a call → where it runs. Calls of a role in one place share a copy; the
@@ -99,7 +99,7 @@ def _of_stage(
     sizes: StepSizes,
     generates: bool,
 ) -> tuple[Terms, dict[str, Terms]]:
-    """Of one process: what stays of the copy, and what each call adds."""
+    """Computes one process's permanent terms of the copy, and the terms that each call adds."""
     terms = staying(model, topo, stage, generates=generates)
     back = {f"{what} of {name}": n for what, n in terms.items()} if model.offload else {}
     added: dict[str, Terms] = {
@@ -116,7 +116,7 @@ def copies_of(
     allocation: Mapping[str, CallAllocation],
     models: Mapping[str, HeldModel],
 ) -> dict[ModelName, _Copy]:
-    """Every copy: where it is, what it is, and the calls that run on it."""
+    """Lists every copy: its place, its model, and the calls that run on it."""
     found: dict[ModelName, _Copy] = {}
     for call in sorted(calls, key=lambda c: not c.is_train):  # the trained copy is number 0
         model, place = models.get(call.role), allocation.get(call.name)
@@ -146,7 +146,7 @@ def copies_of(
 def memory_of_experiment(
     config: ExperimentConfig, made_before: ModelShape | None = None
 ) -> dict[int, WorkerMemory]:
-    """Model worker → its bytes, as far as the sizes of the models are known.
+    """Computes bytes by model worker, as far as the sizes of the models are known.
 
     Args:
         made_before: sizes of the model that an earlier phase makes; its directory may not exist yet.
@@ -164,7 +164,7 @@ def memory_of_experiment(
 def _evaluations(
     config: ExperimentConfig, worker: int, models: Mapping[str, HeldModel], sizes: StepSizes
 ) -> dict[str, Terms]:
-    """What answers to held-out questions add on a worker: whole weights, and the cache of their rows."""
+    """Terms that held-out evaluation adds on a worker: whole weights, and the cache of its rows."""
     found: dict[str, Terms] = {}
     for shard in config.model_worker[worker].shards:
         name, data = shard.id.model_name, shard.eval_dataset
@@ -192,7 +192,7 @@ def _evaluations(
 def model_shapes(
     config: ExperimentConfig, made_before: ModelShape | None = None
 ) -> dict[str, ModelShape]:
-    """Role → sizes of its model; roles without weights, or of unknown sizes, are left out."""
+    """Returns the shape of each role's model; roles without weights or of unknown sizes are omitted."""
     found: dict[str, ModelShape] = {}
     for role, shard in _own_shards(config).items():
         kind, args = shard.model.type_, shard.model.args
@@ -211,7 +211,7 @@ def model_shapes(
 
 
 def held_models(config: ExperimentConfig, shapes: Mapping[str, ModelShape]) -> dict[str, HeldModel]:
-    """Role → its own copy, as configured, for roles whose sizes are known."""
+    """Returns each role's own copy, as configured, for roles of known sizes."""
     trained = {call.role for call in config.model_rpcs if call.is_train}
     return {
         role: _held(role, shard, shapes[role], config, trained=role in trained)
@@ -221,7 +221,7 @@ def held_models(config: ExperimentConfig, shapes: Mapping[str, ModelShape]) -> d
 
 
 def _own_shards(config: ExperimentConfig) -> dict[str, ModelShard]:
-    """A shard of each role's copy 0."""
+    """Returns a shard of each role's copy 0."""
     own: dict[str, ModelShard] = {}
     for worker in config.model_worker:
         for shard in worker.shards:
@@ -253,7 +253,7 @@ def _held(
 
 
 def step_sizes(config: ExperimentConfig) -> StepSizes:
-    """The longest step that the configuration allows."""
+    """Computes the largest step that the configuration allows."""
     args: dict[str, Any] = {}
     for call in config.model_rpcs:
         args = {**call.interface_impl.args, **args}

@@ -1,4 +1,4 @@
-"""A worker's bytes in words: what they are made of, and which settings make them fewer (pure)."""
+"""Describes a worker's memory for users: its largest terms, and the settings that reduce them (pure)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ADVICE = {
 
 
 def largest(memory: WorkerMemory, call: str) -> list[tuple[str, float]]:
-    """What a worker's bytes are made of while ``call`` runs, largest first."""
+    """Lists the terms of a worker's bytes while ``call`` runs, largest first."""
     parts = {
         f"{what} of {name}": n for name, terms in memory.copies.items() for what, n in terms.items()
     }
@@ -33,7 +33,7 @@ def largest(memory: WorkerMemory, call: str) -> list[tuple[str, float]]:
 
 
 def advice(parts: list[tuple[str, float]]) -> str:
-    """What would help with these parts, in their order."""
+    """Lists settings that reduce these terms, in their order."""
     words = [name.partition(" of ")[0].partition(" in ")[0] for name, _ in parts]
     found = list(dict.fromkeys(ADVICE[word] for word in words if word in ADVICE))
     said = [text for text in found if not any(o != text and o.startswith(text) for o in found)]
@@ -41,7 +41,7 @@ def advice(parts: list[tuple[str, float]]) -> str:
 
 
 def size(num_bytes: float) -> str:
-    """``3.1 GiB``, ``12 MiB``."""
+    """Formats bytes as ``3.1 GiB``, ``12 MiB``."""
     if num_bytes >= GiB / 10:
         return f"{num_bytes / GiB:.1f} GiB"
     return f"{num_bytes / MiB:.1f} MiB" if num_bytes < 10 * MiB else f"{num_bytes / MiB:.0f} MiB"
@@ -57,13 +57,13 @@ def out_of_memory(
     total: float,
     planned: WorkerMemory | None,
 ) -> OutOfMemory:
-    """The error of a worker whose GPU is full.
+    """Makes the error for a worker whose GPU is full.
 
     Args:
         doing: the call, as the plan has it, or another request.
         peak, reserved: bytes that torch had in use at most, and that it holds of the GPU, of ``total``.
         others: bytes that torch does not count: other processes', and those of CUDA and NCCL.
-        planned: what the planner thinks that the worker needs; None: not known.
+        planned: the planner's prediction for the worker; None: not known.
     """
     what = (
         f"the GPU's memory ran out in {doing}: {size(peak)} were in use at most, torch holds "

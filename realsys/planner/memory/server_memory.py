@@ -26,7 +26,7 @@ _ONE = ProcessTopology()
 
 @dataclass(frozen=True, kw_only=True)
 class ServerMemory:
-    """What one of them needs.
+    """Memory needs of one server or evaluator.
 
     Attributes:
         what: it is, in a word or two.
@@ -44,11 +44,11 @@ class ServerMemory:
 
     @property
     def bytes(self) -> float:
-        """At the least."""
+        """Minimum bytes per GPU."""
         return sum(self.terms.values())
 
     def tokens_beside(self, usable: float) -> int:
-        """Tokens that the cache has room for on a GPU."""
+        """Number of tokens that fit into the cache on a GPU."""
         rest = usable - self.bytes + self.terms.get("cache", 0.0)
         return int(max(0.0, rest) / self.cache_token) if self.cache_token else 0
 
@@ -56,7 +56,8 @@ class ServerMemory:
 def memory_of_server(
     config: ExperimentConfig, usable: float | None = None, made_before: ModelShape | None = None
 ) -> ServerMemory | None:
-    """Of each generation server with a GPU; None: there is none, or the model's sizes are not known.
+    """Computes the needs of each generation server with a GPU; None if there is none or sizes are
+    unknown.
 
     Args:
         usable: bytes of a GPU; None: not known.
@@ -122,7 +123,7 @@ def _embedded(
 def memory_of_evaluator(
     config: ExperimentConfig, made_before: ModelShape | None = None
 ) -> ServerMemory | None:
-    """Of the evaluator of checkpoints, if it has a GPU; as ``memory_of_server``."""
+    """Computes the needs of the checkpoint evaluator, if it has a GPU; as ``memory_of_server``."""
     if not config.evaluator:
         return None
     evaluator: Evaluator = config.evaluator[0]

@@ -1,4 +1,4 @@
-"""Goes over all plans but those that a bound or a symmetry rules out (pure but for the clock).
+"""Exhaustive search over all plans that no bound or symmetry excludes (pure apart from the clock).
 
 Calls are placed one after the other, the longest first. Below a partial plan no step can be shorter than
 
@@ -36,7 +36,7 @@ class BranchAndBound:
         ]
         calls = range(len(own_s))
         self._order = sorted(calls, key=lambda c: -self._least_work[c])
-        # Quick options first: good plans early make the bound bite.
+        # Fast options first: good early plans tighten the bound.
         self._tries = [sorted(range(len(own_s[c])), key=own_s[c].__getitem__) for c in calls]
         self._topological = _topological(judge.parents)
         self._best: list[int] | None = None
@@ -44,7 +44,7 @@ class BranchAndBound:
         self._until, self._visited = 0.0, 0
 
     def run(self, start: list[int] | None, *, until: float) -> tuple[list[int] | None, bool]:
-        """The best plan, and whether all were considered before ``until`` (``time.monotonic``)."""
+        """Returns the best plan, and whether all were considered before ``until`` (``time.monotonic``)."""
         self._until = until
         if start is not None:
             self._best, self._best_s = list(start), self._judge.step_s(start)
@@ -91,7 +91,7 @@ class BranchAndBound:
         first, length = self._meshes[call][option]
         busiest = max(load[first : first + length]) + own
         spread = (sum(load) + own * size + rest) / self._judge.num_workers
-        if self._judge.ahead:  # what runs ahead is in no chain of its step
+        if self._judge.ahead:  # a call that runs ahead is in no chain of its step
             return max(busiest, spread)
         return max(busiest, spread, self._chain(plan))
 

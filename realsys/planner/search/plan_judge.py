@@ -1,9 +1,8 @@
-"""Judges plans for the search: seconds a step of a choice of places, fast (pure).
+"""Evaluates plans for the search: seconds per step for a choice of places, fast (pure).
 
-A plan is a list of option numbers, one a call. What costs.py would be asked again and again is kept.
-For steps one after the other, ``step_s`` repeats what ``simulate`` does with one step in a tenth of its
-time and keeps no spans; a test holds the two together. With calls that run ahead, or weights that go to
-other roles, it simulates.
+A plan is a list of option numbers, one per call. Results of costs.py are cached. For sequential steps,
+``step_s`` computes the same as ``simulate`` for one step in a tenth of its time, without spans; a
+test compares the two. With calls that run ahead, or weights that move to other roles, it simulates.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ STEPS_AHEAD = 5  # simulated steps where calls run ahead: the second is in strid
 
 
 class PlanJudge:
-    """Plans of one graph over given options.
+    """Evaluates plans of one graph over given options.
 
     Attributes:
         options: per call, its places. index_of: the same, place → number.
@@ -65,7 +64,7 @@ class PlanJudge:
         self._fetch_s = cache(self._ask_fetch_s)
 
     def groups(self) -> list[tuple[int, ...]]:
-        """Calls that are moved together: each alone, those of a role, all."""
+        """Lists sets of calls that are moved together: each alone, those of a role, all."""
         roles: dict[str, list[int]] = {}
         for i, node in enumerate(self.graph.nodes):
             roles.setdefault(node.role, []).append(i)
@@ -74,11 +73,11 @@ class PlanJudge:
         return list(dict.fromkeys(found))
 
     def allocation(self, plan: Sequence[int]) -> dict[str, CallAllocation]:
-        """The plan with names."""
+        """Converts a plan to an allocation by call name."""
         return {node.name: self.options[i][plan[i]] for i, node in enumerate(self.graph.nodes)}
 
     def parts(self, plan: Sequence[int]) -> tuple[int, int]:
-        """How complicated a plan is: copies of trained roles, places in use."""
+        """Measures a plan's complexity: copies of trained roles, places in use."""
         places = [self._place[call][option] for call, option in enumerate(plan)]
         copies = {
             (home, place)
@@ -88,7 +87,7 @@ class PlanJudge:
         return len(copies), len(set(places))
 
     def step_s(self, plan: Sequence[int]) -> float:
-        """Seconds a step."""
+        """Returns seconds per step."""
         self.evaluated += 1
         if self._simulates:
             return simulate(
@@ -155,7 +154,9 @@ class PlanJudge:
         free: list[float],
         copied: set[tuple[int, int]],
     ) -> float:
-        """When the call's copy has its weights. One copy a place and role, however many calls use it."""
+        """Time at which the call's copy has its weights. One copy per place and role, shared by its
+        calls.
+        """
         place, source = self._place[call][option], self._place[home][home_option]
         if place == source or (home, place) in copied:
             return at

@@ -1,8 +1,9 @@
-"""Searches a place for every call that makes a step as short as the costs allow (pure but for the clock).
+"""Searches a place for every call that minimises the step time (pure apart from the clock).
 
-After ReaL (arXiv:2406.14088): a plan gives each call a mesh and a layout, a simulation judges it. First a
-seeded local search from plain plans; then, where the space is small enough, branch and bound goes over all
-of it, so that what is found is the best there is.
+After ReaL (arXiv:2406.14088): a plan gives each call a mesh and a topology, a simulation evaluates
+it. First a
+seeded local search from simple plans; then, if the space is small enough, branch and bound covers
+all of it, which proves the best plan.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ TOO_LARGE = 1e12  # seconds: no step takes so long
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What a plan must keep to.
+    """Constraints on plans.
 
     Attributes:
         num_workers: model workers (GPUs) that there are.
@@ -49,7 +50,7 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class FoundPlan:
-    """The best plan that was found.
+    """The best plan found.
 
     ``exact``: no plan of the space is better. ``evaluated``: plans that were simulated.
     """
@@ -72,21 +73,21 @@ def search(
     seed: int = 1,
     slack: float = 0.0,
 ) -> FoundPlan:
-    """The plan of the shortest step.
+    """Searches the plan with the shortest step.
 
     Args:
         ahead: calls that run a step ahead, see ``simulate``.
         deadline_s: after so long the best plan so far is taken, and ``exact`` says no.
         slack: a plan of fewer places may take longer by this share of the best one's time.
     Raises:
-        ConfigErrors: no plan keeps to the limits; says which limit binds.
+        ConfigErrors: no plan satisfies the limits; names the binding limit.
     """
     began = time.monotonic()
     options = options_of(graph, limits)
     judge = PlanJudge(graph, costs, options, num_workers=limits.num_workers, ahead=ahead)
 
     def over(choice: Sequence[int]) -> float:
-        """By which share of the limit the fullest worker is too full; 0 when none is."""
+        """Returns by which fraction the fullest worker exceeds the limit; 0 if none does."""
         if limits.memory_bytes is None:
             return 0.0
         needs = limits.bytes_per_worker(judge.allocation(choice))
@@ -112,10 +113,10 @@ def search(
 
 
 def options_of(graph: DataflowGraph, limits: Limits) -> list[list[CallAllocation]]:
-    """Per call, in the graph's order, the places that the limits allow it.
+    """Lists, per call in the graph's order, the places that the limits allow.
 
     Raises:
-        ConfigErrors: every call that has none, with the rules that leave none.
+        ConfigErrors: every call without an allowed place, with the rules that exclude them.
     """
     problems: list[ConfigError] = []
     found = []
@@ -144,9 +145,9 @@ def options_of(graph: DataflowGraph, limits: Limits) -> list[list[CallAllocation
 
 
 class _LocalSearch:
-    """Plain plans first, each improved call by call; then from the best, shaken.
+    """Local search: simple plans first, each improved call by call; then perturbations of the best.
 
-    A plan that is too large counts as longer than any that fits, the longer the larger it is.
+    A plan that exceeds the memory counts as longer than any that fits, in proportion to the excess.
     """
 
     def __init__(
@@ -157,7 +158,7 @@ class _LocalSearch:
         self.least_over = math.inf
 
     def run(self, until: float) -> list[int] | None:
-        """The best plan that was met; None when none fits."""
+        """Returns the best plan found; None if none fits."""
         best, best_value = None, math.inf
         starts = self._plain_plans()
         quiet = 0
@@ -174,7 +175,7 @@ class _LocalSearch:
         return best if best_value < TOO_LARGE else None
 
     def simplest(self, plan: list[int], *, longest_s: float) -> list[int]:
-        """A plan of fewer places, and fewer weight movements, that is no longer than that."""
+        """Returns a plan of fewer places and fewer weight movements within the given step time."""
         plan, better = list(plan), True
         while better:
             better = False
@@ -191,7 +192,9 @@ class _LocalSearch:
         return plan
 
     def _value(self, plan: Sequence[int], below: float = math.inf) -> float:
-        """Seconds a step, more than any where it is too large; infinite where it is not below."""
+        """Returns seconds per step, more than any fitting plan if too large; infinite if not below
+        ``below``.
+        """
         step_s = self._judge.step_s(plan)
         if step_s >= below - EPSILON:
             return math.inf
@@ -200,7 +203,7 @@ class _LocalSearch:
         return step_s if not over else TOO_LARGE * (1 + over)
 
     def _plain_plans(self) -> list[list[int]]:
-        """All calls at one place, as far as they may be there; the most promising last."""
+        """Plans with all calls at one place, as far as allowed; the most promising last."""
         every = dict.fromkeys(place for each in self._judge.options for place in each)
         plans = []
         for place in every:
@@ -216,7 +219,7 @@ class _LocalSearch:
         return min(range(self._sizes[call]), key=lambda o: self._judge.own_s[call][o])
 
     def _descend(self, plan: list[int], until: float) -> list[int]:
-        """Moves single calls, and all calls of a role, while that helps."""
+        """Moves single calls, and all calls of a role, while that improves the plan."""
         plan, value = list(plan), self._value(plan)
         better = True
         while better and time.monotonic() < until:
@@ -234,7 +237,7 @@ class _LocalSearch:
         return plan
 
     def _at(self, plan: list[int], group: Sequence[int], place: CallAllocation) -> list[int] | None:
-        """The plan with these calls at ``place``; None where one of them can't be there."""
+        """Returns the plan with these calls at ``place``; None if one of them can't be there."""
         moved = list(plan)
         for call in group:
             index = self._judge.index_of[call].get(place)
@@ -251,7 +254,7 @@ class _LocalSearch:
 
 
 def _too_large(limits: Limits, least_over: float) -> ConfigError:
-    """Memory is what binds: how much the leanest plan would need."""
+    """Makes the error for a binding memory limit: how much the smallest plan would need."""
     limit = limits.memory_bytes or 0.0
     return ConfigError(
         f"no plan on {limits.num_workers} GPUs fits into {limit / MiB:,.0f} MiB a GPU; the least "

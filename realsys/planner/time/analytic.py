@@ -1,4 +1,4 @@
-"""Seconds of calls from formulas: operations and bytes over what the device can do (pure).
+"""Seconds of calls from formulas: operations and bytes divided by the device's rates (pure).
 
 Good for comparing plans of one model on one kind of GPU; seconds to rely on come from an earlier run
 (profiled.py), which uses the ratios of these. Sources: time of tensor parallelism from its four
@@ -34,7 +34,7 @@ KEY_BYTES = 8  # a token of a key that another call made
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """What a step computes on.
+    """Workload of a step.
 
     ``updates`` are optimizer steps of a training call, ``epochs`` its passes over the batch.
     """
@@ -80,7 +80,7 @@ class RoleModel:
 
 @dataclass(frozen=True, kw_only=True)
 class AnalyticCosts:
-    """The formulas, for the roles of one experiment."""
+    """Cost formulas for the roles of one experiment."""
 
     roles: Mapping[str, RoleModel]
     workload: Workload
@@ -90,7 +90,7 @@ class AnalyticCosts:
     efficiency: Efficiency = field(default_factory=Efficiency)
     overheads: Overheads = field(default_factory=lambda: Overheads(call_s=0.01, step_s=0.05))
 
-    # ---- what Costs asks ----------------------------------------------------------------------
+    # ---- Costs interface ----------------------------------------------------------------------
 
     def call_s(self, call: MFCDef, place: CallAllocation) -> float:
         """Seconds of the call on each of its workers."""
@@ -104,13 +104,13 @@ class AnalyticCosts:
         return self._passes_s(model, model.shape, place, passes=1, tokens=self.workload.tokens)
 
     def fetch_s(self, call: MFCDef, place: CallAllocation, sources: Allocation) -> float:
-        """A key of every other call, each worker its part of the batch."""
+        """Seconds to fetch one key of every other call, each worker its part of the batch."""
         rows = self.workload.tokens / place.topology.data * KEY_BYTES * len(sources)
         far = [w for source in sources.values() for w in source.workers]
         return len(sources) * self.device.latency_s + rows / self._bandwidth((*place.workers, *far))
 
     def realloc_s(self, role: str, source: CallAllocation, target: CallAllocation) -> float:
-        """The larger of what one worker must receive and what one must send."""
+        """Seconds by the larger of what one worker must receive and what one must send."""
         model = self._role(role)
         received = bytes_to_receive(
             model.weight_bytes, source, target, sharded=model.backend == "fsdp"
@@ -121,7 +121,7 @@ class AnalyticCosts:
         return self.device.latency_s + most / self._bandwidth(workers) if most else 0.0
 
     def offload_s(self, role: str, place: CallAllocation) -> float:
-        """Weights, and of a trained role the optimizer's numbers, once over the bus."""
+        """Seconds to move weights, and a trained role's optimizer state, once over the bus."""
         model = self._role(role)
         trained = OPTIMIZER_STATE_BYTES if model.shape and role in self.trained else 0
         numbers = model.shape.num_params if model.shape else 0
@@ -129,7 +129,7 @@ class AnalyticCosts:
         return held / self.device.host_bandwidth
 
     def together(self, call: MFCDef, place: CallAllocation) -> bool:
-        """Copies that are whole on every worker compute on their own."""
+        """False for copies that are whole on every worker, which compute independently."""
         model, topo = self._role(call.role), place.topology
         if topo.world_size == 1 or model.shape is None:
             return False
@@ -165,7 +165,7 @@ class AnalyticCosts:
         passes: int,
         tokens: float,
     ) -> float:
-        """``passes`` times as much work as a forward pass over ``tokens`` tokens of the batch."""
+        """Seconds of ``passes`` times the work of a forward pass over ``tokens`` tokens of the batch."""
         topo, device = place.topology, self.device
         mine = tokens / topo.data
         flops = forward_flops(shape, tokens=mine, length=self.workload.length)
@@ -209,7 +209,7 @@ class AnalyticCosts:
         return work.updates * update_s
 
     def _generation_s(self, model: RoleModel, shape: ModelShape, place: CallAllocation) -> float:
-        """Every worker has the whole weights for it and answers its part of the prompts.
+        """Seconds of generation: every worker has the whole weights and answers its part of the prompts.
 
         Backend fsdp answers a slot's prompts on each of its processes, the others deal them.
         """

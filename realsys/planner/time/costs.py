@@ -1,4 +1,4 @@
-"""What the calls of a placed graph cost: from an allocation to the simulator's ``CallWork`` (pure).
+"""Costs of the calls of a placed graph: converts an allocation to the simulator's ``CallWork`` (pure).
 
 ``Costs`` is what a source of seconds offers: a table (here), formulas (analytic.py) or an earlier run
 (profiled.py). Hooks follow from the allocation: a call of a trained role that sits elsewhere than its
@@ -20,30 +20,32 @@ Allocation = Mapping[str, CallAllocation]  # by call
 
 
 class Costs(Protocol):
-    """Seconds of what a run does. Workers of one size are alike, whatever their indices."""
+    """Source of durations of a run's operations. Equal-sized sets of workers cost the same,
+    whatever their indices.
+    """
 
     @property
     def overheads(self) -> Overheads:
-        """What a step costs besides its calls."""
+        """Overheads of a step besides its calls."""
 
     def call_s(self, call: MFCDef, place: CallAllocation) -> float:
         """Seconds of the call's computation on each of its workers."""
 
     def fetch_s(self, call: MFCDef, place: CallAllocation, sources: Allocation) -> float:
-        """Seconds to get the inputs that ``sources`` (other calls, elsewhere) made."""
+        """Seconds to fetch the inputs that ``sources`` (other calls, elsewhere) produced."""
 
     def realloc_s(self, role: str, source: CallAllocation, target: CallAllocation) -> float:
-        """Seconds to move a role's weights from one layout to another."""
+        """Seconds to move a role's weights from one topology to another."""
 
     def offload_s(self, role: str, place: CallAllocation) -> float:
         """Seconds to move one of a role's copies to CPU memory, or back."""
 
     def together(self, call: MFCDef, place: CallAllocation) -> bool:
-        """Whether the call's workers wait for one another."""
+        """True if the call's workers wait for one another."""
 
 
 def works_of(graph: DataflowGraph, allocation: Allocation, costs: Costs) -> list[CallWork]:
-    """The graph's calls with their seconds and weight movements, in the graph's order."""
+    """Lists the graph's calls with their seconds and weight movements, in the graph's order."""
     homes = home_of_roles(graph, allocation)
     return [_work(call, graph, allocation, homes, costs) for call in graph.nodes]
 
@@ -82,7 +84,7 @@ def _work(
 
 
 def release_s(call: MFCDef, place: CallAllocation, costs: Costs) -> float:
-    """Seconds that a call's hooks spend on moving its own copy out, and in again before it."""
+    """Seconds that a call's hooks spend on offloading its own copy afterwards and restoring it before."""
     leaves = any(isinstance(hook, OffloadHook) for hook in call.post_hooks)
     return 2 * costs.offload_s(call.role, place) if leaves else 0.0
 
@@ -90,7 +92,7 @@ def release_s(call: MFCDef, place: CallAllocation, costs: Costs) -> float:
 def _after(
     call: MFCDef, graph: DataflowGraph, allocation: Allocation, costs: Costs
 ) -> Iterator[MovementWork]:
-    """What a call's hooks write to other roles, e.g. an average of the weights."""
+    """Yields weight movements of a call's hooks to other roles, e.g. of a moving average."""
     source = allocation[call.name]
     for hook in call.post_hooks:
         role = hook.target.role if isinstance(hook, ParamReallocHook) and hook.target else ""
@@ -103,13 +105,13 @@ def _after(
 
 
 def home_of_roles(graph: DataflowGraph, allocation: Allocation) -> dict[str, CallAllocation]:
-    """Where each trained role is trained."""
+    """Returns the place where each trained role is trained."""
     return {n.role: allocation[n.name] for n in graph.nodes if n.is_train}
 
 
 @dataclass(frozen=True, kw_only=True)
 class TableCosts:
-    """Seconds that somebody has written down: for runs whose costs are known, and for tests.
+    """Durations from a table: for runs of known costs, and for tests.
 
     Attributes:
         calls: (call, layout as text) or (call, "*") → seconds. Where a call's workers stand is no
@@ -127,7 +129,7 @@ class TableCosts:
     synchronous: frozenset[str] | None = None
 
     def call_s(self, call: MFCDef, place: CallAllocation) -> float:
-        """From the table. Raises ConfigError when it does not say."""
+        """Looks up the call. Raises ConfigError if it is not in the table."""
         for key in ((call.name, str(place.topology)), (call.name, "*")):
             if key in self.calls:
                 return self.calls[key]
@@ -138,17 +140,17 @@ class TableCosts:
         )
 
     def fetch_s(self, call: MFCDef, place: CallAllocation, sources: Allocation) -> float:
-        """The same for every call that has inputs elsewhere."""
+        """Returns the same for every call that has inputs elsewhere."""
         return self.fetch
 
     def realloc_s(self, role: str, source: CallAllocation, target: CallAllocation) -> float:
-        """By role; 0 when the table does not say."""
+        """Looks up the role; 0 if it is not in the table."""
         return self.realloc.get(role, 0.0)
 
     def offload_s(self, role: str, place: CallAllocation) -> float:
-        """By role; 0 when the table does not say."""
+        """Looks up the role; 0 if it is not in the table."""
         return self.offload.get(role, 0.0)
 
     def together(self, call: MFCDef, place: CallAllocation) -> bool:
-        """As the table says."""
+        """Looks up whether the call's workers wait for one another."""
         return self.synchronous is None or call.name in self.synchronous

@@ -1,4 +1,4 @@
-"""What a simulated run tells: the critical path, idle workers (pure)."""
+"""Statistics of a simulated run: critical path, idle workers (pure)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from realsys.planner.time.simulated_timeline import SimulatedSpan, Timeline
 
 @dataclass(frozen=True, kw_only=True)
 class PathPart:
-    """A stretch of the critical path: what ran, and how long nothing else could have shortened it."""
+    """A stretch of the critical path: what ran, and for how long."""
 
     name: str
     step: int
@@ -20,7 +20,7 @@ class PathPart:
 
 @dataclass(frozen=True, kw_only=True)
 class StepFigures:
-    """A timeline in numbers.
+    """Statistics of a timeline.
 
     Attributes:
         step_s: seconds a step, wall_s: from its first request to its last reply.
@@ -37,12 +37,12 @@ class StepFigures:
 
     @property
     def mean_idle(self) -> float:
-        """Idle share of all workers together."""
+        """Idle fraction over all workers."""
         return sum(self.idle) / len(self.idle)
 
 
 def figures(timeline: Timeline) -> StepFigures:
-    """The numbers of a timeline."""
+    """Computes the statistics of a timeline."""
     total = timeline.step_ends[-1]
     busy = [0.0] * timeline.num_workers
     lasts: dict[tuple[str, int], list[float]] = {}
@@ -64,9 +64,9 @@ def figures(timeline: Timeline) -> StepFigures:
 
 
 def critical_path(timeline: Timeline) -> tuple[PathPart, ...]:
-    """From what ended the last step back to the step's beginning, each part the cause of the next.
+    """Traces from the end of the last step back to its beginning, each part the cause of the next.
 
-    What lies between two parts (messages, the master) belongs to neither.
+    Time between two parts (messages, the master) belongs to neither.
     """
     last_step = len(timeline.step_ends)
     begin = timeline.step_starts[-1]

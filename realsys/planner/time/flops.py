@@ -11,7 +11,7 @@ from realsys.models.shape import ModelShape
 
 
 def matmul_weights(shape: ModelShape) -> tuple[int, int]:
-    """Weights that a token is multiplied with: (of one layer, of the head)."""
+    """Number of weights by which a token is multiplied: (of one layer, of the head)."""
     hidden = shape.hidden_size
     attention = hidden * (2 * shape.q_size + 2 * shape.kv_size)
     layer = attention + 3 * hidden * shape.intermediate_size
@@ -19,7 +19,7 @@ def matmul_weights(shape: ModelShape) -> tuple[int, int]:
 
 
 def forward_flops(shape: ModelShape, *, tokens: float, length: float) -> float:
-    """Of ``tokens`` tokens in sequences of ``length`` tokens."""
+    """Operations of a forward pass over ``tokens`` tokens in sequences of ``length`` tokens."""
     layer, head = matmul_weights(shape)
     products = 2.0 * tokens * (shape.num_layers * layer + head)
     scores = 4.0 * tokens * (length / 2) * shape.q_size * shape.num_layers
@@ -27,12 +27,12 @@ def forward_flops(shape: ModelShape, *, tokens: float, length: float) -> float:
 
 
 def decode_flops(shape: ModelShape, *, sequences: float, length: float) -> float:
-    """Of one more token for each of ``sequences`` sequences that have ``length`` tokens."""
+    """Operations of decoding one more token for each of ``sequences`` sequences of ``length`` tokens."""
     layer, head = matmul_weights(shape)
     products = 2.0 * sequences * (shape.num_layers * layer + head)
     return products + 4.0 * sequences * length * shape.q_size * shape.num_layers
 
 
 def cache_bytes_per_token(shape: ModelShape, *, item_bytes: int) -> int:
-    """Keys and values that generation keeps for a token."""
+    """Bytes of keys and values that generation keeps per token."""
     return 2 * shape.num_layers * shape.kv_size * item_bytes

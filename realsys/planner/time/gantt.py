@@ -1,4 +1,4 @@
-"""A simulated step as text: a line a group of like workers, bars with the names of calls (pure)."""
+"""Text chart of a simulated step: one line per group of equal workers, bars with call names (pure)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from realsys.planner.time.simulated_timeline import SimulatedSpan, Timeline
 
 @dataclass(frozen=True)
 class BarPiece:
-    """A stretch of a line. ``call`` is "" where nothing runs."""
+    """A stretch of a line. ``call`` is "" if nothing runs."""
 
     text: str
     call: str
@@ -19,7 +19,7 @@ class BarPiece:
 
 @dataclass(frozen=True)
 class Lane:
-    """The workers of one line, and the line."""
+    """A line of the chart and its workers."""
 
     label: str
     pieces: tuple[BarPiece, ...]
@@ -31,9 +31,9 @@ class Lane:
 
 
 def gantt(timeline: Timeline, *, width: int = 100) -> list[Lane]:
-    """The last step but one (the last, of a single one), so that a step ahead is seen as well.
+    """Charts the last step but one (or the only one), so that a step ahead is visible as well.
 
-    ``width`` is of a whole line.
+    ``width`` is that of a whole line.
     """
     step = max(0, len(timeline.step_ends) - 2)
     begin, end = timeline.step_starts[step], timeline.step_ends[step]
@@ -77,5 +77,5 @@ def _line(
 
 
 def _bar(name: str, width: int) -> str:
-    """``├actor_gen──``: begins with a mark, so that two of a name are two."""
+    """Formats a bar, ``├actor_gen──``, whose start mark separates equal neighbours."""
     return ("├" + name[: width - 1]).ljust(width, "─")

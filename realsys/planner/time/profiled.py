@@ -1,7 +1,7 @@
-"""Seconds of calls from earlier runs, brought to other layouts and sizes by formulas (pure).
+"""Seconds of calls from earlier runs, converted to other topologies and sizes by formulas (pure).
 
-A call that ran in the same layout takes what it took. In another one it takes that times the ratio of
-what the formulas say of the two; without formulas, the ratio of the data-parallel degrees.
+A call in the same topology takes the measured time. In another it takes that times the ratio of the
+formulas' results; without formulas, the ratio of the data-parallel degrees.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from realsys.planner.time.simulated_timeline import Overheads
 
 @dataclass(frozen=True, kw_only=True)
 class CallProfile:
-    """One call as it ran: means over typical steps, of the slowest worker each."""
+    """Measurements of one call: means over typical steps, of the slowest worker each."""
 
     place: CallAllocation
     compute_s: float
@@ -27,7 +27,7 @@ class CallProfile:
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """What a run's files say.
+    """Measurements from a run's files.
 
     Attributes:
         wall_s: of a step, from its first request to its last reply, mean.
@@ -46,7 +46,7 @@ class Profile:
 
 @dataclass(frozen=True)
 class ProfiledCosts:
-    """Costs from profiles: the first that knows a call in its very layout, else the nearest, scaled.
+    """Costs from profiles: the first with a call in the same topology, else the nearest, scaled.
 
     ``formulas`` are of the run that is planned.
     """
@@ -56,11 +56,13 @@ class ProfiledCosts:
 
     @property
     def overheads(self) -> Overheads:
-        """Of the first profile."""
+        """Overheads of the first profile."""
         return self.profiles[0].overheads
 
     def call_s(self, call: MFCDef, place: CallAllocation) -> float:
-        """Measured, or measured elsewhere and scaled. Raises ConfigError for a call that never ran."""
+        """Measured seconds, scaled if from another topology. Raises ConfigError for a call that
+        never ran.
+        """
         known = [(p, p.calls[call.name]) for p in self.profiles if call.name in p.calls]
         if not known:
             raise ConfigError(
@@ -89,11 +91,11 @@ class ProfiledCosts:
         return self.formulas.call_s(call, place) / was
 
     def fetch_s(self, call: MFCDef, place: CallAllocation, sources: Allocation) -> float:
-        """As the formulas say; without them it is in the overhead of a call."""
+        """Seconds by the formulas; without them they are part of a call's overhead."""
         return self.formulas.fetch_s(call, place, sources) if self.formulas else 0.0
 
     def realloc_s(self, role: str, source: CallAllocation, target: CallAllocation) -> float:
-        """Measured between these layouts, else as the formulas say."""
+        """Seconds measured between these topologies, else by the formulas."""
         key = (role, str(source.topology), str(target.topology))
         for profile in self.profiles:
             if key in profile.moves:
@@ -101,9 +103,9 @@ class ProfiledCosts:
         return self.formulas.realloc_s(role, source, target) if self.formulas else 0.0
 
     def offload_s(self, role: str, place: CallAllocation) -> float:
-        """As the formulas say."""
+        """Seconds by the formulas."""
         return self.formulas.offload_s(role, place) if self.formulas else 0.0
 
     def together(self, call: MFCDef, place: CallAllocation) -> bool:
-        """As the formulas say; without them, always."""
+        """True as by the formulas, or without them."""
         return self.formulas.together(call, place) if self.formulas else True

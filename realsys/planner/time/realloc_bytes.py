@@ -1,4 +1,4 @@
-"""Bytes that a movement of weights costs between two layouts, without making their boxes (pure)."""
+"""Bytes of a weight movement between two topologies, computed without boxes (pure)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from realsys.planner.allocation import CallAllocation
 def bytes_to_receive(
     weight_bytes: float, source: CallAllocation, target: CallAllocation, *, sharded: bool
 ) -> dict[int, float]:
-    """Bytes that each worker of the target gets from others, as if weights were cut evenly.
+    """Bytes that each worker of the target receives from others, assuming evenly split weights.
 
     On the same workers the parts that a worker holds before and after are compared; elsewhere a worker
     of both copies is taken to hold of its new part what it holds of any other. realloc_plan.py counts
@@ -36,7 +36,7 @@ _Part = tuple[tuple[float, float], ...]  # of the layers, of a layer, of that: b
 
 
 def _part(topo: ProcessTopology, rank: int, *, sharded: bool) -> _Part:
-    """What a process holds of the weights, as a box in the unit cube."""
+    """Part of the weights that a process holds, as a box in the unit cube."""
     pipeline, data, tensor = topo.coordinate(rank)
     degrees = ((pipeline, topo.pipeline), (tensor, topo.tensor), (data, topo.data * sharded or 1))
     return tuple((i / n, (i + 1) / n) if n > 1 else (0.0, 1.0) for i, n in degrees)

@@ -1,4 +1,5 @@
-"""Plays steps of a dataflow graph in virtual time: who computes what, when, and what it waits for.
+"""Simulates steps of a dataflow graph in virtual time: what each worker computes, when, and what it
+waits for.
 
 The rules are those of the run (realsys/master/graph/function_executor.py, model_workers.py): a call is
 issued as soon as its inputs are complete, calls that are ready together in the order of the graph; a call
@@ -6,7 +7,7 @@ is numbered together with the weight movements of its hooks; every worker runs i
 the order of their numbers. So a request's start is known when it is issued, and one pass over the issues in
 order of time is enough.
 
-Numbers in, spans out. Where the seconds come from is costs.py's business.
+Numbers in, spans out. costs.py supplies the seconds.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from realsys.planner.time.simulated_timeline import (
 
 @dataclass
 class _Simulation:
-    """The state of one pass."""
+    """State of one pass."""
 
     works: Sequence[CallWork]
     parents: Mapping[str, frozenset[str]]
@@ -56,7 +57,7 @@ def simulate(
     ahead: Collection[str] = (),
     overheads: Overheads | None = None,
 ) -> Timeline:
-    """Plays ``steps`` steps.
+    """Simulates ``steps`` steps.
 
     Args:
         works: every call of the graph, in its order.
@@ -94,7 +95,7 @@ def simulate(
 
 
 def _begin(state: _Simulation, step: int, at: _Moment, ahead: Collection[str]) -> _Moment:
-    """Loads a step's records and issues its calls that run ahead; when that is done."""
+    """Loads a step's records and issues its calls that run ahead; returns when that is done."""
     sources = [i for i, w in enumerate(state.works) if not state.parents[w.call]]
     state.loaded[step] = at
     if state.overheads.load_s:
@@ -109,7 +110,7 @@ def _begin(state: _Simulation, step: int, at: _Moment, ahead: Collection[str]) -
 
 
 def _run_rest(state: _Simulation, step: int, opening: _Moment) -> _Moment:
-    """Issues the step's other calls in order of time; when the last reply is there."""
+    """Issues the step's other calls in order of time; returns when the last reply arrives."""
     for index, work in enumerate(state.works):
         if (step, work.call) not in state.finished:
             _push_if_ready(state, step, index, opening)
@@ -132,7 +133,7 @@ def _push_if_ready(state: _Simulation, step: int, index: int, opening: _Moment) 
 
 
 def _inputs(state: _Simulation, step: int, work: CallWork) -> _Moment | None:
-    """When a call's inputs are complete; None while that is unknown."""
+    """Returns when a call's inputs are complete; None while that is unknown."""
     parents = state.parents[work.call]
     known = [state.finished[step, p] for p in parents if (step, p) in state.finished]
     if not parents:
@@ -141,7 +142,7 @@ def _inputs(state: _Simulation, step: int, work: CallWork) -> _Moment | None:
 
 
 def _issue(state: _Simulation, work: CallWork, step: int, at: _Moment) -> None:
-    """Puts a call with its movements at the end of its workers' queues."""
+    """Appends a call with its movements to its workers' queues."""
     half = state.overheads.call_s / 2
     moment = (at[0] + half, at[1])
     for movement in work.before:
@@ -155,7 +156,7 @@ def _issue(state: _Simulation, work: CallWork, step: int, at: _Moment) -> None:
 
 
 def _copy(state: _Simulation, movement: MovementWork, step: int, at: _Moment) -> _Moment:
-    """A movement, unless its copy is that of the newest weights already."""
+    """Adds a movement, unless its copy already has the newest weights."""
     if movement.role:
         version = state.trained.get(movement.role, 0)
         if state.copied.get(movement.name) == version:
@@ -222,7 +223,7 @@ def _move(
 
 
 def _occupy(state: _Simulation, first: int) -> _Moment:
-    """The spans from ``first`` on take their workers; (end of the last, its index)."""
+    """Assigns the spans from ``first`` on to their workers; returns (end of the last, its index)."""
     done, index = -1.0, first
     for i in range(first, len(state.spans)):
         span = state.spans[i]

@@ -1,4 +1,4 @@
-"""The vocabulary of simulated runs: what is to be done, and who did it when (pure)."""
+"""Data types of simulated runs: work to be done, and the resulting spans (pure)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SpanKind = Literal["call", "realloc", "load"]
 
 @dataclass(frozen=True, kw_only=True)
 class MovementWork:
-    """Weights on their way between two copies: all ``workers`` are occupied together.
+    """A weight movement between two copies, which occupies all ``workers`` together.
 
     ``role``: it only happens when the role has been trained since the movement of this name happened
     last; empty: every time.
@@ -26,7 +26,7 @@ class MovementWork:
 
 @dataclass(frozen=True, kw_only=True)
 class CallWork:
-    """One call of the graph, placed and with its seconds.
+    """One call of the graph with its place and durations.
 
     Attributes:
         workers: the model workers that run it.
@@ -50,13 +50,13 @@ class CallWork:
 
     @property
     def own_s(self) -> float:
-        """Seconds that it occupies one of its workers."""
+        """Seconds for which it occupies one of its workers."""
         return self.fetch_s + self.seconds + self.release_s
 
 
 @dataclass(frozen=True, kw_only=True)
 class Overheads:
-    """What a step costs besides its calls.
+    """Overheads of a step besides its calls.
 
     Attributes:
         call_s: of each call, from issue to the request's start plus from its end to the inputs of the
@@ -72,7 +72,8 @@ class Overheads:
 
 @dataclass(frozen=True)
 class SimulatedSpan:
-    """A worker is occupied from ``start`` to ``end``; ``busy_from`` on it computes (the rest: peers).
+    """A worker is occupied from ``start`` to ``end`` and computes from ``busy_from`` (before: waits
+    for peers).
 
     ``cause`` is the index of the span that had to end first, -1 for the beginning of all.
     """
@@ -90,7 +91,7 @@ class SimulatedSpan:
 
 @dataclass(frozen=True)
 class Timeline:
-    """What a simulation found. Times in seconds from 0; steps from 1."""
+    """Result of a simulation. Times in seconds from 0; steps from 1."""
 
     spans: tuple[SimulatedSpan, ...]
     step_starts: tuple[float, ...]
@@ -99,13 +100,13 @@ class Timeline:
 
     @property
     def step_s(self) -> float:
-        """Seconds of one step once the run is in its stride: the median after the first step."""
+        """Seconds of one step in the steady state: the median after the first step."""
         ends = self.step_ends
         return median(b - a for a, b in pairwise(ends)) if len(ends) > 1 else ends[0]
 
     @property
     def wall_s(self) -> float:
-        """The same without what is between two steps: what a run's metrics call ``time/step_s``."""
+        """The same without the time between steps, as the metric ``time/step_s`` of a run."""
         bounds = zip(self.step_starts, self.step_ends, strict=True)
         walls = [end - start for start, end in bounds]
         return median(walls[1:] or walls)

@@ -1,1 +1,1 @@
-"""Agents: what is asked of the policy, turn by turn. Looked up by name (realsys.api.registry)."""
+"""Built-in agents, which query the policy turn by turn. Looked up by name (realsys.api.registry)."""

@@ -1,4 +1,4 @@
-"""Between tokens and text: what the policy said, and how somebody else's words are put behind it."""
+"""Conversion between tokens and text of a conversation: decodes answers, encodes what follows them."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from realsys.api.errors import DataError
 _PLACE = "realsys-answer-stands-here"
 
 
-def said(tokenizer: Any, tokens: Sequence[int]) -> str:
-    """The policy's tokens as text, without special ones: what the reward interface would score."""
+def decode_answer(tokenizer: Any, tokens: Sequence[int]) -> str:
+    """Decodes the policy's tokens without special ones, as the reward interface would score them."""
     return str(tokenizer.decode(list(tokens), skip_special_tokens=True))
 
 
-def inline(tokenizer: Any, text: str) -> list[int]:
-    """Tokens of a text that is put into the policy's own turn."""
+def encode_inline(tokenizer: Any, text: str) -> list[int]:
+    """Tokenizes text that is inserted into the policy's own turn."""
     ids: list[int] = tokenizer(text, add_special_tokens=False).input_ids
     return ids
 
 
-def next_turn(tokenizer: Any, text: str, *, last_token: int) -> list[int]:
-    """Tokens of ``text`` as the user's next message, up to where the policy's next answer begins.
+def encode_next_turn(tokenizer: Any, text: str, *, last_token: int) -> list[int]:
+    """Tokenizes ``text`` as the user's next message, up to where the policy's next answer begins.
 
     With a chat template: the end of the answer's turn (not twice, if the answer's ``last_token`` is it
     already), the message, and the template's opening of an answer. Without: the text on lines of its own.
@@ -31,7 +31,7 @@ def next_turn(tokenizer: Any, text: str, *, last_token: int) -> list[int]:
         DataError: the chat template does not show the answers of earlier turns.
     """
     if not getattr(tokenizer, "chat_template", None):
-        return inline(tokenizer, f"\n{text}\n")
+        return encode_inline(tokenizer, f"\n{text}\n")
     messages = [
         {"role": "user", "content": "?"},
         {"role": "assistant", "content": _PLACE},
@@ -41,9 +41,9 @@ def next_turn(tokenizer: Any, text: str, *, last_token: int) -> list[int]:
     _, found, behind = whole.partition(_PLACE)
     if not found:
         raise DataError(
-            "the chat template leaves out what the assistant said before",
+            "the chat template omits earlier assistant turns",
             where="the tokenizer's chat_template",
             fix="use an agent of one turn, or another template",
         )
-    tokens = inline(tokenizer, behind)
+    tokens = encode_inline(tokenizer, behind)
     return tokens[1:] if tokens[:1] == [last_token] else tokens

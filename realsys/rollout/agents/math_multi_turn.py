@@ -1,4 +1,4 @@
-"""Several tries at one question: what the environment says to a wrong answer is read before the next."""
+"""Agent with several tries at one question: it sees the environment's feedback on a wrong answer."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 
 from realsys.api.agent import Agent, Ask, Environment, Trajectory
 from realsys.api.errors import ConfigError
-from realsys.rollout.agents.answer_text import next_turn, said
+from realsys.rollout.agents.answer_text import decode_answer, encode_next_turn
 from realsys.rollout.agents.transcript import Transcript
 
 
 @dataclass(frozen=True, kw_only=True)
 class MathMultiTurn(Agent):
-    """Answers until the environment is done, at most ``max_turns`` times; rewards add up.
+    """Answers until the environment is done, at most ``max_turns`` times; rewards are summed.
 
-    How many tries are worth something is the environment's business (``math_verify``: ``turns``).
+    The environment decides how many tries are rewarded (``math_verify``: ``turns``).
     """
 
     max_turns: int = 8
@@ -35,14 +35,16 @@ class MathMultiTurn(Agent):
         for turn in range(1, self.max_turns + 1):
             answer = await ask(transcript.tokens, None)
             if turns and answer.is_none:
-                break  # the model is full
+                break  # the conversation fills the model's context
             turns = turn
             transcript.answered(answer)
-            observation = await environment.step(said(tokenizer, answer.tokens))
+            observation = await environment.step(decode_answer(tokenizer, answer.tokens))
             reward, info = reward + observation.reward, observation.info
             if observation.done or turn == self.max_turns:
-                break  # nobody will read what the environment says now
+                break  # the environment's last message is not used
             last_token = transcript.tokens[-1]
-            transcript.observed(next_turn(tokenizer, observation.text, last_token=last_token))
+            transcript.observed(
+                encode_next_turn(tokenizer, observation.text, last_token=last_token)
+            )
         stats = {"turns": float(turns), **info}
         return transcript.trajectory(reward=reward, truncated=not answer.stopped, stats=stats)

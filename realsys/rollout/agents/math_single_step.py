@@ -1,4 +1,4 @@
-"""One answer to one question."""
+"""Agent that gives one answer to one question."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from realsys.api.agent import Agent, Ask, Environment, Trajectory
-from realsys.rollout.agents.answer_text import said
+from realsys.rollout.agents.answer_text import decode_answer
 from realsys.rollout.agents.transcript import Transcript
 
 
 class MathSingleStep(Agent):
-    """Asks once; the environment's first reward is the episode's."""
+    """Requests one answer; the environment's first reward is the episode's."""
 
     async def run(
         self, prompt: Sequence[int], *, ask: Ask, environment: Environment, tokenizer: Any
@@ -19,7 +19,7 @@ class MathSingleStep(Agent):
         transcript = Transcript(prompt)
         answer = await ask(transcript.tokens, None)
         transcript.answered(answer)
-        observation = await environment.step(said(tokenizer, answer.tokens))
+        observation = await environment.step(decode_answer(tokenizer, answer.tokens))
         return transcript.trajectory(
             reward=observation.reward, truncated=not answer.stopped, stats=observation.info
         )

@@ -1,4 +1,4 @@
-"""Calls of a tool inside one answer: the environment's words stand where the call was written."""
+"""Agent that calls a tool within one answer: the environment's output is inserted after the call."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from typing import Any
 
 from realsys.api.agent import Agent, Ask, Environment, Trajectory
 from realsys.api.errors import ConfigError
-from realsys.rollout.agents.answer_text import inline, said
+from realsys.rollout.agents.answer_text import decode_answer, encode_inline
 from realsys.rollout.agents.transcript import Transcript
 
-CALL = r"<<[^<>=]*=?>>"  # of the calculator
+CALL = r"<<[^<>=]*=?>>"  # the calculator's syntax
 
 
 @dataclass(frozen=True, kw_only=True)
 class ToolUse(Agent):
-    """Lets the policy write until it calls a tool, shows it the result, and lets it go on.
+    """Lets the policy write until it calls a tool, inserts the result, and lets it continue.
 
-    What it wrote behind a call is thrown away: it was written without the result. What is kept is still
-    a sample of the policy, as each token was drawn before anything behind it.
+    Text after a call is discarded, since it was written without the result. What is kept is still a sample
+    of the policy, since each token was drawn before everything after it.
 
     Args:
         call: regular expression of a call.
-        max_turns: pieces that an answer may consist of.
+        max_turns: maximum number of pieces of an answer.
     """
 
     call: str = CALL
@@ -52,24 +52,24 @@ class ToolUse(Agent):
             answer = await ask(transcript.tokens, None)
             kept = len(answer.tokens)
             if turns and answer.is_none:
-                break  # the model is full
+                break  # the conversation fills the model's context
             turns = turn
             kept = self._up_to_call(answer.tokens, tokenizer)
             transcript.answered(answer, keep=kept)
-            observation = await environment.step(said(tokenizer, answer.tokens[:kept]))
+            observation = await environment.step(decode_answer(tokenizer, answer.tokens[:kept]))
             reward, info = reward + observation.reward, observation.info
             if observation.done or turn == self.max_turns:
                 break
-            transcript.observed(inline(tokenizer, observation.text))
+            transcript.observed(encode_inline(tokenizer, observation.text))
         truncated = kept < len(answer.tokens) or not answer.stopped
         stats = {"turns": float(turns), **info}
         return transcript.trajectory(reward=reward, truncated=truncated, stats=stats)
 
     def _up_to_call(self, tokens: Sequence[int], tokenizer: Any) -> int:
-        """How many tokens there are up to the end of the first call; all if there is none."""
+        """Counts tokens up to the end of the first call; all if there is none."""
 
         def has_call(count: int) -> bool:
-            return re.search(self.call, said(tokenizer, tokens[:count])) is not None
+            return re.search(self.call, decode_answer(tokenizer, tokens[:count])) is not None
 
-        # Longer beginnings hold every call of shorter ones: the first that holds one can be bisected.
+        # A prefix holds every call of shorter prefixes, so the first one with a call can be bisected.
         return min(bisect_left(range(len(tokens) + 1), True, key=has_call), len(tokens))

@@ -1,4 +1,4 @@
-"""What was said in an episode so far, token by token, and by whom: for agents to write down as they go."""
+"""Token-by-token record of an episode's conversation, for agents."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from realsys.api.agent import Answer, Trajectory
 
 
 class Transcript:
-    """Begins with a prompt; ``tokens`` is what the policy is asked to go on from."""
+    """Starts with a prompt; ``tokens`` is the context for the policy's next answer."""
 
     def __init__(self, prompt: Sequence[int]) -> None:
         self.tokens: list[int] = []
@@ -18,7 +18,7 @@ class Transcript:
         self.observed(prompt)
 
     def answered(self, answer: Answer, *, keep: int | None = None) -> None:
-        """The policy said this; only its first ``keep`` tokens count, where that is given."""
+        """Appends the policy's answer, or only its first ``keep`` tokens."""
         kept = slice(keep)
         self.tokens += answer.tokens[kept]
         self._logprobs += answer.logprobs[kept]
@@ -26,7 +26,7 @@ class Transcript:
         self._from_policy += [True] * len(answer.tokens[kept])
 
     def observed(self, tokens: Sequence[int]) -> None:
-        """Somebody else said this: it is shown to the policy and never trained on."""
+        """Appends other tokens, which are shown to the policy and never trained on."""
         self.tokens += tokens
         self._logprobs += [0.0] * len(tokens)
         self._versions += [-1] * len(tokens)
@@ -35,9 +35,9 @@ class Transcript:
     def trajectory(
         self, *, reward: float, truncated: bool, stats: Mapping[str, float] | None = None
     ) -> Trajectory:
-        """The episode, ended. ``truncated``: what the policy said last was cut.
+        """Returns the finished episode. ``truncated``: the last answer was cut off.
 
-        What nobody answered is left out: there may have been no room for it in the model.
+        Observations after the last answer are left out: they may not have fit in the model's context.
         """
         from_policy = self._from_policy
         last = next((i for i in reversed(range(len(from_policy))) if from_policy[i]), None)

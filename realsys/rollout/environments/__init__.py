@@ -1,1 +1,3 @@
-"""Environments: what answers an agent's turns and scores them. Looked up by name (realsys.api.registry)."""
+"""Built-in environments, which respond to an agent's turns and score them. Looked up by name
+(realsys.api.registry).
+"""

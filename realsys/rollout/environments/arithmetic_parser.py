@@ -1,4 +1,4 @@
-"""Arithmetic on text, read by our own parser: nothing that a policy writes is ever run as code (pure)."""
+"""Evaluates arithmetic in text with a parser of its own: generated text is never run as code (pure)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from fractions import Fraction
 
 MAX_CHARACTERS = 100
-MAX_DIGITS = 30  # of numerator and denominator on the way; past it a result helps nobody
+MAX_DIGITS = 30  # limit on numerators and denominators of intermediate results
 _OPERATIONS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -21,17 +21,17 @@ _OPERATIONS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] 
 
 _WRITTEN = str.maketrans("×÷−", "*/-")
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
-_ALLOWED = re.compile(r"[\d\s.+\-*/()]*")  # nothing else reaches the parser
+_ALLOWED = re.compile(r"[\d\s.+\-*/()]*")  # other characters never reach the parser
 
 
 class NotArithmetic(ValueError):
-    """The text is no sum of numbers, or its result is out of bounds. Says why."""
+    """The text is not arithmetic, or its result is out of bounds; carries the reason."""
 
 
 def evaluate(text: str) -> str:
-    """The value of numbers joined by + - * / and brackets, as text: ``42``, ``0.5``, or ``1/3``.
+    """Evaluates numbers joined by + - * / and brackets, as text: ``42``, ``0.5``, or ``1/3``.
 
-    Exact: fractions all the way. Powers and names are not taken: neither time nor size may explode.
+    Exact, with fractions throughout. Powers and names are rejected, to bound time and size.
 
     Raises:
         NotArithmetic: anything else, a division by zero, or a number of more than 30 digits.
@@ -52,7 +52,7 @@ def _value(node: ast.expr) -> Fraction:
     if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
         if not math.isfinite(node.value):
             raise NotArithmetic(f"more than {MAX_DIGITS} digits")
-        # A float's shortest text is what was written: 0.1 is a tenth, not its nearest binary number.
+        # A float's shortest text is the original: 0.1 is a tenth, not its nearest binary number.
         return _bounded(Fraction(str(node.value)))
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.UAdd | ast.USub):
         value = _value(node.operand)

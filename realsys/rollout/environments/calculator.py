@@ -1,4 +1,4 @@
-"""Works out what the policy writes between ``<<`` and ``>>``; what comes without a call is scored."""
+"""Environment that evaluates arithmetic between ``<<`` and ``>>``; text without a call is scored."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from realsys.api.agent import Environment, Observation
 from realsys.rollout.environments.arithmetic_parser import NotArithmetic, evaluate
 from realsys.rollout.environments.scoring import known_answer, score
 
-# <<12+30>> or <<12+30=>>. GSM8K's own worked answers have the result inside, <<12+30=42>>: such a one is
-# text, not a question.
+# <<12+30>> or <<12+30=>>. GSM8K's worked answers include the result, <<12+30=42>>: these are
+# text, not calls.
 _CALL = re.compile(r"<<([^<>=]*)=?>>")
 
 
@@ -20,11 +20,11 @@ _CALL = re.compile(r"<<([^<>=]*)=?>>")
 class Calculator(Environment):
     """One question and a calculator.
 
-    A text with a call is answered with its first call's result, or with the reason why there is none;
-    any other text is the final answer and is scored. After ``max_calls`` calls everything is.
+    A text with a call is answered with its first call's result, or with the reason of its failure; any
+    other text is the final answer and is scored, as is every text after ``max_calls`` calls.
 
     Args:
-        reward: name of a registered reward rule; it sees the policy's text since the last call.
+        reward: name of a registered reward rule, applied to the policy's text since the last call.
     """
 
     reward: str = "math_verify"

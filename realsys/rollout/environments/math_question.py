@@ -1,4 +1,6 @@
-"""Compares an answer with the known one; with more than one turn, says so and lets the policy try again."""
+"""Environment that compares an answer with the known one; with several turns it gives feedback and
+retries.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,12 @@ class MathVerify(Environment):
     """One question.
 
     With ``turns=1`` the reward is the rule's score. With more, an answer that scores less than
-    ``right`` gets ``feedback`` instead, until the last turn; turn t (from 0) is worth ``discount**t`` of
+    ``right`` gets ``feedback`` instead, until the last turn; turn t (from 0) earns ``discount**t`` times
     its score.
 
     Args:
         reward: name of a registered reward rule.
-        right: the score of a right answer; None: what the rule calls right.
+        right: lowest score of a correct answer; None: the rule's own.
     """
 
     reward: str = "math_verify"
@@ -56,5 +58,5 @@ class MathVerify(Environment):
         right = right_score(self.reward) if self.right is None else self.right
         if worth < right and self._turn < self.turns:
             return Observation(text=self.feedback, done=False)
-        # A factor of 1 keeps every bit of the score: the first turn is the synchronous reward.
+        # A factor of 1 keeps every bit of the score, so the first turn equals the synchronous reward.
         return Observation(reward=worth * self.discount**turn, info={"turns": float(self._turn)})

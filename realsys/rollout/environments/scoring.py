@@ -1,4 +1,4 @@
-"""Scores a text by a registered reward rule, beside the event loop: for environments that end so."""
+"""Scores a text by a registered reward rule in a thread, for environments."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ _one_at_a_time = threading.Lock()
 
 
 async def score(rule: str, *, response: str, answer: str) -> float:
-    """What the reward interface would give this text: ``find_reward(rule)`` in a thread.
+    """Returns the score that the reward interface would give this text: ``find_reward(rule)`` in a
+    thread.
 
     Raises:
-        UnknownName: no rule of that name. RewardError: the rule raised, or gave no finite number.
+        UnknownName: no rule of that name. RewardError: the rule raised, or returned no finite number.
     """
     function = find_reward(rule)
     return await asyncio.to_thread(_call, rule, function, response, answer)
@@ -32,7 +33,7 @@ def _call(rule: str, function: Callable[..., float], response: str, answer: str)
 
 
 def known_answer(record: Mapping[str, Any]) -> str:
-    """The record's final answer.
+    """Returns the record's final answer.
 
     Raises:
         DataError: it has none.

@@ -1,1 +1,3 @@
-"""Which prompts are generated when, and which answers are trained on: pure decisions."""
+"""Staleness control: pure decisions on which prompts are generated when and which answers are
+trained on.
+"""

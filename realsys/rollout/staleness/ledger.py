@@ -1,20 +1,20 @@
-"""Who may begin which prompt, and who is trained with whom: staleness as a contract (pure).
+"""Staleness ledger: decides which prompts may start and which are trained together (pure).
 
-Prompts are known by their place in the run's endless order (0, 1, 2, …), weights by their version, which
-is the number of training steps behind them. Step s trains version s − 1 into s; a sample's staleness there
-is s − 1 less the version of its oldest token, and never more than ``max_staleness``::
+Prompts are numbered by the run's endless order (0, 1, 2, …), weights by their version, the number of
+training steps that made them. Step s trains version s − 1 into s; a sample's staleness in it is s − 1 minus
+the version of its oldest token, and never exceeds ``max_staleness``::
 
         admit              deliver             batch_taken         trained
     ─────────▶ in flight ───────────▶ ready ─────────────▶ taken ─────────▶ gone
          ▲         │ lost, give_up      │ too old (policy drop)
          └─────────┴── given out again ◀┘            give_up(filtered) ──▶ gone
 
-A prompt's *place* is how many open prompts (neither trained nor filtered) come before it, its *target step*
-follows from that. It is given out once its target is near enough, together with the oldest version that its
-tokens may have. So nothing is thrown away for its age (policies ``wait`` and ``window``): what would be too
-old is never made.
+A prompt's *place* is the number of open prompts (neither trained nor filtered) before it, which determines
+its *target step*. It is dispatched once its target is near enough, together with the oldest version that
+its tokens may have. So no sample is discarded for its age (policies ``wait`` and ``window``): samples that
+would be too stale are never generated.
 
-The master's event loop is its only user. It knows no clock, no tensor and no socket.
+Used by the master's event loop only. It uses no clock, tensors or sockets.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from realsys.api.errors import ConfigError, InternalError, did_you_mean
-from realsys.rollout.staleness import due_steps
+from realsys.rollout.staleness import deadline_steps
 from realsys.rollout.staleness.tickets import (
     BatchStaleness,
     PromptGrant,
@@ -50,15 +50,15 @@ class _Ready:
 
 
 class StalenessLedger:
-    """The state of all prompts of a run that are neither trained nor filtered.
+    """State of all prompts of a run that are neither trained nor filtered.
 
     Args:
-        batch_size: prompts a training step.
+        batch_size: prompts per training step.
         max_staleness: 0 is synchronous.
-        max_in_flight: most prompts given out at once; None: as many as staleness allows.
-        total_steps: of the run; no prompt is given out that it will not train.
+        max_in_flight: maximum number of dispatched prompts; None: as many as staleness allows.
+        total_steps: length of the run; prompts that it will not train are not dispatched.
     Raises:
-        ConfigError: a number out of range, or no such policy.
+        ConfigError: a number is out of range, or the policy is unknown.
     """
 
     def __init__(
@@ -75,41 +75,41 @@ class StalenessLedger:
         self.policy, self.max_in_flight = StalenessPolicy(policy), max_in_flight
         self.total_steps = total_steps
         self._version = 0
-        self._next = 0  # the first number that was never given out
-        self._open: list[int] = []  # given out at least once, not yet taken or filtered; ascending
-        self._returned: dict[int, int] = {}  # to be given out again → tries
+        self._next = 0  # the first number that was never dispatched
+        self._open: list[int] = []  # dispatched at least once, not yet taken or filtered; ascending
+        self._returned: dict[int, int] = {}  # to be dispatched again → tries
         self._in_flight: dict[int, _InFlight] = {}
         self._ready: dict[int, _Ready] = {}  # in order of arrival
         self._taken: dict[int, _Ready] = {}
         self._filtered = self._num_dropped = self._num_returned = 0
         self._last_batch: BatchStaleness | None = None
 
-    # ---- where we are -----------------------------------------------------------------------------
+    # ---- state ------------------------------------------------------------------------------------
 
     @property
     def version(self) -> int:
-        """Training steps done."""
+        """Number of completed training steps."""
         return self._version
 
     @property
     def next_step(self) -> int:
-        """The first step that has no batch yet."""
+        """The first step without a batch."""
         return self._version + (2 if self._taken else 1)
 
     @property
     def over(self) -> bool:
-        """All steps are trained."""
+        """True when all steps are trained."""
         return self._version >= self.total_steps
 
     @property
     def last_batch(self) -> BatchStaleness | None:
-        """Of the step that was trained last; None before the first, and after a restart."""
+        """Staleness of the last trained step; None before the first, and after a restart."""
         return self._last_batch
 
     def counts(self) -> dict[str, int]:
-        """Prompts now (in_flight, ready, waiting) and since the run began, for metrics.
+        """Numbers of prompts now (in_flight, ready, waiting) and since the run began, for metrics.
 
-        ``returned``: times that a holder lost or gave up one; ``dropped``: times that one was too old.
+        ``returned``: prompts lost or given up by a holder; ``dropped``: prompts that became too stale.
         """
         return {
             "in_flight": len(self._in_flight),
@@ -121,10 +121,10 @@ class StalenessLedger:
             "returned": self._num_returned,
         }
 
-    # ---- giving out -------------------------------------------------------------------------------
+    # ---- dispatch ---------------------------------------------------------------------------------
 
     def admit(self, holder: str) -> PromptGrant | None:
-        """The next prompt, now in flight at ``holder``; None when none may begin (``why_not``)."""
+        """Dispatches the next prompt to ``holder``; returns None if none may start (``why_not``)."""
         offer = self._offer()
         if isinstance(offer, str):
             return None
@@ -135,12 +135,12 @@ class StalenessLedger:
         return offer
 
     def offer(self) -> PromptGrant | None:
-        """The prompt that ``admit`` would give out now; None when none may begin."""
+        """Returns the prompt that ``admit`` would dispatch now; None if none may start."""
         offer = self._offer()
         return None if isinstance(offer, str) else offer
 
     def why_not(self) -> str:
-        """Why no prompt may begin; empty if one may."""
+        """Returns why no prompt may start; empty if one may."""
         offer = self._offer()
         return offer if isinstance(offer, str) else ""
 
@@ -149,7 +149,7 @@ class StalenessLedger:
             return f"all {self.total_steps} steps are trained"
         if self.max_in_flight is not None and len(self._in_flight) >= self.max_in_flight:
             return f"{len(self._in_flight)} prompts are in flight, max_in_flight allows no more"
-        # Returned ones first: others wait for them, and those behind them have counted on it.
+        # Returned ones first: later prompts were admitted assuming that they come first.
         number = min(self._returned, default=self._next)
         target = self.next_step + bisect_left(self._open, number) // self.batch_size
         if target > self.total_steps:
@@ -157,7 +157,7 @@ class StalenessLedger:
         min_version = max(0, target - 1 - self.max_staleness)
         if self.policy is StalenessPolicy.WINDOW and number in self._returned:
             min_version = self._first_version_with_room(min_version)
-        # Weights in training are not there yet, so this counts by the version that is.
+        # Weights in training are not available yet, so this uses the current version.
         if min_version > self._version:
             return (
                 f"prompt {number} is for step {target} and needs weights of version {min_version} "
@@ -167,11 +167,12 @@ class StalenessLedger:
         return PromptGrant(number=number, tries=tries, min_version=min_version, target_step=target)
 
     def _first_version_with_room(self, at_least: int) -> int:
-        """A returned prompt's old due step may be promised to others by now.
+        """Oldest version whose deadline step has room for a returned prompt, at least ``at_least``.
 
-        One that is new always has room at its target: its place counts all open prompts.
+        Its earlier deadline step may be taken by now. A new prompt always has room at its target
+        step, since its place counts all open prompts.
         """
-        due = due_steps.first_room(
+        due = deadline_steps.first_room(
             (*self._dues(self._ready).values(), *self._running_dues().values()),
             earliest=self._due(at_least),
             latest=self._due(self._version),
@@ -180,20 +181,22 @@ class StalenessLedger:
         )
         return self._version + 1 if due is None else due - 1 - self.max_staleness
 
-    # ---- coming back ------------------------------------------------------------------------------
+    # ---- delivery --------------------------------------------------------------------------------
 
     def deliver(self, number: int, tries: int, *, oldest: int, newest: int) -> TicketVerdict:
-        """A prompt's answers are there; their tokens come from versions ``oldest`` … ``newest``.
+        """Accepts a prompt's answers, whose tokens come from versions ``oldest`` … ``newest``.
 
-        Refused are unknown, double, superseded ones and, with policy drop, too old ones (which are given
-        out again).
+        Rejects unknown, duplicate and superseded ones and, with policy drop, too stale ones (which are
+        dispatched again).
 
         Raises:
-            InternalError: the versions can't be, or somebody has ignored ``min_version``.
+            InternalError: the versions are impossible, or ``min_version`` was not respected.
         """
         if refusal := self._refusal(number, tries):
             return TicketVerdict(False, refusal)
-        there = self.next_step - 1  # weights of a step in training may be out before it is done
+        there = (
+            self.next_step - 1
+        )  # weights of a step in training may be published before it is completed
         if not 0 <= oldest <= newest <= there:
             raise InternalError(
                 f"prompt {number} has tokens of versions {oldest} to {newest}; "
@@ -221,9 +224,10 @@ class StalenessLedger:
         return TicketVerdict(True)
 
     def give_up(self, number: int, tries: int, *, filtered: bool) -> TicketVerdict:
-        """The holder will not deliver it: given out again or, if ``filtered``, gone for good.
+        """Handles a prompt that its holder will not deliver: dispatched again or, if ``filtered``,
+        removed.
 
-        The places of a filtered prompt and of all behind it are taken by the next ones.
+        Prompts after a filtered one move up by one place.
         """
         if refusal := self._refusal(number, tries):
             return TicketVerdict(False, refusal)
@@ -236,11 +240,13 @@ class StalenessLedger:
         return TicketVerdict(True)
 
     def is_holding(self, holder: str) -> bool:
-        """Whether prompts are in flight at ``holder``."""
+        """True if prompts are in flight at ``holder``."""
         return any(flight.holder == holder for flight in self._in_flight.values())
 
     def lost(self, holder: str) -> tuple[int, ...]:
-        """Gives out again all that ``holder`` has in flight; their numbers, ascending."""
+        """Returns all prompts in flight at ``holder`` to be dispatched again; lists their numbers,
+        ascending.
+        """
         gone = sorted(n for n, flight in self._in_flight.items() if flight.holder == holder)
         for number in gone:
             self._return(number, self._in_flight.pop(number).tries)
@@ -263,9 +269,9 @@ class StalenessLedger:
     # ---- batches ----------------------------------------------------------------------------------
 
     def next_batch(self) -> tuple[int, ...] | None:
-        """Prompts of the next step, ascending; None while it must wait (``waits_for``).
+        """Returns the prompts of the next step, ascending; None while it must wait (``waits_for``).
 
-        A function of what was delivered and in which order. Call ``batch_taken`` before anything else.
+        It depends only on what was delivered and in which order. Call ``batch_taken`` next.
         """
         if self._taken or self.over or len(self._ready) < self.batch_size:
             return None
@@ -274,7 +280,7 @@ class StalenessLedger:
                 batch = self._open[: self.batch_size]
                 return tuple(batch) if all(n in self._ready for n in batch) else None
             case StalenessPolicy.WINDOW:
-                chosen = due_steps.choose(
+                chosen = deadline_steps.choose(
                     self._dues(self._ready),
                     self._running_dues(),
                     step=self.next_step,
@@ -285,7 +291,7 @@ class StalenessLedger:
                 return tuple(sorted(list(self._ready)[: self.batch_size]))
 
     def waits_for(self) -> tuple[str, ...]:
-        """Whom and what the next batch waits for; empty when it is there or none will come."""
+        """Describes what the next batch waits for; empty if it is available or none will follow."""
         if self.over or self.next_batch() is not None:
             return ()
         if self._taken:
@@ -299,7 +305,7 @@ class StalenessLedger:
         if (missing := self.batch_size - len(self._ready)) > 0:
             out = [self._whereabouts(n) for n in self._open if n not in self._ready]
             return (f"{missing} more of", *(out or [self.why_not() or "nobody asks for prompts"]))
-        late = due_steps.must_wait_for(
+        late = deadline_steps.must_wait_for(
             self._dues(self._ready),
             self._running_dues(),
             step=self.next_step,
@@ -308,13 +314,13 @@ class StalenessLedger:
         return tuple(self._whereabouts(n) for n in late)
 
     def batch_taken(self, numbers: Sequence[int]) -> tuple[int, ...]:
-        """What ``next_batch`` gave is in training now.
+        """Marks the prompts that ``next_batch`` returned as being trained.
 
         Returns:
-            Prompts that are too old for all later steps and are given out again (policy drop): whoever
-            keeps their tensors may forget them.
+            Prompts that are too stale for all later steps and will be dispatched again (policy drop): their
+            tensors can be freed.
         Raises:
-            InternalError: it is not a batch that could be taken now.
+            InternalError: it is not a valid batch at this point.
         """
         batch = {n: self._ready[n] for n in numbers if n in self._ready}
         turn = (
@@ -338,10 +344,10 @@ class StalenessLedger:
         return tuple(sorted(late))
 
     def trained(self, numbers: Sequence[int]) -> None:
-        """The step is done: ``numbers`` are gone, and there is a new version.
+        """Completes the step: removes ``numbers`` and advances the version.
 
         Raises:
-            InternalError: they are not those taken, or the bound was broken.
+            InternalError: they are not those taken, or the staleness bound was violated.
         """
         if not self._taken or sorted(numbers) != sorted(self._taken):
             raise InternalError(
@@ -368,7 +374,7 @@ class StalenessLedger:
     # ---- for a checkpoint -------------------------------------------------------------------------
 
     def snapshot(self) -> dict[str, Any]:
-        """Plain values for ``restore``. What is in flight counts as lost, what is taken as ready."""
+        """Returns plain values for ``restore``. Prompts in flight count as lost, taken ones as ready."""
         again = self._returned | {n: f.tries + 1 for n, f in self._in_flight.items()}
         ready = self._taken | self._ready
         return {
@@ -385,7 +391,7 @@ class StalenessLedger:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Goes on from a ``snapshot``; what was here is forgotten.
+        """Restores a ``snapshot``; the current state is discarded.
 
         Raises:
             ConfigError: it was made with another batch size, bound or policy.
@@ -405,23 +411,25 @@ class StalenessLedger:
         self._filtered = state["filtered"]
         self._num_dropped, self._num_returned = state["dropped"], state["returned"]
 
-    # ---- the parts --------------------------------------------------------------------------------
+    # ---- helpers ----------------------------------------------------------------------------------
 
     def _due(self, oldest: int) -> int:
-        """The last step that may train on a token of version ``oldest``."""
+        """Last step that may train on a token of version ``oldest``."""
         return oldest + self.max_staleness + 1
 
     def _dues(self, samples: Mapping[int, _Ready]) -> dict[int, int]:
         return {n: self._due(sample.oldest) for n, sample in samples.items()}
 
     def _running_dues(self) -> dict[int, int]:
-        """As early as they may be: a server may be as old as the ticket allows."""
+        """Earliest deadline steps of running prompts, for the oldest weights that their grants allow."""
         return {n: self._due(flight.min_version) for n, flight in self._in_flight.items()}
 
     def _check_all_in_time(self, late: Sequence[int]) -> None:
-        """Whoever asks for one batch and takes another breaks the promise to the rest."""
+        """Raises if taking this batch would make others miss their deadline steps."""
         dues = (*self._dues(self._ready).values(), *self._running_dues().values())
-        if late or not due_steps.fits(dues, next_step=self.next_step, batch_size=self.batch_size):
+        if late or not deadline_steps.fits(
+            dues, next_step=self.next_step, batch_size=self.batch_size
+        ):
             raise InternalError(
                 f"after the batch of step {self._version + 1}, not all of {self._open} can be trained "
                 f"in time (max_staleness {self.max_staleness})",

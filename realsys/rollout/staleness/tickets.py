@@ -1,4 +1,4 @@
-"""What the staleness ledger is asked for and answers, as values."""
+"""Values exchanged with the staleness ledger."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from enum import StrEnum
 
 
 class StalenessPolicy(StrEnum):
-    """Which of the answers make a batch."""
+    """Rule that selects which answers form a batch."""
 
-    WAIT = "wait"  # exactly the prompts whose turn it is
-    WINDOW = "window"  # those finished first, as long as all can be trained in time
-    DROP = "drop"  # those finished first; what gets too old meanwhile is made anew
+    WAIT = "wait"  # exactly the next prompts in order
+    WINDOW = "window"  # in order of completion, as long as all can be trained in time
+    DROP = "drop"  # in order of completion; samples that become too stale are generated again
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PromptGrant:
-    """A prompt to give out. No token of its answers may come from weights older than ``min_version``."""
+    """A prompt to dispatch. No token of its answers may come from weights older than ``min_version``."""
 
     number: int
-    tries: int  # how often it was given out before
+    tries: int  # number of earlier dispatches
     min_version: int
     target_step: int
 
 
 @dataclass(frozen=True, slots=True)
 class TicketVerdict:
-    """Whether something was accepted, and why not."""
+    """Whether a delivery was accepted, and why not."""
 
     kept: bool
     why: str = ""
@@ -35,7 +35,9 @@ class TicketVerdict:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchStaleness:
-    """Of the samples of one step: steps behind, and how many had their oldest token from which version."""
+    """Staleness of the samples of one step, and the number of samples by the version of their
+    oldest token.
+    """
 
     step: int
     min: int

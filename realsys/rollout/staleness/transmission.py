@@ -1,8 +1,10 @@
-"""The transmission graph of a detached run: who sends experience to whom, and weights to whom (pure).
+"""Transmission graph of a detached run: the edges of experience and weights between makers and
+trainers (pure).
 
-*Makers* sample with the weights that *trainers* send them, and send trainers what they made. The user names
-both and their edges; this file finds in them what would only show as a run that stands still or idles.
-Trainers are data-parallel: they step together, each on an equal share of the batch.
+*Makers* (rollout groups) sample with weights from *trainers*, and send experience to trainers. The
+user names
+both and their edges; this module detects edges that would make a run stall or idle. Trainers are
+data-parallel: they step together, each on an equal share of the batch.
 """
 
 from __future__ import annotations
@@ -15,16 +17,18 @@ from itertools import combinations
 from realsys.api.errors import ConfigError, ConfigErrors, did_you_mean
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
-MAX_TRAINERS = 12  # of which every subset is looked at; more are judged by the whole and one by one
+MAX_TRAINERS = (
+    12  # beyond this only the whole set and single trainers are checked, not every subset
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TransmissionGraph:
-    """A checked graph.
+    """A validated graph.
 
     Attributes:
-        experience: maker → the trainers that it sends to, in the order given.
-        weights: trainer → the makers that it sends weights to.
+        experience: maker → the trainers to which it sends, in the order given.
+        weights: trainer → the makers to which it sends weights.
     """
 
     experience: Mapping[str, tuple[str, ...]]
@@ -32,30 +36,30 @@ class TransmissionGraph:
 
     @property
     def makers(self) -> tuple[str, ...]:
-        """In the order given; so are trainers."""
+        """Makers, in the order given."""
         return tuple(self.experience)
 
     @property
     def trainers(self) -> tuple[str, ...]:
-        """Trainer i is data-parallel rank i."""
+        """Trainers, in the order given; trainer i is data-parallel rank i."""
         return tuple(self.weights)
 
     def sources(self, maker: str) -> tuple[str, ...]:
-        """The trainers that send weights to ``maker``."""
+        """Trainers that send weights to ``maker``."""
         return tuple(t for t, makers in self.weights.items() if maker in makers)
 
     def senders(self, trainer: str) -> tuple[str, ...]:
-        """The makers that send experience to ``trainer``."""
+        """Makers that send experience to ``trainer``."""
         return tuple(m for m, trainers in self.experience.items() if trainer in trainers)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Balance:
-    """What the edges allow, if makers are equally fast.
+    """Utilisation that the edges allow, if makers are equally fast.
 
     Attributes:
-        used: share of what all makers together could make that trainers can take, 0 … 1.
-        short: trainers that hold up the others, and the makers that could feed them.
+        used: share of the makers' total capacity that trainers can use, 0 … 1.
+        short: trainers that delay the others. feeding: the makers that could feed them.
     """
 
     used: float
@@ -66,14 +70,13 @@ class Balance:
 def parse_graph(
     makers: Mapping[str, str], trainers: Mapping[str, str], *, path: str = ""
 ) -> TransmissionGraph:
-    """``{"maker_0": "trainer_0, trainer_1"}`` and ``{"trainer_0": "maker_0"}`` as a graph.
+    """Parses ``{"maker_0": "trainer_0, trainer_1"}`` and ``{"trainer_0": "maker_0"}`` into a graph.
 
     Args:
-        path: of the two options, for errors.
+        path: of the two settings, for errors.
     Raises:
-        ConfigErrors: all of: no makers or trainers, names that are none, names used twice, edges to
-            unknown names, makers that send to nobody or that nobody sends weights, trainers that nobody
-            sends experience.
+        ConfigErrors: all problems: no makers or trainers, invalid or duplicate names, edges to unknown
+            names, makers without receivers or without weights, trainers without experience.
     """
     problems: list[ConfigError] = []
     for kind, named in (("makers", makers), ("trainers", trainers)):
@@ -111,7 +114,7 @@ def _name_problems(named: Mapping[str, str], where: str) -> Iterator[ConfigError
     for name in named:
         if not _NAME.fullmatch(name):
             yield ConfigError(
-                f"{name!r} is no name",
+                f"{name!r} is not a valid name",
                 where=where,
                 fix="begin with a letter, then letters, digits, '-' or '_'",
             )
@@ -152,30 +155,30 @@ def _dead_ends(graph: TransmissionGraph, path: str) -> Iterator[ConfigError]:
     for maker in graph.makers:
         if not graph.experience[maker]:
             yield ConfigError(
-                f"{maker} sends its experience to nobody",
+                f"{maker} sends its experience to no trainer",
                 where=f"{path}makers.{maker}",
                 fix=f"name a trainer: {', '.join(graph.trainers)}",
             )
         if not graph.sources(maker):
             yield ConfigError(
-                f"nobody sends weights to {maker}: it would sample with its first ones for ever",
+                f"no trainer sends weights to {maker}: it would keep its initial weights for ever",
                 where=f"{path}trainers",
                 fix=f"add {maker} to a trainer, e.g. {graph.trainers[0]}",
             )
     for trainer in graph.trainers:
         if not graph.senders(trainer):
             yield ConfigError(
-                f"nobody sends experience to {trainer}, and all trainers step together",
+                f"no maker sends experience to {trainer}, and all trainers step together",
                 where=f"{path}makers",
                 fix=f"add {trainer} to a maker, or leave it out",
             )
 
 
 def balance(graph: TransmissionGraph) -> Balance:
-    """How much of the makers' work the edges let through.
+    """Computes how much of the makers' capacity the edges let through.
 
-    Trainers take equal shares, so the share is that of the subset which its makers feed least (Hall's
-    condition, as in a maximum flow): min over subsets S of (makers that send into S) / |S|.
+    Trainers take equal shares, so the worst-fed subset of trainers determines it (Hall's condition, as in a
+    maximum flow): min over subsets S of (makers that send into S) / |S|.
     """
     worst, short = float("inf"), graph.trainers
     for subset in _subsets(graph.trainers):

@@ -1,1 +1,1 @@
-"""The worker that runs agents in environments and delivers what they did."""
+"""The rollout worker: runs agents in environments and delivers their trajectories."""

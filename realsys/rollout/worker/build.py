@@ -1,4 +1,4 @@
-"""Wires a rollout worker together: data set, agent, environment, connections, loop."""
+"""Builds a rollout worker: data set, agent, environment, connections, loop."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from realsys.data.rollout_dump import SUFFIX, DumpWriter
 from realsys.data.transfer.tensor_client import TensorClient
 from realsys.generation.http.http_client import HttpGenerationClient
 from realsys.generation.http.secret import bearer_key
-from realsys.models.answer_ends import end_token_ids, load_generation_config
+from realsys.models.end_tokens import end_token_ids, load_generation_config
 from realsys.models.hf import load_tokenizer
 from realsys.rollout.worker.chunks import AnswerSettings
 from realsys.rollout.worker.group import GroupRunner
@@ -30,7 +30,7 @@ from realsys.rollout.worker.policy_client import PolicyCaller
 from realsys.rollout.worker.rollout_log import RolloutLog, rollouts_file
 from realsys.rollout.worker.rollout_worker import RolloutLimits, RolloutLoop
 from realsys.rollout.worker.servers import ServerClients
-from realsys.rollout.worker.tensor_upload import TensorPutter
+from realsys.rollout.worker.tensor_upload import TensorUploader
 from realsys.runtime import worker_exit_codes
 from realsys.runtime.lifecycle import WorkerEvent
 from realsys.transport.channel import RequestClient, client_context
@@ -43,12 +43,12 @@ from realsys.worker.runner import WorkerRunner
 logger = logging.getLogger(__name__)
 
 REGISTER_TIMEOUT_S = 300.0
-TICKS_WITHIN_S = 300.0  # its loop does every few seconds, unless an environment keeps it
+TICKS_WITHIN_S = 300.0  # its loop ticks every few seconds, unless an environment blocks it
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """What a configuration names, made."""
+    """Objects made from a worker's configuration."""
 
     tokenizer: Any
     dataset: Any
@@ -58,8 +58,8 @@ class Parts:
 
 
 def run(runner: WorkerRunner) -> int:
-    """Runs the rollout worker to its end; returns its exit code."""
-    torch.set_num_threads(1)  # it packs small tensors only
+    """Runs the rollout worker until it ends; returns its exit code."""
+    torch.set_num_threads(1)  # it only packs small tensors
     parts = make_parts(runner.config)
     runner.register()
     for peer in ("master_worker", "gserver_manager"):
@@ -73,10 +73,10 @@ def run(runner: WorkerRunner) -> int:
 
 
 def make_parts(config: RolloutWorker) -> Parts:
-    """Data set, agent, environment and how answers are made.
+    """Makes data set, agent, environment and answer settings.
 
     Raises:
-        ConfigError: an unknown name, arguments that do not fit, not exactly one data set.
+        ConfigError: an unknown name, wrong arguments, or not exactly one data set.
     """
     if len(config.datasets) != 1:
         raise ConfigError(
@@ -85,7 +85,7 @@ def make_parts(config: RolloutWorker) -> Parts:
             fix="name the one that prompts come from",
         )
     make_environment = partial(registry.make_environment, config.env, **config.env_args)
-    _check_environment(make_environment(), config.env)  # a mistake shows before the first prompt
+    _check_environment(make_environment(), config.env)  # reveals mistakes before the first prompt
     tokenizer = load_tokenizer(config.tokenizer_path)
     ends = end_token_ids(tokenizer, load_generation_config(config.tokenizer_path))
     (dataset,) = config.datasets
@@ -125,7 +125,7 @@ async def _run(runner: WorkerRunner, parts: Parts) -> None:
     path = rollouts_file(runner.phase_files, attempt=runner.attempt.number, index=runner.index)
     async with AsyncExitStack() as stack:
         context = client_context()
-        stack.callback(context.term)  # the last to go
+        stack.callback(context.term)  # closed last
         master, manager = (
             _peer(runner, kind, reply_type=replies, context=context, **who)
             for kind, replies in (("master_worker", FromMaster), ("gserver_manager", FromManager))
@@ -133,7 +133,7 @@ async def _run(runner: WorkerRunner, parts: Parts) -> None:
         clients = ServerClients(partial(_server_client, bearer_key(keypairs)))
         for closed in (master, manager, clients):
             stack.push_async_callback(closed.close)
-        putter = TensorPutter(partial(TensorClient, **who), _dump(runner))
+        putter = TensorUploader(partial(TensorClient, **who), _dump(runner))
         stack.callback(putter.close)
         log = RolloutLog(path, tokenizer=parts.tokenizer, texts=config.dump_texts)
         stack.callback(log.close)
@@ -169,7 +169,7 @@ def _groups(config: RolloutWorker, parts: Parts, caller: PolicyCaller) -> GroupR
 
 
 def _peer(runner: WorkerRunner, kind: str, **client: Any) -> Peer:
-    """The worker ``kind``/0, wherever it is."""
+    """Makes the client of ``kind``/0, wherever it runs."""
     name = f"{kind}/0"
     return Peer(
         name,
@@ -179,7 +179,7 @@ def _peer(runner: WorkerRunner, kind: str, **client: Any) -> Peer:
 
 
 def _dump(runner: WorkerRunner) -> DumpWriter | None:
-    """A file of this process alone: behind the torn end of another's nothing would be read."""
+    """Opens a dump file for this process alone: readers skip everything after an incomplete record."""
     if not runner.config.dump:
         return None
     folder, limit_gib = runner.phase_files.rollout_dump, runner.config.dump_limit_gib
@@ -191,10 +191,10 @@ def _dump(runner: WorkerRunner) -> DumpWriter | None:
 
 
 def _endpoint(runner: WorkerRunner, kind: str) -> str:
-    """Where ``kind``/0 of this attempt listens now.
+    """Looks up where ``kind``/0 of this attempt listens now.
 
     Raises:
-        KeyNotFound: it is not registered, or an older attempt's, or does not listen.
+        KeyNotFound: it is not registered, belongs to an older attempt, or does not listen.
     """
     key = runner.keys.worker(kind, 0)
     record = loads(WorkerRecord, runner.store.get(key).value, where=key)

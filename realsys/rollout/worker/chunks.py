@@ -1,8 +1,7 @@
-"""The requests that an answer is made of, and what comes back for them (pure).
+"""Splits an answer into generation requests and merges their results (pure).
 
-An answer may take several requests: chunks, weight updates that interrupt one, servers that break. The
-random number behind a token belongs to the answer's seed and the token's place in the answer, so the
-tokens don't depend on where the cuts are.
+An answer may take several requests: chunks, interruptions by weight updates, failed servers. A token's
+random number depends on the answer's seed and the token's position, so tokens don't depend on the split.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ from realsys.transport.generation_messages import Finish, GenerateRequest, Gener
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerSettings:
-    """How answers are made.
+    """Generation settings of answers.
 
     Attributes:
-        gconfig: ``n`` is not looked at; ``max_new_tokens`` is for a whole answer.
-        end_ids: tokens that end an answer, beside ``gconfig.stop_token_ids``.
-        base_seed: of the run.
-        chunk: most new tokens a request; None: one request an answer, if nothing comes in between.
-        timeout_s: for a whole answer, all retries included.
+        gconfig: ``n`` is ignored; ``max_new_tokens`` is for a whole answer.
+        end_ids: tokens that end an answer, besides ``gconfig.stop_token_ids``.
+        base_seed: seed of the run.
+        chunk: maximum number of new tokens per request; None: one request per answer, unless interrupted.
+        timeout_s: time limit for a whole answer, all retries included.
     """
 
     gconfig: GenerationHyperparameters
@@ -35,18 +34,18 @@ class AnswerSettings:
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
-        """All of them, ascending."""
+        """All stop tokens, ascending."""
         return tuple(sorted({*self.end_ids, *self.gconfig.stop_token_ids}))
 
     def limit(self, asked: int | None) -> int:
-        """Most tokens of an answer for which an agent asked at most ``asked``."""
+        """Token limit of an answer for which an agent requested at most ``asked``."""
         most = self.gconfig.max_new_tokens
         return most if asked is None else min(asked, most)
 
 
 @dataclass(kw_only=True)
 class PartialAnswer:
-    """The tokens of an answer that are there already."""
+    """Tokens of an answer that were generated so far."""
 
     prompt: Sequence[int]
     limit: int
@@ -58,17 +57,19 @@ class PartialAnswer:
     stopped: bool = False
 
     def take(self, result: GenerateResult, *, asked: int) -> None:
-        """Adds what a request for ``asked`` tokens gave. An aborted one leaves the answer unfinished."""
+        """Adds the result of a request for ``asked`` tokens. An aborted one leaves the answer
+        unfinished.
+        """
         self.tokens += result.output_ids
         self.logprobs += result.logprobs
         self.versions += result.versions
         self.stopped = result.finish is Finish.STOP
-        # LENGTH with fewer tokens than asked for: the model has no room for more.
+        # LENGTH with fewer tokens than requested: the model's context is full.
         short = result.finish is Finish.LENGTH and len(result.output_ids) < asked
         self.ended = self.stopped or short or len(self.tokens) >= self.limit
 
     def answer(self) -> Answer:
-        """As an agent gets it."""
+        """Returns the answer in the form that agents get."""
         return Answer(
             tokens=tuple(self.tokens),
             logprobs=tuple(self.logprobs),
@@ -78,7 +79,7 @@ class PartialAnswer:
 
 
 def next_request(part: PartialAnswer, settings: AnswerSettings, *, rid: str) -> GenerateRequest:
-    """Goes on where ``part`` ends."""
+    """Makes the request that continues ``part``."""
     gconfig, position = settings.gconfig, len(part.tokens)
     count = part.limit - position
     if settings.chunk is not None:
@@ -99,13 +100,13 @@ def next_request(part: PartialAnswer, settings: AnswerSettings, *, rid: str) -> 
     )
 
 
-def fault_of(
+def result_fault(
     result: GenerateResult, request: GenerateRequest, *, min_version: int, must_answer: bool = True
 ) -> str:
-    """Why nothing of ``result`` may be used; empty: it is good.
+    """Returns why ``result`` can't be used; empty if it is valid.
 
     Args:
-        must_answer: there is room for a token; else the end without one means that the model is full.
+        must_answer: at least one token fits; otherwise an end without tokens means a full context.
     """
     count, asked = len(result.output_ids), request.sampling.max_new_tokens
     if not count == len(result.logprobs) == len(result.versions):

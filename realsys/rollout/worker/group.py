@@ -1,4 +1,4 @@
-"""All episodes of one prompt, at the same time, and the datapoint that they make."""
+"""Runs all episodes of one prompt concurrently and packs them into a datapoint."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from realsys.api.agent import Agent, Environment, Observation, Trajectory
 from realsys.api.errors import DataError, RealsysError, RewardError, WaitTimeout
 from realsys.data.sequence_sample import SequenceSample
 from realsys.rewards import scores
-from realsys.rollout.worker.policy_client import AskedFor, EpisodeAsk, PolicyCaller
+from realsys.rollout.worker.policy_client import EpisodeAsk, PolicyCaller, RequestStats
 from realsys.rollout.worker.trajectories import check, trajectories_sample, versions_of
 from realsys.runtime.first_error import first_error
 from realsys.transport.rollout_messages import Ticket, sample_id
@@ -22,35 +22,35 @@ PROMPTS = "packed_prompts"
 
 @dataclass(frozen=True, kw_only=True)
 class EpisodeGroup:
-    """The finished episodes of a ticket. ``oldest`` and ``newest`` are versions of weights."""
+    """Finished episodes of a ticket. ``oldest`` and ``newest`` are weight versions."""
 
     sample: SequenceSample
     trajectories: tuple[Trajectory, ...]
     prompt_length: int
     oldest: int
     newest: int
-    took: AskedFor
+    request_stats: RequestStats
 
     @property
     def rewards(self) -> tuple[float, ...]:
-        """One an episode."""
+        """Rewards, one per episode."""
         return tuple(t.reward for t in self.trajectories)
 
     @property
     def answer_lengths(self) -> tuple[int, ...]:
-        """Tokens that the policy wrote in each episode."""
+        """Numbers of tokens that the policy wrote, one per episode."""
         return tuple(sum(t.from_policy) for t in self.trajectories)
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupRunner:
-    """Turns tickets into groups.
+    """Runs tickets to groups of episodes.
 
     Attributes:
-        dataset: as model workers make it: ``batch``, and ``record`` where it has one.
-        make_environment: a new one for each episode.
+        dataset: as on model workers: ``batch``, and optionally ``record``.
+        make_environment: makes a new environment for each episode.
         agent_name, environment_name: for errors.
-        environment_s: most seconds for one call of an environment.
+        environment_s: time limit for one call of an environment, in seconds.
     """
 
     dataset: Any
@@ -64,22 +64,22 @@ class GroupRunner:
     environment_s: float = 300.0
 
     async def run(self, ticket: Ticket) -> EpisodeGroup:
-        """All episodes of ``ticket``. The first failure ends the others and is raised.
+        """Runs all episodes of ``ticket``. The first failure cancels the others and is raised.
 
         Raises:
-            DataError: no such record, or an agent's trajectory is wrong. RewardError: an environment
-                raised, or its reward is no finite number. WaitTimeout: the policy or an environment did
-                not answer in time. Whatever agent and environment raise.
+            DataError: the record is missing, or an agent's trajectory is wrong. RewardError: an environment
+                raised, or its reward is not finite. WaitTimeout: the policy or an environment did not
+                respond in time. Also any exception of agent and environment.
         """
         prompt, record, metadata = self._prompt(ticket)
         asks = [self.caller.ask_for(ticket, index) for index in range(self.group_size)]
         try:
-            trajectories = await all_of(
+            trajectories = await gather_all(
                 [self._episode(prompt, record, ask) for ask in asks], name=ticket.id
             )
         except RewardError as error:
             text = str(self.tokenizer.decode(prompt, skip_special_tokens=True))
-            raise scores.of_record(error, id=ticket.id, prompt=text) from error
+            raise scores.with_record(error, id=ticket.id, prompt=text) from error
         oldest, newest = versions_of(trajectories)
         name = sample_id(ticket.id, ticket.tries)
         return EpisodeGroup(
@@ -88,11 +88,11 @@ class GroupRunner:
             prompt_length=len(prompt),
             oldest=oldest,
             newest=newest,
-            took=_sum_of(asks),
+            request_stats=_sum_of(asks),
         )
 
     def _prompt(self, ticket: Ticket) -> tuple[list[int], Mapping[str, Any], dict[str, Any]]:
-        """Tokens, record for the environment, and the datapoint's metadata as in the synchronous graph."""
+        """Returns prompt tokens, the environment's record, and the metadata as in the synchronous graph."""
         if not 0 <= ticket.index < len(self.dataset):
             raise DataError(
                 f"no record {ticket.index}, the data set has {len(self.dataset)}",
@@ -118,13 +118,13 @@ class GroupRunner:
             )
         finally:
             await environment.close()
-        scores.checked(trajectory.reward, giver=f"agent {self.agent_name!r}")
+        scores.checked_score(trajectory.reward, source=f"agent {self.agent_name!r}")
         check(trajectory, prompt, agent=self.agent_name)
         return trajectory
 
 
 class TimeoutEnvironment(Environment):
-    """An environment whose every call has a deadline, and whose rewards are numbers."""
+    """Wraps an environment: every call has a deadline, and rewards must be finite."""
 
     def __init__(self, inner: Environment, *, name: str, timeout_s: float) -> None:
         self._inner, self._name, self._timeout_s = inner, name, timeout_s
@@ -133,14 +133,14 @@ class TimeoutEnvironment(Environment):
         await self._in_time(self._inner.reset(record), "reset")
 
     async def step(self, action: str) -> Observation:
-        giver = f"environment {self._name!r}"
+        source = f"environment {self._name!r}"
         try:
             observation = await self._in_time(self._inner.step(action), "step")
-        except (RealsysError, OSError):  # says itself what is wrong, or is not the record's fault
+        except (RealsysError, OSError):  # already describes the error, or is not the record's fault
             raise
-        except Exception as error:  # a plug-in's
-            raise scores.raised(error, giver) from error
-        return replace(observation, reward=scores.checked(observation.reward, giver=giver))
+        except Exception as error:  # a plug-in may raise anything
+            raise scores.exception_error(error, source) from error
+        return replace(observation, reward=scores.checked_score(observation.reward, source=source))
 
     async def close(self) -> None:
         await self._in_time(self._inner.close(), "close")
@@ -151,7 +151,7 @@ class TimeoutEnvironment(Environment):
                 return await call
         except TimeoutError as error:
             if not limit.expired():
-                raise  # the environment's own
+                raise  # raised by the environment itself
             raise WaitTimeout(
                 f"{what} of environment {self._name!r} took more than {self._timeout_s:g} s",
                 where=f"environment {self._name!r}",
@@ -159,16 +159,18 @@ class TimeoutEnvironment(Environment):
             ) from error
 
 
-async def all_of(calls: Sequence[Coroutine[Any, Any, T]], *, name: str) -> list[T]:
-    """Their results in order. The first failure cancels the others and is raised as itself."""
+async def gather_all(calls: Sequence[Coroutine[Any, Any, T]], *, name: str) -> list[T]:
+    """Awaits all calls and returns their results in order; the first failure cancels the others and
+    is raised.
+    """
     async with first_error(), asyncio.TaskGroup() as group:
         tasks = [group.create_task(c, name=f"{name}/{i}") for i, c in enumerate(calls)]
     return [task.result() for task in tasks]
 
 
-def _sum_of(asks: Sequence[EpisodeAsk]) -> AskedFor:
-    return AskedFor(
-        requests=sum(ask.took.requests for ask in asks),
-        broken=sum(ask.took.broken for ask in asks),
-        servers=set().union(*(ask.took.servers for ask in asks)),
+def _sum_of(asks: Sequence[EpisodeAsk]) -> RequestStats:
+    return RequestStats(
+        requests=sum(ask.request_stats.requests for ask in asks),
+        broken=sum(ask.request_stats.broken for ask in asks),
+        servers=set().union(*(ask.request_stats.servers for ask in asks)),
     )

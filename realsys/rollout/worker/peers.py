@@ -1,4 +1,4 @@
-"""Calls to a worker that may come back elsewhere: a manager that was restarted has another endpoint."""
+"""Calls to a worker that may be restarted elsewhere: looks its endpoint up again if it does not reply."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from realsys.transport.channel import RequestClient
 
 logger = logging.getLogger(__name__)
 
-_LOOK_AGAIN_S = 0.2  # while the worker is not registered
+_LOOKUP_RETRY_S = 0.2  # while the worker is not registered
 
 
 class Peer:
-    """One worker by name. Its owner closes it. Within one event loop.
+    """Client of one worker by name, within one event loop. Its owner closes it.
 
     Args:
-        look_up: its endpoint, from name resolution; blocks, and raises a StoreError while there is none.
-        connect: a client for an endpoint, not yet open.
+        look_up: returns its endpoint from name resolution; blocks, and raises a StoreError if it has none.
+        connect: makes a client for an endpoint, not yet open.
     """
 
     def __init__(
@@ -35,14 +35,14 @@ class Peer:
     async def call(
         self, body: object, *, what: str, timeout_s: float, try_s: float | None = None
     ) -> Any:
-        """The reply to ``body``.
+        """Sends ``body`` and returns the reply.
 
         Args:
-            try_s: after so long without one it is looked up where the peer is now, and asked anew: for
-                requests that may be run twice. None: one request, repeated by the channel.
+            try_s: time without reply after which the endpoint is looked up and the request sent again, for
+                idempotent requests. None: one request, repeated by the channel.
         Raises:
-            WaitTimeout: no reply in ``timeout_s``; names the peer and why not.
-            what the peer raised.
+            WaitTimeout: no reply in ``timeout_s``; names the peer and the reason.
+            Also errors that the peer raised.
         """
         clock = asyncio.get_running_loop().time
         ends_s, trouble, used = clock() + timeout_s, "it was not asked", None
@@ -52,25 +52,25 @@ class Peer:
                 return await used.call(body, timeout_s=min(left_s, try_s or left_s), what=what)
             except (WaitTimeout, WorkerLost, StoreError) as error:
                 if error.from_worker:
-                    raise  # the peer answered, with this
+                    raise  # the peer replied with this error
                 trouble = error.what
                 if isinstance(error, WorkerLost):
                     self._broken = used
                 if not isinstance(error, WaitTimeout):
-                    await asyncio.sleep(min(_LOOK_AGAIN_S, left_s))
+                    await asyncio.sleep(min(_LOOKUP_RETRY_S, left_s))
         raise WaitTimeout(
             f"{self.name} did not answer to {what} in {timeout_s:g} s: {trouble}",
             where=self._client.endpoint if self._client is not None else "name resolution",
-            fix=f"look at the log of {self.name}",
+            fix=f"see the log of {self.name}",
         )
 
     async def close(self) -> None:
-        """Calls in progress end with WorkerLost."""
+        """Closes the connection; calls in progress raise WorkerLost."""
         if self._client is not None:
             await self._client.close()
 
     async def _now(self, failed: RequestClient | None) -> RequestClient:
-        """An open client; if it is ``failed``, then because the peer is still where it was."""
+        """Returns an open client; reuses ``failed`` if the endpoint has not changed."""
         async with self._changing:
             client = self._client
             if client is not None and client is not failed:
@@ -80,6 +80,6 @@ class Peer:
                 return client
             self._client = self._connect(endpoint).open()
             if client is not None:
-                logger.info("peer connected anew peer=%s endpoint=%s", self.name, endpoint)
-                await client.close()  # others that wait there come here
+                logger.info("peer reconnected peer=%s endpoint=%s", self.name, endpoint)
+                await client.close()  # other waiting calls also get here
             return self._client

@@ -1,8 +1,7 @@
-"""Answers of the policy, as agents ask for them: through the manager, from whichever server it names.
+"""Generates answers for agents: requests them from the servers that the manager assigns.
 
-What happens behind one question (chunks, weight updates that interrupt it, servers that break or are too
-old) is nobody else's business: tokens that are there are kept, and another server goes on. What requests
-look like is chunks.py's.
+Chunks, interruptions by weight updates, and failed or outdated servers are handled here: generated tokens
+are kept, and another server continues. chunks.py makes the requests.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from msgspec import structs
 from realsys.api.agent import Answer
 from realsys.api.errors import RealsysError, RemoteError, WaitTimeout, WorkerLost
 from realsys.generation.engine.sampling import row_seed
-from realsys.rollout.worker.chunks import AnswerSettings, PartialAnswer, fault_of, next_request
+from realsys.rollout.worker.chunks import AnswerSettings, PartialAnswer, next_request, result_fault
 from realsys.rollout.worker.peers import Peer
 from realsys.rollout.worker.servers import ServerClients, server_name
 from realsys.runtime.progress import tick
@@ -32,17 +31,19 @@ from realsys.transport.rollout_messages import AskServer, DoneWith, Ticket, UseS
 
 logger = logging.getLogger(__name__)
 
-ASK_S = 5.0  # the manager holds a question for so long
-GRACE_S = 3.0  # so much later without a reply, it is looked up anew: it may have been restarted
+ASK_S = 5.0  # time for which the manager holds a request
+GRACE_S = (
+    3.0  # extra time without reply after which it is looked up again: it may have been restarted
+)
 DONE_S = 2.0
-CALL_BACK_S = 5.0  # in which a server that is told to stop says what it has
-MAX_REFUSALS = 10  # of one answer in a row; the pauses between them add up to some 11 s
-_PAUSES_S = (0.1, 2.0)  # first and longest, after a server that gave nothing
+CALL_BACK_S = 5.0  # time limit for a server's tokens after it was asked to stop
+MAX_REFUSALS = 10  # in a row for one answer; the pauses between them add up to about 11 s
+_PAUSES_S = (0.1, 2.0)  # first and longest pause after a server without result
 
 
 @dataclass(kw_only=True)
-class AskedFor:
-    """What it took to get the answers of one episode."""
+class RequestStats:
+    """Statistics of the requests for the answers of one episode."""
 
     requests: int = 0
     broken: int = 0
@@ -50,7 +51,7 @@ class AskedFor:
 
 
 class PolicyCaller:
-    """What all episodes of a worker share. ``worker`` is its name."""
+    """State shared by all episodes of a worker. ``worker`` is its name."""
 
     def __init__(
         self, *, worker: str, manager: Peer, clients: ServerClients, settings: AnswerSettings
@@ -59,8 +60,8 @@ class PolicyCaller:
         self.settings = settings
         self._told_of_room = False
 
-    def came_short(self, server: int, prompt: int, count: int, asked: int) -> None:
-        """An episode's first answer found no room: ``max_new_tokens`` is not the limit. Told once."""
+    def log_early_end(self, server: int, prompt: int, count: int, asked: int) -> None:
+        """Logs, once, that an episode's first answer filled the context below ``max_new_tokens``."""
         if not self._told_of_room:
             self._told_of_room = True
             logger.warning(
@@ -73,24 +74,27 @@ class PolicyCaller:
             )
 
     def ask_for(self, ticket: Ticket, index: int) -> EpisodeAsk:
-        """The ``Ask`` of the ticket's episode ``index`` (from 0 in its group)."""
+        """Makes the ``Ask`` of the ticket's episode ``index`` (from 0 in its group)."""
         return EpisodeAsk(self, ticket, index)
 
 
 class EpisodeAsk:
-    """An ``Ask`` (realsys.api.agent). The t-th question of an episode draws with a seed of its own; that of
-    the first is the synchronous path's, so that both paths give the same answer."""
+    """An ``Ask`` (realsys.api.agent).
+
+    The t-th request of an episode has its own seed; that of the first equals the synchronous
+    path's, so that both paths give the same answer.
+    """
 
     def __init__(self, caller: PolicyCaller, ticket: Ticket, index: int) -> None:
         self._caller, self._ticket, self._index = caller, ticket, index
         self._turn = 0
-        self.took = AskedFor()
+        self.request_stats = RequestStats()
 
     async def __call__(self, tokens: Sequence[int], limit: int | None = None) -> Answer:
-        """The policy's answer to ``tokens``.
+        """Generates the policy's answer to ``tokens``.
 
         Raises:
-            WaitTimeout: it was not whole in ``timeout_s``; says what it waited for.
+            WaitTimeout: it was not complete in ``timeout_s``; names what it waited for.
             RemoteError: servers refused ``MAX_REFUSALS`` times in a row. DataError: it can't be answered.
         """
         settings = self._caller.settings
@@ -100,20 +104,24 @@ class EpisodeAsk:
             limit=settings.limit(limit),
             seed=row_seed(settings.base_seed, self._ticket.id, self._index, turn),
         )
-        answering = _Answering(self._caller, self._ticket, part, self.took, is_first=not turn)
+        answering = _AnswerRequests(
+            self._caller, self._ticket, part, self.request_stats, is_first=not turn
+        )
         name = f"{self._ticket.id}.{self._ticket.tries}.{self._index}.{turn}"
         number = 0
         while not part.ended:
-            # A rid of its own for each request: a former one may still run on a server that broke.
+            # A new rid for each request: a former one may still run on a failed server.
             await answering.once(next_request(part, settings, rid=f"{name}.{number}"))
             number += 1
             tick()
         return part.answer()
 
 
-def next_look_s(left_s: float, *, whole_s: float) -> float:
-    """How long to wait for a server before it is asked whether it is well (pure): half of what is left,
-    so that one that hangs leaves time to try another; the rest when little is left.
+def next_check_s(left_s: float, *, whole_s: float) -> float:
+    """Returns the time to wait for a server before its health is checked (pure).
+
+    Half of the remaining time, so that a hanging server leaves time for another; all of it if
+    little is left.
 
     >>> [next_look_s(left_s, whole_s=600) for left_s in (600, 300, 40, 30)]
     [300.0, 150.0, 20.0, 30]
@@ -121,11 +129,11 @@ def next_look_s(left_s: float, *, whole_s: float) -> float:
     return left_s / 2 if left_s > whole_s / 16 else left_s
 
 
-class _Answering:
-    """The requests of one answer, one after the other, and how patient we still are.
+class _AnswerRequests:
+    """The requests of one answer, one after the other, and its failure counts.
 
     Args:
-        is_first: of its episode.
+        is_first: True for the episode's first answer.
     """
 
     def __init__(
@@ -133,25 +141,25 @@ class _Answering:
         caller: PolicyCaller,
         ticket: Ticket,
         part: PartialAnswer,
-        took: AskedFor,
+        request_stats: RequestStats,
         *,
         is_first: bool,
     ) -> None:
-        self._caller, self._ticket, self._part, self._took = caller, ticket, part, took
+        self._caller, self._ticket, self._part, self._took = caller, ticket, part, request_stats
         self._is_first = is_first
         self._clock = asyncio.get_running_loop().time
         self._ends_s = self._clock() + caller.settings.timeout_s
         self._former = -1
         self._refusals = self._fruitless = 0
         self._trouble = ""
-        self._is_well = True  # the server of the newest request
+        self._is_well = True  # server of the newest request
 
     @property
     def _left_s(self) -> float:
         return self._ends_s - self._clock()
 
     async def once(self, request: GenerateRequest) -> None:
-        """Has a server carry out ``request`` and keeps what comes of it."""
+        """Has a server carry out ``request`` and keeps its result."""
         use = await self._server(request)
         self._took.requests += 1
         self._took.servers.add(use.server)
@@ -160,23 +168,23 @@ class _Answering:
             result = await self._result(request, use)
             done = structs.replace(done, num_new_tokens=len(result.output_ids))
         except (WaitTimeout, WorkerLost, RemoteError) as error:
-            # At our own deadline nothing is known against the server.
+            # Reaching the own deadline is no evidence against the server.
             late = isinstance(error, WaitTimeout) and self._left_s <= 0
             done = structs.replace(done, broken=not late, why=error.what)
-            self._count_trouble(error)
+            self._count_failure(error)
             self._former = -1
         else:
             is_first = self._is_first and not self._part.tokens
             asked, count = request.sampling.max_new_tokens, len(result.output_ids)
             self._part.take(result, asked=asked)
             if is_first and result.finish is Finish.LENGTH and count < asked:
-                self._caller.came_short(use.server, len(request.input_ids), count, asked)
+                self._caller.log_early_end(use.server, len(request.input_ids), count, asked)
             self._former, self._refusals = (use.server if self._is_well else -1), 0
             self._fruitless = 0 if result.output_ids else self._fruitless + 1
-        finally:  # also when this episode is cancelled: the manager counts what a server has
-            await self._tell(done)
+        finally:  # also if this episode is cancelled: the manager counts each server's requests
+            await self._report_done(done)
         if self._left_s <= 0 and not self._part.ended:
-            raise self._late(f"{server_name(use.server)} was still at it")
+            raise self._timeout_error(f"{server_name(use.server)} was still at it")
         if self._fruitless and not self._part.ended:
             first, longest = _PAUSES_S
             pause_s = min(longest, first * 2 ** (self._fruitless - 1))
@@ -184,26 +192,29 @@ class _Answering:
 
     async def _result(self, request: GenerateRequest, use: UseServer) -> GenerateResult:
         async with self._caller.clients.using(use) as client:
-            result = await self._watched(client, request, use)
-        fits = self._is_first and not self._part.tokens  # a later one may find the model full
-        if fault := fault_of(
+            result = await self._run_on_server(client, request, use)
+        fits = (
+            self._is_first and not self._part.tokens
+        )  # a later answer may legitimately fill the context
+        if fault := result_fault(
             result, request, min_version=self._ticket.min_version, must_answer=fits
         ):
             raise RemoteError(
-                f"{server_name(use.server)} gave nothing that can be used: {fault}",
+                f"{server_name(use.server)} returned an unusable result: {fault}",
                 where=use.url,
-                fix=f"look at the log of {server_name(use.server)}",
+                fix=f"see the log of {server_name(use.server)}",
             )
         return result
 
-    async def _watched(
+    async def _run_on_server(
         self, client: GenerationClient, request: GenerateRequest, use: UseServer
     ) -> GenerateResult:
-        """The server may take all the time there is, as long as it is well. Else, and at the deadline,
-        it is told to stop, and what it has by then counts.
+        """Sends ``request`` to a server, which may take all remaining time while it is healthy.
 
-        Raises:
-            WaitTimeout: it does not even say what it has.
+        An unhealthy server, or any at the deadline, is asked to stop, and its tokens so far are
+        used.
+
+        Raises:\n            WaitTimeout: the server does not return its tokens.
         """
         settings, clients, self._is_well = self._caller.settings, self._caller.clients, True
         call = asyncio.create_task(
@@ -211,7 +222,7 @@ class _Answering:
         )
         try:
             while True:
-                look_s = max(next_look_s(self._left_s, whole_s=settings.timeout_s), 0.0)
+                look_s = max(next_check_s(self._left_s, whole_s=settings.timeout_s), 0.0)
                 await asyncio.wait({call}, timeout=look_s)
                 if call.done():
                     return call.result()
@@ -229,39 +240,41 @@ class _Answering:
             name = server_name(use.server)
             why = "it does not say what it has" if self._is_well else "it fails a health check"
             raise WaitTimeout(
-                f"no answer from {name}, and {why}", where=use.url, fix=f"look at the log of {name}"
+                f"no answer from {name}, and {why}", where=use.url, fix=f"see the log of {name}"
             )
         finally:
             if not call.done():
                 call.cancel()
                 await asyncio.gather(call, return_exceptions=True)
 
-    def _count_trouble(self, error: RealsysError) -> None:
+    def _count_failure(self, error: RealsysError) -> None:
         self._took.broken += 1
         self._fruitless += 1
         self._trouble = error.what
-        logger.warning("request broke id=%s error=%s", self._ticket.id, error.what)
+        logger.warning("request failed id=%s error=%s", self._ticket.id, error.what)
         if isinstance(error, RemoteError):
             self._refusals += 1
             if self._refusals >= MAX_REFUSALS:
                 raise error
 
     async def _server(self, request: GenerateRequest) -> UseServer:
-        """The server that is to have ``request``, from the manager."""
+        """Requests the server for ``request`` from the manager."""
         try:
             why = "it did not say why"
             while (left_s := self._left_s) > 0:
-                use = await self._question(request, left_s)
+                use = await self._request_server(request, left_s)
                 if use.url:
                     return use
                 why = use.why or why
                 tick()
-            raise self._late(f"waited for a server from {self._caller.manager.name}: {why}")
-        except BaseException:  # we are given up, or cancelled: a server found now would be lost
-            await self._tell(DoneWith(rid=request.rid, server=-1))
+            raise self._timeout_error(
+                f"waited for a server from {self._caller.manager.name}: {why}"
+            )
+        except BaseException:  # abandoned or cancelled: a server assigned now would be leaked
+            await self._report_done(DoneWith(rid=request.rid, server=-1))
             raise
 
-    async def _question(self, request: GenerateRequest, left_s: float) -> UseServer:
+    async def _request_server(self, request: GenerateRequest, left_s: float) -> UseServer:
         ask = AskServer(
             worker=self._caller.worker,
             rid=request.rid,
@@ -275,21 +288,23 @@ class _Answering:
             use: UseServer = await self._caller.manager.call(
                 ask,
                 what="a question for a server",
-                timeout_s=left_s + GRACE_S,  # at the very end it still says what it waited for
+                timeout_s=left_s + GRACE_S,  # keeps the description of the wait for the final error
                 try_s=ASK_S + GRACE_S,
             )
         except WaitTimeout as error:
-            raise self._late(error.what) from error
+            raise self._timeout_error(error.what) from error
         return use
 
-    async def _tell(self, done: DoneWith) -> None:
-        """A manager that does not hear it counts anew after its restart."""
+    async def _report_done(self, done: DoneWith) -> None:
+        """Reports a finished request to the manager. Lost reports are corrected when the manager
+        restarts.
+        """
         try:
             await self._caller.manager.call(done, what="the end of a request", timeout_s=DONE_S)
         except RealsysError as error:
-            logger.info("manager not told rid=%s error=%s", done.rid, error.what)
+            logger.info("report to manager failed rid=%s error=%s", done.rid, error.what)
 
-    def _late(self, why: str) -> WaitTimeout:
+    def _timeout_error(self, why: str) -> WaitTimeout:
         part = self._part
         before = f"; before that: {self._trouble}" if self._trouble else ""
         return WaitTimeout(

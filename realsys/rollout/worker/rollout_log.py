@@ -1,6 +1,6 @@
-"""What became of each ticket: one line in the worker's own file, texts of a few among them.
+"""Log of each ticket's outcome, one line each, with the texts of a few.
 
-``rollouts/<worker's index>.jsonl`` in the attempt's rows: a file a process, as each has one writer.
+``rollouts/<worker's index>.jsonl`` in the attempt's rows: one file per process, since each has one writer.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ FOLDER = "rollouts"
 
 
 class TicketOutcome(StrEnum):
-    """What became of a ticket."""
+    """Outcome of a ticket."""
 
     KEPT = "kept"
-    REFUSED = "refused"  # the master did not want it any more
+    REFUSED = "refused"  # the master no longer needed it
     FILTERED = "filtered"
     FAILED = "failed"
-    UNSCORED = "unscored"  # it got no reward; the second time the record is set aside
+    UNSCORED = "unscored"  # it got no reward; at the second time the record is set aside
 
 
 def rollouts_file(files: PhaseFiles, *, attempt: int, index: int) -> Path:
-    """The file of ``rollout_worker/index`` in an attempt."""
+    """Path of the log of ``rollout_worker/index`` in an attempt."""
     return files.rows_of(attempt).root / FOLDER / f"{index}.jsonl"
 
 
 class RolloutLog:
-    """Appends lines.
+    """Appends lines to a worker's log.
 
     Args:
-        texts: groups for each newest version whose texts are written.
+        texts: number of groups per newest version whose texts are written.
     """
 
     def __init__(self, path: Path, *, tokenizer: Any, texts: int) -> None:
         self._file = JsonlAppender(path)
         self._tokenizer, self._texts = tokenizer, texts
-        self._written: Counter[int] = Counter()  # version → groups with texts
+        self._written: Counter[int] = Counter()  # version → number of groups with texts
 
     def note(
         self,
@@ -55,7 +55,7 @@ class RolloutLog:
         why: str = "",
         group: EpisodeGroup | None = None,
     ) -> None:
-        """Writes what became of ``ticket``. ``group``: what was made, unless it failed."""
+        """Writes the outcome of ``ticket``. ``group``: its episodes, unless it failed."""
         row: dict[str, Any] = {
             "id": ticket.id,
             "index": ticket.index,
@@ -74,9 +74,9 @@ class RolloutLog:
                 "truncated": sum(t.truncated for t in group.trajectories),
                 "oldest": group.oldest,
                 "newest": group.newest,
-                "requests": group.took.requests,
-                "broken": group.took.broken,
-                "servers": sorted(group.took.servers),
+                "requests": group.request_stats.requests,
+                "broken": group.request_stats.broken,
+                "servers": sorted(group.request_stats.servers),
             }
             if self._written[group.newest] < self._texts:
                 self._written[group.newest] += 1
@@ -88,7 +88,7 @@ class RolloutLog:
         self._file.close()
 
     def _texts_of(self, group: EpisodeGroup) -> dict[str, Any]:
-        """The prompt, and all that followed it, with special tokens: what the policy was shown."""
+        """Returns the prompt and everything after it, with special tokens, as shown to the policy."""
         first, split = group.trajectories[0].tokens, group.prompt_length
         return {
             "prompt": self._tokenizer.decode(list(first[:split])),

@@ -1,8 +1,9 @@
-"""The loop of a rollout worker: takes tickets from the master, works on several, delivers the results.
+"""Main loop of a rollout worker: requests tickets from the master, runs several at once, delivers
+results.
 
     master ── tickets ──▶ RolloutLoop ── GroupRunner.run ──▶ tensors to a model worker, metadata to master
 
-What one ticket takes is group.py's; whether a prompt is tried again after a failure is the master's.
+group.py runs one ticket; the master decides whether a prompt is tried again after a failure.
 """
 
 from __future__ import annotations
@@ -34,22 +35,22 @@ from realsys.transport.rollout_messages import (
 logger = logging.getLogger(__name__)
 
 Put = Callable[[int, SequenceSample], Awaitable[None]]
-SETUP_S = 3600.0  # models are loaded, and a checkpoint is read
+SETUP_S = 3600.0  # covers loading of models and of a checkpoint
 MASTER_S = 300.0  # the master may be writing a checkpoint
-POLL_S = 5.0  # so long the master holds a question for work; the loop ticks as often
-_IDLE_S = 0.05  # between two answers without work that came at once
+POLL_S = 5.0  # time for which the master holds a request for work; also the loop's tick interval
+_IDLE_S = 0.05  # pause after an immediate reply without work
 
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutLimits:
-    """How much at a time, and which groups count. Fields as in ``RolloutWorker``."""
+    """Concurrency limit and reward filter of groups. Fields as in ``RolloutWorker``."""
 
     max_concurrent_rollouts: int = 16
     success_rate_lb: float | None = None
     success_rate_ub: float | None = None
 
     def why_filtered(self, rewards: tuple[float, ...]) -> str:
-        """Why a group with these rewards is not trained on; empty: it is (dynamic sampling)."""
+        """Returns why a group with these rewards is not trained on; empty if it is (dynamic sampling)."""
         rate = fmean(rewards)
         if self.success_rate_lb is not None and rate < self.success_rate_lb:
             return f"its mean reward {rate:g} is below {self.success_rate_lb:g}"
@@ -59,10 +60,10 @@ class RolloutLimits:
 
 
 class RolloutLoop:
-    """One rollout worker's work. ``run`` once.
+    """Work of one rollout worker. ``run`` is called once.
 
     Args:
-        connect: tensor servers' endpoints → what gives a sample to a model worker by its index.
+        connect: tensor servers' endpoints → function that sends a sample to a model worker by index.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class RolloutLoop:
         self._running: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        """Returns when the master said that the run is over; what is in the making then is dropped.
+        """Runs until the master ends the run; groups in progress are then dropped.
 
         Raises:
             WaitTimeout: the master does not answer.
@@ -99,12 +100,12 @@ class RolloutLoop:
                     task.add_done_callback(self._running.discard)
                 if work.over:
                     break
-            logger.info("work over dropped=%d", len(self._running))
+            logger.info("work ended dropped=%d", len(self._running))
             for task in tuple(self._running):
                 task.cancel()
 
     async def _places(self) -> Places:
-        """Where results go. The master answers when everything is set up."""
+        """Requests the destinations of results from the master, which replies when everything is set up."""
         ask = AskPlaces(worker=self.name, dataset_size=len(self._groups.dataset))
         call = self._master.call(ask, what="the first question", timeout_s=SETUP_S)
         async with first_error(), asyncio.TaskGroup() as tasks:
@@ -115,14 +116,14 @@ class RolloutLoop:
         places: Places = asking.result()
         if not places.holders:
             raise ClusterError(
-                "no model worker takes trajectories",
+                "no model worker accepts trajectories",
                 where=self._master.name,
                 fix="report this as a bug",
             )
         return places
 
     async def _room(self) -> int:
-        """How many tickets more may be worked on; waits for one to end where there are enough."""
+        """Returns how many more tickets may be started; waits for one to end if there are enough."""
         limit = self._limits.max_concurrent_rollouts
         while len(self._running) >= limit:
             tick()
@@ -154,9 +155,13 @@ class RolloutLoop:
                 outcome = TicketOutcome.FILTERED
             else:
                 await put(holder, group.sample)
-        except Exception as error:  # of agents, environments, servers: the prompt is tried again
+        except (
+            Exception
+        ) as error:  # an error of agent, environment or server: the prompt is tried again
             outcome, why = TicketOutcome.FAILED, _first_line(error)
-            with_trace = not isinstance(error, RealsysError)  # ours say where and why themselves
+            with_trace = not isinstance(
+                error, RealsysError
+            )  # realsys errors already carry place and reason
             if isinstance(error, RewardError):
                 outcome, why = TicketOutcome.UNSCORED, f"{why} ({error.where})"
                 with_trace = ticket.tries == 0
@@ -211,7 +216,7 @@ class RolloutLoop:
 
 
 def stats_of(group: EpisodeGroup, *, seconds: float) -> dict[str, float]:
-    """Figures of a group for the metrics: means over its episodes, and what it took."""
+    """Statistics of a group for the metrics: means over its episodes, and their requests."""
     kept = {name for t in group.trajectories for name in t.stats}
     own = {
         f"agent/{name}": fmean(t.stats[name] for t in group.trajectories if name in t.stats)
@@ -223,8 +228,8 @@ def stats_of(group: EpisodeGroup, *, seconds: float) -> dict[str, float]:
         "reward": fmean(group.rewards),
         "answer_length": fmean(group.answer_lengths),
         "truncated": fmean(t.truncated for t in group.trajectories),
-        "requests": float(group.took.requests),
-        "broken_requests": float(group.took.broken),
+        "requests": float(group.request_stats.requests),
+        "broken_requests": float(group.request_stats.broken),
         "lag_in_group": float(group.newest - group.oldest),
     }
 

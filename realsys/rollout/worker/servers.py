@@ -1,4 +1,4 @@
-"""Connections to generation servers: one for each URL that the manager names."""
+"""Connections to generation servers, one per URL that the manager assigns."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from realsys.transport.generation_messages import GenerationClient
 from realsys.transport.rollout_messages import UseServer
 
-LOOK_S = 15.0  # for a health check: it includes a token
+CHECK_S = 15.0  # time limit of a health check, which generates a token
 
 
 def server_name(index: int) -> str:
-    """``generation_server/3``."""
+    """Returns a server's worker name, such as ``generation_server/3``."""
     return f"generation_server/{index}"
 
 
@@ -26,7 +26,7 @@ class _Connection:
 
 
 class ServerClients:
-    """Makes clients when they are needed and closes those of servers that have come back elsewhere.
+    """Opens clients on demand and closes those of servers that have moved.
 
     Args:
         make_client: (URL as registered, name of the server) → client.
@@ -40,7 +40,7 @@ class ServerClients:
 
     @asynccontextmanager
     async def using(self, use: UseServer) -> AsyncIterator[GenerationClient]:
-        """The client of a server, open at least until the block ends."""
+        """Yields the client of a server, which stays open at least until the block ends."""
         connection = self._connection(use)
         connection.users += 1
         try:
@@ -50,17 +50,17 @@ class ServerClients:
             await self._close_former()
 
     async def is_well(self, use: UseServer, client: GenerationClient, *, within_s: float) -> bool:
-        """Whether a server passes a health check. Those who ask at the same time share one."""
+        """Checks a server's health. Concurrent callers share one check."""
         look = self._looks.get(use.url)
         if look is None or look.done():
-            checking = client.healthy(timeout_s=LOOK_S)
+            checking = client.healthy(timeout_s=CHECK_S)
             look = asyncio.create_task(checking, name=f"look at {server_name(use.server)}")
             self._looks[use.url] = look
-        await asyncio.wait({look}, timeout=min(within_s, LOOK_S))
+        await asyncio.wait({look}, timeout=min(within_s, CHECK_S))
         return look.done() and not look.cancelled() and look.exception() is None and look.result()
 
     async def close(self) -> None:
-        """Closes all, used or not."""
+        """Closes all clients, used or not."""
         for look in tuple(self._looks.values()):
             look.cancel()
         for connection in (*self._former, *self._newest.values()):

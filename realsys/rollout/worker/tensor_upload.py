@@ -1,4 +1,4 @@
-"""Tensors on their way to model workers: one thread of its own, as their client blocks."""
+"""Uploads tensors to model workers from a thread of its own, since their client blocks."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from realsys.data.rollout_dump import DumpWriter
 from realsys.data.sequence_sample import SequenceSample
 from realsys.data.transfer.tensor_client import TensorClient
 
-PUT_S = 300.0  # the model worker answers beside its computation, but the network may be busy
+PUT_S = 300.0  # the model worker replies while computing, but the network may be busy
 
 
-class TensorPutter:
-    """Gives samples to model workers, one after the other. Its owner closes it.
+class TensorUploader:
+    """Sends samples to model workers, one after the other. Its owner closes it.
 
     Args:
         make_client: endpoints of all model workers → client.
-        dump: keeps each sample in a file as well. Before it is given away: what was trained on is
-            there whatever happens to this process.
+        dump: also writes each sample to a file, before it is sent, so that everything trained on is on
+            disk even if this process dies.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class TensorPutter:
     def connect(
         self, endpoints: tuple[str, ...]
     ) -> Callable[[int, SequenceSample], asyncio.Future[None]]:
-        """``put(worker, sample)``, to be awaited. Raises as ``TensorClient.put``."""
+        """Returns an awaitable ``put(worker, sample)``, which raises as ``TensorClient.put``."""
         client = self._client = self._make_client(endpoints)
         loop = asyncio.get_running_loop()
 
@@ -49,7 +49,7 @@ class TensorPutter:
         client.put(worker, sample, timeout_s=PUT_S)
 
     def close(self) -> None:
-        """Waits for the sample that is on its way, and drops those behind it."""
+        """Waits for the sample being sent, and drops queued ones."""
         self._thread.shutdown(cancel_futures=True)
         if self._client is not None:
             self._client.close()

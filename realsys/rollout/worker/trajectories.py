@@ -1,4 +1,4 @@
-"""The episodes of a prompt as one datapoint (pure): checked, then packed as a backend packs its answers."""
+"""Packs the episodes of a prompt into one datapoint, after validation (pure)."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from realsys.data.sequence_sample import SequenceSample
 REWARDS, VERSIONS = "rewards", "packed_versions"
 
 
-def fault_of(trajectory: Trajectory, prompt: Sequence[int]) -> str:
-    """What is wrong with an agent's trajectory; empty: nothing."""
+def trajectory_fault(trajectory: Trajectory, prompt: Sequence[int]) -> str:
+    """Returns what is wrong with an agent's trajectory; empty if it is valid."""
     t, count = trajectory, len(trajectory.tokens)
     for name in ("from_policy", "logprobs", "versions"):
         if len(getattr(t, name)) != count:
@@ -43,7 +43,7 @@ def fault_of(trajectory: Trajectory, prompt: Sequence[int]) -> str:
 
 def check(trajectory: Trajectory, prompt: Sequence[int], *, agent: str) -> None:
     """Raises DataError, naming the agent, if the trajectory can't be trained on."""
-    if fault := fault_of(trajectory, prompt):
+    if fault := trajectory_fault(trajectory, prompt):
         raise DataError(
             f"a trajectory can't be used: {fault}",
             where=f"agent {agent!r}",
@@ -52,7 +52,7 @@ def check(trajectory: Trajectory, prompt: Sequence[int], *, agent: str) -> None:
 
 
 def versions_of(trajectories: Sequence[Trajectory]) -> tuple[int, int]:
-    """Oldest and newest version of the weights that wrote them."""
+    """Returns the oldest and newest weight version of the policy's tokens."""
     versions = [
         v for t in trajectories for v, p in zip(t.versions, t.from_policy, strict=True) if p
     ]
@@ -62,14 +62,13 @@ def versions_of(trajectories: Sequence[Trajectory]) -> tuple[int, int]:
 def trajectories_sample(
     id_: str, trajectories: Sequence[Trajectory], *, metadata: Mapping[str, Any]
 ) -> SequenceSample:
-    """One id with its group, as ``PipelinableEngine.generate`` packs answers, and two keys more:
-    ``rewards`` (float32, one a sequence) and ``packed_versions`` (int64; -1 where not the policy's).
+    """Packs one id with its group as ``PipelinableEngine.generate`` does, plus two keys.
 
-    Observations are packed as prompt: ``prompt_mask`` is True on everything that the policy did not
-    write.
+    ``rewards`` (float32, one per sequence) and ``packed_versions`` (int64; -1 on tokens that are
+    not the policy's). Observations are packed as prompt: ``prompt_mask`` is True on everything that
+    the policy did not write.
 
-    Args:
-        metadata: of this id, one value a name.
+    Args:\n        metadata: metadata of this id, one value per name.
     """
     rows = [
         AnswerRow(

@@ -1,1 +1,1 @@
-"""Taking the next attempt of a trial, and learning that it is to stop."""
+"""Claims the next attempt of a trial, and receives requests to stop it."""

@@ -1,9 +1,10 @@
-"""Takes the next attempt of a trial: at most one incarnation runs, and each can be told apart.
+"""Claims the next attempt of a trial, so that at most one incarnation runs and each is distinguishable.
 
-The number is taken twice: by making the attempt's folder, which one process can do, and by a
-compare-and-set on the trial's ``attempt`` key. The folder decides where each attempt has a store of its
-own, the key decides for everything that is published. The record carries a random token that whatever
-this incarnation writes repeats, and the folder its own keys for sockets: an older one's open no door.
+The number is claimed twice: by creating the attempt's folder, which only one process can do, and by a
+compare-and-set on the trial's ``attempt`` key. The folder decides if each attempt has a store of its own,
+the key decides for everything that is published. The record carries a random token that this incarnation
+repeats in everything it writes, and the folder its own keys for sockets: an older incarnation's keys are
+refused.
 """
 
 from __future__ import annotations
@@ -46,13 +47,13 @@ logger = logging.getLogger(__name__)
 
 LEASE_SLACK_S = 5.0
 MOST_AT_ONCE = 100  # keys of one transaction
-PATIENCE_S = 60.0  # with a store that is away when a job starts
+PATIENCE_S = 60.0  # how long the store may be unavailable when a job starts
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """Where the supervisor runs, as far as Slurm tells it.
+    """The job in which the supervisor runs, from Slurm's variables.
 
     Attributes:
         job_id: Slurm's (``123``, ``123_4`` in an array), or of submitit's local executor.
@@ -67,7 +68,7 @@ class Job:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> Job:
-        """Of the batch step that this process is."""
+        """Returns the job of the batch step that this process is."""
         array = environ.get("SLURM_ARRAY_JOB_ID")
         job_id = environ.get("SLURM_JOB_ID") or environ.get("SUBMITIT_LOCAL_JOB_ID") or ""
         if array:
@@ -82,7 +83,7 @@ class Job:
         )
 
 
-def take_attempt(
+def claim_attempt(
     files: TrialFiles,
     store: NameResolve,
     keys: TrialKeys,
@@ -91,18 +92,18 @@ def take_attempt(
     former: Callable[[AttemptFiles], NameResolve | None] | None = None,
     patience_s: float = PATIENCE_S,
 ) -> tuple[AttemptRecord, AttemptFiles]:
-    """Takes attempt n + 1 and makes its folder.
+    """Claims attempt n + 1 and creates its folder.
 
-    An attempt of another host that has left no exit marker is given the time that its workers' leases
-    take to end. A key that can't be understood is overwritten: the folder says how far the trial is. So
-    is one of a trial of this name that was removed, whose other keys are cleared.
+    If an attempt of another host has left no exit marker, waits until its workers' leases have ended.
+    A damaged key is overwritten: the folder shows how far the trial is. So is the key of a removed trial
+    of the same name, whose other keys are cleared.
 
     Args:
-        patience_s: with a store that does not answer.
-        former: the store in which an earlier attempt's workers are registered, where it is another
-            one (closed here); it may return None when that one is gone.
+        patience_s: how long the store may be unavailable.
+        former: returns the store in which an earlier attempt's workers are registered, if that is
+            another one (closed here); None if that one no longer exists.
     Raises:
-        TrialIsLive: attempt n still runs, or somebody else took n + 1 at the same moment.
+        TrialIsLive: attempt n still runs, or another process claimed n + 1 at the same moment.
     """
     insist = partial(retry_while_unavailable, timeout_s=patience_s, what="taking the attempt")
     before = insist(lambda: _before(files, store, keys))
@@ -129,18 +130,18 @@ def take_attempt(
         shutil.rmtree(attempt.root)
         raise _taken(files, record.number)
     replace_symlink(files.latest, str(attempt.root.relative_to(files.root)))
-    fence = AttemptFence(store, keys, record)  # a newer one may take over in this moment
+    fence = AttemptFence(store, keys, record)  # a newer one may take over meanwhile
     left = insist(lambda: _left_behind(store, keys, all_of_it=before.is_of_removed_trial))
     for start in range(0, len(left), MOST_AT_ONCE):
         page = left[start : start + MOST_AT_ONCE]
         insist(partial(fence.write, [], deletes=page))
-    logger.info("attempt taken number=%d host=%s pid=%d", record.number, record.host, os.getpid())
+    logger.info("attempt claimed number=%d host=%s pid=%d", record.number, record.host, os.getpid())
     return record, attempt
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Before:
-    """What folder and store tell of earlier attempts.
+    """What folder and store contain of earlier attempts.
 
     Attributes:
         compare: holds while the attempt's key is as it was seen.
@@ -172,8 +173,8 @@ def _before(files: TrialFiles, store: NameResolve, keys: TrialKeys) -> _Before:
 
 
 def is_of_removed_trial(files: TrialFiles, told: AttemptRecord) -> bool:
-    """Whether an attempt that the store knows is older than this trial: a trial of this name was there
-    before, and its folder was removed."""
+    """Returns whether an attempt in the store is older than this trial: it belongs to a removed trial of
+    the same name."""
     trial = read_record(TrialRecord, files.record)
     return trial is not None and told.started_at < trial.created_at
 
@@ -182,12 +183,12 @@ def _understood(entry: Entry) -> AttemptRecord | None:
     try:
         return loads(AttemptRecord, entry.value, where=entry.key)
     except TrialError as error:
-        logger.error("a damaged key is overwritten why=%s", error.what)
+        logger.error("damaged key overwritten reason=%s", error.what)
         return None
 
 
 def _put(store: NameResolve, keys: TrialKeys, compare: Compare, record: AttemptRecord) -> bool:
-    """The attempt key becomes ours; also true when a try whose answer was lost did it."""
+    """Writes the attempt key; also returns true if an earlier try whose answer was lost did it."""
     value = dumps(record)
     if store.transaction([compare], puts=[Put(keys.attempt, value)]):
         return True
@@ -195,8 +196,8 @@ def _put(store: NameResolve, keys: TrialKeys, compare: Compare, record: AttemptR
 
 
 def _claim_folder(files: TrialFiles, record: AttemptRecord) -> AttemptFiles:
-    """Makes the attempt's folder whole beside its place, then renames it there: one process can, and
-    whoever sees the folder sees who has it."""
+    """Builds the attempt's folder under a temporary name, then renames it: only one process succeeds, and
+    the folder never exists without its record."""
     files.attempts.mkdir(exist_ok=True)
     made = AttemptFiles(files.attempts / f".{record.number:04d}.{record.token}")
     for folder in (made.logs, made.failure_records):
@@ -218,9 +219,9 @@ def _claim_folder(files: TrialFiles, record: AttemptRecord) -> AttemptFiles:
 
 def _taken(files: TrialFiles, number: int) -> TrialIsLive:
     return TrialIsLive(
-        f"somebody else took attempt {number} at the same moment",
+        f"another process claimed attempt {number} at the same moment",
         where=str(files.root),
-        fix="look at it: realsys status",
+        fix="see realsys status",
     )
 
 
@@ -251,7 +252,7 @@ def _refuse_if_live(
 
 
 def _leases_end(store: NameResolve, keys: TrialKeys, *, timeout_s: float) -> bool:
-    """Waits until no worker holds a lease; False when some still do after ``timeout_s``."""
+    """Waits until no worker holds a lease; returns False if some still do after ``timeout_s``."""
     deadline = time.monotonic() + timeout_s
     while retry_while_unavailable(
         lambda: store.find_subtree(keys.workers), timeout_s=PATIENCE_S, what="leases to end"
@@ -263,7 +264,7 @@ def _leases_end(store: NameResolve, keys: TrialKeys, *, timeout_s: float) -> boo
 
 
 def _left_behind(store: NameResolve, keys: TrialKeys, *, all_of_it: bool) -> list[str]:
-    """Keys that earlier attempts left; ``all_of_it``: those that outlive an attempt as well."""
+    """Returns keys left by earlier attempts; ``all_of_it``: also those that outlive an attempt."""
     if all_of_it:
         logger.warning("keys of a removed trial of this name are cleared root=%s", keys.root)
         return [key for key in store.find_subtree(keys.root) if key != keys.attempt]
@@ -275,11 +276,11 @@ def _left_behind(store: NameResolve, keys: TrialKeys, *, all_of_it: bool) -> lis
 
 
 def end_attempt(store: NameResolve, keys: TrialKeys, record: AttemptRecord) -> None:
-    """Says that the attempt is over: whoever of it lives on somewhere must exit. Best effort."""
+    """Marks the attempt as ended, so that any remaining process of it exits. Best effort."""
     ended = dumps(replace(record, ended_at=time.time()))
     try:
         store.transaction(
             [Compare.holds(keys.attempt, dumps(record))], puts=[Put(keys.attempt, ended)]
         )
     except StoreError as error:
-        logger.warning("the attempt's end is not told error=%s", error.what)
+        logger.warning("attempt end not recorded error=%s", error.what)

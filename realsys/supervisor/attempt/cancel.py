@@ -1,4 +1,4 @@
-"""Ends other jobs of the trial when asking them did not."""
+"""Cancels the trial's remaining Slurm jobs if a graceful stop failed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SCANCEL_TIMEOUT_S = 60.0
 
 
 def cancel_jobs(job_ids: Sequence[str]) -> None:
-    """One scancel for all; what it says of jobs that are over already goes to the log only."""
+    """Cancels all jobs with one scancel; messages about jobs that have ended go to the log only."""
     if not job_ids:
         return
     argv = ["scancel", *job_ids]

@@ -1,7 +1,7 @@
-"""Hears that an attempt is to stop, by name resolution or by a signal, and counts its grace.
+"""Receives stop requests, from name resolution or a signal, and measures the grace period.
 
-The first request stands. One that came by a signal is passed on to the key, from which the master hears of
-it, as soon as the store takes it; the grace counts from the signal.
+The first request counts. A request by signal is written to the key, where the master reads it, as soon as
+the store accepts it; the grace period counts from the signal.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ POLL_S = 0.25
 
 @dataclass
 class StopWatch:
-    """Looks from a thread of its own between ``start`` and ``stop``."""
+    """Polls in a thread of its own between ``start`` and ``stop``."""
 
     store: NameResolve
     keys: TrialKeys
@@ -35,19 +35,19 @@ class StopWatch:
     _watch: Watch | None = None
     _newest: bytes | None = None  # of the key
     _damaged: bytes | None = None  # a request that can't be understood
-    asked_by: str = ""  # who wanted the stop, as the request says
-    _looks: StorePoller[StopRequest | None] = field(init=False)
+    requested_by: str = ""  # who wanted the stop, as the request says
+    _poller: StorePoller[StopRequest | None] = field(init=False)
 
     def start(self) -> None:
-        self._looks = StorePoller(self._look, every_s=POLL_S, name="stop key").start()
+        self._poller = StorePoller(self._read_request, every_s=POLL_S, name="stop key").start()
 
     def stop(self) -> None:
-        self._looks.stop()
+        self._poller.stop()
         if self._watch is not None:
             self._watch.close()
 
     def request(self, by: str, *, grace_s: float) -> bool:
-        """Asks for a stop (from a signal handler: sets, no I/O). False when somebody was first."""
+        """Requests a stop (from a signal handler: no I/O). Returns False if one was requested before."""
         if self._by_signal is not None or self._deadline_s is not None:
             return False
         self._by_signal = StopRequest(
@@ -56,26 +56,26 @@ class StopWatch:
         return True
 
     def poll(self) -> None:
-        """Takes what was heard; the grace begins to count once."""
-        sight = self._looks.take()
-        request = self._by_signal or (sight.value if sight is not None else None)
+        """Processes a received request; the grace period starts once."""
+        poll = self._poller.latest()
+        request = self._by_signal or (poll.value if poll is not None else None)
         if self._deadline_s is None and request is not None:
             logger.info("stop requested by=%s grace_s=%g", request.by, request.grace_seconds)
             self._deadline_s = time.monotonic() + request.grace_seconds
-            self.asked_by = request.by
+            self.requested_by = request.by
 
     @property
-    def is_asked(self) -> bool:
-        """Whether a stop was asked, as far as heard."""
+    def is_requested(self) -> bool:
+        """Whether a stop request has been received."""
         return self._deadline_s is not None
 
     @property
     def is_over(self) -> bool:
-        """Whether the grace is used up."""
+        """Whether the grace period is over."""
         return self._deadline_s is not None and time.monotonic() > self._deadline_s
 
-    def _look(self) -> StopRequest | None:
-        """On the looking thread. Raises StoreError."""
+    def _read_request(self) -> StopRequest | None:
+        """Reads the key, in the polling thread. Raises StoreError."""
         if self._by_signal is not None and not self._is_passed_on:
             fence = AttemptFence(self.store, self.keys, self.attempt)
             try:
@@ -88,7 +88,7 @@ class StopWatch:
             return None
         try:
             request = loads(StopRequest, value, where=self.keys.stop)
-        except TrialError as error:  # nobody of ours asked that
+        except TrialError as error:  # not written by realsys
             if value != self._damaged:
                 logger.error("%s; %s", error.what, error.fix)
             self._damaged = value
@@ -96,7 +96,7 @@ class StopWatch:
         return request if request.attempt == self.attempt.number else None
 
     def _value(self) -> bytes | None:
-        """What the key holds. It is watched: that costs the store nothing while nothing happens."""
+        """Returns the key's value through a watch, which costs the store nothing while nothing changes."""
         if self._watch is None:
             revision = self.store.revision()
             try:

@@ -1,8 +1,7 @@
-"""Asks workers for the stacks of their threads: a command to each heartbeat process.
+"""Requests the stacks of workers' threads, by a command to each heartbeat process.
 
-They write ``attempts/<n>/stacks/<type>-<i>.txt`` (realsys/heartbeat/heartbeat_process.py), also when the
-worker itself stands still. Nothing waits for them here, and a store that does not answer costs the stacks
-only.
+They write ``attempts/<n>/stacks/<type>-<i>.txt`` (realsys/heartbeat/heartbeat_process.py), also if the
+worker itself hangs. Nothing here waits for them, and an unavailable store costs only the stacks.
 """
 
 from __future__ import annotations
@@ -38,5 +37,5 @@ def ask_for_stacks(
         try:
             store.add(keys.command(worker_type, int(index)), dumps(command), replace=True)
         except StoreError as error:
-            logger.warning("stacks not asked for worker=%s error=%s", worker, error.what)
-            return  # each of the others would wait for its own deadline
+            logger.warning("stack request failed worker=%s error=%s", worker, error.what)
+            return  # each further request would wait for its own deadline

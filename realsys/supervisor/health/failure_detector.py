@@ -1,9 +1,10 @@
-"""Who is lost, from what the store shows (pure): for worker_leases.py, and for the simulation.
+"""Detects lost workers from the contents of the store (pure): for worker_leases.py, and for the
+simulation.
 
-A worker is lost when its key has been away for longer than ``lost_s``. Nobody is declared lost while the
-store itself is in doubt: it does not answer, has just come back (its leases start anew then), or many
-leases of several hosts ended at one moment, whether or not their holders have taken new ones before
-anybody looked. After such trouble decisions wait ``settle_s``.
+A worker is lost if its key has been missing for longer than ``lost_s``. No worker is declared lost while
+the store itself is in doubt: it does not answer, has just come back (its leases start again), or many
+leases of several hosts ended at once, whether or not their holders have acquired new ones since. After
+such trouble decisions wait for ``settle_s``.
 """
 
 from __future__ import annotations
@@ -11,15 +12,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-LOST_S = 3.0  # after a key went away: srun may be about to say how, a worker may be taking it anew
+LOST_S = 3.0  # after a key disappeared: srun may be about to report, a worker may be reacquiring it
 SETTLE_S = 30.0
-AT_ONCE_S = 2.5  # leases renewed at different moments end within ttl / 7.5, seen by looks 1 s apart
+AT_ONCE_S = 2.5  # leases renewed at different moments end within ttl / 7.5, seen by polls 1 s apart
 MANY = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerVerdict:
-    """What follows from a look. ``frozen`` says why nobody is declared lost, "" when decisions are made."""
+    """Result of a check. ``frozen`` is why no worker is declared lost, "" if decisions are made."""
 
     lost: tuple[str, ...] = ()
     frozen: str = ""
@@ -27,12 +28,12 @@ class WorkerVerdict:
 
 @dataclass(kw_only=True)
 class FailureDetector:
-    """Looks again and again. Times are seconds of one monotonic clock, the looker's.
+    """Checks the answers of the store. Times are seconds of one monotonic clock, the reader's.
 
     Attributes:
-        hosts: worker → host, of all that were ever seen.
-        gone_since_s: worker → when its key was first missed, of those that are away.
-        anew_since_s: worker → when its key was first seen under another lease than before.
+        hosts: worker → host, of all workers ever seen.
+        gone_since_s: worker → when its key was first missing, of the missing ones.
+        anew_since_s: worker → when its key was first seen under a new lease.
     """
 
     lost_s: float = LOST_S
@@ -82,15 +83,15 @@ class FailureDetector:
         )
 
     def forget(self, worker: str) -> None:
-        """``worker`` has left as it should: nobody misses it."""
+        """Forgets ``worker``, which has left as intended."""
         self.hosts.pop(worker, None)
         self.gone_since_s.pop(worker, None)
         self.anew_since_s.pop(worker, None)
         self._leases.pop(worker, None)
 
     def _mass_loss(self, now_s: float) -> str:
-        """A node that dies takes the leases of one host. Those of several, at one moment, point to the
-        store."""
+        """Returns the reason to freeze if leases of several hosts ended at once, which points to the
+        store; a dying node takes those of one host."""
         ended_s = self.anew_since_s | self.gone_since_s
         at_once = [w for w, since_s in ended_s.items() if now_s - since_s <= AT_ONCE_S]
         hosts = {self.hosts[worker] for worker in at_once}

@@ -1,8 +1,8 @@
-"""Why workers ended or stand still: one Failure a worker, from all that is known of it.
+"""Explains why workers ended or hang: one Failure per worker, from everything known about it.
 
-For supervisor.py. A worker's own last words come first, then how its parent saw it end, then what the
-one who started it was told (srun, the kernel's count of memory kills), then what its lease and its
-heartbeat process said. Which of several failures was first is decided in first_failure.py.
+For supervisor.py. Sources in order: the worker's own failure record, how its parent saw it end, what its
+launcher reported (srun, the kernel's count of memory kills), then its lease and its heartbeat process.
+first_failure.py decides which of several failures was first.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from realsys.trial.records import (
 )
 
 STALLED = "Stalled"
-WATCHDOG_LINES = 200  # its words stand before a page of C++ frames
+WATCHDOG_LINES = 200  # its message precedes a page of C++ frames
 # What the main thread's innermost frames look like while a rank waits for its peers.
 _WAITS = ("distributed", "process_group", "all_reduce", "all_gather", "broadcast", "barrier")
 
@@ -46,7 +46,7 @@ class FailureReporter:
     files: AttemptFiles
 
     def of_task(self, task: Task, known: WorkerRecord | None) -> Failure:
-        """Of a worker that has ended, or whose lease has."""
+        """Reports a worker that has ended, or whose lease has."""
         words = read_record(Failure, self.files.failure_record(task.worker))
         return self._failure(
             task,
@@ -71,12 +71,12 @@ class FailureReporter:
         return memory_fix(task.hint, worker_type, on_slurm=bool(self.attempt.nodes), trial=trial)
 
     def of_stall(self, task: Task, known: WorkerRecord | None, status: WorkerStatus) -> Failure:
-        """Of a worker that lives and does not get on."""
+        """Reports a worker that is alive but makes no progress."""
         if not status.stalled_s:
             return self._failure(
                 task,
                 known,
-                why="does not answer: other workers stand still and wait for it",
+                why="does not answer: other workers wait for it without progress",
                 at=time.time(),
                 kind=STALLED,
                 fix=f"stacks of all workers: {self.files.stacks}",
@@ -86,7 +86,7 @@ class FailureReporter:
         return self._failure(
             task,
             known,
-            why=f"stands still: no progress for {status.stalled_s:.0f} s{doing} "
+            why=f"stalled: no progress for {status.stalled_s:.0f} s{doing} "
             f"of step {status.step}{where}",
             at=time.time() - status.stalled_s,
             kind=STALLED,
@@ -120,7 +120,7 @@ class FailureReporter:
         )
 
     def _log_of(self, worker: str) -> Path | None:
-        """The worker's own; that of the srun which was to start it, where it never came so far; None."""
+        """Returns the worker's own log; that of its srun if it never started; else None."""
         kind, _, index = worker.partition("/")
         of_srun = [self.files.logs / f"srun-{kind}.log"]
         of_srun += sorted(self.files.logs.glob(f"srun-{kind}-{index}-*.log"), reverse=True)
@@ -129,11 +129,11 @@ class FailureReporter:
 
 
 def suspects(statuses: Mapping[str, WorkerStatus]) -> Sequence[str]:
-    """Of all workers, given that some stand still: those that do not just wait for another one. Pure.
+    """Returns the stalled workers that do not merely wait for another one. Pure.
 
-    One rank that hangs stops all that share a collective with it: those stand in the collective, or wait
-    for a peer's tensors, and say so. Who waits for a peer accuses that peer. When all stand in
-    collectives, all are named.
+    One hanging rank blocks all that share a collective with it: those wait in the collective, or for a
+    peer's tensors, and publish it. A worker that waits for a peer points to that peer. If all wait in
+    collectives, all are returned.
     """
     stalled = {worker: status for worker, status in statuses.items() if status.stalled_s > 0}
     ends = {_end_of_chain(worker, statuses) for worker in stalled}
@@ -153,7 +153,7 @@ def _end_of_chain(worker: str, statuses: Mapping[str, WorkerStatus]) -> str:
 
 
 def is_in_collective(status: WorkerStatus) -> bool:
-    """Whether the worker stands where a rank waits for its peers."""
+    """Returns whether the worker's stack shows that it waits for its peers in a collective."""
     where = status.stalled_where.lower()
     return any(word in where for word in _WAITS)
 
@@ -161,7 +161,7 @@ def is_in_collective(status: WorkerStatus) -> bool:
 def _why(task: Task) -> str:
     returncode = task.poll()
     if returncode is None:
-        return "its lease has ended: its node is lost or cut off, or it stands still"
+        return "its lease has ended: its node is lost or cut off, or it hangs"
     if returncode == worker_exit_codes.NOT_STARTED:
         return f"was not started: {task.hint}"
     if returncode == worker_exit_codes.DONE:

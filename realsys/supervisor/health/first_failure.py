@@ -1,8 +1,8 @@
-"""Which worker failed first, and what it takes to say so (pure but for reading log tails).
+"""Determines which worker failed first (pure, except for reading log tails).
 
-A failure seldom stays alone: its peers time out, lose their socket or are ended by us. Those are
-*secondary*: errors that only say that somebody else was missing. The first failure is the earliest
-primary one; without any, the earliest of all.
+A failure rarely stays alone: peers time out, lose their socket or are ended by the supervisor. Those
+failures are *secondary*: they only report that another worker was missing. The first failure is the
+earliest primary one; without any, the earliest of all.
 """
 
 from __future__ import annotations
@@ -13,28 +13,29 @@ from dataclasses import replace
 from pathlib import Path
 
 from realsys.runtime import worker_exit_codes
+from realsys.trial.last_lines import last_lines
 from realsys.trial.records import Failure
 
 SECONDARY_KINDS = frozenset({"RemoteError", "WorkerLost", "WaitTimeout", "CancelledError"})
-# In the words of gloo and NCCL: a process of the same collective went away, or did not come.
+# Messages of gloo and NCCL: a process of the same collective ended, or did not join.
 LOST_PEER = (
     "gloo/transport/",
     "ncclRemoteError",
     "remote process exited",
     "Watchdog caught collective operation timeout",
 )
-# Last lines of a process that NCCL's watchdog, in torch, has ended by SIGABRT: it leaves no last words.
+# Last lines of a process that torch's NCCL watchdog has ended by SIGABRT: it leaves no failure record.
 _WATCHDOG = "Process group watchdog thread terminated"
 _BY_A_SOCKET = ("Connection closed by remote peer", "Connection reset by peer")
 _BY_ANOTHER_RANK = "dump signal from another rank"
 MAX_SAID_CHARS = 200
-NCCL_ENDED_IT = "NCCL's watchdog ended it, since another worker was missing"
+NCCL_ENDED_IT = "NCCL's watchdog ended it because another worker was missing"
 TAIL_LINES = 15
 TAIL_BYTES = 16_384
 
 
 def describe_exit(returncode: int) -> str:
-    """A sentence for a process's end: exit code or signal, with what that usually means."""
+    """Describes a process's end: exit code or signal, with its usual cause."""
     if returncode < 0:
         number = -returncode
         try:
@@ -60,7 +61,7 @@ def describe_exit(returncode: int) -> str:
 
 
 def watchdog_words(log_lines: Sequence[str]) -> str:
-    """What NCCL's watchdog said of a missing peer before it ended its process; "" if it did not."""
+    """Returns the NCCL watchdog's message about a missing peer; "" if there is none."""
     told: tuple[str, ...] = (*LOST_PEER[1:], _BY_ANOTHER_RANK)
     if any(_WATCHDOG in line for line in log_lines):
         told += _BY_A_SOCKET
@@ -71,13 +72,13 @@ def watchdog_words(log_lines: Sequence[str]) -> str:
 
 
 def is_secondary(failure: Failure) -> bool:
-    """True for a failure that only says that another worker was missing."""
+    """Returns whether a failure only reports that another worker was missing."""
     told = (*LOST_PEER, NCCL_ENDED_IT, "workers it depends on were gone")
     return failure.kind in SECONDARY_KINDS or any(words in failure.why for words in told)
 
 
 def order_failures(failures: Iterable[Failure]) -> tuple[Failure | None, tuple[Failure, ...]]:
-    """(the first failure, the others in time order)."""
+    """Returns (the first failure, the others in time order)."""
     judged = (replace(failure, secondary=is_secondary(failure)) for failure in failures)
     ordered = sorted(judged, key=lambda f: (f.secondary, f.at))
     if not ordered:
@@ -86,12 +87,5 @@ def order_failures(failures: Iterable[Failure]) -> tuple[Failure | None, tuple[F
 
 
 def log_tail(path: Path, *, lines: int = TAIL_LINES) -> tuple[str, ...]:
-    """The last lines of a log; empty when there is none."""
-    try:
-        with path.open("rb") as file:
-            file.seek(0, 2)
-            file.seek(max(0, file.tell() - TAIL_BYTES))
-            text = file.read().decode("utf-8", errors="replace")
-    except OSError:
-        return ()
-    return tuple(text.splitlines()[-lines:])
+    """Returns the last lines of a log; empty if there is none."""
+    return tuple(last_lines(path, max_bytes=TAIL_BYTES)[-lines:])

@@ -1,8 +1,8 @@
-"""The check of a job's nodes and GPUs before its workers start, where the plan asks for one.
+"""Checks a job's nodes and GPUs before its workers start, if the plan asks for it.
 
-Slurm has given the nodes, and a job that runs can't exchange one; so a run that is not to begin on a node
-that is ill ends here, with the node as its first failure. What leaves lost nodes out then leaves these out,
-too: the job's requeue, or `realsys resume --exclude`, which the status names.
+Slurm has assigned the nodes, and a running job can't exchange one; so a run that must not start on a
+faulty node ends here, with the node as its first failure. The mechanisms that leave out lost nodes then
+leave out these too: the job's requeue, or `realsys resume --exclude`, which the status names.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ def preflight(
     attempt_files: AttemptFiles,
     goes_on: Callable[[], bool],
 ) -> list[Failure]:
-    """Why the run must not begin; empty where it may, or nobody wants to know.
+    """Returns why the run must not start; empty if it may, or if the preflight is off.
 
     Args:
-        goes_on: asked all the time; False: somebody wants the run to stop.
+        goes_on: called repeatedly; returns False if a stop was requested.
     """
     if plan.job is None or plan.job.preflight == "off":
         return []
@@ -67,7 +67,7 @@ def preflight(
     for index, held in enumerate(component_nodes(plan.job, dict(os.environ))):
         steps = [s for p in plan.phases for s in p.steps if s.component == index]
         component = plan.job.components[index]
-        logger.info("preflight begins nodes=%s mode=%s", compress(held), plan.job.preflight)
+        logger.info("preflight started nodes=%s mode=%s", compress(held), plan.job.preflight)
         checks += _checks(plan, component, steps, held, files, attempt_files, goes_on)
         nodes += held
         if not goes_on():
@@ -98,12 +98,12 @@ def failures(
     host: str,
     former: Iterable[str],
 ) -> list[Failure]:
-    """One for each node that is ill; where that is no node of its own, one for each check (pure).
+    """Returns one failure per faulty node; if no single node is at fault, one per failed check (pure).
 
     Args:
         host: of the supervisor.
-        former: nodes that earlier attempts found ill. One that comes again was not left out, so the job is
-            not requeued because of it: it would go round for ever.
+        former: nodes that earlier attempts found faulty. One that appears again was not left out, so the
+            job is not requeued because of it: it would be requeued for ever.
     """
     now = time.time()
     hosts = compress(sorted(ill))
@@ -146,7 +146,7 @@ def _checks(
     attempt_files: AttemptFiles,
     goes_on: Callable[[], bool],
 ) -> list[Check]:
-    """Of the nodes of one component."""
+    """Runs the checks on the nodes of one component."""
     gpus = component.gpus_per_node
     step = max(steps, key=lambda s: s.gpus_per_task)
     low, _, high = (plan.cluster.port_range or "").partition("-")
@@ -186,12 +186,12 @@ def _checks(
 
 
 def _known(plan: LaunchPlan) -> dict[str, str]:
-    """Our environment without secrets."""
+    """Returns our environment without secrets."""
     return {n: value for n, value in os.environ.items() if n not in plan.cluster.secrets}
 
 
 def _formerly_ill(files: TrialFiles, attempt: AttemptRecord) -> set[str]:
-    """Nodes that earlier attempts of this trial found ill."""
+    """Returns the nodes that earlier attempts of this trial found faulty."""
     found: set[str] = set()
     for former in files.all_attempts():
         if former.number < attempt.number:

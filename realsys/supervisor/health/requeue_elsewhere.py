@@ -1,8 +1,7 @@
-"""When a job that lost a node is requeued: its next start is to take the others.
+"""Makes the next start of a requeued job avoid the nodes it lost.
 
-Slurm takes a new --exclude from the job itself as soon as it is on its way back to the queue, and not
-before; so it is asked again and again from a thread, beside whatever asks for the requeue. Nothing here
-may keep an attempt from ending.
+Slurm accepts a new --exclude for the job itself only once it is on its way back to the queue; so the
+request is repeated in a thread, beside the requeue. Nothing here may keep an attempt from ending.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ ANSWER_S = 10.0
 
 
 def leave_out(job_id: str, lost: Mapping[str, str], needed: int) -> threading.Thread:
-    """Begins to ask Slurm to start the job without the lost nodes, if it can.
+    """Starts asking Slurm to exclude the lost nodes from the job's next start, if it can.
 
     Args:
         lost: node → why (realsys/slurm/lost_nodes.py).
@@ -42,20 +41,20 @@ def _leave_out(job_id: str, lost: Mapping[str, str], needed: int) -> None:
     try:
         wanted = _wanted(job_id, lost, needed)
         if wanted is None:
-            logger.warning("lost nodes stay in use lost=%s: the job needs them", evidence(lost))
+            logger.warning("lost nodes not excluded lost=%s reason=job needs them", evidence(lost))
             return
         deadline = time.monotonic() + TRY_FOR_S
         while True:
             done = _run("scontrol", "update", f"JobId={job_id}", f"ExcNodeList={wanted}")
             if done.returncode == 0:
-                logger.warning("next start takes other nodes lost=%s", evidence(lost))
+                logger.warning("lost nodes excluded lost=%s", evidence(lost))
                 return
             if time.monotonic() > deadline:
-                logger.warning("lost nodes stay in use said=%s", done.stderr.strip())
+                logger.warning("lost nodes not excluded error=%s", done.stderr.strip())
                 return
             time.sleep(TRY_EVERY_S)
     except (OSError, subprocess.TimeoutExpired, ConfigError, ValueError) as error:
-        logger.warning("lost nodes stay in use lost=%s error=%s", evidence(lost), error)
+        logger.warning("lost nodes not excluded lost=%s error=%s", evidence(lost), error)
 
 
 def _wanted(job_id: str, lost: Mapping[str, str], needed: int) -> str | None:

@@ -1,8 +1,8 @@
-"""Whether a worker that ended or hangs is started again by itself, and when (pure).
+"""Decides whether and when a worker that ended or hangs is restarted by itself (pure).
 
-For the types in INDEPENDENTLY_RESTARTABLE: they hold nothing that another could not make again. A worker
-that ends again and again costs a little more time each time, and in the end the trial; one in OPTIONAL is
-left down instead. Times are seconds of one monotonic clock. What follows is done in worker_restarts.py.
+For the types in INDEPENDENTLY_RESTARTABLE: another worker can recreate everything they hold. A worker
+that ends repeatedly is restarted after increasing pauses, and finally ends the trial; one in OPTIONAL
+stays down instead. Times are seconds of one monotonic clock. worker_restarts.py acts on the decisions.
 """
 
 from __future__ import annotations
@@ -18,37 +18,35 @@ from realsys.trial.records import WorkerStatus
 MAX_RESTARTS = 5
 WINDOW_S = 3600.0
 FIRST_PAUSE_S = 0.5
-RECOVERY_S = (
-    600.0  # who waits for a worker that was just started again does not stand still so long
-)
+RECOVERY_S = 600.0  # how long waiting for a worker that was just restarted is no stall
 COLLECTIVE_S = (
-    1800.0  # the collectives' own timeout: so long one rank may wait for another that computes
+    1800.0  # the collectives' own timeout: how long a rank may wait for one that computes
 )
 
 
 def is_restarted_alone(worker: str) -> bool:
-    """Whether ``generation_server/1`` is of a type that is started again by itself."""
+    """Returns whether ``generation_server/1`` is of an independently restartable type."""
     return worker.partition("/")[0] in INDEPENDENTLY_RESTARTABLE
 
 
 def is_optional(worker: str) -> bool:
-    """Whether the trial goes on without ``evaluator/0`` if it can't be started again."""
+    """Returns whether the trial continues without ``evaluator/0`` if it can't be restarted."""
     return worker.partition("/")[0] in OPTIONAL
 
 
 @dataclass(frozen=True, kw_only=True)
 class RestartPolicy:
-    """At most ``max_restarts`` of a worker in any ``window_s``, each after twice the pause before."""
+    """At most ``max_restarts`` of a worker in any ``window_s``, each after twice the previous pause."""
 
     max_restarts: int = MAX_RESTARTS
     window_s: float = WINDOW_S
     first_pause_s: float = FIRST_PAUSE_S
 
     def next_start_s(self, past_s: Sequence[float], *, now_s: float) -> float | None:
-        """When a worker that ends now is started again; None when it is not.
+        """Returns when a worker that ends now is restarted; None if it is not.
 
         Args:
-            past_s: when it was started again so far.
+            past_s: when it was restarted so far.
         """
         recent = sum(now_s - at_s < self.window_s for at_s in past_s)
         if recent >= self.max_restarts:
@@ -58,19 +56,19 @@ class RestartPolicy:
 
 @dataclass(frozen=True, kw_only=True)
 class Stalls:
-    """Who stands still: workers that are started again, or others, which end the trial."""
+    """Stalled workers: those to restart, or ``fatal`` if others hang, which ends the trial."""
 
     again: tuple[str, ...] = ()
     fatal: bool = False
 
 
 def judge_stalls(statuses: Mapping[str, WorkerStatus], *, recovering: Set[str]) -> Stalls:
-    """What to do about workers that say that they do not get on.
+    """Decides what to do about workers that report a stall.
 
     Args:
         statuses: of all workers, by name.
-        recovering: workers that are being started again or just were: excused is who waits for one of
-            them, or for somebody who does.
+        recovering: workers that are being restarted or just were: workers that wait for one of them,
+            directly or through others, are not counted as stalled.
     """
     judged = {
         worker: replace(status, stalled_s=0.0)
@@ -81,7 +79,7 @@ def judge_stalls(statuses: Mapping[str, WorkerStatus], *, recovering: Set[str]) 
     if not any(status.stalled_s > 0 for status in judged.values()):
         return Stalls()
     named = suspects(judged)
-    if all(_waits_for_peers(judged[worker]) for worker in named) and _somebody_gets_on(judged):
+    if all(_waits_for_peers(judged[worker]) for worker in named) and _any_computes(judged):
         return Stalls()
     if not all(is_restarted_alone(worker) for worker in named):
         return Stalls(fatal=True)
@@ -92,8 +90,8 @@ def _waits_for_peers(status: WorkerStatus) -> bool:
     return 0 < status.stalled_s < COLLECTIVE_S and is_in_collective(status)
 
 
-def _somebody_gets_on(statuses: Mapping[str, WorkerStatus]) -> bool:
-    """Whether some model worker computes: the others may wait in a collective for it."""
+def _any_computes(statuses: Mapping[str, WorkerStatus]) -> bool:
+    """Returns whether some model worker computes: the others may wait in a collective for it."""
     return any(
         worker.startswith(WorkerType.MODEL_WORKER.value)
         and status.state == WorkerState.RUNNING
@@ -103,7 +101,7 @@ def _somebody_gets_on(statuses: Mapping[str, WorkerStatus]) -> bool:
 
 
 def _chain(worker: str, statuses: Mapping[str, WorkerStatus]) -> list[str]:
-    """The worker, the one that it waits for, the one that this one waits for, and so on."""
+    """Returns the worker, the one it waits for, the one that that one waits for, and so on."""
     chain = [worker]
     while (status := statuses.get(chain[-1])) is not None and status.waits_for:
         other = status.waits_for.partition(": ")[0]

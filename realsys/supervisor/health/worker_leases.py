@@ -1,7 +1,7 @@
-"""The supervisor's looks at the store: who holds his lease, who stands still, and who is lost.
+"""The supervisor's view of the store: which workers hold their lease, are stalled, or are lost.
 
-For workers that nobody here can see end: a node that is cut off, a process that hangs. Slurm itself
-needs minutes to notice (SlurmdTimeout). What follows from a look is decided in failure_detector.py.
+For workers whose end can't be observed here: a node that is cut off, a process that hangs. Slurm itself
+needs minutes to notice (SlurmdTimeout). failure_detector.py decides what follows.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 LOOK_S = 1.0
-WORKERS_A_LOOK = 1000  # of more, looks are farther apart: reading them must not fill a core
+WORKERS_A_LOOK = 1000  # with more, polls are rarer: reading them must not occupy a core
 
 
 @dataclass(frozen=True, kw_only=True)
 class LeaseReport:
-    """What a look found of our attempt: registrations, the leases they are under, statuses."""
+    """Contents of one poll for our attempt: registrations, their leases, statuses."""
 
     records: dict[str, WorkerRecord]
     leases: dict[str, str]
@@ -41,12 +41,12 @@ class LeaseReport:
 
 @dataclass
 class WorkerLeases:
-    """Used from one thread between ``begin_phase`` and ``end_phase``; it looks from another.
+    """Used from one thread between ``begin_phase`` and ``end_phase``; it polls in another.
 
     Args:
-        judges_leases: False where every worker is a child of ours: then its end is seen, and a lease
-            that ended says something about the store only.
-        has_left: whether a task whose key is gone left as it should.
+        judges_leases: False if every worker is a child process: then its end is observed directly, and
+            an ended lease only tells about the store.
+        has_left: whether a task whose key is gone left as intended.
     """
 
     store: NameResolve
@@ -57,16 +57,16 @@ class WorkerLeases:
     detector: FailureDetector = field(default_factory=FailureDetector)
     registered: dict[str, WorkerRecord] = field(default_factory=dict)  # of the running phase
     statuses: dict[str, WorkerStatus] = field(default_factory=dict)
-    looked_s: float = 0.0  # when the look was asked that they are of, on the monotonic clock
-    # Workers that were started again → the registration of the former process, if it had one.
+    looked_s: float = 0.0  # when the poll that returned them began, on the monotonic clock
+    # Restarted workers → the registration of the former process, if it had one.
     _former: dict[str, WorkerRecord | None] = field(default_factory=dict)
-    _let_go: set[str] = field(default_factory=set)  # workers that are not looked after any more
+    _let_go: set[str] = field(default_factory=set)  # workers that are no longer watched
     _known: dict[str, tuple[int, object]] = field(default_factory=dict)  # key → revision, value
-    _looks: StorePoller[LeaseReport] | None = None
+    _poller: StorePoller[LeaseReport] | None = None
     _frozen: str = ""
 
     def begin_phase(self, num_workers: int) -> None:
-        """Forgets the workers of the phase before, and begins to look."""
+        """Forgets the workers of the phase before, and starts polling."""
         self.registered.clear()
         self.statuses.clear()
         self._former.clear()
@@ -75,71 +75,71 @@ class WorkerLeases:
             lost_s=self.detector.lost_s, settle_s=self.detector.settle_s
         )
         every_s = LOOK_S * max(1.0, num_workers / WORKERS_A_LOOK)
-        self._looks = StorePoller(self._look, every_s=every_s, name="leases").start()
+        self._poller = StorePoller(self._read, every_s=every_s, name="leases").start()
 
     def end_phase(self) -> None:
-        """Looks no more."""
-        if self._looks is not None:
-            self._looks.stop()
-            self._looks = None
+        """Stops polling."""
+        if self._poller is not None:
+            self._poller.stop()
+            self._poller = None
 
     def lost(self, tasks: Iterable[Task]) -> list[Task]:
-        """Tasks that are lost, after the newest look; none when there is no new one."""
-        sight = self._looks.take() if self._looks is not None else None
-        if sight is None:
+        """Returns the lost tasks according to the newest poll; none if there is no new one."""
+        poll = self._poller.latest() if self._poller is not None else None
+        if poll is None:
             return []
         running = {t.worker: t for t in tasks if t.poll() is None}
         present: dict[str, str] | None = None
-        if (found := sight.value) is not None:
+        if (found := poll.value) is not None:
             found = self._without_former(found)
             self.registered |= found.records
-            self.statuses, self.looked_s = found.statuses, sight.asked_s
+            self.statuses, self.looked_s = found.statuses, poll.asked_s
             present = {worker: record.host for worker, record in found.records.items()}
             self._forget_who_left(present, running)
         leases = found.leases if found is not None else None
         verdict = self.detector.look(
-            present, now_s=sight.answered_s, asked_s=sight.asked_s, leases=leases
+            present, now_s=poll.answered_s, asked_s=poll.asked_s, leases=leases
         )
-        self._tell(verdict.frozen)
+        self._log_frozen(verdict.frozen)
         if not self.judges_leases:
             return []
         return [running[worker] for worker in verdict.lost if worker in running]
 
     def look_now(self, *, timeout_s: float) -> None:
-        """Brings the statuses up to date, if the store answers in that time."""
+        """Reads the statuses now, if the store answers in that time."""
         asked_s, found = time.monotonic(), list[LeaseReport]()
-        within(timeout_s, lambda: found.append(self._look()))
+        within(timeout_s, lambda: found.append(self._read()))
         if found:
             self.statuses = self._without_former(found[0]).statuses
             self.looked_s = asked_s
 
     def left_unwell(self, worker: str, *, left_s: float) -> bool:
-        """Whether a worker whose process ended at ``left_s`` has not said goodbye, as its heartbeat process
-        says: it told its end, and in no final state of the worker's own. False while that is not known."""
+        """Returns whether a worker whose process ended at ``left_s`` did not deregister: its heartbeat
+        process marked it LOST. False while that is unknown."""
         status = self.statuses.get(worker)
         return (
             self.looked_s > left_s and status is not None and status.state == WorkerState.LOST.value
         )
 
     def forget(self, worker: str) -> None:
-        """``worker`` is started again: nothing counts until the new process has registered."""
+        """Ignores ``worker``, which is being restarted, until the new process has registered."""
         former = self.registered.pop(worker, self._former.get(worker))
         self._former[worker] = former
         self.statuses = {name: s for name, s in self.statuses.items() if name != worker}
         self.detector.forget(worker)
 
     def let_go(self, worker: str) -> None:
-        """``worker`` is to leave when it likes: it is neither missed nor asked to get on."""
+        """Stops watching ``worker``, which may leave at any time."""
         self._let_go.add(worker)
         self.statuses = {name: s for name, s in self.statuses.items() if name != worker}
         self.detector.forget(worker)
 
     def stalled(self) -> dict[str, WorkerStatus]:
-        """Workers that say of themselves that they do not get on, as of the last look."""
+        """Returns the workers that report a stall, as of the last poll."""
         return {worker: s for worker, s in self.statuses.items() if s.stalled_s > 0}
 
-    def _look(self) -> LeaseReport:
-        """On the looking thread. Raises StoreError."""
+    def _read(self) -> LeaseReport:
+        """Reads the store, in the polling thread. Raises StoreError."""
         entries = self.store.get_subtree(self.keys.workers)
         told = self.store.get_subtree(self.keys.worker_statuses)
         records, leases, statuses = {}, {}, {}
@@ -157,8 +157,7 @@ class WorkerLeases:
         return LeaseReport(records=records, leases=leases, statuses=statuses)
 
     def _without_former(self, found: LeaseReport) -> LeaseReport:
-        """Without workers that were let go, and what former processes of others have left in the store,
-        or had when we looked."""
+        """Removes workers that were let go, and entries of former processes of restarted ones."""
         gone = {
             worker
             for worker, old in self._former.items()
@@ -173,8 +172,8 @@ class WorkerLeases:
         )
 
     def _decoded(self, kind: type[T], entry: Entry) -> T | None:
-        """An entry's value; decoded once, since of thousands few have changed. None, and a line in the
-        log, for one that can't be: it must not hide the others."""
+        """Decodes an entry's value, once per revision, since few of thousands change. Logs and skips an
+        invalid one."""
         revision, value = self._known.get(entry.key, (0, None))
         if revision != entry.revision:
             try:
@@ -190,9 +189,9 @@ class WorkerLeases:
             if worker not in running or self.has_left(running[worker]):
                 self.detector.forget(worker)
 
-    def _tell(self, frozen: str) -> None:
+    def _log_frozen(self, frozen: str) -> None:
         if frozen and not self._frozen:
-            logger.warning("nobody is declared lost for now why=%s", frozen)
+            logger.warning("lost-worker detection suspended reason=%s", frozen)
         elif self._frozen and not frozen:
-            logger.info("leases are judged again")
+            logger.info("lost-worker detection resumed")
         self._frozen = frozen

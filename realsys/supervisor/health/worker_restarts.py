@@ -1,7 +1,7 @@
-"""Starts single workers of an attempt again: ended ones after a pause, lost and hung ones killed first.
+"""Restarts single workers of an attempt: ended ones after a pause, lost and hung ones after killing them.
 
-Whether and when is decided in restarts.py. Used from the supervisor's thread, which calls ``take`` with
-what it sees and ``advance`` in every turn; nothing here waits, but for a store that does not answer.
+restarts.py decides whether and when. Used from the supervisor's thread, which passes findings to ``take``
+and calls ``advance`` in every turn; nothing here waits, except for an unavailable store.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from realsys.trial.records import AttemptFiles, AttemptRecord, Failure, WorkerSt
 
 logger = logging.getLogger(__name__)
 
-STACKS_S = 2.0  # how long workers may take to write their stacks
-KILL_TIMEOUT_S = 30.0  # a task that was killed must be seen to end; a lost node does not answer
+STACKS_S = 2.0  # time for workers to write their stacks
+KILL_TIMEOUT_S = 30.0  # a killed task must be seen to end; a lost node does not answer
 
 
 @dataclass
 class _Down:
-    """A worker between its end, or the decision to end it, and its new start (infinite: never)."""
+    """A worker between its end, or the decision to end it, and its restart (infinite: never)."""
 
     task: Task
     op: Op
@@ -52,11 +52,11 @@ class _Down:
 
 @dataclass
 class WorkerRestarts:
-    """The workers of one attempt that were or will be started again. ``begin_phase`` first.
+    """The workers of one attempt that were or will be restarted. ``begin_phase`` first.
 
     Args:
-        is_stopping: whether a stop was asked: then nothing is started any more.
-        dispensable: workers that the trial goes on without, beside those of dispensable types.
+        is_stopping: whether a stop was requested: then nothing is started any more.
+        optional: workers that the trial continues without, beside those of optional types.
     """
 
     steps: Steps
@@ -69,36 +69,38 @@ class WorkerRestarts:
     reporter: FailureReporter
     is_stopping: Callable[[], bool]
     policy: RestartPolicy = field(default_factory=RestartPolicy)
-    dispensable: set[str] = field(default_factory=set)
+    optional: set[str] = field(default_factory=set)
     _down: dict[str, _Down] = field(default_factory=dict)
     _past_s: dict[str, list[float]] = field(default_factory=dict)
 
     def begin_phase(self) -> None:
-        """Forgets the workers of the phase before, but not how often they were started again."""
+        """Forgets the workers of the phase before, but not how often they were restarted."""
         self._down.clear()
-        self.dispensable.clear()
+        self.optional.clear()
 
     def is_down(self, worker: str) -> bool:
-        """Whether its end is known and it will be started again (or not any more, at a stop)."""
+        """Returns whether its end is known and it will be restarted (or not any more, after a stop)."""
         return worker in self._down
 
     def is_given_up(self, worker: str) -> bool:
-        """Whether it is down for the rest of the phase, and the trial goes on without it."""
+        """Returns whether it stays down for the rest of the phase, and the trial continues without it."""
         return worker in self._down and math.isinf(self._down[worker].start_at_s)
 
     def recovering(self) -> frozenset[str]:
-        """Workers that are down, or were started again a short while ago."""
+        """Returns the workers that are down, or were restarted recently."""
         now_s = time.monotonic()
         fresh = (w for w, at_s in self._past_s.items() if now_s - at_s[-1] < RECOVERY_S)
         return frozenset((*self._down, *fresh))
 
     def take(self, task: Task, op: Op, *, stall: WorkerStatus | None = None) -> bool:
-        """Takes on a worker that ended, was lost or hangs; False when that ends the trial. At a stop it
-        is left as it is: the master may still save.
+        """Schedules the restart of a worker that ended, was lost or hangs; returns False if that ends the
+        trial.
+
+        After a stop request the worker is left as it is: the master may still save.
 
         Args:
             op: how it was noticed, for the history.
-            stall: what a worker that hangs said last; it gets the time to write its stacks.
+            stall: last status of a worker that hangs; it gets time to write its stacks.
         """
         if not is_restarted_alone(task.worker):
             return False
@@ -106,9 +108,9 @@ class WorkerRestarts:
         start_at_s = self.policy.next_start_s(past_s, now_s=now_s)
         if (
             task.poll() == worker_exit_codes.NOT_STARTED
-        ):  # its step was refused: so would a second one be
+        ):  # its step was refused, as a second one would be
             start_at_s = None
-        if start_at_s is None and self._is_dispensable(task.worker):
+        if start_at_s is None and self._is_optional(task.worker):
             logger.warning("worker given up worker=%s restarts=%d", task.worker, len(past_s))
             start_at_s = math.inf
         if start_at_s is None and not self.is_stopping():
@@ -122,19 +124,19 @@ class WorkerRestarts:
         kill_at_s = now_s + (STACKS_S if stall is not None else 0.0)
         self._down[task.worker] = _Down(task, op, failure, kill_at_s, start_at_s or now_s)
         why, times = failure.why.partition("\n")[0], len(past_s)
-        logger.warning("worker down worker=%s restarts=%d why=%s", task.worker, times, why)
+        logger.warning("worker down worker=%s restarts=%d reason=%s", task.worker, times, why)
         return True
 
     def let_go(self, worker: str) -> None:
-        """``worker`` is to go: it is not started again."""
+        """Cancels a restart of ``worker``, which is being drained."""
         self._down.pop(worker, None)
 
-    def _is_dispensable(self, worker: str) -> bool:
-        return is_optional(worker) or worker in self.dispensable
+    def _is_optional(self, worker: str) -> bool:
+        return is_optional(worker) or worker in self.optional
 
     def take_hung(self, up: Iterable[Task]) -> bool:
-        """Takes on those who stand still and do not just wait for another; False when one of them ends
-        the trial."""
+        """Schedules restarts of workers that hang and do not merely wait for another; returns False if
+        one of them ends the trial."""
         statuses = {w: s for w, s in self.leases.statuses.items() if not self.is_down(w)}
         stalls = judge_stalls(statuses, recovering=self.recovering())
         running = {t.worker: t for t in up if t.poll() is None}
@@ -144,37 +146,39 @@ class WorkerRestarts:
             ask_for_stacks(self.store, self.keys, self.attempt, stalls.again)
         return all(self.take(running[w], Op.LOST, stall=statuses[w]) for w in stalls.again)
 
-    def told_of(self, failure: Failure) -> Failure:
-        """``failure``, with how often its worker had been started again."""
+    def with_restart_count(self, failure: Failure) -> Failure:
+        """Adds to ``failure`` how often its worker had been restarted."""
         past_s = self._past_s.get(failure.worker)
         if not past_s:
             return failure
         times = f"{len(past_s)} time" + "s" * (len(past_s) > 1)
-        return replace(failure, why=f"{failure.why} (it had been started again {times})")
+        return replace(failure, why=f"{failure.why} (it had been restarted {times})")
 
     def advance(self, tasks: list[Task]) -> list[Failure]:
-        """Kills and starts what is due, and puts new tasks into ``tasks`` for the old ones.
+        """Kills and starts what is due, and replaces old tasks in ``tasks`` by the new ones.
 
         Returns:
-            Failures of workers that could not be started again: they end the trial.
+            Failures of workers that could not be restarted: they end the trial.
         """
         failures: list[Failure] = []
         for down in list(self._down.values()):
             try:
-                self._turn(down, tasks)
+                self._advance_one(down, tasks)
             except ClusterError as error:
-                if self._is_dispensable(down.task.worker):
-                    logger.warning("worker given up worker=%s why=%s", down.task.worker, error.what)
+                if self._is_optional(down.task.worker):
+                    logger.warning(
+                        "worker given up worker=%s reason=%s", down.task.worker, error.what
+                    )
                     down.start_at_s = down.kill_at_s = math.inf
                     continue
                 del self._down[down.task.worker]
-                why = f"{down.failure.why}; it can't be started again: {error.what}"
+                why = f"{down.failure.why}; it can't be restarted: {error.what}"
                 fix = down.failure.fix or error.fix
-                failures.append(self.told_of(replace(down.failure, why=why, fix=fix)))
+                failures.append(self.with_restart_count(replace(down.failure, why=why, fix=fix)))
         return failures
 
-    def _turn(self, down: _Down, tasks: list[Task]) -> None:
-        """Raises ClusterError when the worker is beyond help."""
+    def _advance_one(self, down: _Down, tasks: list[Task]) -> None:
+        """Kills or starts one worker if due. Raises ClusterError if it can't be restarted."""
         if self.is_stopping():
             return
         now_s = time.monotonic()
@@ -185,9 +189,9 @@ class WorkerRestarts:
                 logger.warning("worker killed worker=%s", down.task.worker)
             elif now_s > down.kill_at_s + KILL_TIMEOUT_S:
                 raise ClusterError(
-                    f"it was killed and has not been seen to end for {KILL_TIMEOUT_S:g} s",
+                    f"it was killed but has not ended within {KILL_TIMEOUT_S:g} s",
                     where=down.task.host or down.task.worker,
-                    fix="its node may be lost: look at it, then resume the trial",
+                    fix="its node may be lost: check it, then resume the trial",
                 )
             return
         if now_s >= down.start_at_s:
@@ -195,7 +199,7 @@ class WorkerRestarts:
 
     def _start(self, down: _Down, tasks: list[Task]) -> None:
         old, worker = down.task, down.task.worker
-        if down.op is Op.EXITED:  # its last words and its log are whole by now
+        if down.op is Op.EXITED:  # its failure record and log are complete by now
             down.failure = self.reporter.of_task(old, self.leases.registered.get(worker))
         self._forget(worker)
         new = self.steps.restart(old)
@@ -204,11 +208,11 @@ class WorkerRestarts:
         self._past_s.setdefault(worker, []).append(time.monotonic())
         number = len(self._past_s[worker])
         self.history.note(Op.RESTARTED, worker=worker)
-        self._write_down(down.failure, number)
-        logger.info("worker started again worker=%s restarts=%d", worker, number)
+        self._record(down.failure, number)
+        logger.info("worker restarted worker=%s restarts=%d", worker, number)
 
     def _forget(self, worker: str) -> None:
-        """What the former process has left must not be taken for the new one's."""
+        """Removes what the former process left, so that it is not taken for the new one's."""
         self.files.failure_record(worker).unlink(missing_ok=True)
         self.leases.forget(worker)
         worker_type, _, index = worker.partition("/")
@@ -221,10 +225,10 @@ class WorkerRestarts:
         except StoreError as error:  # the new one takes the key over
             logger.warning("key of former worker not removed key=%s error=%s", keys[0], error.what)
 
-    def _write_down(self, failure: Failure, number: int) -> None:
+    def _record(self, failure: Failure, number: int) -> None:
         row = {**asdict(failure), "number": number, "ended_at": failure.at, "at": time.time()}
         try:
             with JsonlAppender(self.files.restarts) as file:
                 file.append(row)
         except ClusterError as error:
-            logger.warning("restart not written down error=%s", error.what)
+            logger.warning("restart not recorded error=%s", error.what)

@@ -1,6 +1,6 @@
-"""What a run's own etcd is started with: a folder, certificates, flags, free ports.
+"""Prepares a run's own etcd: folder, certificates, flags, free ports.
 
-For private_etcd.py, which says why they are so. Starts nothing but `etcd --version`.
+For private_etcd.py, whose header explains the choices. Starts nothing but `etcd --version`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from pathlib import Path
 
 from realsys.api.errors import ClusterError
 from realsys.name_resolve.etcd.access import EtcdAccess
-from realsys.supervisor.job_etcd.certificates import Authority, write_private
+from realsys.runtime.certificates import Authority
+from realsys.trial.folders import write_private
 
 PROGRAM = "etcd"
 USER = "root"  # etcd's name for who may do everything
@@ -73,7 +74,7 @@ def make_folder(folder: Path) -> None:
 
 
 def address_of(host: str) -> str:
-    """The address to listen on: etcd wants no name there."""
+    """Resolves the address to listen on: etcd accepts no name there."""
     try:
         return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
     except OSError as error:
@@ -85,10 +86,10 @@ def address_of(host: str) -> str:
 
 
 def write_certificates(folder: Path, host: str, address: str) -> EtcdAccess:
-    """Files for the server; for the caller all that a client needs but the endpoint."""
+    """Writes the server's files; returns everything a client needs except the endpoint."""
     clients, peers = Authority("realsys run, clients"), Authority("realsys run, peers")
-    write_private(folder / "clients_ca.pem", clients.ca_pem)
-    write_private(folder / "peers_ca.pem", peers.ca_pem)
+    write_private(folder / "clients_ca.pem", clients.ca_pem.encode())
+    write_private(folder / "peers_ca.pem", peers.ca_pem.encode())
     server = clients.server("realsys etcd", tuple(dict.fromkeys((host, address))))
     server.to_files(folder / "server.pem", folder / "server.key")
     peer = peers.server("realsys etcd", (LOOPBACK,))
@@ -127,7 +128,7 @@ def flags(folder: Path, host: str, address: str, port: int) -> list[str]:
 
 
 def known_flags(program: str) -> list[str]:
-    """Those that this version has; one that it has not would end it."""
+    """Returns the optional flags that this version supports; an unknown one would end it."""
     return [flag for flag in _FLAGS_IF_KNOWN if _knows(program, flag)]
 
 
@@ -143,12 +144,12 @@ def _knows(program: str, flag: str) -> bool:
 
 
 def environment() -> dict[str, str]:
-    """Ours without ETCD_…, which etcd takes for flags and refuses beside ours."""
+    """Returns our environment without ETCD_…, which etcd reads as flags and refuses beside ours."""
     return {name: value for name, value in os.environ.items() if not name.startswith("ETCD")}
 
 
 def free_ports(address: str, among: Sequence[int] | None) -> Iterator[int]:
-    """Free now; another program may take one before we do."""
+    """Yields ports that are free now; another program may take one before etcd does."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     choices = itertools.repeat(0) if among is None else random.sample(among, len(among))
     for choice in choices:

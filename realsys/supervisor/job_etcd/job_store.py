@@ -1,7 +1,7 @@
-"""The store of an attempt from its supervisor's side: the site's, or an etcd that it starts for itself.
+"""Opens the store of an attempt for its supervisor: the site's, or an etcd that it starts itself.
 
-For supervisor_main.py. A job's own etcd lives on the supervisor's node, on its local disk, and ends with
-it; how to enter it is written into the attempt's folder for everybody else.
+For supervisor_main.py. A job's own etcd runs on the supervisor's node, on its local disk, and ends with
+it; its access file is written into the attempt's folder for all other processes.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from realsys.name_resolve.retry import retry_while_unavailable
 from realsys.name_resolve.store import NameResolve
 from realsys.name_resolve.trial_store import has_job_etcd, open_trial_store
 from realsys.trial.records import AttemptFiles
-from realsys.worker.network import allow_many_files, entrance_address, ports
+from realsys.worker.network import external_address, ports, raise_open_file_limit
 
 if TYPE_CHECKING:
-    from realsys.supervisor.job_etcd.certificates import CertificateWatch
+    from realsys.supervisor.job_etcd.certificate_watch import CertificateWatch
     from realsys.supervisor.job_etcd.private_etcd import PrivateEtcd
 
 logger = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ _SHARED = ("nfs", "lustre", "gpfs", "beegfs", "cifs", "ceph", "fuse.")
 
 @dataclass
 class JobStore:
-    """The open store, and the server behind it where it is ours."""
+    """The open store, and its server if that is the job's own."""
 
     store: NameResolve
     server: PrivateEtcd | None = None
@@ -57,21 +57,21 @@ class JobStore:
 
     @classmethod
     def open(cls, plan: LaunchPlan, nodes: str, *, was_open_before: bool = False) -> JobStore:
-        """Opens the store, after starting it if it is the job's own.
+        """Opens the store; starts it first if it is the job's own.
 
         Args:
-            was_open_before: by an earlier attempt: one that does not answer, or does not let us in, is
-                away, and is waited for as long as in a run. Else it may well be a mistake.
+            was_open_before: by an earlier attempt: if it does not answer, or refuses the login, wait as
+                long as during a run. Otherwise the configuration is probably wrong.
         Raises:
             ClusterError: etcd is not installed here or does not start.
-            StoreUnavailable: the site's does not answer, or does not let us in.
+            StoreUnavailable: the site's store does not answer, or refuses the login.
         """
         if not has_job_etcd(plan):
             patience_s = float(plan.cluster.store_patience_seconds)
             store = retry_while_unavailable(
                 lambda: open_trial_store(plan, None),
                 timeout_s=patience_s if was_open_before else START_TIMEOUT_S,
-                what="opening it",
+                what="opening the store",
                 when_denied=was_open_before,
             )
             return cls(store, certificates=_watch_certificates(plan))
@@ -79,14 +79,14 @@ class JobStore:
 
         place = _local_place()
         _remove_left_over(place)
-        allow_many_files()  # Slurm hands on the submitting shell's limit; a connection a worker and more
+        raise_open_file_limit()  # Slurm passes on the submitting shell's limit
         folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=place))
         lock_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         fcntl.flock(lock_fd, fcntl.LOCK_EX)
         try:
             server = PrivateEtcd.start(
                 folder,
-                host=entrance_address(plan.cluster, nodes),
+                host=external_address(plan.cluster, nodes),
                 timeout_s=START_TIMEOUT_S,
                 ports=ports(plan.cluster),
             )
@@ -102,16 +102,16 @@ class JobStore:
         logger.info("own etcd started at=%s folder=%s", server.url, folder)
         return cls(store, server, _folder=folder, _lock_fd=lock_fd)
 
-    def tell(self, attempt: AttemptFiles) -> None:
-        """Writes down how to enter it, for the attempt's workers and for status."""
+    def write_access(self, attempt: AttemptFiles) -> None:
+        """Writes the access file, for the attempt's workers and for status."""
         if self.server is not None:
             self.server.access.to_file(attempt.etcd_access)
 
     def look_after(self) -> None:
-        """Starts our server again if it has ended: Slurm's signals may reach every process of a job.
-        Its data stay, and leases begin anew. From the main thread, with which the server dies. One that
-        ends again at once (a full disk, its port taken) is started less and less often; the run goes on
-        without it as long as without any store."""
+        """Restarts our server if it has ended: Slurm's signals may reach every process of a job. Its data
+        are kept, and leases start again. Call it from the main thread, because the server ends with the
+        starting thread. A server that keeps ending (a full disk, its port taken) is restarted at
+        increasing intervals; the run continues without it as long as without any store."""
         now_s = time.monotonic()
         if self.server is None or now_s < self._next_start_s:
             return
@@ -121,7 +121,7 @@ class JobStore:
         self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S) if soon else FIRST_PAUSE_S
         self._next_start_s = now_s + self._pause_s
         said = self.server.log_tail(3)
-        logger.error("own etcd ended code=%d; starting it again; it said:\n%s", code, said)
+        logger.error("own etcd ended, restarting code=%d log:\n%s", code, said)
         self.server.restart()
 
     def close(self) -> None:
@@ -137,11 +137,11 @@ class JobStore:
 
 
 def _watch_certificates(plan: LaunchPlan) -> CertificateWatch | None:
-    """Of the site's etcd, where it is entered by TLS."""
+    """Watches the certificates of the site's etcd, if it uses TLS."""
     if not plan.name_resolve_url.startswith("etcd://"):
         return None
     from realsys.name_resolve.etcd.access import EtcdAccess, endpoints_of
-    from realsys.supervisor.job_etcd.certificates import CertificateWatch
+    from realsys.supervisor.job_etcd.certificate_watch import CertificateWatch
 
     access = EtcdAccess.from_spec(endpoints_of(plan.name_resolve_url), plan.cluster.etcd)
     return CertificateWatch(access).start() if access.is_encrypted else None
@@ -154,10 +154,10 @@ def _local_place() -> Path:
 
 
 def _remove_left_over(place: Path) -> None:
-    """Folders of supervisors of ours that were killed: the kernel has freed their locks. A pid would not
-    do, since a container with the same /tmp has other ones."""
+    """Removes folders of our killed supervisors: the kernel has released their locks. A pid would not do,
+    because a container with the same /tmp has other pids."""
     for folder in place.glob(f"{PREFIX}*"):
-        with suppress(OSError):  # another one tidies up too, or it is not ours, or it is in use
+        with suppress(OSError):  # another process removes it too, or it is not ours, or in use
             fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
                 found = os.fstat(fd)
@@ -172,7 +172,8 @@ def _remove_left_over(place: Path) -> None:
 def former_store(
     plan: LaunchPlan, store: NameResolve
 ) -> Callable[[AttemptFiles], NameResolve | None]:
-    """The store that an earlier attempt's workers registered in; None when it is gone with that job."""
+    """Returns a function that opens the store of an earlier attempt's workers; it returns None if that
+    store ended with its job."""
 
     def find(attempt: AttemptFiles) -> NameResolve | None:
         if not has_job_etcd(plan):

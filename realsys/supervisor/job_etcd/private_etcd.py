@@ -1,12 +1,13 @@
-"""An etcd of the run's own, on the node of its supervisor: nobody else can enter, and it dies with us.
+"""An etcd of the run's own, on its supervisor's node: no one else can log in, and it ends with the
+supervisor.
 
-Who calls needs a certificate of an authority that exists for this run only, and a random password. The
-peers' port, which one member does not need, listens on loopback under an authority of its own, whose keys
-nobody has. No secret is in a command line or an environment; files are for their owner (etcd 3.4 writes
-the password into its log of writes).
+A client needs a certificate of an authority that exists for this run only, and a random password. The
+peers' port, which a single member does not need, listens on loopback under an authority of its own, whose
+keys are discarded. No secret is on a command line or in an environment; files are readable only by their
+owner (etcd 3.4 writes the password into its write-ahead log).
 
 Its data must be on a local disk or a tmpfs: etcd syncs each write, and network file systems are slow at
-it, or pretend. Works with etcd 3.4 and later.
+it, or do not really sync. Works with etcd 3.4 and later.
 """
 
 from __future__ import annotations
@@ -30,18 +31,18 @@ from realsys.supervisor.job_etcd.tied_program import tied
 logger = logging.getLogger(__name__)
 
 LOG = "etcd.log"  # in its folder
-NUM_TRIES = 5  # of other ports, when somebody took ours between the choice and etcd's start
+NUM_TRIES = 5  # ports to try, if one is taken between its choice and etcd's start
 STOP_S = 5.0
 _TAKEN = "address already in use"
 
 
 class _PortTaken(Exception):
-    """Between our choice of a port and etcd's start."""
+    """Raised if the port was taken between its choice and etcd's start."""
 
 
 @dataclass(kw_only=True)
 class PrivateEtcd:
-    """One that answers. ``access`` is what others need to enter it: for files of mode 0600 only."""
+    """A running etcd. ``access`` has the credentials: store it in files of mode 0600 only."""
 
     access: EtcdAccess
     folder: Path
@@ -57,14 +58,14 @@ class PrivateEtcd:
         timeout_s: float = 30.0,
         ports: Sequence[int] | None = None,
     ) -> Self:
-        """Starts one and waits until it asks everybody for a password. Call it from the main thread.
+        """Starts one and waits until it requires passwords. Call it from the main thread.
 
         Args:
-            folder: on a local disk; is made. One that is there must be empty, ours, and of mode 0700.
-            host: our name or address, as the other nodes call it; nothing else is listened on.
+            folder: on a local disk; created if missing, else it must be empty, ours, and of mode 0700.
+            host: our name or address, as the other nodes use it; the only one it listens on.
             ports: those it may listen on; None: any free one.
         Raises:
-            ClusterError: no such program, no free port, or it did not come up; with the end of its log.
+            ClusterError: no such program, no free port, or it did not start; with the end of its log.
         """
         deadline = time.monotonic() + timeout_s
         program = setup.find_program()
@@ -77,14 +78,14 @@ class PrivateEtcd:
             etcd = cls(access=replace(access, endpoints=(endpoint,)), folder=folder, _argv=argv)
             try:
                 etcd._spawn()
-                if etcd._take_over(deadline):
+                if etcd._create_administrator(deadline):
                     logger.info("etcd started pid=%d endpoint=%s", etcd.pid, endpoint)
                     return etcd
             except BaseException:
                 etcd.stop(grace_s=0)
                 raise
             etcd.stop(grace_s=0)
-            (folder / LOG).unlink(missing_ok=True)  # the next try is judged by its own words
+            (folder / LOG).unlink(missing_ok=True)  # the next attempt is judged by its own log
         raise ClusterError(
             f"etcd found no free port on {address}",
             where=f"{host}, port_range of the cluster spec",
@@ -93,7 +94,7 @@ class PrivateEtcd:
 
     @property
     def url(self) -> str:
-        """As open_store takes it, with ``access``."""
+        """Address for ``open_store``, together with ``access``."""
         return self.access.where
 
     @property
@@ -102,18 +103,18 @@ class PrivateEtcd:
         return self._process.pid
 
     def poll(self) -> int | None:
-        """Exit status, or None while it runs."""
+        """Returns the exit status, or None while it runs."""
         return None if self._process is None else self._process.poll()
 
     def restart(self) -> None:
-        """After its end: starts it again where it was, on its data. Clients find it by themselves;
-        leases begin anew. Does not wait until it answers."""
+        """Restarts it after its end, on its data and port. Clients reconnect by themselves; leases start
+        again. Does not wait until it answers."""
         assert self.poll() is not None, "it runs"
         self._spawn()
         logger.warning("etcd restarted pid=%d", self.pid)
 
     def stop(self, *, grace_s: float = STOP_S) -> None:
-        """Ends it and removes its data, which hold 64 MiB and more; its log stays."""
+        """Ends it and removes its data, which take 64 MiB and more; its log stays."""
         if self._process is None:
             return
         if self._process.poll() is None:
@@ -126,7 +127,7 @@ class PrivateEtcd:
         shutil.rmtree(self.folder / setup.DATA, ignore_errors=True)
 
     def log_tail(self, num_lines: int = 10) -> str:
-        """What it said last."""
+        """Returns the last lines of its log."""
         try:
             text = (self.folder / LOG).read_text(encoding="utf-8", errors="replace")
         except OSError:
@@ -148,8 +149,8 @@ class PrivateEtcd:
         finally:
             os.close(log)
 
-    def _take_over(self, deadline: float) -> bool:
-        """Makes us its only user, as soon as it answers; False if its port was somebody else's."""
+    def _create_administrator(self, deadline: float) -> bool:
+        """Makes us its only user, as soon as it answers; returns False if its port was taken."""
         from realsys.name_resolve.etcd.first_login import make_administrator  # loads grpc
 
         left_s = max(0.0, deadline - time.monotonic())
@@ -171,7 +172,7 @@ class PrivateEtcd:
     def _error(self, what: str) -> ClusterError:
         said = self.log_tail()
         return ClusterError(
-            f"{what}; it said:\n{said}" if said else what,
+            f"{what}; its log ends:\n{said}" if said else what,
             where=f"etcd of the run, {self.access.endpoints[0]}, {self.folder}",
             fix="name another etcd or none in name_resolve of the cluster spec, or let its folder be on "
             "a local disk with room",

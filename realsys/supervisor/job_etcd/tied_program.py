@@ -1,9 +1,8 @@
 """`python -m realsys.supervisor.job_etcd.tied_program PARENT_PID PROGRAM ARGUMENT…`: becomes the program.
 
-Its life is tied to its parent's, see realsys/runtime/parent_death.py.
-
-The tie outlives exec(2), so a program that knows nothing of it can be started this way. Done by a program
-of its own because code between fork and exec (preexec_fn) is not safe beside other threads.
+The program ends when its parent does, see realsys/runtime/parent_death.py. The tie survives exec(2), so
+it works for any program. Done by a program of its own because code between fork and exec (preexec_fn) is
+not safe beside other threads.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from realsys.runtime.parent_death import die_with_parent
 
 
 def tied(argv: Sequence[str]) -> list[str]:
-    """The command that starts ``argv`` as a child of this process. Start it from the main thread: the
-    signal comes when the thread that started it ends."""
+    """Returns the command that starts ``argv`` as a child tied to this process. Start it from the main
+    thread: the signal is sent when the starting thread ends."""
     return [
         sys.executable,
         "-m",

@@ -1,6 +1,7 @@
-"""Which workers of a live run are started, let go and killed, so that it becomes what is wanted (pure).
+"""Decides which workers of a live run to start and to let go, so that it becomes what is requested
+(pure).
 
-What is wanted is realsys/worker/live_scaling.py's value; what follows from it is done in worker_scaling.py.
+realsys/worker/live_scaling.py has the requested value; worker_scaling.py acts on the decisions.
 """
 
 from __future__ import annotations
@@ -13,18 +14,18 @@ from realsys.worker.live_scaling import Scaling, index_of, is_scaled
 
 @dataclass(frozen=True, kw_only=True)
 class Moves:
-    """What is to be done now, by workers' names."""
+    """What to do now, by workers' names."""
 
-    start: tuple[tuple[str, str], ...] = ()  # each with the one that it is like
+    start: tuple[tuple[str, str], ...] = ()  # each with the planned one of the same configuration
     let_go: tuple[str, ...] = ()
 
 
 def moves(wanted: Scaling, *, known: Set[str], leaving: Set[str], failed: Set[str]) -> Moves:
-    """Nothing happens twice: a worker that was started, let go or could not be started stays so.
+    """Returns what is due; nothing is repeated for a worker that was started, let go or failed to start.
 
     Args:
-        known: workers that were started in this phase, by the plan or later.
-        leaving: those of which we know that they are to go, or that have gone.
+        known: workers that were started in this phase, planned or added.
+        leaving: workers that are known to drain, or that have left.
         failed: added ones that could not be started.
     """
     added = {w: like for w, like in wanted.added.items() if is_scaled(w) and like in known}
@@ -43,7 +44,7 @@ def moves(wanted: Scaling, *, known: Set[str], leaving: Set[str], failed: Set[st
 
 
 def partners(worker: str, added: Mapping[str, str], *, are_makers: bool) -> tuple[str, ...]:
-    """``worker`` with those that are of no use without it: of a maker that was added, both."""
+    """Returns ``worker`` with the workers that are useless without it: of an added rollout group, both."""
     if not are_makers:
         return (worker,)
     return tuple(w for w in added if index_of(w) == index_of(worker))

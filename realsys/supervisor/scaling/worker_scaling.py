@@ -1,9 +1,8 @@
-"""Starts workers that are added to a live run and sees those that are to go leave.
+"""Starts workers added to a live run and oversees the departure of draining ones.
 
-What is wanted is read from name resolution; which moves follow is decided in scale_steps.py. Who lets a
-worker finish and leave: the master (rollout workers) and the manager of the servers (servers). Here a
-worker that is to go is looked after no longer, and killed when it stays too long. Used from the
-supervisor's thread.
+The requested state is read from name resolution; scale_steps.py decides what is due. The master (rollout
+workers) and the server manager (servers) let a worker finish and leave. Here a draining worker is no
+longer watched, and killed if it stays too long. Used from the supervisor's thread.
 """
 
 from __future__ import annotations
@@ -35,15 +34,15 @@ from realsys.worker.live_scaling import (
 logger = logging.getLogger(__name__)
 
 LOOK_S = 1.0
-TRY_AGAIN_S = 5.0  # to tell others of a worker that was given up
+TRY_AGAIN_S = 5.0  # between attempts to publish that a worker was given up
 
 
 @dataclass
 class WorkerScaling:
-    """The workers of one attempt that came or are to go. ``begin_phase`` first, ``end_phase`` last.
+    """The added and draining workers of one attempt. ``begin_phase`` first, ``end_phase`` last.
 
     Args:
-        is_stopping: whether a stop was asked: then nothing is started any more.
+        is_stopping: whether a stop was requested: then nothing is started any more.
     """
 
     files: AttemptFiles
@@ -54,37 +53,37 @@ class WorkerScaling:
     restarts: WorkerRestarts
     is_stopping: Callable[[], bool]
     _phase: PhasePlan | None = None
-    _looks: StorePoller[Scaling | None] | None = None
+    _poller: StorePoller[Scaling | None] | None = None
     _wanted: Scaling | None = None
     _leaving: DrainDeadlines = field(default_factory=DrainDeadlines)
     _left: dict[str, Task] = field(default_factory=dict)
     _killed: set[str] = field(default_factory=set)
     _failed: dict[str, str] = field(default_factory=dict)  # added → why it could not be kept
     _not_before_s: dict[str, float] = field(default_factory=dict)
-    _told_at_s: float = 0.0
+    _published_s: float = 0.0
 
     def begin_phase(self, phase: PhasePlan) -> None:
-        """Forgets the phase before and begins to look."""
+        """Forgets the phase before and starts polling."""
         self._phase, self._wanted, self._leaving = phase, None, DrainDeadlines()
         for known in (self._left, self._killed, self._failed, self._not_before_s):
             known.clear()
-        self._looks = StorePoller(self._look, every_s=LOOK_S, name="wanted workers").start()
+        self._poller = StorePoller(self._read, every_s=LOOK_S, name="wanted workers").start()
 
     def end_phase(self) -> None:
-        """Looks no more."""
-        if self._looks is not None:
-            self._looks.stop()
-            self._looks = None
+        """Stops polling."""
+        if self._poller is not None:
+            self._poller.stop()
+            self._poller = None
 
     def is_leaving(self, worker: str) -> bool:
-        """Whether it is to go or has gone: its end is no failure, and it is not started again."""
+        """Returns whether it drains or has left: its end is no failure, and it is not restarted."""
         return worker in self._leaving
 
     def advance(self, tasks: list[Task], steps: Steps) -> None:
-        """Does what is due; started ones come into ``tasks``."""
-        sight = self._looks.take() if self._looks is not None else None
-        if sight is not None and sight.value is not None:
-            self._wanted = sight.value
+        """Does what is due; appends started workers to ``tasks``."""
+        poll = self._poller.latest() if self._poller is not None else None
+        if poll is not None and poll.value is not None:
+            self._wanted = poll.value
         if self._wanted is None or self.is_stopping():
             return
         by_name = {task.worker: task for task in tasks}
@@ -96,13 +95,13 @@ class WorkerScaling:
         )
         for worker in due.let_go:
             self._let_go(worker, by_name.get(worker))
-        self._leaving.hear(self._wanted, now_s=time.monotonic())
-        self._see_off(by_name, steps)
+        self._leaving.update(self._wanted, now_s=time.monotonic())
+        self._check_leaving(by_name, steps)
         for worker, like in due.start:
             self._start(worker, by_name[like], tasks, steps)
         self._give_up_those_that_fail()
 
-    # ---- coming -----------------------------------------------------------------------------
+    # ---- adding -----------------------------------------------------------------------------
 
     def _start(self, worker: str, like: Task, tasks: list[Task], steps: Steps) -> None:
         kind, now_s = worker.partition("/")[0], time.monotonic()
@@ -121,17 +120,17 @@ class WorkerScaling:
                 self._fail(worker, error.what, fix=error.fix)
             return
         tasks.append(task)
-        self.restarts.dispensable.add(worker)
+        self.restarts.optional.add(worker)
         logger.info("worker added worker=%s like=%s", worker, like.worker)
-        self._write_down("started", worker, like=like.worker, by=self._by)
+        self._record("started", worker, like=like.worker, by=self._by)
 
     def _fail(self, worker: str, why: str, *, fix: str = "") -> None:
         self._failed[worker] = why
-        logger.warning("added worker given up worker=%s why=%s", worker, why)
-        self._write_down("failed", worker, why=why, fix=fix)
+        logger.warning("added worker given up worker=%s reason=%s", worker, why)
+        self._record("failed", worker, why=why, fix=fix)
 
     def _give_up_those_that_fail(self) -> None:
-        """Lets added workers go that can't be kept, with their partners: the run goes on as before."""
+        """Drains added workers that can't be kept, with their partners: the run continues as before."""
         assert self._wanted is not None
         assert self._phase is not None
         added, drained = self._wanted.added, self._wanted.drained
@@ -142,9 +141,9 @@ class WorkerScaling:
         are_makers = rollout is not None and bool(rollout.makers)
         gone = {p for w in self._failed for p in partners(w, added, are_makers=are_makers)}
         now_s = time.monotonic()
-        if gone <= drained.keys() or now_s < self._told_at_s + TRY_AGAIN_S:
+        if gone <= drained.keys() or now_s < self._published_s + TRY_AGAIN_S:
             return
-        self._told_at_s = now_s
+        self._published_s = now_s
         try:
             self._wanted = change_scaling(
                 self.store,
@@ -154,23 +153,23 @@ class WorkerScaling:
                 change=lambda scaling: scaling.with_drained(dict.fromkeys(gone, 0.0)),
             )
         except RealsysError as error:
-            logger.warning("not told who was given up error=%s", error.what)
+            logger.warning("given-up workers not published error=%s", error.what)
 
-    # ---- going ------------------------------------------------------------------------------
+    # ---- draining ---------------------------------------------------------------------------
 
     def _let_go(self, worker: str, task: Task | None) -> None:
         assert self._wanted is not None
         if task is None:  # it was never started
-            self._write_down("left", worker, code=None, why="it was never started")
+            self._record("left", worker, code=None, why="it was never started")
             return
         self.restarts.let_go(worker)
         self.leases.let_go(worker)
         seconds = self._wanted.drained[worker]
         logger.info("worker let go worker=%s timeout_s=%g by=%s", worker, seconds, self._by)
-        self._write_down("leaving", worker, seconds=seconds, by=self._by)
+        self._record("leaving", worker, seconds=seconds, by=self._by)
 
-    def _see_off(self, tasks: dict[str, Task], steps: Steps) -> None:
-        """Notes who has left and kills who stays too long."""
+    def _check_leaving(self, tasks: dict[str, Task], steps: Steps) -> None:
+        """Records which workers have left and kills those that stay too long."""
         late = self._leaving.overdue(now_s=time.monotonic(), slack_s=LEFT_LATE_S)
         for worker in self._leaving.until_s.keys() & tasks.keys() - self._left.keys():
             task = tasks[worker]
@@ -178,36 +177,37 @@ class WorkerScaling:
                 self._left[worker] = task
                 was_killed = worker in self._killed
                 logger.info("worker left worker=%s code=%d killed=%s", worker, code, was_killed)
-                self._write_down("left", worker, code=code, killed=was_killed)
+                self._record("left", worker, code=code, killed=was_killed)
             elif worker in late and worker not in self._killed:
                 self._killed.add(worker)
-                logger.warning("worker killed worker=%s why=did not leave in time", worker)
+                logger.warning("worker killed worker=%s reason=did not leave in time", worker)
                 try:
                     steps.kill(task)
                 except ClusterError as error:
-                    logger.warning("worker not killed worker=%s why=%s", worker, error.what)
+                    logger.warning("worker not killed worker=%s reason=%s", worker, error.what)
 
     def _code(self, task: Task) -> int | None:
-        """How it ended, by its parent's record too: srun says it when the last of its tasks ends."""
+        """Returns how a task ended, also from its parent's record: srun reports only when its last task
+        ends."""
         if (code := task.poll()) is not None:
             return code
         told = read_fresh(WorkerExit, self.files.exit_of(task.worker))
         return None if told is None else told.returncode
 
-    # ---- the outside ------------------------------------------------------------------------
+    # ---- store and files --------------------------------------------------------------------
 
     @property
     def _by(self) -> str:
         return self._wanted.by if self._wanted is not None else ""
 
-    def _look(self) -> Scaling | None:
-        """On the looking thread. Raises StoreError, TrialError."""
+    def _read(self) -> Scaling | None:
+        """Reads the requested state, in the polling thread. Raises StoreError, TrialError."""
         assert self._phase is not None
         return read_scaling(self.store, self.keys, token=self.attempt.token, phase=self._phase.name)
 
-    def _write_down(self, event: str, worker: str, **more: object) -> None:
+    def _record(self, event: str, worker: str, **more: object) -> None:
         try:
             with JsonlAppender(self.files.scaling) as file:
                 file.append({"at": time.time(), "event": event, "worker": worker, **more})
         except ClusterError as error:
-            logger.warning("not written down event=%s error=%s", event, error.what)
+            logger.warning("scaling event not recorded event=%s error=%s", event, error.what)

@@ -1,1 +1,1 @@
-"""A trial whose groups sit in several Slurm jobs (layout split): how the jobs coordinate."""
+"""Coordinates the jobs of a trial whose groups are in several Slurm jobs (layout split)."""

@@ -1,7 +1,7 @@
-"""The supervisor's side of the keys that jobs of one trial talk through (layout split).
+"""The supervisor's access to the keys through which the jobs of one trial coordinate (layout split).
 
-Every call says "no answer" by its value where the store does not answer: what that means is up to
-split_steps.py, which decides; here is only reading and writing.
+Every call reports an unavailable store by its return value; split_steps.py decides what that means, this
+module only reads and writes.
 """
 
 from __future__ import annotations
@@ -57,35 +57,35 @@ class ComponentBoard:
         self._member = Membership(self.store, self._fence, self.keys.component(0), record)
 
     def open(self) -> Self:
-        """The supervisor is here: agents register from now on. Raises StoreError."""
+        """Registers the supervisor, upon which agents register. Raises StoreError."""
         self._member.hold()
         return self
 
     def close(self) -> None:
-        """The supervisor says goodbye."""
+        """Deregisters the supervisor."""
         self._member.leave()
 
     def components(self) -> dict[int, ComponentRecord] | None:
-        """This attempt's components that are there, by index; None for no answer."""
+        """Returns this attempt's registered components by index; None if the store does not answer."""
         try:
             self._member.hold()
             entries = self.store.get_subtree(self.keys.components)
         except StoreError as error:
             if not self._silent:
-                logger.warning("store does not answer error=%s", error.what)
+                logger.warning("store unavailable error=%s", error.what)
             self._silent = True
             return None
         self._silent = False
-        records = self._understood(ComponentRecord, entries)
+        records = self._decoded(ComponentRecord, entries)
         return {r.index: r for r in records if r.token == self.attempt.token}
 
     def reports(self, sequence: int, agents: Mapping[int, str]) -> dict[int, Report]:
-        """Those agents' reports on a phase, by component."""
+        """Returns those agents' reports on a phase, by component."""
         try:
             entries = self.store.get_subtree(self.keys.component_reports)
         except StoreError:
             return {}
-        reports = self._understood(Report, entries)
+        reports = self._decoded(Report, entries)
         mine = (self.attempt.token, sequence)
         return {
             r.component: r
@@ -96,9 +96,9 @@ class ComponentBoard:
     def order(
         self, action: Action, sequence: int, agents: Mapping[int, str], phase: str = ""
     ) -> bool:
-        """Writes an order; False for no answer: try again.
+        """Writes an order; returns False if the store did not answer: try again.
 
-        One of a superseded attempt is not written: nobody of ours is left to follow it.
+        An order of a superseded attempt is not written: no agent of it is left to follow it.
         """
         order = Order(
             attempt=self.attempt.number,
@@ -114,22 +114,22 @@ class ComponentBoard:
             logger.warning("order not written action=%s error=%s", action, error.what)
             return False
         except StaleAttempt as error:
-            logger.error("order not written action=%s why=%s", action, error.what)
+            logger.error("order not written action=%s reason=%s", action, error.what)
             return True
         logger.info("order written action=%s sequence=%d phase=%s", action, sequence, phase)
         return True
 
-    def is_stop_asked(self) -> bool:
-        """Whether somebody asked this attempt to stop."""
+    def is_stop_requested(self) -> bool:
+        """Returns whether a stop of this attempt was requested."""
         try:
             entry = self.store.get(self.keys.stop)
         except StoreError:  # no such key, or no answer
             return False
-        found = self._understood(StopRequest, [entry])
+        found = self._decoded(StopRequest, [entry])
         return any(request.attempt == self.attempt.number for request in found)
 
-    def _understood(self, kind: type[T], entries: Sequence[Entry]) -> list[T]:
-        """The values; without damaged ones, each of which is told once."""
+    def _decoded(self, kind: type[T], entries: Sequence[Entry]) -> list[T]:
+        """Decodes the values; skips damaged ones and logs each once."""
         found = []
         for entry in entries:
             try:
@@ -141,7 +141,7 @@ class ComponentBoard:
         return found
 
     def pass_on_end(self, component: ComponentRecord, name: str) -> None:
-        """A job that Slurm is about to end stops the attempt, in good order while there is time."""
+        """Requests a stop of the attempt if Slurm is about to end the component's job."""
         if not component.leaving or self._stop_passed_on:
             return
         request = StopRequest(
@@ -154,7 +154,7 @@ class ComponentBoard:
             self._fence.check()
             self.store.add(self.keys.stop, dumps(request))
         except (KeyExists, StaleAttempt):
-            pass  # somebody asked before; or it is not ours to ask any more
+            pass  # already requested, or this attempt is superseded
         except StoreError as error:
             logger.warning("stop not passed on error=%s", error.what)
             return
@@ -162,7 +162,8 @@ class ComponentBoard:
 
 
 def submitted_job_ids(files: TrialFiles, attempt: AttemptRecord) -> list[str]:
-    """Job ids of all components in order, as the launch noted them down; empty if it is not ours."""
+    """Returns the job ids of all components in order, as recorded by the launch; empty if they are not
+    this attempt's."""
     try:
         note = json.loads((files.submission).read_bytes())
         ids = [str(job_id) for job_id in note["job_ids"]]

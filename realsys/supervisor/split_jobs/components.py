@@ -1,8 +1,8 @@
-"""What the jobs of a trial say to each other when its groups sit in several of them (layout split).
+"""Messages between the jobs of a trial whose groups are in several of them (layout split).
 
-Records of three keys, and what follows from them (pure). The supervisor is component 0; an agent
-(component_agent.py) stands in for it in each other job. Every record repeats the attempt's number and
-token, so that an older incarnation's words move nobody.
+Records of three keys, and the decisions based on them (pure). The supervisor is component 0; an agent
+(component_agent.py) represents it in each other job. Every record repeats the attempt's number and token,
+so that records of an older incarnation are ignored.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from realsys.api.plan import JobPlan
 from realsys.supervisor.steps.steps import Task
 from realsys.trial.records import AttemptRecord
 
-MAX_REPORTED = 1000  # ends told one by one, so that a report stays far below a value's limit
+MAX_REPORTED = 1000  # ends reported individually, so that a report stays far below a value's limit
 
 
 @dataclass(frozen=True, kw_only=True)
 class ComponentRecord:
-    """Key ``component/<i>``, under a lease: this job is here.
+    """Key ``component/<i>``, under a lease: this job is running.
 
     Attributes:
-        agent: random, of this process: a job that Slurm restarted is somebody else.
+        agent: random, of this process: a job restarted by Slurm has another one.
         nodes: hostlist.
-        leaving: why the job is about to end, "" while nothing says so.
-        leaving_grace_s: how long it has from then on.
+        leaving: why the job is about to end, else "".
+        leaving_grace_s: time left from then on.
     """
 
     index: int
@@ -54,8 +54,8 @@ class Order:
     """Key ``component_order``: the newest order replaces the one before.
 
     Attributes:
-        sequence: the phases that this attempt has started, counted from 1: an END means that one.
-        agents: ``ComponentRecord.agent`` of those that the attempt began with, by component.
+        sequence: number of the phase within this attempt, from 1; END refers to that phase.
+        agents: ``ComponentRecord.agent`` of the attempt's initial agents, by component.
     """
 
     attempt: int
@@ -66,7 +66,8 @@ class Order:
     agents: Mapping[str, str] = field(default_factory=dict)
 
     def is_for(self, record: ComponentRecord) -> bool:
-        """False for another attempt's order, and for one given before ``record``'s agent came."""
+        """Returns False for another attempt's order, and for one given before ``record``'s agent
+        registered."""
         same = (self.attempt, self.token) == (record.attempt, record.token)
         return same and self.agents.get(str(record.index), record.agent) == record.agent
 
@@ -93,12 +94,12 @@ class Problem:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """Key ``component_report/<i>``: how the component's tasks of a phase stand.
+    """Key ``component_report/<i>``: state of the component's tasks of a phase.
 
     Attributes:
         sequence: the order's.
-        ended: worker → its end; only of those worth telling (``report_of``).
-        rest: return code of all tasks that ``ended`` does not name; None while one of them runs.
+        ended: worker → its end; only of those that ``report_of`` selects.
+        rest: return code of all other tasks; None while one of them runs.
     """
 
     attempt: int
@@ -111,7 +112,7 @@ class Report:
     problem: Problem | None = None
 
     def end_of(self, worker: str) -> TaskEnd | None:
-        """How ``worker`` ended; None while it runs."""
+        """Returns how ``worker`` ended; None while it runs."""
         if worker in self.ended:
             return self.ended[worker]
         return None if self.rest is None else TaskEnd(returncode=self.rest)
@@ -125,9 +126,9 @@ def report_of(
     *,
     most: int = MAX_REPORTED,
 ) -> Report:
-    """The report on ``tasks``.
+    """Builds the report on ``tasks``.
 
-    Failures come first. Of more tasks than ``most``, those that ended well are told by ``rest`` alone,
+    Failures come first. With more tasks than ``most``, successful ones are reported only by ``rest``,
     once all have ended; a failure beyond ``most`` gives ``rest`` its code.
     """
     codes = [(task, task.poll()) for task in tasks]
@@ -158,7 +159,7 @@ def _end(task: Task, code: int) -> TaskEnd:
 def is_joinable(
     attempt: AttemptRecord | None, supervisor: ComponentRecord | None, *, number: int
 ) -> bool:
-    """True when attempt ``number`` is there and its supervisor is, too."""
+    """Returns whether attempt ``number`` exists and its supervisor is registered."""
     if attempt is None or supervisor is None or attempt.number != number:
         return False
     return (supervisor.attempt, supervisor.token) == (attempt.number, attempt.token)
@@ -166,17 +167,18 @@ def is_joinable(
 
 @dataclass
 class Presence:
-    """Tells a key that is gone from one that is away for a moment.
+    """Distinguishes a key that is gone for good from a temporary gap.
 
-    A lease that its holder lost and took again leaves a gap, and a store that does not answer says
-    nothing: only answers count.
+    A lease that its holder lost and reacquired leaves a gap, and an unavailable store is no evidence:
+    only answers count.
     """
 
     slack_s: float
     _absent_since: float | None = None
 
     def is_gone(self, there: bool | None, *, now_s: float) -> bool:
-        """Whether it has been away for longer than ``slack_s``. ``there`` is None for no answer."""
+        """Returns whether it has been missing for longer than ``slack_s``. ``there`` is None for no
+        answer."""
         if there is not False:
             self._absent_since = None
             return False
@@ -186,7 +188,7 @@ class Presence:
 
 
 def named(job: JobPlan, index: int, job_id: str) -> str:
-    """``job 123 of component rollout``."""
+    """Returns ``job 123 of component rollout``."""
     return f"job {job_id or '(unknown)'} of component {job.components[index].name}"
 
 
@@ -198,10 +200,10 @@ def not_there(
     waited_s: float,
     trial: str,
 ) -> ClusterError:
-    """The error when components have not come by the deadline.
+    """Returns the error for components that have not started by the deadline.
 
     Args:
-        job_ids: of all components, in order; empty where it is not known.
+        job_ids: of all components, in order; empty if unknown.
     """
     told, types = [], []
     for index in missing:

@@ -1,9 +1,10 @@
-"""A component's key ``component/<i>``: taken under a lease, kept, taken again if the lease was lost.
+"""A component's key ``component/<i>``: registered under a lease, renewed, registered again if the lease
+was lost.
 
-Unlike a worker, its holder does not stop itself when the lease is lost: it computes nothing, and a
-store that does not answer for a while must end nothing. Whether the others still count on it is theirs
-to say (components.py, ``Presence``). All of it is behind the attempt's fence: who was superseded while it
-was cut off neither takes the key from its successor nor deletes it.
+Unlike a worker, its holder does not stop itself if the lease is lost: it computes nothing, and a
+temporarily unavailable store must not end anything. Others decide whether they still count on it
+(components.py, ``Presence``). All writes go through the attempt's fence: a superseded holder can neither
+take the key from its successor nor delete it.
 """
 
 from __future__ import annotations
@@ -35,25 +36,27 @@ class Membership:
     key: str
     record: ComponentRecord
     ttl_s: float = TTL_S
-    _keeper: LeaseRenewer | None = None
+    _renewer: LeaseRenewer | None = None
     _left: bool = False
 
     def hold(self) -> None:
-        """Takes the key unless we have it, have left, or are superseded; call it now and then.
+        """Registers unless it is registered, has left, or is superseded; call it regularly.
 
         Raises StoreError.
         """
         if self._left or (
-            self._keeper is not None and self._keeper.lease_status is not LeaseStatus.EXPIRED
+            self._renewer is not None and self._renewer.lease_status is not LeaseStatus.EXPIRED
         ):
             return
         name = f"component/{self.record.index}"
-        keeper = LeaseRenewer(self._take, name=name, on_change=lambda lease_status, reason: None)
+        renewer = LeaseRenewer(
+            self._acquire, name=name, on_change=lambda lease_status, reason: None
+        )
         try:
-            self._keeper = keeper.start()
+            self._renewer = renewer.start()
         except StaleAttempt as error:
             logger.error(
-                "component not registered component=%d why=%s", self.record.index, error.what
+                "component not registered component=%d reason=%s", self.record.index, error.what
             )
             self._left = True
             return
@@ -61,32 +64,32 @@ class Membership:
             "component registered component=%d job=%s", self.record.index, self.record.job_id
         )
 
-    def _take(self) -> Lease:
+    def _acquire(self) -> Lease:
         lease = self.store.grant(self.ttl_s)
         self.fence.write([Put(self.key, dumps(self.record), lease)])
         return lease
 
-    def tell_leaving(self, why: str, *, grace_s: float) -> None:
-        """Says that this job is about to end. Raises StoreError, StaleAttempt."""
+    def announce_end(self, why: str, *, grace_s: float) -> None:
+        """Announces that this job is about to end. Raises StoreError, StaleAttempt."""
         record = replace(self.record, leaving=why, leaving_grace_s=grace_s)
-        lease = self._keeper.lease if self._keeper is not None else None
+        lease = self._renewer.lease if self._renewer is not None else None
         self.fence.write([Put(self.key, dumps(record), lease)])
         self.record = record
 
     def leave(self) -> None:
-        """Gives the key back, for good."""
+        """Deregisters, for good."""
         self._left = True
-        if self._keeper is None:
+        if self._renewer is None:
             return
         try:
-            self._keeper.stop()
+            self._renewer.stop()
         except StoreError as error:  # it ends by itself
-            logger.warning("component key not given back error=%s", error.what)
-        self._keeper = None
+            logger.warning("component not deregistered error=%s", error.what)
+        self._renewer = None
 
 
 def read_component(store: NameResolve, key: str) -> ComponentRecord | None:
-    """The record at ``key``; None when there is none. Raises StoreError."""
+    """Reads the record at ``key``; None if there is none. Raises StoreError."""
     try:
         return loads(ComponentRecord, store.get(key).value, where=key)
     except KeyNotFound:

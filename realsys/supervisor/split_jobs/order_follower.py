@@ -1,9 +1,9 @@
-"""Serves one Slurm job of a trial whose groups sit in several: does there what the supervisor orders.
+"""Executes the supervisor's orders in one Slurm job of a trial whose groups are in several.
 
 Starts and ends its own job's steps as ordered through the store, and reports how their tasks ended. It
-decides nothing: whether the attempt went well is the supervisor's to say. It leaves when told to, when
-its attempt is over or superseded, and when the supervisor has been gone for longer than a lease can be
-late. A store that does not answer ends nothing.
+decides nothing: the supervisor decides whether the attempt succeeded. It leaves on an order, when its
+attempt has ended or is superseded, and when the supervisor has been gone for longer than a lease can be
+late. An unavailable store ends nothing.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ AFTER_GRACE_S = 5.0
 
 @dataclass
 class OrderFollower:
-    """Stands in for the supervisor in one job. ``join``, then ``serve``, from the main thread."""
+    """Represents the supervisor in one job. Call ``join``, then ``serve``, from the main thread."""
 
     plan: LaunchPlan
     component: int
@@ -68,7 +68,7 @@ class OrderFollower:
     _sequence: int = 0
     _tasks: Sequence[Task] = ()
     _problem: Problem | None = None
-    _told: Report | None = None
+    _reported: Report | None = None
     _leaving: tuple[str, float, float] | None = None  # why, its grace, since when
     _next_look: float = 0.0
     _silent: bool = False  # the store, when last asked
@@ -78,16 +78,16 @@ class OrderFollower:
         self._supervisor = Presence(self.slack_s)
 
     def announce_end(self, why: str, *, grace_s: float) -> None:
-        """Slurm is about to end this job (called from a signal handler: sets, no I/O)."""
+        """Notes that Slurm is about to end this job (called from a signal handler: no I/O)."""
         self._leaving = self._leaving or (why, grace_s, time.monotonic())
 
     # ---- joining ----------------------------------------------------------------------------
 
     def join(self) -> None:
-        """Waits for the attempt and its supervisor, then registers. Makes no file.
+        """Waits for the attempt and its supervisor, then registers. Creates no file.
 
         Raises:
-            ClusterError: they did not come in time, or the attempt is over.
+            ClusterError: they did not appear in time, or the attempt is over.
         """
         wait_s = self.plan.cluster.slurm.rendezvous_seconds
         deadline = time.monotonic() + wait_s
@@ -95,7 +95,7 @@ class OrderFollower:
             try:
                 self._try_to_join()
             except StoreError as error:
-                self._note_silence(error)
+                self._note_unavailable(error)
             if self._member is None:
                 self._give_up_if_vain(wait_s, time.monotonic() > deadline)
                 time.sleep(self.poll_s)
@@ -125,7 +125,7 @@ class OrderFollower:
         elif self._leaving is not None:
             why = f"this job ends: {self._leaving[0]}"
         elif late:
-            why = f"the supervisor of attempt {self.number} did not come in {wait_s:g} s"
+            why = f"the supervisor of attempt {self.number} did not appear in {wait_s:g} s"
         else:
             return
         assert self.plan.job is not None
@@ -143,7 +143,7 @@ class OrderFollower:
         return loads(AttemptRecord, entry.value, where=self.keys.attempt)
 
     def _is_over(self) -> bool:
-        """True when the attempt has its exit marker, or is not the newest."""
+        """Returns whether the attempt has its exit marker, or is not the newest."""
         fresh(self.files.attempt(self.number).root)
         if self.files.attempt(self.number).exit.exists():
             return True
@@ -158,35 +158,35 @@ class OrderFollower:
     # ---- serving ----------------------------------------------------------------------------
 
     def serve(self) -> bool:
-        """Follows orders until there is a reason to leave; False when nobody told it to."""
+        """Follows orders until there is a reason to leave; returns False if it was not ordered to."""
         assert self._member is not None
         try:
-            while (told := self._turn(self._member)) is None:
+            while (ordered := self._turn(self._member)) is None:
                 time.sleep(self.poll_s)
         finally:
             self._end_tasks()
             self._report_once(self._member)
             self._member.leave()
-        logger.info("component left told=%s", told)
-        return told
+        logger.info("component left ordered=%s", ordered)
+        return ordered
 
     def _turn(self, member: Membership) -> bool | None:
-        """One look at everything; None to go on, else whether it was told to leave."""
+        """Checks everything once; returns None to continue, else whether it was ordered to leave."""
         try:
             member.hold()
-            self._tell_leaving(member)
-            told = self._follow(member, self._order())
+            self._announce_end(member)
+            ordered = self._follow(member, self._order())
             gone = self._is_supervisor_gone(member)
             self._silent = False
         except StoreError as error:
-            self._note_silence(error)
+            self._note_unavailable(error)
             self._supervisor.is_gone(None, now_s=time.monotonic())
-            told = gone = None
+            ordered = gone = None
         except StaleAttempt as error:
-            logger.error("attempt over why=%s", error.what)
+            logger.error("attempt over reason=%s", error.what)
             return True
-        if told is not None:
-            return told
+        if ordered is not None:
+            return ordered
         if gone:
             logger.error("supervisor gone slack_s=%g", self.slack_s)
             return False
@@ -198,7 +198,7 @@ class OrderFollower:
         if self._leaving is not None:
             _, grace_s, since = self._leaving
             if time.monotonic() > since + grace_s + AFTER_GRACE_S:
-                logger.error("no order came before this job's end")
+                logger.error("no order received before this job's end")
                 return False
         self._report_once(member)
         return None
@@ -231,7 +231,7 @@ class OrderFollower:
         self._sequence, self._tasks, self._problem = order.sequence, (), None
         try:
             self._tasks = self.steps.start(self.plan.phase(order.phase))
-        except Exception as error:  # the supervisor's to judge: told in the report
+        except Exception as error:  # reported to the supervisor, which decides
             logger.exception("steps not started phase=%s", order.phase)
             self._problem = _problem(error)
         logger.info("phase started phase=%s tasks=%d", order.phase, len(self._tasks))
@@ -240,11 +240,11 @@ class OrderFollower:
         self.steps.end(self._tasks, grace_s=END_GRACE_S)
 
     def _report_once(self, member: Membership) -> None:
-        """Writes the report if it is another than the last one written."""
+        """Writes the report if it differs from the last one written."""
         if not self._sequence:
             return
         report = report_of(member.record, self._sequence, self._tasks, self._problem)
-        if report == self._told:
+        if report == self._reported:
             return
         try:
             self._fence.write([Put(self.keys.component_report(self.component), dumps(report))])
@@ -252,18 +252,18 @@ class OrderFollower:
             logger.warning("report not written error=%s", error.what)
             return
         except StaleAttempt as error:  # a newer attempt's agent reports there now
-            logger.error("report not written why=%s", error.what)
-        self._told = report
+            logger.error("report not written reason=%s", error.what)
+        self._reported = report
 
-    def _tell_leaving(self, member: Membership) -> None:
+    def _announce_end(self, member: Membership) -> None:
         if self._leaving is not None and not member.record.leaving:
             why, grace_s, _ = self._leaving
-            member.tell_leaving(why, grace_s=grace_s)
-            logger.warning("end announced why=%s grace_s=%g", why, grace_s)
+            member.announce_end(why, grace_s=grace_s)
+            logger.warning("end announced reason=%s grace_s=%g", why, grace_s)
 
-    def _note_silence(self, error: StoreError) -> None:
+    def _note_unavailable(self, error: StoreError) -> None:
         if not self._silent:
-            logger.warning("store does not answer error=%s", error.what)
+            logger.warning("store unavailable error=%s", error.what)
         self._silent = True
 
     def _is_supervisor_gone(self, member: Membership) -> bool:

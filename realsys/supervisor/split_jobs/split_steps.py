@@ -1,8 +1,8 @@
-"""Workers of a trial whose groups sit in several Slurm jobs that started apart (layout split).
+"""Workers of a trial whose groups are in several Slurm jobs that start separately (layout split).
 
-This job's steps are started here, the others' by their agents (component_agent.py), told through the
-store. Nothing starts before all jobs are there; until then, and after, everything is looked at when the
-supervisor polls a task, so a stop is heard while it waits.
+This job's steps are started here, the others' by their agents (component_agent.py), by orders through the
+store. Nothing starts before all jobs run; everything is checked when the supervisor polls a task, so a
+stop request is also noticed while waiting.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ logger = logging.getLogger(__name__)
 
 POLL_S = 0.25
 TELL_EVERY_S = 60.0  # while waiting for the other jobs
-REMOTE_END_S = END_S + 30.0  # an agent's own patience, and its report's way
+REMOTE_END_S = END_S + 30.0  # an agent's own time limit, and time for its report to arrive
 LEAVE_S = 30.0
 
 
 @dataclass
 class SplitTask:
-    """One task: of this job once it is started, or told about by its component's agent."""
+    """One task: of this job, or reported by its component's agent."""
 
     worker: str
     component: int
@@ -51,12 +51,12 @@ class SplitTask:
 
     @property
     def host(self) -> str:
-        """Where it runs or ran, "" while that is not known."""
+        """Where it runs or ran, "" if unknown."""
         return self.local.host if self.local else self.end.host if self.end else ""
 
     @property
     def pid(self) -> int:
-        """Of the worker, 0 while it is not known."""
+        """Of the worker, 0 if unknown."""
         return self.local.pid if self.local else self.end.pid if self.end else 0
 
     @property
@@ -66,16 +66,17 @@ class SplitTask:
 
     @property
     def hint(self) -> str:
-        """What its job's side says of its end."""
+        """What its job reports about its end."""
         return self.local.hint if self.local else self.end.hint if self.end else ""
 
     def poll(self) -> int | None:
-        """Return code, or None. Raises ClusterError when a job of the trial is missing or unfit."""
+        """Returns the return code, or None. Raises ClusterError if a job of the trial is missing or
+        failed."""
         self.steps.refresh()
         return self.known()
 
     def known(self) -> int | None:
-        """Return code as known now."""
+        """Returns the return code as known now."""
         if self.local is not None:
             return self.local.poll()
         return self.end.returncode if self.end is not None else None
@@ -119,7 +120,7 @@ class SplitSteps:
     # ---- Steps ------------------------------------------------------------------------------
 
     def start(self, phase: PhasePlan) -> list[Task]:
-        """The phase's tasks; they start as soon as all jobs are there (see ``refresh``)."""
+        """Returns the phase's tasks; they start as soon as all jobs run (see ``refresh``)."""
         self._sequence += 1
         self._pending = phase
         self._tasks = [
@@ -132,11 +133,11 @@ class SplitSteps:
         return list(self._tasks)
 
     def kill(self, task: Task) -> None:
-        """Of this job's tasks only. Raises ClusterError for those of another."""
+        """Kills a task of this job. Raises ClusterError for those of another."""
         self.local.kill(self._local(task))
 
     def restart(self, task: Task) -> Task:
-        """Of this job's tasks only. Raises ClusterError for those of another."""
+        """Restarts a task of this job. Raises ClusterError for those of another."""
         new = self.local.restart(self._local(task))
         assert isinstance(task, SplitTask)
         task_now = replace(task, local=new)
@@ -146,7 +147,7 @@ class SplitSteps:
     def add(
         self, worker: str, *, like: Task, running: Sequence[Task], left: Sequence[Task]
     ) -> Task:
-        """Refused: most workers would have to be started in another job."""
+        """Raises ClusterError: most workers would have to be started in another job."""
         raise ClusterError(
             f"{worker} can't be added: the trial's jobs were started apart",
             where="layout split",
@@ -154,21 +155,21 @@ class SplitSteps:
         )
 
     def _local(self, task: Task) -> Task:
-        """The task as this job's steps know it."""
+        """Returns the task as this job's steps know it."""
         assert isinstance(task, SplitTask)
         if task.local is None:
             raise ClusterError(
-                f"{self._named(task.component)} starts no worker again",
+                f"{self._named(task.component)} can't restart a worker",
                 where="layout split",
-                fix="resume the trial; in the layouts single and het such workers are started again",
+                fix="resume the trial; the layouts single and het restart such workers",
             )
         return task.local
 
     def end(self, tasks: Iterable[Task], *, grace_s: float) -> None:
-        """Ends this job's tasks and has the agents end theirs; returns when all are gone.
+        """Ends this job's tasks and makes the agents end theirs; returns when all have ended.
 
-        It means all tasks of the phase, also those of a ``start`` that failed half-way. A job whose
-        agent does not report the end in time is cancelled.
+        Applies to all tasks of the phase, also after a ``start`` that failed half-way. A job whose agent
+        does not report the end in time is cancelled.
         """
         begun, self._pending = self._pending is None and bool(self._agents), None
         remote = [t for t in self._tasks if t.local is None and t.component] if begun else []
@@ -182,11 +183,11 @@ class SplitSteps:
                 self._cut_off({t.component for t in left})
                 return
             ordered = ordered or self._order(Action.END)
-            self._look()
+            self._read_reports()
             time.sleep(self.poll_s)
 
     def close(self) -> None:
-        """Lets the other jobs end: told to leave, or cancelled where nobody is there to be told."""
+        """Ends the other jobs: by an order to leave, or by cancelling those without an agent."""
         deadline = time.monotonic() + self.leave_s
         ordered = self._order(Action.LEAVE)
         present = self._components()
@@ -203,16 +204,16 @@ class SplitSteps:
     # ---- looking ----------------------------------------------------------------------------
 
     def refresh(self) -> None:
-        """Starts what can be started and brings the tasks up to date, at most four times a second.
+        """Starts what can be started and updates the tasks, at most four times a second.
 
         Raises:
-            ClusterError: a job did not come in time, or could not start its steps.
+            ClusterError: a job did not start in time, or could not start its steps.
         """
         if time.monotonic() < self._next_look:
             return
         self._next_look = time.monotonic() + self.poll_s
         if self._pending is None:
-            if problem := self._look():
+            if problem := self._read_reports():
                 raise problem
         elif self._agents or self._are_all_here():
             self._begin(self._pending)
@@ -220,9 +221,9 @@ class SplitSteps:
     def _are_all_here(self) -> bool:
         present = self._components()
         if present is None:
-            return False  # who is missing can't be said
+            return False  # the missing ones are unknown
         missing = [i for i in self.others if i not in present]
-        if self.board.is_stop_asked():
+        if self.board.is_stop_requested():
             self._pending = None
             for task in self._tasks:
                 task.end = TaskEnd(returncode=worker_exit_codes.STOPPED, ended_at=time.time())
@@ -233,7 +234,7 @@ class SplitSteps:
         self._agents = {i: record.agent for i, record in present.items()}
         self._presence = {i: Presence(self.slack_s) for i in self.others}
         self._note_nodes(present)
-        logger.info("all jobs there jobs=%s", ",".join(r.job_id for r in present.values()))
+        logger.info("all jobs running jobs=%s", ",".join(r.job_id for r in present.values()))
         return True
 
     def _wait_on(self, missing: list[int]) -> None:
@@ -250,7 +251,7 @@ class SplitSteps:
             logger.info("waiting for=%s timeout_s=%.0f", names, left_s)
 
     def _begin(self, phase: PhasePlan) -> None:
-        """Starts the phase everywhere; next time, if the store does not answer."""
+        """Starts the phase everywhere; retried next time if the store does not answer."""
         if not self._order(Action.START, phase.name):
             return
         self._pending = None
@@ -258,7 +259,7 @@ class SplitSteps:
         for task in self._tasks:
             task.local = started.get(task.worker)
 
-    def _look(self) -> ClusterError | None:
+    def _read_reports(self) -> ClusterError | None:
         """Reads the agents' keys; returns what one of them could not do."""
         present, problem = self._components(), None
         for index, report in self.board.reports(self._sequence, self._agents).items():
@@ -285,7 +286,8 @@ class SplitSteps:
         return present
 
     def _explained(self, index: int, end: TaskEnd | None) -> TaskEnd | None:
-        """An end that its own parent did not tell (no pid) is that of its job, if Slurm ended that."""
+        """Explains an end that has no record of its own (no pid) by the end of its job, if Slurm ended
+        that."""
         if end is None or not end.returncode or end.pid or index not in self._leaving:
             return end
         return replace(end, hint=self._leaving[index])
@@ -297,7 +299,7 @@ class SplitSteps:
         return [t for t in self._tasks if t.component == index and t.known() is None]
 
     def _give_up(self, index: int, hint: str) -> None:
-        """The component's tasks count as ended: by their own records if they left any."""
+        """Marks the component's tasks as ended, by their own records if there are any."""
         running = self._running(index)
         if running:
             logger.error("component lost tasks=%d hint=%s", len(running), hint)
@@ -310,7 +312,7 @@ class SplitSteps:
                 )
 
     def _cut_off(self, indices: set[int]) -> None:
-        """Last resort for components that do not report the end of their tasks."""
+        """Cancels components that do not report the end of their tasks."""
         cancel_jobs(self._ids(indices))
         for index in indices:
             self._give_up(index, f"{self._named(index)} did not end it in time and was cancelled")
@@ -321,7 +323,7 @@ class SplitSteps:
         return self.board.order(action, self._sequence, self._agents, phase)
 
     def _note_nodes(self, present: dict[int, ComponentRecord]) -> None:
-        """The attempt's nodes are those of all jobs: workers find their way to each other by them."""
+        """Records the nodes of all jobs as the attempt's: workers choose their addresses by them."""
         nodes = ",".join(present[i].nodes for i in sorted(present) if present[i].nodes)
         write_record(self.attempt_files.record, replace(self.board.attempt, nodes=nodes))
 
@@ -334,7 +336,7 @@ class SplitSteps:
         return named(self.plan.job, index, "".join(self._ids([index])))
 
     def _ids(self, indices: Iterable[int]) -> list[str]:
-        """Job ids of those components, as far as known."""
+        """Returns the known job ids of those components."""
         noted = dict(enumerate(submitted_job_ids(self.files, self.board.attempt)))
         ids = {**noted, **self._job_ids}
         return [ids[i] for i in indices if ids.get(i)]

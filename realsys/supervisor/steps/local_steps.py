@@ -1,7 +1,6 @@
 """Workers as child processes on this machine.
 
-Each ties its life to ours (realsys/runtime/parent_death.py), so that none outlives a supervisor that was
-killed.
+Each is tied to the supervisor (realsys/runtime/parent_death.py), so that none outlives a killed one.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from realsys.supervisor.steps.steps import Task
 from realsys.trial.records import AttemptFiles
 from realsys.worker.environment import gpu_variables, worker_environment
 from realsys.worker.live_scaling import index_of
-from realsys.worker.local_gpus import deal, devices_of_one_more, gpus_needed
+from realsys.worker.local_gpus import assign_gpus, devices_for_added_worker, gpus_needed
 from realsys.worker.machine_gpus import gpu_entries
 from realsys.worker.main import command
 
@@ -32,7 +31,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class LocalTask:
-    """One child process. ``like``: index of the one whose configuration it has, if it was added."""
+    """One child process. ``like``: for an added worker, index of the planned one of the same
+    configuration."""
 
     worker: str
     phase: PhasePlan
@@ -49,7 +49,7 @@ class LocalTask:
         return self.process.pid
 
     def poll(self) -> int | None:
-        """Return code, or None while it runs; notes the moment it was seen to end."""
+        """Returns the return code, or None while it runs; records when it was seen to end."""
         code = self.process.poll()
         if code is not None and self.ended_at is None:
             self.ended_at = time.time()
@@ -68,13 +68,13 @@ class LocalSteps:
     _devices: dict[str, str] = field(default_factory=dict)  # worker → its CUDA_VISIBLE_DEVICES
 
     def start(self, phase: PhasePlan) -> list[Task]:
-        """Starts every worker with its output appended to its log.
+        """Starts every worker, appending its output to its log.
 
         Raises:
-            ClusterError: they need more GPUs than are here; none is started.
+            ClusterError: they need more GPUs than the machine has; none is started.
         """
         needed = gpus_needed(phase.scheduling)
-        self._devices = deal(phase.scheduling, self._gpus() if needed else ())
+        self._devices = assign_gpus(phase.scheduling, self._gpus() if needed else ())
         return [
             self._start(phase, kind, index)
             for kind, group in phase.scheduling.groups().items()
@@ -82,12 +82,12 @@ class LocalSteps:
         ]
 
     def kill(self, task: Task) -> None:
-        """SIGKILL."""
+        """Sends SIGKILL."""
         assert isinstance(task, LocalTask)
         task.process.kill()
 
     def restart(self, task: Task) -> Task:
-        """A new process; its output goes on in the same log."""
+        """Starts a new process that continues the same log."""
         assert isinstance(task, LocalTask)
         kind, _, index = task.worker.partition("/")
         return self._start(task.phase, WorkerType(kind), int(index), task.like)
@@ -95,21 +95,21 @@ class LocalSteps:
     def add(
         self, worker: str, *, like: Task, running: Sequence[Task], left: Sequence[Task]
     ) -> Task:
-        """A new process; only GPUs can be too few for it."""
+        """Starts a new process; fails only if it needs GPUs and none is free."""
         assert isinstance(like, LocalTask)
         kind, _, index = worker.partition("/")
         gpus = like.phase.scheduling.groups()[WorkerType(kind)].scheduling.gpu
-        self._devices[worker] = devices_of_one_more(
+        self._devices[worker] = devices_for_added_worker(
             worker,
             gpus,
-            dealt=self._devices,
+            assigned=self._devices,
             gone=[task.worker for task in left],
             entries=self._gpus() if gpus else (),
         )
         return self._start(like.phase, WorkerType(kind), int(index), index_of(like.worker))
 
     def end(self, tasks: Iterable[Task], *, grace_s: float) -> None:
-        """SIGTERM, after ``grace_s`` SIGKILL."""
+        """Sends SIGTERM, and after ``grace_s`` SIGKILL."""
         left = [t for t in tasks if isinstance(t, LocalTask) and t.poll() is None]
         for task in left:
             task.process.terminate()
@@ -125,7 +125,7 @@ class LocalSteps:
             task.poll()
 
     def _gpus(self) -> tuple[str, ...]:
-        """Of this machine, or of those that the shell or the site's variables show."""
+        """Returns the GPUs of this machine, as restricted by the shell or the site's variables."""
         return gpu_entries({**os.environ, **self.plan.cluster.env_vars})
 
     def _start(

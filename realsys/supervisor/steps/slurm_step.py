@@ -1,8 +1,8 @@
-"""One srun and its tasks: how each of them ended, from srun's log, the tasks' own records, srun's code.
+"""One srun and its tasks: how each ended, from srun's log, the tasks' own records and srun's code.
 
-srun's log names the tasks that failed, at once, and the kernel says when srun, on this host, has written
-to it; how exactly, each task's parent has written down (realsys/worker/task.py). A step that srun can't
-start is given up after a while, with srun's sentence.
+srun's log names failed tasks at once, and inotify reports when srun, on this host, has written to it;
+each task's parent has recorded the details (realsys/worker/task.py). A step that srun can't start is
+given up after a while, with srun's message.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from realsys.slurm.step_command import Again, srun_log
 from realsys.trial.records import AttemptFiles, WorkerExit, read_fresh
 
 REFRESH_S = 0.05
-LOOK_S = 1.0  # at files, while srun runs: they are on a file system that all share
-SURE_S = 10.0  # at srun's log where the kernel says that it was written
-KEPT_CHARS = 1 << 16  # of what srun said, to tell why a step failed or waits
-STRICT_TASKS = 64  # up to so many tasks, each one's own record is looked at after a step's end
+LOOK_S = 1.0  # interval of checking files, while srun runs: they are on a shared file system
+SURE_S = 10.0  # interval of reading srun's log even if inotify reports no write
+KEPT_CHARS = 1 << 16  # of srun's output, to explain why a step failed or waits
+STRICT_TASKS = 64  # up to this many tasks, each one's own record is read after a step's end
 
 
 @dataclass
@@ -45,7 +45,7 @@ class SlurmTask:
         self.node = self.node or self.host
 
     def poll(self) -> int | None:
-        """Return code, or None while it runs or is not known to have ended."""
+        """Returns the return code, or None while it runs or its end is unknown."""
         if self.returncode is None:
             self.step.refresh()
         return self.returncode
@@ -56,8 +56,8 @@ class Step:
     """One srun and its tasks.
 
     Attributes:
-        written: what is written on this host to the folder of logs.
-        again: which worker it is, if it was started again by itself.
+        written: writes of this host to the folder of logs.
+        again: the restarted or added worker, if the step has just that one.
     """
 
     phase: PhasePlan
@@ -80,7 +80,7 @@ class Step:
     _is_up: bool = False  # some task of it was seen to have a log
 
     def refresh(self) -> None:
-        """Brings the tasks' return codes up to date."""
+        """Updates the tasks' return codes."""
         now_s = time.monotonic()
         if self._over or now_s < self._next_refresh:
             return
@@ -97,17 +97,17 @@ class Step:
         self._said = text = (self._said + news)[-KEPT_CHARS:]
         for index, (host, code, how) in failed_tasks(news).items():
             if index < len(self.tasks) and self.tasks[index].returncode is None:
-                self._settle(self.tasks[index], code, hint=f"srun: {how} on {host}")
+                self._set_end(self.tasks[index], code, hint=f"srun: {how} on {host}")
         for task in self.tasks:
             if task.was_killed and task.returncode is None:  # srun may not have heard of it
-                self._settle_if_told(task)
+                self._set_recorded_end(task)
         if ended is not None:
             self._over = True
-            self._settle_all(ended, last_trouble(text), named=bool(failed_tasks(text)))
+            self._set_all_ends(ended, last_trouble(text), named=bool(failed_tasks(text)))
         else:
-            self._look_at_wait(step_wait(text))
+            self._check_start(step_wait(text))
 
-    def _look_at_wait(self, sentence: str) -> None:
+    def _check_start(self, sentence: str) -> None:
         """Gives up a step that srun has tried to start for too long."""
         limit_s = patience_s(sentence)
         if self._is_up or time.monotonic() - self._began_s < limit_s:
@@ -115,21 +115,22 @@ class Step:
         if not sentence and any(self.attempt.log(t.worker).exists() for t in self.tasks):
             self._is_up = True
             return
-        self.process.terminate()  # or it would start them when nobody expects them any more
-        hint = f"srun could not start its step for {limit_s:.0f} s: {sentence or 'it says nothing'}"
+        self.process.terminate()  # otherwise it might start them after they were given up
+        hint = f"srun could not start its step for {limit_s:.0f} s: {sentence or 'no message'}"
         for task in self.tasks:
             if task.returncode is None:
-                self._settle(task, self._not_started(worker_exit_codes.FAILED), hint=hint)
+                self._set_end(task, self._not_started(worker_exit_codes.FAILED), hint=hint)
 
     def _not_started(self, code: int) -> int:
-        """For the first start. One that is made again may be tried once more: slurmctld may be away."""
+        """Returns the code of a failed first start. A restart may be tried once more: slurmctld may be
+        unavailable."""
         return worker_exit_codes.NOT_STARTED if self.again is None else code
 
-    def _settle_all(self, srun_code: int, trouble: str, *, named: bool) -> None:
-        """srun has ended, so have all tasks: by their own records, else by its code.
+    def _set_all_ends(self, srun_code: int, trouble: str, *, named: bool) -> None:
+        """Sets the end of all tasks after srun's: by their own records, else by its code.
 
         Args:
-            named: srun told of single tasks, so the step was started.
+            named: srun reported single tasks, so the step was started.
         """
         looked_at = self.tasks if len(self.tasks) <= STRICT_TASKS or srun_code else self.tasks[:1]
         for task in looked_at:
@@ -141,24 +142,24 @@ class Step:
                     if started
                     else self._not_started(srun_code)
                 )
-                known = self._settle(task, code, hint=told)
+                known = self._set_end(task, code, hint=told)
                 if not known and srun_code == 0:
                     task.hint = (
-                        "its own record is missing, srun says 0: Slurm ran no task, or has ended it"
+                        "no exit record and srun ended with 0: no task ran, or Slurm ended it"
                     )
                     task.hint += f" ({trouble})" if trouble else ""
         for task in self.tasks:
             if task.returncode is None:
                 task.returncode, task.ended_at = srun_code, time.time()
 
-    def _settle(self, task: SlurmTask, code: int, *, hint: str) -> bool:
-        """Sets a task's end; True when its own parent told it."""
-        if self._settle_if_told(task):
+    def _set_end(self, task: SlurmTask, code: int, *, hint: str) -> bool:
+        """Sets a task's end; returns True if its own parent recorded it."""
+        if self._set_recorded_end(task):
             return True
         task.returncode, task.ended_at, task.hint = code, time.time(), hint
         return False
 
-    def _settle_if_told(self, task: SlurmTask) -> bool:
+    def _set_recorded_end(self, task: SlurmTask) -> bool:
         record = read_fresh(WorkerExit, self.attempt.exit_of(task.worker))
         if record is None:
             return False
@@ -171,7 +172,7 @@ class Step:
         return srun_log(self.attempt, self.plan, self.again)
 
     def _news(self, *, is_last: bool) -> str:
-        """What srun has said since the last call, in whole lines."""
+        """Returns srun's output since the last call, in whole lines."""
         try:
             if self._log_fd < 0:
                 self._log_fd = os.open(self._log, os.O_RDONLY)

@@ -1,7 +1,7 @@
-"""Workers as Slurm steps: one srun for each worker type, as many tasks as its group has; one more for each
-worker that is started again by itself, or added while the run lives.
+"""Workers as Slurm steps: one srun per worker type with all its tasks, and one for each restarted or
+added worker.
 
-srun runs on this node, the job's first, and speaks for its tasks (slurm_step.py). A SIGTERM to srun ends
+srun runs on this node, the job's first, and represents its tasks (slurm_step.py). A SIGTERM to srun ends
 all its tasks within moments (measured: SIGKILL to the tasks in 0.1 s).
 """
 
@@ -35,7 +35,7 @@ END_S = 90.0  # KillWait is 30 s by default; after that srun gives up waiting fo
 
 
 def component_nodes(job: JobPlan, environ: dict[str, str]) -> list[list[str]]:
-    """The nodes of each component, in Slurm's order, from the batch step's environment."""
+    """Returns the nodes of each component, in Slurm's order, from the batch step's environment."""
     if job.layout is JobLayout.HET and len(job.components) > 1:
         names = [f"SLURM_JOB_NODELIST_HET_GROUP_{i}" for i in range(len(job.components))]
     else:
@@ -50,7 +50,7 @@ def component_nodes(job: JobPlan, environ: dict[str, str]) -> list[list[str]]:
 
 
 def least_used(nodes: Sequence[str], used: Sequence[str]) -> str:
-    """The node that is named least often in ``used``; of several the first (pure)."""
+    """Returns the node that occurs least often in ``used``; of several the first (pure)."""
     return min(nodes, key=used.count)
 
 
@@ -71,7 +71,7 @@ class SlurmSteps:
     """Starts the steps of this job's components.
 
     Args:
-        components: those of the plan's components that this job holds; the nodes of each.
+        components: the plan's components in this job, with the nodes of each.
     """
 
     plan: LaunchPlan
@@ -84,7 +84,7 @@ class SlurmSteps:
     _written: FileWrites | None = None  # what is written to the logs
 
     def start(self, phase: PhasePlan) -> list[Task]:
-        """One srun for each worker type of ours."""
+        """Starts one srun for each worker type of this job."""
         if not self._has_begun:
             self._has_begun = True
             skip_former_numbers(self.attempt_files, self._known_environment())
@@ -95,19 +95,20 @@ class SlurmSteps:
                 if step.component in self.components:
                     found += self._start(phase, step).tasks
         except BaseException:
-            self.end(found, grace_s=0.0)  # nobody else knows of those that were started
+            self.end(found, grace_s=0.0)  # the caller does not know the started ones
             raise
         return found
 
     def kill(self, task: Task) -> None:
-        """Asks the task's wrapper, by a file: a signal to srun would end all tasks of the step."""
+        """Makes the task's wrapper kill the worker, by a file: a signal to srun would end all tasks of
+        the step."""
         assert isinstance(task, SlurmTask)
         task.was_killed = True
         restart = task.step.again.restart if task.step.again else 0
         self.attempt_files.end_of(task.worker, task.step.phase.name, restart).touch()
 
     def restart(self, task: Task) -> Task:
-        """A step of its own on the same node, beside all others."""
+        """Starts a step for the worker on the same node, beside all others."""
         assert isinstance(task, SlurmTask)
         former = task.step
         index = int(task.worker.partition("/")[2])
@@ -121,8 +122,8 @@ class SlurmSteps:
     def add(
         self, worker: str, *, like: Task, running: Sequence[Task], left: Sequence[Task]
     ) -> Task:
-        """A step of its own beside all others: with GPUs where one that left had its own, without them on
-        the node with the fewest of its kind."""
+        """Starts a step for the worker beside all others: with GPUs in the place of one that left,
+        without on the node with the fewest of its type."""
         assert isinstance(like, SlurmTask)
         former, step = like.step, like.step.plan
         again = Again(index=index_of(worker), restart=0, like=index_of(like.worker))
@@ -146,12 +147,12 @@ class SlurmSteps:
         raise ClusterError(
             f"no GPU of the job is free for {worker}",
             where=f"step {worker.partition('/')[0]}",
-            fix="let one of its kind go first (realsys scale --drain), or launch with more of them",
+            fix="drain a worker of its type first (realsys scale --drain), or launch with more",
         )
 
     def end(self, tasks: Iterable[Task], *, grace_s: float) -> None:
-        """SIGTERM to the sruns of tasks that still run: srun ends its tasks by SIGKILL. Also to those that
-        still try to start their step."""
+        """Sends SIGTERM to the sruns of running tasks, which end their tasks by SIGKILL, and to those
+        that still try to start their step."""
         steps = {id(t.step): t.step for t in tasks if isinstance(t, SlurmTask) and _is_up(t)}
         steps |= {id(t.step): t.step for t in self._replaced if t.step.process.poll() is None}
         for step in steps.values():
@@ -176,7 +177,7 @@ class SlurmSteps:
     def _start_step(
         self, phase: PhasePlan, step: StepPlan, lines: Sequence[str], again: Again | None = None
     ) -> Step:
-        """An srun with a task on each of the hosts ``lines``."""
+        """Starts an srun with a task on each of the hosts ``lines``."""
         kind = step.worker_type.value
         first = again.index if again else 0
         suffix = f"-{first}" if again else ""
@@ -205,8 +206,8 @@ class SlurmSteps:
         return started
 
     def _known_environment(self) -> dict[str, str]:
-        """Ours without secrets: tasks read them from their file, they need not travel in Slurm's
-        messages."""
+        """Returns our environment without secrets: tasks read them from their file, so they need not be
+        in Slurm's messages."""
         secrets = self.plan.cluster.secrets
         return {name: value for name, value in os.environ.items() if name not in secrets}
 

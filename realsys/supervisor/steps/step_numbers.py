@@ -1,10 +1,10 @@
-"""Uses up the step numbers of a requeued job's earlier incarnations, so that no step of ours has one.
+"""Skips the step numbers of a requeued job's earlier incarnations, so that no step of ours has one.
 
-Slurm counts the steps of a requeued job from 0 again. An srun of an earlier incarnation that lives on asks
-slurmctld for the end of "step 123.0" as soon as it hears that its node was given up, and slurmctld ends
+Slurm counts the steps of a requeued job from 0 again. A surviving srun of an earlier incarnation asks
+slurmctld to end "step 123.0" as soon as it learns that its node was given up, and slurmctld ends
 whichever step has that number (seen with 22.05). srun is not our code, and may be the first thing that
-runs when a node that slept wakes up; so the numbers must differ. A step that does nothing uses one up. The
-components of a het job share one count, so a step in its first one will do.
+runs when a suspended node resumes; so the numbers must differ. An empty step uses up one number. The
+components of a het job share one count, so a step in its first one suffices.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from realsys.worker.requeued import former_attempts_of_same_job
 
 logger = logging.getLogger(__name__)
 
-SPARE = 8  # for steps that nobody wrote down: `realsys exec`, or by hand
-AT_ONCE = 8  # measured: 8 steps that do nothing take 0.14 s, one takes 0.05 s
+SPARE = 8  # for unrecorded steps: `realsys exec`, or by hand
+AT_ONCE = 8  # measured: 8 empty steps take 0.14 s, one takes 0.05 s
 TIMEOUT_S = 60.0
 NAME = "unused"  # of these steps, in Slurm's lists and in ours
 
 
 def numbers_to_skip(used: Iterable[int]) -> int:
-    """How many numbers from 0 on must not be used (pure).
+    """Returns how many numbers from 0 on must not be used (pure).
 
     Args:
-        used: how many each earlier incarnation used, those that it skipped itself among them.
+        used: how many each earlier incarnation used, including those it skipped.
     """
     most = max(used, default=None)
     return 0 if most is None else most + SPARE
 
 
 def skip_former_numbers(attempt: AttemptFiles, environ: Mapping[str, str]) -> int:
-    """Uses up the numbers that earlier incarnations of this job may have; returns how many.
+    """Uses up the numbers that earlier incarnations of this job may have used; returns how many.
 
-    Call it before the first step of an attempt. It takes at most ``TIMEOUT_S``; what fails is told in the
-    log only, since it matters where a node was given up and its processes live on.
+    Call it before the first step of an attempt. It takes at most ``TIMEOUT_S``; failures are only logged,
+    since they matter only if processes of a lost node survive.
 
     Args:
         environ: for srun; variables that it would read as options are left out.
@@ -74,7 +74,7 @@ def skip_former_numbers(attempt: AttemptFiles, environ: Mapping[str, str]) -> in
 
 
 def note_steps(attempt: AttemptFiles, steps: Sequence[Mapping[str, object]]) -> None:
-    """Writes down steps that are about to be started, a line each: a number is used up by each."""
+    """Records steps that are about to be started, a line each: each uses up a number."""
     with attempt.steps.open("a", encoding="utf-8") as told:
         told.write("".join(json.dumps(step) + "\n" for step in steps))
 
@@ -87,7 +87,7 @@ def _num_steps(attempt: AttemptFiles) -> int:
 
 
 def _argv() -> list[str]:
-    """It takes nothing from the steps that run, and waits for none of them."""
+    """Returns an srun that takes no resources from running steps, and waits for none of them."""
     wants = ["--nodes=1", "--ntasks=1", "--overlap", "--mem=0", "--gres=none"]
     quiet = ["--mpi=none", "--export=NONE", "--chdir=/", "--input=none", "--output=none"]
     return ["srun", f"--job-name={NAME}", *wants, *quiet, shutil.which("true") or "/bin/true"]
@@ -96,7 +96,7 @@ def _argv() -> list[str]:
 def _run_all(
     argvs: Sequence[Sequence[str]], environ: Mapping[str, str], deadline_s: float
 ) -> list[str]:
-    """Runs the commands, some at a time; returns what went wrong, a line for each that did."""
+    """Runs the commands, some at a time; returns an error line for each that failed."""
     trouble = []
     for start in range(0, len(argvs), AT_ONCE):
         some: list[subprocess.Popen[bytes]] = []
@@ -124,7 +124,7 @@ def _start(argv: Sequence[str], environ: Mapping[str, str]) -> subprocess.Popen[
 
 
 def _end_of(process: subprocess.Popen[bytes], deadline_s: float) -> str:
-    """What went wrong, "" if nothing; it has ended in either case."""
+    """Waits for a command; returns its error, "" if it succeeded."""
     try:
         _, said = process.communicate(timeout=max(0.1, deadline_s - time.monotonic()))
     except subprocess.TimeoutExpired:

@@ -1,7 +1,7 @@
-"""What the supervisor sees of the workers it has started, however they were started.
+"""The supervisor's interface to its workers, however they are started.
 
-``Steps`` is the one thing that differs between a laptop (local_steps.py) and Slurm (slurm_steps.py).
-A ``Task`` is one worker process.
+``Steps`` is the only difference between one machine (local_steps.py) and Slurm (slurm_steps.py). A
+``Task`` is one worker process.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ class Task(Protocol):
 
     Attributes:
         worker: ``model_worker/3``.
-        host, pid: where it runs or ran; "" and 0 while that is not known.
+        host, pid: where it runs or ran; "" and 0 if unknown.
         ended_at: when it was seen to end, seconds since the epoch.
-        hint: what the one who started it says of its end, "" if nothing.
+        hint: what its launcher reports about its end, "" if nothing.
     """
 
     @property
@@ -34,28 +34,28 @@ class Task(Protocol):
     def hint(self) -> str: ...
 
     def poll(self) -> int | None:
-        """Return code (negative: a signal), or None while it runs. Does not block."""
+        """Returns the return code (negative: a signal), or None while it runs. Does not block."""
 
 
 class Steps(Protocol):
     """Starts a phase's workers and ends them."""
 
     def start(self, phase: PhasePlan) -> list[Task]:
-        """Starts all workers of the phase; returns without waiting for them.
+        """Starts all workers of the phase without waiting for them.
 
         Raises:
             ClusterError: they can't be started.
         """
 
     def kill(self, task: Task) -> None:
-        """Has the worker of a task that still runs killed, it alone; returns without waiting for it.
+        """Kills the worker of a running task, and only that one, without waiting for it.
 
         Raises:
             ClusterError: it can't be killed from here.
         """
 
     def restart(self, task: Task) -> Task:
-        """Starts the worker of a task that has ended again, where it was; returns its new task.
+        """Restarts the worker of an ended task where it was; returns its new task.
 
         Raises:
             ClusterError: it can't be started.
@@ -64,16 +64,15 @@ class Steps(Protocol):
     def add(
         self, worker: str, *, like: Task, running: Sequence[Task], left: Sequence[Task]
     ) -> Task:
-        """Starts a worker that the phase's plan does not have, with what ``like`` has.
+        """Starts a worker that is not in the phase's plan, with the resources of ``like``.
 
         Args:
-            like: of the same type, and in the plan.
-            running, left: the tasks of its type that run, and those that have left for good: what they
-                had of a node may be taken.
+            like: a planned worker of the same type.
+            running, left: the running tasks of its type, and those that have left for good, whose
+                resources may be reused.
         Raises:
             ClusterError: it can't be started, or nothing is free for it.
         """
 
     def end(self, tasks: Iterable[Task], *, grace_s: float) -> None:
-        """Ends what still runs, politely for ``grace_s`` where that is possible; returns when all are
-        gone."""
+        """Ends all running tasks, gracefully for ``grace_s`` if possible; returns when all have ended."""

@@ -1,1 +1,1 @@
-"""What every process of a model copy holds, as boxes of each weight (pure)."""
+"""Parallel layouts: what every process of a model copy holds, as boxes of each weight (pure)."""

@@ -1,7 +1,8 @@
-"""Rectangular parts of tensors: what the processes of a layout hold (pure, no torch).
+"""Rectangular parts of tensors, which describe what the processes of a parallel layout hold (pure,
+no torch).
 
-A *holding* is what one process has of a model: weight name → disjoint boxes of that weight. A *layout*
-is the holding of every process, by parallelism rank. Names and indices are always those of the whole
+A *holding* is one process's part of a model: weight name → disjoint boxes of that weight. A *layout*
+lists the holding of every process, by parallelism rank. Names and indices are always those of the whole
 Hugging Face tensor, so that any two layouts of one model can be compared.
 """
 
@@ -14,14 +15,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, order=True)
 class Box:
-    """Half-open index ranges, one per dimension: ``start[i] <= index < stop[i]``."""
+    """A box of half-open index ranges, one per dimension: ``start[i] <= index < stop[i]``."""
 
     start: tuple[int, ...]
     stop: tuple[int, ...]
 
     @staticmethod
     def whole(shape: tuple[int, ...]) -> Box:
-        """All of a tensor."""
+        """Returns the box of a whole tensor."""
         return Box((0,) * len(shape), tuple(shape))
 
     @property
@@ -31,25 +32,25 @@ class Box:
 
     @property
     def numel(self) -> int:
-        """Elements; 0 when it is empty."""
+        """Number of elements; 0 if empty."""
         return math.prod(max(n, 0) for n in self.shape)
 
-    def meet(self, other: Box) -> Box | None:
-        """The part that both have, or None."""
+    def intersection(self, other: Box) -> Box | None:
+        """Returns the intersection, or None if it is empty."""
         start = tuple(map(max, self.start, other.start))
         stop = tuple(map(min, self.stop, other.stop))
         box = Box(start, stop)
         return box if all(b > a for a, b in zip(start, stop, strict=True)) else None
 
     def with_range(self, dim: int, start: int, stop: int) -> Box:
-        """The same box but for its range in one dimension."""
+        """Returns the box with another range in one dimension."""
         return Box(
             (*self.start[:dim], start, *self.start[dim + 1 :]),
             (*self.stop[:dim], stop, *self.stop[dim + 1 :]),
         )
 
     def slices_in(self, outer: Box) -> tuple[slice, ...]:
-        """Index of this box in a tensor that holds ``outer``, which contains it."""
+        """Returns the index of this box in a tensor that holds ``outer``, which must contain it."""
         return tuple(
             slice(a - base, b - base)
             for a, b, base in zip(self.start, self.stop, outer.start, strict=True)

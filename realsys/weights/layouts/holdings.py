@@ -1,7 +1,7 @@
-"""What every process of a model copy holds, by backend (pure).
+"""Computes what every process of a model copy holds, by backend (pure).
 
-The backends cut their modules in just this way: a plan made from these layouts is carried out on what
-``PipelinableEngine.held_weights`` gives. Boxes there may be finer, but must cover the same parts.
+The backends shard their modules in exactly this way: a plan made from these layouts is executed on
+``PipelinableEngine.held_weights``. Boxes there may be finer, but must cover the same parts.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ ROW_SPLIT = (
 COLUMN_SPLIT = (
     "o_proj",
     "down_proj",
-)  # input features: dim 1; biases are added once, so everywhere
-FSDP_VOCABULARY = ("lm_head",)  # cut over the tensor axis by vocabulary rows
+)  # input features: dim 1; biases are added after the sum, so they are whole
+FSDP_VOCABULARY = ("lm_head",)  # split over the tensor axis by vocabulary rows
 MEGATRON_VOCABULARY = ("embed_tokens", "lm_head")
-# fsdp gathers a model of no more in one piece, and keeps it so until its update: it costs less than a
-# collective for each layer.
+# fsdp gathers a model up to this size in one piece and keeps it whole until the update, which is cheaper
+# than a collective per layer.
 FSDP_WHOLE_BYTES = 256 << 20
 
 
-# What a model with adapters trains besides them: a head that starts from nothing.
+# Trained besides adapters: an untrained head.
 TRAINED_HEADS = ("score.", "classifier.")
 
 
@@ -44,15 +44,15 @@ def held_dtype(
     adapters: bool = False,
     weight: str = "",
 ) -> str:
-    """The type in which an engine holds the weights of a copy that computes in ``dtype``.
+    """Returns the dtype in which an engine holds the weights of a copy that computes in ``dtype``.
 
-    Half precision can't hold what learns: a step is smaller than the distance between two of its
-    numbers. fsdp therefore trains float32 shards, and an average of other weights is float32 too; what
-    computes is cast from them. Megatron keeps float32 in its optimizer, and exchanges what computes.
+    Half precision can't accumulate updates: a step is smaller than the spacing of its numbers. fsdp
+    therefore trains float32 shards, and moving averages are float32 too; compute weights are cast from
+    them. Megatron keeps float32 in its optimizer, and transfers the compute weights.
 
     Args:
-        averaged: the copy follows another one (``ParamReallocHook.eta`` below 1).
-        adapters: they alone train, and a critic's head.
+        averaged: the copy is a moving average of another (``ParamReallocHook.eta`` below 1).
+        adapters: only adapters, and a critic's head, are trained.
         weight: exchange name, with adapters.
     """
     if not dtype.endswith("float16"):
@@ -65,7 +65,7 @@ def held_dtype(
 
 
 def whole_layout(weights: Iterable[Weight], topo: ProcessTopology) -> Layout:
-    """Every rank of a copy with only a data axis holds every weight whole.
+    """Layout of a copy with only a data axis, whose ranks all hold every weight whole.
 
     Raises:
         ConfigError: a tensor or pipeline axis.
@@ -74,18 +74,18 @@ def whole_layout(weights: Iterable[Weight], topo: ProcessTopology) -> Layout:
         raise ConfigError(
             f"layout {topo} has tensor or pipeline axes, but its processes hold whole weights",
             where="parallel",
-            fix=f"use d{topo.world_size}t1p1, or a backend that cuts weights",
+            fix=f"use d{topo.world_size}t1p1, or a backend that shards weights",
         )
     holding = {w.name: (Box.whole(w.shape),) for w in weights}
     return (holding,) * topo.data
 
 
 def fsdp_layout(weights: Iterable[Weight], topo: ProcessTopology) -> Layout:
-    """Linear layers cut over the tensor axis, then dim 0 of everything over the data axis.
+    """Layout with linear layers split over the tensor axis, then dim 0 of everything over the data axis.
 
-    Both axes cut as ``torch.chunk`` does: parts of ⌈n / parts⌉, the last ones shorter or empty. Ranks
-    with an empty part do not name the weight. Embeddings, norms and the critic's ``score`` are whole
-    on each tensor rank; weights of other names (adapters) too.
+    Both axes are split like ``torch.chunk``: parts of ⌈n / parts⌉, the last ones shorter or empty. Ranks
+    with an empty part omit the weight. Embeddings, norms and the critic's ``score`` are whole on each
+    tensor rank; so are weights of other names (adapters).
 
     Raises:
         ConfigError: a pipeline axis.
@@ -104,12 +104,13 @@ def fsdp_layout(weights: Iterable[Weight], topo: ProcessTopology) -> Layout:
 
 
 def megatron_layout(shape: ModelShape, topo: ProcessTopology) -> Layout:
-    """Even runs of layers over stages, each cut over the tensor axis; data ranks hold the same.
+    """Layout with layers spread evenly over stages, each split over the tensor axis; data ranks are
+    equal.
 
-    The embedding sits on the first stage, final norm and head on the last; a tied embedding on both.
+    The embedding is on the first stage, final norm and head on the last; a tied embedding on both.
 
     Raises:
-        ConfigErrors: the sizes of the model can't be cut so.
+        ConfigErrors: the model's sizes can't be split that way.
     """
     if problems := layout_problems(shape, topo, "megatron"):
         raise ConfigErrors(problems)
@@ -130,10 +131,11 @@ def megatron_layout(shape: ModelShape, topo: ProcessTopology) -> Layout:
 
 
 def split_dim(name: str, vocabulary: Sequence[str]) -> int | None:
-    """The dimension in which the tensor axis cuts a weight; None: every tensor rank has all of it.
+    """Returns the dimension in which the tensor axis splits a weight; None if every tensor rank has
+    all of it.
 
     Args:
-        vocabulary: modules with a row a token that are cut too.
+        vocabulary: modules with one row per token that are split too.
     """
     module, _, kind = name.rpartition(".")
     module = module.rpartition(".")[2]
@@ -145,10 +147,10 @@ def split_dim(name: str, vocabulary: Sequence[str]) -> int | None:
 def layout_problems(
     shape: ModelShape, topo: ProcessTopology, backend: str, *, where: str = "parallel"
 ) -> list[ConfigError]:
-    """Why ``backend`` can't cut a model of this shape over these axes; empty if it can.
+    """Lists why ``backend`` can't split a model of this shape over these axes; empty if it can.
 
-    Nothing is known of backends other than ``fsdp``, ``megatron`` and ``inference`` (which cuts as
-    megatron does): no problems.
+    Only ``fsdp``, ``megatron`` and ``inference`` (which splits like megatron) are checked; other backends
+    have no problems.
     """
     if backend not in ("fsdp", "megatron", "inference"):
         return []
@@ -173,7 +175,7 @@ def layout_problems(
 
 
 def _stages_of(name: str, shape: ModelShape, num_stages: int) -> tuple[int, ...]:
-    """The pipeline stages that hold a weight."""
+    """Pipeline stages that hold a weight."""
     if name.startswith("model.layers."):
         layer = int(name.split(".")[2])
         return (layer // (shape.num_layers // num_stages),)
@@ -184,8 +186,8 @@ def _stages_of(name: str, shape: ModelShape, num_stages: int) -> tuple[int, ...]
 
 
 def _chunks(box: Box, dim: int | None, parts: int) -> list[Box | None]:
-    """``box`` cut along ``dim`` as torch.chunk cuts; None where a part is empty."""
-    if dim is None or parts == 1 or not box.start:  # a scalar can't be cut
+    """Splits ``box`` along ``dim`` like torch.chunk; None for an empty part."""
+    if dim is None or parts == 1 or not box.start:  # a scalar can't be split
         return [box] * parts
     first, last = box.start[dim], box.stop[dim]
     size = -(-(last - first) // parts)
@@ -210,7 +212,7 @@ def _uneven(
     allowed = [n for n in range(1, min(sizes) + 1) if all(s % n == 0 for s in sizes)]
     near = [n for n in allowed if n <= degree][-3:] + [n for n in allowed if n > degree][:1]
     return ConfigError(
-        f"{size} {what} can't be cut evenly over {axis} degree {degree}",
+        f"{size} {what} can't be split evenly over {axis} degree {degree}",
         where=where,
         fix=f"use {letter} of " + " or ".join(map(str, near)),
     )

@@ -1,1 +1,1 @@
-"""Weights of one copy of a model become those of another copy: who sends what, and the sending."""
+"""Weight reallocation: plans and executes the transfer from one copy of a model to another."""

@@ -1,9 +1,9 @@
-"""Streams of pieces cut into buckets, and the rounds in which a worker sends and gets them (pure).
+"""Packs pieces of weights into buckets, and orders the rounds in which workers exchange them (pure).
 
-Round n is the n-th bucket of every pair, for all workers. Each worker walks the rounds in order: it fills
-and posts the sends of round n and opens its receives, then takes in what came in round n - 1. Whoever is
-furthest behind then never waits for anybody: all others have posted what it takes in, and a pair with room
-for two buckets has its room back. So no order of events can block (tests/unit/test_realloc_plan.py).
+Round n is the n-th bucket of every pair, for all workers. Each worker goes through the rounds in order: it
+fills and posts the sends of round n, posts its receives, then processes the arrivals of round n - 1. The
+worker that is furthest behind therefore never waits: all others have posted what it needs, and a pair with
+two buffers has one free. So no order of events can deadlock (tests/unit/test_realloc_plan.py).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class WeightPiece(NamedTuple):
-    """A part of a weight that moves."""
+    """A part of a weight to be transferred."""
 
     name: str
     box: Box
@@ -28,10 +28,10 @@ class WeightPiece(NamedTuple):
 
 @dataclass(frozen=True)
 class Bucket:
-    """What goes in one message.
+    """Pieces that are sent in one message.
 
     Attributes:
-        offsets: where each piece begins, in bytes; aligned for its dtype.
+        offsets: start of each piece in bytes, aligned for its dtype.
         num_bytes: length of the message.
     """
 
@@ -41,7 +41,7 @@ class Bucket:
 
     @property
     def tag(self) -> int:
-        """A checksum of names and boxes: both ends must mean the same."""
+        """Checksum of names and boxes, equal on both ends."""
         text = ";".join(f"{name}{box.start}{box.stop}" for name, box in self.pieces)
         return zlib.crc32(text.encode())
 
@@ -53,13 +53,13 @@ def cut_into_buckets(
     max_bytes: int,
     alone_bytes: int | None = None,
 ) -> Iterator[Bucket]:
-    """Pieces in order, cut where a bucket is full. A single number is never cut.
+    """Packs pieces in order, splitting them where a bucket is full; a single number is never split.
 
     Args:
-        alone_bytes: larger pieces share no bucket with others, so that a link which can send from the
-            weight itself has no need to pack them.
+        alone_bytes: larger pieces get a bucket of their own, so that a link which can send from the
+            weight's memory need not pack them.
     """
-    bucket = _Growing(max_bytes)
+    bucket = _OpenBucket(max_bytes)
     for piece in pieces:
         itemsize = DTYPE_BYTES[dtypes[piece.name]]
         alone = alone_bytes is not None and piece.box.numel * itemsize >= alone_bytes
@@ -77,7 +77,7 @@ def cut_into_buckets(
     yield from bucket.finish()
 
 
-class _Growing:
+class _OpenBucket:
     """The bucket that is being filled."""
 
     def __init__(self, max_bytes: int) -> None:
@@ -90,11 +90,11 @@ class _Growing:
         return -(-self._end // itemsize) * itemsize
 
     def room(self, itemsize: int) -> int:
-        """Numbers that still fit; one at least."""
+        """Number of elements that still fit, at least one."""
         return max(1, (self._max_bytes - self._begin(itemsize)) // itemsize)
 
     def is_full_for(self, box: Box, itemsize: int) -> bool:
-        """Whether ``box`` should begin a new bucket: no row of it fits, or it would be cut needlessly."""
+        """True if ``box`` should start a new bucket: no row of it fits, or it would be split needlessly."""
         begin = self._begin(itemsize)
         if not self._pieces or box.numel * itemsize <= self._max_bytes - begin:
             return False
@@ -109,14 +109,16 @@ class _Growing:
         self._end = begin + piece.box.numel * itemsize
 
     def finish(self) -> Iterator[Bucket]:
-        """The bucket, if anything is in it; the next one begins."""
+        """Yields the bucket if it is not empty, and starts the next one."""
         if self._pieces:
             yield Bucket(tuple(self._pieces), tuple(self._offsets), self._end)
         self._pieces, self._offsets, self._end = [], [], 0
 
 
 def first_part(box: Box, max_numel: int) -> tuple[Box, list[Box]]:
-    """At most ``max_numel`` numbers of ``box`` by whole rows where one fits, and the rest in order."""
+    """Splits off at most ``max_numel`` elements of ``box``, in whole rows if one fits; returns them
+    and the rest.
+    """
     if box.numel <= max_numel:
         return box, []
     for dim, (start, stop) in enumerate(zip(box.start, box.stop, strict=True)):
@@ -125,19 +127,21 @@ def first_part(box: Box, max_numel: int) -> tuple[Box, list[Box]]:
         if row_numel <= max_numel:
             cut = start + max_numel // row_numel
             return box.with_range(dim, start, cut), [box.with_range(dim, cut, stop)]
-        if rows > 1:  # a row does not fit: cut the first one, leave the others for later
+        if rows > 1:  # no whole row fits: split the first one, leave the others for later
             head, rest = first_part(box.with_range(dim, start, start + 1), max_numel)
             return head, [*rest, box.with_range(dim, start + 1, stop)]
     return box, []
 
 
-def bucket_share(bucket_bytes: int, crowd: int) -> int:
-    """A pair's share of the bytes that a worker may have under way in one round."""
-    return max(bucket_bytes // max(crowd, 1), 1)
+def bucket_share(bucket_bytes: int, fan_out: int) -> int:
+    """Returns a pair's share of the bytes that a worker may have in flight in one round."""
+    return max(bucket_bytes // max(fan_out, 1), 1)
 
 
 class Round(NamedTuple, Generic[T]):
-    """What a worker does in one round, by peer: fill and post, open, then take in what came before."""
+    """A worker's actions in one round, by peer: sends to fill and post, receives to post, arrivals
+    to process.
+    """
 
     sends: dict[int, T]
     receives: dict[int, T]
@@ -147,7 +151,9 @@ class Round(NamedTuple, Generic[T]):
 def rounds(
     outgoing: Mapping[int, Iterator[T]], incoming: Mapping[int, Iterator[T]]
 ) -> Iterator[Round[T]]:
-    """A worker's rounds until all of its streams of messages are through. The last one only takes in."""
+    """Yields a worker's rounds until all its message streams are exhausted; the last only processes
+    arrivals.
+    """
     arrivals: dict[int, T] = {}
     while True:
         found = Round(_next_of(outgoing), _next_of(incoming), arrivals)
@@ -158,6 +164,6 @@ def rounds(
 
 
 def _next_of(streams: Mapping[int, Iterator[T]]) -> dict[int, T]:
-    """The next message of each stream that is not through."""
+    """Returns the next message of each stream that is not exhausted."""
     found = {peer: next(stream, None) for peer, stream in streams.items()}
     return {peer: message for peer, message in found.items() if message is not None}

@@ -1,7 +1,7 @@
-"""The same plan through a folder that both copies see, for workers that no process group joins.
+"""Executes a reallocation plan through a shared folder, for workers without a common process group.
 
-Each sender writes one safetensors file of what it sends, each region once; a receiver reads of it what is
-its own. A file has its name only when it is whole.
+Each sender writes one safetensors file with each region that it sends once; receivers read their parts of
+it. A file gets its name only when it is complete.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from torch import Tensor
 
 from realsys.api.errors import CheckpointError, ConfigError
 from realsys.weights.realloc.buckets import WeightPiece
-from realsys.weights.realloc.links import peer_is_late
+from realsys.weights.realloc.links import peer_timeout
 from realsys.weights.realloc.realloc import ReallocReport, report_of
 from realsys.weights.realloc.realloc_plan import ReallocPlan
 from realsys.weights.realloc.views import Views, check_lossless, copy_within, parts_of, write
 
-LOOK_S = 0.05
+POLL_S = 0.05
 
 
 class DiskReallocator:
     """Moves weights of one pair of copies through ``folder``, as ``Reallocator`` does through a link.
 
-    All workers of both copies must make the same transfers in the same order, and none may begin one
-    before all have ended the one before: then its files are removed.
+    All workers of both copies must make the same transfers in the same order, and none may start one
+    before all have finished the previous one, whose files are then removed.
     """
 
     def __init__(self, worker: int, folder: Path, *, timeout_s: float) -> None:
@@ -46,7 +46,9 @@ class DiskReallocator:
         target_views: Views | None,
         eta: float = 1.0,
     ) -> ReallocReport:
-        """Arguments, result and errors are ``Reallocator.run``'s and ``read_parts``'s."""
+        """Moves this worker's part; arguments, result and errors as in ``Reallocator.run`` and
+        ``read_parts``.
+        """
         began_s = time.perf_counter()
         self.close()
         self._transfers += 1
@@ -66,17 +68,17 @@ class DiskReallocator:
         return report_of(plan, self.worker, seconds=time.perf_counter() - began_s)
 
     def close(self) -> None:
-        """Removes what this worker wrote last; everybody has read it."""
+        """Removes the files that this worker wrote last; all receivers must have read them."""
         if self._former is not None:
             self._former.unlink(missing_ok=True)
             self._former = None
 
 
 def write_part(plan: ReallocPlan, worker: int, views: Views, folder: Path) -> Path | None:
-    """Writes what ``worker`` sends under ``plan``; None if it sends nothing.
+    """Writes what ``worker`` sends under ``plan``; returns None if it sends nothing.
 
     Args:
-        folder: of this transfer alone; a later one needs another.
+        folder: folder of this transfer alone; each transfer needs a new one.
     """
     pieces = {piece for pieces in plan.sends(worker).values() for piece in pieces}
     if not pieces:
@@ -104,13 +106,13 @@ def read_parts(
     timeout_s: float,
     source_views: Views | None = None,
 ) -> None:
-    """Writes to ``views`` what others wrote for ``worker``, waiting for their files.
+    """Reads into ``views`` what others wrote for ``worker``, waiting for their files.
 
     Args:
         source_views: what this worker holds of the source copy, if it is in both.
     Raises:
-        WaitTimeout: names the worker whose file did not come. CheckpointError: a file is not what the
-            plan says.
+        WaitTimeout: names the worker whose file did not appear. CheckpointError: a file does not match
+            the plan.
     """
     if not 0 < eta <= 1:
         raise ConfigError(f"eta is {eta}", where="read_parts", fix="use a number in (0, 1]")
@@ -123,7 +125,7 @@ def read_parts(
             try:
                 with safe_open(path, framework="pt") as file:
                     for piece in pieces:
-                        _take_in(file, piece, views, eta)
+                        _read_piece(file, piece, views, eta)
             except (SafetensorError, OSError) as error:
                 raise CheckpointError(
                     f"weights of model_worker/{sender} can't be read: {error}",
@@ -132,7 +134,7 @@ def read_parts(
                 ) from error
 
 
-def _take_in(file: Any, piece: WeightPiece, views: Views, eta: float) -> None:
+def _read_piece(file: Any, piece: WeightPiece, views: Views, eta: float) -> None:
     read: Tensor = file.get_tensor(_key(piece))
     for box, x in parts_of(views, piece):
         write(x, read[box.slices_in(piece.box)].to(x.device), eta)
@@ -149,8 +151,8 @@ def _await_file(path: Path, sender: int, timeout_s: float) -> None:
     deadline_s = time.monotonic() + timeout_s
     while not path.exists():
         if time.monotonic() > deadline_s:
-            raise peer_is_late(sender, f"write {path}", timeout_s)
-        time.sleep(LOOK_S)
+            raise peer_timeout(sender, f"write {path}", timeout_s)
+        time.sleep(POLL_S)
 
 
 def _file(folder: Path, worker: int) -> Path:
@@ -158,6 +160,6 @@ def _file(folder: Path, worker: int) -> Path:
 
 
 def _key(piece: WeightPiece) -> str:
-    """Where in the weight a tensor of the file belongs."""
+    """Name of a piece's tensor in the file."""
     ranges = (f"{a}:{b}" for a, b in zip(piece.box.start, piece.box.stop, strict=True))
     return f"{piece.name}[{','.join(ranges)}]"

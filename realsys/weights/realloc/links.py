@@ -1,7 +1,7 @@
-"""What carries buckets between workers: a promise that shared memory and torch both keep.
+"""Interface of links that carry buckets between workers, implemented by shared memory and torch.
 
-A link moves one message a round between a pair of workers, in order. Filling, posting and taking in are
-separate, so that they can overlap. Every wait has a deadline and names the peer.
+A link moves one message per round between a pair of workers, in order. Filling, posting and receiving are
+separate operations, so that they can overlap. Every wait has a deadline and names the peer.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from realsys.api.errors import WaitTimeout
 
 @dataclass(frozen=True)
 class Send:
-    """A filled message, uint8. ``tag``: a checksum of what is in it, which the receiver expects."""
+    """A filled message, uint8. ``tag``: a checksum of its description, which the receiver expects."""
 
     buffer: Tensor
     tag: int
@@ -25,7 +25,7 @@ class Send:
 
 @dataclass(frozen=True)
 class Receive:
-    """A message to come. ``into``: the caller's memory for it, uint8 ``[num_bytes]``."""
+    """An expected message. ``into``: the caller's memory for it, uint8 ``[num_bytes]``."""
 
     num_bytes: int
     tag: int
@@ -33,35 +33,37 @@ class Receive:
 
 
 class Link(Protocol):
-    """Messages between this worker and others, which are named by their indices."""
+    """Message transport between this worker and others, which are identified by their indices."""
 
     def connect(self, sends_to: Collection[int], receives_from: Collection[int]) -> None:
-        """Opens these pairs. Every worker of a transfer calls it before its first message."""
+        """Opens these pairs. Every worker of a transfer must call it before its first message."""
 
-    def bucket_bytes(self, sender: int, receiver: int, crowd: int) -> int:
-        """Largest message of a pair, alike on both ends. ``crowd``: pairs that share its busier end."""
+    def bucket_bytes(self, sender: int, receiver: int, fan_out: int) -> int:
+        """Largest message of a pair, equal on both ends. ``fan_out``: number of pairs at its busier end."""
 
     def alone_bytes(self, sender: int, receiver: int) -> int | None:
-        """From this size on a part of a weight is its own message: the link can send it unpacked."""
+        """Size from which a part of a weight gets its own message, since the link can send it unpacked."""
 
-    def takes(self, x: Tensor) -> bool:
-        """Whether the memory of ``x`` can be a message itself, sent or written where it lies."""
+    def accepts(self, x: Tensor) -> bool:
+        """True if the memory of ``x`` can serve as a message itself, sent or written in place."""
 
     def out_buffer(self, peer: int, num_bytes: int) -> Tensor:
-        """uint8 ``[num_bytes]``, to be filled with the next message for ``peer``. May wait for room."""
+        """Returns a buffer uint8 ``[num_bytes]`` for the next message to ``peer``. May wait for space."""
 
     def post(self, sends: Mapping[int, Send], receives: Mapping[int, Receive]) -> None:
         """Starts the messages of a round, by peer. Does not wait."""
 
     def arrivals(self, receives: Mapping[int, Receive]) -> Iterator[tuple[int, Tensor]]:
-        """(peer, its message) of a posted round, as they come; each valid until the next is asked for."""
+        """Yields (peer, message) of a posted round as they arrive; each is valid until the next is
+        requested.
+        """
 
     def drain(self) -> None:
-        """Waits until all that was posted has left the caller's memory."""
+        """Waits until all posted messages have left the caller's memory."""
 
 
-def peer_is_late(peer: int, what: str, timeout_s: float) -> WaitTimeout:
-    """The error for a wait that ended without ``peer``."""
+def peer_timeout(peer: int, what: str, timeout_s: float) -> WaitTimeout:
+    """Makes the error for a wait that ended without ``peer``."""
     return WaitTimeout(
         f"model_worker/{peer} did not {what} in {timeout_s:g} s",
         where="weight reallocation",

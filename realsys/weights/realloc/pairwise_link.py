@@ -1,4 +1,4 @@
-"""Shared memory with peers on this host, torch with all others: chosen for each pair by trying."""
+"""Link that uses shared memory with peers on this host and torch with all others, probing each pair."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ T = TypeVar("T")
 
 
 def open_link(worker: int, *, device: str, store: Store | None, timeout_s: float) -> Link:
-    """The link of a model worker. The workers' torch process group must exist before it is used.
+    """Opens the link of a model worker. The workers' torch process group must exist before the link
+    is used.
 
     Args:
-        device: where weights are; memory is shared between hosts' processes for ``cpu`` only.
-        store: shared by the workers of this attempt (a ``torch.distributed.Store``); None: torch alone.
+        device: device of the weights; shared memory is used for ``cpu`` only.
+        store: ``torch.distributed.Store`` shared by the workers of this attempt; None: torch alone.
     """
     torch_link = TorchLink(timeout_s=timeout_s, device=device)
     if device != "cpu" or store is None:
@@ -29,7 +30,7 @@ def open_link(worker: int, *, device: str, store: Store | None, timeout_s: float
 
 
 class PairwiseLink:
-    """Each pair uses shared memory if it can, else ``other`` (None: there is nothing else)."""
+    """Uses shared memory for each pair that supports it, else ``other`` (None: not available)."""
 
     def __init__(self, shared: SharedMemoryLink, other: Link | None) -> None:
         self._shared, self._other = shared, other
@@ -48,14 +49,14 @@ class PairwiseLink:
                 fix="join the workers in a process group, or move the weights through a folder",
             )
 
-    def bucket_bytes(self, sender: int, receiver: int, crowd: int) -> int:
-        return self._of(sender, receiver).bucket_bytes(sender, receiver, crowd)
+    def bucket_bytes(self, sender: int, receiver: int, fan_out: int) -> int:
+        return self._of(sender, receiver).bucket_bytes(sender, receiver, fan_out)
 
     def alone_bytes(self, sender: int, receiver: int) -> int | None:
         return self._of(sender, receiver).alone_bytes(sender, receiver)
 
-    def takes(self, x: Tensor) -> bool:
-        return (self._other or self._shared).takes(x)
+    def accepts(self, x: Tensor) -> bool:
+        return (self._other or self._shared).accepts(x)
 
     def out_buffer(self, peer: int, num_bytes: int) -> Tensor:
         return self._of(self._shared.worker, peer).out_buffer(peer, num_bytes)
@@ -83,7 +84,7 @@ class PairwiseLink:
         return self._other
 
     def _parted(self, messages: Mapping[int, T], *, out: bool) -> tuple[dict[int, T], dict[int, T]]:
-        """(those through shared memory, the others)."""
+        """Splits messages into (those through shared memory, the others)."""
         near: dict[int, T] = {}
         far: dict[int, T] = {}
         own = self._shared.worker

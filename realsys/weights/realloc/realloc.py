@@ -1,7 +1,7 @@
-"""Carries a plan out: weights of one copy of a model become those of another one.
+"""Executes a reallocation plan: transfers weights from one copy of a model to another.
 
-All workers of both copies call ``run`` with the same plan. What a worker has in both copies is copied
-without a buffer; all else goes in buckets, of which one is filled while another flies.
+All workers of both copies call ``run`` with the same plan. What a worker holds of both copies is copied
+directly; everything else is sent in buckets, of which one is filled while another is in flight.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from realsys.weights.realloc.realloc_plan import ReallocPlan
 from realsys.weights.realloc.views import (
     Move,
     Views,
+    addresses_of,
     check_lossless,
     copy_within,
+    message_in_place,
     moves_of,
-    own_memory,
     pack,
-    places_of,
     unpack,
 )
 
-WORKED_OUT_AT_ONCE = 64  # messages of a pair
+PREPARED_AT_ONCE = 64  # messages of a pair that are prepared at once
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReallocReport:
-    """What one worker did: bytes in the source copy's dtype, and wall time."""
+    """Transfer statistics of one worker: bytes in the source copy's dtype, and wall time."""
 
     bytes_sent: int
     bytes_received: int
@@ -44,7 +44,7 @@ class ReallocReport:
 
 
 def report_of(plan: ReallocPlan, worker: int, *, seconds: float) -> ReallocReport:
-    """What ``worker`` has moved once it has done its part of ``plan``."""
+    """Computes what ``worker`` has moved after completing its part of ``plan``."""
     return ReallocReport(
         bytes_sent=sum(map(plan.num_bytes, plan.sends(worker).values())),
         bytes_received=sum(map(plan.num_bytes, plan.receives(worker).values())),
@@ -57,13 +57,13 @@ class Reallocator:
     """Moves weights to and from this worker.
 
     Args:
-        link: None where nothing ever leaves this worker.
+        link: None if nothing ever leaves this worker.
     """
 
     def __init__(self, worker: int, link: Link | None = None) -> None:
         self.worker, self._link = worker, link
         self._broken = ""
-        self._worked_out: _WorkedOut = {}
+        self._prepared: _PreparedByPair = {}
 
     def run(
         self,
@@ -72,22 +72,23 @@ class Reallocator:
         target_views: Views | None,
         eta: float = 1.0,
     ) -> ReallocReport:
-        """Blocks until this worker's part is done. Bit-exact for ``eta`` = 1 and equal dtypes.
+        """Executes this worker's part and blocks until it is done. Bit-exact for ``eta`` = 1 and
+        equal dtypes.
 
-        Tell the target's engine afterwards (``weights_changed``).
+        Call the target engine's ``weights_changed`` afterwards.
 
         Args:
-            source_views, target_views: what this worker holds of each copy; None: nothing.
+            source_views, target_views: views of what this worker holds of each copy; None: nothing.
             eta: target ← eta · source + (1 − eta) · target.
         Raises:
-            WaitTimeout, WorkerLost: a peer did not do its part; names it. InternalError: a former
-                transfer failed, or views do not fit the plan.
+            WaitTimeout, WorkerLost: names the peer that did not complete its part. InternalError: a former
+                transfer failed, or views do not match the plan.
         """
         if not 0 < eta <= 1:
             raise ConfigError(
                 f"eta is {eta}", where="Reallocator.run", fix="use a number in (0, 1]"
             )
-        if self._broken:  # what is left of that transfer would be taken for weights
+        if self._broken:  # remains of that transfer would be mistaken for weights
             raise InternalError(
                 f"an earlier transfer failed half way: {self._broken}",
                 where=f"weight reallocation, model_worker/{self.worker}",
@@ -103,7 +104,7 @@ class Reallocator:
                     source_views,
                     target_views,
                     eta,
-                    self._worked_out,
+                    self._prepared,
                 ).run()
         except BaseException as error:
             self._broken = str(error) or type(error).__name__
@@ -112,21 +113,23 @@ class Reallocator:
 
 
 class _Message(NamedTuple):
-    """One bucket on one end: what is copied, and how it goes. ``receive.into``: sent or got unpacked."""
+    """One end of a bucket: its moves and transport. ``receive.into`` is set if it is sent or
+    received unpacked.
+    """
 
     moves: list[Move]
     receive: Receive
 
 
-class _Known(NamedTuple):
-    """Messages of a pair, worked out for these views. ``plan`` is kept so that its id stays its own."""
+class _PreparedMessages(NamedTuple):
+    """Prepared messages of a pair for these views. Holds ``plan`` so that its id is not reused."""
 
     plan: ReallocPlan
     views: Hashable
     messages: list[_Message]
 
 
-_WorkedOut = dict[tuple[int, int, int, bool], _Known]
+_PreparedByPair = dict[tuple[int, int, int, bool], _PreparedMessages]
 
 
 class _Transfer:
@@ -140,10 +143,10 @@ class _Transfer:
         source: Views | None,
         target: Views | None,
         eta: float,
-        worked_out: _WorkedOut,
+        prepared: _PreparedByPair,
     ) -> None:
         self.worker, self._plan, self._eta = worker, plan, eta
-        self._worked_out = worked_out
+        self._prepared = prepared
         self._source, self._target = source or {}, target or {}
         self._sends, self._receives = plan.sends(worker), plan.receives(worker)
         self._maybe_link = link
@@ -169,17 +172,19 @@ class _Transfer:
                 {peer: self._filled(peer, message) for peer, message in sends.items()},
                 {peer: message.receive for peer, message in receives.items()},
             )
-            self._copy_own(own)  # while the first messages fly
-            self._take_in(arrivals)
+            self._copy_own(own)  # while the first messages are in flight
+            self._receive(arrivals)
         self._copy_own(own)
         if self._sends or self._receives:
             self._link.drain()
 
     def _messages(self, sender: int, receiver: int) -> Iterator[_Message]:
-        """Those of the last run of the plan, if weights are where they were then; else worked out anew."""
+        """Yields the prepared messages of the plan's last run if the weights' memory is unchanged,
+        else new ones.
+        """
         key = (id(self._plan), sender, receiver, self._eta == 1.0)
-        views = places_of(self._source if sender == self.worker else self._target)
-        known = self._worked_out.get(key)
+        views = addresses_of(self._source if sender == self.worker else self._target)
+        known = self._prepared.get(key)
         if known is not None and known.views == views:
             yield from known.messages
             return
@@ -187,20 +192,25 @@ class _Transfer:
         for message in self._new_messages(sender, receiver):
             made.append(message)
             yield message
-        self._worked_out[key] = _Known(self._plan, views, made)
+        self._prepared[key] = _PreparedMessages(self._plan, views, made)
 
     def _new_messages(self, sender: int, receiver: int) -> Iterator[_Message]:
-        """Worked out some at a time: the copying between drives all else out of the processor's caches."""
-        crowd, alone = self._plan.crowd(sender, receiver), self._link.alone_bytes(sender, receiver)
+        """Prepares messages in batches, because copying in between evicts everything from the CPU
+        caches.
+        """
+        fan_out, alone = (
+            self._plan.fan_out(sender, receiver),
+            self._link.alone_bytes(sender, receiver),
+        )
         buckets = cut_into_buckets(
             self._plan.streams[sender, receiver],
             self._plan.dtypes,
-            max_bytes=self._link.bucket_bytes(sender, receiver, crowd),
+            max_bytes=self._link.bucket_bytes(sender, receiver, fan_out),
             alone_bytes=alone,
         )
         is_sender = sender == self.worker
         views = self._source if is_sender else self._target
-        while batch := list(islice(buckets, WORKED_OUT_AT_ONCE)):
+        while batch := list(islice(buckets, PREPARED_AT_ONCE)):
             found = []
             for bucket in batch:
                 moves = moves_of(views, bucket, self._plan.dtypes)
@@ -208,8 +218,8 @@ class _Transfer:
                     names = {piece.name for piece in bucket.pieces}
                     check_lossless(views, names, self._plan.dtypes, self._plan.rounded)
                 may_skip_buffer = alone is not None and (is_sender or self._eta == 1.0)
-                own = own_memory(moves, bucket.num_bytes) if may_skip_buffer else None
-                if own is not None and not self._link.takes(own):
+                own = message_in_place(moves, bucket.num_bytes) if may_skip_buffer else None
+                if own is not None and not self._link.accepts(own):
                     own = None
                 found.append(_Message(moves, Receive(bucket.num_bytes, bucket.tag, own)))
             yield from found
@@ -221,7 +231,7 @@ class _Transfer:
             pack(message.moves, buffer)
         return Send(buffer, message.receive.tag)
 
-    def _take_in(self, messages: Mapping[int, _Message]) -> None:
+    def _receive(self, messages: Mapping[int, _Message]) -> None:
         if not messages:
             return
         receives = {peer: message.receive for peer, message in messages.items()}

@@ -1,8 +1,8 @@
-"""Which worker sends which part of which weight to whom, from one layout of a model to another (pure).
+"""Plans which worker sends which parts of which weights, from one layout of a model to another (pure).
 
-What a target worker holds in the source copy too is a copy within it. All else is sent exactly once to
-each worker that needs it. Every worker makes the same plan from the same arguments; nothing is agreed on
-over the network.
+What a target worker also holds of the source copy is copied locally. Everything else is sent exactly once
+to each worker that needs it. Every worker derives the same plan from the same arguments, without
+communication.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from dataclasses import dataclass, field, replace
 from realsys.api.errors import ConfigError, InternalError
 from realsys.models.shape import DTYPE_BYTES, Weight
 from realsys.weights.layouts.boxes import Box, Layout
-from realsys.weights.layouts.regions import Cell, cells_of
+from realsys.weights.layouts.regions import Region, regions_of
 from realsys.weights.realloc.buckets import WeightPiece
-from realsys.weights.realloc.senders import RegionDemand, Workers, busiest_bound, deal
+from realsys.weights.realloc.senders import RegionDemand, Workers, assign_senders, busiest_bound
 
-MIN_CUT_BYTES = 64 << 10  # below, another message costs more than a fuller sender
+MIN_CUT_BYTES = 64 << 10  # below it, another message costs more than an uneven load
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReallocPlan:
-    """A transfer of weights between two copies of a model.
+    """Plan of a weight transfer between two copies of a model.
 
     Attributes:
         streams: (sender, receiver) → pieces, in the order in which they are sent.
-        copies: worker → pieces that it has in both copies.
+        copies: worker → pieces that it holds of both copies.
         dtypes: weight → dtype in which it is sent.
-        rounded: weight → dtype in which the source holds it, of those that sending rounds on purpose.
-        bytes_sent: worker → bytes that it sends; workers that send nothing are missing.
-        lower_bound: bytes that must cross between workers, whoever sends them: all that target
-            workers need and do not hold in the source copy.
-        busiest_bound: bytes that the busiest sender must send under any choice of senders.
+        rounded: weight → the source's dtype, for weights that are rounded on purpose when sent.
+        bytes_sent: worker → bytes that it sends; workers that send nothing are omitted.
+        lower_bound: bytes that must be sent under any choice of senders: everything that target
+            workers need and do not hold of the source copy.
+        busiest_bound: lower bound on the bytes of the busiest sender under any choice of senders.
     """
 
     streams: Mapping[tuple[int, int], tuple[WeightPiece, ...]]
@@ -44,19 +44,21 @@ class ReallocPlan:
     rounded: Mapping[str, str] = field(default_factory=dict)
 
     def sends(self, worker: int) -> dict[int, tuple[WeightPiece, ...]]:
-        """Receiver → pieces that ``worker`` sends it."""
+        """Pieces that ``worker`` sends, by receiver."""
         return {r: pieces for (s, r), pieces in self.streams.items() if s == worker}
 
     def receives(self, worker: int) -> dict[int, tuple[WeightPiece, ...]]:
-        """Sender → pieces that ``worker`` gets from it."""
+        """Pieces that ``worker`` receives, by sender."""
         return {s: pieces for (s, r), pieces in self.streams.items() if r == worker}
 
     def num_bytes(self, pieces: Iterable[WeightPiece]) -> int:
-        """Bytes of pieces as they are sent."""
+        """Size of the pieces as sent, in bytes."""
         return sum(p.box.numel * DTYPE_BYTES[self.dtypes[p.name]] for p in pieces)
 
-    def crowd(self, sender: int, receiver: int) -> int:
-        """Pairs that share the busier end of this one: the sender's receivers or the receiver's senders."""
+    def fan_out(self, sender: int, receiver: int) -> int:
+        """Number of pairs at the busier end of this pair: the sender's receivers or the receiver's
+        senders.
+        """
         receivers = sum(s == sender for s, _ in self.streams)
         senders = sum(r == receiver for _, r in self.streams)
         return max(receivers, senders)
@@ -74,15 +76,15 @@ def plan_realloc(
     names: Collection[str] | None = None,
     min_cut_bytes: int = MIN_CUT_BYTES,
 ) -> ReallocPlan:
-    """The plan that gives the target copy the weights of the source copy.
+    """Plans the transfer that fills the target copy with the weights of the source copy.
 
     Args:
-        weights: gives the order of the transfer. What else the target holds (adapters) comes after them.
+        weights: order of the transfer. Other weights of the target (adapters) follow.
         source, target: holdings by parallelism rank.
         source_workers, target_workers: model workers by parallelism rank; a worker may be in both.
-        dtype: in which weights are sent, one for all or by name: the source copy's, or a wider one.
-        rounded: weight → the source copy's dtype, of those that are sent in a narrower one.
-        names: only these weights move (adapters).
+        dtype: dtype of sent weights, one for all or by name: the source copy's, or a wider one.
+        rounded: weight → the source copy's dtype, for weights sent in a narrower one.
+        names: transfer only these weights (adapters).
         min_cut_bytes: smaller regions are not split between senders.
     Raises:
         ConfigError: the source lacks weights of the target, ``names`` has unknown ones, or a dtype
@@ -93,8 +95,8 @@ def plan_realloc(
     moved = _moved(weights, target, names)
     dtypes = {name: dtype if isinstance(dtype, str) else dtype.get(name, "") for name in moved}
     _check_dtypes(dtypes)
-    cells = _Cells(source, source_workers, target, target_workers)
-    made = _Made(moved)
+    cells = _Regions(source, source_workers, target, target_workers)
+    made = _PlanBuilder(moved)
     missing = []
     for order, name in enumerate(moved):
         itemsize = DTYPE_BYTES[dtypes[name]]
@@ -111,18 +113,18 @@ def plan_realloc(
 def sent_dtypes(
     source: Mapping[str, str], target: Mapping[str, str]
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """What a plan needs where copies hold weights in different types: ``dtype`` and ``rounded``.
+    """Computes ``dtype`` and ``rounded`` of a plan between copies that hold weights in different dtypes.
 
-    Weights are sent in the narrower one: what the wider one says more has no place at the other end. An
-    average that is to move is float32 on both (``held_dtype``), and is sent so.
+    Weights are sent in the narrower dtype, since the other end can't hold more precision. Moving averages
+    are float32 on both ends (``held_dtype``), and are sent as such.
     """
     pairs = {name: (source.get(name, kind), kind) for name, kind in target.items()}
     dtype = {name: min(pair, key=lambda k: DTYPE_BYTES.get(k, 0)) for name, pair in pairs.items()}
     return dtype, {name: pair[0] for name, pair in pairs.items() if dtype[name] != pair[0]}
 
 
-class _Made:
-    """A plan that grows weight by weight."""
+class _PlanBuilder:
+    """A plan under construction, extended weight by weight."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = names
@@ -132,27 +134,27 @@ class _Made:
         self._choices: dict[Workers, list[RegionDemand]] = {}
         self._totals: dict[Workers, int] = {}
 
-    def add(self, order: int, cell: Cell, num_bytes: int) -> None:
-        """Takes in what is needed of a cell of ``num_bytes``."""
-        name, (box, holders, needers) = self._names[order], cell
-        remote = [needer for needer in needers if needer not in holders]
-        for needer in needers:
-            if needer in holders:
-                self._copies.setdefault(needer, []).append(WeightPiece(name, box))
+    def add(self, order: int, cell: Region, num_bytes: int) -> None:
+        """Adds the transfers that a cell of ``num_bytes`` needs."""
+        name, (box, holders, receivers) = self._names[order], cell
+        remote = [receiver for receiver in receivers if receiver not in holders]
+        for receiver in receivers:
+            if receiver in holders:
+                self._copies.setdefault(receiver, []).append(WeightPiece(name, box))
         if remote:
             self._totals[holders] = self._totals.get(holders, 0) + num_bytes * len(remote)
             demands = self._choices.setdefault(holders, [])
-            demands += [RegionDemand(needer, order, box, num_bytes) for needer in remote]
+            demands += [RegionDemand(receiver, order, box, num_bytes) for receiver in remote]
 
     def plan(self, dtypes: Mapping[str, str], min_cut_bytes: int) -> ReallocPlan:
-        """The whole plan, with senders chosen."""
+        """Returns the complete plan, with senders chosen."""
         bytes_sent: dict[int, int] = {}
-        for sender, demand in deal(self._choices, min_cut_bytes=min_cut_bytes):
+        for sender, demand in assign_senders(self._choices, min_cut_bytes=min_cut_bytes):
             piece = WeightPiece(self._names[demand.order], demand.box)
-            self._streams.setdefault((sender, demand.needer), []).append(piece)
+            self._streams.setdefault((sender, demand.receiver), []).append(piece)
             bytes_sent[sender] = bytes_sent.get(sender, 0) + demand.num_bytes
         for pieces in self._streams.values():
-            pieces.sort(key=lambda p: self._order[p.name])  # they came by group of holders
+            pieces.sort(key=lambda p: self._order[p.name])  # they were grouped by holders
         return ReallocPlan(
             streams={pair: tuple(self._streams[pair]) for pair in sorted(self._streams)},
             copies={worker: tuple(pieces) for worker, pieces in self._copies.items()},
@@ -166,8 +168,8 @@ class _Made:
 _Held = tuple[tuple[int, tuple[Box, ...]], ...]  # (worker, its boxes of a weight)
 
 
-class _Cells:
-    """The cells of weights; layers are cut alike, so each kind of weight is worked out once."""
+class _Regions:
+    """Cells of weights; layers are split alike, so each kind of weight is computed once."""
 
     def __init__(
         self,
@@ -178,20 +180,20 @@ class _Cells:
     ) -> None:
         self._source = tuple(zip(source_workers, source, strict=True))
         self._target = tuple(zip(target_workers, target, strict=True))
-        self._known: dict[tuple[_Held, _Held], list[Cell]] = {}
+        self._known: dict[tuple[_Held, _Held], list[Region]] = {}
 
-    def of(self, name: str) -> list[Cell]:
+    def of(self, name: str) -> list[Region]:
         source = tuple((w, held[name]) for w, held in self._source if name in held)
         target = tuple((w, held[name]) for w, held in self._target if name in held)
         if (source, target) not in self._known:
-            self._known[source, target] = cells_of(source, target)
+            self._known[source, target] = regions_of(source, target)
         return self._known[source, target]
 
 
 def _moved(
     weights: Iterable[Weight], target: Layout, names: Collection[str] | None
 ) -> Sequence[str]:
-    """Names of what the target holds: the model's weights in order, then others (adapters) by name."""
+    """Names of the weights to transfer: the model's in order, then others (adapters) by name."""
     held = set().union(*target)
     own = [w.name for w in weights if w.name in held]
     moved = own + sorted(held.difference(own))

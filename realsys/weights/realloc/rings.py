@@ -1,9 +1,11 @@
-"""A ring of slots in memory that two processes of one host share; one fills them, the other empties them.
+"""Ring buffer in memory shared by two processes of one host; one fills slots, the other empties them.
 
 The memory has no name in any file system: it is a memfd, which the reader opens through the writer's
-``/proc`` entry. It ends with the two processes, however they end, and no size limit of ``/dev/shm``
-(64 MiB in many containers) holds for it. Filled and emptied slots are counted in the memory itself. That a
-counter is seen only after the data it tells of needs the memory order of x86; elsewhere no ring is made.
+``/proc`` entry. It disappears with the two processes, however they end, and is not limited by the size of
+``/dev/shm`` (64 MiB in many containers). Filled and emptied slots are counted in the memory itself.
+Counters
+must become visible after the data that they count, which x86's memory order guarantees; no ring is made on
+other architectures.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from torch import Tensor
 from realsys.runtime.linux import memfd_create
 
 NUM_SLOTS = 4
-SLOT_BYTES = 4 << 20  # copying takes much longer than Python does, and four slots fit in a cache
+SLOT_BYTES = 4 << 20  # copying dominates Python's overhead, and four slots fit in a cache
 _HEADER_BYTES = 4096
 _NONCE_BYTES = 32
 _SIZE = _HEADER_BYTES + NUM_SLOTS * SLOT_BYTES
@@ -31,11 +33,11 @@ SPIN_S, SHORTEST_S, LONGEST_S = 1e-4, 20e-6, 1e-3
 
 
 class RingRefused(Exception):
-    """These two processes can't share memory, with the reason."""
+    """These two processes can't share memory; carries the reason."""
 
 
 class Ring:
-    """One direction of a pair. Made by its writer with ``create``, opened by its reader with ``open``."""
+    """One direction of a pair. The writer makes it with ``create``, the reader opens it with ``open``."""
 
     def __init__(self, path: str, fd: int) -> None:
         memory = torch.from_file(path, shared=True, size=_SIZE, dtype=torch.uint8)
@@ -47,10 +49,10 @@ class Ring:
 
     @classmethod
     def create(cls) -> tuple[Ring, dict[str, Any]]:
-        """A ring, and what the reader must know to open it (plain values).
+        """Makes a ring, and the plain values that the reader needs to open it.
 
         Raises:
-            RingRefused: not on this platform.
+            RingRefused: the platform does not support it.
         """
         if platform.machine() not in ("x86_64", "AMD64"):
             raise RingRefused(f"processors of type {platform.machine()} reorder writes")
@@ -66,10 +68,10 @@ class Ring:
 
     @classmethod
     def open(cls, offer: dict[str, Any]) -> Ring:
-        """The ring that another process of this host made.
+        """Opens a ring that another process of this host made.
 
         Raises:
-            RingRefused: it is not on this host, or can't be reached.
+            RingRefused: it is on another host, or can't be opened.
         """
         world = _process_world()
         if other := {k: offer.get(k) for k in world if offer.get(k) != world[k]}:
@@ -89,42 +91,42 @@ class Ring:
         return ring
 
     def opened(self) -> None:
-        """The reader has it, or never will: nobody can open it from now on."""
+        """Closes the file after the reader has opened it or failed to; it can't be opened afterwards."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
     def reserve(self, num_bytes: int, timeout_s: float) -> Tensor | None:
-        """The next slot to fill, as uint8 ``[num_bytes]``; None if the reader leaves no room in time."""
+        """Returns the next slot to fill as uint8 ``[num_bytes]``; None if no slot becomes free in time."""
         if not _wait(lambda: self._reserved - self._words[_EMPTIED] < NUM_SLOTS, timeout_s):
             return None
         return self._slots[self._reserved % NUM_SLOTS][:num_bytes]
 
     def publish(self, num_bytes: int, tag: int) -> None:
-        """The reserved slot is filled."""
+        """Marks the reserved slot as filled."""
         at = _MESSAGES + 2 * (self._reserved % NUM_SLOTS)
         self._words[at], self._words[at + 1] = num_bytes, tag
         self._reserved += 1
         self._words[_FILLED] = self._reserved
 
     def has_message(self) -> bool:
-        """Whether ``message`` would return at once."""
+        """True if ``message`` would return at once."""
         return self._words[_FILLED] > self._read
 
     def message(self) -> tuple[Tensor, int]:
-        """The oldest message and its tag. The memory is the writer's again after ``release``."""
+        """Returns the oldest message and its tag. The memory is valid until ``release``."""
         slot = self._read % NUM_SLOTS
         num_bytes, tag = self._words[_MESSAGES + 2 * slot], self._words[_MESSAGES + 2 * slot + 1]
         return self._slots[slot][:num_bytes], tag
 
     def release(self) -> None:
-        """The oldest message has been taken out."""
+        """Frees the slot of the oldest message."""
         self._read += 1
         self._words[_EMPTIED] = self._read
 
 
 def wait_any(conditions: dict[int, Callable[[], bool]], timeout_s: float) -> int | None:
-    """A key whose condition holds, or None if none does in time."""
+    """Waits for any condition; returns its key, or None if none holds in time."""
     found: list[int] = []
 
     def look() -> bool:
@@ -135,7 +137,7 @@ def wait_any(conditions: dict[int, Callable[[], bool]], timeout_s: float) -> int
 
 
 def _wait(condition: Callable[[], bool], timeout_s: float) -> bool:
-    """Looks without a pause for a moment, then more and more seldom: the other side may want this core."""
+    """Polls, first without pause, then less and less often: the other side may need this core."""
     began_s = time.monotonic()
     pause_s = 0.0
     while not condition():
@@ -149,7 +151,7 @@ def _wait(condition: Callable[[], bool], timeout_s: float) -> bool:
 
 
 def _process_world() -> dict[str, str]:
-    """Where a process number means the same: the running kernel, and its namespace of processes."""
+    """Scope in which a process id is unique: the running kernel and its PID namespace."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return {"boot": file.read().strip(), "pid_namespace": os.readlink("/proc/self/ns/pid")}

@@ -1,8 +1,8 @@
-"""Which holder of a region sends it to whom, so that the busiest sender has little to do (pure).
+"""Chooses which holder sends which region to whom, balancing the senders' loads (pure).
 
-Demands are grouped by the set of workers that could serve them. Small sets first, each group is dealt so
-that the members' totals become as equal as they can. Where the sets are nested or disjoint, which those of
-regular layouts are, no other choice has a less busy sender (up to one row, or one slice too small to cut).
+Demands are grouped by the set of workers that can serve them. Groups are assigned from small sets to
+large, each so that its members' totals become as equal as possible. If the sets are nested or disjoint, as
+in regular layouts, no other choice has a smaller maximum (up to one row, or one slice too small to split).
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ Workers = tuple[int, ...]
 
 
 class RegionDemand(NamedTuple):
-    """A worker needs a region that it does not hold itself. Sorts by needer, then in the weights' order."""
+    """A worker's need of a region that it does not hold. Sorts by needer, then in the weights' order."""
 
-    needer: int
-    order: int  # of the weight in the model
+    receiver: int
+    order: int  # position of the weight in the model
     box: Box
     num_bytes: int
 
 
-def deal(
+def assign_senders(
     groups: Mapping[Workers, list[RegionDemand]], *, min_cut_bytes: int
 ) -> Iterator[tuple[int, RegionDemand]]:
-    """Every demand exactly once, whole or in parts, each with a sender of its group.
+    """Yields every demand exactly once, whole or in parts, each with a sender of its group.
 
     Args:
         groups: workers that hold a region (ascending) → the demands they can serve.
@@ -35,18 +35,18 @@ def deal(
     """
     load: dict[int, int] = {}
     for holders in sorted(groups, key=lambda h: (len(h), h)):
-        # By needer: each then gets its regions from few senders.
+        # By needer, so that each receives from few senders.
         demands = sorted(groups[holders])
         quotas = _even_quotas(holders, load, sum(d.num_bytes for d in demands))
-        for sender, demand in _deal_group(demands, quotas, min_cut_bytes):
+        for sender, demand in _assign_group(demands, quotas, min_cut_bytes):
             load[sender] = load.get(sender, 0) + demand.num_bytes
             yield sender, demand
 
 
 def busiest_bound(totals: Mapping[Workers, int]) -> int:
-    """No choice of senders lets the busiest one send fewer bytes than this.
+    """Lower bound on the bytes of the busiest sender under any choice of senders.
 
-    All demands that only members of a set can serve are at best shared evenly among them.
+    Demands that only the members of a set can serve are at best shared evenly among them.
 
     Args:
         totals: workers that hold regions → bytes of the demands that they can serve.
@@ -61,7 +61,7 @@ def busiest_bound(totals: Mapping[Workers, int]) -> int:
 def _even_quotas(
     holders: Workers, load: Mapping[int, int], num_bytes: int
 ) -> list[tuple[int, int]]:
-    """(sender, bytes to add): the least busy are filled up to a common level."""
+    """Quotas (sender, bytes to add) that raise the least busy senders to a common level."""
     by_load = sorted(load.get(h, 0) for h in holders)
     level, left = by_load[0], num_bytes
     for count, upper in enumerate([*by_load[1:], None], 1):
@@ -73,10 +73,10 @@ def _even_quotas(
     return [(h, level - load.get(h, 0)) for h in holders if level > load.get(h, 0)]
 
 
-def _deal_group(
+def _assign_group(
     demands: Sequence[RegionDemand], quotas: Sequence[tuple[int, int]], min_cut_bytes: int
 ) -> Iterator[tuple[int, RegionDemand]]:
-    """Runs of demands to each sender until its quota is full; what crosses the border is cut."""
+    """Assigns runs of demands to each sender until its quota is full; splits a demand at the boundary."""
     senders = iter(quotas)
     sender, left = next(senders)
     num_later = len(quotas) - 1
@@ -92,13 +92,13 @@ def _deal_group(
                 left -= head.num_bytes
             if rest is not None:
                 sender, quota = next(senders)
-                left, num_later = left + quota, num_later - 1  # what is short or over goes on
+                left, num_later = left + quota, num_later - 1  # the difference carries over
 
 
 def _split(
     demand: RegionDemand, num_bytes: int, min_cut_bytes: int
 ) -> tuple[RegionDemand | None, RegionDemand | None]:
-    """About the first ``num_bytes`` of a demand, by rows, and what is left of it."""
+    """Splits a demand by rows after about ``num_bytes``; returns both parts."""
     rows = demand.box.shape[0] if demand.box.shape else 1
     row_bytes = demand.num_bytes // rows
     count = max(0, min(rows, num_bytes // row_bytes))

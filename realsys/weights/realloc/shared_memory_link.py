@@ -1,7 +1,7 @@
-"""Messages through memory that two workers of one host share: one copy in, one copy out.
+"""Link through memory shared by two workers of one host: one copy in, one copy out.
 
-Which pairs can is found out by trying: each writer offers a ring through a store that all workers share,
-and the reader says whether it could open it.
+Pairs are probed: each writer offers a ring through a store that all workers share, and the reader replies
+whether it could open it.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from realsys.api.errors import InternalError
-from realsys.weights.realloc.links import Receive, Send, peer_is_late
+from realsys.weights.realloc.links import Receive, Send, peer_timeout
 from realsys.weights.realloc.rings import SLOT_BYTES, Ring, RingRefused, wait_any
 
 
 class Store(Protocol):
-    """The part of ``torch.distributed.Store`` that is needed."""
+    """The methods of ``torch.distributed.Store`` that are used."""
 
     def set(self, key: str, value: str, /) -> None:
         """Writes a value."""
 
     def get(self, key: str, /) -> bytes:
-        """Reads it."""
+        """Reads a value."""
 
     def wait(self, keys: list[str], timeout: timedelta, /) -> None:
-        """Blocks until all keys are there; raises RuntimeError if they do not come."""
+        """Blocks until all keys exist; raises RuntimeError at the timeout."""
 
 
 class SharedMemoryLink:
@@ -36,26 +36,26 @@ class SharedMemoryLink:
 
     Args:
         worker: this worker's index.
-        store: shared by all workers of the attempt, and by no other attempt.
+        store: shared by all workers of this attempt only.
     """
 
     def __init__(self, worker: int, store: Store, *, timeout_s: float) -> None:
         self.worker, self._store, self._timeout_s = worker, store, timeout_s
-        self._out: dict[int, Ring | None] = {}  # None: tried, and it can't be
+        self._out: dict[int, Ring | None] = {}  # None: probed, and not possible
         self._in: dict[int, Ring | None] = {}
-        self.refusals: dict[int, str] = {}  # peer → why not
+        self.refusals: dict[int, str] = {}  # peer → reason of the refusal
 
     def carries(self, sender: int, receiver: int) -> bool:
-        """Whether this pair, of which this worker is one, has a ring."""
+        """True if this pair, which includes this worker, has a ring."""
         if sender == self.worker:
             return self._out.get(receiver) is not None
         return self._in.get(sender) is not None
 
     def connect(self, sends_to: Collection[int], receives_from: Collection[int]) -> None:
-        """Tries pairs that were not tried yet. Every worker offers before it waits: nobody blocks.
+        """Probes pairs that were not probed yet. Every worker offers before it waits, so none blocks.
 
         Raises:
-            WaitTimeout: names a peer that did not take part.
+            WaitTimeout: names a peer that did not respond.
         """
         new_out = sorted(set(sends_to) - set(self._out))
         new_in = sorted(set(receives_from) - set(self._in))
@@ -72,19 +72,19 @@ class SharedMemoryLink:
                 self._out[peer] = None
                 self.refusals[peer] = str(answer["no"])
 
-    def bucket_bytes(self, sender: int, receiver: int, crowd: int) -> int:
+    def bucket_bytes(self, sender: int, receiver: int, fan_out: int) -> int:
         return SLOT_BYTES
 
     def alone_bytes(self, sender: int, receiver: int) -> int | None:
         return None
 
-    def takes(self, x: Tensor) -> bool:
+    def accepts(self, x: Tensor) -> bool:
         return False
 
     def out_buffer(self, peer: int, num_bytes: int) -> Tensor:
         slot = self._ring(self._out, peer).reserve(num_bytes, self._timeout_s)
         if slot is None:
-            raise peer_is_late(peer, "take in weights", self._timeout_s)
+            raise peer_timeout(peer, "take in weights", self._timeout_s)
         return slot
 
     def post(self, sends: Mapping[int, Send], receives: Mapping[int, Receive]) -> None:
@@ -97,7 +97,7 @@ class SharedMemoryLink:
             ready = {peer: ring.has_message for peer, ring in rings.items()}
             peer = wait_any(ready, self._timeout_s)
             if peer is None:
-                raise peer_is_late(min(rings), "send weights", self._timeout_s)
+                raise peer_timeout(min(rings), "send weights", self._timeout_s)
             ring, expected = rings.pop(peer), receives[peer]
             message, tag = ring.message()
             if (message.numel(), tag) != (expected.num_bytes, expected.tag):
@@ -111,7 +111,7 @@ class SharedMemoryLink:
             ring.release()
 
     def drain(self) -> None:
-        """Nothing to wait for: messages are in shared memory as soon as they are posted."""
+        """Returns at once: posted messages are already in shared memory."""
 
     def _offer(self, peer: int) -> None:
         try:
@@ -135,7 +135,7 @@ class SharedMemoryLink:
         try:
             self._store.wait([f"realloc/{key}"], timedelta(seconds=self._timeout_s))
         except RuntimeError as error:
-            raise peer_is_late(peer, what, self._timeout_s) from error
+            raise peer_timeout(peer, what, self._timeout_s) from error
         found: dict[str, Any] = json.loads(self._store.get(f"realloc/{key}"))
         return found
 

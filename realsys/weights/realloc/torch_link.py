@@ -1,4 +1,6 @@
-"""Messages by torch's batched point-to-point: gloo between CPUs, NCCL between GPUs, across hosts too."""
+"""Link by torch's batched point-to-point operations: gloo between CPUs, NCCL between GPUs, across
+hosts too.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +15,19 @@ from torch import Tensor
 
 from realsys.api.errors import ClusterError, InternalError, WorkerLost
 from realsys.weights.realloc.buckets import bucket_share
-from realsys.weights.realloc.links import Receive, Send, peer_is_late
+from realsys.weights.realloc.links import Receive, Send, peer_timeout
 
-BUCKET_BYTES = 64 << 20  # a worker has at most twice as much under way, each way
+BUCKET_BYTES = 64 << 20  # a worker has at most twice this in flight in each direction
 ALONE_BYTES = 1 << 20
 
 
 class TorchLink:
     """Point-to-point over a process group whose ranks are the workers' indices.
 
-    NCCL wants all ranks of a group in its first call, so the group must have been used before.
+    NCCL needs all ranks of a group in its first call, so the group must have been used before.
 
     Args:
-        device: where the tensors are.
+        device: device of the tensors.
         group: None is the group of all workers.
     """
 
@@ -43,23 +45,23 @@ class TorchLink:
         self._in: dict[int, _Pair] = {}
 
     def connect(self, sends_to: Collection[int], receives_from: Collection[int]) -> None:
-        """Checks that there is a group; torch opens connections when they are used."""
+        """Checks that the process group exists; torch opens connections at first use."""
         if (sends_to or receives_from) and not dist.is_initialized():
             raise ClusterError(
-                "the workers of two copies of a model are joined by no process group",
+                "the workers of two copies of a model have no common process group",
                 where="weight reallocation",
                 fix="make the process groups first, or move the weights through a folder",
             )
 
-    def bucket_bytes(self, sender: int, receiver: int, crowd: int) -> int:
-        return bucket_share(self._bucket_bytes, crowd)
+    def bucket_bytes(self, sender: int, receiver: int, fan_out: int) -> int:
+        return bucket_share(self._bucket_bytes, fan_out)
 
     def alone_bytes(self, sender: int, receiver: int) -> int | None:
         return ALONE_BYTES
 
-    def takes(self, x: Tensor) -> bool:
-        # One that lies elsewhere (shards that cpu_offload keeps on the CPU) would go by another backend
-        # of the group than the peer expects it by, and neither would ever arrive.
+    def accepts(self, x: Tensor) -> bool:
+        # A tensor on another device (shards that cpu_offload keeps on the CPU) would use another backend
+        # of the group than the peer expects, and the message would never arrive.
         return x.device.type == self._device.type
 
     def out_buffer(self, peer: int, num_bytes: int) -> Tensor:
@@ -85,10 +87,10 @@ class TorchLink:
             raise InternalError(
                 f"a message lies on {min(strangers)}, messages here are on {self._device.type}",
                 where="weight reallocation",
-                fix="report this as a bug: it would have been waited for in vain",
+                fix="report this as a bug: the message would never have arrived",
             )
         works = dist.batch_isend_irecv(ops)
-        if len(works) != len(ops):  # one for all, where the backend joins them
+        if len(works) != len(ops):  # a single one if the backend coalesces them
             works = [works[0]] * len(ops)
         for (pair, buffer), work in zip(pairs, works, strict=True):
             pair.posted(work, buffer)
@@ -102,11 +104,11 @@ class TorchLink:
     def drain(self) -> None:
         for peer, pair in self._out.items():
             self._leave_at_most(0, peer, pair)
-        if self._device.type == "cuda":  # so far the stream waits, not this process
+        if self._device.type == "cuda":  # until here only the stream waits, not this process
             self._await_stream()
 
     def _leave_at_most(self, count: int, peer: int, pair: _Pair) -> None:
-        """Waits for the oldest sends. Two are never under way in front of a third: buffers are two."""
+        """Waits for the oldest sends, so that at most two are in flight: there are two buffers."""
         while len(pair.under_way) > count:
             self._wait(peer, pair.under_way.pop(0)[0], "take in weights")
 
@@ -115,7 +117,7 @@ class TorchLink:
             work.wait(timedelta(seconds=self._timeout_s))
         except RuntimeError as error:
             if "imed out" in str(error):
-                raise peer_is_late(peer, what, self._timeout_s) from error
+                raise peer_timeout(peer, what, self._timeout_s) from error
             raise WorkerLost(
                 f"the connection with model_worker/{peer} broke: {error}",
                 where="weight reallocation",
@@ -129,14 +131,14 @@ class TorchLink:
         while not event.query():
             if time.monotonic() > deadline_s:
                 peers = sorted({*self._out, *self._in})
-                raise peer_is_late(
+                raise peer_timeout(
                     peers[0], f"(or one of {peers}) exchange weights", self._timeout_s
                 )
             time.sleep(100e-6)
 
 
 class _Pair:
-    """One direction of a pair: two buffers in turn, and the messages under way."""
+    """One direction of a pair: two alternating buffers, and the messages in flight."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -145,7 +147,7 @@ class _Pair:
         self.under_way: list[tuple[Any, Tensor]] = []
 
     def buffer(self, num_bytes: int) -> Tensor:
-        """uint8 ``[num_bytes]``; not the one given before."""
+        """Returns a buffer uint8 ``[num_bytes]`` other than the previous one."""
         self._turn = 1 - self._turn
         if self._buffers[self._turn].numel() < num_bytes:
             self._buffers[self._turn] = torch.empty(

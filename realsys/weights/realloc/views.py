@@ -1,4 +1,4 @@
-"""Pieces of weights in the memory of a process: found in its views, packed, and written."""
+"""Finds pieces of weights in a process's memory, packs them into messages and writes them back."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _BLEND_NUMEL = 1 << 20
 
 
 def parts_of(views: Views, piece: WeightPiece) -> list[tuple[Box, Tensor]]:
-    """The views' parts of a piece: (box, view of just that). They cover it.
+    """Returns the views' parts of a piece: (box, view of exactly that). They cover the piece.
 
     Raises:
-        InternalError: they do not.
+        InternalError: they do not cover it.
     """
     found = []
     for box, x in views.get(piece.name, ()):
-        if (meet := box.meet(piece.box)) is not None:
-            found.append((meet, x[meet.slices_in(box)]))
-    if sum(meet.numel for meet, _ in found) != piece.box.numel:
+        if (intersection := box.intersection(piece.box)) is not None:
+            found.append((intersection, x[intersection.slices_in(box)]))
+    if sum(intersection.numel for intersection, _ in found) != piece.box.numel:
         raise InternalError(
             f"the plan moves {piece.name} from {piece.box.start} to {piece.box.stop}, of which this "
             f"process holds {[(b.start, b.stop) for b, _ in views.get(piece.name, ())] or 'nothing'}",
@@ -38,8 +38,8 @@ def parts_of(views: Views, piece: WeightPiece) -> list[tuple[Box, Tensor]]:
     return found
 
 
-def places_of(views: Views) -> Hashable:
-    """Where in memory the views are, and how they lie there: equal for views of the same memory."""
+def addresses_of(views: Views) -> Hashable:
+    """Addresses and strides of the views; equal for views of the same memory."""
     return tuple(
         (name, box, x.data_ptr(), x.stride(), x.dtype)
         for name, parts in views.items()
@@ -50,8 +50,8 @@ def places_of(views: Views) -> Hashable:
 class Move(NamedTuple):
     """A part of a weight and its place in a message.
 
-    ``flat``: the part's bytes where the same bytes stand in the message, in one run. Else they are
-    numbers of ``dtype`` in a piece of ``shape`` at bytes ``begin`` … ``end``, of which ``part`` is meant.
+    ``flat``: the part's bytes, if the message holds the same bytes in one run. Otherwise ``part`` selects
+    from a piece of ``shape`` and ``dtype`` at bytes ``begin`` … ``end`` of the message.
     """
 
     begin: int
@@ -63,18 +63,18 @@ class Move(NamedTuple):
     flat: np.ndarray[Any, Any] | None
 
     def place(self, message: Tensor) -> Tensor:
-        """The part in the message, as numbers."""
+        """Returns the part's place in the message, as a typed view."""
         return message[self.begin : self.end].view(self.dtype).view(self.shape)[self.part]
 
 
 def moves_of(views: Views, bucket: Bucket, dtypes: Mapping[str, str]) -> list[Move]:
-    """How a bucket's message and the views hang together."""
+    """Maps a bucket's message to the views."""
     found = []
     for piece, begin in zip(bucket.pieces, bucket.offsets, strict=True):
         dtype: torch.dtype = getattr(torch, dtypes[piece.name])
         whole = piece.box
         for box, x in parts_of(views, piece):
-            if box.shape[1:] == whole.shape[1:]:  # rows: one run of the message
+            if box.shape[1:] == whole.shape[1:]:  # whole rows: one run of the message
                 row_bytes = x.numel() // max(1, len(box.shape) and box.shape[0]) * dtype.itemsize
                 first = begin + (box.start[0] - whole.start[0] if box.start else 0) * row_bytes
                 end = first + x.numel() * dtype.itemsize
@@ -97,7 +97,7 @@ def check_lossless(
     """Raises InternalError if sending weights in these dtypes would round.
 
     Args:
-        rounded: weight → dtype of those that are rounded on purpose, if that is what is held.
+        rounded: weight → held dtype, for weights that are rounded on purpose.
     """
     for name in names:
         sent: torch.dtype = getattr(torch, dtypes[name])
@@ -122,7 +122,7 @@ def pack(moves: Iterable[Move], message: Tensor) -> None:
 
 
 def unpack(moves: Iterable[Move], message: Tensor, eta: float) -> None:
-    """Writes what is in ``message`` to the parts."""
+    """Writes the content of ``message`` to the parts."""
     plain = message.numpy() if message.device.type == "cpu" and eta == 1.0 else None
     for move in moves:
         if plain is not None and move.flat is not None:
@@ -131,8 +131,8 @@ def unpack(moves: Iterable[Move], message: Tensor, eta: float) -> None:
             write(move.x, move.place(message), eta)
 
 
-def own_memory(moves: list[Move], num_bytes: int) -> Tensor | None:
-    """The view's own memory as the whole message, where it is just that; else None."""
+def message_in_place(moves: list[Move], num_bytes: int) -> Tensor | None:
+    """Returns the view's own memory if it equals the whole message; else None."""
     if len(moves) != 1:
         return None
     (move,) = moves
@@ -143,24 +143,24 @@ def own_memory(moves: list[Move], num_bytes: int) -> Tensor | None:
 
 
 def copy_within(source: Views, target: Views, piece: WeightPiece, eta: float) -> None:
-    """Writes a piece of one copy of the model to another one in the same process."""
+    """Copies a piece from one copy of the model to another in the same process."""
     taken = parts_of(source, piece)
     for box, x in parts_of(target, piece):
         for held, y in taken:
-            if (meet := box.meet(held)) is not None:
-                write(x[meet.slices_in(box)], y[meet.slices_in(held)], eta)
+            if (intersection := box.intersection(held)) is not None:
+                write(x[intersection.slices_in(box)], y[intersection.slices_in(held)], eta)
 
 
 def write(target: Tensor, source: Tensor, eta: float) -> None:
-    """target ← eta · source + (1 − eta) · target, in float32 (float64 for such weights).
+    """Sets target ← eta · source + (1 − eta) · target, in float32 (float64 for such weights).
 
-    With ``eta`` = 1 a copy, in which only the target's dtype can round.
+    With ``eta`` = 1 it is a copy, in which only the target's dtype can round.
     """
     if eta == 1.0:
         copy(target, source)
         return
     rows = len(target) if target.dim() else 1
-    step = max(1, _BLEND_NUMEL * rows // target.numel())  # keeps what is made in float32 small
+    step = max(1, _BLEND_NUMEL * rows // target.numel())  # bounds the float32 temporaries
     for start in range(0, rows, step):
         block = slice(start, start + step) if target.dim() else ...
         x, y = target[block], source[block]
@@ -169,7 +169,7 @@ def write(target: Tensor, source: Tensor, eta: float) -> None:
 
 
 def copy(target: Tensor, source: Tensor) -> None:
-    """target ← source. Plain memory by memcpy, which writes faster than torch's loop does."""
+    """Copies source to target. Contiguous memory uses memcpy, which is faster than torch's loop."""
     if source.dtype == target.dtype and _is_plain(source) and _is_plain(target):
         np.copyto(_flat_bytes(target).numpy(), _flat_bytes(source).numpy())
     else:
@@ -181,5 +181,5 @@ def _is_plain(x: Tensor) -> bool:
 
 
 def _flat_bytes(x: Tensor) -> Tensor:
-    """The memory of a contiguous tensor."""
+    """Returns the bytes of a contiguous tensor."""
     return x.view(-1).view(torch.uint8)

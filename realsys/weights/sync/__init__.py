@@ -1,1 +1,1 @@
-"""Weights from trainers to generation servers: versioned, in buckets, checked."""
+"""Weight publication from trainers to generation servers: versioned, in buckets, checksummed."""

@@ -1,7 +1,7 @@
-"""Adapters added to the weights that they belong to.
+"""Merges adapters into the weights that they belong to.
 
-Always to the base weights as they came, never to weights that have adapters in them already: after any
-number of versions the result is what one step from the base gives (arXiv:2106.09685, section 4.1).
+Always starts from the received base weights, never from merged ones, so that after any number of versions
+the result equals a single merge (arXiv:2106.09685, section 4.1).
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 _A, _B = ".lora_A.weight", ".lora_B.weight"
-_PREFIX = "base_model.model."  # in the names of peft's files
+_PREFIX = "base_model.model."  # prefix of names in peft's files
 
 
 def adapted(names: Iterable[str]) -> dict[str, tuple[str, str]]:
-    """Name of a base weight → names of its A and B."""
+    """Maps each adapted base weight to the names of its A and B."""
     found = set(names)
     pairs = {}
     for name in sorted(found):
@@ -28,9 +28,9 @@ def adapted(names: Iterable[str]) -> dict[str, tuple[str, str]]:
 
 @torch.no_grad()
 def merged(weights: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
-    """Weights without adapters: ``W + scale · B · A``, or the same tensor where there are none.
+    """Merges adapters: ``W + scale · B · A``, or the same tensor if a weight has none.
 
-    Worked out in float32 and rounded to the dtype of W once.
+    Computed in float32 and rounded to the dtype of W once.
     """
     pairs = adapted(weights)
     hidden = {name for pair in pairs.values() for name in pair}

@@ -1,7 +1,7 @@
-"""Buffers that are used again once nobody has them any more: the system need not clear them anew.
+"""A pool of host buffers. Reusing pages avoids that the kernel zeroes fresh ones.
 
-A page that is touched for the first time costs more than copying into it. Whoever takes a buffer just drops
-it; it comes back when the last tensor over it is gone, whatever thread that happens in.
+Touching a fresh page costs more than copying into it. Buffers are not returned explicitly: a buffer becomes
+free when its last tensor is freed, in any thread.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from collections import defaultdict, deque
 import numpy as np
 import torch
 
-MIN_BYTES = 64 << 10  # smaller ones are not worth keeping
+MIN_BYTES = 64 << 10  # smaller buffers are not worth keeping
 
 
 class BufferPool:
-    """Buffers by their size. Any thread may take from it.
+    """Free buffers by size. Thread-safe.
 
     Args:
-        pinned: buffers that a GPU reads and writes directly; torch keeps those itself.
+        pinned: allocate pinned memory, which a GPU reads and writes directly; torch pools it itself.
     """
 
     def __init__(self, *, pinned: bool = False) -> None:
         self._pinned = pinned
-        # A finalizer may run in the middle of ``take``: deques need no lock.
+        # A finalizer may run in the middle of ``allocate``: deques need no lock.
         self._spare: dict[int, deque[np.ndarray]] = defaultdict(deque)
 
-    def take(self, num_bytes: int) -> torch.Tensor:
-        """uint8 ``[num_bytes]`` in host memory; what is in it is anything."""
+    def allocate(self, num_bytes: int) -> torch.Tensor:
+        """Returns uninitialised host memory as uint8 ``[num_bytes]``."""
         if self._pinned:
             return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
         if num_bytes < MIN_BYTES:
@@ -44,10 +44,10 @@ class BufferPool:
 
     @property
     def spare_bytes(self) -> int:
-        """Held for later."""
+        """Size of the free buffers."""
         return sum(num_bytes * len(spare) for num_bytes, spare in list(self._spare.items()))
 
     def clear(self) -> None:
-        """Gives what is spare back to the system."""
+        """Frees the spare buffers."""
         for spare in list(self._spare.values()):
             spare.clear()

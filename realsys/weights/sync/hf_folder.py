@@ -1,4 +1,4 @@
-"""All weights of a Hugging Face directory, on the CPU."""
+"""Reads all weights of a Hugging Face directory to the CPU."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from realsys.models.hf_directory import weight_files, weight_shapes
 
 
 def read_folder(path: str) -> Mapping[str, Tensor]:
-    """Name → whole tensor, in the dtype of the files. Tied weights are there once.
+    """Reads name → whole tensor, in the dtype of the files. Tied weights appear once.
 
     Raises:
-        CheckpointError: a file is missing, damaged or still being written; names it.
+        CheckpointError: names a file that is missing, damaged or still being written.
     """
     weight_shapes(path)  # checks sizes against headers before anything large is read
     found = {}
@@ -31,6 +31,6 @@ def read_folder(path: str) -> Mapping[str, Tensor]:
             raise CheckpointError(
                 f"weights can't be read: {error}",
                 where=file_name,
-                fix="let the directory be written whole and renamed before it is named to servers",
+                fix="write the complete directory and rename it before announcing it to servers",
             ) from error
     return found

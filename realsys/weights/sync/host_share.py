@@ -1,10 +1,10 @@
-"""New weights fetched once a host: one server fetches, the others read what it has put together.
+"""Fetches new weights once per host: one server fetches, the others map the memory that it assembled.
 
-Servers of one host that take the same trainers' weights meet at a Unix socket without a file; its name is
-worked out from the trial's secret. Who binds it first fetches for all, as long as it lives; the others ask
-it for a version and get descriptors of the memory where the whole, checked weights lie (shared_arena.py).
-When it ends, another binds the name. Both ends check that the other is of the same user. Whatever goes
-wrong here, a server fetches for itself: sharing only saves work.
+Servers of one host that need the same trainers' weights use an abstract Unix socket, whose name is derived
+from the trial's secret. The server that binds it first is the leader and fetches for all while it runs; the
+others request a version from it and get descriptors of the memory with the complete, verified weights
+(shared_arena.py). When it ends, another server binds the name. Both ends check that the peer is of the same
+user. After any failure here, a server fetches for itself: sharing only saves work.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ import torch
 from torch import Tensor
 
 from realsys.api.errors import RealsysError, WaitTimeout
-from realsys.data.transfer.shared_arena import ArenaPool, LentArena
+from realsys.data.transfer.shared_arena import ArenaPool, MappedArena
 from realsys.runtime.process_identity import this_process
 from realsys.transport.codec import MAX_MESSAGE_BYTES, ProtocolError, decode, encode
 from realsys.transport.curve_keys import TrialKeypairs
 
 logger = logging.getLogger(__name__)
 
-BEAT_S = 1.0  # who fetches says so often that it does
-SILENCE_S = 30.0  # then those who wait for it fetch for themselves
+PROGRESS_S = 1.0  # interval of the leader's progress messages
+SILENCE_S = 30.0  # silence after which followers fetch for themselves
 _RETRY_S = 0.02
 _MAX_FDS = 200
 _PURPOSE = b"realsys weights of a host"
@@ -47,14 +47,14 @@ T = TypeVar("T")
 
 
 class PartSource(msgspec.Struct, frozen=True):
-    """What one trainer gives: the list called ``name`` at its tensor server."""
+    """One trainer's part of a version: the manifest ``name`` at its tensor server."""
 
     endpoint: str
     name: str
 
 
 class VersionSource(msgspec.Struct, frozen=True):
-    """Where the parts of a version are."""
+    """Location of all parts of a version."""
 
     version: int
     parts: tuple[PartSource, ...]
@@ -62,15 +62,17 @@ class VersionSource(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, kw_only=True)
 class WholeVersion:
-    """A version as it came, base weights and adapters apart. ``scale``: alpha / rank; 0: no adapters."""
+    """A complete version, with base weights and adapters separate. ``scale``: alpha / rank; 0: no
+    adapters.
+    """
 
     source: VersionSource
     weights: Mapping[str, Tensor]
     scale: float
 
 
-class _Ask(msgspec.Struct, frozen=True, kw_only=True):
-    """Of which version; who asks (PID and start), and how long it waits."""
+class _ShareRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Request of a follower: the version, its process (PID and start), and how long it waits."""
 
     source: VersionSource
     timeout_s: float
@@ -82,12 +84,12 @@ class _SharedWeight(msgspec.Struct, frozen=True, array_like=True):
     name: str
     shape: tuple[int, ...]
     dtype: str
-    arena: int  # of those whose descriptors come with it
+    arena: int  # of the arenas whose descriptors are attached
     offset: int
 
 
-class _Told(msgspec.Struct, frozen=True, kw_only=True):
-    """What who fetches says: ``state`` ``fetching``, ``refused`` (``why``), or ``whole``.
+class _ShareReply(msgspec.Struct, frozen=True, kw_only=True):
+    """Reply of the leader: ``state`` is ``fetching``, ``refused`` (``why``) or ``whole``.
 
     Attributes:
         arenas: (size, flag) of each.
@@ -101,19 +103,19 @@ class _Told(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Ended(Exception):
-    """The connection ended before the answer."""
+    """The connection ended before the reply."""
 
 
 class _Refused(Exception):
-    """The neighbour gives nothing, and says why."""
+    """The leader refused, with its reason."""
 
 
 class HostShare:
-    """One server's place among those of its host.
+    """One server's membership among the servers of its host.
 
     Args:
-        attempt: tells this attempt of the trial from others.
-        fetch: gets a version for a neighbour, or has it; called in a thread of this object's.
+        attempt: identifies this attempt of the trial.
+        fetch: returns a version for a neighbour, fetching it if needed; called in a thread of this object.
     """
 
     def __init__(
@@ -135,7 +137,7 @@ class HostShare:
         self._is_over = False
 
     def from_neighbour(self, source: VersionSource, deadline_s: float) -> WholeVersion | None:
-        """The version, in memory of the server that fetches for this host; None: fetch it yourself."""
+        """Returns the version in memory of the host's leader; None if this server must fetch it itself."""
         name = self._name_of(source)
         if self._listener is not None and self._name == name:
             return None
@@ -144,32 +146,34 @@ class HostShare:
             if self._bind(name):
                 return None
             connection = _connect(name)
-            if connection is None:  # between the end of one and the next
+            if connection is None:  # between the end of one leader and the next
                 time.sleep(_RETRY_S)
                 continue
             with connection:
                 if not _is_mine(connection):
-                    logger.warning("weights not shared: another user has the name")
+                    logger.warning("weights not shared reason=another user has the socket name")
                     return None
                 try:
-                    return self._ask(connection, source, deadline_s)
+                    return self._request(connection, source, deadline_s)
                 except _Ended:
-                    logger.info("neighbour that fetched weights ended version=%d", source.version)
-                except Exception as error:  # whatever it is: to fetch for oneself is right
+                    logger.info(
+                        "neighbour that was fetching weights ended version=%d", source.version
+                    )
+                except Exception as error:  # after any error, fetching directly is correct
                     if self._is_over:
                         break
                     logger.warning("weights not shared version=%d reason=%s", source.version, error)
                     return None
         if self._is_over:
             raise WaitTimeout(
-                "given up while another server of this host fetched",
+                "cancelled while another server of this host was fetching",
                 where="weights of this host",
                 fix="nothing: this server is ending",
             )
         return None
 
     def close(self) -> None:
-        """Ends all threads; neighbours that wait find another."""
+        """Ends all threads; waiting neighbours find another leader."""
         self._is_over = True
         self._stop_listening()
         for connection in list(self._connections):
@@ -180,14 +184,14 @@ class HostShare:
             thread.join(5.0)
         self.arenas.close()
 
-    # ---- who asks ---------------------------------------------------------------------------
+    # ---- follower --------------------------------------------------------------------------
 
-    def _ask(
+    def _request(
         self, connection: unix.socket, source: VersionSource, deadline_s: float
     ) -> WholeVersion:
         me = this_process()
         left_s = deadline_s - time.monotonic()
-        asked = _Ask(
+        asked = _ShareRequest(
             source=source,
             timeout_s=left_s,
             pid=me.pid,
@@ -196,12 +200,12 @@ class HostShare:
         connection.settimeout(self._silence_s)
         _send(connection, encode(asked))
         while True:
-            told, fds = _receive(connection, _Told)
+            reply, fds = _receive(connection, _ShareReply)
             try:
-                if told.state == "refused":
-                    raise _Refused(told.why)
-                if told.state == "whole":
-                    found = _whole(told, fds, source)
+                if reply.state == "refused":
+                    raise _Refused(reply.why)
+                if reply.state == "whole":
+                    found = _whole(reply, fds, source)
                     connection.sendall(b"k")
                     return found
             finally:
@@ -211,13 +215,13 @@ class HostShare:
                 raise _Refused("it takes too long")
 
     def _name_of(self, source: VersionSource) -> bytes:
-        """For servers that take the same model from the same trainers."""
+        """Socket name shared by servers that need the same model from the same trainers."""
         givers = sorted((p.endpoint, p.name.rsplit("/", 2)[0]) for p in source.parts)
         what = hashlib.blake2b(_PURPOSE, key=self._secret, digest_size=24)
         what.update(encode((self._attempt, os.geteuid(), givers)))
         return b"\0realsys-weights-" + what.hexdigest().encode()
 
-    # ---- who fetches ------------------------------------------------------------------------
+    # ---- leader ----------------------------------------------------------------------------
 
     def _bind(self, name: bytes) -> bool:
         listener = unix.socket(unix.AF_UNIX, unix.SOCK_STREAM)
@@ -237,7 +241,7 @@ class HostShare:
     def _stop_listening(self) -> None:
         if self._listener is not None:
             with suppress(OSError):
-                self._listener.shutdown(unix.SHUT_RDWR)  # its thread closes it
+                self._listener.shutdown(unix.SHUT_RDWR)  # closed by its thread
             self._listener = None
 
     def _start(self, work: Callable[[unix.socket], None], socket: unix.socket) -> None:
@@ -266,18 +270,18 @@ class HostShare:
             self._start(self._serve, connection)
 
     def _serve(self, connection: unix.socket) -> None:
-        """Answers one neighbour."""
+        """Serves one neighbour."""
         connection.settimeout(self._silence_s)
         try:
-            asked, _ = _receive(connection, _Ask)
+            asked, _ = _receive(connection, _ShareRequest)
             source = asked.source
             if _peer(connection)[0] != asked.pid:
                 raise _Refused("it sees other processes")
             whole = self._wait(connection, self._submit(source, asked.timeout_s))
-            self._lend(connection, whole, (asked.pid, asked.start_ticks))
+            self._share(connection, whole, (asked.pid, asked.start_ticks))
         except (_Refused, RealsysError) as error:
             with suppress(OSError):
-                _send(connection, encode(_Told(state="refused", why=str(error)[:2000])))
+                _send(connection, encode(_ShareReply(state="refused", why=str(error)[:2000])))
         except (_Ended, OSError, RuntimeError, CancelledError) as error:
             logger.info("neighbour got no weights error=%s", error)
 
@@ -285,21 +289,21 @@ class HostShare:
         return self._fetching.submit(self._fetch, source, timeout_s)
 
     def _wait(self, connection: unix.socket, future: Future[WholeVersion]) -> WholeVersion:
-        beat = encode(_Told(state="fetching"))
+        beat = encode(_ShareReply(state="fetching"))
         while True:
             try:
-                return future.result(BEAT_S)
+                return future.result(PROGRESS_S)
             except NotYet:
                 if future.done():
                     raise _Refused("it could not be fetched in time") from None
                 _send(connection, beat)
 
-    def _lend(self, connection: unix.socket, whole: WholeVersion, taker: tuple[int, int]) -> None:
-        lent = self.arenas.lend(list(whole.weights.values()), taker)
-        if lent is None:
+    def _share(self, connection: unix.socket, whole: WholeVersion, reader: tuple[int, int]) -> None:
+        shared = self.arenas.add_reader(list(whole.weights.values()), reader)
+        if shared is None:
             raise _Refused("its weights are not in memory that can be shared")
-        arenas, places = lent
-        told = _Told(
+        arenas, places = shared
+        reply = _ShareReply(
             state="whole",
             scale=whole.scale,
             weights=tuple(
@@ -312,40 +316,42 @@ class HostShare:
         try:
             if len(arenas) > _MAX_FDS:
                 raise _Refused("its weights are in too many pieces")
-            _send(connection, encode(told), [arena.fd for arena, _ in arenas])
+            _send(connection, encode(reply), [arena.fd for arena, _ in arenas])
             has_it = connection.recv(1) != b""
         except TimeoutError:
-            has_it = True  # perhaps: its flag falls with its process at the latest
+            has_it = (
+                True  # possibly in use: its flag is cleared when its process ends at the latest
+            )
             raise
         finally:
             if not has_it:
                 for arena, flag in arenas:
-                    arena.take_back(flag)
+                    arena.remove_reader(flag)
 
 
-def _whole(told: _Told, fds: list[int], source: VersionSource) -> WholeVersion:
-    """Tensors over the memory that came; refuses what does not fit."""
-    if len(fds) != len(told.arenas):
+def _whole(reply: _ShareReply, fds: list[int], source: VersionSource) -> WholeVersion:
+    """Maps tensors over the received memory; raises if sizes are inconsistent."""
+    if len(fds) != len(reply.arenas):
         raise ProtocolError(
-            f"{len(fds)} descriptors came for {len(told.arenas)} arenas",
+            f"{len(fds)} descriptors arrived for {len(reply.arenas)} arenas",
             where="weights of this host",
             fix="report this as a bug",
         )
-    lent = [
-        LentArena(fd, size=size, flag=flag)
-        for fd, (size, flag) in zip(fds, told.arenas, strict=True)
+    shared = [
+        MappedArena(fd, size=size, flag=flag)
+        for fd, (size, flag) in zip(fds, reply.arenas, strict=True)
     ]
     weights = {}
     try:
-        for weight in told.weights:
+        for weight in reply.weights:
             dtype = getattr(torch, weight.dtype)
             num_bytes = math.prod(weight.shape) * dtype.itemsize
-            x = lent[weight.arena].tensor(weight.offset, num_bytes)
+            x = shared[weight.arena].tensor(weight.offset, num_bytes)
             weights[weight.name] = x.view(dtype).view(weight.shape)
     finally:
-        for arena in lent:
-            arena.settle()
-    return WholeVersion(source=source, weights=weights, scale=told.scale)
+        for arena in shared:
+            arena.release()
+    return WholeVersion(source=source, weights=weights, scale=reply.scale)
 
 
 def _connect(name: bytes) -> unix.socket | None:
@@ -359,7 +365,7 @@ def _connect(name: bytes) -> unix.socket | None:
 
 
 def _peer(connection: unix.socket) -> tuple[int, int, int]:
-    """PID, user and group of the other end, as the kernel says."""
+    """PID, user and group of the other end, as reported by the kernel."""
     size = struct.calcsize("3i")
     pid, uid, gid = struct.unpack(
         "3i", connection.getsockopt(unix.SOL_SOCKET, unix.SO_PEERCRED, size)
@@ -384,10 +390,10 @@ def _send(connection: unix.socket, data: bytes, fds: list[int] | None = None) ->
 
 
 def _receive(connection: unix.socket, kind: type[T]) -> tuple[T, list[int]]:
-    """The next message, and the descriptors that came with it, which are the caller's to close.
+    """Receives the next message and its descriptors, which the caller must close.
 
     Raises:
-        _Ended: there is none.
+        _Ended: the connection ended.
     """
     fds: list[int] = []
     try:

@@ -1,8 +1,8 @@
-"""What one trainer gives of one version: the list that comes before the bytes (pure, no torch).
+"""Manifest of one trainer's part of a version, sent before the bytes (pure, no torch).
 
-A list is msgpack of the types below, checked on the way in: a receiver finds in it every piece's place in
-the whole weight and in a bucket's bytes, and each bucket's checksum. Names of rows are those in the
-trainer's tensor store; a bucket that has not changed keeps the row of the version in which it last did.
+A manifest is msgpack of the types below, validated when decoded: it gives every piece's place in the whole
+weight and in a bucket's bytes, and each bucket's checksum. Row names are those in the trainer's tensor
+store; an unchanged bucket keeps the row of the version in which it last changed.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from realsys.transport.codec import ProtocolError, decode, encode
 from realsys.weights.layouts.boxes import Box
 from realsys.weights.realloc.buckets import Bucket, WeightPiece
 
-KEY = "weights"  # in the tensor store, of lists and buckets alike
+KEY = "weights"  # key in the tensor store, of manifests and buckets
 
 
 class WholeWeight(msgspec.Struct, frozen=True, array_like=True):
-    """A weight of the model, and the dtype in which it travels."""
+    """A weight of the model, and the dtype in which it is sent."""
 
     name: str
     shape: tuple[int, ...]
@@ -29,12 +29,12 @@ class WholeWeight(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def num_bytes(self) -> int:
-        """Of the whole weight."""
+        """Size of the whole weight in bytes."""
         return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
 
 
-class GivenPiece(msgspec.Struct, frozen=True, array_like=True):
-    """A box of a weight (by its index in the list), and where its bytes begin in the bucket."""
+class PublishedPiece(msgspec.Struct, frozen=True, array_like=True):
+    """A box of a weight (by its index in the manifest), and its offset in the bucket."""
 
     weight: int
     start: tuple[int, ...]
@@ -43,21 +43,24 @@ class GivenPiece(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Patch(msgspec.Struct, frozen=True, array_like=True):
-    """A row that makes the bucket of version ``base`` this one (patches.py)."""
+    """A row that turns the bucket of version ``base`` into this one (patches.py)."""
 
     row: str
     base: int
     num_bytes: int
 
 
-class GivenBucket(msgspec.Struct, frozen=True, array_like=True):
-    """A row of bytes. ``changed_in``: the version since which it is what it is."""
+class PublishedBucket(msgspec.Struct, frozen=True, array_like=True):
+    """A published row of bytes. ``changed_in``: the version in which it last changed.
+
+    ``checksum``: XXH3, 64 bits, against bugs and broken memory; transport encrypts against attackers.
+    """
 
     row: str
     num_bytes: int
     checksum: int
     changed_in: int
-    pieces: tuple[GivenPiece, ...]
+    pieces: tuple[PublishedPiece, ...]
     patch: Patch | None = None
 
 
@@ -65,10 +68,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """One trainer's part of a version.
 
     Attributes:
-        origin: another one whenever a publisher begins anew: then nothing that came before counts.
-        giver: this trainer's index among the model workers. givers: of all that give a part.
-        adapter_scale: alpha / rank; 0 where the model has no adapters.
-        keep: the next version may build on this one, so a receiver should keep what came.
+        origin: identifies the publisher's incarnation; after a restart nothing earlier is valid.
+        giver: this trainer's index among the model workers. givers: indices of all with a part.
+        adapter_scale: alpha / rank; 0 if the model has no adapters.
+        keep: the next version may build on this one, so a receiver should keep it.
     """
 
     model: str
@@ -77,17 +80,17 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     giver: int
     givers: tuple[int, ...]
     weights: tuple[WholeWeight, ...]
-    buckets: tuple[GivenBucket, ...]
+    buckets: tuple[PublishedBucket, ...]
     adapter_scale: float = 0.0
     keep: bool = False
 
     @property
     def dtypes(self) -> dict[str, str]:
-        """Weight → dtype."""
+        """Dtype of each weight, by name."""
         return {w.name: w.dtype for w in self.weights}
 
-    def bucket(self, given: GivenBucket) -> Bucket:
-        """A bucket with the names of its pieces."""
+    def bucket(self, given: PublishedBucket) -> Bucket:
+        """Returns a bucket with the names of its pieces."""
         pieces = (
             WeightPiece(self.weights[p.weight].name, Box(p.start, p.stop)) for p in given.pieces
         )
@@ -95,39 +98,39 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def manifest_name(model: str, version: int, worker: int) -> str:
-    """Under which row a trainer's list lies; its buckets' rows begin with it."""
+    """Returns the row name of a trainer's manifest, a prefix of its buckets' row names."""
     return f"{model}/{version}/{worker}"
 
 
-def giver_of(name: str) -> str:
-    """The worker of ``manifest_name``, as people know it; ``name`` where it is none."""
+def trainer_of(name: str) -> str:
+    """Returns the worker in a ``manifest_name`` for messages; ``name`` itself if it is none."""
     worker = name.rpartition("/")[2]
     return f"model_worker/{worker}" if worker.isdecimal() else name
 
 
-def given_pieces(bucket: Bucket, index: dict[str, int]) -> tuple[GivenPiece, ...]:
-    """A bucket's pieces for a list. ``index``: weight → its place in the list."""
+def published_pieces(bucket: Bucket, index: dict[str, int]) -> tuple[PublishedPiece, ...]:
+    """Describes a bucket's pieces for a manifest. ``index``: weight → its index in the manifest."""
     return tuple(
-        GivenPiece(index[piece.name], piece.box.start, piece.box.stop, offset)
+        PublishedPiece(index[piece.name], piece.box.start, piece.box.stop, offset)
         for piece, offset in zip(bucket.pieces, bucket.offsets, strict=True)
     )
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """Raises ProtocolError when it is too long for a message."""
+    """Encodes a manifest. Raises ProtocolError if it exceeds the message size."""
     return encode(manifest)
 
 
 def decode_manifest(data: bytes) -> Manifest:
-    """Reads what ``encode_manifest`` wrote.
+    """Decodes and validates a manifest.
 
     Raises:
-        ProtocolError: it is something else, or its numbers do not fit together.
+        ProtocolError: it is not a manifest, or is inconsistent.
     """
     manifest: Manifest = decode(data, Manifest)
     if problem := next(_problems(manifest), ""):
         raise ProtocolError(
-            f"the list of weights of {manifest.model[:80]!r} makes no sense: {problem}",
+            f"the manifest of {manifest.model[:80]!r} is inconsistent: {problem}",
             where="receiving weights",
             fix="both workers must run the same version of realsys; else report this as a bug",
         )
@@ -150,7 +153,7 @@ def _problems(manifest: Manifest) -> Iterator[str]:
             yield f"bucket {number}: {problem}"
 
 
-def _problems_of(bucket: GivenBucket, manifest: Manifest) -> Iterator[str]:
+def _problems_of(bucket: PublishedBucket, manifest: Manifest) -> Iterator[str]:
     if not 0 <= bucket.changed_in <= manifest.version:
         yield f"it changed in version {bucket.changed_in} of {manifest.version}"
     if bucket.patch is not None and not 0 <= bucket.patch.base < bucket.changed_in:

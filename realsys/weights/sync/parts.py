@@ -1,4 +1,4 @@
-"""Do the trainers' lists make one whole version, and what of it must come? (pure)"""
+"""Validates that the trainers' manifests cover one version exactly, and chooses what to fetch (pure)."""
 
 from __future__ import annotations
 
@@ -7,42 +7,44 @@ from enum import StrEnum
 
 from realsys.transport.codec import ProtocolError
 from realsys.weights.layouts.boxes import Box
-from realsys.weights.sync.manifest import GivenBucket, Manifest
+from realsys.weights.sync.manifest import Manifest, PublishedBucket
 
 
 class FetchMode(StrEnum):
-    """How a bucket is had."""
+    """How a bucket is obtained."""
 
-    HELD = "held"  # it is here, from an earlier version
-    PATCH = "patch"  # what changed since the version that is here
-    WHOLE = "whole"
+    REUSE = "held"  # already present, from an earlier version
+    DELTA = "patch"  # what changed since the version that is present
+    FULL = "whole"
 
 
-def way_of(bucket: GivenBucket, *, version: int, held_version: int | None) -> FetchMode:
-    """The cheapest way to a bucket of ``version``.
+def choose_fetch_mode(
+    bucket: PublishedBucket, *, version: int, held_version: int | None
+) -> FetchMode:
+    """Chooses the cheapest way to obtain a bucket of ``version``.
 
     Args:
-        held_version: what the receiver has whole from the same publisher; None: nothing.
+        held_version: complete version that the receiver has from the same publisher; None: none.
     """
     if held_version is None or held_version > version:
-        return FetchMode.WHOLE
+        return FetchMode.FULL
     if bucket.changed_in <= held_version:
-        return FetchMode.HELD
+        return FetchMode.REUSE
     if bucket.patch is not None and bucket.patch.base == held_version:
-        return FetchMode.PATCH
-    return FetchMode.WHOLE
+        return FetchMode.DELTA
+    return FetchMode.FULL
 
 
 def check_parts(parts: Sequence[Manifest], *, version: int) -> None:
-    """Every number of every weight comes exactly once.
+    """Checks that the parts contain every element of every weight exactly once.
 
     Raises:
-        ProtocolError: parts of another version or model, a part that is missing or came twice, numbers
-            that nobody gives or that two give.
+        ProtocolError: a part is of another version or model, missing or duplicated; or elements are
+            missing or contained twice.
     """
     if problem := next(_problems(parts, version), ""):
         raise ProtocolError(
-            f"the parts of version {version} do not make one whole: {problem}",
+            f"the parts of version {version} are not complete: {problem}",
             where="receiving weights from "
             + (", ".join(f"model_worker/{p.giver}" for p in parts) or "nobody"),
             fix="name the newest version's parts, each once",
@@ -82,11 +84,11 @@ def _problems(parts: Sequence[Manifest], version: int) -> Iterator[str]:
 
 
 def overlap(boxes: Iterable[Box]) -> bool:
-    """Whether any two of them have a number in common."""
+    """True if any two boxes intersect."""
     near: list[Box] = []
     for box in sorted(boxes):
         near = [other for other in near if not box.start or other.stop[0] > box.start[0]]
-        if any(box.meet(other) for other in near):
+        if any(box.intersection(other) for other in near):
             return True
         near.append(box)
     return False

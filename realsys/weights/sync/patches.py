@@ -1,29 +1,31 @@
-"""What has changed between two versions of a bucket, as positions and new values (no torch).
+"""Encodes the difference between two versions of a bucket as positions and new values (no torch).
 
-Words of 16 bits: after a small step most bfloat16 numbers are what they were. Layout, little endian:
-number of words n (uint32), n gaps between their positions (uint16), n values (uint16). Where a gap would
-not fit, a word that did not change is named in between.
+Works on 16-bit words, since most bfloat16 numbers are unchanged by a small step. Format, little endian:
+number of words n (uint32), n gaps between their positions (uint16), n values (uint16). If a gap would not
+fit, an unchanged word is listed in between.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from realsys.transport.codec import ProtocolError
-from realsys.weights.sync.checksum import Bytes
 
+Bytes = np.ndarray[Any, Any]
 _STRIDE = 0xFFFF
 _SAMPLE = 1031
 
 
 def make_patch(old: Bytes, new: Bytes, *, max_bytes: int) -> Bytes | None:
-    """What makes ``new`` of ``old`` (uint8 of one even length), empty where they are equal.
+    """Makes the patch from ``old`` to ``new`` (uint8 of the same even length), empty if they are equal.
 
-    None where it needs more than ``max_bytes``.
+    Returns None if it needs more than ``max_bytes``.
     """
     a, b = _words(old), _words(new)
     share = np.mean(a[::_SAMPLE] != b[::_SAMPLE]) if len(a) > 1000 * _SAMPLE else 0.0
-    if 4 * len(a) * share > 2 * max_bytes:  # it would be far too long: don't look at all
+    if 4 * len(a) * share > 2 * max_bytes:  # it would be far too long: skip the comparison
         return None
     mask = a != b
     changed = int(np.count_nonzero(mask))
@@ -41,10 +43,10 @@ def make_patch(old: Bytes, new: Bytes, *, max_bytes: int) -> Bytes | None:
 
 
 def apply_patch(patch: Bytes, bucket: Bytes) -> None:
-    """Changes ``bucket`` (uint8) in place.
+    """Applies a patch to ``bucket`` (uint8) in place.
 
     Raises:
-        ProtocolError: it is no patch, or one of something longer.
+        ProtocolError: the patch is invalid, or belongs to a longer bucket.
     """
     count = int(patch[:4].view("<u4")[0]) if len(patch) >= 4 else 0
     if not count or len(patch) != 4 + 4 * count:

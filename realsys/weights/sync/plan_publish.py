@@ -1,7 +1,7 @@
-"""Which worker gives which part of which weight to generation servers (pure).
+"""Plans which worker publishes which part of which weight for generation servers (pure).
 
-The plan of a reallocation to one worker that holds a whole copy: every number is given once, and replicas
-share the work. All workers make the same; servers need not be known, nor how many there are.
+The plan equals that of a reallocation to a single worker with a whole copy: every element is published
+once, and replicas share the work. All workers derive the same plan; the servers need not be known.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from realsys.weights.realloc.realloc_plan import plan_realloc
 
 BUCKET_BYTES = (
     16 << 20
-)  # large enough that asking costs nothing, small enough to have several under way
-_WHOLE_COPY = -1  # no worker's index
+)  # large enough to make requests cheap, small enough to have several in flight
+_WHOLE_COPY = -1  # not a worker's index
 
 
 @dataclass(frozen=True, kw_only=True)
-class Giving:
-    """Who gives what.
+class PublishPlan:
+    """Assignment of parts of weights to publishing workers.
 
     Attributes:
-        weights: all weights of the model, adapters after them; whole shapes.
-        dtypes: weight → dtype in which it is given.
-        pieces: worker → what it gives, in the order of the weights. Workers without any are missing.
+        weights: all weights of the model, adapters after them; full shapes.
+        dtypes: weight → dtype in which it is published.
+        pieces: worker → its pieces, in the order of the weights. Workers without any are omitted.
     """
 
     weights: tuple[Weight, ...]
@@ -37,10 +37,10 @@ class Giving:
     def buckets(
         self, worker: int, *, apart: Collection[str] = (), max_bytes: int = BUCKET_BYTES
     ) -> list[Bucket]:
-        """What ``worker`` gives, in buckets of at most ``max_bytes``.
+        """Packs what ``worker`` publishes into buckets of at most ``max_bytes``.
 
         Args:
-            apart: weights that share no bucket with others (what trains, with what is frozen).
+            apart: weights that must not share a bucket with others (trained ones with frozen ones).
         """
         mine = self.pieces.get(worker, ())
         return [
@@ -54,19 +54,21 @@ class Giving:
         ]
 
 
-def plan_publish(layout: Layout, workers: Sequence[int], *, dtypes: Mapping[str, str]) -> Giving:
-    """The plan for one copy of a model.
+def plan_publish(
+    layout: Layout, workers: Sequence[int], *, dtypes: Mapping[str, str]
+) -> PublishPlan:
+    """Plans the publication of one copy of a model.
 
     Args:
-        layout: its holdings by parallelism rank. workers: model workers by the same.
-        dtypes: weight → dtype in which it is given.
+        layout: its holdings by parallelism rank. workers: model workers by parallelism rank.
+        dtypes: weight → dtype in which it is published.
     Raises:
-        ConfigError: an unknown dtype, or none.
+        ConfigError: a dtype is unknown or missing.
     """
     weights = weights_of(layout)
     whole = ({w.name: (Box.whole(w.shape),) for w in weights},)
     plan = plan_realloc(weights, layout, workers, whole, [_WHOLE_COPY], dtype=dtypes)
-    return Giving(
+    return PublishPlan(
         weights=weights,
         dtypes=plan.dtypes,
         pieces={sender: pieces for (sender, _), pieces in plan.streams.items()},
@@ -74,7 +76,7 @@ def plan_publish(layout: Layout, workers: Sequence[int], *, dtypes: Mapping[str,
 
 
 def weights_of(layout: Layout) -> tuple[Weight, ...]:
-    """The weights of a copy, adapters among them: all ranks together hold each wholly."""
+    """Lists the weights of a copy, adapters included; all ranks together hold each completely."""
     shapes: dict[str, tuple[int, ...]] = {}
     for holding in layout:
         for name, boxes in holding.items():
@@ -84,10 +86,10 @@ def weights_of(layout: Layout) -> tuple[Weight, ...]:
 
 
 def wire_dtypes(weights: Collection[Weight], *, dtype: str, wire: str = "") -> dict[str, str]:
-    """Weight → dtype in which it is given: ``wire``, or what the model and its servers compute in.
+    """Maps each weight to its published dtype: ``wire``, or the compute dtype of model and servers.
 
-    Adapters are held in float32 where the model is of half precision, and are always given as held:
-    their product is what must not be rounded twice.
+    Adapters of a half-precision model are held in float32, and are always published as held, so that
+    their product is rounded only once.
     """
     adapters = "float32" if dtype.endswith("float16") else dtype
     return {w.name: adapters if ".lora_" in w.name else wire or dtype for w in weights}

@@ -1,7 +1,7 @@
-"""A trainer's side: keeps a copy of its part of a version, which servers fetch while it trains on.
+"""Publishes a trainer's part of a version: keeps a copy that servers fetch while training continues.
 
-Training stops for the copy and its checksums only. What was published is never written to again: a version
-that a receiver has begun to fetch stays that version, until it is forgotten.
+Training pauses only for the copy and its checksums. Published memory is never written to again: a version
+that a receiver is fetching stays unchanged until it is removed.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from xxhash import xxh3_64_intdigest
 
 from realsys.api.errors import InternalError
 from realsys.api.model import PipelinableEngine
@@ -21,32 +22,31 @@ from realsys.data.transfer.tensor_store import TensorStore
 from realsys.weights.realloc.buckets import Bucket
 from realsys.weights.realloc.views import Views, check_lossless, moves_of, pack
 from realsys.weights.sync.buffer_pool import BufferPool
-from realsys.weights.sync.checksum import checksum
 from realsys.weights.sync.manifest import (
     KEY,
-    GivenBucket,
     Manifest,
     Patch,
+    PublishedBucket,
     WholeWeight,
     encode_manifest,
-    given_pieces,
     manifest_name,
+    published_pieces,
 )
 from realsys.weights.sync.patches import make_patch
-from realsys.weights.sync.plan_publish import BUCKET_BYTES, Giving
+from realsys.weights.sync.plan_publish import BUCKET_BYTES, PublishPlan
 
-KEEP_VERSIONS = 2  # a server may be fetching the last one when the next is there
-PATCH_SHARE = 0.5  # of a bucket; a longer patch saves too little
+KEEP_VERSIONS = 2  # a server may still fetch the last one when the next is published
+PATCH_SHARE = 0.5  # share of a bucket; a longer patch saves too little
 
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedVersion:
-    """What this trainer gives of a version.
+    """Statistics of this trainer's part of a version.
 
     Attributes:
-        name: of its list; empty if it has nothing to give.
-        num_bytes: of all its buckets. new_bytes: of those that changed.
-        copy_s: until all weights were copied. seconds: until servers may fetch them.
+        name: name of its manifest; empty if it has no part.
+        num_bytes: size of all its buckets. new_bytes: size of those that changed.
+        copy_s: seconds until all weights were copied. seconds: until servers can fetch them.
     """
 
     name: str = ""
@@ -57,9 +57,9 @@ class PublishedVersion:
 
 
 class _Bucket(NamedTuple):
-    """A bucket as it was published last."""
+    """A bucket as last published."""
 
-    given: GivenBucket
+    given: PublishedBucket
     x: Tensor
 
 
@@ -67,18 +67,19 @@ class WeightPublisher:
     """Publishes one model from one worker.
 
     Args:
-        store: behind this worker's tensor server; its own, so that no checkpoint holds weights twice.
-        trained: names of all that training changes, where it is not everything (adapters): the rest is
-            copied once.
+        store: served by this worker's tensor server; separate, so that checkpoints don't hold weights
+            twice.
+        trained: names of the weights that training changes, if not all (adapters): the rest is copied
+            once.
         adapter_scale: alpha / rank.
-        may_round: weights are given in a dtype that can't hold them exactly.
-        delta: compare with the version before, and give what changed where that is little.
+        may_round: weights are published in a dtype that can't hold them exactly.
+        delta: compare with the previous version, and publish only changes if they are small.
     """
 
     def __init__(
         self,
         store: TensorStore,
-        giving: Giving,
+        plan: PublishPlan,
         *,
         model: str,
         worker: int,
@@ -89,15 +90,15 @@ class WeightPublisher:
         bucket_bytes: int = BUCKET_BYTES,
         keep_versions: int = KEEP_VERSIONS,
     ) -> None:
-        self._store, self._giving, self._trained = store, giving, frozenset(trained)
+        self._store, self._plan, self._trained = store, plan, frozenset(trained)
         self.model, self.worker = model, worker
         self._scale, self._may_round, self._delta = adapter_scale, may_round, delta
         self._keep_versions = keep_versions
-        self._buckets = giving.buckets(worker, apart=self._trained, max_bytes=bucket_bytes)
-        index = {w.name: i for i, w in enumerate(giving.weights)}
-        dtypes = giving.dtypes
-        self._weights = tuple(WholeWeight(w.name, w.shape, dtypes[w.name]) for w in giving.weights)
-        self._pieces = [given_pieces(bucket, index) for bucket in self._buckets]
+        self._buckets = plan.buckets(worker, apart=self._trained, max_bytes=bucket_bytes)
+        index = {w.name: i for i, w in enumerate(plan.weights)}
+        dtypes = plan.dtypes
+        self._weights = tuple(WholeWeight(w.name, w.shape, dtypes[w.name]) for w in plan.weights)
+        self._pieces = [published_pieces(bucket, index) for bucket in self._buckets]
         self._origin = uuid.uuid4().hex
         self._newest = -1
         self._rows: dict[int, set[str]] = {}  # version, oldest first → rows that it refers to
@@ -105,12 +106,12 @@ class WeightPublisher:
         self._memory: BufferPool | None = None
 
     def publish(self, engine: PipelinableEngine, version: int) -> PublishedVersion:
-        """Copies what this worker has to give of ``version`` and lets it be fetched.
+        """Copies this worker's part of ``version`` and makes it available to servers.
 
-        Blocks, and writes to no weight. ``engine`` must not train meanwhile; afterwards it may.
+        Blocks and does not modify weights. ``engine`` must not train until it returns.
 
         Raises:
-            InternalError: a version that is not newer than the last, or views that do not fit the layout.
+            InternalError: the version is not newer than the last, or views do not match the layout.
         """
         if not self._buckets:
             return PublishedVersion()
@@ -121,10 +122,10 @@ class WeightPublisher:
             )
         began_s = time.perf_counter()
         for old in self.versions[: 1 - self._keep_versions or None]:
-            self.forget(old)  # before the copy, which then finds its memory warm
+            self.forget(old)  # before the copy, which then reuses its memory
         copies = self._snapshot(engine.held_weights(), self._frozen())
         copied_s = time.perf_counter()
-        self._last = self._sealed(version, copies)
+        self._last = self._make_buckets(version, copies)
         self._newest = version
         self._put(version)
         return PublishedVersion(
@@ -136,7 +137,7 @@ class WeightPublisher:
         )
 
     def forget(self, version: int) -> None:
-        """Lets go of a version; unknown ones are ignored. Rows that others refer to stay."""
+        """Removes a version; unknown ones are ignored. Rows used by other versions stay."""
         rows = self._rows.pop(version, set())
         needed = {row for other in self._rows.values() for row in other}
         needed.update(row for bucket in self._last for row in _rows_of(bucket.given))
@@ -144,11 +145,11 @@ class WeightPublisher:
 
     @property
     def versions(self) -> tuple[int, ...]:
-        """Those that can be fetched, oldest first."""
+        """Versions that can be fetched, oldest first."""
         return tuple(self._rows)
 
     def _frozen(self) -> frozenset[int]:
-        """Buckets that were published and that training does not change."""
+        """Numbers of published buckets that training does not change."""
         if not self._last or not self._trained:
             return frozenset()
         return frozenset(
@@ -159,7 +160,7 @@ class WeightPublisher:
 
     @torch.no_grad()
     def _snapshot(self, views: Views, frozen: Collection[int]) -> dict[int, Tensor]:
-        """Bucket number → its bytes, in memory that nobody else writes to."""
+        """Copies buckets to private memory; returns bucket number → bytes."""
         wanted = [n for n in range(len(self._buckets)) if n not in frozen]
         on_gpu = any(x.is_cuda for parts in views.values() for _, x in parts)
         if self._memory is None:
@@ -172,26 +173,26 @@ class WeightPublisher:
         copies = {}
         for number in wanted:
             bucket = self._buckets[number]
-            copies[number] = self._memory.take(bucket.num_bytes)
+            copies[number] = self._memory.allocate(bucket.num_bytes)
             self._fill(copies[number], views, bucket, staging)
         if staging is not None:
             torch.cuda.synchronize(staging.device)
         return copies
 
     def _fill(self, copy: Tensor, views: Views, bucket: Bucket, staging: Tensor | None) -> None:
-        moves = moves_of(views, bucket, self._giving.dtypes)
+        moves = moves_of(views, bucket, self._plan.dtypes)
         if not self._may_round:
-            check_lossless(views, {piece.name for piece in bucket.pieces}, self._giving.dtypes)
+            check_lossless(views, {piece.name for piece in bucket.pieces}, self._plan.dtypes)
         if staging is None:
             pack(moves, copy)
             return
-        # The GPU does all in order: the next bucket is packed once this one is on its way out.
+        # The GPU works in order: the next bucket is packed after this one's copy to the host.
         packed = staging[: bucket.num_bytes]
         pack(moves, packed)
         copy.copy_(packed, non_blocking=True)
 
-    def _sealed(self, version: int, copies: Mapping[int, Tensor]) -> list[_Bucket]:
-        """All buckets of a version; new rows are in the store."""
+    def _make_buckets(self, version: int, copies: Mapping[int, Tensor]) -> list[_Bucket]:
+        """Makes all buckets of a version, with new rows in the store."""
         name = manifest_name(self.model, version, self.worker)
         found = []
         for number in range(len(self._buckets)):
@@ -203,7 +204,7 @@ class WeightPublisher:
         return found
 
     def _new(self, row: str, version: int, number: int, x: Tensor, last: _Bucket | None) -> _Bucket:
-        """One bucket of a version, or the last one if it is the same."""
+        """Makes a bucket of a version, or returns the last one if it is unchanged."""
         patch = None
         if self._delta and last is not None:
             most = int(PATCH_SHARE * x.numel())
@@ -214,10 +215,10 @@ class WeightPublisher:
                 patch = Patch(f"{row}+", self._newest, changes.size)
                 self._store.put_rows(KEY, [(patch.row, torch.from_numpy(changes))])
         self._store.put_rows(KEY, [(row, x)])
-        given = GivenBucket(
+        given = PublishedBucket(
             row=row,
             num_bytes=x.numel(),
-            checksum=checksum(x.numpy()),
+            checksum=xxh3_64_intdigest(x.numpy().data),
             changed_in=version,
             pieces=self._pieces[number],
             patch=patch,
@@ -225,13 +226,13 @@ class WeightPublisher:
         return _Bucket(given, x)
 
     def _put(self, version: int) -> None:
-        """The list comes last: who finds it finds all rows."""
+        """Stores the manifest last: a server that finds it finds all rows."""
         manifest = Manifest(
             model=self.model,
             version=version,
             origin=self._origin,
             giver=self.worker,
-            givers=tuple(sorted(self._giving.pieces)),
+            givers=tuple(sorted(self._plan.pieces)),
             weights=self._weights,
             buckets=tuple(bucket.given for bucket in self._last),
             adapter_scale=self._scale,
@@ -243,5 +244,5 @@ class WeightPublisher:
         self._rows[version] = {name, *(row for b in manifest.buckets for row in _rows_of(b))}
 
 
-def _rows_of(bucket: GivenBucket) -> list[str]:
+def _rows_of(bucket: PublishedBucket) -> list[str]:
     return [bucket.row] if bucket.patch is None else [bucket.row, bucket.patch.row]

@@ -1,7 +1,7 @@
-"""A generation server's side: fetches a version from its trainers, checks it and makes it whole.
+"""Fetches a weight version from its trainers for a generation server, verifies and assembles it.
 
-Lists first, then all buckets, several under way from each trainer, in whatever order they come. Needs no
-process group and nobody's leave: receivers come and go, any number of them.
+Manifests first, then all buckets, several in flight from each trainer, in any order of arrival. Needs no
+process group and no registration: any number of receivers may come and go.
 """
 
 from __future__ import annotations
@@ -16,62 +16,62 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from torch import Tensor
 
 from realsys.api.errors import RealsysError, RemoteError, WaitTimeout
-from realsys.data.transfer.sealed_receiver import Landing
+from realsys.data.transfer.sealed_receiver import MessageSink
 from realsys.data.transfer.shared_arena import arena_bytes
-from realsys.data.transfer.tensor_client import Land, TensorClient
+from realsys.data.transfer.tensor_client import SinkFor, TensorClient
 from realsys.data.transfer.transfer_plan import Source
 from realsys.transport.codec import ProtocolError
 from realsys.weights.sync.adapters import merged
-from realsys.weights.sync.assembly import Assembly, BucketLanding, Held, Memory
+from realsys.weights.sync.assembly import Assembly, BucketSink, HeldVersion, Memory
 from realsys.weights.sync.buffer_pool import BufferPool
 from realsys.weights.sync.hf_folder import read_folder
 from realsys.weights.sync.host_share import HostShare, PartSource, VersionSource, WholeVersion
 from realsys.weights.sync.manifest import (
     KEY,
-    GivenBucket,
     Manifest,
+    PublishedBucket,
     WholeWeight,
     decode_manifest,
-    giver_of,
+    trainer_of,
 )
-from realsys.weights.sync.parts import FetchMode, check_parts, way_of
+from realsys.weights.sync.parts import FetchMode, check_parts, choose_fetch_mode
 
-if TYPE_CHECKING:  # a value that is only read
+if TYPE_CHECKING:  # imported for its type only
     from realsys.transport.generation_messages import WeightSource
 
 logger = logging.getLogger(__name__)
 
-IN_FLIGHT = 3  # buckets from each trainer: one being written, one on its way, one being read
-SILENCE_S = 60.0  # a trainer answers from a thread of its own, also while it computes
+IN_FLIGHT = 3  # buckets per trainer: one being written, one in flight, one being read
+SILENCE_S = 60.0  # a trainer replies from its own thread, even while computing
 
 E = TypeVar("E", bound=RealsysError)
 
 
-class _Wanted(NamedTuple):
-    """A bucket, who gives it (index of the part), and how it comes."""
+class _WantedBucket(NamedTuple):
+    """A bucket to obtain, its trainer (index of the part), and the fetch mode."""
 
     part: int
-    given: GivenBucket
-    way: FetchMode
+    given: PublishedBucket
+    mode: FetchMode
 
     @property
     def row(self) -> str:
         patch = self.given.patch
-        return patch.row if self.way is FetchMode.PATCH and patch is not None else self.given.row
+        return patch.row if self.mode is FetchMode.DELTA and patch is not None else self.given.row
 
 
 class WeightReceiver:
-    """Fetches versions of one model, one at a time; any thread may ask.
+    """Fetches versions of one model, one at a time. Thread-safe.
 
     Args:
         make_client: endpoints → a client of the tensor servers there.
-        silence_s: raises when no trainer has sent anything for so long.
-        share: makes this server's place among those of its host, given what fetches a version for them;
-            none: it fetches for itself alone.
-        check_held: read back what is taken over from an earlier version, and fetch it anew if anybody
-            has written to it.
+        silence_s: time limit without data from any trainer.
+        share: makes the host share, given the function that fetches a version for neighbours; None: no
+            sharing.
+        check_held: verify weights reused from an earlier version, and fetch them again if they were
+            written to.
     Attributes:
-        num_bytes: bytes that came with all versions so far.
+        num_bytes: bytes received for all versions so far.
     """
 
     def __init__(
@@ -87,45 +87,45 @@ class WeightReceiver:
         self._silence_s, self._check_held = silence_s, check_held
         self._memory = BufferPool()
         self._client: tuple[tuple[str, ...], TensorClient] | None = None
-        self._held: Held | None = None
-        self._newest: WholeVersion | None = None  # for neighbours that ask later
+        self._held: HeldVersion | None = None
+        self._newest: WholeVersion | None = None  # for neighbours that request it later
         self._lock = threading.Lock()
         self._share = share(self._for_neighbour) if share is not None else None
         self.num_bytes = 0
 
     def fetch(self, source: WeightSource, *, timeout_s: float) -> Mapping[str, Tensor]:
-        """All weights of a version: whole tensors on the CPU, by their Hugging Face names, adapters merged.
+        """Returns all weights of a version: whole CPU tensors by Hugging Face name, adapters merged.
 
-        They are the caller's to read, not to write to: the next version may share some. Their memory
-        is used again once nobody has them any more.
+        They are read-only for the caller: the next version may share some. Their memory is reused after
+        the last reference is dropped.
 
         Raises:
             WaitTimeout: a trainer did not send in time. RemoteError: it no longer has this version.
-            ProtocolError: what came is damaged or does not make one whole model. CheckpointError: the
-                folder is not whole.
+            ProtocolError: the data is damaged or does not form a complete model. CheckpointError: the
+                folder is incomplete.
         """
         if source.path:
             return read_folder(source.path)
         parts = tuple(PartSource(part.endpoint, part.name) for part in source.parts)
-        whole = self._turn(VersionSource(source.version, parts), timeout_s)
+        whole = self._fetch_shared(VersionSource(source.version, parts), timeout_s)
         return merged(whole.weights, whole.scale) if whole.scale else whole.weights
 
-    def _turn(self, source: VersionSource, timeout_s: float) -> WholeVersion:
-        """A version, from a neighbour or from trainers."""
+    def _fetch_shared(self, source: VersionSource, timeout_s: float) -> WholeVersion:
+        """Returns a version, from a neighbour or from trainers."""
         deadline_s = time.monotonic() + timeout_s
-        self._take_turn(source, timeout_s)
+        self._lock_fetch(source, timeout_s)
         try:
             share = self._share
             whole = share.from_neighbour(source, deadline_s) if share is not None else None
             if whole is None:
                 whole = self._whole(source, deadline_s)
-            else:  # its memory is another server's: the next version comes whole, should that one end
+            else:  # another server's memory: if that server ends, the next version is fetched whole
                 self._held = None
         finally:
             self._lock.release()
         return whole
 
-    def _take_turn(self, source: VersionSource, timeout_s: float) -> None:
+    def _lock_fetch(self, source: VersionSource, timeout_s: float) -> None:
         if not self._lock.acquire(timeout=max(0.0, timeout_s)):
             raise WaitTimeout(
                 f"version {source.version} of the weights: another fetch took over {timeout_s:g} s",
@@ -134,15 +134,17 @@ class WeightReceiver:
             )
 
     def _for_neighbour(self, source: VersionSource, timeout_s: float) -> WholeVersion:
-        """What another server of this host asks for; an older version than the newest is refused."""
+        """Returns the version that another server of this host requests; refuses older ones than
+        the newest.
+        """
         deadline_s = time.monotonic() + timeout_s
-        self._take_turn(source, timeout_s)
+        self._lock_fetch(source, timeout_s)
         try:
-            # Not in a name of its own, which would keep its memory from the next one.
+            # Not bound to a local name, which would keep its memory from being reused.
             newest = -1 if self._newest is None else self._newest.source.version
             if newest > source.version:
                 raise RemoteError(
-                    f"version {newest} has come instead of {source.version}",
+                    f"version {newest} arrived instead of {source.version}",
                     where="weights of this host",
                     fix="fetch the older one from trainers",
                 )
@@ -151,22 +153,22 @@ class WeightReceiver:
             self._lock.release()
 
     def _whole(self, source: VersionSource, deadline_s: float) -> WholeVersion:
-        """A version from trainers, or the newest once more."""
+        """Fetches a version from trainers, or returns the newest if it is the same."""
         if self._newest is not None and self._newest.source == source:
             return self._newest
-        self._newest = None  # its memory is the next one's
+        self._newest = None  # frees its memory for the next one
         try:
             found = self._fetch(source, deadline_s)
         except (WaitTimeout, RemoteError, ProtocolError) as error:
-            raise _told(error, source) from error
+            raise _with_version(error, source) from error
         if self._share is not None:
             self._newest = found
         return found
 
     def close(self) -> None:
-        """Closes connections and forgets what was kept. A fetch that waits for a trainer ends soon."""
+        """Closes connections and drops kept weights. A waiting fetch ends soon."""
         if (found := self._client) is not None:
-            found[1].give_up()
+            found[1].cancel()
         if self._share is not None:
             self._share.close()
         with self._lock:
@@ -182,22 +184,22 @@ class WeightReceiver:
         check_parts(parts, version=source.version)
         wanted = self._wanted(parts)
         kept = self._kept(parts, wanted)
-        assembly = Assembly(parts[0].weights, kept, self._room(parts[0].weights, kept))
-        self._take_over(assembly, parts, wanted)
-        coming: dict[Source, _Wanted] = {
-            (at[w.part], KEY, (w.row,)): w for w in wanted if w.way is not FetchMode.HELD
+        assembly = Assembly(parts[0].weights, kept, self._allocator(parts[0].weights, kept))
+        self._copy_present(assembly, parts, wanted)
+        coming: dict[Source, _WantedBucket] = {
+            (at[w.part], KEY, (w.row,)): w for w in wanted if w.mode is not FetchMode.REUSE
         }
-        landings: dict[Source, BucketLanding] = {}
+        landings: dict[Source, BucketSink] = {}
 
-        def land(source: Source, num_bytes: int) -> BucketLanding | None:
-            number, given, way = coming[source]
-            found = assembly.landing(parts[number], given) if way is FetchMode.WHOLE else None
+        def sink_for(source: Source, num_bytes: int) -> BucketSink | None:
+            number, given, mode = coming[source]
+            found = assembly.sink(parts[number], given) if mode is FetchMode.FULL else None
             if found is None or num_bytes != given.num_bytes:
                 return None
             landings[source] = found
             return found
 
-        with closing(self._rows(client, list(coming), deadline_s, land)) as rows:
+        with closing(self._rows(client, list(coming), deadline_s, sink_for)) as rows:
             for asked, x in rows:
                 if x is None:
                     landings.pop(asked).check()
@@ -206,15 +208,15 @@ class WeightReceiver:
         weights = assembly.weights
         if any(part.keep for part in parts):
             origins = {part.giver: part.origin for part in parts}
-            self._held = Held(
+            self._held = HeldVersion(
                 version=source.version, origins=origins, weights=weights, memory=self._memory
             )
         else:
             self._held = None
         return WholeVersion(source=source, weights=weights, scale=parts[0].adapter_scale)
 
-    def _room(self, weights: Sequence[WholeWeight], kept: Collection[str]) -> Memory:
-        """Where new weights are put together: where neighbours can read them, if any may."""
+    def _allocator(self, weights: Sequence[WholeWeight], kept: Collection[str]) -> Memory:
+        """Returns the allocator for new weights: memory that neighbours can map, if sharing is on."""
         if self._share is None:
             return self._memory
         sizes = [w.num_bytes for w in weights if w.name not in kept]
@@ -225,14 +227,16 @@ class WeightReceiver:
             return self._memory
 
     def _client_of(self, source: VersionSource) -> tuple[TensorClient, list[int]]:
-        """A client, and each part's place among its endpoints. It stays open for the next version."""
+        """Returns a client, and each part's index among its endpoints. It stays open for the next
+        version.
+        """
         endpoints = tuple(dict.fromkeys(part.endpoint for part in source.parts))
         if self._client is None or self._client[0] != endpoints:
             if self._client is not None:
                 self._client[1].close()
             self._client = endpoints, self._make_client(endpoints)
         client = self._client[1]
-        names = {part.endpoint: giver_of(part.name) for part in source.parts}
+        names = {part.endpoint: trainer_of(part.name) for part in source.parts}
         client.names = [names[endpoint] for endpoint in endpoints]
         return client, [endpoints.index(part.endpoint) for part in source.parts]
 
@@ -249,21 +253,21 @@ class WeightReceiver:
         client: TensorClient,
         sources: Sequence[Source],
         deadline_s: float,
-        land: Land | None = None,
+        sink_for: SinkFor | None = None,
     ) -> Generator[tuple[Source, Tensor | None], None, None]:
-        """Single rows as they come; None for one that is where ``land`` wanted it."""
+        """Yields single rows as they arrive; None for one that ``sink_for`` received in place."""
         sizes: dict[Source, int] = {}
 
-        def measured(source: Source, num_bytes: int) -> Landing | None:
+        def measured(source: Source, num_bytes: int) -> MessageSink | None:
             sizes[source] = num_bytes
-            return land(source, num_bytes) if land is not None else None
+            return sink_for(source, num_bytes) if sink_for is not None else None
 
         stream = client.stream(
             sources,
             timeout_s=max(0.0, deadline_s - time.monotonic()),
             in_flight=self._in_flight,
             silence_s=self._silence_s,
-            land=measured if land is not None else None,
+            sink_for=measured if sink_for is not None else None,
         )
         with closing(stream):
             for source, rows in stream:
@@ -271,54 +275,58 @@ class WeightReceiver:
                 self.num_bytes += sizes[source] if x is None else x.numel() * x.element_size()
                 yield source, x
 
-    def _wanted(self, parts: Sequence[Manifest]) -> list[_Wanted]:
-        """All buckets. What is said to be here is looked at."""
+    def _wanted(self, parts: Sequence[Manifest]) -> list[_WantedBucket]:
+        """Lists all buckets with their fetch modes, after verifying those marked as present."""
         held, found = self._held, []
         for number, part in enumerate(parts):
             held_version = held.version_from(part) if held else None
             for given in part.buckets:
-                way = way_of(given, version=part.version, held_version=held_version)
+                mode = choose_fetch_mode(given, version=part.version, held_version=held_version)
                 if (
                     held
-                    and way is FetchMode.HELD
+                    and mode is FetchMode.REUSE
                     and self._check_held
                     and not held.still_has(part, given)
                 ):
-                    way = FetchMode.WHOLE
-                found.append(_Wanted(number, given, way))
+                    mode = FetchMode.FULL
+                found.append(_WantedBucket(number, given, mode))
         return found
 
-    def _kept(self, parts: Sequence[Manifest], wanted: Sequence[_Wanted]) -> dict[str, Tensor]:
-        """Weights of which nothing comes."""
+    def _kept(
+        self, parts: Sequence[Manifest], wanted: Sequence[_WantedBucket]
+    ) -> dict[str, Tensor]:
+        """Weights of which nothing must be fetched."""
         if self._held is None:
             return {}
-        changed = {p.weight for w in wanted if w.way is not FetchMode.HELD for p in w.given.pieces}
+        changed = {
+            p.weight for w in wanted if w.mode is not FetchMode.REUSE for p in w.given.pieces
+        }
         names = [w.name for i, w in enumerate(parts[0].weights) if i not in changed]
         return {name: self._held.weights[name] for name in names}
 
-    def _take_over(
-        self, assembly: Assembly, parts: Sequence[Manifest], wanted: Sequence[_Wanted]
+    def _copy_present(
+        self, assembly: Assembly, parts: Sequence[Manifest], wanted: Sequence[_WantedBucket]
     ) -> None:
-        """Buckets that are here, as far as they belong to weights of which other parts come."""
-        for number, given, way in wanted:
-            if self._held and way is FetchMode.HELD and assembly.needs(parts[number], given):
+        """Copies present buckets into weights of which other parts are fetched."""
+        for number, given, mode in wanted:
+            if self._held and mode is FetchMode.REUSE and assembly.needs(parts[number], given):
                 base = self._held.bytes_of(parts[number], given)
                 assembly.put(parts[number], given, base)
 
     def _put(
-        self, assembly: Assembly, parts: Sequence[Manifest], wanted: _Wanted, x: Tensor
+        self, assembly: Assembly, parts: Sequence[Manifest], wanted: _WantedBucket, x: Tensor
     ) -> None:
         part = parts[wanted.part]
-        if wanted.way is FetchMode.PATCH and self._held is not None:
+        if wanted.mode is FetchMode.DELTA and self._held is not None:
             base = self._held.bytes_of(part, wanted.given)
             assembly.patch(part, wanted.given, x, base)
         else:
             assembly.put(part, wanted.given, x)
 
 
-def _told(error: E, source: VersionSource) -> E:
-    """The same error with what it means for the version."""
-    givers = ", ".join(giver_of(part.name) for part in source.parts)
+def _with_version(error: E, source: VersionSource) -> E:
+    """Returns the error extended by its consequence for the version."""
+    givers = ", ".join(trainer_of(part.name) for part in source.parts)
     return type(error)(
         f"version {source.version} of the weights (from {givers}) did not come: {error.what}",
         where=error.where,

@@ -1,9 +1,9 @@
-"""Whether the parts of a Hugging Face directory belong together, and whether ours can run it. No torch.
+"""Checks that config, weights and tokenizer of a directory belong together and can be run. No torch.
 
-For the plan, and for the worker that loads it: ``check_hf_directory`` says that the files are whole, this
-that config, weights and tokenizer are of one model. What transformers would say of them comes minutes
-after a job has left the queue, in its own words, or not at all: layers that config.json doesn't count
-are left out, missing ones made up.
+For the plan, and for the worker that loads the model: ``check_hf_directory`` checks that files are
+complete, this module that config, weights and tokenizer are of one model. Transformers would report such
+faults only minutes after the job has started, or not at all: layers beyond config.json's count are
+ignored, missing ones initialised at random.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ from realsys.models.shape import FAMILIES, shape_of
 
 ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional")
 MEGATRON_ROPE_TYPES = ("default", "linear", "llama3")
-# Whose state of a row is no list of keys and values, which our generation picks rows of.
+# Models whose row state is not a list of keys and values, from which generation selects rows.
 _RECURRENT_KEYS = (
     "ssm_state_size", "state_size", "mamba_d_state", "conv_L_cache", "linear_conv_kernel_dim",
     "lru_width", "hybrid_override_pattern", "mamba_d_ssm",
 )  # fmt: skip
 _RECURRENT_TYPES = ("rwkv", "xlstm", "recurrent_gemma")
-_PICKS_ROWS = ("minimax",)  # linear attention whose cache can do it
+_ROW_SELECTING_TYPES = ("minimax",)  # linear attention whose cache supports row selection
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.(\d+)\.")
 _EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "embed_in.weight", "word_embeddings.weight")
-_ANOTHER = "check that config.json belongs to these weights, or copy the directory again"
+_FIX = "check that config.json belongs to these weights, or copy the directory again"
 
 
-def check_whole(path: str | Path, *, critic: bool = False) -> None:
-    """Raises CheckpointError: the first of ``faults``."""
-    for fault in faults(path, critic=critic):
+def check_consistency(path: str | Path, *, critic: bool = False) -> None:
+    """Raises the first of ``consistency_faults``, a CheckpointError."""
+    for fault in consistency_faults(path, critic=critic):
         raise fault
 
 
-def faults(path: str | Path, *, critic: bool = False) -> Iterator[CheckpointError]:
-    """What of a directory with whole files does not fit together.
+def consistency_faults(path: str | Path, *, critic: bool = False) -> Iterator[CheckpointError]:
+    """Yields inconsistencies between the files of a complete directory.
 
     Args:
-        critic: its head is made, if it is not there.
+        critic: the model gets a value head; it need not be in the files.
     Raises:
         CheckpointError: as ``check_hf_directory``.
     """
@@ -56,25 +56,27 @@ def faults(path: str | Path, *, critic: bool = False) -> Iterator[CheckpointErro
     layers = {int(m[1]) for name in shapes if (m := _LAYER.search(name))}
     if layers and facts.num_layers and "text_config" not in config:
         there = max(layers) + 1
-        further = config.get("num_nextn_predict_layers") or 0  # stored behind the others by some
+        further = (
+            config.get("num_nextn_predict_layers") or 0
+        )  # some models store these after the others
         if there not in (facts.num_layers, facts.num_layers + further):
             yield CheckpointError(
                 f"config.json says {facts.num_layers} layers, the weights have {there}",
                 where=where,
-                fix=_ANOTHER,
+                fix=_FIX,
             )
             return
     yield from _shape_faults(config, shapes, critic=critic, where=where)
 
 
 def _kind_problem(config: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Why this is no model that we can load: what, and what to do."""
+    """Returns why the model can't be loaded and what to do; None if it can."""
     kind = str(config.get("model_type") or "")
     if config.get("is_encoder_decoder"):
         return f"an encoder-decoder ({kind})", "give a decoder-only language model"
     names = config.get("architectures") or []
     if names and str(names[0]).endswith(("ForMaskedLM", "ForPreTraining", "ForQuestionAnswering")):
-        return f"{names[0]} is no causal language model", "give a decoder-only language model"
+        return f"{names[0]} is not a causal language model", "give a decoder-only language model"
     if (quantized := config.get("quantization_config")) is not None:
         method = quantized.get("quant_method", "") if isinstance(quantized, dict) else ""
         return (
@@ -84,7 +86,7 @@ def _kind_problem(config: Mapping[str, Any]) -> tuple[str, str] | None:
     if not kind:
         return "config.json has no model_type", "give the directory that save_pretrained wrote"
     if _is_unknown(kind):
-        own = " and brings code of its own, which is never run" if config.get("auto_map") else ""
+        own = " and needs its own code, which realsys never runs" if config.get("auto_map") else ""
         return (
             f"the installed transformers has no model_type {kind!r}{own}",
             "check the spelling, or install a transformers that has it",
@@ -93,7 +95,7 @@ def _kind_problem(config: Mapping[str, Any]) -> tuple[str, str] | None:
 
 
 def _is_unknown(kind: str) -> bool:
-    """Whether transformers, which is not imported for this, has no folder for a kind of model."""
+    """True if transformers, which is not imported here, has no folder for a model type."""
     spec = importlib.util.find_spec("transformers")
     if spec is None or not spec.submodule_search_locations:
         return False
@@ -106,7 +108,7 @@ def _is_unknown(kind: str) -> bool:
 def _shape_faults(
     config: dict[str, Any], shapes: Mapping[str, list[int]], *, critic: bool, where: str
 ) -> Iterator[CheckpointError]:
-    """Weights that are missing or of another shape; of a family that isn't known, the embedding alone."""
+    """Yields missing weights and wrong shapes; for unsupported families checks only the embedding."""
     text = {**config, **(config.get("text_config") or {})}
     try:
         if config.get("model_type") not in FAMILIES:
@@ -124,8 +126,8 @@ def _shape_faults(
                 yield _misfit([(name, shape, [vocabulary, shape[1]])], where)
         return
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
-        what = f"config.json lacks a size, or has one that is none: {type(error).__name__} {error}"
-        yield CheckpointError(what, where=where, fix=_ANOTHER)
+        what = f"config.json has a missing or invalid size: {type(error).__name__} {error}"
+        yield CheckpointError(what, where=where, fix=_FIX)
         return
     bare = "embed_tokens.weight" in shapes  # saved without a head
     found = {
@@ -136,9 +138,7 @@ def _shape_faults(
     missing = [w.name for w in body if w.name not in found]
     if missing:
         names = ", ".join(missing[:3]) + (", …" if len(missing) > 3 else "")
-        yield CheckpointError(
-            f"{len(missing)} weights are missing: {names}", where=where, fix=_ANOTHER
-        )
+        yield CheckpointError(f"{len(missing)} weights are missing: {names}", where=where, fix=_FIX)
     others = [(w.name, found[w.name], list(w.shape)) for w in body if w.name in found]
     if others := [o for o in others if o[1] != o[2]]:
         yield _misfit(others, where)
@@ -148,15 +148,15 @@ def _misfit(others: list[tuple[str, list[int], list[int]]], where: str) -> Check
     name, found, wanted = others[0]
     more = f" (and {len(others) - 1} more)" if len(others) > 1 else ""
     return CheckpointError(
-        f"{name} is {found}, by config.json it is {wanted}{more}", where=where, fix=_ANOTHER
+        f"{name} has shape {found}, config.json implies {wanted}{more}", where=where, fix=_FIX
     )
 
 
-# ---- what we can run of it ---------------------------------------------------------------------------
+# ---- support by backends ---------------------------------------------------------------------------
 
 
 def backend_faults(path: str | Path, *, backend: str, generates: bool) -> Iterator[CheckpointError]:
-    """What of a model the backend, or our generation, has no way to compute.
+    """Yields features of a model that the backend, or generation, does not support.
 
     Raises:
         CheckpointError: config.json can't be read.
@@ -176,27 +176,27 @@ def backend_faults(path: str | Path, *, backend: str, generates: bool) -> Iterat
         )
     if generates and (found := recurrent_part(config)) is not None:
         yield CheckpointError(
-            f"{kind} has {found}: its state can't be shared out among answers, so it can't generate here",
+            f"{kind} has {found}: its state can't be split between answers, so it can't generate",
             where=where,
-            fix="give a model whose layers are all attention",
+            fix="use a model with attention layers only",
         )
 
 
 def rope_type(config: Mapping[str, Any]) -> str:
-    """How positions are told to the model; ``default`` where nothing is said of it."""
+    """Returns the type of rotary position embedding; ``default`` if the config has none."""
     text = {**config, **(config.get("text_config") or {})}
     rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
     if not isinstance(rope, dict):
         return str(rope)
     found = str(rope.get("rope_type") or rope.get("type") or "default")
-    return {"su": "longrope", "mrope": "default"}.get(found, found)  # older names of them
+    return {"su": "longrope", "mrope": "default"}.get(found, found)  # older names
 
 
 def recurrent_part(config: Mapping[str, Any]) -> str | None:
-    """What of a model remembers without keys and values, in words; None: nothing."""
+    """Describes a model's recurrent state other than keys and values; None if it has none."""
     text = {**config, **(config.get("text_config") or {})}
     kind = str(text.get("model_type") or "")
-    if kind in _PICKS_ROWS:
+    if kind in _ROW_SELECTING_TYPES:
         return None
     kinds = [str(k) for k in text.get("layer_types") or ()]
     others = [k for k in kinds if "attention" not in k or k == "linear_attention"]
@@ -208,7 +208,7 @@ def recurrent_part(config: Mapping[str, Any]) -> str | None:
 
 
 def lora_fault(path: str | Path, targets: tuple[str, ...]) -> ConfigError | None:
-    """A target of adapters that no layer of the model has.
+    """Returns an error if no layer of the model matches a target of the adapters.
 
     Raises:
         CheckpointError: the weights' headers can't be read.

@@ -1,7 +1,7 @@
-"""Sends a command to a worker of a running trial and waits until the worker says what became of it.
+"""Sends a command to a worker of a running trial and waits for its result.
 
-The command is a value in name resolution; the worker's heartbeat process takes it, and the worker's status
-answers (realsys/runtime/worker_commands.py says which command is taken in which state).
+The command is a value in name resolution; the worker's heartbeat process reads it, and the worker's
+status holds the reply (realsys/runtime/worker_commands.py says which command is accepted in which state).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 
 from launcher.sites.places import user_name
-from launcher.trials.status import TrialReader, keys_of
+from launcher.trials.status import TrialReader
 from launcher.trials.trial_state import State
 from realsys.api.errors import ConfigError, TrialError, UnknownName, WaitTimeout, did_you_mean
 from realsys.name_resolve.key_table import TrialKeys
@@ -24,14 +24,14 @@ from realsys.trial.records import WorkerStatus, dumps, loads
 POLL_S = 0.1
 
 
-def tell_worker(
+def send_command(
     reader: TrialReader, worker: str, verb: str, args: Sequence[str], *, timeout_s: float
 ) -> str:
-    """Returns the state in which the worker is then.
+    """Sends the command; returns the worker's state after it.
 
     Raises:
         ConfigError, UnknownName: no such worker, command or argument.
-        TrialError: the trial does not run, or the worker refused; says why.
+        TrialError: the trial does not run, or the worker refused, with its reason.
         WaitTimeout: it did not answer in time.
     """
     records, view = reader.records(), reader.view()
@@ -40,7 +40,7 @@ def tell_worker(
         raise TrialError(
             f"{view.trial} is {view.state.value}",
             where=worker,
-            fix="only workers of a running trial take commands",
+            fix="only workers of a running trial accept commands",
         )
     if worker not in known:
         raise UnknownName(
@@ -60,7 +60,7 @@ def tell_worker(
     )
     store = open_trial_store(reader.plan, reader.files.attempt(command.attempt))
     try:
-        return _send(store, keys_of(reader.plan), worker, command, timeout_s)
+        return _send(store, TrialKeys.of(reader.plan), worker, command, timeout_s)
     finally:
         store.close()
 
@@ -77,16 +77,16 @@ def _send(
         if status.last_command == command.id:
             if status.command_refused:
                 raise TrialError(
-                    f"{worker} refuses {command.verb}: {status.command_refused}",
+                    f"{worker} refused {command.verb}: {status.command_refused}",
                     where=worker,
-                    fix="docs/workers.md says which command is taken when",
+                    fix="see docs/workers.md for the states in which a command is accepted",
                 )
             return status.state
         time.sleep(POLL_S)
     raise WaitTimeout(
-        f"{worker} did not say in {timeout_s:g} s what became of {command.verb}",
+        f"{worker} did not reply to {command.verb} within {timeout_s:g} s",
         where=status_key,
-        fix="it takes effect after the current request; look with `realsys status`",
+        fix="it takes effect after the current request; check with `realsys status`",
     )
 
 
@@ -95,7 +95,7 @@ def _arguments(words: Sequence[str]) -> dict[str, str]:
     for name, equals, _ in pairs:
         if not equals:
             raise ConfigError(
-                f"{name!r} is no argument: it has no '='",
+                f"{name!r} is not an argument: it has no '='",
                 where="command line",
                 fix="write NAME=VALUE, e.g. log_level=debug",
             )

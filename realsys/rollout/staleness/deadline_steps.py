@@ -1,8 +1,8 @@
-"""Which finished prompts may go first, if all must be trained by their due step (pure).
+"""Feasibility of training prompts by their deadline steps, and the choice of batches (pure).
 
-Trained are ``batch_size`` prompts a step. A set of prompts can meet its due steps if and only if, for every
-step s, those due by s are no more than the batches until s hold: unit jobs with deadlines (Jackson 1955).
-Used by the ledger's policy ``window``; knows prompts as numbers, nothing of versions.
+Each step trains ``batch_size`` prompts. A set of prompts can meet its deadline steps if and only if, for
+every step s, those due by s fit into the batches until s: unit jobs with deadlines (Jackson 1955). Used by
+the ledger's policy ``window``; prompts are numbers here, versions don't appear.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 
 def fits(dues: Iterable[int], *, next_step: int, batch_size: int) -> bool:
-    """Whether all can be trained by their due steps, beginning with ``next_step``."""
+    """True if all can be trained by their deadline steps, starting with ``next_step``."""
     return not any(n > 0 for n in shortfalls(dues, step=next_step - 1, batch_size=batch_size))
 
 
 def shortfalls(dues: Iterable[int], *, step: int, batch_size: int) -> list[int]:
-    """How many of those due by ``step``, by ``step + 1``, … can't wait until after ``step``.
+    """Counts how many of those due by ``step``, by ``step + 1``, … can't be trained after ``step``.
 
     Entry k counts those due by ``step + k`` beyond what k later batches hold; may be negative.
     """
@@ -33,7 +33,9 @@ def shortfalls(dues: Iterable[int], *, step: int, batch_size: int) -> list[int]:
 def first_room(
     dues: Collection[int], *, earliest: int, latest: int, next_step: int, batch_size: int
 ) -> int | None:
-    """The first due step in ``earliest`` … ``latest`` that one more may have; None: not one."""
+    """Returns the first deadline step in ``earliest`` … ``latest`` for one more prompt; None if
+    there is none.
+    """
     for due in range(earliest, latest + 1):
         if fits((*dues, due), next_step=next_step, batch_size=batch_size):
             return due
@@ -43,13 +45,14 @@ def first_room(
 def choose(
     finished: Mapping[int, int], running: Mapping[int, int], *, step: int, batch_size: int
 ) -> tuple[int, ...] | None:
-    """The first finished ones that make a batch for ``step`` and leave the others time.
+    """Chooses the earliest finished prompts that form a batch for ``step`` and leave the others
+    feasible.
 
     Args:
-        finished: number → due step (``step`` or later), in order of arrival.
-        running: number → due step, if it is as old as it may be.
+        finished: number → deadline step (``step`` or later), in order of arrival.
+        running: number → deadline step for the oldest allowed weights.
     Returns:
-        ``batch_size`` numbers in order of arrival; None if too few have finished, or such that must
+        ``batch_size`` numbers in order of arrival; None if too few have finished, or running ones must
         be in this batch (``must_wait_for``).
     """
     if len(finished) < batch_size or must_wait_for(
@@ -62,7 +65,7 @@ def choose(
         room = batch_size - len(picked)
         if room == 0:
             break
-        # Those due earlier must keep as many places as they still need.
+        # Prompts with earlier deadlines must keep the places that they need.
         if all(n < room for n in needed[: due - step]):
             picked.append(number)
             for k in range(due - step, len(needed)):
@@ -73,7 +76,7 @@ def choose(
 def must_wait_for(
     finished: Mapping[int, int], running: Mapping[int, int], *, step: int, batch_size: int
 ) -> Sequence[int]:
-    """Running ones without which no batch for ``step`` leaves the others time, ascending.
+    """Lists running prompts without which no batch for ``step`` leaves the others feasible, ascending.
 
     Some of them have to finish, not always all.
     """

@@ -1,4 +1,4 @@
-"""Which tokens end an answer: asked by engines that hold the model, and by those that only ask servers."""
+"""Token ids that end an answer, for engines that hold the model and for clients of servers."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from realsys.models.hf import load_hf_config
 
 
 def end_token_ids(tokenizer: Any, generation_config: Any) -> list[int]:
-    """The tokenizer's end token and those of the model's own generation settings, ascending.
+    """Returns the tokenizer's end token and those of the generation config, ascending.
 
     Args:
-        generation_config: of transformers, or None.
+        generation_config: a transformers ``GenerationConfig``, or None.
     """
     own = getattr(generation_config, "eos_token_id", None)
     several = own if isinstance(own, list | tuple) else [own]
@@ -22,8 +22,8 @@ def end_token_ids(tokenizer: Any, generation_config: Any) -> list[int]:
 
 
 def load_generation_config(path: str | Path) -> Any:
-    """The generation settings that a model loaded from the directory ``path`` would have."""
+    """Loads the generation config that a model from the directory ``path`` would have."""
     try:
         return GenerationConfig.from_pretrained(path, local_files_only=True)
-    except OSError:  # no such file: transformers makes them from the model's own settings
+    except OSError:  # no such file: transformers derives them from the model's config
         return GenerationConfig.from_model_config(load_hf_config(path))

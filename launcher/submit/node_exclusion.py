@@ -1,7 +1,7 @@
-"""`realsys resume` after a node failed: which nodes to leave out, with the evidence, and doing so.
+"""`realsys resume` after a node failure: proposes nodes to exclude, with evidence, and excludes them.
 
-The evidence is the attempt's own (workers that fell silent there) and Slurm's (the node is down or drained
-now). Nothing is left out unless somebody says so: a node that is mended may be the only one.
+The evidence is the attempt's own (workers on the node became silent) and Slurm's (the node is down or
+drained now). Nothing is excluded unless the user requests it: a repaired node may be the only one.
 """
 
 from __future__ import annotations
@@ -21,37 +21,37 @@ from realsys.trial.records import AttemptRecord, ExitMarker, TrialFiles, read_re
 _WHERE = "command line --exclude"
 
 
-def offers(files: TrialFiles, trial: str) -> Iterator[str]:
-    """For a resume that leaves out nothing: the nodes that failed the last attempt, and the command."""
+def exclusion_hints(files: TrialFiles, trial: str) -> Iterator[str]:
+    """Proposes to exclude the nodes that failed the last attempt, for a resume without --exclude."""
     attempts = files.all_attempts()
     if not attempts:
         return
-    with suppress(RealsysError):  # the resume itself says what is wrong with its records
+    with suppress(RealsysError):  # the resume itself reports damaged records
         attempt = read_record(AttemptRecord, attempts[-1].record)
         marker = read_record(ExitMarker, attempts[-1].exit)
         if attempt is not None and attempt.nodes:
-            told = {**_by_slurm(attempt.nodes), **lost_nodes(marker, attempt.nodes)}
-            if told:
-                yield offer(told, trial)
+            failed = {**_by_slurm(attempt.nodes), **lost_nodes(marker, attempt.nodes)}
+            if failed:
+                yield exclusion_hint(failed, trial)
 
 
-def offer(told: dict[str, str], trial: str) -> str:
-    """A sentence with the evidence and the command (pure)."""
+def exclusion_hint(failed: dict[str, str], trial: str) -> str:
+    """Renders the evidence (node → reason) and the command (pure)."""
     return (
-        f"the last attempt ran on nodes that failed: {evidence(told)}; to take others: "
-        f"realsys resume {trial} --exclude {compress(sorted(told))}"
+        f"the last attempt ran on nodes that failed: {evidence(failed)}; to use others: "
+        f"realsys resume {trial} --exclude {compress(sorted(failed))}"
     )
 
 
-def excluding(plan: LaunchPlan, hosts: str) -> LaunchPlan:
-    """The plan, for nodes other than ``hosts`` (pure).
+def with_excluded_nodes(plan: LaunchPlan, hosts: str) -> LaunchPlan:
+    """Returns the plan with ``hosts`` excluded (pure).
 
     Raises:
-        ConfigError: no hostlist, no Slurm job, or too few nodes would be left.
+        ConfigError: malformed hostlist, no Slurm job, or too few nodes left.
     """
     if plan.job is None:
         raise ConfigError(
-            f"{plan.trial} runs on this machine, which has no other nodes",
+            f"{plan.trial} runs on this machine alone",
             where=_WHERE,
             fix="leave --exclude out",
         )
@@ -76,20 +76,20 @@ def _excluding(component: JobComponent, hosts: str, plan: LaunchPlan) -> JobComp
         left = len(pinned)
     if left is not None and left < component.nodes:
         raise ConfigError(
-            f"without {hosts} {left} nodes are left for {component.name}, it needs {component.nodes}",
+            f"without {hosts}, {left} nodes are left for {component.name}, which needs {component.nodes}",
             where=_WHERE,
-            fix="leave out fewer, or launch a new trial on another partition or nodelist",
+            fix="exclude fewer, or launch a new trial on another partition or nodelist",
         )
     nodelist = compress(pinned) if component.nodelist else None
     return replace(component, exclude=compress(gone), nodelist=nodelist)
 
 
 def _by_slurm(nodes: str) -> dict[str, str]:
-    """Nodes of the attempt that Slurm calls down or drained now."""
+    """Lists the attempt's nodes that Slurm reports as down or drained: node → reason."""
     try:
         argv = ["sinfo", "--noheader", "--Node", f"--nodes={nodes}", "--format=%N|%T|%E|%H"]
         lines = run_slurm(argv, timeout_s=20).stdout
     except ClusterError:
         return {}
-    told = dict.fromkeys(unavailable_nodes(lines))
-    return {line.partition(" ")[0]: line.partition(" ")[2].removeprefix("is ") for line in told}
+    found = dict.fromkeys(unavailable_nodes(lines))
+    return {line.partition(" ")[0]: line.partition(" ")[2].removeprefix("is ") for line in found}

@@ -1,0 +1,90 @@
+"""Finds settings that change nothing in a plan: what was meant by them does not happen.
+
+For launch and plan, which warn of them. A setting is idle when the workers' configurations and the tasks
+are the same without it. No list is kept: each plan is looked at anew, since most settings mean something
+in one mode only (`rollout.servers` in a synchronous run, `sft.seed` beside `actor.path`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import Any
+
+from launcher.plan.scheduling_options import PREFIX, LaunchSettings, SchedulingOptions
+from realsys.api.cluster import ClusterSpec
+from realsys.api.experiment import Experiment
+from realsys.api.plan import PhasePlan
+from realsys.config.overrides import apply_overrides
+from realsys.config.settings import UserSetting
+
+MOST_SETTINGS = 24  # that are looked at: each takes some milliseconds, more with many workers
+MOST_WORKERS = 256
+LOOK_S = 3.0  # for an experiment that takes its time
+
+
+def consumed(experiment: Experiment, scheduling: SchedulingOptions) -> list[Any]:
+    """All that reaches workers and scheduler: of the experiment's phases, configuration and tasks."""
+    if (gpus := scheduling.gpus_per_model_worker) is not None:
+        experiment = experiment.with_gpus(gpus)
+    found: list[Any] = []
+    for phase in experiment.preparations():
+        found += consumed(phase.experiment, scheduling)
+        experiment = experiment.with_prepared(phase.name, f"/prepared/{phase.name}")
+    tasks = scheduling.apply_to(experiment.scheduling_setup())
+    return [*found, experiment.initial_setup(), tasks]
+
+
+def idle_settings(defaults: Experiment, settings: Sequence[UserSetting]) -> Iterator[UserSetting]:
+    """Those of ``settings`` without which ``defaults`` would give the same, and which are no defaults."""
+    options, scheduling = _with(defaults, settings)
+    until_s, whole = time.monotonic() + LOOK_S, None
+    with suppress(Exception):  # an experiment that does more than to say what it needs
+        whole = consumed(options, scheduling)
+    if whole is None or sum(group.count for group in whole[-1].groups().values()) > MOST_WORKERS:
+        return
+    for setting in settings[:MOST_SETTINGS]:
+        if time.monotonic() > until_s:
+            return
+        others = _with(defaults, [s for s in settings if s is not setting])
+        if others == (options, scheduling):
+            continue
+        same = False
+        with suppress(Exception):  # without it there is no plan at all, or the experiment's own bug
+            same = consumed(*others) == whole
+        if same:
+            yield setting
+
+
+def idle_warnings(defaults: Experiment, settings: Sequence[UserSetting]) -> Iterator[str]:
+    """A line for each."""
+    for setting in idle_settings(defaults, settings):
+        yield (
+            f"{setting.path} has no effect here ({setting.origin}): workers and tasks are the same without "
+            "it"
+        )
+
+
+def thread_warnings(phases: Sequence[PhasePlan], cluster: ClusterSpec) -> Iterator[str]:
+    """Of CPUs that ``scheduling.….cpu`` reserves and no thread of the workers uses."""
+    per_core = max((p.threads_per_core or 1 for p in cluster.partitions.values()), default=1)
+    for phase in phases:
+        for kind, group in phase.scheduling.groups().items():
+            workers = phase.config.workers(kind)
+            threads = max((getattr(w, "num_threads", None) or 0 for w in workers), default=0)
+            if 0 < threads * per_core < group.scheduling.cpu:
+                yield (
+                    f"phase {phase.name}: {kind.value} tasks reserve {group.scheduling.cpu} CPUs and "
+                    f"compute on {threads}: set their own setting instead of scheduling.{kind.value}.cpu "
+                    "(cpus_per_model_worker, rollout.cpus_per_server, evaluator.cpus)"
+                )
+
+
+def _with(
+    defaults: Experiment, settings: Sequence[UserSetting]
+) -> tuple[Experiment, SchedulingOptions]:
+    of_launch = [s for s in settings if s.path.startswith(PREFIX)]
+    own = apply_overrides(defaults, [s for s in settings if s not in of_launch]).options
+    launch: LaunchSettings = apply_overrides(LaunchSettings(), of_launch).options
+    return own, launch.scheduling

@@ -1,0 +1,35 @@
+"""The settings of an experiment as a JSON Schema, with which an editor completes a YAML file.
+
+For `realsys schema EXPERIMENT`. pydantic makes it from the same field metadata that `option` keeps:
+meaning, range, choices, default. It describes nested tables; dotted names, which a file may have too, are
+let through.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+
+def json_schema(kind: type, also: Mapping[str, type]) -> dict[str, Any]:
+    """The schema of a dataclass of settings.
+
+    Args:
+        also: groups that every launch has besides, by name.
+    """
+    from pydantic import TypeAdapter
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of defaults that are no JSON: they are left out
+        found: dict[str, Any] = TypeAdapter(kind).json_schema()
+        for name, group in also.items():
+            inner = TypeAdapter(group).json_schema()
+            found.setdefault("$defs", {}).update(inner.pop("$defs", {}))
+            found["$defs"][group.__name__] = inner
+            found["properties"][name] = {"$ref": f"#/$defs/{group.__name__}"}
+    for part in (found, *found.get("$defs", {}).values()):
+        part.pop("required", None)
+        for setting in part.get("properties", {}).values():
+            setting.pop("title", None)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **found}

@@ -1,0 +1,57 @@
+"""How this process ends, as the record that the trial keeps of it (``Failure``)."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+import traceback
+
+from realsys.api.errors import RealsysError
+from realsys.trial.records import Failure
+
+EXITS_FIX = "raise an error where it calls sys.exit or exit; then realsys resume"
+
+
+def failure_of(worker: str, error: BaseException, *, log: str = "") -> Failure:
+    """Describes the error that ends this process, which is ``worker``."""
+    known = error if isinstance(error, RealsysError) else None
+    return Failure(
+        worker=worker,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        why=_what(error),
+        at=time.time(),
+        kind="RemoteError" if known and known.from_worker else type(error).__name__,
+        fix=known.fix if known else EXITS_FIX if isinstance(error, SystemExit) else "",
+        log=log,
+        resume_with=known.resume_with if known else "",
+    )
+
+
+def failure_by_order(worker: str, why: str, kind: str, *, pid: int | None = None) -> Failure:
+    """Describes the end of a process (None: this one) on this host that was told to end."""
+    return Failure(
+        worker=worker,
+        host=socket.gethostname(),
+        pid=os.getpid() if pid is None else pid,
+        why=why,
+        at=time.time(),
+        kind=kind,
+    )
+
+
+def first_line(error: BaseException) -> str:
+    """Says what happened in one line of a log."""
+    return _what(error).partition("\n")[0][:200]
+
+
+def _what(error: BaseException) -> str:
+    if isinstance(error, RealsysError):
+        return error.what
+    what = f"{type(error).__name__}: {error}"
+    if not isinstance(error, SystemExit):
+        return what
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" (in {frames[-1].name}, {frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    return f"code in it called exit: {what}{where}"

@@ -1,0 +1,162 @@
+"""Every setting of the built-in experiments means something somewhere, and a plan warns where it does not.
+
+Each setting is varied in several contexts; a difference in what reaches workers and scheduler, or a
+refusal, is an effect.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from launcher.plan.idle_settings import consumed, idle_settings
+from launcher.plan.scheduling_options import SchedulingOptions
+from launcher.submit.planning import experiment_type, make_plan
+from realsys.api import registry
+from realsys.api.errors import ConfigError
+from realsys.config.json_schema import json_schema
+from realsys.config.option_tree import OptionRow, hints, members, rows
+from realsys.config.overrides import with_settings
+from realsys.config.settings import read_words
+
+CONTEXTS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "ppo-math": (
+        ("auto_eval=true", "exp_ctrl.save_freq_steps=5", "gpus_per_model_worker=1"),
+        ("actor.lora.rank=4", "critic.lora.rank=4", "ref.lora.rank=4", "ref_ema_eta=0.5"),
+        ("sft.model.lora.rank=4", "placement=split", "n_model_workers=2"),
+    ),
+    "grpo-math-async": ((), ("rollout.filter_by_success=true", "auto_eval=true")),
+    "ppo-math-detached": ((),),
+    "sft-math": (("model.lora.rank=2",),),
+}
+# Without effect in any run, by the setting's group; a plan warns of them.
+NOWHERE = {
+    "ref.optimizer": "the reference is not trained",
+}
+
+
+def varied(row: OptionRow, kind: Any) -> Iterator[Any]:
+    """Other values of a setting."""
+    value, kinds = row.default, members(kind)
+    if " | " in row.range:
+        yield from (v for v in row.range.split(" | ") if v != value)
+    elif isinstance(value, bool) or (value is None and bool in kinds):
+        yield not value
+    elif isinstance(value, int | float):
+        yield from (value + 1, value / 2 if isinstance(value, float) else value + 2)
+    elif value is None:
+        yield from (v for k, v in ((int, 3), (float, 0.5), (str, "other")) if k in kinds)
+    elif isinstance(value, str):
+        yield "other"
+    elif isinstance(value, tuple):
+        yield (*value, 7) if row.type.endswith("numbers") else (*value, "other")
+    else:
+        yield {"other": "3"}
+
+
+def put(options: Any, path: str, value: Any) -> Any:
+    """The options with one value changed."""
+    head, _, rest = path.partition(".")
+    return dataclasses.replace(
+        options, **{head: put(getattr(options, head), rest, value) if rest else value}
+    )
+
+
+def kind_of(options: Any, path: str) -> Any:
+    """The type of a setting."""
+    head, _, rest = path.partition(".")
+    return kind_of(getattr(options, head), rest) if rest else hints(type(options))[head]
+
+
+def outcome(options: Any) -> tuple[Any, ...]:
+    """What reaches workers and scheduler, and what is refused."""
+    phases = (options, *(p.experiment for p in options.preparations()))
+    refused = [problem.what for phase in phases for problem in phase.problems()]
+    return consumed(options, SchedulingOptions()), refused
+
+
+def has_effect(options: Any, base: tuple[Any, ...], row: OptionRow) -> bool:
+    """Whether another value makes another plan, or none."""
+    for value in varied(row, kind_of(options, row.path)):
+        try:
+            if outcome(put(options, row.path, value)) != base:
+                return True
+        except Exception:  # refused, in whichever way
+            return True
+    return False
+
+
+def test_every_setting_means_something_somewhere() -> None:
+    known: dict[str, bool] = {}
+    for name, contexts in CONTEXTS.items():
+        for words in contexts:
+            options = with_settings(experiment_type(name), words=words)
+            base = outcome(options)
+            for row in rows(options):
+                if not row.section and not known.get(row.path):
+                    known[row.path] = has_effect(options, base, row)
+    idle = {path for path, effect in known.items() if not effect}
+    groups = {next((g for g in NOWHERE if f"{path}.".startswith(f"{g}.")), path) for path in idle}
+    assert groups == set(NOWHERE)
+
+
+@pytest.mark.parametrize("name", registry.names("experiment"))
+def test_every_setting_has_a_meaning_and_stands_in_the_schema(name: str) -> None:
+    kind = experiment_type(name)
+    schema = json_schema(kind, {"scheduling": SchedulingOptions})
+    for row in rows(kind()):
+        assert row.meaning, row.path
+        at = schema
+        for part in row.path.split("."):
+            at = schema["$defs"][at["$ref"].rpartition("/")[2]] if "$ref" in at else at
+            at = at["properties"][part]
+        assert str(at["description"]).startswith(row.meaning), row.path
+    assert schema["properties"]["scheduling"] == {"$ref": "#/$defs/SchedulingOptions"}
+
+
+@pytest.mark.usefixtures("file_root")
+@pytest.mark.parametrize(
+    ("word", "idle"),
+    [
+        ("ref.optimizer.lr=1", True),
+        ("rollout.gpus_per_server=1", True),
+        ("scheduling.rollout_worker.cpu=3", True),
+        ("critic.lora.alpha=3", True),
+        ("sft.seed=4", False),
+        ("seed=1", False),  # the default
+        ("exp_ctrl.ckpt_keep=7", False),
+    ],
+)
+def test_a_plan_warns_of_settings_without_effect(word: str, idle: bool) -> None:
+    warnings = make_plan("ppo-math", [word], trial="a").warnings
+    assert any(f"{word.partition('=')[0]} has no effect" in w for w in warnings) == idle
+
+
+@pytest.mark.usefixtures("file_root")
+def test_a_plan_warns_of_cpus_that_no_thread_uses() -> None:
+    warnings = make_plan("ppo-math", ["scheduling.model_worker.cpu=8"], trial="a").warnings
+    assert any("reserve 8 CPUs and compute on 2" in w for w in warnings)
+
+
+@pytest.mark.usefixtures("file_root")
+@pytest.mark.parametrize(
+    ("word", "fix"),
+    [("ppo.gen.n=3", "use group_size=3"), ("ref.lora.rank=8", "actor.lora.rank")],
+)
+def test_what_another_setting_says_is_refused(word: str, fix: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        make_plan("ppo-math", [word], trial="a")
+    assert refused.value.where == word.partition("=")[0]
+    assert fix in refused.value.fix
+
+
+def test_an_experiment_that_can_not_be_looked_at_is_left_alone() -> None:
+    class Touchy(experiment_type("sft-math")):  # type: ignore[misc]
+        def initial_setup(self) -> Any:
+            raise ValueError("not now")
+
+    setting = next(read_words(["seed=3"], []))
+    assert list(idle_settings(Touchy(), [setting])) == []
