@@ -2,7 +2,7 @@
 
 For launcher/cli/entry.py, which passes on what it can't answer itself. A RealsysError becomes three lines
 (or a JSON document) and its exit status; any other exception is reported as a bug in realsys. The verbs
-are in launcher/cli/verbs/; only the module of the named one is imported.
+are in launcher/cli/verbs/.
 """
 
 from __future__ import annotations
@@ -76,9 +76,7 @@ def verb_command(name: str) -> Any:
         add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich"
     )
     alone.command(name, rich_help_panel=panel)(verb)
-    command = typer.main.get_command(alone)
-    assert isinstance(command, TyperCommand)
-    return command
+    return typer.main.get_command(alone)
 
 
 app = typer.Typer(
