@@ -228,9 +228,14 @@ def environment_of(tree: Path, root: Path) -> dict[str, str]:
 
 
 def program(folder: Path) -> list[str]:
-    """The installed program, as pip writes it."""
+    """The installed program, as pip writes it; of a revision before launcher/cli too."""
     path = folder / "realsys"
-    path.write_text("import sys\nfrom launcher.entry import main\nsys.exit(main())\n")
+    path.write_text(
+        "import sys\n"
+        "try:\n    from launcher.cli.entry import main\n"
+        "except ModuleNotFoundError:\n    from launcher.entry import main\n"
+        "sys.exit(main())\n"
+    )
     return [sys.executable, str(path)]
 
 

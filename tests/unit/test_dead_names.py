@@ -15,8 +15,8 @@ KEPT = {
     *("max_head_offpolicyness", "tokenizer_name_or_path"),
     *("register_interface", "register_backend", "register_model", "register_dataset"),
     *("register_agent", "register_environment", "register_reward", "with_settings", "TableCosts"),
-    # called by libraries: submitit, logging, megatron
-    *("affinity", "_num_tasks", "formatTime", "_is_in_embd_group"),
+    # called by libraries: submitit, logging, megatron, typer
+    *("affinity", "_num_tasks", "formatTime", "_is_in_embd_group", "list_commands"),
     # parts of messages of other programs, named so that they are checked or refused when wrong
     *("token_id", "torch_empty_cache", "keep_pause", "token_step"),
     # in what is written or printed for people as a whole
