@@ -144,7 +144,10 @@ def test_an_unknown_condition(file_root: Path, after: str) -> None:
     trial(file_root, "run1", "12")
     with pytest.raises(ConfigError) as caught:
         dependency_on(after)
-    assert caught.value.what == f"--after {after!r} has an unknown condition {after.rpartition(':')[2]!r}"
+    assert (
+        caught.value.what
+        == f"--after {after!r} has an unknown condition {after.rpartition(':')[2]!r}"
+    )
     assert caught.value.fix == "write TRIAL, TRIAL:ok, TRIAL:any or TRIAL:notok"
 
 

@@ -198,7 +198,9 @@ def test_a_store_that_is_not_ours_alone_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a store").mkdir(mode=0o700)
     check_store(spec)
     (tmp_path / "a store").chmod(0o777)
-    with pytest.raises(ClusterError, match="another user can change the name-resolution store") as caught:
+    with pytest.raises(
+        ClusterError, match="another user can change the name-resolution store"
+    ) as caught:
         check_store(spec)
     assert "leave name_resolve out of the site file" in caught.value.fix
     check_store(replace(spec, name_resolve="etcd://host"))
