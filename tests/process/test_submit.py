@@ -256,7 +256,7 @@ def test_stop_kills_what_does_not_listen_and_leaves_nothing(
     report = stop(files, grace_s=0.2, extra_s=0.2, term_s=0.5, on_action=told.append)
     assert processes_of(files.root) == []
     assert report.view.state is State.LOST  # it could not write an exit marker
-    assert [text.split()[0] for text in told] == ["asked", "sent", "sent", "no"]
+    assert [text.split()[0] for text in told] == ["requested", "sent", "sent", "no"]
     assert "SIGKILL" in told[2]
 
 
