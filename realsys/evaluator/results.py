@@ -89,9 +89,9 @@ class Results:
         Raises:
             ClusterError: no space, no permission.
         """
-        told = {(row.get("role"), row.get("step"), row.get("weights")) for row in self.rows()}
+        recorded = {(row.get("role"), row.get("step"), row.get("weights")) for row in self.rows()}
         over = [e for e in self.read().values() if e.standing in OVER]
-        new = [row_of(e) for e in over if (e.role, e.step, e.weights) not in told]
+        new = [row_of(e) for e in over if (e.role, e.step, e.weights) not in recorded]
         if new:
             with JsonlAppender(self._files.evaluations) as file:
                 for row in new:

@@ -302,12 +302,12 @@ def _take_checkpoint(
     of the older attempt.
     """
     for _ in range(LOOKS):
-        told = recover.read_resumed(runner.trial_files, runner.phase.name)
+        resumed = recover.read_resumed(runner.trial_files, runner.phase.name)
         found = recover.newest_whole(
             runner.phase_files.recover,
             workers=names,
-            lineage=Lineage.of(told),
-            ledger_of=partial(_ledger_from, runner, told),
+            lineage=Lineage.of(resumed),
+            ledger_of=partial(_ledger_from, runner, resumed),
             hashes_of=hashes_of,
         )
         ours = found and recover.adopt(found, attempt=runner.attempt.number)
@@ -321,13 +321,13 @@ def _take_checkpoint(
 
 
 def _ledger_from(
-    runner: WorkerRunner, told: Mapping[int, Resumed], attempt: int, step: int
+    runner: WorkerRunner, resumed: Mapping[int, Resumed], attempt: int, step: int
 ) -> Path:
     """Returns the ledger with which a run from that checkpoint would continue, chosen as in
     ``_open_files``."""
     me, files = runner.attempt.number, runner.phase_files
     ours = Resumed(attempt=me, phase=runner.phase.name, step=step, of_attempt=attempt)
-    limits = Lineage.of({**told, me: ours}).limits
+    limits = Lineage.of({**resumed, me: ours}).limits
     return source_of(files, files.ledger, [n for n in limits if n != me])
 
 

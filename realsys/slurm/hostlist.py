@@ -78,8 +78,12 @@ def check_nodelist(
 
 
 def _nearest(name: str, known: Collection[str]) -> str:
-    told = did_you_mean(name, known)
-    return told if told.startswith("did you mean") else f"use some of {compress(sorted(known))}"
+    suggestion = did_you_mean(name, known)
+    return (
+        suggestion
+        if suggestion.startswith("did you mean")
+        else f"use some of {compress(sorted(known))}"
+    )
 
 
 def _items(text: str) -> list[str]:

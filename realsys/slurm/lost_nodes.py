@@ -31,12 +31,12 @@ def lost_nodes(marker: ExitMarker | None, nodes: str) -> dict[str, str]:
     if marker is None or not nodes:
         return {}
     by_host = {_short(node): node for node in expand(nodes)}
-    told: dict[str, str] = {}
+    found: dict[str, str] = {}
     for failure in filter(None, (marker.first_failure, *marker.other_failures)):
         node = by_host.get(_short(failure.host))
         if node is not None and any(words in failure.why for words in _OF_A_NODE):
-            told.setdefault(node, f"{failure.worker} there: {failure.why.splitlines()[0]}")
-    return told
+            found.setdefault(node, f"{failure.worker} there: {failure.why.splitlines()[0]}")
+    return found
 
 
 def without_lost(

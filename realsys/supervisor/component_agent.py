@@ -47,9 +47,9 @@ def run_component(trial_dir: str, plan_hash: str, component: int, attempt_number
     _listen_to_signals(agent, plan)
     agent.join()
     log_to(files.attempt(attempt_number).log(f"component-{component}"), f"component/{component}")
-    told = agent.serve()
+    was_ordered = agent.serve()
     store.close()
-    if not told:
+    if not was_ordered:
         raise SystemExit(1)
     return 0
 

@@ -314,8 +314,8 @@ class Supervisor:
 
     def _has_left(self, task: Task) -> bool:
         """Returns whether its parent recorded a clean exit: srun reports only when its last task ends."""
-        told = read_fresh(WorkerExit, self.attempt_files.exit_of(task.worker))
-        return told is not None and told.returncode == worker_exit_codes.DONE
+        recorded = read_fresh(WorkerExit, self.attempt_files.exit_of(task.worker))
+        return recorded is not None and recorded.returncode == worker_exit_codes.DONE
 
     def _wait_for_evaluators(self, tasks: list[Task], *, timeout_s: float) -> None:
         """Waits until they have left, restarting them if they fail, or a stop is requested. The others

@@ -217,5 +217,5 @@ def _git(root: Path, *words: str) -> tuple[str | None, str]:
         return None, f"git {words[0]} fails: {error}"
     if done.returncode == 0:
         return done.stdout, ""
-    said = next((line for line in done.stderr.splitlines() if line.strip()), "")
-    return None, f"git {words[0]}: {said.strip()[:300] or f'exit {done.returncode}'}"
+    message = next((line for line in done.stderr.splitlines() if line.strip()), "")
+    return None, f"git {words[0]}: {message.strip()[:300] or f'exit {done.returncode}'}"

@@ -158,7 +158,7 @@ def test_a_server_that_is_killed_and_one_that_is_stopped_are_started_again(tmp_p
     ]
     killed, stopped = read_jsonl(attempt_files.restarts)
     assert killed["why"].startswith("killed by SIGKILL (signal 9)")
-    assert stopped["why"].startswith("stands still: ")
+    assert stopped["why"].startswith("stalled: ")
     assert stopped["why"].endswith("stopped by SIGSTOP")
     assert [row["pid"] for row in (killed, stopped)] == [first[SERVER], second[SERVER]]
     assert log.count("registered control=") == 3, "one log for all three"

@@ -55,14 +55,14 @@ def check_history(
 
 def lineages(rows: Iterable[Row]) -> dict[str, Lineage]:
     """Returns phase → its lineage, by the attempts' resume records."""
-    told: dict[str, dict[int, Resumed]] = {}
+    resumed: dict[str, dict[int, Resumed]] = {}
     for row in rows:
         if row["op"] == Op.RESUMED:
             phase, attempt = _branch(row)
             step, of = int(row["step"]), int(row.get("of", 0))
             record = Resumed(attempt=attempt, phase=phase, step=step, of_attempt=of)
-            told.setdefault(phase, {})[attempt] = record
-    return {phase: Lineage.of(records) for phase, records in told.items()}
+            resumed.setdefault(phase, {})[attempt] = record
+    return {phase: Lineage.of(records) for phase, records in resumed.items()}
 
 
 def _counts(row: Row, found: Mapping[str, Lineage]) -> bool:

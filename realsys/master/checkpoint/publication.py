@@ -57,8 +57,8 @@ class Publisher:
         self._fence.check_with_retry(timeout_s=self._runner.patience_s)
         record = Resumed(attempt=files.number, phase=phase, step=step, of_attempt=of)
         write_record(files.resumed(phase), record)
-        told = read_resumed(self._runner.trial_files, phase)
-        self.lineage = Lineage.of({n: r for n, r in told.items() if n <= files.number})
+        records = read_resumed(self._runner.trial_files, phase)
+        self.lineage = Lineage.of({n: r for n, r in records.items() if n <= files.number})
         self._history.note(Op.RESUMED, step=step, of=of)
 
     def allow_checkpoint(self, step: int) -> None:

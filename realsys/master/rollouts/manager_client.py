@@ -141,13 +141,13 @@ class GserverManagerClient:
             if view.versions.keys() - view.sick.keys() or not view.sick:
                 well_s = time.monotonic()
                 continue
-            told = "; ".join(f"generation_server/{i}: {why}" for i, why in view.sick.items())
-            if told != before:
-                logger.warning("no healthy generation server reason=%s", told)
-            before = told
+            problems = "; ".join(f"generation_server/{i}: {why}" for i, why in view.sick.items())
+            if problems != before:
+                logger.warning("no healthy generation server reason=%s", problems)
+            before = problems
             if time.monotonic() - well_s > NONE_WELL_S:
                 raise RolloutError(
-                    f"no generation server has been healthy for {NONE_WELL_S:g} s: {told}",
+                    f"no generation server has been healthy for {NONE_WELL_S:g} s: {problems}",
                     where=MANAGER,
                     fix="see their logs (realsys logs TRIAL generation_server); then realsys resume",
                 )

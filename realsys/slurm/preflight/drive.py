@@ -55,13 +55,13 @@ class ProbeTarget:
 
     def argv(self, nodes: Sequence[str], request: Mapping[str, Any]) -> list[str]:
         """Returns the command that runs one task on each of the nodes."""
-        told = [*self.command, "-c", program(), json.dumps(request)]
+        command = [*self.command, "-c", program(), json.dumps(request)]
         if not self.by_srun:
-            return told
+            return command
         where = [f"--nodelist={compress(nodes)}", f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}"]
         share = ["--ntasks-per-node=1", "--overlap", "--mem=0", "--cpu-bind=none"]
         ends = ["--kill-on-bad-exit=0", "--wait=0", "--export=ALL", "--input=none"]
-        return ["srun", "--job-name=preflight", *where, *share, *ends, *self.options, *told]
+        return ["srun", "--job-name=preflight", *where, *share, *ends, *self.options, *command]
 
 
 def place_of(
@@ -231,8 +231,8 @@ class _Runner:
             time.sleep(POLL_S / 10)
         found = step.records()
         self.records += found
-        said = tuple(other_lines(line for _, line in list(step.lines))[-5:])
-        self.steps.append(replace(step.seen, said=said))
+        output = tuple(other_lines(line for _, line in list(step.lines))[-5:])
+        self.steps.append(replace(step.seen, said=output))
         return found
 
     def end_all(self) -> None:
@@ -248,11 +248,11 @@ def _is_read(step: _Step) -> bool:
 
 def main() -> int:
     """Runs inside an allocation: takes Wanted and ProbeTarget as JSON, prints ProbeRecords as JSON."""
-    told = json.loads(sys.argv[1])
+    request = json.loads(sys.argv[1])
     nodes = expand(os.environ["SLURM_JOB_NODELIST"])
-    ports = tuple(told["wanted"]["ports"]) if told["wanted"]["ports"] else None
-    wanted = Wanted(**{**told["wanted"], "nodes": nodes, "ports": ports})
-    given = told["place"]
+    ports = tuple(request["wanted"]["ports"]) if request["wanted"]["ports"] else None
+    wanted = Wanted(**{**request["wanted"], "nodes": nodes, "ports": ports})
+    given = request["place"]
     place = ProbeTarget(
         by_srun=True, options=tuple(given["options"]), command=tuple(given["command"])
     )

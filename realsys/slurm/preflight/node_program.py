@@ -152,10 +152,10 @@ def devices(request: dict[str, Any]) -> list[str]:
     """Returns entries of CUDA_VISIBLE_DEVICES, one per process; made up if GPUs are not used."""
     if request["device"] == "cpu":
         return [""] * request["processes"]
-    told = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if told is None:
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
         return [str(i) for i in range(request["processes"])]
-    return [entry.strip() for entry in told.split(",") if entry.strip()]
+    return [entry.strip() for entry in visible.split(",") if entry.strip()]
 
 
 def in_background(when: str) -> threading.Thread:
@@ -220,8 +220,8 @@ def run_ranks(
     said: queue.Queue[tuple[int, str]] = queue.Queue()
     running = {}
     for i, job in enumerate(jobs):
-        told = {**job, "rank": first + i, "world": count * len(group["nodes"]), "group": group}
-        running[i] = start_rank(told, visible[i], said, request)
+        rank_job = {**job, "rank": first + i, "world": count * len(group["nodes"]), "group": group}
+        running[i] = start_rank(rank_job, visible[i], said, request)
     doing = dict.fromkeys(running, "start")
     loaded, asked = set(), at_load is None
     while running and time.monotonic() < deadline:
@@ -291,8 +291,8 @@ def start_rank(job: dict[str, Any], visible: str, said: Any, request: dict[str, 
 
 def own_text() -> str:
     """Returns this program's text from its own command line, behind -c."""
-    with open("/proc/self/cmdline", "rb") as told:
-        words = told.read().split(b"\0")
+    with open("/proc/self/cmdline", "rb") as cmdline:
+        words = cmdline.read().split(b"\0")
     if b"-c" in words[:3]:
         return words[words.index(b"-c") + 1].decode("utf-8")
     with open(__file__, encoding="utf-8") as own:
@@ -410,8 +410,8 @@ def rank(job: dict[str, Any]) -> None:
         put("@doing all-reduce")
         seconds, size = allreduce_seconds(torch, cuda, job)
         if number == 0:
-            told = {"what": "reduce", "world": job["world"], "seconds": seconds, "bytes": size}
-            put("@tell " + json.dumps(told))
+            record = {"what": "reduce", "world": job["world"], "seconds": seconds, "bytes": size}
+            put("@tell " + json.dumps(record))
     put("@doing end")
     if job["world"] > 1:
         try:

@@ -80,16 +80,16 @@ def to_leave_out(checks: Iterable[Check], nodes: Collection[str]) -> dict[str, s
     """Returns node → why, for nodes to leave out. Evidence against all nodes is the site's fault, unless
     it is a fault of the nodes themselves."""
     bad = [check for check in checks if check.ok is False]
-    told = _told_by(bad)
-    return told if set(nodes) - set(told) else _told_by(check for check in bad if check.is_own)
+    found = _told_by(bad)
+    return found if set(nodes) - set(found) else _told_by(check for check in bad if check.is_own)
 
 
 def _told_by(checks: Iterable[Check]) -> dict[str, str]:
-    told: dict[str, str] = {}
+    found: dict[str, str] = {}
     for check in checks:
         for node, why in check.against.items():
-            told.setdefault(node, f"{check.name}: {why}")
-    return told
+            found.setdefault(node, f"{check.name}: {why}")
+    return found
 
 
 def slow(rates: Mapping[K, float], *, below: float) -> dict[K, tuple[float, float]]:
@@ -155,11 +155,11 @@ def slowdowns(row: Mapping[str, str]) -> list[str]:
     """Returns the active slowdown reasons of a GPU that are faults."""
     found: list[str] = []
     for name, words in _SLOWDOWNS.items():
-        told = {
+        values = {
             row.get(f"{kind}.{name}")
             for kind in ("clocks_event_reasons", "clocks_throttle_reasons")
         }
-        if "Active" in told and not (name == "hw_slowdown" and found):
+        if "Active" in values and not (name == "hw_slowdown" and found):
             found.append(words)
     width, most = number(row, "pcie.link.width.current"), number(row, "pcie.link.width.max")
     if width and most and width < most:
@@ -474,11 +474,11 @@ class _Found:
     ) -> list[str]:
         """Returns pairs that failed or are slow although neither node is."""
         median = statistics.median(best.values()) if best else 0.0
-        told = {pair: words for pair, words in failed.items() if not set(pair) & set(against)}
+        bad = {pair: words for pair, words in failed.items() if not set(pair) & set(against)}
         for pair, rate in rates.items():
             if rate < BELOW[self.wanted.device] * median and not set(pair) & set(against):
-                told[pair] = f"{_gigabytes(rate)}, the median node {_gigabytes(median)}"
-        return [f"{' and '.join(pair)}: {words}" for pair, words in sorted(told.items())]
+                bad[pair] = f"{_gigabytes(rate)}, the median node {_gigabytes(median)}"
+        return [f"{' and '.join(pair)}: {words}" for pair, words in sorted(bad.items())]
 
     def all_nodes(self) -> Check:
         name = "all-reduce of all"

@@ -86,20 +86,20 @@ def look_request(wanted: Wanted) -> dict[str, Any]:
 def reduce_request(
     wanted: Wanted,
     groups: Sequence[Sequence[str]],
-    told: Mapping[str, Mapping[str, Any]],
+    facts: Mapping[str, Mapping[str, Any]],
     turn: int,
 ) -> dict[str, Any]:
     """Returns the request for all-reduces of several groups of nodes side by side.
 
     Args:
-        told: node → its own record (``node`` of the node program).
+        facts: node → its own record (``node`` of the node program).
         turn: count from 0; each turn uses another port.
     """
     made = [
         {
             "nodes": list(group),
-            "address": told[group[0]]["address"],
-            "port": told[group[0]]["ports"][turn % len(told[group[0]]["ports"])],
+            "address": facts[group[0]]["address"],
+            "port": facts[group[0]]["ports"][turn % len(facts[group[0]]["ports"])],
         }
         for group in groups
     ]

@@ -162,21 +162,21 @@ def _before(files: TrialFiles, store: NameResolve, keys: TrialKeys) -> _Before:
         entry = store.get(keys.attempt)
     except KeyNotFound:  # the store may be younger than the trial
         return _Before(attempt=newest, next_number=number, compare=Compare.absent(keys.attempt))
-    compare, told = Compare.at_revision(keys.attempt, entry.revision), _understood(entry)
-    if told is None or (newest is not None and told.number < newest.number):
+    compare, recorded = Compare.at_revision(keys.attempt, entry.revision), _understood(entry)
+    if recorded is None or (newest is not None and recorded.number < newest.number):
         return _Before(attempt=newest, next_number=number, compare=compare)
-    removed = is_of_removed_trial(files, told)
-    next_number = number if removed else told.number + 1
+    removed = is_of_removed_trial(files, recorded)
+    next_number = number if removed else recorded.number + 1
     return _Before(
-        attempt=told, next_number=next_number, compare=compare, is_of_removed_trial=removed
+        attempt=recorded, next_number=next_number, compare=compare, is_of_removed_trial=removed
     )
 
 
-def is_of_removed_trial(files: TrialFiles, told: AttemptRecord) -> bool:
+def is_of_removed_trial(files: TrialFiles, recorded: AttemptRecord) -> bool:
     """Returns whether an attempt in the store is older than this trial: it belongs to a removed trial of
     the same name."""
     trial = read_record(TrialRecord, files.record)
-    return trial is not None and told.started_at < trial.created_at
+    return trial is not None and recorded.started_at < trial.created_at
 
 
 def _understood(entry: Entry) -> AttemptRecord | None:
@@ -268,11 +268,11 @@ def _left_behind(store: NameResolve, keys: TrialKeys, *, all_of_it: bool) -> lis
     if all_of_it:
         logger.warning("keys of a removed trial of this name are cleared root=%s", keys.root)
         return [key for key in store.find_subtree(keys.root) if key != keys.attempt]
-    told = (
+    prefixes = (
         *(keys.workers, keys.worker_statuses, keys.commands, keys.progress, keys.stop, keys.done),
         *(keys.scaling, keys.components, keys.component_order, keys.component_reports),
     )
-    return [key for prefix in told for key in store.find_subtree(prefix)]
+    return [key for prefix in prefixes for key in store.find_subtree(prefix)]
 
 
 def end_attempt(store: NameResolve, keys: TrialKeys, record: AttemptRecord) -> None:

@@ -61,8 +61,8 @@ class FailureReporter:
     def _why(self, task: Task) -> str:
         why = _why(task)
         if task.poll() == -signal.SIGABRT and (log := self._log_of(task.worker)):
-            said = watchdog_words(log_tail(log, lines=WATCHDOG_LINES))
-            why += f": {NCCL_ENDED_IT}: {said}" if said else ""
+            message = watchdog_words(log_tail(log, lines=WATCHDOG_LINES))
+            why += f": {NCCL_ENDED_IT}: {message}" if message else ""
         return why
 
     def _memory_fix(self, task: Task) -> str:

@@ -49,8 +49,8 @@ def describe_exit(returncode: int) -> str:
             "SIGABRT": "a native library gave up",
         }
         hint = hints.get(name)
-        told = name if name.endswith(f" {number}") else f"{name} (signal {number})"
-        return f"killed by {told}" + (f": {hint}" if hint else "")
+        shown = name if name.endswith(f" {number}") else f"{name} (signal {number})"
+        return f"killed by {shown}" + (f": {hint}" if hint else "")
     meanings = {
         worker_exit_codes.FENCED: "its lease could not be renewed in time, so it stopped itself",
         worker_exit_codes.ORPHANED: "the workers it depends on were gone",
@@ -62,19 +62,19 @@ def describe_exit(returncode: int) -> str:
 
 def watchdog_words(log_lines: Sequence[str]) -> str:
     """Returns the NCCL watchdog's message about a missing peer; "" if there is none."""
-    told: tuple[str, ...] = (*LOST_PEER[1:], _BY_ANOTHER_RANK)
+    patterns: tuple[str, ...] = (*LOST_PEER[1:], _BY_ANOTHER_RANK)
     if any(_WATCHDOG in line for line in log_lines):
-        told += _BY_A_SOCKET
+        patterns += _BY_A_SOCKET
     for line in log_lines:
-        if starts := [line.find(words) for words in told if words in line]:
+        if starts := [line.find(words) for words in patterns if words in line]:
             return line[min(starts) :].strip()[:MAX_SAID_CHARS]
     return ""
 
 
 def is_secondary(failure: Failure) -> bool:
     """Returns whether a failure only reports that another worker was missing."""
-    told = (*LOST_PEER, NCCL_ENDED_IT, "workers it depends on were gone")
-    return failure.kind in SECONDARY_KINDS or any(words in failure.why for words in told)
+    patterns = (*LOST_PEER, NCCL_ENDED_IT, "workers it depends on were gone")
+    return failure.kind in SECONDARY_KINDS or any(words in failure.why for words in patterns)
 
 
 def order_failures(failures: Iterable[Failure]) -> tuple[Failure | None, tuple[Failure, ...]]:

@@ -78,9 +78,9 @@ def preflight(
         word = {True: "ok", False: "bad", None: "not checked"}[check.ok]
         logger.log(level, "preflight check=%r %s: %s", check.name, word, check.what)
     took_s = time.time() - began
-    told = tuple(asdict(check) for check in checks)
+    results = tuple(asdict(check) for check in checks)
     mode = plan.job.preflight
-    record = PreflightRecord(mode=mode, at=began, seconds=took_s, checks=told, ill=ill)
+    record = PreflightRecord(mode=mode, at=began, seconds=took_s, checks=results, ill=ill)
     write_record(attempt_files.preflight, record)
     logger.info("preflight done seconds=%.0f ill=%s", took_s, compress(sorted(ill)) or "none")
     if mode != "stop":

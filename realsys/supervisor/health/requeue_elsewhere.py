@@ -58,8 +58,8 @@ def _leave_out(job_id: str, lost: Mapping[str, str], needed: int) -> None:
 
 
 def _wanted(job_id: str, lost: Mapping[str, str], needed: int) -> str | None:
-    said = _run("scontrol", "show", "job", "--oneliner", job_id).stdout
-    facts = dict(re.findall(r"(\w+)=(\S*)", said))
+    output = _run("scontrol", "show", "job", "--oneliner", job_id).stdout
+    facts = dict(re.findall(r"(\w+)=(\S*)", output))
     excluded, pinned = (_list(facts.get(name, "")) for name in ("ExcNodeList", "ReqNodeList"))
     where = [f"--partition={facts['Partition']}"] if facts.get("Partition") else []
     sizes = _run("sinfo", "--noheader", "--format=%D", *where).stdout.split()

@@ -141,7 +141,7 @@ class WorkerLeases:
     def _read(self) -> LeaseReport:
         """Reads the store, in the polling thread. Raises StoreError."""
         entries = self.store.get_subtree(self.keys.workers)
-        told = self.store.get_subtree(self.keys.worker_statuses)
+        status_entries = self.store.get_subtree(self.keys.worker_statuses)
         records, leases, statuses = {}, {}, {}
         for entry in entries:
             record = self._decoded(WorkerRecord, entry)
@@ -150,7 +150,7 @@ class WorkerLeases:
                 if entry.lease_id is not None:
                     leases[record.worker] = entry.lease_id
         prefix = self.keys.worker_statuses + "/"
-        for entry in told:
+        for entry in status_entries:
             status = self._decoded(WorkerStatus, entry)
             if status is not None and status.token == self.attempt.token:
                 statuses[entry.key.removeprefix(prefix)] = status

@@ -120,8 +120,8 @@ class JobStore:
         soon = now_s - self._next_start_s < STEADY_S
         self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S) if soon else FIRST_PAUSE_S
         self._next_start_s = now_s + self._pause_s
-        said = self.server.log_tail(3)
-        logger.error("own etcd ended, restarting code=%d log:\n%s", code, said)
+        log = self.server.log_tail(3)
+        logger.error("own etcd ended, restarting code=%d log:\n%s", code, log)
         self.server.restart()
 
     def close(self) -> None:

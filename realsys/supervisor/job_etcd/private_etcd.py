@@ -170,9 +170,9 @@ class PrivateEtcd:
         raise self._error(f"etcd ended with status {code}")
 
     def _error(self, what: str) -> ClusterError:
-        said = self.log_tail()
+        log = self.log_tail()
         return ClusterError(
-            f"{what}; its log ends:\n{said}" if said else what,
+            f"{what}; its log ends:\n{log}" if log else what,
             where=f"etcd of the run, {self.access.endpoints[0]}, {self.folder}",
             fix="name another etcd or none in name_resolve of the cluster spec, or let its folder be on "
             "a local disk with room",

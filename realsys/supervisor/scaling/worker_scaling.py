@@ -191,8 +191,8 @@ class WorkerScaling:
         ends."""
         if (code := task.poll()) is not None:
             return code
-        told = read_fresh(WorkerExit, self.files.exit_of(task.worker))
-        return None if told is None else told.returncode
+        recorded = read_fresh(WorkerExit, self.files.exit_of(task.worker))
+        return None if recorded is None else recorded.returncode
 
     # ---- store and files --------------------------------------------------------------------
 

@@ -135,8 +135,8 @@ def report_of(
     bad = [(t, code) for t, code in codes if code]
     good = [(t, code) for t, code in codes if code == 0 and len(tasks) <= most]
     bad.sort(key=lambda item: item[0].ended_at or 0.0)
-    told = (bad + good)[:most]
-    untold = bad[most:]
+    reported = (bad + good)[:most]
+    unreported = bad[most:]
     over = all(code is not None for _, code in codes)
     return Report(
         attempt=record.attempt,
@@ -144,8 +144,8 @@ def report_of(
         agent=record.agent,
         component=record.index,
         sequence=sequence,
-        ended={t.worker: _end(t, code) for t, code in told if code is not None},
-        rest=(untold[0][1] if untold else 0) if over else None,
+        ended={t.worker: _end(t, code) for t, code in reported if code is not None},
+        rest=(unreported[0][1] if unreported else 0) if over else None,
         problem=problem,
     )
 
@@ -205,16 +205,16 @@ def not_there(
     Args:
         job_ids: of all components, in order; empty if unknown.
     """
-    told, types = [], []
+    missing_jobs, types = [], []
     for index in missing:
         job_id = job_ids[index] if index < len(job_ids) else ""
         kinds = ", ".join(kind.value for kind in job.components[index].worker_types)
-        told.append(f"{named(job, index, job_id)} ({kinds})")
+        missing_jobs.append(f"{named(job, index, job_id)} ({kinds})")
         types.append(job_id)
     asked = ",".join(filter(None, types))
     look = f"see why they wait (squeue --start -j {asked}), then " if asked else ""
     return ClusterError(
-        f"not all jobs of the trial were running after {waited_s:g} s; missing: {'; '.join(told)}",
+        f"not all jobs of the trial were running after {waited_s:g} s; missing: {'; '.join(missing_jobs)}",
         where=f"{trial}, layout split, {len(job.components)} jobs that start apart",
         fix=f"{look}`realsys resume {trial}`; or raise slurm.rendezvous_seconds in the cluster spec, "
         "or use layout het, whose parts start together",

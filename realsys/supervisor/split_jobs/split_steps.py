@@ -266,9 +266,9 @@ class SplitSteps:
             for task in self._running(index):
                 task.end = self._explained(index, report.end_of(task.worker))
             if report.problem is not None:
-                told = report.problem
-                where = f"{self._named(index)}: {told.where}"
-                problem = problem or ClusterError(told.what, where=where, fix=told.fix)
+                reported = report.problem
+                where = f"{self._named(index)}: {reported.where}"
+                problem = problem or ClusterError(reported.what, where=where, fix=reported.fix)
         for index, presence in self._presence.items():
             there = None if present is None else self._is_same(present.get(index))
             if presence.is_gone(there, now_s=time.monotonic()):
@@ -306,9 +306,12 @@ class SplitSteps:
         for number, task in enumerate(running):
             task.end = TaskEnd(returncode=worker_exit_codes.FAILED, ended_at=time.time(), hint=hint)
             path = self.attempt_files.exit_of(task.worker)
-            if number < STRICT_TASKS and (told := read_fresh(WorkerExit, path)) is not None:
+            if number < STRICT_TASKS and (recorded := read_fresh(WorkerExit, path)) is not None:
                 task.end = TaskEnd(
-                    returncode=told.returncode, host=told.host, pid=told.pid, ended_at=told.at
+                    returncode=recorded.returncode,
+                    host=recorded.host,
+                    pid=recorded.pid,
+                    ended_at=recorded.at,
                 )
 
     def _cut_off(self, indices: set[int]) -> None:

@@ -135,14 +135,14 @@ class Step:
         looked_at = self.tasks if len(self.tasks) <= STRICT_TASKS or srun_code else self.tasks[:1]
         for task in looked_at:
             if task.returncode is None:
-                told = f"srun ended with {srun_code}" + (f": {trouble}" if trouble else "")
+                hint = f"srun ended with {srun_code}" + (f": {trouble}" if trouble else "")
                 started = named or srun_code <= 0 or self.attempt.log(task.worker).exists()
                 code = (
                     (srun_code or worker_exit_codes.FAILED)
                     if started
                     else self._not_started(srun_code)
                 )
-                known = self._set_end(task, code, hint=told)
+                known = self._set_end(task, code, hint=hint)
                 if not known and srun_code == 0:
                     task.hint = (
                         "no exit record and srun ended with 0: no task ran, or Slurm ended it"

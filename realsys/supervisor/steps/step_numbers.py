@@ -75,8 +75,8 @@ def skip_former_numbers(attempt: AttemptFiles, environ: Mapping[str, str]) -> in
 
 def note_steps(attempt: AttemptFiles, steps: Sequence[Mapping[str, object]]) -> None:
     """Records steps that are about to be started, a line each: each uses up a number."""
-    with attempt.steps.open("a", encoding="utf-8") as told:
-        told.write("".join(json.dumps(step) + "\n" for step in steps))
+    with attempt.steps.open("a", encoding="utf-8") as file:
+        file.write("".join(json.dumps(step) + "\n" for step in steps))
 
 
 def _num_steps(attempt: AttemptFiles) -> int:
@@ -105,7 +105,7 @@ def _run_all(
                 some.append(_start(argv, environ))
         except OSError as error:
             trouble.append(str(error))
-        trouble += [told for process in some if (told := _end_of(process, deadline_s))]
+        trouble += [error_line for process in some if (error_line := _end_of(process, deadline_s))]
         if time.monotonic() > deadline_s:
             left = len(argvs) - start - len(some)
             return trouble + ["no time was left"] * max(0, left)
@@ -126,12 +126,12 @@ def _start(argv: Sequence[str], environ: Mapping[str, str]) -> subprocess.Popen[
 def _end_of(process: subprocess.Popen[bytes], deadline_s: float) -> str:
     """Waits for a command; returns its error, "" if it succeeded."""
     try:
-        _, said = process.communicate(timeout=max(0.1, deadline_s - time.monotonic()))
+        _, output = process.communicate(timeout=max(0.1, deadline_s - time.monotonic()))
     except subprocess.TimeoutExpired:
         process.kill()
         process.communicate()
         return f"srun did not end in {TIMEOUT_S:g} s"
     if process.returncode == 0:
         return ""
-    words = said.decode("utf-8", "replace").split("\n")[0].strip()
+    words = output.decode("utf-8", "replace").split("\n")[0].strip()
     return f"srun ended with {process.returncode}: {words}"
