@@ -378,7 +378,7 @@ def test_tensors_are_given_to_this_attempt_only(scene: Scene, changes: dict[str,
     _, data = scene.doors()
     mine = with_keys(scene.keys, scene.keys)
     ((_, header, *rest),) = ask(data, mine, [b"id", scene.tensor_request(**changes)])
-    assert "asked by attempt" in decode(header, TensorReply).error
+    assert "the request is from attempt" in decode(header, TensorReply).error
     assert rest == []
 
 

@@ -354,7 +354,7 @@ def test_a_port_that_is_closed_is_named(monkeypatch):
 
         monkeypatch.setattr(sealed_receiver.tcp, "create_connection", nobody)
         with pytest.raises(
-            ClusterError, match=r"model_worker/0 gives tensors at 127.0.0.1:\d+, which"
+            ClusterError, match=r"model_worker/0 sends tensors from 127.0.0.1:\d+, which"
         ):
             get(client, "a")
 

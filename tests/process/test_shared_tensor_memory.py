@@ -233,7 +233,7 @@ def test_a_file_that_could_shrink_under_us_is_refused(tmp_path: Path):
         file.flush()
         inode = os.fstat(file.fileno()).st_ino
         false = msgspec.structs.replace(slot, fd=file.fileno(), inode=inode)
-        with pytest.raises(ProtocolError, match="another one"):
+        with pytest.raises(ProtocolError, match="another file"):
             SegmentMaps().rows(0, false)
     pool.close()
 

@@ -288,7 +288,9 @@ def test_another_attempt_or_trial_is_refused_with_both_named(changes):
         pytest.raises(RemoteError) as refused,
     ):
         client.fetch(0, "x", ["a"], timeout_s=10)
-    assert f"asked by attempt {asked['attempt']} of {asked['trial']}" in refused.value.what
+    assert (
+        f"the request is from attempt {asked['attempt']} of {asked['trial']}" in refused.value.what
+    )
     assert f"attempt {ATTEMPT} of {TRIAL}" in refused.value.what
 
 
