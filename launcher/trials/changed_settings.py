@@ -302,15 +302,6 @@ def refused_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Refu
     return [change for _, change in sorted(found, key=lambda pair: pair[0])]
 
 
-def refusal_reason(plan: Mapping[str, Any], path: Path) -> str:
-    """Returns the reason against changing a leaf; empty if it may change.
-
-    Args:
-        plan: the new one, as returned by ``by_phase``.
-    """
-    return _refusal_of(plan, path)[1]
-
-
 def _refusal_of(plan: Mapping[str, Any], path: Path) -> tuple[int, str]:
     """Returns (index of the reason in the table, reason); 0 if allowed or refused by a rule."""
     for rule in ALLOWED:

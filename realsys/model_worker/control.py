@@ -12,7 +12,7 @@ from typing import Any
 
 from realsys.data.transfer.tensor_store import TensorStore
 from realsys.model_worker.ordered_requests import OrderedRequests
-from realsys.runtime.background_thread import EventLoopThread
+from realsys.runtime.event_loop_thread import EventLoopThread
 from realsys.transport.channel import RequestServer
 from realsys.transport.curve_keys import TrialKeypairs
 from realsys.transport.worker_requests import ClearData, Done, Exit, Ping, Request

@@ -8,7 +8,8 @@ import time
 
 import pytest
 
-from realsys.runtime.background_thread import BackgroundThread, EventLoopThread
+from realsys.runtime.background_thread import BackgroundThread
+from realsys.runtime.event_loop_thread import EventLoopThread
 
 
 def test_it_works_until_it_is_told_to_end():

@@ -133,6 +133,6 @@ def test_a_command_that_a_fix_names_can_be_typed():
     ]
     assert len(named) >= 8
     trial = re.compile(
-        r"TRIAL$|\{(view|records|story)\.trial\};?$|\{name\}$|\{'/'\.join\(|\{trial\}"
+        r"TRIAL$|\{(view|records|story|trial)\.trial\};?$|\{name\}$|\{'/'\.join\(|\{trial\}"
     )
     assert [one for one in named if not trial.match(one[1])] == []

@@ -18,7 +18,7 @@ USES = {
     "attempt": ("realsys/supervisor/attempt/attempt.py", "Put(keys.attempt", WATCHER, "keys.attempt"),
     "worker": (HEARTBEAT, "keys.worker(", LEASES, "get_subtree(self.keys.workers)"),
     "worker_status": (HEARTBEAT, "keys.worker_status(", LEASES, "get_subtree(self.keys.worker_statuses)"),
-    "command": ("launcher/control/tell_worker.py", "add(keys.command(", WATCHER, "_keys.command"),
+    "command": ("launcher/control/send_command.py", "add(keys.command(", WATCHER, "_keys.command"),
     "progress": (
         *("realsys/master/run_progress.py", "Put(self._runner.keys.progress"),
         *("launcher/trials/status.py", '_value(Progress, "progress")'),

@@ -30,7 +30,7 @@ from realsys.data.transfer.transfer_messages import (
     sample_of,
 )
 from realsys.devices.streams import read_beside
-from realsys.runtime.background_thread import EventLoopThread
+from realsys.runtime.event_loop_thread import EventLoopThread
 from realsys.transport.authentication import (
     DOMAIN,
     HANDSHAKE_MS,

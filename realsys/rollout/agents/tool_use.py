@@ -36,7 +36,9 @@ class ToolUse(Agent):
             re.compile(self.call)
         except re.error as error:
             raise ConfigError(
-                f"call is no regular expression: {error}", where="agent tool_use", fix="correct it"
+                f"call is not a regular expression: {error}",
+                where="agent tool_use",
+                fix="correct it",
             ) from error
         if self.max_turns < 1:
             raise ConfigError(

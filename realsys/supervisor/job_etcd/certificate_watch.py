@@ -1,4 +1,4 @@
-"""Certificates of a site's etcd that are about to end: people hear of it before. For job_store.py."""
+"""Warns before certificates of a site's etcd expire. For job_store.py."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ logger = logging.getLogger(__name__)
 
 
 class CertificateWatch:
-    """Warns in the log when a certificate that the run's etcd is entered with is about to end: a week
-    before, a day before, and when it has. From a thread of its own, which asks the servers too.
+    """Logs warnings before a certificate of the run's etcd expires: a week before, a day before, and at
+    expiry. Runs in a thread of its own, and reads the servers' certificates too.
 
     Args:
-        access: read anew from its files for each look: a certificate may be renewed in the meantime.
+        access: reread from its files for each check: a certificate may be renewed in the meantime.
     """
 
     def __init__(self, access: EtcdAccess, *, every_s: float = LOOK_EVERY_S) -> None:
         self._access, self._every_s = access, every_s
-        self._told: dict[str, int] = {}  # certificate → how urgent it was when it was told last
+        self._warned: dict[str, int] = {}  # certificate → urgency of the last warning
         self._thread = BackgroundThread(self._run, name="certificates")
 
     def start(self) -> Self:
@@ -33,21 +33,21 @@ class CertificateWatch:
         return self
 
     def stop(self) -> None:
-        """Ends the thread after its look; does not wait for it."""
+        """Ends the thread after its current check, without waiting for it."""
         self._thread.stop(wait_s=0.0)
 
-    def look(self, now: datetime.datetime) -> None:
-        """Looks once. A certificate that was renewed is told again when its time comes."""
+    def check(self, now: datetime.datetime) -> None:
+        """Checks once. A renewed certificate is warned of again before its own expiry."""
         for ending in endings(self._access.reread()):
             urgency, text = warning_of(ending, now)
-            if urgency > self._told.get(ending.what, 0):
+            if urgency > self._warned.get(ending.what, 0):
                 logger.log(logging.WARNING if urgency == 1 else logging.ERROR, "%s", text)
-            self._told[ending.what] = urgency
+            self._warned[ending.what] = urgency
 
     def _run(self) -> None:
         while not self._thread.is_ending:
             try:
-                self.look(datetime.datetime.now(datetime.UTC))
+                self.check(datetime.datetime.now(datetime.UTC))
             except Exception:  # outermost frame: what only warns must not end anything
-                logger.exception("certificates not looked at")
+                logger.exception("certificate check failed")
             self._thread.pause(self._every_s)
