@@ -63,6 +63,6 @@ def test_a_worker_computes_where_the_plan_says_or_not_at_all():
     assert (device(0, True), device(0, False)) == ("cpu", "cpu")
     assert (device(1, True), device(0.5, True)) == ("cuda", "cuda")
     assert device(1, False, **{STAND_IN: "1"}) == "cpu"
-    with pytest.raises(ConfigError, match="planned with 1 GPU, and torch finds none") as caught:
+    with pytest.raises(ConfigError, match="planned with 1 GPU, but torch finds none") as caught:
         device(1, False, CUDA_VISIBLE_DEVICES="3")
     assert caught.value.where == "CUDA_VISIBLE_DEVICES is '3'"
