@@ -528,9 +528,8 @@ def test_a_checkpoint_that_the_ledger_does_not_cover_is_passed_over(tmp_path, ca
     write_ledger(ledger, range(1, 11))
     with pytest.raises(CheckpointError) as caught:
         look()
-    assert (
-        "each step of the checkpoint of step 100: check step 11, 12, 13, 14, 15 and 85 more"
-        in (caught.value.what)
+    assert "each step of the checkpoint of step 100: check step 11, 12, 13, 14, 15 and 85 more" in (
+        caught.value.what
     )
     assert str(ledger) in caught.value.where
     ledger.unlink()
