@@ -231,7 +231,7 @@ def test_a_connection_that_is_cut_in_a_message_is_opened_anew(between):
 def test_one_that_is_cut_again_and_again_is_told(between):
     someone = between(lambda number, frames: None)
     with served() as server, client_of(server) as client:
-        with pytest.raises(RemoteError, match=rf"gives 'x' was cut {MAX_STREAMS} times") as caught:
+        with pytest.raises(RemoteError, match=rf"sends 'x' was cut {MAX_STREAMS} times") as caught:
             get(client, "a", "b")
         assert server.endpoint in caught.value.where
     assert len(someone.hellos) == MAX_STREAMS

@@ -245,7 +245,7 @@ def test_a_refusal_ends_the_fetch_and_what_came_of_it_later_disturbs_nothing():
         serving(stored(b=torch.arange(50_000))) as second,
         fetching(first.endpoint, second.endpoint) as client,
     ):
-        with pytest.raises(RemoteError, match="model_worker/0 did not give 'y'"):
+        with pytest.raises(RemoteError, match="model_worker/0 did not send 'y'"):
             client.fetch_all([(0, "y", ("a",)), (1, "x", ("b",))], timeout_s=20)
         for _ in range(2):
             client.fetch_all([(0, "x", ("a",)), (1, "x", ("b",))], timeout_s=20)
@@ -302,7 +302,7 @@ def test_a_tensor_that_is_not_there_is_named_with_its_datapoints():
         with pytest.raises(RemoteError) as refused:
             client.fetch(0, "x", ["a", "b"], timeout_s=10)
         assert refused.value.what == (
-            "model_worker/0 did not give 'x': key 'x' of datapoints ['b'] is not on this worker "
+            "model_worker/0 did not send 'x': key 'x' of datapoints ['b'] is not on this worker "
             "(tensor store)"
         )
         with pytest.raises(RemoteError, match="key 'y' of datapoints"):
@@ -384,7 +384,7 @@ def test_an_answer_without_a_header_is_refused():
 
 def test_an_error_that_quotes_a_huge_request_does_not_end_the_server():
     with serving(stored(a=torch.arange(3))) as server, fetching(server.endpoint) as client:
-        with pytest.raises(RemoteError, match="did not give") as refused:
+        with pytest.raises(RemoteError, match="did not send") as refused:
             client.fetch(0, "x", ["y" * (MAX_MESSAGE_BYTES - 1000)], timeout_s=20)
         assert len(refused.value.what) < 30_000
         assert len(client.fetch(0, "x", ["a"], timeout_s=20)) == 1
@@ -506,7 +506,7 @@ def test_a_sample_is_put_where_it_will_be_used():
     with (
         serving(store) as server,
         fetching(server.endpoint, attempt=ATTEMPT - 1) as client,
-        pytest.raises(RemoteError, match=r"model_worker/0 did not take .*attempt"),
+        pytest.raises(RemoteError, match=r"model_worker/0 did not accept .*attempt"),
     ):
         client.put(0, sample, timeout_s=20)
     put = TensorPut(

@@ -382,7 +382,7 @@ def test_a_receiver_that_is_closed_waits_for_nobody():
         thread.join(WAIT_S)
         gate.set()
         assert not thread.is_alive()
-        assert "model_worker/1 did not send 'weights' before it was given up" in errors[0]
+        assert "model_worker/1 did not send 'weights' before it was cancelled" in errors[0]
 
 
 def test_a_trainer_that_is_silent_does_not_hold_up_what_another_gives():
