@@ -133,9 +133,9 @@ class CostBackend(ModelBackend):
         return model
 
 
-def cost_model(**company: Any) -> Model:
+def cost_model(**context: Any) -> Model:
     """No weights; the tokenizer is there only because a worker asks for one."""
-    return Model(module=None, tokenizer=object(), dtype="float32", **company)
+    return Model(module=None, tokenizer=object(), dtype="float32", **context)
 
 
 @dataclass

@@ -32,16 +32,16 @@ class ModelContext(TypedDict):
     filled: NotRequired[bool]
 
 
-def hf_causal_lm(*, path: str, dtype: str = "float32", **company: Unpack[ModelContext]) -> Model:
+def hf_causal_lm(*, path: str, dtype: str = "float32", **context: Unpack[ModelContext]) -> Model:
     """Makes the language model and tokenizer of the Hugging Face directory ``path``."""
-    source = HFSource(path, critic=False, dtype=dtype, device=company["device"])
-    return Model(module=source, tokenizer=load_tokenizer(path), dtype=dtype, **company)
+    source = HFSource(path, critic=False, dtype=dtype, device=context["device"])
+    return Model(module=source, tokenizer=load_tokenizer(path), dtype=dtype, **context)
 
 
-def hf_critic(*, path: str, dtype: str = "float32", **company: Unpack[ModelContext]) -> Model:
+def hf_critic(*, path: str, dtype: str = "float32", **context: Unpack[ModelContext]) -> Model:
     """Makes a value model: the critic in ``path``, or a language model's body with a zero head."""
-    source = HFSource(path, critic=True, dtype=dtype, device=company["device"])
-    return Model(module=source, tokenizer=load_tokenizer(path), dtype=dtype, **company)
+    source = HFSource(path, critic=True, dtype=dtype, device=context["device"])
+    return Model(module=source, tokenizer=load_tokenizer(path), dtype=dtype, **context)
 
 
 def tiny_llama(
@@ -53,7 +53,7 @@ def tiny_llama(
     num_heads: int = 4,
     num_kv_heads: int = 2,
     vocab_size: int = 512,
-    **company: Unpack[ModelContext],
+    **context: Unpack[ModelContext],
 ) -> Model:
     """Makes a small Llama with random weights from ``seed`` and a tokenizer trained on arithmetic."""
     problems = arithmetic_word_problems(
@@ -70,13 +70,13 @@ def tiny_llama(
             num_kv_heads=num_kv_heads,
             vocab_size=vocab_size,
         )
-        model = hf_causal_lm(path=folder, dtype=dtype, **company)
+        model = hf_causal_lm(path=folder, dtype=dtype, **context)
         model.module = model.module.load()  # the folder is about to be deleted
     # Otherwise the folder's random name would be written into every checkpoint of this model.
     model.tokenizer.name_or_path = model.module.config.name_or_path = "tiny_llama"
     return model
 
 
-def tokenizer_only(*, path: str, **company: Unpack[ModelContext]) -> Model:
+def tokenizer_only(*, path: str, **context: Unpack[ModelContext]) -> Model:
     """Makes a model without weights, for rules that score text: ``module`` is None."""
-    return Model(module=None, tokenizer=load_tokenizer(path), dtype="float32", **company)
+    return Model(module=None, tokenizer=load_tokenizer(path), dtype="float32", **context)

@@ -47,7 +47,7 @@ def batch():
     )
 
 
-def company(rank, world_size, group):
+def groups(rank, world_size, group):
     topology = ProcessTopology(data=world_size)
     common = {"name": ModelName("m"), "device": "cpu", "base_seed": 1}
     return {
@@ -59,7 +59,7 @@ def company(rank, world_size, group):
 
 
 def make_model(path, rank=0, world_size=1, group=None):
-    model = hf_causal_lm(path=path, **company(rank, world_size, group))
+    model = hf_causal_lm(path=path, **groups(rank, world_size, group))
     return FSDPBackend(optimizer=OPTIMIZER).initialize(model, SPEC)
 
 
@@ -88,7 +88,7 @@ def experience():
 
 def ppo(start, share, rank=0, world_size=1, group=None):
     """Statistics of two epochs on ``share``, of actor and critic, and the interfaces' states."""
-    place = company(rank, world_size, group)
+    place = groups(rank, world_size, group)
     backend, mb_spec = FSDPBackend(optimizer=OPTIMIZER), MicroBatchSpec(max_tokens_per_mb=25)
     found = []
     for interface, make in ((PPOActorInterface, hf_causal_lm), (PPOCriticInterface, hf_critic)):
@@ -151,7 +151,7 @@ def rank_main(rank, folder):
 def test_two_ranks_equal_one_process(tmp_path, how, pieces):
     (tmp_path / how).touch()
     start = str(tmp_path / "start")
-    tiny = tiny_llama(hidden_size=32, num_layers=2, **company(0, 1, None))
+    tiny = tiny_llama(hidden_size=32, num_layers=2, **groups(0, 1, None))
     save_hf(tiny.module, tiny.tokenizer, start)
     run_ranks("test_fsdp", 2, tmp_path)
     first, second = (json.loads((tmp_path / f"rank{r}.json").read_text()) for r in range(2))
@@ -162,7 +162,7 @@ def test_two_ranks_equal_one_process(tmp_path, how, pieces):
     model = make_model(start)
     for figures in first["stats"]:
         assert figures == pytest.approx(train(model.module, batch()), abs=1e-5)
-    loaded = hf_causal_lm(path=str(tmp_path / "hf"), **company(0, 1, None))
+    loaded = hf_causal_lm(path=str(tmp_path / "hf"), **groups(0, 1, None))
     torch.testing.assert_close(
         dict(loaded.module.load().state_dict()),
         dict(model.module.module.state_dict()),

@@ -7,17 +7,7 @@ import threading
 
 import pytest
 import torch
-from torch.testing import assert_close
-
-from realsys.api.data import MicroBatchSpec
-from realsys.api.errors import DataError, InternalError, PolicyMismatch
-from realsys.api.model import GenerationHyperparameters
-from realsys.backends.hf.data_parallel import DataParallel
-from realsys.data.sequence_sample import SequenceSample
-from realsys.interfaces.answers import answer_mask
-from realsys.interfaces.off_policy import correct_batch, staleness_stats
-from realsys.interfaces.ppo_experience import PPOSettings, prepare_experience
-from tests.unit.off_policy_batches import (
+from off_policy_batches import (
     ADAMW,
     CUT,
     PROMPT,
@@ -31,6 +21,16 @@ from tests.unit.off_policy_batches import (
     weights_of,
     without,
 )
+from torch.testing import assert_close
+
+from realsys.api.data import MicroBatchSpec
+from realsys.api.errors import DataError, InternalError, PolicyMismatch
+from realsys.api.model import GenerationHyperparameters
+from realsys.backends.hf.data_parallel import DataParallel
+from realsys.data.sequence_sample import SequenceSample
+from realsys.interfaces.answers import answer_mask
+from realsys.interfaces.off_policy import correct_batch, staleness_stats
+from realsys.interfaces.ppo_experience import PPOSettings, prepare_experience
 
 PROX, VERSIONS = "packed_prox_logprobs", "packed_versions"
 ADVANTAGES = [
