@@ -4,14 +4,14 @@
                                                 [--trial at-rest at-rest-2 at-work async]
     python benchmarks/bench_file_calls.py slurm
 
-``files``: calls per second and new files per minute under the trial's file root. By default for a
-master and a model worker at rest (one call that takes an hour) and at two steps per second
-(tests/cost_plugin.py); ``at-rest-2`` has two model workers, ``async`` is ppo-math-async at rest, with a
-server, its manager and a rollout worker, which can be restarted singly. By kind of process, then one
+``files``: calls per second and new files per minute under the trial's file root. By default for a master
+and a model worker at rest (one call that takes an hour) and at two steps per second
+(tests/support/cost_plugin.py); ``at-rest-2`` has two model workers, ``async`` is ppo-math-async at rest,
+with a server, its manager and a rollout worker, which can be restarted singly. By kind of process, then one
 table for all. The store ``nfs`` is a folder that appears to be on NFS, with each process on a separate
-host. Trials on Slurm are skipped without sbatch. ``slurm``: sdiag's count of remote procedure calls for
-a running trial, for ten `realsys status` of it, and for a minute of `realsys watch`. It starts its own
-Slurm: root, make slurm-packages.
+host. Trials on Slurm are skipped without sbatch. ``slurm``: sdiag's count of remote procedure calls for a
+running trial, for ten `realsys status` of it, and for a minute of `realsys watch`. It starts its own Slurm:
+root, make slurm-packages.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from collections import defaultdict
 from contextlib import ExitStack
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "support"))
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "etcd"))
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "slurm"))
 
@@ -53,7 +53,7 @@ TWO_A_SECOND = (
     "costs.critic_train=0.05",
 )
 SETTINGS = (
-    *("--import", str(ROOT / "tests" / "cost_plugin.py")),
+    *("--import", str(ROOT / "tests" / "support" / "cost_plugin.py")),
     "dataset.train_size=96000",
     "dataset.train_bs_n_seqs=8",
     "group_size=2",
@@ -106,7 +106,7 @@ def measure(scheduler: str, store: str, what: str, seconds: float) -> tuple[floa
         if what == "async":
             policy = make_policy(folder / "policy")
             stay = f"{{version: 0, go: {folder}/go, slow_s: 3600}}"
-            plugin = ("--import", str(ROOT / "tests" / "crawl_plugin.py"))
+            plugin = ("--import", str(ROOT / "tests" / "support" / "crawl_plugin.py"))
             words = (*plugin, "rollout.agent=crawl", f"rollout.agent_args={stay}", *SMALL_PPO)
             words = (*words, f"actor.path={policy}")
             files = trials.launch("ppo-math-async", "counted", *words, *site)

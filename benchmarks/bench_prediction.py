@@ -30,7 +30,7 @@ from realsys.planner.time.profiled import Profile, ProfiledCosts
 from realsys.trial.records import TrialFiles
 
 ROOT = Path(__file__).parents[1]
-PLUGIN = ROOT / "tests" / "cost_plugin.py"
+PLUGIN = ROOT / "tests" / "support" / "cost_plugin.py"
 GOAL = 0.2
 TIMEOUT_S = 1800.0
 

@@ -1,10 +1,10 @@
 """Measures how placement affects a PPO step with given costs: real launcher, master and transfers.
 
 ``python benchmarks/bench_split.py [--steps 12] [--scale 1.0] [--only PLACE …]`` runs ``cost-ppo``
-(tests/cost_plugin.py), whose calls sleep, in several placements and prints a table: the median step, the
-graph's critical path, all calls in sequence, and the shortest step that the placement allows (each worker
-does one thing at a time). The time beyond that is realsys' overhead: messages, transfers, files. The last
-column is a step of the same placement whose calls cost nothing.
+(tests/support/cost_plugin.py), whose calls sleep, in several placements and prints a table: the median
+step, the graph's critical path, all calls in sequence, and the shortest step that the placement allows
+(each worker does one thing at a time). The time beyond that is realsys' overhead: messages, transfers,
+files. The last column is a step of the same placement whose calls cost nothing.
 
 A call on two data-parallel ranks takes half as long as on one.
 """
@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-TESTS = Path(__file__).parent.parent / "tests"
+TESTS = Path(__file__).parent.parent / "tests" / "support"
 sys.path.insert(0, str(TESTS))
 
 from cost_plugin import Costs  # noqa: E402

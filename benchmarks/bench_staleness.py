@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-TESTS = Path(__file__).parent.parent / "tests"
+TESTS = Path(__file__).parent.parent / "tests" / "support"
 sys.path.insert(0, str(TESTS))
 
 from real_trials import Trials, explain  # noqa: E402

@@ -3,8 +3,8 @@
     python benchmarks/record_ppo_math.py run [NAME=VALUE …]    # minutes; docs/pictures/ppo_math_run.json
     python benchmarks/record_ppo_math.py draw   # terminal.svg from it; with chromium, also report.png
 
-README quotes the JSON (tests/unit/test_docs.py compares). The run has a file root of its own, so that the
-starting policy is trained, too.
+README quotes the JSON (tests/unit/house/test_docs.py compares). The run has a file root of its own, so that
+the starting policy is trained, too.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Expands and compresses Slurm's hostlists exactly: ``gpu[01-04,7],login1`` to names and back (pure).
 
 Derived from Slurm's own answers (`scontrol show hostnames`, 22.05), tables in
-tests/unit/test_hostlist.py. The package python-hostlist (2.3) agrees on one and two brackets and on zero
-padding, but orders three brackets differently, does not split at blanks, and has another limit for a
+tests/unit/slurm/test_hostlist.py. The package python-hostlist (2.3) agrees on one and two brackets and on
+zero padding, but orders three brackets differently, does not split at blanks, and has another limit for a
 range. A local parser also works where no Slurm is installed.
 """
 

@@ -6,7 +6,7 @@ Supervised fine-tuning from random weights, on the questions of sft-math without
 float32 on one process, in bfloat16 on one, and on two. Held-out questions are answered greedily by the
 weights that compute. For each seed, both must answer within 3 points of float32's. 2,000 steps: at 800 the
 accuracy of one type still swings by several points from seed to seed.
-tests/unit/test_masters.py shows on few steps that as many weights move.
+tests/unit/weights/test_masters.py shows on few steps that as many weights move.
 """
 
 from __future__ import annotations

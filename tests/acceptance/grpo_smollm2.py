@@ -7,7 +7,7 @@ Where all answers score 0 and neither penalty nor bonus is on, the gradient must
 moments must stay what they are, bit for bit. With the experiment's defaults the gradient must be that of
 the KL penalty and the entropy bonus alone, as a plain loop makes it: to 1e-6 with weights in float64 (in
 float32 rounding alone is more, as most of what the tokens add cancels). With a reward that is easy to get,
-the policy must learn. tests/unit/test_equal_scores.py shows the same on a small model.
+the policy must learn. tests/unit/interfaces/test_equal_scores.py shows the same on a small model.
 """
 
 from __future__ import annotations

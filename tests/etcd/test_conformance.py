@@ -1,6 +1,6 @@
 """The conformance suite over all stores in real time, and between real processes.
 
-The cases are in tests/name_resolve_cases.py; each has a trial of its own on the session's etcd.
+The cases are in tests/support/name_resolve_cases.py; each has a trial of its own on the session's etcd.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Trials that an older revision made: unpacks them, and reads what was said of them then.
 
-For tests/unit/test_old_trials.py, tests/process/test_old_trials_resume.py and make.py. Uses the files of a
-trial's folder and of the store, nothing of ours: the trials outlive the modules that wrote them.
+For tests/unit/house/test_old_trials.py, tests/process/test_old_trials_resume.py and make.py. Uses the files
+of a trial's folder and of the store, nothing of ours: the trials outlive the modules that wrote them.
 """
 
 from __future__ import annotations

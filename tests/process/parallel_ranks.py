@@ -53,7 +53,7 @@ def run_ranks(module: str, world_size: int, folder: Path, *, timeout_s: float = 
 def _fork_ranks(module: str, world_size: int, folder: str, parent_pid: int) -> None:
     """What ``run_ranks`` starts: modules are imported once, then each rank is a fork."""
     die_with_parent(parent_pid)
-    sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+    sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "support")]
     rank_main = importlib.import_module(module).rank_main
     context = multiprocessing.get_context("fork")
     ranks = [

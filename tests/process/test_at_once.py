@@ -22,7 +22,11 @@ def run(folder: Path, *words: str, **files: str) -> subprocess.CompletedProcess[
     return subprocess.run(
         [*command, "-p", "no:cacheprovider", *words, "."],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(TESTS), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        env={
+            **os.environ,
+            "PYTHONPATH": str(TESTS / "support"),
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        },
         capture_output=True,
         text=True,
         timeout=200,

@@ -15,7 +15,7 @@ from real_trials import wait_until
 
 from launcher.trials.trial_view import TrialView
 
-PLUGIN = Path(__file__).parents[1] / "cost_plugin.py"
+PLUGIN = Path(__file__).parents[1] / "support" / "cost_plugin.py"
 CALLS_PER_S, FILES_PER_S = 20.0, 1.0  # of docs/reliability.md
 OF_A_PROCESS_PER_S = 8.0  # so that a poll is found: the supervisor makes 5
 SETTLED_S = 15.0  # without a change, by when pauses have grown

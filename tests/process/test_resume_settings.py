@@ -1,6 +1,6 @@
 """A run that goes on with other settings ends as one that had them from the beginning.
 
-What may be changed, and what is written, is tested in `tests/unit/test_remake.py`.
+What may be changed, and what is written, is tested in `tests/unit/launcher/submit/test_remake.py`.
 """
 
 from __future__ import annotations

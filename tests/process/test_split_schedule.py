@@ -19,7 +19,7 @@ from realsys.trial.records import TrialFiles
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
-PLUGIN = Path(__file__).parents[1] / "cost_plugin.py"
+PLUGIN = Path(__file__).parents[1] / "support" / "cost_plugin.py"
 STEPS = 6
 SMALL = (
     "dataset.train_size=8",

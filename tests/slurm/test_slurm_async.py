@@ -22,7 +22,7 @@ from realsys.trial.records import read_record
 from realsys.worker.task_place import TaskPlace
 
 LONGER = small_ppo("exp_ctrl.total_train_epochs=4")
-PLUGIN = Path(__file__).parents[1] / "crawl_plugin.py"
+PLUGIN = Path(__file__).parents[1] / "support" / "crawl_plugin.py"
 CALLS_PER_S, FILES_PER_S = 20.0, 1.0  # of docs/reliability.md
 OF_A_PROCESS_PER_S = 8.0  # a heartbeat makes 2, the supervisor 6
 SETTLED_S = 15.0  # without a change, by when pauses have grown

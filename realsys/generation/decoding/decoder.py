@@ -8,7 +8,7 @@ models, or unusual variants of these, use a slower path; ``fast_path_obstacle`` 
 weights and the
 tokens of its row up to it: not on the other rows, their number, their lengths, nor on how the row's tokens
 were split into calls. It relies on observed behaviour of kernels (torch 2.13 with MKL, 1 and 2 threads;
-tests/unit/test_continuous_invariance.py): a row of a matrix product is the same in every
+tests/unit/generation/test_continuous_invariance.py): a row of a matrix product is the same in every
 product of at least four rows a thread; zeros at the end of a short sum change nothing; a softmax and a
 norm look at their own row alone. So rows are padded to ``row_granule()``, queries to four, widths to
 ``seen_width``, keys stand at their position, and long sums are made in pieces (attention.py).

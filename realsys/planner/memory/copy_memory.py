@@ -277,7 +277,7 @@ def layer_activation_bytes(shape: ModelShape, tensor: int, item: int) -> float:
 
     Inputs of the two norms in float32, each norm before and after its weight; queries, keys, values,
     attention's output; gate, up, silu(gate) and their product. The tensor axis cuts all but the norms
-    of the hidden state. Compared with what autograd saves in tests/unit/test_memory.py.
+    of the hidden state. Compared with what autograd saves in tests/unit/planner/test_memory.py.
     """
     cut = item * (2 * shape.q_size + 2 * shape.kv_size + 4 * shape.intermediate_size)
     if shape.qk_norm:

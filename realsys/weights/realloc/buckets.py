@@ -3,7 +3,7 @@
 Round n is the n-th bucket of every pair, for all workers. Each worker goes through the rounds in order: it
 fills and posts the sends of round n, posts its receives, then processes the arrivals of round n - 1. The
 worker that is furthest behind therefore never waits: all others have posted what it needs, and a pair with
-two buffers has one free. So no order of events can deadlock (tests/unit/test_realloc_plan.py).
+two buffers has one free. So no order of events can deadlock (tests/unit/weights/test_realloc_plan.py).
 """
 
 from __future__ import annotations

@@ -1,0 +1,32 @@
+"""Clusters of tests that start at the same time get ports of their own."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "slurm"))
+
+import slurm_daemons
+
+
+def test_ports_that_nobody_listens_on_yet_are_given_once(monkeypatch):
+    class Draws:
+        given = iter([21_000, 21_003, 21_010])
+
+        def randrange(self, *_):
+            return next(self.given)
+
+    draws = Draws()
+    monkeypatch.setattr(slurm_daemons.random, "SystemRandom", lambda: draws)
+    monkeypatch.setattr(slurm_daemons, "_is_free", lambda port: True)
+    monkeypatch.setattr(slurm_daemons, "_mine", [])
+    try:
+        assert slurm_daemons.free_ports(5) == 21_000
+        assert slurm_daemons.free_ports(5) == 21_010, "21003 and 21004 are promised"
+    finally:
+        for claim in slurm_daemons._mine:
+            claim.close()
+    with socket.socket(socket.AF_UNIX) as again:
+        again.bind("\0realsys test port 21000")
