@@ -20,7 +20,7 @@ from typing import Any
 from realsys.api.errors import StoreDenied, StoreError
 from realsys.name_resolve.etcd import protocol
 from realsys.name_resolve.etcd.access import EtcdAccess
-from realsys.name_resolve.etcd.failures import (
+from realsys.name_resolve.etcd.etcd_failures import (
     FailureVerdict,
     final_error,
     is_hopeless,

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from realsys.name_resolve.etcd.etcd_client import EtcdClient
+from realsys.name_resolve.etcd.etcd_failures import Compacted
 from realsys.name_resolve.etcd.etcd_keys import (
     found_by,
     from_etcd,
@@ -17,7 +18,6 @@ from realsys.name_resolve.etcd.etcd_keys import (
     read_operation,
     to_etcd,
 )
-from realsys.name_resolve.etcd.failures import Compacted
 from realsys.name_resolve.store import MAX_TXN_OPS, EventKind
 
 Marked = tuple[str, int]  # a marker key, and the revision at which it is read

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from realsys.api.errors import LeaseLost, StoreUnavailable
 from realsys.name_resolve.etcd.etcd_client import EtcdClient
+from realsys.name_resolve.etcd.etcd_failures import LeaseExists
 from realsys.name_resolve.etcd.etcd_keys import from_etcd, is_under_lease, lease_number, lease_text
-from realsys.name_resolve.etcd.failures import LeaseExists
 from realsys.name_resolve.etcd.transaction import delete_keys
 from realsys.name_resolve.store import MAX_TXN_OPS
 

@@ -23,8 +23,8 @@ from realsys.api.errors import RealsysError, StoreDenied, StoreError, StoreUnava
 from realsys.name_resolve.etcd.channels import Stream, Unsure
 from realsys.name_resolve.etcd.deletion_cause import ending_kinds
 from realsys.name_resolve.etcd.etcd_client import EtcdClient
+from realsys.name_resolve.etcd.etcd_failures import Compacted, FutureRevision
 from realsys.name_resolve.etcd.etcd_keys import below, from_etcd, is_below_any, is_marker, to_etcd
-from realsys.name_resolve.etcd.failures import Compacted, FutureRevision
 from realsys.name_resolve.etcd.listing import entries_under, revisions_under
 from realsys.name_resolve.keyspace import MAX_HISTORY_EVENTS, difference
 from realsys.name_resolve.store import Event, EventKind

@@ -22,13 +22,13 @@ from realsys.api.errors import StoreUnavailable
 from realsys.name_resolve.etcd import protocol
 from realsys.name_resolve.etcd.channels import Unsure
 from realsys.name_resolve.etcd.etcd_client import EtcdClient
+from realsys.name_resolve.etcd.etcd_failures import Compacted
 from realsys.name_resolve.etcd.etcd_keys import (
     delete_operation,
     marker_of,
     put_operation,
     to_etcd,
 )
-from realsys.name_resolve.etcd.failures import Compacted
 from realsys.name_resolve.store import Put
 
 MAX_LOOKS_BACK = 64  # values of one key searched since the first attempt

@@ -22,7 +22,7 @@ from realsys.api.errors import (
     StoreUnavailable,
 )
 from realsys.name_resolve.etcd.access import EtcdAccess, endpoints_of
-from realsys.name_resolve.etcd.failures import judge
+from realsys.name_resolve.etcd.etcd_failures import judge
 from realsys.name_resolve.file import commit_log, file_store, folder_changes
 from realsys.name_resolve.file.commit_log import file_system_of
 from realsys.name_resolve.file.file_store import FileStore
