@@ -1,4 +1,4 @@
-"""One name, one thing: classes and files have names of their own, imports no circles, words are the field's.
+"""One name, one thing: class and file names are unique, imports form no circle, words are the field's.
 
 The counting is benchmarks/house.py's; its header says how.
 """
