@@ -17,7 +17,7 @@ def test_a_task_is_started_again_beside_the_others(
     slurm_without_accounting: SlurmCluster, tmp_path: Path
 ) -> None:
     cluster = slurm_without_accounting
-    path = ":".join(map(str, (HERE, HERE.parent, ROOT)))
+    path = ":".join(map(str, (HERE, HERE.parent / "support", ROOT)))
     # A GPU on each node is held by another step, so that the first ones are not the tasks' own.
     other = "srun --nodes=2 --ntasks=2 --mem=0 --cpus-per-task=1 --exact --gres=gpu:h200:1"
     job = (
