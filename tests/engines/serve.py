@@ -42,7 +42,7 @@ def server_process(
     log = folder / "server.log"
     paths = {"log": str(folder / "child.log"), "scratch": str(folder)}
     said = json.dumps({"key": key, "held": held, "config": config, **paths})
-    python_path = os.pathsep.join([str(TESTS.parent), str(TESTS / "support")])
+    python_path = os.pathsep.join([str(TESTS.parent), str(TESTS), str(TESTS / "support")])
     with log.open("w") as errors:
         process = subprocess.Popen(
             [sys.executable, "-m", "engines.serve"],

@@ -291,7 +291,7 @@ def test_a_record_for_which_the_rule_gives_no_number_is_set_aside_and_the_run_go
 @pytest.mark.parametrize(
     ("statement", "why"),
     [
-        ("raise SystemExit(0)", "its code called exit: SystemExit: 0 (in train_step, "),
+        ("raise SystemExit(0)", "code in it called exit: SystemExit: 0 (in train_step, "),
         ("__import__('os')._exit(0)", "ended with exit code 0 before its work was done"),
     ],
     ids=["sys.exit", "os._exit"],
