@@ -183,7 +183,7 @@ def job_options(given: Mapping[str, Any]) -> JobOptions:
     """``slurm={…}`` as the options of `realsys launch`.
 
     Raises:
-        ConfigError: no such option.
+        ConfigError: no such option, or requeue is neither true nor false.
     """
     known = JobOptions.__dataclass_fields__
     if unknown := sorted(set(given) - set(known)):
@@ -192,11 +192,15 @@ def job_options(given: Mapping[str, Any]) -> JobOptions:
             where="realsys.launch, slurm",
             fix=f"use one of {', '.join(known)}",
         )
-    options: dict[str, Any] = {
-        name: value if value is None or isinstance(value, bool) else str(value)
-        for name, value in given.items()
-    }
-    return JobOptions(**options)
+    requeue = given.get("requeue")
+    if requeue is not None and not isinstance(requeue, bool):
+        raise ConfigError(
+            f"requeue is {requeue!r:.80}, neither True nor False",
+            where="realsys.launch, slurm",
+            fix="give requeue=True or False, or leave it out",
+        )
+    texts = {n: str(v) for n, v in given.items() if v is not None and n != "requeue"}
+    return JobOptions(requeue=requeue, **texts)
 
 
 def _plain(value: Any) -> Any:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from launcher.slurm.query.time_left import time_warning, time_words
 from launcher.terminal import output
 from launcher.terminal.text import duration, headline, moment, times
-from launcher.trials.render import failure_details, progress_line, rates
+from launcher.trials.render import failure_details, rates
 from launcher.trials.trial_view import TrialView
 from realsys.config.option_tree import OptionRow, value_text
 
@@ -157,8 +157,3 @@ def _print_block(rows: Sequence[OptionRow], width: int) -> None:
 def print_experiments(found: Sequence[tuple[str, str]]) -> None:
     """Prints names with the first line of each one's documentation."""
     output.table(("experiment", "what it does"), found)
-
-
-def one_line(view: TrialView) -> str:
-    """Renders the trial in one line, for messages."""
-    return progress_line(view)

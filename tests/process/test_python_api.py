@@ -11,7 +11,11 @@ import pytest
 from real_trials import Trials
 
 import realsys
+from launcher.python_api import settings_words
+from launcher.submit.planning import experiment_type
 from realsys.api.errors import ConfigError, ConfigErrors, NoSuchTrial
+from realsys.config.overrides import apply_overrides, defaults_of
+from realsys.config.settings import read_words
 
 pytestmark = pytest.mark.process
 
@@ -63,6 +67,36 @@ def test_a_value_that_no_setting_can_have_is_named(value: object) -> None:
 def test_an_unknown_option_of_the_job_is_refused() -> None:
     with pytest.raises(ConfigError, match="partitoin"):
         realsys.launch("sft-math", slurm={"partitoin": "a100"})
+
+
+def test_requeue_is_true_or_false() -> None:
+    with pytest.raises(ConfigError, match="'yes', neither True nor False"):
+        realsys.launch("sft-math", slurm={"requeue": "yes"})
+
+
+def test_values_arrive_as_they_were_given() -> None:
+    words = list(
+        settings_words(
+            {
+                "actor.optimizer.lr": 1e-5,
+                "max_staleness": None,
+                "tensorboard": False,
+                "actor": {"path": Path("/models/a b")},
+                "pools": {"left": "0-3"},
+            }
+        )
+    )
+    problems: list[ConfigError] = []
+    read = list(read_words(words, problems))
+    defaults = defaults_of(experiment_type("ppo-math"))
+    found = apply_overrides(defaults, read)
+    assert [*problems, *found.problems] == []
+    options = found.options
+    assert (options.actor.optimizer.lr, options.actor.path) == (1e-5, "/models/a b")
+    assert (options.max_staleness, options.tensorboard, dict(options.pools)) == (
+        *(None, False),
+        {"left": "0-3"},
+    )
 
 
 def test_an_unknown_trial_is_no_trial(at_home: Trials) -> None:
