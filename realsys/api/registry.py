@@ -60,6 +60,10 @@ BUILTIN: dict[str, dict[str, str]] = {
         "math_verify": "realsys.rollout.environments.math_question:MathVerify",
         "calculator": "realsys.rollout.environments.calculator:Calculator",
     },
+    "task": {},
+    "algorithm": {},
+    "schedule": {},
+    "placement": {},
     "experiment": {
         "grpo-math": "experiments.grpo_math:GRPOMathExperiment",
         "grpo-math-async": "experiments.grpo_math_async:GRPOMathAsyncExperiment",
