@@ -58,7 +58,7 @@ def remember(experiment: str, options: object) -> None:
 
 
 def _read(path: str) -> str:
-    with open(path, encoding="utf-8") as file:
+    with open(path, encoding="utf-8", errors="replace") as file:
         return file.read(_MAX_CHARS)
 
 

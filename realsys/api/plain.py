@@ -115,7 +115,7 @@ def _read_new(kind: Any, data: Any, where: str, seen: _Seen) -> Any:
         name = data.get(KIND) if isinstance(data, dict) else None
         if not isinstance(name, str):
             _refuse(f"a table with kind: the name of a {kind.choice}", data, where)
-        kind = kind_named(kind, name, where=where)
+        kind = kind_named(kind, str(name), where=where)
     if dataclasses.is_dataclass(kind):
         return _read_dataclass(kind, data, where, seen)
     if isinstance(kind, type) and issubclass(kind, enum.Enum):

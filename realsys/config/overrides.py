@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,13 +37,10 @@ from realsys.config.settings import (
     spelled_twice,
     unfolded,
 )
-from realsys.config.typed_values import Text, Written, read, shown
+from realsys.config.typed_values import Text, read, shown
 
 MAX_SETTINGS = 10_000  # of one launch or site
-_WHOLE, _KEYS = (
-    object(),
-    object(),
-)  # in a tree's node: the value of the name itself; keys of its table
+_UNKNOWN = object()  # instead of a choice whose kind there is not
 
 
 @dataclass
@@ -53,31 +48,13 @@ class Applied:
     """Options with the settings on them, and everything that is wrong with the settings.
 
     ``options`` keep their former value where a setting was wrong; ``origins`` tell where the
-    others were written.
+    others were written: a choice's is that of its ``….kind``.
     """
 
     options: Any
     problems: list[ConfigError] = field(default_factory=list)
     origins: dict[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class _Leaf:
-    """A value for one field, or for a key of a table: its place in the options, and its field's type."""
-
-    keys: tuple[str, ...]  # names down to the field
-    inside: tuple[str, ...]  # keys below the field, where it is a table of plain values
-    kind: Any
-    setting: UserSetting
-
-    def value(self) -> Any:
-        """Raises ConfigError: what was written is no such value."""
-        written = self.setting.written
-        if dataclasses.is_dataclass(self.kind) or nested(self.kind):
-            return None
-        for key in reversed(self.inside):
-            written = {key: written}
-        return read(self.kind, written, path=self.setting.path, origin=self.setting.origin)
+    settings: list[UserSetting] = field(default_factory=list)  # one for each value
 
 
 def apply_settings(kind: Any, *, words: Sequence[str] = (), config: Path | None = None) -> Applied:
@@ -131,255 +108,230 @@ def with_settings(kind: Any, *, words: Sequence[str] = (), config: Path | None =
 def apply_overrides(options: Any, settings: Iterable[UserSetting]) -> Applied:
     """The settings on a dataclass instance; later ones win. Collects every problem."""
     settings, applied = list(settings), Applied(options)
-    walk, problems = _Walk(settings, applied.problems), applied.problems
-    near = partial(nearest, options=options)
-    leaves = [x for s in settings for x in walk.group(options, s.path, s, (), near)]
-    if len(leaves) > MAX_SETTINGS:
-        what, where = f"{len(leaves):,} settings", leaves[0].setting.origin
-        problems.append(ConfigError(what, where=where, fix=f"give at most {MAX_SETTINGS:,}"))
+    if (count := sum(1 for setting in settings for _ in unfolded(setting))) > MAX_SETTINGS:
+        what, where = f"{count:,} settings", settings[0].origin
+        fix = f"give at most {MAX_SETTINGS:,}"
+        applied.problems.append(ConfigError(what, where=where, fix=fix))
         return applied
-    twice = list(spelled_twice([leaf.setting for leaf in leaves]))
-    wrong = {p.where.partition(",")[0].rpartition(".")[0] for p in (*problems, *twice)}
-    problems += twice
-    tree: dict[Any, Any] = {}
-    for leaf in leaves:
-        path, before = leaf.setting.path, len(problems)
-        with collected(problems):
-            _plant(tree, leaf, leaf.value())
-            applied.origins[path] = leaf.setting.origin
-        if len(problems) > before:
-            wrong.add(path.rpartition(".")[0])
-    applied.options = _put(options, tree, "", applied, wrong, walk.chosen)
+    given = [_Given(setting.path, setting) for setting in settings]
+    applied.options = _Overrides(applied, options).group(options, given)
     out_of_range = list(range_problems(applied.options))
     if refused := {p.where for p in out_of_range} & set(applied.origins):
-        rest = [leaf.setting for leaf in leaves if leaf.setting.path not in refused]
+        rest = [setting for setting in applied.settings if setting.path not in refused]
         applied.options = apply_overrides(options, rest).options
     for problem in out_of_range:
         origin = applied.origins.get(problem.where)
         where = f"{problem.where}, {origin}" if origin else problem.where
-        problems.append(ConfigError(problem.what, where=where, fix=problem.fix))
+        applied.problems.append(ConfigError(problem.what, where=where, fix=problem.fix))
     return applied
 
 
-class _Walk:
-    """Finds the field that each setting is for, in options whose choices are made as the settings say."""
+@dataclass(frozen=True)
+class _Given:
+    """A setting on its way down the tree, and what of its name is still below."""
 
-    def __init__(self, settings: Iterable[UserSetting], problems: list[ConfigError]) -> None:
-        self.problems = problems
-        self.chosen: dict[
-            str, Any
-        ] = {}  # path of a choice → what it is now; None: absent or unknown
-        # (on the command line?, name of a choice) → name of its kind; names of other things are not asked.
-        self._named: dict[tuple[bool, str], str] = {}
-        for one in (leaf for setting in settings for leaf in unfolded(setting)):
-            if isinstance(one.written, Text):
-                of_words, path = not place_of(one.origin), one.path.removesuffix(f".{KIND}")
-                self._named[of_words, path] = one.written.text
+    rest: str
+    setting: UserSetting
 
-    def group(
-        self,
-        group: Any,
-        rest: str,
-        setting: UserSetting,
-        at: tuple[str, ...],
-        near: Callable[[str], str],
-    ) -> Iterator[_Leaf]:
-        """The leaves of a setting whose name goes on with ``rest`` below the group at ``at``."""
-        head, _, rest = rest.partition(".")
-        if head in {f.name for f in dataclasses.fields(group)}:
-            kind, value = hints(type(group))[head], getattr(group, head)
-            yield from self._field(kind, value, rest, setting, (*at, head), near)
-        elif others := _kinds_with(group, head):
-            self.problems.append(
-                UnknownName(
-                    f"{group.choice} {group.kind} has no {head}",
-                    where=f"{setting.path}, {setting.origin}",
-                    fix=f"add {_alternatives('.'.join(at), others)}, or leave it out",
-                )
+    @property
+    def text(self) -> str | None:
+        """What was written, where it is one word."""
+        written = self.setting.written
+        return written.text if isinstance(written, Text) else None
+
+    @property
+    def of_words(self) -> bool:
+        """Whether it is of the command line, which wins over the file."""
+        return not place_of(self.setting.origin)
+
+    @property
+    def is_none(self) -> bool:
+        """Whether it removes what may be absent."""
+        return not self.rest and (self.text or "").lower() in ("none", "null")
+
+    def members(self) -> list[_Given]:
+        """One setting for each member in a table for a group; another setting as it is."""
+        written, path, origin = self.setting.written, self.setting.path, self.setting.origin
+        if self.rest or not isinstance(written, dict) or not written:
+            return [self]
+        return [_Given(n, UserSetting(f"{path}.{n}", w, origin)) for n, w in written.items()]
+
+
+class _Overrides:
+    """Puts settings onto a tree of options.
+
+    Args:
+        top: the tree, or the type of a table's entry, where the nearest name to a wrong one is looked up.
+        path: of ``top``.
+    """
+
+    def __init__(self, applied: Applied, top: Any, path: str = "") -> None:
+        self._applied, self._top, self._path = applied, top, path
+        self._problems = applied.problems
+
+    def group(self, options: Any, given: Iterable[_Given], path: str = "") -> Any:
+        """The group of options at ``path`` (with a dot behind) with the settings below it."""
+        types, below = hints(type(options)), dict[str, list[_Given]]()
+        names = {f.name for f in dataclasses.fields(options)}
+        for one in given:
+            head, _, rest = one.rest.partition(".")
+            if head in names:
+                below.setdefault(head, []).append(_Given(rest, one.setting))
+            else:
+                self._problems.append(self._unknown(options, head, one.setting, path))
+        before, own = len(self._problems), list[ConfigError]()
+        changed = {
+            name: self._value(types[name], getattr(options, name), ones, path + name)
+            for name, ones in below.items()
+        }
+        with collected(own):
+            return dataclasses.replace(options, **changed) if changed else options
+        if len(self._problems) == before:
+            # With a member refused already, checks between members would speak of a mixture.
+            self._problems += [_located(p, path, self._applied.origins, changed) for p in own]
+        return options
+
+    def _value(self, kind: Any, value: Any, given: list[_Given], path: str) -> Any:
+        """The value of a field of type ``kind`` at ``path`` with the settings for it and below it."""
+        group, entry = nested(kind), table_of(kind)
+        if group or entry:
+            given = [member for one in given for member in one.members()]
+        if group:
+            return self._nested(group, value, given, path, optional=group is not kind)
+        whole = [one for one in given if not entry or not one.rest]
+        value = self._plain(kind, value, whole, path) if whole else value
+        if not entry or len(whole) == len(given):
+            return value
+        entries, found = dict[str, list[_Given]](), dict(value)
+        for one in given:
+            if one.rest:
+                name, rest = split_entry(entry, one.rest)
+                entries.setdefault(name, []).append(_Given(rest, one.setting))
+        for name, ones in entries.items():
+            here = f"{path}.{name}"
+            value = _Overrides(self._applied, entry, f"{here}.")._entry(
+                entry, found.get(name), ones, here
             )
-        else:
-            what = f"no option called {setting.path!r}"
-            self.problems.append(UnknownName(what, where=setting.origin, fix=near(setting.path)))
+            found |= {} if value is None else {name: value}
+        return found
 
-    def _field(
-        self,
-        kind: Any,
-        value: Any,
-        rest: str,
-        setting: UserSetting,
-        at: tuple[str, ...],
-        near: Callable[[str], str],
-    ) -> Iterator[_Leaf]:
-        """The same for a field with its value: a table given for a group is one leaf a member."""
-        written, entry = setting.written, table_of(kind)
-        if entry and rest:
-            name, rest = split_entry(entry, rest)
-            kind, value, at, entry = entry, (value or {}).get(name), (*at, name), None
-            near = partial(nearest, options=kind, path=f"{'.'.join(at)}.")
-            if not rest and written in ({}, Text("")) and not is_choice(kind):  # all defaults
-                yield _Leaf(at, (), kind, setting)
-                return
-        group, here = nested(kind), ".".join(at)
-        if isinstance(written, dict) and written and not rest and (group or entry):
-            for name, member in written.items():
-                below = UserSetting(f"{setting.path}.{name}", member, setting.origin)
-                yield from self._field(kind, value, name, below, at, near)
-        elif group and not rest and _resets_to_none(kind, written):
-            yield _Leaf(at, (), kind, setting)
-        elif is_choice(group) and rest in ("", KIND):
-            yield from self._name(kind, value, setting, at)
-        elif is_choice(group) and not rest.startswith(f"{KIND}."):
-            value = self._chosen(kind, value, here, setting)
-            if value is not None:
-                yield from self.group(value, rest, setting, at, near)
-        elif group and rest and not is_choice(group):
-            value = defaults_of(group) if value is None else value
-            yield from self.group(value, rest, setting, at, near)
-        elif group and not rest:
-            self.problems.append(_not_a_value(here, group, setting.origin))
-        elif rest and not is_mapping(kind):
-            here += f".{KIND}" * is_choice(group)
-            what = f"{here} is a single value, it has no {rest.removeprefix(f'{KIND}.')!r}"
-            fix = f"write {here}=VALUE"
-            self.problems.append(UnknownName(what, where=setting.origin, fix=fix))
-        else:  # a key may have dots, where the table is none of anything
-            keys = rest.split(".") if Any in typing.get_args(kind) else [rest]
-            yield _Leaf(at, tuple(keys) if rest else (), kind, setting)
+    def _entry(self, entry: type, value: Any, given: list[_Given], path: str) -> Any:
+        """An entry of a table of groups; an empty one has all defaults. None: it can't be made."""
+        bare = [one for one in given if not one.rest and one.setting.written in ({}, Text(""))]
+        if is_choice(entry) or not bare:
+            return self._value(entry, value, given, path)
+        self._record(*(one.setting for one in bare))
+        value = defaults_of(entry) if value is None else value
+        return self._value(entry, value, [one for one in given if one not in bare], path)
 
-    def _name(
-        self, kind: Any, value: Any, setting: UserSetting, at: tuple[str, ...]
-    ) -> Iterator[_Leaf]:
-        """The leaf of a setting that names a choice's kind, always as ``….kind``."""
-        choice, here, written = typing.cast(Any, nested(kind)), ".".join(at), setting.written
-        where = f"{here}, {setting.origin}"
-        with collected(self.problems):
-            if not isinstance(written, Text):
-                what = f"{here} is {shown(written)} (a single value is needed here)"
-                fix = "use " + _alternatives(here, registry.names(choice.choice))
+    def _nested(
+        self, group: Any, former: Any, given: list[_Given], path: str, *, optional: bool
+    ) -> Any:
+        """A group or a choice: first whether there is one and of which kind, then its members."""
+        choice, value = is_choice(group), former
+        kinds, members, named = list[_Given](), list[_Given](), list[UserSetting]()
+        for one in given:
+            absent = optional and one.is_none
+            if not absent and not (choice and one.rest in ("", KIND)):
+                members.append(one)
+                continue
+            kinds.append(one)
+            named.append(replace(one.setting, path=path if absent else f"{path}.{KIND}"))
+            value = None if absent else self._chosen(group, former, one, path)
+        if kinds:
+            absent, of_file = value is None, [one.text for one in kinds if not one.of_words]
+            twice = [*spelled_twice([*named, *(one.setting for one in members if absent)])]
+            self._problems += twice
+            if twice or value is _UNKNOWN:
+                return former
+            self._record(*named)
+            if kinds[-1].of_words and (absent or of_file[-1:] not in ([], [kinds[-1].text])):
+                members = [one for one in members if one.of_words]  # the file's were for another
+        if choice and value is None:
+            fix = f"add {_alternatives(path, registry.names(group.choice))}, or leave it out"
+            for setting in (one.setting for one in members):
+                where = f"{setting.path}, {setting.origin}"
+                self._problems.append(ConfigError(f"{path} is none", where=where, fix=fix))
+            return None
+        wrong = [one.setting.origin for one in members if not one.rest]
+        self._problems += [_not_a_value(path, group, origin) for origin in wrong]
+        if len(wrong) == len(members):
+            return value
+        value = defaults_of(group) if value is None else value
+        return self.group(value, [one for one in members if one.rest], f"{path}.")
+
+    def _chosen(self, choice: Any, former: Any, one: _Given, path: str) -> Any:
+        """What a choice becomes by a setting that names its kind."""
+        where = f"{path}, {one.setting.origin}"
+        with collected(self._problems):
+            if one.text is None:
+                what = f"{path} is {shown(one.setting.written)} (a single value is needed here)"
+                fix = f"use {_alternatives(path, registry.names(choice.choice))}"
                 raise ConfigError(what, where=where, fix=fix)
-            kind_named(choice, written.text, where=where)
-            self._chosen(kind, value, here, setting)
-            named = UserSetting(f"{here}.{KIND}", written, setting.origin)
-            yield _Leaf((*at, KIND), (), str, named)
+            kind = kind_named(choice, one.text, where=where)
+            return former if type(former) is kind else defaults_of(kind)
+        return _UNKNOWN
 
-    def _chosen(self, kind: Any, value: Any, here: str, setting: UserSetting) -> Any:
-        """What a choice is that is ``value`` by default; None: this setting is not for it."""
-        choice, of_words = typing.cast(Any, nested(kind)), not place_of(setting.origin)
-        own, file = self._named.get((of_words, here)), self._named.get((False, here))
-        name = self._named.get((True, here), file)
-        absent = value is None if name is None else _resets_to_none(kind, Text(name))
-        if name != own and not of_words and (absent or own is not None):
-            return None  # the command line names another than the file, whose members go with it
-        if here not in self.chosen:
-            self.chosen[here] = None if absent else value
-            if not absent and name not in (None, value and value.kind):
-                self.chosen[here] = None
-                with suppress(UnknownName):  # told where it is named
-                    found = kind_named(choice, str(name))
-                    with collected(self.problems):
-                        self.chosen[here] = defaults_of(found)
-        if absent:
-            fix = f"add {_alternatives(here, registry.names(choice.choice))}, or leave it out"
-            what, where = f"{here} is none", f"{setting.path}, {setting.origin}"
-            self.problems.append(ConfigError(what, where=where, fix=fix))
-        return self.chosen[here]
+    def _plain(self, kind: Any, value: Any, given: list[_Given], path: str) -> Any:
+        """A single value, or a table of plain ones, of which each setting may give one."""
+        if not is_mapping(kind):
+            for one in given:
+                if one.rest:
+                    self._problems.append(_single(path, one.rest, one.setting))
+            given = [one for one in given if not one.rest]
+        self._problems += spelled_twice([one.setting for one in given])
+        for one in given:
+            # A key may have dots, where the table is none of anything.
+            keys = one.rest.split(".") if Any in typing.get_args(kind) else [one.rest]
+            written = one.setting.written
+            for key in reversed(keys if one.rest else ()):
+                written = {key: written}
+            with collected(self._problems):
+                new = read(kind, written, path=one.setting.path, origin=one.setting.origin)
+                value = _merged(value or {}, new) if one.rest else new
+                self._record(one.setting)
+        return value
+
+    def _record(self, *settings: UserSetting) -> None:
+        self._applied.settings += settings
+        self._applied.origins |= {setting.path: setting.origin for setting in settings}
+
+    def _unknown(self, group: Any, name: str, setting: UserSetting, path: str) -> ConfigError:
+        if is_choice(type(group)) and name == KIND:
+            return _single(path + KIND, setting.path.removeprefix(f"{path}{KIND}."), setting)
+        kinds: list[Any] = possible(group) if is_choice(type(group)) else []
+        having = [k.kind for k in kinds if name in {f.name for f in dataclasses.fields(k)}]
+        if having:
+            what = f"{group.choice} {group.kind} has no {name}"
+            fix = f"add {_alternatives(path.rstrip('.'), having)}, or leave it out"
+            return UnknownName(what, where=f"{setting.path}, {setting.origin}", fix=fix)
+        fix = nearest(setting.path, self._top, path=self._path)
+        return UnknownName(f"no option called {setting.path!r}", where=setting.origin, fix=fix)
 
 
-def _kinds_with(group: Any, name: str) -> list[str]:
-    """The other kinds of a choice that have a setting of that name."""
-    if not is_choice(type(group)):
-        return []
-    kinds: list[Any] = possible(group)
-    return [k.kind for k in kinds if name in {f.name for f in dataclasses.fields(k)}]
-
-
-def _alternatives(here: str, kinds: Sequence[str]) -> str:
+def _alternatives(path: str, kinds: Sequence[str]) -> str:
     """``schedule=async or schedule=rollout``."""
-    return " or ".join(f"{here}={kind}" for kind in kinds) or f"{here}=KIND"
+    return " or ".join(f"{path}={kind}" for kind in kinds) or f"{path}=KIND"
 
 
-def _not_a_value(here: str, group: type, origin: str) -> ConfigError:
-    members = ", ".join(f"{here}.{f.name}" for f in dataclasses.fields(group)[:4])
+def _single(path: str, below: str, setting: UserSetting) -> ConfigError:
+    what = f"{path} is a single value, it has no {below!r}"
+    return UnknownName(what, where=setting.origin, fix=f"write {path}=VALUE")
+
+
+def _not_a_value(path: str, group: type, origin: str) -> ConfigError:
+    members = ", ".join(f"{path}.{f.name}" for f in dataclasses.fields(group)[:4])
     return ConfigError(
-        f"{here} is a group of options, not a value",
-        where=f"{here}, {origin}",
+        f"{path} is a group of options, not a value",
+        where=f"{path}, {origin}",
         fix=f"set its members: {members}, …",
     )
 
 
-def _resets_to_none(kind: Any, written: Written) -> bool:
-    """Whether ``none`` was written for a group that may be absent."""
-    word = written.text.lower() if isinstance(written, Text) else ""
-    return word in ("none", "null") and nested(kind) is not kind
-
-
-def _plant(tree: dict[Any, Any], leaf: _Leaf, value: Any) -> None:
-    """Puts a value into a tree of names; it replaces what an earlier setting gave for it or below it."""
-    for key in leaf.keys:
-        tree = tree.setdefault(key, {})
-    if leaf.inside:
-        tree.setdefault(_KEYS, []).append(value)
-    else:
-        tree.clear()
-        tree[_WHOLE] = value
-
-
-def _put(
-    options: Any,
-    tree: dict[Any, Any],
-    path: str,
-    applied: Applied,
-    wrong: set[str],
-    chosen: Mapping[str, Any],
-) -> Any:
-    """``options`` with a tree of values on them, innermost first; each of ``chosen`` is what it says."""
-    changed: dict[str, Any] = {}
-    for head, node in tree.items():
-        if head is _WHOLE or (head == KIND and is_choice(type(options))):
-            continue
-        kind, value, here = hints(type(options))[head], getattr(options, head), f"{path}{head}."
-        value = node.get(_WHOLE, value)
-        below = {k: n for k, n in node.items() if isinstance(k, str)}
-        inner, entry = nested(kind), table_of(kind)
-        if below and inner:
-            old = _present(inner, value, path + head, chosen)
-            value = old and _put(old, below, here, applied, wrong, chosen)
-        elif below and entry:
-            value = dict(value)
-            for name, members in below.items():
-                if old := _present(entry, value.get(name), here + name, chosen):
-                    value[name] = _put(old, members, f"{here}{name}.", applied, wrong, chosen)
-        elif _KEYS in node:
-            value = dict(value or {})
-            for table in node[_KEYS]:
-                _merge(value, table)
-        changed[head] = value
-    if not changed:
-        return options
-    own: list[ConfigError] = []
-    with collected(own):
-        return dataclasses.replace(options, **changed)
-    if path.rstrip(".") not in wrong:
-        # With a member refused already, checks between members would speak of a mixture.
-        applied.problems += [_located(p, path, applied.origins, changed) for p in own]
-    return options
-
-
-def _present(kind: type, value: Any, path: str, chosen: Mapping[str, Any]) -> Any:
-    """A group on which settings are put; None only for a choice whose kind could not be made."""
-    value = chosen.get(path, value)
-    return defaults_of(kind) if value is None and not is_choice(kind) else value
-
-
-def _merge(table: dict[str, Any], new: Mapping[str, Any]) -> None:
-    """Puts ``new`` on ``table``, tables within them alike."""
-    for key, value in new.items():
-        old = table.get(key)
-        if isinstance(old, Mapping) and isinstance(value, Mapping):
-            table[key] = dict(old)
-            _merge(table[key], value)
-        else:
-            table[key] = value
+def _merged(table: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """``new`` on top of ``table``, tables within them alike."""
+    both = [k for k in new if isinstance(table.get(k), Mapping) and isinstance(new[k], Mapping)]
+    return {**table, **new, **{key: _merged(table[key], new[key]) for key in both}}
 
 
 def _located(

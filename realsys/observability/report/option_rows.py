@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from realsys.api import registry
-from realsys.api.choice import KIND, is_choice
+from realsys.api.choice import KIND
 from realsys.api.errors import RealsysError
 from realsys.api.plain import to_plain
+from realsys.config.option_tree import rows
 
 _MISSING = object()
 
@@ -37,22 +38,22 @@ def option_rows(options: Mapping[str, Any], experiment_name: str) -> list[Report
     Uses the experiments registered in this process; imports no file of the trial.
     """
     experiment = _default_experiment(experiment_name)
-    declared = dict(_declared(experiment)) if experiment is not None else {}
+    declared = {row.path: row for row in rows(experiment)} if experiment is not None else {}
     defaults = dict(_flat(to_plain(experiment))) if experiment is not None else {}
-    rows = []
+    found = []
     for name, value in _flat(options):
         default = defaults.get(name, _MISSING)
-        metadata = declared.get(name, {})
-        rows.append(
+        row = declared.get(name) or declared.get(name.removesuffix(f".{KIND}"))
+        found.append(
             ReportOptionRow(
                 name=name,
                 value=_text(value),
                 default=None if default is _MISSING else _text(default),
-                unit=str(metadata.get("unit", "")),
-                meaning=str(metadata.get("meaning", "")),
+                unit=row.unit if row else "",
+                meaning=row.meaning if row else "",
             )
         )
-    return rows
+    return found
 
 
 def _default_experiment(name: str) -> Any:
@@ -63,17 +64,6 @@ def _default_experiment(name: str) -> Any:
     except (RealsysError, TypeError, ImportError):  # required options, or a plug-in that is gone
         return None
     return experiment if dataclasses.is_dataclass(experiment) else None
-
-
-def _declared(options: Any, path: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
-    for f in dataclasses.fields(options):
-        value = getattr(options, f.name)
-        if is_choice(type(value)):
-            yield f"{path}{f.name}.{KIND}", f.metadata
-        if dataclasses.is_dataclass(value):
-            yield from _declared(value, f"{path}{f.name}.")
-        else:
-            yield f"{path}{f.name}", f.metadata
 
 
 def _flat(options: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:

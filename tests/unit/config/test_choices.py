@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,13 +10,23 @@ from typing import Any, ClassVar
 
 import pytest
 
+from experiments.parts.sft_math import SFTMathExperiment
+from launcher.cli import completion
+from launcher.cli.command_line import run
+from launcher.plan.idle_settings import idle_settings
+from launcher.python_api import settings_words
+from launcher.submit.planning import default_experiment, make_plan
+from launcher.submit.remake import value_at
 from realsys.api import registry
 from realsys.api.choice import Choice, register_kind
 from realsys.api.errors import ConfigError, UnknownName
 from realsys.api.options import option, range_problems
 from realsys.api.plain import from_plain, to_plain
-from realsys.config.option_tree import nearest, paths
+from realsys.config.json_schema import json_schema
+from realsys.config.option_tree import nearest, paths, rows
 from realsys.config.overrides import apply_settings, with_settings
+from realsys.config.settings import read_words
+from realsys.observability.report.option_rows import option_rows
 
 
 class Schedule(Choice):
@@ -254,7 +265,7 @@ def test_a_function_is_a_recipe_too() -> None:
             "keep one of them",
         ),
         (("after.path=x",), "after is none", "add after=maths or after=warmed, or leave it out"),
-        (("after=none", "after.path=x"), "after is none", "add after=maths or after=warmed"),
+        (("after=none", "after.path=x"), "after.path is given twice", "keep one of them"),
         (("after={path: x}",), "after is none", "add after=maths or after=warmed"),
         (("after.pth=x", "after=maths"), "no option called 'after.pth'", "'after.path'"),
         (("sft.task=math",), "no task called 'math'", "did you mean 'maths'"),
@@ -277,7 +288,7 @@ def test_the_refusal_says_where(tmp_path: Path) -> None:
     (problem,) = problems("schedule.max_staleness=2")
     assert problem.where == "schedule.max_staleness, command line 'schedule.max_staleness=2'"
     config = tmp_path / "c.yaml"
-    config.write_text("seed: 2\nschedule:\n  kind: asink\nschedule.kind: sync\n")
+    config.write_text("seed: 2\nschedule:\n  kind: asink\n")
     assert {p.what: p.where for p in problems(config=config)} == {
         "no schedule called 'asink'": f"schedule, {config}:3"
     }
@@ -392,3 +403,131 @@ def test_names_of_all_kinds_and_ranges_of_the_chosen_one() -> None:
     )
     wrong = replace(STALE, schedule=Async(servers=Servers(count=0), max_staleness=0))
     assert [p.where for p in range_problems(wrong)] == ["schedule.servers.count"]
+
+
+def test_rows_of_the_chosen_kind_and_of_the_choice() -> None:
+    found = {row.path: row for row in rows(STALE)}
+    row = found["schedule"]
+    assert (row.default, row.range, row.section) == ("async", "async | detached | sync", True)
+    assert row.meaning == "when it samples and when it trains"
+    assert found["schedule.max_staleness"].default == 4
+    assert found["schedule.servers"].default is None
+    assert (found["after"].default, found["after"].type) == (None, "one of maths, warmed or none")
+    assert "schedule.max_staleness" not in {row.path for row in rows(Recipe())}
+
+
+def test_the_schema_has_every_kind() -> None:
+    schema = json_schema(replace(STALE, seed=9), {"more": Servers})
+    name, *tables = schema["properties"]["schedule"]["anyOf"]
+    assert name == {"enum": ["async", "detached", "sync"]}
+    assert [table["$ref"].rpartition("/")[2] for table in tables] == ["Async", "Detached", "Sync"]
+    assert schema["$defs"]["Async"]["properties"]["kind"] == {"const": "async"}
+    assert schema["$defs"]["Async"]["properties"]["max_staleness"] == {
+        "default": 1,
+        "description": "most updates between",
+        "minimum": 0,
+        "type": "integer",
+    }
+    assert schema["properties"]["schedule"]["description"] == "when it samples and when it trains"
+    assert schema["properties"]["seed"]["default"] == 9  # of the recipe
+    assert "$ref" in str(schema["$defs"]["Warmed"]["properties"]["first"])
+    assert {"type": "null"} in schema["properties"]["after"]["anyOf"]
+
+
+def test_python_values_are_settings_too() -> None:
+    words = settings_words(
+        {"schedule": Async(max_staleness=2), "sft": {"task": Warmed(first=Maths())}}
+    )
+    assert one(*words) == replace(
+        Recipe(), schedule=Async(max_staleness=2), sft=Phase(task=Warmed(first=Maths()))
+    )
+
+
+# ---- of an experiment ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chosen(SFTMathExperiment):
+    schedule: Schedule = option(Sync(), "when it samples and when it trains")
+
+
+def chosen() -> Chosen:
+    """Trains, as its schedule says."""
+    return Chosen(seed=7, schedule=Async(max_staleness=4))
+
+
+@pytest.fixture
+def _chosen(monkeypatch: pytest.MonkeyPatch, file_root: Path) -> None:
+    monkeypatch.setitem(registry._registered["experiment"], "chosen", chosen)
+
+
+@pytest.mark.usefixtures("_chosen")
+def test_an_experiment_s_choice_in_plan_options_and_report() -> None:
+    plan = make_plan("chosen", ["schedule.servers.count=2"], trial="a")
+    assert plan.options["seed"] == 7
+    assert plan.options["schedule"] == {
+        "kind": "async",
+        "max_staleness": 4,
+        "servers": {"count": 2},
+    }
+    assert from_plain(Chosen, plan.options).schedule == Async(
+        max_staleness=4, servers=Servers(count=2)
+    )
+    plan = make_plan("chosen", ["schedule=detached"], trial="a")
+    assert any("schedule has no effect here" in warning for warning in plan.warnings)
+    shown = {row.name: row for row in option_rows(plan.options, "chosen")}
+    assert (shown["schedule.kind"].value, shown["schedule.kind"].default) == ("detached", "async")
+    assert shown["schedule.kind"].meaning == "when it samples and when it trains"
+    assert shown["seed"].default == "7"
+
+
+@pytest.mark.usefixtures("_chosen")
+def test_idle_and_changed_settings_by_name() -> None:
+    settings = list(read_words(["schedule=detached", "schedule.max_staleness=3", "seed=8"], []))
+    found = [setting.path for setting in idle_settings(default_experiment("chosen"), settings)]
+    assert found == ["schedule", "schedule.max_staleness"]
+    assert value_at(chosen(), "schedule.kind") == "async"
+    assert value_at(chosen(), "schedule.servers.count") == 1
+
+
+@pytest.mark.usefixtures("_chosen")
+def test_verbs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["show", "--config", "chosen"]) == 0
+    out = capsys.readouterr().out
+    assert (
+        "# schedule = async (async | detached | sync): when it samples and when it trains\n" in out
+    )
+    assert "schedule.max_staleness  4" in out
+    assert run(["show", "--config", "chosen", "schedule=detached", "--json"]) == 0
+    found = {row["path"]: row for row in json.loads(capsys.readouterr().out)["options"]}
+    assert found["schedule"]["default"] == "detached"
+    assert found["schedule.max_staleness"]["default"] == 7
+    assert "schedule.servers" not in found
+    assert run(["schema", "chosen"]) == 0
+    assert json.loads(capsys.readouterr().out)["properties"]["seed"]["default"] == 7
+    assert run(["graph", "chosen"]) == 0
+    assert run(["experiments"]) == 0
+    assert "Trains, as its schedule says." in capsys.readouterr().out
+    assert completion.candidates(["plan", "chosen", "schedule"]) == ["schedule.", "schedule="]
+    assert completion.candidates(["plan", "chosen", "schedule=a"]) == ["schedule=async"]
+    assert completion.candidates(["plan", "chosen", "schedule.s"]) == ["schedule.servers."]
+    assert run(["plan", "chosen", "schedule=x"]) == 4
+    assert "no schedule called 'x'" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("file_root")
+@pytest.mark.parametrize(
+    ("made_by", "what"),
+    [
+        (lambda: 3, "which makes no Experiment"),
+        (Recipe, "which makes no Experiment"),
+        (3, "which makes no Experiment"),
+        (lambda size: size, "can't be made without arguments"),
+    ],
+)
+def test_what_makes_no_experiment_is_refused(
+    made_by: Any, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(registry._registered["experiment"], "odd", made_by)
+    with pytest.raises(ConfigError, match=what):
+        make_plan("odd", trial="a")

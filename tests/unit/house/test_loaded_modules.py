@@ -73,6 +73,7 @@ def test_planning_loads_nothing_that_reads_the_state_of_trials() -> None:
     assert within(loaded, "launcher.submit") == {
         "launcher.submit.job_options",
         "launcher.submit.planning",
+        "launcher.submit.setting_table",
     }
     assert "compileall" not in loaded
     assert within(loaded, "launcher.cli.verbs") == {"launcher.cli.verbs.run_verbs"}

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from launcher.cli import completion, entry, front_page, write_front_page
 from launcher.cli.command_line import run
 from launcher.cli.tables import print_status
 from launcher.sites.places import user_name
+from launcher.submit import setting_table
 from launcher.submit.planning import make_plan
 from launcher.terminal import exit_codes
 from launcher.terminal.exit_codes import ExitCode
@@ -176,7 +178,20 @@ def test_a_closed_pipe_is_quiet() -> None:
             ["ppo-math", "ppo-math-async", "ppo-math-detached", "ppo-math-split"],
         ),
         (["plan", "--cluster", ""], ["local"]),
-        (["launch", "ppo-math", ""], []),
+        (["launch", "ppo-math", "see"], ["seed="]),
+        (["plan", "ppo-math", "ppo.ge"], ["ppo.gen."]),
+        (["plan", "sft-math", "see"], []),  # not planned yet: not known
+        (
+            ["launch", "--import", "x.py", "ppo-math", "placement=s"],
+            ["placement=shared", "placement=split"],
+        ),
+        (["launch", "ppo-math", "placement", "="], ["shared", "split"]),  # as bash cuts words
+        (["launch", "ppo-math", "placement", "=", "sp"], ["split"]),
+        (["launch", "ppo-math", "seed", "=", "3", "tensorboard=t"], ["tensorboard=true"]),
+        (["resume", "ppo-math/run7", "dataset.shuffle=f"], ["dataset.shuffle=false"]),
+        (["show", "--config", "ppo-math", "actor.dtype=n"], ["actor.dtype=none"]),
+        (["launch", "ppo-math", "scheduling.all.part"], ["scheduling.all.partition="]),
+        (["launch", "ppo-math", "actor.path="], []),
         (["launch", "--config", ""], []),
         (["nonsense", "x"], []),
         (["completion", "z"], ["zsh"]),
@@ -200,6 +215,12 @@ def test_tab_in_a_real_bash(trial: TrialFiles, tmp_path: Path) -> None:
         ["bash", "-c", script], capture_output=True, text=True, env={**os.environ, "PATH": path}
     )
     assert done.stdout == "model_worker/0|"
+    script = script.replace("logs ppo-math/run7 mo", "plan ppo-math placement = sp")
+    script = script.replace("COMP_CWORD=3", "COMP_CWORD=5")
+    done = subprocess.run(
+        ["bash", "-c", script], capture_output=True, text=True, env={**os.environ, "PATH": path}
+    )
+    assert (done.stdout, done.stderr) == ("split|", "")
 
 
 # ---- errors ---------------------------------------------------------------------------------
@@ -389,6 +410,11 @@ def test_show_every_option_with_default_unit_range_and_meaning(
         "section": False,
     }
     assert rows["ppo.gen.temperature"]["type"] == "number"
+    assert run(["show", "--config", "ppo-math", "seed=7", "--json"]) == 0
+    assert {r["path"]: r for r in document(capsys)["options"]}["seed"]["default"] == 7
+    assert run(["show", "--config", "ppo-math", "sede=7"]) == 4
+    assert run(["show", "ppo-math/run7", "seed=7"]) == 2
+    capsys.readouterr()
     assert run(["show", "--config", "ppo-math"]) == 0
     out = capsys.readouterr().out
     for path in rows:
@@ -738,3 +764,29 @@ def test_a_picture_of_an_unknown_kind_is_refused(
 ) -> None:
     assert run(["graph", "ppo-math", "--out", str(tmp_path / "x.txt")]) == ExitCode.USAGE
     assert "must end in .png, .svg or .pdf" in capsys.readouterr().err
+
+
+def test_settings_of_other_code_are_not_offered(trial: TrialFiles, tmp_path: Path) -> None:
+    """The table counts while the files that declare the settings are as they were."""
+    (table,) = (tmp_path / "home" / ".cache" / "realsys" / "settings").iterdir()
+    assert setting_table.recall("ppo-math")["placement"] == ("shared", "split")
+    assert setting_table.recall("sft-math") == {}
+    text = table.read_text()
+    for wrong in (
+        re.sub(r"(ppo_math.py\t)", r"\g<1>9", text),
+        text.replace("ppo_math.py", "gone.py"),
+        text.replace(setting_table.FORMAT, "other"),
+        "",
+        "\n\n",
+    ):
+        table.write_text(wrong)
+        assert setting_table.recall("ppo-math") == {}
+        assert completion.candidates(["plan", "ppo-math", "see"]) == []
+    table.write_bytes(b"\xff\xfe")
+    assert completion.candidates(["plan", "ppo-math", "see"]) == []
+    assert run(["plan", "ppo-math"]) == 0
+    assert completion.candidates(["plan", "ppo-math", "see"]) == ["seed="]
+    shutil.rmtree(table.parent)
+    table.parent.write_text("no folder")
+    assert run(["plan", "ppo-math"]) == 0
+    assert completion.candidates(["plan", "ppo-math", "see"]) == []
