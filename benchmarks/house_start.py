@@ -19,11 +19,12 @@ code that only states a default does not count.
 
 **Times** of the command line are medians of rounds in which all commands take turns, so that other load
 hits them alike, divided by that of ``python -c pass``. The tree's own code is run, by the interpreter that
-runs this file, through the same lines as the installed program. Tab is what the shell calls:
-``realsys __complete la``. ``status`` and ``ls`` see a trial that was launched and killed. All modules have
-been compiled by a round before the first that counts. The same by computing time (user and system) stands
-beside it: on a busy machine it is the steadier of the two. Compare figures of one environment only: the
-``.pth`` files of its packages can double the time of ``python -c pass``.
+runs this file, through the same lines as the installed program. Tab is what the shell calls: ``realsys
+__complete la``, and for settings ``realsys __complete launch ppo-math ppo.``, when they are known.
+``status`` and ``ls`` see a trial that was launched and killed. All modules have been compiled by a round
+before the first that counts. The same by computing time (user and system) stands beside it: on a busy
+machine it is the steadier of the two. Compare figures of one environment only: the ``.pth`` files of its
+packages can double the time of ``python -c pass``.
 """
 
 from __future__ import annotations
@@ -347,6 +348,7 @@ def commands(realsys: list[str]) -> dict[str, list[str]]:
         "python -c pass": [sys.executable, "-c", "pass"],
         "--help": [*realsys, "--help"],
         "Tab": [*realsys, "__complete", "la"],
+        "Tab of settings": [*realsys, "__complete", "launch", "ppo-math", "ppo."],
         "status": [*realsys, "status", "ppo-math/run1"],
         "ls": [*realsys, "ls"],
         "plan": [*realsys, "plan", "ppo-math"],

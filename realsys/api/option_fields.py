@@ -24,18 +24,10 @@ def option(
     choices: tuple[str, ...] = (),
 ) -> Any:
     """A dataclass field with its meaning, unit and allowed range."""
-    metadata: dict[str, Any] = {
-        "meaning": meaning,
-        "description": f"{meaning} ({unit})"
-        if unit
-        else meaning,  # this and the ranges: pydantic's names
-        "unit": unit,
-        "ge": ge,
-        "gt": gt,
-        "le": le,
-        "lt": lt,
-        "choices": choices,
-    }
+    # "description" and the ranges are pydantic's names.
+    metadata: dict[str, Any] = {"ge": ge, "gt": gt, "le": le, "lt": lt, "choices": choices}
+    metadata |= {"meaning": meaning, "unit": unit}
+    metadata["description"] = f"{meaning} ({unit})" if unit else meaning
     if choices:
         metadata["json_schema_extra"] = {"enum": [*choices, *([None] if default is None else [])]}
     if isinstance(default, Mapping):

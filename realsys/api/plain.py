@@ -88,7 +88,8 @@ def _names(kind: type) -> tuple[str, ...]:
 
 
 @functools.cache
-def _hints(kind: type) -> dict[str, Any]:
+def hints(kind: type) -> dict[str, Any]:
+    """Types of the fields of a dataclass, resolved."""
     return typing.get_type_hints(kind)
 
 
@@ -161,8 +162,8 @@ def _read_dataclass(kind: Any, data: Any, where: str, seen: _Seen) -> Any:
             raise ConfigError(
                 f"unknown field {name!r}", where=where, fix=did_you_mean(str(name), known)
             )
-    hints = _hints(kind)
-    values = {name: _read(hints[name], v, f"{where}.{name}", seen) for name, v in data.items()}
+    types = hints(kind)
+    values = {name: _read(types[name], v, f"{where}.{name}", seen) for name, v in data.items()}
     try:
         return kind(**values)
     except TypeError as error:

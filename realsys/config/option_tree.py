@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import enum
-import functools
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -18,6 +17,7 @@ from typing import Any
 
 from realsys.api import registry
 from realsys.api.choice import KIND, is_choice, kinds_of
+from realsys.api.plain import hints
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,16 +31,6 @@ class OptionRow:
     range: str
     meaning: str
     section: bool = False  # a group of options; its default is none, or the kind that is chosen
-
-
-def hints(kind: Any) -> dict[str, Any]:
-    """Types of the fields of a dataclass, resolved."""
-    return _hints(kind)
-
-
-@functools.cache
-def _hints(kind: Any) -> dict[str, Any]:
-    return typing.get_type_hints(kind)
 
 
 def members(kind: Any) -> tuple[Any, ...]:

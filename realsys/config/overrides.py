@@ -19,8 +19,8 @@ from realsys.api import registry
 from realsys.api.choice import KIND, is_choice, kind_named
 from realsys.api.errors import ConfigError, UnknownName
 from realsys.api.options import range_problems
+from realsys.api.plain import hints
 from realsys.config.option_tree import (
-    hints,
     is_mapping,
     nearest,
     nested,
@@ -228,7 +228,7 @@ class _Overrides:
         self, group: Any, former: Any, given: list[_Given], path: str, *, optional: bool
     ) -> Any:
         """A group or a choice: first whether there is one and of which kind, then its members."""
-        choice, value = is_choice(group), former
+        choice, value, before = is_choice(group), former, len(self._applied.settings)
         kinds, members, named = list[_Given](), list[_Given](), list[UserSetting]()
         for one in given:
             absent = optional and one.is_none
@@ -258,7 +258,8 @@ class _Overrides:
         if len(wrong) == len(members):
             return value
         value = defaults_of(group) if value is None else value
-        return self.group(value, [one for one in members if one.rest], f"{path}.")
+        value = self.group(value, [one for one in members if one.rest], f"{path}.")
+        return value if len(self._applied.settings) > before else former
 
     def _chosen(self, choice: Any, former: Any, one: _Given, path: str) -> Any:
         """What a choice becomes by a setting that names its kind."""

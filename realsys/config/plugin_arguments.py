@@ -13,7 +13,8 @@ from typing import Any
 from realsys.api import registry
 from realsys.api.errors import ConfigError, UnknownName, did_you_mean
 from realsys.api.experiment import ExperimentConfig
-from realsys.config.option_tree import hints, type_text
+from realsys.api.plain import hints
+from realsys.config.option_tree import type_text
 from realsys.config.typed_values import fits
 
 

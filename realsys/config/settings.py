@@ -33,15 +33,11 @@ def read_words(words: Sequence[str], problems: list[ConfigError]) -> Iterator[Us
         name, equals, text = word.partition("=")
         name = name.strip()
         if not equals or not re.fullmatch(r"\w+(\.[^.\s=]+)*", name):
-            problems.append(
-                ConfigError(
-                    f"{word!r} is not a setting" + ("" if equals else ": it has no '='"),
-                    where="command line",
-                    fix=f"write NAME=VALUE, e.g. {name or 'seed'}=1"
-                    if not equals
-                    else "write NAME=VALUE with a dotted name, e.g. actor.optimizer.lr=1e-5",
-                )
-            )
+            what = f"{word!r} is not a setting" + ("" if equals else ": it has no '='")
+            example = "with a dotted name, e.g. actor.optimizer.lr=1e-5"
+            example = example if equals else f"e.g. {name or 'seed'}=1"
+            fix = f"write NAME=VALUE{' ' if equals else ', '}{example}"
+            problems.append(ConfigError(what, where="command line", fix=fix))
             continue
         with collected(problems):
             yield UserSetting(name, parse_flow(text), f"command line {word!r}")

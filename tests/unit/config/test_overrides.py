@@ -415,3 +415,9 @@ def test_an_option_of_the_command_line_and_a_word_for_the_same_are_refused() -> 
     assert problem.what == "scheduling.all.partition is given twice"
     assert "'scheduling.all.partition=b' and command line --partition" in problem.where
     assert not apply_overrides(LaunchSettings(), option).problems
+
+
+def test_a_group_that_may_be_absent_is_not_there_for_a_refused_setting() -> None:
+    applied = apply_settings(Options, words=["maybe.zzz=1", "seed=2"])
+    assert [p.what for p in applied.problems] == ["no option called 'maybe.zzz'"]
+    assert (applied.options.maybe, applied.options.seed) == (None, 2)

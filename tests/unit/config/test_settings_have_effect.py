@@ -17,8 +17,9 @@ from launcher.plan.scheduling_options import SchedulingOptions
 from launcher.submit.planning import default_experiment, make_plan
 from realsys.api import registry
 from realsys.api.errors import ConfigError
+from realsys.api.plain import hints
 from realsys.config.json_schema import json_schema
-from realsys.config.option_tree import OptionRow, hints, members, rows
+from realsys.config.option_tree import OptionRow, members, rows
 from realsys.config.overrides import with_settings
 from realsys.config.settings import read_words
 
