@@ -165,7 +165,7 @@ def test_without_a_penalty_there_is_no_reference(mode):
 
 def test_no_reference_follows_the_actor_without_a_penalty():
     experiment = PPOMathExperiment(ppo=PPOHyperparameters(kl_ctl=0.0), ref_ema_eta=0.1)
-    assert [p.where for p in experiment.problems()] == ["ref_ema_eta and ppo.kl_ctl"]
+    assert [p.where for p in experiment.problems()] == ["ref_ema_eta and algorithm.kl_ctl"]
 
 
 def test_rollouts_alone_have_one_call_and_no_model():

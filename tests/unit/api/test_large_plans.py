@@ -28,9 +28,9 @@ TREES = st.recursive(
 
 def plan_of(num_workers):
     words = [
-        f"n_model_workers={num_workers}",
-        f"dataset.train_bs_n_seqs={4 * num_workers}",
-        "dataset.eval_size=0",
+        f"placement.n_model_workers={num_workers}",
+        f"train_bs_n_seqs={4 * num_workers}",
+        "task.eval_size=0",
     ]
     return resolve(
         "ppo-math",

@@ -25,8 +25,8 @@ from realsys.config.settings import read_words
 CONTEXTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "ppo-math": (
         ("auto_eval=true", "exp_ctrl.save_freq_steps=5", "gpus_per_model_worker=1"),
-        ("actor.lora.rank=4", "critic.lora.rank=4", "ref.lora.rank=4", "ref_ema_eta=0.5"),
-        ("sft.model.lora.rank=4", "placement=split", "n_model_workers=2"),
+        ("actor.lora.rank=4", "critic.lora.rank=4", "ref.lora.rank=4", "algorithm.ref_ema_eta=0.5"),
+        ("sft.model.lora.rank=4", "placement=split", "placement.n_model_workers=2"),
     ),
     "grpo-math-async": ((), ("rollout.filter_by_success=true", "auto_eval=true")),
     "ppo-math-detached": ((),),
@@ -122,7 +122,7 @@ def test_every_setting_has_a_meaning_and_stands_in_the_schema(name: str) -> None
     ("word", "idle"),
     [
         ("ref.optimizer.lr=1", True),
-        ("rollout.gpus_per_server=1", True),
+        ("schedule.gpus_per_server=1", True),
         ("scheduling.rollout_worker.cpu=3", True),
         ("critic.lora.alpha=3", True),
         ("sft.seed=4", False),
@@ -144,7 +144,7 @@ def test_a_plan_warns_of_cpus_that_no_thread_uses() -> None:
 @pytest.mark.usefixtures("file_root")
 @pytest.mark.parametrize(
     ("word", "fix"),
-    [("ppo.gen.n=3", "use group_size=3"), ("ref.lora.rank=8", "actor.lora.rank")],
+    [("gen.n=3", "use group_size=3"), ("ref.lora.rank=8", "actor.lora.rank")],
 )
 def test_what_another_setting_says_is_refused(word: str, fix: str) -> None:
     with pytest.raises(ConfigError) as refused:

@@ -277,7 +277,7 @@ def test_an_engine_that_can_not_read_our_memory_says_what_to_do(
     engine = taker(tmp_path)
     for readable, words in (
         ((TensorExtent.DISK,), "weights from trainers are put on the disk of this node"),
-        ((), "use rollout.weights_through=disk"),
+        ((), "use schedule.weights_through=disk"),
     ):
         monkeypatch.setattr(fronted, "readable_by", lambda _, place, can=readable: place in can)
         engine._find_place()

@@ -14,7 +14,7 @@ from experiments.ppo_math import PPOMathExperiment
 from launcher.submit.planning import make_plan
 from realsys.api.options import MathDatasetOptions, ModelOptions
 
-RL = ("actor.optimizer.lr", "ppo.gen.max_new_tokens", "dataset.eval_size", "mem_per_model_worker")
+RL = ("actor.optimizer.lr", "gen.max_new_tokens", "task.eval_size", "mem_per_model_worker")
 
 
 @pytest.fixture
@@ -24,11 +24,11 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_real_model_is_told_the_toys_defaults_that_it_would_get(model, file_root):
-    words = (f"actor.path={model}", "ppo.gen.max_new_tokens=16", "dataset.max_prompt_len=16")
+    words = (f"actor.path={model}", "gen.max_new_tokens=16", "task.max_prompt_len=16")
     (told,) = (w for w in make_plan("ppo-math", words).warnings if "built-in toy" in w)
     for setting in (
         "actor.optimizer.lr=0.0003",
-        "dataset.eval_size=500",
+        "task.eval_size=500",
         "mem_per_model_worker=8192",
     ):
         assert setting in told

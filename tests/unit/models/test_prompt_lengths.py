@@ -108,7 +108,7 @@ def test_a_question_is_as_long_as_its_chat_template_makes_it(model, tmp_path):
     )
     (problem,) = dataset_problems(options, tokenizer_dir=str(model))
     assert f"are longer than {longest - 1} tokens" in problem.what
-    assert problem.fix.startswith(f"raise dataset.max_prompt_len to {longest},")
+    assert problem.fix.startswith(f"raise task.max_prompt_len to {longest},")
 
 
 def test_of_many_questions_the_longest_and_some_of_everywhere_are_looked_at(monkeypatch):

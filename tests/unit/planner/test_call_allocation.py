@@ -50,7 +50,7 @@ def test_sizes_follow_one_another_and_ranges_stand_where_they_say() -> None:
 def test_what_is_no_pool_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="is not a set of model workers") as refused:
         parse_pools({"left": text})
-    assert refused.value.where == "pools.left"
+    assert refused.value.where == "placement.pools.left"
 
 
 def test_all_mistakes_of_pools_are_told_with_both_numbers() -> None:

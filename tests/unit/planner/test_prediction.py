@@ -139,7 +139,7 @@ def test_a_shared_run_is_predicted_from_a_split_one(file_root: Path) -> None:
 def test_moves_are_taken_by_role_and_layouts(file_root: Path) -> None:
     plan = make_plan(
         "ppo-math",
-        ["allocation=actor_gen:d2t1p1,*:d1t2p1", "n_model_workers=2", "ref.backend=inference"],
+        ["placement.allocation=actor_gen:d2t1p1,*:d1t2p1", "placement.n_model_workers=2", "ref.backend=inference"],
         trial="made-up",
     )
     move = MoveEvent(
@@ -279,7 +279,7 @@ def test_refusals_name_the_rule(file_root: Path) -> None:
 
 
 def test_memory_of_a_plan_is_that_of_its_experiment(file_root: Path) -> None:
-    plan = split_plan("n_model_workers=4", "actor.backend=megatron", "actor.parallel=d1t2p1")
+    plan = split_plan("placement.n_model_workers=4", "actor.backend=megatron", "actor.parallel=d1t2p1")
     config = plan.phases[-1].config
     made = place_experiment(plan).roles["actor"].shape
     of_plan = memory_of_plans(config, made)(allocation_of(config))
@@ -291,7 +291,7 @@ def test_memory_of_a_plan_is_that_of_its_experiment(file_root: Path) -> None:
 
 
 def test_the_proposal_can_be_pasted(file_root: Path) -> None:
-    words = ("actor.backend=megatron", "dataset.train_bs_n_seqs=64")
+    words = ("actor.backend=megatron", "train_bs_n_seqs=64")
     plan = make_plan("ppo-math", words, trial="t")
     proposal = plan_search.propose(
         plan, gpus=4, profiles=(), device="h100", cluster=None, within_s=3.0

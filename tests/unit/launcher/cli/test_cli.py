@@ -217,7 +217,7 @@ def test_tab_in_a_real_bash(trial: TrialFiles, tmp_path: Path) -> None:
         (["plan", "ppo-math", "--config", "no.yaml"], 4, "can't be read"),
         (["plan", "ppo-math", "--cluster", "lcal"], 4, "did you mean 'local'?"),
         (["plan", "ppo-math", "--import", "no.py"], 4, "no file"),
-        (["plan", "ppo-math", "dataset.path=/no"], 4, "/no"),
+        (["plan", "ppo-math", "task.path=/no"], 4, "/no"),
         (["status", "ppo-math/run1"], 3, "no trial 'ppo-math/run1'"),
         (["stop", "nope"], 3, "no trial of experiment 'nope'"),
         (["resume", "nope"], 3, "launch one: realsys launch EXPERIMENT"),
@@ -379,8 +379,8 @@ def test_show_every_option_with_default_unit_range_and_meaning(
 ) -> None:
     assert run(["show", "--config", "ppo-math", "--json"]) == 0
     rows = {row["path"]: row for row in document(capsys)["options"]}
-    assert rows["dataset.max_prompt_len"] == {
-        "path": "dataset.max_prompt_len",
+    assert rows["task.max_prompt_len"] == {
+        "path": "task.max_prompt_len",
         "type": "whole number",
         "default": 128,
         "unit": "tokens",
@@ -388,7 +388,7 @@ def test_show_every_option_with_default_unit_range_and_meaning(
         "meaning": "longest question; a longer one is an error",
         "section": False,
     }
-    assert rows["ppo.gen.temperature"]["type"] == "number"
+    assert rows["gen.temperature"]["type"] == "number"
     assert run(["show", "--config", "ppo-math"]) == 0
     out = capsys.readouterr().out
     for path in rows:

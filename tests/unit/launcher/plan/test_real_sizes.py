@@ -64,13 +64,13 @@ def words_of(given: Path, model: str, *more: str) -> list[str]:
     path, data = model_folder(given / model, MODELS[model]), given / "q.jsonl"
     usual = {
         "actor.path": path,
-        "dataset.path": data,
-        "dataset.eval_path": data,
-        "dataset.eval_size": 32,
-        "dataset.max_prompt_len": 1024,
-        "dataset.train_bs_n_seqs": 64,
+        "task.path": data,
+        "task.eval_path": data,
+        "task.eval_size": 32,
+        "task.max_prompt_len": 1024,
+        "train_bs_n_seqs": 64,
         "group_size": 8,
-        "ppo.gen.max_new_tokens": 8192,
+        "gen.max_new_tokens": 8192,
         "gpus_per_model_worker": 1,
         "n_model_workers": 8,
     }
@@ -83,14 +83,14 @@ def put(usual: dict[str, object], words: tuple[str, ...] | list[str]) -> list[st
 
 
 RECOMPUTE = "actor.recompute=true"
-OWN_COPY = ("actor.parallel=d4t2p1", "allocation=actor_gen:d8t1p1", "actor.offload=true")
+OWN_COPY = ("actor.parallel=d4t2p1", "placement.allocation=actor_gen:d8t1p1", "actor.offload=true")
 SERVED = (
-    "mode=async",
-    "rollout.server_backend=sglang",
-    "rollout.weights_through=disk",
-    "rollout.gpus_per_server=4",
-    "rollout.servers=2",
-    "dataset.eval_size=0",
+    "schedule=async",
+    "schedule.server_backend=sglang",
+    "schedule.weights_through=disk",
+    "schedule.gpus_per_server=4",
+    "schedule.servers=2",
+    "task.eval_size=0",
     "actor.backend=megatron",
     "actor.max_tokens_per_mb=9216",
     "ref.max_tokens_per_mb=9216",
@@ -107,7 +107,7 @@ SERVED = (
             "grpo-math",
             "7b",
             "h100",
-            (RECOMPUTE, "group_size=16", "n_model_workers=32", "dataset.train_bs_n_seqs=128"),
+            (RECOMPUTE, "group_size=16", "placement.n_model_workers=32", "train_bs_n_seqs=128"),
             None,
         ),
         ("grpo-math", "7b", "h100", (RECOMPUTE, "actor.parallel=d4t2p1"), None),
@@ -130,8 +130,8 @@ SERVED = (
             "h100",
             (
                 RECOMPUTE,
-                "n_model_workers=32",
-                "dataset.train_bs_n_seqs=128",
+                "placement.n_model_workers=32",
+                "train_bs_n_seqs=128",
                 "ref.parallel=d4t8p1",
                 "ref.offload=true",
             ),
@@ -141,21 +141,21 @@ SERVED = (
             "grpo-math",
             "70b",
             "h100",
-            (*SERVED, "actor.parallel=d1t8p2", "n_model_workers=16", "ref.parallel=d1t8p1"),
+            (*SERVED, "actor.parallel=d1t8p2", "placement.n_model_workers=16", "ref.parallel=d1t8p1"),
             "optimizer of actor@0 49.3 GiB",
         ),
         (
             "grpo-math",
             "70b",
             "h100",
-            (*SERVED, "actor.parallel=d1t8p4", "n_model_workers=32", "ref.parallel=d1t8p1"),
+            (*SERVED, "actor.parallel=d1t8p4", "placement.n_model_workers=32", "ref.parallel=d1t8p1"),
             None,
         ),
         (
             "grpo-math",
             "70b",
             "h200",
-            (*SERVED, "actor.parallel=d1t8p2", "n_model_workers=16", "ref.parallel=d1t8p1"),
+            (*SERVED, "actor.parallel=d1t8p2", "placement.n_model_workers=16", "ref.parallel=d1t8p1"),
             None,
         ),
     ],
@@ -201,12 +201,12 @@ def test_what_a_refusal_says_leads_to_a_plan_that_fits(model, recipe, gpu, given
 
 
 def test_where_nothing_helps_it_says_how_much_is_missing_and_who_could(given):
-    more = ("n_model_workers=16", "actor.backend=megatron", "actor.parallel=d2t8p1")
+    more = ("placement.n_model_workers=16", "actor.backend=megatron", "actor.parallel=d2t8p1")
     words = words_of(given, "70b", *more)
     with pytest.raises(ModelsTooLarge) as refused:
         make_plan("grpo-math", words, cluster=str(given / "h200.yaml"))
     fix = refused.value.problems[0].fix
-    assert "rollout.server_backend=sglang" in fix
+    assert "schedule.server_backend=sglang" in fix
     assert re.search(
         r"No settings were found with which it fits: with .* exceeds the GPU by [\d.]+ GiB", fix
     )
@@ -266,7 +266,7 @@ def test_7b_on_one_node_by_hand(given):
 
 def test_the_first_stage_of_70b_by_hand(given):
     """20 of 80 layers of width 8192 (1024 of keys), MLP 28672, each cut by 8; vocabulary 128256."""
-    settings = (*SERVED, "actor.parallel=d1t8p4", "n_model_workers=32", "ref.parallel=d1t8p1")
+    settings = (*SERVED, "actor.parallel=d1t8p4", "placement.n_model_workers=32", "ref.parallel=d1t8p1")
     plan = make_plan(
         "grpo-math", words_of(given, "70b", *settings), cluster=str(given / "h100.yaml")
     )
@@ -291,7 +291,7 @@ def test_the_first_stage_of_70b_by_hand(given):
 
 # ---- servers and evaluators -----------------------------------------------------------------------
 
-ASYNC = ("mode=async", RECOMPUTE, "dataset.eval_size=0", "rollout.gpus_per_server=1")
+ASYNC = ("schedule=async", RECOMPUTE, "task.eval_size=0", "schedule.gpus_per_server=1")
 
 
 def servers(given: Path, model: str, gpu: str, *settings: str):
@@ -302,7 +302,7 @@ def servers(given: Path, model: str, gpu: str, *settings: str):
 
 
 def test_a_server_of_7b_has_new_weights_beside_those_in_use(given):
-    plan, (server,) = servers(given, "7b", "h100", "rollout.servers=4")
+    plan, (server,) = servers(given, "7b", "h100", "schedule.servers=4")
     terms, token = server.memory.terms, 2 * 28 * 512 * 2 * (1 + 1 / 28)
     assert (server.kind, server.count) == (WorkerType.GENERATION_SERVER, 4)
     assert terms["weights"] == terms["new weights"] == 2 * 7_615_616_512
@@ -330,7 +330,7 @@ def test_a_server_of_32b_has_no_room_for_two_copies(given):
         server.memory.bytes < server.usable < server.memory.bytes + server.memory.terms["weights"]
     )
     assert server.memory.host["new weights"] == server.memory.terms["weights"]
-    on_gpu = 'rollout.server_args={"staging": "gpu"}'
+    on_gpu = 'schedule.server_args={"staging": "gpu"}'
     words = words_of(given, "32b", *ASYNC, on_gpu, "ref.parallel=d1t8p1")
     with pytest.raises(
         ModelsTooLarge, match=r"each generation_server .* needs 129.* GiB of GPU memory"
@@ -339,8 +339,8 @@ def test_a_server_of_32b_has_no_room_for_two_copies(given):
 
 
 def test_engines_that_divide_their_gpus_themselves_must_hold_the_weights(given):
-    sglang = ("rollout.server_backend=sglang", "rollout.weights_through=disk")
-    plan, (server,) = servers(given, "70b", "h100", *sglang, "rollout.gpus_per_server=4")
+    sglang = ("schedule.server_backend=sglang", "schedule.weights_through=disk")
+    plan, (server,) = servers(given, "70b", "h100", *sglang, "schedule.gpus_per_server=4")
     assert server.memory.terms == {"weights": 2 * 70_553_706_496 / 4}
     assert plan.phases[0].config.generation_server[0].tp_size == 4
     ((_, what, *_), (*_, together), _) = server_rows([server])
@@ -355,7 +355,7 @@ def test_an_evaluator_counts_too(given):
         "auto_eval=true",
         "exp_ctrl.save_freq_steps=10",
         "evaluator.gpus=1",
-        "dataset.eval_size=32",
+        "task.eval_size=32",
     )
     plan, (_, evaluator) = servers(given, "7b", "h100", *evaluated)
     assert evaluator.kind is WorkerType.EVALUATOR
