@@ -71,7 +71,11 @@ NAMES = (
     *("x" * 5000, "a." * 2000 + "a", "sedé", "actor optimizer lr", "--seed", "-seed", "lr"),
 )
 WORKERS = (
-    *("placement.n_model_workers=1000000", "placement.n_model_workers=9223372036854775807", "group_size=10000000000"),
+    *(
+        "placement.n_model_workers=1000000",
+        "placement.n_model_workers=9223372036854775807",
+        "group_size=10000000000",
+    ),
     *(
         "actor.parallel=d1000000t1p1",
         "actor.parallel=d99999999999999999999t1p1",

@@ -11,9 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
-
-from experiments.grpo_math import GRPOMathExperiment
 from experiments.parts.placement import RolePlacement
+
 from realsys.algorithms.predictions import Predictions
 from realsys.api import registry
 from realsys.api.data import MicroBatchSpec

@@ -196,7 +196,11 @@ def test_rollouts_alone_can_be_trained_on_later(module_trials: Trials, tiny_poli
     rows = list(read_metrics(made.phase(made.root).metrics))
     assert len(rows) == SMALL_PPO_STEPS
     assert all("rollout/reward" in row and "actor_train/actor_loss" not in row for row in rows)
-    learns = (f"replay_from={made.root}", "schedule=async", f"schedule.max_staleness={SMALL_PPO_STEPS}")
+    learns = (
+        f"replay_from={made.root}",
+        "schedule=async",
+        f"schedule.max_staleness={SMALL_PPO_STEPS}",
+    )
     learnt = run_to_the_end(module_trials, "grpo-math", "learnt", start, *SMALL_PPO, *learns)
     assert trained_ids(learnt) == trained_ids(made)
     assert column(learnt, "actor_train/staleness/max") == [float(i) for i in range(SMALL_PPO_STEPS)]

@@ -48,7 +48,7 @@ SMALL_SFT = (
 PLUG_IN = '''
 from dataclasses import dataclass, replace
 
-from experiments.parts.sft_math import SFTMathExperiment
+from experiments.sft import sft_math
 from realsys.api.model import ModelInterfaceAbstraction
 from realsys.api.registry import register_experiment, register_interface
 from realsys.interfaces.sft import SFTInterface

@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-
 from experiments.parts.placement import RolePlacement
-from experiments.ppo_math import PPOMathExperiment
+
 from realsys.api import registry
 from realsys.api.data import MicroBatchSpec
 from realsys.api.dataflow import MFCDef

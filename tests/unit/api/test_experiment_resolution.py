@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from experiments.ppo_math import PPOMathExperiment
+from experiments.ppo_math import ppo_math
 from realsys.api.dataflow import MFCDef, ParamReallocHook
 from realsys.api.errors import ConfigError, ConfigErrors
 from realsys.api.experiment import ExperimentConfig
@@ -136,7 +136,7 @@ def test_every_worker_is_told_who_it_is_and_workers_watch_the_master():
 
 
 def test_the_default_ppo_experiment_resolves():
-    config = PPOMathExperiment().initial_setup().lazy_init()
+    config = ppo_math().initial_setup().lazy_init()
     assert [str(name) for name in config.resolved.instantiate] == [
         "actor@0",
         "critic@0",
@@ -150,7 +150,7 @@ def test_the_default_ppo_experiment_resolves():
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_without_a_penalty_there_is_no_reference(mode):
     ppo = PPOHyperparameters(kl_ctl=0.0, use_decoupled_loss=mode == "async")
-    experiment = PPOMathExperiment(mode=mode, ppo=ppo, actor=ModelOptions(path="start"))
+    experiment = replace(ppo_math(), mode=mode, ppo=ppo, actor=ModelOptions(path="start"))
     config = experiment.initial_setup().lazy_init()
     calls = {call.name: call for call in config.model_rpcs}
     assert "ref_inf" not in calls
@@ -164,12 +164,12 @@ def test_without_a_penalty_there_is_no_reference(mode):
 
 
 def test_no_reference_follows_the_actor_without_a_penalty():
-    experiment = PPOMathExperiment(ppo=PPOHyperparameters(kl_ctl=0.0), ref_ema_eta=0.1)
+    experiment = replace(ppo_math(), ppo=PPOHyperparameters(kl_ctl=0.0), ref_ema_eta=0.1)
     assert [p.where for p in experiment.problems()] == ["ref_ema_eta and algorithm.kl_ctl"]
 
 
 def test_rollouts_alone_have_one_call_and_no_model():
-    config = PPOMathExperiment(mode="rollout", actor=ModelOptions(path="start")).initial_setup()
+    config = replace(ppo_math(), mode="rollout", actor=ModelOptions(path="start")).initial_setup()
     config = config.lazy_init()
     assert [call.name for call in config.model_rpcs] == ["rollout_end"]
     assert [str(name) for name in config.resolved.instantiate] == ["reward@0"]
@@ -177,7 +177,9 @@ def test_rollouts_alone_have_one_call_and_no_model():
 
 
 def test_rollouts_alone_refuse_what_is_about_training():
-    experiment = PPOMathExperiment(mode="rollout", max_staleness=2, ref_ema_eta=0.1, auto_eval=True)
+    experiment = replace(
+        ppo_math(), mode="rollout", max_staleness=2, ref_ema_eta=0.1, auto_eval=True
+    )
     where = [p.where for p in experiment.problems()]
     assert {"max_staleness and mode", "ref_ema_eta and mode", "auto_eval and mode"} <= set(where)
 

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.ppo_math import PPOMathExperiment
 from launcher.plan.resolve import resolve
 from realsys.api.cluster import ClusterSpec
 from realsys.api.errors import ConfigError

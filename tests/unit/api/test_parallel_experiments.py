@@ -8,11 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from experiments.grpo_math import GRPOMathExperiment
-from experiments.parts.math_rl import MathRLExperiment
-from experiments.parts.sft_math import SFTMathExperiment
-from experiments.ppo_math import PPOMathExperiment
-from experiments.ppo_math_split import PPOMathSplitExperiment
+from experiments.grpo_math import grpo_math
+from experiments.ppo_math import ppo_math, ppo_math_split
+from experiments.sft import sft_math
 from realsys.api.dataflow import OffloadHook, ParamReallocHook
 from realsys.api.errors import ConfigError
 from realsys.api.experiment import Experiment
@@ -41,11 +39,11 @@ def call(experiment: Experiment, name: str):
 
 def ppo(**settings: object) -> PPOMathExperiment:
     roles = {
-        role: replace(getattr(PPOMathExperiment(), role), **settings.pop(role))
+        role: replace(getattr(ppo_math(), role), **settings.pop(role))
         for role in ("actor", "critic", "ref")
         if role in settings
     }
-    return PPOMathExperiment(**settings, **roles)
+    return replace(ppo_math(), **settings, **roles)
 
 
 def told(experiment: Experiment) -> list[str]:
@@ -62,7 +60,7 @@ def told(experiment: Experiment) -> list[str]:
 
 
 def test_without_settings_all_roles_share_one_worker() -> None:
-    assert shards(PPOMathExperiment()) == [
+    assert shards(ppo_math()) == [
         ["actor@0/d1t1p1#0", "critic@0/d1t1p1#0", "ref@0/d1t1p1#0", "reward@0/d1t1p1#0"]
     ]
 
@@ -104,11 +102,11 @@ def test_a_role_runs_on_the_first_workers_of_its_pool() -> None:
 
 
 def test_the_split_experiment_needs_no_setting() -> None:
-    assert shards(PPOMathSplitExperiment()) == [
+    assert shards(ppo_math_split()) == [
         ["actor@0/d1t1p1#0", "ref@0/d1t1p1#0"],
         ["critic@0/d1t1p1#0", "reward@0/d1t1p1#0"],
     ]
-    assert PPOMathSplitExperiment().ppo.critic_warmup_steps > 0
+    assert ppo_math_split().ppo.critic_warmup_steps > 0
 
 
 @pytest.mark.parametrize(("n", "left"), [(2, 1), (3, 2), (5, 3), (8, 4)])
@@ -144,7 +142,7 @@ def test_one_worker_can_t_be_split() -> None:
 
 
 def test_split_without_a_critic_keeps_reference_and_reward_on_the_right() -> None:
-    assert shards(GRPOMathExperiment(placement="split", n_model_workers=2)) == [
+    assert shards(replace(grpo_math(), placement="split", n_model_workers=2)) == [
         ["actor@0/d1t1p1#0"],
         ["ref@0/d1t1p1#0", "reward@0/d1t1p1#0"],
     ]
@@ -304,17 +302,17 @@ def test_megatron_needs_a_family_that_it_knows_in_every_layout(tmp_path: Path) -
 def test_algorithm_and_roles_must_agree() -> None:
     (problem,) = told(ppo(ppo=PPOHyperparameters(advantage="grpo")))
     assert "uses no critic" in problem
-    (problem,) = told(GRPOMathExperiment(ppo=PPOHyperparameters()))
+    (problem,) = told(replace(grpo_math(), ppo=PPOHyperparameters()))
     assert "needs a critic" in problem
 
 
 def test_fine_tuning_has_one_model_and_no_pools() -> None:
-    experiment = SFTMathExperiment(model=ModelOptions(parallel="d2", pool="left", offload=True))
+    experiment = replace(sft_math(), model=ModelOptions(parallel="d2", pool="left", offload=True))
     assert [problem.partition(" |")[0] for problem in told(experiment)] == [
         "this experiment has one model and no pools",
         "this experiment has one model, so no other would use the memory",
     ]
-    assert shards(SFTMathExperiment(model=ModelOptions(parallel="t2"))) == [
+    assert shards(replace(sft_math(), model=ModelOptions(parallel="t2"))) == [
         ["model@0/d1t2p1#0"],
         ["model@0/d1t2p1#1"],
     ]
@@ -338,8 +336,8 @@ def test_each_rank_must_have_a_held_out_record() -> None:
     for where, experiment in {
         "actor.parallel": ppo(actor=parallel, dataset=few),
         "allocation": ppo(allocation="actor_gen:d4", dataset=few),
-        "model.parallel": SFTMathExperiment(
-            dataset=few, model=replace(SFTMathExperiment().model, **parallel)
+        "model.parallel": replace(
+            sft_math(), dataset=few, model=replace(sft_math().model, **parallel)
         ),
     }.items():
         found = told(experiment)

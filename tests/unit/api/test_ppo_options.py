@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from experiments.ppo_math import PPOMathExperiment
+from experiments.ppo_math import ppo_math
 from realsys.api.errors import ConfigError
 from realsys.api.options import PPOHyperparameters, ppo_problems, range_problems
 from realsys.interfaces.ppo_actor import PPOActorInterface
@@ -37,7 +37,7 @@ def test_settings_that_do_not_go_together_are_named(changes, where):
 
 
 def test_an_experiment_tells_them():
-    experiment = PPOMathExperiment()
+    experiment = ppo_math()
     wrong = replace(experiment, ppo=replace(experiment.ppo, correction="cap"))
     assert "algorithm.correction" in [p.where for p in wrong.problems()]
 

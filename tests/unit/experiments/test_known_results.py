@@ -10,7 +10,7 @@ import pytest
 import yaml
 from real_shapes import HALF_A_BILLION, SEVEN_BILLION, Config, model_folder
 
-from experiments.grpo_math import GRPOMathExperiment
+from experiments.grpo_math import grpo_math
 from experiments.known_results import QwenDAPO, QwenGSM8K
 from launcher.plan.memory_check import memory_of_plan
 from launcher.submit.planning import make_plan
@@ -95,7 +95,8 @@ def test_answers_beyond_the_models_positions_are_refused(given):
     with pytest.raises(ConfigErrors, match="answers of 8192 tokens, but the model has 4096 pos"):
         make_plan("qwen2.5-7b-dapo", words)
     fits = [*words, "ppo.gen.max_new_tokens=3000", "ppo.overlong_buffer_len=none"]
-    told = GRPOMathExperiment(
+    told = replace(
+        grpo_math(),
         actor=ModelOptions(path=str(model)),
         dataset=MathDatasetOptions(max_prompt_len=2048),
         ppo=PPOHyperparameters(gen=GenerationHyperparameters(max_new_tokens=3000)),
@@ -104,8 +105,8 @@ def test_answers_beyond_the_models_positions_are_refused(given):
 
 
 def test_who_computes_on_cpus_beside_gpus_is_told():
-    experiment = GRPOMathExperiment(mode="async", auto_eval=True, gpus_per_model_worker=1)
+    experiment = replace(grpo_math(), mode="async", auto_eval=True, gpus_per_model_worker=1)
     told = " ".join(experiment.remarks(()))
     assert "Set rollout.gpus_per_server=1" in told
     assert "Set evaluator.gpus=1" in told
-    assert "compute on CPUs" not in " ".join(GRPOMathExperiment(mode="async").remarks(()))
+    assert "compute on CPUs" not in " ".join(replace(grpo_math(), mode="async").remarks(()))

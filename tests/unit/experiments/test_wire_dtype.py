@@ -1,7 +1,6 @@
 """In which dtype streamed weights travel, by what the servers are told to compute in."""
 
 import pytest
-
 from experiments.parts.rollout_parts import RolloutOptions
 
 

@@ -10,10 +10,10 @@ from typing import Any, cast
 
 import pytest
 import torch
+from experiments.parts.rollout_parts import RolloutOptions
 from real_trials import make_policy
 from safetensors.torch import load_file
 
-from experiments.parts.rollout_parts import RolloutOptions
 from realsys.api.errors import ConfigError, RealsysError, WaitTimeout, WorkerLost
 from realsys.generation.http.served_engine import EngineAnswer, Fetch, FetchedWeights
 from realsys.generation.served_engines import fronted

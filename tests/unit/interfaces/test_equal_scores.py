@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from experiments.grpo_math import GRPOMathExperiment
+from experiments.grpo_math import grpo_math
 from realsys.algorithms.advantages import group_advantages, num_equal_groups
 from realsys.api.data import MicroBatchSpec
 from realsys.api.model import (
@@ -147,7 +147,7 @@ def trained_once(**changes: Any) -> tuple[PPOActorInterface, Model, SequenceSamp
     The reference is the actor before that step: KL is not 0.
     """
     gen = GenerationHyperparameters(max_new_tokens=8)
-    ppo = replace(GRPOMathExperiment().ppo, gen=gen, ppo_n_minibatches=2, **changes)
+    ppo = replace(grpo_math().ppo, gen=gen, ppo_n_minibatches=2, **changes)
     does = PPOActorInterface(**to_plain(ppo), group_size=GROUP)
     optimizer = {"lr": 1e-2, "weight_decay": 0.1, "gradient_clipping": 0.0}
     made = tiny_llama(hidden_size=32, num_layers=1, **COMPANY)
@@ -211,7 +211,7 @@ def test_at_reward_0_the_gradient_is_that_of_penalty_and_entropy_alone() -> None
 
 
 def _fields(does: PPOActorInterface) -> dict[str, Any]:
-    ppo = GRPOMathExperiment().ppo
+    ppo = grpo_math().ppo
     return {name: getattr(does, name) for name in (*to_plain(ppo), "group_size", "reward")}
 
 

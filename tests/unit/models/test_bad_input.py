@@ -18,7 +18,6 @@ from test_hf_directory import write_safetensors
 from test_whole_models import CONFIG, shapes
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from experiments.parts.sft_math import SFTMathExperiment
 from launcher.cli.command_line import run
 from launcher.terminal.exit_codes import ExitCode
 from realsys.api import registry
@@ -95,7 +94,9 @@ def test_an_unknown_experiment_gets_the_nearest(refused: Refused) -> None:
 
 def test_an_unknown_key_gets_the_nearest(refused: Refused) -> None:
     message = refused("ppo-math", "ppo.eps_clp=0.2")
-    assert_in_order(message, "'ppo.eps_clp'", "command line 'ppo.eps_clp=0.2'", "'algorithm.eps_clip'")
+    assert_in_order(
+        message, "'ppo.eps_clp'", "command line 'ppo.eps_clp=0.2'", "'algorithm.eps_clip'"
+    )
 
 
 @pytest.mark.parametrize(
@@ -224,9 +225,7 @@ def test_a_prompt_over_the_limit_is_named_with_both_numbers(
 
 def test_fewer_questions_than_a_batch(refused: Refused, policy: Path, tmp_path: Path) -> None:
     path = questions(tmp_path, *[GOOD] * 50)
-    message = refused(
-        "ppo-math", f"task.path={path}", f"actor.path={policy}", "task.eval_size=10"
-    )
+    message = refused("ppo-math", f"task.path={path}", f"actor.path={policy}", "task.eval_size=10")
     assert_in_order(message, "50 questions are too few: 64 per batch and 10 held out", str(path))
 
 

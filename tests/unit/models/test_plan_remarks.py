@@ -9,8 +9,8 @@ import pytest
 from test_whole_models import CONFIG, shapes, write
 
 from experiments.parts import math_files
-from experiments.parts.sft_math import SFTMathExperiment
-from experiments.ppo_math import PPOMathExperiment
+from experiments.ppo_math import ppo_math
+from experiments.sft import sft_math
 from launcher.submit.planning import make_plan
 from realsys.api.options import MathDatasetOptions, ModelOptions
 
@@ -38,16 +38,16 @@ def test_a_real_model_is_told_the_toys_defaults_that_it_would_get(model, file_ro
 
 def test_nothing_is_said_where_all_are_set_or_the_model_is_the_toy(model, monkeypatch):
     short = MathDatasetOptions(max_prompt_len=32)  # the model has 64 positions
-    real = PPOMathExperiment(actor=ModelOptions(path=str(model)), dataset=short)
+    real = replace(ppo_math(), actor=ModelOptions(path=str(model)), dataset=short)
     assert not list(real.remarks({*RL, "critic.optimizer.lr"}))
-    assert not list(PPOMathExperiment().remarks(()))
+    assert not list(ppo_math().remarks(()))
     monkeypatch.setattr(math_files, "TOY_PARAMS", 10_000_000)
     assert not list(real.remarks(()))
 
 
 def test_the_preparing_phase_says_it_too(model):
-    sft = SFTMathExperiment(model=ModelOptions(path=str(model)))
-    (told,) = PPOMathExperiment(sft=sft).remarks(
+    sft = replace(sft_math(), model=ModelOptions(path=str(model)))
+    (told,) = replace(ppo_math(), sft=sft).remarks(
         (*RL, "critic.optimizer.lr", "sft.model.optimizer.lr")
     )
     assert told.startswith("phase sft: ")

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
+from experiments.parts.math_files import dataset_problems, sample_of
 
 from experiments.parts import math_files
-from experiments.parts.math_files import dataset_problems, sample_of
 from realsys.api.errors import CheckpointError
 from realsys.api.options import MathDatasetOptions
 from realsys.data.sources.math_questions import tokenize_prompt

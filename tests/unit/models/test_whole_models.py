@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from experiments.parts.math_files import model_problems
 from test_hf_directory import write_safetensors
 
-from experiments.parts.math_files import model_problems
 from realsys.api.errors import CheckpointError
 from realsys.api.options import LoRAOptions, ModelOptions
 from realsys.models.consistency import (

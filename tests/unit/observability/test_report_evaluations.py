@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-from experiments.ppo_math import PPOMathExperiment
-from experiments.ppo_math_async import PPOMathAsyncExperiment
 from launcher.cli.tables import evaluation_text
 from launcher.trials.status import trial_view
 from realsys.api.scheduling import WorkerType

@@ -139,7 +139,11 @@ def test_a_shared_run_is_predicted_from_a_split_one(file_root: Path) -> None:
 def test_moves_are_taken_by_role_and_layouts(file_root: Path) -> None:
     plan = make_plan(
         "ppo-math",
-        ["placement.allocation=actor_gen:d2t1p1,*:d1t2p1", "placement.n_model_workers=2", "ref.backend=inference"],
+        [
+            "placement.allocation=actor_gen:d2t1p1,*:d1t2p1",
+            "placement.n_model_workers=2",
+            "ref.backend=inference",
+        ],
         trial="made-up",
     )
     move = MoveEvent(
@@ -279,7 +283,9 @@ def test_refusals_name_the_rule(file_root: Path) -> None:
 
 
 def test_memory_of_a_plan_is_that_of_its_experiment(file_root: Path) -> None:
-    plan = split_plan("placement.n_model_workers=4", "actor.backend=megatron", "actor.parallel=d1t2p1")
+    plan = split_plan(
+        "placement.n_model_workers=4", "actor.backend=megatron", "actor.parallel=d1t2p1"
+    )
     config = plan.phases[-1].config
     made = place_experiment(plan).roles["actor"].shape
     of_plan = memory_of_plans(config, made)(allocation_of(config))

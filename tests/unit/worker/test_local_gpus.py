@@ -8,12 +8,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from experiments.parts.rollout_parts import RolloutOptions
 from stand_in_slurm import wait_until
 from test_resolve import CLUSTER
 from test_worker_restarts import SERVER, Trial
 from test_worker_restarts import trial as trial
 
-from experiments.parts.rollout_parts import RolloutOptions
 from launcher.plan.resolve import gpu_problems
 from realsys.api.errors import ClusterError
 from realsys.api.scheduling import ExperimentScheduling, Scheduling, TasksGroup

@@ -12,8 +12,7 @@ import yaml
 from real_shapes import SEVEN_BILLION, SEVENTY_BILLION, THIRTY_TWO_BILLION, Config, model_folder
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from experiments.ppo_math import PPOMathExperiment
-from experiments.ppo_math_async import PPOMathAsyncExperiment
+from experiments.ppo_math import ppo_math, ppo_math_async
 from launcher.cli.command_line import run
 from launcher.plan.memory_check import (
     ModelsTooLarge,
@@ -141,21 +140,36 @@ SERVED = (
             "grpo-math",
             "70b",
             "h100",
-            (*SERVED, "actor.parallel=d1t8p2", "placement.n_model_workers=16", "ref.parallel=d1t8p1"),
+            (
+                *SERVED,
+                "actor.parallel=d1t8p2",
+                "placement.n_model_workers=16",
+                "ref.parallel=d1t8p1",
+            ),
             "optimizer of actor@0 49.3 GiB",
         ),
         (
             "grpo-math",
             "70b",
             "h100",
-            (*SERVED, "actor.parallel=d1t8p4", "placement.n_model_workers=32", "ref.parallel=d1t8p1"),
+            (
+                *SERVED,
+                "actor.parallel=d1t8p4",
+                "placement.n_model_workers=32",
+                "ref.parallel=d1t8p1",
+            ),
             None,
         ),
         (
             "grpo-math",
             "70b",
             "h200",
-            (*SERVED, "actor.parallel=d1t8p2", "placement.n_model_workers=16", "ref.parallel=d1t8p1"),
+            (
+                *SERVED,
+                "actor.parallel=d1t8p2",
+                "placement.n_model_workers=16",
+                "ref.parallel=d1t8p1",
+            ),
             None,
         ),
     ],
@@ -266,7 +280,12 @@ def test_7b_on_one_node_by_hand(given):
 
 def test_the_first_stage_of_70b_by_hand(given):
     """20 of 80 layers of width 8192 (1024 of keys), MLP 28672, each cut by 8; vocabulary 128256."""
-    settings = (*SERVED, "actor.parallel=d1t8p4", "placement.n_model_workers=32", "ref.parallel=d1t8p1")
+    settings = (
+        *SERVED,
+        "actor.parallel=d1t8p4",
+        "placement.n_model_workers=32",
+        "ref.parallel=d1t8p1",
+    )
     plan = make_plan(
         "grpo-math", words_of(given, "70b", *settings), cluster=str(given / "h100.yaml")
     )
@@ -366,7 +385,7 @@ def test_an_evaluator_counts_too(given):
 
 
 def test_servers_without_gpus_are_as_ever():
-    run_ = PPOMathAsyncExperiment()
+    run_ = ppo_math_async()
     assert run_.scheduling_setup().generation_server.scheduling.mem == 4096
     (server,) = run_.initial_setup().generation_server
     assert set(server.backend_args) == {"dtype", "num_threads"}
@@ -374,7 +393,7 @@ def test_servers_without_gpus_are_as_ever():
 
 def test_where_servers_sample_sequences_are_as_long_as_elsewhere():
     """Model workers have no questions there: 256 tokens were taken for a prompt."""
-    base = PPOMathAsyncExperiment()
+    base = ppo_math_async()
     data = base.dataset
     config = base.with_prepared("sft", "/not/there").initial_setup().lazy_init()
     assert step_sizes(config).prompt_tokens == data.max_prompt_len != 256
@@ -455,7 +474,7 @@ def test_gpus_by_scheduling_are_gpus_by_setting(where):
     def phases(**settings):
         return resolve(
             "ppo-math",
-            PPOMathExperiment(**settings.pop("own", {})),
+            replace(ppo_math(), **settings.pop("own", {})),
             cluster=ClusterSpec(file_root="/tmp/root"),
             trial_name="a",
             user="ada",

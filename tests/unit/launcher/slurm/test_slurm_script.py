@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from experiments.ppo_math import PPOMathExperiment
 from launcher.job.entry_command import SUPERVISOR, entry_command
 from launcher.job.job_allocation import JobRequest
 from launcher.plan.resolve import resolve

@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 
-from experiments.parts.math_rl import MathRLExperiment
-from experiments.parts.sft_math import SFTMathExperiment
 from launcher.plan import resolve as resolve_module
 from launcher.plan.resolve import resolve
 from launcher.plan.scheduling_options import GroupOptions, SchedulingOptions
