@@ -48,7 +48,7 @@ SMALL_SFT = (
 PLUG_IN = '''
 from dataclasses import dataclass, replace
 
-from experiments.sft import sft_math
+from experiments.sft import SFTExperiment
 from realsys.api.model import ModelInterfaceAbstraction
 from realsys.api.registry import register_experiment, register_interface
 from realsys.interfaces.sft import SFTInterface
@@ -63,7 +63,7 @@ class Divides(SFTInterface):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mine(SFTMathExperiment):
+class Mine(SFTExperiment):
     """Fails in its third step."""
 
     def initial_setup(self):

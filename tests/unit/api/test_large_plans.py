@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from experiments.ppo_math import ppo_math
 from launcher.plan.resolve import resolve
 from realsys.api.cluster import ClusterSpec
 from realsys.api.errors import ConfigError
@@ -33,7 +34,7 @@ def plan_of(num_workers):
     ]
     return resolve(
         "ppo-math",
-        with_settings(PPOMathExperiment, words=words),
+        with_settings(ppo_math, words=words),
         cluster=ClusterSpec(file_root="/tmp/root"),
         trial_name="a",
         user="ada",

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from experiments.compose import RLExperiment
 from experiments.ppo_math import ppo_math
-from experiments.sft import sft_math
+from experiments.sft import SFTExperiment, sft_math
 from realsys.api.cluster import ClusterSpec
 from realsys.api.errors import ConfigError
 from realsys.api.options import OptimizerOptions, PPOHyperparameters, option, range_problems
@@ -119,7 +120,7 @@ def test_a_whole_number_that_no_machine_word_holds_is_refused(text: str) -> None
         read(int, Text(text), path="steps", origin="command line")
 
 
-@pytest.mark.parametrize("kind", [PPOMathExperiment, SFTMathExperiment])
+@pytest.mark.parametrize("kind", [RLExperiment, SFTExperiment])
 def test_a_seed_is_one_that_all_generators_take(kind: type[Any]) -> None:
     assert not list(range_problems(kind(seed=2**31 - 1)))
     (problem,) = (p for p in range_problems(kind(seed=2**31)) if p.where == "seed")

@@ -1,8 +1,7 @@
 """Settings of PPO that don't go together are told before anything starts."""
 
-from dataclasses import replace
-
 import pytest
+from changed_settings import changed
 
 from experiments.ppo_math import ppo_math
 from realsys.api.errors import ConfigError
@@ -30,7 +29,7 @@ CLASHES = [
 
 @pytest.mark.parametrize(("changes", "where"), CLASHES)
 def test_settings_that_do_not_go_together_are_named(changes, where):
-    (problem,) = ppo_problems(PPOHyperparameters(**changes))
+    (problem,) = ppo_problems(PPOHyperparameters(**changes), longest=32)
     assert problem.where == where
     with pytest.raises(ConfigError):
         PPOActorInterface(**changes)
@@ -38,7 +37,7 @@ def test_settings_that_do_not_go_together_are_named(changes, where):
 
 def test_an_experiment_tells_them():
     experiment = ppo_math()
-    wrong = replace(experiment, ppo=replace(experiment.ppo, correction="cap"))
+    wrong = changed(experiment, {"algorithm.correction": "cap"})
     assert "algorithm.correction" in [p.where for p in wrong.problems()]
 
 
@@ -54,7 +53,7 @@ def test_an_experiment_tells_them():
 )
 def test_settings_that_go_together_are_no_problem(changes):
     ppo = PPOHyperparameters(**changes)
-    assert [*ppo_problems(ppo), *range_problems(ppo)] == []
+    assert [*ppo_problems(ppo, longest=32), *range_problems(ppo)] == []
 
 
 @pytest.mark.parametrize(

@@ -18,12 +18,14 @@ from test_hf_directory import write_safetensors
 from test_whole_models import CONFIG, shapes
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from experiments.sft import SFTExperiment
+from experiments.task import MathTask, Task
 from launcher.cli.command_line import run
 from launcher.terminal.exit_codes import ExitCode
 from realsys.api import registry
 from realsys.api.experiment import ExperimentConfig
 from realsys.api.model import ModelName
-from realsys.api.options import MathDatasetOptions, WandbOptions
+from realsys.api.options import WandbOptions
 from realsys.api.worker_configs import Evaluator, GenerationServer, GserverManager, RolloutWorker
 
 pytestmark = pytest.mark.usefixtures("file_root")
@@ -299,11 +301,12 @@ def test_no_permission_to_write(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Idlers(SFTMathExperiment):
+class Idlers(SFTExperiment):
     """Asks for workers that nothing gives work."""
 
     wants: str = ""
-    dataset: MathDatasetOptions = MathDatasetOptions(train_bs_n_seqs=4, eval_size=0)
+    task: Task = MathTask(eval_size=0)
+    train_bs_n_seqs: int = 4
 
     def initial_setup(self) -> ExperimentConfig:
         config = super().initial_setup()

@@ -6,6 +6,7 @@ from itertools import combinations
 from pathlib import Path
 
 import pytest
+from changed_settings import changed
 
 from experiments.ppo_math import ppo_math
 from realsys.api.dataflow import DataflowGraph, MFCDef, build_graph
@@ -146,7 +147,9 @@ def test_text_of_the_graph() -> None:
 
 
 def test_the_text_tells_the_hooks_of_a_call() -> None:
-    experiment = replace(ppo_math(), allocation="actor_gen:d2", ref_ema_eta=0.25)
+    experiment = changed(
+        ppo_math(), {"placement.allocation": "actor_gen:d2", "algorithm.ref_ema_eta": 0.25}
+    )
     text = graph_text(experiment.with_prepared("sft", "/models/start").initial_setup().graph())
     assert "before: weights from actor@0" in text
     assert "after: weights to ref@0 (eta 0.25)" in text

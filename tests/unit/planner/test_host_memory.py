@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from experiments.placement import Shared
 from experiments.ppo_math import ppo_math, ppo_math_async
 from launcher.plan.memory_check import memory_of_plan
 from launcher.plan.plan_view import memory_rows
@@ -77,7 +78,7 @@ def test_terms_of_a_7b_model_by_hand():
 
 
 def test_versions_for_servers_are_counted_once_among_those_who_give_them():
-    run = replace(ppo_math_async(), n_model_workers=2)
+    run = replace(ppo_math_async(), placement=Shared(n_model_workers=2))
     config = run.initial_setup().lazy_init()
     made = ModelShape(**{**vars(QWEN_7B), "num_layers": 2})
     needs = host_memory_of_experiment(config, made)

@@ -17,6 +17,9 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from experiments.algorithm import PPO
+from experiments.compose import RLExperiment
+from experiments.placement import Shared, Split
 from experiments.ppo_math import ppo_math, ppo_math_async
 from launcher.plan.memory_check import gpu_bytes, memory_of_plan, memory_problems, usable_bytes
 from launcher.plan.plan_view import allocation_rows, memory_rows
@@ -313,7 +316,7 @@ def test_more_processes_and_smaller_micro_batches_never_need_more(layout, limit)
 # ---- workers -------------------------------------------------------------------------------------------
 
 
-def config_of(experiment: PPOMathExperiment):
+def config_of(experiment: RLExperiment):
     return experiment.with_prepared("sft", "/not/there").initial_setup().lazy_init()
 
 
@@ -339,12 +342,14 @@ def test_a_worker_has_all_its_copies_and_its_largest_call():
 
 
 def test_split_puts_each_copy_where_it_is():
-    found = memory_of_experiment(config_of(replace(ppo_math(), placement="split")), TINY)
+    found = memory_of_experiment(config_of(replace(ppo_math(), placement=Split())), TINY)
     assert [sorted(m.copies) for m in found.values()] == [["actor@0", "ref@0"], ["critic@0"]]
 
 
 def test_a_copy_beside_the_trained_one_has_no_optimizer():
-    found = memory_of_experiment(config_of(replace(ppo_math(), allocation="actor_gen:d2")), TINY)
+    found = memory_of_experiment(
+        config_of(replace(ppo_math(), placement=Shared(allocation="actor_gen:d2"))), TINY
+    )
     assert sorted(found[0].copies["actor@1"]) == ["weights"]
     assert sorted(found[0].copies["actor@0"]) == ["gradients", "optimizer", "weights"]
     assert sorted(found[1].copies) == ["actor@1"]
@@ -423,9 +428,7 @@ def test_a_cpu_worker_that_needs_more_than_its_task_has_is_a_warning():
 
 
 def test_idle_workers_are_told():
-    experiment = replace(
-        ppo_math(), pools={"all": "4"}, allocation="*:d2@all", actor=ppo_math().actor
-    )
+    experiment = replace(ppo_math(), placement=Shared(pools={"all": "4"}, allocation="*:d2@all"))
     spec = ClusterSpec(file_root="/tmp/root")
     plan = resolve("ppo-math", experiment, cluster=spec, trial_name="a", user="ada")
     assert any("model workers 2-3 hold no model" in warning for warning in plan.warnings)
@@ -434,10 +437,8 @@ def test_idle_workers_are_told():
 def test_the_rows_of_a_plan_name_copies_pools_hooks_and_sums():
     plan = plan_of(
         cluster(gpu_memory_gib=80),
-        placement="split",
-        n_model_workers=4,
-        allocation="actor_gen:d2,actor_train:t2",
-        ref_ema_eta=0.5,
+        placement=Split(n_model_workers=4, allocation="actor_gen:d2,actor_train:t2"),
+        algorithm=PPO(ref_ema_eta=0.5),
     )
     rows = {row[0]: row[1:] for row in allocation_rows(plan.phase("main").config)}
     assert rows["actor_gen"] == (
@@ -468,7 +469,7 @@ def test_sizes_are_read_at_a_glance(num_bytes: float, text: str) -> None:
 def test_an_evaluation_counts_its_answers_and_in_an_asynchronous_run_its_whole_weights():
     """There it is all that the trainers' processes generate."""
     few = replace(ppo_math_async().actor, max_tokens_per_mb=256)
-    run = replace(ppo_math_async(), actor=few, n_model_workers=2)
+    run = replace(ppo_math_async(), actor=few, placement=Shared(n_model_workers=2))
     for worker in memory_of_experiment(config_of(run), TINY).values():
         assert not any("gen" in call for call in worker.calls)
         terms = worker.calls["evaluation of actor@0"]

@@ -325,10 +325,10 @@ def test_own_experiments_by_import(tmp_path: Path, capsys: pytest.CaptureFixture
     mine = tmp_path / "my_experiment_for_test_cli.py"
     mine.write_text(
         "from dataclasses import dataclass\n"
-        "from experiments.sft import sft_math\n"
+        "from experiments.sft import SFTExperiment\n"
         "from realsys.api.registry import register_experiment\n"
         "@dataclass(frozen=True, kw_only=True)\n"
-        "class Mine(SFTMathExperiment):\n"
+        "class Mine(SFTExperiment):\n"
         '    """My own."""\n'
         "register_experiment('mine-for-test-cli', Mine)\n"
     )

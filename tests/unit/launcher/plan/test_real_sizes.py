@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -394,7 +395,7 @@ def test_servers_without_gpus_are_as_ever():
 def test_where_servers_sample_sequences_are_as_long_as_elsewhere():
     """Model workers have no questions there: 256 tokens were taken for a prompt."""
     base = ppo_math_async()
-    data = base.dataset
+    data = base.task
     config = base.with_prepared("sft", "/not/there").initial_setup().lazy_init()
     assert step_sizes(config).prompt_tokens == data.max_prompt_len != 256
 

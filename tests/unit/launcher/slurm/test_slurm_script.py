@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from experiments.ppo_math import ppo_math
 from launcher.job.entry_command import SUPERVISOR, entry_command
 from launcher.job.job_allocation import JobRequest
 from launcher.plan.resolve import resolve
@@ -82,7 +83,7 @@ def plan_of(
         "train_bs_n_seqs=64",
     )
     last = {word.partition("=")[0]: word for word in (*settings, *words)}
-    experiment = with_settings(PPOMathExperiment, words=tuple(last.values()))
+    experiment = with_settings(ppo_math, words=tuple(last.values()))
     # The files of the experiment are not there: its own checks are another test's matter.
     unchecked = {"problems": lambda self: (), "remarks": lambda self, given: ()}
     experiment = type("Unchecked", (type(experiment),), unchecked)(

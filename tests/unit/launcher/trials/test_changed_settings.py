@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from experiments.compose import RLExperiment
+from experiments.sft import SFTExperiment
 from launcher.plan import resolve as resolve_module
 from launcher.plan.resolve import resolve
 from launcher.plan.scheduling_options import GroupOptions, SchedulingOptions
@@ -36,9 +38,16 @@ from realsys.trial.records import PlanChange
 # With what some settings need to be of any meaning.
 EXPERIMENTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("ppo-math", {}),
-    ("ppo-math", {"auto_eval": True, "actor.lora.rank": 4, "pools": {"all": "1", "more": "1"}}),
+    (
+        "ppo-math",
+        {
+            "auto_eval": True,
+            "actor.lora.rank": 4,
+            "placement.pools": {"all": "1", "more": "1"},
+        },
+    ),
     ("grpo-math", {}),
-    ("ppo-math-async", {"rollout.filter_by_success": True}),
+    ("ppo-math-async", {"schedule.success_range": (0.0, 1.0)}),
     ("sft-math", {}),
 )
 
@@ -56,8 +65,8 @@ wandb.entity max_answer_len
 """.split()
 CAN_WITH_A_CONSTANT_LEARNING_RATE = "exp_ctrl.total_train_epochs exp_ctrl.benchmark_steps".split()
 CANNOT = """
-seed group_size reward placement pools allocation n_model_workers mode max_staleness replay_from
-auto_eval weights_through ref_ema_eta deterministic cpus_per_model_worker gpus_per_model_worker ROLE.path
+seed group_size task.reward task algorithm schedule placement placement.pools placement.allocation
+placement.n_model_workers schedule.max_staleness auto_eval placement.weights_through algorithm.ref_ema_eta deterministic cpus_per_model_worker gpus_per_model_worker ROLE.path
 ROLE.dtype ROLE.backend ROLE.parallel ROLE.pool ROLE.recompute ROLE.cpu_offload ROLE.offload
 ROLE.optimizer.lr ROLE.optimizer.weight_decay ROLE.optimizer.beta1 ROLE.optimizer.beta2
 ROLE.optimizer.eps ROLE.optimizer.lr_schedule ROLE.optimizer.warmup_steps_proportion
@@ -77,17 +86,16 @@ gen.n gen.min_new_tokens gen.greedy gen.temperature gen.top_p gen.top_k
 gen.stop_token_ids schedule.staleness_policy schedule.servers schedule.server_backend
 schedule.server_args schedule.schedule_policy schedule.update_mode schedule.weights_through
 schedule.wire_dtype schedule.delta schedule.workers task.agent task.agent_args task.env
-task.env_args rollout.success_rate_lb rollout.success_rate_ub rollout.filter_by_success
+task.env_args schedule.success_range
 schedule.dump schedule.cpus_per_server schedule.gpus_per_server evaluator.n evaluator.cpus
 evaluator.gpus init.hidden_size init.num_layers init.num_heads init.num_kv_heads init.vocab_size
 """.split()
 
 # Where a changed value can't be guessed from the type.
 VALUES: dict[str, Any] = {
-    "allocation": "*:d2t1p1",
+    "placement.allocation": "*:d2t1p1",
     "train_bs_n_seqs": 32,
-    "mode": "one_step_off",
-    "n_model_workers": 2,
+    "placement.n_model_workers": 2,
     "ROLE.dtype": "bfloat16",
     "ROLE.backend": "inference",
     "ROLE.parallel": "d2t1p1",
@@ -102,7 +110,7 @@ def uncheck(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(resolve_module, "_option_problems", lambda experiment: [])
     patch.setattr(resolve_module, "unsupported", lambda config: [])
     patch.setattr(resolve_module, "rollout_argument_problems", lambda config: [])
-    for kind in (MathRLExperiment, SFTMathExperiment):
+    for kind in (RLExperiment, SFTExperiment):
         patch.setattr(kind, "remarks", lambda experiment, given: ())
 
 
