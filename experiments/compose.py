@@ -5,9 +5,9 @@
     Placement ─── calls → model workers                           placement.py
     Schedule ──── who samples, how far ahead of the training      schedule.py, asynchronous.py, detached.py
 
-``RLExperiment`` is these four values, the models and the run's length; a recipe (recipes.py) is a function that
-gives them defaults. Without ``actor.path=``, the experiment ``sft`` first makes the starting policy, cached by
-content.
+``RLExperiment`` is these four values, the models and the run's length; a recipe (recipes.py) is a function
+that gives them defaults. Without ``actor.path=``, the experiment ``sft`` first makes the starting policy,
+cached by content.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ GSM8K = Source(
 class QwenGSM8K(KnownResult):
     """Its sources: the policy, and both splits of the data set."""
 
-    sources = {
+    sources: ClassVar[Mapping[str, Source]] = {
         "actor.path": Source(
             name="Qwen/Qwen2.5-0.5B-Instruct", revision="7ae557604adf67be50417f59c2c2f167def9a775"
         ),
@@ -116,7 +116,7 @@ def qwen_gsm8k() -> QwenGSM8K:
 class QwenDAPO(KnownResult):
     """Its sources: the policy with its longer context, the questions, and AIME's questions."""
 
-    sources = {
+    sources: ClassVar[Mapping[str, Source]] = {
         "actor.path": Source(
             name="Qwen/Qwen2.5-Math-7B",
             revision="b101308fe89651ea5ce025f25317fea6fc07e96e",

@@ -1,12 +1,13 @@
 """Tasks: what is learned. Questions, how an answer is scored, how an episode runs. ``task=math``.
 
-``MathTask`` has questions from files, or arithmetic. A task of one's own is a ``GeneratedTask`` with a method
-that makes a question and one that scores an answer (docs/your_task.md).
+``MathTask`` has questions from files, or arithmetic. A task of one's own is a ``GeneratedTask`` with a
+method that makes a question and one that scores an answer (docs/your_task.md).
 """
 
 from __future__ import annotations
 
 import abc
+import inspect
 import random
 import zlib
 from collections.abc import Iterator, Mapping
@@ -206,6 +207,11 @@ class GeneratedTask(Task):
     def data_args(self) -> dict[str, Any]:
         """The task itself, from which a worker makes its questions."""
         return {"task": to_plain(self), "max_prompt_len": self.max_prompt_len}
+
+    def input_files(self) -> tuple[str, ...]:
+        """The file of the class: other code makes other questions."""
+        source = inspect.getsourcefile(type(self))
+        return () if source is None else (source,)
 
     def records(self, split: str, seed: int) -> list[dict[str, str]]:
         """Makes the questions of a split; what a question says decides its split, so none is in both.
