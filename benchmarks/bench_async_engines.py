@@ -13,7 +13,7 @@ medians over the rounds, of ratios within a round.
 (``given_cost.py``), exactly as fast as the servers alone at the start of the round. At best neither
 waits: the *bound* is the slower one's speed alone.
 
-``--trainer real``: two cores do the work of three processes. *training alone* is ``replay_from``, a
+``--trainer real``: two cores do the work of three processes. *training alone* is ``schedule=replay``, a
 trainer that never waits. At best the two cores do both halves' work without a pause: the *bound* is one
 over the sum of each half's cost per token alone, in seconds of both cores.
 """
@@ -147,8 +147,8 @@ def _generation_alone(bench: Bench, name: str) -> float:
 
 def _training_alone(bench: Bench, number: int) -> float:
     made = bench.trials.files("grpo-math", f"rollouts-{number}-0").root
-    words = (f"schedule.max_staleness={bench.args.steps}", f"replay_from={made}")
-    learnt = bench.run(f"train-{number}", "schedule=async", *words)
+    words = (f"schedule.max_staleness={bench.args.steps}", f"schedule.folder={made}")
+    learnt = bench.run(f"train-{number}", "schedule=replay", *words)
     return _told(TRAINING, trained_per_s(learnt, bench.args.questions * GROUP))
 
 

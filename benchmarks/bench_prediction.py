@@ -61,7 +61,7 @@ SLEEPING = (
     Run(
         "split, generation ahead",
         "cost-ppo",
-        ("placement=split", "placement.n_model_workers=2", "schedule.max_staleness=1"),
+        ("placement=split", "placement.n_model_workers=2", "schedule=one_step_off"),
         ("one worker",),
     ),
 )

@@ -53,12 +53,12 @@ SETTING = "actor.optimizer.lr"
 FOLDER = "REALSYS_HOUSE_FOLDER"  # where processes write what they saw
 PACKAGES = ("realsys", "launcher", "experiments")
 SMALL_RUN = (
-    "dataset.train_size=16",
-    "dataset.eval_size=8",
-    "dataset.train_bs_n_seqs=8",
+    "task.train_size=16",
+    "task.eval_size=8",
+    "train_bs_n_seqs=8",
     "group_size=2",
-    "ppo.gen.max_new_tokens=12",
-    "ppo.ppo_n_minibatches=2",
+    "gen.max_new_tokens=12",
+    "algorithm.ppo_n_minibatches=2",
     "cpus_per_model_worker=1",
 )
 

@@ -197,8 +197,8 @@ def test_rollouts_alone_can_be_trained_on_later(module_trials: Trials, tiny_poli
     assert len(rows) == SMALL_PPO_STEPS
     assert all("rollout/reward" in row and "actor_train/actor_loss" not in row for row in rows)
     learns = (
-        f"replay_from={made.root}",
-        "schedule=async",
+        "schedule=replay",
+        f"schedule.folder={made.root}",
         f"schedule.max_staleness={SMALL_PPO_STEPS}",
     )
     learnt = run_to_the_end(module_trials, "grpo-math", "learnt", start, *SMALL_PPO, *learns)

@@ -173,7 +173,7 @@ def test_a_split_run_equals_the_shared_one_bit_for_bit_and_overlaps(run, one):
 
 
 AHEAD = (
-    "schedule.max_staleness=1",
+    "schedule=one_step_off",
     "placement.pools.gen=1",
     "placement.pools.train=1",
     "placement.allocation=actor_gen:d1@gen,*:d1@train",

@@ -28,7 +28,7 @@ CONTEXTS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("actor.lora.rank=4", "critic.lora.rank=4", "ref.lora.rank=4", "algorithm.ref_ema_eta=0.5"),
         ("sft.model.lora.rank=4", "placement=split", "placement.n_model_workers=2"),
     ),
-    "grpo-math-async": ((), ("rollout.filter_by_success=true", "auto_eval=true")),
+    "grpo-math-async": ((), ("schedule.success_range=0,1", "auto_eval=true")),
     "ppo-math-detached": ((),),
     "sft-math": (("model.lora.rank=2",),),
 }
