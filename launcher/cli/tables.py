@@ -132,7 +132,8 @@ def print_options(rows: Sequence[OptionRow], *, width: int) -> None:
             _print_block(block, width)
             block = []
             output.data()
-            output.data(f"# {row.path}" + (f": {row.meaning}" if row.meaning else ""))
+            kind = f" = {row.default} ({row.range})" if row.default else ""
+            output.data(f"# {row.path}{kind}" + (f": {row.meaning}" if row.meaning else ""))
         else:
             block.append(row)
     _print_block(block, width)

@@ -84,7 +84,7 @@ class Planner:
     ) -> None:
         self.experiment, self._config, self._job = experiment, config, job or JobOptions()
         self._imports = import_all(imports)
-        self._kind = experiment_type(experiment)
+        self._defaults = default_experiment(experiment)
         self.cluster = with_threads(find_cluster(cluster))
         check_writable(self.cluster.file_root)
         check_store(self.cluster)
@@ -111,9 +111,7 @@ class Planner:
         problems: list[ConfigError] = []
         settings = [*read_settings(words, self._config, problems), *self._job.settings()]
         of_launch = [s for s in settings if s.path.startswith(PREFIX)]
-        applied = apply_overrides(
-            defaults_of(self._kind), [s for s in settings if s not in of_launch]
-        )
+        applied = apply_overrides(self._defaults, [s for s in settings if s not in of_launch])
         launch = apply_overrides(LaunchSettings(), of_launch)
         problems += [*applied.problems, *launch.problems, *self._job.problems(self.cluster)]
         if self.on_slurm:
@@ -138,7 +136,7 @@ class Planner:
             revision=self._revision,
             fits_memory=fits_memory,
         )
-        idle = idle_warnings(defaults_of(self._kind), settings)
+        idle = idle_warnings(self._defaults, settings)
         threads = thread_warnings(plan.phases, self.cluster)
         return dataclasses.replace(plan, warnings=(*plan.warnings, *idle, *threads))
 
@@ -153,26 +151,28 @@ def import_all(names: Sequence[str]) -> list[str]:
     return found
 
 
-def experiment_type(name: str) -> type[Experiment]:
-    """Returns the dataclass registered under ``name``.
+def default_experiment(name: str) -> Experiment:
+    """Makes the experiment registered under ``name``, a class or a function, with its own defaults.
 
     Raises:
         UnknownName: with the nearest names. ConfigError: it is not an experiment.
     """
-    kind = registry.find("experiment", name, where="command line")
-    if not (isinstance(kind, type) and issubclass(kind, Experiment)):
+    made_by = registry.find("experiment", name, where="command line")
+    found = defaults_of(made_by) if callable(made_by) else made_by
+    if not isinstance(found, Experiment):
         raise ConfigError(
-            f"{name} is registered as {kind!r}, which is not a subclass of Experiment",
+            f"{name} is registered as {made_by!r}, which makes no Experiment",
             where=f"register_experiment({name!r}, …)",
-            fix="subclass realsys.api.experiment.Experiment",
+            fix="register a subclass of realsys.api.experiment.Experiment, or a function that returns one",
         )
-    if not dataclasses.is_dataclass(kind):
+    if not dataclasses.is_dataclass(found):
+        kind = type(found)
         raise ConfigError(
             f"experiment {name} is not a dataclass",
             where=f"{kind.__module__}:{kind.__qualname__}",
             fix="decorate it: @dataclass(frozen=True, kw_only=True)",
         )
-    return kind
+    return found
 
 
 def setting_names(words: Iterable[str]) -> list[str]:
@@ -184,7 +184,7 @@ def setting_names(words: Iterable[str]) -> list[str]:
     for word in words:
         if (name := word.partition("/")[0]) in known:
             with suppress(ConfigError):
-                return list(paths(experiment_type(name)))
+                return list(dict.fromkeys(paths(default_experiment(name))))
     return []
 
 

@@ -25,7 +25,7 @@ from launcher.plan.resolve import resolve
 from launcher.plan.scheduling_options import PREFIX, LaunchSettings, SchedulingOptions
 from launcher.submit.dependencies import dependency_on
 from launcher.submit.job_options import JobOptions
-from launcher.submit.planning import experiment_type
+from launcher.submit.planning import default_experiment
 from launcher.trials.changed_settings import (
     PER_START,
     Difference,
@@ -149,7 +149,7 @@ class _PlanMaker:
         self.files, self.record, self.plan, self._raw = files, record, plan, raw
         self.layout: str | None = None
         try:
-            kind = experiment_type(plan.experiment_name)
+            kind = type(default_experiment(plan.experiment_name))
             self.options = from_plain(kind, plan.options, where="options")
             self.scheduling: SchedulingOptions = from_plain(
                 SchedulingOptions, _without_start(plan.scheduling_options), where="scheduling"

@@ -7,9 +7,11 @@ an instance of one kind. On paper (plan, YAML) that is a table with its name und
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any, ClassVar, TypeVar
 
 from realsys.api import registry
+from realsys.api.errors import UnknownName
 
 KIND = "kind"  # key of the name in a table
 K = TypeVar("K", bound="type[Choice]")
@@ -23,16 +25,52 @@ class Choice:
     ]  # what is chosen, e.g. "schedule": a kind of plug-in (realsys.api.registry)
     kind: ClassVar[str]  # name of this kind, e.g. "async"
 
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
+        """Describes a kind as the dataclass that it is, and a choice as one of its kinds."""
+        if hasattr(cls, "kind"):
+            return handler(source)
+        from pydantic_core import core_schema
+
+        kinds = [handler.generate_schema(kind) for kind in kinds_of(cls).values()]
+        return core_schema.union_schema(kinds) if kinds else core_schema.any_schema()
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: Any, handler: Any) -> Any:
+        """The same as JSON Schema: a kind's table has its name, and a choice may be a name alone."""
+        found = handler(schema)
+        if hasattr(cls, "kind"):
+            table = handler.resolve_ref_schema(found)
+            table["properties"] = {KIND: {"const": cls.kind}, **table.get("properties", {})}
+            return found
+        return {"anyOf": [{"enum": list(kinds_of(cls))}, *found.get("anyOf", [found])]}
+
 
 def is_choice(kind: Any) -> bool:
     """Whether a type is a choice or one of its kinds."""
     return isinstance(kind, type) and issubclass(kind, Choice)
 
 
-def kind_named(choice: type[Choice], name: str) -> type[Choice]:
-    """Returns the registered kind of that name. Raises UnknownName."""
-    found: type[Choice] = registry.find(choice.choice, name)
+def kind_named(choice: type[Choice], name: str, *, where: str = "registry") -> type[Choice]:
+    """Returns the registered kind of that name.
+
+    Raises:
+        UnknownName: with the nearest names, or because a field takes only some of the kinds.
+    """
+    found: type[Choice] = registry.find(choice.choice, name, where=where)
+    if not issubclass(found, choice):
+        fix = "use one of " + ", ".join(kinds_of(choice))
+        raise UnknownName(f"{choice.choice} {name!r} is not allowed here", where=where, fix=fix)
     return found
+
+
+def kinds_of(choice: type[Choice]) -> dict[str, type[Choice]]:
+    """Returns the kinds that a field of this type takes, by name, without those that can't be imported."""
+    found = {}
+    for name in registry.names(choice.choice):
+        with suppress(ImportError):
+            found[name] = registry.find(choice.choice, name)
+    return {name: kind for name, kind in found.items() if issubclass(kind, choice)}
 
 
 def register_kind(cls: K) -> K:

@@ -1,9 +1,10 @@
 """Dataclasses to plain JSON values and back, exactly.
 
 For what is written to disk and read by workers (the launch plan, the trial record). Enums become
-their value, tuples become lists, and where a field may hold one of several dataclasses the value
-carries ``"type"``. ``from_plain`` refuses unknown fields and wrong types with the path to the value.
-User configuration goes through realsys/config/overrides.py instead, which reports all mistakes at once.
+their value, tuples become lists, a choice carries its ``"kind"``, and where a field may hold one of
+several other dataclasses the value carries ``"type"``. ``from_plain`` refuses unknown fields and
+wrong types with the path to the value. User configuration goes through realsys/config/overrides.py
+instead, which reports all mistakes at once.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
+from realsys.api.choice import KIND, is_choice, kind_named
 from realsys.api.errors import ConfigError, did_you_mean
 
 T = TypeVar("T")
@@ -39,7 +41,7 @@ def to_plain(value: Any, *, seen: dict[int, Any] | None = None) -> Any:
             return seen[id(value)]
         kind = type(value)
         plain = {name: to_plain(getattr(value, name), seen=seen) for name in _names(kind)}
-        plain = {"type": kind.__name__, **plain} if _is_variant(kind) else plain
+        plain = {**_tag(kind), **plain}
         if seen is not None:
             seen[id(value)] = plain
         return plain
@@ -70,11 +72,14 @@ def from_plain(kind: type[T], data: Any, *, where: str = "", seen: _Seen = None)
     return typing.cast(T, _read(kind, data, where or getattr(kind, "__name__", str(kind)), seen))
 
 
-def _is_variant(kind: type) -> bool:
-    """True for the members of a union of dataclasses (they need a tag)."""
+@functools.cache
+def _tag(kind: Any) -> dict[str, str]:
+    """What tells a kind of a choice, or a member of a union of dataclasses, from the others."""
     from realsys.api.dataflow import OffloadHook, ParamReallocHook
 
-    return kind in (ParamReallocHook, OffloadHook)
+    if is_choice(kind):
+        return {KIND: kind.kind}
+    return {"type": kind.__name__} if kind in (ParamReallocHook, OffloadHook) else {}
 
 
 @functools.cache
@@ -106,6 +111,11 @@ def _read_new(kind: Any, data: Any, where: str, seen: _Seen) -> Any:
         return _read_union(args, data, where, seen)
     if origin is typing.Literal:
         return data if data in args else _refuse(f"one of {list(args)}", data, where)
+    if is_choice(kind):
+        name = data.get(KIND) if isinstance(data, dict) else None
+        if not isinstance(name, str):
+            _refuse(f"a table with kind: the name of a {kind.choice}", data, where)
+        kind = kind_named(kind, name, where=where)
     if dataclasses.is_dataclass(kind):
         return _read_dataclass(kind, data, where, seen)
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
@@ -144,8 +154,7 @@ def _read_union(args: tuple[Any, ...], data: Any, where: str, seen: _Seen) -> An
 def _read_dataclass(kind: Any, data: Any, where: str, seen: _Seen) -> Any:
     if not isinstance(data, dict):
         _refuse(f"a table of {kind.__name__}", data, where)
-    if _is_variant(kind):
-        data = {k: v for k, v in data.items() if k != "type"}
+    data = {k: v for k, v in data.items() if k not in _tag(kind)}
     known = {f.name for f in dataclasses.fields(kind) if f.init}
     for name in data:
         if name not in known:

@@ -234,9 +234,14 @@ def right_score(name: str) -> float:
     return _correct_scores.get(name, CORRECT_SCORE)
 
 
-def register_experiment(name: str, cls: type) -> None:
-    """Makes ``realsys launch NAME`` run ``cls`` (a frozen dataclass, see realsys.api.experiment)."""
-    register("experiment", name, cls)
+def register_experiment(name: str, recipe: Callable[[], Any]) -> None:
+    """Makes ``realsys launch NAME`` run what ``recipe`` makes.
+
+    Args:
+        recipe: an experiment's class (a frozen dataclass, see realsys.api.experiment), or a function
+            without arguments that returns an instance, whose values then are the defaults.
+    """
+    register("experiment", name, recipe)
 
 
 def make_experiment(name: str, **options: Any) -> Any:

@@ -11,18 +11,21 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+from realsys.api.plain import to_plain
 
-def json_schema(kind: type, also: Mapping[str, type]) -> dict[str, Any]:
+
+def json_schema(options: Any, also: Mapping[str, type]) -> dict[str, Any]:
     """The schema of a dataclass of settings.
 
     Args:
+        options: an instance, of which single values are stated as defaults.
         also: groups that every launch has besides, by name.
     """
     from pydantic import TypeAdapter
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of defaults that are no JSON: they are left out
-        found: dict[str, Any] = TypeAdapter(kind).json_schema()
+        found: dict[str, Any] = TypeAdapter(type(options)).json_schema()
         for name, group in also.items():
             inner = TypeAdapter(group).json_schema()
             found.setdefault("$defs", {}).update(inner.pop("$defs", {}))
@@ -32,4 +35,7 @@ def json_schema(kind: type, also: Mapping[str, type]) -> dict[str, Any]:
         part.pop("required", None)
         for setting in part.get("properties", {}).values():
             setting.pop("title", None)
+    for name, setting in found["properties"].items():
+        if "default" in setting:
+            setting["default"] = to_plain(getattr(options, name))
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **found}

@@ -16,6 +16,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from realsys.api import registry
+from realsys.api.choice import KIND, is_choice, kinds_of
+
 
 @dataclass(frozen=True, kw_only=True)
 class OptionRow:
@@ -27,7 +30,7 @@ class OptionRow:
     unit: str
     range: str
     meaning: str
-    section: bool = False  # a group of options, not a value
+    section: bool = False  # a group of options; its default is none, or the kind that is chosen
 
 
 def hints(kind: Any) -> dict[str, Any]:
@@ -48,9 +51,21 @@ def members(kind: Any) -> tuple[Any, ...]:
 
 
 def nested(kind: Any) -> type | None:
-    """The dataclass of a type ``X`` or ``X | None``; None for a plain value."""
-    found = [k for k in members(kind) if isinstance(k, type) and dataclasses.is_dataclass(k)]
-    return found[0] if len(found) == 1 else None
+    """The dataclass, or the choice, of a type ``X`` or ``X | None``; None for a plain value."""
+    found = [k for k in members(kind) if is_choice(k) or dataclasses.is_dataclass(k)]
+    return found[0] if len(found) == 1 and isinstance(found[0], type) else None
+
+
+def possible(group: Any) -> list[type]:
+    """The dataclasses that a group may be: one, or the kinds of a choice.
+
+    Args:
+        group: a type, or a group that is there: its kind comes first.
+    """
+    if isinstance(group, type):
+        return list(kinds_of(group).values()) if is_choice(group) else [group]
+    base = next((k for k in reversed(type(group).__mro__) if "choice" in vars(k)), None)
+    return list(dict.fromkeys([type(group), *(kinds_of(base).values() if base else ())]))
 
 
 def is_mapping(kind: Any) -> bool:
@@ -70,7 +85,8 @@ def table_of(kind: Any) -> type | None:
 def split_entry(entry: type, path: str) -> tuple[str, str]:
     """(name of the entry, what is below it) of a path within a table; a name may hold dots."""
     parts = path.split(".")
-    known = {f.name for f in dataclasses.fields(entry)}
+    known = {KIND if is_choice(entry) else ""}
+    known |= {f.name for kind in possible(entry) for f in dataclasses.fields(kind)}
     ends = (i for i in range(1, len(parts)) if parts[i] in known)
     end = next(ends, 1)
     return ".".join(parts[:end]), ".".join(parts[end:])
@@ -84,13 +100,13 @@ def rows(options: Any, *, path: str = "") -> Iterator[OptionRow]:
     groups = [f for f in dataclasses.fields(options) if _is_group(getattr(options, f.name))]
     for f in [*(f for f in dataclasses.fields(options) if f not in groups), *groups]:
         kind, value, name = hints(type(options))[f.name], getattr(options, f.name), path + f.name
-        group = f in groups
+        group, choice = f in groups, is_choice(type(value))
         yield OptionRow(
             path=name,
             type=type_text(kind),
-            default=None if group else value,
+            default=value.kind if choice else None if group else value,
             unit=f.metadata.get("unit", ""),
-            range=range_text(f.metadata),
+            range=" | ".join(registry.names(value.choice)) if choice else range_text(f.metadata),
             meaning=f.metadata.get("meaning", ""),
             section=group,
         )
@@ -102,21 +118,32 @@ def _is_group(value: Any) -> bool:
     return dataclasses.is_dataclass(value) and not isinstance(value, type)
 
 
-def paths(kind: type, *, path: str = "") -> Iterator[str]:
-    """Every dotted name below a dataclass, groups included."""
-    for f in dataclasses.fields(kind):
-        yield path + f.name
-        if inner := nested(hints(kind)[f.name]):
-            yield from paths(inner, path=f"{path}{f.name}.")
+def paths(options: Any, *, path: str = "", within: tuple[Any, ...] = ()) -> Iterator[str]:
+    """Every dotted name below a dataclass, groups included; of a choice, those of every kind, once.
+
+    Args:
+        options: the dataclass, or an instance, whose choices then are known to be what they are.
+        within: choices that are not entered again, where a kind holds the choice itself.
+    """
+    for kind in possible(options):
+        for f in dataclasses.fields(kind):
+            yield path + f.name
+            value = getattr(options, f.name, None)
+            inner = value if _is_group(value) else nested(hints(kind)[f.name])
+            if inner is not None and inner not in within:
+                entered = (*within, inner) if is_choice(inner) else within
+                below = paths(inner, path=f"{path}{f.name}.", within=entered)
+                yield from dict.fromkeys(below)
 
 
-def nearest(wrong: str, kind: type, *, path: str = "") -> str:
+def nearest(wrong: str, options: Any, *, path: str = "") -> str:
     """What the writer of an unknown dotted name probably meant, as a sentence.
 
     Args:
-        path: of ``kind`` itself, where it is an entry of a table.
+        options: as for ``paths``.
+        path: of ``options`` itself, where it is an entry of a table.
     """
-    known = list(paths(kind, path=path))
+    known = list(dict.fromkeys(paths(options, path=path)))
     last = wrong.rpartition(".")[2]
     same = [p for p in known if p.rpartition(".")[2] == last]
     close = [] if path else difflib.get_close_matches(wrong, known, n=3, cutoff=0.75)
@@ -180,6 +207,8 @@ def type_text(kind: Any) -> str:
         return f"list of {many.get(args[0], 'values') if args else 'values'}"
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
         return "one of " + ", ".join(str(member.value) for member in kind)
+    if is_choice(kind):
+        return "one of " + ", ".join(registry.names(kind.choice))
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         return "group"
     return "any value"

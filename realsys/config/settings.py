@@ -96,8 +96,8 @@ def spelled_twice(settings: Iterable[UserSetting]) -> Iterator[ConfigError]:
     """
     groups: dict[tuple[str, str], UserSetting] = {}  # (place, name of a group) → a value inside
     values: dict[tuple[str, str], UserSetting] = {}
-    for one in (leaf for setting in settings for leaf in _unfolded(setting)):
-        place, parts = _place(one.origin), one.path.split(".")
+    for one in (leaf for setting in settings for leaf in unfolded(setting)):
+        place, parts = place_of(one.origin), one.path.split(".")
         above = [(place, ".".join(parts[:i])) for i in range(1, len(parts))]
         same, own = values.get((place, one.path)), (place, one.path)
         clashes = [values[name] for name in above if name in values]
@@ -113,16 +113,16 @@ def spelled_twice(settings: Iterable[UserSetting]) -> Iterator[ConfigError]:
         groups.update(dict.fromkeys(above, one))
 
 
-def _unfolded(setting: UserSetting) -> Iterator[UserSetting]:
+def unfolded(setting: UserSetting) -> Iterator[UserSetting]:
     """A table's members one by one; an empty one gives no value."""
     if not isinstance(setting.written, dict):
         yield setting
         return
     for name, written in setting.written.items():
-        yield from _unfolded(UserSetting(f"{setting.path}.{name}", written, setting.origin))
+        yield from unfolded(UserSetting(f"{setting.path}.{name}", written, setting.origin))
 
 
-def _place(origin: str) -> str:
+def place_of(origin: str) -> str:
     """The command line, options such as --partition included, or the file, which it wins over."""
     return "" if origin.startswith("command line") else origin.rpartition(":")[0]
 

@@ -54,10 +54,8 @@ def read(kind: Any, written: Written, *, path: str, origin: str) -> Any:
         reason = _reason(last["type"], last["input"], kind)
     except RecursionError:
         reason = "values within values without end"
-    shown = repr(_plain(written))
-    shown = shown if len(shown) <= _SHOWN_CHARS else f"{shown[:_SHOWN_CHARS]}…"
     raise ConfigError(
-        f"{path} is {shown}" + (f" ({reason})" if reason else ""),
+        f"{path} is {shown(written)}" + (f" ({reason})" if reason else ""),
         where=f"{path}, {origin}",
         fix=f"use {_article(type_text(kind))}",
     )
@@ -254,6 +252,12 @@ def from_node(node: Any) -> Written:
         if isinstance(key.value, str):
             table[key.value] = from_node(value)
     return table
+
+
+def shown(written: Written) -> str:
+    """What was written, for a message."""
+    text = repr(_plain(written))
+    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}…"
 
 
 def _plain(written: Written) -> Any:

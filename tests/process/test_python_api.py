@@ -12,9 +12,9 @@ from real_trials import Trials
 
 import realsys
 from launcher.python_api import settings_words
-from launcher.submit.planning import experiment_type
+from launcher.submit.planning import default_experiment
 from realsys.api.errors import ConfigError, ConfigErrors, NoSuchTrial
-from realsys.config.overrides import apply_overrides, defaults_of
+from realsys.config.overrides import apply_overrides
 from realsys.config.settings import read_words
 
 pytestmark = pytest.mark.process
@@ -88,8 +88,7 @@ def test_values_arrive_as_they_were_given() -> None:
     )
     problems: list[ConfigError] = []
     read = list(read_words(words, problems))
-    defaults = defaults_of(experiment_type("ppo-math"))
-    found = apply_overrides(defaults, read)
+    found = apply_overrides(default_experiment("ppo-math"), read)
     assert [*problems, *found.problems] == []
     options = found.options
     assert (options.actor.optimizer.lr, options.actor.path) == (1e-5, "/models/a b")

@@ -288,12 +288,12 @@ def schema(
     import json
 
     from launcher.plan.scheduling_options import SchedulingOptions
-    from launcher.submit.planning import experiment_type, import_all
+    from launcher.submit.planning import default_experiment, import_all
     from launcher.terminal import output
     from realsys.config.json_schema import json_schema
 
     import_all(imports or [])
-    found = json_schema(experiment_type(experiment), {"scheduling": SchedulingOptions})
+    found = json_schema(default_experiment(experiment), {"scheduling": SchedulingOptions})
     output.data(json.dumps(found, indent=1))
     return ExitCode.OK
 
@@ -317,14 +317,17 @@ def _show_experiment(name: str, imports: list[str], json: bool) -> int:
     import shutil
 
     from launcher.cli.tables import print_options
-    from launcher.submit.planning import experiment_type, import_all
+    from launcher.submit.planning import default_experiment, import_all
     from launcher.terminal import output
     from realsys.config.option_tree import rows
 
     import_all(imports)
-    found = list(rows(experiment_type(name)()))
+    found = list(rows(default_experiment(name)))
     if json:
-        output.document(experiment=name, options=[row for row in found if not row.section])
+        output.document(
+            experiment=name,
+            options=[row for row in found if row.default is not None or not row.section],
+        )
         return ExitCode.OK
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 10_000
     print_options(found, width=width)
@@ -332,12 +335,12 @@ def _show_experiment(name: str, imports: list[str], json: bool) -> int:
 
 
 def _graph_of(name: str, imports: list[str], cluster: str | None) -> DataflowGraph:
-    from launcher.submit.planning import experiment_type, import_all
+    from launcher.submit.planning import default_experiment, import_all
     from realsys.api import registry
 
     import_all(imports)
     if name in registry.names("experiment"):
-        return experiment_type(name)().initial_setup().graph()
+        return default_experiment(name).initial_setup().graph()
     if "/" not in name:
         registry.find("experiment", name, where="command line")  # raises with the nearest names
     return _plan_of(name, cluster).phases[-1].config.graph()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from experiments.known_results import KnownResult
-from launcher.submit.planning import experiment_type
+from launcher.submit.planning import default_experiment
 from realsys.api import registry
 from realsys.api.experiment import ExperimentConfig
 
@@ -33,7 +33,7 @@ def lengths(config: ExperimentConfig) -> tuple[int, int, int]:
 
 def row_of(name: str) -> list[str]:
     """The row that the page should have."""
-    experiment = experiment_type(name)()
+    experiment = default_experiment(name)
     after, answers = "", ""
     for preparation in experiment.preparations():
         steps, questions, _ = lengths(preparation.experiment.initial_setup())
@@ -48,9 +48,9 @@ def test_every_experiment_has_a_row():
     assert {row[0].strip("`") for row in TABLE} == {
         name
         for name in registry.names("experiment")  # other tests may have added theirs
-        if experiment_type(name).__module__.startswith("experiments.")
-        and not issubclass(
-            experiment_type(name), KnownResult
+        if default_experiment(name).__module__.startswith("experiments.")
+        and not isinstance(
+            default_experiment(name), KnownResult
         )  # as long as the data that they are given
     }
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from launcher.submit.planning import experiment_type
+from launcher.submit.planning import default_experiment
 from realsys.api.dataflow import MFCDef
 from realsys.api.errors import CheckpointError
 from realsys.api.model import ModelName
@@ -34,7 +34,7 @@ class Keeps:
 
 
 def calls_of(max_new_tokens: int) -> tuple[MFCDef, ...]:
-    options = experiment_type("ppo-math-async")()
+    options = default_experiment("ppo-math-async")
     gen = replace(options.ppo.gen, max_new_tokens=max_new_tokens)
     longer = replace(options, ppo=replace(options.ppo, gen=gen))
     return tuple(longer.initial_setup().model_rpcs)

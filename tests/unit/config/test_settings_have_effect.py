@@ -14,7 +14,7 @@ import pytest
 
 from launcher.plan.idle_settings import consumed, idle_settings
 from launcher.plan.scheduling_options import SchedulingOptions
-from launcher.submit.planning import experiment_type, make_plan
+from launcher.submit.planning import default_experiment, make_plan
 from realsys.api import registry
 from realsys.api.errors import ConfigError
 from realsys.config.json_schema import json_schema
@@ -93,7 +93,7 @@ def test_every_setting_means_something_somewhere() -> None:
     known: dict[str, bool] = {}
     for name, contexts in CONTEXTS.items():
         for words in contexts:
-            options = with_settings(experiment_type(name), words=words)
+            options = with_settings(default_experiment(name), words=words)
             base = outcome(options)
             for row in rows(options):
                 if not row.section and not known.get(row.path):
@@ -105,9 +105,9 @@ def test_every_setting_means_something_somewhere() -> None:
 
 @pytest.mark.parametrize("name", registry.names("experiment"))
 def test_every_setting_has_a_meaning_and_stands_in_the_schema(name: str) -> None:
-    kind = experiment_type(name)
-    schema = json_schema(kind, {"scheduling": SchedulingOptions})
-    for row in rows(kind()):
+    options = default_experiment(name)
+    schema = json_schema(options, {"scheduling": SchedulingOptions})
+    for row in rows(options):
         assert row.meaning, row.path
         at = schema
         for part in row.path.split("."):
@@ -154,7 +154,7 @@ def test_what_another_setting_says_is_refused(word: str, fix: str) -> None:
 
 
 def test_an_experiment_that_can_not_be_looked_at_is_left_alone() -> None:
-    class Touchy(experiment_type("sft-math")):  # type: ignore[misc]
+    class Touchy(type(default_experiment("sft-math"))):  # type: ignore[misc]
         def initial_setup(self) -> Any:
             raise ValueError("not now")
 

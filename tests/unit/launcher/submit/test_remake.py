@@ -25,7 +25,7 @@ from launcher.submit import plan_change
 from launcher.submit import submit as submit_module
 from launcher.submit.job_options import JobOptions
 from launcher.submit.plan_change import read_stored_plan, replace_plan, restore_plan
-from launcher.submit.planning import experiment_type
+from launcher.submit.planning import default_experiment
 from launcher.submit.remake import RequestedChanges
 from launcher.submit.submit import make_trial, record_of, resubmit, trial_lock
 from launcher.trials.status import trial_view
@@ -93,7 +93,7 @@ class Site:
         launch = [w for w in words if w.startswith("scheduling.")]
         plan = resolve(
             name,
-            with_settings(experiment_type(name), words=own),
+            with_settings(default_experiment(name), words=own),
             cluster=self.cluster(slurm=slurm),
             trial_name="run1",
             user=user_name(),

@@ -17,7 +17,7 @@ from experiments.sft import SFTExperiment
 from launcher.plan import resolve as resolve_module
 from launcher.plan.resolve import resolve
 from launcher.plan.scheduling_options import GroupOptions, SchedulingOptions
-from launcher.submit.planning import experiment_type
+from launcher.submit.planning import default_experiment
 from launcher.trials.changed_settings import (
     ABSENT,
     PER_START,
@@ -163,7 +163,7 @@ def general(path: str) -> str:
 
 def verdicts(name: str, needed: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """(setting, yes | no | moot | unjudged) of each of an experiment's settings."""
-    options = experiment_type(name)()
+    options = default_experiment(name)
     for path, value in needed.items():
         options = with_value(options, path, value)
     before = plan_of(name, options)
@@ -224,7 +224,7 @@ CONSTANT = {
 
 @pytest.mark.parametrize("name", CAN_WITH_A_CONSTANT_LEARNING_RATE)
 def test_a_run_can_be_made_longer_where_no_learning_rate_follows_from_its_length(name: str) -> None:
-    options = experiment_type("ppo-math")()
+    options = default_experiment("ppo-math")
     longer = with_value(options, name, 7)
     (told, *_) = refused_changes(plan_of("ppo-math", options), plan_of("ppo-math", longer))
     assert told.difference.name == f"phases.main.config.{name}"
@@ -240,7 +240,7 @@ def test_a_run_can_be_made_longer_where_no_learning_rate_follows_from_its_length
 
 def test_the_longest_answer_may_not_change_where_losses_are_divided_by_it() -> None:
     by_sum = with_value(
-        experiment_type("grpo-math")(), "algorithm.loss_aggregation", "seq_mean_token_sum_norm"
+        default_experiment("grpo-math"), "algorithm.loss_aggregation", "seq_mean_token_sum_norm"
     )
     longer = with_value(by_sum, "gen.max_new_tokens", 99)
     (told, *_) = refused_changes(plan_of("grpo-math", by_sum), plan_of("grpo-math", longer))
@@ -249,8 +249,8 @@ def test_the_longest_answer_may_not_change_where_losses_are_divided_by_it() -> N
 
 
 def test_a_data_set_that_may_leave_records_out_keeps_its_lengths() -> None:
-    before = plan_of("ppo-math", experiment_type("ppo-math")())
-    after = plan_of("ppo-math", with_value(experiment_type("ppo-math")(), *LONGER))
+    before = plan_of("ppo-math", default_experiment("ppo-math"))
+    after = plan_of("ppo-math", with_value(default_experiment("ppo-math"), *LONGER))
     assert refused_changes(before, after) == []
     for plan in (before, after):
         for worker in plan["phases"][-1]["config"]["model_worker"]:
@@ -271,7 +271,7 @@ def test_resources_of_tasks(field: str) -> None:
     values: dict[str, Any] = {"cpu": 3, "gpu": 1.0, "mem": 99, "env_vars": {"A": "1"}}
     values["extra"] = {"comment": "x"}
     group = GroupOptions(**{field: values.get(field, "x")})
-    options = experiment_type("ppo-math")()
+    options = default_experiment("ppo-math")
     before = plan_of("ppo-math", options)
     after = plan_of("ppo-math", options, SchedulingOptions(model_worker=group))
     assert relevant_differences(before, after)
@@ -311,7 +311,7 @@ def test_patterns(path: str, pattern: str, fits: bool) -> None:
 
 
 def test_what_each_start_has_anew_is_no_difference() -> None:
-    plan = plan_of("ppo-math", experiment_type("ppo-math")())
+    plan = plan_of("ppo-math", default_experiment("ppo-math"))
     old = {**plan, "job": {"begin": "now", "requeue": True}, "warnings": ["x"]}
     new = {**plan, "job": {"begin": None, "requeue": True}}
     assert relevant_differences(old, new, ignored=PER_START) == []
@@ -320,13 +320,13 @@ def test_what_each_start_has_anew_is_no_difference() -> None:
 
 
 def test_an_unknown_part_of_a_plan_is_refused() -> None:
-    plan = plan_of("ppo-math", experiment_type("ppo-math")())
+    plan = plan_of("ppo-math", default_experiment("ppo-math"))
     (told,) = refused_changes(plan, {**plan, "something_new": 1})
     assert "not among the settings that no checkpoint depends on" in told.why
 
 
 def test_a_run_that_goes_further() -> None:
-    options = experiment_type("ppo-math")()
+    options = default_experiment("ppo-math")
     ten, twenty = (with_value(options, "exp_ctrl.benchmark_steps", n) for n in (10, 20))
     plans = [plan_of("ppo-math", o) for o in (ten, twenty, options)]
     assert extends_run(plans[0], plans[1])
