@@ -223,6 +223,7 @@ def environment_of(tree: Path, root: Path) -> dict[str, str]:
         "REALSYS_FILE_ROOT": str(root),
         "XDG_CONFIG_HOME": str(root / "config"),
         "XDG_STATE_HOME": str(root / "state"),
+        "XDG_CACHE_HOME": str(root / "cache"),
         "COLUMNS": "200",
     }
 

@@ -16,6 +16,7 @@ import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import is_dataclass
 from enum import Enum
 from os import PathLike, fspath
 from pathlib import Path
@@ -31,6 +32,7 @@ from launcher.trials.find_trials import all_trials, find_trial, trial_name
 from launcher.trials.status import TrialReader
 from launcher.trials.trial_view import TrialView
 from realsys.api.errors import ConfigError
+from realsys.api.plain import to_plain
 from realsys.observability.jsonl import read_jsonl
 from realsys.observability.metrics import read_metrics
 from realsys.trial.records import PhaseFiles, TrialFiles
@@ -206,6 +208,8 @@ def job_options(given: Mapping[str, Any]) -> JobOptions:
 def _plain(value: Any) -> Any:
     if isinstance(value, Enum):
         return value.value
+    if is_dataclass(value) and not isinstance(value, type):  # a group, or a kind of a choice
+        return to_plain(value)
     if isinstance(value, PathLike):
         return fspath(value)
     if isinstance(value, Mapping):

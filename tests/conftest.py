@@ -103,7 +103,13 @@ def trials(tmp_path: Path) -> Iterator[Trials]:
 @pytest.fixture
 def file_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A home and a file root of our own, and no colours."""
-    for name in ("REALSYS_CLUSTER", "FORCE_COLOR", "XDG_CONFIG_HOME", "XDG_STATE_HOME"):
+    for name in (
+        "REALSYS_CLUSTER",
+        "FORCE_COLOR",
+        "XDG_CONFIG_HOME",
+        "XDG_STATE_HOME",
+        "XDG_CACHE_HOME",
+    ):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("REALSYS_FILE_ROOT", str(tmp_path / "root"))

@@ -11,12 +11,14 @@ import os
 
 from launcher.cli import front_page
 from launcher.sites import places
+from launcher.submit import setting_table
 
 SCRIPTS = {
     "bash": """\
 _realsys() {
     local IFS=$'\\n'
     COMPREPLY=($(realsys __complete "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null))
+    [[ ${#COMPREPLY[@]} -eq 1 && $COMPREPLY == *[.=] ]] && compopt -o nospace 2>/dev/null
 }
 complete -o default -o bashdefault -F _realsys realsys
 """,
@@ -25,7 +27,9 @@ complete -o default -o bashdefault -F _realsys realsys
 _realsys() {
     local -a found
     found=("${(@f)$(realsys __complete "${(@)words[2,CURRENT]}" 2>/dev/null)}")
-    if [[ -n "$found[1]" ]]; then compadd -- "${found[@]}"; else _files; fi
+    if [[ -z "$found[1]" ]]; then _files; return; fi
+    compadd -S '' -- "${(@M)found:#*[.=]}"
+    compadd -- "${(@)found:#*[.=]}"
 }
 compdef _realsys realsys
 """,
@@ -38,13 +42,27 @@ TAKES_TRIAL = (
     *("status", "watch", "logs", "stop", "resume", "wait", "show", "graph", "report"),
     *("explain", "exec", "tell", "scale", "replay", "rm"),
 )
+TAKES_SETTINGS = ("launch", "plan", "resume", "show")
 TAKES_WORKER = ("logs", "exec", "tell")
 
 
 def candidates(words: list[str]) -> list[str]:
     """Lists the completions of the last of ``words``, sorted."""
-    *before, partial = words or [""]
-    return sorted(c for c in set(_possible(before, partial)) if c.startswith(partial))
+    *before, partial = _rejoined(words) or [""]
+    kept = 0 if partial == "".join(words[-1:]) else partial.index("=") + 1
+    found = {c for c in _possible(before, partial) if c.startswith(partial)}
+    return sorted(c[kept:] for c in found)
+
+
+def _rejoined(words: list[str]) -> list[str]:
+    """Words of which bash has made three, ``a``, ``=`` and ``b``: it completes the last alone."""
+    whole: list[str] = []
+    for previous, word in zip(["", *words], words, strict=False):
+        if whole and "=" in (previous, word):
+            whole[-1] += word
+        else:
+            whole.append(word)
+    return whole
 
 
 def _possible(before: list[str], partial: str) -> list[str]:
@@ -59,6 +77,8 @@ def _possible(before: list[str], partial: str) -> list[str]:
         return experiments()
     if previous in ("--trial", "--config", "--import", "--out", "--timeout", "--grace"):
         return []  # the shell offers files
+    if verb in TAKES_SETTINGS and (found := settings(before[1:], partial)):
+        return found
     position = len([word for word in before[1:] if not word.startswith("-")])
     if verb == "completion":
         return list(SCRIPTS)
@@ -68,6 +88,18 @@ def _possible(before: list[str], partial: str) -> list[str]:
         return []
     names = experiments() if verb in TAKES_EXPERIMENT else []
     return names + (trials() if verb in TAKES_TRIAL else [])
+
+
+def settings(before: list[str], partial: str) -> list[str]:
+    """Lists the next parts of names, or the values, of settings of the experiment named first."""
+    for word in before:
+        if known := setting_table.recall(word.partition("/")[0]):
+            name, equals, _ = partial.partition("=")
+            if equals:
+                return [f"{name}={value}" for value in known.get(name, ())]
+            ends = ((name, name.find(".", len(partial)) + 1) for name in known)
+            return [name[:end] if end else f"{name}=" for name, end in ends]
+    return []
 
 
 def experiments() -> list[str]:

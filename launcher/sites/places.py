@@ -32,6 +32,11 @@ def state_home() -> str:
     return _xdg("XDG_STATE_HOME", ".local", "state")
 
 
+def cache_home() -> str:
+    """Returns ``$XDG_CACHE_HOME/realsys``."""
+    return _xdg("XDG_CACHE_HOME", ".cache")
+
+
 def spec_folders() -> list[str]:
     """Lists the folders of cluster specs; the user's own before those shipped with the package."""
     package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))

@@ -20,6 +20,7 @@ from launcher.plan.scheduling_options import PREFIX, LaunchSettings
 from launcher.sites import places
 from launcher.sites.clusters import check_store, check_writable, find_cluster, missing_secrets
 from launcher.slurm.discovery.core_threads import with_threads
+from launcher.submit import setting_table
 from launcher.submit.job_options import JobOptions
 from launcher.trials.find_trials import next_free_name
 from realsys.api import registry
@@ -85,6 +86,7 @@ class Planner:
         self.experiment, self._config, self._job = experiment, config, job or JobOptions()
         self._imports = import_all(imports)
         self._defaults = default_experiment(experiment)
+        setting_table.remember(experiment, self._defaults)
         self.cluster = with_threads(find_cluster(cluster))
         check_writable(self.cluster.file_root)
         check_store(self.cluster)
@@ -184,7 +186,7 @@ def setting_names(words: Iterable[str]) -> list[str]:
     for word in words:
         if (name := word.partition("/")[0]) in known:
             with suppress(ConfigError):
-                return list(dict.fromkeys(paths(default_experiment(name))))
+                return paths(default_experiment(name))
     return []
 
 

@@ -118,32 +118,57 @@ def _is_group(value: Any) -> bool:
     return dataclasses.is_dataclass(value) and not isinstance(value, type)
 
 
-def paths(options: Any, *, path: str = "", within: tuple[Any, ...] = ()) -> Iterator[str]:
-    """Every dotted name below a dataclass, groups included; of a choice, those of every kind, once.
+Declared = tuple[str, type, "dataclasses.Field[Any]", Any]  # name, class that has it, field, type
+
+
+def declared(options: Any, *, path: str = "", within: tuple[Any, ...] = ()) -> Iterator[Declared]:
+    """Every field below a dataclass, groups included; of a choice, those of every kind.
 
     Args:
         options: the dataclass, or an instance, whose choices then are known to be what they are.
         within: choices that are not entered again, where a kind holds the choice itself.
     """
-    for kind in possible(options):
-        for f in dataclasses.fields(kind):
-            yield path + f.name
-            value = getattr(options, f.name, None)
-            inner = value if _is_group(value) else nested(hints(kind)[f.name])
+    for owner in possible(options):
+        for f in dataclasses.fields(owner):
+            kind, value = hints(owner)[f.name], getattr(options, f.name, None)
+            yield path + f.name, owner, f, kind
+            inner = value if _is_group(value) else nested(kind)
             if inner is not None and inner not in within:
                 entered = (*within, inner) if is_choice(inner) else within
-                below = paths(inner, path=f"{path}{f.name}.", within=entered)
-                yield from dict.fromkeys(below)
+                yield from declared(inner, path=f"{path}{f.name}.", within=entered)
+
+
+def paths(options: Any, *, path: str = "") -> list[str]:
+    """Every dotted name below a dataclass, groups and all kinds of its choices included."""
+    return list(dict.fromkeys(name for name, *_ in declared(options, path=path)))
+
+
+def values(f: dataclasses.Field[Any], kind: Any) -> tuple[str, ...] | None:
+    """All values of a field that has few, as a user types them; None: it is a group, and has none."""
+    known: list[Any] = list(f.metadata.get("choices", ()))
+    for one in members(kind):
+        if is_choice(one):
+            known += registry.names(one.choice)
+        elif dataclasses.is_dataclass(one):
+            return None
+        elif one is bool:
+            known += [True, False]
+        elif typing.get_origin(one) is typing.Literal:
+            known += typing.get_args(one)
+        elif isinstance(one, type) and issubclass(one, enum.Enum):
+            known += one
+    known += [None] if known and type(None) in members(kind) else []
+    return tuple(value_text(value) for value in known)
 
 
 def nearest(wrong: str, options: Any, *, path: str = "") -> str:
     """What the writer of an unknown dotted name probably meant, as a sentence.
 
     Args:
-        options: as for ``paths``.
+        options: as for ``declared``.
         path: of ``options`` itself, where it is an entry of a table.
     """
-    known = list(dict.fromkeys(paths(options, path=path)))
+    known = paths(options, path=path)
     last = wrong.rpartition(".")[2]
     same = [p for p in known if p.rpartition(".")[2] == last]
     close = [] if path else difflib.get_close_matches(wrong, known, n=3, cutoff=0.75)

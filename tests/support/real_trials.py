@@ -106,6 +106,7 @@ class Trials:
             "REALSYS_FILE_ROOT": str(self.file_root),
             "XDG_CONFIG_HOME": str(self.file_root / "config"),
             "XDG_STATE_HOME": str(self.file_root / "state"),
+            "XDG_CACHE_HOME": str(self.file_root / "cache"),
             "COLUMNS": "200",
         }
 

@@ -193,18 +193,20 @@ def show(
         typer.Option(
             "--config",
             metavar="EXPERIMENT",
-            help="Every setting of an experiment: default, range, unit, meaning.",
+            help="Every setting of an experiment: value, range, unit, meaning.",
         ),
     ] = None,
+    overrides: o.Overrides = None,
     imports: o.Imports = None,
     json: o.Json = False,
     cluster: o.Cluster = None,
 ) -> int:
     """Show the settings of a trial, or every setting of an experiment (--config)."""
-    if (trial is None) == (config is None):
-        raise typer.BadParameter("give either a TRIAL or --config EXPERIMENT")
+    words = [word for word in (trial, *(overrides or [])) if word is not None]
     if config is not None:
-        return _show_experiment(config, imports or [], json)
+        return _show_experiment(config, words, imports or [], json)
+    if len(words) != 1:
+        raise typer.BadParameter("give either a TRIAL or --config EXPERIMENT [NAME=VALUE]...")
     from launcher.terminal import output
     from launcher.trials.changed_settings import change_lines
     from launcher.trials.find_trials import find_trial
@@ -313,16 +315,20 @@ def experiments(imports: o.Imports = None, json: o.Json = False) -> int:
     return ExitCode.OK
 
 
-def _show_experiment(name: str, imports: list[str], json: bool) -> int:
+def _show_experiment(name: str, words: list[str], imports: list[str], json: bool) -> int:
     import shutil
 
     from launcher.cli.tables import print_options
+    from launcher.submit import setting_table
     from launcher.submit.planning import default_experiment, import_all
     from launcher.terminal import output
     from realsys.config.option_tree import rows
+    from realsys.config.overrides import with_settings
 
     import_all(imports)
-    found = list(rows(default_experiment(name)))
+    defaults = default_experiment(name)
+    setting_table.remember(name, defaults)
+    found = list(rows(with_settings(defaults, words=words)))
     if json:
         output.document(
             experiment=name,

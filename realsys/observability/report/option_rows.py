@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from realsys.api import registry
+from realsys.api.choice import KIND, is_choice
 from realsys.api.errors import RealsysError
 from realsys.api.plain import to_plain
 
@@ -67,6 +68,8 @@ def _default_experiment(name: str) -> Any:
 def _declared(options: Any, path: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
     for f in dataclasses.fields(options):
         value = getattr(options, f.name)
+        if is_choice(type(value)):
+            yield f"{path}{f.name}.{KIND}", f.metadata
         if dataclasses.is_dataclass(value):
             yield from _declared(value, f"{path}{f.name}.")
         else:
