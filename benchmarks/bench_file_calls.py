@@ -65,7 +65,7 @@ SETTINGS = (
 KINDS = {  # what is in a process's command line: what it is
     "srun ": "sruns",
     "realsys.heartbeat.heartbeat_process": "heartbeats",
-    "realsys.worker.task": "parents of workers",
+    "realsys.worker.srun_task": "parents of workers",
     "master_worker": "master",
     "realsys.worker.main": "other workers",
     "realsys.supervisor": "supervisor",

@@ -32,7 +32,7 @@ BUILTIN: dict[str, dict[str, str]] = {
         "ppo_critic": "realsys.interfaces.ppo_critic:PPOCriticInterface",
         "math_reward": "realsys.interfaces.math_reward:MathRewardInterface",
         "rollout_end": "realsys.interfaces.rollout_end:RolloutEndInterface",
-        "sft": "realsys.interfaces.sft:SFTInterface",
+        "sft": "realsys.interfaces.supervised:SFTInterface",
     },
     "backend": {
         "fsdp": "realsys.backends.fsdp:FSDPBackend",

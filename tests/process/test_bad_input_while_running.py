@@ -51,7 +51,7 @@ from dataclasses import dataclass, replace
 from experiments.sft import SFTExperiment
 from realsys.api.model import ModelInterfaceAbstraction
 from realsys.api.registry import register_experiment, register_interface
-from realsys.interfaces.sft import SFTInterface
+from realsys.interfaces.supervised import SFTInterface
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from realsys.interfaces.math_reward import MathRewardInterface
 from realsys.interfaces.ppo_actor import PPOActorInterface
 from realsys.interfaces.ppo_critic import PPOCriticInterface
 from realsys.interfaces.ppo_experience import PPOSettings, minibatches, prepare_experience
-from realsys.interfaces.sft import SFTInterface
+from realsys.interfaces.supervised import SFTInterface
 from realsys.models.factories import hf_causal_lm, hf_critic, tiny_llama, tokenizer_only
 
 torch.set_num_threads(1)

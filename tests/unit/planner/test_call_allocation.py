@@ -97,7 +97,7 @@ def test_every_mistake_says_what_to_do(text: str, what: str, fix: str) -> None:
         parse_allocation(text, calls=CALLS, pools=["left"])
     assert what in refused.value.what
     assert fix in refused.value.fix
-    assert refused.value.where.startswith("allocation")
+    assert refused.value.where.startswith("placement.allocation")
 
 
 def test_a_pool_where_there_is_none_says_how_one_is_made() -> None:

@@ -318,7 +318,7 @@ def test_the_verbs_print_step_bars_and_settings(
     assert run(search) == 0
     told = capsys.readouterr().out
     assert "plan search for ppo-math on 2 GPUs" in told
-    assert told.splitlines()[-1].startswith("  n_model_workers=2 pools.")
+    assert told.splitlines()[-1].startswith("  placement.n_model_workers=2 placement.pools.")
     assert run([*search, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["search"]["found"]["exact"] in (True, False)
@@ -388,7 +388,7 @@ def test_a_role_of_an_unknown_family_is_told_before_the_search(
 
 
 def test_an_experiment_without_allocations_is_not_searched(file_root: Path) -> None:
-    with pytest.raises(ConfigError, match="sft-math has no setting n_model_workers or pools"):
+    with pytest.raises(ConfigError, match="sft-math has no setting placement"):
         plan_search.propose(
             make_plan("sft-math", (), trial="t"),
             gpus=2,

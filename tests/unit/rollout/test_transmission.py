@@ -18,7 +18,7 @@ def test_a_graph_reads_as_it_is_written():
 
 def problems_of(makers, trainers):
     with pytest.raises(ConfigError) as refused:
-        parse_graph(makers, trainers, path="detached.")
+        parse_graph(makers, trainers, path="schedule.")
     error = refused.value
     found = error.problems if isinstance(error, ConfigErrors) else [error]
     return [f"{p.what} | {p.where} | {p.fix}" for p in found]

@@ -23,7 +23,7 @@ from realsys.backends.inference import InferenceBackend
 from realsys.backends.megatron.megatron_backend import inference_engine
 from realsys.data.sequence_sample import SequenceSample
 from realsys.interfaces.answers import num_answer_tokens
-from realsys.interfaces.sft import next_token_loss
+from realsys.interfaces.supervised import next_token_loss
 from realsys.models.factories import hf_causal_lm, hf_critic
 from realsys.models.hf import load_causal_lm
 from realsys.weights.layouts.boxes import Box

@@ -72,7 +72,7 @@ def words_of(given: Path, model: str, *more: str) -> list[str]:
         "group_size": 8,
         "gen.max_new_tokens": 8192,
         "gpus_per_model_worker": 1,
-        "n_model_workers": 8,
+        "placement.n_model_workers": 8,
     }
     return put(usual, more)
 
@@ -210,7 +210,7 @@ def test_what_a_refusal_says_leads_to_a_plan_that_fits(model, recipe, gpu, given
     assert make_plan(recipe, put(usual, changed), cluster=site)
     for left_out in changed:  # nothing is said that is of no use
         rest = [c for c in changed if c != left_out]
-        if not {"allocation", "actor.parallel", "actor.offload"} & {left_out.split("=")[0]}:
+        if not {"placement.allocation", "actor.parallel", "actor.offload"} & {left_out.split("=")[0]}:
             plan = make_plan(recipe, put(usual, rest), cluster=site, fits_memory=False)
             assert excess_bytes(memory_of_plan(plan)) > 0, left_out
 

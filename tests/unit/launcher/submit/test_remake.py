@@ -181,7 +181,7 @@ def test_a_setting_is_changed_told_and_noted_down(site: Site) -> None:
     config = plan.phases[-1].config
     assert config.model_worker[0].datasets[0].args["max_prompt_len"] == 256
     assert config.master_worker[0].exp_ctrl.ckpt_freq_steps == 5
-    assert plan.options["dataset"]["max_prompt_len"] == 256
+    assert plan.options["task"]["max_prompt_len"] == 256
     assert read_plan(files.plan) == plan
     record = record_in(files)
     (change,) = record.changes
@@ -207,7 +207,7 @@ def test_changes_add_up_and_can_be_taken_back(site: Site) -> None:
     former = files.plan.read_text()
     site.resume(files, "task.max_prompt_len=256")
     plan = site.resume(files, "exp_ctrl.eval_freq_steps=3")
-    assert plan.options["dataset"]["max_prompt_len"] == 256
+    assert plan.options["task"]["max_prompt_len"] == 256
     assert plan.options["exp_ctrl"]["eval_freq_steps"] == 3
     site.resume(files, "exp_ctrl.eval_freq_steps=10", "task.max_prompt_len=128")
     assert files.plan.read_text() == former
@@ -217,9 +217,9 @@ def test_changes_add_up_and_can_be_taken_back(site: Site) -> None:
 def test_settings_from_a_file_and_those_that_are_as_they_were(site: Site, tmp_path: Path) -> None:
     files = site.launched()
     config = tmp_path / "more.yaml"
-    config.write_text("dataset:\n  max_prompt_len: 300\nseed: 1\n")
+    config.write_text("task:\n  max_prompt_len: 300\nseed: 1\n")
     plan = site.resume(files, config=config)
-    assert plan.options["dataset"]["max_prompt_len"] == 300
+    assert plan.options["task"]["max_prompt_len"] == 300
     assert site.told == ["task.max_prompt_len: 128 → 300"]
 
 
@@ -499,7 +499,7 @@ def test_a_crash_between_two_writes_leaves_the_old_plan_or_the_new_one(
     assert files.plan.read_text() == old
     current = read_stored_plan(files, finish=True)
     assert looked == current
-    assert current.plan.options["dataset"]["max_prompt_len"] == (256 if changed else 128)
+    assert current.plan.options["task"]["max_prompt_len"] == (256 if changed else 128)
     assert plan_hash(files.plan.read_text()) == record.plan_hash == current.hash
     assert not list(files.root.glob(".plan*"))
 

@@ -141,6 +141,8 @@ def other_value(row: OptionRow) -> Any:
         return VALUES[name]
     if " | " in row.range:
         return next(choice for choice in row.range.split(" | ") if choice != value)
+    if row.path.endswith("success_range"):
+        return (0.5, 1.0)
     if isinstance(value, bool):
         return not value
     if isinstance(value, int):
