@@ -35,6 +35,9 @@ CONTEXTS: dict[str, tuple[tuple[str, ...], ...]] = {
 # Without effect in any run, by the setting's group; a plan warns of them.
 NOWHERE = {
     "ref.optimizer": "the reference is not trained",
+    "critic": "none, where the algorithm has none",
+    "sft.task.agent_args": "fine-tuning asks nobody",
+    "sft.task.env_args": "fine-tuning asks nobody",
 }
 
 
@@ -122,7 +125,7 @@ def test_every_setting_has_a_meaning_and_stands_in_the_schema(name: str) -> None
     ("word", "idle"),
     [
         ("ref.optimizer.lr=1", True),
-        ("schedule.gpus_per_server=1", True),
+        ("evaluator.n=3", True),
         ("scheduling.rollout_worker.cpu=3", True),
         ("critic.lora.alpha=3", True),
         ("sft.seed=4", False),

@@ -284,7 +284,7 @@ def test_settings_that_differ_come_first(trial: TrialFiles) -> None:
     changed, every = re.split(r"All \d+ options", settings)
     defaults = ppo_math()
     lr, steps = defaults.actor.optimizer.lr, defaults.exp_ctrl.benchmark_steps
-    clip = defaults.ppo.eps_clip
+    clip = defaults.algorithm.eps_clip
     assert f"actor.optimizer.lr 0.125 {lr} peak learning rate" in changed
     assert f"exp_ctrl.benchmark_steps 60 {'none' if steps is None else steps} stop" in changed
     assert "algorithm.eps_clip" not in changed

@@ -101,7 +101,7 @@ def test_every_mistake_says_what_to_do(text: str, what: str, fix: str) -> None:
 
 
 def test_a_pool_where_there_is_none_says_how_one_is_made() -> None:
-    with pytest.raises(ConfigError, match=r"define it, e\.g\. pools\.left=4"):
+    with pytest.raises(ConfigError, match=r"define it, e\.g\. placement\.pools\.left=4"):
         parse_allocation("actor:d2@left", calls=CALLS)
 
 

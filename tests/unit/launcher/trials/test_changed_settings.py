@@ -65,7 +65,7 @@ wandb.entity max_answer_len
 """.split()
 CAN_WITH_A_CONSTANT_LEARNING_RATE = "exp_ctrl.total_train_epochs exp_ctrl.benchmark_steps".split()
 CANNOT = """
-seed group_size task.reward task algorithm schedule placement placement.pools placement.allocation
+seed group_size task.reward placement.pools placement.allocation
 placement.n_model_workers schedule.max_staleness auto_eval placement.weights_through algorithm.ref_ema_eta deterministic cpus_per_model_worker gpus_per_model_worker ROLE.path
 ROLE.dtype ROLE.backend ROLE.parallel ROLE.pool ROLE.recompute ROLE.cpu_offload ROLE.offload
 ROLE.optimizer.lr ROLE.optimizer.weight_decay ROLE.optimizer.beta1 ROLE.optimizer.beta2
@@ -170,7 +170,7 @@ def verdicts(name: str, needed: dict[str, Any]) -> Iterator[tuple[str, str]]:
         options = with_value(options, path, value)
     before = plan_of(name, options)
     for row in rows(options):
-        if row.section:
+        if row.section or row.type.startswith("group"):
             continue
         try:
             after = plan_of(name, with_value(options, row.path, other_value(row)))
