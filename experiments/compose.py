@@ -261,7 +261,7 @@ class RLExperiment(TrainingRun):
             wandb=self.wandb,
             tensorboard=self.tensorboard,
             max_staleness=0 if schedule.is_async else schedule.staleness,
-            weights_through=self.placement.weights_through,
+            weights_through=self.placement.copies_through,
             deterministic=self.deterministic,
             pools=self._allocated.pools,
             replay=schedule.ledger if isinstance(schedule, Replay) else None,

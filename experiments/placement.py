@@ -33,7 +33,7 @@ class Placement(Choice, abc.ABC):
     allocation: str | None = option(
         None, "layout and pool of calls: actor_gen:d4t1p1@left,*:d2t2p1; none: the roles' own"
     )
-    weights_through: str = option(
+    copies_through: str = option(
         "memory",
         "how copies of a model get their weights: in memory, from process to process; or through "
         "files in the trial's folder",

@@ -138,7 +138,7 @@ def moves_of(files: TrialFiles) -> list[MoveEvent]:
                 "actor.parallel=d2",
                 "critic.parallel=t2",
                 "placement.allocation=actor_gen:d1",
-                "placement.weights_through=disk",
+                "placement.copies_through=disk",
             ),
         ),
     ],

@@ -66,7 +66,7 @@ wandb.entity max_answer_len
 CAN_WITH_A_CONSTANT_LEARNING_RATE = "exp_ctrl.total_train_epochs exp_ctrl.benchmark_steps".split()
 CANNOT = """
 seed group_size task.reward placement.pools placement.allocation
-placement.n_model_workers schedule.max_staleness auto_eval placement.weights_through algorithm.ref_ema_eta deterministic cpus_per_model_worker gpus_per_model_worker ROLE.path
+placement.n_model_workers schedule.max_staleness auto_eval placement.copies_through algorithm.ref_ema_eta deterministic cpus_per_model_worker gpus_per_model_worker ROLE.path
 ROLE.dtype ROLE.backend ROLE.parallel ROLE.pool ROLE.recompute ROLE.cpu_offload ROLE.offload
 ROLE.optimizer.lr ROLE.optimizer.weight_decay ROLE.optimizer.beta1 ROLE.optimizer.beta2
 ROLE.optimizer.eps ROLE.optimizer.lr_schedule ROLE.optimizer.warmup_steps_proportion
