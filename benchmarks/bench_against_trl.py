@@ -48,7 +48,7 @@ WORKERS = {
     "2 workers, 1 thread each": (
         "cpus_per_model_worker=1",
         "actor.parallel=d2",
-        "n_model_workers=2",
+        "placement.n_model_workers=2",
     ),
 }
 
@@ -99,7 +99,7 @@ class Bench:
             *grpo_words(
                 self.policy, self.questions, batch=PROMPTS, group=GROUP, longest=part.longest
             ),
-            f"ppo.gen.min_new_tokens={part.shortest}",
+            f"gen.min_new_tokens={part.shortest}",
             *words,
         )
         view = self.trials.wait(files, timeout_s=900, every_s=2)

@@ -4,8 +4,8 @@
 
 One thread each. The policy's answer lengths are geometric with a mean of an eighth of the maximum
 (``uniform_policy.py``); ``grpo-math`` as a user launches it, ``--questions`` with 8 answers each per
-step. *turns*: ``max_staleness=0``, servers and trainer wait for each other. *generation alone* is
-``mode=rollout``, without training; it is measured before and after each schedule, and their mean gives
+step. *turns*: ``schedule.max_staleness=0``, servers and trainer wait for each other. *generation alone* is
+``schedule=rollout``, without training; it is measured before and after each schedule, and their mean gives
 its bound, because a machine's speed drifts. Start and end of each run do not count. The table has
 medians over the rounds, of ratios within a round.
 
@@ -13,7 +13,7 @@ medians over the rounds, of ratios within a round.
 (``given_cost.py``), exactly as fast as the servers alone at the start of the round. At best neither
 waits: the *bound* is the slower one's speed alone.
 
-``--trainer real``: two cores do the work of three processes. *training alone* is ``replay_from``, a
+``--trainer real``: two cores do the work of three processes. *training alone* is ``schedule=replay``, a
 trainer that never waits. At best the two cores do both halves' work without a pause: the *bound* is one
 over the sum of each half's cost per token alone, in seconds of both cores.
 """
@@ -45,10 +45,10 @@ GROUP, LONGEST = 8, 8 * MEAN_LENGTH
 GENERATION, TRAINING = "generation alone", "training alone"
 EDGE = 3  # steps at both ends that do not count
 SCHEDULES = {
-    "turns": ("mode=async", "max_staleness=0"),
-    "η = 1": ("mode=async", "max_staleness=1"),
-    "η = 2": ("mode=async", "max_staleness=2"),
-    "η = 4": ("mode=async", "max_staleness=4"),
+    "turns": ("schedule=async", "schedule.max_staleness=0"),
+    "η = 1": ("schedule=async", "schedule.max_staleness=1"),
+    "η = 2": ("schedule=async", "schedule.max_staleness=2"),
+    "η = 4": ("schedule=async", "schedule.max_staleness=4"),
 }
 
 
@@ -82,9 +82,9 @@ class Bench:
                 longest=LONGEST,
             ),
             "cpus_per_model_worker=1",
-            "rollout.servers=2",
-            f"rollout.server_args.max_running={self.args.rows}",
-            f"rollout.max_concurrent_rollouts={5 * self.args.questions}",
+            "schedule.servers=2",
+            f"schedule.server_args.max_running={self.args.rows}",
+            f"schedule.max_concurrent_rollouts={5 * self.args.questions}",
             *words,
         )
         view = self.trials.wait(files, timeout_s=1800, every_s=2)
@@ -141,14 +141,14 @@ def measure(bench: Bench, number: int) -> Round:
 
 
 def _generation_alone(bench: Bench, name: str) -> float:
-    at_once = f"rollout.max_in_flight={3 * bench.args.questions}"  # as with η = 2
-    return _told(GENERATION, made_per_s(bench.run(name, "mode=rollout", at_once)))
+    at_once = f"schedule.max_in_flight={3 * bench.args.questions}"  # as with η = 2
+    return _told(GENERATION, made_per_s(bench.run(name, "schedule=rollout", at_once)))
 
 
 def _training_alone(bench: Bench, number: int) -> float:
     made = bench.trials.files("grpo-math", f"rollouts-{number}-0").root
-    words = (f"max_staleness={bench.args.steps}", f"replay_from={made}")
-    learnt = bench.run(f"train-{number}", "mode=async", *words)
+    words = (f"schedule.max_staleness={bench.args.steps}", f"schedule.folder={made}")
+    learnt = bench.run(f"train-{number}", "schedule=replay", *words)
     return _told(TRAINING, trained_per_s(learnt, bench.args.questions * GROUP))
 
 

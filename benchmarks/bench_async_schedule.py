@@ -72,7 +72,7 @@ def schedules(play: Play, setting: SimulationSettings) -> None:
         for policy in ("wait", "window", "drop"):
             for eta in (1, 2, 4):
                 how = {"max_staleness": eta, "policy": policy, "interruptible": interruptible}
-                name = f"`max_staleness={eta}`, {policy}"
+                name = f"`schedule.max_staleness={eta}`, {policy}"
                 row(name if interruptible else name + ", servers drained", play(**how))
 
 

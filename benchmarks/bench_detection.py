@@ -406,10 +406,10 @@ class Cutter:
 
 BOTH = "actor.parallel=d2t1p1"
 LONG_STEPS = {  # seconds, with two processes on a core each
-    "dataset.train_size": "1024",
-    "dataset.train_bs_n_seqs": "64",
+    "task.train_size": "1024",
+    "train_bs_n_seqs": "64",
     "group_size": "4",
-    "ppo.gen.max_new_tokens": "96",
+    "gen.max_new_tokens": "96",
     "exp_ctrl.eval_freq_steps": "none",
 }
 STALL_FLOOR_S = 3.0  # so that the steps decide

@@ -54,8 +54,8 @@ TWO_A_SECOND = (
 )
 SETTINGS = (
     *("--import", str(ROOT / "tests" / "support" / "cost_plugin.py")),
-    "dataset.train_size=96000",
-    "dataset.train_bs_n_seqs=8",
+    "task.train_size=96000",
+    "train_bs_n_seqs=8",
     "group_size=2",
     "exp_ctrl.eval_freq_steps=none",
     "exp_ctrl.ckpt_freq_steps=none",
@@ -65,7 +65,7 @@ SETTINGS = (
 KINDS = {  # what is in a process's command line: what it is
     "srun ": "sruns",
     "realsys.heartbeat.heartbeat_process": "heartbeats",
-    "realsys.worker.task": "parents of workers",
+    "realsys.worker.srun_task": "parents of workers",
     "master_worker": "master",
     "realsys.worker.main": "other workers",
     "realsys.supervisor": "supervisor",
@@ -107,7 +107,7 @@ def measure(scheduler: str, store: str, what: str, seconds: float) -> tuple[floa
             policy = make_policy(folder / "policy")
             stay = f"{{version: 0, go: {folder}/go, slow_s: 3600}}"
             plugin = ("--import", str(ROOT / "tests" / "support" / "crawl_plugin.py"))
-            words = (*plugin, "rollout.agent=crawl", f"rollout.agent_args={stay}", *SMALL_PPO)
+            words = (*plugin, "task.agent=crawl", f"task.agent_args={stay}", *SMALL_PPO)
             words = (*words, f"actor.path={policy}")
             files = trials.launch("ppo-math-async", "counted", *words, *site)
         else:

@@ -35,9 +35,9 @@ GOAL = 0.2
 TIMEOUT_S = 1800.0
 
 SMALL = (
-    "dataset.eval_size=0",
-    "dataset.train_bs_n_seqs=32",
-    "ppo.ppo_n_minibatches=2",
+    "task.eval_size=0",
+    "train_bs_n_seqs=32",
+    "algorithm.ppo_n_minibatches=2",
     "exp_ctrl.ckpt_freq_secs=none",
     "exp_ctrl.eval_freq_steps=none",
     "cpus_per_model_worker=1",
@@ -57,20 +57,20 @@ class Run:
 
 SLEEPING = (
     Run("one worker", "cost-ppo"),
-    Run("split", "cost-ppo", ("placement=split", "n_model_workers=2"), ("one worker",)),
+    Run("split", "cost-ppo", ("placement=split", "placement.n_model_workers=2"), ("one worker",)),
     Run(
         "split, generation ahead",
         "cost-ppo",
-        ("placement=split", "n_model_workers=2", "max_staleness=1"),
+        ("placement=split", "placement.n_model_workers=2", "schedule=one_step_off"),
         ("one worker",),
     ),
 )
 COMPUTING = (
     Run("shared d1", "ppo-math"),
     Run("shared d1, again", "ppo-math", ("seed=2",), ("shared d1",)),
-    Run("split", "ppo-math", ("placement=split", "n_model_workers=2"), ("shared d1",)),
-    Run("shared d2", "ppo-math", ("n_model_workers=2",), ("shared d1",)),
-    Run("shared d2, again", "ppo-math", ("n_model_workers=2", "seed=2"), ("shared d2",)),
+    Run("split", "ppo-math", ("placement=split", "placement.n_model_workers=2"), ("shared d1",)),
+    Run("shared d2", "ppo-math", ("placement.n_model_workers=2",), ("shared d1",)),
+    Run("shared d2, again", "ppo-math", ("placement.n_model_workers=2", "seed=2"), ("shared d2",)),
 )
 
 
@@ -158,7 +158,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="realsys-bench-") as folder:
         environment = {**os.environ, "REALSYS_FILE_ROOT": folder, "NO_COLOR": "1"}
         steps = f"exp_ctrl.benchmark_steps={given.steps}"
-        small = (*SMALL, steps, f"dataset.train_size={32 * given.steps}")
+        small = (*SMALL, steps, f"task.train_size={32 * given.steps}")
         parts = {
             "sleeping": ("calls that sleep", SLEEPING, small),
             "computing": ("calls that compute", COMPUTING, small),

@@ -69,7 +69,7 @@ class Place:
 PLACES = {
     "serial, 1 worker": Place((), {"actor": (0,), "ref": (0,), "critic": (0,), "reward": (0,)}),
     "shared, 2 workers": Place(
-        ("n_model_workers=2", "allocation=reward:d1,*:d2"),
+        ("placement.n_model_workers=2", "placement.allocation=reward:d1,*:d2"),
         {"actor": (0, 1), "ref": (0, 1), "critic": (0, 1), "reward": (0,)},
     ),
     "split, 2 workers": Place(
@@ -77,10 +77,10 @@ PLACES = {
     ),
     "apart, 3 workers": Place(
         (
-            "pools.left=1",
-            "pools.right=1",
-            "pools.rules=1",
-            "allocation=actor:d1@left,ref:d1@left,critic:d1@right,reward:d1@rules",
+            "placement.pools.left=1",
+            "placement.pools.right=1",
+            "placement.pools.rules=1",
+            "placement.allocation=actor:d1@left,ref:d1@left,critic:d1@right,reward:d1@rules",
         ),
         {"actor": (0,), "ref": (0,), "critic": (1,), "reward": (2,)},
     ),
@@ -94,11 +94,11 @@ def median_step_s(trials: Trials, name: str, place: Place, costs: Costs, steps: 
         name,
         *("--import", str(TESTS / "cost_plugin.py")),
         *(f"costs.{f.name}={getattr(costs, f.name)}" for f in fields(costs)),
-        f"dataset.train_size={BATCH}",
-        f"dataset.train_bs_n_seqs={BATCH}",
+        f"task.train_size={BATCH}",
+        f"train_bs_n_seqs={BATCH}",
         f"exp_ctrl.total_train_epochs={steps}",
         "exp_ctrl.ckpt_freq_secs=none",
-        "ppo.ppo_n_minibatches=2",
+        "algorithm.ppo_n_minibatches=2",
         "cpus_per_model_worker=1",
         "tensorboard=false",
         *place.words,

@@ -26,15 +26,15 @@ from realsys.observability.metrics import read_metrics  # noqa: E402
 from realsys.trial.records import TrialFiles  # noqa: E402
 
 # Two chunks an answer, so that new weights come in the middle of answers, too.
-_ASYNC = ("mode=async", "rollout.new_tokens_per_chunk=8")
-_DECOUPLED = ("ppo.use_decoupled_loss=true", "ppo.correction=cap")
+_ASYNC = ("schedule=async", "schedule.new_tokens_per_chunk=8")
+_DECOUPLED = ("algorithm.use_decoupled_loss=true", "algorithm.correction=cap")
 SCHEDULES: dict[str, tuple[str, ...]] = {
     "sync": (),
-    "decoupled, 0": (*_ASYNC, *_DECOUPLED, "max_staleness=0"),
-    "decoupled, 1": (*_ASYNC, *_DECOUPLED, "max_staleness=1"),
-    "decoupled, 2": (*_ASYNC, *_DECOUPLED, "max_staleness=2"),
-    "decoupled, 4": (*_ASYNC, *_DECOUPLED, "max_staleness=4"),
-    "naive, 4": (*_ASYNC, "max_staleness=4"),
+    "decoupled, 0": (*_ASYNC, *_DECOUPLED, "schedule.max_staleness=0"),
+    "decoupled, 1": (*_ASYNC, *_DECOUPLED, "schedule.max_staleness=1"),
+    "decoupled, 2": (*_ASYNC, *_DECOUPLED, "schedule.max_staleness=2"),
+    "decoupled, 4": (*_ASYNC, *_DECOUPLED, "schedule.max_staleness=4"),
+    "naive, 4": (*_ASYNC, "schedule.max_staleness=4"),
 }
 
 

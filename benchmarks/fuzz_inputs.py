@@ -64,25 +64,29 @@ NUMBERS = (
     *("", " ", "\ud800", '"\\0"', "\x1b[31m", "a\nb", "[1]", "{a: 1}", "[" * 3000, "{" * 3000),
     *("&a [*a]", "*a", "!!python/object:os.system x", "'", '"', "[1, [2, [3]]", "1 # x", "12 "),
 )
-PLACES = ("seed", "actor.optimizer.lr", "dataset.path", "ppo.gen.stop_token_ids")
+PLACES = ("seed", "actor.optimizer.lr", "task.path", "gen.stop_token_ids")
 NAMES = (
     *("", ".", "..", "a..b", "seed.", ".seed", "seed.x", "seed.x.y", "actor", "actor.", "Seed"),
-    *("actor.optimizer", "sft.actor", "__class__", "actor.__dict__", "ppo.gen.max_new_tokens.x"),
+    *("actor.optimizer", "sft.actor", "__class__", "actor.__dict__", "gen.max_new_tokens.x"),
     *("x" * 5000, "a." * 2000 + "a", "sedé", "actor optimizer lr", "--seed", "-seed", "lr"),
 )
 WORKERS = (
-    *("n_model_workers=1000000", "n_model_workers=9223372036854775807", "group_size=10000000000"),
+    *(
+        "placement.n_model_workers=1000000",
+        "placement.n_model_workers=9223372036854775807",
+        "group_size=10000000000",
+    ),
     *(
         "actor.parallel=d1000000t1p1",
         "actor.parallel=d99999999999999999999t1p1",
-        "allocation=" + "a" * 999,
+        "placement.allocation=" + "a" * 999,
     ),
     *(
-        "dataset.train_size=1000000000000",
-        "dataset.eval_size=1000000000000",
-        "max_staleness=1000000000",
+        "task.train_size=1000000000000",
+        "task.eval_size=1000000000000",
+        "schedule.max_staleness=1000000000",
     ),
-    *("dataset.train_bs_n_seqs=1000000000", "ppo.gen.max_new_tokens=1000000000000"),
+    *("train_bs_n_seqs=1000000000", "gen.max_new_tokens=1000000000000"),
     *("exp_ctrl.total_train_epochs=1000000000000", "mem_per_model_worker=9223372036854775807"),
 )
 
@@ -136,9 +140,9 @@ def yaml_files() -> Iterator[Case]:
         "key of a list": "? [1, 2]\n: 3\n",
         "key of null": "null: 3\n~: 4\n",
         "empty key": "'': 3\n",
-        "surrogate": 'dataset.path: "\\ud800"\n',
+        "surrogate": 'task.path: "\\ud800"\n',
         "tab": "seed:\t1\n\tx: 2\n",
-        "open quote": "dataset.path: 'x\n",
+        "open quote": "task.path: 'x\n",
         "open table": "actor: {optimizer: {lr: 1\n",
         "unknown alias": "seed: *nobody\n",
         "directive": "%YAML 9.9\n---\nseed: 1\n",
@@ -226,14 +230,14 @@ def data_sets() -> Iterator[Case]:
         "control": '"a\x01"',
     }
     for name, text in texts.items():
-        yield Case(f"data {name}", ("dataset.path={folder}/d.jsonl",), {"d.jsonl": text})
+        yield Case(f"data {name}", ("task.path={folder}/d.jsonl",), {"d.jsonl": text})
     for name, value in values.items():
         for key in ("prompt", "answer"):
             line = ", ".join(
                 f'"{k}": {value if k == key else json.dumps("3")}' for k in ("prompt", "answer")
             )
             text = good + "{" + line + "}\n"
-            yield Case(f"data {key} {name}", (f"dataset.path={HERE}/d.jsonl",), {"d.jsonl": text})
+            yield Case(f"data {key} {name}", (f"task.path={HERE}/d.jsonl",), {"d.jsonl": text})
 
 
 CONFIG: dict[str, Any] = {

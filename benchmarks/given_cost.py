@@ -7,13 +7,14 @@ updates are real; the trainer represents one on a separate machine. Weights do n
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 import torch
 
-from experiments.grpo_math import GRPOMathExperiment
-from experiments.parts.placement import RolePlacement
+from experiments.compose import RLExperiment
+from experiments.grpo_math import grpo_math
+from experiments.parts.call_placement import RolePlacement
 from realsys.algorithms.predictions import Predictions
 from realsys.api import registry
 from realsys.api.data import MicroBatchSpec
@@ -72,7 +73,7 @@ class GivenCostBackend(FSDPBackend):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GivenCostExperiment(GRPOMathExperiment):
+class GivenCostExperiment(RLExperiment):
     """``grpo-math`` whose trainer sleeps."""
 
     train_tokens_per_s: float = option(
@@ -88,4 +89,12 @@ class GivenCostExperiment(GRPOMathExperiment):
 
 
 registry.register_backend("given_cost", GivenCostBackend)
-registry.register_experiment("grpo-given-cost", GivenCostExperiment)
+
+
+def grpo_given_cost() -> GivenCostExperiment:
+    """With the settings of ``grpo-math``."""
+    base = grpo_math()
+    return GivenCostExperiment(**{f.name: getattr(base, f.name) for f in fields(base)})
+
+
+registry.register_experiment("grpo-given-cost", grpo_given_cost)

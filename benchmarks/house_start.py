@@ -20,7 +20,7 @@ code that only states a default does not count.
 **Times** of the command line are medians of rounds in which all commands take turns, so that other load
 hits them alike, divided by that of ``python -c pass``. The tree's own code is run, by the interpreter that
 runs this file, through the same lines as the installed program. Tab is what the shell calls: ``realsys
-__complete la``, and for settings ``realsys __complete launch ppo-math ppo.``, when they are known.
+__complete la``, and for settings ``realsys __complete launch ppo-math algorithm.``, when they are known.
 ``status`` and ``ls`` see a trial that was launched and killed. All modules have been compiled by a round
 before the first that counts. The same by computing time (user and system) stands beside it: on a busy
 machine it is the steadier of the two. Compare figures of one environment only: the ``.pth`` files of its
@@ -54,12 +54,12 @@ SETTING = "actor.optimizer.lr"
 FOLDER = "REALSYS_HOUSE_FOLDER"  # where processes write what they saw
 PACKAGES = ("realsys", "launcher", "experiments")
 SMALL_RUN = (
-    "dataset.train_size=16",
-    "dataset.eval_size=8",
-    "dataset.train_bs_n_seqs=8",
+    "task.train_size=16",
+    "task.eval_size=8",
+    "train_bs_n_seqs=8",
     "group_size=2",
-    "ppo.gen.max_new_tokens=12",
-    "ppo.ppo_n_minibatches=2",
+    "gen.max_new_tokens=12",
+    "algorithm.ppo_n_minibatches=2",
     "cpus_per_model_worker=1",
 )
 
@@ -348,7 +348,7 @@ def commands(realsys: list[str]) -> dict[str, list[str]]:
         "python -c pass": [sys.executable, "-c", "pass"],
         "--help": [*realsys, "--help"],
         "Tab": [*realsys, "__complete", "la"],
-        "Tab of settings": [*realsys, "__complete", "launch", "ppo-math", "ppo."],
+        "Tab of settings": [*realsys, "__complete", "launch", "ppo-math", "algorithm."],
         "status": [*realsys, "status", "ppo-math/run1"],
         "ls": [*realsys, "ls"],
         "plan": [*realsys, "plan", "ppo-math"],

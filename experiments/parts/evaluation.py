@@ -46,8 +46,8 @@ class EvaluationOptions:
         if eval_size < 1:
             yield ConfigError(
                 "auto_eval has no held-out questions",
-                where="auto_eval and dataset.eval_size",
-                fix="set dataset.eval_size to 1 or more, or leave auto_eval out",
+                where="auto_eval and task.eval_size",
+                fix="set task.eval_size to 1 or more, or leave auto_eval out",
             )
 
     def evaluator(

@@ -67,20 +67,19 @@ def batch_problems(
     allocated: Mapping[str, CallAllocation],
     *,
     n_seqs: int,
-    n_minibatches: int,
     where: str,
 ) -> Iterator[ConfigError]:
     """Yields train steps whose ranks would get unequal minibatches, once per number of ranks."""
     reported = set()
     for call in calls:
-        ranks = allocated[call.name].topology.data
+        ranks, n_minibatches = allocated[call.name].topology.data, call.n_minibatches
         pieces = ranks * n_minibatches
         if call.is_train and ranks not in reported and n_seqs % pieces:
             reported.add(ranks)
             yield ConfigError(
                 f"a batch of {n_seqs} questions does not divide into {n_minibatches} minibatches "
                 f"on {ranks} data-parallel ranks",
-                where=f"dataset.train_bs_n_seqs, ppo.ppo_n_minibatches and {call.role}.{where}",
+                where=f"train_bs_n_seqs, algorithm.ppo_n_minibatches and {call.role}.{where}",
                 fix=f"use a multiple of {pieces}",
             )
 
@@ -90,7 +89,7 @@ def held_out_problems(eval_size: int, ranks: int, *, where: str) -> Iterator[Con
     if 0 < eval_size < ranks:
         yield ConfigError(
             f"{eval_size} held-out records do not give one to each of {ranks} data-parallel ranks",
-            where=f"dataset.eval_size and {where}",
+            where=f"task.eval_size and {where}",
             fix=f"use {ranks} or more, or 0 for no evaluation",
         )
 
@@ -103,8 +102,8 @@ def reference_following_problems(
         yield ConfigError(
             f"the actor's adapters have rank {actor.lora.rank}, the reference's {ref.lora.rank}: "
             "it can't follow the actor",
-            where="ref_ema_eta, actor.lora.rank and ref.lora.rank",
-            fix="make the ranks equal, or ref_ema_eta=none",
+            where="algorithm.ref_ema_eta, actor.lora.rank and ref.lora.rank",
+            fix="make the ranks equal, or algorithm.ref_ema_eta=none",
         )
     try:
         shapes = [
@@ -116,8 +115,8 @@ def reference_following_problems(
         yield ConfigError(
             f"the reference's weights ({shapes[1].num_params:,} parameters) differ in shape from the "
             f"actor's ({shapes[0].num_params:,})",
-            where="ref_ema_eta, ref.path and actor.path",
-            fix="start both from one model, or ref_ema_eta=none",
+            where="algorithm.ref_ema_eta, ref.path and actor.path",
+            fix="start both from one model, or algorithm.ref_ema_eta=none",
         )
 
 

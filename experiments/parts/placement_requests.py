@@ -48,7 +48,7 @@ def placement_requests(
     defaults: Mapping[str, PlacementRequest],
     trained: Mapping[str, str],
     rules: Collection[str] = (),
-    where: str = "allocation",
+    where: str = "placement.allocation",
 ) -> dict[str, PlacementRequest]:
     """Determines each call's request by precedence.
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from launcher.submit.planning import make_plan
 from launcher.trials.changed_settings import change_lines
+from realsys.api.choice import KIND
 from realsys.api.errors import TrialError
 from realsys.api.plan import LaunchPlan, read_plan
 from realsys.observability.metrics import deterministic, read_metrics
@@ -28,13 +31,19 @@ def plan_replay(files: TrialFiles, *, trial: str | None) -> LaunchPlan:
         TrialError: it was not asynchronous. ConfigErrors: it left no dump to replay.
     """
     old = read_plan(files.plan)
-    if "replay_from" not in old.options:
+    schedule = old.options.get("schedule")
+    if not isinstance(schedule, dict) or "max_staleness" not in schedule:
         raise TrialError(
-            f"experiment {old.experiment_name} does not support replay",
+            f"{old.trial} was not asynchronous, and its seed alone repeats it",
             where=str(files.root),
-            fix="replay a trial of an asynchronous experiment, e.g. ppo-math-async",
+            fix="launch it again, or replay a trial of an asynchronous experiment, e.g. ppo-math-async",
         )
-    options = {**old.options, "replay_from": str(files.root)}
+    options = {**old.options, **_layouts(old.options)}
+    options["schedule"] = {
+        KIND: "replay",
+        "folder": str(files.root),
+        "max_staleness": schedule["max_staleness"],
+    }
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / "options.yaml"
         config.write_text(yaml.safe_dump(options))
@@ -45,6 +54,15 @@ def plan_replay(files: TrialFiles, *, trial: str | None) -> LaunchPlan:
             cluster=None if old.job is None else old.cluster.name,
             imports=old.imports,
         )
+
+
+def _layouts(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The models' settings, in the layout of a detached run's trainers where they have none of their own."""
+    if options["schedule"][KIND] != "detached":
+        return {}
+    layout = f"d{len(options['schedule']['trainers'])}"
+    models = {k: v for k, v in options.items() if isinstance(v, dict) and "parallel" in v}
+    return {k: {**v, "parallel": v["parallel"] or layout} for k, v in models.items()}
 
 
 def replay_warnings(files: TrialFiles) -> list[str]:

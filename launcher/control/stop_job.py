@@ -2,7 +2,7 @@
 
 A pending job is cancelled. A running one gets a stop request, through Slurm if its store does not answer;
 what remains after the grace is killed in its steps and its batch script at once, since tasks ignore the
-SIGTERM of a plain scancel (realsys/worker/task.py). It has ended when Slurm says so: a job is no longer
+SIGTERM of a plain scancel (realsys/worker/srun_task.py). It has ended when Slurm says so: a job is no longer
 COMPLETING once slurmd has confirmed the end of every process.
 """
 

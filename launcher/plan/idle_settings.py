@@ -2,7 +2,7 @@
 
 For launch and plan, which warn of them. A setting is idle when the workers' configurations and the tasks
 are the same without it. No list is kept: each plan is looked at anew, since most settings mean something
-in one mode only (`rollout.servers` in a synchronous run, `sft.seed` beside `actor.path`).
+in one mode only (`schedule.servers` in a synchronous run, `sft.seed` beside `actor.path`).
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def thread_warnings(phases: Sequence[PhasePlan], cluster: ClusterSpec) -> Iterat
                 yield (
                     f"phase {phase.name}: {kind.value} tasks reserve {group.scheduling.cpu} CPUs and "
                     f"compute on {threads}: set their own setting instead of scheduling.{kind.value}.cpu "
-                    "(cpus_per_model_worker, rollout.cpus_per_server, evaluator.cpus)"
+                    "(cpus_per_model_worker, schedule.cpus_per_server, evaluator.cpus)"
                 )
 
 

@@ -127,23 +127,25 @@ def candidates(experiment: Any, config: ExperimentConfig) -> Iterator[Candidate]
     for path, role in train:
         if role.backend == "fsdp" and not role.cpu_offload:
             yield (SettingChange(f"{path}.cpu_offload", True),)
-    if (now := getattr(experiment, "n_model_workers", None)) is not None:
+    placement = getattr(experiment, "placement", None)
+    if (now := getattr(placement, "n_model_workers", None)) is not None:
         for times in _MORE:
-            yield (SettingChange("n_model_workers", now * times),)
+            yield (SettingChange("placement.n_model_workers", now * times),)
 
 
 def _own_copy(experiment: Any, config: ExperimentConfig) -> Iterator[Candidate]:
     """Proposes separate copies for generation and training in two parallel layouts, one of them
     offloaded.
     """
-    if getattr(experiment, "allocation", "given") is not None:
+    placement = getattr(experiment, "placement", None)
+    if getattr(placement, "allocation", "given") is not None:
         return
     for call in config.model_rpcs:
         role = getattr(experiment, call.role, None)
         workers = _workers(config, call.role)
         if call.interface_type is ModelInterfaceType.GENERATE and role and workers > 1:
             own = [
-                SettingChange("allocation", f"{call.name}:d{workers}t1p1"),
+                SettingChange("placement.allocation", f"{call.name}:d{workers}t1p1"),
                 SettingChange(f"{call.role}.offload", True),
             ]
             if role.parallel is None and workers % 2 == 0:

@@ -135,11 +135,11 @@ def server_problems(servers: Mapping[str, list[ServerGroup]]) -> Iterator[Config
                 fix = "leave auto_eval out, or evaluate on larger GPUs"
             elif memory.cache_token:
                 fix = (
-                    "use rollout.server_backend=sglang or vllm with more rollout.gpus_per_server, which "
+                    "use schedule.server_backend=sglang or vllm with more schedule.gpus_per_server, which "
                     "split the model over several GPUs, or larger GPUs"
                 )
             else:
-                fix = "raise rollout.gpus_per_server: the model is split over the GPUs of a server"
+                fix = "raise schedule.gpus_per_server: the model is split over the GPUs of a server"
             yield ConfigError(
                 f"each {group.kind.value} ({memory.what}) needs {size(memory.bytes)} of GPU memory, "
                 f"{size(usable)} of {size(group.limit or 0)} are usable: "
@@ -246,7 +246,7 @@ def memory_warnings(plan: LaunchPlan, memory: Mapping[str, list[WorkerGroup]]) -
                     f"phase {name}: each {server.kind.value} needs about {size(sum(host.values()))} of its "
                     f"host's memory, but its task has {size(has)}: "
                     f"{', '.join(f'{what} {size(n)}' for what, n in host.items())}; raise "
-                    f"{'rollout.mem_per_server' if is_server else 'evaluator.mem'} to {host_mib(host)}, "
+                    f"{'schedule.mem_per_server' if is_server else 'evaluator.mem'} to {host_mib(host)}, "
                     "or leave it out"
                 )
     for phase in plan.phases:

@@ -28,7 +28,6 @@ from realsys.planner.read_profile import formulas_of
 from realsys.planner.search.search import FoundPlan, Limits, search
 from realsys.planner.time.gantt import gantt
 
-SETTINGS = ("n_model_workers", "pools", "allocation")  # settings that express a found plan
 SLACK = 0.01  # fraction by which a simpler plan may be slower
 
 
@@ -71,10 +70,10 @@ def propose(
     Raises:
         ConfigErrors: no allocation is within the limits. Others as ``costs_for``.
     """
-    if missing := [name for name in SETTINGS if name not in plan.options]:
+    if "placement" not in plan.options:
         raise ConfigError(
-            f"{plan.experiment_name} has no setting {' or '.join(missing)}, so it could not run a plan "
-            "found by the search",
+            f"{plan.experiment_name} has no setting placement, so it could not run a plan found by the "
+            "search",
             where="plan --search",
             fix="search with an experiment that has pools and allocations, e.g. ppo-math",
         )
@@ -127,9 +126,9 @@ def overrides_of(allocation: Mapping[str, CallAllocation], num_workers: int) -> 
     """Renders settings that place every call as in ``allocation``."""
     pools, text = format_allocation(allocation)
     return (
-        f"n_model_workers={num_workers}",
-        *(f"pools.{name}={workers}" for name, workers in pools.items()),
-        f"allocation='{text}'",
+        f"placement.n_model_workers={num_workers}",
+        *(f"placement.pools.{name}={workers}" for name, workers in pools.items()),
+        f"placement.allocation='{text}'",
     )
 
 

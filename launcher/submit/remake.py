@@ -84,7 +84,7 @@ class RemadePlan:
         return {k: v for k, v in self.settings.items() if k not in OF_A_START_ONLY}
 
     def lines(self) -> list[str]:
-        """Renders ``dataset.max_prompt_len: 128 → 256``."""
+        """Renders ``task.max_prompt_len: 128 → 256``."""
         return [f"{name}: {change_text(*values)}" for name, values in self.settings.items()]
 
 

@@ -187,7 +187,7 @@ def change_text(old: Any, new: Any) -> str:
 
 
 def change_lines(changes: Iterable[PlanChange]) -> list[str]:
-    """Renders ``dataset.max_prompt_len: 128 → 256 since attempt 2`` for all changes made by resumes."""
+    """Renders ``task.max_prompt_len: 128 → 256 since attempt 2`` for all changes made by resumes."""
     return [
         f"{name}: {change_text(*values)} since attempt {change.from_attempt}"
         for change in changes

@@ -126,12 +126,9 @@ class ModelOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PPOHyperparameters:
-    """PPO (arXiv:1707.06347) with a KL penalty in the reward (arXiv:1909.08593)."""
+class PolicyHyperparameters:
+    """Settings of a clipped policy update (arXiv:1707.06347) with a KL penalty (arXiv:1909.08593)."""
 
-    gen: GenerationHyperparameters = option(
-        GenerationHyperparameters(max_new_tokens=32), "how the actor samples"
-    )
     ppo_n_minibatches: int = option(4, "optimizer steps a pass over the batch", ge=1)
     ppo_epochs: int = option(1, "passes over the batch", ge=1)
     eps_clip: float = option(0.2, "clip range of the importance ratio", gt=0, lt=1)
@@ -139,16 +136,7 @@ class PPOHyperparameters:
         None, "upper clip range if it differs (clip-higher, arXiv:2503.14476)", gt=0
     )
     c_clip: float | None = option(None, "dual clip bound (arXiv:1912.09729); none is off", gt=1)
-    value_eps_clip: float = option(0.2, "clip range of the value", gt=0)
     entropy_coef: float = option(0.0, "weight of the entropy bonus", ge=0)
-    discount: float = option(1.0, "gamma", ge=0, le=1)
-    advantage: str = option(
-        "gae",
-        "gae needs a critic; the others compare the answers of a group: grpo (arXiv:2402.03300), "
-        "dr_grpo (arXiv:2503.20783, no division by the deviation), rloo (arXiv:2402.14740)",
-        choices=("gae", "grpo", "dr_grpo", "rloo"),
-    )
-    gae_lambda: float = option(1.0, "lambda of generalised advantage estimation", ge=0, le=1)
     adv_norm: bool = option(True, "whiten advantages over the whole batch")
     kl_ctl: float = option(
         0.01, "weight of the KL penalty in the reward; 0: there is no reference model", ge=0
@@ -159,15 +147,7 @@ class PPOHyperparameters:
     max_reward_clip: float = option(5.0, "scores are clipped to ± this", gt=0)
     reward_output_scaling: float = option(1.0, "score ← scaling · (score − bias)")
     reward_output_bias: float = option(0.0, "see reward_output_scaling")
-    truncation: str = option(
-        "terminal",
-        "what follows an answer cut at max_new_tokens: nothing, or the critic's last value",
-        choices=("terminal", "bootstrap"),
-    )
     score_on_truncated: bool = option(True, "give an answer that was cut its score")
-    value_norm: bool = option(False, "train the critic on normalised returns")
-    value_norm_beta: float = option(0.99995, "decay of the running moments", gt=0, lt=1)
-    value_norm_eps: float = option(1e-5, "least variance", gt=0)
     early_stop_imp_ratio: float | None = option(
         5.0, "skip the rest of a batch when the mean ratio exceeds this; none is off", gt=1
     )
@@ -176,7 +156,6 @@ class PPOHyperparameters:
         "skip the rest of a batch when the KL to the policy before the update exceeds this",
         gt=0,
     )
-    critic_warmup_steps: int = option(0, "first steps that update the critic only", ge=0)
     loss_aggregation: str = option(
         "token_mean",
         "how the losses of tokens add up: every token alike; every sequence alike, by the mean or the "
@@ -258,7 +237,42 @@ class PPOHyperparameters:
         return self.recompute_logprob or self.use_decoupled_loss
 
 
-def ppo_problems(ppo: PPOHyperparameters, *, path: str = "ppo.") -> Iterator[ConfigError]:
+@dataclass(frozen=True, kw_only=True)
+class ValueHyperparameters:
+    """Settings of a critic, and of the advantages by its values."""
+
+    value_eps_clip: float = option(0.2, "clip range of the value", gt=0)
+    discount: float = option(1.0, "gamma", ge=0, le=1)
+    gae_lambda: float = option(1.0, "lambda of generalised advantage estimation", ge=0, le=1)
+    truncation: str = option(
+        "terminal",
+        "what follows an answer cut at max_new_tokens: nothing, or the critic's last value",
+        choices=("terminal", "bootstrap"),
+    )
+    value_norm: bool = option(False, "train the critic on normalised returns")
+    value_norm_beta: float = option(0.99995, "decay of the running moments", gt=0, lt=1)
+    value_norm_eps: float = option(1e-5, "least variance", gt=0)
+    critic_warmup_steps: int = option(0, "first steps that update the critic only", ge=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PPOHyperparameters(PolicyHyperparameters, ValueHyperparameters):
+    """What the policy's and the critic's interface need, with a critic or without."""
+
+    gen: GenerationHyperparameters = option(
+        GenerationHyperparameters(max_new_tokens=32), "how the actor samples"
+    )
+    advantage: str = option(
+        "gae",
+        "gae needs a critic; the others compare the answers of a group: grpo (arXiv:2402.03300), "
+        "dr_grpo (arXiv:2503.20783, no division by the deviation), rloo (arXiv:2402.14740)",
+        choices=("gae", "grpo", "dr_grpo", "rloo"),
+    )
+
+
+def ppo_problems(
+    ppo: PolicyHyperparameters, *, longest: int, path: str = "algorithm."
+) -> Iterator[ConfigError]:
     """Settings of PPO that don't go together; each one's range is ``range_problems``' business."""
     proximal = f"{path}recompute_logprob=true or {path}use_decoupled_loss=true"
     if ppo.correction != "none" and not ppo.needs_prox_logprobs:
@@ -281,35 +295,13 @@ def ppo_problems(ppo: PPOHyperparameters, *, path: str = "ppo.") -> Iterator[Con
                 where=f"{path}{name}_low and {path}{name}_high",
                 fix="use low < high; 1 is the weight of an unchanged policy",
             )
-    buffer, longest = ppo.overlong_buffer_len, ppo.gen.max_new_tokens
+    buffer = ppo.overlong_buffer_len
     if buffer is not None and buffer > longest:
         yield ConfigError(
-            f"{path}overlong_buffer_len is {buffer}, {path}gen.max_new_tokens {longest}",
+            f"{path}overlong_buffer_len is {buffer}, gen.max_new_tokens {longest}",
             where=f"{path}overlong_buffer_len",
             fix=f"use 1 … {longest}, or none",
         )
-
-
-@dataclass(frozen=True, kw_only=True)
-class MathDatasetOptions:
-    """Questions with a checkable answer."""
-
-    path: str | None = option(
-        None, 'JSONL of {"prompt", "answer"} or GSM8K\'s {"question", "answer"}; none: arithmetic'
-    )
-    eval_path: str | None = option(
-        None, "JSONL of held-out questions; none takes the last eval_size of path"
-    )
-    train_size: int = option(16384, "questions to make when path is none", ge=1)
-    slip_share: float = option(
-        0.0, "share of made questions with a carry whose answer forgets it", ge=0, le=1
-    )
-    eval_size: int = option(500, "held-out questions", ge=0)
-    train_bs_n_seqs: int = option(64, "questions a step", ge=1)
-    max_prompt_len: int = option(
-        128, "longest question; a longer one is an error", unit="tokens", ge=1
-    )
-    shuffle: bool = option(True, "a new order each epoch")
 
 
 @dataclass(frozen=True, kw_only=True)

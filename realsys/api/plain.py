@@ -88,7 +88,7 @@ def _names(kind: type) -> tuple[str, ...]:
 
 
 @functools.cache
-def hints(kind: type) -> dict[str, Any]:
+def hints(kind: Any) -> dict[str, Any]:
     """Types of the fields of a dataclass, resolved."""
     return typing.get_type_hints(kind)
 

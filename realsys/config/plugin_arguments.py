@@ -1,6 +1,6 @@
 """Checks what a plug-in is given against the fields that it declares, before anything starts.
 
-For resolve.py, of agents and environments: `rollout.agent_args` may have any names, the class that gets
+For resolve.py, of agents and environments: `task.agent_args` may have any names, the class that gets
 them knows which and of what type. Makes no plug-in: its own checks come when a worker makes it.
 """
 

@@ -64,7 +64,7 @@ class DumpWriter:
         if self._is_full or (self._room is not None and len(record) > self._room):
             if not self._is_full:
                 logger.warning(
-                    "dump full, later rollouts not kept path=%s fix=raise rollout.dump_limit_gib",
+                    "dump full, later rollouts not kept path=%s fix=raise schedule.dump_limit_gib",
                     self.path,
                 )
             self._is_full = True  # also for smaller ones, so that the dump ends at one point
@@ -83,7 +83,7 @@ class DumpWriter:
             raise DataError(
                 f"a rollout can't be written: {error}",
                 where=str(self.path),
-                fix="free space, or rollout.dump=false",
+                fix="free space, or schedule.dump=false",
             ) from error
         if self._room is not None:
             self._room -= len(record)
@@ -155,8 +155,8 @@ class RolloutDump:
             raise DataError(
                 f"datapoint {name!r} is not in the dump",
                 where="replay",
-                fix="was the run started with rollout.dump=true, are its files all there, and was "
-                "rollout.dump_limit_gib large enough?",
+                fix="was the run started with schedule.dump=true, are its files all there, and was "
+                "schedule.dump_limit_gib large enough?",
             )
         path, offset = self._place[name]
         try:

@@ -63,7 +63,7 @@ class PPOSettings(PPOHyperparameters):
             raise ConfigError(
                 f"group_size is {self.group_size}", where="group_size", fix="use 1 or more"
             )
-        for problem in ppo_problems(self, path=""):
+        for problem in ppo_problems(self, longest=self.gen.max_new_tokens, path=""):
             raise problem
 
     def make_kl_controller(self) -> KLController:

@@ -183,7 +183,7 @@ async def _initialize(
         raise ConfigError(
             f"{ctrl.total_train_epochs} epochs of {dataset_size} records do not fill a batch of "
             f"{batch_size}",
-            where="exp_ctrl.total_train_epochs and dataset.train_bs_n_seqs",
+            where="exp_ctrl.total_train_epochs and train_bs_n_seqs",
             fix="use a smaller batch, more records or more epochs",
         )
     await workers.call_all(

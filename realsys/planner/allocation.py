@@ -60,7 +60,7 @@ class AllocationEntry:
 
 
 def parse_pools(
-    pools: Mapping[str, str], *, n_workers: int | None = None, where: str = "pools"
+    pools: Mapping[str, str], *, n_workers: int | None = None, where: str = "placement.pools"
 ) -> dict[str, tuple[int, ...]]:
     """Parses pools; returns the model workers of each, in order.
 
@@ -86,7 +86,7 @@ def parse_pools(
                 ConfigError(
                     f"pool {name!r} is model workers {workers_text(workers)}, "
                     f"there are {n_workers} (0-{n_workers - 1})",
-                    where=f"{here} and n_model_workers",
+                    where=f"{here} and placement.n_model_workers",
                     fix=f"use n_model_workers={max(workers) + 1}, or a smaller pool",
                 )
             )
@@ -141,7 +141,7 @@ def parse_allocation(
     *,
     calls: Mapping[str, str],
     pools: Collection[str] = (),
-    where: str = "allocation",
+    where: str = "placement.allocation",
 ) -> tuple[AllocationEntry, ...]:
     """Parses the entries of ``text``, in its order; an empty text has none.
 
@@ -200,7 +200,7 @@ def _name_problems(
 
 def unknown_pool(name: str, pools: Collection[str], where: str) -> ConfigError:
     """Makes the error for an undefined pool."""
-    fix = did_you_mean(name, pools) if pools else f"define it, e.g. pools.{name}=4"
+    fix = did_you_mean(name, pools) if pools else f"define it, e.g. placement.pools.{name}=4"
     return ConfigError(f"no pool called {name!r}", where=where, fix=fix)
 
 

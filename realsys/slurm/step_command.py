@@ -19,7 +19,7 @@ from realsys.api.plan import JobLayout, JobPlan, LaunchPlan, PhasePlan, StepPlan
 from realsys.slurm.containers import wrap
 from realsys.trial.records import AttemptFiles, TrialFiles
 
-TASK_MODULE = "realsys.worker.task"
+TASK_MODULE = "realsys.worker.srun_task"
 # What srun would take as its own options: SLURM_NTASKS, SLURM_GPUS_PER_NODE and so on describe the
 # batch step, and as inputs of a step they clash with it (man srun, INPUT ENVIRONMENT VARIABLES).
 _KEPT = frozenset(

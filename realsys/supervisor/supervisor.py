@@ -30,7 +30,7 @@ from realsys.supervisor.health.worker_leases import WorkerLeases
 from realsys.supervisor.health.worker_restarts import STACKS_S, WorkerRestarts
 from realsys.supervisor.products import attempt_that_finished, is_done, last_step, publish
 from realsys.supervisor.scaling.worker_scaling import WorkerScaling
-from realsys.supervisor.steps.steps import Steps, Task
+from realsys.supervisor.steps.steps import Steps, StepTask
 from realsys.trial.records import (
     AttemptFiles,
     AttemptRecord,
@@ -215,7 +215,7 @@ class Supervisor:
         for old in self.attempt_files.failure_records.glob("*.json"):  # of an earlier phase
             old.unlink(missing_ok=True)
         logger.info("phase started phase=%s", phase.name)
-        tasks: list[Task] = []
+        tasks: list[StepTask] = []
         try:
             tasks = self.steps.start(phase)
             self._left_s.clear()
@@ -234,13 +234,13 @@ class Supervisor:
         logger.info("phase ended phase=%s result=%s", phase.name, result)
         return result
 
-    def _end_steps(self, tasks: list[Task]) -> None:
+    def _end_steps(self, tasks: list[StepTask]) -> None:
         """Ends the steps unless the job was requeued: then an order to Slurm would end the new attempt's
         steps."""
         if newer_attempt_of_same_job(self.files, self.attempt.number) is None:
             self.steps.end(tasks, grace_s=END_GRACE_S)
 
-    def _watch(self, tasks: list[Task], phase: PhasePlan) -> Result:
+    def _watch(self, tasks: list[StepTask], phase: PhasePlan) -> Result:
         """Watches the phase until the master is done or a worker fails.
 
         Raises:
@@ -278,7 +278,7 @@ class Supervisor:
                 return Result.FAILED
             time.sleep(POLL_S if len(tasks) < MANY_TASKS else MANY_POLL_S)
 
-    def _looked_after(self, tasks: list[Task]) -> list[Task]:
+    def _looked_after(self, tasks: list[StepTask]) -> list[StepTask]:
         """Returns the tasks whose end or silence matters: not those being restarted or drained."""
         return [
             t
@@ -286,7 +286,7 @@ class Supervisor:
             if not (self.restarts.is_down(t.worker) or self.scaling.is_leaving(t.worker))
         ]
 
-    def _without_restarted(self, tasks: list[Task], op: Op) -> list[Task]:
+    def _without_restarted(self, tasks: list[StepTask], op: Op) -> list[StepTask]:
         """Returns those whose end ends the trial; the others are scheduled for a restart."""
         return [
             t for t in tasks if not (self.restarts.is_down(t.worker) or self.restarts.take(t, op))
@@ -304,7 +304,7 @@ class Supervisor:
                 fix="none: the newer attempt runs the trial",
             )
 
-    def _has_failed(self, task: Task) -> bool:
+    def _has_failed(self, task: StepTask) -> bool:
         """Returns whether a task that has ended failed: with an error code, or with 0 in the middle of
         its work (os._exit(0) in code that it runs)."""
         if task.poll() != worker_exit_codes.DONE:
@@ -312,12 +312,12 @@ class Supervisor:
         left_s = self._left_s.setdefault(id(task), time.monotonic())
         return self.leases.left_unwell(task.worker, left_s=left_s)
 
-    def _has_left(self, task: Task) -> bool:
+    def _has_left(self, task: StepTask) -> bool:
         """Returns whether its parent recorded a clean exit: srun reports only when its last task ends."""
         recorded = read_fresh(WorkerExit, self.attempt_files.exit_of(task.worker))
         return recorded is not None and recorded.returncode == worker_exit_codes.DONE
 
-    def _wait_for_evaluators(self, tasks: list[Task], *, timeout_s: float) -> None:
+    def _wait_for_evaluators(self, tasks: list[StepTask], *, timeout_s: float) -> None:
         """Waits until they have left, restarting them if they fail, or a stop is requested. The others
         leave meanwhile."""
         deadline = time.monotonic() + timeout_s
@@ -342,7 +342,7 @@ class Supervisor:
             time.sleep(POLL_S)
         logger.warning("evaluations not finished in time timeout_s=%g", timeout_s)
 
-    def _wait_for_exits(self, tasks: list[Task]) -> Result:
+    def _wait_for_exits(self, tasks: list[StepTask]) -> Result:
         deadline = time.monotonic() + GOODBYE_S
         while time.monotonic() < deadline:
             if all(t.poll() is not None for t in tasks):
@@ -355,7 +355,7 @@ class Supervisor:
 
     # ---- failures ---------------------------------------------------------------------------
 
-    def _collect_failures(self, tasks: list[Task], lost: list[Task]) -> Result:
+    def _collect_failures(self, tasks: list[StepTask], lost: list[StepTask]) -> Result:
         """Collects every worker's reason: its own failure record, else its exit code or signal.
 
         STOPPED if the cause was a worker interrupted by a command (`realsys tell … interrupt`).
@@ -381,14 +381,14 @@ class Supervisor:
         self._end_all(tasks)
         return Result.FAILED
 
-    def _fail_by(self, failures: list[Failure], tasks: list[Task]) -> Result:
+    def _fail_by(self, failures: list[Failure], tasks: list[StepTask]) -> Result:
         """Ends the phase because workers could not be restarted."""
         self.give_room()
         self._failures += failures
         self._end_all(tasks)
         return Result.FAILED
 
-    def _collect_stalls(self, tasks: list[Task], statuses: Mapping[str, WorkerStatus]) -> None:
+    def _collect_stalls(self, tasks: list[StepTask], statuses: Mapping[str, WorkerStatus]) -> None:
         """Collects all stacks, then reports the workers that do not merely wait for another one."""
         self.give_room()
         asked = [t.worker for t in tasks if t.poll() is None]
@@ -403,7 +403,7 @@ class Supervisor:
                 self._failures.append(self.restarts.with_restart_count(failure))
         self._end_all(tasks)
 
-    def _end_all(self, tasks: list[Task]) -> None:
+    def _end_all(self, tasks: list[StepTask]) -> None:
         self._end_steps(tasks)
         first, _ = order_failures(self._failures)
         if first is not None:

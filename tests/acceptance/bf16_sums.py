@@ -40,7 +40,7 @@ from realsys.api.model import (  # noqa: E402
 from realsys.backends.fsdp import FSDPBackend  # noqa: E402
 from realsys.data.sources.math_questions import MathPrompts, MathSFT  # noqa: E402
 from realsys.interfaces.math_evaluation import evaluate_math  # noqa: E402
-from realsys.interfaces.sft import SFTInterface  # noqa: E402
+from realsys.interfaces.supervised import SFTInterface  # noqa: E402
 from realsys.models.factories import tiny_llama  # noqa: E402
 
 RESULT = HERE / "results" / "bf16_sums.json"

@@ -52,17 +52,17 @@ FORMER_NAMES: dict[str, str] = {}
 SMALL = (
     "sft.init.hidden_size=32",
     "sft.init.num_layers=2",
-    "sft.dataset.train_size=960",
-    "sft.dataset.eval_size=16",
+    "sft.task.train_size=960",
+    "sft.task.eval_size=16",
     "sft.exp_ctrl.eval_freq_steps=8",
     "sft.cpus_per_model_worker=1",
-    "dataset.train_size=96",
-    "dataset.train_bs_n_seqs=8",
-    "dataset.eval_size=16",
+    "task.train_size=96",
+    "train_bs_n_seqs=8",
+    "task.eval_size=16",
     "group_size=4",
-    "ppo.gen.max_new_tokens=16",
-    "ppo.overlong_buffer_len=12",  # a score that depends on the answer, before any is right
-    "ppo.ppo_n_minibatches=2",
+    "gen.max_new_tokens=16",
+    "algorithm.overlong_buffer_len=12",  # a score that depends on the answer, before any is right
+    "algorithm.ppo_n_minibatches=2",
     "actor.optimizer.lr=1e-3",
     "exp_ctrl.ckpt_freq_steps=3",
     "exp_ctrl.ckpt_freq_secs=none",
@@ -85,12 +85,12 @@ QUESTIONS = [
 # Name in the table → experiment, further settings. `resume` and `replay` follow in record_of.
 RUNS = {
     "ppo-math": ("ppo-math", ()),
-    "grpo-math": ("grpo-math", ("dataset.path={questions}", "actor.path={saved}")),
+    "grpo-math": ("grpo-math", ("task.path={questions}", "actor.path={saved}")),
     "ppo-math-split": ("ppo-math-split", ()),
-    "ppo-math-async": ("ppo-math-async", ("max_staleness=0", "rollout.servers=2")),
+    "ppo-math-async": ("ppo-math-async", ("schedule.max_staleness=0", "schedule.servers=2")),
     "megatron": (
         "ppo-math",
-        ("actor.backend=megatron", "actor.parallel=t2", "allocation=actor_gen:d2"),
+        ("actor.backend=megatron", "actor.parallel=t2", "placement.allocation=actor_gen:d2"),
     ),
 }
 

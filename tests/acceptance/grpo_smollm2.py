@@ -33,7 +33,6 @@ sys.path.insert(0, str(ROOT))
 import torch  # noqa: E402
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig  # noqa: E402
 
-from experiments.grpo_math import GRPO  # noqa: E402
 from realsys.api.data import MicroBatchSpec  # noqa: E402
 from realsys.api.model import (  # noqa: E402
     FinetuneSpec,
@@ -43,6 +42,7 @@ from realsys.api.model import (  # noqa: E402
     ParallelGroups,
     ProcessTopology,
 )
+from realsys.api.options import PPOHyperparameters  # noqa: E402
 from realsys.api.plain import to_plain  # noqa: E402
 from realsys.api.registry import register_reward  # noqa: E402
 from realsys.backends.fsdp import FSDPBackend  # noqa: E402
@@ -157,6 +157,9 @@ class Run:
             "entropy": stats["entropy"],
             "tensors_compared": len(expected),
         }
+
+
+GRPO = PPOHyperparameters(advantage="grpo", adv_norm=False, kl_ctl=0.01, entropy_coef=0.01)
 
 
 def _model(path: str, name: str, dtype: str) -> Model:

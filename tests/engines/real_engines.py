@@ -155,7 +155,7 @@ def trains(tmp_path: Path, config: str) -> None:
     file = tmp_path / "engine.yaml"
     file.write_text(config)
     trials = Trials(tmp_path / "root")
-    short = ("exp_ctrl.benchmark_steps=3", "sft.dataset.train_size=960")
+    short = ("exp_ctrl.benchmark_steps=3", "sft.task.train_size=960")
     words = ("launch", "ppo-math-async", "--config", str(file), *short)
     try:
         done = trials.run(*words, timeout_s=800)

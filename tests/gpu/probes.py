@@ -37,7 +37,7 @@ from realsys.backends.kernels.packed_attention import run_packed
 from realsys.generation.engine.continuous import ContinuousEngine
 from realsys.generation.engine.engine_requests import GenerationRequest
 from realsys.interfaces.answers import num_answer_tokens
-from realsys.interfaces.sft import next_token_loss
+from realsys.interfaces.supervised import next_token_loss
 
 Figures = dict[str, Any]
 PROBES: dict[str, Callable[[Device], Figures]] = {}

@@ -68,26 +68,26 @@ def policy(folder: Path, device: Device) -> Path:
 def commands(folder: Path, device: Device) -> dict[str, list[str]]:
     """Name → what follows ``realsys launch``."""
     gpu = [] if device.small else ["gpus_per_model_worker=1"]
-    half = [] if device.small else ["gpus_per_model_worker=0.5", "rollout.gpus_per_server=0.5"]
+    half = [] if device.small else ["gpus_per_model_worker=0.5", "schedule.gpus_per_server=0.5"]
     answer, steps, questions = (16, 2, 8) if device.small else (1024, 4, 32)
     own = [
         f"actor.path={folder}",
-        f"dataset.path={folder}/questions.jsonl",
-        f"dataset.eval_path={folder}/questions.jsonl",
-        "dataset.eval_size=16",
-        f"dataset.train_bs_n_seqs={questions}",
+        f"task.path={folder}/questions.jsonl",
+        f"task.eval_path={folder}/questions.jsonl",
+        "task.eval_size=16",
+        f"train_bs_n_seqs={questions}",
         "actor.optimizer.lr=1e-6",
     ]
     return {
         # Random weights score 0: entropy alone trains, and all else is as in earnest.
         "grpo_half_a_billion": [
             *("grpo-math", *own, *gpu, "actor.dtype=bfloat16"),
-            f"ppo.gen.max_new_tokens={answer}",
+            f"gen.max_new_tokens={answer}",
             f"exp_ctrl.benchmark_steps={steps}",
         ],
         "async_server_on_the_gpu": [
             *("grpo-math-async", *own, *half, "actor.dtype=bfloat16"),
-            f"ppo.gen.max_new_tokens={answer // 4}",
+            f"gen.max_new_tokens={answer // 4}",
             f"exp_ctrl.benchmark_steps={steps if device.small else 10}",
         ],
         "ppo_math": [

@@ -28,7 +28,7 @@ from realsys.backends.fsdp import FSDPBackend
 from realsys.backends.hf.slot_generation import generate_in_slot
 from realsys.backends.inference import InferenceBackend
 from realsys.interfaces.answers import num_answer_tokens
-from realsys.interfaces.sft import next_token_loss
+from realsys.interfaces.supervised import next_token_loss
 from realsys.models.source import ModuleInMemory
 from realsys.weights.realloc.realloc import Reallocator
 from realsys.weights.realloc.realloc_plan import plan_realloc

@@ -32,7 +32,7 @@ from realsys.api.model import (
 )
 from realsys.data.sequence_sample import SequenceSample
 from realsys.interfaces.answers import INPUT, answer_mask
-from realsys.interfaces.sft import next_token_loss
+from realsys.interfaces.supervised import next_token_loss
 from realsys.model_worker.process_groups import rank_groups
 from realsys.models.source import HFSource
 

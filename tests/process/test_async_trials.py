@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 LONGER = small_ppo("exp_ctrl.total_train_epochs=4")
 LONGER_STEPS = 48
 # The plain objective, so that nothing but the way of the answers differs.
-PLAIN = ("ppo.use_decoupled_loss=false", "ppo.correction=none")
+PLAIN = ("algorithm.use_decoupled_loss=false", "algorithm.correction=none")
 # What only one of the two ways has to tell.
 ONE_SIDED = ("rollout/", "staleness/", "mismatch/")
 
@@ -75,8 +75,8 @@ def synchronous(module_trials: Trials, tiny_policy: Path) -> TrialFiles:
 @pytest.mark.parametrize(
     "how",
     [
-        ("rollout.servers=2", "rollout.workers=2", "rollout.new_tokens_per_chunk=3"),
-        ("rollout.weights_through=disk", "rollout.staleness_policy=window"),
+        ("schedule.servers=2", "schedule.workers=2", "schedule.new_tokens_per_chunk=3"),
+        ("schedule.weights_through=disk", "schedule.staleness_policy=window"),
     ],
     ids=["two servers and workers, in chunks", "weights through the folder"],
 )
@@ -89,7 +89,7 @@ def test_staleness_0_is_the_synchronous_run_bit_for_bit(
         "ppo-math-async",
         name,
         f"actor.path={tiny_policy}",
-        "max_staleness=0",
+        "schedule.max_staleness=0",
         *PLAIN,
         *SMALL_PPO,
         *how,
@@ -108,7 +108,7 @@ def test_adapters_alone_reach_the_servers_and_make_the_same_bits(
     words = (f"actor.path={tiny_policy}", "actor.lora.rank=4", *SMALL_PPO)
     here = run_to_the_end(module_trials, "ppo-math", "lora", *words)
     there = run_to_the_end(
-        module_trials, "ppo-math-async", "lora", *words, *PLAIN, "max_staleness=0"
+        module_trials, "ppo-math-async", "lora", *words, *PLAIN, "schedule.max_staleness=0"
     )
     assert comparable(there) == comparable(here)
     assert weights_of(there, "actor") == weights_of(here, "actor")
@@ -123,9 +123,9 @@ def test_the_bound_holds_for_every_token_and_every_prompt_is_trained_once(
         "ppo-math-async",
         f"two-{policy}",
         f"actor.path={tiny_policy}",
-        "max_staleness=2",
-        f"rollout.staleness_policy={policy}",
-        "rollout.new_tokens_per_chunk=4",
+        "schedule.max_staleness=2",
+        f"schedule.staleness_policy={policy}",
+        "schedule.new_tokens_per_chunk=4",
         *SMALL_PPO,
     )
     lags = column(files, "actor_train/staleness/max")
@@ -144,8 +144,8 @@ def test_killed_workers_are_started_again_alone_and_nothing_is_lost(
         "ppo-math-async",
         "kill",
         f"actor.path={tiny_policy}",
-        "max_staleness=2",
-        "rollout.servers=2",
+        "schedule.max_staleness=2",
+        "schedule.servers=2",
         *LONGER,
     )
     view = module_trials.wait_for_step(files, 3)
@@ -169,7 +169,7 @@ def test_a_stopped_run_goes_on_with_what_was_delivered(
     module_trials: Trials, tiny_policy: Path
 ) -> None:
     files = module_trials.launch(
-        "ppo-math-async", "stop", f"actor.path={tiny_policy}", "max_staleness=3", *LONGER
+        "ppo-math-async", "stop", f"actor.path={tiny_policy}", "schedule.max_staleness=3", *LONGER
     )
     module_trials.wait_for_step(files, 5)
     done = module_trials.run("stop", "ppo-math-async/stop", "--grace", "30")
@@ -187,7 +187,7 @@ def test_a_stopped_run_goes_on_with_what_was_delivered(
 def test_rollouts_alone_can_be_trained_on_later(module_trials: Trials, tiny_policy: Path) -> None:
     """The servers keep their weights; a run without servers then learns from what they made."""
     start = f"actor.path={tiny_policy}"
-    made = run_to_the_end(module_trials, "grpo-math", "made", start, *SMALL_PPO, "mode=rollout")
+    made = run_to_the_end(module_trials, "grpo-math", "made", start, *SMALL_PPO, "schedule=rollout")
     assert not list(made.phase(made.root).checkpoints.glob("*"))
     logs = made.root.glob("rows/*/rollouts/*.jsonl")
     kept = [json.loads(line) for log in logs for line in log.read_text().splitlines()]
@@ -196,7 +196,11 @@ def test_rollouts_alone_can_be_trained_on_later(module_trials: Trials, tiny_poli
     rows = list(read_metrics(made.phase(made.root).metrics))
     assert len(rows) == SMALL_PPO_STEPS
     assert all("rollout/reward" in row and "actor_train/actor_loss" not in row for row in rows)
-    learns = (f"replay_from={made.root}", "mode=async", f"max_staleness={SMALL_PPO_STEPS}")
+    learns = (
+        "schedule=replay",
+        f"schedule.folder={made.root}",
+        f"schedule.max_staleness={SMALL_PPO_STEPS}",
+    )
     learnt = run_to_the_end(module_trials, "grpo-math", "learnt", start, *SMALL_PPO, *learns)
     assert trained_ids(learnt) == trained_ids(made)
     assert column(learnt, "actor_train/staleness/max") == [float(i) for i in range(SMALL_PPO_STEPS)]

@@ -39,8 +39,8 @@ SMALL_SFT = (
     "init.num_layers=1",
     "init.num_heads=2",
     "init.num_kv_heads=1",
-    "dataset.train_size=64",
-    "dataset.train_bs_n_seqs=16",
+    "task.train_size=64",
+    "train_bs_n_seqs=16",
     "exp_ctrl.benchmark_steps=4",
     "tensorboard=false",
     "cpus_per_model_worker=1",
@@ -48,10 +48,10 @@ SMALL_SFT = (
 PLUG_IN = '''
 from dataclasses import dataclass, replace
 
-from experiments.parts.sft_math import SFTMathExperiment
+from experiments.sft import SFTExperiment
 from realsys.api.model import ModelInterfaceAbstraction
 from realsys.api.registry import register_experiment, register_interface
-from realsys.interfaces.sft import SFTInterface
+from realsys.interfaces.supervised import SFTInterface
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Divides(SFTInterface):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mine(SFTMathExperiment):
+class Mine(SFTExperiment):
     """Fails in its third step."""
 
     def initial_setup(self):
@@ -180,10 +180,10 @@ def test_a_prompt_that_its_chat_template_makes_too_long_is_named(
         "ppo-math",
         "chatty",
         f"actor.path={chatty}",
-        *[w for w in SMALL_PPO if not w.startswith("dataset.eval_size")],
-        f"dataset.path={questions}",
-        "dataset.eval_size=0",
-        f"dataset.max_prompt_len={limit}",
+        *[w for w in SMALL_PPO if not w.startswith("task.eval_size")],
+        f"task.path={questions}",
+        "task.eval_size=0",
+        f"task.max_prompt_len={limit}",
     )
     failed(trials, files)
     text = status_of(trials, files)
@@ -275,11 +275,11 @@ def test_a_record_for_which_the_rule_gives_no_number_is_set_aside_and_the_run_go
         "--import",
         str(rule),
         f"actor.path={tiny_policy}",
-        *[w for w in SMALL_PPO if not w.startswith(("dataset.eval_size", "dataset.train_size"))],
-        f"dataset.path={questions}",
-        "dataset.eval_size=0",
-        "dataset.max_prompt_len=64",
-        "reward=odd",
+        *[w for w in SMALL_PPO if not w.startswith(("task.eval_size", "task.train_size"))],
+        f"task.path={questions}",
+        "task.eval_size=0",
+        "task.max_prompt_len=64",
+        "task.reward=odd",
     )
     view = trials.wait(files)
     assert view.state is State.COMPLETED, explain(files, view)

@@ -28,19 +28,19 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
 ALL_PROMPTS = 24 * 8
 THREE_BY_TWO = (
-    "detached.makers={maker_0: 'trainer_0', maker_1: 'trainer_0, trainer_1', maker_2: 'trainer_1'}",
-    "detached.trainers={trainer_0: 'maker_0, maker_1, maker_2', trainer_1: 'maker_0, maker_1, maker_2'}",
-    "detached.buffer_limit=8",
-    "detached.update_steps=2",
-    "max_staleness=3",
+    "schedule.makers={maker_0: 'trainer_0', maker_1: 'trainer_0, trainer_1', maker_2: 'trainer_1'}",
+    "schedule.trainers={trainer_0: 'maker_0, maker_1, maker_2', trainer_1: 'maker_0, maker_1, maker_2'}",
+    "schedule.buffer_limit=8",
+    "schedule.update_steps=2",
+    "schedule.max_staleness=3",
 )
 # Each trainer has all weights and feeds a maker of its own.
 TWO_BY_TWO = (
-    "detached.makers={maker_0: trainer_0, maker_1: trainer_1}",
-    "detached.trainers={trainer_0: maker_0, trainer_1: maker_1}",
+    "schedule.makers={maker_0: trainer_0, maker_1: trainer_1}",
+    "schedule.trainers={trainer_0: maker_0, trainer_1: maker_1}",
     "actor.backend=megatron",
     "critic.backend=megatron",
-    "max_staleness=2",
+    "schedule.max_staleness=2",
 )
 
 
@@ -110,8 +110,8 @@ def test_a_replay_trains_the_same_weights(module_trials: Trials, policy: Path) -
         "ppo-math-detached",
         "once",
         f"actor.path={policy}",
-        "max_staleness=2",
-        "rollout.staleness_policy=drop",
+        "schedule.max_staleness=2",
+        "schedule.staleness_policy=drop",
         *SMALL_PPO,
     )
     view = module_trials.wait(files, timeout_s=240)

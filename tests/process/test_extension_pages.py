@@ -18,8 +18,8 @@ SMALL_SFT = (
     "init.num_layers=1",
     "init.num_heads=2",
     "init.num_kv_heads=1",
-    "dataset.train_size=64",
-    "dataset.train_bs_n_seqs=16",
+    "task.train_size=64",
+    "train_bs_n_seqs=16",
     "exp_ctrl.benchmark_steps=4",
 )
 

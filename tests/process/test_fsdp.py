@@ -23,7 +23,7 @@ from realsys.data.sequence_sample import SequenceSample
 from realsys.interfaces.answers import num_answer_tokens
 from realsys.interfaces.ppo_actor import PPOActorInterface
 from realsys.interfaces.ppo_critic import PPOCriticInterface
-from realsys.interfaces.sft import next_token_loss
+from realsys.interfaces.supervised import next_token_loss
 from realsys.models.factories import hf_causal_lm, hf_critic, tiny_llama
 from realsys.models.hf import save_hf
 

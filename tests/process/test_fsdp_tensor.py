@@ -35,7 +35,7 @@ from realsys.backends.hf.sharding import full_weight
 from realsys.backends.inference import InferenceBackend
 from realsys.data.sequence_sample import SequenceSample
 from realsys.interfaces.answers import num_answer_tokens
-from realsys.interfaces.sft import next_token_loss
+from realsys.interfaces.supervised import next_token_loss
 from realsys.models.hf import save_hf
 from realsys.models.source import HFSource
 from realsys.weights.layouts.boxes import Box

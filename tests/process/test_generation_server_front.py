@@ -383,7 +383,7 @@ async def test_a_child_that_ends_is_told_with_its_last_words_and_the_setting(
         await child.start(lambda: _well(tmp_path / "no"), timeout_s=S)
     assert ended.value.what == "the child ended with status 1: ValueError: no such model"
     assert ended.value.where == str(tmp_path / "log")
-    assert "rollout.server_args" in ended.value.fix
+    assert "schedule.server_args" in ended.value.fix
     assert "Traceback" in (tmp_path / "log").read_text(), "the rest is where it says"
 
 

@@ -20,7 +20,7 @@ from realsys.backends.hf import sharding
 from realsys.backends.megatron.megatron_backend import MegatronBackend
 from realsys.data.sequence_sample import SequenceSample
 from realsys.interfaces.answers import num_answer_tokens
-from realsys.interfaces.sft import next_token_loss
+from realsys.interfaces.supervised import next_token_loss
 from realsys.models import hf
 from realsys.models.source import HFSource
 

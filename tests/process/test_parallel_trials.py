@@ -28,14 +28,14 @@ pytestmark = pytest.mark.process
 STEPS = 3
 OPTIONS = (
     "seed=5",
-    "dataset.train_bs_n_seqs=8",
-    f"dataset.train_size={STEPS * 8}",
-    "dataset.eval_size=0",
+    "train_bs_n_seqs=8",
+    f"task.train_size={STEPS * 8}",
+    "task.eval_size=0",
     "group_size=2",
-    "ppo.gen.max_new_tokens=12",
-    "ppo.ppo_n_minibatches=2",
-    "ppo.kl_ctl=0.1",
-    "reward=by_length",
+    "gen.max_new_tokens=12",
+    "algorithm.ppo_n_minibatches=2",
+    "algorithm.kl_ctl=0.1",
+    "task.reward=by_length",
     "cpus_per_model_worker=1",
     *(
         f"{role}.optimizer.{setting}"
@@ -129,7 +129,7 @@ def moves_of(files: TrialFiles) -> list[MoveEvent]:
                 "actor.parallel=t2",
                 "critic.backend=megatron",
                 "critic.parallel=p2",
-                "allocation=actor_gen:d2,ref_inf:t2",
+                "placement.allocation=actor_gen:d2,ref_inf:t2",
             ),
         ),
         (
@@ -137,8 +137,8 @@ def moves_of(files: TrialFiles) -> list[MoveEvent]:
             (
                 "actor.parallel=d2",
                 "critic.parallel=t2",
-                "allocation=actor_gen:d1",
-                "weights_through=disk",
+                "placement.allocation=actor_gen:d1",
+                "placement.copies_through=disk",
             ),
         ),
     ],
@@ -155,7 +155,7 @@ def test_other_layouts_give_the_same_losses_and_weights(shared, run, one, name, 
 
 
 def test_a_split_run_equals_the_shared_one_bit_for_bit_and_overlaps(run, one):
-    files = run("split", "ppo.critic_warmup_steps=0", experiment="ppo-math-split")
+    files = run("split", "algorithm.critic_warmup_steps=0", experiment="ppo-math-split")
     assert rows_of(files) == rows_of(one)
     assert trained_ids(files) == trained_ids(one)
     for role in ("actor", "critic"):
@@ -173,11 +173,11 @@ def test_a_split_run_equals_the_shared_one_bit_for_bit_and_overlaps(run, one):
 
 
 AHEAD = (
-    "max_staleness=1",
-    "pools.gen=1",
-    "pools.train=1",
-    "allocation=actor_gen:d1@gen,*:d1@train",
-    "ref_ema_eta=0.1",
+    "schedule=one_step_off",
+    "placement.pools.gen=1",
+    "placement.pools.train=1",
+    "placement.allocation=actor_gen:d1@gen,*:d1@train",
+    "algorithm.ref_ema_eta=0.1",
     "actor.dtype=bfloat16",
 )
 

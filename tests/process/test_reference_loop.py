@@ -26,17 +26,17 @@ pytestmark = pytest.mark.process
 STEPS, BATCH, GROUP, SEED, LR, KL, LAM = 3, 8, 2, 5, 1e-3, 0.1, 0.95
 OPTIONS = (
     f"seed={SEED}",
-    f"dataset.train_bs_n_seqs={BATCH}",
-    f"dataset.train_size={STEPS * BATCH}",
-    "dataset.eval_size=0",
+    f"train_bs_n_seqs={BATCH}",
+    f"task.train_size={STEPS * BATCH}",
+    "task.eval_size=0",
     f"group_size={GROUP}",
-    "ppo.gen.max_new_tokens=12",
-    "ppo.ppo_n_minibatches=1",
-    "ppo.ppo_epochs=2",
-    f"ppo.kl_ctl={KL}",
-    f"ppo.gae_lambda={LAM}",
-    "ppo.entropy_coef=0",
-    "reward=by_length",
+    "gen.max_new_tokens=12",
+    "algorithm.ppo_n_minibatches=1",
+    "algorithm.ppo_epochs=2",
+    f"algorithm.kl_ctl={KL}",
+    f"algorithm.gae_lambda={LAM}",
+    "algorithm.entropy_coef=0",
+    "task.reward=by_length",
     "cpus_per_model_worker=1",
     *(
         f"{role}.optimizer.{setting}"

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from history_check import check_history
 
-from experiments.ppo_math import PPOMathExperiment
+from experiments.ppo_math import ppo_math
 from launcher.trials.status import trial_view
 from realsys.api.cluster import ClusterSpec
 from realsys.api.plan import LaunchPlan, PhasePlan, plan_hash, plan_text
@@ -43,7 +43,7 @@ ROLES = Path(__file__).with_name("restarted_roles.py")
 
 def plan_of(root: Path) -> LaunchPlan:
     """A master, a model worker and two generation servers on this machine."""
-    experiment = PPOMathExperiment()
+    experiment = ppo_math()
     groups = experiment.scheduling_setup()
     two = TasksGroup(count=2, scheduling=Scheduling())
     phase = PhasePlan(

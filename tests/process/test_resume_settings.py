@@ -95,33 +95,31 @@ def test_a_run_that_met_a_prompt_too_long_goes_on_with_the_command_that_it_names
     seed, limit, step = first_long_prompt(tiny_policy, batch_size=2)
     words = (
         f"actor.path={tiny_policy}",
-        *small_ppo(
-            "dataset.train_bs_n_seqs=2", "dataset.eval_size=0", "exp_ctrl.ckpt_freq_steps=1"
-        ),
+        *small_ppo("train_bs_n_seqs=2", "task.eval_size=0", "exp_ctrl.ckpt_freq_steps=1"),
         f"seed={seed}",
         f"exp_ctrl.benchmark_steps={step + 4}",
     )
     reference = trials.launch("ppo-math", "whole", *words)
-    files = trials.launch("ppo-math", "long", *words, f"dataset.max_prompt_len={limit}")
+    files = trials.launch("ppo-math", "long", *words, f"task.max_prompt_len={limit}")
     view = trials.wait(files)
     assert view.state is State.FAILED, explain(files, view)
     assert [row["step"] for row in metrics_of(files)] == list(range(1, step))
-    setting = f"dataset.max_prompt_len={limit + 1}"
+    setting = f"task.max_prompt_len={limit + 1}"
     assert view.exit is not None
     assert view.exit.resume == f"realsys resume ppo-math/long {setting}"
     assert view.exit.resume in trials.run("status", "ppo-math/long").stdout
     resumed = trials.run("resume", "ppo-math/long", setting, "--detach")
     assert resumed.returncode == 0, resumed.stderr
-    assert f"dataset.max_prompt_len: {limit} → {limit + 1}" in resumed.stderr
+    assert f"task.max_prompt_len: {limit} → {limit + 1}" in resumed.stderr
     view = trials.wait(files)
     assert view.state is State.COMPLETED, explain(files, view)
     assert trials.wait(reference).state is State.COMPLETED
     assert metrics_of(files) == metrics_of(reference)
     assert_trained_alike(files, reference)
-    told = f"dataset.max_prompt_len: {limit} → {limit + 1} since attempt 2"
+    told = f"task.max_prompt_len: {limit} → {limit + 1} since attempt 2"
     assert told in trials.run("status", "ppo-math/long").stdout
     assert told in trials.run("show", "ppo-math/long").stderr
-    told = "dataset.max_prompt_len changed at attempt 2"  # by a process that outlives the attempt
+    told = "task.max_prompt_len changed at attempt 2"  # by a process that outlives the attempt
     wait_until(files, lambda _: told in files.report.read_text(), timeout_s=60)
 
 
@@ -135,10 +133,10 @@ def test_a_stopped_run_refuses_what_it_can_not_change_and_goes_on_with_other_per
     assert trials.wait(files).state is State.STOPPED
     before = everything(files.root)
     periods = ("exp_ctrl.eval_freq_steps=5", "exp_ctrl.ckpt_freq_steps=7", "exp_ctrl.ckpt_keep=1")
-    refused = trials.run("resume", name_of(files), "seed=2", "ppo.eps_clip=0.3", *periods)
+    refused = trials.run("resume", name_of(files), "seed=2", "algorithm.eps_clip=0.3", *periods)
     assert refused.returncode == 4
     assert "seed can't be changed in a trial that has started" in refused.stderr
-    assert "ppo.eps_clip can't be changed in a trial that has started" in refused.stderr
+    assert "algorithm.eps_clip can't be changed in a trial that has started" in refused.stderr
     assert everything(files.root) == before
     resumed = trials.run("resume", name_of(files), *periods, "--detach")
     assert resumed.returncode == 0, resumed.stderr
@@ -181,13 +179,13 @@ def test_an_asynchronous_run_goes_on_with_other_lengths_and_limits(
     stopped = trials.wait(files)
     assert stopped.state is State.STOPPED, explain(files, stopped)
     words = (
-        "ppo.gen.max_new_tokens=5",
-        "dataset.max_prompt_len=64",
+        "gen.max_new_tokens=5",
+        "task.max_prompt_len=64",
         "actor.max_tokens_per_mb=300",
-        "rollout.max_in_flight=4",
-        "rollout.max_concurrent_rollouts=3",
-        "rollout.new_tokens_per_chunk=2",
-        "rollout.dump_limit_gib=1",
+        "schedule.max_in_flight=4",
+        "schedule.max_concurrent_rollouts=3",
+        "schedule.new_tokens_per_chunk=2",
+        "schedule.dump_limit_gib=1",
     )
     resumed = trials.run("resume", name_of(files), *words, "--detach")
     assert resumed.returncode == 0, resumed.stderr

@@ -53,7 +53,7 @@ def test_the_only_server_and_worker_are_replaced_by_others(
     trials: Trials, tiny_policy: Path
 ) -> None:
     name = "ppo-math-async/live"
-    chunks = "rollout.new_tokens_per_chunk=3"  # answers move from server to server
+    chunks = "schedule.new_tokens_per_chunk=3"  # answers move from server to server
     files = live_runs.launch(trials, "ppo-math-async", tiny_policy, chunks)
     refused = trials.run("scale", name, "--drain", "generation_server/0")
     assert (refused.returncode, "none of the servers would remain" in refused.stderr) == (4, True)

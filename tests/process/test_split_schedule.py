@@ -22,21 +22,21 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 PLUGIN = Path(__file__).parents[1] / "support" / "cost_plugin.py"
 STEPS = 6
 SMALL = (
-    "dataset.train_size=8",
-    "dataset.train_bs_n_seqs=8",
+    "task.train_size=8",
+    "train_bs_n_seqs=8",
     "group_size=2",
     f"exp_ctrl.total_train_epochs={STEPS}",
     "exp_ctrl.ckpt_freq_secs=none",
     "exp_ctrl.save_freq_epochs=none",
-    "ppo.ppo_n_minibatches=2",
+    "algorithm.ppo_n_minibatches=2",
     "cpus_per_model_worker=1",
     "tensorboard=false",
 )
 APART = (
-    "pools.left=1",
-    "pools.right=1",
-    "pools.rules=1",
-    "allocation=actor:d1@left,ref:d1@left,critic:d1@right,reward:d1@rules",
+    "placement.pools.left=1",
+    "placement.pools.right=1",
+    "placement.pools.rules=1",
+    "placement.allocation=actor:d1@left,ref:d1@left,critic:d1@right,reward:d1@rules",
 )
 COSTS = Costs(
     actor_gen=0.8, rew_inf=0.5, ref_inf=0.5, critic_inf=0.5, actor_train=0.8, critic_train=0.8
@@ -94,10 +94,10 @@ def test_calls_of_any_layouts_get_their_own_rows(trials: Trials) -> None:
         trials,
         "layouts",
         NOTHING,
-        "n_model_workers=3",
-        "pools.all=0-2",
-        "pools.ends=1-2",
-        "allocation=actor:d2@ends,ref:d3@all,critic:d1t2p1@all,reward:d1@ends",
+        "placement.n_model_workers=3",
+        "placement.pools.all=0-2",
+        "placement.pools.ends=1-2",
+        "placement.allocation=actor:d2@ends,ref:d3@all,critic:d1t2p1@all,reward:d1@ends",
     )
     rows = metrics_of(files)
     assert len(rows) == STEPS

@@ -19,7 +19,7 @@ from pathlib import Path
 import fake_srun
 import pytest
 
-from experiments.ppo_math import PPOMathExperiment
+from experiments.ppo_math import ppo_math
 from realsys.api.cluster import ClusterSpec, SlurmSpec
 from realsys.api.errors import ClusterError, KeyNotFound, StoreUnavailable
 from realsys.api.plan import (
@@ -64,7 +64,7 @@ SLACK_S = 0.3
 
 def make_plan(tmp_path: Path) -> LaunchPlan:
     """A master in one job, two rollout workers in another."""
-    experiment = PPOMathExperiment()
+    experiment = ppo_math()
 
     def component(name: str, kind: WorkerType) -> JobComponent:
         return JobComponent(

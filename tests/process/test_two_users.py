@@ -136,7 +136,7 @@ def test_two_users_run_in_one_sticky_root(shared: Shared, tiny_policy: Path) -> 
         "--trial=run1",
         "--detach",
         f"actor.path={policy}",
-        *small_ppo("dataset.train_size=16"),
+        *small_ppo("task.train_size=16"),
     )
     cli = (sys.executable, "-m", "launcher.cli.entry")
     for uid in (VICTIM, OTHER):

@@ -1,7 +1,7 @@
 """Inside a job: starts four tasks, kills one and starts it again, twice. Of test_slurm_restarts.py.
 
 ``python restart_job.py ROOT`` is the batch step and writes down what it saw; ``-m restart_job TYPE …`` is
-a task: realsys/worker/task.py, with a shell script for a worker.
+a task: realsys/worker/srun_task.py, with a shell script for a worker.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from realsys.api.plan import StepPlan, plan_hash, plan_text
 from realsys.api.scheduling import WorkerType
 from realsys.slurm import step_command
 from realsys.supervisor.steps.slurm_steps import SlurmSteps, component_nodes
-from realsys.supervisor.steps.steps import Task
-from realsys.worker import task
+from realsys.supervisor.steps.steps import StepTask
+from realsys.worker import srun_task as task
 
 WORKER = 'echo "$$ $SLURMD_NODENAME $CUDA_VISIBLE_DEVICES $SLURM_STEP_ID" >> {seen}; exec sleep 120'
 
@@ -70,7 +70,7 @@ def run_job(root: Path) -> None:
         return [line.split(" ") for line in path.read_text().splitlines()] if path.exists() else []
 
     told: dict[str, object] = {"nodes": nodes}
-    tasks: list[Task] = steps.start(plan.phases[0])
+    tasks: list[StepTask] = steps.start(plan.phases[0])
     try:
         wait_until(lambda: all(seen(i) for i in range(4)), "four tasks run")
         for time_number in (1, 2):

@@ -53,11 +53,11 @@ def test_servers_and_rollout_workers_are_steps_and_a_killed_server_is_started_ag
         "ppo-math-async",
         "a",
         f"actor.path={tiny_policy}",
-        "max_staleness=2",
-        "rollout.servers=2",
-        "rollout.gpus_per_server=0.5",
-        *("--import", str(PLUGIN), "rollout.agent=crawl"),
-        f"rollout.agent_args={{version: 4, go: {go}, slow_s: 3600}}",
+        "schedule.max_staleness=2",
+        "schedule.servers=2",
+        "schedule.gpus_per_server=0.5",
+        *("--import", str(PLUGIN), "task.agent=crawl"),
+        f"task.agent_args={{version: 4, go: {go}, slow_s: 3600}}",
         *LONGER,
     )
     slurm_trials.wait_for_step(files, 4, timeout_s=180)  # one server is enough for that

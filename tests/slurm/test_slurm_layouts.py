@@ -82,7 +82,7 @@ def test_a_part_of_one_node_and_nothing_more_is_asked_for(
 def test_each_task_sees_its_own_gpu(completed: Callable[..., TrialFiles], tmp_path: Path) -> None:
     spy = tmp_path / "spy.py"
     spy.write_text(SPY)
-    mine = ("--import", str(spy), "reward=spy")
+    mine = ("--import", str(spy), "task.reward=spy")
     whole = completed("whole", TWO, "gpus_per_model_worker=1", *mine)
     assert [devices(whole, f"model_worker/{i}") for i in range(2)] == ["0", "1"]
     assert devices(whole, "master_worker/0") == ""  # a CPU task on a GPU node
@@ -93,7 +93,7 @@ def test_slurms_own_binding(completed: Callable[..., TrialFiles], slurm_trials: 
     spy = tmp_path / "spy.py"
     spy.write_text(SPY)
     slurm_trials.write_spec(slurm={"gpu_binding": "per_task"})
-    mine = ("--import", str(spy), "reward=spy")
+    mine = ("--import", str(spy), "task.reward=spy")
     files = completed("bound", TWO, "gpus_per_model_worker=1", *mine)
     assert [devices(files, f"model_worker/{i}") for i in range(2)] == ["0", "1"]
 

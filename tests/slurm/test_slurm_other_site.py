@@ -89,7 +89,7 @@ def test_runs_with_their_defaults_complete_where_a_core_is_two_cpus(
 ) -> None:
     """Side by side, two batches each: else steps wait for each other. And two jobs on a lone node; and
     tasks that ask for half a core each."""
-    short = ("dataset.train_size=128", "dataset.eval_size=8", f"actor.path={tiny_policy}")
+    short = ("task.train_size=128", "task.eval_size=8", f"actor.path={tiny_policy}")
     beside = ("--layout", "split", "--partition", "big")
     runs = [
         other_trials.launch(f"ppo-math{kind}", "a", *short, *(() if kind else beside))
@@ -110,7 +110,7 @@ def test_runs_with_their_defaults_complete_where_a_core_is_two_cpus(
 def test_a_run_is_looked_at_entered_and_stopped_and_leaves_nothing(
     other_slurm: SlurmCluster, other_trials: SlurmTrials, tiny_policy: Path
 ) -> None:
-    words = (*LONG_PPO, f"actor.path={tiny_policy}", "max_staleness=2")
+    words = (*LONG_PPO, f"actor.path={tiny_policy}", "schedule.max_staleness=2")
     files = other_trials.launch("ppo-math-async", "x", *words)
     view = other_trials.wait_for_step(files, 1, timeout_s=180)
     beside = other_trials.run("exec", "ppo-math-async/x", "rollout_worker/0", "--", "hostname")

@@ -151,7 +151,12 @@ def test_a_queued_trial_runs_the_code_as_it_was_launched(
     """An --import file is edited while the job waits: the run does not see it."""
     mine = tmp_path / "mine.py"
     mine.write_text(REWARD.format(value=1.0))
-    words = [*SMALL_PPO, f"actor.path={tiny_policy}", "reward=fixed", "exp_ctrl.benchmark_steps=1"]
+    words = [
+        *SMALL_PPO,
+        f"actor.path={tiny_policy}",
+        "task.reward=fixed",
+        "exp_ctrl.benchmark_steps=1",
+    ]
     files = slurm_trials.launch(
         "ppo-math", "snap", "--import", str(mine), "--begin", "now+4", *words
     )

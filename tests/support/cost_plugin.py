@@ -17,8 +17,9 @@ from typing import Any
 
 import torch
 
-from experiments.parts.placement import RolePlacement
-from experiments.ppo_math import PPOMathExperiment
+from experiments.compose import RLExperiment
+from experiments.parts.call_placement import RolePlacement
+from experiments.ppo_math import ppo_math
 from realsys.api import registry
 from realsys.api.data import MicroBatchSpec
 from realsys.api.dataflow import MFCDef
@@ -183,7 +184,7 @@ class Costs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CostPPOExperiment(PPOMathExperiment):
+class CostPPOExperiment(RLExperiment):
     """``ppo-math`` without its computing."""
 
     costs: Costs = option(Costs(), "how long each call takes")
@@ -199,7 +200,7 @@ class CostPPOExperiment(PPOMathExperiment):
     def initial_setup(self) -> ExperimentConfig:
         """That of ``ppo-math``, on other questions."""
         config = super().initial_setup()
-        questions = DatasetAbstraction("cost_prompts", {"size": self.dataset.train_size})
+        questions = DatasetAbstraction("cost_prompts", {"size": self.task.num_questions})
         workers = tuple(replace(w, datasets=(questions,)) for w in config.model_worker)
         return replace(config, model_worker=workers)
 
@@ -227,4 +228,12 @@ registry.register_interface("cost", CostInterface)
 registry.register_backend("cost", CostBackend)
 registry.register_model("cost_model", cost_model)
 registry.register_dataset("cost_prompts", CostPrompts)
-registry.register_experiment("cost-ppo", CostPPOExperiment)
+
+
+def cost_ppo() -> CostPPOExperiment:
+    """With the settings of ``ppo-math``."""
+    base = ppo_math()
+    return CostPPOExperiment(**{f.name: getattr(base, f.name) for f in fields(base)})
+
+
+registry.register_experiment("cost-ppo", cost_ppo)

@@ -1,6 +1,6 @@
 """Agents of a run that waits for its test: slow from some weights on, until a file is there.
 
-``--import tests/support/crawl_plugin.py rollout.agent=crawl``. With a fixed number of steps alone, a quick
+``--import tests/support/crawl_plugin.py task.agent=crawl``. With a fixed number of steps alone, a quick
 machine has trained the last one before the command comes that is to change the run.
 """
 

@@ -2,7 +2,7 @@
 
 ``install`` puts them into a folder. A task runs the step's own command, unless ``tasks/<job name>`` in
 that folder is a program: then that one, with the same variables, and how it ended is written down as
-realsys/worker/task.py does. Like srun it takes its hosts from SLURM_HOSTFILE, names failed tasks on
+realsys/worker/srun_task.py does. Like srun it takes its hosts from SLURM_HOSTFILE, names failed tasks on
 standard error at once, and on SIGTERM kills all tasks.
 """
 

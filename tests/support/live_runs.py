@@ -17,9 +17,9 @@ from realsys.trial.records import TrialFiles
 STEPS, CRAWLS_FROM = 60, 6
 SEQUENCES = 8  # of a step
 TWO_MAKERS = (
-    "detached.makers={maker_0: trainer_0, maker_1: trainer_0}",
-    'detached.trainers={trainer_0: "maker_0, maker_1"}',
-    f"detached.experience_batch_size={SEQUENCES}",
+    "schedule.makers={maker_0: trainer_0, maker_1: trainer_0}",
+    'schedule.trainers={trainer_0: "maker_0, maker_1"}',
+    f"schedule.experience_batch_size={SEQUENCES}",
 )
 
 
@@ -36,9 +36,9 @@ def launch(trials: Trials, experiment: str, policy: Path, *words: str) -> TrialF
             "exp_ctrl.eval_freq_steps=none",
         ),
         f"exp_ctrl.benchmark_steps={STEPS}",
-        "max_staleness=2",
+        "schedule.max_staleness=2",
         *("--import", str(Path(__file__).with_name("crawl_plugin.py"))),
-        *("rollout.agent=crawl", f"rollout.agent_args={agent}"),
+        *("task.agent=crawl", f"task.agent_args={agent}"),
         *words,
     )
     trials.wait_for_step(files, 3, timeout_s=180)

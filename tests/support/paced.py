@@ -41,7 +41,7 @@ class Pace:
     @property
     def words(self) -> tuple[str, ...]:
         """Of a launch. A run with the same words and another pace has the same numbers."""
-        return ("--import", str(self._rule), "reward=paced")
+        return ("--import", str(self._rule), "task.reward=paced")
 
     def set(self, step_s: float) -> None:
         """From the next answer on."""

@@ -31,12 +31,12 @@ from realsys.trial.records import TrialFiles
 # A run of seconds: a tiny policy, six calls a step, a step of some 50 ms; long enough that a test
 # which waits for a step has time to act before the last one.
 SMALL_PPO = (
-    "dataset.train_size=96",
-    "dataset.eval_size=8",
-    "dataset.train_bs_n_seqs=8",
+    "task.train_size=96",
+    "task.eval_size=8",
+    "train_bs_n_seqs=8",
     "group_size=2",
-    "ppo.gen.max_new_tokens=12",
-    "ppo.ppo_n_minibatches=2",
+    "gen.max_new_tokens=12",
+    "algorithm.ppo_n_minibatches=2",
     "exp_ctrl.total_train_epochs=2",
     "exp_ctrl.ckpt_freq_steps=3",
     "exp_ctrl.ckpt_freq_secs=none",
@@ -58,7 +58,7 @@ def small_ppo(*settings: str) -> tuple[str, ...]:
 # The same for minutes, at three steps a second: for tests that end it themselves.
 LONG_PPO = (
     *small_ppo("exp_ctrl.total_train_epochs=1000"),
-    *("--import", str(Path(__file__).with_name("unhurried_rule.py")), "reward=unhurried"),
+    *("--import", str(Path(__file__).with_name("unhurried_rule.py")), "task.reward=unhurried"),
 )
 
 

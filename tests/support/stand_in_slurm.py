@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from experiments.ppo_math import PPOMathExperiment
+from experiments.ppo_math import ppo_math
 from realsys.api.cluster import ClusterSpec, SlurmSpec
 from realsys.api.plan import (
     JobComponent,
@@ -50,7 +50,7 @@ def make_plan(
         worker_type=MODEL, component=int(apart), nodes=((2, 1),), cpus_per_task=1, memory_mib=50
     )
     master = StepPlan(worker_type=MASTER, nodes=((1, 1),), cpus_per_task=1, memory_mib=50)
-    experiment = PPOMathExperiment()
+    experiment = ppo_math()
     groups = experiment.scheduling_setup()
     phase = PhasePlan(
         name="main",

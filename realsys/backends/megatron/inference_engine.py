@@ -34,7 +34,7 @@ from realsys.backends.hf.weighted_means import WeightedMeans
 from realsys.backends.megatron.last_stage import metrics_from_last_stage, tensor_from_last_stage
 from realsys.backends.megatron.megatron_weights import views_of
 from realsys.backends.megatron.part import Part
-from realsys.backends.megatron.schedule import UseOutput, run_microbatches
+from realsys.backends.megatron.pipeline_schedule import UseOutput, run_microbatches
 from realsys.backends.megatron.whole_model import gather_weights, plain_module, skeleton_of
 from realsys.data.answers_layout import INPUT
 from realsys.data.packing import Run

@@ -11,13 +11,16 @@ gigabytes. Prompt tokens are the same in both data sets, so that PPO prompts wit
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 import torch
 
+from realsys.api import registry
+from realsys.api.choice import KIND
 from realsys.api.errors import DataError, did_you_mean
+from realsys.api.plain import from_plain
 from realsys.data.sequence_sample import SequenceSample
 from realsys.data.sources.arithmetic_problems import arithmetic_word_problems
 from realsys.data.sources.qa_records import final_answer, read_records
@@ -25,7 +28,7 @@ from realsys.runtime.progress import tick
 
 SPLITS = ("train", "test")
 SETTINGS = {
-    "prompt": "dataset.max_prompt_len",
+    "prompt": "task.max_prompt_len",
     "answer": "max_answer_len",
 }  # settings of the built-in experiments
 _PROBE = "1 + 1 = ?"
@@ -48,6 +51,7 @@ class _MathRecords:
         eval_size: number of held-out records.
         max_prompt_len: token limit of a prompt.
         slip_share: of the training problems generated if ``path`` is None, see arithmetic_problems.py.
+        task: a user's task with its settings under ``kind`` and their names; it makes the records.
     """
 
     _: KW_ONLY
@@ -60,6 +64,7 @@ class _MathRecords:
     eval_size: int = 500
     max_prompt_len: int = 128
     slip_share: float = 0.0
+    task: Mapping[str, Any] | None = None
     records: list[dict[str, str]] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -70,7 +75,7 @@ class _MathRecords:
                 fix=did_you_mean(self.split, SPLITS),
             )
         self.records = self._read()
-        if self.path is not None:
+        if self.path is not None or self.task is not None:
             self._check_prompts()
 
     def _check_prompts(self) -> None:
@@ -90,6 +95,10 @@ class _MathRecords:
 
     def _read(self) -> list[dict[str, str]]:
         is_test = self.split == "test"
+        if self.task is not None:
+            task = from_plain(registry.find("task", self.task[KIND]), self.task, where="task")
+            made: list[dict[str, str]] = task.records(self.split, self.seed)
+            return made
         if self.path is None:
             return arithmetic_word_problems(
                 num_problems=self.eval_size if is_test else self.train_size,

@@ -41,7 +41,7 @@ class RolloutDumpData:
             raise DataError(
                 "no rollouts were dumped here",
                 where=self.folder,
-                fix="replay a run that was started with rollout.dump=true",
+                fix="replay a run that was started with schedule.dump=true",
             )
         self._dump = RolloutDump(files)
         try:

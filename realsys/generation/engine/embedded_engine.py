@@ -185,7 +185,7 @@ def _check(
             f"a prompt of {longest} tokens and max_new_tokens={gconfig.max_new_tokens} "
             f"do not fit the model's max_position_embeddings={limit}",
             where=f"generate, prompt {lengths.index(longest)} of {len(prompts)}",
-            fix=f"lower max_new_tokens (of the generation settings, e.g. ppo.gen.max_new_tokens) to "
+            fix=f"lower max_new_tokens (of the generation settings, e.g. gen.max_new_tokens) to "
             f"{max(limit - longest, 0)}, or the data set's longest prompt",
         )
 

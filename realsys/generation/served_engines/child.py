@@ -68,7 +68,7 @@ class ChildServer:
                 raise WaitTimeout(
                     f"{self.name} was not healthy in {timeout_s:g} s; last output: {self._last_log_line()}",
                     where=str(self._log),
-                    fix="raise rollout.server_args.start_timeout_s if it is only slow",
+                    fix="raise schedule.server_args.start_timeout_s if it is only slow",
                 )
             tick()  # the child is a separate process, and there is a deadline
             await asyncio.sleep(_POLL_S)
@@ -82,7 +82,7 @@ class ChildServer:
             raise WorkerLost(
                 f"{self.name} ended with status {code}: {self._last_log_line()}",
                 where=str(self._log),
-                fix=f"see its log; it was started by {self._argv[0]} with rollout.server_args",
+                fix=f"see its log; it was started by {self._argv[0]} with schedule.server_args",
             )
 
     def _last_log_line(self) -> str:

@@ -256,7 +256,7 @@ class FrontedEngine(abc.ABC):
                 f"{self.kind} can't read the weights that this worker fetched: it runs as "
                 "another user, or in another container",
                 where="/update_weights_from_stream",
-                fix="use rollout.weights_through=disk",
+                fix="use schedule.weights_through=disk",
             )
         fetched = self._fetch(source)
         where = ", ".join(part.endpoint for part in source.parts)
@@ -327,7 +327,7 @@ class FrontedEngine(abc.ABC):
             logger.warning(
                 "%s can't open memory of its front: weights from trainers are put on %s",
                 self.kind,
-                "the disk of this node" if place else "nothing, use rollout.weights_through=disk",
+                "the disk of this node" if place else "nothing, use schedule.weights_through=disk",
             )
 
     async def set_version(self, version: int) -> None:

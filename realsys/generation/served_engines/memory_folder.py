@@ -92,8 +92,8 @@ class MemoryFolder:
             raise ClusterError(
                 f"{self.num_bytes} bytes of weights can't be put into {place.value}: {error}",
                 where=self.path,
-                fix="give the servers more memory (rollout.mem_per_server), or use "
-                "rollout.weights_through=disk",
+                fix="give the servers more memory (schedule.mem_per_server), or use "
+                "schedule.weights_through=disk",
             ) from None
         except BaseException:
             self.close()

@@ -11,12 +11,12 @@ ADVICE = {
     "activations": "lower max_tokens_per_mb, or recompute=true",
     "logits": "lower max_tokens_per_mb",
     "cache": "lower max_cache_tokens, or max_tokens_per_mb where that is not set",
-    "reading prompts": "shorter prompts (dataset.max_prompt_len)",
+    "reading prompts": "shorter prompts (task.max_prompt_len)",
     "weights": "cut the model over more GPUs, or offload=true on roles that can wait",
     "average": "leave ref_ema_eta out, or compute the reference in float32, which is its own average",
     "whole copy": "sample where nothing trains: on other model workers (allocation=actor_gen:d4@…), or on "
-    "servers that cut the model over several GPUs (mode=async rollout.server_backend=sglang "
-    "rollout.gpus_per_server=4, with dataset.eval_size=0)",
+    "servers that cut the model over several GPUs (schedule=async schedule.server_backend=sglang "
+    "schedule.gpus_per_server=4, with task.eval_size=0)",
     "gradients": "cut the model over more GPUs, or train adapters (lora.rank)",
     "whole gradients": "train adapters (lora.rank)",
     "optimizer": "cut the model over more GPUs, or cpu_offload=true (backend fsdp)",

@@ -63,7 +63,7 @@ def simulate(
         works: every call of the graph, in its order.
         parents: call → calls whose outputs it reads (``DataflowGraph.parents``).
         ahead: source calls that are issued a step ahead, before the rest of the step before
-            (``max_staleness=1``).
+            (``schedule=one_step_off``).
     Raises:
         InternalError: a call that can never start, or a worker that is not there.
     """

@@ -66,7 +66,7 @@ class PolicyCaller:
             self._told_of_room = True
             logger.warning(
                 "answers end early: %s had room for %d tokens behind a prompt of %d, not for %d; "
-                "lower ppo.gen.max_new_tokens, or give the server more",
+                "lower gen.max_new_tokens, or give the server more",
                 server_name(server),
                 count,
                 prompt,

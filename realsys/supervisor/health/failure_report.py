@@ -22,7 +22,7 @@ from realsys.supervisor.health.first_failure import (
     log_tail,
     watchdog_words,
 )
-from realsys.supervisor.steps.steps import Task
+from realsys.supervisor.steps.steps import StepTask
 from realsys.trial.records import (
     AttemptFiles,
     AttemptRecord,
@@ -45,7 +45,7 @@ class FailureReporter:
     attempt: AttemptRecord
     files: AttemptFiles
 
-    def of_task(self, task: Task, known: WorkerRecord | None) -> Failure:
+    def of_task(self, task: StepTask, known: WorkerRecord | None) -> Failure:
         """Reports a worker that has ended, or whose lease has."""
         words = read_record(Failure, self.files.failure_record(task.worker))
         return self._failure(
@@ -58,19 +58,19 @@ class FailureReporter:
             resume_with=words.resume_with if words is not None else "",
         )
 
-    def _why(self, task: Task) -> str:
+    def _why(self, task: StepTask) -> str:
         why = _why(task)
         if task.poll() == -signal.SIGABRT and (log := self._log_of(task.worker)):
             message = watchdog_words(log_tail(log, lines=WATCHDOG_LINES))
             why += f": {NCCL_ENDED_IT}: {message}" if message else ""
         return why
 
-    def _memory_fix(self, task: Task) -> str:
+    def _memory_fix(self, task: StepTask) -> str:
         worker_type = task.worker.partition("/")[0]
         trial = "/".join(self.files.root.parts[-4:-2])
         return memory_fix(task.hint, worker_type, on_slurm=bool(self.attempt.nodes), trial=trial)
 
-    def of_stall(self, task: Task, known: WorkerRecord | None, status: WorkerStatus) -> Failure:
+    def of_stall(self, task: StepTask, known: WorkerRecord | None, status: WorkerStatus) -> Failure:
         """Reports a worker that is alive but makes no progress."""
         if not status.stalled_s:
             return self._failure(
@@ -96,7 +96,7 @@ class FailureReporter:
 
     def _failure(
         self,
-        task: Task,
+        task: StepTask,
         known: WorkerRecord | None,
         *,
         why: str,
@@ -158,7 +158,7 @@ def is_in_collective(status: WorkerStatus) -> bool:
     return any(word in where for word in _WAITS)
 
 
-def _why(task: Task) -> str:
+def _why(task: StepTask) -> str:
     returncode = task.poll()
     if returncode is None:
         return "its lease has ended: its node is lost or cut off, or it hangs"

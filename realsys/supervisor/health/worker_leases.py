@@ -19,7 +19,7 @@ from realsys.runtime.bounded import within
 from realsys.runtime.lifecycle import WorkerState
 from realsys.supervisor.health.failure_detector import FailureDetector
 from realsys.supervisor.health.store_poller import StorePoller
-from realsys.supervisor.steps.steps import Task
+from realsys.supervisor.steps.steps import StepTask
 from realsys.trial.records import AttemptRecord, WorkerRecord, WorkerStatus, loads
 
 logger = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class WorkerLeases:
     keys: TrialKeys
     attempt: AttemptRecord
     judges_leases: bool
-    has_left: Callable[[Task], bool]
+    has_left: Callable[[StepTask], bool]
     detector: FailureDetector = field(default_factory=FailureDetector)
     registered: dict[str, WorkerRecord] = field(default_factory=dict)  # of the running phase
     statuses: dict[str, WorkerStatus] = field(default_factory=dict)
@@ -83,7 +83,7 @@ class WorkerLeases:
             self._poller.stop()
             self._poller = None
 
-    def lost(self, tasks: Iterable[Task]) -> list[Task]:
+    def lost(self, tasks: Iterable[StepTask]) -> list[StepTask]:
         """Returns the lost tasks according to the newest poll; none if there is no new one."""
         poll = self._poller.latest() if self._poller is not None else None
         if poll is None:
@@ -184,7 +184,7 @@ class WorkerLeases:
             self._known[entry.key] = (entry.revision, value)
         return cast(T | None, value)
 
-    def _forget_who_left(self, present: dict[str, str], running: dict[str, Task]) -> None:
+    def _forget_who_left(self, present: dict[str, str], running: dict[str, StepTask]) -> None:
         for worker in self.detector.hosts.keys() - present.keys():
             if worker not in running or self.has_left(running[worker]):
                 self.detector.forget(worker)

@@ -29,7 +29,7 @@ from realsys.supervisor.health.restarts import (
     judge_stalls,
 )
 from realsys.supervisor.health.worker_leases import WorkerLeases
-from realsys.supervisor.steps.steps import Steps, Task
+from realsys.supervisor.steps.steps import Steps, StepTask
 from realsys.trial.records import AttemptFiles, AttemptRecord, Failure, WorkerStatus
 
 logger = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ KILL_TIMEOUT_S = 30.0  # a killed task must be seen to end; a lost node does not
 class _Down:
     """A worker between its end, or the decision to end it, and its restart (infinite: never)."""
 
-    task: Task
+    task: StepTask
     op: Op
     failure: Failure
     kill_at_s: float
@@ -92,7 +92,7 @@ class WorkerRestarts:
         fresh = (w for w, at_s in self._past_s.items() if now_s - at_s[-1] < RECOVERY_S)
         return frozenset((*self._down, *fresh))
 
-    def take(self, task: Task, op: Op, *, stall: WorkerStatus | None = None) -> bool:
+    def take(self, task: StepTask, op: Op, *, stall: WorkerStatus | None = None) -> bool:
         """Schedules the restart of a worker that ended, was lost or hangs; returns False if that ends the
         trial.
 
@@ -134,7 +134,7 @@ class WorkerRestarts:
     def _is_optional(self, worker: str) -> bool:
         return is_optional(worker) or worker in self.optional
 
-    def take_hung(self, up: Iterable[Task]) -> bool:
+    def take_hung(self, up: Iterable[StepTask]) -> bool:
         """Schedules restarts of workers that hang and do not merely wait for another; returns False if
         one of them ends the trial."""
         statuses = {w: s for w, s in self.leases.statuses.items() if not self.is_down(w)}
@@ -154,7 +154,7 @@ class WorkerRestarts:
         times = f"{len(past_s)} time" + "s" * (len(past_s) > 1)
         return replace(failure, why=f"{failure.why} (it had been restarted {times})")
 
-    def advance(self, tasks: list[Task]) -> list[Failure]:
+    def advance(self, tasks: list[StepTask]) -> list[Failure]:
         """Kills and starts what is due, and replaces old tasks in ``tasks`` by the new ones.
 
         Returns:
@@ -177,7 +177,7 @@ class WorkerRestarts:
                 failures.append(self.with_restart_count(replace(down.failure, why=why, fix=fix)))
         return failures
 
-    def _advance_one(self, down: _Down, tasks: list[Task]) -> None:
+    def _advance_one(self, down: _Down, tasks: list[StepTask]) -> None:
         """Kills or starts one worker if due. Raises ClusterError if it can't be restarted."""
         if self.is_stopping():
             return
@@ -197,7 +197,7 @@ class WorkerRestarts:
         if now_s >= down.start_at_s:
             self._start(down, tasks)
 
-    def _start(self, down: _Down, tasks: list[Task]) -> None:
+    def _start(self, down: _Down, tasks: list[StepTask]) -> None:
         old, worker = down.task, down.task.worker
         if down.op is Op.EXITED:  # its failure record and log are complete by now
             down.failure = self.reporter.of_task(old, self.leases.registered.get(worker))

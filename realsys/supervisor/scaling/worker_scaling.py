@@ -21,7 +21,7 @@ from realsys.supervisor.health.store_poller import StorePoller
 from realsys.supervisor.health.worker_leases import WorkerLeases
 from realsys.supervisor.health.worker_restarts import WorkerRestarts
 from realsys.supervisor.scaling.scale_steps import moves, partners
-from realsys.supervisor.steps.steps import Steps, Task
+from realsys.supervisor.steps.steps import Steps, StepTask
 from realsys.trial.records import AttemptFiles, AttemptRecord, WorkerExit, read_fresh
 from realsys.worker.live_scaling import (
     LEFT_LATE_S,
@@ -56,7 +56,7 @@ class WorkerScaling:
     _poller: StorePoller[Scaling | None] | None = None
     _wanted: Scaling | None = None
     _leaving: DrainDeadlines = field(default_factory=DrainDeadlines)
-    _left: dict[str, Task] = field(default_factory=dict)
+    _left: dict[str, StepTask] = field(default_factory=dict)
     _killed: set[str] = field(default_factory=set)
     _failed: dict[str, str] = field(default_factory=dict)  # added → why it could not be kept
     _not_before_s: dict[str, float] = field(default_factory=dict)
@@ -79,7 +79,7 @@ class WorkerScaling:
         """Returns whether it drains or has left: its end is no failure, and it is not restarted."""
         return worker in self._leaving
 
-    def advance(self, tasks: list[Task], steps: Steps) -> None:
+    def advance(self, tasks: list[StepTask], steps: Steps) -> None:
         """Does what is due; appends started workers to ``tasks``."""
         poll = self._poller.latest() if self._poller is not None else None
         if poll is not None and poll.value is not None:
@@ -103,7 +103,7 @@ class WorkerScaling:
 
     # ---- adding -----------------------------------------------------------------------------
 
-    def _start(self, worker: str, like: Task, tasks: list[Task], steps: Steps) -> None:
+    def _start(self, worker: str, like: StepTask, tasks: list[StepTask], steps: Steps) -> None:
         kind, now_s = worker.partition("/")[0], time.monotonic()
         if now_s < self._not_before_s.get(worker, 0.0):
             return
@@ -157,7 +157,7 @@ class WorkerScaling:
 
     # ---- draining ---------------------------------------------------------------------------
 
-    def _let_go(self, worker: str, task: Task | None) -> None:
+    def _let_go(self, worker: str, task: StepTask | None) -> None:
         assert self._wanted is not None
         if task is None:  # it was never started
             self._record("left", worker, code=None, why="it was never started")
@@ -168,7 +168,7 @@ class WorkerScaling:
         logger.info("worker let go worker=%s timeout_s=%g by=%s", worker, seconds, self._by)
         self._record("leaving", worker, seconds=seconds, by=self._by)
 
-    def _check_leaving(self, tasks: dict[str, Task], steps: Steps) -> None:
+    def _check_leaving(self, tasks: dict[str, StepTask], steps: Steps) -> None:
         """Records which workers have left and kills those that stay too long."""
         late = self._leaving.overdue(now_s=time.monotonic(), slack_s=LEFT_LATE_S)
         for worker in self._leaving.until_s.keys() & tasks.keys() - self._left.keys():
@@ -186,7 +186,7 @@ class WorkerScaling:
                 except ClusterError as error:
                     logger.warning("worker not killed worker=%s reason=%s", worker, error.what)
 
-    def _code(self, task: Task) -> int | None:
+    def _code(self, task: StepTask) -> int | None:
         """Returns how a task ended, also from its parent's record: srun reports only when its last task
         ends."""
         if (code := task.poll()) is not None:

@@ -13,7 +13,7 @@ from enum import StrEnum
 
 from realsys.api.errors import ClusterError
 from realsys.api.plan import JobPlan
-from realsys.supervisor.steps.steps import Task
+from realsys.supervisor.steps.steps import StepTask
 from realsys.trial.records import AttemptRecord
 
 MAX_REPORTED = 1000  # ends reported individually, so that a report stays far below a value's limit
@@ -121,7 +121,7 @@ class Report:
 def report_of(
     record: ComponentRecord,
     sequence: int,
-    tasks: Sequence[Task],
+    tasks: Sequence[StepTask],
     problem: Problem | None = None,
     *,
     most: int = MAX_REPORTED,
@@ -150,7 +150,7 @@ def report_of(
     )
 
 
-def _end(task: Task, code: int) -> TaskEnd:
+def _end(task: StepTask, code: int) -> TaskEnd:
     return TaskEnd(
         returncode=code, host=task.host, pid=task.pid, ended_at=task.ended_at, hint=task.hint
     )

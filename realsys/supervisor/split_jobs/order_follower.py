@@ -38,7 +38,7 @@ from realsys.supervisor.split_jobs.components import (
     report_of,
 )
 from realsys.supervisor.split_jobs.membership import Membership, read_component
-from realsys.supervisor.steps.steps import Steps, Task
+from realsys.supervisor.steps.steps import Steps, StepTask
 from realsys.supervisor.supervisor import END_GRACE_S
 from realsys.trial.records import AttemptRecord, TrialFiles, dumps, fresh, loads
 
@@ -66,7 +66,7 @@ class OrderFollower:
     _member: Membership | None = None
     _fence: AttemptFence = field(init=False)  # of the attempt that was joined
     _sequence: int = 0
-    _tasks: Sequence[Task] = ()
+    _tasks: Sequence[StepTask] = ()
     _problem: Problem | None = None
     _reported: Report | None = None
     _leaving: tuple[str, float, float] | None = None  # why, its grace, since when

@@ -28,7 +28,7 @@ from realsys.supervisor.split_jobs.components import (
 )
 from realsys.supervisor.steps.slurm_step import STRICT_TASKS
 from realsys.supervisor.steps.slurm_steps import END_S
-from realsys.supervisor.steps.steps import Steps, Task
+from realsys.supervisor.steps.steps import Steps, StepTask
 from realsys.trial.records import AttemptFiles, TrialFiles, WorkerExit, read_fresh, write_record
 
 logger = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class SplitTask:
     worker: str
     component: int
     steps: SplitSteps
-    local: Task | None = None
+    local: StepTask | None = None
     end: TaskEnd | None = None
 
     @property
@@ -119,7 +119,7 @@ class SplitSteps:
 
     # ---- Steps ------------------------------------------------------------------------------
 
-    def start(self, phase: PhasePlan) -> list[Task]:
+    def start(self, phase: PhasePlan) -> list[StepTask]:
         """Returns the phase's tasks; they start as soon as all jobs run (see ``refresh``)."""
         self._sequence += 1
         self._pending = phase
@@ -132,11 +132,11 @@ class SplitSteps:
         self.refresh()
         return list(self._tasks)
 
-    def kill(self, task: Task) -> None:
+    def kill(self, task: StepTask) -> None:
         """Kills a task of this job. Raises ClusterError for those of another."""
         self.local.kill(self._local(task))
 
-    def restart(self, task: Task) -> Task:
+    def restart(self, task: StepTask) -> StepTask:
         """Restarts a task of this job. Raises ClusterError for those of another."""
         new = self.local.restart(self._local(task))
         assert isinstance(task, SplitTask)
@@ -145,8 +145,8 @@ class SplitSteps:
         return task_now
 
     def add(
-        self, worker: str, *, like: Task, running: Sequence[Task], left: Sequence[Task]
-    ) -> Task:
+        self, worker: str, *, like: StepTask, running: Sequence[StepTask], left: Sequence[StepTask]
+    ) -> StepTask:
         """Raises ClusterError: most workers would have to be started in another job."""
         raise ClusterError(
             f"{worker} can't be added: the trial's jobs were started apart",
@@ -154,7 +154,7 @@ class SplitSteps:
             fix="use the layout single or het: realsys launch … --layout het",
         )
 
-    def _local(self, task: Task) -> Task:
+    def _local(self, task: StepTask) -> StepTask:
         """Returns the task as this job's steps know it."""
         assert isinstance(task, SplitTask)
         if task.local is None:
@@ -165,7 +165,7 @@ class SplitSteps:
             )
         return task.local
 
-    def end(self, tasks: Iterable[Task], *, grace_s: float) -> None:
+    def end(self, tasks: Iterable[StepTask], *, grace_s: float) -> None:
         """Ends this job's tasks and makes the agents end theirs; returns when all have ended.
 
         Applies to all tasks of the phase, also after a ``start`` that failed half-way. A job whose agent

@@ -18,7 +18,7 @@ from realsys.api.plan import LaunchPlan, PhasePlan
 from realsys.api.scheduling import WorkerType
 from realsys.runtime.oom_evidence import OomCounts, oom_evidence, read_oom_counts
 from realsys.runtime.parent_death import PARENT_PID_VARIABLE
-from realsys.supervisor.steps.steps import Task
+from realsys.supervisor.steps.steps import StepTask
 from realsys.trial.records import AttemptFiles
 from realsys.worker.environment import gpu_variables, worker_environment
 from realsys.worker.live_scaling import index_of
@@ -67,7 +67,7 @@ class LocalSteps:
     attempt_files: AttemptFiles
     _devices: dict[str, str] = field(default_factory=dict)  # worker → its CUDA_VISIBLE_DEVICES
 
-    def start(self, phase: PhasePlan) -> list[Task]:
+    def start(self, phase: PhasePlan) -> list[StepTask]:
         """Starts every worker, appending its output to its log.
 
         Raises:
@@ -81,20 +81,20 @@ class LocalSteps:
             for index in range(group.count)
         ]
 
-    def kill(self, task: Task) -> None:
+    def kill(self, task: StepTask) -> None:
         """Sends SIGKILL."""
         assert isinstance(task, LocalTask)
         task.process.kill()
 
-    def restart(self, task: Task) -> Task:
+    def restart(self, task: StepTask) -> StepTask:
         """Starts a new process that continues the same log."""
         assert isinstance(task, LocalTask)
         kind, _, index = task.worker.partition("/")
         return self._start(task.phase, WorkerType(kind), int(index), task.like)
 
     def add(
-        self, worker: str, *, like: Task, running: Sequence[Task], left: Sequence[Task]
-    ) -> Task:
+        self, worker: str, *, like: StepTask, running: Sequence[StepTask], left: Sequence[StepTask]
+    ) -> StepTask:
         """Starts a new process; fails only if it needs GPUs and none is free."""
         assert isinstance(like, LocalTask)
         kind, _, index = worker.partition("/")
@@ -108,7 +108,7 @@ class LocalSteps:
         )
         return self._start(like.phase, WorkerType(kind), int(index), index_of(like.worker))
 
-    def end(self, tasks: Iterable[Task], *, grace_s: float) -> None:
+    def end(self, tasks: Iterable[StepTask], *, grace_s: float) -> None:
         """Sends SIGTERM, and after ``grace_s`` SIGKILL."""
         left = [t for t in tasks if isinstance(t, LocalTask) and t.poll() is None]
         for task in left:

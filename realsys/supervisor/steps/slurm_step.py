@@ -1,7 +1,7 @@
 """One srun and its tasks: how each ended, from srun's log, the tasks' own records and srun's code.
 
 srun's log names failed tasks at once, and inotify reports when srun, on this host, has written to it;
-each task's parent has recorded the details (realsys/worker/task.py). A step that srun can't start is
+each task's parent has recorded the details (realsys/worker/srun_task.py). A step that srun can't start is
 given up after a while, with srun's message.
 """
 

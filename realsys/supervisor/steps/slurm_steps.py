@@ -23,7 +23,7 @@ from realsys.slurm.hostlist import expand
 from realsys.slurm.step_command import Again, hosts, srun_argv, srun_log, step_environment
 from realsys.supervisor.steps.slurm_step import SlurmTask, Step
 from realsys.supervisor.steps.step_numbers import note_steps, skip_former_numbers
-from realsys.supervisor.steps.steps import Task
+from realsys.supervisor.steps.steps import StepTask
 from realsys.trial.records import AttemptFiles, read_record, write_record
 from realsys.worker.environment import worker_environment
 from realsys.worker.live_scaling import index_of
@@ -61,7 +61,7 @@ def _is_up(task: SlurmTask) -> bool:
     )
 
 
-def _node_of(task: Task) -> str:
+def _node_of(task: StepTask) -> str:
     assert isinstance(task, SlurmTask)
     return task.node
 
@@ -83,13 +83,13 @@ class SlurmSteps:
     _places_taken: set[str] = field(default_factory=set)  # of workers that left
     _written: FileWrites | None = None  # what is written to the logs
 
-    def start(self, phase: PhasePlan) -> list[Task]:
+    def start(self, phase: PhasePlan) -> list[StepTask]:
         """Starts one srun for each worker type of this job."""
         if not self._has_begun:
             self._has_begun = True
             skip_former_numbers(self.attempt_files, self._known_environment())
         self._replaced.clear()
-        found: list[Task] = []
+        found: list[StepTask] = []
         try:
             for step in phase.steps:
                 if step.component in self.components:
@@ -99,7 +99,7 @@ class SlurmSteps:
             raise
         return found
 
-    def kill(self, task: Task) -> None:
+    def kill(self, task: StepTask) -> None:
         """Makes the task's wrapper kill the worker, by a file: a signal to srun would end all tasks of
         the step."""
         assert isinstance(task, SlurmTask)
@@ -107,7 +107,7 @@ class SlurmSteps:
         restart = task.step.again.restart if task.step.again else 0
         self.attempt_files.end_of(task.worker, task.step.phase.name, restart).touch()
 
-    def restart(self, task: Task) -> Task:
+    def restart(self, task: StepTask) -> StepTask:
         """Starts a step for the worker on the same node, beside all others."""
         assert isinstance(task, SlurmTask)
         former = task.step
@@ -120,8 +120,8 @@ class SlurmSteps:
         return started.tasks[0]
 
     def add(
-        self, worker: str, *, like: Task, running: Sequence[Task], left: Sequence[Task]
-    ) -> Task:
+        self, worker: str, *, like: StepTask, running: Sequence[StepTask], left: Sequence[StepTask]
+    ) -> StepTask:
         """Starts a step for the worker beside all others: with GPUs in the place of one that left,
         without on the node with the fewest of its type."""
         assert isinstance(like, SlurmTask)
@@ -135,7 +135,7 @@ class SlurmSteps:
         self.attempt_files.exit_of(worker).unlink(missing_ok=True)
         return self._start_step(former.phase, step, [node], again).tasks[0]
 
-    def _take_place(self, worker: str, left: Sequence[Task]) -> str:
+    def _take_place(self, worker: str, left: Sequence[StepTask]) -> str:
         """Gives ``worker`` the CPUs and GPUs of one that left; returns its node."""
         for task in left:
             place = read_record(TaskPlace, self.attempt_files.place_of(task.worker))
@@ -150,7 +150,7 @@ class SlurmSteps:
             fix="drain a worker of its type first (realsys scale --drain), or launch with more",
         )
 
-    def end(self, tasks: Iterable[Task], *, grace_s: float) -> None:
+    def end(self, tasks: Iterable[StepTask], *, grace_s: float) -> None:
         """Sends SIGTERM to the sruns of running tasks, which end their tasks by SIGKILL, and to those
         that still try to start their step."""
         steps = {id(t.step): t.step for t in tasks if isinstance(t, SlurmTask) and _is_up(t)}

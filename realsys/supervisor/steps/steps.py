@@ -1,7 +1,7 @@
 """The supervisor's interface to its workers, however they are started.
 
 ``Steps`` is the only difference between one machine (local_steps.py) and Slurm (slurm_steps.py). A
-``Task`` is one worker process.
+``StepTask`` is one worker process.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Protocol
 from realsys.api.plan import PhasePlan
 
 
-class Task(Protocol):
+class StepTask(Protocol):
     """One worker process.
 
     Attributes:
@@ -40,21 +40,21 @@ class Task(Protocol):
 class Steps(Protocol):
     """Starts a phase's workers and ends them."""
 
-    def start(self, phase: PhasePlan) -> list[Task]:
+    def start(self, phase: PhasePlan) -> list[StepTask]:
         """Starts all workers of the phase without waiting for them.
 
         Raises:
             ClusterError: they can't be started.
         """
 
-    def kill(self, task: Task) -> None:
+    def kill(self, task: StepTask) -> None:
         """Kills the worker of a running task, and only that one, without waiting for it.
 
         Raises:
             ClusterError: it can't be killed from here.
         """
 
-    def restart(self, task: Task) -> Task:
+    def restart(self, task: StepTask) -> StepTask:
         """Restarts the worker of an ended task where it was; returns its new task.
 
         Raises:
@@ -62,8 +62,8 @@ class Steps(Protocol):
         """
 
     def add(
-        self, worker: str, *, like: Task, running: Sequence[Task], left: Sequence[Task]
-    ) -> Task:
+        self, worker: str, *, like: StepTask, running: Sequence[StepTask], left: Sequence[StepTask]
+    ) -> StepTask:
         """Starts a worker that is not in the phase's plan, with the resources of ``like``.
 
         Args:
@@ -74,5 +74,5 @@ class Steps(Protocol):
             ClusterError: it can't be started, or nothing is free for it.
         """
 
-    def end(self, tasks: Iterable[Task], *, grace_s: float) -> None:
+    def end(self, tasks: Iterable[StepTask], *, grace_s: float) -> None:
         """Ends all running tasks, gracefully for ``grace_s`` if possible; returns when all have ended."""

@@ -30,7 +30,7 @@ from realsys.backends.hf.singleton_group import singleton_group
 from realsys.backends.kernels.packed_attention import predict_packed, run_packed
 from realsys.data.sequence_sample import SequenceSample
 from realsys.interfaces.ppo_actor import PPOActorInterface
-from realsys.interfaces.sft import SFTInterface
+from realsys.interfaces.supervised import SFTInterface
 
 torch.set_num_threads(1)
 VOCABULARY, WIDTH = 700, 16

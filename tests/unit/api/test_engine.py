@@ -20,7 +20,7 @@ from realsys.backends.hf.lr_schedule import learning_rate
 from realsys.backends.inference import InferenceBackend
 from realsys.data.sequence_sample import SequenceSample
 from realsys.interfaces.answers import answer_tokens, num_answer_tokens
-from realsys.interfaces.sft import next_token_loss
+from realsys.interfaces.supervised import next_token_loss
 from realsys.models.factories import hf_critic, tiny_llama
 
 torch.set_num_threads(1)

@@ -4,7 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from experiments.ppo_math import PPOMathExperiment
+from experiments.algorithm import PPO
+from experiments.asynchronous import Async, RolloutOnly
+from experiments.ppo_math import ppo_math
+from experiments.schedule import Sync
 from realsys.api.dataflow import MFCDef, ParamReallocHook
 from realsys.api.errors import ConfigError, ConfigErrors
 from realsys.api.experiment import ExperimentConfig
@@ -17,7 +20,7 @@ from realsys.api.model import (
     ModelShardID,
     ProcessTopology,
 )
-from realsys.api.options import ModelOptions, PPOHyperparameters
+from realsys.api.options import ModelOptions
 from realsys.api.scheduling import WorkerType
 from realsys.api.worker_configs import (
     ExperimentSaveEvalControl,
@@ -136,7 +139,7 @@ def test_every_worker_is_told_who_it_is_and_workers_watch_the_master():
 
 
 def test_the_default_ppo_experiment_resolves():
-    config = PPOMathExperiment().initial_setup().lazy_init()
+    config = ppo_math().initial_setup().lazy_init()
     assert [str(name) for name in config.resolved.instantiate] == [
         "actor@0",
         "critic@0",
@@ -147,29 +150,35 @@ def test_the_default_ppo_experiment_resolves():
     assert set(config.graph().levels[-1]) == {"actor_train", "critic_train"}
 
 
-@pytest.mark.parametrize("mode", ["sync", "async"])
-def test_without_a_penalty_there_is_no_reference(mode):
-    ppo = PPOHyperparameters(kl_ctl=0.0, use_decoupled_loss=mode == "async")
-    experiment = PPOMathExperiment(mode=mode, ppo=ppo, actor=ModelOptions(path="start"))
+@pytest.mark.parametrize("schedule", [Sync(), Async()])
+def test_without_a_penalty_there_is_no_reference(schedule):
+    ppo = PPO(kl_ctl=0.0, use_decoupled_loss=schedule.is_async)
+    experiment = replace(
+        ppo_math(), schedule=schedule, algorithm=ppo, actor=ModelOptions(path="start")
+    )
     config = experiment.initial_setup().lazy_init()
     calls = {call.name: call for call in config.model_rpcs}
     assert "ref_inf" not in calls
     assert "ref" not in {name.role for name in config.resolved.instantiate}
     for name in ("actor_train", "critic_train"):
         assert "packed_ref_logprobs" not in calls[name].input_keys
-    with_it = replace(experiment, ppo=replace(ppo, kl_ctl=0.1)).initial_setup()
+    with_it = replace(experiment, algorithm=replace(ppo, kl_ctl=0.1)).initial_setup()
     assert "packed_ref_logprobs" in {
         key for call in with_it.model_rpcs if call.name == "critic_train" for key in call.input_keys
     }
 
 
 def test_no_reference_follows_the_actor_without_a_penalty():
-    experiment = PPOMathExperiment(ppo=PPOHyperparameters(kl_ctl=0.0), ref_ema_eta=0.1)
-    assert [p.where for p in experiment.problems()] == ["ref_ema_eta and ppo.kl_ctl"]
+    experiment = replace(ppo_math(), algorithm=PPO(kl_ctl=0.0, ref_ema_eta=0.1))
+    assert [p.where for p in experiment.problems()] == [
+        "algorithm.ref_ema_eta and algorithm.kl_ctl"
+    ]
 
 
 def test_rollouts_alone_have_one_call_and_no_model():
-    config = PPOMathExperiment(mode="rollout", actor=ModelOptions(path="start")).initial_setup()
+    config = replace(
+        ppo_math(), schedule=RolloutOnly(), actor=ModelOptions(path="start")
+    ).initial_setup()
     config = config.lazy_init()
     assert [call.name for call in config.model_rpcs] == ["rollout_end"]
     assert [str(name) for name in config.resolved.instantiate] == ["reward@0"]
@@ -177,9 +186,9 @@ def test_rollouts_alone_have_one_call_and_no_model():
 
 
 def test_rollouts_alone_refuse_what_is_about_training():
-    experiment = PPOMathExperiment(mode="rollout", max_staleness=2, ref_ema_eta=0.1, auto_eval=True)
-    where = [p.where for p in experiment.problems()]
-    assert {"max_staleness and mode", "ref_ema_eta and mode", "auto_eval and mode"} <= set(where)
+    experiment = replace(ppo_math(), schedule=RolloutOnly(), auto_eval=True)
+    assert [p.where for p in experiment.problems()] == ["auto_eval and schedule"]
+    assert not hasattr(RolloutOnly(), "max_staleness")
 
 
 # ---- each mistake names its culprit --------------------------------------------------------------

@@ -35,8 +35,7 @@ class Keeps:
 
 def calls_of(max_new_tokens: int) -> tuple[MFCDef, ...]:
     options = default_experiment("ppo-math-async")
-    gen = replace(options.ppo.gen, max_new_tokens=max_new_tokens)
-    longer = replace(options, ppo=replace(options.ppo, gen=gen))
+    longer = replace(options, gen=replace(options.gen, max_new_tokens=max_new_tokens))
     return tuple(longer.initial_setup().model_rpcs)
 
 

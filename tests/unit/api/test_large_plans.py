@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.ppo_math import PPOMathExperiment
+from experiments.ppo_math import ppo_math
 from launcher.plan.resolve import resolve
 from realsys.api.cluster import ClusterSpec
 from realsys.api.errors import ConfigError
@@ -28,13 +28,13 @@ TREES = st.recursive(
 
 def plan_of(num_workers):
     words = [
-        f"n_model_workers={num_workers}",
-        f"dataset.train_bs_n_seqs={4 * num_workers}",
-        "dataset.eval_size=0",
+        f"placement.n_model_workers={num_workers}",
+        f"train_bs_n_seqs={4 * num_workers}",
+        "task.eval_size=0",
     ]
     return resolve(
         "ppo-math",
-        with_settings(PPOMathExperiment, words=words),
+        with_settings(ppo_math, words=words),
         cluster=ClusterSpec(file_root="/tmp/root"),
         trial_name="a",
         user="ada",

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from experiments.parts.sft_math import SFTMathExperiment
-from experiments.ppo_math import PPOMathExperiment
+from experiments.compose import RLExperiment
+from experiments.ppo_math import ppo_math
+from experiments.sft import SFTExperiment, sft_math
 from realsys.api.cluster import ClusterSpec
 from realsys.api.errors import ConfigError
 from realsys.api.options import OptimizerOptions, PPOHyperparameters, option, range_problems
@@ -33,7 +34,7 @@ def told(options: Any) -> list[tuple[str, str, str]]:
 
 
 def test_defaults_are_in_range_for_every_experiment():
-    for options in (PPOMathExperiment(), SFTMathExperiment(), ClusterSpec()):
+    for options in (ppo_math(), sft_math(), ClusterSpec()):
         assert told(options) == []
 
 
@@ -89,7 +90,7 @@ def test_every_option_of_the_experiments_has_a_meaning():
                 found.append(f"{path}.{f.name}")
         return found
 
-    assert without(PPOMathExperiment(), "ppo-math") == []
+    assert without(ppo_math(), "ppo-math") == []
     assert without(ClusterSpec(), "cluster") == []
 
 
@@ -110,7 +111,7 @@ def test_a_temperature_that_is_no_number_is_told():
 
 
 def test_options_know_no_path_of_this_machine():
-    assert str(Path.home()) not in repr(PPOMathExperiment())
+    assert str(Path.home()) not in repr(ppo_math())
 
 
 @pytest.mark.parametrize("text", ["9" * 30, "-" + "9" * 30, "1e30", "9" * 5000])
@@ -119,7 +120,7 @@ def test_a_whole_number_that_no_machine_word_holds_is_refused(text: str) -> None
         read(int, Text(text), path="steps", origin="command line")
 
 
-@pytest.mark.parametrize("kind", [PPOMathExperiment, SFTMathExperiment])
+@pytest.mark.parametrize("kind", [RLExperiment, SFTExperiment])
 def test_a_seed_is_one_that_all_generators_take(kind: type[Any]) -> None:
     assert not list(range_problems(kind(seed=2**31 - 1)))
     (problem,) = (p for p in range_problems(kind(seed=2**31)) if p.where == "seed")

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from changed_settings import changed
 
-from experiments.grpo_math import GRPOMathExperiment
-from experiments.parts.math_rl import MathRLExperiment
-from experiments.parts.sft_math import SFTMathExperiment
-from experiments.ppo_math import PPOMathExperiment
-from experiments.ppo_math_split import PPOMathSplitExperiment
+from experiments.algorithm import GRPO, PPO
+from experiments.compose import RLExperiment
+from experiments.grpo_math import grpo_math
+from experiments.placement import Split
+from experiments.ppo_math import ppo_math, ppo_math_split
+from experiments.schedule import OneStepOff
+from experiments.sft import sft_math
 from realsys.api.dataflow import OffloadHook, ParamReallocHook
 from realsys.api.errors import ConfigError
 from realsys.api.experiment import Experiment
 from realsys.api.model import ModelName
-from realsys.api.options import LoRAOptions, MathDatasetOptions, ModelOptions, PPOHyperparameters
+from realsys.api.options import LoRAOptions, ModelOptions
 
 ACTOR = ModelName("actor")
 
@@ -39,13 +44,21 @@ def call(experiment: Experiment, name: str):
     return setup(experiment).graph()[name]
 
 
-def ppo(**settings: object) -> PPOMathExperiment:
-    roles = {
-        role: replace(getattr(PPOMathExperiment(), role), **settings.pop(role))
-        for role in ("actor", "critic", "ref")
-        if role in settings
-    }
-    return PPOMathExperiment(**settings, **roles)
+PLACEMENT = ("n_model_workers", "pools", "allocation")
+
+
+def ppo(**settings: Any) -> RLExperiment:
+    """``ppo-math`` with members of its roles, its placement and its algorithm, and whole fields."""
+    dotted: dict[str, Any] = {}
+    for role in ("actor", "critic", "ref", "task"):
+        dotted |= {f"{role}.{name}": v for name, v in settings.pop(role, {}).items()}
+    if settings.pop("placement", "shared") == "split":
+        dotted["placement"] = Split()
+    dotted |= {f"placement.{name}": settings.pop(name) for name in PLACEMENT if name in settings}
+    if "ref_ema_eta" in settings:
+        dotted["algorithm.ref_ema_eta"] = settings.pop("ref_ema_eta")
+    made: RLExperiment = changed(ppo_math(), {**dotted, **settings})
+    return made
 
 
 def told(experiment: Experiment) -> list[str]:
@@ -62,7 +75,7 @@ def told(experiment: Experiment) -> list[str]:
 
 
 def test_without_settings_all_roles_share_one_worker() -> None:
-    assert shards(PPOMathExperiment()) == [
+    assert shards(ppo_math()) == [
         ["actor@0/d1t1p1#0", "critic@0/d1t1p1#0", "ref@0/d1t1p1#0", "reward@0/d1t1p1#0"]
     ]
 
@@ -104,11 +117,11 @@ def test_a_role_runs_on_the_first_workers_of_its_pool() -> None:
 
 
 def test_the_split_experiment_needs_no_setting() -> None:
-    assert shards(PPOMathSplitExperiment()) == [
+    assert shards(ppo_math_split()) == [
         ["actor@0/d1t1p1#0", "ref@0/d1t1p1#0"],
         ["critic@0/d1t1p1#0", "reward@0/d1t1p1#0"],
     ]
-    assert PPOMathSplitExperiment().ppo.critic_warmup_steps > 0
+    assert ppo_math_split().algorithm.critic_warmup_steps > 0
 
 
 @pytest.mark.parametrize(("n", "left"), [(2, 1), (3, 2), (5, 3), (8, 4)])
@@ -144,14 +157,14 @@ def test_one_worker_can_t_be_split() -> None:
 
 
 def test_split_without_a_critic_keeps_reference_and_reward_on_the_right() -> None:
-    assert shards(GRPOMathExperiment(placement="split", n_model_workers=2)) == [
+    assert shards(replace(grpo_math(), placement=Split(n_model_workers=2))) == [
         ["actor@0/d1t1p1#0"],
         ["ref@0/d1t1p1#0", "reward@0/d1t1p1#0"],
     ]
 
 
-def batch(n: int) -> dict[str, MathDatasetOptions]:
-    return {"dataset": MathDatasetOptions(train_bs_n_seqs=n)}
+def batch(n: int) -> dict[str, int]:
+    return {"train_bs_n_seqs": n}
 
 
 # ---- copies and hooks ---------------------------------------------------------------------------------
@@ -196,7 +209,7 @@ def test_a_role_that_offloads_does_so_after_each_of_its_calls() -> None:
 
 
 def test_staleness_reaches_the_master() -> None:
-    config = setup(ppo(max_staleness=1))
+    config = setup(ppo(schedule=OneStepOff()))
     assert config.master_worker[0].max_staleness == 1
     assert setup(ppo()).master_worker[0].max_staleness == 0
 
@@ -258,7 +271,7 @@ def test_every_mistake_is_told_at_once() -> None:
             actor={"parallel": "2x2"},
             pools={"left": "0"},
             allocation="actor_gn:d2",
-            reward="no_such_rule",
+            task={"reward": "no_such_rule"},
         )
     )
     for what in ("'2x2'", "'0' is not a set", "'actor_gn'", "'no_such_rule'"):
@@ -270,7 +283,7 @@ def test_a_batch_must_divide_on_the_ranks_that_train() -> None:
     assert "4 minibatches on 3 data-parallel ranks" in problem
     (problem,) = told(ppo(allocation="actor_gen:d5,critic_train:d3"))
     assert "on 3 data-parallel ranks" in problem
-    assert "critic.parallel or allocation" in problem
+    assert "critic.parallel or placement.allocation" in problem
 
 
 def test_a_reference_follows_an_actor_with_the_same_weights_only(tmp_path: Path) -> None:
@@ -302,48 +315,47 @@ def test_megatron_needs_a_family_that_it_knows_in_every_layout(tmp_path: Path) -
 
 
 def test_algorithm_and_roles_must_agree() -> None:
-    (problem,) = told(ppo(ppo=PPOHyperparameters(advantage="grpo")))
-    assert "uses no critic" in problem
-    (problem,) = told(GRPOMathExperiment(ppo=PPOHyperparameters()))
-    assert "needs a critic" in problem
+    assert "critic" not in setup(ppo(algorithm=GRPO())).resolved.instantiate
+    (problem,) = told(replace(grpo_math(), algorithm=PPO()))
+    assert problem.startswith("algorithm ppo trains a critic")
+    (problem,) = told(replace(grpo_math(), group_size=1))
+    assert "nothing to compare" in problem
 
 
 def test_fine_tuning_has_one_model_and_no_pools() -> None:
-    experiment = SFTMathExperiment(model=ModelOptions(parallel="d2", pool="left", offload=True))
+    experiment = replace(sft_math(), model=ModelOptions(parallel="d2", pool="left", offload=True))
     assert [problem.partition(" |")[0] for problem in told(experiment)] == [
         "this experiment has one model and no pools",
         "this experiment has one model, so no other would use the memory",
     ]
-    assert shards(SFTMathExperiment(model=ModelOptions(parallel="t2"))) == [
+    assert shards(replace(sft_math(), model=ModelOptions(parallel="t2"))) == [
         ["model@0/d1t2p1#0"],
         ["model@0/d1t2p1#1"],
     ]
 
 
 @pytest.mark.parametrize(
-    "kind",
-    [PPOMathExperiment, PPOMathSplitExperiment, GRPOMathExperiment],
-    ids=lambda k: k.__name__,
+    "recipe", [ppo_math, ppo_math_split, grpo_math], ids=lambda recipe: recipe.__name__
 )
-def test_the_product_of_the_preparation_starts_every_role(kind: type[MathRLExperiment]) -> None:
-    config = kind().with_prepared("sft", "/models/start").initial_setup()
+def test_the_product_of_the_preparation_starts_every_role(
+    recipe: Callable[[], RLExperiment],
+) -> None:
+    config = recipe().with_prepared("sft", "/models/start").initial_setup()
     paths = {s.model.args["path"] for worker in config.model_worker for s in worker.shards}
     assert paths == {"/models/start"}
 
 
 def test_each_rank_must_have_a_held_out_record() -> None:
     """One without ended the run at its first evaluation."""
-    few, enough = (MathDatasetOptions(eval_size=n, train_bs_n_seqs=64) for n in (3, 4))
+    few, enough, none = ({"eval_size": n} for n in (3, 4, 0))
     parallel = {"parallel": "d4"}
     for where, experiment in {
-        "actor.parallel": ppo(actor=parallel, dataset=few),
-        "allocation": ppo(allocation="actor_gen:d4", dataset=few),
-        "model.parallel": SFTMathExperiment(
-            dataset=few, model=replace(SFTMathExperiment().model, **parallel)
-        ),
+        "actor.parallel": ppo(actor=parallel, task=few),
+        "placement.allocation": ppo(allocation="actor_gen:d4", task=few),
+        "model.parallel": changed(sft_math(), {"task.eval_size": 3, "model.parallel": "d4"}),
     }.items():
         found = told(experiment)
         words = "3 held-out records do not give one to each of 4 data-parallel ranks"
         assert any(words in p and f"eval_size and {where} |" in p for p in found), found
-    assert told(ppo(actor=parallel, dataset=enough)) == []
-    assert told(ppo(actor=parallel, dataset=replace(few, eval_size=0))) == []
+    assert told(ppo(actor=parallel, task=enough)) == []
+    assert told(ppo(actor=parallel, task=none)) == []

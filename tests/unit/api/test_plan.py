@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.ppo_math import PPOMathExperiment
+from experiments.ppo_math import ppo_math
 from realsys.api.cluster import ClusterSpec
 from realsys.api.dataflow import OffloadHook, ParamReallocHook
 from realsys.api.errors import ConfigError
@@ -23,7 +23,7 @@ from realsys.api.plan import (
 
 
 def make_plan(**changes) -> LaunchPlan:
-    experiment = PPOMathExperiment()
+    experiment = ppo_math()
     config = experiment.initial_setup().lazy_init().set_worker_information("ppo-math", "run1")
     phase = PhasePlan(
         name="main",

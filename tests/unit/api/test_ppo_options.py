@@ -1,45 +1,44 @@
 """Settings of PPO that don't go together are told before anything starts."""
 
-from dataclasses import replace
-
 import pytest
+from changed_settings import changed
 
-from experiments.ppo_math import PPOMathExperiment
+from experiments.ppo_math import ppo_math
 from realsys.api.errors import ConfigError
 from realsys.api.options import PPOHyperparameters, ppo_problems, range_problems
 from realsys.interfaces.ppo_actor import PPOActorInterface
 
 CLASHES = [
-    ({"correction": "tis"}, "ppo.correction"),
-    ({"mismatch_kl_max": 0.1}, "ppo.mismatch_kl_max"),
+    ({"correction": "tis"}, "algorithm.correction"),
+    ({"mismatch_kl_max": 0.1}, "algorithm.mismatch_kl_max"),
     (
         {
             "correction": "icepop",
             "recompute_logprob": True,
             "icepop_low": 5.0,
         },
-        "ppo.icepop_low and ppo.icepop_high",
+        "algorithm.icepop_low and algorithm.icepop_high",
     ),
     (
         {"correction": "sequence_mask", "use_decoupled_loss": True, "sequence_mask_high": 0.5},
-        "ppo.sequence_mask_low and ppo.sequence_mask_high",
+        "algorithm.sequence_mask_low and algorithm.sequence_mask_high",
     ),
-    ({"overlong_buffer_len": 33}, "ppo.overlong_buffer_len"),
+    ({"overlong_buffer_len": 33}, "algorithm.overlong_buffer_len"),
 ]
 
 
 @pytest.mark.parametrize(("changes", "where"), CLASHES)
 def test_settings_that_do_not_go_together_are_named(changes, where):
-    (problem,) = ppo_problems(PPOHyperparameters(**changes))
+    (problem,) = ppo_problems(PPOHyperparameters(**changes), longest=32)
     assert problem.where == where
     with pytest.raises(ConfigError):
         PPOActorInterface(**changes)
 
 
 def test_an_experiment_tells_them():
-    experiment = PPOMathExperiment()
-    wrong = replace(experiment, ppo=replace(experiment.ppo, correction="cap"))
-    assert "ppo.correction" in [p.where for p in wrong.problems()]
+    experiment = ppo_math()
+    wrong = changed(experiment, {"algorithm.correction": "cap"})
+    assert "algorithm.correction" in [p.where for p in wrong.problems()]
 
 
 @pytest.mark.parametrize(
@@ -54,7 +53,7 @@ def test_an_experiment_tells_them():
 )
 def test_settings_that_go_together_are_no_problem(changes):
     ppo = PPOHyperparameters(**changes)
-    assert [*ppo_problems(ppo), *range_problems(ppo)] == []
+    assert [*ppo_problems(ppo, longest=32), *range_problems(ppo)] == []
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ def test_agents_environments_rewards_and_experiments_have_tables_of_their_own():
 
 
 def test_an_experiment_that_is_built_in_is_found():
-    assert registry.find("experiment", "sft-math").__name__ == "SFTMathExperiment"
+    assert registry.find("experiment", "sft-math").__name__ == "sft_math"
 
 
 def test_an_unknown_name_comes_with_the_nearest():

@@ -22,7 +22,7 @@ from realsys.backends.hf.lora import adapter_weights, with_adapters
 from realsys.backends.inference import InferenceBackend
 from realsys.data.sequence_sample import SequenceSample
 from realsys.interfaces.answers import num_answer_tokens
-from realsys.interfaces.sft import next_token_loss
+from realsys.interfaces.supervised import next_token_loss
 from realsys.models.factories import hf_causal_lm, hf_critic
 from realsys.models.shape import Weight
 from realsys.models.source import source_of

@@ -14,7 +14,7 @@ from realsys.backends.hf.singleton_group import singleton_group
 from realsys.backends.inference import InferenceBackend
 from realsys.data.sequence_sample import SequenceSample
 from realsys.interfaces.answers import num_answer_tokens
-from realsys.interfaces.sft import next_token_loss
+from realsys.interfaces.supervised import next_token_loss
 from realsys.models.factories import hf_causal_lm
 
 torch.set_num_threads(1)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from experiments.parts.sft_math import SFTMathExperiment
+from experiments.sft import SFTExperiment
 from launcher.cli import completion
 from launcher.cli.command_line import run
 from launcher.plan.idle_settings import idle_settings
@@ -65,7 +65,7 @@ class Detached(Schedule):
 
 
 class Task(Choice):
-    choice: ClassVar[str] = "task"
+    choice: ClassVar[str] = "lesson"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,8 +103,8 @@ STALE = replace(Recipe(), schedule=Async(max_staleness=4, servers=Servers(count=
 
 
 @pytest.fixture(autouse=True)
-def _kinds(monkeypatch: pytest.MonkeyPatch) -> None:
-    for choice, kinds in (("schedule", (Sync, Async, Detached)), ("task", (Maths, Warmed))):
+def _toys(monkeypatch: pytest.MonkeyPatch) -> None:
+    for choice, kinds in (("schedule", (Sync, Async, Detached)), ("lesson", (Maths, Warmed))):
         monkeypatch.setitem(registry.BUILTIN, choice, {})
         monkeypatch.setitem(registry._registered, choice, {})
         for kind in kinds:
@@ -268,7 +268,7 @@ def test_a_function_is_a_recipe_too() -> None:
         (("after=none", "after.path=x"), "after.path is given twice", "keep one of them"),
         (("after={path: x}",), "after is none", "add after=maths or after=warmed"),
         (("after.pth=x", "after=maths"), "no option called 'after.pth'", "'after.path'"),
-        (("sft.task=math",), "no task called 'math'", "did you mean 'maths'"),
+        (("sft.task=math",), "no lesson called 'math'", "did you mean 'maths'"),
         (("task.first.path=x", "task=warmed"), "task.first is none", "add task.first=maths"),
     ],
 )
@@ -447,7 +447,7 @@ def test_python_values_are_settings_too() -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chosen(SFTMathExperiment):
+class Chosen(SFTExperiment):
     schedule: Schedule = option(Sync(), "when it samples and when it trains")
 
 

@@ -18,22 +18,22 @@ pytestmark = pytest.mark.usefixtures("file_root")
     ("words", "what", "fix"),
     [
         (
-            ("rollout.agent=math_multi_turn", "rollout.agent_args={max_turn: 3}"),
+            ("task.agent=math_multi_turn", "task.agent_args={max_turn: 3}"),
             "agent 'math_multi_turn' takes no 'max_turn'",
             "did you mean 'max_turns'?",
         ),
         (
-            ("rollout.agent=tool_use", "rollout.agent_args.max_turns=many"),
+            ("task.agent=tool_use", "task.agent_args.max_turns=many"),
             "max_turns is 'many'",
             "whole number",
         ),
         (
-            ("rollout.agent_args.turns=2",),
+            ("task.agent_args.turns=2",),
             "agent 'math_single_step' takes no 'turns'",
             "takes none",
         ),
-        (("rollout.env_args={discount: yes}",), "discount is True", "use: number"),
-        (("rollout.env_args._turn=2",), "environment 'math_verify' takes no '_turn'", "'turns'"),
+        (("task.env_args={discount: yes}",), "discount is True", "use: number"),
+        (("task.env_args._turn=2",), "environment 'math_verify' takes no '_turn'", "'turns'"),
     ],
 )
 def test_an_argument_that_a_plug_in_does_not_take_is_refused(
@@ -47,8 +47,8 @@ def test_an_argument_that_a_plug_in_does_not_take_is_refused(
 
 
 def test_arguments_of_their_type_are_planned() -> None:
-    words = ("rollout.agent=math_multi_turn", "rollout.agent_args.max_turns=3")
-    words += ("rollout.env_args={turns: 2, discount: 1, right: none, feedback: again}",)
+    words = ("task.agent=math_multi_turn", "task.agent_args.max_turns=3")
+    words += ("task.env_args={turns: 2, discount: 1, right: none, feedback: again}",)
     (worker, *_) = make_plan("grpo-math-async", words, trial="a").phases[-1].config.rollout_worker
     assert worker.agent_args == {"max_turns": 3}
     assert worker.env_args["discount"] == 1

@@ -26,16 +26,19 @@ from realsys.config.settings import read_words
 CONTEXTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "ppo-math": (
         ("auto_eval=true", "exp_ctrl.save_freq_steps=5", "gpus_per_model_worker=1"),
-        ("actor.lora.rank=4", "critic.lora.rank=4", "ref.lora.rank=4", "ref_ema_eta=0.5"),
-        ("sft.model.lora.rank=4", "placement=split", "n_model_workers=2"),
+        ("actor.lora.rank=4", "critic.lora.rank=4", "ref.lora.rank=4", "algorithm.ref_ema_eta=0.5"),
+        ("sft.model.lora.rank=4", "placement=split", "placement.n_model_workers=2"),
     ),
-    "grpo-math-async": ((), ("rollout.filter_by_success=true", "auto_eval=true")),
+    "grpo-math-async": ((), ("schedule.success_range=0,1", "auto_eval=true")),
     "ppo-math-detached": ((),),
     "sft-math": (("model.lora.rank=2",),),
 }
 # Without effect in any run, by the setting's group; a plan warns of them.
 NOWHERE = {
     "ref.optimizer": "the reference is not trained",
+    "critic": "none, where the algorithm has none",
+    "sft.task.agent_args": "fine-tuning asks nobody",
+    "sft.task.env_args": "fine-tuning asks nobody",
 }
 
 
@@ -104,16 +107,26 @@ def test_every_setting_means_something_somewhere() -> None:
     assert groups == set(NOWHERE)
 
 
+def table_in(schema: Any, at: Any, group: Any) -> Any:
+    """The part of a schema that describes a group; of a choice's, that of its kind."""
+    tables = [
+        schema["$defs"][one["$ref"].rpartition("/")[2]] if "$ref" in one else one
+        for one in at.get("anyOf", [at])
+    ]
+    kinds = [t for t in tables if t.get("properties", {}).get("kind", {}).get("const")]
+    return next((t for t in kinds if t["properties"]["kind"]["const"] == group.kind), tables[0])
+
+
 @pytest.mark.parametrize("name", registry.names("experiment"))
 def test_every_setting_has_a_meaning_and_stands_in_the_schema(name: str) -> None:
     options = default_experiment(name)
     schema = json_schema(options, {"scheduling": SchedulingOptions})
     for row in rows(options):
         assert row.meaning, row.path
-        at = schema
+        at, here = schema, options
         for part in row.path.split("."):
-            at = schema["$defs"][at["$ref"].rpartition("/")[2]] if "$ref" in at else at
-            at = at["properties"][part]
+            at = table_in(schema, at, here)["properties"][part]
+            here = getattr(here, part)
         assert str(at["description"]).startswith(row.meaning), row.path
     assert schema["properties"]["scheduling"] == {"$ref": "#/$defs/SchedulingOptions"}
 
@@ -123,7 +136,7 @@ def test_every_setting_has_a_meaning_and_stands_in_the_schema(name: str) -> None
     ("word", "idle"),
     [
         ("ref.optimizer.lr=1", True),
-        ("rollout.gpus_per_server=1", True),
+        ("evaluator.n=3", True),
         ("scheduling.rollout_worker.cpu=3", True),
         ("critic.lora.alpha=3", True),
         ("sft.seed=4", False),
@@ -145,7 +158,7 @@ def test_a_plan_warns_of_cpus_that_no_thread_uses() -> None:
 @pytest.mark.usefixtures("file_root")
 @pytest.mark.parametrize(
     ("word", "fix"),
-    [("ppo.gen.n=3", "use group_size=3"), ("ref.lora.rank=8", "actor.lora.rank")],
+    [("gen.n=3", "use group_size=3"), ("ref.lora.rank=8", "actor.lora.rank")],
 )
 def test_what_another_setting_says_is_refused(word: str, fix: str) -> None:
     with pytest.raises(ConfigError) as refused:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from experiments.ppo_math_async import PPOMathAsyncExperiment
+from experiments.ppo_math import ppo_math_async
 from realsys.api.scheduling import Scheduling
 from realsys.devices.cuda_settings import apply, settings_for
 from realsys.worker.environment import gpu_variables
@@ -88,7 +88,7 @@ def test_roles_set_them_by_their_task(switches, monkeypatch, role):
 def phase(
     *, gpu: float = 1, backend: str = "embedded", deterministic: bool | None = None
 ) -> SimpleNamespace:
-    experiment = PPOMathAsyncExperiment()
+    experiment = ppo_math_async()
     scheduling = experiment.scheduling_setup()
     with_gpu = {
         kind: replace(getattr(scheduling, kind), scheduling=Scheduling(gpu=gpu))
@@ -130,7 +130,7 @@ def test_what_must_be_set_before_cuda_starts(kind, options, environ, found):
 
 def test_the_setting_reaches_the_plan():
     for value in (None, True, False):
-        experiment = PPOMathAsyncExperiment(deterministic=value)
+        experiment = replace(ppo_math_async(), deterministic=value)
         assert experiment.initial_setup().deterministic is value
 
 

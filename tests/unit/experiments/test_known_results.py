@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 from real_shapes import HALF_A_BILLION, SEVEN_BILLION, Config, model_folder
 
-from experiments.grpo_math import GRPOMathExperiment
+from experiments.asynchronous import Async
+from experiments.grpo_math import grpo_math
 from experiments.known_results import QwenDAPO, QwenGSM8K
+from experiments.task import MathTask
 from launcher.plan.memory_check import memory_of_plan
 from launcher.submit.planning import make_plan
 from realsys.api.errors import ConfigErrors
 from realsys.api.model import GenerationHyperparameters
-from realsys.api.options import MathDatasetOptions, ModelOptions, PPOHyperparameters
+from realsys.api.options import ModelOptions
 
 RECIPES: dict[str, Config] = {
     "qwen2.5-0.5b-gsm8k": HALF_A_BILLION,
@@ -56,7 +59,7 @@ def site(tmp_path: Path, archetype: str, monkeypatch: pytest.MonkeyPatch) -> str
 def test_it_plans_on_each_archetype(recipe, archetype, given, monkeypatch):
     model = model_folder(given / "model", RECIPES[recipe])
     data = given / "q.jsonl"
-    words = [f"actor.path={model}", f"dataset.path={data}", f"dataset.eval_path={data}"]
+    words = [f"actor.path={model}", f"task.path={data}", f"task.eval_path={data}"]
     plan = make_plan(recipe, words, cluster=site(given, archetype, monkeypatch))
     (phase,) = plan.phases
     (groups,) = memory_of_plan(plan).values()
@@ -74,14 +77,14 @@ def test_without_model_and_data_it_says_which(recipe, file_root):
     with pytest.raises(ConfigErrors) as error:
         make_plan(recipe)
     told = {problem.where: problem.fix for problem in error.value.problems}
-    assert {"actor.path", "dataset.path", "dataset.eval_path"} <= set(told)
+    assert {"actor.path", "task.path", "task.eval_path"} <= set(told)
     assert re.search(r"Qwen/Qwen2\.5-\S+ at revision [0-9a-f]{12}", told["actor.path"])
 
 
 def test_the_page_names_sources_and_revisions_and_what_was_not_reproduced():
     page = (ROOT / "docs" / "known_results.md").read_text()
-    for recipe in (QwenGSM8K(), QwenDAPO()):
-        for _, source in recipe.sources().values():
+    for recipe in (QwenGSM8K, QwenDAPO):
+        for source in recipe.sources.values():
             assert source.revision in page
     for name in RECIPES:
         (row,) = [line for line in page.splitlines() if line.startswith(f"| `{name}` |")]
@@ -91,21 +94,22 @@ def test_the_page_names_sources_and_revisions_and_what_was_not_reproduced():
 def test_answers_beyond_the_models_positions_are_refused(given):
     model = model_folder(given / "model", {**SEVEN_BILLION, "max_position_embeddings": 4096})
     data = given / "q.jsonl"
-    words = [f"actor.path={model}", f"dataset.path={data}", f"dataset.eval_path={data}"]
+    words = [f"actor.path={model}", f"task.path={data}", f"task.eval_path={data}"]
     with pytest.raises(ConfigErrors, match="answers of 8192 tokens, but the model has 4096 pos"):
         make_plan("qwen2.5-7b-dapo", words)
-    fits = [*words, "ppo.gen.max_new_tokens=3000", "ppo.overlong_buffer_len=none"]
-    told = GRPOMathExperiment(
+    fits = [*words, "gen.max_new_tokens=3000", "algorithm.overlong_buffer_len=none"]
+    told = replace(
+        grpo_math(),
         actor=ModelOptions(path=str(model)),
-        dataset=MathDatasetOptions(max_prompt_len=2048),
-        ppo=PPOHyperparameters(gen=GenerationHyperparameters(max_new_tokens=3000)),
+        task=MathTask(max_prompt_len=2048),
+        gen=GenerationHyperparameters(max_new_tokens=3000),
     ).remarks(fits)
     assert any("a prompt of over 1096 tokens would end the run" in remark for remark in told)
 
 
 def test_who_computes_on_cpus_beside_gpus_is_told():
-    experiment = GRPOMathExperiment(mode="async", auto_eval=True, gpus_per_model_worker=1)
+    experiment = replace(grpo_math(), schedule=Async(), auto_eval=True, gpus_per_model_worker=1)
     told = " ".join(experiment.remarks(()))
-    assert "Set rollout.gpus_per_server=1" in told
+    assert "Set schedule.gpus_per_server=1" in told
     assert "Set evaluator.gpus=1" in told
-    assert "compute on CPUs" not in " ".join(GRPOMathExperiment(mode="async").remarks(()))
+    assert "compute on CPUs" not in " ".join(replace(grpo_math(), schedule=Async()).remarks(()))

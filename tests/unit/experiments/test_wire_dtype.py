@@ -2,7 +2,7 @@
 
 import pytest
 
-from experiments.parts.rollout_parts import RolloutOptions
+from experiments.asynchronous import Async
 
 
 @pytest.mark.parametrize(
@@ -18,4 +18,4 @@ from experiments.parts.rollout_parts import RolloutOptions
     ],
 )
 def test_what_servers_of_half_precision_would_round_travels_rounded(options, expected):
-    assert RolloutOptions(**options).control(0).wire_dtype == expected
+    assert Async(**options).control().wire_dtype == expected

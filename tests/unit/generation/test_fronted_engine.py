@@ -13,7 +13,7 @@ import torch
 from real_trials import make_policy
 from safetensors.torch import load_file
 
-from experiments.parts.rollout_parts import RolloutOptions
+from experiments.asynchronous import Async
 from realsys.api.errors import ConfigError, RealsysError, WaitTimeout, WorkerLost
 from realsys.generation.http.served_engine import EngineAnswer, Fetch, FetchedWeights
 from realsys.generation.served_engines import fronted
@@ -277,7 +277,7 @@ def test_an_engine_that_can_not_read_our_memory_says_what_to_do(
     engine = taker(tmp_path)
     for readable, words in (
         ((TensorExtent.DISK,), "weights from trainers are put on the disk of this node"),
-        ((), "use rollout.weights_through=disk"),
+        ((), "use schedule.weights_through=disk"),
     ):
         monkeypatch.setattr(fronted, "readable_by", lambda _, place, can=readable: place in can)
         engine._find_place()
@@ -291,6 +291,6 @@ def test_an_engine_that_can_not_read_our_memory_says_what_to_do(
 @pytest.mark.parametrize("backend", ["sglang", "vllm"])
 def test_a_plan_lets_each_engine_have_weights_either_way(backend: str, through: str) -> None:
     """A folder was the only way, and had to be asked for."""
-    options = RolloutOptions(server_backend=backend, weights_through=through)
-    assert list(options.problems()) == []
-    assert RolloutOptions(server_backend=backend).weights_through == "stream"
+    options = Async(server_backend=backend, weights_through=through)
+    assert list(options.problems(batch_size=1, num_prompts=None)) == []
+    assert Async(server_backend=backend).weights_through == "stream"

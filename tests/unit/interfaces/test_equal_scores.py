@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from experiments.grpo_math import GRPOMathExperiment
 from realsys.algorithms.advantages import group_advantages, num_equal_groups
 from realsys.api.data import MicroBatchSpec
 from realsys.api.model import (
@@ -20,6 +19,7 @@ from realsys.api.model import (
     ParallelGroups,
     ProcessTopology,
 )
+from realsys.api.options import PPOHyperparameters
 from realsys.api.plain import to_plain
 from realsys.backends.fsdp import FSDPBackend
 from realsys.backends.hf.data_parallel import DataParallel
@@ -138,6 +138,8 @@ def test_all_ranks_decide_alike_whether_anything_is_to_be_learned() -> None:
     assert not does._has_no_gradient(batch, TwoRanks()), "another rank has something to learn from"
 
 
+GRPO = PPOHyperparameters(advantage="grpo", adv_norm=False, kl_ctl=0.01, entropy_coef=0.01)
+
 # ---- a model --------------------------------------------------------------------------------------
 
 
@@ -147,7 +149,7 @@ def trained_once(**changes: Any) -> tuple[PPOActorInterface, Model, SequenceSamp
     The reference is the actor before that step: KL is not 0.
     """
     gen = GenerationHyperparameters(max_new_tokens=8)
-    ppo = replace(GRPOMathExperiment().ppo, gen=gen, ppo_n_minibatches=2, **changes)
+    ppo = replace(GRPO, gen=gen, ppo_n_minibatches=2, **changes)
     does = PPOActorInterface(**to_plain(ppo), group_size=GROUP)
     optimizer = {"lr": 1e-2, "weight_decay": 0.1, "gradient_clipping": 0.0}
     made = tiny_llama(hidden_size=32, num_layers=1, **COMPANY)
@@ -211,8 +213,7 @@ def test_at_reward_0_the_gradient_is_that_of_penalty_and_entropy_alone() -> None
 
 
 def _fields(does: PPOActorInterface) -> dict[str, Any]:
-    ppo = GRPOMathExperiment().ppo
-    return {name: getattr(does, name) for name in (*to_plain(ppo), "group_size", "reward")}
+    return {name: getattr(does, name) for name in (*to_plain(GRPO), "group_size", "reward")}
 
 
 def plain_gradient_norm(

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from torch.testing import assert_close
 
-from experiments.grpo_math import GRPOMathExperiment
+from experiments.grpo_math import grpo_math
 from realsys.api.data import MicroBatchSpec
 from realsys.api.errors import ConfigError, DataError
 from realsys.api.model import FinetuneSpec, GenerationHyperparameters, ModelName, ProcessTopology
@@ -102,8 +100,8 @@ def test_the_policy_learns_from_groups_without_values() -> None:
     """What the experiment passes, over one step: answers that scored better become likelier."""
     spec = FinetuneSpec(total_train_epochs=1, dataset_size=64, train_batch_size=4)
     gen = GenerationHyperparameters(max_new_tokens=8)
-    ppo = replace(
-        GRPOMathExperiment().ppo, gen=gen, ppo_n_minibatches=1, kl_ctl=0.0, entropy_coef=0.0
+    ppo = PPOHyperparameters(
+        gen=gen, advantage="grpo", adv_norm=False, ppo_n_minibatches=1, kl_ctl=0.0, entropy_coef=0.0
     )
     does = PPOActorInterface(**to_plain(ppo), group_size=4)
     model = tiny_llama(hidden_size=32, num_layers=1, **COMPANY)
@@ -131,5 +129,8 @@ def test_the_policy_learns_from_groups_without_values() -> None:
 
 
 def test_options_of_the_interface_are_those_of_the_experiment() -> None:
-    assert PPOActorInterface(**GRPOMathExperiment()._ppo_args()).advantage == "grpo"
+    assert (
+        PPOActorInterface(**grpo_math().initial_setup().model_rpcs[0].interface_impl.args).advantage
+        == "grpo"
+    )
     assert PPOHyperparameters().advantage == "gae"

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from experiments.ppo_math import PPOMathExperiment
+from experiments.ppo_math import ppo_math
 from realsys.api import registry
 from realsys.api.data import MicroBatchSpec
 from realsys.api.errors import ConfigError, DataError
@@ -34,7 +34,7 @@ from realsys.interfaces.math_reward import MathRewardInterface
 from realsys.interfaces.ppo_actor import PPOActorInterface
 from realsys.interfaces.ppo_critic import PPOCriticInterface
 from realsys.interfaces.ppo_experience import PPOSettings, minibatches, prepare_experience
-from realsys.interfaces.sft import SFTInterface
+from realsys.interfaces.supervised import SFTInterface
 from realsys.models.factories import hf_causal_lm, hf_critic, tiny_llama, tokenizer_only
 
 torch.set_num_threads(1)
@@ -461,7 +461,7 @@ def test_sft_evaluation_is_the_mean_over_tokens(path):
 
 
 def test_interfaces_take_what_the_experiment_passes(path):
-    experiment = PPOMathExperiment(actor=ModelOptions(path=path))
+    experiment = replace(ppo_math(), actor=ModelOptions(path=path))
     for call in experiment.initial_setup().model_rpcs:
         registry.make_interface(call.interface_impl)
     with pytest.raises(ConfigError, match="eps_klip"):

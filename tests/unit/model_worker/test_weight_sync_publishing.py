@@ -24,7 +24,7 @@ from realsys.api.worker_configs import ModelShard, ModelWorker
 from realsys.data.sequence_sample import SequenceSample
 from realsys.data.transfer.tensor_store import TensorStore
 from realsys.interfaces.answers import num_answer_tokens
-from realsys.interfaces.sft import next_token_loss
+from realsys.interfaces.supervised import next_token_loss
 from realsys.model_worker.publishing import WeightPublications
 from realsys.model_worker.shards import Shards
 from realsys.transport.generation_messages import WeightPart, WeightSource

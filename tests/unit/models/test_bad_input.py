@@ -18,13 +18,14 @@ from test_hf_directory import write_safetensors
 from test_whole_models import CONFIG, shapes
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from experiments.parts.sft_math import SFTMathExperiment
+from experiments.sft import SFTExperiment
+from experiments.task import MathTask, Task
 from launcher.cli.command_line import run
 from launcher.terminal.exit_codes import ExitCode
 from realsys.api import registry
 from realsys.api.experiment import ExperimentConfig
 from realsys.api.model import ModelName
-from realsys.api.options import MathDatasetOptions, WandbOptions
+from realsys.api.options import WandbOptions
 from realsys.api.worker_configs import Evaluator, GenerationServer, GserverManager, RolloutWorker
 
 pytestmark = pytest.mark.usefixtures("file_root")
@@ -95,7 +96,9 @@ def test_an_unknown_experiment_gets_the_nearest(refused: Refused) -> None:
 
 def test_an_unknown_key_gets_the_nearest(refused: Refused) -> None:
     message = refused("ppo-math", "ppo.eps_clp=0.2")
-    assert_in_order(message, "'ppo.eps_clp'", "command line 'ppo.eps_clp=0.2'", "'ppo.eps_clip'")
+    assert_in_order(
+        message, "'ppo.eps_clp'", "command line 'ppo.eps_clp=0.2'", "'algorithm.eps_clip'"
+    )
 
 
 @pytest.mark.parametrize(
@@ -104,10 +107,10 @@ def test_an_unknown_key_gets_the_nearest(refused: Refused) -> None:
         ("group_size=many", "group_size is 'many'", "whole number"),
         ("actor.optimizer.lr=fast", "actor.optimizer.lr is 'fast'", "number"),
         ("tensorboard=2", "tensorboard is '2'", "true or false"),
-        ("ppo.eps_clip=1.5", "ppo.eps_clip is 1.5", "less than 1"),
+        ("algorithm.eps_clip=1.5", "algorithm.eps_clip is 1.5", "less than 1"),
         ("actor.dtype=fp8", "actor.dtype is 'fp8'", "float32, bfloat16, float64"),
         ("actor.parallel=2x2", "'2x2' is no parallel layout", "d2t1p1"),
-        ("ppo.gen.top_p=0", "top_p is 0", "(0, 1]"),
+        ("gen.top_p=0", "top_p is 0", "(0, 1]"),
     ],
 )
 def test_a_value_of_the_wrong_kind_is_named_with_what_fits(
@@ -120,7 +123,7 @@ def test_a_value_of_the_wrong_kind_is_named_with_what_fits(
 @pytest.mark.parametrize(
     ("word", "what", "fix"),
     [
-        ("reward=math_verfy", "no reward called 'math_verfy'", "'math_verify'"),
+        ("task.reward=math_verfy", "no reward called 'math_verfy'", "'math_verify'"),
         ("actor.backend=fdsp", "no backend called 'fdsp'", "'fsdp'"),
     ],
 )
@@ -180,14 +183,14 @@ def test_a_checkpoint_that_may_not_be_read(
 
 
 def test_a_data_set_that_is_not_there(refused: Refused) -> None:
-    message = refused("sft-math", "dataset.path=/no/questions.jsonl")
-    assert_in_order(message, "No such file", "dataset.path, /no/questions.jsonl", "JSONL")
+    message = refused("sft-math", "task.path=/no/questions.jsonl")
+    assert_in_order(message, "No such file", "task.path, /no/questions.jsonl", "JSONL")
 
 
 def test_an_empty_data_set(refused: Refused, tmp_path: Path) -> None:
     path = questions(tmp_path, "", "")
-    message = refused("sft-math", f"dataset.path={path}")
-    assert_in_order(message, "the data set is empty", f"dataset.path, {path}", "add lines")
+    message = refused("sft-math", f"task.path={path}")
+    assert_in_order(message, "the data set is empty", f"task.path, {path}", "add lines")
 
 
 @pytest.mark.parametrize(
@@ -205,36 +208,34 @@ def test_a_record_that_can_not_be_used_is_named_by_its_line(
     refused: Refused, tmp_path: Path, record: object, what: str
 ) -> None:
     path = questions(tmp_path, GOOD, "", record, GOOD)
-    message = refused("sft-math", f"dataset.path={path}")
-    assert_in_order(message, what, f"dataset.path, {path}:3", "fix:")
+    message = refused("sft-math", f"task.path={path}")
+    assert_in_order(message, what, f"task.path, {path}:3", "fix:")
 
 
 def test_a_prompt_over_the_limit_is_named_with_both_numbers(
     refused: Refused, policy: Path, tmp_path: Path
 ) -> None:
     path = questions(tmp_path, *[GOOD] * 70, {"prompt": "x" * 40, "answer": "1"})
-    words = (f"dataset.path={path}", f"actor.path={policy}", "dataset.max_prompt_len=20")
+    words = (f"task.path={path}", f"actor.path={policy}", "task.max_prompt_len=20")
     assert_in_order(
-        refused("ppo-math", *words, "dataset.eval_size=0"),
+        refused("ppo-math", *words, "task.eval_size=0"),
         "1 of 71 questions are longer than 20 tokens; record 71 has 41",
-        f"dataset.max_prompt_len and {path}",
-        "raise dataset.max_prompt_len to 41",
+        f"task.max_prompt_len and {path}",
+        "raise task.max_prompt_len to 41",
     )
 
 
 def test_fewer_questions_than_a_batch(refused: Refused, policy: Path, tmp_path: Path) -> None:
     path = questions(tmp_path, *[GOOD] * 50)
-    message = refused(
-        "ppo-math", f"dataset.path={path}", f"actor.path={policy}", "dataset.eval_size=10"
-    )
+    message = refused("ppo-math", f"task.path={path}", f"actor.path={policy}", "task.eval_size=10")
     assert_in_order(message, "50 questions are too few: 64 per batch and 10 held out", str(path))
 
 
 def test_a_batch_that_does_not_divide(refused: Refused) -> None:
     assert_in_order(
-        refused("ppo-math", "dataset.train_bs_n_seqs=30", "actor.parallel=d2t1p1"),
+        refused("ppo-math", "train_bs_n_seqs=30", "actor.parallel=d2t1p1"),
         "a batch of 30 questions does not divide into 4 minibatches on 2 data-parallel ranks",
-        "dataset.train_bs_n_seqs, ppo.ppo_n_minibatches and actor.parallel",
+        "train_bs_n_seqs, algorithm.ppo_n_minibatches and actor.parallel",
         "a multiple of 8",
     )
 
@@ -248,11 +249,11 @@ def test_all_mistakes_are_told_at_once(refused: Refused, tmp_path: Path) -> None
         "ppo-math",
         "seed=one",
         "ppo.eps_clp=1",
-        "reward=math_verfy",
-        f"dataset.path={path}",
+        "task.reward=math_verfy",
+        f"task.path={path}",
         "actor.path=/no/model",
-        "dataset.train_bs_n_seqs=30",
-        "ppo.ppo_n_minibatches=2",
+        "train_bs_n_seqs=30",
+        "algorithm.ppo_n_minibatches=2",
         "actor.parallel=d2t1p1",
     )
     for what in (
@@ -300,11 +301,12 @@ def test_no_permission_to_write(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Idlers(SFTMathExperiment):
+class Idlers(SFTExperiment):
     """Asks for workers that nothing gives work."""
 
     wants: str = ""
-    dataset: MathDatasetOptions = MathDatasetOptions(train_bs_n_seqs=4, eval_size=0)
+    task: Task = MathTask(eval_size=0)
+    train_bs_n_seqs: int = 4
 
     def initial_setup(self) -> ExperimentConfig:
         config = super().initial_setup()
@@ -347,9 +349,9 @@ def test_workers_without_work_are_refused(
     [
         ((), "none is saved before the end", "exp_ctrl.save_freq_steps"),
         (
-            ("exp_ctrl.save_freq_steps=2", "dataset.eval_size=0"),
+            ("exp_ctrl.save_freq_steps=2", "task.eval_size=0"),
             "no held-out questions",
-            "dataset.eval_size",
+            "task.eval_size",
         ),
     ],
 )

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from experiments.parts import math_files
-from experiments.parts.math_files import dataset_problems, sample_of
+from experiments.parts import question_files
+from experiments.parts.question_files import dataset_problems, sample_of
 from realsys.api.errors import CheckpointError
-from realsys.api.options import MathDatasetOptions
 from realsys.data.sources.math_questions import tokenize_prompt
 from realsys.models.hf import load_tokenizer
 from realsys.models.prompt_lengths import prompt_lengths, special_tokens, tokenizer_faults
@@ -103,15 +102,19 @@ def test_a_question_is_as_long_as_its_chat_template_makes_it(model, tmp_path):
     path = tmp_path / "q.jsonl"
     path.write_text("".join(json.dumps({"prompt": q, "answer": "1"}) + "\n" for q in QUESTIONS[:2]))
     (longest, _) = sorted(prompt_lengths(model, QUESTIONS[:2]), reverse=True)
-    options = MathDatasetOptions(
-        path=str(path), eval_size=0, train_bs_n_seqs=2, max_prompt_len=longest - 1
+    (problem,) = dataset_problems(
+        path=str(path),
+        eval_path=None,
+        eval_size=0,
+        batch_size=2,
+        max_prompt_len=longest - 1,
+        tokenizer_dir=str(model),
     )
-    (problem,) = dataset_problems(options, tokenizer_dir=str(model))
     assert f"are longer than {longest - 1} tokens" in problem.what
-    assert problem.fix.startswith(f"raise dataset.max_prompt_len to {longest},")
+    assert problem.fix.startswith(f"raise task.max_prompt_len to {longest},")
 
 
 def test_of_many_questions_the_longest_and_some_of_everywhere_are_looked_at(monkeypatch):
     assert sample_of([5, 1, 3]) == [0, 1, 2]
-    monkeypatch.setattr(math_files, "MAX_SAMPLED_QUESTIONS", 4)
+    monkeypatch.setattr(question_files, "MAX_SAMPLED_QUESTIONS", 4)
     assert sample_of([1, 1, 1, 9, 1, 1, 1, 8, 1, 1]) == [0, 3, 5, 7]

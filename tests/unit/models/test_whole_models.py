@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from test_hf_directory import write_safetensors
 
-from experiments.parts.math_files import model_problems
+from experiments.parts.model_files import model_problems
 from realsys.api.errors import CheckpointError
 from realsys.api.options import LoRAOptions, ModelOptions
 from realsys.models.consistency import (
@@ -168,7 +168,7 @@ def test_adapters_are_for_layers_that_are_there(tmp_path):
 def test_the_launcher_needs_no_torch_for_it(tmp_path):
     path = write(tmp_path, CONFIG, without(K))
     code = (
-        "import sys\nfrom experiments.parts.math_files import model_problems\n"
+        "import sys\nfrom experiments.parts.model_files import model_problems\n"
         "from realsys.api.options import ModelOptions\n"
         f"print(len(list(model_problems(ModelOptions(path={str(path)!r}), 'actor'))))\n"
         "print(sorted({'torch', 'transformers', 'numpy'} & set(sys.modules)))"

@@ -6,8 +6,9 @@ from itertools import combinations
 from pathlib import Path
 
 import pytest
+from changed_settings import changed
 
-from experiments.ppo_math import PPOMathExperiment
+from experiments.ppo_math import ppo_math
 from realsys.api.dataflow import DataflowGraph, MFCDef, build_graph
 from realsys.api.model import ModelInterfaceAbstraction, ModelInterfaceType, ModelName
 from realsys.observability.pictures.graph_layout import BOX, KEYS, NodePosition, lay_out, shortened
@@ -27,7 +28,7 @@ def call(name: str, reads: tuple[str, ...], makes: tuple[str, ...] = ()) -> MFCD
 
 
 def ppo() -> DataflowGraph:
-    return PPOMathExperiment().with_prepared("sft", "/models/start").initial_setup().graph()
+    return ppo_math().with_prepared("sft", "/models/start").initial_setup().graph()
 
 
 def wide() -> DataflowGraph:
@@ -146,7 +147,9 @@ def test_text_of_the_graph() -> None:
 
 
 def test_the_text_tells_the_hooks_of_a_call() -> None:
-    experiment = PPOMathExperiment(allocation="actor_gen:d2", ref_ema_eta=0.25)
+    experiment = changed(
+        ppo_math(), {"placement.allocation": "actor_gen:d2", "algorithm.ref_ema_eta": 0.25}
+    )
     text = graph_text(experiment.with_prepared("sft", "/models/start").initial_setup().graph())
     assert "before: weights from actor@0" in text
     assert "after: weights to ref@0 (eta 0.25)" in text

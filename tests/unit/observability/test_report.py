@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from experiments.ppo_math import PPOMathExperiment
+from experiments.ppo_math import ppo_math
 from realsys.api.cluster import ClusterSpec
 from realsys.api.errors import NoSuchTrial
 from realsys.api.options import WandbOptions
@@ -85,7 +85,7 @@ def make_trial(root: Path, *, steps: int = STEPS) -> TrialFiles:
 
 
 def _plan(root: Path) -> LaunchPlan:
-    defaults = PPOMathExperiment()
+    defaults = ppo_math()
     options = replace(
         defaults,
         exp_ctrl=replace(defaults.exp_ctrl, benchmark_steps=STEPS),
@@ -282,13 +282,13 @@ def test_settings_that_differ_come_first(trial: TrialFiles) -> None:
     text = words(report.write_report(trial.root).read_text())
     settings = text[text.index("Settings option") :]
     changed, every = re.split(r"All \d+ options", settings)
-    defaults = PPOMathExperiment()
+    defaults = ppo_math()
     lr, steps = defaults.actor.optimizer.lr, defaults.exp_ctrl.benchmark_steps
-    clip = defaults.ppo.eps_clip
+    clip = defaults.algorithm.eps_clip
     assert f"actor.optimizer.lr 0.125 {lr} peak learning rate" in changed
     assert f"exp_ctrl.benchmark_steps 60 {'none' if steps is None else steps} stop" in changed
-    assert "ppo.eps_clip" not in changed
-    assert f"ppo.eps_clip {clip} {clip} clip range of the importance ratio" in every
+    assert "algorithm.eps_clip" not in changed
+    assert f"algorithm.eps_clip {clip} {clip} clip range of the importance ratio" in every
 
 
 def test_failed_trial_says_which_where_why_and_how_to_go_on(trial: TrialFiles) -> None:

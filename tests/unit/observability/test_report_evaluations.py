@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from experiments.ppo_math import PPOMathExperiment
-from experiments.ppo_math_async import PPOMathAsyncExperiment
+from experiments.compose import RLExperiment
+from experiments.ppo_math import ppo_math, ppo_math_async
 from launcher.cli.tables import evaluation_text
 from launcher.trials.status import trial_view
 from realsys.api.scheduling import WorkerType
@@ -78,9 +80,11 @@ def test_status_tells_the_newest_figures(trial: TrialFiles) -> None:
     assert evaluation_text(metrics) == "step 12: accuracy 0.75"
 
 
-@pytest.mark.parametrize("kind", [PPOMathExperiment, PPOMathAsyncExperiment])
-def test_an_experiment_asks_for_its_evaluator(kind: type[PPOMathExperiment]) -> None:
-    experiment = kind(auto_eval=True, exp_ctrl=ExperimentSaveEvalControl(save_freq_steps=5), seed=3)
+@pytest.mark.parametrize("recipe", [ppo_math, ppo_math_async])
+def test_an_experiment_asks_for_its_evaluator(recipe: Callable[[], RLExperiment]) -> None:
+    experiment = replace(
+        recipe(), auto_eval=True, exp_ctrl=ExperimentSaveEvalControl(save_freq_steps=5), seed=3
+    )
     assert [p for p in experiment.problems() if "auto_eval" in p.where] == []
     config = experiment.with_prepared("sft", "/models/start").initial_setup().lazy_init()
     (evaluator,) = config.set_worker_information("ppo-math", "run1").evaluator
@@ -90,6 +94,6 @@ def test_an_experiment_asks_for_its_evaluator(kind: type[PPOMathExperiment]) -> 
     assert evaluator.datasets == {"held_out": shard}  # the trainer's own questions
     assert evaluator.worker_info.watch_keys == ()  # it outlives the master
     assert list(experiment.scheduling_setup().groups())[-1] is WorkerType.EVALUATOR
-    plain = kind().with_prepared("sft", "/models/start")
+    plain = recipe().with_prepared("sft", "/models/start")
     assert plain.initial_setup().evaluator == ()
     assert WorkerType.EVALUATOR not in plain.scheduling_setup().groups()

@@ -50,7 +50,7 @@ def test_sizes_follow_one_another_and_ranges_stand_where_they_say() -> None:
 def test_what_is_no_pool_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="is not a set of model workers") as refused:
         parse_pools({"left": text})
-    assert refused.value.where == "pools.left"
+    assert refused.value.where == "placement.pools.left"
 
 
 def test_all_mistakes_of_pools_are_told_with_both_numbers() -> None:
@@ -97,11 +97,11 @@ def test_every_mistake_says_what_to_do(text: str, what: str, fix: str) -> None:
         parse_allocation(text, calls=CALLS, pools=["left"])
     assert what in refused.value.what
     assert fix in refused.value.fix
-    assert refused.value.where.startswith("allocation")
+    assert refused.value.where.startswith("placement.allocation")
 
 
 def test_a_pool_where_there_is_none_says_how_one_is_made() -> None:
-    with pytest.raises(ConfigError, match=r"define it, e\.g\. pools\.left=4"):
+    with pytest.raises(ConfigError, match=r"define it, e\.g\. placement\.pools\.left=4"):
         parse_allocation("actor:d2@left", calls=CALLS)
 
 

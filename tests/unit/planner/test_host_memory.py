@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from experiments.ppo_math import PPOMathExperiment
-from experiments.ppo_math_async import PPOMathAsyncExperiment
+from experiments.placement import Shared
+from experiments.ppo_math import ppo_math, ppo_math_async
 from launcher.plan.memory_check import memory_of_plan
 from launcher.plan.plan_view import memory_rows
 from launcher.plan.resolve import resolve
@@ -37,7 +37,7 @@ TRAINED = HeldModel(shape=QWEN_7B, dtype="bfloat16", trained=True)
 
 
 def plan_of(**settings):
-    experiment = PPOMathExperiment(**settings)
+    experiment = replace(ppo_math(), **settings)
     cluster = ClusterSpec(file_root="/tmp/root")
     return resolve(
         "ppo-math", experiment, cluster=cluster, trial_name="a", user="ada", machine_gpus=lambda: 8
@@ -46,7 +46,7 @@ def plan_of(**settings):
 
 def large(**settings):
     """A toy of 3.4 billion numbers: nothing is read or made for a plan."""
-    sft = PPOMathExperiment().sft
+    sft = ppo_math().sft
     init = replace(sft.init, hidden_size=4096, num_layers=16, num_heads=32, num_kv_heads=8)
     return {"sft": replace(sft, init=init), "gpus_per_model_worker": 1, **settings}
 
@@ -78,7 +78,7 @@ def test_terms_of_a_7b_model_by_hand():
 
 
 def test_versions_for_servers_are_counted_once_among_those_who_give_them():
-    run = PPOMathAsyncExperiment(n_model_workers=2)
+    run = replace(ppo_math_async(), placement=Shared(n_model_workers=2))
     config = run.initial_setup().lazy_init()
     made = ModelShape(**{**vars(QWEN_7B), "num_layers": 2})
     needs = host_memory_of_experiment(config, made)

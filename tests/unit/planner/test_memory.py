@@ -17,8 +17,10 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from experiments.ppo_math import PPOMathExperiment
-from experiments.ppo_math_async import PPOMathAsyncExperiment
+from experiments.algorithm import PPO
+from experiments.compose import RLExperiment
+from experiments.placement import Shared, Split
+from experiments.ppo_math import ppo_math, ppo_math_async
 from launcher.plan.memory_check import gpu_bytes, memory_of_plan, memory_problems, usable_bytes
 from launcher.plan.plan_view import allocation_rows, memory_rows
 from launcher.plan.resolve import resolve
@@ -314,15 +316,15 @@ def test_more_processes_and_smaller_micro_batches_never_need_more(layout, limit)
 # ---- workers -------------------------------------------------------------------------------------------
 
 
-def config_of(experiment: PPOMathExperiment):
+def config_of(experiment: RLExperiment):
     return experiment.with_prepared("sft", "/not/there").initial_setup().lazy_init()
 
 
-TINY = PPOMathExperiment().sft.init.shape()
+TINY = ppo_math().sft.init.shape()
 
 
 def test_a_worker_has_all_its_copies_and_its_largest_call():
-    found = memory_of_experiment(config_of(PPOMathExperiment()), TINY)
+    found = memory_of_experiment(config_of(ppo_math()), TINY)
     (worker,) = found.values()
     assert sorted(worker.copies) == ["actor@0", "critic@0", "ref@0"]
     assert sorted(worker.calls) == [
@@ -340,28 +342,30 @@ def test_a_worker_has_all_its_copies_and_its_largest_call():
 
 
 def test_split_puts_each_copy_where_it_is():
-    found = memory_of_experiment(config_of(PPOMathExperiment(placement="split")), TINY)
+    found = memory_of_experiment(config_of(replace(ppo_math(), placement=Split())), TINY)
     assert [sorted(m.copies) for m in found.values()] == [["actor@0", "ref@0"], ["critic@0"]]
 
 
 def test_a_copy_beside_the_trained_one_has_no_optimizer():
-    found = memory_of_experiment(config_of(PPOMathExperiment(allocation="actor_gen:d2")), TINY)
+    found = memory_of_experiment(
+        config_of(replace(ppo_math(), placement=Shared(allocation="actor_gen:d2"))), TINY
+    )
     assert sorted(found[0].copies["actor@1"]) == ["weights"]
     assert sorted(found[0].copies["actor@0"]) == ["gradients", "optimizer", "weights"]
     assert sorted(found[1].copies) == ["actor@1"]
 
 
 def test_a_copy_that_offloads_counts_only_while_it_computes():
-    actor = replace(PPOMathExperiment().actor, offload=True)
-    worker = memory_of_experiment(config_of(PPOMathExperiment(actor=actor)), TINY)[0]
+    actor = replace(ppo_math().actor, offload=True)
+    worker = memory_of_experiment(config_of(replace(ppo_math(), actor=actor)), TINY)[0]
     assert sorted(worker.copies) == ["critic@0", "ref@0"]
     assert worker.calls["actor_train"]["optimizer of actor@0"] == 8 * TINY.num_params
     assert "optimizer of actor@0" not in worker.calls["critic_train"]
 
 
 def test_roles_of_unknown_size_and_backend_are_left_out():
-    assert memory_of_experiment(config_of(PPOMathExperiment())) == {}
-    calls = config_of(PPOMathExperiment()).model_rpcs
+    assert memory_of_experiment(config_of(ppo_math())) == {}
+    calls = config_of(ppo_math()).model_rpcs
     place = {call.name: CallAllocation(workers=(0,), topology=ONE) for call in calls}
     own = {"actor": HeldModel(shape=TINY, backend="my_own")}
     assert memory_of_workers(calls, place, own, SIZES) == {}
@@ -382,7 +386,7 @@ def cluster(**partition: object) -> ClusterSpec:
 
 
 def plan_of(where: ClusterSpec, **settings: object) -> LaunchPlan:
-    experiment = PPOMathExperiment(gpus_per_model_worker=1, **settings)  # type: ignore[arg-type]
+    experiment = replace(ppo_math(), gpus_per_model_worker=1, **settings)  # type: ignore[arg-type]
     return resolve("ppo-math", experiment, cluster=where, trial_name="run1", user="ada")
 
 
@@ -415,18 +419,16 @@ def test_what_is_not_known_is_not_compared():
 
 
 def test_a_cpu_worker_that_needs_more_than_its_task_has_is_a_warning():
-    small = PPOMathExperiment(mem_per_model_worker=700)
+    small = replace(ppo_math(), mem_per_model_worker=700)
     spec = ClusterSpec(file_root="/tmp/root")
     plan = resolve("ppo-math", small, cluster=spec, trial_name="a", user="ada")
     assert any("MiB, but their tasks have 700" in warning for warning in plan.warnings)
-    usual = resolve("ppo-math", PPOMathExperiment(), cluster=spec, trial_name="a", user="ada")
+    usual = resolve("ppo-math", ppo_math(), cluster=spec, trial_name="a", user="ada")
     assert not any("their tasks have" in warning for warning in usual.warnings)
 
 
 def test_idle_workers_are_told():
-    experiment = PPOMathExperiment(
-        pools={"all": "4"}, allocation="*:d2@all", actor=PPOMathExperiment().actor
-    )
+    experiment = replace(ppo_math(), placement=Shared(pools={"all": "4"}, allocation="*:d2@all"))
     spec = ClusterSpec(file_root="/tmp/root")
     plan = resolve("ppo-math", experiment, cluster=spec, trial_name="a", user="ada")
     assert any("model workers 2-3 hold no model" in warning for warning in plan.warnings)
@@ -435,10 +437,8 @@ def test_idle_workers_are_told():
 def test_the_rows_of_a_plan_name_copies_pools_hooks_and_sums():
     plan = plan_of(
         cluster(gpu_memory_gib=80),
-        placement="split",
-        n_model_workers=4,
-        allocation="actor_gen:d2,actor_train:t2",
-        ref_ema_eta=0.5,
+        placement=Split(n_model_workers=4, allocation="actor_gen:d2,actor_train:t2"),
+        algorithm=PPO(ref_ema_eta=0.5),
     )
     rows = {row[0]: row[1:] for row in allocation_rows(plan.phase("main").config)}
     assert rows["actor_gen"] == (
@@ -468,8 +468,8 @@ def test_sizes_are_read_at_a_glance(num_bytes: float, text: str) -> None:
 
 def test_an_evaluation_counts_its_answers_and_in_an_asynchronous_run_its_whole_weights():
     """There it is all that the trainers' processes generate."""
-    few = replace(PPOMathAsyncExperiment().actor, max_tokens_per_mb=256)
-    run = PPOMathAsyncExperiment(actor=few, n_model_workers=2)
+    few = replace(ppo_math_async().actor, max_tokens_per_mb=256)
+    run = replace(ppo_math_async(), actor=few, placement=Shared(n_model_workers=2))
     for worker in memory_of_experiment(config_of(run), TINY).values():
         assert not any("gen" in call for call in worker.calls)
         terms = worker.calls["evaluation of actor@0"]

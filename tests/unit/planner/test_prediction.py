@@ -139,7 +139,11 @@ def test_a_shared_run_is_predicted_from_a_split_one(file_root: Path) -> None:
 def test_moves_are_taken_by_role_and_layouts(file_root: Path) -> None:
     plan = make_plan(
         "ppo-math",
-        ["allocation=actor_gen:d2t1p1,*:d1t2p1", "n_model_workers=2", "ref.backend=inference"],
+        [
+            "placement.allocation=actor_gen:d2t1p1,*:d1t2p1",
+            "placement.n_model_workers=2",
+            "ref.backend=inference",
+        ],
         trial="made-up",
     )
     move = MoveEvent(
@@ -279,7 +283,9 @@ def test_refusals_name_the_rule(file_root: Path) -> None:
 
 
 def test_memory_of_a_plan_is_that_of_its_experiment(file_root: Path) -> None:
-    plan = split_plan("n_model_workers=4", "actor.backend=megatron", "actor.parallel=d1t2p1")
+    plan = split_plan(
+        "placement.n_model_workers=4", "actor.backend=megatron", "actor.parallel=d1t2p1"
+    )
     config = plan.phases[-1].config
     made = place_experiment(plan).roles["actor"].shape
     of_plan = memory_of_plans(config, made)(allocation_of(config))
@@ -291,7 +297,7 @@ def test_memory_of_a_plan_is_that_of_its_experiment(file_root: Path) -> None:
 
 
 def test_the_proposal_can_be_pasted(file_root: Path) -> None:
-    words = ("actor.backend=megatron", "dataset.train_bs_n_seqs=64")
+    words = ("actor.backend=megatron", "train_bs_n_seqs=64")
     plan = make_plan("ppo-math", words, trial="t")
     proposal = plan_search.propose(
         plan, gpus=4, profiles=(), device="h100", cluster=None, within_s=3.0
@@ -312,7 +318,7 @@ def test_the_verbs_print_step_bars_and_settings(
     assert run(search) == 0
     told = capsys.readouterr().out
     assert "plan search for ppo-math on 2 GPUs" in told
-    assert told.splitlines()[-1].startswith("  n_model_workers=2 pools.")
+    assert told.splitlines()[-1].startswith("  placement.n_model_workers=2 placement.pools.")
     assert run([*search, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["search"]["found"]["exact"] in (True, False)
@@ -382,7 +388,7 @@ def test_a_role_of_an_unknown_family_is_told_before_the_search(
 
 
 def test_an_experiment_without_allocations_is_not_searched(file_root: Path) -> None:
-    with pytest.raises(ConfigError, match="sft-math has no setting n_model_workers or pools"):
+    with pytest.raises(ConfigError, match="sft-math has no setting placement"):
         plan_search.propose(
             make_plan("sft-math", (), trial="t"),
             gpus=2,

@@ -18,7 +18,7 @@ def test_a_graph_reads_as_it_is_written():
 
 def problems_of(makers, trainers):
     with pytest.raises(ConfigError) as refused:
-        parse_graph(makers, trainers, path="detached.")
+        parse_graph(makers, trainers, path="schedule.")
     error = refused.value
     found = error.problems if isinstance(error, ConfigErrors) else [error]
     return [f"{p.what} | {p.where} | {p.fix}" for p in found]
@@ -27,7 +27,7 @@ def problems_of(makers, trainers):
 @pytest.mark.parametrize(
     ("makers", "trainers", "words"),
     [
-        ({}, {"t0": ""}, ["no makers | detached.makers"]),
+        ({}, {"t0": ""}, ["no makers | schedule.makers"]),
         ({"m0": "t0"}, {}, ["no trainers", "m0 sends to 't0', which is no trainer"]),
         ({"0m": "t0"}, {"t0": "0m"}, ["'0m' is not a valid name"]),
         ({"x": "x"}, {"x": "x"}, ["'x' is a maker and a trainer"]),
@@ -35,7 +35,7 @@ def problems_of(makers, trainers):
             {"maker_0": "trainer_1"},
             {"trainer_0": "maker_0"},
             [
-                "maker_0 sends to 'trainer_1', which is no trainer | detached.makers.maker_0 | did you mean"
+                "maker_0 sends to 'trainer_1', which is no trainer | schedule.makers.maker_0 | did you mean"
             ],
         ),
         ({"m0": "t0, t0"}, {"t0": "m0"}, ["m0 sends to t0 twice"]),

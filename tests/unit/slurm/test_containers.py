@@ -29,7 +29,7 @@ from realsys.slurm.image_names import (
     parse_image,
 )
 
-COMMAND = ["python3", "-m", "realsys.worker.task", "master"]
+COMMAND = ["python3", "-m", "realsys.worker.srun_task", "master"]
 PYXIS = ContainerSpec(runtime="pyxis", mounts=("/models:/m:ro", "/data:/data"))
 APPTAINER = ContainerSpec(runtime="apptainer", mounts=("/models:/m:ro", "/data:/data"))
 FULL = {

@@ -42,7 +42,7 @@ from realsys.supervisor.split_jobs.order_follower import OrderFollower
 from realsys.supervisor.products import is_done
 from realsys.supervisor.steps.slurm_step import SlurmTask, Step
 from realsys.supervisor.supervisor import Supervisor
-from realsys.worker import task
+from realsys.worker import srun_task as task
 from realsys.worker.requeued import newer_attempt_of_same_job
 
 root = Path(sys.argv[1])

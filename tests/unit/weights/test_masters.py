@@ -8,10 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from experiments.grpo_math import GRPOMathExperiment
-from experiments.parts.sft_math import SFTMathExperiment
-from experiments.ppo_math import PPOMathExperiment
-from experiments.ppo_math_async import PPOMathAsyncExperiment
+from experiments.grpo_math import grpo_math
+from experiments.ppo_math import ppo_math, ppo_math_async
+from experiments.sft import sft_math
 from realsys.api.data import MicroBatchSpec
 from realsys.api.errors import ConfigError, InternalError
 from realsys.api.model import FinetuneSpec, ModelName, ParallelGroups, ProcessTopology
@@ -24,7 +23,7 @@ from realsys.backends.inference import InferenceBackend
 from realsys.backends.megatron.megatron_backend import inference_engine
 from realsys.data.sequence_sample import SequenceSample
 from realsys.interfaces.answers import num_answer_tokens
-from realsys.interfaces.sft import next_token_loss
+from realsys.interfaces.supervised import next_token_loss
 from realsys.models.factories import hf_causal_lm, hf_critic
 from realsys.models.hf import load_causal_lm
 from realsys.weights.layouts.boxes import Box
@@ -418,14 +417,14 @@ FULL = ModelOptions(dtype="float32")
     ],
 )  # fmt: skip
 def test_roles_without_a_dtype_compute_in_the_actors(settings, actor, others):
-    found = dtypes(PPOMathExperiment(**settings))
+    found = dtypes(replace(ppo_math(), **settings))
     assert found == {"actor": actor, "ref": others, "critic": others, "reward": None}
     settings.pop("critic", None)
-    assert dtypes(GRPOMathExperiment(**settings))["ref"] == others
+    assert dtypes(replace(grpo_math(), **settings))["ref"] == others
 
 
 def test_servers_and_the_evaluator_compute_in_the_actors_dtype():
-    run = PPOMathAsyncExperiment(gpus_per_model_worker=1, auto_eval=True)
+    run = replace(ppo_math_async(), gpus_per_model_worker=1, auto_eval=True)
     config = run.with_prepared("sft", "/not/there").initial_setup()
     assert config.generation_server[0].backend_args["dtype"] == "bfloat16"
     assert config.evaluator[0].dtype == "bfloat16"
@@ -433,7 +432,7 @@ def test_servers_and_the_evaluator_compute_in_the_actors_dtype():
 
 def test_fine_tuning_on_gpus_computes_in_bfloat16():
     def dtype(**settings):
-        config = SFTMathExperiment(**settings).initial_setup()
+        config = replace(sft_math(), **settings).initial_setup()
         return config.model_worker[0].shards[0].model.args["dtype"]
 
     assert (dtype(), dtype(gpus_per_model_worker=1)) == ("float32", "bfloat16")

@@ -13,7 +13,7 @@ from test_resolve import CLUSTER
 from test_worker_restarts import SERVER, Trial
 from test_worker_restarts import trial as trial
 
-from experiments.parts.rollout_parts import RolloutOptions
+from experiments.asynchronous import Async
 from launcher.plan.resolve import gpu_problems
 from realsys.api.errors import ClusterError
 from realsys.api.scheduling import ExperimentScheduling, Scheduling, TasksGroup
@@ -173,8 +173,8 @@ def test_who_computes_in_one_process_has_one_gpu_at_most():
 
 def test_a_server_told_to_use_a_gpu_has_one():
     for gpus, problems in ((0.0, 1), (1.0, 0)):
-        options = RolloutOptions(server_args={"device": "cuda"}, gpus_per_server=gpus)
-        assert len(list(options.problems())) == problems
+        options = Async(server_args={"device": "cuda"}, gpus_per_server=gpus)
+        assert len(list(options.problems(batch_size=1, num_prompts=None))) == problems
 
 
 def test_workers_on_this_machine_have_their_own_gpus(trial, monkeypatch, tmp_path):

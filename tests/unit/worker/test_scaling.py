@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.ppo_math_async import PPOMathAsyncExperiment
-from experiments.ppo_math_detached import PPOMathDetachedExperiment
+from experiments.ppo_math import ppo_math_async, ppo_math_detached
 from launcher.control.scale_plan import ScaleRequest, rescaled, units
 from realsys.api.errors import ConfigError, RealsysError, TrialError, UnknownName
 from realsys.api.experiment import ExperimentConfig
@@ -30,7 +29,7 @@ ATTEMPT = AttemptRecord(
 
 def makers(*names: str, holders: tuple[int, ...] = (0,)) -> ExperimentConfig:
     """A detached run's configuration with those makers."""
-    config = PPOMathDetachedExperiment().initial_setup()
+    config = ppo_math_detached().initial_setup()
     assert config.rollout is not None
     routes = tuple(
         MakerRoute(name=name, rollout_workers=(i,), servers=(i,), holders=holders, sources=(0,))
@@ -45,7 +44,7 @@ def makers(*names: str, holders: tuple[int, ...] = (0,)) -> ExperimentConfig:
 
 
 TWO = makers("maker_0", "maker_1")
-PLAIN = PPOMathAsyncExperiment().initial_setup()  # one server, one rollout worker
+PLAIN = ppo_math_async().initial_setup()  # one server, one rollout worker
 
 
 # ---- the value ----------------------------------------------------------------------------------

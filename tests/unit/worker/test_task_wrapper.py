@@ -20,7 +20,7 @@ from stand_in_slurm import make_plan, write_plan
 from realsys.api.plan import plan_hash, plan_text
 from realsys.api.scheduling import WorkerType
 from realsys.trial.records import Failure, WorkerExit, read_record
-from realsys.worker import task
+from realsys.worker import srun_task as task
 from realsys.worker.environment import write_exports
 
 VISIBLE = {"gpus_per_task": 1.0, "gpus_per_node": 2, "gpu_binding": "visible"}
@@ -314,7 +314,7 @@ def test_as_a_program_it_exits_with_1_and_its_words(make):
     wrapper = make()
     wrapper.hash = "0" * 64
     done = subprocess.run(
-        [sys.executable, "-m", "realsys.worker.task", *wrapper.argv],
+        [sys.executable, "-m", "realsys.worker.srun_task", *wrapper.argv],
         capture_output=True,
         text=True,
         check=False,

@@ -179,7 +179,7 @@ def test_a_closed_pipe_is_quiet() -> None:
         ),
         (["plan", "--cluster", ""], ["local"]),
         (["launch", "ppo-math", "see"], ["seed="]),
-        (["plan", "ppo-math", "ppo.ge"], ["ppo.gen."]),
+        (["plan", "ppo-math", "actor.op"], ["actor.optimizer."]),
         (["plan", "sft-math", "see"], []),  # not planned yet: not known
         (
             ["launch", "--import", "x.py", "ppo-math", "placement=s"],
@@ -188,7 +188,7 @@ def test_a_closed_pipe_is_quiet() -> None:
         (["launch", "ppo-math", "placement", "="], ["shared", "split"]),  # as bash cuts words
         (["launch", "ppo-math", "placement", "=", "sp"], ["split"]),
         (["launch", "ppo-math", "seed", "=", "3", "tensorboard=t"], ["tensorboard=true"]),
-        (["resume", "ppo-math/run7", "dataset.shuffle=f"], ["dataset.shuffle=false"]),
+        (["resume", "ppo-math/run7", "task.shuffle=f"], ["task.shuffle=false"]),
         (["show", "--config", "ppo-math", "actor.dtype=n"], ["actor.dtype=none"]),
         (["launch", "ppo-math", "scheduling.all.part"], ["scheduling.all.partition="]),
         (["launch", "ppo-math", "actor.path="], []),
@@ -238,7 +238,7 @@ def test_tab_in_a_real_bash(trial: TrialFiles, tmp_path: Path) -> None:
         (["plan", "ppo-math", "--config", "no.yaml"], 4, "can't be read"),
         (["plan", "ppo-math", "--cluster", "lcal"], 4, "did you mean 'local'?"),
         (["plan", "ppo-math", "--import", "no.py"], 4, "no file"),
-        (["plan", "ppo-math", "dataset.path=/no"], 4, "/no"),
+        (["plan", "ppo-math", "task.path=/no"], 4, "/no"),
         (["status", "ppo-math/run1"], 3, "no trial 'ppo-math/run1'"),
         (["stop", "nope"], 3, "no trial of experiment 'nope'"),
         (["resume", "nope"], 3, "launch one: realsys launch EXPERIMENT"),
@@ -346,10 +346,10 @@ def test_own_experiments_by_import(tmp_path: Path, capsys: pytest.CaptureFixture
     mine = tmp_path / "my_experiment_for_test_cli.py"
     mine.write_text(
         "from dataclasses import dataclass\n"
-        "from experiments.parts.sft_math import SFTMathExperiment\n"
+        "from experiments.sft import SFTExperiment\n"
         "from realsys.api.registry import register_experiment\n"
         "@dataclass(frozen=True, kw_only=True)\n"
-        "class Mine(SFTMathExperiment):\n"
+        "class Mine(SFTExperiment):\n"
         '    """My own."""\n'
         "register_experiment('mine-for-test-cli', Mine)\n"
     )
@@ -400,8 +400,8 @@ def test_show_every_option_with_default_unit_range_and_meaning(
 ) -> None:
     assert run(["show", "--config", "ppo-math", "--json"]) == 0
     rows = {row["path"]: row for row in document(capsys)["options"]}
-    assert rows["dataset.max_prompt_len"] == {
-        "path": "dataset.max_prompt_len",
+    assert rows["task.max_prompt_len"] == {
+        "path": "task.max_prompt_len",
         "type": "whole number",
         "default": 128,
         "unit": "tokens",
@@ -409,7 +409,7 @@ def test_show_every_option_with_default_unit_range_and_meaning(
         "meaning": "longest question; a longer one is an error",
         "section": False,
     }
-    assert rows["ppo.gen.temperature"]["type"] == "number"
+    assert rows["gen.temperature"]["type"] == "number"
     assert run(["show", "--config", "ppo-math", "seed=7", "--json"]) == 0
     assert {r["path"]: r for r in document(capsys)["options"]}["seed"]["default"] == 7
     assert run(["show", "--config", "ppo-math", "sede=7"]) == 4
@@ -417,8 +417,9 @@ def test_show_every_option_with_default_unit_range_and_meaning(
     capsys.readouterr()
     assert run(["show", "--config", "ppo-math"]) == 0
     out = capsys.readouterr().out
+    assert "# task = math (math): " in out  # a choice heads its kind's settings
     for path in rows:
-        assert re.search(rf"^{re.escape(path)} ", out, re.MULTILINE), path
+        assert re.search(rf"^(# )?{re.escape(path)} ", out, re.MULTILINE), path
 
 
 def test_graph_of_an_experiment_and_of_a_trial(
@@ -773,8 +774,8 @@ def test_settings_of_other_code_are_not_offered(trial: TrialFiles, tmp_path: Pat
     assert setting_table.recall("sft-math") == {}
     text = table.read_text()
     for wrong in (
-        re.sub(r"(ppo_math.py\t)", r"\g<1>9", text),
-        text.replace("ppo_math.py", "gone.py"),
+        re.sub(r"(compose.py\t)", r"\g<1>9", text),
+        text.replace("compose.py", "gone.py"),
         text.replace(setting_table.FORMAT, "other"),
         "",
         "\n\n",

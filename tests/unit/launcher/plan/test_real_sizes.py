@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,7 @@ import yaml
 from real_shapes import SEVEN_BILLION, SEVENTY_BILLION, THIRTY_TWO_BILLION, Config, model_folder
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from experiments.ppo_math import PPOMathExperiment
-from experiments.ppo_math_async import PPOMathAsyncExperiment
+from experiments.ppo_math import ppo_math, ppo_math_async
 from launcher.cli.command_line import run
 from launcher.plan.memory_check import (
     ModelsTooLarge,
@@ -64,15 +64,15 @@ def words_of(given: Path, model: str, *more: str) -> list[str]:
     path, data = model_folder(given / model, MODELS[model]), given / "q.jsonl"
     usual = {
         "actor.path": path,
-        "dataset.path": data,
-        "dataset.eval_path": data,
-        "dataset.eval_size": 32,
-        "dataset.max_prompt_len": 1024,
-        "dataset.train_bs_n_seqs": 64,
+        "task.path": data,
+        "task.eval_path": data,
+        "task.eval_size": 32,
+        "task.max_prompt_len": 1024,
+        "train_bs_n_seqs": 64,
         "group_size": 8,
-        "ppo.gen.max_new_tokens": 8192,
+        "gen.max_new_tokens": 8192,
         "gpus_per_model_worker": 1,
-        "n_model_workers": 8,
+        "placement.n_model_workers": 8,
     }
     return put(usual, more)
 
@@ -83,14 +83,14 @@ def put(usual: dict[str, object], words: tuple[str, ...] | list[str]) -> list[st
 
 
 RECOMPUTE = "actor.recompute=true"
-OWN_COPY = ("actor.parallel=d4t2p1", "allocation=actor_gen:d8t1p1", "actor.offload=true")
+OWN_COPY = ("actor.parallel=d4t2p1", "placement.allocation=actor_gen:d8t1p1", "actor.offload=true")
 SERVED = (
-    "mode=async",
-    "rollout.server_backend=sglang",
-    "rollout.weights_through=disk",
-    "rollout.gpus_per_server=4",
-    "rollout.servers=2",
-    "dataset.eval_size=0",
+    "schedule=async",
+    "schedule.server_backend=sglang",
+    "schedule.weights_through=disk",
+    "schedule.gpus_per_server=4",
+    "schedule.servers=2",
+    "task.eval_size=0",
     "actor.backend=megatron",
     "actor.max_tokens_per_mb=9216",
     "ref.max_tokens_per_mb=9216",
@@ -107,7 +107,7 @@ SERVED = (
             "grpo-math",
             "7b",
             "h100",
-            (RECOMPUTE, "group_size=16", "n_model_workers=32", "dataset.train_bs_n_seqs=128"),
+            (RECOMPUTE, "group_size=16", "placement.n_model_workers=32", "train_bs_n_seqs=128"),
             None,
         ),
         ("grpo-math", "7b", "h100", (RECOMPUTE, "actor.parallel=d4t2p1"), None),
@@ -130,8 +130,8 @@ SERVED = (
             "h100",
             (
                 RECOMPUTE,
-                "n_model_workers=32",
-                "dataset.train_bs_n_seqs=128",
+                "placement.n_model_workers=32",
+                "train_bs_n_seqs=128",
                 "ref.parallel=d4t8p1",
                 "ref.offload=true",
             ),
@@ -141,21 +141,36 @@ SERVED = (
             "grpo-math",
             "70b",
             "h100",
-            (*SERVED, "actor.parallel=d1t8p2", "n_model_workers=16", "ref.parallel=d1t8p1"),
+            (
+                *SERVED,
+                "actor.parallel=d1t8p2",
+                "placement.n_model_workers=16",
+                "ref.parallel=d1t8p1",
+            ),
             "optimizer of actor@0 49.3 GiB",
         ),
         (
             "grpo-math",
             "70b",
             "h100",
-            (*SERVED, "actor.parallel=d1t8p4", "n_model_workers=32", "ref.parallel=d1t8p1"),
+            (
+                *SERVED,
+                "actor.parallel=d1t8p4",
+                "placement.n_model_workers=32",
+                "ref.parallel=d1t8p1",
+            ),
             None,
         ),
         (
             "grpo-math",
             "70b",
             "h200",
-            (*SERVED, "actor.parallel=d1t8p2", "n_model_workers=16", "ref.parallel=d1t8p1"),
+            (
+                *SERVED,
+                "actor.parallel=d1t8p2",
+                "placement.n_model_workers=16",
+                "ref.parallel=d1t8p1",
+            ),
             None,
         ),
     ],
@@ -195,18 +210,18 @@ def test_what_a_refusal_says_leads_to_a_plan_that_fits(model, recipe, gpu, given
     assert make_plan(recipe, put(usual, changed), cluster=site)
     for left_out in changed:  # nothing is said that is of no use
         rest = [c for c in changed if c != left_out]
-        if not {"allocation", "actor.parallel", "actor.offload"} & {left_out.split("=")[0]}:
+        if not {"placement.allocation", "actor.parallel", "actor.offload"} & {left_out.split("=")[0]}:
             plan = make_plan(recipe, put(usual, rest), cluster=site, fits_memory=False)
             assert excess_bytes(memory_of_plan(plan)) > 0, left_out
 
 
 def test_where_nothing_helps_it_says_how_much_is_missing_and_who_could(given):
-    more = ("n_model_workers=16", "actor.backend=megatron", "actor.parallel=d2t8p1")
+    more = ("placement.n_model_workers=16", "actor.backend=megatron", "actor.parallel=d2t8p1")
     words = words_of(given, "70b", *more)
     with pytest.raises(ModelsTooLarge) as refused:
         make_plan("grpo-math", words, cluster=str(given / "h200.yaml"))
     fix = refused.value.problems[0].fix
-    assert "rollout.server_backend=sglang" in fix
+    assert "schedule.server_backend=sglang" in fix
     assert re.search(
         r"No settings were found with which it fits: with .* exceeds the GPU by [\d.]+ GiB", fix
     )
@@ -266,7 +281,12 @@ def test_7b_on_one_node_by_hand(given):
 
 def test_the_first_stage_of_70b_by_hand(given):
     """20 of 80 layers of width 8192 (1024 of keys), MLP 28672, each cut by 8; vocabulary 128256."""
-    settings = (*SERVED, "actor.parallel=d1t8p4", "n_model_workers=32", "ref.parallel=d1t8p1")
+    settings = (
+        *SERVED,
+        "actor.parallel=d1t8p4",
+        "placement.n_model_workers=32",
+        "ref.parallel=d1t8p1",
+    )
     plan = make_plan(
         "grpo-math", words_of(given, "70b", *settings), cluster=str(given / "h100.yaml")
     )
@@ -291,7 +311,7 @@ def test_the_first_stage_of_70b_by_hand(given):
 
 # ---- servers and evaluators -----------------------------------------------------------------------
 
-ASYNC = ("mode=async", RECOMPUTE, "dataset.eval_size=0", "rollout.gpus_per_server=1")
+ASYNC = ("schedule=async", RECOMPUTE, "task.eval_size=0", "schedule.gpus_per_server=1")
 
 
 def servers(given: Path, model: str, gpu: str, *settings: str):
@@ -302,7 +322,7 @@ def servers(given: Path, model: str, gpu: str, *settings: str):
 
 
 def test_a_server_of_7b_has_new_weights_beside_those_in_use(given):
-    plan, (server,) = servers(given, "7b", "h100", "rollout.servers=4")
+    plan, (server,) = servers(given, "7b", "h100", "schedule.servers=4")
     terms, token = server.memory.terms, 2 * 28 * 512 * 2 * (1 + 1 / 28)
     assert (server.kind, server.count) == (WorkerType.GENERATION_SERVER, 4)
     assert terms["weights"] == terms["new weights"] == 2 * 7_615_616_512
@@ -330,7 +350,7 @@ def test_a_server_of_32b_has_no_room_for_two_copies(given):
         server.memory.bytes < server.usable < server.memory.bytes + server.memory.terms["weights"]
     )
     assert server.memory.host["new weights"] == server.memory.terms["weights"]
-    on_gpu = 'rollout.server_args={"staging": "gpu"}'
+    on_gpu = 'schedule.server_args={"staging": "gpu"}'
     words = words_of(given, "32b", *ASYNC, on_gpu, "ref.parallel=d1t8p1")
     with pytest.raises(
         ModelsTooLarge, match=r"each generation_server .* needs 129.* GiB of GPU memory"
@@ -339,8 +359,8 @@ def test_a_server_of_32b_has_no_room_for_two_copies(given):
 
 
 def test_engines_that_divide_their_gpus_themselves_must_hold_the_weights(given):
-    sglang = ("rollout.server_backend=sglang", "rollout.weights_through=disk")
-    plan, (server,) = servers(given, "70b", "h100", *sglang, "rollout.gpus_per_server=4")
+    sglang = ("schedule.server_backend=sglang", "schedule.weights_through=disk")
+    plan, (server,) = servers(given, "70b", "h100", *sglang, "schedule.gpus_per_server=4")
     assert server.memory.terms == {"weights": 2 * 70_553_706_496 / 4}
     assert plan.phases[0].config.generation_server[0].tp_size == 4
     ((_, what, *_), (*_, together), _) = server_rows([server])
@@ -355,7 +375,7 @@ def test_an_evaluator_counts_too(given):
         "auto_eval=true",
         "exp_ctrl.save_freq_steps=10",
         "evaluator.gpus=1",
-        "dataset.eval_size=32",
+        "task.eval_size=32",
     )
     plan, (_, evaluator) = servers(given, "7b", "h100", *evaluated)
     assert evaluator.kind is WorkerType.EVALUATOR
@@ -366,7 +386,7 @@ def test_an_evaluator_counts_too(given):
 
 
 def test_servers_without_gpus_are_as_ever():
-    run_ = PPOMathAsyncExperiment()
+    run_ = ppo_math_async()
     assert run_.scheduling_setup().generation_server.scheduling.mem == 4096
     (server,) = run_.initial_setup().generation_server
     assert set(server.backend_args) == {"dtype", "num_threads"}
@@ -374,8 +394,8 @@ def test_servers_without_gpus_are_as_ever():
 
 def test_where_servers_sample_sequences_are_as_long_as_elsewhere():
     """Model workers have no questions there: 256 tokens were taken for a prompt."""
-    base = PPOMathAsyncExperiment()
-    data = base.dataset
+    base = ppo_math_async()
+    data = base.task
     config = base.with_prepared("sft", "/not/there").initial_setup().lazy_init()
     assert step_sizes(config).prompt_tokens == data.max_prompt_len != 256
 
@@ -455,7 +475,7 @@ def test_gpus_by_scheduling_are_gpus_by_setting(where):
     def phases(**settings):
         return resolve(
             "ppo-math",
-            PPOMathExperiment(**settings.pop("own", {})),
+            replace(ppo_math(), **settings.pop("own", {})),
             cluster=ClusterSpec(file_root="/tmp/root"),
             trial_name="a",
             user="ada",

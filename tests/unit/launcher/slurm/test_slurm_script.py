@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.ppo_math import PPOMathExperiment
+from experiments.ppo_math import ppo_math
 from launcher.job.entry_command import SUPERVISOR, entry_command
 from launcher.job.job_allocation import JobRequest
 from launcher.plan.resolve import resolve
@@ -80,10 +80,10 @@ def plan_of(
         "actor.path=/models/start",
         "actor.parallel=d2t1p1",
         "gpus_per_model_worker=1",
-        "dataset.train_bs_n_seqs=64",
+        "train_bs_n_seqs=64",
     )
     last = {word.partition("=")[0]: word for word in (*settings, *words)}
-    experiment = with_settings(PPOMathExperiment, words=tuple(last.values()))
+    experiment = with_settings(ppo_math, words=tuple(last.values()))
     # The files of the experiment are not there: its own checks are another test's matter.
     unchecked = {"problems": lambda self: (), "remarks": lambda self, given: ()}
     experiment = type("Unchecked", (type(experiment),), unchecked)(
@@ -127,7 +127,7 @@ def test_what_is_submitted_is_as_recorded(case):
 
 
 def test_one_step_a_worker_type_whatever_the_number_of_tasks():
-    plan = plan_of(SITE, "actor.parallel=d64t1p1", "dataset.train_bs_n_seqs=256")
+    plan = plan_of(SITE, "actor.parallel=d64t1p1", "train_bs_n_seqs=256")
     (phase,) = plan.phases
     assert [(s.worker_type, s.num_tasks) for s in phase.steps] == [
         (WorkerType.MODEL_WORKER, 64),
@@ -139,8 +139,8 @@ def test_a_large_job_has_a_small_script():
     big = replace(SITE, partitions={"gpu": replace(GPU, nodes=1000), "cpu": CPU})
     words = [
         "actor.parallel=d4999t1p1",
-        "dataset.train_bs_n_seqs=19996",
-        "dataset.train_size=40000",
+        "train_bs_n_seqs=19996",
+        "task.train_size=40000",
     ]
     eight = SchedulingOptions(model_worker=GroupOptions(cpu=7))
     plan = plan_of(big, *words, scheduling=eight)

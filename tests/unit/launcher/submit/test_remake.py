@@ -173,22 +173,22 @@ def problems_of(error: RealsysError) -> list[ConfigError]:
 
 
 def test_a_setting_is_changed_told_and_noted_down(site: Site) -> None:
-    files = site.launched("dataset.max_prompt_len=128")
+    files = site.launched("task.max_prompt_len=128")
     before = read_plan(files.plan)
     site.ended(files, Result.FAILED)
-    plan = site.resume(files, "dataset.max_prompt_len=256", "exp_ctrl.ckpt_freq_steps=5")
-    assert site.told == ["dataset.max_prompt_len: 128 → 256", "exp_ctrl.ckpt_freq_steps: none → 5"]
+    plan = site.resume(files, "task.max_prompt_len=256", "exp_ctrl.ckpt_freq_steps=5")
+    assert site.told == ["task.max_prompt_len: 128 → 256", "exp_ctrl.ckpt_freq_steps: none → 5"]
     config = plan.phases[-1].config
     assert config.model_worker[0].datasets[0].args["max_prompt_len"] == 256
     assert config.master_worker[0].exp_ctrl.ckpt_freq_steps == 5
-    assert plan.options["dataset"]["max_prompt_len"] == 256
+    assert plan.options["task"]["max_prompt_len"] == 256
     assert read_plan(files.plan) == plan
     record = record_in(files)
     (change,) = record.changes
     assert (change.from_attempt, change.plan_hash) == (2, record.plan_hash)
     assert change.command == ("realsys", "resume", *change.command[2:])
     assert dict(change.settings) == {
-        "dataset.max_prompt_len": (128, 256),
+        "task.max_prompt_len": (128, 256),
         "exp_ctrl.ckpt_freq_steps": (None, 5),
     }
     assert record.command == ("realsys", "launch")
@@ -197,19 +197,19 @@ def test_a_setting_is_changed_told_and_noted_down(site: Site) -> None:
     for path in files.plans.iterdir():
         assert path.stat().st_mode == files.plan.stat().st_mode
     (told, _) = trial_view(files).changes
-    assert told == "dataset.max_prompt_len: 128 → 256 since attempt 2"
+    assert told == "task.max_prompt_len: 128 → 256 since attempt 2"
     (remark,) = replay_warnings(files)
-    assert "dataset.max_prompt_len: 128 → 256 since attempt 2" in remark
+    assert "task.max_prompt_len: 128 → 256 since attempt 2" in remark
 
 
 def test_changes_add_up_and_can_be_taken_back(site: Site) -> None:
     files = site.launched()
     former = files.plan.read_text()
-    site.resume(files, "dataset.max_prompt_len=256")
+    site.resume(files, "task.max_prompt_len=256")
     plan = site.resume(files, "exp_ctrl.eval_freq_steps=3")
-    assert plan.options["dataset"]["max_prompt_len"] == 256
+    assert plan.options["task"]["max_prompt_len"] == 256
     assert plan.options["exp_ctrl"]["eval_freq_steps"] == 3
-    site.resume(files, "exp_ctrl.eval_freq_steps=10", "dataset.max_prompt_len=128")
+    site.resume(files, "exp_ctrl.eval_freq_steps=10", "task.max_prompt_len=128")
     assert files.plan.read_text() == former
     assert len(record_in(files).changes) == 3
 
@@ -217,16 +217,16 @@ def test_changes_add_up_and_can_be_taken_back(site: Site) -> None:
 def test_settings_from_a_file_and_those_that_are_as_they_were(site: Site, tmp_path: Path) -> None:
     files = site.launched()
     config = tmp_path / "more.yaml"
-    config.write_text("dataset:\n  max_prompt_len: 300\nseed: 1\n")
+    config.write_text("task:\n  max_prompt_len: 300\nseed: 1\n")
     plan = site.resume(files, config=config)
-    assert plan.options["dataset"]["max_prompt_len"] == 300
-    assert site.told == ["dataset.max_prompt_len: 128 → 300"]
+    assert plan.options["task"]["max_prompt_len"] == 300
+    assert site.told == ["task.max_prompt_len: 128 → 300"]
 
 
 def test_nothing_is_written_where_nothing_changes(site: Site) -> None:
     files = site.launched()
     before = everything(files.root)
-    site.resume(files, "seed=1", "dataset.max_prompt_len=128")
+    site.resume(files, "seed=1", "task.max_prompt_len=128")
     assert everything(files.root) == before
     assert site.told == []
     assert len(site.started) == 1
@@ -236,7 +236,7 @@ def test_without_settings_a_resume_needs_no_experiment(site: Site) -> None:
     files = site.launched(change=lambda plan: replace(plan, options={"of": "another version"}))
     assert site.resume(files) == read_plan(files.plan)
     with pytest.raises(ConfigError, match="does not reproduce the plan of the launch"):
-        site.resume(files, "dataset.max_prompt_len=256")
+        site.resume(files, "task.max_prompt_len=256")
 
 
 def test_relative_paths_begin_where_the_launch_was(
@@ -246,10 +246,10 @@ def test_relative_paths_begin_where_the_launch_was(
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "q.jsonl").write_text(line * 200)
     monkeypatch.chdir(tmp_path / "there")
-    words = ("dataset.path=q.jsonl", "dataset.eval_size=8", "dataset.train_bs_n_seqs=8")
+    words = ("task.path=q.jsonl", "task.eval_size=8", "train_bs_n_seqs=8")
     files = site.launched(*words, name="sft-math")
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "more.yaml").write_text("dataset.max_prompt_len: 200\n")
+    (tmp_path / "more.yaml").write_text("task.max_prompt_len: 200\n")
     plan = site.resume(files, config=Path("more.yaml"))
     (data,) = plan.phases[-1].config.model_worker[0].datasets
     assert data.args["path"] == str(tmp_path / "there" / "q.jsonl")
@@ -266,8 +266,8 @@ def test_all_that_can_not_be_changed_is_told_at_once_and_nothing_is_touched(site
     words = (
         "seed=2",
         "actor.optimizer.lr=0.1",
-        "dataset.max_prompt_len=256",
-        "dataset.train_bs_n_seqs=32",
+        "task.max_prompt_len=256",
+        "train_bs_n_seqs=32",
         "sft.seed=3",
         "group_sise=4",
         "exp_ctrl.ckpt_keep=0",
@@ -275,7 +275,7 @@ def test_all_that_can_not_be_changed_is_told_at_once_and_nothing_is_touched(site
     with pytest.raises(ConfigErrors) as refusal:
         site.resume(files, *words)
     told = "\n".join(p.what for p in problems_of(refusal.value))
-    for name in ("seed", "actor.optimizer.lr", "dataset.train_bs_n_seqs", "sft.seed"):
+    for name in ("seed", "actor.optimizer.lr", "train_bs_n_seqs", "sft.seed"):
         assert f"{name} can't be changed in a trial that has started: " in told
     assert "max_prompt_len" not in told
     assert "group_sise" in told
@@ -321,7 +321,7 @@ def test_a_plan_that_this_code_would_not_make_is_not_changed(site: Site) -> None
     files = site.launched(change=of_other_code)
     before = everything(files.root)
     with pytest.raises(ConfigError) as refusal:
-        site.resume(files, "dataset.max_prompt_len=256")
+        site.resume(files, "task.max_prompt_len=256")
     assert "phases.main.config.tensorboard was False, would be True" in refusal.value.what
     assert "revision abc123" in refusal.value.fix
     assert everything(files.root) == before
@@ -333,14 +333,14 @@ def test_a_plan_of_before_scheduling_was_recorded(site: Site) -> None:
     files = site.launched()
     write_plan_text(files, lambda plan: plan.pop("scheduling_options"))
     assert read_plan(files.plan).scheduling_options == {}
-    assert site.resume(files, "dataset.max_prompt_len=256").scheduling_options == {}
+    assert site.resume(files, "task.max_prompt_len=256").scheduling_options == {}
 
 
 def test_of_an_older_trial_with_resources_of_its_own_settings_stay(site: Site) -> None:
     files = site.launched("scheduling.model_worker.mem=5000")
     write_plan_text(files, lambda plan: plan.pop("scheduling_options"))
     with pytest.raises(ConfigError) as refusal:
-        site.resume(files, "dataset.max_prompt_len=256")
+        site.resume(files, "task.max_prompt_len=256")
     assert "scheduling.mem was 5000, would be 8192" in refusal.value.what
 
 
@@ -396,7 +396,7 @@ def test_time_partition_and_memory_of_the_job(site: Site) -> None:
 def test_settings_of_the_launch_stay_with_the_job(site: Site) -> None:
     words = ("scheduling.all.qos=high", "scheduling.model_worker.env_vars.A=1")
     files = site.launched(*words, slurm=True)
-    plan = site.resume(files, "dataset.max_prompt_len=256", "scheduling.model_worker.env_vars.B=2")
+    plan = site.resume(files, "task.max_prompt_len=256", "scheduling.model_worker.env_vars.B=2")
     assert job_of(plan).components[0].qos == "high"
     steps = {s.worker_type.value: dict(s.env_vars) for s in plan.phases[-1].steps}
     assert steps["model_worker"] == {"A": "1", "B": "2"}
@@ -406,7 +406,7 @@ def test_what_was_asked_of_the_first_start_alone_is_not_asked_again(site: Site) 
     soon = (datetime.now() + timedelta(days=2)).strftime("%Y-%m-%dT%H:%M:%S")
     request = JobRequest(begin="now+1hour", deadline=soon)
     files = site.launched("scheduling.all.begin=now+3hours", slurm=True, request=request)
-    plan = site.resume(files, "dataset.max_prompt_len=256")
+    plan = site.resume(files, "task.max_prompt_len=256")
     assert (job_of(plan).begin, job_of(plan).deadline) == (None, soon)
     tomorrow = site.resume(files, begin="now+1day", requeue=True)
     assert job_of(tomorrow).begin is not None
@@ -454,13 +454,13 @@ def test_a_completed_trial_goes_on_if_its_limit_was_all(site: Site) -> None:
     site.ended(files, Result.COMPLETED)
     longer = "exp_ctrl.benchmark_steps=20"
     before = everything(files.root)
-    for words in ((), (longer,), ("dataset.max_prompt_len=256",), ("exp_ctrl.benchmark_steps=5",)):
+    for words in ((), (longer,), ("task.max_prompt_len=256",), ("exp_ctrl.benchmark_steps=5",)):
         with pytest.raises(TrialError, match="has completed"):
             site.resume(files, *words)
     assert everything(files.root) == before
     (files.root / "recover" / "step-000008.1").mkdir(parents=True)
     with pytest.raises(TrialError, match="has completed"):
-        site.resume(files, "dataset.max_prompt_len=256")
+        site.resume(files, "task.max_prompt_len=256")
     assert site.resume(files, longer).phases[-1].config.exp_ctrl.benchmark_steps == 20
 
 
@@ -489,7 +489,7 @@ def test_a_crash_between_two_writes_leaves_the_old_plan_or_the_new_one(
     monkeypatch.setattr(os, "replace", replace_or_crash)
     monkeypatch.setattr(submit_module, "restore_plan", lambda *_: None)  # a crash puts nothing back
     with pytest.raises(Crash):
-        site.resume(files, "dataset.max_prompt_len=256")
+        site.resume(files, "task.max_prompt_len=256")
     monkeypatch.undo()
     record = record_in(files)
     changed = at > 3
@@ -499,7 +499,7 @@ def test_a_crash_between_two_writes_leaves_the_old_plan_or_the_new_one(
     assert files.plan.read_text() == old
     current = read_stored_plan(files, finish=True)
     assert looked == current
-    assert current.plan.options["dataset"]["max_prompt_len"] == (256 if changed else 128)
+    assert current.plan.options["task"]["max_prompt_len"] == (256 if changed else 128)
     assert plan_hash(files.plan.read_text()) == record.plan_hash == current.hash
     assert not list(files.root.glob(".plan*"))
 
@@ -521,7 +521,7 @@ def test_a_crash_while_the_former_plan_is_put_back(
 
 def test_a_plan_that_was_edited_is_still_refused(site: Site) -> None:
     files = site.launched()
-    site.resume(files, "dataset.max_prompt_len=256")
+    site.resume(files, "task.max_prompt_len=256")
     files.plan.write_text(files.plan.read_text().replace("256", "512"))
     with pytest.raises(ConfigError, match="the plan changed after launch"):
         site.resume(files)
@@ -534,7 +534,7 @@ def test_two_resumes_do_not_interleave(site: Site) -> None:
         trial_lock(files),
         pytest.raises(RealsysError, match="another command is resuming or removing"),
     ):
-        site.resume(files, "dataset.max_prompt_len=256")
+        site.resume(files, "task.max_prompt_len=256")
     assert everything(files.root) == before
 
 
@@ -549,13 +549,13 @@ def test_show_prints_all_settings_as_words_and_what_was_changed(
     site: Site, capsys: pytest.CaptureFixture[str]
 ) -> None:
     files = site.launched("scheduling.all.qos=high", slurm=True)
-    site.resume(files, "dataset.max_prompt_len=256", time="2:00:00")
+    site.resume(files, "task.max_prompt_len=256", time="2:00:00")
     assert run(["show", str(files.root)]) == 0
     shown = capsys.readouterr()
     words = shown.out.splitlines()
-    assert "dataset.max_prompt_len=256" in words
+    assert "task.max_prompt_len=256" in words
     assert {"scheduling.all.qos=high", "scheduling.all.time_limit=2:00:00"} <= set(words)
     assert shown.err.splitlines() == [
-        "dataset.max_prompt_len: 128 → 256 since attempt 1",
+        "task.max_prompt_len: 128 → 256 since attempt 1",
         "--time: none → 2:00:00 since attempt 1",
     ]

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from experiments.parts.math_rl import MathRLExperiment
-from experiments.parts.sft_math import SFTMathExperiment
+from experiments.compose import RLExperiment
+from experiments.sft import SFTExperiment
 from launcher.plan import resolve as resolve_module
 from launcher.plan.resolve import resolve
 from launcher.plan.scheduling_options import GroupOptions, SchedulingOptions
@@ -38,9 +38,16 @@ from realsys.trial.records import PlanChange
 # With what some settings need to be of any meaning.
 EXPERIMENTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("ppo-math", {}),
-    ("ppo-math", {"auto_eval": True, "actor.lora.rank": 4, "pools": {"all": "1", "more": "1"}}),
+    (
+        "ppo-math",
+        {
+            "auto_eval": True,
+            "actor.lora.rank": 4,
+            "placement.pools": {"all": "1", "more": "1"},
+        },
+    ),
     ("grpo-math", {}),
-    ("ppo-math-async", {"rollout.filter_by_success": True}),
+    ("ppo-math-async", {"schedule.success_range": (0.0, 1.0)}),
     ("sft-math", {}),
 )
 
@@ -49,47 +56,46 @@ CAN = """
 mem_per_model_worker tensorboard exp_ctrl.save_freq_epochs exp_ctrl.save_freq_steps
 exp_ctrl.save_freq_secs exp_ctrl.ckpt_freq_epochs exp_ctrl.ckpt_freq_steps
 exp_ctrl.ckpt_freq_secs exp_ctrl.ckpt_keep exp_ctrl.eval_freq_epochs exp_ctrl.eval_freq_steps
-exp_ctrl.eval_freq_secs ROLE.max_tokens_per_mb ROLE.max_cache_tokens dataset.max_prompt_len
-ppo.gen.max_new_tokens rollout.flush_request_timeout rollout.max_concurrent_rollouts rollout.max_in_flight
-rollout.new_tokens_per_chunk rollout.rollout_request_timeout rollout.dump_limit_gib
-rollout.mem_per_server rollout.cpus_per_worker rollout.mem_per_worker evaluator.batch_size
+exp_ctrl.eval_freq_secs ROLE.max_tokens_per_mb ROLE.max_cache_tokens task.max_prompt_len
+gen.max_new_tokens schedule.flush_request_timeout schedule.max_concurrent_rollouts schedule.max_in_flight
+schedule.new_tokens_per_chunk schedule.rollout_request_timeout schedule.dump_limit_gib
+schedule.mem_per_server schedule.cpus_per_worker schedule.mem_per_worker evaluator.batch_size
 evaluator.max_tries evaluator.retry_s evaluator.poll_s evaluator.mem wandb.mode wandb.project
 wandb.entity max_answer_len
 """.split()
 CAN_WITH_A_CONSTANT_LEARNING_RATE = "exp_ctrl.total_train_epochs exp_ctrl.benchmark_steps".split()
 CANNOT = """
-seed group_size reward placement pools allocation n_model_workers mode max_staleness replay_from
-auto_eval weights_through ref_ema_eta deterministic cpus_per_model_worker gpus_per_model_worker ROLE.path
+seed group_size task.reward placement.pools placement.allocation
+placement.n_model_workers schedule.max_staleness auto_eval placement.copies_through algorithm.ref_ema_eta deterministic cpus_per_model_worker gpus_per_model_worker ROLE.path
 ROLE.dtype ROLE.backend ROLE.parallel ROLE.pool ROLE.recompute ROLE.cpu_offload ROLE.offload
 ROLE.optimizer.lr ROLE.optimizer.weight_decay ROLE.optimizer.beta1 ROLE.optimizer.beta2
 ROLE.optimizer.eps ROLE.optimizer.lr_schedule ROLE.optimizer.warmup_steps_proportion
 ROLE.optimizer.min_lr_ratio ROLE.optimizer.gradient_clipping ROLE.lora.rank ROLE.lora.alpha
-ROLE.lora.target_modules dataset.path dataset.eval_path dataset.train_size dataset.slip_share
-dataset.eval_size dataset.train_bs_n_seqs dataset.shuffle ppo.ppo_n_minibatches ppo.ppo_epochs
-ppo.eps_clip ppo.eps_clip_higher ppo.c_clip ppo.value_eps_clip ppo.entropy_coef ppo.discount
-ppo.advantage ppo.gae_lambda ppo.adv_norm ppo.kl_ctl ppo.use_adaptive_kl_ctl
-ppo.adaptive_kl_target ppo.adaptive_kl_horizon ppo.max_reward_clip ppo.reward_output_scaling
-ppo.reward_output_bias ppo.truncation ppo.score_on_truncated ppo.value_norm ppo.value_norm_beta
-ppo.value_norm_eps ppo.early_stop_imp_ratio ppo.early_stop_kl ppo.critic_warmup_steps
-ppo.loss_aggregation ppo.mask_truncated ppo.overlong_buffer_len ppo.overlong_penalty_factor
-ppo.recompute_logprob ppo.use_decoupled_loss ppo.correction ppo.correction_level
-ppo.behav_imp_weight_cap ppo.behav_imp_weight_mode ppo.tis_imp_ratio_cap ppo.icepop_low
-ppo.icepop_high ppo.sequence_mask_low ppo.sequence_mask_high ppo.mismatch_kl_max ppo.on_mismatch
-ppo.gen.n ppo.gen.min_new_tokens ppo.gen.greedy ppo.gen.temperature ppo.gen.top_p ppo.gen.top_k
-ppo.gen.stop_token_ids rollout.staleness_policy rollout.servers rollout.server_backend
-rollout.server_args rollout.schedule_policy rollout.update_mode rollout.weights_through
-rollout.wire_dtype rollout.delta rollout.workers rollout.agent rollout.agent_args rollout.env
-rollout.env_args rollout.success_rate_lb rollout.success_rate_ub rollout.filter_by_success
-rollout.dump rollout.cpus_per_server rollout.gpus_per_server evaluator.n evaluator.cpus
+ROLE.lora.target_modules task.path task.eval_path task.train_size task.slip_share
+task.eval_size train_bs_n_seqs task.shuffle algorithm.ppo_n_minibatches algorithm.ppo_epochs
+algorithm.eps_clip algorithm.eps_clip_higher algorithm.c_clip algorithm.value_eps_clip algorithm.entropy_coef algorithm.discount
+algorithm.advantage algorithm.gae_lambda algorithm.adv_norm algorithm.kl_ctl algorithm.use_adaptive_kl_ctl
+algorithm.adaptive_kl_target algorithm.adaptive_kl_horizon algorithm.max_reward_clip algorithm.reward_output_scaling
+algorithm.reward_output_bias algorithm.truncation algorithm.score_on_truncated algorithm.value_norm algorithm.value_norm_beta
+algorithm.value_norm_eps algorithm.early_stop_imp_ratio algorithm.early_stop_kl algorithm.critic_warmup_steps
+algorithm.loss_aggregation algorithm.mask_truncated algorithm.overlong_buffer_len algorithm.overlong_penalty_factor
+algorithm.recompute_logprob algorithm.use_decoupled_loss algorithm.correction algorithm.correction_level
+algorithm.behav_imp_weight_cap algorithm.behav_imp_weight_mode algorithm.tis_imp_ratio_cap algorithm.icepop_low
+algorithm.icepop_high algorithm.sequence_mask_low algorithm.sequence_mask_high algorithm.mismatch_kl_max algorithm.on_mismatch
+gen.n gen.min_new_tokens gen.greedy gen.temperature gen.top_p gen.top_k
+gen.stop_token_ids schedule.staleness_policy schedule.servers schedule.server_backend
+schedule.server_args schedule.schedule_policy schedule.update_mode schedule.weights_through
+schedule.wire_dtype schedule.delta schedule.workers task.agent task.agent_args task.env
+task.env_args schedule.success_range
+schedule.dump schedule.cpus_per_server schedule.gpus_per_server evaluator.n evaluator.cpus
 evaluator.gpus init.hidden_size init.num_layers init.num_heads init.num_kv_heads init.vocab_size
 """.split()
 
 # Where a changed value can't be guessed from the type.
 VALUES: dict[str, Any] = {
-    "allocation": "*:d2t1p1",
-    "dataset.train_bs_n_seqs": 32,
-    "mode": "one_step_off",
-    "n_model_workers": 2,
+    "placement.allocation": "*:d2t1p1",
+    "train_bs_n_seqs": 32,
+    "placement.n_model_workers": 2,
     "ROLE.dtype": "bfloat16",
     "ROLE.backend": "inference",
     "ROLE.parallel": "d2t1p1",
@@ -104,7 +110,7 @@ def uncheck(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(resolve_module, "_option_problems", lambda experiment: [])
     patch.setattr(resolve_module, "unsupported", lambda config: [])
     patch.setattr(resolve_module, "rollout_argument_problems", lambda config: [])
-    for kind in (MathRLExperiment, SFTMathExperiment):
+    for kind in (RLExperiment, SFTExperiment):
         patch.setattr(kind, "remarks", lambda experiment, given: ())
 
 
@@ -135,6 +141,8 @@ def other_value(row: OptionRow) -> Any:
         return VALUES[name]
     if " | " in row.range:
         return next(choice for choice in row.range.split(" | ") if choice != value)
+    if row.path.endswith("success_range"):
+        return (0.5, 1.0)
     if isinstance(value, bool):
         return not value
     if isinstance(value, int):
@@ -162,7 +170,7 @@ def verdicts(name: str, needed: dict[str, Any]) -> Iterator[tuple[str, str]]:
         options = with_value(options, path, value)
     before = plan_of(name, options)
     for row in rows(options):
-        if row.section:
+        if row.section or row.type.startswith("group"):
             continue
         try:
             after = plan_of(name, with_value(options, row.path, other_value(row)))
@@ -234,9 +242,9 @@ def test_a_run_can_be_made_longer_where_no_learning_rate_follows_from_its_length
 
 def test_the_longest_answer_may_not_change_where_losses_are_divided_by_it() -> None:
     by_sum = with_value(
-        default_experiment("grpo-math"), "ppo.loss_aggregation", "seq_mean_token_sum_norm"
+        default_experiment("grpo-math"), "algorithm.loss_aggregation", "seq_mean_token_sum_norm"
     )
-    longer = with_value(by_sum, "ppo.gen.max_new_tokens", 99)
+    longer = with_value(by_sum, "gen.max_new_tokens", 99)
     (told, *_) = refused_changes(plan_of("grpo-math", by_sum), plan_of("grpo-math", longer))
     assert told.difference.name.endswith("gen.max_new_tokens")
     assert "divides each loss by it" in told.why
@@ -255,7 +263,7 @@ def test_a_data_set_that_may_leave_records_out_keeps_its_lengths() -> None:
     assert "data set mine may drop records by it" in told.why
 
 
-LONGER = ("dataset.max_prompt_len", 256)
+LONGER = ("task.max_prompt_len", 256)
 # How many there are, on what they compute and with which software: not a matter of resources.
 TASK_CANNOT = ("gpu", "container_image")
 
@@ -334,9 +342,9 @@ def test_changes_are_told_with_their_attempt() -> None:
         from_attempt=2,
         plan_hash="h",
         at=0.0,
-        settings={"dataset.max_prompt_len": (128, 256), "--time": (None, "2:00:00")},
+        settings={"task.max_prompt_len": (128, 256), "--time": (None, "2:00:00")},
     )
     assert change_lines([change]) == [
-        "dataset.max_prompt_len: 128 → 256 since attempt 2",
+        "task.max_prompt_len: 128 → 256 since attempt 2",
         "--time: none → 2:00:00 since attempt 2",
     ]

@@ -17,6 +17,7 @@ from experiments.parts.placement_requests import (
     allocate_calls,
     placement_requests,
 )
+from experiments.placement import Placement
 from realsys.api.dataflow import Hook, MFCDef, OffloadHook, ParamReallocHook
 from realsys.api.errors import ConfigError, ConfigErrors
 from realsys.api.model import (
@@ -57,25 +58,6 @@ class RolePlacement:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlacementSettings:
-    """The experiment's placement settings, as set by the user."""
-
-    placement: str = "shared"
-    pools: Mapping[str, str]
-    allocation: str | None = None
-    n_model_workers: int | None = None
-
-    @property
-    def is_split(self) -> bool:
-        """Whether the workers are divided into two halves, each with its own roles."""
-        return self.placement == "split"
-
-    def half(self, *, is_right: bool) -> str | None:
-        """Returns the pool of a role without a pool of its own."""
-        return (RIGHT if is_right else LEFT) if self.is_split else None
-
-
-@dataclass(frozen=True, kw_only=True)
 class CallPlacements:
     """Every call's workers and topology, the pools, and the number of workers."""
 
@@ -86,7 +68,7 @@ class CallPlacements:
 
 def allocate(
     calls: Sequence[tuple[str, str]],
-    settings: PlacementSettings,
+    settings: Placement,
     *,
     roles: Mapping[str, tuple[str | None, str | None]],
     right_roles: Iterable[str] = (),
@@ -112,7 +94,7 @@ def allocate(
     given: dict[str, PlacementRequest] = {}
     right = frozenset(right_roles)
     for role, (parallel, pool) in roles.items():
-        home = pool or settings.half(is_right=role in right)
+        home = pool or _half(settings, is_right=role in right)
         rule_ranks = n_seqs if role in rules else None
         request = defaults[role] = _default(settings, role, pool=home, rule_ranks=rule_ranks)
         with _collected(problems):
@@ -149,8 +131,13 @@ def allocate(
     return CallPlacements(n_workers=n_workers, pools=pools, calls=found)
 
 
+def _half(settings: Placement, *, is_right: bool) -> str | None:
+    """Returns the pool of a role without a pool of its own."""
+    return (RIGHT if is_right else LEFT) if settings.is_split else None
+
+
 def _default(
-    settings: PlacementSettings, role: str, *, pool: str | None, rule_ranks: int | None
+    settings: Placement, role: str, *, pool: str | None, rule_ranks: int | None
 ) -> PlacementRequest:
     """Builds the request of a role without settings; ``rule_ranks`` is the useful number of ranks of a
     rule.
@@ -191,7 +178,7 @@ def _halves(
         if n_workers < 2:
             raise ConfigError(
                 f"{n_workers} model worker can't be split",
-                where="n_model_workers and placement",
+                where="placement.n_model_workers and placement",
                 fix="use 2 or more, or placement=shared",
             )
         left = (n_workers + 1) // 2

@@ -1,4 +1,4 @@
-"""The parent of one worker, which srun starts for each task: ``python -m realsys.worker.task TYPE …``.
+"""The parent of one worker, which srun starts for each task: ``python -m realsys.worker.srun_task TYPE …``.
 
 Determines which task of the group it is (SLURM_PROCID, counted from --first-index), gives the worker its
 environment and its GPUs, starts it, and records how it ended: a worker killed by a signal can't do that

@@ -1,31 +1,25 @@
-"""``sft-math``: supervised fine-tuning on questions with step-by-step answers.
+"""Supervised fine-tuning on the worked answers of a task. ``sft-math``.
 
 Starts from a Hugging Face directory (``model.path=``) or, without one, from a small Llama with random
-weights. ``ppo-math`` runs it once to make its starting policy.
+weights. Reinforcement learning without a given policy runs it once to make its starting policy.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 from experiments.parts.backend_args import backend_of, compute_dtype, mb_spec_of
+from experiments.parts.call_placement import RolePlacement, place_models
 from experiments.parts.layout_checks import held_out_problems, layout_problems_of
-from experiments.parts.math_files import (
-    absolute,
-    dataset_args,
-    dataset_problems,
-    model_problems,
-    sampled_remarks,
-    toy_remarks,
-)
-from experiments.parts.placement import RolePlacement, place_models
-from experiments.parts.worker_resources import cpus_of_worker, mem_of_worker
+from experiments.parts.model_files import model_problems, toy_remarks
+from experiments.parts.question_files import absolute
+from experiments.task import MathTask, Task
+from experiments.training_run import TrainingRun
 from realsys.api.dataflow import MFCDef
 from realsys.api.errors import ConfigError
-from realsys.api.experiment import Experiment, ExperimentConfig
+from realsys.api.experiment import ExperimentConfig
 from realsys.api.model import (
     DatasetAbstraction,
     ModelAbstraction,
@@ -34,17 +28,9 @@ from realsys.api.model import (
     ModelName,
     ProcessTopology,
 )
-from realsys.api.options import (
-    LARGEST_SEED,
-    MathDatasetOptions,
-    ModelOptions,
-    OptimizerOptions,
-    WandbOptions,
-    option,
-)
+from realsys.api.options import ModelOptions, OptimizerOptions, option
 from realsys.api.plain import to_plain
-from realsys.api.scheduling import ExperimentScheduling, Scheduling, TasksGroup
-from realsys.api.worker_configs import ExperimentSaveEvalControl
+from realsys.api.scheduling import ExperimentScheduling
 from realsys.models.shape import ModelShape
 from realsys.planner.allocation import CallAllocation
 
@@ -75,15 +61,9 @@ class TinyLlamaOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SFTMathExperiment(Experiment):
-    """Supervised fine-tuning on math questions."""
+class SFTExperiment(TrainingRun):
+    """Supervised fine-tuning."""
 
-    seed: int = option(
-        1, "of initialisation, data order and everything drawn", ge=0, le=LARGEST_SEED
-    )
-    exp_ctrl: ExperimentSaveEvalControl = option(
-        ExperimentSaveEvalControl(), "how long to train, when to save and evaluate"
-    )
     model: ModelOptions = option(
         ModelOptions(
             optimizer=OptimizerOptions(lr=2e-3, weight_decay=0.0, warmup_steps_proportion=0.05)
@@ -91,29 +71,9 @@ class SFTMathExperiment(Experiment):
         "the model",
     )
     init: TinyLlamaOptions = option(TinyLlamaOptions(), "the model made when model.path is none")
-    # Most training answers omit the carry. The resulting policy solves only the other half of the held-out
-    # questions, but also has the correct behaviour with some probability, which the reward can reinforce.
-    dataset: MathDatasetOptions = option(
-        MathDatasetOptions(train_size=600 * 48, train_bs_n_seqs=48, eval_size=0, slip_share=0.65),
-        "questions and answers",
-    )
+    task: Task = option(MathTask(), "questions and answers")
+    train_bs_n_seqs: int = option(48, "questions a step", ge=1)
     max_answer_len: int = option(128, "longest answer", unit="tokens", ge=1)
-    cpus_per_model_worker: int | None = option(
-        None, "cores and compute threads of a model worker; none: 2, with GPUs 6", ge=1
-    )
-    gpus_per_model_worker: float = option(0.0, "GPUs of a model worker", ge=0)
-    mem_per_model_worker: int | None = option(
-        None,
-        "memory of a model worker; none: 8192, with GPUs what its models need beside them",
-        unit="MiB",
-        ge=1,
-    )
-    deterministic: bool | None = option(
-        None,
-        "equal runs give equal bits, on GPUs too, where they are slower then; none: on CPUs only",
-    )
-    tensorboard: bool = option(True, "write TensorBoard files")
-    wandb: WandbOptions = option(WandbOptions(), "Weights & Biases")
 
     @property
     def _topo(self) -> ProcessTopology:
@@ -127,17 +87,17 @@ class SFTMathExperiment(Experiment):
     def problems(self) -> Iterator[ConfigError]:
         """Yields unreadable files, unknown names, and batches that do not divide."""
         yield from model_problems(self.model, "model")
-        yield from dataset_problems(self.dataset, tokenizer_dir=self.model.path)
-        if self.dataset.train_bs_n_seqs % self._topo.data:
+        yield from self.task.problems(
+            batch_size=self.train_bs_n_seqs, tokenizer_dir=self.model.path
+        )
+        if self.train_bs_n_seqs % self._topo.data:
             yield ConfigError(
-                f"a batch of {self.dataset.train_bs_n_seqs} does not divide over "
+                f"a batch of {self.train_bs_n_seqs} does not divide over "
                 f"{self._topo.data} data-parallel ranks",
-                where="dataset.train_bs_n_seqs and model.parallel",
+                where="train_bs_n_seqs and model.parallel",
                 fix=f"use a multiple of {self._topo.data}",
             )
-        yield from held_out_problems(
-            self.dataset.eval_size, self._topo.data, where="model.parallel"
-        )
+        yield from held_out_problems(self.task.eval_size, self._topo.data, where="model.parallel")
         if self.model.pool is not None:
             yield ConfigError(
                 "this experiment has one model and no pools", where="model.pool", fix="leave it out"
@@ -161,43 +121,22 @@ class SFTMathExperiment(Experiment):
             "model.optimizer.lr": self.model.optimizer.lr,
         }
         if not self.gpus_per_model_worker:  # else it follows from the model
-            values["mem_per_model_worker"] = self._mem
+            values["mem_per_model_worker"] = self.mem()
         yield from toy_remarks(self.model.path, values, given)
-        yield from sampled_remarks(self.dataset, self.model.path)
+        yield from self.task.remarks(self.model.path)
 
     def input_files(self) -> tuple[str, ...]:
         """Lists the question files, and the files of the starting model."""
         folder = absolute(self.model.path)
         weights = [] if folder is None else sorted(Path(folder).glob("*.safetensors"))
-        given = (self.dataset.path, self.dataset.eval_path, *map(str, weights))
-        return tuple(path for path in map(absolute, given) if path is not None)
-
-    def with_gpus(self, per_model_worker: float) -> Self:
-        """Sets ``gpus_per_model_worker``, on which dtype and host memory depend."""
-        return replace(self, gpus_per_model_worker=per_model_worker)
+        return (*self.task.input_files(), *map(str, weights))
 
     def scheduling_setup(self) -> ExperimentScheduling:
         """Schedules one master, and as many model workers as the model's layout has processes."""
-        return math_scheduling(
-            self._topo.world_size,
-            cpu=self._cpus,
-            gpu=self.gpus_per_model_worker,
-            mem=self._mem,
-        )
-
-    @property
-    def _cpus(self) -> int:
-        return cpus_of_worker(self.cpus_per_model_worker, gpu=self.gpus_per_model_worker)
-
-    @property
-    def _mem(self) -> int:
-        return mem_of_worker(
-            self.mem_per_model_worker, gpu=self.gpus_per_model_worker, config=self.initial_setup
-        )
+        return self.training_tasks(self._topo.world_size, mem=self.mem())
 
     def initial_setup(self) -> ExperimentConfig:
         """Builds the configuration: one model, one call."""
-        data = {**dataset_args(self.dataset), "max_answer_len": self.max_answer_len}
         dtype = compute_dtype(self.model, gpus=self.gpus_per_model_worker)
         if self.model.path is None:
             model = ModelAbstraction(
@@ -210,13 +149,11 @@ class SFTMathExperiment(Experiment):
         role = RolePlacement(
             model=model,
             backend=backend_of(self.model, trained=True),
-            eval_dataset=DatasetAbstraction("math_sft", {**data, "split": "test"})
-            if self.dataset.eval_size
-            else None,
+            eval_dataset=self._answers("test") if self.task.eval_size else None,
         )
         train = MFCDef(
             name="sft_train",
-            n_seqs=self.dataset.train_bs_n_seqs,
+            n_seqs=self.train_bs_n_seqs,
             interface_type=ModelInterfaceType.TRAIN_STEP,
             interface_impl=ModelInterfaceAbstraction("sft"),
             model_name=ModelName("model"),
@@ -233,24 +170,24 @@ class SFTMathExperiment(Experiment):
                 {"model": role},
                 n_workers=self._topo.world_size,
                 base_seed=self.seed,
-                datasets=(DatasetAbstraction("math_sft", {**data, "split": "train"}),),
+                datasets=(self._answers("train"),),
                 tokenizer_name_or_path=absolute(self.model.path),
-                shuffle_dataset=self.dataset.shuffle,
-                num_threads=self._cpus,
+                shuffle_dataset=self.task.shuffle,
+                num_threads=self.cpus,
             ),
             wandb=self.wandb,
             tensorboard=self.tensorboard,
         )
 
+    def _answers(self, split: str) -> DatasetAbstraction:
+        return self.task.answers(split, max_answer_len=self.max_answer_len)
 
-def math_scheduling(num_workers: int, *, cpu: int, gpu: float, mem: int) -> ExperimentScheduling:
-    """Schedules one small master and ``num_workers`` model workers."""
-    return ExperimentScheduling(
-        model_worker=TasksGroup(
-            count=num_workers,
-            scheduling=Scheduling.model_worker_default(cpu=cpu, gpu=gpu, mem=mem),
-        ),
-        master_worker=TasksGroup(
-            count=1, scheduling=Scheduling.master_worker_default(cpu=1, mem=2048)
-        ),
-    )
+
+# Most training answers omit the carry. The resulting policy solves only the other half of the held-out
+# questions, but also has the correct behaviour with some probability, which the reward can reinforce.
+MATH_START = SFTExperiment(task=MathTask(train_size=600 * 48, eval_size=0, slip_share=0.65))
+
+
+def sft_math() -> SFTExperiment:
+    """Supervised fine-tuning on math questions with step-by-step answers."""
+    return MATH_START

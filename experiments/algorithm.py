@@ -1,0 +1,246 @@
+"""Algorithms: hyper-parameters → model function calls. ``algorithm=ppo``.
+
+    actor_gen ─┬─ rew_inf ────┬─ actor_train      ppo
+               ├─ ref_inf ────┤
+               └─ critic_inf ─┴─ critic_train
+
+    actor_gen ─┬─ rew_inf ─┬─ actor_train         grpo: no critic
+               └─ ref_inf ─┘
+
+An algorithm names the calls of a synchronous run. What a schedule does without (``actor_gen`` and
+``rew_inf`` where generation servers sample) is left out by compose.py.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from realsys.api.choice import Choice
+from realsys.api.dataflow import Hook, MFCDef, ParamReallocHook
+from realsys.api.errors import ConfigError
+from realsys.api.model import GenerationHyperparameters, ModelInterfaceAbstraction, ModelName
+from realsys.api.options import (
+    PolicyHyperparameters,
+    PPOHyperparameters,
+    ValueHyperparameters,
+    option,
+    ppo_problems,
+)
+from realsys.api.plain import to_plain
+
+ANSWERS = ("packed_input_ids", "prompt_mask")
+PROXIMAL = "packed_prox_logprobs"
+REFERENCE = "packed_ref_logprobs"
+POLICY_KEYS = (*ANSWERS, "packed_logprobs", "rewards", "seq_no_eos_mask")  # read by every update
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallMaker:
+    """What an algorithm makes its calls from.
+
+    Attributes:
+        make: (name, role, kind, interface, **further fields) → the call, on copy 0 of its role.
+        gen, group_size: how a question is answered, and how often.
+        reward: registered rule that scores an answer.
+        versions: tokens carry the version of the weights that sampled them.
+        max_staleness: the update refuses tokens of older weights; None: not checked.
+    """
+
+    make: Callable[..., MFCDef]
+    gen: GenerationHyperparameters
+    group_size: int
+    reward: str
+    versions: bool = False
+    max_staleness: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Algorithm(Choice, abc.ABC):
+    """Base: which models there are, and what is computed on them in a step.
+
+    ``roles`` are in the order in which a worker lists them; ``right_roles`` are on the second half of the
+    model workers under ``placement=split``. A role without calls is not held.
+    """
+
+    choice = "algorithm"
+    roles: ClassVar[tuple[str, ...]]
+    right_roles: ClassVar[tuple[str, ...]] = ()
+
+    @abc.abstractmethod
+    def calls(self, maker: CallMaker) -> tuple[MFCDef, ...]:
+        """Builds the calls of a synchronous run."""
+
+    def problems(self, gen: GenerationHyperparameters, group_size: int) -> Iterator[ConfigError]:
+        """Yields settings that don't go together."""
+        yield from ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyAlgorithm(PolicyHyperparameters, Algorithm):
+    """What PPO and GRPO share: the calls of actor, reference and reward."""
+
+    ref_ema_eta: float | None = option(
+        None,
+        "after each update the reference moves so far towards the actor; none: it is frozen",
+        gt=0,
+        le=1,
+    )
+
+    @property
+    def experience(self) -> tuple[str, ...]:
+        """Keys that every update reads."""
+        return (*POLICY_KEYS, *((REFERENCE,) if self.needs_ref_logprobs else ()))
+
+    def problems(self, gen: GenerationHyperparameters, group_size: int) -> Iterator[ConfigError]:
+        """Yields settings that don't go together."""
+        if self.use_adaptive_kl_ctl and self.kl_ctl == 0:
+            yield ConfigError(
+                "an adaptive KL controller can't start from 0, because it multiplies the coefficient",
+                where="algorithm.use_adaptive_kl_ctl and algorithm.kl_ctl",
+                fix="give algorithm.kl_ctl a starting value, e.g. 0.01",
+            )
+        if self.ref_ema_eta is not None and not self.needs_ref_logprobs:
+            yield ConfigError(
+                "algorithm.kl_ctl is 0, so there is no reference that could follow the actor",
+                where="algorithm.ref_ema_eta and algorithm.kl_ctl",
+                fix="give algorithm.kl_ctl a value above 0, e.g. 0.01, or leave ref_ema_eta out",
+            )
+        yield from ppo_problems(self, longest=gen.max_new_tokens)
+
+    def interface_args(self, maker: CallMaker) -> dict[str, Any]:
+        """Returns the hyper-parameters as arguments of the interfaces ``ppo_actor`` and ``ppo_critic``."""
+        names = [f.name for f in dataclasses.fields(PPOHyperparameters) if hasattr(self, f.name)]
+        own = {name: to_plain(getattr(self, name)) for name in names}
+        return {**own, "gen": to_plain(maker.gen), "group_size": maker.group_size}
+
+    def policy_calls(self, maker: CallMaker, *more_keys: str) -> dict[str, MFCDef]:
+        """Builds the calls of actor, reference and reward by name; the update also reads ``more_keys``."""
+        args = {**self.interface_args(maker), "reward": maker.reward}
+        actor = ModelInterfaceAbstraction("ppo_actor", args)
+        bound = {} if maker.max_staleness is None else {"max_staleness": maker.max_staleness}
+        trained = ModelInterfaceAbstraction("ppo_actor", {**args, **bound})
+        read = (*self.experience, *more_keys, *(("packed_versions",) if maker.versions else ()))
+        calls = [
+            maker.make(
+                "actor_gen",
+                "actor",
+                "generate",
+                actor,
+                input_keys=("packed_prompts",),
+                output_keys=(*ANSWERS, "packed_logprobs", "seq_no_eos_mask"),
+            ),
+            maker.make(
+                "rew_inf",
+                "reward",
+                "inference",
+                ModelInterfaceAbstraction("math_reward", {"reward": maker.reward}),
+                input_keys=ANSWERS,
+                output_keys=("rewards",),
+            ),
+        ]
+        if self.needs_ref_logprobs:
+            calls.append(_logprobs("ref_inf", "ref", maker, actor, REFERENCE))
+        if self.needs_prox_logprobs:
+            calls.append(_logprobs("actor_inf", "actor", maker, actor, PROXIMAL))
+            read = (*read, PROXIMAL)
+        update = maker.make(
+            "actor_train",
+            "actor",
+            "train_step",
+            trained,
+            input_keys=read,
+            n_minibatches=self.ppo_n_minibatches,
+            post_hooks=self._after_update,
+        )
+        return {call.name: call for call in (*calls, update)}
+
+    @property
+    def _after_update(self) -> tuple[Hook, ...]:
+        """Reference ← eta · actor + (1 − eta) · reference."""
+        if self.ref_ema_eta is None:
+            return ()
+        return (ParamReallocHook(target=ModelName("ref"), eta=self.ref_ema_eta),)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PPO(PolicyAlgorithm, ValueHyperparameters):
+    """PPO (arXiv:1707.06347): advantages by a critic's values (GAE)."""
+
+    kind = "ppo"
+    roles = ("actor", "critic", "ref", "reward")
+    right_roles = ("critic", "reward")
+    advantage: ClassVar[str] = "gae"
+
+    def calls(self, maker: CallMaker) -> tuple[MFCDef, ...]:
+        """Builds six calls for four roles."""
+        calls = self.policy_calls(maker, "values")
+        critic = ModelInterfaceAbstraction("ppo_critic", self.interface_args(maker))
+        values = maker.make(
+            "critic_inf",
+            "critic",
+            "inference",
+            critic,
+            input_keys=("packed_input_ids",),
+            output_keys=("values",),
+        )
+        experience = (*self.experience, "values")
+        train = maker.make(
+            "critic_train",
+            "critic",
+            "train_step",
+            critic,
+            input_keys=experience,
+            n_minibatches=self.ppo_n_minibatches,
+        )
+        before = [call for name, call in calls.items() if name != "actor_train"]
+        return (*before, values, calls["actor_train"], train)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GRPO(PolicyAlgorithm):
+    """Group-relative policy optimisation: an answer's advantage is its score relative to the others of its
+    group, minus the KL penalty; no critic.
+    """
+
+    kind = "grpo"
+    roles = ("actor", "ref", "reward")
+    right_roles = ("ref", "reward")
+    adv_norm: bool = option(False, "whiten advantages over the whole batch")
+    advantage: str = option(
+        "grpo",
+        "how the answers of a group are compared: grpo (arXiv:2402.03300), dr_grpo (arXiv:2503.20783, no "
+        "division by the deviation), rloo (arXiv:2402.14740)",
+        choices=("grpo", "dr_grpo", "rloo"),
+    )
+
+    def problems(self, gen: GenerationHyperparameters, group_size: int) -> Iterator[ConfigError]:
+        """Yields a group of one answer, and settings that don't go together."""
+        if group_size < 2:
+            yield ConfigError(
+                f"group_size is {group_size}, so there is nothing to compare an answer with",
+                where="group_size",
+                fix="use 2 or more, or algorithm=ppo",
+            )
+        yield from super().problems(gen, group_size)
+
+    def calls(self, maker: CallMaker) -> tuple[MFCDef, ...]:
+        """Builds four calls for three roles."""
+        return tuple(self.policy_calls(maker).values())
+
+
+def _logprobs(
+    name: str, role: str, maker: CallMaker, actor: ModelInterfaceAbstraction, key: str
+) -> MFCDef:
+    return maker.make(
+        name,
+        role,
+        "inference",
+        actor,
+        input_keys=("packed_input_ids",),
+        output_keys=(key,),
+        output_key_remap={"logprobs": key},
+    )

@@ -1,0 +1,422 @@
+"""Reinforcement learning: a task, an algorithm, a placement and a schedule make an experiment.
+
+    Task ──────── what is asked, how an answer is scored          task.py
+    Algorithm ─── hyper-parameters → calls on models              algorithm.py
+    Placement ─── calls → model workers                           placement.py
+    Schedule ──── who samples, how far ahead of the training      schedule.py, asynchronous.py, detached.py
+
+``RLExperiment`` is these four values, the models and the run's length; a recipe (recipes.py) is a function
+that gives them defaults. Without ``actor.path=``, the experiment ``sft`` first makes the starting policy,
+cached by content.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Self
+
+from experiments.algorithm import PPO, Algorithm, CallMaker
+from experiments.asynchronous import CALLS_OF_ROLLOUT_WORKERS, ROLLOUT_KEYS, Serving
+from experiments.parts.backend_args import (
+    backend_of,
+    compute_dtype,
+    mb_spec_of,
+    replica_backend_of,
+)
+from experiments.parts.call_placement import (
+    CallPlacements,
+    Copies,
+    RolePlacement,
+    allocate,
+    place_models,
+    with_copies,
+)
+from experiments.parts.evaluation import EvaluationOptions
+from experiments.parts.layout_checks import (
+    batch_problems,
+    held_out_problems,
+    layout_problems_of,
+    reference_following_problems,
+)
+from experiments.parts.model_files import (
+    model_problems,
+    position_problems,
+    position_remarks,
+    toy_remarks,
+)
+from experiments.parts.question_files import absolute
+from experiments.parts.run_checks import idle_problems, missing_critic, start_problems
+from experiments.placement import Placement, Shared
+from experiments.schedule import Replay, Schedule, Sync
+from experiments.sft import MATH_START, SFTExperiment
+from experiments.task import MathTask, Task
+from experiments.training_run import TrainingRun
+from realsys.api.data import MicroBatchSpec
+from realsys.api.dataflow import MFCDef
+from realsys.api.errors import ConfigError
+from realsys.api.experiment import ExperimentConfig, Preparation
+from realsys.api.model import (
+    DatasetAbstraction,
+    GenerationHyperparameters,
+    ModelAbstraction,
+    ModelBackendAbstraction,
+    ModelInterfaceAbstraction,
+    ModelInterfaceType,
+    ModelName,
+)
+from realsys.api.options import ModelOptions, OptimizerOptions, option
+from realsys.api.scheduling import ExperimentScheduling
+from realsys.api.worker_configs import Evaluator, ExperimentSaveEvalControl
+from realsys.planner.memory.copy_memory import Terms
+from realsys.planner.memory.server_memory import ServerMemory, memory_of_evaluator, memory_of_server
+
+WEIGHTLESS_ROLES = ("reward",)  # roles without weights
+
+
+@dataclass(frozen=True, kw_only=True)
+class RLExperiment(TrainingRun):
+    """Reinforcement learning of one policy."""
+
+    exp_ctrl: ExperimentSaveEvalControl = option(
+        ExperimentSaveEvalControl(eval_freq_steps=10),
+        "how long to train, when to save and evaluate",
+    )
+    task: Task = option(MathTask(), "what is learned")
+    algorithm: Algorithm = option(PPO(), "how it is learned")
+    placement: Placement = option(Shared(), "which model workers compute what")
+    schedule: Schedule = option(Sync(), "when answers are sampled, and when models train on them")
+    actor: ModelOptions = option(
+        ModelOptions(optimizer=OptimizerOptions()), "the policy; its path starts all roles"
+    )
+    critic: ModelOptions | None = option(
+        None, "the value model of algorithm ppo; without a path, the actor's body with a new head"
+    )
+    ref: ModelOptions = option(
+        ModelOptions(backend="inference"), "the frozen reference; without a path, the actor's start"
+    )
+    gen: GenerationHyperparameters = option(GenerationHyperparameters(), "how the actor samples")
+    group_size: int = option(4, "answers a question", ge=1)
+    sft: SFTExperiment = option(
+        MATH_START, "the run that makes the starting policy when actor.path is none"
+    )
+    auto_eval: bool = option(
+        False, "evaluate every saved checkpoint of the actor beside the training (evaluator.*)"
+    )
+    evaluator: EvaluationOptions = option(EvaluationOptions(), "how, with which resources")
+
+    # ---- called by the launcher -------------------------------------------------------------
+
+    def problems(self) -> Iterator[ConfigError]:
+        """Yields unreadable files, unknown names, settings that don't go together, and batches and models
+        that do not divide.
+        """
+        if "critic" in self.algorithm.roles and self.critic is None:
+            yield missing_critic(self.algorithm.kind)
+            return
+        for role in self._model_roles:
+            yield from model_problems(
+                self._options(role), role, critic=role == "critic", generates=role == "actor"
+            )
+        yield from self.task.problems(
+            batch_size=self.train_bs_n_seqs, tokenizer_dir=self.actor.path
+        )
+        if not self.schedule.has_servers:
+            yield from self.task.agent_problems()
+        yield from start_problems(self.task, self.actor, self.sft)
+        yield from position_problems(self.actor.path, answers=self.gen.max_new_tokens)
+        yield from self.algorithm.problems(self.gen, self.group_size)
+        yield from idle_problems(self.gen, self.ref, follows=self._ref_follows)
+        yield from self._schedule_problems()
+        yield from self._layout_problems()
+
+    def _schedule_problems(self) -> Iterator[ConfigError]:
+        size, made = self.train_bs_n_seqs, self.task.num_questions
+        total = None if made is None else made * self.exp_ctrl.total_train_epochs // size * size
+        if total is not None and self.exp_ctrl.benchmark_steps is not None:
+            total = min(total, self.exp_ctrl.benchmark_steps * size)
+        yield from self.schedule.problems(batch_size=size, num_prompts=total)
+        if self.auto_eval and not self.schedule.trains:
+            yield ConfigError(
+                f"nothing trains with schedule={self.schedule.kind}, so there is no checkpoint to evaluate",
+                where="auto_eval and schedule",
+                fix="leave auto_eval out, or use schedule=async",
+            )
+        elif self.auto_eval:
+            yield from self.evaluator.problems(self.exp_ctrl, eval_size=self.task.eval_size)
+
+    def _layout_problems(self) -> Iterator[ConfigError]:
+        start, built_in = self.actor.path or self.sft.model.path, self.sft.init.shape()
+        by_allocation = self.placement.allocation is not None
+        if self._ref_follows and "ref" in self._roles:
+            yield from reference_following_problems(self.actor, self.ref, start, built_in)
+        yield from batch_problems(
+            self._copies.calls,
+            self._allocated.calls,
+            n_seqs=self.train_bs_n_seqs,
+            where="parallel or placement.allocation" if by_allocation else "parallel",
+        )
+        if (evaluated := self._allocated.calls.get(self._sampled_by)) is not None:
+            yield from held_out_problems(
+                self.task.eval_size,
+                evaluated.topology.data,
+                where="placement.allocation" if by_allocation else "actor.parallel",
+            )
+        yield from layout_problems_of(
+            self._copies.places,
+            {role: self._options(role) for role in self._model_roles},
+            default_path=start,
+            built_in=built_in,
+        )
+        trained = {
+            call.role: self._allocated.calls[call.name].topology
+            for call in self._calls
+            if call.is_train
+        }
+        yield from self.schedule.layout_problems(trained, backend=self.actor.backend)
+
+    def remarks(self, given: Collection[str]) -> Iterator[str]:
+        """Warns of toy defaults on a real model, and reports how many questions were counted."""
+        values = {
+            "actor.optimizer.lr": self.actor.optimizer.lr,
+            "gen.max_new_tokens": self.gen.max_new_tokens,
+            "task.eval_size": self.task.eval_size,
+        }
+        if not self.gpus_per_model_worker:  # else it follows from the model
+            values["mem_per_model_worker"] = self.mem(self.sft.init.shape())
+        if self.critic is not None and "critic" in self._model_roles:
+            values["critic.optimizer.lr"] = self.critic.optimizer.lr
+        yield from toy_remarks(self.actor.path or self.sft.model.path, values, given)
+        yield from self.task.remarks(self.actor.path)
+        yield from position_remarks(
+            self.actor.path, prompt=self.task.max_prompt_len, answers=self.gen.max_new_tokens
+        )
+        yield from self._without_gpus()
+        if self.actor.path is None:
+            of_sft = [g.removeprefix("sft.") for g in given if g.startswith("sft.")]
+            yield from (f"phase sft: {remark}" for remark in self.sft.remarks(of_sft))
+
+    def _without_gpus(self) -> Iterator[str]:
+        """Warns of servers and evaluators on CPUs while the model workers have GPUs."""
+        if not self.gpus_per_model_worker:
+            return
+        if isinstance(self.schedule, Serving) and not self.schedule.gpus_per_server:
+            yield (
+                "model workers have GPUs, but generation servers have none and compute on CPUs. Set "
+                "schedule.gpus_per_server=1, or more for a model that does not fit one GPU"
+            )
+        if self.auto_eval and not self.evaluator.gpus:
+            yield (
+                "model workers have GPUs, but the evaluator has none and computes on CPUs. Set "
+                "evaluator.gpus=1"
+            )
+
+    def preparations(self) -> tuple[Preparation, ...]:
+        """Returns the fine-tuning, unless a starting policy is given."""
+        if self.actor.path is not None:
+            return ()
+        return (Preparation(name="sft", experiment_name="sft-math", experiment=self.sft),)
+
+    def with_prepared(self, name: str, path: str) -> Self:
+        """Returns the experiment starting from the fine-tuned policy at ``path``."""
+        return replace(self, actor=replace(self.actor, path=path))
+
+    def scheduling_setup(self) -> ExperimentScheduling:
+        """Schedules the tasks of all worker types: one master, the model workers for pools and layouts, and
+        those of schedule and evaluation.
+        """
+        base = self.training_tasks(self._allocated.n_workers, mem=self.mem(self.sft.init.shape()))
+        if self.auto_eval:
+            base = self.evaluator.scheduling(
+                base, needs=lambda: self._host_needs(memory_of_evaluator)
+            )
+        if not isinstance(self.schedule, Serving):
+            return base
+        return self.schedule.scheduling(base, needs=lambda: self._host_needs(memory_of_server))
+
+    def _host_needs(self, memory_of: Callable[..., ServerMemory | None]) -> Terms | None:
+        found = memory_of(self.initial_setup(), made_before=self.sft.init.shape())
+        return None if found is None else found.host
+
+    def initial_setup(self) -> ExperimentConfig:
+        """Places roles on workers and calls on copies."""
+        calls, schedule = self._copies.calls, self.schedule
+        return ExperimentConfig(
+            exp_ctrl=self.exp_ctrl,
+            model_rpcs=calls,
+            dataset_keys=ROLLOUT_KEYS if schedule.is_async else ("packed_prompts",),
+            model_worker=place_models(
+                self._copies.places,
+                {role: self._model(role) for role in self._roles},
+                n_workers=self._allocated.n_workers,
+                base_seed=self.seed,
+                # The copy that samples also answers the held-out questions: it has unsharded weights.
+                evaluated=[c.model_name for c in calls if c.name == self._sampled_by],
+                datasets=self._datasets,
+                tokenizer_name_or_path=absolute(self.actor.path),
+                shuffle_dataset=self.task.shuffle,
+                num_threads=self.cpus,
+            ),
+            wandb=self.wandb,
+            tensorboard=self.tensorboard,
+            max_staleness=0 if schedule.is_async else schedule.staleness,
+            weights_through=self.placement.copies_through,
+            deterministic=self.deterministic,
+            pools=self._allocated.pools,
+            replay=schedule.ledger if isinstance(schedule, Replay) else None,
+            evaluator=self._evaluators(),
+            **(self._rollout_fields(schedule) if isinstance(schedule, Serving) else {}),
+        )
+
+    @property
+    def _datasets(self) -> tuple[DatasetAbstraction, ...]:
+        """What model workers read; with servers, the rollout workers read the questions."""
+        if isinstance(self.schedule, Replay):
+            return (self.schedule.rollouts(ROLLOUT_KEYS),)
+        return () if self.schedule.has_servers else (self.task.prompts("train"),)
+
+    def _rollout_fields(self, schedule: Serving) -> dict[str, Any]:
+        """Builds the rollout fields of the configuration."""
+        start = absolute(self.actor.path) or ""
+        return {
+            "rollout": schedule.control(),
+            "generation_server": schedule.generation_servers(
+                seed=self.seed,
+                model_path=start,
+                dtype=self._dtype("actor"),
+                longest=self.task.max_prompt_len + self.gen.max_new_tokens,
+            ),
+            "gserver_manager": (schedule.manager(batch_size=self.train_bs_n_seqs),),
+            "rollout_worker": schedule.rollout_workers(
+                seed=self.seed,
+                tokenizer_path=start,
+                gen=self.gen,
+                group_size=self.group_size,
+                task=self.task,
+            ),
+        }
+
+    def _evaluators(self) -> tuple[Evaluator, ...]:
+        if not (self.auto_eval and self.schedule.trains):
+            return ()
+        evaluator = self.evaluator.evaluator(
+            seed=self.seed,
+            role="actor",
+            dtype=self._dtype("actor"),
+            held_out=self.task.prompts("test"),
+            reward=self.task.rule,
+            gen=self.gen,
+            mb_spec=mb_spec_of(self.actor),
+        )
+        return (evaluator,)
+
+    # ---- calls and places ---------------------------------------------------------------------
+
+    @cached_property
+    def _calls(self) -> tuple[MFCDef, ...]:
+        """The algorithm's calls, without those that the schedule does without; all on copies 0."""
+        if not self.schedule.trains:  # one call consumes the rollouts, which ends the step
+            end = ModelInterfaceAbstraction("rollout_end")
+            return (self._call("rollout_end", "reward", "inference", end, input_keys=ROLLOUT_KEYS),)
+        is_async = self.schedule.is_async
+        maker = CallMaker(
+            make=self._call,
+            gen=self.gen,
+            group_size=self.group_size,
+            reward=self.task.rule,
+            versions=is_async,
+            max_staleness=self.schedule.staleness if is_async else None,
+        )
+        made = CALLS_OF_ROLLOUT_WORKERS if is_async else ()
+        return tuple(call for call in self.algorithm.calls(maker) if call.name not in made)
+
+    def _call(
+        self, name: str, role: str, kind: str, interface: ModelInterfaceAbstraction, **more: Any
+    ) -> MFCDef:
+        """Builds a call on copy 0 of ``role``; ``more`` are further fields."""
+        weightless = role in WEIGHTLESS_ROLES
+        return MFCDef(
+            name=name,
+            n_seqs=self.train_bs_n_seqs,
+            interface_type=ModelInterfaceType(kind),
+            interface_impl=interface,
+            model_name=ModelName(role),
+            mb_spec=MicroBatchSpec() if weightless else mb_spec_of(self._options(role)),
+            **more,
+        )
+
+    @property
+    def _roles(self) -> tuple[str, ...]:
+        """Roles that have calls, in the algorithm's order."""
+        used = {call.role for call in self._calls}
+        return tuple(role for role in (*self.algorithm.roles, *WEIGHTLESS_ROLES) if role in used)
+
+    @property
+    def _model_roles(self) -> tuple[str, ...]:
+        return tuple(role for role in self._roles if role not in WEIGHTLESS_ROLES)
+
+    @property
+    def _sampled_by(self) -> str:
+        """The call whose copy answers held-out questions."""
+        return "actor_train" if self.schedule.is_async else "actor_gen"
+
+    @property
+    def _ref_follows(self) -> bool:
+        """Whether updates of the actor move the reference."""
+        return getattr(self.algorithm, "ref_ema_eta", None) is not None
+
+    @cached_property
+    def _allocated(self) -> CallPlacements:
+        calls = self._calls
+        models = {role: self._options(role) for role in self._model_roles}
+        default = self.schedule.default_layout
+        return allocate(
+            [(call.name, call.role) for call in calls],
+            self.placement,
+            roles={
+                role: (m.parallel or default, m.pool) if (m := models.get(role)) else (None, None)
+                for role in self._roles
+            },
+            right_roles=self.algorithm.right_roles,
+            trained={call.role: call.name for call in calls if call.is_train},
+            rules=WEIGHTLESS_ROLES,
+            n_seqs=self.train_bs_n_seqs,
+        )
+
+    @cached_property
+    def _copies(self) -> Copies:
+        offload = [role for role in self._model_roles if self._options(role).offload]
+        return with_copies(self._calls, self._allocated.calls, offload=offload)
+
+    # ---- roles ----------------------------------------------------------------------------------
+
+    def _options(self, role: str) -> ModelOptions:
+        """The settings of a role with weights."""
+        found: ModelOptions | None = getattr(self, role)
+        if found is None:
+            raise missing_critic(self.algorithm.kind)
+        return found
+
+    def _model(self, role: str) -> RolePlacement:
+        if role in WEIGHTLESS_ROLES:
+            return RolePlacement(
+                model=ModelAbstraction("tokenizer_only", {"path": absolute(self.actor.path)}),
+                backend=ModelBackendAbstraction("inference"),
+            )
+        options = self._options(role)
+        kind = "hf_critic" if role == "critic" else "hf_causal_lm"
+        evaluated = role == "actor" and self.task.eval_size > 0
+        return RolePlacement(
+            model=ModelAbstraction(
+                kind,
+                {"path": absolute(options.path or self.actor.path), "dtype": self._dtype(role)},
+            ),
+            backend=backend_of(options, trained=role != "ref"),
+            replica_backend=replica_backend_of(options),
+            eval_dataset=self.task.prompts("test") if evaluated else None,
+        )
+
+    def _dtype(self, role: str) -> str:
+        """Returns a role's compute dtype; policies of different dtypes would differ in their log-probs."""
+        return compute_dtype(self._options(role), self.actor, gpus=self.gpus_per_model_worker)

@@ -1,0 +1,123 @@
+"""Checks folders of models, and warns of settings that do not suit them. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from experiments.parts.backend_args import backend_problems
+from realsys.api import registry
+from realsys.api.bounded_files import parse_json, read_bounded_text
+from realsys.api.errors import CheckpointError, ConfigError, RealsysError
+from realsys.api.options import ModelOptions
+
+TOY_PARAMS = 10_000_000  # the defaults suit models up to this size, such as the built-in one
+
+
+def model_problems(
+    options: ModelOptions, where: str, *, critic: bool = False, generates: bool = False
+) -> Iterator[ConfigError]:
+    """Yields an unknown backend, unsupported settings, and a directory without a complete usable model."""
+    if problem := registry.check("backend", options.backend, where=f"{where}.backend"):
+        yield problem
+    yield from backend_problems(options, where)
+    if options.path is not None:
+        from realsys.models.hf_directory import check_hf_directory
+
+        problems = list(_as_problem(check_hf_directory, options.path, f"{where}.path"))
+        yield from problems
+        if not problems:
+            yield from _directory_problems(
+                options, Path(options.path).expanduser(), where, critic=critic, generates=generates
+            )
+
+
+def _directory_problems(
+    options: ModelOptions, path: Path, where: str, *, critic: bool, generates: bool
+) -> Iterator[ConfigError]:
+    """Yields faults of a complete model directory, or of its backend with it; one kind of fault at a
+    time.
+    """
+    from realsys.models.consistency import backend_faults, consistency_faults, lora_fault
+    from realsys.models.hf_directory import check_hf_directory
+    from realsys.models.prompt_lengths import prompt_lengths, tokenizer_faults
+
+    found = list(consistency_faults(path, critic=critic))
+    found = found or list(backend_faults(path, backend=options.backend, generates=generates))
+    found += tokenizer_faults(path, rows=check_hf_directory(path).vocab_size)
+    if not found:
+        try:
+            prompt_lengths(path, ["1 + 1 = ?"])  # its chat template, tried on any question
+        except CheckpointError as error:
+            found.append(error)
+    for fault in found:
+        yield ConfigError(fault.what, where=f"{where}.path, {fault.where}", fix=fault.fix)
+    if options.lora.rank and (missing := lora_fault(path, options.lora.target_modules)):
+        yield ConfigError(missing.what, where=f"{where}.{missing.where}, {path}", fix=missing.fix)
+
+
+def position_problems(path: str | None, *, answers: int) -> Iterator[ConfigError]:
+    """Yields answers so long that they leave no room for a prompt."""
+    most = max_positions_of(path)
+    if most and answers >= most:
+        yield ConfigError(
+            f"answers of {answers} tokens, but the model has {most} positions for prompt and answer",
+            where=f"gen.max_new_tokens and {path}",
+            fix="lower it, or use a model with more positions (max_position_embeddings in config.json)",
+        )
+
+
+def position_remarks(path: str | None, *, prompt: int, answers: int) -> Iterator[str]:
+    """Warns of prompts that leave less room than an answer may take."""
+    most = max_positions_of(path)
+    if answers < most < prompt + answers:
+        yield (
+            f"a prompt of task.max_prompt_len={prompt} and an answer of gen.max_new_tokens="
+            f"{answers} tokens are more than the {most} positions of the model in {path}: a prompt of "
+            f"over {most - answers} tokens would end the run"
+        )
+
+
+def max_positions_of(path: str | None) -> int:
+    """Returns the model's number of positions; 0 if absent or unreadable, which other checks report."""
+    try:
+        config = parse_json(read_bounded_text(Path(path or "", "config.json").expanduser()))
+        return int(config.get("max_position_embeddings") or 0)
+    except (OSError, ValueError, TypeError, AttributeError):
+        return 0
+
+
+def toy_remarks(
+    path: str | None, values: Mapping[str, Any], given: Collection[str]
+) -> Iterator[str]:
+    """Warns of defaults that suit the built-in model but apply to a real one.
+
+    Args:
+        path: the user's model; None: the built-in one.
+        values: the settings concerned, by name.
+    """
+    if path is None:
+        return
+    from realsys.models.hf_directory import check_hf_directory
+
+    params = check_hf_directory(Path(path).expanduser(), need_tokenizer=False).num_params
+    unset = [f"{name}={value}" for name, value in values.items() if name not in given]
+    if params > TOY_PARAMS and unset:
+        yield (
+            f"the model in {path} has {params:,} parameters, but these defaults were chosen for the "
+            f"built-in toy: {' '.join(unset)}. Set each of them, even to the same value"
+        )
+
+
+def _as_problem(check: Any, path: str, where: str) -> Iterator[ConfigError]:
+    try:
+        check(Path(path).expanduser())
+    except RealsysError as error:
+        yield ConfigError(error.what, where=f"{where}, {error.where}", fix=error.fix)
+    except OSError as error:
+        yield ConfigError(
+            f"it can't be read: {error.strerror or error}",
+            where=f"{where}, {error.filename or path}",
+            fix="make it readable for this user, or give another directory",
+        )

@@ -1,0 +1,248 @@
+"""Tasks: what is learned. Questions, how an answer is scored, how an episode runs. ``task=math``.
+
+``MathTask`` has questions from files, or arithmetic. A task of one's own is a ``GeneratedTask`` with a
+method that makes a question and one that scores an answer (docs/your_task.md).
+"""
+
+from __future__ import annotations
+
+import abc
+import inspect
+import random
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from experiments.parts.question_files import (
+    absolute,
+    dataset_problems,
+    sampled_remarks,
+)
+from realsys.api import registry
+from realsys.api.choice import Choice, register_kind
+from realsys.api.errors import ConfigError, DataError
+from realsys.api.model import DatasetAbstraction
+from realsys.api.options import option
+from realsys.api.plain import to_plain
+
+T = TypeVar("T", bound="type[Task]")
+TEST_PERCENT = 10  # of a generated task's questions, by what they say
+MOST_DRAWS = 1000  # for one question of a split
+SINGLE_STEP = "math_single_step"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task(Choice, abc.ABC):
+    """Base: settings of every task."""
+
+    choice = "task"
+
+    eval_size: int = option(500, "held-out questions", ge=0)
+    max_prompt_len: int = option(
+        128, "longest question; a longer one is an error", unit="tokens", ge=1
+    )
+    shuffle: bool = option(True, "a new order each epoch")
+    reward: str | None = option(None, "registered rule that scores an answer; none: the task's own")
+    agent: str = option(SINGLE_STEP, "registered agent, where generation servers sample")
+    agent_args: Mapping[str, Any] = option({}, "its arguments")
+    env: str = option("math_verify", "registered environment of the agent")
+    env_args: Mapping[str, Any] = option({}, "its arguments")
+
+    @abc.abstractmethod
+    def data_args(self) -> dict[str, Any]:
+        """Arguments of the data sets ``math_prompts`` and ``math_sft``, besides the split."""
+
+    @property
+    @abc.abstractmethod
+    def is_generated(self) -> bool:
+        """Whether questions are made, and none is read from a file."""
+
+    @property
+    def num_questions(self) -> int | None:
+        """Questions of an epoch; None: as many as a file has."""
+        return None
+
+    @property
+    def rule(self) -> str:
+        """The registered reward rule."""
+        return self.reward or self.kind
+
+    def prompts(self, split: str) -> DatasetAbstraction:
+        """The questions of a split, ``train`` or ``test``."""
+        return DatasetAbstraction("math_prompts", {**self.data_args(), "split": split})
+
+    def answers(self, split: str, *, max_answer_len: int) -> DatasetAbstraction:
+        """Questions with their worked answers, for fine-tuning."""
+        args = {**self.data_args(), "max_answer_len": max_answer_len, "split": split}
+        return DatasetAbstraction("math_sft", args)
+
+    def problems(self, *, batch_size: int, tokenizer_dir: str | None) -> Iterator[ConfigError]:
+        """Yields unknown names, and what is wrong with files."""
+        if problem := registry.check("reward", self.rule, where="task.reward"):
+            yield problem
+        for kind, name, where in (
+            ("agent", self.agent, "task.agent"),
+            ("environment", self.env, "task.env"),
+        ):
+            if problem := registry.check(kind, name, where=where):
+                yield problem
+
+    def agent_problems(self) -> Iterator[ConfigError]:
+        """Yields what a run without generation servers would not act on."""
+        if self.agent != SINGLE_STEP or self.agent_args:
+            yield ConfigError(
+                f"agent {self.agent!r} asks the policy through generation servers, and there are none",
+                where="task.agent and schedule",
+                fix="use schedule=async, or leave task.agent out: one question, one answer",
+            )
+        if self.env_args or self.env != "math_verify":
+            yield ConfigError(
+                f"environment {self.env!r} belongs to an agent, and without generation servers there is "
+                "none: task.reward scores the answers",
+                where="task.env and schedule",
+                fix="use schedule=async, or leave task.env and task.env_args out",
+            )
+
+    def remarks(self, tokenizer_dir: str | None) -> Iterator[str]:
+        """Yields what a user should know about the questions."""
+        yield from ()
+
+    def input_files(self) -> tuple[str, ...]:
+        """Files that the questions come from."""
+        return ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class MathTask(Task):
+    """Questions with a checkable answer, from files, or arithmetic word problems."""
+
+    kind = "math"
+
+    path: str | None = option(
+        None, 'JSONL of {"prompt", "answer"} or GSM8K\'s {"question", "answer"}; none: arithmetic'
+    )
+    eval_path: str | None = option(
+        None, "JSONL of held-out questions; none takes the last eval_size of path"
+    )
+    train_size: int = option(16384, "questions to make when path is none", ge=1)
+    slip_share: float = option(
+        0.0, "share of made questions with a carry whose answer forgets it", ge=0, le=1
+    )
+    reward: str | None = option("math_verify", "registered rule that scores an answer")
+
+    @property
+    def is_generated(self) -> bool:
+        """Whether it is arithmetic."""
+        return self.path is None
+
+    @property
+    def num_questions(self) -> int | None:
+        """Questions of an epoch; None: as many as the file has."""
+        return self.train_size if self.is_generated else None
+
+    @property
+    def rule(self) -> str:
+        """The registered reward rule."""
+        return self.reward or "math_verify"
+
+    def data_args(self) -> dict[str, Any]:
+        """Arguments of the data sets, besides the split."""
+        return {
+            "path": absolute(self.path),
+            "eval_path": absolute(self.eval_path),
+            "train_size": self.train_size,
+            "eval_size": self.eval_size,
+            "max_prompt_len": self.max_prompt_len,
+            "slip_share": self.slip_share,
+        }
+
+    def problems(self, *, batch_size: int, tokenizer_dir: str | None) -> Iterator[ConfigError]:
+        """Yields unknown names, and unreadable or incomplete files."""
+        yield from super().problems(batch_size=batch_size, tokenizer_dir=tokenizer_dir)
+        yield from dataset_problems(
+            path=self.path,
+            eval_path=self.eval_path,
+            eval_size=self.eval_size,
+            batch_size=batch_size,
+            max_prompt_len=self.max_prompt_len,
+            tokenizer_dir=tokenizer_dir,
+        )
+
+    def remarks(self, tokenizer_dir: str | None) -> Iterator[str]:
+        """Reports how many questions of large files were counted."""
+        yield from sampled_remarks((self.path, self.eval_path), tokenizer_dir)
+
+    def input_files(self) -> tuple[str, ...]:
+        """The question files."""
+        return tuple(str(absolute(path)) for path in (self.path, self.eval_path) if path)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GeneratedTask(Task):
+    """Base of tasks whose questions a method makes.
+
+    A subclass has a ``kind``, ``question(rng)`` and, unless ``reward`` names a rule, a static method
+    ``score(response, answer)``; ``register_task`` makes it known.
+    """
+
+    train_size: int = option(16384, "questions to make", ge=1)
+
+    def question(self, rng: random.Random) -> Mapping[str, str]:
+        """Makes one record: ``prompt``, and ``answer``, which may work step by step and end in ``#### 42``;
+        then the last part alone is compared, and the whole is what fine-tuning learns.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no question(rng)")
+
+    @property
+    def is_generated(self) -> bool:
+        """True."""
+        return True
+
+    @property
+    def num_questions(self) -> int | None:
+        """Questions of an epoch."""
+        return self.train_size
+
+    def data_args(self) -> dict[str, Any]:
+        """The task itself, from which a worker makes its questions."""
+        return {"task": to_plain(self), "max_prompt_len": self.max_prompt_len}
+
+    def input_files(self) -> tuple[str, ...]:
+        """The file of the class: other code makes other questions."""
+        source = inspect.getsourcefile(type(self))
+        return () if source is None else (source,)
+
+    def records(self, split: str, seed: int) -> list[dict[str, str]]:
+        """Makes the questions of a split; what a question says decides its split, so none is in both.
+
+        Raises:
+            DataError: ``question`` makes hardly any for this split.
+        """
+        rng = random.Random(f"{seed}/{split}")
+        size = self.eval_size if split == "test" else self.train_size
+        return [self._record(split, rng) for _ in range(size)]
+
+    def _record(self, split: str, rng: random.Random) -> dict[str, str]:
+        for _ in range(MOST_DRAWS):
+            made = self.question(rng)
+            held_out = zlib.crc32(made["prompt"].encode()) % 100 < TEST_PERCENT
+            if held_out == (split == "test"):
+                return {"prompt": str(made["prompt"]), "answer": str(made["answer"])}
+        raise DataError(
+            f"{MOST_DRAWS} questions in a row belong to the other split than {split!r}",
+            where=f"task {self.kind!r}, question(rng)",
+            fix="make more different questions: a tenth of them, by their text, are held out",
+        )
+
+
+def register_task(cls: T) -> T:
+    """Registers a user's task, and its ``score`` as the reward rule of that name. Usable as a decorator.
+
+    Raises:
+        ConfigError: another task or rule has its name.
+    """
+    register_kind(cls)
+    if (score := getattr(cls, "score", None)) is not None:
+        registry.register_reward(cls.kind, score)
+    return cls

@@ -1,0 +1,141 @@
+"""Experiments by composition: what goes with what, and what is refused; tasks of a user's own."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+import pytest
+from changed_settings import changed
+
+from experiments.algorithm import GRPO, PPO
+from experiments.asynchronous import Async, RolloutOnly
+from experiments.compose import RLExperiment
+from experiments.detached import Detached
+from experiments.grpo_math import grpo_math
+from experiments.ppo_math import ppo_math
+from experiments.recipes import grpo
+from experiments.schedule import OneStepOff, Replay, Schedule, Sync
+from experiments.task import GeneratedTask, register_task
+from launcher.submit.planning import make_plan
+from realsys.api import registry
+from realsys.api.errors import ConfigError, DataError
+from realsys.api.options import option
+from realsys.api.plain import from_plain, to_plain
+
+
+@pytest.fixture
+def digits(monkeypatch: pytest.MonkeyPatch) -> type[GeneratedTask]:
+    """A registered task."""
+    monkeypatch.setattr(registry, "_registered", {kind: {} for kind in registry.BUILTIN})
+
+    @register_task
+    @dataclass(frozen=True, kw_only=True)
+    class Digits(GeneratedTask):
+        """Digits to repeat."""
+
+        kind = "digits"
+        length: int = option(4, "digits", ge=1)
+
+        def question(self, rng: random.Random) -> dict[str, str]:
+            text = "".join(rng.choices("0123456789", k=self.length))
+            return {"prompt": f"Say {text}", "answer": text}
+
+        @staticmethod
+        def score(response: str, answer: str) -> float:
+            return float(response == answer)
+
+    return Digits
+
+
+def what(experiment: RLExperiment) -> list[str]:
+    return [problem.what for problem in experiment.problems()]
+
+
+def test_each_schedule_has_the_settings_that_mean_something_for_it() -> None:
+    def names(schedule: Schedule) -> set[str]:
+        return {field.name for field in fields(schedule)}
+
+    assert names(Sync()) == names(OneStepOff()) == set()
+    assert names(Replay()) == {"folder", "max_staleness"}
+    assert {"servers", "max_staleness"} <= names(Async())
+    assert not {"max_staleness", "weights_through", "dump_limit_gib"} & names(RolloutOnly())
+    assert not {"servers", "workers", "max_concurrent_rollouts"} & names(Detached())
+    assert {"makers", "trainers", "max_staleness"} <= names(Detached())
+
+
+def test_a_group_algorithm_has_no_settings_of_a_critic() -> None:
+    of_a_critic = {"value_eps_clip", "gae_lambda", "critic_warmup_steps", "value_norm"}
+    assert of_a_critic <= {field.name for field in fields(PPO())}
+    assert not of_a_critic & {field.name for field in fields(GRPO())}
+
+
+@pytest.mark.parametrize(
+    "schedule", [Sync(), OneStepOff(), Async(), Detached(), RolloutOnly()], ids=lambda s: s.kind
+)
+@pytest.mark.parametrize("recipe", [ppo_math, grpo_math])
+def test_every_algorithm_goes_with_every_schedule(recipe, schedule) -> None:
+    run = replace(recipe(), schedule=schedule)
+    assert what(run) == []
+    config = run.with_prepared("sft", "/a/policy").initial_setup().lazy_init()
+    assert bool(config.generation_server) is schedule.has_servers
+    assert any(call.is_train for call in config.model_rpcs) is schedule.trains
+    assert from_plain(RLExperiment, to_plain(run)) == run
+
+
+def test_an_agent_without_servers_is_refused() -> None:
+    for name, value in (("agent", "tool_use"), ("env", "calculator")):
+        run = changed(grpo_math(), {f"task.{name}": value})
+        assert len(what(run)) == 1
+        assert what(replace(run, schedule=Async())) == []
+
+
+def test_a_replay_needs_a_folder_of_a_run_that_was_kept(tmp_path: Path) -> None:
+    assert what(replace(ppo_math(), schedule=Replay())) == ["there is no run to replay"]
+    empty = replace(ppo_math(), schedule=Replay(folder=str(tmp_path)))
+    assert what(empty) == ["no ledger.jsonl of an asynchronous run"]
+
+
+def test_a_task_of_ones_own_goes_through_the_command_line(digits, file_root) -> None:
+    words = ["task=digits", "sft.task=digits", "task.length=6", "schedule=async"]
+    main = make_plan("grpo-math", words, trial="a").phases[-1].config
+    (data,) = main.rollout_worker[0].datasets
+    assert data.args["task"]["kind"] == "digits"
+    assert data.args["task"]["length"] == 6
+    assert main.rollout_worker[0].env_args["reward"] == "digits"
+
+
+def test_a_policy_that_was_tuned_on_another_task_is_refused(digits, file_root) -> None:
+    with pytest.raises(ConfigError) as refused:
+        make_plan("grpo-math", ["task=digits"], trial="a")
+    assert refused.value.where == "task and sft.task"
+    assert "sft.task=digits" in refused.value.fix
+
+
+def test_no_question_is_in_both_splits_and_a_seed_gives_the_same(digits) -> None:
+    task = digits(train_size=500, eval_size=100)
+    train, test = task.records("train", 3), task.records("test", 3)
+    assert (len(train), len(test)) == (500, 100)
+    assert not {r["prompt"] for r in train} & {r["prompt"] for r in test}
+    assert task.records("test", 3) == test != task.records("test", 4)
+
+
+def test_questions_that_are_all_alike_leave_nothing_to_hold_out(digits) -> None:
+    class Same(digits):  # type: ignore[misc,valid-type]
+        def question(self, rng: random.Random) -> dict[str, str]:
+            return {"prompt": "Say 1", "answer": "1"}
+
+    with pytest.raises(DataError, match="belong to the other split"):
+        [Same().records(split, 1) for split in ("train", "test")]
+
+
+def test_the_rule_of_a_task_is_its_score_unless_one_is_named(digits) -> None:
+    assert grpo(digits()).task.rule == "digits"
+    assert registry.find_reward("digits")(response="12", answer="12") == 1.0
+    assert digits(reward="math_verify").rule == "math_verify"
+
+
+def test_another_code_of_a_task_makes_another_start(digits) -> None:
+    """The product of the fine-tuning is found by the content of these files."""
+    assert grpo(digits()).sft.input_files() == (__file__,)
