@@ -14,7 +14,7 @@ import enum
 import functools
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from realsys.api.choice import KIND, is_choice, kind_named
@@ -24,6 +24,8 @@ T = TypeVar("T")
 _Seen = dict[tuple[int, int], Any] | None  # (kind, data), by identity → what was read
 _SCALARS = (str, int, float, bool)
 _SEQUENCES = (list, tuple, frozenset, set)
+# Types of the fields of a dataclass, resolved.
+hints: Callable[[Any], dict[str, Any]] = functools.cache(typing.get_type_hints)
 
 
 def to_plain(value: Any, *, seen: dict[int, Any] | None = None) -> Any:
@@ -85,12 +87,6 @@ def _tag(kind: Any) -> dict[str, str]:
 @functools.cache
 def _names(kind: type) -> tuple[str, ...]:
     return tuple(f.name for f in dataclasses.fields(kind))
-
-
-@functools.cache
-def hints(kind: Any) -> dict[str, Any]:
-    """Types of the fields of a dataclass, resolved."""
-    return typing.get_type_hints(kind)
 
 
 def _read(kind: Any, data: Any, where: str, seen: _Seen) -> Any:

@@ -559,3 +559,15 @@ def test_show_prints_all_settings_as_words_and_what_was_changed(
         "task.max_prompt_len: 128 → 256 since attempt 1",
         "--time: none → 2:00:00 since attempt 1",
     ]
+
+
+def test_a_kind_is_a_setting_too(site: Site) -> None:
+    """Named again it changes nothing; another is refused, under the name that was typed."""
+    files = site.launched("schedule=one_step_off")
+    before = files.plan.read_text()
+    site.resume(files, "schedule=one_step_off")
+    assert files.plan.read_text() == before
+    with pytest.raises(ConfigError) as refused:
+        site.resume(files, "schedule=sync")
+    assert refused.value.what.startswith("schedule can't be changed in a trial that has started: ")
+    assert files.plan.read_text() == before
