@@ -92,7 +92,7 @@ class Planner:
         self._user = places.user_name()
         self.folder = trial_dir(self.cluster.file_root, self._user, experiment, "_").parent
         self._snapshot, self._now = snapshot and self.on_slurm, datetime.now()
-        self._revision = revision() if self.on_slurm else ""
+        self._revision = revision()
         self._request = self._job.request(self._dependency())
 
     def _dependency(self) -> str | None:
