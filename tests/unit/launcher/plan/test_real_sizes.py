@@ -472,3 +472,31 @@ def test_gpus_by_scheduling_are_gpus_by_setting(where):
         }
         assert phase.scheduling.model_worker == same.scheduling.model_worker
     assert phases()[1].config != other[1].config
+
+
+@pytest.mark.parametrize("where", ["ref.parallel=d1t1p1", "ref.pool=one"])
+def test_a_reference_left_at_one_worker_is_cut_over_those_that_are_there(where, given):
+    """70B of bfloat16 are 131 GiB, 17 on each of 8."""
+    ref = model_folder(given / "large", SEVENTY_BILLION)
+    pools = ("pools={one: 0-0}",) if "pool" in where else ()
+    changed = (RECOMPUTE, f"ref.path={ref}", where, *pools)
+    words, site = words_of(given, "7b", *changed), str(given / "h100.yaml")
+    with pytest.raises(ModelsTooLarge) as refused:
+        make_plan("grpo-math", words, cluster=site)
+    said = re.fullmatch(
+        r"((?:[\w.]+=\S+ )+) \(verified: everything fits\)", refused.value.problems[0].fix
+    )
+    assert said, refused.value.problems[0].fix
+    assert "ref.parallel=" in said[1]
+    usual = dict(w.split("=", 1) for w in words)
+    assert make_plan("grpo-math", put(usual, said[1].split()), cluster=site)
+
+
+def test_a_critic_left_at_one_worker_is_cut_over_those_that_are_there(given):
+    short = ("critic.recompute=true", "ppo.gen.max_new_tokens=1024")
+    words = words_of(given, "7b", RECOMPUTE, *short, "critic.parallel=d1t1p1")
+    with pytest.raises(ModelsTooLarge) as refused:
+        make_plan("ppo-math", words, cluster=str(given / "h200.yaml"))
+    fix = refused.value.problems[0].fix
+    assert "critic.parallel=d8t1p1" in fix, fix
+    assert "verified" in fix
