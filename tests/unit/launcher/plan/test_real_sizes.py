@@ -500,3 +500,15 @@ def test_a_critic_left_at_one_worker_is_cut_over_those_that_are_there(given):
     fix = refused.value.problems[0].fix
     assert "critic.parallel=d8t1p1" in fix, fix
     assert "verified" in fix
+
+
+def test_a_search_without_a_plan_that_fits_says_what_is_too_large_and_what_helps(given, capsys):
+    words = words_of(given, "70b", "dataset.eval_size=0")
+    site = ["--cluster", str(given / "h100.yaml")]
+    assert run(["plan", "grpo-math", *words, *site, "--search", "--within", "1"]) == 4
+    told = capsys.readouterr().err
+    assert "weights of ref@0 131.4 GiB" in told
+    fix = told.partition("fix:")[2]
+    assert "offload=true" in fix
+    assert "--gpus" in fix
+    assert "realsys plan tries settings" in fix
