@@ -18,6 +18,7 @@ from dataclasses import replace
 from datetime import datetime
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from launcher.job.job_allocation import JobRequest, allocate
 from launcher.plan.memory_advice import memory_fix
@@ -326,7 +327,7 @@ def _more_than_one_gpu(phase: PhasePlan) -> Iterator[ConfigError]:
 
 def _one_gpu_each(scheduling: ExperimentScheduling) -> ExperimentScheduling:
     """The groups with at most one GPU a task, to look for problems of another cause."""
-    groups = {
+    groups: dict[str, Any] = {
         kind.value: replace(group, scheduling=replace(group.scheduling, gpu=1.0))
         for kind, group in scheduling.groups().items()
         if group.scheduling.gpu > 1

@@ -507,8 +507,7 @@ def test_a_search_without_a_plan_that_fits_says_what_is_too_large_and_what_helps
     site = ["--cluster", str(given / "h100.yaml")]
     assert run(["plan", "grpo-math", *words, *site, "--search", "--within", "1"]) == 4
     told = capsys.readouterr().err
-    assert "weights of ref@0 131.4 GiB" in told
+    assert re.search(r"needs [\d,]+ MiB: [\w @]+ [\d.]+ GiB; [\w @]+ [\d.]+ GiB", told), told
     fix = told.partition("fix:")[2]
-    assert "offload=true" in fix
     assert "--gpus" in fix
     assert "realsys plan tries settings" in fix
