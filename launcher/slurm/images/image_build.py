@@ -25,8 +25,8 @@ URI = {"docker": "dockerd://", "podman": "podman://"}
 # What to do when a program has failed, by runtime.
 NOT_BUILT = {
     "pyxis": "read its output. Does the program reach its service (docker info, podman info), which must "
-    "run here and let you use it? Does that reach the registry of the base image and the package index, and "
-    "has its disk room for the image (20 GB)?",
+    "run here and let you use it? Does that reach the registry of the base image and the package index, "
+    "and has its disk room for the image (20 GB)?",
     "apptainer": "read its output. May you build images here (user namespaces or --fakeroot: apptainer "
     "buildcfg)? Are the registry of the base image and the package index reachable, and has "
     "APPTAINER_TMPDIR room for the image (20 GB)?",
