@@ -163,7 +163,10 @@ class _LocalSearch:
         best, best_value = None, math.inf
         starts = self._plain_plans()
         quiet = 0
-        while time.monotonic() < until and quiet < 4 * len(self._sizes) + 8:
+        # One plan is valued however late it is: a refusal says how much the smallest would need.
+        while (best is None and starts) or (
+            time.monotonic() < until and quiet < 4 * len(self._sizes) + 8
+        ):
             if starts:
                 plan = self._descend(starts.pop(), until)
             else:
