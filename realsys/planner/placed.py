@@ -17,7 +17,6 @@ from realsys.api.experiment import ExperimentConfig
 from realsys.api.model import ModelAbstraction, ModelInterfaceType, ModelName
 from realsys.api.plan import LaunchPlan
 from realsys.api.worker_configs import ModelShard
-from realsys.generation.embedded_settings import EmbeddedSettings
 from realsys.models.shape import ModelShape, read_shape
 from realsys.planner.allocation import CallAllocation
 from realsys.planner.meshes import Degrees
@@ -36,13 +35,15 @@ class ServedGeneration:
     Attributes:
         model: what they hold; None if its sizes are not known.
         gpus: of each; 0: they compute on CPUs.
-        most_rows: answers that each makes at once; None: not known.
+        is_embedded: they are realsys' own engine.
+        most_rows: answers that each makes at once, as set; None: by the engine's default.
         overlaps: they work while the trainers train; else the two take turns.
     """
 
     model: RoleModel | None
     servers: int
     gpus: int
+    is_embedded: bool
     most_rows: int | None
     overlaps: bool
 
@@ -102,13 +103,14 @@ def _served(plan: LaunchPlan, built_in: ModelShape | None) -> ServedGeneration |
         pass
     except ConfigError:
         shape = None
-    args, is_ours = server.backend_args, server.backend_type == "embedded"
+    args = server.backend_args
     dtype = str(args.get("dtype") or "bfloat16")
     return ServedGeneration(
         model=RoleModel(shape=shape, dtype=dtype, backend="inference") if shape else None,
         servers=group.count,
         gpus=math.ceil(group.scheduling.gpu),
-        most_rows=int(args.get("max_running", EmbeddedSettings.max_running)) if is_ours else None,
+        is_embedded=server.backend_type == "embedded",
+        most_rows=args.get("max_running"),
         overlaps=bool(control.max_staleness),
     )
 

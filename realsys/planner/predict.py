@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from realsys.generation.embedded_settings import EmbeddedSettings
 from realsys.planner.placed import PlacedExperiment, ServedGeneration
 from realsys.planner.time.analytic import AnalyticCosts
 from realsys.planner.time.costs import Allocation, Costs, works_of
@@ -90,6 +91,5 @@ def _served_s(served: ServedGeneration | None, costs: Costs) -> float | None:
         return None
     if not served.gpus:
         return None
-    return costs.served_s(
-        served.model, servers=served.servers, gpus=served.gpus, most_rows=served.most_rows
-    )
+    rows = served.most_rows or (EmbeddedSettings.max_running if served.is_embedded else None)
+    return costs.served_s(served.model, servers=served.servers, gpus=served.gpus, most_rows=rows)

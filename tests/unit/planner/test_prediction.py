@@ -402,7 +402,14 @@ def test_an_experiment_without_allocations_is_not_searched(file_root: Path) -> N
 
 
 def served(model: RoleModel | None, **changed: object) -> ServedGeneration:
-    usual = {"model": model, "servers": 4, "gpus": 1, "most_rows": None, "overlaps": True}
+    usual = {
+        "overlaps": True,
+        "model": model,
+        "servers": 4,
+        "gpus": 1,
+        "is_embedded": True,
+        "most_rows": None,
+    }
     return ServedGeneration(**{**usual, **changed})  # type: ignore[arg-type]
 
 
@@ -431,7 +438,8 @@ def test_a_step_is_as_long_as_the_slower_of_servers_and_trainers(
 ) -> None:
     found = place_experiment(make_plan("ppo-math-async", trial="a"))
     assert found.served is not None
-    assert (found.served.servers, found.served.gpus, found.served.most_rows) == (1, 0, 64)
+    assert (found.served.servers, found.served.gpus, found.served.is_embedded) == (1, 0, True)
+    assert found.served.model is not None
     costs = formulas_of(found, DEVICES["h100"])
     model = RoleModel(shape=SHAPE if not fast else found.served.model.shape, backend="inference")
     beside = predict(replace(found, served=served(model)), costs, basis="formulas")
