@@ -219,3 +219,13 @@ def test_a_trial_of_this_machine_records_its_revision(
 ) -> None:
     monkeypatch.setattr("launcher.submit.planning.revision", lambda: "abc+")
     assert make_plan("ppo-math").revision == "abc+"
+
+
+def test_rm_says_how_to_remove_what_it_cant_read(
+    file_root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (trial,) = unpack("stopped", file_root)
+    change_plan(trial, add_field)
+    assert run(["rm", "ppo-math/stopped", "--yes"]) == 4
+    assert f"rm -r {trial}" in capsys.readouterr().err
+    assert trial.is_dir()
