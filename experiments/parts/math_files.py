@@ -8,9 +8,9 @@ from typing import Any
 
 from experiments.parts.backend_args import backend_problems
 from realsys.api import registry
-from realsys.api.bounded_files import parse_json, read_bounded_text
 from realsys.api.errors import CheckpointError, ConfigError, DataError, RealsysError
 from realsys.api.options import MathDatasetOptions, ModelOptions
+from realsys.config.bounded_files import parse_json, read_bounded_text
 
 MAX_SAMPLED_QUESTIONS = (
     1000  # questions of a file whose tokens a plan counts; workers count the others

@@ -43,8 +43,8 @@ from realsys.api.errors import (
     TrialError,
     TrialIsLive,
 )
-from realsys.api.extras import missing_packages
 from realsys.api.plan import LaunchPlan, plan_hash, plan_text, read_plan
+from realsys.config.extras import missing_packages
 from realsys.config.problems import raise_all
 from realsys.observability.metrics import read_metrics
 from realsys.slurm.containers import missing_files

@@ -13,9 +13,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from realsys.api.basics.option_fields import option as option
 from realsys.api.errors import ConfigError
 from realsys.api.model import GenerationHyperparameters
-from realsys.api.option_fields import option as option
 
 
 def range_problems(options: Any, *, path: str = "") -> Iterator[ConfigError]:

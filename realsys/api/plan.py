@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from realsys.api.basics.like_before import fold, unfold
 from realsys.api.cluster import ClusterSpec
 from realsys.api.errors import ConfigError, MadeByOtherCode
 from realsys.api.experiment import ExperimentConfig
-from realsys.api.like_before import fold, unfold
 from realsys.api.plain import from_plain, to_plain
 from realsys.api.scheduling import ExperimentScheduling, WorkerType
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from experiments.ppo_math import PPOMathExperiment
 from launcher.plan.resolve import resolve
+from realsys.api.basics.like_before import LIKE_BEFORE, fold, unfold
 from realsys.api.cluster import ClusterSpec
 from realsys.api.errors import ConfigError
-from realsys.api.like_before import LIKE_BEFORE, fold, unfold
 from realsys.api.plan import FOLDED_VERSION, MANY_WORKERS, PLAN_VERSION, plan_text, read_plan
 from realsys.config.overrides import with_settings
 
