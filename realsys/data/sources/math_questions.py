@@ -12,7 +12,7 @@ gigabytes. Prompt tokens are the same in both data sets, so that PPO prompts wit
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ import torch
 from realsys.api.errors import DataError, did_you_mean
 from realsys.data.sequence_sample import SequenceSample
 from realsys.data.sources.arithmetic_problems import arithmetic_word_problems
+from realsys.data.sources.dataset_arguments import MathRecordsArguments, MathSFTArguments
 from realsys.data.sources.qa_records import final_answer, read_records
 from realsys.runtime.progress import tick
 
@@ -35,31 +36,12 @@ _MARGIN = (
 _TICK_EVERY = 1000
 
 
-@dataclass
-class _MathRecords:
-    """Records of one split, and their tokens.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _MathRecords(MathRecordsArguments):
+    """Records of one split, and their tokens; ``seed`` is that of generated problems."""
 
-    Args:
-        seed: seed of the problems generated if ``path`` is None.
-        split: ``train``, or ``test`` for the held-out records.
-        path: JSONL file, None for arithmetic.
-        eval_path: JSONL of held-out records; None holds out the last ``eval_size`` of ``path``.
-        train_size: number of problems to generate if ``path`` is None.
-        eval_size: number of held-out records.
-        max_prompt_len: token limit of a prompt.
-        slip_share: of the training problems generated if ``path`` is None, see arithmetic_problems.py.
-    """
-
-    _: KW_ONLY
     tokenizer: Any
     seed: int
-    split: str
-    path: str | None = None
-    eval_path: str | None = None
-    train_size: int = 16384
-    eval_size: int = 500
-    max_prompt_len: int = 128
-    slip_share: float = 0.0
     records: list[dict[str, str]] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -69,7 +51,7 @@ class _MathRecords:
                 where="data set",
                 fix=did_you_mean(self.split, SPLITS),
             )
-        self.records = self._read()
+        object.__setattr__(self, "records", self._read())
         if self.path is not None:
             self._check_prompts()
 
@@ -134,7 +116,7 @@ class _MathRecords:
             raise error
 
 
-@dataclass
+@dataclass(frozen=True, kw_only=True, eq=False)
 class MathPrompts(_MathRecords):
     """Data set of ``packed_prompts``, with the final answer as ``metadata["answer"]``."""
 
@@ -154,16 +136,9 @@ class MathPrompts(_MathRecords):
         )
 
 
-@dataclass
-class MathSFT(_MathRecords):
-    """Data set of ``packed_input_ids`` (prompt, answer, end token) and ``prompt_mask``.
-
-    Args:
-        max_answer_len: token limit of an answer, without the end token.
-    """
-
-    _: KW_ONLY
-    max_answer_len: int = 128
+@dataclass(frozen=True, kw_only=True, eq=False)
+class MathSFT(_MathRecords, MathSFTArguments):
+    """Data set of ``packed_input_ids`` (prompt, answer, end token) and ``prompt_mask``."""
 
     @property
     def keys(self) -> tuple[str, ...]:

@@ -62,4 +62,4 @@ def test_a_class_whose_types_can_not_be_resolved_is_left_to_the_worker(
         size: NoSuchName  # type: ignore[name-defined]  # noqa: F821
 
     monkeypatch.setitem(registry._registered["agent"], "hidden", Hidden)
-    assert list(argument_problems("agent", "hidden", {"wrong": 1})) == []
+    assert list(argument_problems("agent", "hidden", {"wrong": 1}, where="here")) == []

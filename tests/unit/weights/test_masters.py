@@ -15,7 +15,7 @@ from experiments.ppo_math_async import PPOMathAsyncExperiment
 from realsys.api.data import MicroBatchSpec
 from realsys.api.errors import ConfigError, InternalError
 from realsys.api.model import FinetuneSpec, ModelName, ParallelGroups, ProcessTopology
-from realsys.api.options import ModelOptions
+from realsys.api.options import LoRAOptions, ModelOptions, OptimizerOptions
 from realsys.backends.fsdp import FSDPBackend
 from realsys.backends.hf import sharding
 from realsys.backends.hf.averages import Averages
@@ -60,7 +60,7 @@ def batch():
 
 def trainer(path, dtype="bfloat16", *, make=hf_causal_lm, lr=1e-3, **settings):
     model = make(path=str(path), dtype=dtype, **COMPANY)
-    return FSDPBackend(optimizer={"lr": lr}, **settings).initialize(model, SPEC).module
+    return FSDPBackend(optimizer=OptimizerOptions(lr=lr), **settings).initialize(model, SPEC).module
 
 
 def train(engine, steps=1, limit=None):
@@ -166,7 +166,7 @@ def test_a_frozen_role_has_no_masters(tiny_policy):
 
 
 def test_a_critic_with_adapters_trains_its_head_in_float32(tiny_policy):
-    lora = {"rank": 2, "alpha": 4.0, "target_modules": ["q_proj"]}
+    lora = LoRAOptions(rank=2, alpha=4.0, target_modules=("q_proj",))
     engine = trainer(tiny_policy, make=hf_critic, lr=1e-6, lora=lora)
     kinds = {name: x.dtype for name, x in weights(engine).items()}
     assert {kinds[name] for name in engine.adapter_names} == {torch.float32}
@@ -199,7 +199,7 @@ def gradients(engine, limit=None):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("whole_bytes", [0, 1 << 30], ids=["in layers", "in one piece"])
-@pytest.mark.parametrize("lora", [{}, {"rank": 2, "alpha": 4.0, "target_modules": ["q_proj"]}])
+@pytest.mark.parametrize("lora", [LoRAOptions(), LoRAOptions(rank=2, target_modules=("q_proj",))])
 def test_recomputation_changes_no_bit_of_a_gradient(
     tiny_policy, monkeypatch, dtype, whole_bytes, lora
 ):

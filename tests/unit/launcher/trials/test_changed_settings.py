@@ -103,7 +103,7 @@ def uncheck(patch: pytest.MonkeyPatch) -> None:
     """Any value makes a plan: no file has to be there, and no package."""
     patch.setattr(resolve_module, "_option_problems", lambda experiment: [])
     patch.setattr(resolve_module, "unsupported", lambda config: [])
-    patch.setattr(resolve_module, "rollout_argument_problems", lambda config: [])
+    patch.setattr(resolve_module, "plugin_argument_problems", lambda config: [])
     for kind in (MathRLExperiment, SFTMathExperiment):
         patch.setattr(kind, "remarks", lambda experiment, given: ())
 
