@@ -43,7 +43,7 @@ BUILTIN: dict[str, dict[str, str]] = {
     "backend": {
         "fsdp": "realsys.backends.fsdp:FSDPBackend",
         "inference": "realsys.backends.inference:InferenceBackend",
-        "megatron": "realsys.backends.megatron.megatron_backend:MegatronBackend",
+        "megatron": "realsys.backends.megatron_backend:MegatronBackend",
     },
     "model": {
         "hf_causal_lm": "realsys.models.factories:hf_causal_lm",

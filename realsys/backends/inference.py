@@ -62,7 +62,7 @@ class InferenceBackend(InferenceArguments, ModelBackend):
 
     def _initialize_cut(self, model: Model) -> Model:
         # Imported here: megatron-core takes seconds, and most copies have only the data axis.
-        from realsys.backends.megatron.megatron_backend import inference_engine
+        from realsys.backends.megatron_backend import inference_engine
 
         if self.adapters is not None:
             raise ConfigError(

@@ -1,8 +1,8 @@
 """Checks what plug-ins are given against the fields that they declare, before anything starts.
 
 For resolve.py, of interfaces, backends, models, data sets, agents and environments: the class that their
-arguments are read into (``registry.arguments_class``) says which there are and of what type. Makes no
-plug-in: its own checks come when a worker makes it, except those of a class of arguments alone.
+arguments are read into (``registry.arguments_class``) has a field for each. Makes no plug-in: its own checks
+come when a worker makes it, except those of a class of arguments alone.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ def fsdp_engine(
 
 def megatron_engine(shape: Shape, device: Device, *, lr: float, recompute: bool = False) -> Any:
     """By Megatron-Core on one process."""
-    from realsys.backends.megatron.megatron_backend import MegatronBackend
+    from realsys.backends.megatron_backend import MegatronBackend
 
     module = causal_lm(shape, device)
     backend = MegatronBackend(optimizer=OptimizerOptions(lr=lr), recompute=recompute)

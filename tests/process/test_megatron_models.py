@@ -18,8 +18,8 @@ from realsys.api.options import OptimizerOptions
 from realsys.backends.fsdp import FSDPBackend
 from realsys.backends.hf.offload import HostMemory
 from realsys.backends.inference import InferenceBackend
-from realsys.backends.megatron.megatron_backend import MegatronBackend
 from realsys.backends.megatron.whole_model import plain_module, skeleton_of
+from realsys.backends.megatron_backend import MegatronBackend
 from realsys.data.sequence_sample import SequenceSample
 from realsys.interfaces.ppo_actor import PPOActorInterface
 from realsys.interfaces.ppo_critic import PPOCriticInterface

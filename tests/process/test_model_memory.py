@@ -18,7 +18,7 @@ from realsys.api.model import FinetuneSpec, Model, ModelName, ProcessTopology
 from realsys.api.options import OptimizerOptions
 from realsys.backends.fsdp import FSDPBackend
 from realsys.backends.hf import sharding
-from realsys.backends.megatron.megatron_backend import MegatronBackend
+from realsys.backends.megatron_backend import MegatronBackend
 from realsys.data.sequence_sample import SequenceSample
 from realsys.interfaces.answers import num_answer_tokens
 from realsys.interfaces.sft import next_token_loss

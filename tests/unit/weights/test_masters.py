@@ -21,7 +21,7 @@ from realsys.backends.hf import sharding
 from realsys.backends.hf.averages import Averages
 from realsys.backends.hf.recompute import recompute_layers
 from realsys.backends.inference import InferenceBackend
-from realsys.backends.megatron.megatron_backend import inference_engine
+from realsys.backends.megatron_backend import inference_engine
 from realsys.data.sequence_sample import SequenceSample
 from realsys.interfaces.answers import num_answer_tokens
 from realsys.interfaces.sft import next_token_loss
