@@ -185,7 +185,8 @@ def arguments_class(kind: str, name: str) -> type | None:
         return None
     maker = next(base for base in named.__mro__ if "__init__" in vars(base))
     if maker is object:
-        return NoArguments
+        has_new = any("__new__" in vars(base) for base in named.__mro__[:-1])
+        return None if has_new else NoArguments
     if not getattr(vars(maker).get("__dataclass_params__"), "init", False):
         return None
     try:

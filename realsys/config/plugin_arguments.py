@@ -1,14 +1,14 @@
 """Checks what plug-ins are given against the fields that they declare, before anything starts.
 
 For resolve.py, of interfaces, backends, models, data sets, agents and environments: the class that their
-arguments are read into (``registry.arguments_class``) has a field for each. Makes no plug-in: its own checks
-come when a worker makes it, except those of a class of arguments alone.
+arguments are read into (``registry.arguments_class``) has a field for each. Makes no plug-in: what it
+checks itself is checked when a worker makes it, except by a class of arguments alone.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING
 from typing import Any
 
@@ -26,9 +26,7 @@ _Use = tuple[str, str, Mapping[str, Any], str]  # kind, name, arguments, place
 def plugin_argument_problems(config: ExperimentConfig) -> Iterator[ConfigError]:
     """Yields wrong arguments of all plug-ins of a run; equal ones of several places once."""
     distinct: list[tuple[str, str, Mapping[str, Any], list[str]]] = []
-    seen = set[
-        tuple[str, str, int, str]
-    ]()  # thousands of workers share their plug-ins' descriptions
+    seen: set[tuple[str, str, int, str]] = set()  # thousands of workers share descriptions
     for kind, name, args, place in _uses(config):
         if (use := (kind, name, id(args), place)) in seen:
             continue
@@ -84,15 +82,19 @@ def argument_problems(
     for f in dataclasses.fields(fields_of):
         no_default = f.default is MISSING and f.default_factory is MISSING
         if f.name in types and f.name not in args and no_default:
-            fix = f"use {type_text(types[f.name])}"
+            fix = f"give it: {type_text(types[f.name])}"
             wrong.append(ConfigError(f"{kind} {name!r} needs {f.name}", where=where, fix=fix))
     # Read arguments check themselves, but a plug-in is not made here.
     alone = name in registry.ARGUMENTS.get(kind, ()) or fields_of is not registry.find(kind, name)
     if alone and not wrong:
         with collected(wrong):
             wrong += range_problems(fields_of(**registry.read_arguments(kind, name, args)))
-        wrong = [type(p)(p.what, where=f"{where}: {p.where}", fix=p.fix) for p in wrong]
+        wrong = _at(where, wrong)
     yield from wrong
+
+
+def _at(where: str, problems: Iterable[ConfigError]) -> list[ConfigError]:
+    return [type(p)(p.what, where=f"{where}: {p.where}", fix=p.fix) for p in problems]
 
 
 def _table_problems(
@@ -105,14 +107,14 @@ def _table_problems(
             continue
         found: list[ConfigError] = []
         with collected(found):
-            from_plain(types[key], to_plain(args[key]), where=where)
+            from_plain(types[key], to_plain(args[key]), where=path + key)
         if not found:
             continue
         inner, below = nested(types[key]), f"{path}{key}."
         if inner is None or not isinstance(args[key], Mapping):
             fix = f"use: {type_text(types[key])}"
-            yield ConfigError(f"{path}{key} is {args[key]!r}", where=where, fix=fix)
+            yield ConfigError(f"{path}{key} is {args[key]!r:.200}", where=where, fix=fix)
             continue
         of_inner = registry.argument_types(inner)
         each = list(_table_problems(of_inner, args[key], where=where, taker=taker, path=below))
-        yield from each or found
+        yield from each or _at(where, found)
