@@ -16,7 +16,6 @@ from typing import Any
 from launcher.control.scale_plan import ScaleChange, ScaleRequest, Unit, rescaled, units
 from launcher.sites.places import user_name
 from launcher.trials.status import TrialReader
-from launcher.trials.trial_state import State
 from launcher.trials.trial_view import TrialView, view_of
 from realsys.api.errors import ConfigError, TrialError, WaitTimeout
 from realsys.api.plan import JobLayout, LaunchPlan, PhasePlan
@@ -24,6 +23,7 @@ from realsys.name_resolve.key_table import TrialKeys
 from realsys.name_resolve.trial_store import open_trial_store
 from realsys.observability.jsonl import read_jsonl
 from realsys.trial.records import AttemptRecord
+from realsys.trial.trial_state import State
 from realsys.worker.live_scaling import LEFT_LATE_S, Scaling, change_scaling, read_scaling
 
 POLL_S = 0.25

@@ -13,13 +13,13 @@ from collections.abc import Sequence
 
 from launcher.sites.places import user_name
 from launcher.trials.status import TrialReader
-from launcher.trials.trial_state import State
 from realsys.api.errors import ConfigError, TrialError, UnknownName, WaitTimeout, did_you_mean
 from realsys.name_resolve.key_table import TrialKeys
 from realsys.name_resolve.store import NameResolve
 from realsys.name_resolve.trial_store import open_trial_store
 from realsys.runtime.worker_commands import Command, Verb
 from realsys.trial.records import WorkerStatus, dumps, loads
+from realsys.trial.trial_state import State
 
 POLL_S = 0.1
 

@@ -17,14 +17,14 @@ from dataclasses import dataclass, field
 from launcher.control.stop_job import stop_job
 from launcher.control.stop_request import POLL_S, request_stop, wait_for_end
 from launcher.trials.copies import refuse_copy
-from launcher.trials.liveness import Liveness, Process, end_processes, processes_of
 from launcher.trials.status import TrialReader
 from launcher.trials.submission import effective_submission, read_submission
-from launcher.trials.trial_state import State
 from launcher.trials.trial_view import TrialView
 from realsys.api.errors import ClusterError, TrialError
 from realsys.trial.folders import check_ours
+from realsys.trial.liveness import Liveness, Process, end_processes, processes_of
 from realsys.trial.records import AttemptRecord, TrialFiles
+from realsys.trial.trial_state import State
 
 EXTRA_S = 10.0  # after the grace: for the supervisor to end its workers
 QUIET_S = 30.0  # after its exit marker: for the report page and submitit's result

@@ -13,14 +13,13 @@ from collections.abc import Callable
 
 from launcher.control.stop_request import request_stop, wait_for_end
 from launcher.sites.places import user_name
-from launcher.slurm.query.states import JobState
 from launcher.slurm.slurm_commands import run_slurm, scancel
 from launcher.trials.job_board import JobBoard
 from launcher.trials.status import TrialReader
 from launcher.trials.submission import Submission, record_cancellation
-from launcher.trials.trial_state import State
 from launcher.trials.trial_view import TrialView
 from realsys.api.errors import ClusterError
+from realsys.trial.trial_state import JobState, State
 
 QUIET_S = 30.0  # after its exit marker: for the report page and submitit's result
 GONE_S = 40.0  # KillWait is 30 s by default

@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from launcher.slurm.slurm_commands import run_slurm, scrubbed
-from launcher.trials.liveness import Process
 from launcher.trials.status import TrialReader
 from launcher.trials.submission import read_submission
 from realsys.api.errors import TrialError, did_you_mean
 from realsys.api.plan import JobLayout, LaunchPlan, StepPlan
 from realsys.slurm.containers import wrap
 from realsys.slurm.step_command import het_group
+from realsys.trial.liveness import Process
 from realsys.trial.records import WorkerRecord
 
 

@@ -32,7 +32,6 @@ from launcher.submit.planning import import_all
 from launcher.submit.remake import RemadePlan, RequestedChanges, remake
 from launcher.trials.copies import refuse_copy
 from launcher.trials.submission import Submission, read_submission
-from launcher.trials.trial_state import State
 from launcher.trials.trial_view import TrialView
 from realsys import __version__
 from realsys.api.errors import (
@@ -61,6 +60,7 @@ from realsys.trial.snapshot import (
     provenance_warning,
     take_snapshot,
 )
+from realsys.trial.trial_state import State
 from realsys.worker.environment import write_exports
 
 

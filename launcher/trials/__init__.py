@@ -1,4 +1,4 @@
 """Inspecting trials: find them, read their records, determine their state.
 
-``status.py`` reads the records; ``trial_state.py`` and ``trial_view.py`` decide from them (pure).
+``status.py`` reads the records; realsys/trial/trial_state.py and ``trial_view.py`` decide from them (pure).
 """

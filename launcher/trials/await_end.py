@@ -8,10 +8,10 @@ from contextlib import closing
 
 from launcher.trials.render import POLL_S, wait_for_supervisor_exit
 from launcher.trials.status import TrialReader
-from launcher.trials.trial_state import State
 from launcher.trials.trial_view import TrialView
 from realsys.api.errors import WaitTimeout
 from realsys.trial.records import TrialFiles
+from realsys.trial.trial_state import State
 
 
 def await_end(

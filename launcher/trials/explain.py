@@ -10,10 +10,10 @@ from collections.abc import Iterator
 
 from launcher.slurm.query.time_left import time_warning, time_words
 from launcher.terminal.text import duration, moment, times
-from launcher.trials.trial_state import State
 from launcher.trials.trial_view import TrialView, WorkerView
 from launcher.trials.waits import wait_chains
 from realsys.trial.records import Failure
+from realsys.trial.trial_state import State
 
 LONG_CALL_S = 120.0  # a call longer than this is reported
 MAX_NAMES = 12

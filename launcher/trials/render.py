@@ -18,15 +18,15 @@ from launcher.slurm.query.time_left import time_words
 from launcher.terminal import output
 from launcher.terminal.exit_codes import ExitCode
 from launcher.terminal.text import duration, headline, times, visible
-from launcher.trials.liveness import Liveness
 from launcher.trials.merged_logs import LogLine, TrialLogs
 from launcher.trials.status import TrialReader
 from launcher.trials.submission import Submission, batch_logs, read_submission
-from launcher.trials.trial_state import State
 from launcher.trials.trial_view import TrialView
 from realsys.api.errors import TrialError
 from realsys.trial.last_lines import last_lines
+from realsys.trial.liveness import Liveness
 from realsys.trial.records import AttemptFiles, Failure, TrialFiles
+from realsys.trial.trial_state import State
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

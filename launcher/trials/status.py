@@ -18,7 +18,6 @@ from urllib.parse import unquote
 
 from launcher.slurm.query.job_query import JobInfo
 from launcher.trials.job_board import WATCH_AGE_S, JobBoard
-from launcher.trials.liveness import Liveness, liveness
 from launcher.trials.merged_logs import worker_of
 from launcher.trials.submission import Submission, batch_logs, effective_submission, read_submission
 from launcher.trials.trial_view import KnownProgress, Records, TrialView, view_of
@@ -30,6 +29,7 @@ from realsys.observability.evaluations import last_figures
 from realsys.observability.jsonl import read_jsonl
 from realsys.slurm.srun_messages import step_wait
 from realsys.trial.last_lines import last_lines
+from realsys.trial.liveness import Liveness, liveness
 from realsys.trial.records import (
     AttemptFiles,
     AttemptRecord,

@@ -10,18 +10,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from launcher.slurm.query.job_query import JobInfo
-from launcher.slurm.query.states import JobState
 from launcher.slurm.query.time_left import TimeLeft, time_left
 from launcher.terminal.text import duration
 from launcher.trials.changed_settings import change_lines
 from launcher.trials.explain_job import explain_job
-from launcher.trials.liveness import Liveness
 from launcher.trials.submission import Submission
-from launcher.trials.trial_state import State, TrialFacts, decide
 from realsys.api.plan import LaunchPlan, PhasePlan
 from realsys.slurm.hostlist import compress
 from realsys.slurm.lost_nodes import lost_nodes
 from realsys.slurm.srun_messages import patience_s, what_to_do
+from realsys.trial.liveness import Liveness
 from realsys.trial.records import (
     AttemptRecord,
     ExitMarker,
@@ -32,6 +30,7 @@ from realsys.trial.records import (
     WorkerRecord,
     WorkerStatus,
 )
+from realsys.trial.trial_state import JobState, State, TrialFacts, decide
 
 
 @dataclass(frozen=True, kw_only=True)

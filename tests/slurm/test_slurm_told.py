@@ -24,8 +24,8 @@ from launcher.submit.executors.slurm_executor import BatchExecutor
 from launcher.trials.job_board import JobBoard
 from launcher.trials.status import TrialReader, trial_view
 from launcher.trials.submission import Submission
-from launcher.trials.trial_state import State
 from realsys.api.cluster import ClusterSpec, PartitionSpec, SlurmSpec
+from realsys.trial.trial_state import State
 
 POOL = "add qos pool MaxTRESPerUser=cpu=4,node=1 GrpTRESMins=cpu=1000"
 

@@ -21,12 +21,12 @@ from typing import Any
 import forked
 
 from launcher.trials.job_board import JobBoard
-from launcher.trials.liveness import processes_of
 from launcher.trials.status import TrialReader
-from launcher.trials.trial_state import State
 from launcher.trials.trial_view import TrialView
 from realsys.observability.metrics import deterministic, read_metrics
+from realsys.trial.liveness import processes_of
 from realsys.trial.records import TrialFiles
+from realsys.trial.trial_state import State
 
 # A run of seconds: a tiny policy, six calls a step, a step of some 50 ms; long enough that a test
 # which waits for a step has time to act before the last one.

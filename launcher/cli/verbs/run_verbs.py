@@ -274,7 +274,7 @@ def stop(
     from launcher.control.stop import stop as stop_trial
     from launcher.terminal import output
     from launcher.trials.find_trials import find_sweep, find_trial
-    from launcher.trials.trial_state import State
+    from realsys.trial.trial_state import State
 
     if (trial is None) != everything:
         raise typer.BadParameter("give either a TRIAL or --all")
@@ -342,7 +342,7 @@ def _detached(files: TrialFiles, trial: str, mine: Submission | None = None) -> 
     from launcher.submit.submit import check_attempt_is_ours
     from launcher.terminal import output
     from launcher.trials.render import summary
-    from launcher.trials.trial_state import State
+    from realsys.trial.trial_state import State
 
     view = _await_attempt(files)
     if mine is not None:
@@ -365,7 +365,7 @@ def _await_attempt(files: TrialFiles) -> TrialView:
     from launcher.trials.job_board import JobBoard
     from launcher.trials.status import TrialReader
     from launcher.trials.submission import read_submission
-    from launcher.trials.trial_state import State
+    from realsys.trial.trial_state import State
 
     submission = read_submission(files)
     before = submission.after_attempt if submission else 0

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from launcher.slurm.query.job_rows import JobInfo
-from launcher.slurm.query.states import JobState
 from launcher.terminal.text import duration
 from realsys.api.plan import LaunchPlan
+from realsys.trial.trial_state import JobState
 
 
 @dataclass(frozen=True, kw_only=True)

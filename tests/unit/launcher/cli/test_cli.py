@@ -23,13 +23,12 @@ from launcher.submit.planning import make_plan
 from launcher.terminal import exit_codes
 from launcher.terminal.exit_codes import ExitCode
 from launcher.trials import render
-from launcher.trials.liveness import Liveness
 from launcher.trials.merged_logs import LogLine
-from launcher.trials.trial_state import State
 from launcher.trials.trial_view import Records, TrialView, view_of
 from realsys.api import errors, registry
 from realsys.api.plan import plan_text
 from realsys.config.option_tree import range_text
+from realsys.trial.liveness import Liveness
 from realsys.trial.records import (
     AttemptRecord,
     ExitMarker,
@@ -40,6 +39,7 @@ from realsys.trial.records import (
     TrialRecord,
     write_record,
 )
+from realsys.trial.trial_state import State
 
 pytestmark = pytest.mark.usefixtures("file_root")
 

@@ -16,7 +16,6 @@ from launcher.control.stop_job import stop_job
 from launcher.sites.places import user_name
 from launcher.trials.status import TrialReader
 from launcher.trials.submission import Submission, read_submission
-from launcher.trials.trial_state import State
 from realsys.api.cluster import SlurmSpec
 from realsys.api.errors import ClusterError, KeyNotFound
 from realsys.name_resolve.key_table import TrialKeys
@@ -29,6 +28,7 @@ from realsys.trial.records import (
     loads,
     write_record,
 )
+from realsys.trial.trial_state import State
 
 SILENT = "echo 'slurm_load_jobs error: Unable to contact slurm controller (connect failure)' >&2"
 

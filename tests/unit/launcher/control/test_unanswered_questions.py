@@ -25,7 +25,6 @@ from launcher.control.stop import stop
 from launcher.terminal.exit_codes import ExitCode
 from launcher.trials.status import TrialReader
 from launcher.trials.submission import Submission
-from launcher.trials.trial_state import State
 from realsys.trial.records import (
     AttemptRecord,
     ExitMarker,
@@ -34,6 +33,7 @@ from realsys.trial.records import (
     process_start,
     write_record,
 )
+from realsys.trial.trial_state import State
 
 SILENT = "echo 'slurm_load_jobs error: Unable to contact slurm controller (connect failure)' >&2"
 

@@ -16,17 +16,16 @@ import pytest
 from launcher.cli.tables import print_status
 from launcher.terminal import output
 from launcher.trials.explain import explain
-from launcher.trials.liveness import Liveness, Process, liveness, processes_of
 from launcher.trials.render import picture
 from launcher.trials.status import TrialReader, trial_view
 from launcher.trials.submission import Submission
-from launcher.trials.trial_state import State, TrialFacts, decide
 from launcher.trials.trial_view import Records, view_of
 from realsys.api.errors import KeyNotFound
 from realsys.api.plan import LaunchPlan, plan_text
 from realsys.name_resolve.key_table import TrialKeys
 from realsys.name_resolve.open import open_store
 from realsys.name_resolve.store import Entry
+from realsys.trial.liveness import Liveness, Process, liveness, processes_of
 from realsys.trial.records import (
     AttemptRecord,
     ExitMarker,
@@ -41,6 +40,7 @@ from realsys.trial.records import (
     process_start,
     write_record,
 )
+from realsys.trial.trial_state import State, TrialFacts, decide
 
 HOST, PID = socket.gethostname(), os.getpid()
 START = process_start(PID) or 0

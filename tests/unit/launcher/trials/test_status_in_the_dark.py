@@ -18,7 +18,6 @@ from launcher.terminal.exit_codes import ExitCode
 from launcher.trials.explain import explain
 from launcher.trials.status import TrialReader
 from launcher.trials.submission import Submission
-from launcher.trials.trial_state import State
 from launcher.trials.trial_view import TrialView
 from realsys.api.errors import KeyNotFound, StoreUnavailable
 from realsys.api.plan import LaunchPlan
@@ -40,6 +39,7 @@ from realsys.trial.records import (
     process_start,
     write_record,
 )
+from realsys.trial.trial_state import State
 
 ME = {
     "host": socket.gethostname(),
