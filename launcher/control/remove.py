@@ -16,7 +16,7 @@ from pathlib import Path
 from launcher.submit.submit import translate_os_errors, trial_lock
 from launcher.trials.copies import is_copy
 from launcher.trials.find_trials import sweep_of, trial_name
-from launcher.trials.status import TrialReader
+from launcher.trials.status import StatusReader
 from launcher.trials.submission import read_submission
 from launcher.trials.trial_view import TrialView
 from realsys.api.errors import RealsysError, StoreUnavailable, TrialError, TrialIsLive
@@ -104,7 +104,7 @@ def remove(files: TrialFiles) -> RemovalResult:
     """
     check_ours(files)
     with trial_lock(files):
-        with closing(TrialReader(files)) as reader:
+        with closing(StatusReader(files)) as reader:
             view = reader.view()
         pids = [process.pid for process in processes_of(files.root)]
         if problem := refusal(view, pids=pids, users=dependent_trials(files)):

@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 
 from launcher.sites.places import user_name
-from launcher.trials.status import TrialReader
+from launcher.trials.status import StatusReader
 from realsys.api.errors import ConfigError, TrialError, UnknownName, WaitTimeout, did_you_mean
 from realsys.name_resolve.key_table import TrialKeys
 from realsys.name_resolve.store import NameResolve
@@ -25,7 +25,7 @@ POLL_S = 0.1
 
 
 def send_command(
-    reader: TrialReader, worker: str, verb: str, args: Sequence[str], *, timeout_s: float
+    reader: StatusReader, worker: str, verb: str, args: Sequence[str], *, timeout_s: float
 ) -> str:
     """Sends the command; returns the worker's state after it.
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import closing
 
 from launcher.sites.places import user_name
-from launcher.trials.status import TrialReader
+from launcher.trials.status import StatusReader
 from launcher.trials.trial_view import TrialView
 from realsys.api.errors import RealsysError
 from realsys.name_resolve.key_table import TrialKeys
@@ -19,7 +19,7 @@ POLL_S = 0.1
 
 
 def request_stop(
-    reader: TrialReader, view: TrialView, grace_s: float, record_action: Callable[[str], None]
+    reader: StatusReader, view: TrialView, grace_s: float, record_action: Callable[[str], None]
 ) -> bool:
     """Writes the stop request. False if the store can't be written."""
     if reader.plan is None:
@@ -43,7 +43,7 @@ def request_stop(
     return True
 
 
-def wait_for_end(reader: TrialReader, timeout_s: float) -> bool:
+def wait_for_end(reader: StatusReader, timeout_s: float) -> bool:
     """Waits until the attempt has ended; False if it has not within ``timeout_s``."""
     deadline = time.monotonic() + timeout_s
     while not reader.brief_view().is_over:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import closing
 
 from launcher.trials.render import POLL_S, wait_for_supervisor_exit
-from launcher.trials.status import TrialReader
+from launcher.trials.status import StatusReader
 from launcher.trials.trial_view import TrialView
 from realsys.api.errors import WaitTimeout
 from realsys.trial.records import TrialFiles
@@ -28,7 +28,7 @@ def await_end(
         WaitTimeout: it is not over after ``timeout_s``.
     """
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
-    with closing(TrialReader(files)) as reader:
+    with closing(StatusReader(files)) as reader:
         unknown = ""
         while not (view := reader.brief_view()).is_over:
             if view.state is State.UNKNOWN and view.reason != unknown:

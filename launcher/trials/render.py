@@ -19,7 +19,7 @@ from launcher.terminal import output
 from launcher.terminal.exit_codes import ExitCode
 from launcher.terminal.text import duration, headline, times, visible
 from launcher.trials.merged_logs import LogLine, TrialLogs
-from launcher.trials.status import TrialReader
+from launcher.trials.status import StatusReader
 from launcher.trials.submission import Submission, batch_logs, read_submission
 from launcher.trials.trial_view import TrialView
 from realsys.api.errors import TrialError
@@ -63,7 +63,7 @@ EXIT = {
 def wait_for_supervisor_exit(files: TrialFiles, *, timeout_s: float = SETTLE_S) -> None:
     """Waits until the supervisor has exited: after its exit marker it still writes the report page."""
     deadline = time.monotonic() + timeout_s
-    with closing(TrialReader(files)) as reader:
+    with closing(StatusReader(files)) as reader:
         while (
             reader.records(workers=False).supervisor is Liveness.ALIVE
             and time.monotonic() < deadline
@@ -80,7 +80,7 @@ def follow(
     files: TrialFiles, stream: TextIO, *, sleep: Callable[[float], None] = time.sleep
 ) -> TrialView:
     """Shows the trial on ``stream`` until it has ended; returns the last view."""
-    with closing(TrialReader(files)) as reader:
+    with closing(StatusReader(files)) as reader:
         if output.can_draw(stream):
             return _screen(files, reader, stream, sleep)
         return _lines(reader, stream, sleep)
@@ -89,7 +89,7 @@ def follow(
 # ---- in a pipe ------------------------------------------------------------------------------
 
 
-def _lines(reader: TrialReader, stream: TextIO, sleep: Callable[[float], None]) -> TrialView:
+def _lines(reader: StatusReader, stream: TextIO, sleep: Callable[[float], None]) -> TrialView:
     shown: TrialView | None = None
     last_written = 0.0
     while True:
@@ -161,7 +161,7 @@ def _after_the_limit(view: TrialView) -> str:
 
 
 def _screen(
-    files: TrialFiles, reader: TrialReader, stream: TextIO, sleep: Callable[[float], None]
+    files: TrialFiles, reader: StatusReader, stream: TextIO, sleep: Callable[[float], None]
 ) -> TrialView:
     from rich.live import Live
 

@@ -118,7 +118,7 @@ def logs(
     from launcher.terminal import output
     from launcher.trials.find_trials import find_trial, trial_name
     from launcher.trials.merged_logs import TrialLogs, last_lines, prefixes, since_stamp
-    from launcher.trials.status import TrialReader
+    from launcher.trials.status import StatusReader
 
     if json and follow:
         raise typer.BadParameter("--json prints one document and can't be used with --follow")
@@ -133,7 +133,7 @@ def logs(
         return ExitCode.OK
     several = attempt is None and len(files.all_attempts()) > 1
     shown = prefixes(found.workers(), attempts=several)
-    reader = TrialReader(files)
+    reader = StatusReader(files)
     try:
         for line in last_lines(found.read(last=not follow), tail):
             output.data(shown(line))

@@ -363,7 +363,7 @@ def _await_attempt(files: TrialFiles) -> TrialView:
     from contextlib import closing
 
     from launcher.trials.job_board import JobBoard
-    from launcher.trials.status import TrialReader
+    from launcher.trials.status import StatusReader
     from launcher.trials.submission import read_submission
     from realsys.trial.trial_state import State
 
@@ -371,7 +371,7 @@ def _await_attempt(files: TrialFiles) -> TrialView:
     before = submission.after_attempt if submission else 0
     deadline = time.monotonic() + START_TIMEOUT_S
     soon = time.monotonic() + QUEUE_S
-    with closing(TrialReader(files, board=JobBoard(max_age_s=START_AGE_S))) as reader:
+    with closing(StatusReader(files, board=JobBoard(max_age_s=START_AGE_S))) as reader:
         while True:
             view = reader.view()
             taken = view.attempt > before or view.state not in State.live()

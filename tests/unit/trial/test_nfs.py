@@ -33,7 +33,7 @@ OTHER_HOST = f"""
 import json, sys
 from pathlib import Path
 from types import SimpleNamespace
-from launcher.trials.status import TrialReader
+from launcher.trials.status import StatusReader
 from realsys.api.errors import RealsysError, StoreUnavailable
 from realsys.trial.records import AttemptRecord, TrialFiles, loads
 from realsys.name_resolve.file.file_store import FileStore
@@ -48,7 +48,7 @@ from realsys.worker.requeued import newer_attempt_of_same_job
 root = Path(sys.argv[1])
 files = TrialFiles(root / "trial")
 attempt = files.attempt(1)
-reader = TrialReader(TrialFiles(root / "ended"))
+reader = StatusReader(TrialFiles(root / "ended"))
 worker = SimpleNamespace(worker="model_worker/0")
 here = SimpleNamespace(attempt_files=attempt, attempt=attempt, files=files, number=1)
 here._attempt = lambda: None

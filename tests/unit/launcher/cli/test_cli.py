@@ -708,7 +708,7 @@ def test_a_terminal_that_can_not_draw_gets_lines(
     monkeypatch.setenv("TERM", term)
     monkeypatch.setattr(render, "_screen", lambda *_: "screen")
     monkeypatch.setattr(render, "_lines", lambda *_: "lines")
-    monkeypatch.setattr(render, "TrialReader", lambda files: io.StringIO())
+    monkeypatch.setattr(render, "StatusReader", lambda files: io.StringIO())
     files: Any = None
     assert render.follow(files, Terminal()) == ("screen" if draws else "lines")  # type: ignore[comparison-overlap]
 
