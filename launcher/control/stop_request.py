@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import closing
 
 from launcher.sites.places import user_name
+from launcher.trials.await_end import views_until_over
 from launcher.trials.status import StatusReader
 from launcher.trials.trial_view import TrialView
 from realsys.api.errors import RealsysError
@@ -45,9 +46,7 @@ def request_stop(
 
 def wait_for_end(reader: StatusReader, timeout_s: float) -> bool:
     """Waits until the attempt has ended; False if it has not within ``timeout_s``."""
-    deadline = time.monotonic() + timeout_s
-    while not reader.brief_view().is_over:
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(POLL_S)
-    return True
+    for view in views_until_over(reader, brief=True, timeout_s=timeout_s, pause_s=POLL_S):
+        if view.is_over:
+            return True
+    return False

@@ -362,6 +362,7 @@ def _await_attempt(files: TrialFiles) -> TrialView:
     """Returns the view once the supervisor has taken its attempt, the job waits, or on time-out."""
     from contextlib import closing
 
+    from launcher.trials.await_end import views_until_over
     from launcher.trials.job_board import JobBoard
     from launcher.trials.status import StatusReader
     from launcher.trials.submission import read_submission
@@ -369,13 +370,10 @@ def _await_attempt(files: TrialFiles) -> TrialView:
 
     submission = read_submission(files)
     before = submission.after_attempt if submission else 0
-    deadline = time.monotonic() + START_TIMEOUT_S
     soon = time.monotonic() + QUEUE_S
     with closing(StatusReader(files, board=JobBoard(max_age_s=START_AGE_S))) as reader:
-        while True:
-            view = reader.view()
+        for view in views_until_over(reader, timeout_s=START_TIMEOUT_S, pause_s=0.1):
             taken = view.attempt > before or view.state not in State.live()
-            waits = view.state in (State.QUEUED, State.HELD) and time.monotonic() > soon
-            if taken or waits or time.monotonic() > deadline:
-                return view
-            time.sleep(0.1)
+            if taken or (view.state in (State.QUEUED, State.HELD) and time.monotonic() > soon):
+                break
+    return view

@@ -68,7 +68,7 @@ def bin_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setattr("launcher.trials.status.WATCH_AGE_S", 0.05)
-    monkeypatch.setattr("launcher.trials.render.POLL_S", 0.02)
+    monkeypatch.setattr("launcher.trials.await_end.POLL_S", 0.02)
     program(tmp_path / "bin", "sacct", "exit 1")
     return tmp_path / "bin"
 
