@@ -12,6 +12,10 @@ import pwd
 DEFAULT_FILE_ROOT = "~/.local/share/realsys"  # as in ClusterSpec; a test compares them
 SPEC_ENDINGS = (".yaml", ".yml")
 EXAMPLE_PREFIX = "example_"  # templates, not sites
+MAX_GLANCE_BYTES = 512 << 10
+_PLAIN = frozenset(
+    "/~._- abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+)  # in YAML
 
 
 def user_name() -> str:
@@ -77,20 +81,27 @@ def guess_file_roots() -> list[str]:
     """Guesses the file roots without parsing YAML; for completion only."""
     if fixed := os.environ.get("REALSYS_FILE_ROOT"):
         return [os.path.expanduser(fixed)]
-    roots = [_glance(path) for path in spec_files().values()]
-    return list(dict.fromkeys([*roots, *remembered_file_roots()]))
+    roots = [plain_file_root(path) or DEFAULT_FILE_ROOT for path in spec_files().values()]
+    return list(dict.fromkeys([*map(os.path.expanduser, roots), *remembered_file_roots()]))
 
 
-def _glance(spec_file: str) -> str:
+def plain_file_root(spec_file: str) -> str | None:
+    """Returns the file root of a spec in which it is plain to see; None for one that YAML must tell."""
     try:
+        if not os.path.isfile(spec_file) or os.path.getsize(spec_file) > MAX_GLANCE_BYTES:
+            return None
         with open(spec_file, encoding="utf-8") as file:
-            for line in file:
-                if line.startswith("file_root:"):
-                    value = line.partition(":")[2].split(" #")[0].strip().strip("\"'")
-                    return os.path.expanduser(value)
+            lines = [line for line in file if "file_root" in line and line.lstrip()[:1] != "#"]
     except (OSError, UnicodeError):
-        pass
-    return os.path.expanduser(DEFAULT_FILE_ROOT)
+        return None
+    if not lines:
+        return DEFAULT_FILE_ROOT
+    name, _, value = lines[0].partition(":")
+    value = value.partition(" #")[0].strip()
+    if value[:1] in ("'", '"') and value[:1] == value[-1:]:
+        value = value[1:-1]
+    is_plain = value[:1] in ("/", "~") and "/" in value and _PLAIN.issuperset(value)
+    return value if len(lines) == 1 and name == "file_root" and is_plain else None
 
 
 def _roots_file() -> str:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from launcher.sites import places
-from launcher.sites.clusters import file_roots
+from launcher.sites.file_roots import file_roots
 from launcher.trials.copies import refuse_copy
 from realsys.api.errors import NoSuchTrial, RealsysError
 from realsys.trial.folders import check_ours
