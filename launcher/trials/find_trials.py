@@ -15,7 +15,6 @@ from pathlib import Path
 
 from launcher.sites import places
 from launcher.sites.file_roots import file_roots
-from launcher.trials.copies import refuse_copy
 from realsys.api.errors import NoSuchTrial, RealsysError
 from realsys.trial.folders import check_ours
 from realsys.trial.records import TrialFiles, TrialRecord, read_record
@@ -80,6 +79,8 @@ def find_own_trial(name: str, *, cluster: str | None = None, or_copy: bool = Fal
         ClusterError: another user wrote those records, or could have.
         TrialError: the folder is a copy of another trial's.
     """
+    from launcher.trials.copies import refuse_copy
+
     files = find_trial(name, cluster=cluster)
     check_ours(files)
     if not or_copy:

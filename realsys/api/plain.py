@@ -72,9 +72,7 @@ def from_plain(kind: type[T], data: Any, *, where: str = "", seen: _Seen = None)
 
 def _is_variant(kind: type) -> bool:
     """True for the members of a union of dataclasses (they need a tag)."""
-    from realsys.api.dataflow import OffloadHook, ParamReallocHook
-
-    return kind in (ParamReallocHook, OffloadHook)
+    return kind.__name__ in ("ParamReallocHook", "OffloadHook")
 
 
 @functools.cache

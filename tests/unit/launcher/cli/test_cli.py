@@ -721,7 +721,7 @@ def test_an_interrupt_while_modules_load_is_no_traceback(monkeypatch: pytest.Mon
 
     monkeypatch.delitem(sys.modules, "launcher.cli.command_line")
     monkeypatch.setattr(sys, "meta_path", [Interrupted(), *sys.meta_path])
-    assert entry.main(["status"]) == ExitCode.INTERRUPTED == entry.INTERRUPTED
+    assert entry.main(["experiments"]) == ExitCode.INTERRUPTED == entry.INTERRUPTED
 
 
 def test_an_import_that_leaves_is_one_that_failed(
