@@ -40,7 +40,7 @@ from realsys.trial.records import (
     WorkerStatus,
     loads,
 )
-from realsys.trial.trial_reader import Attempt, TrialReader
+from realsys.trial.trial_reader import MAX_ROWS_BYTES, Attempt, TrialReader, check_regular
 
 if TYPE_CHECKING:
     from launcher.slurm.query.job_query import JobInfo
@@ -160,7 +160,7 @@ class StatusReader(TrialReader):
             if on_slurm
             else {n: liveness(w.host, w.pid, w.start) for n, w in found.items()},
             heartbeats=heartbeats,
-            restarts=self._restarts(begun),
+            restarts=self._rows(begun.restarts) if begun else [],
             published=self._published(),
             metrics=self._metrics(),
             unread=self.unread if known else "",
@@ -194,14 +194,13 @@ class StatusReader(TrialReader):
         """Reads the last row of the main phase, with the figures of the newest evaluated checkpoint."""
         phase = TrialFiles.phase(self.files.root)
         metrics = last_metrics(phase.metrics)
-        with self.noted():
-            metrics |= last_figures(read_jsonl(phase.evaluations))
-        return metrics
+        return metrics | last_figures(self._rows(phase.evaluations))
 
-    def _restarts(self, attempt: AttemptFiles | None) -> list[dict[str, Any]]:
-        """Reads the restarts of single workers in an attempt."""
+    def _rows(self, path: Path) -> list[dict[str, Any]]:
+        """Reads a file of rows; none if it is damaged."""
         with self.noted():
-            return read_jsonl(attempt.restarts) if attempt else []
+            check_regular(path, max_bytes=MAX_ROWS_BYTES)
+            return read_jsonl(path)
         return []
 
     def unsettled_job(self) -> Submission | None:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:  # most of what looks at a trial needs its summary only
 T = TypeVar("T")
 MAX_RECORD_BYTES = 64 << 20
 MAX_PLAN_BYTES = 1 << 30  # of thousands of workers
+MAX_ROWS_BYTES = 4 << 30  # of a file of metrics, events or samples
 
 
 def note_text(error: Exception) -> str:

@@ -24,10 +24,8 @@ from realsys.trial.records import (
     TrialFiles,
     TrialRecord,
 )
-from realsys.trial.trial_reader import Attempt, TrialReader, check_regular
+from realsys.trial.trial_reader import MAX_ROWS_BYTES, Attempt, TrialReader, check_regular
 from realsys.trial.trial_state import State
-
-MAX_ROWS_BYTES = 4 << 30  # of one file
 
 
 @dataclass(frozen=True, kw_only=True)
