@@ -91,17 +91,19 @@ def plain_file_root(spec_file: str) -> str | None:
         if not os.path.isfile(spec_file) or os.path.getsize(spec_file) > MAX_GLANCE_BYTES:
             return None
         with open(spec_file, encoding="utf-8") as file:
-            lines = [line for line in file if "file_root" in line and line.lstrip()[:1] != "#"]
+            lines = [line for line in file if line.strip()]
     except (OSError, UnicodeError):
         return None
-    if not lines:
+    at = [i for i, line in enumerate(lines) if "file_root" in line and line.lstrip()[0] != "#"]
+    if not at:
         return DEFAULT_FILE_ROOT
-    name, _, value = lines[0].partition(":")
+    name, _, value = lines[at[0]].partition(":")
     value = value.partition(" #")[0].strip()
     if value[:1] in ("'", '"') and value[:1] == value[-1:]:
         value = value[1:-1]
     is_plain = value[:1] in ("/", "~") and "/" in value and _PLAIN.issuperset(value)
-    return value if len(lines) == 1 and name == "file_root" and is_plain else None
+    goes_on = any(line[0].isspace() for line in lines[at[0] + 1 : at[0] + 2])
+    return value if [name] * len(at) == ["file_root"] and is_plain and not goes_on else None
 
 
 def _roots_file() -> str:
