@@ -1,7 +1,7 @@
 """The console command `realsys`: answers help, version and Tab itself, passes everything else on.
 
 Importing typer alone takes noticeably long, so this module imports nothing that the answer does not need.
-It parses no options and has no verbs (launcher/cli/quick_verbs.py and command_line.py do).
+It parses no options and has no verbs (launcher/cli/verbs/quick_verbs.py and command_line.py do).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _main(words: list[str]) -> int:
         return 0
     except UnicodeEncodeError:  # a terminal without box characters: typer handles it
         pass
-    from launcher.cli.quick_verbs import quick_verb
+    from launcher.cli.verbs.quick_verbs import quick_verb
 
     if verb := quick_verb(words):
         from launcher.cli.error_reports import run_reporting_errors

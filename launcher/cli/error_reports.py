@@ -9,9 +9,12 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from launcher.terminal.exit_codes import ExitCode
-from realsys.api.errors import RealsysError
+
+if TYPE_CHECKING:
+    from realsys.api.errors import RealsysError
 
 
 def run_reporting_errors(words: list[str], verb: Callable[[], object]) -> int:
@@ -20,6 +23,7 @@ def run_reporting_errors(words: list[str], verb: Callable[[], object]) -> int:
     Args:
         words: the command line.
     """
+    from realsys.api.errors import RealsysError
     from realsys.trial.folders import restrict_umask
 
     restrict_umask()

@@ -16,14 +16,13 @@ from pathlib import Path
 from urllib.parse import quote, unquote
 
 from launcher.sites import places
-from launcher.sites.file_roots import absolute_root
 from launcher.sites.site_problems import cluster_problems, missing_secrets
 from realsys.api.cluster import ClusterSpec
 from realsys.api.errors import ClusterError, ConfigError, UnknownName, did_you_mean
 from realsys.config.overrides import apply_overrides
 from realsys.config.problems import collected, raise_all
 from realsys.config.settings import read_yaml
-from realsys.trial.folders import check_folders, own_root
+from realsys.trial.folders import absolute_root, check_folders, own_root
 
 __all__ = [
     "absolute_root",

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from launcher.sites import places
 from realsys.api.errors import ConfigError
-from realsys.trial.folders import own_root, top_of
+from realsys.trial.folders import absolute_root, own_root, top_of
 
 
 def file_roots(wanted: str | None = None) -> list[str]:
@@ -49,21 +49,6 @@ def _of_spec(wanted: str) -> str:
 
 def _own(root: str) -> str:
     return own_root(absolute_root(root), places.user_name())
-
-
-def absolute_root(root: str) -> str:
-    """Expands ~ and makes ``root`` absolute. Raises ConfigError if it can't be a path in a plan."""
-    if "\0" in root or not root.strip():
-        raise ConfigError(
-            f"file_root is {root!r}", where="file_root", fix="give the path of a folder"
-        )
-    try:
-        root.encode("utf-8")
-    except UnicodeEncodeError:
-        raise ConfigError(
-            f"file_root {root!r} is not UTF-8", where="file_root", fix="rename the folder"
-        ) from None
-    return os.path.abspath(os.path.expanduser(root))
 
 
 def _with_shared(roots: Sequence[str]) -> list[str]:

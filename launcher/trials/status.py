@@ -30,8 +30,6 @@ from realsys.trial.last_lines import last_lines
 from realsys.trial.liveness import Liveness, liveness
 from realsys.trial.records import (
     AttemptFiles,
-    AttemptRecord,
-    ExitMarker,
     Progress,
     StopRequest,
     TrialFiles,
@@ -205,19 +203,17 @@ class StatusReader(TrialReader):
 
     def unsettled_job(self) -> Submission | None:
         """Returns the submission whose job must be queried; None if the records suffice."""
-        submission = self._submission()
+        self._plan = self.summary
+        return self._unsettled(self._submission(), self.last_attempt())
+
+    def _unsettled(self, submission: Submission | None, last: Attempt | None) -> Submission | None:
         if submission is None or not submission.on_slurm:
             return None
-        attempts = self.files.all_attempts()
-        if not attempts or attempts[-1].number <= submission.after_attempt:
+        if last is None or last.marker is None or last.files.number <= submission.after_attempt:
             return submission
-        is_over = self.record(ExitMarker, attempts[-1].exit) is not None
-        plan = self.summary
-        may_go_on = plan is None or plan.job is None or plan.job.requeue
-        if is_over and not may_go_on:
-            attempt = self.record(AttemptRecord, attempts[-1].record)
-            return None if effective_submission(submission, attempt) is submission else submission
-        return submission
+        may_go_on = self._plan is None or self._plan.job is None or self._plan.job.requeue
+        is_latest = effective_submission(submission, last.record) is submission
+        return None if is_latest and not may_go_on else submission
 
     def _submission(self) -> Submission | None:
         with self.noted():
@@ -232,11 +228,9 @@ class StatusReader(TrialReader):
         return liveness(submission.host, submission.pid, submission.start)
 
     def _job(self, submission: Submission | None, last: Attempt | None) -> JobInfo | None:
-        if submission is None or not submission.on_slurm:
+        if submission is None or self._unsettled(submission, last) is None:
             return None
         attempt, marker = (last.record, last.marker) if last else (None, None)
-        if marker is not None and self.unsettled_job() is None:
-            return None  # the marker suffices
         news = max(attempt.started_at if attempt else 0.0, marker.ended_at if marker else 0.0)
         accounting = self._plan.cluster.slurm.accounting if self._plan else None
         counts = effective_submission(submission, attempt)

@@ -93,12 +93,12 @@ class TrialFacts:
         working: the last attempt has shown progress.
     """
 
-    planned: bool
-    pending: Liveness
+    planned: bool = False
+    pending: Liveness = Liveness.NONE
     supervisor: Liveness
     result: Result | None
-    stop_requested: bool
-    leases: bool
+    stop_requested: bool = False
+    leases: bool = False
     working: bool
     job: JobState | None = None
     requeued: bool = False

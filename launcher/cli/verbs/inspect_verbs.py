@@ -30,14 +30,14 @@ def status(
     cluster: o.Cluster = None,
 ) -> int:
     """Show a trial's state, progress and workers, or a sweep as a table; without a name, all my trials."""
-    from launcher.cli.quick_verbs import show_status
+    from launcher.cli.verbs.quick_verbs import show_status
 
     return show_status(trial, report=report, json=json, cluster=cluster)
 
 
 def ls(json: o.Json = False, cluster: o.Cluster = None) -> int:
     """List all my trials, newest first."""
-    from launcher.cli.quick_verbs import list_trials
+    from launcher.cli.verbs.quick_verbs import list_trials
 
     return list_trials(json=json, cluster=cluster)
 

@@ -22,18 +22,11 @@ _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 def state_of(attempts: Sequence[Attempt]) -> State:
     """Returns the trial's state as far as its folder and this host tell; UNKNOWN before the first attempt,
     which may be queued."""
-    last = attempts[-1] if attempts else None
-    return decide(
-        TrialFacts(
-            planned=False,
-            pending=Liveness.NONE,
-            supervisor=last.supervisor if last else Liveness.NONE,
-            result=last.marker.result if last and last.marker else None,
-            stop_requested=False,
-            leases=False,
-            working=True,
-        )
-    )
+    if not attempts:
+        return State.UNKNOWN
+    last = attempts[-1]
+    result = last.marker.result if last.marker else None
+    return decide(TrialFacts(supervisor=last.supervisor, result=result, working=True))
 
 
 def first_failure(attempts: Sequence[Attempt]) -> Failure | None:

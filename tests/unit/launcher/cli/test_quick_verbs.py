@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from launcher.cli import quick_verbs
 from launcher.cli.command_line import run
-from launcher.cli.quick_verbs import quick_verb
+from launcher.cli.verbs import quick_verbs
+from launcher.cli.verbs.quick_verbs import quick_verb
 
 NO_STATUS = {"trial": None, "report": False, "json": False, "cluster": None}
 NO_LS = {"json": False, "cluster": None}

@@ -1,7 +1,7 @@
 """`status` and `ls`, which people and scripts call again and again, and how to run them without typer.
 
 Importing typer takes longer than what these two do. Only command lines that need no interpretation are run
-without it; for all others, and for the help, they are declared in launcher/cli/verbs/inspect_verbs.py.
+without it; for all others, and for the help, they are declared in inspect_verbs.py.
 """
 
 from __future__ import annotations
