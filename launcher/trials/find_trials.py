@@ -15,9 +15,10 @@ from pathlib import Path
 
 from launcher.sites import places
 from launcher.sites.file_roots import file_roots
-from realsys.api.errors import NoSuchTrial, RealsysError
+from realsys.api.errors import NoSuchTrial
 from realsys.trial.folders import check_ours
-from realsys.trial.records import TrialFiles, TrialRecord, read_record
+from realsys.trial.records import TrialFiles, TrialRecord
+from realsys.trial.trial_reader import TrialReader
 
 _FOLDER = ("/", "./", "../", "~")
 
@@ -167,10 +168,7 @@ def next_free_name(experiment_folder: Path, stem: str = "run") -> str:
 
 def _record(files: TrialFiles) -> TrialRecord | None:
     """Reads the trial's record; None if it is missing or unreadable."""
-    try:
-        return read_record(TrialRecord, files.record)
-    except (RealsysError, OSError):
-        return None
+    return TrialReader(files).record(TrialRecord, files.record)
 
 
 def _is_folder(name: str) -> bool:

@@ -21,9 +21,8 @@ from launcher.terminal.text import duration, headline, times, visible
 from launcher.trials.await_end import views_until_over
 from launcher.trials.merged_logs import LogLine, TrialLogs
 from launcher.trials.status import StatusReader
-from launcher.trials.submission import Submission, batch_logs, read_submission
+from launcher.trials.submission import batch_logs, known_submission
 from launcher.trials.trial_view import TrialView
-from realsys.api.errors import TrialError
 from realsys.trial.last_lines import last_lines
 from realsys.trial.records import AttemptFiles, Failure, TrialFiles
 from realsys.trial.trial_state import State
@@ -150,7 +149,7 @@ def _screen(
     from rich.live import Live
 
     warned: deque[LogLine] = deque(maxlen=SHOWN_WARNINGS)
-    submission = _submission(files)
+    submission = known_submission(files)
     after = submission.after_attempt if submission else 0
     logs = TrialLogs(files, grep=r"\b(WARNING|ERROR|CRITICAL)\b")
     with Live(console=output.console(stream), auto_refresh=False, transient=True) as live:
@@ -164,13 +163,6 @@ def current_warnings(warned: Iterable[LogLine], attempt: int, after: int) -> lis
     """Selects lines of the present attempt, or of the one to follow attempt ``after`` (pure)."""
     newest = max(attempt, after + 1)
     return [f"{line.worker} | {line.text}" for line in warned if line.attempt >= newest]
-
-
-def _submission(files: TrialFiles) -> Submission | None:
-    try:
-        return read_submission(files)
-    except TrialError:  # damaged: the view has a note about it
-        return None
 
 
 def picture(view: TrialView, warnings: list[str]) -> RenderableType:
@@ -317,10 +309,7 @@ def _spent(view: TrialView) -> str:
 
 def _submitit_tail(files: TrialFiles, lines: int = 15) -> list[str]:
     """Reads the end of what the supervisor's process printed before it had a log."""
-    try:
-        logs = batch_logs(files, read_submission(files))
-    except TrialError:
-        return []
+    logs = batch_logs(files, known_submission(files))
     return last_lines(logs[-1])[-lines:] if logs else []
 
 
