@@ -280,10 +280,10 @@ class StatusReader(TrialReader):
         self, kind: type[T], prefix: str, heartbeats: dict[str, float] | None = None
     ) -> dict[str, T]:
         found: dict[str, T] = {}
-        with self._asking_store():
+        with self._noted_of_store():
             store = self._opened()
             for entry in store.get_subtree(prefix) if store else ():
-                with self._asking_store(""):
+                with self._noted_of_store(""):
                     name = entry.key.removeprefix(f"{prefix}/")
                     found[name] = loads(kind, entry.value, where=entry.key)
                     if heartbeats is None or store is None or not entry.lease_id:
@@ -298,7 +298,7 @@ class StatusReader(TrialReader):
         if self._plan is None:
             return None
         key = f"{TrialKeys.of(self._plan).root}/{name}"
-        with self._asking_store():
+        with self._noted_of_store():
             store = self._opened()
             try:
                 return loads(kind, store.get(key).value, where=key) if store else None
@@ -330,7 +330,7 @@ class StatusReader(TrialReader):
         return self._store
 
     @contextmanager
-    def _asking_store(self, unread: str = STORE_UNREAD) -> Iterator[None]:
+    def _noted_of_store(self, unread: str = STORE_UNREAD) -> Iterator[None]:
         """Turns exceptions into notes, and asks a store that is away no more this time."""
         with self.noted(unread):
             try:

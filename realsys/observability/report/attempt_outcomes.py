@@ -70,18 +70,18 @@ def duration_s(attempts: Sequence[Attempt], events: Sequence[Event]) -> float | 
 
     An attempt that left no exit marker ended at its last event; a running one ends now.
     """
-    begun = [(a.record.started_at, a) for a in attempts if a.record]
-    if not begun:
+    started = [(a.record.started_at, a) for a in attempts if a.record]
+    if not started:
         return events[-1].end - events[0].start if events else None
     total = 0.0
-    for i, (start, attempt) in enumerate(begun):
-        is_last = i == len(begun) - 1
+    for i, (start, attempt) in enumerate(started):
+        is_last = i == len(started) - 1
         if attempt.marker:
             end = attempt.marker.ended_at
         elif is_last and attempt.supervisor is Liveness.ALIVE:
             end = time.time()
         else:
-            limit = float("inf") if is_last else begun[i + 1][0]
+            limit = float("inf") if is_last else started[i + 1][0]
             end = max((e.end for e in events if e.end <= limit), default=start)
         total += max(0.0, end - start)
     return total
