@@ -129,9 +129,9 @@ class TrialReader:
         Whether its supervisor lives is read before the exit marker: a supervisor that exits between the two
         has written its marker first, so it can't appear lost.
         """
-        fresh(files.root)  # its supervisor may have written the marker on another host
         record, supervisor = None, Liveness.UNKNOWN
         with self.noted(f"the record of attempt {files.number} can't be read"):
+            fresh(files.root)  # its supervisor may have written the marker on another host
             record = read_bounded_record(AttemptRecord, files.record)
             supervisor = Liveness.NONE
         if record is not None:
