@@ -65,7 +65,7 @@ def etcd_has_started():
 
 LOOKS = {{
     "a file whose folder nobody opens": lambda: (root / "plain" / "file").exists(),
-    "how a trial ended": lambda: reader._last_attempt()[2] is not None,
+    "how a trial ended": lambda: reader.last_attempt().marker is not None,
     "the order to kill a worker": lambda: task.is_there(attempt.end_of("rollout_worker/0", "main", 0)),
     "that a worker left well": lambda: Supervisor._has_left(here, worker),
     "how a task ended": lambda: Step._set_recorded_end(here, worker),
