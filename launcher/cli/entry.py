@@ -27,7 +27,9 @@ def _main(words: list[str]) -> int:
             sys.stdout.flush()
             return 0
     except BrokenPipeError:
-        _discard_stdout()
+        from launcher.cli.error_reports import discard_stdout
+
+        discard_stdout()
         return 0
     except UnicodeEncodeError:  # a terminal without box characters: typer handles it
         pass
@@ -76,15 +78,6 @@ def _colour() -> bool:
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return False
     return bool(os.environ.get("FORCE_COLOR")) or sys.stdout.isatty()
-
-
-def _discard_stdout() -> None:
-    """Redirects stdout to /dev/null after its reader has gone (`realsys --help | head`), so that the
-    flush at exit does not fail.
-    """
-    import os
-
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ as a bug in realsys.
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -36,14 +37,24 @@ def run_reporting_errors(words: list[str], verb: Callable[[], object]) -> int:
         return _refuse(error, as_json=as_json)
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
-    except SystemExit as leaving:  # the reader of a pipe closed it
+    except SystemExit as leaving:  # typer, as below
         return leaving.code if isinstance(leaving.code, int) else ExitCode.RUN_FAILED
+    except BrokenPipeError:  # the reader of a pipe closed it
+        discard_stdout()
+        return ExitCode.RUN_FAILED
     except Exception as error:  # outermost frame
         missing = _missing_extra(error, words)
         return (
             _bug(error, as_json=as_json) if missing is None else _refuse(missing, as_json=as_json)
         )
     return status if isinstance(status, int) else ExitCode.OK
+
+
+def discard_stdout() -> None:
+    """Redirects stdout to /dev/null after its reader has gone (`realsys --help | head`), so that the
+    flush at exit does not fail.
+    """
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _refuse(error: RealsysError, *, as_json: bool) -> int:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from subprocess import PIPE
 from typing import Any
 
 import pytest
@@ -9,6 +12,7 @@ import pytest
 from launcher.cli.command_line import run
 from launcher.cli.verbs import quick_verbs
 from launcher.cli.verbs.quick_verbs import quick_verb
+from launcher.terminal.exit_codes import ExitCode
 
 NO_STATUS = {"trial": None, "report": False, "json": False, "cluster": None}
 NO_LS = {"json": False, "cluster": None}
@@ -64,3 +68,14 @@ def test_typer_understands_the_same(line: str, monkeypatch: pytest.MonkeyPatch) 
 def test_what_needs_interpretation_is_left_to_typer(line: str) -> None:
     assert quick_verb(line.split()) is None
     assert quick_verb([*line.split(), ""]) is None
+
+
+@pytest.mark.usefixtures("file_root")
+@pytest.mark.parametrize("words", [["ls", "--json"], ["experiments"]])
+def test_a_reader_that_leaves_is_no_bug(words: list[str]) -> None:
+    code = f"import sys; from launcher.cli.entry import main; sys.exit(main({words!r}))"
+    done = subprocess.Popen([sys.executable, "-c", code], stdout=PIPE, stderr=PIPE)
+    assert done.stdout is not None
+    done.stdout.close()
+    _, errors = done.communicate(timeout=60)
+    assert (done.returncode, errors) == (ExitCode.RUN_FAILED, b"")
