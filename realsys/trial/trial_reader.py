@@ -53,8 +53,8 @@ class Attempt:
 
     Attributes:
         record: None if its supervisor has not written it yet, or it can't be read.
-        supervisor: whether it lives, as far as this host can tell; NONE without a record, UNKNOWN with one
-            that can't be read.
+        supervisor: whether it lives, as far as this host can tell; NONE before it has written its record,
+            UNKNOWN if that can't be read.
         marker: None until its supervisor has ended it.
     """
 
@@ -137,6 +137,8 @@ class TrialReader:
         if record is not None:
             supervisor = liveness(record.host, record.supervisor_pid, record.supervisor_start)
         marker = self.record(ExitMarker, files.exit)
+        if record is None and marker is not None:  # it had one
+            supervisor = Liveness.UNKNOWN
         return Attempt(files, record, supervisor, marker)
 
     @contextmanager

@@ -89,7 +89,10 @@ def test_status_and_report_agree_on_the_state(kind: str, file_root: Path) -> Non
 
 
 def test_a_damaged_attempt_record_does_not_hide_how_the_attempt_ended(ended: TrialFiles) -> None:
-    ended.all_attempts()[-1].record.write_text("nul")
+    record = ended.all_attempts()[-1].record
+    record.unlink()
+    assert trial_view(ended).state is read_trial_report(ended.root).state is State.COMPLETED
+    record.write_text("nul")
     view, report = trial_view(ended), read_trial_report(ended.root)
     assert view.state is report.state is State.COMPLETED
     assert view.attempt == 1
