@@ -86,7 +86,7 @@ def guess_file_roots() -> list[str]:
 
 
 def plain_file_root(spec_file: str) -> str | None:
-    """Returns the file root of a spec in which it is plain to see; None for one that YAML must tell."""
+    """Returns the file root of a spec if it can be read without parsing YAML; else None."""
     try:
         if not os.path.isfile(spec_file) or os.path.getsize(spec_file) > MAX_GLANCE_BYTES:
             return None

@@ -1,4 +1,4 @@
-"""The loop that looks at a trial until it is over: launch, resume, watch, wait, stop, the Python API."""
+"""Polls a trial until it is over, for launch, resume, watch, wait, stop and the Python API."""
 
 from __future__ import annotations
 

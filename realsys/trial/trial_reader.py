@@ -1,4 +1,4 @@
-"""Reads the records in a trial's folder, for all that look at trials: status, ls, watch, explain, report.
+"""Reads the records in a trial's folder, for all that inspect trials: status, ls, watch, explain, report.
 
 Never raises for what is missing, damaged, endless or too large: that is left out, and noted. It reads no
 rows of metrics, no name resolution and no Slurm (launcher/trials/status.py adds those).
@@ -28,7 +28,7 @@ from realsys.trial.records import (
     read_record,
 )
 
-if TYPE_CHECKING:  # most of what looks at a trial needs its summary only
+if TYPE_CHECKING:  # slow to import; its summary mostly suffices
     from realsys.api.plan import LaunchPlan
 
 T = TypeVar("T")
@@ -38,7 +38,7 @@ MAX_ROWS_BYTES = 4 << 30  # of a file of metrics, events or samples
 
 
 def note_text(error: Exception) -> str:
-    """Says an error in one line, with the place."""
+    """Renders an error in one line, with its place."""
     where = f" ({error.where})" if isinstance(error, RealsysError) else ""
     return _reason(error) + where
 
@@ -49,12 +49,12 @@ def _reason(error: Exception) -> str:
 
 @dataclass(frozen=True)
 class Attempt:
-    """One attempt as its folder tells it.
+    """One attempt, read from its folder.
 
     Attributes:
         record: None if its supervisor has not written it yet, or it can't be read.
-        supervisor: whether it lives, as far as this host can tell; NONE before it has written its record,
-            UNKNOWN if that can't be read.
+        supervisor: whether it lives, as far as this host can determine; NONE before it has written its
+            record, UNKNOWN if that can't be read.
         marker: None until its supervisor has ended it.
     """
 
@@ -68,7 +68,7 @@ class TrialReader:
     """Reads one trial repeatedly, keeping its plan.
 
     Args:
-        wording: how ``notes`` say an error.
+        wording: renders an error as a note.
     """
 
     def __init__(
@@ -150,9 +150,7 @@ class TrialReader:
         """
         try:
             yield
-        except (
-            Exception
-        ) as error:  # damaged content fails in any way; looking at a trial never does
+        except Exception as error:  # damaged content fails in any way, inspecting a trial never
             self.note(self._wording(error))
             if unread and not self.unread:
                 self.unread = f"{unread}: {_reason(error)}"

@@ -1,4 +1,4 @@
-"""What a trial's attempts came to: state, first failure with its log's tail, time spent."""
+"""Summarises a trial's attempts: state, first failure with its log's tail, time spent."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 
 def state_of(attempts: Sequence[Attempt]) -> State:
-    """Returns the trial's state as far as its folder and this host tell; UNKNOWN before the first attempt,
-    which may be queued."""
+    """Determines the trial's state from its folder and this host's processes; UNKNOWN before the first
+    attempt, which may be queued."""
     if not attempts:
         return State.UNKNOWN
     last = attempts[-1]
