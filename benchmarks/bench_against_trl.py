@@ -28,8 +28,8 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "tests" / "support")]
 from real_trials import Trials, explain  # noqa: E402
 from uniform_policy import grpo_words, make_policy, make_questions  # noqa: E402
 
-from launcher.trials.trial_state import State  # noqa: E402
 from realsys.observability.events import StepEvent, read_events  # noqa: E402
+from realsys.trial.trial_state import State  # noqa: E402
 
 PROMPTS, GROUP = 64, 4
 

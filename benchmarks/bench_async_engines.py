@@ -36,10 +36,10 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "tests" / "support")]
 from real_trials import Trials, explain  # noqa: E402
 from uniform_policy import MEAN_LENGTH, grpo_words, make_policy, make_questions  # noqa: E402
 
-from launcher.trials.trial_state import State  # noqa: E402
 from realsys.observability.events import StepEvent, read_events  # noqa: E402
 from realsys.observability.metrics import read_metrics  # noqa: E402
 from realsys.trial.records import TrialFiles  # noqa: E402
+from realsys.trial.trial_state import State  # noqa: E402
 
 GROUP, LONGEST = 8, 8 * MEAN_LENGTH
 GENERATION, TRAINING = "generation alone", "training alone"

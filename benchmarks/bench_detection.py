@@ -468,8 +468,8 @@ class Hung:
     def measure(cls, trials: Any, name: str, words: Sequence[str], rng: random.Random) -> Hung:
         from real_trials import kill_everything, wait_until, worker_pid
 
-        from launcher.trials.trial_state import State
         from realsys.api.plan import read_plan
+        from realsys.trial.trial_state import State
 
         files = trials.launch("ppo-math", name, *words)
         view = trials.wait_for_step(files, STEPS_FIRST, timeout_s=DEADLINE_S)

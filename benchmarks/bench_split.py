@@ -25,8 +25,8 @@ sys.path.insert(0, str(TESTS))
 from cost_plugin import Costs  # noqa: E402
 from real_trials import Trials, explain  # noqa: E402
 
-from launcher.trials.trial_state import State  # noqa: E402
 from realsys.observability.events import StepEvent, read_events  # noqa: E402
+from realsys.trial.trial_state import State  # noqa: E402
 
 BATCH = 16
 NEEDS = {

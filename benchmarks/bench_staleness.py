@@ -21,9 +21,9 @@ sys.path.insert(0, str(TESTS))
 
 from real_trials import Trials, explain  # noqa: E402
 
-from launcher.trials.trial_state import State  # noqa: E402
 from realsys.observability.metrics import read_metrics  # noqa: E402
 from realsys.trial.records import TrialFiles  # noqa: E402
+from realsys.trial.trial_state import State  # noqa: E402
 
 # Two chunks an answer, so that new weights come in the middle of answers, too.
 _ASYNC = ("schedule=async", "schedule.new_tokens_per_chunk=8")

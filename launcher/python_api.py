@@ -28,7 +28,7 @@ from launcher.submit.remake import RequestedChanges
 from launcher.submit.submit import launch_trial, resubmit
 from launcher.trials.await_end import await_end
 from launcher.trials.find_trials import all_trials, find_trial, trial_name
-from launcher.trials.status import TrialReader
+from launcher.trials.status import StatusReader
 from launcher.trials.trial_view import TrialView
 from realsys.api.errors import ConfigError
 from realsys.api.plain import to_plain
@@ -116,7 +116,7 @@ class Trial:
 
     def status(self) -> TrialView:
         """State, reason, step, workers: what `realsys status` shows."""
-        with closing(TrialReader(self._files)) as reader:
+        with closing(StatusReader(self._files)) as reader:
             return reader.view()
 
     def metrics(self) -> list[dict[str, Any]]:

@@ -1,26 +1,20 @@
-"""The command line: its verbs, and the handling of errors.
+"""The command line: its verbs, and words that can't be parsed.
 
-For launcher/cli/entry.py, which passes on what it can't answer itself. A RealsysError becomes three lines
-(or a JSON document) and its exit status; any other exception is reported as a bug in realsys. The verbs
-are in launcher/cli/verbs/.
+For launcher/cli/entry.py, which passes on what it can't answer itself. Its verbs are in
+launcher/cli/verbs/; error_reports.py handles their errors.
 """
 
 from __future__ import annotations
 
 import importlib
-import logging
-import sys
-import traceback
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
+from launcher.cli.error_reports import run_reporting_errors
 from launcher.cli.shared_options import INSPECT, RUN, SETUP
 from launcher.terminal.exit_codes import ExitCode
-
-if TYPE_CHECKING:
-    from realsys.api.errors import RealsysError
 
 # Verb -> its panel of the help page, its module in launcher/cli/verbs, its function.
 VERBS: dict[str, tuple[str, str, str]] = {
@@ -101,31 +95,18 @@ def options(
 
 def run(words: list[str]) -> int:
     """Runs one command line and returns its exit status. Prints every error, raises none."""
-    from realsys.api.errors import RealsysError
-    from realsys.trial.folders import restrict_umask
+    return run_reporting_errors(words, lambda: _parse_and_run(words))
 
-    restrict_umask()
-    # Log records of realsys are for workers' logs; the command line prints its messages explicitly.
-    logging.getLogger("realsys").addHandler(logging.NullHandler())
-    as_json = "--json" in words
+
+def _parse_and_run(words: list[str]) -> object:
     try:
-        status = typer.main.get_command(app).main(
+        return typer.main.get_command(app).main(
             args=words, prog_name="realsys", standalone_mode=False
         )
     except typer.TyperException as error:
-        return _usage(error, words, as_json=as_json)
-    except RealsysError as error:
-        return _refuse(error, as_json=as_json)
-    except (KeyboardInterrupt, typer.Abort):
+        return _usage(error, words, as_json="--json" in words)
+    except typer.Abort:
         return ExitCode.INTERRUPTED
-    except SystemExit as leaving:  # the reader of a pipe closed it
-        return leaving.code if isinstance(leaving.code, int) else ExitCode.RUN_FAILED
-    except Exception as error:  # outermost frame
-        missing = _missing_extra(error, words)
-        return (
-            _bug(error, as_json=as_json) if missing is None else _refuse(missing, as_json=as_json)
-        )
-    return status if isinstance(status, int) else ExitCode.OK
 
 
 def _usage(error: typer.TyperException, words: list[str], *, as_json: bool) -> int:
@@ -146,39 +127,3 @@ def _usage(error: typer.TyperException, words: list[str], *, as_json: bool) -> i
     problem = RealsysError(what, where=f"command line of {path}", fix=fix)
     output.error(problem, as_json=as_json)
     return ExitCode.USAGE
-
-
-def _refuse(error: RealsysError, *, as_json: bool) -> int:
-    """Prints an error that was raised on purpose, and returns its exit status."""
-    from launcher.terminal import output
-
-    output.error(error, as_json=as_json)
-    return error.exit_code
-
-
-def _missing_extra(error: Exception, words: list[str]) -> RealsysError | None:
-    """The refusal for a package that only an extra brings; None for any other error."""
-    if not isinstance(error, ModuleNotFoundError) or not error.name:
-        return None
-    from realsys.config.extras import missing_module
-
-    return missing_module(error.name, where=f"realsys {words[0]}")
-
-
-def _bug(error: Exception, *, as_json: bool) -> int:
-    """Reports an unexpected exception, with everything that a bug report needs."""
-    from launcher.terminal import output
-    from realsys.api.errors import InternalError
-
-    output.say("".join(traceback.format_exception(error, limit=-25)))
-    frames = traceback.extract_tb(error.__traceback__)
-    libraries = (sys.prefix, sys.base_prefix, "<")
-    ours = [f for f in frames if not f.filename.startswith(libraries)]
-    last = (ours or list(frames))[-1]
-    problem = InternalError(
-        f"bug in realsys: {type(error).__name__}: {error}",
-        where=f"{last.filename}:{last.lineno} in {last.name}",
-        fix="report it with the traceback above; if the location is in a file of yours, fix that file",
-    )
-    output.error(problem, as_json=as_json)
-    return ExitCode.BUG

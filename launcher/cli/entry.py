@@ -1,7 +1,7 @@
-"""The console command `realsys`: answers help, version and Tab itself, passes everything else to the CLI.
+"""The console command `realsys`: answers help, version and Tab itself, passes everything else on.
 
 Importing typer alone takes noticeably long, so this module imports nothing that the answer does not need.
-It parses no options and has no verbs (launcher/cli/command_line.py does).
+It parses no options and has no verbs (launcher/cli/verbs/quick_verbs.py and command_line.py do).
 """
 
 from __future__ import annotations
@@ -27,10 +27,18 @@ def _main(words: list[str]) -> int:
             sys.stdout.flush()
             return 0
     except BrokenPipeError:
-        _discard_stdout()
+        from launcher.cli.error_reports import discard_stdout
+
+        discard_stdout()
         return 0
     except UnicodeEncodeError:  # a terminal without box characters: typer handles it
         pass
+    from launcher.cli.verbs.quick_verbs import quick_verb
+
+    if verb := quick_verb(words):
+        from launcher.cli.error_reports import run_reporting_errors
+
+        return run_reporting_errors(words, verb)
     from launcher.cli.command_line import run
 
     return run(words)
@@ -70,15 +78,6 @@ def _colour() -> bool:
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return False
     return bool(os.environ.get("FORCE_COLOR")) or sys.stdout.isatty()
-
-
-def _discard_stdout() -> None:
-    """Redirects stdout to /dev/null after its reader has gone (`realsys --help | head`), so that the
-    flush at exit does not fail.
-    """
-    import os
-
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

@@ -15,9 +15,9 @@ from launcher.terminal import output
 from launcher.terminal.text import duration, headline, moment, times
 from launcher.trials.render import failure_details, rates
 from launcher.trials.trial_view import TrialView
-from realsys.config.option_tree import OptionRow, value_text
 
 if TYPE_CHECKING:
+    from realsys.config.option_tree import OptionRow
     from realsys.observability.predicted import PredictedRow
 
 
@@ -141,6 +141,8 @@ def print_options(rows: Sequence[OptionRow], *, width: int) -> None:
 
 def _print_block(rows: Sequence[OptionRow], width: int) -> None:
     """Prints the options of one group, aligned with each other."""
+    from realsys.config.option_tree import value_text
+
     names = max((len(row.path) for row in rows), default=0)
     values = min(24, max((len(value_text(row.default)) for row in rows), default=0))
     for row in rows:

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 def watch_until_over(files: TrialFiles, trial: str) -> int:
     """Shows the live view on stderr, then the summary; returns the run's exit status."""
     from launcher.terminal import output
-    from launcher.trials.render import exit_code, follow, summary, wait_for_supervisor_exit
+    from launcher.trials.await_end import wait_for_supervisor_exit
+    from launcher.trials.render import exit_code, follow, summary
 
     try:
         view = follow(files, sys.stderr)

@@ -16,17 +16,17 @@ from pathlib import Path
 from launcher.submit.submit import translate_os_errors, trial_lock
 from launcher.trials.copies import is_copy
 from launcher.trials.find_trials import sweep_of, trial_name
-from launcher.trials.liveness import processes_of
-from launcher.trials.status import TrialReader
+from launcher.trials.status import StatusReader
 from launcher.trials.submission import read_submission
-from launcher.trials.trial_state import State
 from launcher.trials.trial_view import TrialView
 from realsys.api.errors import ConfigError, RealsysError, StoreUnavailable, TrialError, TrialIsLive
 from realsys.api.plan import LaunchPlan, read_plan
 from realsys.name_resolve.key_table import TrialKeys
 from realsys.name_resolve.trial_store import has_job_etcd, open_trial_store
 from realsys.trial.folders import check_ours
+from realsys.trial.liveness import processes_of
 from realsys.trial.records import TrialFiles
+from realsys.trial.trial_state import State
 
 PREFIX = ".removed-"  # of a folder being removed; not a valid trial name
 NAMED_AT_MOST = 5
@@ -104,7 +104,7 @@ def remove(files: TrialFiles) -> RemovalResult:
     """
     check_ours(files)
     with trial_lock(files):
-        with closing(TrialReader(files)) as reader:
+        with closing(StatusReader(files)) as reader:
             view = reader.view()
         pids = [process.pid for process in processes_of(files.root)]
         if problem := refusal(view, pids=pids, users=dependent_trials(files)):

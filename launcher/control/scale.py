@@ -15,8 +15,7 @@ from typing import Any
 
 from launcher.control.scale_plan import ScaleChange, ScaleRequest, Unit, rescaled, units
 from launcher.sites.places import user_name
-from launcher.trials.status import TrialReader
-from launcher.trials.trial_state import State
+from launcher.trials.status import StatusReader
 from launcher.trials.trial_view import TrialView, view_of
 from realsys.api.errors import ConfigError, TrialError, WaitTimeout
 from realsys.api.plan import JobLayout, LaunchPlan, PhasePlan
@@ -24,6 +23,7 @@ from realsys.name_resolve.key_table import TrialKeys
 from realsys.name_resolve.trial_store import open_trial_store
 from realsys.observability.jsonl import read_jsonl
 from realsys.trial.records import AttemptRecord
+from realsys.trial.trial_state import State
 from realsys.worker.live_scaling import LEFT_LATE_S, Scaling, change_scaling, read_scaling
 
 POLL_S = 0.25
@@ -33,7 +33,7 @@ AT_WORK = ("running", "paused")
 
 
 def scale(
-    reader: TrialReader, request: ScaleRequest, *, timeout_s: float, say: Callable[[str], None]
+    reader: StatusReader, request: ScaleRequest, *, timeout_s: float, say: Callable[[str], None]
 ) -> list[tuple[str, ...]]:
     """Applies the request and waits; returns a row (name, workers) for each unit that then runs.
 
@@ -69,7 +69,7 @@ def scale(
     return _rows(phase, after)
 
 
-def _running(reader: TrialReader) -> tuple[LaunchPlan, AttemptRecord, PhasePlan]:
+def _running(reader: StatusReader) -> tuple[LaunchPlan, AttemptRecord, PhasePlan]:
     """Returns plan, attempt and phase. Raises TrialError if no attempt runs."""
     records = reader.records()
     view = view_of(records)
@@ -105,7 +105,7 @@ class _ScaleWaiter:
     """Waits until all added units run and all drained ones have left."""
 
     def __init__(
-        self, reader: TrialReader, change: ScaleChange, say: Callable[[str], None]
+        self, reader: StatusReader, change: ScaleChange, say: Callable[[str], None]
     ) -> None:
         self._reader, self._say = reader, say
         self._starting, self._draining = list(change.starting), list(change.draining)

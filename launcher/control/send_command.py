@@ -12,20 +12,20 @@ import time
 from collections.abc import Sequence
 
 from launcher.sites.places import user_name
-from launcher.trials.status import TrialReader
-from launcher.trials.trial_state import State
+from launcher.trials.status import StatusReader
 from realsys.api.errors import ConfigError, TrialError, UnknownName, WaitTimeout, did_you_mean
 from realsys.name_resolve.key_table import TrialKeys
 from realsys.name_resolve.store import NameResolve
 from realsys.name_resolve.trial_store import open_trial_store
 from realsys.runtime.worker_commands import Command, Verb
 from realsys.trial.records import WorkerStatus, dumps, loads
+from realsys.trial.trial_state import State
 
 POLL_S = 0.1
 
 
 def send_command(
-    reader: TrialReader, worker: str, verb: str, args: Sequence[str], *, timeout_s: float
+    reader: StatusReader, worker: str, verb: str, args: Sequence[str], *, timeout_s: float
 ) -> str:
     """Sends the command; returns the worker's state after it.
 

@@ -17,14 +17,14 @@ from dataclasses import dataclass, field
 from launcher.control.stop_job import stop_job
 from launcher.control.stop_request import POLL_S, request_stop, wait_for_end
 from launcher.trials.copies import refuse_copy
-from launcher.trials.liveness import Liveness, Process, end_processes, processes_of
-from launcher.trials.status import TrialReader
+from launcher.trials.status import StatusReader
 from launcher.trials.submission import effective_submission, read_submission
-from launcher.trials.trial_state import State
 from launcher.trials.trial_view import TrialView
 from realsys.api.errors import ClusterError, TrialError
 from realsys.trial.folders import check_ours
+from realsys.trial.liveness import Liveness, Process, end_processes, processes_of
 from realsys.trial.records import AttemptRecord, TrialFiles
+from realsys.trial.trial_state import State
 
 EXTRA_S = 10.0  # after the grace: for the supervisor to end its workers
 QUIET_S = 30.0  # after its exit marker: for the report page and submitit's result
@@ -62,7 +62,7 @@ def stop(
     """
     check_ours(files)
     refuse_copy(files, moved_too=False)
-    with closing(TrialReader(files)) as reader:
+    with closing(StatusReader(files)) as reader:
         view = reader.view()
         report = StopReport(view)
 
@@ -101,7 +101,7 @@ def stop(
         return report
 
 
-def _request_stop_by_signal(reader: TrialReader, record_action: Callable[[str], None]) -> bool:
+def _request_stop_by_signal(reader: StatusReader, record_action: Callable[[str], None]) -> bool:
     """Sends SIGTERM to the supervisor alone, which handles it as a stop request; False if it has ended."""
     records = reader.records()
     if records.attempt is None or records.supervisor is not Liveness.ALIVE:
@@ -115,7 +115,7 @@ def _request_stop_by_signal(reader: TrialReader, record_action: Callable[[str], 
     return True
 
 
-def _wait_for_exit(files: TrialFiles, reader: TrialReader, timeout_s: float) -> None:
+def _wait_for_exit(files: TrialFiles, reader: StatusReader, timeout_s: float) -> None:
     """Waits, after an exit marker, until the supervisor has written its report and exited."""
     view = reader.view()
     if view.exit is None:
@@ -126,7 +126,7 @@ def _wait_for_exit(files: TrialFiles, reader: TrialReader, timeout_s: float) -> 
 
 
 def _end_remaining(
-    files: TrialFiles, reader: TrialReader, term_s: float, record_action: Callable[[str], None]
+    files: TrialFiles, reader: StatusReader, term_s: float, record_action: Callable[[str], None]
 ) -> None:
     termed, killed, left = end_processes(lambda: _remaining_processes(files, reader), term_s=term_s)
     if termed:
@@ -142,7 +142,7 @@ def _end_remaining(
     record_action("no process of the trial is left")
 
 
-def _remaining_processes(files: TrialFiles, reader: TrialReader) -> list[Process]:
+def _remaining_processes(files: TrialFiles, reader: StatusReader) -> list[Process]:
     """Lists processes of the trial on this host: by its records and by their environment."""
     recorded: set[Process] = set()
     records = reader.records()

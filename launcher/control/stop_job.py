@@ -13,14 +13,13 @@ from collections.abc import Callable
 
 from launcher.control.stop_request import request_stop, wait_for_end
 from launcher.sites.places import user_name
-from launcher.slurm.query.states import JobState
 from launcher.slurm.slurm_commands import run_slurm, scancel
 from launcher.trials.job_board import JobBoard
-from launcher.trials.status import TrialReader
+from launcher.trials.status import StatusReader
 from launcher.trials.submission import Submission, record_cancellation
-from launcher.trials.trial_state import State
 from launcher.trials.trial_view import TrialView
 from realsys.api.errors import ClusterError
+from realsys.trial.trial_state import JobState, State
 
 QUIET_S = 30.0  # after its exit marker: for the report page and submitit's result
 GONE_S = 40.0  # KillWait is 30 s by default
@@ -28,7 +27,7 @@ POLL_PAUSES_S = (0.3, 0.5, 1.0, 2.0)  # the last one repeatedly
 
 
 def stop_job(
-    reader: TrialReader,
+    reader: StatusReader,
     submission: Submission,
     view: TrialView,
     grace_s: float,
@@ -83,7 +82,7 @@ def _request_stop_by_slurm(submission: Submission, record_action: Callable[[str]
 
 
 def _cancel_waiting(
-    reader: TrialReader, submission: Submission, record_action: Callable[[str], None]
+    reader: StatusReader, submission: Submission, record_action: Callable[[str], None]
 ) -> None:
     scancel(submission.job_ids)
     record_action(f"cancelled job {', '.join(submission.job_ids)}, which had not started a run")
@@ -97,7 +96,7 @@ def _kill(submission: Submission, record_action: Callable[[str], None]) -> None:
     scancel(submission.job_ids)
 
 
-def _ended(reader: TrialReader, submission: Submission) -> bool:
+def _ended(reader: StatusReader, submission: Submission) -> bool:
     """Whether all jobs of the trial have ended. Raises ClusterError if Slurm can't tell."""
     board = JobBoard()
     accounting = reader.plan.cluster.slurm.accounting if reader.plan else None
@@ -111,7 +110,7 @@ def _ended(reader: TrialReader, submission: Submission) -> bool:
     return all(found.state.has_ended for found in board.jobs_of(submission))
 
 
-def _await_gone(reader: TrialReader, submission: Submission, timeout_s: float) -> bool:
+def _await_gone(reader: StatusReader, submission: Submission, timeout_s: float) -> bool:
     deadline = time.monotonic() + timeout_s
     pauses = iter(POLL_PAUSES_S)
     while not _ended(reader, submission):

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from contextlib import closing
 
 from launcher.sites.places import user_name
-from launcher.trials.status import TrialReader
+from launcher.trials.await_end import views_until_over
+from launcher.trials.status import StatusReader
 from launcher.trials.trial_view import TrialView
 from realsys.api.errors import RealsysError
 from realsys.name_resolve.key_table import TrialKeys
@@ -19,7 +20,7 @@ POLL_S = 0.1
 
 
 def request_stop(
-    reader: TrialReader, view: TrialView, grace_s: float, record_action: Callable[[str], None]
+    reader: StatusReader, view: TrialView, grace_s: float, record_action: Callable[[str], None]
 ) -> bool:
     """Writes the stop request. False if the store can't be written."""
     if reader.plan is None:
@@ -43,11 +44,9 @@ def request_stop(
     return True
 
 
-def wait_for_end(reader: TrialReader, timeout_s: float) -> bool:
+def wait_for_end(reader: StatusReader, timeout_s: float) -> bool:
     """Waits until the attempt has ended; False if it has not within ``timeout_s``."""
-    deadline = time.monotonic() + timeout_s
-    while not reader.brief_view().is_over:
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(POLL_S)
-    return True
+    for view in views_until_over(reader, brief=True, timeout_s=timeout_s, pause_s=POLL_S):
+        if view.is_over:
+            return True
+    return False

@@ -17,11 +17,11 @@ from launcher.trials.find_trials import trial_name
 from launcher.trials.job_board import JobBoard
 from launcher.trials.status import trial_views
 from launcher.trials.submission import Submission, read_submission, record_cancellation
-from launcher.trials.trial_state import State
 from launcher.trials.trial_view import TrialView
 from realsys.api.errors import RealsysError
 from realsys.trial.folders import check_ours
 from realsys.trial.records import TrialFiles
+from realsys.trial.trial_state import State
 
 MAX_CONCURRENT = 16
 Pair = tuple[TrialFiles, TrialView]

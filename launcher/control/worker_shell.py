@@ -12,18 +12,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from launcher.slurm.slurm_commands import run_slurm, scrubbed
-from launcher.trials.liveness import Process
-from launcher.trials.status import TrialReader
+from launcher.trials.status import StatusReader
 from launcher.trials.submission import read_submission
 from realsys.api.errors import TrialError, did_you_mean
 from realsys.api.plan import JobLayout, LaunchPlan, StepPlan
 from realsys.slurm.containers import wrap
 from realsys.slurm.step_command import het_group
+from realsys.trial.liveness import Process
 from realsys.trial.records import WorkerRecord
 
 
 def shell_command(
-    reader: TrialReader, worker: str, words: Sequence[str], *, terminal: bool
+    reader: StatusReader, worker: str, words: Sequence[str], *, terminal: bool
 ) -> tuple[list[str], dict[str, str]]:
     """Returns (argv, environment) of the command.
 

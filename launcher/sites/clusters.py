@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote, unquote
@@ -22,14 +22,13 @@ from realsys.api.errors import ClusterError, ConfigError, UnknownName, did_you_m
 from realsys.config.overrides import apply_overrides
 from realsys.config.problems import collected, raise_all
 from realsys.config.settings import read_yaml
-from realsys.trial.folders import check_folders, own_root, top_of
+from realsys.trial.folders import absolute_root, check_folders, own_root
 
 __all__ = [
     "absolute_root",
     "check_store",
     "check_writable",
     "cluster_problems",
-    "file_roots",
     "find_cluster",
     "missing_secrets",
     "new_spec_file",
@@ -145,21 +144,6 @@ def _with_line(problem: ConfigError, origins: Mapping[str, str], path: Path) -> 
     return ConfigError(problem.what, where=f"{problem.where}, {origin}", fix=problem.fix)
 
 
-def absolute_root(root: str) -> str:
-    """Expands ~ and makes ``root`` absolute. Raises ConfigError if it can't be a path in a plan."""
-    if "\0" in root or not root.strip():
-        raise ConfigError(
-            f"file_root is {root!r}", where="file_root", fix="give the path of a folder"
-        )
-    try:
-        root.encode("utf-8")
-    except UnicodeEncodeError:
-        raise ConfigError(
-            f"file_root {root!r} is not UTF-8", where="file_root", fix="rename the folder"
-        ) from None
-    return os.path.abspath(os.path.expanduser(root))
-
-
 def check_writable(root: str) -> None:
     """Raises ClusterError unless trials can be written under ``root`` and no other user could replace
     them.
@@ -201,24 +185,3 @@ def check_store(spec: ClusterSpec) -> None:
             where=f"name_resolve {url}",
             fix="leave name_resolve out of the site file (then each user has a folder), or use an etcd",
         ) from error
-
-
-def file_roots(wanted: str | None = None) -> list[str]:
-    """Lists the roots where trials may be: of the given cluster, else of every known one.
-
-    Skips invalid specs.
-    """
-    if wanted or os.environ.get("REALSYS_CLUSTER") or os.environ.get("REALSYS_FILE_ROOT"):
-        return _with_shared([find_cluster(wanted).file_root])
-    roots = []
-    for path in places.spec_files().values():
-        try:
-            roots.append(read_spec(Path(path)).file_root)
-        except ConfigError:
-            continue  # `plan --cluster` reports it; it must not hide the trials of other sites
-    return _with_shared([*roots, *places.remembered_file_roots()])
-
-
-def _with_shared(roots: Sequence[str]) -> list[str]:
-    """Removes repeats, and adds to a user's own root the shared root around it, with its older trials."""
-    return list(dict.fromkeys(r for root in roots for r in (root, str(top_of(Path(root))))))

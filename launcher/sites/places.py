@@ -12,6 +12,10 @@ import pwd
 DEFAULT_FILE_ROOT = "~/.local/share/realsys"  # as in ClusterSpec; a test compares them
 SPEC_ENDINGS = (".yaml", ".yml")
 EXAMPLE_PREFIX = "example_"  # templates, not sites
+MAX_GLANCE_BYTES = 512 << 10
+_PLAIN = frozenset(
+    "/~._- abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+)  # in YAML
 
 
 def user_name() -> str:
@@ -82,20 +86,29 @@ def guess_file_roots() -> list[str]:
     """Guesses the file roots without parsing YAML; for completion only."""
     if fixed := os.environ.get("REALSYS_FILE_ROOT"):
         return [os.path.expanduser(fixed)]
-    roots = [_glance(path) for path in spec_files().values()]
-    return list(dict.fromkeys([*roots, *remembered_file_roots()]))
+    roots = [plain_file_root(path) or DEFAULT_FILE_ROOT for path in spec_files().values()]
+    return list(dict.fromkeys([*map(os.path.expanduser, roots), *remembered_file_roots()]))
 
 
-def _glance(spec_file: str) -> str:
+def plain_file_root(spec_file: str) -> str | None:
+    """Returns the file root of a spec if it can be read without parsing YAML; else None."""
     try:
+        if not os.path.isfile(spec_file) or os.path.getsize(spec_file) > MAX_GLANCE_BYTES:
+            return None
         with open(spec_file, encoding="utf-8") as file:
-            for line in file:
-                if line.startswith("file_root:"):
-                    value = line.partition(":")[2].split(" #")[0].strip().strip("\"'")
-                    return os.path.expanduser(value)
+            lines = [line for line in file if line.strip()]
     except (OSError, UnicodeError):
-        pass
-    return os.path.expanduser(DEFAULT_FILE_ROOT)
+        return None
+    at = [i for i, line in enumerate(lines) if "file_root" in line and line.lstrip()[0] != "#"]
+    if not at:
+        return DEFAULT_FILE_ROOT
+    name, _, value = lines[at[0]].partition(":")
+    value = value.partition(" #")[0].strip()
+    if value[:1] in ("'", '"') and value[:1] == value[-1:]:
+        value = value[1:-1]
+    is_plain = value[:1] in ("/", "~") and "/" in value and _PLAIN.issuperset(value)
+    goes_on = any(line[0].isspace() for line in lines[at[0] + 1 : at[0] + 2])
+    return value if [name] * len(at) == ["file_root"] and is_plain and not goes_on else None
 
 
 def _roots_file() -> str:

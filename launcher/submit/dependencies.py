@@ -13,9 +13,9 @@ from launcher.job.conditions import CONDITIONS
 from launcher.trials.find_trials import find_sweep, find_trial, trial_name
 from launcher.trials.status import trial_views
 from launcher.trials.submission import effective_submission, read_submission
-from launcher.trials.trial_state import State
 from realsys.api.errors import ConfigError
 from realsys.trial.records import AttemptRecord, TrialFiles, read_record
+from realsys.trial.trial_state import State
 
 _WHERE = "command line --after"
 _FULFILLED = {

@@ -35,7 +35,6 @@ from launcher.submit.planning import import_all, make_plan
 from launcher.submit.remake import RemadePlan, RequestedChanges, remake
 from launcher.trials.copies import refuse_copy
 from launcher.trials.submission import Submission, read_submission
-from launcher.trials.trial_state import State
 from launcher.trials.trial_view import TrialView
 from realsys import __version__
 from realsys.api.errors import (
@@ -64,6 +63,7 @@ from realsys.trial.snapshot import (
     provenance_warning,
     take_snapshot,
 )
+from realsys.trial.trial_state import State
 from realsys.worker.environment import write_exports
 
 

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 from launcher.job.conditions import CONDITIONS
 from launcher.slurm.query.reasons import reason_fix
-from launcher.slurm.query.states import JobState
 from launcher.terminal.text import duration, moment
-from launcher.trials.trial_state import State
+from realsys.trial.trial_state import JobState, State
 
 if TYPE_CHECKING:
     from launcher.slurm.query.job_query import JobInfo

@@ -14,11 +14,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from launcher.sites import places
-from launcher.sites.clusters import file_roots
-from launcher.trials.copies import refuse_copy
-from realsys.api.errors import NoSuchTrial, RealsysError
+from launcher.sites.file_roots import file_roots
+from realsys.api.errors import NoSuchTrial
 from realsys.trial.folders import check_ours
-from realsys.trial.records import TrialFiles, TrialRecord, read_record
+from realsys.trial.records import TrialFiles, TrialRecord
+from realsys.trial.trial_reader import TrialReader
 
 _FOLDER = ("/", "./", "../", "~")
 
@@ -80,6 +80,8 @@ def find_own_trial(name: str, *, cluster: str | None = None, or_copy: bool = Fal
         ClusterError: another user wrote those records, or could have.
         TrialError: the folder is a copy of another trial's.
     """
+    from launcher.trials.copies import refuse_copy
+
     files = find_trial(name, cluster=cluster)
     check_ours(files)
     if not or_copy:
@@ -166,10 +168,7 @@ def next_free_name(experiment_folder: Path, stem: str = "run") -> str:
 
 def _record(files: TrialFiles) -> TrialRecord | None:
     """Reads the trial's record; None if it is missing or unreadable."""
-    try:
-        return read_record(TrialRecord, files.record)
-    except (RealsysError, OSError):
-        return None
+    return TrialReader(files).record(TrialRecord, files.record)
 
 
 def _is_folder(name: str) -> bool:

@@ -9,13 +9,26 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
-from launcher.slurm.query.job_query import CachedAnswer, JobInfo, query_jobs
-from launcher.slurm.query.waiting import with_detail
-from launcher.trials.submission import Submission
+if TYPE_CHECKING:
+    from launcher.slurm.query.job_query import CachedAnswer, JobInfo
+    from launcher.trials.submission import Submission
 
 WATCH_AGE_S = 10.0  # minimum interval between queries of a live view
 NEWS_AGE_S = 2.0  # the same once the trial's own records have changed
+
+
+def _query_jobs(ids: list[str], **how: Any) -> CachedAnswer:
+    from launcher.slurm.query.job_query import query_jobs  # only if there are Slurm jobs
+
+    return query_jobs(ids, **how)
+
+
+def _with_detail(job: JobInfo) -> JobInfo:
+    from launcher.slurm.query.waiting import with_detail
+
+    return with_detail(job)
 
 
 class JobBoard:
@@ -32,8 +45,8 @@ class JobBoard:
         self,
         *,
         max_age_s: float | None = None,
-        query: Callable[..., CachedAnswer] = query_jobs,
-        detail: Callable[[JobInfo], JobInfo] = with_detail,
+        query: Callable[..., CachedAnswer] = _query_jobs,
+        detail: Callable[[JobInfo], JobInfo] = _with_detail,
     ) -> None:
         self._max_age_s, self._query, self._detail = max_age_s, query, detail
         self._is_list = False

@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from launcher.trials.submission import read_submission
+from launcher.trials.submission import known_submission
 from realsys.api.errors import ConfigError, TrialError, did_you_mean
-from realsys.trial.records import AttemptFiles, AttemptRecord, TrialFiles, read_record
+from realsys.trial.records import AttemptFiles, AttemptRecord, TrialFiles
+from realsys.trial.trial_reader import TrialReader
 
 POLL_S = 0.2
 BATCH = "batch"
@@ -177,7 +178,8 @@ class TrialLogs:
 
 def _batch_logs(files: TrialFiles, attempt: AttemptFiles) -> list[Path]:
     """Lists submitit's files: output of the batch script before its supervisor had a log."""
-    record, submission = read_record(AttemptRecord, attempt.record), read_submission(files)
+    record = TrialReader(files).record(AttemptRecord, attempt.record)
+    submission = known_submission(files)
     if record is None or not record.job_id:
         return []
     folder = Path(submission.folder) if submission and submission.folder else files.submitit

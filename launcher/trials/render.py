@@ -18,21 +18,18 @@ from launcher.slurm.query.time_left import time_words
 from launcher.terminal import output
 from launcher.terminal.exit_codes import ExitCode
 from launcher.terminal.text import duration, headline, times, visible
-from launcher.trials.liveness import Liveness
+from launcher.trials.await_end import views_until_over
 from launcher.trials.merged_logs import LogLine, TrialLogs
-from launcher.trials.status import TrialReader
-from launcher.trials.submission import Submission, batch_logs, read_submission
-from launcher.trials.trial_state import State
+from launcher.trials.status import StatusReader
+from launcher.trials.submission import batch_logs, known_submission
 from launcher.trials.trial_view import TrialView
-from realsys.api.errors import TrialError
 from realsys.trial.last_lines import last_lines
 from realsys.trial.records import AttemptFiles, Failure, TrialFiles
+from realsys.trial.trial_state import State
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-POLL_S = 0.5
-SETTLE_S = 30.0
 LINE_S = 2.0  # minimum interval of progress lines in a pipe,
 QUIET_S = 15.0  # and their maximum interval
 MASTER = "master_worker/0"
@@ -60,17 +57,6 @@ EXIT = {
 }
 
 
-def wait_for_supervisor_exit(files: TrialFiles, *, timeout_s: float = SETTLE_S) -> None:
-    """Waits until the supervisor has exited: after its exit marker it still writes the report page."""
-    deadline = time.monotonic() + timeout_s
-    with closing(TrialReader(files)) as reader:
-        while (
-            reader.records(workers=False).supervisor is Liveness.ALIVE
-            and time.monotonic() < deadline
-        ):
-            time.sleep(POLL_S / 5)
-
-
 def exit_code(view: TrialView) -> ExitCode:
     """Returns the exit status of a verb that waited for the end."""
     return EXIT.get(view.state, ExitCode.RUN_FAILED)
@@ -80,7 +66,7 @@ def follow(
     files: TrialFiles, stream: TextIO, *, sleep: Callable[[float], None] = time.sleep
 ) -> TrialView:
     """Shows the trial on ``stream`` until it has ended; returns the last view."""
-    with closing(TrialReader(files)) as reader:
+    with closing(StatusReader(files)) as reader:
         if output.can_draw(stream):
             return _screen(files, reader, stream, sleep)
         return _lines(reader, stream, sleep)
@@ -89,18 +75,15 @@ def follow(
 # ---- in a pipe ------------------------------------------------------------------------------
 
 
-def _lines(reader: TrialReader, stream: TextIO, sleep: Callable[[float], None]) -> TrialView:
+def _lines(reader: StatusReader, stream: TextIO, sleep: Callable[[float], None]) -> TrialView:
     shown: TrialView | None = None
     last_written = 0.0
-    while True:
-        view = reader.view()
+    for view in views_until_over(reader, sleep=sleep):
         if shown is None or is_line_due(view, shown, age_s=time.monotonic() - last_written):
             shown, last_written = view, time.monotonic()
             stream.write(visible(progress_line(view)) + "\n")
             stream.flush()
-        if view.is_over:
-            return view
-        sleep(POLL_S)
+    return view
 
 
 def is_line_due(view: TrialView, shown: TrialView, *, age_s: float) -> bool:
@@ -161,36 +144,25 @@ def _after_the_limit(view: TrialView) -> str:
 
 
 def _screen(
-    files: TrialFiles, reader: TrialReader, stream: TextIO, sleep: Callable[[float], None]
+    files: TrialFiles, reader: StatusReader, stream: TextIO, sleep: Callable[[float], None]
 ) -> TrialView:
     from rich.live import Live
 
     warned: deque[LogLine] = deque(maxlen=SHOWN_WARNINGS)
-    submission = _submission(files)
+    submission = known_submission(files)
     after = submission.after_attempt if submission else 0
     logs = TrialLogs(files, grep=r"\b(WARNING|ERROR|CRITICAL)\b")
-    view = reader.view()
     with Live(console=output.console(stream), auto_refresh=False, transient=True) as live:
-        while True:
+        for view in views_until_over(reader, sleep=sleep):
             warned.extend(logs.read())
             live.update(picture(view, current_warnings(warned, view.attempt, after)), refresh=True)
-            if view.is_over:
-                return view
-            sleep(POLL_S)
-            view = reader.view()
+    return view
 
 
 def current_warnings(warned: Iterable[LogLine], attempt: int, after: int) -> list[str]:
     """Selects lines of the present attempt, or of the one to follow attempt ``after`` (pure)."""
     newest = max(attempt, after + 1)
     return [f"{line.worker} | {line.text}" for line in warned if line.attempt >= newest]
-
-
-def _submission(files: TrialFiles) -> Submission | None:
-    try:
-        return read_submission(files)
-    except TrialError:  # damaged: the view has a note about it
-        return None
 
 
 def picture(view: TrialView, warnings: list[str]) -> RenderableType:
@@ -337,10 +309,7 @@ def _spent(view: TrialView) -> str:
 
 def _submitit_tail(files: TrialFiles, lines: int = 15) -> list[str]:
     """Reads the end of what the supervisor's process printed before it had a log."""
-    try:
-        logs = batch_logs(files, read_submission(files))
-    except TrialError:
-        return []
+    logs = batch_logs(files, known_submission(files))
     return last_lines(logs[-1])[-lines:] if logs else []
 
 

@@ -1,5 +1,5 @@
-"""Reads a trial's records: folder, name resolution and processes; launcher/trials/trial_view.py
-interprets them.
+"""Reads how a trial stands: its folder (realsys/trial/trial_reader.py), and besides that its store, its
+processes and Slurm. launcher/trials/trial_view.py interprets what was read.
 
 Never raises for what is missing, damaged or unreachable: that becomes a note in the view. It writes
 nothing, and of logs it reads only srun's messages about a step that does not start.
@@ -13,37 +13,37 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote
 
-from launcher.slurm.query.job_query import JobInfo
 from launcher.trials.job_board import WATCH_AGE_S, JobBoard
-from launcher.trials.liveness import Liveness, liveness
 from launcher.trials.merged_logs import worker_of
 from launcher.trials.submission import Submission, batch_logs, effective_submission, read_submission
 from launcher.trials.trial_view import KnownProgress, Records, TrialView, view_of
-from realsys.api.errors import KeyNotFound, RealsysError, StoreUnavailable
-from realsys.api.plan import LaunchPlan, read_plan
+from realsys.api.errors import KeyNotFound, StoreUnavailable
 from realsys.name_resolve.key_table import TrialKeys
 from realsys.name_resolve.store import NameResolve
 from realsys.observability.evaluations import last_figures
 from realsys.observability.jsonl import read_jsonl
 from realsys.slurm.srun_messages import step_wait
 from realsys.trial.last_lines import last_lines
+from realsys.trial.liveness import Liveness, liveness
 from realsys.trial.records import (
     AttemptFiles,
-    AttemptRecord,
-    ExitMarker,
     Progress,
     StopRequest,
     TrialFiles,
     TrialRecord,
     WorkerRecord,
     WorkerStatus,
-    fresh,
     loads,
-    read_record,
 )
+from realsys.trial.trial_reader import MAX_ROWS_BYTES, Attempt, TrialReader, check_regular
+
+if TYPE_CHECKING:
+    from launcher.slurm.query.job_query import JobInfo
+    from realsys.api.plan import LaunchPlan
+    from realsys.trial.plan_summary import PlanSummary
 
 T = TypeVar("T")
 MIN_FREE_BYTES = 4 << 20  # more than what the supervisor frees for its exit marker
@@ -58,14 +58,14 @@ def trial_view(
 
     With ``ages`` also the age of each worker's last heartbeat, which costs one query to the store each.
     """
-    with closing(TrialReader(files, board=board)) as reader:
+    with closing(StatusReader(files, board=board)) as reader:
         return view_of(reader.records(ages=ages))
 
 
 def trial_views(trials: Sequence[TrialFiles]) -> list[TrialView]:
     """Reads the present views of all trials, with a single query to Slurm."""
     board = JobBoard()
-    readers = [TrialReader(files, board=board) for files in trials]
+    readers = [StatusReader(files, board=board) for files in trials]
     asked = [s for reader in readers if (s := reader.unsettled_job()) is not None]
     board.expect(asked)
     views = []
@@ -75,26 +75,17 @@ def trial_views(trials: Sequence[TrialFiles]) -> list[TrialView]:
     return views
 
 
-class TrialReader:
+class StatusReader(TrialReader):
     """Reads one trial repeatedly, keeping its plan and the connection to its store."""
 
     def __init__(self, files: TrialFiles, *, board: JobBoard | None = None) -> None:
-        self.files, self._board = files, board or JobBoard(max_age_s=WATCH_AGE_S)
-        self._plan: LaunchPlan | None = None
+        super().__init__(files)
+        self._board = board or JobBoard(max_age_s=WATCH_AGE_S)
+        self._plan: LaunchPlan | PlanSummary | None = None
         self._store: NameResolve | None = None
         self._store_of = 0  # number of the attempt that it was opened for
         self._store_is_away = False
-        self._notes: list[str] = []
-        self._unread = ""  # why the store or the plan could not be read this time
         self._last_progress: Progress | None = None
-
-    @property
-    def plan(self) -> LaunchPlan | None:
-        """The plan, if it can be read."""
-        if self._plan is None:
-            with self._noted("its plan can't be read"):
-                self._plan = read_plan(self.files.plan)
-        return self._plan
 
     def close(self) -> None:
         """Closes the connection to the store."""
@@ -116,38 +107,42 @@ class TrialReader:
     def records(self, *, ages: bool = False, workers: bool = True) -> Records:
         """Reads all records.
 
-        Liveness is read before the exit marker, and the marker again after Slurm reported the job's end: a
-        supervisor that exits between two reads has written its marker first, so it can't appear lost.
+        The exit marker is read again after Slurm reported the job's end, so that a supervisor that has just
+        exited can't appear lost.
 
         Args:
             ages: also the age of each worker's last heartbeat: one query to the store each.
             workers: False if only the state is needed.
         """
-        self._notes, self._unread = [], ""
+        self.notes, self.unread = [], ""
         self._store_is_away = False
-        files, plan = self.files, self.plan
+        files, plan = self.files, self.summary
+        self._plan = plan
         submission = self._submission()
         full = self._check_space()
-        attempt, supervisor, marker = self._last_attempt()
-        job = self._job(submission, attempt, marker)
-        if job is not None and job.state.has_ended and marker is None:
-            attempt, supervisor, marker = self._last_attempt()
+        last = self.last_attempt()
+        job = self._job(submission, last)
+        if job is not None and job.state.has_ended and last is not None and last.marker is None:
+            last = self.last_attempt()
+        attempt, marker = (last.record, last.marker) if last else (None, None)
+        supervisor = last.supervisor if last else Liveness.NONE
         on_slurm = submission is not None and submission.on_slurm
         # For a run on another host without Slurm, the workers' leases are the only sign of life.
         wanted = workers or (supervisor is Liveness.UNKNOWN and not on_slurm)
         found, statuses, heartbeats = self._workers(ages=ages) if wanted else ({}, {}, {})
         stop, progress = self._value(StopRequest, "stop"), self._value(Progress, "progress")
-        begun, known = next(iter(self.files.all_attempts()[-1:]), None), None
-        if begun is not None and self._unread and marker is None:
+        begun, known = last.files if last else None, None
+        if begun is not None and self.unread and marker is None:
             known = self._last_known(begun)
             progress = self._last_progress
         self._last_progress = progress
+        is_unread = attempt is None and (known is not None or supervisor is Liveness.UNKNOWN)
         return Records(
             trial=plan.trial if plan else "/".join(files.root.parts[-2:]),
             folder=str(files.root),
             now=time.time(),
             plan=plan,
-            record=self._file(TrialRecord, files.record),
+            record=self.record(TrialRecord, files.record),
             submission=submission and effective_submission(submission, attempt),
             submission_alive=self._alive(submission),
             job=job,
@@ -163,33 +158,18 @@ class TrialReader:
             if on_slurm
             else {n: liveness(w.host, w.pid, w.start) for n, w in found.items()},
             heartbeats=heartbeats,
-            restarts=self._restarts(),
+            restarts=self._rows(begun.restarts) if begun else [],
             published=self._published(),
             metrics=self._metrics(),
-            unread=self._unread if known else "",
-            unread_attempt=begun.number if begun and known and attempt is None else 0,
+            unread=self.unread if known else "",
+            unread_attempt=last.files.number if last and is_unread else 0,
             known=known,
             logged=_logged(begun) if begun and progress is None and marker is None else frozenset(),
             step_waits=_step_waits(begun) if begun and progress is None and on_slurm else {},
             full=full,
             batch_log=str(next(reversed(batch_logs(files, submission)), "")) if not begun else "",
-            notes=tuple(self._notes),
+            notes=tuple(self.notes),
         )
-
-    def _last_attempt(self) -> tuple[AttemptRecord | None, Liveness, ExitMarker | None]:
-        """Reads its record, whether its supervisor lives as far as this host can tell, and its exit
-        marker.
-        """
-        attempts = self.files.all_attempts()
-        if not attempts:
-            return None, Liveness.NONE, None
-        fresh(attempts[-1].root)  # its supervisor may have written the marker on another host
-        unread = f"the record of attempt {attempts[-1].number} can't be read"
-        attempt = self._file(AttemptRecord, attempts[-1].record, unread)
-        supervisor = Liveness.NONE
-        if attempt is not None:
-            supervisor = liveness(attempt.host, attempt.supervisor_pid, attempt.supervisor_start)
-        return attempt, supervisor, self._file(ExitMarker, attempts[-1].exit)
 
     def _last_known(self, attempt: AttemptFiles) -> KnownProgress:
         """Determines the attempt's progress from the files in the trial's folder."""
@@ -212,34 +192,31 @@ class TrialReader:
         """Reads the last row of the main phase, with the figures of the newest evaluated checkpoint."""
         phase = TrialFiles.phase(self.files.root)
         metrics = last_metrics(phase.metrics)
-        with self._noted():
-            metrics |= last_figures(read_jsonl(phase.evaluations))
-        return metrics
+        return metrics | last_figures(self._rows(phase.evaluations))
 
-    def _restarts(self) -> list[dict[str, Any]]:
-        """Reads the restarts of single workers in the last attempt."""
-        attempts = self.files.all_attempts()
-        with self._noted():
-            return read_jsonl(attempts[-1].restarts) if attempts else []
+    def _rows(self, path: Path) -> list[dict[str, Any]]:
+        """Reads a file of rows; none if it is damaged."""
+        with self.noted():
+            check_regular(path, max_bytes=MAX_ROWS_BYTES)
+            return read_jsonl(path)
         return []
 
     def unsettled_job(self) -> Submission | None:
         """Returns the submission whose job must be queried; None if the records suffice."""
-        submission = self._submission()
+        self._plan = self.summary
+        return self._unsettled(self._submission(), self.last_attempt())
+
+    def _unsettled(self, submission: Submission | None, last: Attempt | None) -> Submission | None:
         if submission is None or not submission.on_slurm:
             return None
-        attempts = self.files.all_attempts()
-        if not attempts or attempts[-1].number <= submission.after_attempt:
+        if last is None or last.marker is None or last.files.number <= submission.after_attempt:
             return submission
-        is_over = self._file(ExitMarker, attempts[-1].exit) is not None
-        may_go_on = self.plan is None or self.plan.job is None or self.plan.job.requeue
-        if is_over and not may_go_on:
-            attempt = self._file(AttemptRecord, attempts[-1].record)
-            return None if effective_submission(submission, attempt) is submission else submission
-        return submission
+        may_go_on = self._plan is None or self._plan.job is None or self._plan.job.requeue
+        is_latest = effective_submission(submission, last.record) is submission
+        return None if is_latest and not may_go_on else submission
 
     def _submission(self) -> Submission | None:
-        with self._noted():
+        with self.noted():
             return read_submission(self.files)
         return None
 
@@ -250,16 +227,10 @@ class TrialReader:
             return Liveness.UNKNOWN
         return liveness(submission.host, submission.pid, submission.start)
 
-    def _job(
-        self,
-        submission: Submission | None,
-        attempt: AttemptRecord | None,
-        marker: ExitMarker | None,
-    ) -> JobInfo | None:
-        if submission is None or not submission.on_slurm:
+    def _job(self, submission: Submission | None, last: Attempt | None) -> JobInfo | None:
+        if submission is None or self._unsettled(submission, last) is None:
             return None
-        if marker is not None and self.unsettled_job() is None:
-            return None  # the marker suffices
+        attempt, marker = (last.record, last.marker) if last else (None, None)
         news = max(attempt.started_at if attempt else 0.0, marker.ended_at if marker else 0.0)
         accounting = self._plan.cluster.slurm.accounting if self._plan else None
         counts = effective_submission(submission, attempt)
@@ -269,7 +240,7 @@ class TrialReader:
             if later is not None and not later.state.has_ended:  # pending, and will start
                 found = later
         for problem in self._board.problems:
-            self._note(problem)
+            self.note(problem)
         return found
 
     def _check_space(self) -> str:
@@ -284,7 +255,7 @@ class TrialReader:
                 no_files = disk.f_files > 0 and disk.f_favail == 0
                 if free < MIN_FREE_BYTES or no_files:
                     left = "room for another file" if no_files else "space"
-                    self._note(
+                    self.note(
                         full := f"no {left} left on the disk of {folder}: free some, then resume"
                     )
                     return full
@@ -309,10 +280,10 @@ class TrialReader:
         self, kind: type[T], prefix: str, heartbeats: dict[str, float] | None = None
     ) -> dict[str, T]:
         found: dict[str, T] = {}
-        with self._noted(STORE_UNREAD):
+        with self._noted_of_store():
             store = self._opened()
             for entry in store.get_subtree(prefix) if store else ():
-                with self._noted():
+                with self._noted_of_store(""):
                     name = entry.key.removeprefix(f"{prefix}/")
                     found[name] = loads(kind, entry.value, where=entry.key)
                     if heartbeats is None or store is None or not entry.lease_id:
@@ -327,7 +298,7 @@ class TrialReader:
         if self._plan is None:
             return None
         key = f"{TrialKeys.of(self._plan).root}/{name}"
-        with self._noted(STORE_UNREAD):
+        with self._noted_of_store():
             store = self._opened()
             try:
                 return loads(kind, store.get(key).value, where=key) if store else None
@@ -358,34 +329,15 @@ class TrialReader:
             self._store_of = attempts[-1].number
         return self._store
 
-    def _file(self, kind: type[T], path: Path, unread: str = "") -> T | None:
-        with self._noted(unread):
-            return read_record(kind, path)
-        return None
-
     @contextmanager
-    def _noted(self, unread: str = "") -> Iterator[None]:
-        """Turns exceptions into notes, so that the remaining records are still shown.
-
-        Args:
-            unread: what can't be read, if the run's liveness is unknown without it.
-        """
-        try:
-            yield
-        except RealsysError as error:
-            self._store_is_away |= isinstance(error, StoreUnavailable)
-            self._note(f"{error.what} ({error.where})")
-            why = error.what
-        except Exception as error:  # damaged content fails in any way; `status` never does
-            self._note(why := f"{type(error).__name__}: {error}")
-        else:
-            return
-        if unread and not self._unread:
-            self._unread = f"{unread}: {why}"
-
-    def _note(self, text: str) -> None:
-        if text not in self._notes:
-            self._notes.append(text)
+    def _noted_of_store(self, unread: str = STORE_UNREAD) -> Iterator[None]:
+        """Turns exceptions into notes, and asks a store that is away no more this time."""
+        with self.noted(unread):
+            try:
+                yield
+            except StoreUnavailable:
+                self._store_is_away = True
+                raise
 
 
 def _logged(attempt: AttemptFiles) -> frozenset[str]:

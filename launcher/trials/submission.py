@@ -6,9 +6,11 @@ would look as if it had never been started.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from realsys.api.errors import RealsysError
 from realsys.trial.records import AttemptRecord, TrialFiles, read_record, write_record
 
 
@@ -61,6 +63,13 @@ def read_submission(files: TrialFiles) -> Submission | None:
     folder = Path(found.folder) if found.folder else files.submitit
     array = read_record(ArrayRecord, array_record(folder))
     return None if array is None else with_array_job(found, array)
+
+
+def known_submission(files: TrialFiles) -> Submission | None:
+    """Reads the last submission; None also if it can't be read."""
+    with suppress(RealsysError, OSError):
+        return read_submission(files)
+    return None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,21 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from launcher.slurm.query.job_query import JobInfo
-from launcher.slurm.query.states import JobState
 from launcher.slurm.query.time_left import TimeLeft, time_left
 from launcher.terminal.text import duration
-from launcher.trials.changed_settings import change_lines
 from launcher.trials.explain_job import explain_job
-from launcher.trials.liveness import Liveness
 from launcher.trials.submission import Submission
-from launcher.trials.trial_state import State, TrialFacts, decide
-from realsys.api.plan import LaunchPlan, PhasePlan
 from realsys.slurm.hostlist import compress
 from realsys.slurm.lost_nodes import lost_nodes
 from realsys.slurm.srun_messages import patience_s, what_to_do
+from realsys.trial.liveness import Liveness
 from realsys.trial.records import (
     AttemptRecord,
     ExitMarker,
@@ -32,6 +27,12 @@ from realsys.trial.records import (
     WorkerRecord,
     WorkerStatus,
 )
+from realsys.trial.trial_state import JobState, State, TrialFacts, decide
+
+if TYPE_CHECKING:
+    from launcher.slurm.query.job_query import JobInfo
+    from realsys.api.plan import LaunchPlan, PhasePlan
+    from realsys.trial.plan_summary import PhaseSummary, PlanSummary
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +68,7 @@ class Records:
     trial: str
     folder: str
     now: float
-    plan: LaunchPlan | None = None
+    plan: LaunchPlan | PlanSummary | None = None
     record: TrialRecord | None = None
     submission: Submission | None = None
     submission_alive: Liveness = Liveness.NONE
@@ -202,9 +203,17 @@ def view_of(records: Records) -> TrialView:
         time=_time_left(state, records, progress),
         metrics=records.metrics,
         notes=records.notes,
-        changes=tuple(change_lines(records.record.changes)) if records.record else (),
+        changes=_changes(records.record),
         known_at=known.at if known else None,
     )
+
+
+def _changes(record: TrialRecord | None) -> tuple[str, ...]:
+    if record is None or not record.changes:
+        return ()
+    from launcher.trials.changed_settings import change_lines
+
+    return tuple(change_lines(record.changes))
 
 
 def _time_left(state: State, records: Records, progress: Progress | None) -> TimeLeft | None:
@@ -368,10 +377,10 @@ def _silent_steps(records: Records) -> tuple[str, str] | None:
     return why, f"wait, or check what the job's steps hold: realsys plan, squeue --steps; {_EXPECT}"
 
 
-def _current_phase(records: Records, progress: Progress | None) -> PhasePlan | None:
+def _current_phase(records: Records, progress: Progress | None) -> PhasePlan | PhaseSummary | None:
     if records.plan is None:
         return None
-    phases = {phase.name: phase for phase in records.plan.phases}
+    phases: dict[str, PhasePlan | PhaseSummary] = {p.name: p for p in records.plan.phases}
     named = progress.phase if progress else (records.exit.phase if records.exit else "")
     if progress is None and records.known is not None and records.known.step:
         named = records.known.phase or records.plan.phases[-1].name
@@ -381,12 +390,12 @@ def _current_phase(records: Records, progress: Progress | None) -> PhasePlan | N
     return (left or list(records.plan.phases))[0]
 
 
-def _workers(records: Records, phase: PhasePlan | None) -> tuple[WorkerView, ...]:
+def _workers(records: Records, phase: PhasePlan | PhaseSummary | None) -> tuple[WorkerView, ...]:
     """Lists the phase's workers, whether or not they have registered."""
     expected: Sequence[str] = ()
     if phase is not None and records.attempt is not None:
         groups = phase.scheduling.groups().items()
-        expected = [f"{kind.value}/{i}" for kind, group in groups for i in range(group.count)]
+        expected = [f"{kind}/{i}" for kind, group in groups for i in range(group.count)]
     names = [*expected, *sorted(set(records.workers) - set(expected))]
     return tuple(_worker(name, records) for name in names)
 

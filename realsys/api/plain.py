@@ -77,11 +77,10 @@ def from_plain(kind: type[T], data: Any, *, where: str = "", seen: _Seen = None)
 @functools.cache
 def _tag(kind: Any) -> dict[str, str]:
     """What tells a kind of a choice, or a member of a union of dataclasses, from the others."""
-    from realsys.api.dataflow import OffloadHook, ParamReallocHook
-
     if is_choice(kind):
         return {KIND: kind.kind}
-    return {"type": kind.__name__} if kind in (ParamReallocHook, OffloadHook) else {}
+    name = kind.__name__
+    return {"type": name} if name in ("ParamReallocHook", "OffloadHook") else {}
 
 
 @functools.cache

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from realsys.api.option_fields import option
+from realsys.api.basics.option_fields import option
 from realsys.models.shape import DTYPE_BYTES, ModelShape
 
 

@@ -14,6 +14,7 @@ from realsys.name_resolve.store import canonical
 
 if TYPE_CHECKING:  # a heartbeat process has no use for it
     from realsys.api.plan import LaunchPlan
+    from realsys.trial.plan_summary import PlanSummary
 
 PREFIX = "realsys/v1"  # a change of any value's meaning takes a new number
 
@@ -32,7 +33,7 @@ class TrialKeys:
     trial: str
 
     @classmethod
-    def of(cls, plan: LaunchPlan) -> Self:
+    def of(cls, plan: LaunchPlan | PlanSummary) -> Self:
         """The keys of the plan's trial."""
         return cls(
             cluster=plan.cluster.name,

@@ -11,13 +11,16 @@ import dataclasses
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from realsys.api.errors import ConfigError, did_you_mean
-from realsys.name_resolve.etcd.access import EtcdAccess, endpoints_of
 from realsys.name_resolve.file.file_store import FileStore
 from realsys.name_resolve.memory_store import MemoryStore, SharedMemory
 from realsys.name_resolve.store import NameResolve
+
+if TYPE_CHECKING:
+    from realsys.name_resolve.etcd.access import EtcdAccess
 
 _named: dict[str, SharedMemory] = {}
 _named_lock = threading.Lock()
@@ -47,6 +50,7 @@ def open_store(url: str, *, access: EtcdAccess | None = None) -> NameResolve:
 
 
 def _open_etcd(url: str, access: EtcdAccess | None) -> NameResolve:
+    from realsys.name_resolve.etcd.access import EtcdAccess, endpoints_of
     from realsys.name_resolve.etcd.etcd_store import EtcdStore
 
     if url.startswith("etcd+job://"):

@@ -20,17 +20,18 @@ from realsys.trial.records import fresh
 if TYPE_CHECKING:  # a heartbeat process does not need them, and they are slow to import
     from realsys.api.cluster import EtcdSpec
     from realsys.api.plan import LaunchPlan
+    from realsys.trial.plan_summary import PlanSummary
     from realsys.trial.records import AttemptFiles
 
 JOB_ETCD = "etcd+job://"
 
 
-def has_job_etcd(plan: LaunchPlan) -> bool:
+def has_job_etcd(plan: LaunchPlan | PlanSummary) -> bool:
     """Returns whether the trial's supervisor runs its own etcd."""
     return plan.name_resolve_url == JOB_ETCD
 
 
-def open_trial_store(plan: LaunchPlan, attempt: AttemptFiles | None) -> NameResolve:
+def open_trial_store(plan: LaunchPlan | PlanSummary, attempt: AttemptFiles | None) -> NameResolve:
     """Returns an open store; the caller closes it.
 
     Args:

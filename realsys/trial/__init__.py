@@ -1,4 +1,5 @@
-"""A trial's folder: its paths, records, lineage, and the snapshot of the code in it.
+"""A trial's folder: its paths, records, state, lineage, and the snapshot of the code in it.
 
-``records.py`` defines the files; every verb and worker reads a trial through it.
+``records.py`` defines the files; workers read one at a time through it, all that inspect a trial read it
+through ``trial_reader.py``, which never raises.
 """

@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from realsys.api.errors import ClusterError
+from realsys.api.errors import ClusterError, ConfigError
 from realsys.trial.records import TrialFiles
 
 READABLE, PRIVATE = 0o755, 0o700  # others may read, subject to the umask; owner only
@@ -82,6 +82,21 @@ def weakness(facts: FolderFacts, *, uid: int, shared: bool) -> tuple[str, str]:
 
 def _or_other_root(first: str) -> str:
     return f"{first}; or set REALSYS_FILE_ROOT to a folder that only you can write"
+
+
+def absolute_root(root: str) -> str:
+    """Expands ~ and makes ``root`` absolute. Raises ConfigError if it can't be a path in a plan."""
+    if "\0" in root or not root.strip():
+        raise ConfigError(
+            f"file_root is {root!r}", where="file_root", fix="give the path of a folder"
+        )
+    try:
+        root.encode("utf-8")
+    except UnicodeEncodeError:
+        raise ConfigError(
+            f"file_root {root!r} is not UTF-8", where="file_root", fix="rename the folder"
+        ) from None
+    return os.path.abspath(os.path.expanduser(root))
 
 
 def own_root(root: str, user: str) -> str:

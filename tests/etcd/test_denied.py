@@ -18,7 +18,6 @@ from paced import Pace
 from real_trials import Trials, explain, small_ppo, trained_ids
 from runs_without_store import steps_of
 
-from launcher.trials.trial_state import State
 from realsys.api.cluster import EtcdSpec
 from realsys.api.errors import StoreDenied, StoreUnavailable
 from realsys.name_resolve.etcd.access import EtcdAccess
@@ -28,6 +27,7 @@ from realsys.name_resolve.retry import retry_while_unavailable
 from realsys.observability.history import read_history
 from realsys.runtime.certificates import LIFE, Authority
 from realsys.trial.records import TrialFiles
+from realsys.trial.trial_state import State
 
 Site = tuple[EtcdCluster, EtcdSpec]
 KEY = "realsys/v1/lab/anna/e/t/x"

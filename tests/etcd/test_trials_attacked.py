@@ -20,10 +20,10 @@ from paced import Pace
 from real_trials import Trials, explain, files_under, metrics_of, name_of, small_ppo
 
 from launcher.trials.status import trial_view
-from launcher.trials.trial_state import State
 from realsys.name_resolve.etcd.access import EtcdAccess
 from realsys.runtime.certificates import Authority
 from realsys.trial.records import TrialFiles
+from realsys.trial.trial_state import State
 
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(400)]
 

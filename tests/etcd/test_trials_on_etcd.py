@@ -20,9 +20,9 @@ from real_trials import (
     weights_of,
 )
 
-from launcher.trials.trial_state import State
 from realsys.observability.history import read_history
 from realsys.trial.records import TrialFiles
+from realsys.trial.trial_state import State
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import zmq
 
-from launcher.trials.liveness import processes_of
 from realsys.transport.curve_keys import TrialKeypairs
+from realsys.trial.liveness import processes_of
 
 LISTENING = "0A"  # state of a line in /proc/net/tcp
 MIB = 1 << 20

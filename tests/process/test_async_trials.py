@@ -23,9 +23,9 @@ from real_trials import (
     worker_pid,
 )
 
-from launcher.trials.trial_state import State
 from realsys.observability.metrics import deterministic, read_metrics
 from realsys.trial.records import TrialFiles
+from realsys.trial.trial_state import State
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 

@@ -35,15 +35,15 @@ from real_trials import (
     worker_pid,
 )
 
-from launcher.trials.liveness import processes_of
 from launcher.trials.status import trial_view
-from launcher.trials.trial_state import State
 from realsys.data.transfer.transfer_messages import TensorReply, TensorRequest
 from realsys.transport.codec import MAX_MESSAGE_BYTES, decode, encode
 from realsys.transport.curve_keys import TrialKeypairs
 from realsys.transport.messages import PROTOCOL_VERSION, ReplyFrame, RequestFrame
 from realsys.transport.worker_requests import Done, Evaluate, Ping, Reply
+from realsys.trial.liveness import processes_of
 from realsys.trial.records import AttemptFiles, AttemptRecord, TrialFiles, read_record
+from realsys.trial.trial_state import State
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 

@@ -11,7 +11,6 @@ import pytest
 import torch
 from real_trials import SMALL_PPO, Trials, explain
 
-from launcher.trials.trial_state import State
 from realsys.api.model import DatasetAbstraction, GenerationHyperparameters
 from realsys.api.worker_configs import Evaluator
 from realsys.evaluator.checkpoints import SavedCheckpoints
@@ -21,6 +20,7 @@ from realsys.evaluator.results import Results
 from realsys.observability.jsonl import read_jsonl
 from realsys.observability.metrics import read_metrics
 from realsys.trial.records import PhaseFiles
+from realsys.trial.trial_state import State
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
 

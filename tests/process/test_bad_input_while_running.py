@@ -27,10 +27,10 @@ from real_trials import (
 )
 
 from launcher.terminal.exit_codes import ExitCode
-from launcher.trials.trial_state import State
 from launcher.trials.trial_view import TrialView
 from realsys.models.prompt_lengths import prompt_lengths
 from realsys.trial.records import TrialFiles
+from realsys.trial.trial_state import State
 
 pytestmark = pytest.mark.process
 

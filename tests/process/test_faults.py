@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from real_trials import LONG_PPO, Trials, explain, worker_pid
 
-from launcher.trials.liveness import processes_of
-from launcher.trials.trial_state import State
+from realsys.trial.liveness import processes_of
 from realsys.trial.records import TrialFiles
+from realsys.trial.trial_state import State
 
 pytestmark = pytest.mark.process
 

@@ -13,9 +13,9 @@ import pytest
 from old_trials.unpack import unpack
 from real_trials import Trials, explain, metrics_of, trained_ids
 
-from launcher.trials.trial_state import State
 from realsys.observability.metrics import read_metrics
 from realsys.trial.records import TrialFiles
+from realsys.trial.trial_state import State
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 

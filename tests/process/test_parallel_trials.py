@@ -19,9 +19,9 @@ from real_trials import (
 )
 from safetensors.torch import load
 
-from launcher.trials.trial_state import State
 from realsys.observability.events import MfcEvent, MoveEvent, StepEvent, read_events
 from realsys.trial.records import TrialFiles
+from realsys.trial.trial_state import State
 
 pytestmark = pytest.mark.process
 

@@ -13,13 +13,13 @@ import torch
 from real_trials import Trials, explain, metrics_of
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
-from launcher.trials.trial_state import State
 from realsys.api.model import GenerationHyperparameters
 from realsys.data.sources.math_questions import MathPrompts
 from realsys.generation.engine.embedded_engine import generate
 from realsys.generation.engine.sampling import row_seed
 from realsys.master.graph.data_schedule import DataSchedule
 from realsys.models.hf import load_causal_lm, load_critic, load_tokenizer
+from realsys.trial.trial_state import State
 
 pytestmark = pytest.mark.process
 

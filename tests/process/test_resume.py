@@ -21,11 +21,11 @@ from real_trials import (
     weights_of,
 )
 
-from launcher.trials.trial_state import State
 from realsys.master.checkpoint.recover import read_resumed
 from realsys.observability.history import read_history
 from realsys.observability.metrics import read_metrics
 from realsys.trial.records import TrialFiles
+from realsys.trial.trial_state import State
 
 pytestmark = pytest.mark.process
 

@@ -22,12 +22,12 @@ from real_trials import (
     weights_of,
 )
 
-from launcher.trials.trial_state import State
 from realsys.data.sources.math_questions import MathPrompts
 from realsys.master.graph.data_schedule import DataSchedule
 from realsys.observability.history import read_history
 from realsys.observability.metrics import read_metrics
 from realsys.trial.records import TrialFiles
+from realsys.trial.trial_state import State
 
 pytestmark = pytest.mark.process
 

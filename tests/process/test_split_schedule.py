@@ -13,9 +13,9 @@ import pytest
 from cost_plugin import Costs
 from real_trials import Trials, explain, metrics_of
 
-from launcher.trials.trial_state import State
 from realsys.observability.events import MfcEvent, StepEvent, read_events
 from realsys.trial.records import TrialFiles
+from realsys.trial.trial_state import State
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 

@@ -25,16 +25,16 @@ from launcher.submit import dispatch_job
 from launcher.submit import submit as submit_module
 from launcher.submit.executors.local_executor import TIMEOUT_MIN, check_folder
 from launcher.submit.submit import check_attempt_is_ours, resubmit, submit, translate_os_errors
-from launcher.trials.liveness import processes_of
 from launcher.trials.status import trial_view
 from launcher.trials.submission import Submission, read_submission
-from launcher.trials.trial_state import State
 from launcher.trials.trial_view import TrialView
 from realsys.api import registry
 from realsys.api.cluster import ClusterSpec
 from realsys.api.errors import ClusterError, TrialError, TrialIsLive
 from realsys.api.plan import LaunchPlan, read_plan
+from realsys.trial.liveness import processes_of
 from realsys.trial.records import AttemptRecord, TrialFiles, TrialRecord, read_record, write_record
+from realsys.trial.trial_state import State
 
 SUPERVISOR = """
 import os, signal, socket, subprocess, sys, time

@@ -21,13 +21,13 @@ from real_trials import (
     worker_pid,
 )
 
-from launcher.trials.liveness import processes_of
-from launcher.trials.trial_state import State
 from realsys.api.plan import read_plan
 from realsys.name_resolve.key_table import TrialKeys
 from realsys.name_resolve.open import open_store
 from realsys.runtime.worker_commands import Command, Verb
+from realsys.trial.liveness import processes_of
 from realsys.trial.records import AttemptRecord, TrialFiles, WorkerStatus, dumps, loads
+from realsys.trial.trial_state import State
 
 
 class Steered:

@@ -16,9 +16,9 @@ from file_calls import FileCalls, since, total
 from real_trials import explain, small_ppo, trained_ids, wait_until, worker_pid
 from slurm_trials import SlurmTrials
 
-from launcher.trials.trial_state import State
 from realsys.observability.metrics import read_metrics
 from realsys.trial.records import read_record
+from realsys.trial.trial_state import State
 from realsys.worker.task_place import TaskPlace
 
 LONGER = small_ppo("exp_ctrl.total_train_epochs=4")

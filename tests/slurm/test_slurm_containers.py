@@ -12,7 +12,7 @@ from real_trials import LONG_PPO, SMALL_PPO, explain
 from slurm_trials import SlurmTrials
 
 from launcher.trials.status import trial_view
-from launcher.trials.trial_state import State
+from realsys.trial.trial_state import State
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from slurm_cluster import SlurmCluster
 from slurm_trials import SlurmTrials
 from test_slurm_faults import TWO_NODES, nothing_left
 
-from launcher.trials.trial_state import State
 from realsys.observability.history import read_history
+from realsys.trial.trial_state import State
 
 
 def etcds_of(cluster: SlurmCluster, job_id: int) -> list[int]:

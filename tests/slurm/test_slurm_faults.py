@@ -19,11 +19,11 @@ from told import row, rows
 
 from launcher.trials.explain import explain
 from launcher.trials.status import trial_view
-from launcher.trials.trial_state import State
 from launcher.trials.trial_view import TrialView
 from realsys.api.plan import read_plan
 from realsys.api.scheduling import WorkerType
 from realsys.trial.records import TrialFiles
+from realsys.trial.trial_state import State
 
 TWO_NODES = ("actor.parallel=d2t1p1", "scheduling.model_worker.cpu=40")  # of 64: one a node
 

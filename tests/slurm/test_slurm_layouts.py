@@ -14,9 +14,9 @@ from slurm_cluster import SlurmCluster
 from slurm_trials import SlurmTrials
 
 from launcher.trials.status import trial_view
-from launcher.trials.trial_state import State
 from realsys.api.plan import read_plan
 from realsys.trial.records import TrialFiles
+from realsys.trial.trial_state import State
 
 SHORT = (*SMALL_PPO, "exp_ctrl.benchmark_steps=2")
 TWO = "actor.parallel=d2t1p1"

@@ -14,11 +14,11 @@ from real_trials import LONG_PPO, SMALL_PPO, explain
 from slurm_cluster import SlurmCluster
 from slurm_trials import SlurmTrials
 
-from launcher.trials.liveness import processes_of
 from launcher.trials.status import trial_view
-from launcher.trials.trial_state import State
 from realsys.api.plan import read_plan
+from realsys.trial.liveness import processes_of
 from realsys.trial.records import TrialFiles
+from realsys.trial.trial_state import State
 
 AS_USER = ("setpriv", f"--reuid={other_site.USER}", "--regid=nogroup", "--clear-groups")
 

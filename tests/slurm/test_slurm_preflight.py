@@ -17,9 +17,9 @@ from launcher.sites.clusters import find_cluster
 from launcher.slurm.doctor import gpu_job
 from launcher.slurm.doctor.gpu_job import GpuProbeRequest, gpu_findings
 from launcher.trials.status import trial_view
-from launcher.trials.trial_state import State
 from realsys.slurm.preflight.rounds import Wanted
 from realsys.trial.records import ExitMarker, PreflightRecord, read_record
+from realsys.trial.trial_state import State
 
 # Knows no event reasons, as drivers before 535: it is asked again by their older names.
 NVIDIA_SMI = """\

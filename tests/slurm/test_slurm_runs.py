@@ -23,9 +23,9 @@ from slurm_trials import SlurmTrials
 from told import row
 
 from launcher.trials.status import trial_view
-from launcher.trials.trial_state import State
 from realsys.api.plan import read_plan
 from realsys.trial.records import TrialFiles
+from realsys.trial.trial_state import State
 
 SECRET = secrets.token_hex(16)  # not in any file of the checkout, which is copied
 

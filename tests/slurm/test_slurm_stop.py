@@ -13,9 +13,9 @@ from slurm_cluster import SlurmCluster
 from slurm_trials import SlurmTrials
 from told import row
 
-from launcher.trials.liveness import processes_of
 from launcher.trials.status import trial_view
-from launcher.trials.trial_state import State
+from realsys.trial.liveness import processes_of
+from realsys.trial.trial_state import State
 
 STOPS = int(os.environ.get("REALSYS_TEST_STOPS", "5"))  # 20 take more than three minutes
 LONGEST_S = 12.0  # start, training and a checkpoint are all in it

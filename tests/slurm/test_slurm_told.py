@@ -22,10 +22,10 @@ from launcher.slurm.doctor.login_checks import account_findings, partition_findi
 from launcher.slurm.query.job_rows import JobInfo
 from launcher.submit.executors.slurm_executor import BatchExecutor
 from launcher.trials.job_board import JobBoard
-from launcher.trials.status import TrialReader, trial_view
+from launcher.trials.status import StatusReader, trial_view
 from launcher.trials.submission import Submission
-from launcher.trials.trial_state import State
 from realsys.api.cluster import ClusterSpec, PartitionSpec, SlurmSpec
+from realsys.trial.trial_state import State
 
 POOL = "add qos pool MaxTRESPerUser=cpu=4,node=1 GrpTRESMins=cpu=1000"
 
@@ -232,7 +232,7 @@ def test_after_a_node_fell_silent_a_requeue_takes_the_others(
     assert again.job_ids == view.job_ids, explain(files, again)
     assert node not in {worker.host for worker in again.workers}
     assert slurm.show_job(again.job_ids[0])["ExcNodeList"] == node
-    with closing(TrialReader(files)) as reader:
+    with closing(StatusReader(files)) as reader:
         assert reader.view().time is not None  # and the limit starts anew
 
 

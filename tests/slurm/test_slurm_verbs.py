@@ -12,7 +12,7 @@ from slurm_cluster import SlurmCluster
 from slurm_trials import SlurmTrials
 
 from launcher.trials.status import trial_view
-from launcher.trials.trial_state import State
+from realsys.trial.trial_state import State
 
 
 def test_a_sweep_is_one_array_and_one_table(

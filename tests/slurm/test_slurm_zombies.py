@@ -22,9 +22,9 @@ from real_trials import Trials, explain, metrics_of, small_ppo, trained_ids, wai
 from slurm_cluster import SlurmCluster
 from slurm_trials import SlurmTrials
 
-from launcher.trials.trial_state import State
 from realsys.observability.history import read_history
 from realsys.trial.records import TrialFiles
+from realsys.trial.trial_state import State
 
 # A checkpoint a step, so that a random moment often falls into one.
 PPO = small_ppo("exp_ctrl.total_train_epochs=4", "exp_ctrl.ckpt_freq_steps=1")

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from real_trials import Trials, explain, small_ppo, trained_ids
 
-from launcher.trials.trial_state import State
 from realsys.trial.records import TrialFiles
+from realsys.trial.trial_state import State
 
 STEPS, CRAWLS_FROM = 60, 6
 SEQUENCES = 8  # of a step

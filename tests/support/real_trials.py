@@ -21,12 +21,12 @@ from typing import Any
 import forked
 
 from launcher.trials.job_board import JobBoard
-from launcher.trials.liveness import processes_of
-from launcher.trials.status import TrialReader
-from launcher.trials.trial_state import State
+from launcher.trials.status import StatusReader
 from launcher.trials.trial_view import TrialView
 from realsys.observability.metrics import deterministic, read_metrics
+from realsys.trial.liveness import processes_of
 from realsys.trial.records import TrialFiles
+from realsys.trial.trial_state import State
 
 # A run of seconds: a tiny policy, six calls a step, a step of some 50 ms; long enough that a test
 # which waits for a step has time to act before the last one.
@@ -179,7 +179,7 @@ def wait_until(
     """Looks as `realsys watch` does, with one reader; fails with the logs when the condition does not come
     true in time. Looking takes no more than a fifth of the time, however slow the machine."""
     deadline = time.monotonic() + timeout_s
-    with closing(TrialReader(files, board=JobBoard(max_age_s=SLURM_AGE_S))) as reader:
+    with closing(StatusReader(files, board=JobBoard(max_age_s=SLURM_AGE_S))) as reader:
         while True:
             began = time.monotonic()
             view = reader.view()

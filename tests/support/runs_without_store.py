@@ -19,9 +19,9 @@ from history_check import check_history
 from paced import Pace
 from real_trials import Trials, explain, metrics_of, small_ppo, trained_ids, weights_of
 
-from launcher.trials.trial_state import State
 from realsys.observability.history import read_history
 from realsys.trial.records import TrialFiles
+from realsys.trial.trial_state import State
 
 STEPS_AN_EPOCH = 12
 _STEP_DONE = re.compile(r"^(\S+) INFO master_worker/0 (?:step=(\d+) )?.*?step done ", re.MULTILINE)

@@ -18,7 +18,6 @@ from launcher.terminal.exit_codes import ExitCode
 if TYPE_CHECKING:
     from realsys.api.dataflow import DataflowGraph
     from realsys.api.plan import LaunchPlan
-    from realsys.observability.predicted import PredictedRow
     from realsys.trial.records import TrialFiles
 
 
@@ -31,54 +30,16 @@ def status(
     cluster: o.Cluster = None,
 ) -> int:
     """Show a trial's state, progress and workers, or a sweep as a table; without a name, all my trials."""
-    if trial is None:
-        return ls(json=json, cluster=cluster)
-    from launcher.cli.tables import print_status, print_times
-    from launcher.terminal import output
-    from launcher.trials.find_trials import find_sweep, find_trial
-    from launcher.trials.status import trial_view
+    from launcher.cli.verbs.quick_verbs import show_status
 
-    if sweep := find_sweep(trial, cluster=cluster):
-        from launcher.cli.verbs.sweep_verbs import show_sweep
-
-        return show_sweep(trial, sweep, json=json)
-    files = find_trial(trial, cluster=cluster)
-    view = trial_view(files, ages=True)
-    times = _predicted_and_measured(files) if report else None
-    if json:
-        output.document(trial=view, **({"times": times} if times is not None else {}))
-        return ExitCode.OK
-    print_status(view)
-    if times is not None:
-        print_times(times)
-    return ExitCode.OK
-
-
-def _predicted_and_measured(files: TrialFiles) -> list[PredictedRow]:
-    """Compares predicted and measured times; empty for a trial without a prediction."""
-    from realsys.observability.events import read_events
-    from realsys.observability.predicted import predicted_rows
-    from realsys.trial.records import PredictionRecord, read_record
-
-    record = read_record(PredictionRecord, files.prediction)
-    events = read_events(files.phase(files.root).events)
-    return predicted_rows(record, events) if record else []
+    return show_status(trial, report=report, json=json, cluster=cluster)
 
 
 def ls(json: o.Json = False, cluster: o.Cluster = None) -> int:
     """List all my trials, newest first."""
-    from launcher.cli.tables import print_trials
-    from launcher.terminal import output
-    from launcher.trials.find_trials import all_trials, created_at
-    from launcher.trials.status import trial_views
+    from launcher.cli.verbs.quick_verbs import list_trials
 
-    found = sorted(all_trials(cluster=cluster), key=created_at, reverse=True)
-    views = trial_views(found)
-    if json:
-        output.document(trials=views)
-    else:
-        print_trials(views)
-    return ExitCode.OK
+    return list_trials(json=json, cluster=cluster)
 
 
 def watch(trial: o.Trial, cluster: o.Cluster = None) -> int:
@@ -118,7 +79,7 @@ def logs(
     from launcher.terminal import output
     from launcher.trials.find_trials import find_trial, trial_name
     from launcher.trials.merged_logs import TrialLogs, last_lines, prefixes, since_stamp
-    from launcher.trials.status import TrialReader
+    from launcher.trials.status import StatusReader
 
     if json and follow:
         raise typer.BadParameter("--json prints one document and can't be used with --follow")
@@ -133,7 +94,7 @@ def logs(
         return ExitCode.OK
     several = attempt is None and len(files.all_attempts()) > 1
     shown = prefixes(found.workers(), attempts=several)
-    reader = TrialReader(files)
+    reader = StatusReader(files)
     try:
         for line in last_lines(found.read(last=not follow), tail):
             output.data(shown(line))

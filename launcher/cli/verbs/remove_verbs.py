@@ -101,7 +101,7 @@ def _older(text: str, cluster: str | None) -> list[tuple[TrialFiles, TrialView]]
     from launcher.trials.find_trials import all_trials
     from launcher.trials.merged_logs import since_stamp
     from launcher.trials.status import trial_views
-    from launcher.trials.trial_state import State
+    from realsys.trial.trial_state import State
 
     stamp = since_stamp(text, datetime.now(), where="--older-than")
     limit = datetime.fromisoformat(stamp).timestamp()

@@ -273,7 +273,7 @@ def stop(
     from launcher.control.stop import stop as stop_trial
     from launcher.terminal import output
     from launcher.trials.find_trials import find_sweep, find_trial
-    from launcher.trials.trial_state import State
+    from realsys.trial.trial_state import State
 
     if (trial is None) != everything:
         raise typer.BadParameter("give either a TRIAL or --all")
@@ -341,7 +341,7 @@ def _detached(files: TrialFiles, trial: str, mine: Submission | None = None) -> 
     from launcher.submit.submit import check_attempt_is_ours
     from launcher.terminal import output
     from launcher.trials.render import summary
-    from launcher.trials.trial_state import State
+    from realsys.trial.trial_state import State
 
     view = _await_attempt(files)
     if mine is not None:
@@ -361,20 +361,18 @@ def _await_attempt(files: TrialFiles) -> TrialView:
     """Returns the view once the supervisor has taken its attempt, the job waits, or on time-out."""
     from contextlib import closing
 
+    from launcher.trials.await_end import views_until_over
     from launcher.trials.job_board import JobBoard
-    from launcher.trials.status import TrialReader
+    from launcher.trials.status import StatusReader
     from launcher.trials.submission import read_submission
-    from launcher.trials.trial_state import State
+    from realsys.trial.trial_state import State
 
     submission = read_submission(files)
     before = submission.after_attempt if submission else 0
-    deadline = time.monotonic() + START_TIMEOUT_S
     soon = time.monotonic() + QUEUE_S
-    with closing(TrialReader(files, board=JobBoard(max_age_s=START_AGE_S))) as reader:
-        while True:
-            view = reader.view()
+    with closing(StatusReader(files, board=JobBoard(max_age_s=START_AGE_S))) as reader:
+        for view in views_until_over(reader, timeout_s=START_TIMEOUT_S, pause_s=0.1):
             taken = view.attempt > before or view.state not in State.live()
-            waits = view.state in (State.QUEUED, State.HELD) and time.monotonic() > soon
-            if taken or waits or time.monotonic() > deadline:
-                return view
-            time.sleep(0.1)
+            if taken or (view.state in (State.QUEUED, State.HELD) and time.monotonic() > soon):
+                break
+    return view

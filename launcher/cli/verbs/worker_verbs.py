@@ -25,9 +25,9 @@ def exec_(
     """Open a shell, or run a command, beside a running worker, on its node and in its image."""
     from launcher.control.worker_shell import run_in_place, shell_command
     from launcher.trials.find_trials import find_own_trial
-    from launcher.trials.status import TrialReader
+    from launcher.trials.status import StatusReader
 
-    reader = TrialReader(find_own_trial(trial, cluster=cluster))
+    reader = StatusReader(find_own_trial(trial, cluster=cluster))
     argv, environment = shell_command(reader, worker, command or [], terminal=sys.stdin.isatty())
     reader.close()
     run_in_place(argv, environment)
@@ -62,10 +62,10 @@ def tell(
     from launcher.control.send_command import send_command
     from launcher.terminal import output
     from launcher.trials.find_trials import find_own_trial
-    from launcher.trials.status import TrialReader
+    from launcher.trials.status import StatusReader
 
     files = find_own_trial(trial, cluster=cluster)
-    with closing(TrialReader(files)) as reader:
+    with closing(StatusReader(files)) as reader:
         state = send_command(reader, worker, command, arguments or (), timeout_s=timeout)
     output.say(f"{worker} is {state}")
     if command == "dump":
@@ -108,7 +108,7 @@ def scale(
     from launcher.control.scale_plan import ScaleRequest
     from launcher.terminal import output
     from launcher.trials.find_trials import find_own_trial
-    from launcher.trials.status import TrialReader
+    from launcher.trials.status import StatusReader
 
     request = ScaleRequest(
         makers=makers,
@@ -118,7 +118,7 @@ def scale(
         like=like,
         grace_s=grace,
     )
-    with closing(TrialReader(find_own_trial(trial, cluster=cluster))) as reader:
+    with closing(StatusReader(find_own_trial(trial, cluster=cluster))) as reader:
         for row in scale_trial(reader, request, timeout_s=timeout, say=output.say):
             output.data("  ".join(row))
     return ExitCode.OK

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from launcher.sites import places
 from launcher.slurm.query.job_rows import JobInfo
-from launcher.slurm.query.states import JobState
+from realsys.trial.trial_state import JobState
 
 FORMAT = 1  # of the file; a file of another format is ignored
 

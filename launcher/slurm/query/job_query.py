@@ -27,9 +27,9 @@ from launcher.slurm.query.job_rows import (
     read_sacct,
     read_squeue,
 )
-from launcher.slurm.query.states import JobState
 from launcher.slurm.slurm_commands import is_unknown_job, last_error_line, run_slurm
 from realsys.api.errors import ClusterError
+from realsys.trial.trial_state import JobState
 
 __all__ = ["CachedAnswer", "JobInfo", "query_jobs"]
 

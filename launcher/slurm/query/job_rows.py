@@ -14,7 +14,8 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from launcher.slurm.query import reasons
-from launcher.slurm.query.states import JobState, job_state
+from launcher.slurm.query.states import job_state
+from realsys.trial.trial_state import JobState
 
 FIELD_END = "\x1f"
 ROW_END = "\x1e"

@@ -7,40 +7,9 @@ src/common/slurm_protocol_defs.c, read from 22.05 to 26.11). Nothing here querie
 from __future__ import annotations
 
 import re
-from enum import StrEnum
 from typing import NamedTuple
 
-
-class JobState(StrEnum):
-    """A job's state, in terms of what its user has to do."""
-
-    WAITING = "waiting"  # Slurm will start it, or restart it, without intervention
-    HELD = "held"  # must be released by a person
-    RUNNING = "running"
-    FINISHING = "finishing"  # is ending; nodes are not free yet
-    PAUSED = "paused"
-    INFRA_FAILURE = "infra_failure"  # ended by the site, not by its program: worth another try
-    FAILED = "failed"
-    STOPPED = "stopped"  # cancelled
-    DONE = "done"  # exit 0; whether the run succeeded is in the trial's folder
-    GONE = "gone"  # Slurm no longer knows it; how it ended is unknown
-    UNKNOWN = "unknown"  # Slurm could not be queried, or printed a word that is not in the table
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether the job has stopped and Slurm will not start it again."""
-        return self in _ENDED
-
-
-_ENDED = frozenset(
-    {
-        JobState.INFRA_FAILURE,
-        JobState.FAILED,
-        JobState.STOPPED,
-        JobState.DONE,
-        JobState.GONE,
-    }
-)
+from realsys.trial.trial_state import JobState
 
 
 class SlurmState(NamedTuple):

@@ -7,11 +7,15 @@ plan predicts is in launcher/slurm/plan_lines.py.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from launcher.slurm.query.job_rows import JobInfo
-from launcher.slurm.query.states import JobState
 from launcher.terminal.text import duration
-from realsys.api.plan import LaunchPlan
+from realsys.trial.trial_state import JobState
+
+if TYPE_CHECKING:
+    from launcher.slurm.query.job_rows import JobInfo
+    from realsys.api.plan import LaunchPlan
+    from realsys.trial.plan_summary import PlanSummary
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +37,11 @@ class TimeLeft:
 
 
 def time_left(
-    job: JobInfo | None, plan: LaunchPlan | None, *, eta_s: float | None, now: float
+    job: JobInfo | None,
+    plan: LaunchPlan | PlanSummary | None,
+    *,
+    eta_s: float | None,
+    now: float,
 ) -> TimeLeft | None:
     """Computes the remaining time; None if the job has no limit, has ended, or Slurm was not queried.
 

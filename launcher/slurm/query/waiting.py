@@ -17,10 +17,11 @@ from dataclasses import dataclass, replace
 from launcher.job.time_spec import parse_time_limit
 from launcher.slurm.query import reasons
 from launcher.slurm.query.job_rows import JobInfo
-from launcher.slurm.query.states import NODE_IS_OUT, JobState
+from launcher.slurm.query.states import NODE_IS_OUT
 from launcher.slurm.slurm_commands import run_slurm
 from realsys.api.errors import ClusterError, ConfigError
 from realsys.slurm.hostlist import expand
+from realsys.trial.trial_state import JobState
 
 MAX_DETAILS = 3  # nodes or reservations
 TIMEOUT_S = 20.0

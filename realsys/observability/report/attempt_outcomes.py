@@ -1,81 +1,48 @@
-"""Outcome of a trial's attempts: result, first failure with its log's tail, time spent.
-
-Read from the trial's folder, and from /proc for a supervisor on this host. What can't be determined is
-``UNKNOWN``, never success.
-"""
+"""Summarises a trial's attempts: state, first failure with its log's tail, time spent."""
 
 from __future__ import annotations
 
 import re
-import socket
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from dataclasses import replace
 from pathlib import Path
 
 from realsys.observability.events import Event
 from realsys.trial.last_lines import last_lines
-from realsys.trial.records import AttemptRecord, ExitMarker, Failure, Result, TrialFiles, is_alive
+from realsys.trial.liveness import Liveness
+from realsys.trial.records import Failure
+from realsys.trial.trial_reader import Attempt
+from realsys.trial.trial_state import State, TrialFacts, decide
 
 TAIL_LINES = 40
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 
-class AttemptOutcome(StrEnum):
-    """State of a trial."""
-
-    RUNNING = "running"
-    COMPLETED = "completed"
-    STOPPED = "stopped"
-    FAILED = "failed"
-    LOST = "lost"  # its supervisor is gone and left no exit marker
-    UNKNOWN = "unknown"  # its supervisor is on another host, or no attempt began
-
-
-_OUTCOMES = {
-    Result.COMPLETED: AttemptOutcome.COMPLETED,
-    Result.STOPPED: AttemptOutcome.STOPPED,
-    Result.FAILED: AttemptOutcome.FAILED,
-}
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """One attempt; ``marker`` is None until its supervisor has ended it."""
-
-    record: AttemptRecord
-    marker: ExitMarker | None
-
-
-def outcome(attempts: Sequence[Attempt]) -> AttemptOutcome:
-    """Returns the state of the newest attempt."""
+def state_of(attempts: Sequence[Attempt]) -> State:
+    """Determines the trial's state from its folder and this host's processes; UNKNOWN before the first
+    attempt, which may be queued."""
     if not attempts:
-        return AttemptOutcome.UNKNOWN
-    record, marker = attempts[-1].record, attempts[-1].marker
-    if marker:
-        return _OUTCOMES[marker.result]
-    if record.host != socket.gethostname():
-        return AttemptOutcome.UNKNOWN
-    alive = is_alive(record.supervisor_pid, record.supervisor_start)
-    return AttemptOutcome.RUNNING if alive else AttemptOutcome.LOST
+        return State.UNKNOWN
+    last = attempts[-1]
+    result = last.marker.result if last.marker else None
+    return decide(TrialFacts(supervisor=last.supervisor, result=result, working=True))
 
 
-def first_failure(files: TrialFiles, attempts: Sequence[Attempt]) -> Failure | None:
+def first_failure(attempts: Sequence[Attempt]) -> Failure | None:
     """Returns the newest attempt's first failure with its last log lines; None if nothing failed.
 
     A killed supervisor leaves no marker: then its log is the only source.
     """
     if not attempts:
         return None
-    record, marker = attempts[-1].record, attempts[-1].marker
-    attempt = files.attempt(record.number)
+    attempt, record, marker = attempts[-1].files, attempts[-1].record, attempts[-1].marker
     if marker and marker.first_failure:
         first = marker.first_failure
         if first.log_tail:
             return first
         return replace(first, log_tail=_tail(attempt.log(first.worker)))
-    if outcome(attempts) is not AttemptOutcome.LOST:
+    if record is None or state_of(attempts) is not State.LOST:
         return None
     log = attempt.log("supervisor")
     return Failure(
@@ -103,18 +70,18 @@ def duration_s(attempts: Sequence[Attempt], events: Sequence[Event]) -> float | 
 
     An attempt that left no exit marker ended at its last event; a running one ends now.
     """
-    if not attempts:
+    started = [(a.record.started_at, a) for a in attempts if a.record]
+    if not started:
         return events[-1].end - events[0].start if events else None
     total = 0.0
-    for i, attempt in enumerate(attempts):
-        is_last = i == len(attempts) - 1
-        start = attempt.record.started_at
+    for i, (start, attempt) in enumerate(started):
+        is_last = i == len(started) - 1
         if attempt.marker:
             end = attempt.marker.ended_at
-        elif is_last and outcome(attempts) is AttemptOutcome.RUNNING:
+        elif is_last and attempt.supervisor is Liveness.ALIVE:
             end = time.time()
         else:
-            limit = float("inf") if is_last else attempts[i + 1].record.started_at
+            limit = float("inf") if is_last else started[i + 1][0]
             end = max((e.end for e in events if e.end <= limit), default=start)
         total += max(0.0, end - start)
     return total

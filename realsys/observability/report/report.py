@@ -19,12 +19,12 @@ from realsys.api.errors import RealsysError
 from realsys.observability.jsonl import write_error
 from realsys.observability.report import report_details as details
 from realsys.observability.report import report_sections as parts
-from realsys.observability.report.attempt_outcomes import AttemptOutcome
 from realsys.observability.report.report_evaluations import evaluations
 from realsys.observability.report.report_page import page, section
 from realsys.observability.report.report_samples import samples
 from realsys.observability.report.trial_report import TrialReport, read_trial_report
 from realsys.trial.records import TrialFiles
+from realsys.trial.trial_state import State
 
 
 def write_report(trial_dir: Path, *, output: Path | None = None) -> Path:
@@ -68,14 +68,14 @@ def report_html(trial: TrialReport) -> str:
 def going_on(trial: TrialReport) -> str:
     """Returns useful next commands as HTML."""
     steps = {
-        AttemptOutcome.RUNNING: (f"realsys watch {trial.trial}", "attach the live view"),
-        AttemptOutcome.UNKNOWN: (f"realsys status {trial.trial}", "ask how it stands"),
+        State.RUNNING: (f"realsys watch {trial.trial}", "attach the live view"),
+        State.UNKNOWN: (f"realsys status {trial.trial}", "ask how it stands"),
     }
     resume = (trial.marker.resume if trial.marker else "") or f"realsys resume {trial.trial}"
     lines = []
-    if trial.outcome in steps:
-        lines.append(steps[trial.outcome])
-    elif trial.outcome is not AttemptOutcome.COMPLETED:
+    if trial.state in steps:
+        lines.append(steps[trial.state])
+    elif trial.state is not State.COMPLETED:
         lines.append((resume, "resume from the newest complete checkpoint"))
     if checkpoint := _newest_checkpoint(trial):
         lines.append((str(checkpoint), "newest saved policy: a Hugging Face folder"))

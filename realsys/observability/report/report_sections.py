@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from html import escape
 
-from realsys.observability.report.attempt_outcomes import AttemptOutcome, without_colours
+from realsys.observability.report.attempt_outcomes import without_colours
 from realsys.observability.report.curves import (
     ACCURACY,
     LOSS,
@@ -27,16 +27,17 @@ from realsys.observability.report.svg_chart import chart, number_text
 from realsys.observability.report.trial_report import TrialReport
 from realsys.observability.timeline import finished_steps, mean_ratio, step_rows
 from realsys.trial.records import Failure
+from realsys.trial.trial_state import State
 
 LOG_LINES = 15
 
 BADGE = {
-    AttemptOutcome.COMPLETED: "good",
-    AttemptOutcome.RUNNING: "info",
-    AttemptOutcome.STOPPED: "warn",
-    AttemptOutcome.FAILED: "bad",
-    AttemptOutcome.LOST: "bad",
-    AttemptOutcome.UNKNOWN: "warn",
+    State.COMPLETED: "good",
+    State.RUNNING: "info",
+    State.STOPPED: "warn",
+    State.FAILED: "bad",
+    State.LOST: "bad",
+    State.UNKNOWN: "warn",
 }
 
 
@@ -56,7 +57,7 @@ def headline(trial: TrialReport) -> str:
         f'<div class="card figure"><b>{escape(big)}</b><span>{escape(small)}</span></div>'
         for big, small in figures
     )
-    badge = f'<span class="badge {BADGE[trial.outcome]}">{trial.outcome.value}</span>'
+    badge = f'<span class="badge {BADGE[trial.state]}">{trial.state.value}</span>'
     return (
         f"<header><h1>{escape(trial.trial)} {badge}</h1>"
         f'<p class="soft small">{escape(_origin(trial))}</p></header>'

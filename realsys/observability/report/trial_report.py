@@ -1,4 +1,4 @@
-"""Reads a trial folder once, leniently, for the report.
+"""Reads a trial folder once for the report: its records as everyone does, and the rows of its phases.
 
 A running or killed trial lacks files and may contain damaged ones; what can't be read becomes a note and
 the rest is shown. Reads only the trial's folder: no name resolution, no workers.
@@ -6,36 +6,26 @@ the rest is shown. Reads only the trial's folder: no name resolution, no workers
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from realsys.api.errors import NoSuchTrial, RealsysError
-from realsys.api.plan import LaunchPlan, PhasePlan, read_plan
+from realsys.api.errors import NoSuchTrial
+from realsys.api.plan import LaunchPlan, PhasePlan
 from realsys.observability.evaluations import metric_rows
 from realsys.observability.events import Event, parse_events
-from realsys.observability.jsonl import parse_jsonl
-from realsys.observability.report.attempt_outcomes import (
-    Attempt,
-    AttemptOutcome,
-    duration_s,
-    first_failure,
-    outcome,
-)
+from realsys.observability.jsonl import Jsonl, parse_jsonl
+from realsys.observability.report.attempt_outcomes import duration_s, first_failure, state_of
 from realsys.trial.records import (
-    AttemptFiles,
-    AttemptRecord,
     ExitMarker,
     Failure,
     PhaseFiles,
     PredictionRecord,
     TrialFiles,
     TrialRecord,
-    read_record,
 )
-
-T = TypeVar("T")
+from realsys.trial.trial_reader import MAX_ROWS_BYTES, Attempt, TrialReader, check_regular
+from realsys.trial.trial_state import State
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +51,7 @@ class TrialReport:
 
     root: Path
     trial: str
-    outcome: AttemptOutcome
+    state: State
     plan: LaunchPlan | None
     record: TrialRecord | None
     attempts: tuple[Attempt, ...]
@@ -97,25 +87,24 @@ def read_trial_report(trial_dir: Path) -> TrialReport:
             where=str(trial_dir),
             fix="give <file root>/runs/<user>/<experiment>/<trial>; `realsys ls` names them",
         )
-    reader = _Reader()
-    plan = reader.try_to(lambda: read_plan(files.plan)) if files.plan.exists() else None
-    record = reader.try_to(lambda: read_record(TrialRecord, files.record))
-    read = [reader.attempt(a) for a in files.all_attempts()]
-    attempts = tuple(a for a in read if a is not None)
-    main = reader.phase("main", trial_dir)
+    reader = TrialReader(files, wording=str)
+    plan = reader.plan if files.plan.exists() else None
+    record = reader.record(TrialRecord, files.record)
+    attempts = reader.attempts()
+    main = _phase("main", trial_dir, reader)
     return TrialReport(
         root=trial_dir,
         trial=_trial_name(trial_dir, plan, record),
-        outcome=outcome(attempts),
+        state=state_of(attempts),
         plan=plan,
         record=record,
         attempts=attempts,
         main=main,
         preparing=_preparing(trial_dir, plan, reader),
-        failure=first_failure(files, attempts),
+        failure=first_failure(attempts),
         duration_s=duration_s(attempts, main.events),
-        prediction=reader.try_to(lambda: read_record(PredictionRecord, files.prediction)),
-        notes=tuple(dict.fromkeys(reader.notes)),
+        prediction=reader.record(PredictionRecord, files.prediction),
+        notes=tuple(reader.notes),
     )
 
 
@@ -127,7 +116,7 @@ def _trial_name(root: Path, plan: LaunchPlan | None, record: TrialRecord | None)
     return f"{root.parent.name}/{root.name}"
 
 
-def _preparing(root: Path, plan: LaunchPlan | None, reader: _Reader) -> tuple[Phase, ...]:
+def _preparing(root: Path, plan: LaunchPlan | None, reader: TrialReader) -> tuple[Phase, ...]:
     if plan:
         folders = [(p.name, Path(p.folder)) for p in plan.phases[:-1]]
     else:
@@ -135,53 +124,39 @@ def _preparing(root: Path, plan: LaunchPlan | None, reader: _Reader) -> tuple[Ph
         folders = [(p.name, p) for p in sorted(prepare.iterdir())] if prepare.is_dir() else []
     # Of a trial that was moved, the plan still names the old place.
     places = [(n, f if f.exists() else root / "prepare" / f.name) for n, f in folders]
-    return tuple(reader.phase(name, folder) for name, folder in places)
+    return tuple(_phase(name, folder, reader) for name, folder in places)
 
 
-class _Reader:
-    """Reads what it can and collects a note for each failure."""
+def _phase(name: str, folder: Path, reader: TrialReader) -> Phase:
+    files = PhaseFiles(folder)
+    return Phase(
+        name=name,
+        files=files,
+        metrics=_rows(files.metrics, reader),
+        events=_events(files.events, reader),
+        samples=_rows(files.samples, reader),
+        evaluations=_rows(files.evaluations, reader),
+    )
 
-    def __init__(self) -> None:
-        self.notes: list[str] = []
 
-    def try_to(self, read: Callable[[], T]) -> T | None:
-        try:
-            return read()
-        except (OSError, ValueError, TypeError, RealsysError) as error:
-            self.notes.append(str(error))
-            return None
+def _rows(path: Path, reader: TrialReader) -> list[dict[str, Any]]:
+    """Returns the rows that have a step."""
+    if not path.exists():
+        return []
+    content = Jsonl()
+    with reader.noted():
+        check_regular(path, max_bytes=MAX_ROWS_BYTES)
+        content = parse_jsonl(path.read_bytes())
+    if content.damaged:
+        lines = ", ".join(map(str, content.damaged[:5]))
+        reader.note(f"{path}: damaged lines left out: {lines}")
+    return [row for row in content.rows if type(row.get("step")) is int]
 
-    def attempt(self, files: AttemptFiles) -> Attempt | None:
-        record = self.try_to(lambda: read_record(AttemptRecord, files.record))
-        marker = self.try_to(lambda: read_record(ExitMarker, files.exit))
-        return Attempt(record, marker) if record else None
 
-    def phase(self, name: str, folder: Path) -> Phase:
-        files = PhaseFiles(folder)
-        return Phase(
-            name=name,
-            files=files,
-            metrics=self._rows(files.metrics),
-            events=self._events(files.events),
-            samples=self._rows(files.samples),
-            evaluations=self._rows(files.evaluations),
-        )
-
-    def _rows(self, path: Path) -> list[dict[str, Any]]:
-        """Returns the rows that have a step."""
-        data = self.try_to(path.read_bytes) if path.exists() else None
-        content = parse_jsonl(data or b"")
-        if content.damaged:
-            lines = ", ".join(map(str, content.damaged[:5]))
-            self.notes.append(f"{path}: damaged lines left out: {lines}")
-        return [row for row in content.rows if type(row.get("step")) is int]
-
-    def _events(self, path: Path) -> list[Event]:
-        """Parses events one by one, so that an invalid row does not hide the others."""
-        events: list[Event] = []
-        for row in self._rows(path):
-            try:
-                events += parse_events([row], where=str(path))
-            except RealsysError as error:
-                self.notes.append(str(error))
-        return events
+def _events(path: Path, reader: TrialReader) -> list[Event]:
+    """Parses events one by one, so that an invalid row does not hide the others."""
+    events: list[Event] = []
+    for row in _rows(path, reader):
+        with reader.noted():
+            events += parse_events([row], where=str(path))
+    return events

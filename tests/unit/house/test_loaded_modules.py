@@ -19,6 +19,7 @@ HEAVY = frozenset(
         *("asyncio", "ssl", "multiprocessing", "concurrent"),
     }
 )
+OF_SETTINGS = frozenset({"typer", "pydantic", "yaml"})
 
 
 def modules_after(*words: str) -> set[str]:
@@ -49,7 +50,7 @@ def trial(file_root: Path) -> str:
 @pytest.mark.parametrize("verb", ["status", "ls"])
 def test_looking_at_trials_loads_no_planner_and_nothing_that_acts(verb: str, trial: str) -> None:
     loaded = modules_after(verb, *([trial] if verb == "status" else []))
-    assert {name.partition(".")[0] for name in loaded} & HEAVY == set()
+    assert {name.partition(".")[0] for name in loaded} & (HEAVY | OF_SETTINGS) == set()
     rooms = ("launcher.plan", "realsys.planner", "realsys.observability.pictures", "experiments")
     assert within(loaded, *rooms) == set()
     acting = ("launcher.submit", "launcher.control", "launcher.job", "realsys.supervisor")
@@ -58,7 +59,9 @@ def test_looking_at_trials_loads_no_planner_and_nothing_that_acts(verb: str, tri
         "launcher.job.slurm_datetime",
         "launcher.job.time_spec",
     }
-    assert within(loaded, "launcher.cli.verbs") == {"launcher.cli.verbs.inspect_verbs"}
+    assert within(loaded, "launcher.cli.verbs") == {"launcher.cli.verbs.quick_verbs"}
+    assert within(loaded, "realsys.config") == set()
+    assert not {"realsys.api.plan", "realsys.api.cluster", "launcher.sites.clusters"} & loaded
 
 
 @pytest.mark.usefixtures("file_root")
@@ -76,4 +79,7 @@ def test_planning_loads_nothing_that_reads_the_state_of_trials() -> None:
         "launcher.submit.setting_table",
     }
     assert "compileall" not in loaded
-    assert within(loaded, "launcher.cli.verbs") == {"launcher.cli.verbs.run_verbs"}
+    assert within(loaded, "launcher.cli.verbs") == {
+        "launcher.cli.verbs.quick_verbs",
+        "launcher.cli.verbs.run_verbs",
+    }

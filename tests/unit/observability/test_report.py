@@ -26,7 +26,7 @@ from realsys.observability.events import EventLog
 from realsys.observability.jsonl import JsonlAppender
 from realsys.observability.metrics import MetricsWriter
 from realsys.observability.report import report
-from realsys.observability.report.attempt_outcomes import Attempt, duration_s
+from realsys.observability.report.attempt_outcomes import duration_s
 from realsys.observability.report.curves import (
     ACCURACY,
     KINDS,
@@ -38,7 +38,9 @@ from realsys.observability.report.curves import (
 from realsys.observability.report.option_rows import option_rows
 from realsys.observability.report.report_page import STYLE
 from realsys.observability.report.svg_chart import number_text, tick_texts, ticks
+from realsys.trial.liveness import Liveness
 from realsys.trial.records import (
+    AttemptFiles,
     AttemptRecord,
     ExitMarker,
     Failure,
@@ -49,6 +51,7 @@ from realsys.trial.records import (
     process_start,
     write_record,
 )
+from realsys.trial.trial_reader import Attempt
 
 T0 = 1_795_000_000.0
 STEPS = 60
@@ -392,8 +395,10 @@ def test_report_loads_without_torch_and_matplotlib() -> None:
 
 
 def test_time_between_attempts_does_not_count() -> None:
-    first = Attempt(attempt_record(started_at=100.0), _marker(ended_at=130.0))
-    second = Attempt(attempt_record(2, started_at=500.0), _marker(ended_at=520.0))
+    first, second = (
+        Attempt(AttemptFiles(Path(str(n))), attempt_record(n, started_at=at), Liveness.DEAD, end)
+        for n, at, end in ((1, 100.0, _marker(ended_at=130.0)), (2, 500.0, _marker(ended_at=520.0)))
+    )
     assert duration_s([first, second], []) == 50.0
 
 

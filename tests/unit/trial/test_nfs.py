@@ -33,7 +33,7 @@ OTHER_HOST = f"""
 import json, sys
 from pathlib import Path
 from types import SimpleNamespace
-from launcher.trials.status import TrialReader
+from launcher.trials.status import StatusReader
 from realsys.api.errors import RealsysError, StoreUnavailable
 from realsys.trial.records import AttemptRecord, TrialFiles, loads
 from realsys.name_resolve.file.file_store import FileStore
@@ -48,7 +48,7 @@ from realsys.worker.requeued import newer_attempt_of_same_job
 root = Path(sys.argv[1])
 files = TrialFiles(root / "trial")
 attempt = files.attempt(1)
-reader = TrialReader(TrialFiles(root / "ended"))
+reader = StatusReader(TrialFiles(root / "ended"))
 worker = SimpleNamespace(worker="model_worker/0")
 here = SimpleNamespace(attempt_files=attempt, attempt=attempt, files=files, number=1)
 here._attempt = lambda: None
@@ -65,7 +65,7 @@ def etcd_has_started():
 
 LOOKS = {{
     "a file whose folder nobody opens": lambda: (root / "plain" / "file").exists(),
-    "how a trial ended": lambda: reader._last_attempt()[2] is not None,
+    "how a trial ended": lambda: reader.last_attempt().marker is not None,
     "the order to kill a worker": lambda: task.is_there(attempt.end_of("rollout_worker/0", "main", 0)),
     "that a worker left well": lambda: Supervisor._has_left(here, worker),
     "how a task ended": lambda: Step._set_recorded_end(here, worker),

@@ -25,13 +25,12 @@ from launcher.submit.planning import make_plan
 from launcher.terminal import exit_codes
 from launcher.terminal.exit_codes import ExitCode
 from launcher.trials import render
-from launcher.trials.liveness import Liveness
 from launcher.trials.merged_logs import LogLine
-from launcher.trials.trial_state import State
 from launcher.trials.trial_view import Records, TrialView, view_of
 from realsys.api import errors, registry
 from realsys.api.plan import plan_text
 from realsys.config.option_tree import range_text
+from realsys.trial.liveness import Liveness
 from realsys.trial.records import (
     AttemptRecord,
     ExitMarker,
@@ -42,6 +41,7 @@ from realsys.trial.records import (
     TrialRecord,
     write_record,
 )
+from realsys.trial.trial_state import State
 
 pytestmark = pytest.mark.usefixtures("file_root")
 
@@ -735,7 +735,7 @@ def test_a_terminal_that_can_not_draw_gets_lines(
     monkeypatch.setenv("TERM", term)
     monkeypatch.setattr(render, "_screen", lambda *_: "screen")
     monkeypatch.setattr(render, "_lines", lambda *_: "lines")
-    monkeypatch.setattr(render, "TrialReader", lambda files: io.StringIO())
+    monkeypatch.setattr(render, "StatusReader", lambda files: io.StringIO())
     files: Any = None
     assert render.follow(files, Terminal()) == ("screen" if draws else "lines")  # type: ignore[comparison-overlap]
 
@@ -748,7 +748,7 @@ def test_an_interrupt_while_modules_load_is_no_traceback(monkeypatch: pytest.Mon
 
     monkeypatch.delitem(sys.modules, "launcher.cli.command_line")
     monkeypatch.setattr(sys, "meta_path", [Interrupted(), *sys.meta_path])
-    assert entry.main(["status"]) == ExitCode.INTERRUPTED == entry.INTERRUPTED
+    assert entry.main(["experiments"]) == ExitCode.INTERRUPTED == entry.INTERRUPTED
 
 
 def test_an_import_that_leaves_is_one_that_failed(

@@ -21,7 +21,6 @@ from launcher.submit.submit import make_trial, record_of
 from launcher.submit.submit_sweep import make_trials, plan_sweep
 from launcher.trials.status import trial_view
 from launcher.trials.submission import Submission
-from launcher.trials.trial_state import State
 from launcher.trials.trial_view import TrialView
 from realsys.api.errors import ClusterError, StoreUnavailable, TrialIsLive
 from realsys.api.plan import LaunchPlan
@@ -29,6 +28,7 @@ from realsys.name_resolve.key_table import TrialKeys
 from realsys.name_resolve.trial_store import open_trial_store
 from realsys.trial.folders import check_ours
 from realsys.trial.records import AttemptRecord, ExitMarker, Result, TrialFiles, write_record
+from realsys.trial.trial_state import State
 
 pytestmark = pytest.mark.usefixtures("file_root")
 

@@ -14,9 +14,8 @@ from stand_in_slurm import calls, make_plan, program, queue_row, write_plan
 from launcher.control import stop_job as module
 from launcher.control.stop_job import stop_job
 from launcher.sites.places import user_name
-from launcher.trials.status import TrialReader
+from launcher.trials.status import StatusReader
 from launcher.trials.submission import Submission, read_submission
-from launcher.trials.trial_state import State
 from realsys.api.cluster import SlurmSpec
 from realsys.api.errors import ClusterError, KeyNotFound
 from realsys.name_resolve.key_table import TrialKeys
@@ -29,6 +28,7 @@ from realsys.trial.records import (
     loads,
     write_record,
 )
+from realsys.trial.trial_state import State
 
 SILENT = "echo 'slurm_load_jobs error: Unable to contact slurm controller (connect failure)' >&2"
 
@@ -89,7 +89,7 @@ class Trial:
         write_record(self.files.attempt(1).exit, marker)
 
     def stop(self, grace_s: float = 0.05) -> bool:
-        with closing(TrialReader(self.files)) as reader:
+        with closing(StatusReader(self.files)) as reader:
             view = reader.view()
             return stop_job(reader, self.submission, view, grace_s, 0.05, self._did)
 
@@ -140,7 +140,7 @@ def test_a_waiting_job_is_cancelled_and_who_did_it_is_noted(make):
         "cancelled job 7, which had not started a run",
         "job 7 has left Slurm; no process of the trial is left",
     ]
-    with closing(TrialReader(trial.files)) as reader:
+    with closing(StatusReader(trial.files)) as reader:
         view = reader.view()
     assert (view.state, view.reason) == (
         State.STOPPED,

@@ -23,9 +23,8 @@ from launcher.control import stop as stop_module
 from launcher.control import stop_job as stop_job_module
 from launcher.control.stop import stop
 from launcher.terminal.exit_codes import ExitCode
-from launcher.trials.status import TrialReader
+from launcher.trials.status import StatusReader
 from launcher.trials.submission import Submission
-from launcher.trials.trial_state import State
 from realsys.trial.records import (
     AttemptRecord,
     ExitMarker,
@@ -34,6 +33,7 @@ from realsys.trial.records import (
     process_start,
     write_record,
 )
+from realsys.trial.trial_state import State
 
 SILENT = "echo 'slurm_load_jobs error: Unable to contact slurm controller (connect failure)' >&2"
 
@@ -68,7 +68,7 @@ def bin_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setattr("launcher.trials.status.WATCH_AGE_S", 0.05)
-    monkeypatch.setattr("launcher.trials.render.POLL_S", 0.02)
+    monkeypatch.setattr("launcher.trials.await_end.POLL_S", 0.02)
     program(tmp_path / "bin", "sacct", "exit 1")
     return tmp_path / "bin"
 
@@ -111,7 +111,7 @@ def test_a_wait_for_a_queued_job_outlasts_a_slurmctld_that_is_away(
 def test_a_run_on_another_host_without_a_slurm_is_not_waited_for(tmp_path: Path) -> None:
     files = write_plan(replace(make_plan(tmp_path), job=None))
     write_record(files.attempt(1).record, attempt(host="elsewhere"))
-    with closing(TrialReader(files)) as reader:
+    with closing(StatusReader(files)) as reader:
         view = reader.view()
     assert (view.state, view.is_over) == (State.UNKNOWN, True)
 
@@ -255,7 +255,7 @@ def test_the_job_that_has_the_attempt_counts(
     states_in_slurm(bin_folder, job8=job8, job9=job9)
     if exit2 is not None:
         write_record(resumed_twice.attempt(2).exit, marker(exit2, 2))
-    with closing(TrialReader(resumed_twice)) as reader:
+    with closing(StatusReader(resumed_twice)) as reader:
         assert reader.view().state is means
 
 

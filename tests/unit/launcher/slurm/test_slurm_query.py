@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 from launcher.slurm.query import answer_cache
 from launcher.slurm.query.job_query import SQUEUE_FORMAT, query_jobs
 from launcher.slurm.query.job_rows import SQUEUE_FIELDS, JobInfo, read_sacct, read_squeue
-from launcher.slurm.query.states import JobState
 from launcher.slurm.slurm_commands import run_slurm, scancel, scrubbed
 from realsys.api.errors import ClusterError
+from realsys.trial.trial_state import JobState
 
 NO_CONTROLLER = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
 NO_DATABASE = "sacct: error: Problem talking to the database: Connection refused"

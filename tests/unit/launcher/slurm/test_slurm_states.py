@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.slurm.query.reasons import REASONS, is_hold, reason_fix, reason_sentence
-from launcher.slurm.query.states import STATE_TABLE, JobState, job_state
+from launcher.slurm.query.states import STATE_TABLE, job_state
+from realsys.trial.trial_state import JobState
 
 BASE = """PENDING RUNNING SUSPENDED COMPLETED CANCELLED FAILED TIMEOUT NODE_FAIL PREEMPTED BOOT_FAIL
 DEADLINE OUT_OF_MEMORY""".split()

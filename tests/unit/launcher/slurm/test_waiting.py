@@ -16,15 +16,14 @@ from launcher.slurm.plan_lines import plan_lines
 from launcher.slurm.query.job_query import CachedAnswer
 from launcher.slurm.query.job_rows import JobInfo
 from launcher.slurm.query.reasons import is_shared_limit, reason_fix, reason_sentence
-from launcher.slurm.query.states import JobState
 from launcher.slurm.query.waiting import exceeded, one_line, tres, unavailable_nodes, with_detail
 from launcher.submit.submit import without_start_conditions
 from launcher.trials.explain_job import explain_job
 from launcher.trials.job_board import JobBoard
 from launcher.trials.submission import Submission
-from launcher.trials.trial_state import State
 from launcher.trials.trial_view import Records
 from realsys.api.errors import ClusterError
+from realsys.trial.trial_state import JobState, State
 
 JOB = (
     "JobId=30236002 JobName=j0 UserId=root(0) GroupId=root(0) MCS_label=N/A Account=root QOS={qos} "

@@ -10,10 +10,10 @@ from launcher.sites.places import user_name
 from launcher.submit import dependencies
 from launcher.submit.dependencies import dependency_on
 from launcher.trials.submission import Submission
-from launcher.trials.trial_state import State
 from launcher.trials.trial_view import TrialView
 from realsys.api.errors import ConfigError, NoSuchTrial
 from realsys.trial.records import TrialFiles, TrialRecord, trial_dir, write_record
+from realsys.trial.trial_state import State
 
 pytestmark = pytest.mark.usefixtures("file_root")
 

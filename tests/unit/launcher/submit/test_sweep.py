@@ -17,7 +17,6 @@ from launcher.cli.verbs import sweep_verbs
 from launcher.control import stop_several as stopping
 from launcher.control.stop_several import stop_several
 from launcher.slurm.query.job_query import JobInfo
-from launcher.slurm.query.states import JobState
 from launcher.submit.submit import make_trial, record_of
 from launcher.submit.submit_sweep import PlannedSweep, make_trials, plan_sweep, submit_jobs
 from launcher.submit.sweep import (
@@ -35,7 +34,6 @@ from launcher.submit.sweep_table import sweep_document, sweep_table
 from launcher.terminal.exit_codes import ExitCode
 from launcher.trials.find_trials import find_sweep, find_trial, next_free_name, point_of, trial_name
 from launcher.trials.submission import Submission, read_submission
-from launcher.trials.trial_state import State
 from launcher.trials.trial_view import TrialView
 from realsys.api.errors import (
     ClusterError,
@@ -48,6 +46,7 @@ from realsys.api.errors import (
 from realsys.api.plan import JobComponent, JobLayout, JobPlan
 from realsys.api.scheduling import WorkerType
 from realsys.trial.records import Progress, TrialFiles, TrialRecord, read_record, write_record
+from realsys.trial.trial_state import JobState, State
 
 pytestmark = pytest.mark.usefixtures("file_root")
 

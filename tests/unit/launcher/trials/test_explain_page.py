@@ -7,11 +7,10 @@ from datetime import datetime
 import pytest
 
 from launcher.slurm.query.job_query import JobInfo
-from launcher.slurm.query.states import JobState
 from launcher.trials.explain import LONG_CALL_S, MAX_NAMES, explain
-from launcher.trials.trial_state import State
 from launcher.trials.trial_view import TrialView, WorkerView
 from realsys.trial.records import ExitMarker, Failure, Progress, Result
+from realsys.trial.trial_state import JobState, State
 
 AT = datetime(2026, 11, 21, 9, 30, 5).timestamp()
 AT_WORDS = "2026-11-21 09:30:05"

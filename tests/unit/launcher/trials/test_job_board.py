@@ -8,13 +8,12 @@ from types import SimpleNamespace
 import pytest
 
 from launcher.slurm.query.job_query import CachedAnswer, JobInfo
-from launcher.slurm.query.states import JobState
 from launcher.trials import job_board
 from launcher.trials.job_board import NEWS_AGE_S, WATCH_AGE_S, JobBoard
 from launcher.trials.status import trial_view
 from launcher.trials.submission import Submission
-from launcher.trials.trial_state import State
 from realsys.trial.records import AttemptRecord, ExitMarker, Result, TrialFiles, write_record
+from realsys.trial.trial_state import JobState, State
 
 
 class Slurm:

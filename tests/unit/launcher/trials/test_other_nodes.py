@@ -9,9 +9,7 @@ import pytest
 from stand_in_slurm import calls, make_plan, program
 from test_slurm_trial_state import ATTEMPT, job, running
 
-from launcher.slurm.query.states import JobState
 from launcher.submit.node_exclusion import exclusion_hints, with_excluded_nodes
-from launcher.trials.trial_state import State
 from launcher.trials.trial_view import view_of
 from realsys.api.cluster import PartitionSpec
 from realsys.api.errors import ConfigError
@@ -19,6 +17,7 @@ from realsys.slurm.lost_nodes import lost_nodes, without_lost
 from realsys.supervisor.health import requeue_elsewhere
 from realsys.supervisor.health.requeue_elsewhere import leave_out
 from realsys.trial.records import ExitMarker, Failure, Result, TrialFiles, write_record
+from realsys.trial.trial_state import JobState, State
 
 SILENT = "its lease has ended: its node is lost or cut off, or it hangs"
 

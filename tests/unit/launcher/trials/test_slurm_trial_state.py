@@ -8,13 +8,12 @@ from dataclasses import replace
 import pytest
 
 from launcher.slurm.query.job_query import JobInfo
-from launcher.slurm.query.states import JobState
 from launcher.trials.explain import explain
-from launcher.trials.liveness import Liveness
 from launcher.trials.submission import Submission
-from launcher.trials.trial_state import State, TrialFacts, decide
 from launcher.trials.trial_view import Records, view_of
+from realsys.trial.liveness import Liveness
 from realsys.trial.records import AttemptRecord, ExitMarker, Result, StopRequest, WorkerRecord
+from realsys.trial.trial_state import JobState, State, TrialFacts, decide
 
 NOW = 1_800_000_000.0
 SUBMISSION = Submission(

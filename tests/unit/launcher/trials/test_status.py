@@ -16,17 +16,16 @@ import pytest
 from launcher.cli.tables import print_status
 from launcher.terminal import output
 from launcher.trials.explain import explain
-from launcher.trials.liveness import Liveness, Process, liveness, processes_of
 from launcher.trials.render import picture
-from launcher.trials.status import TrialReader, trial_view
+from launcher.trials.status import StatusReader, trial_view
 from launcher.trials.submission import Submission
-from launcher.trials.trial_state import State, TrialFacts, decide
 from launcher.trials.trial_view import Records, view_of
 from realsys.api.errors import KeyNotFound
 from realsys.api.plan import LaunchPlan, plan_text
 from realsys.name_resolve.key_table import TrialKeys
 from realsys.name_resolve.open import open_store
 from realsys.name_resolve.store import Entry
+from realsys.trial.liveness import Liveness, Process, liveness, processes_of
 from realsys.trial.records import (
     AttemptRecord,
     ExitMarker,
@@ -41,6 +40,7 @@ from realsys.trial.records import (
     process_start,
     write_record,
 )
+from realsys.trial.trial_state import State, TrialFacts, decide
 
 HOST, PID = socket.gethostname(), os.getpid()
 START = process_start(PID) or 0
@@ -327,7 +327,7 @@ def test_an_empty_folder_is_unknown(tmp_path: Path) -> None:
 
 def test_the_last_metrics_survive_a_torn_line(files: TrialFiles) -> None:
     TrialFiles.phase(files.root).metrics.write_text('{"step": 1}\n{"step": 2}\n{"ste')
-    reader = TrialReader(files)
+    reader = StatusReader(files)
     assert reader.view().metrics == {"step": 2}
     reader.close()
 
@@ -409,7 +409,7 @@ def test_a_look_asks_no_worker_for_its_age_and_status_of_two_hundred_at_most(
     write_record(files.attempt(1).record, attempt())
     store = Counted(plan)
     monkeypatch.setattr("realsys.name_resolve.trial_store.open_trial_store", lambda *args: store)
-    reader = TrialReader(files)
+    reader = StatusReader(files)
     assert len([w for w in reader.view().workers if w.host == "h"]) == 300
     assert (store.subtrees, store.ages) == (2, 0)
     brief = reader.brief_view()  # of those who wait for the end
@@ -425,7 +425,7 @@ def test_who_waits_for_a_run_on_another_host_looks_for_its_leases(
     write_record(files.attempt(1).record, replace(attempt(), host="elsewhere"))
     store = Counted(plan)
     monkeypatch.setattr("realsys.name_resolve.trial_store.open_trial_store", lambda *args: store)
-    assert not TrialReader(files).brief_view().is_over
+    assert not StatusReader(files).brief_view().is_over
     assert store.subtrees == 2
 
 

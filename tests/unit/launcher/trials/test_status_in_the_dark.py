@@ -16,9 +16,8 @@ from stand_in_slurm import make_plan, program, queue_row, write_plan
 
 from launcher.terminal.exit_codes import ExitCode
 from launcher.trials.explain import explain
-from launcher.trials.status import TrialReader
+from launcher.trials.status import StatusReader
 from launcher.trials.submission import Submission
-from launcher.trials.trial_state import State
 from launcher.trials.trial_view import TrialView
 from realsys.api.errors import KeyNotFound, StoreUnavailable
 from realsys.api.plan import LaunchPlan
@@ -40,6 +39,7 @@ from realsys.trial.records import (
     process_start,
     write_record,
 )
+from realsys.trial.trial_state import State
 
 ME = {
     "host": socket.gethostname(),
@@ -66,7 +66,7 @@ def begin(files: TrialFiles, *, step: int = 0, job_id: str = "", **who: object) 
 
 
 def look(files: TrialFiles) -> TrialView:
-    with closing(TrialReader(files)) as reader:
+    with closing(StatusReader(files)) as reader:
         return reader.view()
 
 
@@ -167,7 +167,10 @@ def test_who_watches_keeps_what_was_read_before(
         attempt=1,
         token="t",
     )
-    with closing(open_store(plan.name_resolve_url)) as store, closing(TrialReader(files)) as reader:
+    with (
+        closing(open_store(plan.name_resolve_url)) as store,
+        closing(StatusReader(files)) as reader,
+    ):
         store.add(TrialKeys.of(plan).progress, dumps(progress))
         store.add(TrialKeys.of(plan).worker("model_worker", 0), dumps(worker))
         assert reader.view().progress == progress
@@ -221,7 +224,7 @@ def test_each_attempt_of_a_job_with_an_etcd_of_its_own_is_read_from_its_own(
         return stores[-1]
 
     monkeypatch.setattr("realsys.name_resolve.trial_store.open_trial_store", opened)
-    with closing(TrialReader(files)) as reader:
+    with closing(StatusReader(files)) as reader:
         for number in (1, 2):
             record = AttemptRecord(number=number, token="t", started_at=1.0, **ME)  # type: ignore[arg-type]
             write_record(files.attempt(number).record, record)

@@ -10,13 +10,12 @@ from test_slurm_trial_state import ATTEMPT, NOW, job, records, running
 
 from launcher.cli.tables import print_status
 from launcher.slurm.plan_lines import limit_lines, time_limit_warning
-from launcher.slurm.query.states import JobState
 from launcher.trials.explain import explain
 from launcher.trials.render import progress_line
-from launcher.trials.trial_state import State
 from launcher.trials.trial_view import view_of
 from realsys.api.cluster import PartitionSpec, SlurmSpec
 from realsys.trial.records import Progress
+from realsys.trial.trial_state import JobState, State
 
 TEN_MIN = {"started_at": NOW - 60, "time_limit_s": 600}
 

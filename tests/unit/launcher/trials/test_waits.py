@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from launcher.trials.trial_state import State
+from launcher.trials.explain import MAX_CHAINS, wait_chains
 from launcher.trials.trial_view import TrialView, WorkerView
-from launcher.trials.waits import MAX_CHAINS, wait_chains
 from realsys.trial.records import Progress
+from realsys.trial.trial_state import State
 
 
 def view(*workers: WorkerView, **running: str) -> TrialView:

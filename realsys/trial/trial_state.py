@@ -10,9 +10,40 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from launcher.slurm.query.states import JobState
-from launcher.trials.liveness import Liveness
+from realsys.trial.liveness import Liveness
 from realsys.trial.records import Result
+
+
+class JobState(StrEnum):
+    """A job's state, in terms of what its user has to do."""
+
+    WAITING = "waiting"  # Slurm will start it, or restart it, without intervention
+    HELD = "held"  # must be released by a person
+    RUNNING = "running"
+    FINISHING = "finishing"  # is ending; nodes are not free yet
+    PAUSED = "paused"
+    INFRA_FAILURE = "infra_failure"  # ended by the site, not by its program: worth another try
+    FAILED = "failed"
+    STOPPED = "stopped"  # cancelled
+    DONE = "done"  # exit 0; whether the run succeeded is in the trial's folder
+    GONE = "gone"  # Slurm no longer knows it; how it ended is unknown
+    UNKNOWN = "unknown"  # Slurm could not be queried, or printed a word that is not in the table
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the job has stopped and Slurm will not start it again."""
+        return self in _ENDED
+
+
+_ENDED = frozenset(
+    {
+        JobState.INFRA_FAILURE,
+        JobState.FAILED,
+        JobState.STOPPED,
+        JobState.DONE,
+        JobState.GONE,
+    }
+)
 
 
 class State(StrEnum):
@@ -62,12 +93,12 @@ class TrialFacts:
         working: the last attempt has shown progress.
     """
 
-    planned: bool
-    pending: Liveness
+    planned: bool = False
+    pending: Liveness = Liveness.NONE
     supervisor: Liveness
     result: Result | None
-    stop_requested: bool
-    leases: bool
+    stop_requested: bool = False
+    leases: bool = False
     working: bool
     job: JobState | None = None
     requeued: bool = False
