@@ -160,7 +160,7 @@ def _missing_extra(error: Exception, words: list[str]) -> RealsysError | None:
     """The refusal for a package that only an extra brings; None for any other error."""
     if not isinstance(error, ModuleNotFoundError) or not error.name:
         return None
-    from realsys.api.extras import missing_module
+    from realsys.config.extras import missing_module
 
     return missing_module(error.name, where=f"realsys {words[0]}")
 

@@ -7,7 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from launcher.plan.memory_check import memory_of_plan, servers_of_plan
+from launcher.plan.memory_check import (
+    memory_gaps,
+    memory_of_plan,
+    scheduling_of,
+    servers_of_plan,
+)
 from launcher.plan.plan_view import (
     ALLOCATION_HEAD,
     MEMORY_HEAD,
@@ -25,6 +30,8 @@ MANY_WORKERS = 16  # of more, the first and the last stand for all
 def print_plan(plan: LaunchPlan) -> None:
     """Everything that was decided."""
     say, memory, servers = output.data, memory_of_plan(plan), servers_of_plan(plan)
+    # Of GPUs a warning says it.
+    gaps = {k: v for k, v in memory_gaps(plan).items() if not scheduling_of(plan.phase(k)).gpu}
     say(f"{plan.trial} on {plan.cluster.name} ({plan.cluster.scheduler})")
     say(f"  folder  {plan.trial_dir}")
     say(f"  store   {plan.name_resolve_url}")
@@ -40,6 +47,8 @@ def print_plan(plan: LaunchPlan) -> None:
         if rows := memory_rows(memory[phase.name]) + server_rows(servers[phase.name]):
             say()
             output.table(MEMORY_HEAD, rows)
+        if gap := gaps.get(phase.name):
+            say(f"  {gap}")
     say()
     for warning in plan.warnings:
         output.warn(warning)

@@ -21,7 +21,7 @@ from launcher.trials.status import TrialReader
 from launcher.trials.submission import read_submission
 from launcher.trials.trial_state import State
 from launcher.trials.trial_view import TrialView
-from realsys.api.errors import RealsysError, StoreUnavailable, TrialError, TrialIsLive
+from realsys.api.errors import ConfigError, RealsysError, StoreUnavailable, TrialError, TrialIsLive
 from realsys.api.plan import LaunchPlan, read_plan
 from realsys.name_resolve.key_table import TrialKeys
 from realsys.name_resolve.trial_store import has_job_etcd, open_trial_store
@@ -109,13 +109,24 @@ def remove(files: TrialFiles) -> RemovalResult:
         pids = [process.pid for process in processes_of(files.root)]
         if problem := refusal(view, pids=pids, users=dependent_trials(files)):
             raise problem
-        keys = _clear_keys(files, read_plan(files.plan))
+        keys = _clear_keys(files, _plan_of(files))
         with translate_os_errors(files.root):
             gone = files.root.with_name(f"{PREFIX}{files.root.name}-{os.getpid()}")
             files.root.rename(gone)
             num_files, num_bytes = _counted(gone)
             shutil.rmtree(gone)
     return RemovalResult(num_files, num_bytes, keys)
+
+
+def _plan_of(files: TrialFiles) -> LaunchPlan:
+    try:
+        return read_plan(files.plan)
+    except ConfigError as error:
+        raise ConfigError(
+            f"its keys in the store can't be found, since its plan can't be read: {error.what}",
+            where=f"{files.plan}: {error.where}",
+            fix=f"{error.fix}; or remove its folder alone, which leaves the keys: rm -r {files.root}",
+        ) from error
 
 
 def _clear_keys(files: TrialFiles, plan: LaunchPlan) -> int | None:

@@ -6,13 +6,14 @@ import hashlib
 import os
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from launcher.submit.planning import make_plan
+from launcher.submit.other_code import check_settings_readable, refused_with_revision
+from launcher.submit.planning import import_all, make_plan
 from launcher.trials.changed_settings import change_lines
 from realsys.api.choice import KIND
 from realsys.api.errors import TrialError
@@ -29,8 +30,13 @@ def plan_replay(files: TrialFiles, *, trial: str | None) -> LaunchPlan:
 
     Raises:
         TrialError: it was not asynchronous. ConfigErrors: it left no dump to replay.
+        MadeByOtherCode: this code can't read its settings.
     """
-    old = read_plan(files.plan)
+    with refused_with_revision(files, "replay"):
+        old = read_plan(files.plan)
+        import_all(old.imports)
+        # Those of a copy of the code too: a replay is launched, and runs this code.
+        check_settings_readable(files, replace(old, snapshot=False))
     schedule = old.options.get("schedule")
     if not isinstance(schedule, dict) or "max_staleness" not in schedule:
         raise TrialError(

@@ -16,6 +16,7 @@ from launcher.plan.scheduling_options import PREFIX, LaunchSettings, SchedulingO
 from realsys.api.cluster import ClusterSpec
 from realsys.api.experiment import Experiment
 from realsys.api.plan import PhasePlan
+from realsys.api.scheduling import WorkerType
 from realsys.config.overrides import apply_overrides
 from realsys.config.settings import UserSetting
 
@@ -79,6 +80,33 @@ def thread_warnings(phases: Sequence[PhasePlan], cluster: ClusterSpec) -> Iterat
                     f"compute on {threads}: set their own setting instead of scheduling.{kind.value}.cpu "
                     "(cpus_per_model_worker, schedule.cpus_per_server, evaluator.cpus)"
                 )
+
+
+_GPUS_OF = {
+    WorkerType.MODEL_WORKER: "scheduling.model_worker.gpu=1",
+    WorkerType.GENERATION_SERVER: "rollout.gpus_per_server=1",
+}
+
+
+def idle_gpu_warnings(phases: Sequence[PhasePlan], cluster: ClusterSpec) -> Iterator[str]:
+    """Of GPUs in the tasks' partition where the tasks ask for none, a line for each partition.
+
+    Generation servers beside model workers that have GPUs are the experiment's to speak of.
+    """
+    found: dict[str, dict[WorkerType, list[str]]] = {}
+    for phase in phases:
+        groups = phase.scheduling.groups()
+        idle = [k for k in _GPUS_OF if k in groups and not groups[k].scheduling.gpu]
+        for kind in idle if WorkerType.MODEL_WORKER in idle else ():
+            name = groups[kind].scheduling.partition or cluster.slurm.partition or ""
+            if name in cluster.partitions and cluster.partitions[name].gpus:
+                found.setdefault(name, {}).setdefault(kind, []).append(phase.name)
+    for name, kinds in found.items():
+        who = " and ".join(f"{k.value} tasks (phase {', '.join(kinds[k])})" for k in kinds)
+        yield (
+            f"{who} compute on CPUs: they ask for no GPU, and partition {name!r} has "
+            f"{cluster.partitions[name].gpus} a node. To use them: {' '.join(_GPUS_OF[k] for k in kinds)}"
+        )
 
 
 def _with(

@@ -35,7 +35,8 @@ class SettingChange:
     value: Any
 
     def __str__(self) -> str:
-        value = str(self.value).lower() if isinstance(self.value, bool) else self.value
+        is_word = self.value is None or isinstance(self.value, bool)
+        value = str(self.value).lower() if is_word else self.value
         return f"{self.path}={value}"
 
     def on(self, experiment: Any) -> Any:
@@ -111,11 +112,17 @@ def candidates(experiment: Any, config: ExperimentConfig) -> Iterator[Candidate]
     for path, role in roles:
         if (role.max_cache_tokens or 0) > one_answer:
             yield (SettingChange(f"{path}.max_cache_tokens", one_answer),)
-    for path, _ in inference:
-        workers = _workers(config, path)
-        for tensor in _TENSOR:
-            if workers % tensor == 0:
-                yield (SettingChange(f"{path}.parallel", f"d{workers // tensor}t{tensor}p1"),)
+    everyone = len(config.model_worker)
+    for path, role in train:
+        is_small = path in learning and _workers(config, path) < everyone
+        if is_small and role.pool is None and role.parallel is not None:
+            yield (SettingChange(f"{path}.parallel", f"d{everyone}t1p1"),)
+    for path, role in inference:
+        yield from _cut_over(path, _workers(config, path))
+        if _workers(config, path) < everyone:
+            freed = () if role.pool is None else (SettingChange(f"{path}.pool", None),)
+            for cut in _cut_over(path, everyone):
+                yield (*freed, *cut)
     for path, role in inference:
         if not role.offload:
             yield (SettingChange(f"{path}.offload", True),)
@@ -131,6 +138,13 @@ def candidates(experiment: Any, config: ExperimentConfig) -> Iterator[Candidate]
     if (now := getattr(placement, "n_model_workers", None)) is not None:
         for times in _MORE:
             yield (SettingChange("placement.n_model_workers", now * times),)
+
+
+def _cut_over(path: str, workers: int) -> Iterator[Candidate]:
+    """Proposes tensor-parallel layouts of a role over so many workers."""
+    for tensor in _TENSOR:
+        if workers % tensor == 0:
+            yield (SettingChange(f"{path}.parallel", f"d{workers // tensor}t{tensor}p1"),)
 
 
 def _own_copy(experiment: Any, config: ExperimentConfig) -> Iterator[Candidate]:

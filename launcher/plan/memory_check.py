@@ -23,6 +23,7 @@ from realsys.planner.memory.memory_messages import GiB, MiB, advice, largest, si
 from realsys.planner.memory.memory_of_workers import (
     WorkerMemory,
     memory_of_experiment,
+    memory_unknown,
     model_shapes,
 )
 from realsys.planner.memory.server_memory import ServerMemory, memory_of_evaluator, memory_of_server
@@ -67,6 +68,19 @@ def memory_of_plan(plan: LaunchPlan) -> dict[str, list[WorkerGroup]]:
             )
             for workers in groups.values()
         ]
+    return found
+
+
+def memory_gaps(plan: LaunchPlan) -> dict[str, str]:
+    """Says by phase whose memory is not estimated, and why; phases without such a model are left out."""
+    found: dict[str, str] = {}
+    for phase, made in _with_prepared_shapes(plan):
+        roles: dict[str, list[str]] = {}
+        for role, why in memory_unknown(phase.config, made).items():
+            roles.setdefault(why, []).append(role)
+        if roles:
+            whose = "; ".join(f"{', '.join(names)}: {why}" for why, names in roles.items())
+            found[phase.name] = f"memory not estimated, so whether it fits was not checked: {whose}"
     return found
 
 
@@ -236,7 +250,12 @@ def memory_problems(
 
 
 def memory_warnings(plan: LaunchPlan, memory: Mapping[str, list[WorkerGroup]]) -> Iterator[str]:
-    """Warns of workers that need more host memory than their tasks request, and of idle workers."""
+    """Warns of GPUs whose memory is not estimated, of workers that need more host memory than their
+    tasks request, and of idle workers.
+    """
+    for name, gap in memory_gaps(plan).items():
+        if scheduling_of(plan.phase(name)).gpu:
+            yield f"phase {name}: {gap}"
     for name, servers in servers_of_plan(plan).items():
         for server in servers:
             host, has = server.memory.host, server.host_limit

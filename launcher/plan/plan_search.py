@@ -20,12 +20,12 @@ from realsys.api.errors import ConfigError
 from realsys.api.plan import LaunchPlan
 from realsys.planner.allocation import CallAllocation, format_allocation, workers_text
 from realsys.planner.gpu_models import DEVICES, Device
-from realsys.planner.memory.memory_limit import memory_of_plans
-from realsys.planner.memory.memory_messages import size
+from realsys.planner.memory.memory_limit import fullest_worker, memory_of_plans
+from realsys.planner.memory.memory_messages import TOLD, advice, largest, size
 from realsys.planner.placed import degrees_of, model_made_before, place_experiment, refusal
 from realsys.planner.predict import Prediction, predict
 from realsys.planner.read_profile import formulas_of
-from realsys.planner.search.search import FoundPlan, Limits, search
+from realsys.planner.search.search import FoundPlan, Limits, NoPlanFits, search
 from realsys.planner.time.gantt import gantt
 
 SLACK = 0.01  # fraction by which a simpler plan may be slower
@@ -100,9 +100,12 @@ def propose(
         degrees=degrees_of(found, gpus_per_node=gpus_per_node(plan)),
         refusal=partial(refusal, found),
     )
-    best = search(
-        found.graph, known.costs, limits, ahead=found.ahead, deadline_s=within_s, slack=SLACK
-    )
+    try:
+        best = search(
+            found.graph, known.costs, limits, ahead=found.ahead, deadline_s=within_s, slack=SLACK
+        )
+    except NoPlanFits as error:
+        raise _too_large(error, plan) from error
     now = (
         predict(found, known.costs, basis=known.basis) if num_workers >= found.num_workers else None
     )
@@ -119,6 +122,20 @@ def propose(
         prediction=predict(found, known.costs, basis=known.basis, allocation=best.allocation),
         now=now,
         now_fits=limit is None or fullest(found.allocation) <= limit,
+    )
+
+
+def _too_large(error: NoPlanFits, plan: LaunchPlan) -> ConfigError:
+    """The search's refusal with the largest terms of its smallest plan, and what makes those smaller."""
+    config = plan.phases[-1].config
+    memory = fullest_worker(config, error.smallest, model_made_before(plan))
+    terms = largest(memory, memory.peak_call)
+    listed = "; ".join(f"{name} {size(n)}" for name, n in terms[:TOLD])
+    return ConfigError(
+        f"{error.what}: {listed}",
+        where=error.where,
+        fix=f"{advice(terms[:2])}; or search on more GPUs (--gpus) or larger ones (--device). Without "
+        "--search, realsys plan tries settings and names those that fit, if any",
     )
 
 

@@ -18,6 +18,7 @@ from dataclasses import replace
 from datetime import datetime
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from launcher.job.job_allocation import JobRequest, allocate
 from launcher.plan.memory_advice import memory_fix
@@ -34,7 +35,7 @@ from launcher.plan.scheduling_options import SchedulingOptions
 from realsys.api.cluster import ClusterSpec
 from realsys.api.errors import ConfigError
 from realsys.api.experiment import Experiment, ExperimentConfig
-from realsys.api.options import range_problems
+from realsys.api.options import range_problems, with_defaults_out_of_range
 from realsys.api.plain import to_plain
 from realsys.api.plan import LaunchPlan, PhasePlan
 from realsys.api.scheduling import ExperimentScheduling, WorkerType
@@ -96,12 +97,14 @@ def resolve(
     experiment = _with_gpus(experiment, wanted)
     known = {p.what for p in problems}
     problems += [p for p in _option_problems(experiment) if p.what not in known]
+    experiment = with_defaults_out_of_range(experiment)
     phases = _Phases(cluster.file_root, experiment_name, trial_name, folder, problems, wanted)
     phases.add(MAIN_PHASE, experiment_name, experiment)
     done, job, job_warnings = phases.done, None, []
+    too_many = [p for phase in done for p in _more_than_one_gpu(phase)]
     if cluster.scheduler == "slurm" and done:
         found = allocate(
-            {phase.name: phase.scheduling for phase in done},
+            {p.name: _one_gpu_each(p.scheduling) if too_many else p.scheduling for p in done},
             cluster,
             request or JobRequest(),
             trial=f"{experiment_name}/{trial_name}",
@@ -110,8 +113,8 @@ def resolve(
         problems += found.problems
         job, job_warnings = found.job, list(found.warnings)
         done = [replace(phase, steps=found.steps.get(phase.name, ())) for phase in done]
-    problems += gpu_problems(done, cluster, machine_gpus)
-    raise_all(problems)
+    problems += too_many or gpu_problems(done, cluster, machine_gpus)
+    raise_all(_each_once(problems))
     plan = LaunchPlan(
         experiment_name=experiment_name,
         trial_name=trial_name,
@@ -280,12 +283,11 @@ def scheduling_problems(
 def gpu_problems(
     phases: Iterable[PhasePlan], cluster: ClusterSpec, machine_gpus: Callable[[], int] | None
 ) -> Iterator[ConfigError]:
-    """Yields GPUs that model workers can't use, and requests beyond this machine's GPUs.
+    """Yields GPUs that model workers can't share, and requests beyond this machine's GPUs.
 
     On other machines the worker itself checks.
     """
     for phase in phases:
-        yield from _more_than_one_gpu(phase)
         yield from _shared_gpus(phase)
         if cluster.scheduler != "local" or machine_gpus is None:
             continue
@@ -323,6 +325,26 @@ def _more_than_one_gpu(phase: PhasePlan) -> Iterator[ConfigError]:
             )
 
 
+def _one_gpu_each(scheduling: ExperimentScheduling) -> ExperimentScheduling:
+    """The groups with at most one GPU a task, to look for problems of another cause."""
+    groups: dict[str, Any] = {
+        kind.value: replace(group, scheduling=replace(group.scheduling, gpu=1.0))
+        for kind, group in scheduling.groups().items()
+        if group.scheduling.gpu > 1
+    }
+    return replace(scheduling, **groups)
+
+
+def _each_once(problems: Iterable[ConfigError]) -> Iterator[ConfigError]:
+    """Problems that differ only in their place, such as their phase, as one with all places."""
+    same: dict[tuple[type, str, str], list[ConfigError]] = {}
+    for problem in problems:
+        same.setdefault((type(problem), problem.what, problem.fix), []).append(problem)
+    for (kind, what, fix), found in same.items():
+        places = "; ".join(dict.fromkeys(p.where for p in found))
+        yield found[0] if len(found) == 1 else kind(what, where=places, fix=fix)
+
+
 def _shared_gpus(phase: PhasePlan) -> Iterator[ConfigError]:
     group = phase.scheduling.model_worker
     gpus = group.scheduling.gpu
@@ -352,6 +374,7 @@ def unsupported(config: ExperimentConfig) -> Iterator[ConfigError]:
 def _option_problems(experiment: Experiment) -> Iterable[ConfigError]:
     found: list[ConfigError] = list(range_problems(experiment))
     in_range = not found
+    experiment = with_defaults_out_of_range(experiment)
     try:
         for problem in experiment.problems():
             found += flat(problem)

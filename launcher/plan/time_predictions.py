@@ -165,12 +165,41 @@ def show_prediction(
 def prediction_lines(predicted: Prediction) -> Iterator[str]:
     """Yields step time, idle share, and the critical path."""
     figures = predicted.figures
-    yield (
-        f"predicted step {seconds(figures.wall_s)}, workers idle {figures.mean_idle:.0%}"
-        f"   ({predicted.basis})"
-    )
+    yield f"{_step_text(predicted)}, workers idle {_idle(predicted):.0%}   ({predicted.basis})"
+    yield from _servers_text(predicted)
     path = " → ".join(f"{p.name} {seconds(p.seconds)}" for p in figures.path if p.seconds > 0)
     yield f"  critical path  {path}"
+
+
+def _step_text(predicted: Prediction) -> str:
+    served, training = predicted.served, seconds(predicted.figures.wall_s)
+    if predicted.lacks_generation:
+        return f"predicted training of a step {training}, without generation"
+    if served is None or predicted.served_s is None:
+        return f"predicted step {training}"
+    making = f"generation {seconds(predicted.served_s)} on {served.servers} servers"
+    if not served.overlaps:
+        return f"predicted step {seconds(predicted.step_s)}: {making}, then training {training}"
+    bound = "generation" if predicted.served_s > predicted.figures.wall_s else "training"
+    return f"predicted step {seconds(predicted.step_s)}, bound by {bound}: {making}, training {training}"
+
+
+def _idle(predicted: Prediction) -> float:
+    """The share of the step in which model workers neither compute nor move weights."""
+    busy = (1 - predicted.figures.mean_idle) * predicted.figures.step_s
+    return 1 - busy / max(predicted.step_s, predicted.figures.step_s)
+
+
+def _servers_text(predicted: Prediction) -> Iterator[str]:
+    served = predicted.served
+    if served is None or predicted.served_s is not None:
+        return
+    if predicted.is_measured:
+        yield "  the wait for servers' answers is that of the measured runs, with their servers"
+    elif not served.gpus:
+        yield "  generation: no prediction for servers on CPUs; a step waits for them if they take longer"
+    else:
+        yield "  generation: no prediction, since the sizes of the servers' model are not known"
 
 
 def print_gantt(lanes: Sequence[Lane]) -> None:

@@ -14,7 +14,7 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 
-from launcher.plan.idle_settings import idle_warnings, thread_warnings
+from launcher.plan.idle_settings import idle_gpu_warnings, idle_warnings, thread_warnings
 from launcher.plan.resolve import resolve
 from launcher.plan.scheduling_options import PREFIX, LaunchSettings
 from launcher.sites import places
@@ -94,7 +94,7 @@ class Planner:
         self._user = places.user_name()
         self.folder = trial_dir(self.cluster.file_root, self._user, experiment, "_").parent
         self._snapshot, self._now = snapshot and self.on_slurm, datetime.now()
-        self._revision = revision() if self.on_slurm else ""
+        self._revision = revision()
         self._request = self._job.request(self._dependency())
 
     def _dependency(self) -> str | None:
@@ -139,8 +139,11 @@ class Planner:
             fits_memory=fits_memory,
         )
         idle = idle_warnings(self._defaults, settings)
-        threads = thread_warnings(plan.phases, self.cluster)
-        return dataclasses.replace(plan, warnings=(*plan.warnings, *idle, *threads))
+        tasks = [
+            *thread_warnings(plan.phases, self.cluster),
+            *(idle_gpu_warnings(plan.phases, self.cluster) if self.on_slurm else ()),
+        ]
+        return dataclasses.replace(plan, warnings=(*plan.warnings, *idle, *tasks))
 
 
 def import_all(names: Sequence[str]) -> list[str]:

@@ -42,6 +42,7 @@ from realsys.config.overrides import Applied, apply_overrides, read_settings
 from realsys.config.problems import collected, flat, raise_all
 from realsys.config.settings import UserSetting
 from realsys.trial.records import TrialFiles, TrialRecord
+from realsys.trial.snapshot import code_that_made
 from realsys.worker.machine_gpus import machine_gpus
 
 MAX_DIFFERENCES = 3  # differences listed in a message
@@ -223,14 +224,13 @@ class _PlanMaker:
         raise self._other_code(listed + more)
 
     def _other_code(self, why: str) -> ConfigError:
-        code = f"realsys {self.record.realsys_version}" if self.record.realsys_version else ""
-        code += f" of revision {self.plan.revision}" if self.plan.revision else ""
+        made_by, get_it = code_that_made(self.record, self.plan.revision)
         return ConfigError(
             "its settings can't be changed: this code, with the files that the settings name, does not "
             f"reproduce the plan of the launch ({why})",
             where=str(self.files.plan),
-            fix="resume it without settings; or with the code that launched it "
-            f"({code or 'see trial.json'}), from the folder of the launch",
+            fix="resume it without settings; or with the code that launched it, "
+            f"{made_by} ({get_it}), from the folder of the launch",
         )
 
 

@@ -27,6 +27,7 @@ from launcher.slurm.login_environment import (
 )
 from launcher.submit.dispatch_job import dispatch
 from launcher.submit.node_exclusion import with_excluded_nodes
+from launcher.submit.other_code import check_settings_readable, refused_with_revision
 from launcher.submit.plan_change import StoredPlan, read_stored_plan, replace_plan, restore_plan
 from launcher.submit.planning import import_all
 from launcher.submit.remake import RemadePlan, RequestedChanges, remake
@@ -42,8 +43,8 @@ from realsys.api.errors import (
     TrialError,
     TrialIsLive,
 )
-from realsys.api.extras import missing_packages
 from realsys.api.plan import LaunchPlan, plan_hash, plan_text, read_plan
+from realsys.config.extras import missing_packages
 from realsys.config.problems import raise_all
 from realsys.observability.metrics import read_metrics
 from realsys.slurm.containers import missing_files
@@ -191,15 +192,20 @@ def resubmit(
         ClusterError: another user could replace its folder, or one on the path to it.
         ConfigError: an ``--import`` file can't be imported any more, its plan was modified, or a
             setting can't be changed.
+        MadeByOtherCode: this code can't read its plan or its settings.
     """
     check_trial(files)
-    read_stored_plan(files, finish=False)  # reports a damaged plan before anything is modified
+    with refused_with_revision(files, "resume"):
+        # Reports a damaged plan before anything is modified.
+        read_stored_plan(files, finish=False)
     refuse_copy(files, moved_too=True)
     with trial_lock(files):
         current = read_stored_plan(files, finish=True)
         changed = changes is not None and not changes.is_empty
         view = _resumable(files, allow_completed=changed)
         import_all(current.plan.imports)
+        with refused_with_revision(files, "resume"):
+            check_settings_readable(files, current.plan)
         if current.plan.job is not None:
             raise_all(missing_secrets(current.plan.cluster, os.environ))
         made = None

@@ -5,7 +5,8 @@ The class says who must act::
     RealsysError
      ├─ ConfigError          the user: a field, a file or a graph is wrong; nothing was started
      │   ├─ UnknownName      a name that is in no table; carries the nearest known ones
-     │   └─ ConfigErrors     several of them, reported at once
+     │   ├─ ConfigErrors     several of them, reported at once
+     │   └─ MadeByOtherCode  a trial's plan or settings, which only the revision that made them can read
           ├─ TrialError           the user: the trial's state does not allow this (live, finished, missing)
      │   ├─ NoSuchTrial
      │   └─ TrialIsLive
@@ -68,6 +69,12 @@ class ConfigError(RealsysError):
 
 class UnknownName(ConfigError):
     """A name that is not registered."""
+
+
+class MadeByOtherCode(ConfigError):
+    """A trial's plan or settings can't be read by this code: another revision made them."""
+
+    revision = ""  # as the plan records it
 
 
 class ConfigErrors(ConfigError):

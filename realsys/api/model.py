@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal
 
+from realsys.api.basics.option_fields import option
 from realsys.api.data import MicroBatchSpec
 from realsys.api.errors import ConfigError
-from realsys.api.option_fields import option
 
 if TYPE_CHECKING:
     import torch

@@ -13,9 +13,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from realsys.api.basics.option_fields import option as option
 from realsys.api.errors import ConfigError
 from realsys.api.model import GenerationHyperparameters
-from realsys.api.option_fields import option as option
 
 
 def range_problems(options: Any, *, path: str = "") -> Iterator[ConfigError]:
@@ -45,6 +45,21 @@ def range_problems(options: Any, *, path: str = "") -> Iterator[ConfigError]:
         for broken, rule in rules:
             if broken:
                 yield ConfigError(f"{where} is {value!r}", where=where, fix=f"use {rule}")
+
+
+def with_defaults_out_of_range(options: Any) -> Any:
+    """Returns the options with its default for each field outside its range, which was reported: what
+    else is found wrong has then another cause. A field without a default stays as it is.
+    """
+    changed: dict[str, Any] = {}
+    broken = {p.where for p in range_problems(options)}
+    for f in dataclasses.fields(options) if broken else ():
+        value = getattr(options, f.name)
+        if f.name in broken and f.default is not dataclasses.MISSING:
+            changed[f.name] = f.default
+        elif dataclasses.is_dataclass(value):
+            changed[f.name] = with_defaults_out_of_range(value)
+    return dataclasses.replace(options, **changed) if changed else options
 
 
 MOST_WORKERS = 20_000  # of one kind

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from realsys.api.basics.like_before import fold, unfold
 from realsys.api.cluster import ClusterSpec
-from realsys.api.errors import ConfigError
+from realsys.api.errors import ConfigError, MadeByOtherCode
 from realsys.api.experiment import ExperimentConfig
-from realsys.api.like_before import fold, unfold
 from realsys.api.plain import from_plain, to_plain
 from realsys.api.scheduling import ExperimentScheduling, WorkerType
 
@@ -228,7 +228,8 @@ def read_plan(path: Path, *, expected_hash: str | None = None) -> LaunchPlan:
     """Reads a plan and checks its hash.
 
     Raises:
-        ConfigError: no such file, other content than expected, or another plan version.
+        ConfigError: no such file, or other content than expected.
+        MadeByOtherCode: another version of the plan, or fields that this code does not know.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -249,13 +250,20 @@ def read_plan(path: Path, *, expected_hash: str | None = None) -> LaunchPlan:
             fix="restore the file or launch a new trial; a plan is never edited",
         )
     if data.get("version") != PLAN_VERSION:
-        raise ConfigError(
-            f"plan version {data.get('version')}, this realsys reads {PLAN_VERSION} and "
-            f"{FOLDED_VERSION}",
-            where=str(path),
-            fix="use the version of realsys that launched the trial",
-        )
-    return from_plain(LaunchPlan, _without_retired(data), where=path.name, seen={})
+        known = f"this realsys reads {PLAN_VERSION} and {FOLDED_VERSION}"
+        raise _made_by_other_code(f"plan version {data.get('version')}, {known}", data, str(path))
+    try:
+        return from_plain(LaunchPlan, _without_retired(data), where=path.name, seen={})
+    except ConfigError as error:
+        raise _made_by_other_code(error.what, data, error.where) from error
+
+
+def _made_by_other_code(what: str, data: Mapping[str, Any], where: str) -> MadeByOtherCode:
+    revision = str(data.get("revision") or "")
+    by = f"revision {revision} of realsys, which" if revision else "the revision of realsys that"
+    error = MadeByOtherCode(what, where=where, fix=f"use {by} launched the trial")
+    error.revision = revision
+    return error
 
 
 def _each_list(plan: dict[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:

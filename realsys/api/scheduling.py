@@ -41,6 +41,9 @@ OPTIONAL = frozenset({WorkerType.EVALUATOR})
 SCALED = frozenset({WorkerType.GENERATION_SERVER, WorkerType.ROLLOUT_WORKER})
 
 
+MOST_GPUS_OF_A_TASK = 64  # more than any node has
+
+
 @dataclass(frozen=True, kw_only=True)
 class Scheduling:
     """Resources and placement of one task.
@@ -82,12 +85,13 @@ class Scheduling:
             )
         if self.mem < 1:
             raise ConfigError(f"mem is {self.mem}", where="scheduling.mem", fix="MiB, 1 or more")
-        whole = float(self.gpu).is_integer()
-        if not math.isfinite(self.gpu) or self.gpu < 0 or (self.gpu > 1 and not whole):
+        whole = math.isfinite(self.gpu) and float(self.gpu).is_integer()
+        if not 0 <= self.gpu <= MOST_GPUS_OF_A_TASK or (self.gpu > 1 and not whole):
             raise ConfigError(
-                f"gpu is {self.gpu}",
+                f"a task asks for {self.gpu:g} GPUs",
                 where="scheduling.gpu",
-                fix="use 0, a fraction below 1 (tasks share one GPU), or a whole number",
+                fix="use 0, 1, or a fraction below 1 (tasks share one GPU); more workers for more GPUs. "
+                "Only servers that split a model over several GPUs use a larger whole number",
             )
 
     @classmethod

@@ -6,6 +6,7 @@ prompts of half the longest.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +29,26 @@ CUT_ALONG_ALL_AXES = ("fsdp", "megatron", "inference")
 
 
 @dataclass(frozen=True, kw_only=True)
+class ServedGeneration:
+    """Generation on servers, beside the calls of the graph.
+
+    Attributes:
+        model: what they hold; None if its sizes are not known.
+        gpus: of each; 0: they compute on CPUs.
+        is_embedded: they are realsys' own engine.
+        most_rows: answers that each makes at once, as set; None: by the engine's default.
+        overlaps: they work while the trainers train; else the two take turns.
+    """
+
+    model: RoleModel | None
+    servers: int
+    gpus: int
+    is_embedded: bool
+    most_rows: int | None
+    overlaps: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class PlacedExperiment:
     """One experiment with its placement.
 
@@ -35,6 +56,7 @@ class PlacedExperiment:
         roles: role → its model; rules have no shape, other models without a known one neither.
         ahead: calls that run a step ahead.
         unknown: roles with unreadable model sizes, with the reason.
+        served: how servers generate what is trained on; None: calls of the graph do, or nothing does.
     """
 
     graph: DataflowGraph
@@ -44,6 +66,7 @@ class PlacedExperiment:
     workload: Workload
     ahead: tuple[str, ...]
     unknown: Mapping[str, str]
+    served: ServedGeneration | None = None
 
 
 def place_experiment(plan: LaunchPlan) -> PlacedExperiment:
@@ -64,6 +87,31 @@ def place_experiment(plan: LaunchPlan) -> PlacedExperiment:
         workload=workload_of(config),
         ahead=calls_ahead(config.graph(), max_staleness=config.max_staleness),
         unknown=unknown,
+        served=_served(plan, built_in),
+    )
+
+
+def _served(plan: LaunchPlan, built_in: ModelShape | None) -> ServedGeneration | None:
+    phase = plan.phases[-1]
+    control, group = phase.config.rollout, phase.scheduling.generation_server
+    if control is None or not control.trains or group is None or not phase.config.generation_server:
+        return None
+    server, shape = phase.config.generation_server[0], built_in
+    try:
+        shape = read_shape(server.model_path)
+    except CheckpointError:  # an earlier phase will make it
+        pass
+    except ConfigError:
+        shape = None
+    args = server.backend_args
+    dtype = str(args.get("dtype") or "bfloat16")
+    return ServedGeneration(
+        model=RoleModel(shape=shape, dtype=dtype, backend="inference") if shape else None,
+        servers=group.count,
+        gpus=math.ceil(group.scheduling.gpu),
+        is_embedded=server.backend_type == "embedded",
+        most_rows=args.get("max_running"),
+        overlaps=bool(control.max_staleness),
     )
 
 

@@ -140,7 +140,7 @@ def image_problems(
         return
     if container.runtime == "none":
         yield ConfigError(
-            f"{where} is {image!r}, and no container runtime is set",
+            f"image {image!r} is named, and no container runtime is set",
             where=where,
             fix="set container.runtime to pyxis or apptainer in the cluster spec, or remove the image",
         )

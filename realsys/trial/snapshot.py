@@ -76,6 +76,28 @@ def revision(root: Path | None = None) -> str:
     return found.revision + {True: "+", False: "", None: "?" * bool(found.revision)}[found.changed]
 
 
+def code_that_made(record: TrialRecord, plan_revision: str) -> tuple[str, str]:
+    """Names the code that launched a trial, and says how to get it (pure).
+
+    Args:
+        plan_revision: as in the plan; empty if the launch was outside git, or by a realsys that did not
+            record it.
+    """
+    made_by = f"realsys {record.realsys_version or '(version unknown)'}"
+    if plan_revision:
+        commit = plan_revision.rstrip("+?")
+        if plan_revision.endswith("+"):
+            made_by += f", revision {commit} with uncommitted changes"
+            return made_by, f"git checkout {commit}, with the same changes"
+        return f"{made_by}, revision {commit}", f"git checkout {commit}"
+    day = time.strftime("%Y-%m-%d %H:%M", time.localtime(record.created_at))
+    install = f"pip install realsys=={record.realsys_version or 'VERSION'}"
+    return (
+        f"{made_by} on {day} (revision not recorded)",
+        f"{install}, or in a checkout: git checkout $(git rev-list -1 --before='{day}' HEAD)",
+    )
+
+
 @functools.cache
 def code_digest(imports: tuple[str, ...] = (), root: Path | None = None) -> str:
     """Returns 16 hex digits that identify the code that workers run: sources and ``--import``
@@ -99,9 +121,10 @@ def changed_code_warning(files: TrialFiles, plan: LaunchPlan) -> str:
         return ""
     if code_digest(plan.imports) == record.code:
         return ""
+    made_by, _ = code_that_made(record, plan.revision)
     return (
-        "the code has changed since the trial was launched: its results may differ from here on, and the "
-        "change is not recorded. To compare runs, launch a new trial"
+        f"the code has changed since the trial was launched ({made_by}): its results may differ from here "
+        "on, and the change is not recorded. To compare runs, launch a new trial"
     )
 
 

@@ -167,7 +167,7 @@ def plan(
         if made.job is not None:
             from launcher.slurm.plan_lines import plan_lines, time_limit_warning
 
-            if found and (late := time_limit_warning(made, found.figures.wall_s)):
+            if found and (late := time_limit_warning(made, found.step_s)):
                 output.warn(late)
             for line in plan_lines(made, plan_hash(text)):
                 output.data(line)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shlex
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,15 @@ from realsys.trial.snapshot import code_root
 DOCKERFILE, APPTAINER_FILE = "Dockerfile", "realsys.def"
 BUILDERS = ("docker", "podman")  # enroot cannot build images, but imports theirs
 URI = {"docker": "dockerd://", "podman": "podman://"}
+# What to do when a program has failed, by runtime.
+NOT_BUILT = {
+    "pyxis": "read its output. Does the program reach its service (docker info, podman info), which must "
+    "run here and let you use it? Does that reach the registry of the base image and the package index, "
+    "and has its disk room for the image (20 GB)?",
+    "apptainer": "read its output. May you build images here (user namespaces or --fakeroot: apptainer "
+    "buildcfg)? Are the registry of the base image and the package index reachable, and has "
+    "APPTAINER_TMPDIR room for the image (20 GB)?",
+}
 _MADE_FOR = re.compile(r"# Image \w+, Python ([0-9.]+),")  # a lock's first line
 
 
@@ -90,14 +100,22 @@ def build(spec: ClusterSpec, recipe: Recipe, *, timeout_s: float) -> ImageFile:
         raise ConfigError(
             f"cluster {spec.name!r} has no container runtime",
             where="container.runtime in the cluster spec",
-            fix="set it to pyxis or apptainer",
+            fix="name a site that runs images (--cluster; `realsys clusters` lists them), or set it to "
+            "pyxis or apptainer",
         )
     target = Path(spec.file_root, "images", recipe.name + ENDINGS[runtime])
 
     def commands(part: Path) -> list[list[str]]:
-        return build_argvs(runtime, recipe, part, builder=_builder(runtime))
+        return build_argvs(runtime, recipe, part, builder=_builder(runtime, recipe, target))
 
-    return ensure_image_file(spec, target, commands, timeout_s=timeout_s, cwd=recipe.root)
+    return ensure_image_file(
+        spec,
+        target,
+        commands,
+        timeout_s=timeout_s,
+        if_failed=NOT_BUILT[runtime],
+        cwd=recipe.root,
+    )
 
 
 def build_argvs(runtime: str, recipe: Recipe, target: Path, *, builder: str) -> list[list[str]]:
@@ -111,16 +129,21 @@ def build_argvs(runtime: str, recipe: Recipe, target: Path, *, builder: str) -> 
     return [made, ["enroot", "import", "--output", str(target), URI[builder] + tag]]
 
 
-def _builder(runtime: str) -> str:
+def _builder(runtime: str, recipe: Recipe, target: Path) -> str:
     """Finds the program that builds images for ``runtime``; raises ClusterError if there is none here."""
     wanted = ["apptainer"] if runtime == "apptainer" else list(BUILDERS)
-    needed = [] if runtime == "apptainer" else ["enroot"]
     found = [name for name in wanted if shutil.which(name)]
-    missing = [name for name in needed if not shutil.which(name)]
-    if not found or missing:
+    missing = [] if found else [" or ".join(wanted)]
+    if runtime != "apptainer" and shutil.which("enroot") is None:
+        missing.append("enroot")
+    if missing:
+        commands = build_argvs(runtime, recipe, Path(target.name), builder=wanted[0])
+        by_hand = " && ".join(shlex.join(argv) for argv in commands)
         raise ClusterError(
-            f"not on PATH here: {', '.join(missing or [' or '.join(wanted)])}",
+            f"an image for {runtime} can't be built here: no {' and no '.join(missing)} on PATH",
             where="PATH",
-            fix="build on a machine that has them and copy the file to the site",
+            fix=f"load the module that has {'it' if len(missing) == 1 else 'them'}, or run this on a host "
+            "of the site that does (compute nodes may). Elsewhere, in a checkout of the same revision: "
+            f"{by_hand}; then copy the file to {target}",
         )
     return found[0]

@@ -21,6 +21,10 @@ from realsys.slurm.image_names import Image, apptainer_source, enroot_source, fi
 from realsys.trial.folders import check_folders
 
 PROGRAMS = {"pyxis": "enroot", "apptainer": "apptainer"}
+NOT_PULLED = (
+    "check the image's name; for private registries ~/.config/enroot/.credentials, or "
+    "`apptainer registry login`"
+)
 ENDINGS = {"pyxis": ".sqsh", "apptainer": ".sif"}
 
 
@@ -74,7 +78,7 @@ def pull(spec: ClusterSpec, source: str, *, timeout_s: float) -> ImageFile:
             )
         return [pull_argv(spec.container.runtime, image, part)]
 
-    return ensure_image_file(spec, target, commands, timeout_s=timeout_s)
+    return ensure_image_file(spec, target, commands, timeout_s=timeout_s, if_failed=NOT_PULLED)
 
 
 def ensure_image_file(
@@ -83,12 +87,14 @@ def ensure_image_file(
     commands: Callable[[Path], Sequence[Sequence[str]]],
     *,
     timeout_s: float,
+    if_failed: str,
     cwd: Path | None = None,
 ) -> ImageFile:
     """Creates ``target`` with the commands that write a given file, unless it exists.
 
     Args:
         timeout_s: of each command.
+        if_failed: what to do if one exits with an error.
     Raises:
         ClusterError: a command failed, or another user could replace the image.
     """
@@ -99,7 +105,7 @@ def ensure_image_file(
         return ImageFile(path=target, already=True)
     with _beside(target) as part:
         for argv in commands(part):
-            _run(argv, timeout_s, cwd)
+            _run(argv, timeout_s, cwd, if_failed)
         try:
             os.link(part, target)  # fails if a concurrent pull finished first; its file is as good
         except FileExistsError:
@@ -132,7 +138,7 @@ def _beside(target: Path) -> Iterator[Path]:
             part.unlink()
 
 
-def _run(argv: Sequence[str], timeout_s: float, cwd: Path | None) -> None:
+def _run(argv: Sequence[str], timeout_s: float, cwd: Path | None, if_failed: str) -> None:
     try:
         done = subprocess.run(
             argv, stdin=subprocess.DEVNULL, stdout=2, timeout=timeout_s, check=False, cwd=cwd
@@ -147,6 +153,5 @@ def _run(argv: Sequence[str], timeout_s: float, cwd: Path | None) -> None:
         raise ClusterError(
             f"{argv[0]} failed with exit status {done.returncode}; its output is above",
             where=" ".join(argv),
-            fix="check the image's name; for private registries ~/.config/enroot/.credentials, or "
-            "`apptainer registry login`",
+            fix=if_failed,
         )

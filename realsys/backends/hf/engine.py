@@ -40,7 +40,8 @@ from realsys.data.answers_layout import INPUT, answer_row, answers_sample
 from realsys.data.packing import Run
 from realsys.data.ragged import pad_packed, unpad_to_packed
 from realsys.data.sequence_sample import SequenceSample
-from realsys.generation.engine.cache_room import ROWS_OF_GPU, room_on_gpu
+from realsys.generation.cache_bytes import ROWS_OF_GPU
+from realsys.generation.engine.cache_room import room_on_gpu
 from realsys.generation.engine.embedded_engine import GenerationResult, generate
 from realsys.generation.engine.sampling import row_seed
 from realsys.models.end_tokens import end_token_ids

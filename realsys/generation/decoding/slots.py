@@ -15,6 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from realsys.generation.cache_bytes import READ_CELLS, READ_TOKENS_FUSED
 from realsys.generation.decoding.attention import KeyValues, seen_width
 from realsys.generation.decoding.decoder import FastForward, rounded
 from realsys.generation.decoding.length_buckets import (
@@ -27,14 +28,10 @@ from realsys.generation.decoding.length_buckets import (
 from realsys.generation.decoding.prefix import PrefixCache
 from realsys.runtime.progress import tick
 
-# These bound memory, not results. Tokens read in one pass; by fused attention, which keeps no scores, more.
-_READ_TOKENS = 4096
-READ_TOKENS_FUSED = 8192
+# These bound memory, not results, like READ_TOKENS_FUSED.
+_READ_TOKENS = 4096  # tokens read in one pass by attention that keeps its scores
 _READ_SCORES = 1 << 24  # numbers in its attention scores
 _READ_MASK = 1 << 26  # and in the mask of fused attention
-READ_CELLS = (
-    4  # cells that the rows of a pass have, known beginnings included, for each of its tokens
-)
 _LEAST_ROOM = 48  # positions a slot has room for from the beginning: growing copies them all
 _LINE = 16  # floats of a processor's cache line
 _LONGEST_TO_SHORTEST = 1.25  # of rows that are read together, padded to the longest

@@ -6,7 +6,7 @@ import base64
 from collections.abc import Callable, Iterable, Sequence
 from html import escape
 
-from realsys.api.extras import missing_module
+from realsys.config.extras import missing_module
 
 # Nothing is fetched and nothing runs, whatever a sample answer or a log line says.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"

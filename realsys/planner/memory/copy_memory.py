@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from realsys.api.data import logits_at_once
 from realsys.api.model import ModelInterfaceType, ProcessTopology
+from realsys.generation.cache_bytes import READ_TOKENS_FUSED, BytesOfGeneration
 from realsys.models.shape import DTYPE_BYTES, ModelShape, Weight
 from realsys.weights.layouts.holdings import (
     FSDP_VOCABULARY,
@@ -30,9 +31,6 @@ from realsys.weights.layouts.holdings import (
 GiB = 1 << 30
 KNOWN_BACKENDS = ("fsdp", "megatron", "inference")
 _FLOAT32 = 4
-# Same values as in realsys/generation, which is not imported because it needs torch.
-READ_TOKENS = 8192
-ROWS_OF_GPU = 1024
 
 Terms = Mapping[str, float]  # what → bytes
 
@@ -260,16 +258,27 @@ def _generation(model: HeldModel, topo: ProcessTopology, sizes: StepSizes) -> di
         tokens = min(tokens, max(bound, sizes.length))
         # Rows are admitted by what they hold: more of them while they are short.
         rows = min(rows, max(1, tokens // (sizes.prompt_tokens + 1)))
-    shape, item = model.shape, model.item_bytes
-    cache = 2 * shape.num_layers * shape.kv_size * item  # keys and values of a token
+    needs = bytes_of_generation(model.shape, model.item_bytes)
     # Prompts are prefilled in parts, into a cache of their own (realsys/generation/decoding/slots.py).
-    read = min(rows * sizes.prompt_tokens, max(READ_TOKENS, sizes.prompt_tokens))
-    layer_twice = 1 + 1 / shape.num_layers  # while the cache grows
+    read = min(rows * sizes.prompt_tokens, max(READ_TOKENS_FUSED, sizes.prompt_tokens))
     return {
-        "cache": tokens * cache * layer_twice,
-        "reading prompts": read * (cache + layer_activation_bytes(shape, 1, item)),
-        "logits": min(rows, ROWS_OF_GPU) * shape.vocab_size * (item + 2 * _FLOAT32),
+        "cache": tokens * needs.cached_token,
+        "reading prompts": float(needs.reading(read, read)),
+        "logits": float(needs.logits(rows)),
     }
+
+
+def bytes_of_generation(shape: ModelShape, item: int) -> BytesOfGeneration:
+    """What the engine computes from the loaded model (realsys/generation/engine/cache_room.py)."""
+    return BytesOfGeneration.of_sizes(
+        layers=shape.num_layers,
+        hidden=shape.hidden_size,
+        queries=shape.q_size,
+        keys=shape.kv_size,
+        middle=shape.intermediate_size,
+        vocabulary=shape.vocab_size,
+        item=item,
+    )
 
 
 def layer_activation_bytes(shape: ModelShape, tensor: int, item: int) -> float:

@@ -13,6 +13,7 @@ from realsys.api.experiment import ExperimentConfig
 from realsys.models.shape import ModelShape
 from realsys.planner.allocation import CallAllocation
 from realsys.planner.memory.memory_of_workers import (
+    WorkerMemory,
     held_models,
     memory_of_workers,
     model_shapes,
@@ -21,6 +22,15 @@ from realsys.planner.memory.memory_of_workers import (
 from realsys.planner.time.costs import Allocation
 
 _Places = tuple[CallAllocation, ...]
+
+
+def fullest_worker(
+    config: ExperimentConfig, allocation: Allocation, made_before: ModelShape | None = None
+) -> WorkerMemory:
+    """Returns what the worker with the most bytes holds in an allocation of the experiment's calls."""
+    models = held_models(config, model_shapes(config, made_before))
+    found = memory_of_workers(config.model_rpcs, allocation, models, step_sizes(config))
+    return max(found.values(), key=lambda memory: memory.bytes, default=WorkerMemory())
 
 
 def memory_of_plans(

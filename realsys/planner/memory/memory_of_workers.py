@@ -12,7 +12,12 @@ from typing import Any
 from realsys.api.dataflow import MFCDef, OffloadHook, averaged_models
 from realsys.api.errors import CheckpointError, ConfigError
 from realsys.api.experiment import ExperimentConfig
-from realsys.api.model import ModelInterfaceType, ModelName, ProcessTopology
+from realsys.api.model import (
+    ModelAbstraction,
+    ModelInterfaceType,
+    ModelName,
+    ProcessTopology,
+)
 from realsys.api.worker_configs import ModelShard
 from realsys.models.shape import ModelShape, read_shape
 from realsys.planner.allocation import CallAllocation
@@ -193,21 +198,50 @@ def model_shapes(
     config: ExperimentConfig, made_before: ModelShape | None = None
 ) -> dict[str, ModelShape]:
     """Returns the shape of each role's model; roles without weights or of unknown sizes are omitted."""
-    found: dict[str, ModelShape] = {}
+    found = {
+        role: _shape_or_reason(shard.model, made_before)
+        for role, shard in _own_shards(config).items()
+    }
+    return {role: shape for role, shape in found.items() if isinstance(shape, ModelShape)}
+
+
+def memory_unknown(
+    config: ExperimentConfig, made_before: ModelShape | None = None
+) -> dict[str, str]:
+    """Returns why no memory is estimated, for each role with weights of which none is."""
+    found: dict[str, str] = {}
     for role, shard in _own_shards(config).items():
-        kind, args = shard.model.type_, shard.model.args
-        critic = kind == "hf_critic"
-        if kind == "tiny_llama":
-            found[role] = tiny_llama_shape(args)
-        elif kind in ("hf_causal_lm", "hf_critic"):
-            try:
-                found[role] = read_shape(str(args.get("path")), critic=critic)
-            except CheckpointError:
-                if made_before is not None:
-                    found[role] = made_before.as_critic() if critic else made_before
-            except ConfigError:
-                continue
+        shape = _shape_or_reason(shard.model, made_before)
+        if isinstance(shape, str):
+            found[role] = shape
+        elif shape is not None and shard.backend.type_ not in KNOWN_BACKENDS:
+            known = ", ".join(KNOWN_BACKENDS)
+            found[role] = (
+                f"what backend {shard.backend.type_!r} holds is not known (of {known} it is)"
+            )
     return found
+
+
+def _shape_or_reason(
+    model: ModelAbstraction, made_before: ModelShape | None
+) -> ModelShape | str | None:
+    """Returns a model's shape, or why it is not known; None for a rule without weights."""
+    kind, args = model.type_, model.args
+    if kind == "tokenizer_only":
+        return None
+    if kind == "tiny_llama":
+        return tiny_llama_shape(args)
+    if kind not in ("hf_causal_lm", "hf_critic"):
+        return f"the sizes of a model {kind!r} are not known"
+    critic = kind == "hf_critic"
+    try:
+        return read_shape(str(args.get("path")), critic=critic)
+    except CheckpointError as error:
+        if made_before is not None:
+            return made_before.as_critic() if critic else made_before
+        return f"{error.what} ({error.where})"
+    except ConfigError as error:
+        return f"the planner does not know this model: {error.what} ({error.where})"
 
 
 def held_models(config: ExperimentConfig, shapes: Mapping[str, ModelShape]) -> dict[str, HeldModel]:

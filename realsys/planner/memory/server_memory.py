@@ -18,7 +18,13 @@ from realsys.api.model import ModelInterfaceType, ProcessTopology
 from realsys.api.worker_configs import Evaluator, GenerationServer
 from realsys.generation.embedded_settings import EmbeddedSettings, stages_on_gpu
 from realsys.models.shape import DTYPE_BYTES, ModelShape, read_shape
-from realsys.planner.memory.copy_memory import ROWS_OF_GPU, HeldModel, StepSizes, Terms, call_terms
+from realsys.planner.memory.copy_memory import (
+    HeldModel,
+    StepSizes,
+    Terms,
+    bytes_of_generation,
+    call_terms,
+)
 from realsys.planner.memory.host_memory import PROCESS_BYTES
 from realsys.planner.memory.memory_of_workers import model_shapes, step_sizes
 
@@ -93,14 +99,14 @@ def _embedded(
         shape=shape, dtype=settings.dtype, backend="inference", max_cache_tokens=sizes.length
     )
     weights = float(shape.num_params * model.item_bytes)
-    row = shape.vocab_size * (model.item_bytes + 2 * 4)
+    needs = bytes_of_generation(shape, model.item_bytes)
     call = call_terms(model, _ONE, 0, ModelInterfaceType.GENERATE, sizes)
-    token = call["cache"] / min(sizes.sequences * sizes.length, sizes.length)
+    token = needs.cached_token
     terms = {
         "weights": weights,
         "prefixes": float(settings.prefix_bytes),
         "reading prompts": call["reading prompts"],
-        "logits": float(min(settings.max_running, ROWS_OF_GPU) * row),
+        "logits": float(needs.logits(settings.max_running)),
         "cache": token * max(sizes.length, settings.max_tokens or 0),
     }
     if settings.quantize != "none":
@@ -139,13 +145,12 @@ def memory_of_evaluator(
         max_cache_tokens=bound.max_cache_tokens or sizes.length,
     )
     call = call_terms(model, _ONE, 0, ModelInterfaceType.GENERATE, sizes)
-    held = max(sizes.length, min(bound.max_cache_tokens or 0, sizes.sequences * sizes.length))
     weights = float(shape.num_params * model.item_bytes)
     largest = max(weight.numel for weight in shape.weights())
     return ServerMemory(
         what="saved model",
         terms={"weights": weights, **call},
-        cache_token=call["cache"] / held,
+        cache_token=bytes_of_generation(shape, model.item_bytes).cached_token,
         longest=sizes.length,
         host={"process": float(PROCESS_BYTES), "loading": 2.0 * largest * DTYPE_BYTES["float32"]},
     )

@@ -100,7 +100,7 @@ def search(
     exact = BranchAndBound(evaluator, lambda choice: over(choice) == 0)
     best, complete = exact.run(best, until=began + deadline_s)
     if best is None:
-        raise _too_large(limits, local.least_over)
+        raise _too_large(limits, local.least_over, evaluator.allocation(local.smallest))
     best = local.simplest(best, longest_s=evaluator.step_s(best) * (1 + slack) + 1e-9)
     return FoundPlan(
         allocation=leftmost(evaluator.allocation(best), limits.num_workers),
@@ -156,13 +156,17 @@ class _LocalSearch:
         self._evaluator, self._over, self._draw = evaluator, over, draw
         self._sizes = [len(options) for options in evaluator.options]
         self.least_over = math.inf
+        self.smallest: Sequence[int] = [0] * len(self._sizes)  # the plan of which that is true
 
     def run(self, until: float) -> list[int] | None:
         """Returns the best plan found; None if none fits."""
         best, best_value = None, math.inf
         starts = self._plain_plans()
         quiet = 0
-        while time.monotonic() < until and quiet < 4 * len(self._sizes) + 8:
+        # One plan is valued however late it is: a refusal says how much the smallest would need.
+        while (best is None and starts) or (
+            time.monotonic() < until and quiet < 4 * len(self._sizes) + 8
+        ):
             if starts:
                 plan = self._descend(starts.pop(), until)
             else:
@@ -199,7 +203,8 @@ class _LocalSearch:
         if step_s >= below - EPSILON:
             return math.inf
         over = self._over(plan)
-        self.least_over = min(self.least_over, over)
+        if over < self.least_over:
+            self.least_over, self.smallest = over, list(plan)
         return step_s if not over else TOO_LARGE * (1 + over)
 
     def _plain_plans(self) -> list[list[int]]:
@@ -253,12 +258,20 @@ class _LocalSearch:
         return shaken
 
 
-def _too_large(limits: Limits, least_over: float) -> ConfigError:
+class NoPlanFits(ConfigError):
+    """Every plan is larger than the workers' memory; ``smallest`` is the one that lacks least."""
+
+    smallest: Allocation
+
+
+def _too_large(limits: Limits, least_over: float, smallest: Allocation) -> NoPlanFits:
     """Makes the error for a binding memory limit: how much the smallest plan would need."""
     limit = limits.memory_bytes or 0.0
-    return ConfigError(
+    error = NoPlanFits(
         f"no plan on {limits.num_workers} GPUs fits into {limit / MiB:,.0f} MiB a GPU; the least "
         f"that was found needs {limit * (1 + least_over) / MiB:,.0f} MiB",
         where="plan search, memory",
-        fix="use more or larger GPUs, lower max_tokens_per_mb, or set recompute=true or offload=true",
+        fix="use more or larger GPUs",
     )
+    error.smallest = smallest
+    return error

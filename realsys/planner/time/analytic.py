@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from realsys.api.dataflow import MFCDef
 from realsys.api.errors import ConfigError
-from realsys.api.model import ModelInterfaceType
+from realsys.api.model import ModelInterfaceType, ProcessTopology
 from realsys.models.shape import DTYPE_BYTES, ModelShape
 from realsys.planner.allocation import CallAllocation
 from realsys.planner.gpu_models import Device, Efficiency
@@ -102,6 +102,25 @@ class AnalyticCosts:
         if call.is_train:
             return self._training_s(model, model.shape, place)
         return self._passes_s(model, model.shape, place, passes=1, tokens=self.workload.tokens)
+
+    def served_s(
+        self, model: RoleModel, *, servers: int, gpus: int, most_rows: int | None
+    ) -> float:
+        """Seconds in which so many generation servers make a step's answers.
+
+        Args:
+            gpus: of a server, which share its work evenly.
+            most_rows: answers that a server makes at once; None: all.
+        """
+        assert model.shape is not None
+        place = CallAllocation(
+            workers=tuple(range(servers)), topology=ProcessTopology(data=servers)
+        )
+        rows = self.workload.sequences / servers
+        waves = max(1.0, rows / most_rows) if most_rows else 1.0
+        at_once = replace(self.workload, sequences=math.ceil(self.workload.sequences / waves))
+        one = replace(self, workload=at_once)._generation_s(model, model.shape, place)
+        return waves * one / max(1, gpus)
 
     def fetch_s(self, call: MFCDef, place: CallAllocation, sources: Allocation) -> float:
         """Seconds to fetch one key of every other call, each worker its part of the batch."""

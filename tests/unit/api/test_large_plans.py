@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from experiments.ppo_math import ppo_math
 from launcher.plan.resolve import resolve
+from realsys.api.basics.like_before import LIKE_BEFORE, fold, unfold
 from realsys.api.cluster import ClusterSpec
 from realsys.api.errors import ConfigError
-from realsys.api.like_before import LIKE_BEFORE, fold, unfold
 from realsys.api.plan import FOLDED_VERSION, MANY_WORKERS, PLAN_VERSION, plan_text, read_plan
 from realsys.config.overrides import with_settings
 
@@ -48,6 +48,7 @@ def large():
 
 
 @given(st.lists(TREES, max_size=6))
+@example([{"a": None, "b": None}, {"b": None, "a": None}])
 def test_what_was_folded_is_unfolded_to_the_same(items):
     # repr tells 1 from 1.0 and from True, which are equal
     assert repr(unfold(json.loads(json.dumps(fold(items))))) == repr(items)

@@ -8,17 +8,28 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config
 
 from realsys.api.data import MicroBatchSpec
 from realsys.api.errors import ConfigError
-from realsys.api.model import GenerationHyperparameters
+from realsys.api.model import (
+    GenerationHyperparameters,
+    ModelInterfaceType,
+    ProcessTopology,
+)
 from realsys.backends.hf.engine import _cache_tokens
 from realsys.generation.decoding.attention import KeyValues
 from realsys.generation.decoding.slots import grown_size
 from realsys.generation.embedded_settings import EmbeddedSettings
-from realsys.generation.engine.cache_room import BytesOfGeneration, room_on_gpu, tokens_that_fit
+from realsys.generation.engine.cache_room import needs_of, room_on_gpu, tokens_that_fit
 from realsys.generation.engine.continuous import ContinuousEngine
 from realsys.generation.engine.embedded_engine import generate
 from realsys.generation.engine.engine_requests import GenerationRequest
 from realsys.generation.served_engines import embedded
 from realsys.generation.served_engines.embedded import EmbeddedEngine
+from realsys.models.shape import shape_of
+from realsys.planner.memory.copy_memory import (
+    HeldModel,
+    StepSizes,
+    bytes_of_generation,
+    call_terms,
+)
 
 VOCABULARY = 40
 # While the cache changes one of the four layers is there twice; positions are whole lines of 16.
@@ -192,12 +203,12 @@ SEVEN_BILLION = Qwen2Config(
 
 def test_a_gpu_keeps_as_many_tokens_as_its_free_memory_holds():
     """The trainer's micro-batch of 16 384 tokens was one row at a time of 9000 tokens each."""
-    needs = BytesOfGeneration.of(SEVEN_BILLION, 2)
+    needs = needs_of(SEVEN_BILLION, 2)
     assert needs.token == 57_344
     assert needs.row == 152_064 * 10
     found = tokens_that_fit(64 * GiB, needs, num_rows=512)
     assert found > 100 * 9000
-    taken = found * needs.token * (1 + 1 / 28) + needs.reading + 512 * needs.row
+    taken = found * needs.token * (1 + 1 / 28) + needs.reading(8192, 4 * 8192) + 512 * needs.row
     assert 0.91 * 64 * GiB < taken <= 0.92 * 64 * GiB
     weights = 15 * GiB
     less = tokens_that_fit(64 * GiB, needs, num_rows=512, kept=weights)
@@ -210,7 +221,7 @@ def test_the_question_to_a_gpu(module, monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (GiB, 2 * GiB))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 5 * GiB)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 2 * GiB)
-    needs = BytesOfGeneration.of(module.config, 4)
+    needs = needs_of(module.config, 4)
     assert room_on_gpu(module, num_rows=9) == tokens_that_fit(4 * GiB, needs, num_rows=9)
 
 
@@ -250,3 +261,25 @@ def test_a_server_on_a_gpu_leaves_room_for_the_weights_that_come(module, monkeyp
     found[0] = 1
     with pytest.raises(ConfigError, match="no room for the cache of 1024 tokens"):
         bound(None, on_gpu=True)
+
+
+def test_the_planner_counts_what_the_engine_does():
+    """One formula of token, row and reading for the engine's loaded model and the planner's shape."""
+    plain = {
+        "model_type": "qwen2",
+        "hidden_size": SEVEN_BILLION.hidden_size,
+        "intermediate_size": SEVEN_BILLION.intermediate_size,
+        "num_hidden_layers": SEVEN_BILLION.num_hidden_layers,
+        "num_attention_heads": SEVEN_BILLION.num_attention_heads,
+        "num_key_value_heads": SEVEN_BILLION.num_key_value_heads,
+        "vocab_size": SEVEN_BILLION.vocab_size,
+    }
+    shape = shape_of(plain)
+    engine = needs_of(SEVEN_BILLION, 2)
+    assert bytes_of_generation(shape, 2) == engine
+    model = HeldModel(shape=shape, dtype="bfloat16", backend="inference", max_cache_tokens=9216)
+    sizes = StepSizes(sequences=512, prompt_tokens=1024, answer_tokens=8192)
+    terms = call_terms(model, ProcessTopology(), 0, ModelInterfaceType.GENERATE, sizes)
+    assert terms["cache"] == 9216 * engine.cached_token
+    assert terms["reading prompts"] == engine.reading(8192, 8192)
+    assert terms["logits"] == engine.logits(8)  # so many prompts of 1024 begin at once

@@ -6,7 +6,9 @@ needs workers: tests/process/test_old_trials_resume.py.
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import pytest
 from old_trials.unpack import HERE, manifest, unpack
 
 from launcher.cli.command_line import run
+from launcher.submit.planning import make_plan
 
 pytestmark = pytest.mark.usefixtures("file_root")
 
@@ -122,3 +125,107 @@ def test_the_plan_of_another_version_is_refused_with_what_to_use(
     assert "fix:" in error
     assert run(["status", "ppo-math/stopped", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["trial"]["state"] == "stopped"
+
+
+def change_plan(trial: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """What another revision would have written, with its hash in the trial's record."""
+    plan = json.loads((trial / "plan.json").read_text())
+    change(plan)
+    text = json.dumps(plan)
+    (trial / "plan.json").write_text(text)
+    record = json.loads((trial / "trial.json").read_text())
+    record["plan_hash"] = hashlib.sha256(text.encode()).hexdigest()
+    (trial / "trial.json").write_text(json.dumps(record))
+
+
+def rename_option(plan: dict[str, Any]) -> None:
+    plan["options"]["seed_of_old"] = plan["options"].pop("seed")
+
+
+def add_field(plan: dict[str, Any]) -> None:
+    plan["phases"][-1]["config"]["field_of_old"] = 1
+
+
+@pytest.mark.parametrize(
+    ("change", "named"), [(rename_option, "seed_of_old"), (add_field, "field_of_old")]
+)
+@pytest.mark.parametrize("words", [[], ["exp_ctrl.ckpt_keep=2"]], ids=["as it is", "changed"])
+def test_settings_of_another_revision_are_refused_with_that_revision(
+    change: Callable[[dict[str, Any]], object],
+    named: str,
+    words: list[str],
+    file_root: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """One problem with the name that this code does not know, and the code that knows it."""
+    (trial,) = unpack("stopped", file_root)
+
+    def of_other_code(plan: dict[str, Any]) -> None:
+        change(plan)
+        plan["revision"] = "0123456789ab+"
+
+    change_plan(trial, of_other_code)
+    before = sorted(trial.rglob("*"))
+    assert run(["resume", "ppo-math/stopped", *words, "--detach"]) == 4
+    error = capsys.readouterr().err
+    assert named in error
+    assert "realsys 0.1.0, revision 0123456789ab with uncommitted changes" in error
+    assert "git checkout 0123456789ab" in error
+    assert error.count("fix:") == 1
+    assert not (trial / "attempts/0002").exists()
+    assert {p for p in set(trial.rglob("*")) - set(before) if p.name != "lock"} == set()
+
+
+@pytest.mark.parametrize("change", [rename_option, add_field])
+def test_it_is_shown_though_its_settings_cant_be_read(
+    change: Callable[[dict[str, Any]], object], file_root: Path, said: Any
+) -> None:
+    (trial,) = unpack("stopped", file_root)
+    change_plan(trial, change)
+    then = KINDS["stopped"]["trials"]["ppo-math/stopped"]
+    view = json.loads(said("status", "ppo-math/stopped", "--json"))["trial"]
+    assert (view["state"], view["attempt"]) == ("stopped", 1)
+    lines = json.loads(said("logs", "ppo-math/stopped", "--json"))["lines"]
+    assert len(lines) == then["log_lines"]
+    assert "ppo-math/stopped" in said("ls")
+    assert said("explain", "ppo-math/stopped").startswith("ppo-math/stopped is stopped")
+    page = Path(said("report", "ppo-math/stopped").strip()).read_text()
+    assert page.rstrip().endswith("</html>")
+
+
+def test_a_revision_that_was_not_recorded_is_named_by_its_day(
+    file_root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (trial,) = unpack("stopped", file_root)
+    change_plan(trial, rename_option)
+    assert run(["resume", "ppo-math/stopped", "--detach"]) == 4
+    error = capsys.readouterr().err
+    assert "realsys 0.1.0 on 2026-" in error
+    assert "pip install realsys==0.1.0" in error
+    assert "git rev-list" in error
+
+
+def test_a_replay_is_refused_likewise(file_root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (trial,) = unpack("async", file_root)
+    change_plan(trial, rename_option)
+    assert run(["replay", "ppo-math-async/run1", "--detach"]) == 4
+    error = capsys.readouterr().err
+    assert "this code can't replay ppo-math-async/run1" in error
+    assert error.count("fix:") == 1
+
+
+def test_a_trial_of_this_machine_records_its_revision(
+    file_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("launcher.submit.planning.revision", lambda: "abc+")
+    assert make_plan("ppo-math").revision == "abc+"
+
+
+def test_rm_says_how_to_remove_what_it_cant_read(
+    file_root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (trial,) = unpack("stopped", file_root)
+    change_plan(trial, add_field)
+    assert run(["rm", "ppo-math/stopped", "--yes"]) == 4
+    assert f"rm -r {trial}" in capsys.readouterr().err
+    assert trial.is_dir()

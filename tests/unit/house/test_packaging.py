@@ -17,8 +17,8 @@ import realsys
 from launcher.cli import command_line
 from launcher.submit.submit import packages_missing_here
 from launcher.terminal.exit_codes import ExitCode
-from realsys.api import extras
-from realsys.api.extras import EXTRA_OF, missing_module, missing_packages
+from realsys.config import extras
+from realsys.config.extras import EXTRA_OF, missing_module, missing_packages
 
 ROOT = Path(__file__).parents[3]
 OURS = ("realsys", "launcher", "experiments")

@@ -22,7 +22,12 @@ from realsys.planner.allocation import CallAllocation
 from realsys.planner.gpu_models import DEVICES, device_of
 from realsys.planner.memory.memory_limit import memory_of_plans
 from realsys.planner.memory.memory_of_workers import memory_of_experiment
-from realsys.planner.placed import allocation_of, place_experiment, refusal
+from realsys.planner.placed import (
+    ServedGeneration,
+    allocation_of,
+    place_experiment,
+    refusal,
+)
 from realsys.planner.predict import predict
 from realsys.planner.read_profile import formulas_of, profile_of
 from realsys.planner.time.analytic import AnalyticCosts, RoleModel, Workload
@@ -397,3 +402,73 @@ def test_an_experiment_without_allocations_is_not_searched(file_root: Path) -> N
             cluster=None,
             within_s=1.0,
         )
+
+
+# ---- generation on servers -------------------------------------------------------------------------------
+
+
+def served(model: RoleModel | None, **changed: object) -> ServedGeneration:
+    usual = {
+        "overlaps": True,
+        "model": model,
+        "servers": 4,
+        "gpus": 1,
+        "is_embedded": True,
+        "most_rows": None,
+    }
+    return ServedGeneration(**{**usual, **changed})  # type: ignore[arg-type]
+
+
+def test_servers_share_the_answers_and_make_them_in_waves() -> None:
+    work = Workload(sequences=512, prompt_tokens=512, answer_tokens=2048)
+    model = RoleModel(shape=SHAPE, backend="inference")
+    costs = AnalyticCosts(roles={"actor": model}, workload=work, device=DEVICES["h100"])
+
+    def seconds(servers: int, gpus: int = 1, most_rows: int | None = None) -> float:
+        return costs.served_s(model, servers=servers, gpus=gpus, most_rows=most_rows)
+
+    place = CallAllocation(workers=(0, 1, 2, 3), topology=ProcessTopology(data=4))
+    generate = next(n for n in place_experiment(split_plan()).graph.nodes if n.name == "actor_gen")
+    assert seconds(4) == costs.call_s(generate, place)
+    assert seconds(4, gpus=2) == seconds(4) / 2
+    assert seconds(4, most_rows=128) == seconds(4), "all at once"
+    quarter = replace(costs, workload=replace(work, sequences=128))
+    one_wave = quarter.served_s(model, servers=4, gpus=1, most_rows=32)
+    assert seconds(4, most_rows=32) == pytest.approx(4 * one_wave)
+    assert seconds(4, most_rows=32) > seconds(4)
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_a_step_is_as_long_as_the_slower_of_servers_and_trainers(
+    file_root: Path, fast: bool
+) -> None:
+    found = place_experiment(make_plan("ppo-math-async", trial="a"))
+    assert found.served is not None
+    assert (found.served.servers, found.served.gpus, found.served.is_embedded) == (1, 0, True)
+    assert found.served.model is not None
+    costs = formulas_of(found, DEVICES["h100"])
+    model = RoleModel(shape=SHAPE if not fast else found.served.model.shape, backend="inference")
+    beside = predict(replace(found, served=served(model)), costs, basis="formulas")
+    training = beside.figures.wall_s
+    assert beside.served_s is not None
+    assert (beside.served_s < training) == fast
+    assert beside.step_s == beside.record().step_s == max(training, beside.served_s)
+    (line, *_) = time_predictions.prediction_lines(beside)
+    assert f"bound by {'training' if fast else 'generation'}" in line
+    in_turn = predict(replace(found, served=served(model, overlaps=False)), costs, basis="x")
+    assert in_turn.step_s == training + beside.served_s
+    assert ", then training " in next(iter(time_predictions.prediction_lines(in_turn)))
+
+
+@pytest.mark.parametrize("what", [{"gpus": 0}, {"model": None}])
+def test_generation_that_is_not_predicted_is_not_said_to_be(file_root: Path, what: dict) -> None:
+    found = place_experiment(make_plan("ppo-math-async", trial="a"))
+    costs = formulas_of(found, DEVICES["h100"])
+    mine = served(**{"model": RoleModel(shape=SHAPE), **what})
+    told = predict(replace(found, served=mine), costs, basis="formulas")
+    assert told.step_s == told.figures.wall_s
+    first, second, *_ = time_predictions.prediction_lines(told)
+    assert first.startswith("predicted training of a step ")
+    assert "without generation" in first
+    assert "no prediction" in second
+    assert told.record().basis == "formulas; without generation"

@@ -582,7 +582,7 @@ def model(**scheduling):
         ),
         (
             lambda: run(model(container_image="/i/x.sqsh")),
-            "scheduling.model_worker.container_image is '/i/x.sqsh', and no container runtime is set",
+            "image '/i/x.sqsh' is named, and no container runtime is set",
             "scheduling.model_worker.container_image",
             "set container.runtime to pyxis or apptainer in the cluster spec, or remove the image",
         ),

@@ -353,7 +353,7 @@ def test_a_server_of_32b_has_no_room_for_two_copies(given):
     on_gpu = 'schedule.server_args={"staging": "gpu"}'
     words = words_of(given, "32b", *ASYNC, on_gpu, "ref.parallel=d1t8p1")
     with pytest.raises(
-        ModelsTooLarge, match=r"each generation_server .* needs 129.* GiB of GPU memory"
+        ModelsTooLarge, match=r"each generation_server .* needs 128.* GiB of GPU memory"
     ):
         make_plan("grpo-math", words, cluster=str(given / "h200.yaml"))
 
@@ -492,3 +492,42 @@ def test_gpus_by_scheduling_are_gpus_by_setting(where):
         }
         assert phase.scheduling.model_worker == same.scheduling.model_worker
     assert phases()[1].config != other[1].config
+
+
+@pytest.mark.parametrize("where", ["ref.parallel=d1t1p1", "ref.pool=one"])
+def test_a_reference_left_at_one_worker_is_cut_over_those_that_are_there(where, given):
+    """70B of bfloat16 are 131 GiB, 17 on each of 8."""
+    ref = model_folder(given / "large", SEVENTY_BILLION)
+    pools = ("pools={one: 0-0}",) if "pool" in where else ()
+    changed = (RECOMPUTE, f"ref.path={ref}", where, *pools)
+    words, site = words_of(given, "7b", *changed), str(given / "h100.yaml")
+    with pytest.raises(ModelsTooLarge) as refused:
+        make_plan("grpo-math", words, cluster=site)
+    said = re.fullmatch(
+        r"((?:[\w.]+=\S+ )+) \(verified: everything fits\)", refused.value.problems[0].fix
+    )
+    assert said, refused.value.problems[0].fix
+    assert "ref.parallel=" in said[1]
+    usual = dict(w.split("=", 1) for w in words)
+    assert make_plan("grpo-math", put(usual, said[1].split()), cluster=site)
+
+
+def test_a_critic_left_at_one_worker_is_cut_over_those_that_are_there(given):
+    short = ("critic.recompute=true", "ppo.gen.max_new_tokens=1024")
+    words = words_of(given, "7b", RECOMPUTE, *short, "critic.parallel=d1t1p1")
+    with pytest.raises(ModelsTooLarge) as refused:
+        make_plan("ppo-math", words, cluster=str(given / "h200.yaml"))
+    fix = refused.value.problems[0].fix
+    assert "critic.parallel=d8t1p1" in fix, fix
+    assert "verified" in fix
+
+
+def test_a_search_without_a_plan_that_fits_says_what_is_too_large_and_what_helps(given, capsys):
+    words = words_of(given, "70b", "dataset.eval_size=0")
+    site = ["--cluster", str(given / "h100.yaml")]
+    assert run(["plan", "grpo-math", *words, *site, "--search", "--within", "1"]) == 4
+    told = capsys.readouterr().err
+    assert re.search(r"needs [\d,]+ MiB: [\w @]+ [\d.]+ GiB; [\w @]+ [\d.]+ GiB", told), told
+    fix = told.partition("fix:")[2]
+    assert "--gpus" in fix
+    assert "realsys plan tries settings" in fix

@@ -182,7 +182,7 @@ def test_names_that_are_no_file(name: str) -> None:
         (
             "cpu_image: /x.sqsh",
             "cpu_image",
-            "cpu_image is '/x.sqsh', and no container runtime is set",
+            "image '/x.sqsh' is named, and no container runtime is set",
         ),
         ("container.mounts: [/a]", "container.mounts", "'/a' is no mount"),
         ("venv: env", "venv", "venv is 'env'"),

@@ -115,9 +115,26 @@ def test_mistakes_are_told(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="no container runtime"):
         build(site(tmp_path, "none"), recipe_of("train"), timeout_s=5)
     monkeypatch.setenv("PATH", str(tmp_path))
-    for runtime, missing in (("apptainer", "apptainer"), ("pyxis", "enroot")):
-        with pytest.raises(ClusterError, match=f"not on PATH here: {missing}"):
-            build(site(tmp_path, runtime), recipe_of("train"), timeout_s=5)
+    recipe = recipe_of("train")
+    for runtime, missing, ending in (
+        ("apptainer", "no apptainer on PATH", "sif"),
+        ("pyxis", "no docker or podman and no enroot on PATH", "sqsh"),
+    ):
+        with pytest.raises(ClusterError, match=missing) as refused:
+            build(site(tmp_path, runtime), recipe, timeout_s=5)
+        assert "--build-arg KIND=train --build-arg PYTHON=3.11" in refused.value.fix
+        assert refused.value.fix.endswith(f"{tmp_path}/images/{recipe.name}.{ending}")
+
+
+def test_only_what_is_missing_is_told_and_the_builder_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (tmp_path / "docker").write_text("#!/bin/sh\n")
+    (tmp_path / "docker").chmod(0o755)
+    with pytest.raises(ClusterError, match="here: no enroot on PATH") as refused:
+        build(site(tmp_path, "pyxis"), recipe_of("train"), timeout_s=5)
+    assert "load the module that has it" in refused.value.fix
+    assert "docker build" in refused.value.fix
+    assert "enroot import" in refused.value.fix
 
 
 def test_an_image_is_made_once_and_a_failed_one_leaves_nothing(tmp_path, monkeypatch):
@@ -131,8 +148,10 @@ def test_an_image_is_made_once_and_a_failed_one_leaves_nothing(tmp_path, monkeyp
     spec, recipe = site(tmp_path / "root", "apptainer"), recipe_of("train")
     (tmp_path / "root").mkdir()
     monkeypatch.setenv("FAIL", "3")
-    with pytest.raises(ClusterError, match="exit status 3"):
+    with pytest.raises(ClusterError, match="exit status 3") as refused:
         build(spec, recipe, timeout_s=20)
+    assert "apptainer buildcfg" in refused.value.fix
+    assert "registry login" not in refused.value.fix  # nothing was pulled by name
     assert not list((tmp_path / "root").rglob("*.sif"))
     monkeypatch.setenv("FAIL", "0")
     made = build(spec, recipe, timeout_s=20)

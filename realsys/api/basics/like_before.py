@@ -54,7 +54,7 @@ def _is_tree(value: Any) -> bool:
 
 
 def _changes(before: Any, item: Any) -> dict[str, Any]:
-    if isinstance(before, dict) and isinstance(item, dict) and before.keys() == item.keys():
+    if isinstance(before, dict) and isinstance(item, dict) and list(before) == list(item):
         pairs = [(key, before[key], value) for key, value in item.items()]
     elif isinstance(before, list) and isinstance(item, list) and len(before) == len(item):
         pairs = [(str(i), *both) for i, both in enumerate(zip(before, item, strict=True))]
