@@ -50,7 +50,7 @@ from experiments.parts.question_files import absolute
 from experiments.parts.run_checks import idle_problems, missing_critic, start_problems
 from experiments.placement import Placement, Shared
 from experiments.schedule import Replay, Schedule, Sync
-from experiments.sft import MATH_START, SFTExperiment
+from experiments.sft import SFTExperiment
 from experiments.task import MathTask, Task
 from experiments.training_run import TrainingRun
 from realsys.api.data import MicroBatchSpec
@@ -99,7 +99,7 @@ class RLExperiment(TrainingRun):
     gen: GenerationHyperparameters = option(GenerationHyperparameters(), "how the actor samples")
     group_size: int = option(4, "answers a question", ge=1)
     sft: SFTExperiment = option(
-        MATH_START, "the run that makes the starting policy when actor.path is none"
+        SFTExperiment(), "the run that makes the starting policy when actor.path is none"
     )
     auto_eval: bool = option(
         False, "evaluate every saved checkpoint of the actor beside the training (evaluator.*)"

@@ -8,12 +8,12 @@ from experiments.asynchronous import Async
 from experiments.compose import RLExperiment
 from experiments.ppo_math import MATH
 from experiments.recipes import GRPO_DEFAULTS, OFF_POLICY, grpo
-from experiments.sft import MATH_START
+from experiments.sft import SFTExperiment
 
 
 def grpo_math() -> RLExperiment:
     """Policy optimisation without a critic on math questions (GRPO, Dr. GRPO, RLOO)."""
-    return grpo(MATH, sft=MATH_START)
+    return grpo(MATH, sft=SFTExperiment())
 
 
 def grpo_math_async() -> RLExperiment:

@@ -9,7 +9,7 @@ from experiments.compose import RLExperiment
 from experiments.detached import Detached
 from experiments.placement import Split
 from experiments.recipes import OFF_POLICY, PPO_DEFAULTS, ppo
-from experiments.sft import MATH_START
+from experiments.sft import SFTExperiment
 from experiments.task import MathTask
 
 MATH = MathTask(train_size=100 * 64)
@@ -17,7 +17,7 @@ MATH = MathTask(train_size=100 * 64)
 
 def ppo_math() -> RLExperiment:
     """PPO with actor, critic, reference and a rule-based reward on math questions."""
-    return ppo(MATH, sft=MATH_START)
+    return ppo(MATH, sft=SFTExperiment())
 
 
 def ppo_math_split() -> RLExperiment:

@@ -71,7 +71,11 @@ class SFTExperiment(TrainingRun):
         "the model",
     )
     init: TinyLlamaOptions = option(TinyLlamaOptions(), "the model made when model.path is none")
-    task: Task = option(MathTask(), "questions and answers")
+    # Most training answers omit the carry. The resulting policy solves only the other half of the held-out
+    # questions, but also has the correct behaviour with some probability, which the reward can reinforce.
+    task: Task = option(
+        MathTask(train_size=600 * 48, eval_size=0, slip_share=0.65), "questions and answers"
+    )
     train_bs_n_seqs: int = option(48, "questions a step", ge=1)
     max_answer_len: int = option(128, "longest answer", unit="tokens", ge=1)
 
@@ -183,11 +187,6 @@ class SFTExperiment(TrainingRun):
         return self.task.answers(split, max_answer_len=self.max_answer_len)
 
 
-# Most training answers omit the carry. The resulting policy solves only the other half of the held-out
-# questions, but also has the correct behaviour with some probability, which the reward can reinforce.
-MATH_START = SFTExperiment(task=MathTask(train_size=600 * 48, eval_size=0, slip_share=0.65))
-
-
 def sft_math() -> SFTExperiment:
     """Supervised fine-tuning on math questions with step-by-step answers."""
-    return MATH_START
+    return SFTExperiment()

@@ -24,9 +24,8 @@ from typing import Any
 
 from launcher.control import stop as stopping
 from launcher.submit.job_options import JobOptions
-from launcher.submit.launch_trial import launch_trial
 from launcher.submit.remake import RequestedChanges
-from launcher.submit.submit import resubmit
+from launcher.submit.submit import launch_trial, resubmit
 from launcher.trials.await_end import await_end
 from launcher.trials.find_trials import all_trials, find_trial, trial_name
 from launcher.trials.status import TrialReader

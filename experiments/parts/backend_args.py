@@ -5,20 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from realsys.api import registry
 from realsys.api.data import MicroBatchSpec
 from realsys.api.errors import ConfigError
 from realsys.api.model import ModelBackendAbstraction
 from realsys.api.options import ModelOptions
 from realsys.api.plain import to_plain
 
-# Settings of the built-in backends besides the optimizer; a user's backend gets all settings that differ
-# from their defaults.
-TAKES = {
-    "fsdp": ("recompute", "cpu_offload", "lora"),
-    "megatron": ("recompute",),
-    "inference": ("lora",),
-}
-OPTIONAL = ("recompute", "cpu_offload", "lora")
+OPTIONAL = ("recompute", "cpu_offload", "lora")  # settings that not every backend has
 
 
 def compute_dtype(*roles: ModelOptions, gpus: float) -> str:
@@ -64,14 +58,21 @@ def _optional(options: ModelOptions) -> dict[str, Any]:
 
 
 def backend_problems(options: ModelOptions, where: str) -> Iterator[ConfigError]:
-    """Yields settings that are on but that the backend does not have."""
-    takes = TAKES.get(options.backend, OPTIONAL)
+    """Yields settings that are on but that the backend, if there is such a one, does not have."""
+    if registry.check("backend", options.backend, where=where):
+        return
     for name in _optional(options):
-        if name not in takes:
+        if not _takes(options.backend, name):
             setting = "lora.rank" if name == "lora" else name
-            others = [backend for backend, has in TAKES.items() if name in has]
+            others = [backend for backend in registry.BUILTIN["backend"] if _takes(backend, name)]
             yield ConfigError(
                 f"backend {options.backend!r} has no {name}",
                 where=f"{where}.{setting} and {where}.backend",
                 fix=f"leave it out, or use backend {' or '.join(others)}",
             )
+
+
+def _takes(backend: str, name: str) -> bool:
+    """True if a registered backend has the setting ``name``, or may have it, as only itself knows."""
+    fields_of = registry.arguments_class("backend", backend)
+    return fields_of is None or name in registry.argument_types(fields_of)

@@ -63,7 +63,7 @@ def plan_replay(files: TrialFiles, *, trial: str | None) -> LaunchPlan:
 
 
 def _layouts(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The models' settings, in the layout of a detached run's trainers where they have none of their own."""
+    """The models' settings, in the layout of a detached run's trainers where they have none."""
     if options["schedule"][KIND] != "detached":
         return {}
     layout = f"d{len(options['schedule']['trainers'])}"

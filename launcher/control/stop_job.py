@@ -2,8 +2,8 @@
 
 A pending job is cancelled. A running one gets a stop request, through Slurm if its store does not answer;
 what remains after the grace is killed in its steps and its batch script at once, since tasks ignore the
-SIGTERM of a plain scancel (realsys/worker/srun_task.py). It has ended when Slurm says so: a job is no longer
-COMPLETING once slurmd has confirmed the end of every process.
+SIGTERM of a plain scancel (realsys/worker/srun_task.py). It has ended when Slurm says so: a job is no
+longer COMPLETING once slurmd has confirmed the end of every process.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ def thread_warnings(phases: Sequence[PhasePlan], cluster: ClusterSpec) -> Iterat
 
 _GPUS_OF = {
     WorkerType.MODEL_WORKER: "scheduling.model_worker.gpu=1",
-    WorkerType.GENERATION_SERVER: "rollout.gpus_per_server=1",
+    WorkerType.GENERATION_SERVER: "schedule.gpus_per_server=1",
 }
 
 

@@ -39,7 +39,7 @@ from realsys.api.options import range_problems, with_defaults_out_of_range
 from realsys.api.plain import to_plain
 from realsys.api.plan import LaunchPlan, PhasePlan
 from realsys.api.scheduling import ExperimentScheduling, WorkerType
-from realsys.config.plugin_arguments import rollout_argument_problems
+from realsys.config.plugin_arguments import plugin_argument_problems
 from realsys.config.problems import collected, flat, raise_all
 from realsys.slurm.gpus import tasks_per_gpu
 from realsys.trial.records import trial_dir
@@ -235,7 +235,12 @@ class _Phases:
                 scheduling = self.wanted.apply_to(experiment.scheduling_setup())
                 config = experiment.initial_setup()
                 self.problems += unsupported(config)
-                self.problems += rollout_argument_problems(config)
+                known = [p.what for p in self.problems]  # those of settings say the setting's name
+                self.problems += [
+                    p
+                    for p in plugin_argument_problems(config)
+                    if not any(p.what in what for what in known)
+                ]
                 config = config.lazy_init()
             except ConfigError:
                 raise

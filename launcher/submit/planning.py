@@ -129,7 +129,7 @@ class Planner:
             machine_gpus=None
             if self.on_slurm
             else partial(machine_gpus, {**os.environ, **self.cluster.env_vars}),
-            given=applied.origins,
+            given=frozenset(applied.origins),
             earlier=problems,
             scheduling=launch.options.scheduling,
             request=self._request,

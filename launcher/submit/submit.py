@@ -19,6 +19,7 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
+from launcher.sites import places
 from launcher.sites.site_problems import missing_secrets
 from launcher.slurm.login_environment import (
     dropped_variable_warnings,
@@ -26,10 +27,11 @@ from launcher.slurm.login_environment import (
     task_variables,
 )
 from launcher.submit.dispatch_job import dispatch
+from launcher.submit.job_options import JobOptions
 from launcher.submit.node_exclusion import with_excluded_nodes
 from launcher.submit.other_code import check_settings_readable, refused_with_revision
 from launcher.submit.plan_change import StoredPlan, read_stored_plan, replace_plan, restore_plan
-from launcher.submit.planning import import_all
+from launcher.submit.planning import import_all, make_plan
 from launcher.submit.remake import RemadePlan, RequestedChanges, remake
 from launcher.trials.copies import refuse_copy
 from launcher.trials.submission import Submission, read_submission
@@ -63,6 +65,53 @@ from realsys.trial.snapshot import (
     take_snapshot,
 )
 from realsys.worker.environment import write_exports
+
+
+def launch_trial(
+    experiment: str,
+    words: Sequence[str] = (),
+    *,
+    command: Sequence[str],
+    config: Path | None = None,
+    trial: str | None = None,
+    cluster: str | None = None,
+    imports: Sequence[str] = (),
+    job: JobOptions | None = None,
+    snapshot: bool = True,
+) -> tuple[LaunchPlan, TrialFiles]:
+    """Plans a trial and starts its supervisor, or submits its job; returns its plan and its folder's files.
+
+    Args:
+        command: recorded in the trial's folder as what launched it.
+        trial: its name; None takes the next free ``run<N>``.
+        Others as of ``make_plan``.
+    Raises:
+        ConfigErrors: every mistake in settings, experiment and job. TrialError: the name is taken.
+        ClusterError: the site refuses the job, or nothing can be written there.
+    """
+    from launcher.plan.time_predictions import store_prediction  # loads the planner
+
+    while True:
+        plan = make_plan(
+            experiment,
+            words,
+            config=config,
+            trial=trial,
+            cluster=cluster,
+            imports=imports,
+            job=job,
+            snapshot=snapshot,
+        )
+        try:
+            files = submit(plan, command=command, imports=imports)
+            break
+        except TrialError:
+            if trial is not None:  # else another launch took run<N> a moment ago: take the next one
+                raise
+    if cluster is not None:
+        places.remember_file_root(plan.cluster.file_root)
+    store_prediction(plan, files)
+    return plan, files
 
 
 def submit(

@@ -8,11 +8,16 @@ group ``realsys.plugins`` (an entry point is imported once, by ``load_plugins``)
 
 from __future__ import annotations
 
+import dataclasses
+import enum
+import functools
 import importlib
 import importlib.metadata
 import importlib.util
 import sys
-from collections.abc import Callable, Iterable
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +30,7 @@ from realsys.api.model import (
     ModelInterface,
     ModelInterfaceAbstraction,
 )
+from realsys.api.plain import from_plain, to_plain
 
 BUILTIN: dict[str, dict[str, str]] = {
     "interface": {
@@ -37,7 +43,7 @@ BUILTIN: dict[str, dict[str, str]] = {
     "backend": {
         "fsdp": "realsys.backends.fsdp:FSDPBackend",
         "inference": "realsys.backends.inference:InferenceBackend",
-        "megatron": "realsys.backends.megatron.megatron_backend:MegatronBackend",
+        "megatron": "realsys.backends.megatron_backend:MegatronBackend",
     },
     "model": {
         "hf_causal_lm": "realsys.models.factories:hf_causal_lm",
@@ -89,6 +95,37 @@ BUILTIN: dict[str, dict[str, str]] = {
         "sft-math": "experiments.sft:sft_math",
     },
 }
+# What the arguments of these built-ins are read into: their classes inherit it, but are modules with torch.
+ARGUMENTS: dict[str, dict[str, str]] = {
+    "interface": {
+        "ppo_actor": "realsys.interfaces.interface_arguments:PPOActorArguments",
+        "ppo_critic": "realsys.interfaces.interface_arguments:PPOCriticArguments",
+        "math_reward": "realsys.interfaces.interface_arguments:MathRewardArguments",
+        "rollout_end": "realsys.api.registry:NoArguments",
+        "sft": "realsys.api.registry:NoArguments",
+    },
+    "backend": {
+        "fsdp": "realsys.backends.backend_arguments:FSDPArguments",
+        "inference": "realsys.backends.backend_arguments:InferenceArguments",
+        "megatron": "realsys.backends.backend_arguments:MegatronArguments",
+    },
+    "model": {
+        "hf_causal_lm": "realsys.models.model_arguments:HFModelArguments",
+        "hf_critic": "realsys.models.model_arguments:HFModelArguments",
+        "tiny_llama": "realsys.models.model_arguments:TinyLlamaArguments",
+        "tokenizer_only": "realsys.models.model_arguments:TokenizerArguments",
+    },
+    "dataset": {
+        "math_prompts": "realsys.data.sources.dataset_arguments:MathRecordsArguments",
+        "math_sft": "realsys.data.sources.dataset_arguments:MathSFTArguments",
+        "rollout_dump": "realsys.data.sources.dataset_arguments:RolloutDumpArguments",
+    },
+}
+# What the process that makes it gives besides.
+CONTEXT: dict[str, tuple[str, ...]] = {
+    "model": ("name", "device", "topology", "rank", "groups", "base_seed", "filled"),
+    "dataset": ("tokenizer", "seed"),
+}
 _registered: dict[str, dict[str, Any]] = {kind: {} for kind in BUILTIN}
 _correct_scores: dict[str, float] = {}  # registered rules that set one
 CORRECT_SCORE = 1.0  # score of a correct answer, unless its rule sets another
@@ -134,12 +171,93 @@ def find(kind: str, name: str, *, where: str = "registry") -> Any:
         raise problem
     if name in _registered[kind]:
         return _registered[kind][name]
-    module, _, attribute = BUILTIN[kind][name].partition(":")
+    return _load(BUILTIN[kind][name])
+
+
+def _load(text: str) -> Any:
+    module, _, attribute = text.partition(":")
     return getattr(importlib.import_module(module), attribute)
 
 
-def _make(kind: str, type_: str, args: dict[str, Any]) -> Any:
+@dataclasses.dataclass(frozen=True)
+class NoArguments:
+    """Arguments of a plug-in that takes none."""
+
+
+def arguments_class(kind: str, name: str) -> type | None:
+    """Returns the dataclass whose fields are the arguments of a plug-in; loads no torch for a built-in.
+
+    A registered class names it in its attribute ``Arguments``, or is itself one. None: only the plug-in
+    knows what it takes (a function, ``Arguments = None``, a class with an ``__init__`` of its own or with
+    types that only type checkers see).
+
+    Raises:
+        UnknownName: no such plug-in.
+    """
+    if text := ARGUMENTS.get(kind, {}).get(name):
+        return _load(text)  # type: ignore[no-any-return]
+    made_by = find(kind, name)
+    named = getattr(made_by, "Arguments", made_by)
+    if not isinstance(named, type):
+        return None
+    maker = next(base for base in named.__mro__ if "__init__" in vars(base))
+    if maker is object:
+        has_new = any("__new__" in vars(base) for base in named.__mro__[:-1])
+        return None if has_new else NoArguments
+    if not getattr(vars(maker).get("__dataclass_params__"), "init", False):
+        return None
+    try:
+        argument_types(named)
+    except (NameError, AttributeError, TypeError):  # types that only type checkers see
+        return None
+    return named
+
+
+@functools.cache
+def argument_types(fields_of: type) -> Mapping[str, Any]:
+    """Returns the types that arguments are read into, by name; Any: of a type that no plan can hold."""
+    hints = typing.get_type_hints(fields_of)
+    names = [f.name for f in dataclasses.fields(fields_of) if f.init]
+    names += [name for name, kind in hints.items() if isinstance(kind, dataclasses.InitVar)]
+    return {name: hints[name] if _is_plain_type(hints[name]) else Any for name in names}
+
+
+def _is_plain_type(kind: Any) -> bool:
+    """True for a type whose values ``from_plain`` reads."""
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if origin is typing.Literal or kind in (Any, object):
+        return True
+    if origin in (types.UnionType, typing.Union):
+        return all(map(_is_plain_type, inner))
+    made = origin or kind
+    if made in (list, tuple, set, frozenset, Sequence) or (
+        isinstance(made, type) and issubclass(made, Mapping)
+    ):
+        return all(one is ... or _is_plain_type(one) for one in inner)
+    plain = (str, int, float, bool, types.NoneType)
+    return made in plain or (
+        isinstance(made, type) and (issubclass(made, enum.Enum) or dataclasses.is_dataclass(made))
+    )
+
+
+def read_arguments(kind: str, name: str, args: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of a plug-in, each as its field's type: a table as the dataclass declared.
+
+    Raises:
+        ConfigError: the value of one is of another type.
+    """
+    read, fields_of = dict(args), arguments_class(kind, name)
+    for key, type_ in (argument_types(fields_of) if fields_of else {}).items():
+        if key in read and type_ is not Any:
+            read[key] = from_plain(type_, to_plain(read[key]), where=f"{kind} {name!r}, {key}")
+    return read
+
+
+def _make(
+    kind: str, type_: str, args: Mapping[str, Any], context: Mapping[str, Any] | None = None
+) -> Any:
     factory = find(kind, type_)
+    args = {**read_arguments(kind, type_, args), **(context or {})}
     try:
         return factory(**args)
     except TypeError as error:
@@ -159,7 +277,7 @@ def register_interface(name: str, cls: type[ModelInterface]) -> None:
 
 def make_interface(cfg: ModelInterfaceAbstraction) -> ModelInterface:
     """Makes the interface that ``cfg`` describes."""
-    return _make("interface", cfg.type_, dict(cfg.args))  # type: ignore[no-any-return]
+    return _make("interface", cfg.type_, cfg.args)  # type: ignore[no-any-return]
 
 
 def register_backend(name: str, cls: type[ModelBackend]) -> None:
@@ -169,7 +287,7 @@ def register_backend(name: str, cls: type[ModelBackend]) -> None:
 
 def make_backend(cfg: ModelBackendAbstraction) -> ModelBackend:
     """Makes the backend that ``cfg`` describes."""
-    return _make("backend", cfg.type_, dict(cfg.args))  # type: ignore[no-any-return]
+    return _make("backend", cfg.type_, cfg.args)  # type: ignore[no-any-return]
 
 
 def register_model(name: str, factory: Callable[..., Any]) -> None:
@@ -179,7 +297,7 @@ def register_model(name: str, factory: Callable[..., Any]) -> None:
 
 def make_model(cfg: ModelAbstraction, **context: Any) -> Any:
     """Makes the model that ``cfg`` describes; ``context`` is name, device, … of this process."""
-    return _make("model", cfg.type_, {**cfg.args, **context})
+    return _make("model", cfg.type_, cfg.args, context)
 
 
 def register_dataset(name: str, cls: Callable[..., Any]) -> None:
@@ -189,7 +307,7 @@ def register_dataset(name: str, cls: Callable[..., Any]) -> None:
 
 def make_dataset(cfg: DatasetAbstraction, **context: Any) -> Any:
     """Makes the data set that ``cfg`` describes."""
-    return _make("dataset", cfg.type_, {**cfg.args, **context})
+    return _make("dataset", cfg.type_, cfg.args, context)
 
 
 def register_agent(name: str, cls: Callable[..., Any]) -> None:
@@ -246,7 +364,7 @@ def register_experiment(name: str, recipe: Callable[[], Any]) -> None:
 
 def make_experiment(name: str, **options: Any) -> Any:
     """Makes the experiment registered under ``name`` with these options."""
-    return _make("experiment", name, options)
+    return _make("experiment", name, {}, options)
 
 
 def load_plugins(imports: Iterable[str] = ()) -> None:

@@ -13,7 +13,7 @@ layers are cast when gathered; a single process does so too, as a mesh of one. A
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -38,10 +38,10 @@ from realsys.api.model import (
     ProcessTopology,
 )
 from realsys.api.options import LoRAOptions, OptimizerOptions
-from realsys.api.plain import from_plain
+from realsys.backends.backend_arguments import FSDPArguments
 from realsys.backends.hf.engine import HFEngine, microbatch_weights
 from realsys.backends.hf.loading import WeightFiller, module_to_shard
-from realsys.backends.hf.lora import add_adapters, lora_options, with_adapters
+from realsys.backends.hf.lora import add_adapters, with_adapters
 from realsys.backends.hf.lr_schedule import learning_rate
 from realsys.backends.hf.recompute import recompute_layers
 from realsys.backends.hf.sharding import (
@@ -63,39 +63,24 @@ from realsys.weights.layouts.holdings import fsdp_layout, held_dtype, layout_pro
 
 
 @dataclass(frozen=True, kw_only=True)
-class FSDPBackend(ModelBackend):
-    """Backend that makes an ``FSDPEngine``.
-
-    Attributes:
-        optimizer: fields of ``OptimizerOptions``.
-        cpu_offload: weights, gradients and moments stay in CPU memory and are copied to the device a
-            layer at a time; slower, but moments take no GPU memory.
-        recompute: layers keep only their inputs, and recompute the rest in the backward pass.
-        lora: fields of ``LoRAOptions``; with a rank above 0 only adapters train.
-    """
-
-    optimizer: Mapping[str, Any] = field(default_factory=dict)
-    cpu_offload: bool = False
-    recompute: bool = False
-    lora: Mapping[str, Any] = field(default_factory=dict)
+class FSDPBackend(FSDPArguments, ModelBackend):
+    """Backend that makes an ``FSDPEngine``."""
 
     def _initialize(self, model: Model) -> Model:
         topo = model.topology
         _check_topology(model)
         if topo.world_size > 1 and model.groups.copy is None:
             raise InternalError(f"{topo} without a process group", where=str(model.name))
-        options = from_plain(OptimizerOptions, dict(self.optimizer), where="optimizer")
-        adapters = lora_options(self.lora)
         held = self.held_dtype(model.dtype, trained=model.trains, averaged=model.averaged)
         model.module, filling = module_to_shard(model, held)
-        if adapters is not None:
-            add_adapters(model.module, adapters, seed=model.base_seed)
+        if self.adapters is not None:
+            add_adapters(model.module, self.adapters, seed=model.base_seed)
         if self.recompute:
             recompute_layers(model.module, where=f"recompute of {model.name}")
         model.module = FSDPEngine(
             model,
-            options,
-            adapters,
+            self.optimizer,
+            self.adapters,
             cpu_offload=self.cpu_offload,
             compute_dtype=None if held == model.dtype else getattr(torch, model.dtype),
             filling=filling,
@@ -103,7 +88,7 @@ class FSDPBackend(ModelBackend):
         return model
 
     def layout(self, source: ModuleSource, topology: ProcessTopology) -> Layout:
-        return with_adapters(source.weights(), lora_options(self.lora), topology, fsdp_layout)
+        return with_adapters(source.weights(), self.adapters, topology, fsdp_layout)
 
     def held_dtype(
         self, dtype: str, *, trained: bool, averaged: bool = False, weight: str = ""
@@ -113,7 +98,7 @@ class FSDPBackend(ModelBackend):
             "fsdp",
             trained=trained,
             averaged=averaged,
-            adapters=lora_options(self.lora) is not None,
+            adapters=self.adapters is not None,
             weight=weight,
         )
 

@@ -7,8 +7,8 @@ Megatron's (realsys.backends.megatron).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 from torch import Tensor
 
@@ -22,25 +22,19 @@ from realsys.api.model import (
     ModuleSource,
     ProcessTopology,
 )
+from realsys.backends.backend_arguments import InferenceArguments
 from realsys.backends.hf.averages import Averages
 from realsys.backends.hf.engine import HFEngine
 from realsys.backends.hf.loading import module_to_shard
-from realsys.backends.hf.lora import add_adapters, lora_options, with_adapters
+from realsys.backends.hf.lora import add_adapters, with_adapters
 from realsys.data.sequence_sample import SequenceSample
 from realsys.weights.layouts.boxes import Box, Layout
 from realsys.weights.layouts.holdings import held_dtype, megatron_layout, whole_layout
 
 
 @dataclass(frozen=True, kw_only=True)
-class InferenceBackend(ModelBackend):
-    """Backend that makes an engine without optimizer; a model without module (a rule) gets none.
-
-    Attributes:
-        lora: fields of ``LoRAOptions``: the copy holds base and adapters separately, as the trained model
-            does, so that later only adapters need to be transferred.
-    """
-
-    lora: Mapping[str, Any] = field(default_factory=dict)
+class InferenceBackend(InferenceArguments, ModelBackend):
+    """Backend that makes an engine without optimizer; a model without module (a rule) gets none."""
 
     def _initialize(self, model: Model) -> Model:
         if model.module is None:
@@ -48,30 +42,29 @@ class InferenceBackend(ModelBackend):
         if _is_cut(model.topology):
             return self._initialize_cut(model)
         model.module, filling = module_to_shard(model)
-        adapters = lora_options(self.lora)
-        if adapters is not None:
-            add_adapters(model.module, adapters, seed=model.base_seed)
+        if self.adapters is not None:
+            add_adapters(model.module, self.adapters, seed=model.base_seed)
         if filling is not None:
             filling.fill(model.module, model.device)
         model.module.to(model.device)
         model.module.requires_grad_(False)
-        engine = InferenceEngine(model, adapters)
+        engine = InferenceEngine(model, self.adapters)
         if self._holds_averages(model):
             engine.keep_averages()
         model.module = engine
         return model
 
     def _holds_averages(self, model: Model) -> bool:
-        if lora_options(self.lora) is not None:  # adapters are always float32
+        if self.adapters is not None:  # adapters are always float32
             return False
         held = self.held_dtype(model.dtype, trained=False, averaged=model.averaged)
         return held != model.dtype
 
     def _initialize_cut(self, model: Model) -> Model:
         # Imported here: megatron-core takes seconds, and most copies have only the data axis.
-        from realsys.backends.megatron.megatron_backend import inference_engine
+        from realsys.backends.megatron_backend import inference_engine
 
-        if lora_options(self.lora) is not None:
+        if self.adapters is not None:
             raise ConfigError(
                 f"the layout is {model.topology}, but adapters have only the data axis here",
                 where=f"backend of {model.name}",
@@ -86,7 +79,7 @@ class InferenceBackend(ModelBackend):
     def layout(self, source: ModuleSource, topology: ProcessTopology) -> Layout:
         if _is_cut(topology):
             return megatron_layout(source.shape(), topology)
-        return with_adapters(source.weights(), lora_options(self.lora), topology, whole_layout)
+        return with_adapters(source.weights(), self.adapters, topology, whole_layout)
 
     def held_dtype(
         self, dtype: str, *, trained: bool, averaged: bool = False, weight: str = ""
@@ -96,7 +89,7 @@ class InferenceBackend(ModelBackend):
             "inference",
             trained=trained,
             averaged=averaged,
-            adapters=lora_options(self.lora) is not None,
+            adapters=self.adapters is not None,
             weight=weight,
         )
 

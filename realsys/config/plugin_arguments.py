@@ -1,50 +1,120 @@
-"""Checks what a plug-in is given against the fields that it declares, before anything starts.
+"""Checks what plug-ins are given against the fields that they declare, before anything starts.
 
-For resolve.py, of agents and environments: `task.agent_args` may have any names, the class that gets
-them knows which and of what type. Makes no plug-in: its own checks come when a worker makes it.
+For resolve.py, of interfaces, backends, models, data sets, agents and environments: the class that their
+arguments are read into (``registry.arguments_class``) has a field for each. Makes no plug-in: what it
+checks itself is checked when a worker makes it, except by a class of arguments alone.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import MISSING
 from typing import Any
 
 from realsys.api import registry
 from realsys.api.errors import ConfigError, UnknownName, did_you_mean
 from realsys.api.experiment import ExperimentConfig
-from realsys.api.plain import hints
-from realsys.config.option_tree import type_text
-from realsys.config.typed_values import fits
+from realsys.api.options import range_problems
+from realsys.api.plain import from_plain, to_plain
+from realsys.config.option_tree import nested, type_text
+from realsys.config.problems import collected
+
+_Use = tuple[str, str, Mapping[str, Any], str]  # kind, name, arguments, place
 
 
-def rollout_argument_problems(config: ExperimentConfig) -> Iterator[ConfigError]:
-    """Of the first rollout worker, which stands for all of them."""
-    for worker in config.rollout_worker[:1]:
-        yield from argument_problems("agent", worker.agent, worker.agent_args)
-        yield from argument_problems("environment", worker.env, worker.env_args)
+def plugin_argument_problems(config: ExperimentConfig) -> Iterator[ConfigError]:
+    """Yields wrong arguments of all plug-ins of a run; equal ones of several places once."""
+    distinct: list[tuple[str, str, Mapping[str, Any], list[str]]] = []
+    seen: set[tuple[str, str, int, str]] = set()  # thousands of workers share descriptions
+    for kind, name, args, place in _uses(config):
+        if (use := (kind, name, id(args), place)) in seen:
+            continue
+        seen.add(use)
+        same = [places for *one, places in distinct if one == [kind, name, args]]
+        if not same:
+            distinct.append((kind, name, args, [place]))
+        elif place not in same[0]:
+            same[0].append(place)
+    for kind, name, args, places in distinct:
+        yield from argument_problems(kind, name, args, where=", ".join(places))
 
 
-def argument_problems(kind: str, name: str, args: Mapping[str, Any]) -> Iterator[ConfigError]:
-    """Names that the plug-in has no field for, and values of another type."""
-    if registry.check(kind, name, where=kind) is not None:
-        return  # told elsewhere
-    made_by = registry.find(kind, name)
-    if dataclasses.is_dataclass(made_by):
-        try:
-            types = hints(made_by)
-        except NameError:  # a name that only a type checker sees: the worker will tell
-            return
-        known = {f.name: types[f.name] for f in dataclasses.fields(made_by) if f.init}
-    elif getattr(made_by, "__init__", None) is object.__init__:
-        known = {}
-    else:
+def _uses(config: ExperimentConfig) -> Iterator[_Use]:
+    for call in config.model_rpcs:
+        interface = call.interface_impl
+        yield "interface", interface.type_, interface.args, f"call {call.name!r}"
+    for worker in config.model_worker:
+        for shard in worker.shards:
+            role = f"role {shard.id.model_name.role!r}"
+            yield "model", shard.model.type_, shard.model.args, role
+            yield "backend", shard.backend.type_, shard.backend.args, role
+            if (held_out := shard.eval_dataset) is not None:
+                yield "dataset", held_out.type_, held_out.args, role
+        for data in worker.datasets:
+            yield "dataset", data.type_, data.args, "training data"
+    for evaluator in config.evaluator:
+        for data in evaluator.datasets.values():
+            yield "dataset", data.type_, data.args, "evaluator"
+    for rollout in config.rollout_worker:
+        for data in rollout.datasets:
+            yield "dataset", data.type_, data.args, "training data"
+        yield "agent", rollout.agent, rollout.agent_args, "task.agent_args"
+        yield "environment", rollout.env, rollout.env_args, "task.env_args"
+
+
+def argument_problems(
+    kind: str, name: str, args: Mapping[str, Any], *, where: str
+) -> Iterator[ConfigError]:
+    """Yields an unknown plug-in; of a known one names that it has no field for, fields without a value,
+    and values of another type or out of their range.
+    """
+    if problem := registry.check(kind, name, where=where):
+        yield problem
         return
-    where = f"rollout.{'agent' if kind == 'agent' else 'env'}_args, {kind} {name!r}"
-    for key, value in args.items():
-        if key not in known:
-            fix = did_you_mean(key, known) if known else "leave it out: it takes none"
-            yield UnknownName(f"{kind} {name!r} takes no {key!r}", where=where, fix=fix)
-        elif not fits(known[key], value):
-            fix = f"use: {type_text(known[key])}"
-            yield ConfigError(f"{key} is {value!r}", where=where, fix=fix)
+    fields_of = registry.arguments_class(kind, name)
+    if fields_of is None:
+        return
+    where = f"{where}, {kind} {name!r}"
+    given_later = registry.CONTEXT.get(kind, ())
+    types = {k: v for k, v in registry.argument_types(fields_of).items() if k not in given_later}
+    wrong = list(_table_problems(types, args, where=where, taker=f"{kind} {name!r}"))
+    for f in dataclasses.fields(fields_of):
+        no_default = f.default is MISSING and f.default_factory is MISSING
+        if f.name in types and f.name not in args and no_default:
+            fix = f"give it: {type_text(types[f.name])}"
+            wrong.append(ConfigError(f"{kind} {name!r} needs {f.name}", where=where, fix=fix))
+    # Read arguments check themselves, but a plug-in is not made here.
+    alone = name in registry.ARGUMENTS.get(kind, ()) or fields_of is not registry.find(kind, name)
+    if alone and not wrong:
+        with collected(wrong):
+            wrong += range_problems(fields_of(**registry.read_arguments(kind, name, args)))
+        wrong = _at(where, wrong)
+    yield from wrong
+
+
+def _at(where: str, problems: Iterable[ConfigError]) -> list[ConfigError]:
+    return [type(p)(p.what, where=f"{where}: {p.where}", fix=p.fix) for p in problems]
+
+
+def _table_problems(
+    types: Mapping[str, Any], args: Mapping[str, Any], *, where: str, taker: str, path: str = ""
+) -> Iterator[ConfigError]:
+    for key in args:
+        if key not in types:
+            fix = did_you_mean(key, types) if types else "leave it out: it takes none"
+            yield UnknownName(f"{taker} takes no {path + key!r}", where=where, fix=fix)
+            continue
+        found: list[ConfigError] = []
+        with collected(found):
+            from_plain(types[key], to_plain(args[key]), where=path + key)
+        if not found:
+            continue
+        inner, below = nested(types[key]), f"{path}{key}."
+        if inner is None or not isinstance(args[key], Mapping):
+            fix = f"use: {type_text(types[key])}"
+            yield ConfigError(f"{path}{key} is {args[key]!r:.200}", where=where, fix=fix)
+            continue
+        of_inner = registry.argument_types(inner)
+        each = list(_table_problems(of_inner, args[key], where=where, taker=taker, path=below))
+        yield from each or _at(where, found)

@@ -61,19 +61,6 @@ def read(kind: Any, written: Written, *, path: str, origin: str) -> Any:
     )
 
 
-def fits(kind: Any, value: Any) -> bool:
-    """Whether a plain value, as it stands in a plan, is one of type ``kind``; of any it is unless told."""
-    from pydantic import PydanticSchemaGenerationError, ValidationError
-
-    try:
-        _adapter(kind).validate_json(json.dumps(value))
-    except ValidationError:
-        return False
-    except PydanticSchemaGenerationError:
-        return True
-    return True
-
-
 @functools.cache
 def _adapter(kind: Any) -> Any:
     """Validates JSON strictly: true is no number, 1 no flag; 1 is a float, a list a tuple."""

@@ -14,18 +14,18 @@ from realsys.api.model import Model, ModelInterface
 from realsys.api.registry import find_reward
 from realsys.data.sequence_sample import SequenceSample
 from realsys.interfaces.answers import INPUT, PROMPT_MASK, answer_texts, one_per_sequence
+from realsys.interfaces.interface_arguments import MathRewardArguments
 from realsys.rewards.scores import NO_SCORE, SetAsideRecords, score
 
 
 @dataclass(frozen=True, kw_only=True)
-class MathRewardInterface(ModelInterface):
+class MathRewardInterface(MathRewardArguments, ModelInterface):
     """Computes ``rewards`` in ``inference``; needs a tokenizer, no module.
 
     A truncated answer is scored by the text it has; the policy decides whether that score counts
     (``score_on_truncated``).
     """
 
-    reward: str = "math_verify"
     set_aside: SetAsideRecords = field(init=False, repr=False, default_factory=SetAsideRecords)
 
     def inference(

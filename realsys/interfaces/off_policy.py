@@ -20,7 +20,8 @@ from realsys.api.errors import DataError, InternalError, PolicyMismatch
 from realsys.backends.hf.data_parallel import DataParallel
 from realsys.data.sequence_sample import SequenceSample
 from realsys.interfaces.answers import INPUT, answer_mask
-from realsys.interfaces.ppo_experience import BEHAVIOUR, PROXIMAL, VERSIONS, PPOSettings
+from realsys.interfaces.interface_arguments import PPOSettings
+from realsys.interfaces.ppo_experience import BEHAVIOUR, PROXIMAL, VERSIONS
 
 logger = logging.getLogger(__name__)
 

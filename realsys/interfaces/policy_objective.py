@@ -18,8 +18,9 @@ from realsys.algorithms.policy_loss import (
 from realsys.algorithms.predictions import Predictions
 from realsys.data.sequence_sample import SequenceSample
 from realsys.interfaces.answers import INPUT, answer_mask, answer_tokens
+from realsys.interfaces.interface_arguments import PPOSettings
 from realsys.interfaces.off_policy import WEIGHTS
-from realsys.interfaces.ppo_experience import BEHAVIOUR, PROXIMAL, PPOSettings
+from realsys.interfaces.ppo_experience import BEHAVIOUR, PROXIMAL
 
 _TOKENS = "tokens_per_weight"
 

@@ -22,12 +22,13 @@ from realsys.api.model import Model, ModelInterface
 from realsys.backends.hf.data_parallel import DataParallel
 from realsys.data.sequence_sample import SequenceSample
 from realsys.interfaces.answers import INPUT
+from realsys.interfaces.interface_arguments import PPOActorArguments
 from realsys.interfaces.math_evaluation import evaluate_math
 from realsys.interfaces.off_policy import correct_batch, staleness_stats
 from realsys.interfaces.policy_objective import PolicyObjective
 from realsys.interfaces.ppo_experience import (
     FROM_SCORE,
-    PPOSettings,
+    make_kl_controller,
     minibatches,
     prepare_experience,
 )
@@ -36,17 +37,16 @@ MinibatchStats = dict[str, float]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class PPOActorInterface(PPOSettings, ModelInterface):
+class PPOActorInterface(PPOActorArguments, ModelInterface):
     """Interface of the policy. Fields: ``PPOHyperparameters``, the group size and the reward rule's
     name.
     """
 
-    reward: str = "math_verify"
     kl_controller: KLController = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "kl_controller", self.make_kl_controller())
+        object.__setattr__(self, "kl_controller", make_kl_controller(self))
 
     def generate(
         self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec

@@ -18,13 +18,13 @@ from realsys.algorithms.policy_loss import aggregate
 from realsys.algorithms.value_loss import clipped_value_loss, explained_variance
 from realsys.algorithms.value_norm import RunningMoments
 from realsys.api.data import MicroBatchSpec
-from realsys.api.errors import ConfigError
 from realsys.api.model import Model, ModelInterface
 from realsys.backends.hf.data_parallel import DataParallel
 from realsys.data.sequence_sample import SequenceSample
 from realsys.interfaces.answers import INPUT, answer_mask, num_answer_tokens
+from realsys.interfaces.interface_arguments import PPOCriticArguments
 from realsys.interfaces.ppo_experience import (
-    PPOSettings,
+    make_kl_controller,
     mean_and_std,
     minibatches,
     prepare_experience,
@@ -32,7 +32,7 @@ from realsys.interfaces.ppo_experience import (
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class PPOCriticInterface(PPOSettings, ModelInterface):
+class PPOCriticInterface(PPOCriticArguments, ModelInterface):
     """Interface of the critic. Fields: ``PPOHyperparameters`` and the group size."""
 
     kl_controller: KLController = field(init=False, repr=False)
@@ -40,14 +40,8 @@ class PPOCriticInterface(PPOSettings, ModelInterface):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.advantage != "gae":
-            raise ConfigError(
-                f"a critic is not used with advantage={self.advantage!r}",
-                where="ppo_critic, advantage",
-                fix="use gae, or leave the critic out",
-            )
         moments = RunningMoments(beta=self.value_norm_beta, eps=self.value_norm_eps)
-        object.__setattr__(self, "kl_controller", self.make_kl_controller())
+        object.__setattr__(self, "kl_controller", make_kl_controller(self))
         object.__setattr__(self, "moments", moments if self.value_norm else None)
 
     def inference(

@@ -28,14 +28,12 @@ from realsys.algorithms.kl import (
 )
 from realsys.algorithms.logprobs import shift_to_next_token
 from realsys.algorithms.overlong import overlong_penalty
-from realsys.api.errors import ConfigError, DataError
-from realsys.api.model import GenerationHyperparameters
-from realsys.api.options import PPOHyperparameters, ppo_problems
-from realsys.api.plain import from_plain
+from realsys.api.errors import DataError
 from realsys.backends.hf.data_parallel import DataParallel
 from realsys.data.ragged import pad_packed, unpad_to_packed
 from realsys.data.sequence_sample import SequenceSample
 from realsys.interfaces.answers import INPUT, answer_lengths, answer_mask
+from realsys.interfaces.interface_arguments import PPOSettings
 
 # Log-probs by the sampling policy and by the one about to be trained; weight version of each token.
 BEHAVIOUR, PROXIMAL, VERSIONS = "packed_logprobs", "packed_prox_logprobs", "packed_versions"
@@ -43,36 +41,13 @@ REFERENCE = "packed_ref_logprobs"  # by the reference policy; missing if not nee
 FROM_SCORE = "score_advantages"  # without a critic: advantages without the KL penalty's part
 
 
-@dataclass(frozen=True, kw_only=True)
-class PPOSettings(PPOHyperparameters):
-    """Fields shared by the actor's and the critic's interface.
-
-    Attributes:
-        max_staleness: checked for every trained token with a version; None checks nothing. The master
-            enforces the run's bound when it dispatches prompts, not this interface.
-    """
-
-    group_size: int = 1
-    max_staleness: int | None = None
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.gen, GenerationHyperparameters):  # a plain mapping, as in a plan
-            gen = from_plain(GenerationHyperparameters, self.gen, where="gen")
-            object.__setattr__(self, "gen", gen)
-        if self.group_size < 1:
-            raise ConfigError(
-                f"group_size is {self.group_size}", where="group_size", fix="use 1 or more"
-            )
-        for problem in ppo_problems(self, longest=self.gen.max_new_tokens, path=""):
-            raise problem
-
-    def make_kl_controller(self) -> KLController:
-        """Makes the configured KL controller, at its initial coefficient."""
-        if not self.use_adaptive_kl_ctl:
-            return FixedKLController(self.kl_ctl)
-        return AdaptiveKLController(
-            self.kl_ctl, target=self.adaptive_kl_target, horizon=self.adaptive_kl_horizon
-        )
+def make_kl_controller(settings: PPOSettings) -> KLController:
+    """Makes the configured KL controller, at its initial coefficient."""
+    if not settings.use_adaptive_kl_ctl:
+        return FixedKLController(settings.kl_ctl)
+    return AdaptiveKLController(
+        settings.kl_ctl, target=settings.adaptive_kl_target, horizon=settings.adaptive_kl_horizon
+    )
 
 
 @dataclass(frozen=True)

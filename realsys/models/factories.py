@@ -13,6 +13,7 @@ from typing import NotRequired, TypedDict, Unpack
 from realsys.api.model import Model, ModelName, ParallelGroups, ProcessTopology
 from realsys.data.sources.arithmetic_problems import arithmetic_word_problems
 from realsys.models.hf import load_tokenizer
+from realsys.models.model_arguments import HFModelArguments, TinyLlamaArguments
 from realsys.models.source import HFSource
 from realsys.models.tiny_llama import build_tiny_llama
 
@@ -32,13 +33,17 @@ class ModelContext(TypedDict):
     filled: NotRequired[bool]
 
 
-def hf_causal_lm(*, path: str, dtype: str = "float32", **context: Unpack[ModelContext]) -> Model:
+def hf_causal_lm(
+    *, path: str, dtype: str = HFModelArguments.dtype, **context: Unpack[ModelContext]
+) -> Model:
     """Makes the language model and tokenizer of the Hugging Face directory ``path``."""
     source = HFSource(path, critic=False, dtype=dtype, device=context["device"])
     return Model(module=source, tokenizer=load_tokenizer(path), dtype=dtype, **context)
 
 
-def hf_critic(*, path: str, dtype: str = "float32", **context: Unpack[ModelContext]) -> Model:
+def hf_critic(
+    *, path: str, dtype: str = HFModelArguments.dtype, **context: Unpack[ModelContext]
+) -> Model:
     """Makes a value model: the critic in ``path``, or a language model's body with a zero head."""
     source = HFSource(path, critic=True, dtype=dtype, device=context["device"])
     return Model(module=source, tokenizer=load_tokenizer(path), dtype=dtype, **context)
@@ -46,13 +51,13 @@ def hf_critic(*, path: str, dtype: str = "float32", **context: Unpack[ModelConte
 
 def tiny_llama(
     *,
-    dtype: str = "float32",
-    seed: int = 1,
-    hidden_size: int = 128,
-    num_layers: int = 3,
-    num_heads: int = 4,
-    num_kv_heads: int = 2,
-    vocab_size: int = 512,
+    dtype: str = TinyLlamaArguments.dtype,
+    seed: int = TinyLlamaArguments.seed,
+    hidden_size: int = TinyLlamaArguments.hidden_size,
+    num_layers: int = TinyLlamaArguments.num_layers,
+    num_heads: int = TinyLlamaArguments.num_heads,
+    num_kv_heads: int = TinyLlamaArguments.num_kv_heads,
+    vocab_size: int = TinyLlamaArguments.vocab_size,
     **context: Unpack[ModelContext],
 ) -> Model:
     """Makes a small Llama with random weights from ``seed`` and a tokenizer trained on arithmetic."""

@@ -15,8 +15,10 @@ from realsys.api.dataflow import DataflowGraph, MFCDef
 from realsys.api.errors import CheckpointError, ConfigError
 from realsys.api.experiment import ExperimentConfig
 from realsys.api.model import ModelAbstraction, ModelInterfaceType, ModelName
+from realsys.api.plain import from_plain
 from realsys.api.plan import LaunchPlan
 from realsys.api.worker_configs import ModelShard
+from realsys.models.model_arguments import TinyLlamaArguments
 from realsys.models.shape import ModelShape, read_shape
 from realsys.planner.allocation import CallAllocation
 from realsys.planner.meshes import Degrees
@@ -222,19 +224,8 @@ def model_made_before(plan: LaunchPlan) -> ModelShape | None:
 
 
 def tiny_llama_shape(args: Mapping[str, Any]) -> ModelShape:
-    """Returns the sizes of the built-in model of realsys/models/tiny_llama.py."""
-    hidden, heads = args.get("hidden_size", 128), args.get("num_heads", 4)
-    return ModelShape(
-        family="llama",
-        hidden_size=hidden,
-        intermediate_size=3 * hidden,
-        num_layers=args.get("num_layers", 3),
-        num_heads=heads,
-        num_kv_heads=args.get("num_kv_heads", 2),
-        head_dim=hidden // heads,
-        vocab_size=args.get("vocab_size", 512),
-        max_positions=256,
-    )
+    """Returns the sizes of the built-in model that is made from scratch."""
+    return from_plain(TinyLlamaArguments, dict(args), where="model 'tiny_llama'").shape()
 
 
 # ---- limits ---------------------------------------------------------------------------------------

@@ -37,6 +37,7 @@ from realsys.api.model import (  # noqa: E402
     ParallelGroups,
     ProcessTopology,
 )
+from realsys.api.options import OptimizerOptions  # noqa: E402
 from realsys.backends.fsdp import FSDPBackend  # noqa: E402
 from realsys.data.sources.math_questions import MathPrompts, MathSFT  # noqa: E402
 from realsys.interfaces.math_evaluation import evaluate_math  # noqa: E402
@@ -50,12 +51,9 @@ BATCH, HELD_OUT = 48, 512
 MOST_APART, LEARNED = 0.03, 0.8
 MB = MicroBatchSpec(max_tokens_per_mb=16384)
 # Of sft-math, but with a decay: the last steps of a constant rate swing by several points.
-OPTIMIZER = {
-    "lr": 2e-3,
-    "weight_decay": 0.0,
-    "warmup_steps_proportion": 0.05,
-    "lr_schedule": "linear",
-}
+OPTIMIZER = OptimizerOptions(
+    lr=2e-3, weight_decay=0.0, warmup_steps_proportion=0.05, lr_schedule="linear"
+)
 
 
 def rank_main(rank: int, folder: str) -> None:

@@ -42,8 +42,7 @@ from realsys.api.model import (  # noqa: E402
     ParallelGroups,
     ProcessTopology,
 )
-from realsys.api.options import PPOHyperparameters  # noqa: E402
-from realsys.api.plain import to_plain  # noqa: E402
+from realsys.api.options import OptimizerOptions, PPOHyperparameters  # noqa: E402
 from realsys.api.registry import register_reward  # noqa: E402
 from realsys.backends.fsdp import FSDPBackend  # noqa: E402
 from realsys.backends.inference import InferenceBackend  # noqa: E402
@@ -84,7 +83,7 @@ class Run:
         self, path: str, questions: str, *, policy: str | None = None, dtype: str = "float32"
     ) -> None:
         spec = FinetuneSpec(total_train_epochs=1, dataset_size=64, train_batch_size=4)
-        optimizer = {"lr": LR, "weight_decay": 0.1, "gradient_clipping": 0.0}
+        optimizer = OptimizerOptions(lr=LR, weight_decay=0.1, gradient_clipping=0.0)
         self.actor = FSDPBackend(optimizer=optimizer).initialize(
             _model(policy or path, "actor", dtype), spec
         )
@@ -169,7 +168,7 @@ def _model(path: str, name: str, dtype: str) -> Model:
 def _interface(**changes: Any) -> PPOActorInterface:
     gen = GenerationHyperparameters(max_new_tokens=NEW_TOKENS)
     ppo = replace(GRPO, gen=gen, ppo_n_minibatches=1, **changes)
-    return PPOActorInterface(**to_plain(ppo), group_size=GROUP)
+    return PPOActorInterface(**vars(ppo), group_size=GROUP)
 
 
 def plain_gradient(module: Any, data: SequenceSample) -> dict[str, torch.Tensor]:

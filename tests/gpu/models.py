@@ -10,6 +10,7 @@ from device import Device
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from realsys.api.model import FinetuneSpec, Model, ModelName, ProcessTopology
+from realsys.api.options import OptimizerOptions
 from realsys.backends.fsdp import FSDPBackend
 from realsys.data.sequence_sample import SequenceSample
 from realsys.data.transfer.tensor_store import TensorStore
@@ -78,17 +79,17 @@ def fsdp_engine(
     module: Any, device: Device, *, dtype: str, lr: float, recompute: bool = False
 ) -> Any:
     """The module's weights in float32, computing in ``dtype``."""
-    backend = FSDPBackend(optimizer={"lr": lr}, recompute=recompute)
+    backend = FSDPBackend(optimizer=OptimizerOptions(lr=lr), recompute=recompute)
     module = module if dtype == "bfloat16" else module.float()
     return backend.initialize(model_of(module, device, dtype=dtype), SPEC).module
 
 
 def megatron_engine(shape: Shape, device: Device, *, lr: float, recompute: bool = False) -> Any:
     """By Megatron-Core on one process."""
-    from realsys.backends.megatron.megatron_backend import MegatronBackend
+    from realsys.backends.megatron_backend import MegatronBackend
 
     module = causal_lm(shape, device)
-    backend = MegatronBackend(optimizer={"lr": lr}, recompute=recompute)
+    backend = MegatronBackend(optimizer=OptimizerOptions(lr=lr), recompute=recompute)
     return backend.initialize(model_of(module, device, dtype="bfloat16"), SPEC).module
 
 

@@ -24,6 +24,7 @@ from device import Device
 from models import SPEC, batch_of, causal_lm, model_of, shape_of_qwen_7b, shape_of_small
 
 from realsys.api.model import GenerationHyperparameters, ParallelGroups, ProcessTopology
+from realsys.api.options import OptimizerOptions
 from realsys.backends.fsdp import FSDPBackend
 from realsys.backends.hf.slot_generation import generate_in_slot
 from realsys.backends.inference import InferenceBackend
@@ -67,7 +68,7 @@ def sharded_training(device: Device, rank: int) -> Figures:
     model = model_of(causal_lm(shape, device), device, dtype="bfloat16")
     model.topology, model.rank = topology, rank
     model.groups = ParallelGroups(copy=group, data=group)
-    backend = FSDPBackend(optimizer={"lr": 1e-4})
+    backend = FSDPBackend(optimizer=OptimizerOptions(lr=1e-4))
     layout = backend.layout(ModuleInMemory(model.module), topology)
     engine = backend.initialize(model, SPEC).module
     batch = batch_of([70, 50, 60, 40], shape["vocab_size"])

@@ -30,6 +30,7 @@ from realsys.api.model import (
     ParallelGroups,
     ProcessTopology,
 )
+from realsys.api.options import OptimizerOptions
 from realsys.data.sequence_sample import SequenceSample
 from realsys.interfaces.answers import INPUT, answer_mask
 from realsys.interfaces.supervised import next_token_loss
@@ -38,7 +39,7 @@ from realsys.models.source import HFSource
 
 WORLD = 4
 SPEC = FinetuneSpec(total_train_epochs=1, dataset_size=100, train_batch_size=10)
-OPTIMIZER = {"lr": 1e-3, "eps": 1e-5, "gradient_clipping": 0.5, "weight_decay": 0.1}
+OPTIMIZER = OptimizerOptions(lr=1e-3, eps=1e-5, gradient_clipping=0.5, weight_decay=0.1)
 VOCABULARY = 64
 LENGTHS = ((9, 5), (20,), (3, 12, 7), (16,))
 SHARES = {1: ([0, 1, 2, 3],), 2: ([0], [1, 2, 3])}  # ids of each data-parallel rank

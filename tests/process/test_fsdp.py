@@ -17,6 +17,7 @@ from realsys.api.model import (
     ParallelGroups,
     ProcessTopology,
 )
+from realsys.api.options import OptimizerOptions
 from realsys.backends.fsdp import FSDPBackend
 from realsys.backends.hf import sharding
 from realsys.data.sequence_sample import SequenceSample
@@ -29,7 +30,7 @@ from realsys.models.hf import save_hf
 
 pytestmark = pytest.mark.process
 SPEC = FinetuneSpec(total_train_epochs=1, dataset_size=100, train_batch_size=10)
-OPTIMIZER = {"lr": 1e-3, "eps": 1e-5, "gradient_clipping": 0.5}
+OPTIMIZER = OptimizerOptions(lr=1e-3, eps=1e-5, gradient_clipping=0.5)
 LENGTHS = ((9, 5), (20,), (3, 12, 7), (16,))  # rank 0 gets the first id, rank 1 the others
 SHARES = ([0], [1, 2, 3])
 STEPS = 3

@@ -1,5 +1,6 @@
 """FSDP over data and tensor axes: training, exchange and generation equal one process's."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -29,6 +30,7 @@ from realsys.api.model import (
     ParallelGroups,
     ProcessTopology,
 )
+from realsys.api.options import LoRAOptions, OptimizerOptions
 from realsys.backends.fsdp import FSDPBackend
 from realsys.backends.hf.lora import exchange_name
 from realsys.backends.hf.sharding import full_weight
@@ -46,8 +48,8 @@ from realsys.weights.realloc.realloc_plan import plan_realloc
 pytestmark = pytest.mark.process
 ALONE, NO_GROUPS = ProcessTopology(), ParallelGroups()
 SPEC = FinetuneSpec(total_train_epochs=1, dataset_size=100, train_batch_size=10)
-OPTIMIZER = {"lr": 1e-3, "eps": 1e-5, "gradient_clipping": 0.5}
-LORA = {"rank": 3, "alpha": 6.0}
+OPTIMIZER = OptimizerOptions(lr=1e-3, eps=1e-5, gradient_clipping=0.5)
+LORA = LoRAOptions(rank=3, alpha=6.0)
 LENGTHS = ((9, 5), (20,), (3, 12, 7), (16,))
 SHARES = {1: ([0, 1, 2, 3],), 2: ([0], [1, 2, 3])}
 VOCABULARY = 66  # 33 rows a tensor rank, which two data ranks share unevenly
@@ -266,7 +268,7 @@ def difference_of_cuts(folder, name, topo, rank, groups, share):
     """Largest difference of a gradient when the share is cut into micro-batches or not."""
     gradients = []
     for max_tokens in (25, None):
-        optimizer = {**OPTIMIZER, "gradient_clipping": 0.0}
+        optimizer = replace(OPTIMIZER, gradient_clipping=0.0)
         _, _, engine = make_model(folder, name, topo, rank, groups, optimizer=optimizer)
         train(engine, share, critic=name == "critic", max_tokens=max_tokens)
         moments = engine.state_dict()["optimizer"]

@@ -8,6 +8,7 @@ from test_fsdp import SHARES, batch, groups, train
 from torch.distributed.fsdp._fully_shard import _fsdp_collectives
 
 from realsys.api.model import FinetuneSpec, ProcessTopology
+from realsys.api.options import LoRAOptions, OptimizerOptions
 from realsys.backends.fsdp import FSDPBackend
 from realsys.backends.hf import sharding
 from realsys.data.sequence_sample import SequenceSample
@@ -17,14 +18,18 @@ from realsys.models.hf import save_hf
 
 pytestmark = pytest.mark.process
 SPEC = FinetuneSpec(total_train_epochs=1, dataset_size=100, train_batch_size=10)
-ADAPTERS = {"rank": 2, "alpha": 4.0, "target_modules": ["q_proj", "o_proj"]}
+ADAPTERS = LoRAOptions(rank=2, alpha=4.0, target_modules=("q_proj", "o_proj"))
 TYPES = ("float32", "bfloat16")
 HALF, FULL = "torch.bfloat16", "torch.float32"
 
 
 def engine_of(folder, dtype, rank, *, make=hf_causal_lm, **settings):
     model = make(path=f"{folder}/start", dtype=dtype, **groups(rank, 2, dist.group.WORLD))
-    return FSDPBackend(**{"optimizer": {"lr": 1e-6}, **settings}).initialize(model, SPEC).module
+    return (
+        FSDPBackend(**{"optimizer": OptimizerOptions(lr=1e-6), **settings})
+        .initialize(model, SPEC)
+        .module
+    )
 
 
 def held(engine):
@@ -101,7 +106,7 @@ def over_tensor_axis(folder, dtype, rank):
     topo = ProcessTopology(tensor=2)
     place = {**groups(rank, 2, None), "topology": topo, "groups": groups_of(topo, (0, 1))}
     model = hf_causal_lm(path=f"{folder}/start", dtype=dtype, **place)
-    engine = FSDPBackend(optimizer={"lr": 1e-4}).initialize(model, SPEC).module
+    engine = FSDPBackend(optimizer=OptimizerOptions(lr=1e-4)).initialize(model, SPEC).module
     before = held(engine)
     stats = [train(engine, batch()) for _ in range(2)]
     return {

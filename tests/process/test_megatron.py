@@ -9,7 +9,7 @@ from parallel_ranks import rows_asked
 from safetensors.torch import load_file
 
 from realsys.backends.fsdp import FSDPBackend
-from realsys.backends.megatron.megatron_backend import MegatronBackend
+from realsys.backends.megatron_backend import MegatronBackend
 
 pytestmark = [pytest.mark.process, pytest.mark.together("megatron")]
 STEPS = 2

@@ -15,9 +15,10 @@ from tensor_spy import TensorSpy
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from realsys.api.model import FinetuneSpec, Model, ModelName, ProcessTopology
+from realsys.api.options import OptimizerOptions
 from realsys.backends.fsdp import FSDPBackend
 from realsys.backends.hf import sharding
-from realsys.backends.megatron.megatron_backend import MegatronBackend
+from realsys.backends.megatron_backend import MegatronBackend
 from realsys.data.sequence_sample import SequenceSample
 from realsys.interfaces.answers import num_answer_tokens
 from realsys.interfaces.supervised import next_token_loss
@@ -40,9 +41,9 @@ SIZES = {
 }
 MEGATRON = "d2t2p2"
 CASES = {
-    "d8t1p1": FSDPBackend(optimizer={"lr": 1e-4}),
-    "d4t2p1": FSDPBackend(optimizer={"lr": 1e-4}),
-    MEGATRON: MegatronBackend(optimizer={"lr": 1e-4}),
+    "d8t1p1": FSDPBackend(optimizer=OptimizerOptions(lr=1e-4)),
+    "d4t2p1": FSDPBackend(optimizer=OptimizerOptions(lr=1e-4)),
+    MEGATRON: MegatronBackend(optimizer=OptimizerOptions(lr=1e-4)),
 }
 FILE_BYTES = 1 << 20
 SMALL = 40_000  # rotary frequencies, offsets, flags

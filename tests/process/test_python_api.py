@@ -79,10 +79,11 @@ def test_values_arrive_as_they_were_given() -> None:
         settings_words(
             {
                 "actor.optimizer.lr": 1e-5,
-                "max_staleness": None,
+                "schedule": "async",
+                "schedule.max_in_flight": None,
                 "tensorboard": False,
                 "actor": {"path": Path("/models/a b")},
-                "pools": {"left": "0-3"},
+                "placement": {"pools": {"left": "0-3"}},
             }
         )
     )
@@ -92,8 +93,11 @@ def test_values_arrive_as_they_were_given() -> None:
     assert [*problems, *found.problems] == []
     options = found.options
     assert (options.actor.optimizer.lr, options.actor.path) == (1e-5, "/models/a b")
-    assert (options.max_staleness, options.tensorboard, dict(options.pools)) == (
-        *(None, False),
+    assert (
+        *(options.schedule.kind, options.schedule.max_in_flight, options.tensorboard),
+        dict(options.placement.pools),
+    ) == (
+        *("async", None, False),
         {"left": "0-3"},
     )
 

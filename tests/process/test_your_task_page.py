@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,14 @@ SMALL = (
     "gen.max_new_tokens=6",
     f"exp_ctrl.benchmark_steps={STEPS}",
 )
+
+
+@pytest.fixture(scope="module")
+def module_trials(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trials]:
+    """One file root for all: the starting policy is made once."""
+    trials = Trials(tmp_path_factory.mktemp("your_task") / "root")
+    yield trials
+    trials.end_all()
 
 
 @pytest.fixture(scope="module")

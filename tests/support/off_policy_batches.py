@@ -11,14 +11,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from realsys.api.data import MicroBatchSpec
 from realsys.api.model import FinetuneSpec, GenerationHyperparameters, Model, ModelName
-from realsys.api.options import PPOHyperparameters
-from realsys.api.plain import to_plain
+from realsys.api.options import OptimizerOptions, PPOHyperparameters
 from realsys.backends.fsdp import FSDPBackend
 from realsys.data.sequence_sample import SequenceSample
 from realsys.interfaces.ppo_actor import PPOActorInterface
 
 torch.set_num_threads(1)
-ADAMW = {"lr": 1e-3, "weight_decay": 0.01, "eps": 1e-5, "gradient_clipping": 0.5}
+ADAMW = OptimizerOptions(lr=1e-3, weight_decay=0.01, eps=1e-5, gradient_clipping=0.5)
 SPEC = FinetuneSpec(total_train_epochs=1, dataset_size=64, train_batch_size=4)
 WHOLE, CUT = MicroBatchSpec(), MicroBatchSpec(max_tokens_per_mb=24)
 JUNK = -77.0
@@ -66,7 +65,7 @@ def interface(**changes):
         max_reward_clip=100.0,
         early_stop_imp_ratio=None,
     )
-    return PPOActorInterface(**to_plain(replace(ppo, **changes)), **settings)
+    return PPOActorInterface(**vars(replace(ppo, **changes)), **settings)
 
 
 def masks():

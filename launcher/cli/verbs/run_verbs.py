@@ -43,8 +43,7 @@ def launch(
 ) -> int:
     """Start an experiment and watch it; Ctrl-C leaves it running."""
     from launcher.slurm.plan_lines import limit_lines
-    from launcher.submit.launch_trial import launch_trial
-    from launcher.submit.submit import launch_warnings
+    from launcher.submit.submit import launch_trial, launch_warnings
     from launcher.terminal import output
 
     if sweep:

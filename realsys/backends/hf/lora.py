@@ -24,7 +24,6 @@ from torch import Tensor, nn
 from realsys.api.errors import ConfigError, did_you_mean
 from realsys.api.model import ProcessTopology
 from realsys.api.options import LoRAOptions
-from realsys.api.plain import from_plain
 from realsys.backends.hf.sharding import full_weights
 from realsys.models.shape import Weight
 from realsys.models.weight_writer import WeightSpec
@@ -34,12 +33,6 @@ from realsys.weights.layouts.holdings import COLUMN_SPLIT, ROW_SPLIT, TRAINED_HE
 FOLDER = "adapter"
 _PREFIX = "base_model.model."
 _SIDES = ("lora_A", "lora_B")
-
-
-def lora_options(settings: Mapping[str, Any], *, where: str = "lora") -> LoRAOptions | None:
-    """Parses the options in a backend's argument; None if the whole model trains (rank 0)."""
-    options = from_plain(LoRAOptions, dict(settings), where=where)
-    return options if options.rank else None
 
 
 def add_adapters(

@@ -11,8 +11,8 @@ gigabytes. Prompt tokens are the same in both data sets, so that PPO prompts wit
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from realsys.api.errors import DataError, did_you_mean
 from realsys.api.plain import from_plain
 from realsys.data.sequence_sample import SequenceSample
 from realsys.data.sources.arithmetic_problems import arithmetic_word_problems
+from realsys.data.sources.dataset_arguments import MathRecordsArguments, MathSFTArguments
 from realsys.data.sources.qa_records import final_answer, read_records
 from realsys.runtime.progress import tick
 
@@ -38,33 +39,12 @@ _MARGIN = (
 _TICK_EVERY = 1000
 
 
-@dataclass
-class _MathRecords:
-    """Records of one split, and their tokens.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _MathRecords(MathRecordsArguments):
+    """Records of one split, and their tokens; ``seed`` is that of generated problems."""
 
-    Args:
-        seed: seed of the problems generated if ``path`` is None.
-        split: ``train``, or ``test`` for the held-out records.
-        path: JSONL file, None for arithmetic.
-        eval_path: JSONL of held-out records; None holds out the last ``eval_size`` of ``path``.
-        train_size: number of problems to generate if ``path`` is None.
-        eval_size: number of held-out records.
-        max_prompt_len: token limit of a prompt.
-        slip_share: of the training problems generated if ``path`` is None, see arithmetic_problems.py.
-        task: a user's task with its settings under ``kind`` and their names; it makes the records.
-    """
-
-    _: KW_ONLY
     tokenizer: Any
     seed: int
-    split: str
-    path: str | None = None
-    eval_path: str | None = None
-    train_size: int = 16384
-    eval_size: int = 500
-    max_prompt_len: int = 128
-    slip_share: float = 0.0
-    task: Mapping[str, Any] | None = None
     records: list[dict[str, str]] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -74,7 +54,7 @@ class _MathRecords:
                 where="data set",
                 fix=did_you_mean(self.split, SPLITS),
             )
-        self.records = self._read()
+        object.__setattr__(self, "records", self._read())
         if self.path is not None or self.task is not None:
             self._check_prompts()
 
@@ -143,7 +123,7 @@ class _MathRecords:
             raise error
 
 
-@dataclass
+@dataclass(frozen=True, kw_only=True, eq=False)
 class MathPrompts(_MathRecords):
     """Data set of ``packed_prompts``, with the final answer as ``metadata["answer"]``."""
 
@@ -163,16 +143,9 @@ class MathPrompts(_MathRecords):
         )
 
 
-@dataclass
-class MathSFT(_MathRecords):
-    """Data set of ``packed_input_ids`` (prompt, answer, end token) and ``prompt_mask``.
-
-    Args:
-        max_answer_len: token limit of an answer, without the end token.
-    """
-
-    _: KW_ONLY
-    max_answer_len: int = 128
+@dataclass(frozen=True, kw_only=True, eq=False)
+class MathSFT(_MathRecords, MathSFTArguments):
+    """Data set of ``packed_input_ids`` (prompt, answer, end token) and ``prompt_mask``."""
 
     @property
     def keys(self) -> tuple[str, ...]:

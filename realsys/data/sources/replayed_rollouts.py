@@ -6,7 +6,7 @@ Datapoints are found by id; the earlier run's ledger records which step trained 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,28 +14,20 @@ from realsys.api.errors import DataError
 from realsys.config.bounded_files import parse_json, read_bounded_text
 from realsys.data.rollout_dump import SUFFIX, RolloutDump
 from realsys.data.sequence_sample import SequenceSample
+from realsys.data.sources.dataset_arguments import RolloutDumpArguments
 from realsys.trial.records import RUN_FILE
 
 
-@dataclass
-class RolloutDumpData:
-    """Datapoints of a run's dump.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RolloutDumpData(RolloutDumpArguments):
+    """Datapoints of a run's dump."""
 
-    Args:
-        folder: folder with the run's dump files and its master's ``run.json``.
-        keys: tensors of each datapoint.
-    """
-
-    _: KW_ONLY
-    folder: str
-    keys: tuple[str, ...]
     tokenizer: Any = None
     seed: int = 0
     _dump: RolloutDump = field(init=False, repr=False)
     _size: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
-        self.keys = tuple(self.keys)
         files = sorted(Path(self.folder).glob(f"*{SUFFIX}"))
         if not files:
             raise DataError(
@@ -43,11 +35,10 @@ class RolloutDumpData:
                 where=self.folder,
                 fix="replay a run that was started with schedule.dump=true",
             )
-        self._dump = RolloutDump(files)
+        object.__setattr__(self, "_dump", RolloutDump(files))
         try:
-            self._size = int(
-                parse_json(read_bounded_text(Path(self.folder, RUN_FILE)))["dataset_size"]
-            )
+            run = parse_json(read_bounded_text(Path(self.folder, RUN_FILE)))
+            object.__setattr__(self, "_size", int(run["dataset_size"]))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise DataError(
                 f"the run's record of its rollouts can't be read: {error!r}",

@@ -23,8 +23,7 @@ from realsys.api.model import (
     Model,
     ModelName,
 )
-from realsys.api.options import PPOHyperparameters
-from realsys.api.plain import to_plain
+from realsys.api.options import OptimizerOptions, PPOHyperparameters
 from realsys.backends.fsdp import FSDPBackend
 from realsys.backends.hf.singleton_group import singleton_group
 from realsys.backends.kernels.packed_attention import predict_packed, run_packed
@@ -192,7 +191,7 @@ def policy(layers: int, **more: Any) -> Any:
 def engine_of(module: Any) -> Model:
     dtype = str(module.dtype).removeprefix("torch.")
     model = Model(name=ModelName("m"), module=module, tokenizer=None, device="cpu", dtype=dtype)
-    return FSDPBackend(optimizer={"lr": 1e-3}).initialize(model, SPEC)
+    return FSDPBackend(optimizer=OptimizerOptions(lr=1e-3)).initialize(model, SPEC)
 
 
 def batch() -> SequenceSample:
@@ -218,7 +217,7 @@ def ppo(**changes: Any) -> PPOActorInterface:
         early_stop_imp_ratio=None,
         **changes,
     )
-    return PPOActorInterface(**to_plain(settings), group_size=2)
+    return PPOActorInterface(**vars(settings), group_size=2)
 
 
 def work(name: str, model: Model) -> Any:

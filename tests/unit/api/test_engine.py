@@ -38,7 +38,7 @@ SHAPE = {"hidden_size": 32, "num_layers": 2}
 
 def make_engine(**optimizer):
     model = tiny_llama(**SHAPE, **COMPANY)
-    return FSDPBackend(optimizer=optimizer).initialize(model, SPEC).module
+    return FSDPBackend(optimizer=OptimizerOptions(**optimizer)).initialize(model, SPEC).module
 
 
 def make_batch(lengths=((9, 5), (20,), (3, 12, 7), (16,)), prompt=2):
@@ -233,7 +233,7 @@ def test_a_critic_gives_one_number_a_token_and_is_saved_whole(tmp_path):
     make_engine().save_to_hf(
         tokenizer=tiny_llama(**SHAPE, **COMPANY).tokenizer, save_dir=tmp_path / "a"
     )
-    critic = FSDPBackend(optimizer={"lr": 0.1}).initialize(
+    critic = FSDPBackend(optimizer=OptimizerOptions(lr=0.1)).initialize(
         hf_critic(path=str(tmp_path / "a"), **COMPANY), SPEC
     )
     batch = make_batch()

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from realsys.api.data import MicroBatchSpec
 from realsys.api.model import FinetuneSpec, ModelName, ParallelGroups, ProcessTopology
-from realsys.api.options import PPOHyperparameters
-from realsys.api.plain import to_plain
+from realsys.api.options import OptimizerOptions
 from realsys.backends.fsdp import FSDPBackend
 from realsys.data.packing import runs_within
 from realsys.data.sequence_sample import SequenceSample
@@ -131,10 +130,9 @@ def experience() -> SequenceSample:
 def trained(
     make: Any, size: Any, limit: int | None, changes: Any
 ) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
-    settings = {"ppo_n_minibatches": 1, "kl_ctl": 0.1, **changes}
-    args = {**to_plain(PPOHyperparameters(**settings)), "group_size": 4}
+    args = {"ppo_n_minibatches": 1, "kl_ctl": 0.1, **changes, "group_size": 4}
     does = (PPOActorInterface if make is tiny_llama else PPOCriticInterface)(**args)
-    backend = FSDPBackend(optimizer={"lr": 1e-3, "eps": 1e-4})
+    backend = FSDPBackend(optimizer=OptimizerOptions(lr=1e-3, eps=1e-4))
     model = backend.initialize(make(**size, **COMPANY), SPEC)
     sizes = []
     run_module = model.module.run_module

@@ -2,6 +2,7 @@
 
 import io
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from realsys.api.model import (
     ParallelGroups,
     ProcessTopology,
 )
-from realsys.api.options import LoRAOptions
+from realsys.api.options import LoRAOptions, OptimizerOptions
 from realsys.backends.fsdp import FSDPBackend
 from realsys.backends.hf.lora import adapter_weights, with_adapters
 from realsys.backends.inference import InferenceBackend
@@ -30,7 +31,7 @@ from realsys.weights.layouts.holdings import fsdp_layout
 
 torch.set_num_threads(1)
 SPEC = FinetuneSpec(total_train_epochs=1, dataset_size=100, train_batch_size=10)
-LORA = {"rank": 3, "alpha": 6.0, "target_modules": ["q_proj", "o_proj", "up_proj"]}
+LORA = LoRAOptions(rank=3, alpha=6.0, target_modules=("q_proj", "o_proj", "up_proj"))
 COMPANY = {
     "name": ModelName("m"),
     "device": "cpu",
@@ -42,9 +43,9 @@ COMPANY = {
 
 
 def trainer(path, make=hf_causal_lm, **more):
-    lora = {**LORA, **more.pop("lora", {})}
+    lora = replace(LORA, **more.pop("lora", {}))
     model = make(path=str(path), **COMPANY, **more)
-    backend = FSDPBackend(optimizer={"lr": 1e-2}, lora=lora)
+    backend = FSDPBackend(optimizer=OptimizerOptions(lr=1e-2), lora=lora)
     return backend.initialize(model, SPEC)
 
 
@@ -239,9 +240,9 @@ def test_adapters_of_a_half_precision_model_are_float32(tiny_policy):
 
 def test_a_target_that_is_no_layer_is_named(tiny_policy):
     with pytest.raises(ConfigError, match=r"no linear layer 'k_prj'\n(.*\n)*.*'k_proj'"):
-        trainer(tiny_policy, lora={"target_modules": ["q_proj", "k_prj"]})
+        trainer(tiny_policy, lora={"target_modules": ("q_proj", "k_prj")})
     with pytest.raises(ConfigError, match="no linear layer 'lm_head'"):
-        trainer(tiny_policy, lora={"target_modules": ["lm_head"]})
+        trainer(tiny_policy, lora={"target_modules": ("lm_head",)})
 
 
 @settings(deadline=None, max_examples=50)

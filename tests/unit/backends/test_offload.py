@@ -7,6 +7,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from realsys.api.errors import InternalError
 from realsys.api.model import FinetuneSpec, ModelName, ParallelGroups, ProcessTopology
+from realsys.api.options import OptimizerOptions
 from realsys.backends.fsdp import FSDPBackend
 from realsys.backends.hf import offload
 from realsys.backends.hf.offload import HostMemory
@@ -30,7 +31,7 @@ COMPANY = {
 
 
 def make_engine(path, backend=None):
-    backend = backend or FSDPBackend(optimizer={"lr": 1e-3})
+    backend = backend or FSDPBackend(optimizer=OptimizerOptions(lr=1e-3))
     return backend.initialize(hf_causal_lm(path=str(path), **COMPANY), SPEC).module
 
 
@@ -105,7 +106,7 @@ def end_process_group():
 
 @pytest.mark.usefixtures("no_process_group")
 def test_shards_in_cpu_memory_of_a_single_process_train_as_the_plain_module(tiny_policy):
-    backend = FSDPBackend(optimizer={"lr": 1e-3}, cpu_offload=True)
+    backend = FSDPBackend(optimizer=OptimizerOptions(lr=1e-3), cpu_offload=True)
     engine, other = make_engine(tiny_policy, backend), make_engine(tiny_policy)
     assert isinstance(engine.module, FSDPModule)
     for _ in range(2):

@@ -235,7 +235,11 @@ def test_a_function_is_a_recipe_too() -> None:
             "no option called 'schedule.max_stalenes'",
             "did you mean 'schedule.max_staleness'?",
         ),
-        (("max_staleness=2",), "no option called 'max_staleness'", "'schedule.max_staleness'"),
+        (
+            ("schedule.max_staleness=2",),
+            "no option called 'max_staleness'",
+            "'schedule.max_staleness'",
+        ),
         (("count=2",), "no option called 'count'", "'schedule.servers.count'"),
         (
             ("schedule=async", "schedule.servers=3"),

@@ -1,15 +1,29 @@
-"""What agents and environments are given is checked against their fields when a plan is made."""
+"""What plug-ins are given is checked against the fields that they declare when a plan is made."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import inspect
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from launcher.submit.planning import make_plan
 from realsys.api import registry
 from realsys.api.errors import ConfigError
-from realsys.config.plugin_arguments import argument_problems
+from realsys.api.experiment import ExperimentConfig
+from realsys.api.model import (
+    DatasetAbstraction,
+    ModelBackendAbstraction,
+    ModelInterfaceAbstraction,
+)
+from realsys.api.options import OptimizerOptions
+from realsys.config.plugin_arguments import argument_problems, plugin_argument_problems
 
 pytestmark = pytest.mark.usefixtures("file_root")
 
@@ -62,4 +76,234 @@ def test_a_class_whose_types_can_not_be_resolved_is_left_to_the_worker(
         size: NoSuchName  # type: ignore[name-defined]  # noqa: F821
 
     monkeypatch.setitem(registry._registered["agent"], "hidden", Hidden)
-    assert list(argument_problems("agent", "hidden", {"wrong": 1})) == []
+    assert list(argument_problems("agent", "hidden", {"wrong": 1}, where="here")) == []
+
+
+# ---- a plan's own plug-ins ------------------------------------------------------------------------
+
+CHANGES: dict[str, Callable[[ExperimentConfig, dict[str, Any]], ExperimentConfig]] = {
+    "interface": lambda config, args: _with_call(config, args),
+    "backend": lambda config, args: _with_shard(config, backend=args),
+    "model": lambda config, args: _with_shard(config, model=args),
+    "dataset": lambda config, args: _with_datasets(config, args),
+}
+
+
+def _with_call(config: ExperimentConfig, args: dict[str, Any]) -> ExperimentConfig:
+    (call, *others) = config.model_rpcs
+    impl = ModelInterfaceAbstraction(
+        call.interface_impl.type_, {**call.interface_impl.args, **args}
+    )
+    return replace(config, model_rpcs=(replace(call, interface_impl=impl), *others))
+
+
+def _with_shard(config: ExperimentConfig, **changes: dict[str, Any]) -> ExperimentConfig:
+    (worker,) = config.model_worker
+    (shard, *others) = worker.shards
+    for part, args in changes.items():
+        old = getattr(shard, part)
+        shard = replace(shard, **{part: type(old)(old.type_, {**old.args, **args})})
+    return replace(config, model_worker=(replace(worker, shards=(shard, *others)),))
+
+
+def _with_datasets(config: ExperimentConfig, args: dict[str, Any]) -> ExperimentConfig:
+    (worker,) = config.model_worker
+    (data,) = worker.datasets
+    worker = replace(worker, datasets=(DatasetAbstraction(data.type_, {**data.args, **args}),))
+    return replace(config, model_worker=(worker,))
+
+
+@pytest.fixture
+def config() -> ExperimentConfig:
+    return make_plan("ppo-math", trial="a").phases[-1].config
+
+
+@pytest.mark.parametrize(
+    ("kind", "args", "what", "fix"),
+    [
+        ("interface", {"eps_klip": 0.2}, "'ppo_actor' takes no 'eps_klip'", "'eps_clip'"),
+        ("interface", {"eps_clip": "wide"}, "eps_clip is 'wide'", "use: number"),
+        ("interface", {"eps_clip": 2.0}, "eps_clip is 2.0", "less than 1"),
+        ("interface", {"gen": {"temprature": 1}}, "takes no 'gen.temprature'", "'temperature'"),
+        ("interface", {"gen": {"temperature": 0}}, "temperature is 0", "above 0"),
+        ("interface", {"group_size": 0}, "group_size is 0", "1 or more"),
+        ("interface", {"correction": "cap"}, "correction=cap bounds", "recompute_logprob"),
+        ("backend", {"recomptue": True}, "backend 'fsdp' takes no 'recomptue'", "'recompute'"),
+        ("backend", {"recompute": "yes"}, "recompute is 'yes'", "use: true or false"),
+        ("backend", {"optimizer": {"lrr": 1.0}}, "takes no 'optimizer.lrr'", "'lr'"),
+        ("backend", {"optimizer": {"lr": "1e-5"}}, "optimizer.lr is '1e-5'", "use: number"),
+        ("backend", {"optimizer": 1e-5}, "optimizer is 1e-05", "use: group"),
+        ("backend", {"optimizer": {"lr": -1.0}}, "optimizer.lr is -1.0", "more than 0"),
+        ("backend", {"lora": {"target_modules": "q_proj"}}, "lora.target_modules", "list of texts"),
+        ("model", {"dtpye": "float32"}, "model 'hf_causal_lm' takes no 'dtpye'", "'dtype'"),
+        ("model", {"path": None}, "path is None", "use: text"),
+        ("model", {"dtype": "half"}, "dtype is 'half'", "float16"),
+        ("dataset", {"splitt": "train"}, "dataset 'math_prompts' takes no 'splitt'", "'split'"),
+        ("dataset", {"split": "trian"}, "split is 'trian'", "one of train, test"),
+        ("dataset", {"train_size": 1.5}, "train_size is 1.5", "whole number"),
+        ("dataset", {"seed": 3}, "takes no 'seed'", "use one of"),
+    ],
+)
+def test_each_kind_of_plug_in_is_given_what_it_takes(
+    config: ExperimentConfig, kind: str, args: dict[str, Any], what: str, fix: str
+) -> None:
+    assert list(plugin_argument_problems(config)) == []
+    (problem,) = plugin_argument_problems(CHANGES[kind](config, args))
+    assert what in problem.what
+    assert fix in problem.fix
+    assert kind in problem.where
+
+
+def test_all_wrong_arguments_are_told_at_once_with_their_places(config: ExperimentConfig) -> None:
+    wrong = _with_call(config, {"eps_klip": 0.2, "kl_ctl": "low"})
+    wrong = _with_datasets(_with_shard(wrong, backend={"recomptue": True}), {"split": 1})
+    found = {p.what: p.where for p in plugin_argument_problems(wrong)}
+    assert found == {
+        "interface 'ppo_actor' takes no 'eps_klip'": "call 'actor_gen', interface 'ppo_actor'",
+        "kl_ctl is 'low'": "call 'actor_gen', interface 'ppo_actor'",
+        "backend 'fsdp' takes no 'recomptue'": "role 'actor', backend 'fsdp'",
+        "split is 1": "training data, dataset 'math_prompts'",
+    }
+
+
+def test_equal_arguments_are_told_once(config: ExperimentConfig) -> None:
+    call = replace(config.model_rpcs[0], interface_impl=ModelInterfaceAbstraction("sft", {"a": 1}))
+    calls = tuple(replace(call, name=name) for name in ("one", "two"))
+    (problem,) = plugin_argument_problems(replace(config, model_rpcs=calls))
+    assert problem.where == "call 'one', call 'two', interface 'sft'"
+    assert problem.fix == "leave it out: it takes none"
+
+
+def test_an_unknown_plug_in_and_a_missing_argument_are_told(config: ExperimentConfig) -> None:
+    call = replace(config.model_rpcs[0], interface_impl=ModelInterfaceAbstraction("ppo_acter"))
+    (problem,) = plugin_argument_problems(replace(config, model_rpcs=(call,)))
+    assert (problem.what, "'ppo_actor'" in problem.fix) == ("no interface called 'ppo_acter'", True)
+    (worker,) = config.model_worker
+    data = replace(worker, datasets=(DatasetAbstraction("rollout_dump", {"folder": "/x"}),))
+    (problem,) = plugin_argument_problems(replace(config, model_worker=(data,)))
+    assert problem.what == "dataset 'rollout_dump' needs keys"
+    assert problem.fix == "give it: list of texts"
+
+
+def test_a_setting_out_of_range_is_told_once_by_its_own_name() -> None:
+    with pytest.raises(ConfigError) as refused:
+        make_plan("grpo-math", ("algorithm.eps_clip=2",), trial="a")
+    assert refused.value.what == "algorithm.eps_clip is 2.0"
+
+
+# ---- a user's own ---------------------------------------------------------------------------------
+
+
+class Shape(StrEnum):
+    ROUND = "round"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Typed:
+    """What a user registers."""
+
+    optimizer: OptimizerOptions
+    layers: tuple[int, ...] = ()
+    shape: Shape = Shape.ROUND
+    folder: Path = Path("/")  # no plan holds one: the plug-in is given what stands there
+    anything: Any = None
+    made: list[int] = field(init=False, default_factory=list)
+
+
+class Named(Typed):
+    """Its own ``__init__`` takes what ``Arguments`` has."""
+
+    Arguments = Typed
+
+    def __init__(self, **given: Any) -> None:
+        self.given = given
+
+
+class Unchecked(Typed):
+    Arguments = None
+
+
+class OwnInit(Typed):
+    def __init__(self, **given: Any) -> None:
+        self.given = given
+
+
+GOOD = {"optimizer": {"lr": 0.5}, "layers": [1, 2], "shape": "round", "folder": "/x"}
+
+
+@pytest.mark.parametrize("made_by", [Typed, Named])
+def test_a_users_plug_in_is_checked_by_its_fields_and_made_with_their_types(
+    monkeypatch: pytest.MonkeyPatch, made_by: type
+) -> None:
+    monkeypatch.setitem(registry._registered["backend"], "mine", made_by)
+    assert list(argument_problems("backend", "mine", GOOD, where="role 'a'")) == []
+    wrong = {"optimizer": {"lr": "a"}, "layers": ["b"], "shape": "square", "made": [1]}
+    found = [p.what for p in argument_problems("backend", "mine", wrong, where="role 'a'")]
+    assert found == [
+        "optimizer.lr is 'a'",
+        "layers is ['b']",
+        "shape is 'square'",
+        "backend 'mine' takes no 'made'",
+    ]
+    (missing,) = argument_problems("backend", "mine", {}, where="role 'a'")
+    assert missing.what == "backend 'mine' needs optimizer"
+    made = registry.make_backend(ModelBackendAbstraction("mine", GOOD))
+    given = made.given if isinstance(made, Named) else vars(made)
+    assert given["optimizer"] == OptimizerOptions(lr=0.5)
+    assert (given["layers"], given["shape"], given["folder"]) == ((1, 2), Shape.ROUND, "/x")
+
+
+@pytest.mark.parametrize("made_by", [Unchecked, OwnInit, lambda **given: given, dict])
+def test_a_plug_in_that_alone_knows_what_it_takes_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch, made_by: Any
+) -> None:
+    monkeypatch.setitem(registry._registered["interface"], "mine", made_by)
+    assert list(argument_problems("interface", "mine", {"wrong": 1}, where="call 'a'")) == []
+
+
+def test_what_the_worker_gives_is_no_argument(monkeypatch: pytest.MonkeyPatch) -> None:
+    @dataclass
+    class Questions:
+        tokenizer: Any
+        seed: int
+        size: int = 1
+
+    monkeypatch.setitem(registry._registered["dataset"], "mine", Questions)
+    assert list(argument_problems("dataset", "mine", {"size": 2}, where="data")) == []
+    (problem,) = argument_problems("dataset", "mine", {"seed": 2}, where="data")
+    assert problem.what == "dataset 'mine' takes no 'seed'"
+
+
+# ---- the built-ins and their classes of arguments -------------------------------------------------
+
+BUILT_IN = [(kind, name) for kind, table in registry.ARGUMENTS.items() for name in table]
+
+
+@pytest.mark.parametrize("kind", registry.ARGUMENTS)
+def test_every_built_in_has_a_class_of_arguments(kind: str) -> None:
+    assert registry.ARGUMENTS[kind].keys() == registry.BUILTIN[kind].keys()
+
+
+@pytest.mark.parametrize(("kind", "name"), BUILT_IN)
+def test_a_built_in_takes_its_arguments_with_the_same_defaults(kind: str, name: str) -> None:
+    fields_of = registry.arguments_class(kind, name)
+    assert fields_of is not None
+    made_by = registry.find(kind, name)
+    taken = inspect.signature(made_by).parameters
+    own = {k: p for k, p in taken.items() if p.kind is not inspect.Parameter.VAR_KEYWORD}
+    declared = inspect.signature(fields_of).parameters
+    given = set(registry.CONTEXT.get(kind, ()))
+    assert {k: p.default for k, p in own.items() if k not in given or k in declared} == {
+        k: p.default for k, p in declared.items()
+    }
+
+
+def test_checking_loads_no_torch() -> None:
+    code = (
+        "import sys; from launcher.submit.planning import make_plan; from realsys.api import registry\n"
+        "from realsys.config.plugin_arguments import argument_problems\n"
+        "found = [p for kind, table in registry.BUILTIN.items() if kind in registry.ARGUMENTS\n"
+        "         for name in table for p in argument_problems(kind, name, {'wrong': 1}, where='')]\n"
+        "sys.exit('torch' in sys.modules or len(found) < 15)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0

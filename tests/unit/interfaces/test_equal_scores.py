@@ -19,14 +19,14 @@ from realsys.api.model import (
     ParallelGroups,
     ProcessTopology,
 )
-from realsys.api.options import PPOHyperparameters
-from realsys.api.plain import to_plain
+from realsys.api.options import OptimizerOptions, PPOHyperparameters
 from realsys.backends.fsdp import FSDPBackend
 from realsys.backends.hf.data_parallel import DataParallel
 from realsys.data.sequence_sample import SequenceSample
 from realsys.data.sources.math_questions import MathPrompts
+from realsys.interfaces.interface_arguments import PPOSettings
 from realsys.interfaces.ppo_actor import PPOActorInterface
-from realsys.interfaces.ppo_experience import FROM_SCORE, PPOSettings, prepare_experience
+from realsys.interfaces.ppo_experience import FROM_SCORE, prepare_experience
 from realsys.models.factories import tiny_llama
 
 COMPANY: dict[str, Any] = {
@@ -150,8 +150,8 @@ def trained_once(**changes: Any) -> tuple[PPOActorInterface, Model, SequenceSamp
     """
     gen = GenerationHyperparameters(max_new_tokens=8)
     ppo = replace(GRPO, gen=gen, ppo_n_minibatches=2, **changes)
-    does = PPOActorInterface(**to_plain(ppo), group_size=GROUP)
-    optimizer = {"lr": 1e-2, "weight_decay": 0.1, "gradient_clipping": 0.0}
+    does = PPOActorInterface(**vars(ppo), group_size=GROUP)
+    optimizer = OptimizerOptions(lr=1e-2, weight_decay=0.1, gradient_clipping=0.0)
     made = tiny_llama(hidden_size=32, num_layers=1, **COMPANY)
     actor = FSDPBackend(optimizer=optimizer).initialize(made, SPEC)
     prompts = MathPrompts(tokenizer=actor.tokenizer, seed=1, split="train", train_size=64)
@@ -213,7 +213,7 @@ def test_at_reward_0_the_gradient_is_that_of_penalty_and_entropy_alone() -> None
 
 
 def _fields(does: PPOActorInterface) -> dict[str, Any]:
-    return {name: getattr(does, name) for name in (*to_plain(GRPO), "group_size", "reward")}
+    return {name: getattr(does, name) for name in (*vars(GRPO), "group_size", "reward")}
 
 
 def plain_gradient_norm(

@@ -7,18 +7,19 @@ import torch
 from torch.testing import assert_close
 
 from experiments.grpo_math import grpo_math
+from realsys.api import registry
 from realsys.api.data import MicroBatchSpec
 from realsys.api.errors import ConfigError, DataError
 from realsys.api.model import FinetuneSpec, GenerationHyperparameters, ModelName, ProcessTopology
-from realsys.api.options import PPOHyperparameters
-from realsys.api.plain import to_plain
+from realsys.api.options import OptimizerOptions, PPOHyperparameters
 from realsys.backends.fsdp import FSDPBackend
 from realsys.backends.hf.data_parallel import DataParallel
 from realsys.data.sequence_sample import SequenceSample
 from realsys.data.sources.math_questions import MathPrompts
+from realsys.interfaces.interface_arguments import PPOSettings
 from realsys.interfaces.ppo_actor import PPOActorInterface
 from realsys.interfaces.ppo_critic import PPOCriticInterface
-from realsys.interfaces.ppo_experience import REFERENCE, PPOSettings, prepare_experience
+from realsys.interfaces.ppo_experience import REFERENCE, prepare_experience
 from realsys.models.factories import tiny_llama
 
 COMPANY = {
@@ -103,9 +104,11 @@ def test_the_policy_learns_from_groups_without_values() -> None:
     ppo = PPOHyperparameters(
         gen=gen, advantage="grpo", adv_norm=False, ppo_n_minibatches=1, kl_ctl=0.0, entropy_coef=0.0
     )
-    does = PPOActorInterface(**to_plain(ppo), group_size=4)
+    does = PPOActorInterface(**vars(ppo), group_size=4)
     model = tiny_llama(hidden_size=32, num_layers=1, **COMPANY)
-    actor = FSDPBackend(optimizer={"lr": 1e-3, "weight_decay": 0.0}).initialize(model, spec)
+    actor = FSDPBackend(optimizer=OptimizerOptions(lr=1e-3, weight_decay=0.0)).initialize(
+        model, spec
+    )
     prompts = MathPrompts(tokenizer=actor.tokenizer, seed=1, split="train", train_size=64)
     mb = MicroBatchSpec()
     data = prompts.batch(range(4), list("abcd"))
@@ -129,8 +132,7 @@ def test_the_policy_learns_from_groups_without_values() -> None:
 
 
 def test_options_of_the_interface_are_those_of_the_experiment() -> None:
-    assert (
-        PPOActorInterface(**grpo_math().initial_setup().model_rpcs[0].interface_impl.args).advantage
-        == "grpo"
-    )
+    args = grpo_math().initial_setup().model_rpcs[0].interface_impl.args
+    read = registry.read_arguments("interface", "ppo_actor", args)
+    assert PPOActorInterface(**read).advantage == "grpo"
     assert PPOHyperparameters().advantage == "gae"

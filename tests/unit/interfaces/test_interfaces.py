@@ -21,8 +21,7 @@ from realsys.api.model import (
     ParallelGroups,
     ProcessTopology,
 )
-from realsys.api.options import ModelOptions, PPOHyperparameters
-from realsys.api.plain import to_plain
+from realsys.api.options import ModelOptions, OptimizerOptions, PPOHyperparameters
 from realsys.backends.fsdp import FSDPBackend
 from realsys.backends.hf.data_parallel import DataParallel
 from realsys.backends.inference import InferenceBackend
@@ -30,10 +29,11 @@ from realsys.data.sequence_sample import SequenceSample
 from realsys.data.sources.math_questions import MathPrompts, MathSFT
 from realsys.generation.engine import embedded_engine
 from realsys.generation.engine.continuous import ContinuousEngine
+from realsys.interfaces.interface_arguments import PPOSettings
 from realsys.interfaces.math_reward import MathRewardInterface
 from realsys.interfaces.ppo_actor import PPOActorInterface
 from realsys.interfaces.ppo_critic import PPOCriticInterface
-from realsys.interfaces.ppo_experience import PPOSettings, minibatches, prepare_experience
+from realsys.interfaces.ppo_experience import minibatches, prepare_experience
 from realsys.interfaces.supervised import SFTInterface
 from realsys.models.factories import hf_causal_lm, hf_critic, tiny_llama, tokenizer_only
 
@@ -48,7 +48,7 @@ COMPANY: dict[str, Any] = {
 }
 SPEC = FinetuneSpec(total_train_epochs=1, dataset_size=64, train_batch_size=4)
 MB = MicroBatchSpec(max_tokens_per_mb=200)  # cuts each minibatch below into several
-ADAMW = {"lr": 1e-3, "weight_decay": 0.01, "eps": 1e-5, "gradient_clipping": 0.5}
+ADAMW = OptimizerOptions(lr=1e-3, weight_decay=0.01, eps=1e-5, gradient_clipping=0.5)
 TEMPERATURE = 0.8
 
 
@@ -84,7 +84,7 @@ def settings(**changes):
         value_eps_clip=0.005,
         c_clip=1.02,
     )
-    return {**to_plain(replace(few, **changes)), "group_size": 3}
+    return {**vars(replace(few, **changes)), "group_size": 3}
 
 
 @dataclass

@@ -29,8 +29,9 @@ from realsys.api.model import GenerationHyperparameters
 from realsys.backends.hf.data_parallel import DataParallel
 from realsys.data.sequence_sample import SequenceSample
 from realsys.interfaces.answers import answer_mask
+from realsys.interfaces.interface_arguments import PPOSettings
 from realsys.interfaces.off_policy import correct_batch, staleness_stats
-from realsys.interfaces.ppo_experience import PPOSettings, prepare_experience
+from realsys.interfaces.ppo_experience import prepare_experience
 
 PROX, VERSIONS = "packed_prox_logprobs", "packed_versions"
 ADVANTAGES = [
@@ -107,7 +108,7 @@ def plain_step(data, weight, *, temperature=0.8, clip=0.2):
     matrices = [p for p in module.parameters() if p.ndim > 1]
     vectors = [p for p in module.parameters() if p.ndim == 1]
     groups = [{"params": matrices, "weight_decay": 0.01}, {"params": vectors, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=ADAMW["lr"], betas=(0.9, 0.95), eps=ADAMW["eps"])
+    optimizer = torch.optim.AdamW(groups, lr=ADAMW.lr, betas=(0.9, 0.95), eps=ADAMW.eps)
     loss.backward()
     torch.nn.utils.clip_grad_norm_(module.parameters(), 0.5)
     optimizer.step()

@@ -24,16 +24,18 @@ from realsys.api.model import (
     ParallelGroups,
     ProcessTopology,
 )
+from realsys.api.options import OptimizerOptions
 from realsys.backends.fsdp import FSDPBackend
 from realsys.backends.hf.data_parallel import DataParallel
 from realsys.backends.inference import InferenceBackend
 from realsys.data.sequence_sample import SequenceSample
 from realsys.data.sources.math_questions import MathPrompts
+from realsys.interfaces.interface_arguments import PPOSettings
 from realsys.interfaces.math_evaluation import evaluate_math
 from realsys.interfaces.math_reward import MathRewardInterface
 from realsys.interfaces.ppo_actor import PPOActorInterface
 from realsys.interfaces.ppo_critic import PPOCriticInterface
-from realsys.interfaces.ppo_experience import PPOSettings, prepare_experience
+from realsys.interfaces.ppo_experience import prepare_experience
 from realsys.master.graph.data_schedule import DataSchedule
 from realsys.master.rollouts.rollout_dispatcher import RolloutDispatcher
 from realsys.master.rollouts.routes import Routes
@@ -228,7 +230,7 @@ def test_the_policy_and_the_critic_learn_as_if_it_were_not_there(path: str, adva
     for interface, make in roles:
         found = []
         for data in (whole, whole.take([0, 2, 3])):
-            optimizer = {"lr": 1e-2, "weight_decay": 0.0, "eps": 1e-2}
+            optimizer = OptimizerOptions(lr=1e-2, weight_decay=0.0, eps=1e-2)
             model = FSDPBackend(optimizer=optimizer).initialize(make(path=path, **COMPANY), SPEC)
             stats = interface(**ppo).train_step(model, data, MB)
             found.append((stats, dict(model.module.module.state_dict())))

@@ -22,13 +22,11 @@ from realsys.api.model import (
     ModelName,
     ProcessTopology,
 )
-from realsys.api.options import PPOHyperparameters
-from realsys.api.plain import to_plain
 from realsys.backends.hf.recompute import recompute_layers
 from realsys.backends.inference import InferenceBackend
 from realsys.data.sequence_sample import SequenceSample
+from realsys.interfaces.interface_arguments import PPOSettings
 from realsys.interfaces.policy_objective import PolicyObjective
-from realsys.interfaces.ppo_experience import PPOSettings
 from realsys.models.shape import shape_of
 from realsys.planner.memory.copy_memory import (
     HeldModel,
@@ -78,8 +76,8 @@ def saved_bytes(length: int, dtype: torch.dtype, *, layers: int, recompute: bool
     )
     engine = InferenceBackend().initialize(model, SPEC).module
     module.requires_grad_(True)
-    settings = {**to_plain(PPOHyperparameters(entropy_coef=0.01)), "group_size": 1}
-    objective, sample = PolicyObjective(PPOSettings(**settings)), batch(length)
+    settings = PPOSettings(entropy_coef=0.01, group_size=1)
+    objective, sample = PolicyObjective(settings), batch(length)
     own = {p.untyped_storage().data_ptr() for p in module.parameters()}
     own |= {x.untyped_storage().data_ptr() for x in sample.data.values()}
     kept: dict[int, Tensor] = {}

@@ -14,13 +14,13 @@ from experiments.sft import sft_math
 from realsys.api.data import MicroBatchSpec
 from realsys.api.errors import ConfigError, InternalError
 from realsys.api.model import FinetuneSpec, ModelName, ParallelGroups, ProcessTopology
-from realsys.api.options import ModelOptions
+from realsys.api.options import LoRAOptions, ModelOptions, OptimizerOptions
 from realsys.backends.fsdp import FSDPBackend
 from realsys.backends.hf import sharding
 from realsys.backends.hf.averages import Averages
 from realsys.backends.hf.recompute import recompute_layers
 from realsys.backends.inference import InferenceBackend
-from realsys.backends.megatron.megatron_backend import inference_engine
+from realsys.backends.megatron_backend import inference_engine
 from realsys.data.sequence_sample import SequenceSample
 from realsys.interfaces.answers import num_answer_tokens
 from realsys.interfaces.supervised import next_token_loss
@@ -59,7 +59,7 @@ def batch():
 
 def trainer(path, dtype="bfloat16", *, make=hf_causal_lm, lr=1e-3, **settings):
     model = make(path=str(path), dtype=dtype, **COMPANY)
-    return FSDPBackend(optimizer={"lr": lr}, **settings).initialize(model, SPEC).module
+    return FSDPBackend(optimizer=OptimizerOptions(lr=lr), **settings).initialize(model, SPEC).module
 
 
 def train(engine, steps=1, limit=None):
@@ -165,7 +165,7 @@ def test_a_frozen_role_has_no_masters(tiny_policy):
 
 
 def test_a_critic_with_adapters_trains_its_head_in_float32(tiny_policy):
-    lora = {"rank": 2, "alpha": 4.0, "target_modules": ["q_proj"]}
+    lora = LoRAOptions(rank=2, alpha=4.0, target_modules=("q_proj",))
     engine = trainer(tiny_policy, make=hf_critic, lr=1e-6, lora=lora)
     kinds = {name: x.dtype for name, x in weights(engine).items()}
     assert {kinds[name] for name in engine.adapter_names} == {torch.float32}
@@ -198,7 +198,7 @@ def gradients(engine, limit=None):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("whole_bytes", [0, 1 << 30], ids=["in layers", "in one piece"])
-@pytest.mark.parametrize("lora", [{}, {"rank": 2, "alpha": 4.0, "target_modules": ["q_proj"]}])
+@pytest.mark.parametrize("lora", [LoRAOptions(), LoRAOptions(rank=2, target_modules=("q_proj",))])
 def test_recomputation_changes_no_bit_of_a_gradient(
     tiny_policy, monkeypatch, dtype, whole_bytes, lora
 ):

@@ -38,7 +38,7 @@ def site(file_root: Path) -> str:
             "ppo-math-async",
             [],
             "model_worker tasks (phase sft, main) and generation_server tasks (phase main)",
-            f"{ALL_MODELS} rollout.gpus_per_server=1",
+            f"{ALL_MODELS} schedule.gpus_per_server=1",
         ),
     ],
 )

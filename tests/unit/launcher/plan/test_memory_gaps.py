@@ -37,9 +37,9 @@ def words(tmp_path: Path) -> list[str]:
     (Path(model) / "config.json").write_text(json.dumps({**config, "model_type": "gpt_neox"}))
     lines = "".join(json.dumps({"prompt": "a a", "answer": str(i)}) + "\n" for i in range(256))
     (tmp_path / "q.jsonl").write_text(lines)
-    data = f"dataset.path={tmp_path}/q.jsonl"
-    short = ["dataset.eval_size=0", "dataset.train_bs_n_seqs=64", "group_size=2"]
-    return [f"actor.path={model}", data, "n_model_workers=8", *short]
+    data = f"task.path={tmp_path}/q.jsonl"
+    short = ["task.eval_size=0", "train_bs_n_seqs=64", "group_size=2"]
+    return [f"actor.path={model}", data, "placement.n_model_workers=8", *short]
 
 
 def test_on_gpus_a_warning_says_it(words: list[str], site: str) -> None:

@@ -210,7 +210,9 @@ def test_what_a_refusal_says_leads_to_a_plan_that_fits(model, recipe, gpu, given
     assert make_plan(recipe, put(usual, changed), cluster=site)
     for left_out in changed:  # nothing is said that is of no use
         rest = [c for c in changed if c != left_out]
-        if not {"placement.allocation", "actor.parallel", "actor.offload"} & {left_out.split("=")[0]}:
+        if not {"placement.allocation", "actor.parallel", "actor.offload"} & {
+            left_out.split("=")[0]
+        }:
             plan = make_plan(recipe, put(usual, rest), cluster=site, fits_memory=False)
             assert excess_bytes(memory_of_plan(plan)) > 0, left_out
 
@@ -498,7 +500,7 @@ def test_gpus_by_scheduling_are_gpus_by_setting(where):
 def test_a_reference_left_at_one_worker_is_cut_over_those_that_are_there(where, given):
     """70B of bfloat16 are 131 GiB, 17 on each of 8."""
     ref = model_folder(given / "large", SEVENTY_BILLION)
-    pools = ("pools={one: 0-0}",) if "pool" in where else ()
+    pools = ("placement.pools={one: 0-0}",) if "pool" in where else ()
     changed = (RECOMPUTE, f"ref.path={ref}", where, *pools)
     words, site = words_of(given, "7b", *changed), str(given / "h100.yaml")
     with pytest.raises(ModelsTooLarge) as refused:
@@ -513,7 +515,7 @@ def test_a_reference_left_at_one_worker_is_cut_over_those_that_are_there(where, 
 
 
 def test_a_critic_left_at_one_worker_is_cut_over_those_that_are_there(given):
-    short = ("critic.recompute=true", "ppo.gen.max_new_tokens=1024")
+    short = ("critic.recompute=true", "gen.max_new_tokens=1024")
     words = words_of(given, "7b", RECOMPUTE, *short, "critic.parallel=d1t1p1")
     with pytest.raises(ModelsTooLarge) as refused:
         make_plan("ppo-math", words, cluster=str(given / "h200.yaml"))
@@ -523,7 +525,7 @@ def test_a_critic_left_at_one_worker_is_cut_over_those_that_are_there(given):
 
 
 def test_a_search_without_a_plan_that_fits_says_what_is_too_large_and_what_helps(given, capsys):
-    words = words_of(given, "70b", "dataset.eval_size=0")
+    words = words_of(given, "70b", "task.eval_size=0")
     site = ["--cluster", str(given / "h100.yaml")]
     assert run(["plan", "grpo-math", *words, *site, "--search", "--within", "1"]) == 4
     told = capsys.readouterr().err

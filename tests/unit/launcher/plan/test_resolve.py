@@ -54,7 +54,7 @@ class Tiny(Experiment):
             raise ZeroDivisionError("my own bug")
         shard = ModelShard(
             id=ModelShardID(model_name=ModelName("model"), topo=ProcessTopology()),
-            model=ModelAbstraction("hf_causal_lm", {"path": self.path, "seed": self.seed}),
+            model=ModelAbstraction("hf_causal_lm", {"path": self.path or "/start"}),
             backend=ModelBackendAbstraction("fsdp"),
         )
         call = MFCDef(
@@ -68,7 +68,7 @@ class Tiny(Experiment):
         return ExperimentConfig(
             exp_ctrl=ExperimentSaveEvalControl(),
             model_rpcs=(call,),
-            model_worker=(ModelWorker(shards=(shard,)),),
+            model_worker=(ModelWorker(base_seed=self.seed, shards=(shard,)),),
         )
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments.ppo_math import PPOMathExperiment
+from experiments.compose import RLExperiment
+from experiments.ppo_math import ppo_math
 from launcher.plan.resolve import resolve
 from launcher.submit.planning import make_plan
 from realsys.api.cluster import ClusterSpec
@@ -23,7 +24,7 @@ partitions:
   gpu: {{nodes: 8, cpus: 64, threads_per_core: 1, memory_mib: 2000000, gpus: 8}}
 slurm: {{partition: gpu, time_limit: 1-00:00:00, accounting: false}}
 """
-PPO = PPOMathExperiment()
+PPO = ppo_math()
 
 
 @pytest.fixture
@@ -48,7 +49,7 @@ def site(file_root: Path) -> str:
     ],
 )
 def test_a_value_out_of_range_has_no_follow_up(
-    experiment: PPOMathExperiment, what: str, tmp_path: Path
+    experiment: RLExperiment, what: str, tmp_path: Path
 ) -> None:
     where = ClusterSpec(file_root=str(tmp_path))
     with pytest.raises(ConfigError) as refused:

@@ -236,7 +236,7 @@ def test_without_settings_a_resume_needs_no_experiment(site: Site) -> None:
     files = site.launched(change=lambda plan: replace(plan, experiment_name="of-another-file"))
     assert site.resume(files) == read_plan(files.plan)
     with pytest.raises(ConfigError, match="does not reproduce the plan of the launch"):
-        site.resume(files, "dataset.max_prompt_len=256")
+        site.resume(files, "task.max_prompt_len=256")
 
 
 def test_a_copy_of_the_code_is_resumed_whatever_its_settings_are_called_here(site: Site) -> None:

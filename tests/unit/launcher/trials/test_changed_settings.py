@@ -54,10 +54,10 @@ EXPERIMENTS: tuple[tuple[str, dict[str, Any]], ...] = (
 # ROLE stands for actor, critic, ref and model; what begins with sft. is settings of a preparation.
 CAN = """
 mem_per_model_worker tensorboard exp_ctrl.save_freq_epochs exp_ctrl.save_freq_steps
-exp_ctrl.save_freq_secs exp_ctrl.ckpt_freq_epochs exp_ctrl.ckpt_freq_steps
-exp_ctrl.ckpt_freq_secs exp_ctrl.ckpt_keep exp_ctrl.eval_freq_epochs exp_ctrl.eval_freq_steps
-exp_ctrl.eval_freq_secs ROLE.max_tokens_per_mb ROLE.max_cache_tokens task.max_prompt_len
-gen.max_new_tokens schedule.flush_request_timeout schedule.max_concurrent_rollouts schedule.max_in_flight
+exp_ctrl.save_freq_secs exp_ctrl.ckpt_freq_epochs exp_ctrl.ckpt_freq_steps exp_ctrl.ckpt_freq_secs
+exp_ctrl.ckpt_keep exp_ctrl.eval_freq_epochs exp_ctrl.eval_freq_steps exp_ctrl.eval_freq_secs
+ROLE.max_tokens_per_mb ROLE.max_cache_tokens task.max_prompt_len gen.max_new_tokens
+schedule.flush_request_timeout schedule.max_concurrent_rollouts schedule.max_in_flight
 schedule.new_tokens_per_chunk schedule.rollout_request_timeout schedule.dump_limit_gib
 schedule.mem_per_server schedule.cpus_per_worker schedule.mem_per_worker evaluator.batch_size
 evaluator.max_tries evaluator.retry_s evaluator.poll_s evaluator.mem wandb.mode wandb.project
@@ -65,30 +65,33 @@ wandb.entity max_answer_len
 """.split()
 CAN_WITH_A_CONSTANT_LEARNING_RATE = "exp_ctrl.total_train_epochs exp_ctrl.benchmark_steps".split()
 CANNOT = """
-seed group_size task.reward placement.pools placement.allocation
-placement.n_model_workers schedule.max_staleness auto_eval placement.copies_through algorithm.ref_ema_eta deterministic cpus_per_model_worker gpus_per_model_worker ROLE.path
-ROLE.dtype ROLE.backend ROLE.parallel ROLE.pool ROLE.recompute ROLE.cpu_offload ROLE.offload
-ROLE.optimizer.lr ROLE.optimizer.weight_decay ROLE.optimizer.beta1 ROLE.optimizer.beta2
-ROLE.optimizer.eps ROLE.optimizer.lr_schedule ROLE.optimizer.warmup_steps_proportion
-ROLE.optimizer.min_lr_ratio ROLE.optimizer.gradient_clipping ROLE.lora.rank ROLE.lora.alpha
-ROLE.lora.target_modules task.path task.eval_path task.train_size task.slip_share
-task.eval_size train_bs_n_seqs task.shuffle algorithm.ppo_n_minibatches algorithm.ppo_epochs
-algorithm.eps_clip algorithm.eps_clip_higher algorithm.c_clip algorithm.value_eps_clip algorithm.entropy_coef algorithm.discount
-algorithm.advantage algorithm.gae_lambda algorithm.adv_norm algorithm.kl_ctl algorithm.use_adaptive_kl_ctl
-algorithm.adaptive_kl_target algorithm.adaptive_kl_horizon algorithm.max_reward_clip algorithm.reward_output_scaling
-algorithm.reward_output_bias algorithm.truncation algorithm.score_on_truncated algorithm.value_norm algorithm.value_norm_beta
-algorithm.value_norm_eps algorithm.early_stop_imp_ratio algorithm.early_stop_kl algorithm.critic_warmup_steps
-algorithm.loss_aggregation algorithm.mask_truncated algorithm.overlong_buffer_len algorithm.overlong_penalty_factor
-algorithm.recompute_logprob algorithm.use_decoupled_loss algorithm.correction algorithm.correction_level
-algorithm.behav_imp_weight_cap algorithm.behav_imp_weight_mode algorithm.tis_imp_ratio_cap algorithm.icepop_low
-algorithm.icepop_high algorithm.sequence_mask_low algorithm.sequence_mask_high algorithm.mismatch_kl_max algorithm.on_mismatch
-gen.n gen.min_new_tokens gen.greedy gen.temperature gen.top_p gen.top_k
-gen.stop_token_ids schedule.staleness_policy schedule.servers schedule.server_backend
-schedule.server_args schedule.schedule_policy schedule.update_mode schedule.weights_through
-schedule.wire_dtype schedule.delta schedule.workers task.agent task.agent_args task.env
-task.env_args schedule.success_range
-schedule.dump schedule.cpus_per_server schedule.gpus_per_server evaluator.n evaluator.cpus
-evaluator.gpus init.hidden_size init.num_layers init.num_heads init.num_kv_heads init.vocab_size
+seed group_size task.reward placement.pools placement.allocation placement.n_model_workers
+schedule.max_staleness auto_eval placement.copies_through algorithm.ref_ema_eta deterministic
+cpus_per_model_worker gpus_per_model_worker ROLE.path ROLE.dtype ROLE.backend ROLE.parallel
+ROLE.pool ROLE.recompute ROLE.cpu_offload ROLE.offload ROLE.optimizer.lr ROLE.optimizer.weight_decay
+ROLE.optimizer.beta1 ROLE.optimizer.beta2 ROLE.optimizer.eps ROLE.optimizer.lr_schedule
+ROLE.optimizer.warmup_steps_proportion ROLE.optimizer.min_lr_ratio ROLE.optimizer.gradient_clipping
+ROLE.lora.rank ROLE.lora.alpha ROLE.lora.target_modules task.path task.eval_path task.train_size
+task.slip_share task.eval_size train_bs_n_seqs task.shuffle algorithm.ppo_n_minibatches
+algorithm.ppo_epochs algorithm.eps_clip algorithm.eps_clip_higher algorithm.c_clip
+algorithm.value_eps_clip algorithm.entropy_coef algorithm.discount algorithm.advantage
+algorithm.gae_lambda algorithm.adv_norm algorithm.kl_ctl algorithm.use_adaptive_kl_ctl
+algorithm.adaptive_kl_target algorithm.adaptive_kl_horizon algorithm.max_reward_clip
+algorithm.reward_output_scaling algorithm.reward_output_bias algorithm.truncation
+algorithm.score_on_truncated algorithm.value_norm algorithm.value_norm_beta algorithm.value_norm_eps
+algorithm.early_stop_imp_ratio algorithm.early_stop_kl algorithm.critic_warmup_steps
+algorithm.loss_aggregation algorithm.mask_truncated algorithm.overlong_buffer_len
+algorithm.overlong_penalty_factor algorithm.recompute_logprob algorithm.use_decoupled_loss
+algorithm.correction algorithm.correction_level algorithm.behav_imp_weight_cap
+algorithm.behav_imp_weight_mode algorithm.tis_imp_ratio_cap algorithm.icepop_low
+algorithm.icepop_high algorithm.sequence_mask_low algorithm.sequence_mask_high
+algorithm.mismatch_kl_max algorithm.on_mismatch gen.n gen.min_new_tokens gen.greedy gen.temperature
+gen.top_p gen.top_k gen.stop_token_ids schedule.staleness_policy schedule.servers
+schedule.server_backend schedule.server_args schedule.schedule_policy schedule.update_mode
+schedule.weights_through schedule.wire_dtype schedule.delta schedule.workers task.agent
+task.agent_args task.env task.env_args schedule.success_range schedule.dump schedule.cpus_per_server
+schedule.gpus_per_server evaluator.n evaluator.cpus evaluator.gpus init.hidden_size init.num_layers
+init.num_heads init.num_kv_heads init.vocab_size
 """.split()
 
 # Where a changed value can't be guessed from the type.
@@ -109,7 +112,7 @@ def uncheck(patch: pytest.MonkeyPatch) -> None:
     """Any value makes a plan: no file has to be there, and no package."""
     patch.setattr(resolve_module, "_option_problems", lambda experiment: [])
     patch.setattr(resolve_module, "unsupported", lambda config: [])
-    patch.setattr(resolve_module, "rollout_argument_problems", lambda config: [])
+    patch.setattr(resolve_module, "plugin_argument_problems", lambda config: [])
     for kind in (RLExperiment, SFTExperiment):
         patch.setattr(kind, "remarks", lambda experiment, given: ())
 

@@ -1,0 +1,61 @@
+"""Arguments of the built-in interfaces, typed: what ``ModelInterfaceAbstraction.args`` are read into.
+
+Each interface inherits the class of its arguments; a plan is checked against it (realsys.api.registry).
+No torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from realsys.api.errors import ConfigError
+from realsys.api.options import PPOHyperparameters, ppo_problems
+
+
+@dataclass(frozen=True, kw_only=True)
+class PPOSettings(PPOHyperparameters):
+    """Fields shared by the actor's and the critic's interface.
+
+    Attributes:
+        max_staleness: checked for every trained token with a version; None checks nothing. The master
+            enforces the run's bound when it dispatches prompts, not this interface.
+    """
+
+    group_size: int = 1
+    max_staleness: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.group_size < 1:
+            raise ConfigError(
+                f"group_size is {self.group_size}", where="group_size", fix="use 1 or more"
+            )
+        for problem in ppo_problems(self, longest=self.gen.max_new_tokens, path=""):
+            raise problem
+
+
+@dataclass(frozen=True, kw_only=True)
+class PPOActorArguments(PPOSettings):
+    """Arguments of interface ``ppo_actor``; ``reward`` is the rule of held-out answers."""
+
+    reward: str = "math_verify"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PPOCriticArguments(PPOSettings):
+    """Arguments of interface ``ppo_critic``."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.advantage != "gae":
+            raise ConfigError(
+                f"a critic is not used with advantage={self.advantage!r}",
+                where="ppo_critic, advantage",
+                fix="use gae, or leave the critic out",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MathRewardArguments:
+    """Arguments of interface ``math_reward``: the name of a registered rule."""
+
+    reward: str = "math_verify"
