@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from launcher.plan.scheduling_options import SchedulingOptions
-from launcher.submit.planning import experiment_type
+from launcher.submit.planning import default_experiment
 from realsys.api import registry
 from realsys.api.errors import ConfigError, MadeByOtherCode
 from realsys.api.plain import from_plain
@@ -54,7 +54,8 @@ def check_settings_readable(files: TrialFiles, plan: LaunchPlan) -> None:
         return
     try:
         if plan.options and plan.experiment_name in registry.names("experiment"):
-            from_plain(experiment_type(plan.experiment_name), plan.options, where="options")
+            kind = type(default_experiment(plan.experiment_name))
+            from_plain(kind, plan.options, where="options")
         from_plain(SchedulingOptions, plan.scheduling_options, where="scheduling")
     except ConfigError as error:
         made = MadeByOtherCode(
