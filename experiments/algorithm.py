@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from realsys.api.choice import Choice
+from realsys.api.basics.choice import Choice
 from realsys.api.dataflow import Hook, MFCDef, ParamReallocHook
 from realsys.api.errors import ConfigError
 from realsys.api.model import GenerationHyperparameters, ModelInterfaceAbstraction, ModelName

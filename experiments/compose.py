@@ -47,8 +47,8 @@ from experiments.parts.model_files import (
     toy_remarks,
 )
 from experiments.parts.question_files import absolute
-from experiments.parts.run_checks import idle_problems, missing_critic, start_problems
 from experiments.placement import Placement, Shared
+from experiments.run_checks import idle_problems, missing_critic, start_problems
 from experiments.schedule import Replay, Schedule, Sync
 from experiments.sft import SFTExperiment
 from experiments.task import MathTask, Task

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from realsys.api.choice import Choice
+from realsys.api.basics.choice import Choice
 from realsys.api.options import MOST_WORKERS, option
 
 

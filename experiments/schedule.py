@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from realsys.api.choice import Choice
+from realsys.api.basics.choice import Choice
 from realsys.api.errors import ConfigError
 from realsys.api.model import DatasetAbstraction, ProcessTopology
 from realsys.api.options import option

@@ -20,7 +20,7 @@ from experiments.parts.question_files import (
     sampled_remarks,
 )
 from realsys.api import registry
-from realsys.api.choice import Choice, register_kind
+from realsys.api.basics.choice import Choice, register_kind
 from realsys.api.errors import ConfigError, DataError
 from realsys.api.model import DatasetAbstraction
 from realsys.api.options import option

@@ -45,7 +45,7 @@ def layout_problems_of(
             )
             continue
         where = f"layout {topo} of {name}" + ("" if replica else f" ({name.role}.parallel)")
-        if options.lora.rank and backend != "fsdp":
+        if options.lora.rank and backend not in ("fsdp", "megatron"):  # that one has none at all
             yield ConfigError(
                 f"backend {backend!r} can't split adapters (lora.rank={options.lora.rank}) over tensor and "
                 "pipeline axes",

@@ -8,9 +8,9 @@ from typing import Any
 
 from experiments.parts.backend_args import backend_problems
 from realsys.api import registry
+from realsys.api.basics.bounded_files import parse_json, read_bounded_text
 from realsys.api.errors import CheckpointError, ConfigError, RealsysError
 from realsys.api.options import ModelOptions
-from realsys.config.bounded_files import parse_json, read_bounded_text
 
 TOY_PARAMS = 10_000_000  # the defaults suit models up to this size, such as the built-in one
 

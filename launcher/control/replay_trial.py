@@ -15,7 +15,7 @@ import yaml
 from launcher.submit.other_code import check_settings_readable, refused_with_revision
 from launcher.submit.planning import import_all, make_plan
 from launcher.trials.changed_settings import change_lines
-from realsys.api.choice import KIND
+from realsys.api.basics.choice import KIND
 from realsys.api.errors import TrialError
 from realsys.api.plan import LaunchPlan, read_plan
 from realsys.observability.metrics import deterministic, read_metrics

@@ -54,12 +54,8 @@ def check_settings_readable(files: TrialFiles, plan: LaunchPlan) -> None:
         return
     try:
         if plan.options and plan.experiment_name in registry.names("experiment"):
-<<<<<<< HEAD
-            from_plain(type(default_experiment(plan.experiment_name)), plan.options, where="options")
-=======
             kind = type(default_experiment(plan.experiment_name))
             from_plain(kind, plan.options, where="options")
->>>>>>> config
         from_plain(SchedulingOptions, plan.scheduling_options, where="scheduling")
     except ConfigError as error:
         made = MadeByOtherCode(

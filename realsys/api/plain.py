@@ -17,7 +17,7 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from realsys.api.choice import KIND, is_choice, kind_named
+from realsys.api.basics.choice import KIND, is_choice, kind_named
 from realsys.api.errors import ConfigError, did_you_mean
 
 T = TypeVar("T")

@@ -21,7 +21,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from realsys.api.errors import ConfigError, UnknownName, did_you_mean
+from realsys.api.basics import plugin_table
+from realsys.api.basics.plugin_table import BUILTIN as BUILTIN
+from realsys.api.basics.plugin_table import check as check
+from realsys.api.basics.plugin_table import find as find
+from realsys.api.basics.plugin_table import load
+from realsys.api.basics.plugin_table import names as names
+from realsys.api.basics.plugin_table import register as register
+from realsys.api.errors import ConfigError
 from realsys.api.model import (
     DatasetAbstraction,
     ModelAbstraction,
@@ -32,69 +39,6 @@ from realsys.api.model import (
 )
 from realsys.api.plain import from_plain, to_plain
 
-BUILTIN: dict[str, dict[str, str]] = {
-    "interface": {
-        "ppo_actor": "realsys.interfaces.ppo_actor:PPOActorInterface",
-        "ppo_critic": "realsys.interfaces.ppo_critic:PPOCriticInterface",
-        "math_reward": "realsys.interfaces.math_reward:MathRewardInterface",
-        "rollout_end": "realsys.interfaces.rollout_end:RolloutEndInterface",
-        "sft": "realsys.interfaces.supervised:SFTInterface",
-    },
-    "backend": {
-        "fsdp": "realsys.backends.fsdp:FSDPBackend",
-        "inference": "realsys.backends.inference:InferenceBackend",
-        "megatron": "realsys.backends.megatron_backend:MegatronBackend",
-    },
-    "model": {
-        "hf_causal_lm": "realsys.models.factories:hf_causal_lm",
-        "hf_critic": "realsys.models.factories:hf_critic",
-        "tiny_llama": "realsys.models.factories:tiny_llama",
-        "tokenizer_only": "realsys.models.factories:tokenizer_only",
-    },
-    "dataset": {
-        "math_prompts": "realsys.data.sources.math_questions:MathPrompts",
-        "math_sft": "realsys.data.sources.math_questions:MathSFT",
-        "rollout_dump": "realsys.data.sources.replayed_rollouts:RolloutDumpData",
-    },
-    "reward": {"math_verify": "realsys.rewards.math_verify:math_verify_reward"},
-    "agent": {
-        "math_single_step": "realsys.rollout.agents.math_single_step:MathSingleStep",
-        "math_multi_turn": "realsys.rollout.agents.math_multi_turn:MathMultiTurn",
-        "tool_use": "realsys.rollout.agents.tool_use:ToolUse",
-    },
-    "environment": {
-        "math_verify": "realsys.rollout.environments.math_question:MathVerify",
-        "calculator": "realsys.rollout.environments.calculator:Calculator",
-    },
-    "task": {"math": "experiments.task:MathTask"},
-    "algorithm": {
-        "grpo": "experiments.algorithm:GRPO",
-        "ppo": "experiments.algorithm:PPO",
-    },
-    "schedule": {
-        "async": "experiments.asynchronous:Async",
-        "detached": "experiments.detached:Detached",
-        "one_step_off": "experiments.schedule:OneStepOff",
-        "replay": "experiments.schedule:Replay",
-        "rollout": "experiments.asynchronous:RolloutOnly",
-        "sync": "experiments.schedule:Sync",
-    },
-    "placement": {
-        "shared": "experiments.placement:Shared",
-        "split": "experiments.placement:Split",
-    },
-    "experiment": {
-        "grpo-math": "experiments.grpo_math:grpo_math",
-        "grpo-math-async": "experiments.grpo_math:grpo_math_async",
-        "ppo-math": "experiments.ppo_math:ppo_math",
-        "ppo-math-async": "experiments.ppo_math:ppo_math_async",
-        "ppo-math-detached": "experiments.ppo_math:ppo_math_detached",
-        "ppo-math-split": "experiments.ppo_math:ppo_math_split",
-        "qwen2.5-0.5b-gsm8k": "experiments.known_results:qwen_gsm8k",
-        "qwen2.5-7b-dapo": "experiments.known_results:qwen_dapo",
-        "sft-math": "experiments.sft:sft_math",
-    },
-}
 # What the arguments of these built-ins are read into: their classes inherit it, but are modules with torch.
 ARGUMENTS: dict[str, dict[str, str]] = {
     "interface": {
@@ -126,57 +70,8 @@ CONTEXT: dict[str, tuple[str, ...]] = {
     "model": ("name", "device", "topology", "rank", "groups", "base_seed", "filled"),
     "dataset": ("tokenizer", "seed"),
 }
-_registered: dict[str, dict[str, Any]] = {kind: {} for kind in BUILTIN}
 _correct_scores: dict[str, float] = {}  # registered rules that set one
 CORRECT_SCORE = 1.0  # score of a correct answer, unless its rule sets another
-
-
-def register(kind: str, name: str, thing: Any) -> None:
-    """Registers ``thing`` under ``name``.
-
-    Raises:
-        ConfigError: another object has that name.
-    """
-    table = _registered[kind]
-    if name in BUILTIN[kind] or table.get(name, thing) is not thing:
-        raise ConfigError(
-            f"{kind} {name!r} is already registered",
-            where=f"register_{kind}({name!r}, …)",
-            fix="choose another name",
-        )
-    table[name] = thing
-
-
-def names(kind: str) -> list[str]:
-    """All names of a kind, built-in and registered."""
-    return sorted({*BUILTIN[kind], *_registered[kind]})
-
-
-def check(kind: str, name: str, *, where: str) -> ConfigError | None:
-    """Returns a ConfigError if ``name`` is not registered, else None. Imports nothing."""
-    if name in BUILTIN[kind] or name in _registered[kind]:
-        return None
-    return UnknownName(
-        f"no {kind} called {name!r}", where=where, fix=did_you_mean(name, names(kind))
-    )
-
-
-def find(kind: str, name: str, *, where: str = "registry") -> Any:
-    """Returns the object registered under ``name``; imports a built-in's module on first use.
-
-    Raises:
-        UnknownName: with the nearest names.
-    """
-    if problem := check(kind, name, where=where):
-        raise problem
-    if name in _registered[kind]:
-        return _registered[kind][name]
-    return _load(BUILTIN[kind][name])
-
-
-def _load(text: str) -> Any:
-    module, _, attribute = text.partition(":")
-    return getattr(importlib.import_module(module), attribute)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,7 +90,7 @@ def arguments_class(kind: str, name: str) -> type | None:
         UnknownName: no such plug-in.
     """
     if text := ARGUMENTS.get(kind, {}).get(name):
-        return _load(text)  # type: ignore[no-any-return]
+        return load(text)  # type: ignore[no-any-return]
     made_by = find(kind, name)
     named = getattr(made_by, "Arguments", made_by)
     if not isinstance(named, type):
@@ -380,7 +275,7 @@ def load_plugins(imports: Iterable[str] = ()) -> None:
 
 
 def _import(name: str, *, origin: str) -> None:
-    before = {kind: dict(table) for kind, table in _registered.items()}
+    before = {kind: dict(table) for kind, table in plugin_table.registered.items()}
     try:
         if not name.endswith(".py"):
             importlib.import_module(name)
@@ -398,8 +293,8 @@ def _import(name: str, *, origin: str) -> None:
     except (Exception, SystemExit) as error:  # user code may raise anything
         sys.modules.pop("realsys_import_" + Path(name).stem, None)
         for kind, table in before.items():  # a plug-in is registered whole or not at all
-            _registered[kind].clear()
-            _registered[kind].update(table)
+            plugin_table.registered[kind].clear()
+            plugin_table.registered[kind].update(table)
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from realsys.api import registry
-from realsys.api.choice import KIND, is_choice, kinds_of
+from realsys.api.basics.choice import KIND, is_choice, kinds_of
 from realsys.api.plain import hints
 
 

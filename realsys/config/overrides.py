@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from realsys.api import registry
-from realsys.api.choice import KIND, is_choice, kind_named
+from realsys.api.basics.choice import KIND, is_choice, kind_named
 from realsys.api.errors import ConfigError, UnknownName
 from realsys.api.options import range_problems
 from realsys.api.plain import hints

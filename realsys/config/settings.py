@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from realsys.api.basics.bounded_files import MAX_SETTINGS_BYTES, read_bounded_text
 from realsys.api.errors import ConfigError
-from realsys.config.bounded_files import MAX_SETTINGS_BYTES, read_bounded_text
 from realsys.config.problems import collected
 from realsys.config.typed_values import Written, from_node, parse_flow, plain_tree
 

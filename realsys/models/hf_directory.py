@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from realsys.api.basics.bounded_files import parse_json, read_bounded_text, unreadable
 from realsys.api.errors import CheckpointError
-from realsys.config.bounded_files import parse_json, read_bounded_text, unreadable
 
 WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
 _TOKENIZERS = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from realsys.api.basics.bounded_files import parse_json, read_bounded_text, unreadable
 from realsys.api.errors import CheckpointError
-from realsys.config.bounded_files import parse_json, read_bounded_text, unreadable
 from realsys.models import render_template
 
 RENDER_S = 60.0  # wall clock on a busy machine; CPU time has its own limit

@@ -11,8 +11,8 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from realsys.api.basics.bounded_files import parse_json, read_bounded_text
 from realsys.api.errors import CheckpointError, ConfigError, did_you_mean
-from realsys.config.bounded_files import parse_json, read_bounded_text
 
 FAMILIES = ("llama", "qwen2", "qwen3")
 DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}

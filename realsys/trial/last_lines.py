@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from realsys.config.bounded_files import open_regular
+from realsys.api.basics.bounded_files import open_regular
 
 
 def last_lines(path: Path, *, max_bytes: int = 65_536) -> list[str]:

@@ -1,1 +1,3 @@
-"""What the vocabulary is built from: fields of settings, and long lists said as changes."""
+"""What the vocabulary is built from: fields and choices of settings, the table of plug-ins, bounded reading
+of files, long lists said as changes.
+"""

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from realsys.api import registry
-from realsys.api.choice import KIND
+from realsys.api.basics.choice import KIND
 from realsys.api.errors import DataError, did_you_mean
 from realsys.api.plain import from_plain
 from realsys.data.sequence_sample import SequenceSample

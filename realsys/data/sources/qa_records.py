@@ -15,8 +15,8 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+from realsys.api.basics.bounded_files import bounded_lines, open_regular, parse_json
 from realsys.api.errors import DataError, did_you_mean
-from realsys.config.bounded_files import bounded_lines, open_regular, parse_json
 
 FINAL = "####"
 _GZIP = b"\x1f\x8b"

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from realsys.api.basics.bounded_files import parse_json, read_bounded_text
 from realsys.api.errors import DataError
-from realsys.config.bounded_files import parse_json, read_bounded_text
 from realsys.data.rollout_dump import SUFFIX, RolloutDump
 from realsys.data.sequence_sample import SequenceSample
 from realsys.data.sources.dataset_arguments import RolloutDumpArguments

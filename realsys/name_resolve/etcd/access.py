@@ -16,9 +16,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from realsys.api.basics.bounded_files import open_regular
 from realsys.api.cluster import EtcdSpec
 from realsys.api.errors import ConfigError
-from realsys.config.bounded_files import open_regular
 
 DEFAULT_PORT = 2379
 MAX_FILE_BYTES = 1024 * 1024

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from realsys.api import registry
-from realsys.api.choice import KIND
+from realsys.api.basics.choice import KIND
 from realsys.api.errors import RealsysError
 from realsys.api.plain import to_plain
 from realsys.config.option_tree import rows

@@ -13,6 +13,7 @@ import pytest
 
 from realsys.api import registry
 from realsys.api.agent import Answer
+from realsys.api.basics import plugin_table
 from realsys.rollout.worker.trajectories import trajectory_fault
 
 PAGE = Path(__file__).parents[3] / "docs" / "adding_an_agent.md"
@@ -21,7 +22,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "adding_an_agent.md"
 @pytest.fixture(autouse=True)
 def _registered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The page's file, imported as ``--import`` does it."""
-    monkeypatch.setattr(registry, "_registered", {kind: {} for kind in registry.BUILTIN})
+    monkeypatch.setattr(plugin_table, "registered", {kind: {} for kind in registry.BUILTIN})
     text = PAGE.read_text()
     (block,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
     (name,) = re.findall(r"Put this into `([a-z_]+\.py)`", text)

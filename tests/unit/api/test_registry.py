@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from realsys.api import registry
+from realsys.api.basics import plugin_table
 from realsys.api.errors import ConfigError, UnknownName
 from realsys.api.model import (
     DatasetAbstraction,
@@ -22,7 +23,7 @@ from realsys.api.model import (
 @pytest.fixture(autouse=True)
 def empty_tables(monkeypatch):
     """A test's own registrations end with it."""
-    monkeypatch.setattr(registry, "_registered", {kind: {} for kind in registry.BUILTIN})
+    monkeypatch.setattr(plugin_table, "registered", {kind: {} for kind in registry.BUILTIN})
     before = set(sys.modules)
     yield
     for name in set(sys.modules) - before:

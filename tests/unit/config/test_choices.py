@@ -18,7 +18,8 @@ from launcher.python_api import settings_words
 from launcher.submit.planning import default_experiment, make_plan
 from launcher.submit.remake import value_at
 from realsys.api import registry
-from realsys.api.choice import Choice, register_kind
+from realsys.api.basics import plugin_table
+from realsys.api.basics.choice import Choice, register_kind
 from realsys.api.errors import ConfigError, UnknownName
 from realsys.api.options import option, range_problems
 from realsys.api.plain import from_plain, to_plain
@@ -106,7 +107,7 @@ STALE = replace(Recipe(), schedule=Async(max_staleness=4, servers=Servers(count=
 def _toys(monkeypatch: pytest.MonkeyPatch) -> None:
     for choice, kinds in (("schedule", (Sync, Async, Detached)), ("lesson", (Maths, Warmed))):
         monkeypatch.setitem(registry.BUILTIN, choice, {})
-        monkeypatch.setitem(registry._registered, choice, {})
+        monkeypatch.setitem(plugin_table.registered, choice, {})
         for kind in kinds:
             register_kind(kind)
 
@@ -462,7 +463,7 @@ def chosen() -> Chosen:
 
 @pytest.fixture
 def _chosen(monkeypatch: pytest.MonkeyPatch, file_root: Path) -> None:
-    monkeypatch.setitem(registry._registered["experiment"], "chosen", chosen)
+    monkeypatch.setitem(plugin_table.registered["experiment"], "chosen", chosen)
 
 
 @pytest.mark.usefixtures("_chosen")
@@ -532,6 +533,6 @@ def test_verbs(capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_makes_no_experiment_is_refused(
     made_by: Any, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(registry._registered["experiment"], "odd", made_by)
+    monkeypatch.setitem(plugin_table.registered["experiment"], "odd", made_by)
     with pytest.raises(ConfigError, match=what):
         make_plan("odd", trial="a")

@@ -15,6 +15,7 @@ import pytest
 
 from launcher.submit.planning import make_plan
 from realsys.api import registry
+from realsys.api.basics import plugin_table
 from realsys.api.errors import ConfigError
 from realsys.api.experiment import ExperimentConfig
 from realsys.api.model import (
@@ -75,7 +76,7 @@ def test_a_class_whose_types_can_not_be_resolved_is_left_to_the_worker(
     class Hidden:
         size: NoSuchName  # type: ignore[name-defined]  # noqa: F821
 
-    monkeypatch.setitem(registry._registered["agent"], "hidden", Hidden)
+    monkeypatch.setitem(plugin_table.registered["agent"], "hidden", Hidden)
     assert list(argument_problems("agent", "hidden", {"wrong": 1}, where="here")) == []
 
 
@@ -235,7 +236,7 @@ GOOD = {"optimizer": {"lr": 0.5}, "layers": [1, 2], "shape": "round", "folder": 
 def test_a_users_plug_in_is_checked_by_its_fields_and_made_with_their_types(
     monkeypatch: pytest.MonkeyPatch, made_by: type
 ) -> None:
-    monkeypatch.setitem(registry._registered["backend"], "mine", made_by)
+    monkeypatch.setitem(plugin_table.registered["backend"], "mine", made_by)
     assert list(argument_problems("backend", "mine", GOOD, where="role 'a'")) == []
     wrong = {"optimizer": {"lr": "a"}, "layers": ["b"], "shape": "square", "made": [1]}
     found = [p.what for p in argument_problems("backend", "mine", wrong, where="role 'a'")]
@@ -257,7 +258,7 @@ def test_a_users_plug_in_is_checked_by_its_fields_and_made_with_their_types(
 def test_a_plug_in_that_alone_knows_what_it_takes_is_left_alone(
     monkeypatch: pytest.MonkeyPatch, made_by: Any
 ) -> None:
-    monkeypatch.setitem(registry._registered["interface"], "mine", made_by)
+    monkeypatch.setitem(plugin_table.registered["interface"], "mine", made_by)
     assert list(argument_problems("interface", "mine", {"wrong": 1}, where="call 'a'")) == []
 
 
@@ -268,7 +269,7 @@ def test_what_the_worker_gives_is_no_argument(monkeypatch: pytest.MonkeyPatch) -
         seed: int
         size: int = 1
 
-    monkeypatch.setitem(registry._registered["dataset"], "mine", Questions)
+    monkeypatch.setitem(plugin_table.registered["dataset"], "mine", Questions)
     assert list(argument_problems("dataset", "mine", {"size": 2}, where="data")) == []
     (problem,) = argument_problems("dataset", "mine", {"seed": 2}, where="data")
     assert problem.what == "dataset 'mine' takes no 'seed'"

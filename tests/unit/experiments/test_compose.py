@@ -20,6 +20,7 @@ from experiments.schedule import OneStepOff, Replay, Schedule, Sync
 from experiments.task import GeneratedTask, register_task
 from launcher.submit.planning import make_plan
 from realsys.api import registry
+from realsys.api.basics import plugin_table
 from realsys.api.errors import ConfigError, DataError
 from realsys.api.options import option
 from realsys.api.plain import from_plain, to_plain
@@ -28,7 +29,7 @@ from realsys.api.plain import from_plain, to_plain
 @pytest.fixture
 def digits(monkeypatch: pytest.MonkeyPatch) -> type[GeneratedTask]:
     """A registered task."""
-    monkeypatch.setattr(registry, "_registered", {kind: {} for kind in registry.BUILTIN})
+    monkeypatch.setattr(plugin_table, "registered", {kind: {} for kind in registry.BUILTIN})
 
     @register_task
     @dataclass(frozen=True, kw_only=True)

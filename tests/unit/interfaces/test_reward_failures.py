@@ -15,6 +15,7 @@ import torch
 from torch.testing import assert_close
 
 from realsys.api import registry
+from realsys.api.basics import plugin_table
 from realsys.api.data import MicroBatchSpec, SequenceMeta
 from realsys.api.errors import DataError, RewardError, RolloutError
 from realsys.api.model import (
@@ -128,7 +129,7 @@ def test_the_second_try_counts(caplog: pytest.LogCaptureFixture) -> None:
 @pytest.fixture
 def rule(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Registers a rule as ``mine`` for the test."""
-    monkeypatch.setattr(registry, "_registered", {kind: {} for kind in registry.BUILTIN})
+    monkeypatch.setattr(plugin_table, "registered", {kind: {} for kind in registry.BUILTIN})
     monkeypatch.setattr(registry, "_correct_scores", {})
 
     def register(function: Callable[..., Any], **options: Any) -> None:
@@ -329,7 +330,7 @@ def test_held_out_answers_without_a_score_are_wrong_and_in_no_mean(rule: Any) ->
     found = evaluated(4)
     assert (found["accuracy"], found["mean_reward"]) == (0.75, 1.0)
     rule_that_always_fails = replace  # takes none of a rule's arguments
-    registry._registered["reward"]["mine"] = rule_that_always_fails
+    plugin_table.registered["reward"]["mine"] = rule_that_always_fails
     with pytest.raises(RewardError, match="9 of 9 records got no reward"):
         evaluated(20)
 

@@ -22,7 +22,7 @@ from experiments.sft import SFTExperiment
 from experiments.task import MathTask, Task
 from launcher.cli.command_line import run
 from launcher.terminal.exit_codes import ExitCode
-from realsys.api import registry
+from realsys.api.basics import plugin_table
 from realsys.api.experiment import ExperimentConfig
 from realsys.api.model import ModelName
 from realsys.api.options import WandbOptions
@@ -322,7 +322,7 @@ class Idlers(SFTExperiment):
 
 @pytest.fixture
 def idlers(monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setitem(registry._registered["experiment"], "idlers", Idlers)
+    monkeypatch.setitem(plugin_table.registered["experiment"], "idlers", Idlers)
     return "idlers"
 
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from realsys.api import registry
 from realsys.api.agent import Environment, Observation
+from realsys.api.basics import plugin_table
 from realsys.api.data import MicroBatchSpec
 from realsys.api.errors import ConfigError, DataError
 from realsys.api.model import Model, ModelName, ParallelGroups, ProcessTopology
@@ -88,7 +89,7 @@ def test_a_wrong_answer_may_be_tried_again_for_less():
 
 
 def test_a_rule_runs_beside_the_event_loop_and_never_twice_at_a_time(monkeypatch):
-    monkeypatch.setattr(registry, "_registered", {kind: {} for kind in registry.BUILTIN})
+    monkeypatch.setattr(plugin_table, "registered", {kind: {} for kind in registry.BUILTIN})
     running, most, threads = [0], [0], set()
 
     def slow(*, response: str, answer: str) -> float:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any, ClassVar, TypeVar
 
-from realsys.api import registry
+from realsys.api.basics import plugin_table
 from realsys.api.errors import UnknownName
 
 KIND = "kind"  # key of the name in a table
@@ -57,7 +57,7 @@ def kind_named(choice: type[Choice], name: str, *, where: str = "registry") -> t
     Raises:
         UnknownName: with the nearest names, or because a field takes only some of the kinds.
     """
-    found: type[Choice] = registry.find(choice.choice, name, where=where)
+    found: type[Choice] = plugin_table.find(choice.choice, name, where=where)
     if not issubclass(found, choice):
         fix = "use one of " + ", ".join(kinds_of(choice))
         raise UnknownName(f"{choice.choice} {name!r} is not allowed here", where=where, fix=fix)
@@ -67,9 +67,9 @@ def kind_named(choice: type[Choice], name: str, *, where: str = "registry") -> t
 def kinds_of(choice: type[Choice]) -> dict[str, type[Choice]]:
     """Returns the kinds that a field of this type takes, by name, without those that can't be imported."""
     found = {}
-    for name in registry.names(choice.choice):
+    for name in plugin_table.names(choice.choice):
         with suppress(ImportError):
-            found[name] = registry.find(choice.choice, name)
+            found[name] = plugin_table.find(choice.choice, name)
     return {name: kind for name, kind in found.items() if issubclass(kind, choice)}
 
 
@@ -79,5 +79,5 @@ def register_kind(cls: K) -> K:
     Raises:
         ConfigError: another one has its name.
     """
-    registry.register(cls.choice, cls.kind, cls)
+    plugin_table.register(cls.choice, cls.kind, cls)
     return cls

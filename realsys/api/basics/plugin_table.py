@@ -1,0 +1,125 @@
+"""The table of plug-ins: a kind and a name → an object, built-in or registered. registry.py is its door.
+
+Built-ins are listed as ``"module:attribute"`` text, so that a login node can check a name without importing
+torch; the module is imported on first use.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from realsys.api.errors import ConfigError, UnknownName, did_you_mean
+
+BUILTIN: dict[str, dict[str, str]] = {
+    "interface": {
+        "ppo_actor": "realsys.interfaces.ppo_actor:PPOActorInterface",
+        "ppo_critic": "realsys.interfaces.ppo_critic:PPOCriticInterface",
+        "math_reward": "realsys.interfaces.math_reward:MathRewardInterface",
+        "rollout_end": "realsys.interfaces.rollout_end:RolloutEndInterface",
+        "sft": "realsys.interfaces.supervised:SFTInterface",
+    },
+    "backend": {
+        "fsdp": "realsys.backends.fsdp:FSDPBackend",
+        "inference": "realsys.backends.inference:InferenceBackend",
+        "megatron": "realsys.backends.megatron_backend:MegatronBackend",
+    },
+    "model": {
+        "hf_causal_lm": "realsys.models.factories:hf_causal_lm",
+        "hf_critic": "realsys.models.factories:hf_critic",
+        "tiny_llama": "realsys.models.factories:tiny_llama",
+        "tokenizer_only": "realsys.models.factories:tokenizer_only",
+    },
+    "dataset": {
+        "math_prompts": "realsys.data.sources.math_questions:MathPrompts",
+        "math_sft": "realsys.data.sources.math_questions:MathSFT",
+        "rollout_dump": "realsys.data.sources.replayed_rollouts:RolloutDumpData",
+    },
+    "reward": {"math_verify": "realsys.rewards.math_verify:math_verify_reward"},
+    "agent": {
+        "math_single_step": "realsys.rollout.agents.math_single_step:MathSingleStep",
+        "math_multi_turn": "realsys.rollout.agents.math_multi_turn:MathMultiTurn",
+        "tool_use": "realsys.rollout.agents.tool_use:ToolUse",
+    },
+    "environment": {
+        "math_verify": "realsys.rollout.environments.math_question:MathVerify",
+        "calculator": "realsys.rollout.environments.calculator:Calculator",
+    },
+    "task": {"math": "experiments.task:MathTask"},
+    "algorithm": {
+        "grpo": "experiments.algorithm:GRPO",
+        "ppo": "experiments.algorithm:PPO",
+    },
+    "schedule": {
+        "async": "experiments.asynchronous:Async",
+        "detached": "experiments.detached:Detached",
+        "one_step_off": "experiments.schedule:OneStepOff",
+        "replay": "experiments.schedule:Replay",
+        "rollout": "experiments.asynchronous:RolloutOnly",
+        "sync": "experiments.schedule:Sync",
+    },
+    "placement": {
+        "shared": "experiments.placement:Shared",
+        "split": "experiments.placement:Split",
+    },
+    "experiment": {
+        "grpo-math": "experiments.grpo_math:grpo_math",
+        "grpo-math-async": "experiments.grpo_math:grpo_math_async",
+        "ppo-math": "experiments.ppo_math:ppo_math",
+        "ppo-math-async": "experiments.ppo_math:ppo_math_async",
+        "ppo-math-detached": "experiments.ppo_math:ppo_math_detached",
+        "ppo-math-split": "experiments.ppo_math:ppo_math_split",
+        "qwen2.5-0.5b-gsm8k": "experiments.known_results:qwen_gsm8k",
+        "qwen2.5-7b-dapo": "experiments.known_results:qwen_dapo",
+        "sft-math": "experiments.sft:sft_math",
+    },
+}
+registered: dict[str, dict[str, Any]] = {kind: {} for kind in BUILTIN}
+
+
+def register(kind: str, name: str, thing: Any) -> None:
+    """Registers ``thing`` under ``name``.
+
+    Raises:
+        ConfigError: another object has that name.
+    """
+    table = registered[kind]
+    if name in BUILTIN[kind] or table.get(name, thing) is not thing:
+        raise ConfigError(
+            f"{kind} {name!r} is already registered",
+            where=f"register_{kind}({name!r}, …)",
+            fix="choose another name",
+        )
+    table[name] = thing
+
+
+def names(kind: str) -> list[str]:
+    """All names of a kind, built-in and registered."""
+    return sorted({*BUILTIN[kind], *registered[kind]})
+
+
+def check(kind: str, name: str, *, where: str) -> ConfigError | None:
+    """Returns a ConfigError if ``name`` is not registered, else None. Imports nothing."""
+    if name in BUILTIN[kind] or name in registered[kind]:
+        return None
+    return UnknownName(
+        f"no {kind} called {name!r}", where=where, fix=did_you_mean(name, names(kind))
+    )
+
+
+def find(kind: str, name: str, *, where: str = "registry") -> Any:
+    """Returns the object registered under ``name``; imports a built-in's module on first use.
+
+    Raises:
+        UnknownName: with the nearest names.
+    """
+    if problem := check(kind, name, where=where):
+        raise problem
+    if name in registered[kind]:
+        return registered[kind][name]
+    return load(BUILTIN[kind][name])
+
+
+def load(text: str) -> Any:
+    module, _, attribute = text.partition(":")
+    return getattr(importlib.import_module(module), attribute)
