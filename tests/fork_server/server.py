@@ -228,6 +228,8 @@ def become(request: Request) -> None:
     os.environ.clear()
     os.environ.update(environment)
     show_in_proc(["python", "-m", request.module, *request.arguments], environment)
+    if "COUNT_FILES_TO" in environment:
+        ctypes.CDLL(None).begin_counting()  # of file_calls.c
     os.chdir(request.folder)
     os.umask(request.umask)
     unbuffered = bool(environment.get("PYTHONUNBUFFERED"))

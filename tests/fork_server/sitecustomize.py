@@ -17,8 +17,12 @@ SERVERS = {
     "realsys.supervisor.job_entry": "commands",
     "realsys.heartbeat.heartbeat_process": "commands",
     "realsys.worker.main": "workers",
+    "parallel_ranks": "workers",
 }
-TIED = ("realsys.worker.main",)  # they end with the process that REALSYS_PARENT_PID names
+TIED = (
+    "realsys.worker.main",
+    "parallel_ranks",
+)  # they end with the process that REALSYS_PARENT_PID names
 
 
 def _asked() -> None:
@@ -27,7 +31,8 @@ def _asked() -> None:
         words.pop(0)
     if len(words) < 2 or words[0] != "-m" or words[1] not in SERVERS:
         return
-    if "LD_PRELOAD" in os.environ:  # what is forked can no longer be given a library
+    library = str(FOLDER / "file_calls.so")  # the only one that what is forked has
+    if os.environ.get("LD_PRELOAD", library) != library:
         return
 
     import ctypes

@@ -3,8 +3,8 @@
 `pytest -n N` collects in each of its workers: of ours that is most of a minute of computing, and what two
 files share (``pytest.mark.together``) is made twice. Forks take the next file when they have done one: two
 of five begin with those that mostly wait, the others with those that compute, so that something computes at
-all times, and few forks start a Slurm. Session fixtures live as long as their fork. Its reports are those of
-this process, as far as other plug-ins see.
+all times, and few forks start a Slurm. Session fixtures live as long as their fork. Its reports are those
+of this process, as far as other plug-ins see.
 """
 
 from __future__ import annotations
