@@ -40,8 +40,12 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("any machine")
 
 
-# The folders whose files take longest: they are begun first, since a file that is begun last runs alone.
-LONGEST_FIRST = ("tests/slurm/", "tests/etcd/", "tests/process/", "tests/simulation/")
+# What takes longest is begun first, since a file that is begun last runs alone: minutes, then the folders.
+LONGEST_FIRST = (
+    *("tests/slurm/test_slurm_faults.py", "tests/slurm/test_slurm_preflight.py"),
+    *("tests/slurm/test_slurm_zombies.py", "tests/process/test_parallel_trials.py"),
+    *("tests/slurm/", "tests/etcd/", "tests/process/", "tests/simulation/"),
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

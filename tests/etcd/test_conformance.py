@@ -84,18 +84,32 @@ def passing(kind: str) -> RealTime:
 
 # --- between processes; the file store's are in tests/process ------------------------------------
 
-PRELUDE = """
+IMPORTS = """
 import os, sys, time
 from realsys.api.errors import KeyExists, StoreUnavailable
 from realsys.name_resolve.open import open_store
 from realsys.name_resolve.store import Compare, Put
-url, root = sys.argv[1:]
+"""
+OPENING = """
+url, root = sys.argv[1:3]
 for _ in range(20):  # 64 of them start at once, on two cores
     try:
         store = open_store(url)
         break
     except StoreUnavailable:
         pass
+"""
+# Imports take longer than what a contender does: they are done once.
+COPIES = """
+import realsys.name_resolve.etcd.etcd_store
+from realsys.runtime.parent_death import die_with_parent
+parent = os.getpid()
+for _ in range(int(sys.argv[3])):
+    if os.fork() == 0:
+        die_with_parent(parent)
+        break
+else:
+    sys.exit(any(os.wait()[1] for _ in range(int(sys.argv[3]))))
 """
 
 
@@ -106,9 +120,11 @@ class Processes:
         self._arguments = [url, root]
         self._started: list[subprocess.Popen[str]] = []
 
-    def start(self, code: str) -> subprocess.Popen[str]:
+    def start(self, code: str, *, copies: int = 0) -> subprocess.Popen[str]:
+        """Starts one, or one whose ``copies`` all write to its output."""
+        whole = IMPORTS + (COPIES if copies else "") + OPENING + textwrap.dedent(code)
         process = subprocess.Popen(
-            [sys.executable, "-c", PRELUDE + textwrap.dedent(code), *self._arguments],
+            [sys.executable, "-c", whole, *self._arguments, str(copies)],
             env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
             stdout=subprocess.PIPE,
             text=True,
@@ -138,20 +154,22 @@ def read_line(process: subprocess.Popen[str]) -> str:
 
 def test_one_of_64_processes_wins_a_key(processes: Processes, etcd: EtcdCluster, root: str):
     contender = """
-        print("ready", flush=True)
+        def say(line):  # in one piece: all write to one pipe
+            os.write(1, line.encode() + b"\\n")
+        say("ready")
         store.wait([f"{root}/go"], timeout_s=200)
         me = b"%d" % os.getpid()
         try:
             store.add(f"{root}/leader", me)
-            print("won", os.getpid())
+            say(f"won {os.getpid()}")
         except KeyExists as error:
-            print("lost", error.what.rsplit("b'")[1].rstrip("'"))
+            say("lost " + error.what.rsplit("b'")[1].rstrip("'"))
     """
-    contenders = [processes.start(contender) for _ in range(64)]
-    assert [read_line(process) for process in contenders] == ["ready"] * 64
+    contenders = processes.start(contender, copies=64)
+    assert [read_line(contenders) for _ in range(64)] == ["ready"] * 64
     store = open_store(etcd.url)
     store.add(f"{root}/go", b"")
-    answers = [read_line(process).split() for process in contenders]
+    answers = [read_line(contenders).split() for _ in range(64)]
     winner = store.get(f"{root}/leader").value.decode()
     assert sorted(answers) == sorted([["won", winner]] + [["lost", winner]] * 63)
     store.close()

@@ -21,7 +21,7 @@ import ctypes
 import gc
 import importlib
 import io
-import json
+import marshal
 import os
 import pkgutil
 import runpy
@@ -208,7 +208,7 @@ def receive(connection: socket.socket) -> Request | None:
         return None
     for _level, _kind, content in ancillary:
         fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
-    fields: dict[str, Any] = json.loads(data)
+    fields: dict[str, Any] = marshal.loads(data)
     return Request(**{**fields, "fds": list(zip(fields["fds"], fds, strict=True))})
 
 
@@ -228,6 +228,8 @@ def become(request: Request) -> None:
     os.environ.clear()
     os.environ.update(environment)
     show_in_proc(["python", "-m", request.module, *request.arguments], environment)
+    if "COUNT_FILES_TO" in environment:
+        ctypes.CDLL(None).begin_counting()  # of file_calls.c
     os.chdir(request.folder)
     os.umask(request.umask)
     unbuffered = bool(environment.get("PYTHONUNBUFFERED"))
@@ -297,6 +299,9 @@ def main() -> None:
     gc.disable()  # as workers do while they import
     for name in (*PRELOADED[kind], *modules_of(PACKAGES[kind])):
         importlib.import_module(name)
+    if kind == "workers":  # a table that the first model of a process makes
+        mapping = importlib.import_module("transformers.conversion_mapping")
+        mapping.get_checkpoint_conversion_mapping("llama")
     gc.freeze()
     gc.enable()
     request = serve(listener)  # once in this process, for ever; once in each forked one

@@ -1,14 +1,13 @@
 """Runs at the start of each Python of a test's trial: what imports for seconds is forked by server.py.
 
 The process stays as a stand-in of the forked one. Where no server answers, it goes on as if this were not
-here.
+here. It imports next to nothing: a trial starts a dozen of these.
 """
 
 import os
 import sys
-from pathlib import Path
 
-FOLDER = Path(__file__).parent  # we are a link in a folder made for one run of the tests
+FOLDER = os.path.dirname(__file__)  # we are a link in a folder made for one run of the tests
 PR_SET_PDEATHSIG = 1
 SERVERS = {
     "launcher.cli.entry": "commands",
@@ -17,8 +16,12 @@ SERVERS = {
     "realsys.supervisor.job_entry": "commands",
     "realsys.heartbeat.heartbeat_process": "commands",
     "realsys.worker.main": "workers",
+    "parallel_ranks": "workers",
 }
-TIED = ("realsys.worker.main",)  # they end with the process that REALSYS_PARENT_PID names
+TIED = (
+    "realsys.worker.main",
+    "parallel_ranks",
+)  # they end with the process that REALSYS_PARENT_PID names
 
 
 def _asked() -> None:
@@ -27,14 +30,14 @@ def _asked() -> None:
         words.pop(0)
     if len(words) < 2 or words[0] != "-m" or words[1] not in SERVERS:
         return
-    if "LD_PRELOAD" in os.environ:  # what is forked can no longer be given a library
+    library = f"{FOLDER}/file_calls.so"  # the only one that what is forked has
+    if os.environ.get("LD_PRELOAD", library) != library:
         return
 
-    import ctypes
-    import json
-    import signal
-    import socket
-    import struct
+    import _signal as signal  # the others import enum and more
+    import _socket as socket
+    import array
+    import marshal
 
     fds = [int(name) for name in os.listdir("/proc/self/fd")]
     fds = sorted(fd for fd in fds if _is_open(fd))
@@ -54,14 +57,20 @@ def _asked() -> None:
     signals |= {signal.SIGUSR2, signal.SIGWINCH}
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
-        connection.connect(str(FOLDER / SERVERS[words[1]]))
-        socket.send_fds(connection, [json.dumps(request).encode()], fds)
-        pid = struct.unpack("=i", connection.recv(4))[0]
-    except (OSError, struct.error):
+        connection.connect(f"{FOLDER}/{SERVERS[words[1]]}")
+        files = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))
+        connection.sendmsg([marshal.dumps(request)], [files])
+        answer = connection.recv(4)
+        if not answer:
+            raise OSError
+        pid = int.from_bytes(answer, sys.byteorder)
+    except OSError:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
         connection.close()
         return
     if words[1] in TIED:  # as the worker itself would
+        import ctypes
+
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
         if os.getppid() != int(os.environ["REALSYS_PARENT_PID"]):
             os._exit(0)
@@ -71,7 +80,7 @@ def _asked() -> None:
     for fd in fds:  # or a reader would wait for our end of a pipe
         os.close(fd)
     answer = connection.recv(4)
-    status = struct.unpack("=i", answer)[0] if answer else int(signal.SIGKILL)
+    status = int.from_bytes(answer, sys.byteorder) if answer else int(signal.SIGKILL)
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         if number != signal.SIGKILL:

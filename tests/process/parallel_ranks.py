@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+import forked
 import torch
 import torch.distributed as dist
 
@@ -33,14 +34,19 @@ def rows_asked(head: torch.nn.Module) -> list[int]:
     return rows
 
 
-def run_ranks(module: str, world_size: int, folder: Path, *, timeout_s: float = 200) -> None:
-    """Runs ``rank_main(rank, folder)`` of a test module beside this one in ``world_size`` processes.
+def run_ranks(
+    module: str, world_size: int, folder: Path, *, main: str = "rank_main", timeout_s: float = 200
+) -> None:
+    """Runs ``main(rank, folder)`` of a test module beside this one in ``world_size`` processes.
 
     All must end well; none outlives the call.
     """
-    command = [sys.executable, __file__, module, str(world_size), str(folder), str(os.getpid())]
+    command = [sys.executable, "-m", "parallel_ranks", module, main, str(world_size), str(folder)]
+    here = f"{Path(__file__).parent}:{Path(__file__).parents[1] / 'support'}"
+    path = ":".join(filter(None, (forked.environment().get("PYTHONPATH"), here)))
+    environment = {**os.environ, "PYTHONPATH": path, "REALSYS_PARENT_PID": str(os.getpid())}
     with subprocess.Popen(
-        command, stderr=subprocess.PIPE, text=True, start_new_session=True
+        command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as parent:
         try:
             _, errors = parent.communicate(timeout=timeout_s)
@@ -50,11 +56,10 @@ def run_ranks(module: str, world_size: int, folder: Path, *, timeout_s: float = 
     assert parent.returncode == 0, errors
 
 
-def _fork_ranks(module: str, world_size: int, folder: str, parent_pid: int) -> None:
+def _fork_ranks(module: str, main: str, world_size: int, folder: str) -> None:
     """What ``run_ranks`` starts: modules are imported once, then each rank is a fork."""
-    die_with_parent(parent_pid)
-    sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "support")]
-    rank_main = importlib.import_module(module).rank_main
+    die_with_parent(int(os.environ["REALSYS_PARENT_PID"]))
+    rank_main = getattr(importlib.import_module(module), main)
     context = multiprocessing.get_context("fork")
     ranks = [
         context.Process(target=_rank, args=(rank_main, rank, folder, os.getpid()), daemon=True)
@@ -105,4 +110,4 @@ def read(folder: Path, name: str) -> dict:
 
 
 if __name__ == "__main__":
-    _fork_ranks(sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4]))
+    _fork_ranks(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4])

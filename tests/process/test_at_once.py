@@ -115,3 +115,25 @@ def test_the_first_failure_ends_all_when_asked_to(tmp_path: Path) -> None:
     done = run(tmp_path, "-x", one="def test_bad(): assert False", two=slow)
     assert done.returncode == 1
     assert "stopping after 1 failures" in done.stdout
+
+
+def test_one_process_begins_with_what_waits_and_the_other_with_what_computes(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "conftest.py").write_text(NOTE)
+    text = """
+from conftest import note
+import pytest, time
+{mark}
+def test_it():
+    note(__name__)
+    time.sleep(0.5)
+"""
+    kinds = {"a": "", "b": "", "y": "pytestmark = pytest.mark.etcd", "z": ""}
+    marker = ("-o", "markers=etcd: waits")
+    done = run(tmp_path, *marker, **{name: text.format(mark=m) for name, m in kinds.items()})
+    assert done.returncode == 0, done.stdout
+    ran = [line.split() for line in (tmp_path / "ran").read_text().splitlines()]
+    assert {name for name, _ in ran[:2]} == {"test_a", "test_y"}
+    assert len({pid for _, pid in ran[:2]}) == 2
+    assert {name for name, _ in ran} == {f"test_{name}" for name in kinds}

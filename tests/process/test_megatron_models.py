@@ -400,7 +400,7 @@ def test_what_the_backend_can_not_do_is_refused_at_once(ran):
 ALONE = """
 import sys, warnings
 warnings.simplefilter("error")
-sys.path.insert(0, {here!r})
+sys.path[:0] = [{here!r}, {here!r} + "/../support"]
 import torch
 torch.set_num_threads(1)
 before = (torch.zeros, torch.empty, torch.cuda.current_device, torch.Tensor.type, torch.Tensor.cuda)

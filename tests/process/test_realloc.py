@@ -6,14 +6,13 @@ found. Numbers are those of their places in the model, so that a wrong place sho
 
 import json
 import os
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+from parallel_ranks import run_ranks
 
 from realsys.api.errors import InternalError, RealsysError, WaitTimeout
 from realsys.api.model import ProcessTopology
@@ -208,29 +207,8 @@ def descriptors():
     ]  # but for the listing itself
 
 
-def run_ranks(call, folder, ranks):
-    """Processes that run ``call(rank, folder, …)`` of this file; their errors' text."""
-    here = str(Path(__file__).parent)
-    code = f"import sys; sys.path.insert(0, {here!r}); import test_realloc; test_realloc."
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-c", code + call.format(rank=rank, folder=str(folder))],
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in ranks
-    ]
-    try:
-        errors = [process.communicate(timeout=200)[1] for process in started]
-    finally:
-        for process in started:
-            process.kill()
-    return [process.returncode for process in started], "\n".join(errors)
-
-
 def test_every_number_arrives_by_every_link(tmp_path):
-    codes, errors = run_ranks("rank_main({rank}, {folder!r})", tmp_path, range(4))
-    assert codes == [0] * 4, errors
+    run_ranks("test_realloc", 4, tmp_path)
     for rank in range(4):
         found = json.loads((tmp_path / f"rank{rank}.json").read_text())
         assert [name for name, holds in found.items() if not holds] == []
@@ -265,8 +243,7 @@ def failure(reallocator):
 
 
 def test_a_missing_worker_is_named_and_the_link_is_used_no_more(tmp_path):
-    codes, errors = run_ranks("lonely({rank}, {folder!r})", tmp_path, range(2))
-    assert codes == [0, 0], errors
+    run_ranks("test_realloc", 2, tmp_path, main="lonely")
     told = json.loads((tmp_path / "told.json").read_text())
     assert told[::2] == [
         "WaitTimeout: model_worker/1 did not offer memory in 1 s",

@@ -6,6 +6,7 @@ input to both: the questions and their order, and the sampler.
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,7 @@ def update(module: torch.nn.Module, optimizer: torch.optim.Optimizer, loss: torc
     return loss.item()
 
 
+@functools.cache
 def plain_ppo(path: Path) -> tuple[list[tuple[float, float]], list[torch.nn.Module]]:
     """(policy loss, value loss) of each step, and the two models after the last."""
     tokenizer = load_tokenizer(path)

@@ -89,7 +89,8 @@ def test_runs_with_their_defaults_complete_where_a_core_is_two_cpus(
 ) -> None:
     """Side by side, two batches each: else steps wait for each other. And two jobs on a lone node; and
     tasks that ask for half a core each."""
-    short = ("task.train_size=128", "task.eval_size=8", f"actor.path={tiny_policy}")
+    sizes = ("task.train_size=32", "train_bs_n_seqs=16", "task.eval_size=8")
+    short = (*sizes, f"actor.path={tiny_policy}")
     beside = ("--layout", "split", "--partition", "big")
     runs = [
         other_trials.launch(f"ppo-math{kind}", "a", *short, *(() if kind else beside))

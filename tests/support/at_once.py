@@ -1,9 +1,10 @@
 """`pytest --at-once N`: the tests are collected once, and N forks of this process run them, file by file.
 
 `pytest -n N` collects in each of its workers: of ours that is most of a minute of computing, and what two
-files share (``pytest.mark.together``) is made twice. Forks take the next file when they have done one;
-session fixtures live as long as their fork. Its reports are those of this process, as far as other plug-ins
-see.
+files share (``pytest.mark.together``) is made twice. Forks take the next file when they have done one: two
+of five begin with those that mostly wait, the others with those that compute, so that something computes at
+all times, and few forks start a Slurm. Session fixtures live as long as their fork. Its reports are those
+of this process, as far as other plug-ins see.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import pytest
 CHILD = "REALSYS_TESTS_CHILD"  # in the environment of a fork
 PR_SET_PDEATHSIG = 1
 _NUMBER = struct.Struct("=H")
+WAITING = ("slurm", "etcd")  # markers of tests that wait more than they compute
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -73,11 +75,15 @@ def _run(session: pytest.Session, num_children: int) -> None:
     assert threading.active_count() == 1, "a thread would not be there in the forks"
     groups = files_of(session.items)
     session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]  # one for all
-    queue, end = os.pipe()
-    os.write(end, b"".join(_NUMBER.pack(i) for i in range(len(groups))))
-    os.close(end)
-    children = [_fork(session, groups, queue) for _ in range(min(num_children, len(groups)))]
-    os.close(queue)
+    waits = [any(map(group[0].get_closest_marker, WAITING)) for group in groups]
+    queues = [_queue([i for i, one in enumerate(waits) if one is kind]) for kind in (True, False)]
+    num_children = min(num_children, len(groups))
+    children = [
+        _fork(session, groups, queues if 5 * i < 2 * num_children else queues[::-1])
+        for i in range(num_children)
+    ]
+    for queue in queues:
+        os.close(queue)
     try:
         _listen(session, groups, children)
     finally:
@@ -86,6 +92,14 @@ def _run(session: pytest.Session, num_children: int) -> None:
                 os.kill(child.pid, signal.SIGINT)
         for child in children:
             os.waitpid(child.pid, 0)
+
+
+def _queue(numbers: list[int]) -> int:
+    """A pipe from which the next number is read."""
+    queue, end = os.pipe()
+    os.write(end, b"".join(map(_NUMBER.pack, numbers)))
+    os.close(end)
+    return queue
 
 
 def _listen(
@@ -143,7 +157,7 @@ def _of_the_lost(child: _Child, groups: list[list[pytest.Item]]) -> Iterator[pyt
             yield pytest.TestReport(item.nodeid, item.location, {}, "failed", why, "call")
 
 
-def _fork(session: pytest.Session, groups: list[list[pytest.Item]], queue: int) -> _Child:
+def _fork(session: pytest.Session, groups: list[list[pytest.Item]], queues: list[int]) -> _Child:
     reports, end = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -156,13 +170,14 @@ def _fork(session: pytest.Session, groups: list[list[pytest.Item]], queue: int) 
         os._exit(1)
     os.close(reports)
     os.environ[CHILD] = str(os.getpid())
-    _work(session, groups, queue, end)
+    _work(session, groups, queues, end)
 
 
 def _work(
-    session: pytest.Session, groups: list[list[pytest.Item]], queue: int, end: int
+    session: pytest.Session, groups: list[list[pytest.Item]], queues: list[int], end: int
 ) -> NoReturn:
-    """What a fork does: the next file in the queue, until there is none."""
+    """What a fork does: the next file in the queues, until there is none."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a run in the background ignores it
 
     def send(**message: Any) -> None:
         data = memoryview(json.dumps(message, default=str).encode() + b"\n")
@@ -170,8 +185,10 @@ def _work(
             data = data[os.write(end, data) :]
 
     def next_group() -> int | None:
-        data = os.read(queue, _NUMBER.size)
-        return _NUMBER.unpack(data)[0] if data else None
+        for queue in queues:
+            if data := os.read(queue, _NUMBER.size):
+                return int(_NUMBER.unpack(data)[0])
+        return None
 
     plugins = session.config.pluginmanager
     plugins.unregister(name="terminalreporter")

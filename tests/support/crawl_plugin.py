@@ -18,7 +18,7 @@ from realsys.api.registry import register_agent
 from realsys.rollout.agents.math_single_step import MathSingleStep
 
 # Short beside what a command waits for: a worker that is let go finishes its questions first.
-SLOW_S = 5.0
+SLOW_S = 8.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import shlex
 import struct
-import subprocess
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+import forked
 from real_trials import Trials
 
 _COUNTS = struct.Struct("8L")
@@ -49,12 +49,8 @@ class FileCalls:
     def __init__(self, under: Path, scratch: Path, *, as_nfs: bool = False) -> None:
         self._to = scratch / "counts"
         self._to.mkdir(parents=True)
-        library = scratch / "file_calls.so"
-        source = Path(__file__).with_name("file_calls.c")
-        command = ["gcc", "-O2", "-shared", "-fPIC", "-o", str(library), str(source), "-ldl"]
-        subprocess.run(command, check=True)
         self.environment = {
-            "LD_PRELOAD": str(library),
+            "LD_PRELOAD": str(forked.library() or forked.compile_library(scratch)),
             "COUNT_FILES_UNDER": str(under.resolve()),
             "COUNT_FILES_TO": str(self._to),
         }

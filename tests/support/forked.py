@@ -29,6 +29,7 @@ LOADED_WITH = {
 
 
 KINDS = ("workers", "commands")
+LIBRARY = "file_calls.so"  # what is forked can no longer be given it; it counts when it is asked to
 _servers: list[subprocess.Popen[bytes]] = []
 
 
@@ -38,21 +39,33 @@ def start() -> None:
     folder.chmod(0o755)  # tests have ordinary users
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     (folder / "sitecustomize.py").symlink_to(HERE / "sitecustomize.py")
+    environment = {**os.environ, **LOADED_WITH, "PYTHONPATH": str(HERE.parents[1])}
+    if shutil.which("gcc"):
+        environment["LD_PRELOAD"] = str(compile_library(folder))
     padding = "x" * 65_000  # room in /proc for arguments and environment of what is forked
     for kind in KINDS:
         server = subprocess.Popen(
             [sys.executable, HERE / "server.py", kind, folder / kind, str(os.getpid()), padding],
-            env={
-                **os.environ,
-                **LOADED_WITH,
-                "PADDING": padding,
-                "PYTHONPATH": str(HERE.parents[1]),
-            },
+            env={**environment, "PADDING": padding},
             stdin=subprocess.DEVNULL,
         )
         atexit.register(_end, server)
         _servers.append(server)
     os.environ[FOLDER] = str(folder)
+
+
+def compile_library(folder: Path) -> Path:
+    """Makes what file_calls.py loads into processes, in ``folder``."""
+    library, source = folder / LIBRARY, Path(__file__).with_name("file_calls.c")
+    command = ["gcc", "-O2", "-shared", "-fPIC", "-o", str(library), str(source), "-ldl"]
+    subprocess.run(command, check=True)
+    return library
+
+
+def library() -> Path | None:
+    """The one that forked processes have; None where no server was started, or without gcc."""
+    path = Path(os.environ.get(FOLDER, "")) / LIBRARY
+    return path if FOLDER in os.environ and path.exists() else None
 
 
 def ended() -> bool:

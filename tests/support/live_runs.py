@@ -1,6 +1,6 @@
 """Runs that workers join and leave while they live: how they are started, and that nothing was lost.
 
-Soon they crawl (crawl_plugin.py), three steps in five seconds, until the test lets them go on: its
+Soon they crawl (crawl_plugin.py), three steps in eight seconds, until the test lets them go on: its
 commands, of some ten seconds each, have a minute and a half on the quickest machine.
 """
 
@@ -14,7 +14,7 @@ from real_trials import Trials, explain, small_ppo, trained_ids
 from realsys.trial.records import TrialFiles
 from realsys.trial.trial_state import State
 
-STEPS, CRAWLS_FROM = 60, 6
+STEPS, CRAWLS_FROM = 42, 6
 SEQUENCES = 8  # of a step
 TWO_MAKERS = (
     "schedule.makers={maker_0: trainer_0, maker_1: trainer_0}",

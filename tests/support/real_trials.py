@@ -55,7 +55,7 @@ def small_ppo(*settings: str) -> tuple[str, ...]:
     return tuple(f"{name}={value}" for name, value in {**values, **others}.items())
 
 
-# The same for minutes, at three steps a second: for tests that end it themselves.
+# The same for minutes, at a step a second: for tests that end it themselves.
 LONG_PPO = (
     *small_ppo("exp_ctrl.total_train_epochs=1000"),
     *("--import", str(Path(__file__).with_name("unhurried_rule.py")), "task.reward=unhurried"),

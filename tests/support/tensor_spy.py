@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,8 @@ class TensorSpy(TorchDispatchMode):
         super().__init__()
         self.largest_bytes, self.largest_where = 0, ""
         self.most_bytes, self.most_where = 0, ""
-        self._alive: dict[int, StorageWeakRef] = {}
+        self._alive: dict[int, tuple[StorageWeakRef, int]] = {}  # with its bytes
+        self._at_most = 0  # bytes of these, some of which may be gone
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(t, torch.distributed.tensor.DTensor) for t in types):
@@ -44,14 +44,15 @@ class TensorSpy(TorchDispatchMode):
             "aten",
             "prims",
         )  # collectives; fsdp's, around which memory grows
+        grows = grows or func.overloadpacket is torch.ops.aten.resize_
         self.look(tree_leaves((args, kwargs, result)), again=grows)
         return result
 
     def look(self, tensors: Any, *, again: bool = True) -> None:
         """Counts these too: what nobody has computed with yet."""
         new = [self._see(x) for x in tensors if isinstance(x, Tensor)]
-        if again or any(new):
-            self._count()
+        if again or (any(new) and self._at_most > self.most_bytes):
+            self._count(again)
 
     def _see(self, x: Tensor) -> bool:
         """Whether it is memory that was not known."""
@@ -61,32 +62,35 @@ class TensorSpy(TorchDispatchMode):
         if x.is_meta:
             return False
         storage = x.untyped_storage()
-        if storage._cdata in self._alive and not self._alive[storage._cdata].expired():
+        ref, before = self._alive.get(storage._cdata, (None, 0))
+        if ref is not None and not ref.expired():
             return False
         if storage.data_ptr() % _ALIGNMENT == 0 or not _is_mapped(storage.data_ptr()):
-            self._alive[storage._cdata] = StorageWeakRef(storage)
+            size = storage.nbytes()
+            self._alive[storage._cdata] = (StorageWeakRef(storage), size)
+            self._at_most += size - before
+            if size > self.largest_bytes:
+                self.largest_bytes, self.largest_where = size, _lines()
             return True
         return False
 
-    def _count(self) -> None:
-        total = 0
-        for key, size in list(self._sizes()):
-            if size is None:
-                del self._alive[key]
-            else:
-                total += size
-                if size > self.largest_bytes:
-                    self.largest_bytes, self.largest_where = size, _lines()
-        if total > self.most_bytes:
-            self.most_bytes, self.most_where = total, _lines()
+    def _count(self, again: bool) -> None:
+        """Forgets what is gone; ``again``: what is there may have another size."""
+        alive = ((key, ref, size) for key, (ref, size) in self._alive.items() if not ref.expired())
+        if again:
+            alive = ((key, ref, _size(ref)) for key, ref, _ in alive)
+        self._alive = {key: (ref, size) for key, ref, size in alive}
+        sizes = [size for _, size in self._alive.values()]
+        self._at_most, largest = sum(sizes), max(sizes, default=0)
+        if largest > self.largest_bytes:
+            self.largest_bytes, self.largest_where = largest, _lines()
+        if self._at_most > self.most_bytes:
+            self.most_bytes, self.most_where = self._at_most, _lines()
 
-    def _sizes(self) -> Iterator[tuple[int, int | None]]:
-        for key, ref in self._alive.items():
-            if ref.expired():
-                yield key, None
-                continue
-            storage = torch.UntypedStorage._new_with_weak_ptr(ref.cdata)
-            yield key, None if storage is None else storage.nbytes()
+
+def _size(ref: StorageWeakRef) -> int:
+    storage = torch.UntypedStorage._new_with_weak_ptr(ref.cdata)
+    return 0 if storage is None else storage.nbytes()
 
 
 def _is_mapped(address: int) -> bool:

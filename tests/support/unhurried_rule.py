@@ -1,4 +1,4 @@
-"""The usual rule, slowed down: a step takes a third of a second.
+"""The usual rule, slowed down: a step takes most of a second.
 
 ``--import tests/support/unhurried_rule.py reward=unhurried``.
 
@@ -15,7 +15,7 @@ from realsys.rewards.math_verify import math_verify_reward
 
 def unhurried(*, response: str, answer: str) -> float:
     """math_verify's score, later."""
-    time.sleep(0.02)
+    time.sleep(0.05)
     return math_verify_reward(response=response, answer=answer)
 
 

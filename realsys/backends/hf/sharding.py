@@ -131,8 +131,16 @@ def cuts(x: Tensor) -> list[tuple[DeviceMesh, int]]:
     mesh = x.device_mesh
     axes = zip(mesh.mesh_dim_names or (), x.placements, strict=True)
     # FSDP marks "split after the tensor axis" by a strided placement.
-    found = [(mesh[name], placement.dim) for name, placement in axes if hasattr(placement, "dim")]
+    found = [(_axis(mesh, name), p.dim) for name, p in axes if hasattr(p, "dim")]
     return found[::-1]
+
+
+def _axis(mesh: DeviceMesh, name: str) -> DeviceMesh:
+    """Returns ``mesh[name]``, which takes longer than all else that is asked of a small weight."""
+    made: dict[str, DeviceMesh] = mesh.__dict__.setdefault("_realsys_axes", {})
+    if name not in made:
+        made[name] = mesh[name]
+    return made[name]
 
 
 def is_cut_over_tensor_axis(x: Tensor) -> bool:
