@@ -251,7 +251,7 @@ def failure_details(view: TrialView) -> list[str]:
     if view.state in State.live():  # requeued: the run continues
         return []
     resume = view.exit.resume if view.exit else ""
-    if resume and resume not in view.fix:
+    if resume and resume not in view.fix and view.is_resumable:
         lines.append(f"  resume    {resume}")
     failure = view.exit.first_failure if view.exit else None
     if failure is not None:

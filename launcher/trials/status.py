@@ -142,6 +142,7 @@ class StatusReader(TrialReader):
             folder=str(files.root),
             now=time.time(),
             plan=plan,
+            plan_fix="" if plan else self.plan_fix,
             record=self.record(TrialRecord, files.record),
             submission=submission and effective_submission(submission, attempt),
             submission_alive=self._alive(submission),

@@ -56,6 +56,7 @@ class Records:
     """All records of a trial, read at one moment.
 
     Attributes:
+        plan_fix: what to do about a plan that can't be read; "" if it can be, or there is none.
         unread: why the run's liveness can't be determined; "" if everything could be read.
         unread_attempt: number of the newest attempt, if its record can't be read.
         known: progress known from the folder, if something is unread.
@@ -69,6 +70,7 @@ class Records:
     folder: str
     now: float
     plan: LaunchPlan | PlanSummary | None = None
+    plan_fix: str = ""
     record: TrialRecord | None = None
     submission: Submission | None = None
     submission_alive: Liveness = Liveness.NONE
@@ -150,6 +152,7 @@ class TrialView:
     metrics: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     changes: tuple[str, ...] = ()  # settings that a resume has changed
+    is_resumable: bool = True  # as far as its plan is concerned
     known_at: float | None = None  # if the store can't be read: time of step and phase
 
     @property
@@ -179,6 +182,9 @@ def view_of(records: Records) -> TrialView:
         progress = replace(progress, step=max(progress.step, known.step))
     phase = _current_phase(records, progress)
     reason, fix = _explanation(state, records)
+    if records.plan_fix and state in State.final() - {State.COMPLETED}:  # a resume would be refused
+        kept = f"{fix}; " if fix and "realsys resume" not in fix else ""
+        fix = f"{kept}its plan can't be read here: {records.plan_fix}"
     return TrialView(
         trial=records.trial,
         state=state,
@@ -203,6 +209,7 @@ def view_of(records: Records) -> TrialView:
         time=_time_left(state, records, progress),
         metrics=records.metrics,
         notes=records.notes,
+        is_resumable=not records.plan_fix,
         changes=_changes(records.record),
         known_at=known.at if known else None,
     )

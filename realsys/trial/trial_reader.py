@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from realsys.api.errors import RealsysError
+from realsys.api.errors import ConfigError, RealsysError
 from realsys.trial.liveness import Liveness, liveness
 from realsys.trial.plan_summary import PlanSummary, read_plan_summary
 from realsys.trial.records import (
@@ -77,6 +77,7 @@ class TrialReader:
         self.files = files
         self.notes: list[str] = []  # what could not be read
         self.unread = ""  # why something could not be read without which the state is unknown
+        self.plan_fix = ""  # what to do about a plan that can't be read
         self._wording = wording
 
     @cached_property
@@ -105,7 +106,11 @@ class TrialReader:
     def summary(self) -> LaunchPlan | PlanSummary | None:
         """The parts of the plan that show how a trial stands, if they can be read."""
         with self.noted("its plan can't be read"):
-            return self._summary
+            try:
+                return self._summary
+            except ConfigError as error:
+                self.plan_fix = error.fix
+                raise
         return None
 
     def record(self, kind: type[T], path: Path) -> T | None:
