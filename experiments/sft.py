@@ -31,33 +31,8 @@ from realsys.api.model import (
 from realsys.api.options import ModelOptions, OptimizerOptions, option
 from realsys.api.plain import to_plain
 from realsys.api.scheduling import ExperimentScheduling
-from realsys.models.shape import ModelShape
+from realsys.models.model_arguments import TinyLlamaOptions
 from realsys.planner.allocation import CallAllocation
-
-
-@dataclass(frozen=True, kw_only=True)
-class TinyLlamaOptions:
-    """Shape of the model made from scratch when there is no ``path``."""
-
-    hidden_size: int = option(128, "width", ge=8)
-    num_layers: int = option(3, "layers", ge=1)
-    num_heads: int = option(4, "attention heads", ge=1)
-    num_kv_heads: int = option(2, "key-value heads", ge=1)
-    vocab_size: int = option(512, "tokens of the byte-level BPE tokenizer", ge=300)
-
-    def shape(self) -> ModelShape:
-        """Returns the sizes of that model, as realsys/models/tiny_llama.py makes it."""
-        return ModelShape(
-            family="llama",
-            hidden_size=self.hidden_size,
-            intermediate_size=3 * self.hidden_size,
-            num_layers=self.num_layers,
-            num_heads=self.num_heads,
-            num_kv_heads=self.num_kv_heads,
-            head_dim=self.hidden_size // self.num_heads,
-            vocab_size=self.vocab_size,
-            max_positions=256,
-        )
 
 
 @dataclass(frozen=True, kw_only=True)

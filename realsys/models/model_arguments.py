@@ -28,11 +28,9 @@ class HFModelArguments:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TinyLlamaArguments:
-    """Arguments of ``tiny_llama``: compute dtype, seed of the weights, and sizes."""
+class TinyLlamaOptions:
+    """Sizes of the built-in model, which is made from scratch."""
 
-    dtype: str = option("float32", "compute dtype", choices=tuple(DTYPE_BYTES))
-    seed: int = 1
     hidden_size: int = option(128, "width", ge=8)
     num_layers: int = option(3, "layers", ge=1)
     num_heads: int = option(4, "attention heads", ge=1)
@@ -52,3 +50,11 @@ class TinyLlamaArguments:
             vocab_size=self.vocab_size,
             max_positions=256,
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TinyLlamaArguments(TinyLlamaOptions):
+    """Arguments of ``tiny_llama``: sizes, compute dtype, seed of the weights."""
+
+    dtype: str = option("float32", "compute dtype", choices=tuple(DTYPE_BYTES))
+    seed: int = 1
