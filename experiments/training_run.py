@@ -25,7 +25,7 @@ class TrainingRun(Experiment):
     cpus_per_model_worker: int | None = option(
         None, "cores and compute threads of a model worker; none: 2, with GPUs 6", ge=1
     )
-    gpus_per_model_worker: float = option(0.0, "GPUs of a model worker", ge=0, le=1)
+    gpus_per_model_worker: float = option(0.0, "GPUs of a model worker", ge=0)
     mem_per_model_worker: int | None = option(
         None,
         "memory of a model worker; none: 8192, with GPUs what its models need beside them",

@@ -30,10 +30,8 @@ class Choice:
         """Describes a kind as the dataclass that it is, and a choice as one of its kinds."""
         if hasattr(cls, "kind"):
             return handler(source)
-        from pydantic_core import core_schema
-
         kinds = [handler.generate_schema(kind) for kind in kinds_of(cls).values()]
-        return core_schema.union_schema(kinds) if kinds else core_schema.any_schema()
+        return {"type": "union", "choices": kinds} if kinds else {"type": "any"}
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: Any, handler: Any) -> Any:

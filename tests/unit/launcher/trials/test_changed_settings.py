@@ -98,6 +98,7 @@ init.num_heads init.num_kv_heads init.vocab_size
 VALUES: dict[str, Any] = {
     "placement.allocation": "*:d2t1p1",
     "train_bs_n_seqs": 32,
+    "algorithm.c_clip": 3.0,
     "placement.n_model_workers": 2,
     "ROLE.dtype": "bfloat16",
     "ROLE.backend": "inference",
