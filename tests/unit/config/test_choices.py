@@ -237,7 +237,7 @@ def test_a_function_is_a_recipe_too() -> None:
             "did you mean 'schedule.max_staleness'?",
         ),
         (
-            ("schedule.max_staleness=2",),
+            ("max_staleness=2",),
             "no option called 'max_staleness'",
             "'schedule.max_staleness'",
         ),

@@ -58,7 +58,7 @@ def test_an_argument_that_a_plug_in_does_not_take_is_refused(
         make_plan("grpo-math-async", words, trial="a")
     assert refused.value.what == what
     assert fix in refused.value.fix
-    assert refused.value.where.startswith("rollout.")
+    assert refused.value.where.startswith("task.")
 
 
 def test_arguments_of_their_type_are_planned() -> None:
