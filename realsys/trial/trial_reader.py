@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 from realsys.api.errors import ConfigError, RealsysError
 from realsys.trial.liveness import Liveness, liveness
-from realsys.trial.plan_summary import PlanSummary, read_plan_summary
 from realsys.trial.records import (
     AttemptFiles,
     AttemptRecord,
@@ -30,6 +29,7 @@ from realsys.trial.records import (
 
 if TYPE_CHECKING:  # slow to import; its summary mostly suffices
     from realsys.api.plan import LaunchPlan
+    from realsys.trial.plan_summary import PlanSummary
 
 T = TypeVar("T")
 MAX_RECORD_BYTES = 64 << 20
@@ -89,6 +89,8 @@ class TrialReader:
 
     @cached_property
     def _summary(self) -> LaunchPlan | PlanSummary:
+        from realsys.trial.plan_summary import read_plan_summary
+
         if "_whole_plan" not in self.__dict__:
             check_regular(self.files.plan, max_bytes=MAX_PLAN_BYTES)
             if (found := read_plan_summary(self.files.plan)) is not None:
