@@ -44,8 +44,7 @@ from realsys.generation.cache_bytes import ROWS_OF_GPU
 from realsys.generation.engine.cache_room import room_on_gpu
 from realsys.generation.engine.embedded_engine import GenerationResult, generate
 from realsys.generation.engine.sampling import row_seed
-from realsys.models.end_tokens import end_token_ids
-from realsys.models.hf import untied
+from realsys.models.hf import end_token_ids, untied
 from realsys.runtime.progress import tick
 from realsys.weights.layouts.boxes import Box
 

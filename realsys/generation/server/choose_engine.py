@@ -74,8 +74,7 @@ def _embedded(
 ) -> EmbeddedEngine:
     import torch
 
-    from realsys.models.end_tokens import end_token_ids
-    from realsys.models.hf import load_causal_lm, load_tokenizer
+    from realsys.models.hf import end_token_ids, load_causal_lm, load_tokenizer
 
     if config.tp_size != 1:
         raise ConfigError(

@@ -21,8 +21,7 @@ from realsys.data.rollout_dump import SUFFIX, DumpWriter
 from realsys.data.transfer.tensor_client import TensorClient
 from realsys.generation.http.http_client import HttpGenerationClient
 from realsys.generation.http.secret import bearer_key
-from realsys.models.end_tokens import end_token_ids, load_generation_config
-from realsys.models.hf import load_tokenizer
+from realsys.models.hf import end_token_ids, load_generation_config, load_tokenizer
 from realsys.rollout.worker.chunks import AnswerSettings
 from realsys.rollout.worker.group import GroupRunner
 from realsys.rollout.worker.peers import Peer

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from realsys.api.basics import bounded_files
 from realsys.api.basics.bounded_files import open_regular, parse_json, read_bounded_text
 from realsys.api.errors import DataError
-from realsys.api.basics import bounded_files
 from realsys.data.sources.qa_records import read_records
 
 RECORD = b'{"prompt": "1 + 1 =", "answer": "2"}\n'

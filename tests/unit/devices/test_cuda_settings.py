@@ -138,12 +138,12 @@ def test_a_server_with_a_gpu_computes_there_in_bfloat16(switches, monkeypatch, t
     """Its model is loaded onto it; what the plan says of the type wins."""
     from realsys.api.worker_configs import GenerationServer
     from realsys.generation.server import choose_engine
-    from realsys.models import end_tokens, hf
+    from realsys.models import hf
 
     loaded: list[tuple[str, str]] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(hf, "load_tokenizer", lambda path: SimpleNamespace(pad_token_id=0))
-    monkeypatch.setattr(end_tokens, "end_token_ids", lambda *_: ())
+    monkeypatch.setattr(hf, "end_token_ids", lambda *_: ())
     monkeypatch.setattr(choose_engine, "EmbeddedEngine", lambda *_, **__: None)
 
     def load(path: str, *, dtype: str, device: str) -> Any:

@@ -147,7 +147,8 @@ def add_field(plan: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "named"), [(rename_option, "seed_of_old"), (add_field, "field_of_old")]
+    ("change", "named"),
+    [(rename_option, "its settings can't be read"), (add_field, "field_of_old")],
 )
 @pytest.mark.parametrize("words", [[], ["exp_ctrl.ckpt_keep=2"]], ids=["as it is", "changed"])
 def test_settings_of_another_revision_are_refused_with_that_revision(

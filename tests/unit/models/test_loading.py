@@ -356,7 +356,7 @@ def test_adapters_of_a_skeleton_are_those_of_a_loaded_model(folders, dtype):
 
 
 @pytest.mark.parametrize("backend", [FSDPBackend, InferenceBackend])
-@pytest.mark.parametrize("options", [{}, {"lora": {"rank": 2}}], ids=["whole", "lora"])
+@pytest.mark.parametrize("options", [{}, {"lora": LoRAOptions(rank=2)}], ids=["whole", "lora"])
 @pytest.mark.parametrize("critic", [False, True])
 def test_an_engine_holds_what_the_files_do(folders, tmp_path, backend, options, critic):
     path = folders / "qwen2 tied"

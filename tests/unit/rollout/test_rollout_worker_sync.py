@@ -23,9 +23,8 @@ from realsys.data.sources.math_questions import MathPrompts
 from realsys.generation.engine.continuous import ContinuousEngine
 from realsys.generation.engine.engine_requests import GenerationRequest
 from realsys.interfaces.math_reward import MathRewardInterface
-from realsys.models.end_tokens import end_token_ids, load_generation_config
 from realsys.models.factories import tiny_llama
-from realsys.models.hf import load_causal_lm, save_hf
+from realsys.models.hf import end_token_ids, load_causal_lm, load_generation_config, save_hf
 from realsys.rollout.agents.math_single_step import MathSingleStep
 from realsys.rollout.environments.math_question import MathVerify
 from realsys.rollout.worker.chunks import AnswerSettings

@@ -14,7 +14,7 @@ from test_worker_restarts import SERVER, Trial
 from test_worker_restarts import trial as trial
 
 from experiments.asynchronous import Async
-from launcher.plan.resolve import gpu_problems
+from launcher.plan.resolve import _more_than_one_gpu, gpu_problems
 from realsys.api.errors import ClusterError
 from realsys.api.scheduling import ExperimentScheduling, Scheduling, TasksGroup
 from realsys.supervisor.steps import local_steps
@@ -135,7 +135,8 @@ def refusals(
 ) -> Any:
     config = SimpleNamespace(generation_server=(SimpleNamespace(backend_type=backend),))
     phase: Any = SimpleNamespace(name="main", scheduling=scheduling, config=config)
-    return [problem.what for problem in gpu_problems([phase], cluster, lambda: machine)]
+    found = [*_more_than_one_gpu(phase)] or gpu_problems([phase], cluster, lambda: machine)
+    return [problem.what for problem in found]
 
 
 def test_a_plan_for_more_gpus_than_are_here_says_both_numbers():
