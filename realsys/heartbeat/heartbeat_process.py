@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from realsys.api.errors import LeaseLost, RealsysError, StoreError
+from realsys.heartbeat.bounded import within
 from realsys.heartbeat.heartbeat_messages import (
     CommandReceived,
     Deregister,
@@ -59,7 +60,6 @@ from realsys.name_resolve.store import Lease, NameResolve
 from realsys.name_resolve.trial_store import open_store_at
 from realsys.observability.worker_logs import configure_logging
 from realsys.runtime import worker_exit_codes
-from realsys.runtime.bounded import within
 from realsys.runtime.failures import failure_by_order
 from realsys.runtime.lifecycle import FINAL, WorkerState
 from realsys.runtime.linux import pidfd_send_signal

@@ -11,10 +11,10 @@ import threading
 import time
 from dataclasses import replace
 
+from realsys.heartbeat.bounded import within
 from realsys.heartbeat.heartbeat_messages import HeartbeatMemory, StatusUpdate
 from realsys.heartbeat.stack_dumps import StackDumps, innermost, state_letter
 from realsys.heartbeat.stall import FLOOR_S, StallDetector
-from realsys.runtime.bounded import within
 from realsys.runtime.lifecycle import WorkerState
 from realsys.trial.records import WorkerStatus
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from typing import TypeVar, cast
 
 from realsys.api.errors import TrialError
+from realsys.heartbeat.bounded import within
 from realsys.name_resolve.key_table import TrialKeys
 from realsys.name_resolve.store import Entry, NameResolve
-from realsys.runtime.bounded import within
 from realsys.runtime.lifecycle import WorkerState
 from realsys.supervisor.health.failure_detector import FailureDetector
 from realsys.supervisor.health.store_poller import StorePoller
