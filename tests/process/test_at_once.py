@@ -127,9 +127,12 @@ import pytest, time
 {mark}
 def test_it():
     note(__name__)
-    time.sleep(0.5)
+    until = time.monotonic() + 60
+    while len(open("ran").readlines()) < 2 and time.monotonic() < until:
+        time.sleep(0.02)  # for the other process
 """
-    kinds = {"a": "", "b": "", "y": "pytestmark = pytest.mark.etcd", "z": ""}
+    waits = "pytestmark = pytest.mark.etcd"
+    kinds = {"a": "", "b": "", "y": waits, "z": waits}
     marker = ("-o", "markers=etcd: waits")
     done = run(tmp_path, *marker, **{name: text.format(mark=m) for name, m in kinds.items()})
     assert done.returncode == 0, done.stdout
