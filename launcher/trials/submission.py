@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from realsys.api.errors import RealsysError
-from realsys.trial.records import AttemptRecord, TrialFiles, read_record, write_record
+from realsys.trial.records import AttemptRecord, TrialFiles, write_record
+from realsys.trial.trial_reader import read_bounded_record
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,11 +58,11 @@ def read_submission(files: TrialFiles) -> Submission | None:
     Raises:
         TrialError: the record is damaged.
     """
-    found = read_record(Submission, files.submission)
+    found = read_bounded_record(Submission, files.submission)
     if found is None or found.index is None or found.job_id:
         return found
     folder = Path(found.folder) if found.folder else files.submitit
-    array = read_record(ArrayRecord, array_record(folder))
+    array = read_bounded_record(ArrayRecord, array_record(folder))
     return None if array is None else with_array_job(found, array)
 
 

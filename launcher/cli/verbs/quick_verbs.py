@@ -66,9 +66,10 @@ def _predicted_and_measured(files: TrialFiles) -> list[PredictedRow]:
     """Compares predicted and measured times; empty for a trial without a prediction."""
     from realsys.observability.events import read_events
     from realsys.observability.predicted import predicted_rows
-    from realsys.trial.records import PredictionRecord, read_record
+    from realsys.trial.records import PredictionRecord
+    from realsys.trial.trial_reader import read_bounded_record
 
-    record = read_record(PredictionRecord, files.prediction)
+    record = read_bounded_record(PredictionRecord, files.prediction)
     events = read_events(files.phase(files.root).events)
     return predicted_rows(record, events) if record else []
 

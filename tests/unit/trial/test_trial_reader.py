@@ -121,7 +121,8 @@ def test_pipes_are_noted_and_not_waited_for(ended: TrialFiles) -> None:
     phase = ended.phase(ended.root)
     phase.evaluations.touch()
     attempt.restarts.touch()
-    for path in (ended.record, attempt.exit, log, phase.evaluations, attempt.restarts):
+    records = (ended.record, ended.submission, attempt.exit)
+    for path in (*records, log, phase.evaluations, attempt.restarts):
         pipe(path)
     pipe(phase.metrics.resolve())
     view, report = trial_view(ended), read_trial_report(ended.root)
