@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from real_trials import Trials, explain, metrics_of
 
-from launcher.trials.trial_state import State
+from realsys.trial.trial_state import State
 
 pytestmark = pytest.mark.process
 
