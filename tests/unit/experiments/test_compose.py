@@ -5,11 +5,12 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from changed_settings import changed
 
-from experiments.algorithm import GRPO, PPO
+from experiments.algorithm import GRPO, PPO, CallMaker
 from experiments.asynchronous import Async, RolloutOnly
 from experiments.compose import RLExperiment
 from experiments.detached import Detached
@@ -21,6 +22,7 @@ from experiments.task import GeneratedTask, register_task
 from launcher.submit.planning import make_plan
 from realsys.api import registry
 from realsys.api.basics import plugin_table
+from realsys.api.basics.choice import register_kind
 from realsys.api.errors import ConfigError, DataError
 from realsys.api.options import option
 from realsys.api.plain import from_plain, to_plain
@@ -140,3 +142,24 @@ def test_the_rule_of_a_task_is_its_score_unless_one_is_named(digits) -> None:
 def test_another_code_of_a_task_makes_another_start(digits) -> None:
     """The product of the fine-tuning is found by the content of these files."""
     assert grpo(digits()).sft.input_files() == (__file__,)
+
+
+def test_an_algorithm_of_ones_own_is_one_class(digits, file_root) -> None:
+    """With a setting of its own, over the calls that stand."""
+
+    @register_kind
+    @dataclass(frozen=True, kw_only=True)
+    class Careful(GRPO):
+        """GRPO that clips by half of what its setting says."""
+
+        kind = "careful"
+        width: float = option(0.2, "twice the clip range", gt=0)
+
+        def interface_args(self, maker: CallMaker) -> dict[str, Any]:
+            return {**super().interface_args(maker), "eps_clip": self.width / 2}
+
+    words = ["algorithm=careful", "algorithm.width=0.5", "actor.path=none", "schedule=one_step_off"]
+    calls = {
+        c.name: c for c in make_plan("grpo-math", words, trial="a").phases[-1].config.model_rpcs
+    }
+    assert calls["actor_train"].interface_impl.args["eps_clip"] == 0.25
