@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from realsys.api.basics import plugin_table
+from realsys.api.basics.choice import register_kind as register_kind
 from realsys.api.basics.plugin_table import BUILTIN as BUILTIN
 from realsys.api.basics.plugin_table import check as check
 from realsys.api.basics.plugin_table import find as find

@@ -22,7 +22,6 @@ from experiments.task import GeneratedTask, register_task
 from launcher.submit.planning import make_plan
 from realsys.api import registry
 from realsys.api.basics import plugin_table
-from realsys.api.basics.choice import register_kind
 from realsys.api.errors import ConfigError, DataError
 from realsys.api.options import option
 from realsys.api.plain import from_plain, to_plain
@@ -147,7 +146,7 @@ def test_another_code_of_a_task_makes_another_start(digits) -> None:
 def test_an_algorithm_of_ones_own_is_one_class(digits, file_root) -> None:
     """With a setting of its own, over the calls that stand."""
 
-    @register_kind
+    @registry.register_kind
     @dataclass(frozen=True, kw_only=True)
     class Careful(GRPO):
         """GRPO that clips by half of what its setting says."""
