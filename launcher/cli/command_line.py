@@ -41,7 +41,7 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "clusters": (SETUP, "site_verbs", "clusters"),
     "doctor": (SETUP, "site_verbs", "doctor"),
     "image": (SETUP, "site_verbs", "image"),
-    "etcd": (SETUP, "etcd_verbs", "etcd"),
+    "etcd": (SETUP, "site_verbs", "etcd"),
     "completion": (SETUP, "site_verbs", "completion"),
 }
 

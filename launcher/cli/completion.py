@@ -130,9 +130,8 @@ def workers(trial: str) -> list[str]:
 def _runs_folders() -> list[str]:
     user = places.user_name()
     roots = places.guess_file_roots()
-    own = [
-        os.path.join(root, f"realsys-{user}") for root in roots
-    ]  # realsys.trial.folders.own_root
+    # As realsys.trial.folders.own_root names them.
+    own = [os.path.join(root, f"realsys-{user}") for root in roots]
     return [os.path.join(root, "runs", user) for root in (*roots, *own)]
 
 

@@ -18,9 +18,9 @@ from launcher.plan.plan_view import (
     MEMORY_HEAD,
     allocation_rows,
     memory_rows,
+    rollout_lines,
     server_rows,
 )
-from launcher.plan.rollout_view import rollout_lines
 from launcher.terminal import output
 from realsys.api.plan import LaunchPlan, PhasePlan
 
@@ -38,20 +38,19 @@ def print_plan(plan: LaunchPlan) -> None:
     for name in plan.imports:
         say(f"  import  {name}")
     for i, phase in enumerate(plan.phases, 1):
-        say()
+        say("")
         _print_phase(
             phase, f"phase {i} of {len(plan.phases)}: {phase.name} ({phase.experiment_name})"
         )
-        say()
+        say("")
         output.table(ALLOCATION_HEAD, allocation_rows(phase.config))
         if rows := memory_rows(memory[phase.name]) + server_rows(servers[phase.name]):
-            say()
+            say("")
             output.table(MEMORY_HEAD, rows)
         if gap := gaps.get(phase.name):
             say(f"  {gap}")
-    say()
-    for warning in plan.warnings:
-        output.warn(warning)
+    say("")
+    output.warn(*plan.warnings)
 
 
 def _print_phase(phase: PhasePlan, title: str) -> None:

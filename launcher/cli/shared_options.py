@@ -22,45 +22,39 @@ else:
 
 RUN, INSPECT, SETUP = "Run", "Inspect", "Setup"
 
-Experiment = Annotated[
-    str,
-    typer.Argument(
-        metavar="EXPERIMENT",
-        help="Name of an experiment (realsys experiments).",
-        show_default=False,
-    ),
-]
+
+def option(usage: str, text: str, **more: Any) -> Any:
+    """Declares an option. ``usage`` is its names and its value as in the help: ``--tail -n N``."""
+    words = usage.split()
+    names = [word for word in words if word.startswith("-")]
+    return typer.Option(*names, metavar=" ".join(words[len(names) :]) or None, help=text, **more)
+
+
+def argument(metavar: str, text: str) -> Any:
+    """Declares an argument whose default the help does not show."""
+    return typer.Argument(metavar=metavar, help=text, show_default=False)
+
+
+Experiment = Annotated[str, argument("EXPERIMENT", "Name of an experiment (realsys experiments).")]
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(
-        metavar="NAME=VALUE",
-        help="Settings, e.g. actor.optimizer.lr=1e-5 (realsys show --config EXPERIMENT).",
-        show_default=False,
+    argument(
+        "NAME=VALUE", "Settings, e.g. actor.optimizer.lr=1e-5 (realsys show --config EXPERIMENT)."
     ),
 ]
 Config = Annotated[
     Path | None,
-    typer.Option(
-        "--config", metavar="FILE", help="YAML file of settings, nested or dotted; NAME=VALUE wins."
-    ),
+    option("--config FILE", "YAML file of settings, nested or dotted; NAME=VALUE wins."),
 ]
-TrialName = Annotated[
-    str | None, typer.Option("--trial", metavar="NAME", help="The trial's name; else run<N>.")
-]
+TrialName = Annotated[str | None, option("--trial NAME", "The trial's name; else run<N>.")]
 Cluster = Annotated[
-    str | None,
-    typer.Option(
-        "--cluster",
-        metavar="NAME|FILE",
-        help="Cluster spec; else $REALSYS_CLUSTER, else local.",
-    ),
+    str | None, option("--cluster NAME|FILE", "Cluster spec; else $REALSYS_CLUSTER, else local.")
 ]
 Imports = Annotated[
     list[str] | None,
-    typer.Option(
-        "--import",
-        metavar="FILE|MODULE",
-        help="Import it first, here and in every worker (for your own experiments); repeatable.",
+    option(
+        "--import FILE|MODULE",
+        "Import it first, here and in every worker (for your own experiments); repeatable.",
     ),
 ]
 _JOB = "Slurm job (as sbatch's own options)"
@@ -119,60 +113,41 @@ def _optional(name: str, annotation: Any) -> inspect.Parameter:
 
 Requeue = Annotated[
     bool | None,
-    typer.Option(
+    option(
         "--requeue/--no-requeue",
-        help="Requeue the job after preemption, a lost node or the time limit.",
+        "Requeue the job after preemption, a lost node or the time limit.",
         rich_help_panel=_JOB,
     ),
 ]
 NoSnapshot = Annotated[
     bool,
-    typer.Option(
-        "--no-snapshot",
-        help="Run the checkout itself, not a copy made at launch.",
-        rich_help_panel=_JOB,
+    option(
+        "--no-snapshot", "Run the checkout itself, not a copy made at launch.", rich_help_panel=_JOB
     ),
 ]
-Detach = Annotated[bool, typer.Option("--detach", "-d", help="Start it and return; no live view.")]
-Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+Detach = Annotated[bool, option("--detach -d", "Start it and return; no live view.")]
+Json = Annotated[bool, option("--json", "One JSON document on stdout.")]
 Trial = Annotated[
     str,
-    typer.Argument(
-        metavar="TRIAL",
-        help="experiment/trial, an experiment (its newest trial), or a trial's folder.",
-        show_default=False,
-    ),
+    argument("TRIAL", "experiment/trial, an experiment (its newest trial), or a trial's folder."),
 ]
 Sweep = Annotated[
     bool,
-    typer.Option(
-        "--sweep",
-        help="Start a trial for each combination of settings with several values (x=1,2).",
+    option(
+        "--sweep", "Start a trial for each combination of settings with several values (x=1,2)."
     ),
 ]
 Parallel = Annotated[
-    int | None,
-    typer.Option(
-        "--parallel",
-        metavar="N",
-        min=1,
-        help="Run at most N trials of a sweep on Slurm at a time.",
-    ),
+    int | None, option("--parallel N", "Run at most N trials of a sweep on Slurm at a time.", min=1)
 ]
 TrialOrSweep = Annotated[
     str | None,
-    typer.Argument(
-        metavar="TRIAL",
-        help="experiment/trial, an experiment (its newest trial), a trial's folder, or "
-        "experiment/sweep.",
-        show_default=False,
+    argument(
+        "TRIAL",
+        "experiment/trial, an experiment (its newest trial), a trial's folder, or experiment/sweep.",
     ),
 ]
 OptionalTrial = Annotated[
     str | None,
-    typer.Argument(
-        metavar="TRIAL",
-        help="experiment/trial, an experiment (its newest trial), or a trial's folder.",
-        show_default=False,
-    ),
+    argument("TRIAL", "experiment/trial, an experiment (its newest trial), or a trial's folder."),
 ]

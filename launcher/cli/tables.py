@@ -1,4 +1,4 @@
-"""Prints `status`, `ls`, `show` and `experiments` as lines and tables.
+"""Prints `status`, `ls`, `show` and `experiments` as lines and tables; a sweep has a row per trial.
 
 Values in, text out through launcher/terminal/output.py; the `--json` documents have the same values.
 """
@@ -15,10 +15,13 @@ from launcher.terminal import output
 from launcher.terminal.text import duration, headline, moment, times
 from launcher.trials.render import failure_details, rates
 from launcher.trials.trial_view import TrialView
+from realsys.api.plain import to_plain
 
 if TYPE_CHECKING:
     from realsys.config.option_tree import OptionRow
     from realsys.observability.predicted import PredictedRow
+
+Row = tuple[Mapping[str, str], TrialView]  # the trial's values in its sweep, and its state
 
 
 def print_status(view: TrialView) -> None:
@@ -54,10 +57,9 @@ def print_status(view: TrialView) -> None:
     for change in view.changes:
         say(f"  changed   {change}")
     say(f"  folder    {view.folder}")
-    for note in view.notes:
-        output.warn(note)
+    output.warn(*view.notes)
     if view.workers:
-        say()
+        say("")
         output.table(
             ("worker", "state", "for", "call", "step", "host", "pid", "heartbeat"),
             [_worker_row(w) for w in view.workers],
@@ -68,7 +70,7 @@ def print_times(rows: Sequence[PredictedRow]) -> None:
     """Prints step and calls, predicted and measured."""
     from realsys.observability.predicted import error_text
 
-    output.data()
+    output.data("")
     if not rows:
         output.say(
             "no times: none was predicted for this trial (see realsys plan), or no step has finished"
@@ -106,6 +108,12 @@ def _worker_row(worker: Any) -> tuple[str, ...]:
     return worker.worker, state, spent, worker.mfc, str(worker.step), worker.host, pid, beat
 
 
+def _step(view: TrialView) -> str:
+    if view.progress:
+        return f"{view.step}/{view.total_steps or '?'}"
+    return str(view.step or "")
+
+
 def print_trials(views: Iterable[TrialView]) -> None:
     """Prints all trials, newest first."""
     rows = [
@@ -113,7 +121,7 @@ def print_trials(views: Iterable[TrialView]) -> None:
             view.trial,
             view.state.value,
             moment(view.created_at),
-            f"{view.step}/{view.total_steps or '?'}" if view.progress else str(view.step or ""),
+            _step(view),
             headline(view.progress.headline) if view.progress else "",
         )
         for view in views
@@ -124,6 +132,28 @@ def print_trials(views: Iterable[TrialView]) -> None:
     output.table(("trial", "state", "launched", "step", "last metrics"), rows)
 
 
+def sweep_table(rows: Sequence[Row]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Builds (columns, rows): trial, a column per setting that differs, state, step, metrics, reason."""
+    axes = list(dict.fromkeys(name for point, _ in rows for name in point))
+    columns = ("trial", *axes, "state", "step", "last metrics", "reason")
+    return columns, [
+        (
+            view.trial,
+            *(point.get(name, "") for name in axes),
+            view.state.value,
+            _step(view),
+            headline(view.progress.headline) if view.progress else "",
+            view.reason,
+        )
+        for point, view in rows
+    ]
+
+
+def sweep_document(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Returns the trials as plain values: those of `status TRIAL --json`, and ``point``."""
+    return [{"point": dict(point), **to_plain(view)} for point, view in rows]
+
+
 def print_options(rows: Sequence[OptionRow], *, width: int) -> None:
     """Prints every option: name and default, then its range, unit and meaning."""
     block: list[OptionRow] = []
@@ -131,7 +161,7 @@ def print_options(rows: Sequence[OptionRow], *, width: int) -> None:
         if row.section:
             _print_block(block, width)
             block = []
-            output.data()
+            output.data("")
             kind = f" = {row.default} ({row.range})" if row.default else ""
             output.data(f"# {row.path}{kind}" + (f": {row.meaning}" if row.meaning else ""))
         else:

@@ -25,6 +25,5 @@ def watch_until_over(files: TrialFiles, trial: str) -> int:
             f"\n{trial} keeps running.  watch: realsys watch {trial}   stop: realsys stop {trial}"
         )
         return ExitCode.INTERRUPTED
-    for line in summary(view, files):
-        output.say(line)
+    output.say(*summary(view, files))
     return exit_code(view)

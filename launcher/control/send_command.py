@@ -10,6 +10,7 @@ import secrets
 import socket
 import time
 from collections.abc import Sequence
+from contextlib import closing
 
 from launcher.sites.places import user_name
 from launcher.trials.status import StatusReader
@@ -58,11 +59,8 @@ def send_command(
         token=records.attempt.token,
         args=_arguments(args),
     )
-    store = open_trial_store(reader.plan, reader.files.attempt(command.attempt))
-    try:
+    with closing(open_trial_store(reader.plan, reader.files.attempt(command.attempt))) as store:
         return _send(store, TrialKeys.of(reader.plan), worker, command, timeout_s)
-    finally:
-        store.close()
 
 
 def _send(

@@ -65,9 +65,8 @@ def _cancel_waiting(trials: Sequence[Pair], on_action: Callable[[str], None]) ->
     rest: list[TrialFiles] = []
     waiting: list[tuple[TrialFiles, Submission]] = []
     for files, view in trials:
-        submission = (
-            read_submission(files) if _is_ours(files) else None
-        )  # stop() refuses the others
+        # stop() refuses the others.
+        submission = read_submission(files) if _is_ours(files) else None
         in_queue = view.state in (State.QUEUED, State.HELD)
         if submission and in_queue and view.attempt <= submission.after_attempt:
             waiting.append((files, submission))

@@ -166,7 +166,7 @@ def print_proposal(plan: LaunchPlan, proposal: Proposal) -> None:
     if proposal.now is not None:
         small = "" if proposal.now_fits else ", does not fit"
         say(f"  present plan   {seconds(proposal.now.figures.wall_s)} a step{small}")
-    say()
+    say("")
     rows = [
         (
             work.call,
@@ -178,8 +178,8 @@ def print_proposal(plan: LaunchPlan, proposal: Proposal) -> None:
         for work in proposal.prediction.works
     ]
     output.table(("call", "layout", "workers", "computes", "weights before"), rows)
-    say()
+    say("")
     print_gantt(gantt(proposal.prediction.timeline))
-    say()
+    say("")
     say("paste:")
     say("  " + " ".join(proposal.overrides))

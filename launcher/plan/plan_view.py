@@ -1,11 +1,15 @@
-"""Table rows of `plan` on placement: calls on workers, hooks around them, memory of workers (pure)."""
+"""Table rows of `plan` on placement: calls on workers, hooks around them, memory of workers (pure).
+
+Also its lines on servers, rollout workers, staleness and the transmission graph.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from launcher.plan.memory_check import ServerGroup, WorkerGroup, usable_by_worker
 from realsys.api.experiment import ExperimentConfig
+from realsys.api.worker_configs import RolloutControl
 from realsys.observability.pictures.graph_picture import hooks_text
 from realsys.planner.allocation import workers_text
 from realsys.planner.memory.copy_memory import Terms
@@ -89,3 +93,38 @@ def server_rows(groups: Sequence[ServerGroup]) -> list[tuple[str, ...]]:
 def _largest_first(terms: Terms) -> str:
     parts = sorted(terms.items(), key=lambda part: -part[1])
     return ", ".join(f"{what} {size(n)}" for what, n in parts)
+
+
+def rollout_lines(config: ExperimentConfig) -> Iterator[str]:
+    """Yields the lines of a phase with rollout workers; none for other phases."""
+    if config.replay is not None:
+        yield f"  replay  {config.replay}"
+    control = config.rollout
+    if control is None:
+        return
+    engines = sorted({server.backend_type for server in config.generation_server})
+    yield (
+        f"  rollout {len(config.generation_server)} × {' and '.join(engines)} server, "
+        f"{len(config.rollout_worker)} × rollout worker ({config.rollout_worker[0].agent}, "
+        f"{config.rollout_worker[0].env})"
+    )
+    if not control.trains:
+        yield "          nothing trains: the servers keep their initial weights"
+        return
+    yield (
+        f"          max_staleness {control.max_staleness} ({control.policy}), weights by "
+        f"{control.weights_through}"
+        + (f" every {control.update_steps} steps" if control.update_steps > 1 else "")
+        + (f", at most {control.buffer_limit} wait for a trainer" if control.buffer_limit else "")
+    )
+    yield from _graph_lines(control)
+
+
+def _graph_lines(control: RolloutControl) -> Iterator[str]:
+    """Yields the transmission graph: sources and destinations; trainer i is model_worker/i."""
+    for maker in control.makers:
+        servers = ", ".join(f"generation_server/{i}" for i in maker.servers)
+        workers = ", ".join(f"rollout_worker/{i}" for i in maker.rollout_workers)
+        to = ", ".join(f"model_worker/{i}" for i in maker.holders)
+        by = ", ".join(f"model_worker/{i}" for i in maker.sources)
+        yield f"  {maker.name:<9} {servers}, {workers} → {to}; weights from {by}"

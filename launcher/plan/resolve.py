@@ -14,7 +14,7 @@ import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cache
 from pathlib import Path
@@ -168,25 +168,20 @@ def _with_gpus(experiment: Experiment, wanted: SchedulingOptions) -> Experiment:
     return experiment if gpus is None else experiment.with_gpus(gpus)
 
 
+@dataclass
 class _Phases:
     """Resolves an experiment after all experiments whose products it needs.
 
     ``done`` is in running order.
     """
 
-    def __init__(
-        self,
-        file_root: str,
-        experiment_name: str,
-        trial_name: str,
-        folder: Path,
-        problems: list[ConfigError],
-        scheduling: SchedulingOptions,
-    ) -> None:
-        self.file_root, self.folder, self.wanted = file_root, folder, scheduling
-        self.experiment_name, self.trial_name = experiment_name, trial_name
-        self.problems = problems
-        self.done: list[PhasePlan] = []
+    file_root: str
+    experiment_name: str
+    trial_name: str
+    folder: Path
+    problems: list[ConfigError]
+    wanted: SchedulingOptions
+    done: list[PhasePlan] = field(default_factory=list)
 
     def add(self, name: str, experiment_name: str, experiment: Experiment) -> str | None:
         """Adds the phase and those it needs; returns where its product is published.

@@ -143,7 +143,7 @@ def show_prediction(
     """Prints the predicted step of a plan, or how to obtain a prediction."""
     found = place_experiment(plan)
     known = costs_for(plan, found, profiles=profiles, device=device, cluster=cluster)
-    output.data()
+    output.data("")
     if known is None:
         output.data(
             "time of a step: unknown; give --profile TRIAL (an earlier run), or --device h100"
@@ -156,8 +156,7 @@ def show_prediction(
             raise
         output.data(f"time of a step: unknown: {problem.what}")
         return None
-    for line in prediction_lines(predicted):
-        output.data(line)
+    output.data(*prediction_lines(predicted))
     print_gantt(gantt(predicted.timeline))
     return predicted
 

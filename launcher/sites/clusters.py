@@ -16,26 +16,13 @@ from pathlib import Path
 from urllib.parse import quote, unquote
 
 from launcher.sites import places
-from launcher.sites.site_problems import cluster_problems, missing_secrets
+from launcher.sites.site_problems import cluster_problems
 from realsys.api.cluster import ClusterSpec
 from realsys.api.errors import ClusterError, ConfigError, UnknownName, did_you_mean
 from realsys.config.overrides import apply_overrides
 from realsys.config.problems import collected, raise_all
 from realsys.config.settings import read_yaml
 from realsys.trial.folders import absolute_root, check_folders, own_root
-
-__all__ = [
-    "absolute_root",
-    "check_store",
-    "check_writable",
-    "cluster_problems",
-    "find_cluster",
-    "missing_secrets",
-    "new_spec_file",
-    "read_spec",
-    "spec_path",
-    "write_spec",
-]
 
 
 def find_cluster(wanted: str | None = None) -> ClusterSpec:

@@ -1,7 +1,7 @@
 """Builds the etcdctl commands that give one user exclusive access to that user's keys in a site's etcd
 (pure).
 
-For etcd_verbs.py. An administrator runs them; realsys never changes etcd's users itself.
+For site_verbs.py. An administrator runs them; realsys never changes etcd's users itself.
 """
 
 from __future__ import annotations

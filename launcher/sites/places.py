@@ -13,9 +13,8 @@ DEFAULT_FILE_ROOT = "~/.local/share/realsys"  # as in ClusterSpec; a test compar
 SPEC_ENDINGS = (".yaml", ".yml")
 EXAMPLE_PREFIX = "example_"  # templates, not sites
 MAX_GLANCE_BYTES = 512 << 10
-_PLAIN = frozenset(
-    "/~._- abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
-)  # in YAML
+# Plain characters in YAML.
+_PLAIN = frozenset("/~._- abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789")
 
 
 def user_name() -> str:

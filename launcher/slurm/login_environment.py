@@ -19,20 +19,9 @@ TASK = frozenset(
     "no_proxy HTTP_PROXY HTTPS_PROXY NO_PROXY SSL_CERT_FILE SSL_CERT_DIR REQUESTS_CA_BUNDLE "
     "WANDB_MODE WANDB_BASE_URL WANDB_DIR GLIBC_TUNABLES".split()
 )
-TASK_PREFIXES = (
-    "HF_",
-    "MALLOC_",
-    "NCCL_",
-    "GLOO_",
-    "UCX_",
-    "TORCH_",
-    "TRITON_",
-    "SGLANG_",
-    "VLLM_",
-)
-NEVER = frozenset(
-    {"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"}
-)  # secrets: only if the site file lists them
+TASK_PREFIXES = tuple("HF_ MALLOC_ NCCL_ GLOO_ UCX_ TORCH_ TRITON_ SGLANG_ VLLM_".split())
+# Secrets: only if the site file lists them.
+NEVER = frozenset({"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"})
 
 
 def host_variables(environ: Mapping[str, str]) -> dict[str, str]:

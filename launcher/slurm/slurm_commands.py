@@ -23,15 +23,8 @@ SCRUBBED_PREFIXES = (
 )  # fmt: skip
 # Cluster and credentials: without these the programs would contact another controller, or none.
 KEPT = frozenset(
-    {
-        "SLURM_CLUSTERS",
-        "SLURM_CONF",
-        "SLURM_CONF_SERVER",
-        "SLURM_JWT",
-        "SLURM_SACK_JWKS",
-        "SLURM_SACK_KEY",
-        "SLURM_SACK_SOCKET",
-    }
+    "SLURM_CLUSTERS SLURM_CONF SLURM_CONF_SERVER SLURM_JWT SLURM_SACK_JWKS SLURM_SACK_KEY "
+    "SLURM_SACK_SOCKET".split()
 )
 
 _NO_DATABASE = re.compile(r"problem talking to the database|slurm_persist_conn_open|slurmdbd", re.I)

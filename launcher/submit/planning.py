@@ -13,12 +13,14 @@ from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from pathlib import Path
+from typing import TypedDict, Unpack
 
 from launcher.plan.idle_settings import idle_gpu_warnings, idle_warnings, thread_warnings
 from launcher.plan.resolve import resolve
 from launcher.plan.scheduling_options import PREFIX, LaunchSettings
 from launcher.sites import places
-from launcher.sites.clusters import check_store, check_writable, find_cluster, missing_secrets
+from launcher.sites.clusters import check_store, check_writable, find_cluster
+from launcher.sites.site_problems import missing_secrets
 from launcher.slurm.discovery.core_threads import with_threads
 from launcher.submit import setting_table
 from launcher.submit.job_options import JobOptions
@@ -34,31 +36,38 @@ from realsys.trial.snapshot import revision
 from realsys.worker.machine_gpus import machine_gpus
 
 
+class LaunchOptions(TypedDict, total=False):
+    """What a launch takes besides experiment, settings and name.
+
+    ``config`` is a YAML file of settings; ``cluster`` a site's name or file; ``imports`` files and modules
+    that register plug-ins; ``job`` the command line's options for the Slurm job. With ``snapshot``, a copy
+    of the code runs on Slurm; locally the code itself runs at once.
+    """
+
+    config: Path | None
+    cluster: str | None
+    imports: Sequence[str]
+    job: JobOptions | None
+    snapshot: bool
+
+
 def make_plan(
     experiment: str,
     words: Sequence[str] = (),
     *,
-    config: Path | None = None,
     trial: str | None = None,
-    cluster: str | None = None,
-    imports: Sequence[str] = (),
-    job: JobOptions | None = None,
-    snapshot: bool = True,
     fits_memory: bool = True,
+    **options: Unpack[LaunchOptions],
 ) -> LaunchPlan:
     """Makes the plan of a launch.
 
     Args:
-        job: the command line's options for the Slurm job.
-        snapshot: on Slurm, run a copy of the code; locally the code itself runs at once.
         fits_memory: refuse models that are too large for their GPUs.
     Raises:
         ConfigErrors: every mistake in settings, experiment and job.
         ClusterError: trials can't be written under the file root.
     """
-    planner = Planner(
-        experiment, config=config, cluster=cluster, imports=imports, job=job, snapshot=snapshot
-    )
+    planner = Planner(experiment, **options)
     name = trial or next_free_name(planner.folder)
     return planner.plan(words, trial=name, fits_memory=fits_memory)
 
@@ -66,7 +75,7 @@ def make_plan(
 class Planner:
     """Makes plans of one experiment at one site; reads what a sweep's trials share only once.
 
-    Arguments as for ``make_plan``; relative times of all plans count from construction.
+    Options as of ``LaunchOptions``; relative times of all plans count from construction.
 
     Raises:
         ConfigError: no such experiment or cluster, or a failed import.
@@ -77,11 +86,11 @@ class Planner:
         self,
         experiment: str,
         *,
-        config: Path | None,
-        cluster: str | None,
-        imports: Sequence[str],
-        job: JobOptions | None,
-        snapshot: bool,
+        config: Path | None = None,
+        cluster: str | None = None,
+        imports: Sequence[str] = (),
+        job: JobOptions | None = None,
+        snapshot: bool = True,
     ) -> None:
         self.experiment, self._config, self._job = experiment, config, job or JobOptions()
         self._imports = import_all(imports)

@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from typing import Unpack
 
 from launcher.sites import places
 from launcher.sites.site_problems import missing_secrets
@@ -27,11 +28,10 @@ from launcher.slurm.login_environment import (
     task_variables,
 )
 from launcher.submit.dispatch_job import dispatch
-from launcher.submit.job_options import JobOptions
 from launcher.submit.node_exclusion import with_excluded_nodes
 from launcher.submit.other_code import check_settings_readable, refused_with_revision
 from launcher.submit.plan_change import StoredPlan, read_stored_plan, replace_plan, restore_plan
-from launcher.submit.planning import import_all, make_plan
+from launcher.submit.planning import LaunchOptions, import_all, make_plan
 from launcher.submit.remake import RemadePlan, RequestedChanges, remake
 from launcher.trials.copies import refuse_copy
 from launcher.trials.submission import Submission, read_submission
@@ -72,19 +72,15 @@ def launch_trial(
     words: Sequence[str] = (),
     *,
     command: Sequence[str],
-    config: Path | None = None,
     trial: str | None = None,
-    cluster: str | None = None,
-    imports: Sequence[str] = (),
-    job: JobOptions | None = None,
-    snapshot: bool = True,
+    **options: Unpack[LaunchOptions],
 ) -> tuple[LaunchPlan, TrialFiles]:
     """Plans a trial and starts its supervisor, or submits its job; returns its plan and its folder's files.
 
     Args:
         command: recorded in the trial's folder as what launched it.
         trial: its name; None takes the next free ``run<N>``.
-        Others as of ``make_plan``.
+        options: as of ``make_plan``.
     Raises:
         ConfigErrors: every mistake in settings, experiment and job. TrialError: the name is taken.
         ClusterError: the site refuses the job, or nothing can be written there.
@@ -92,23 +88,14 @@ def launch_trial(
     from launcher.plan.time_predictions import store_prediction  # loads the planner
 
     while True:
-        plan = make_plan(
-            experiment,
-            words,
-            config=config,
-            trial=trial,
-            cluster=cluster,
-            imports=imports,
-            job=job,
-            snapshot=snapshot,
-        )
+        plan = make_plan(experiment, words, trial=trial, **options)
         try:
-            files = submit(plan, command=command, imports=imports)
+            files = submit(plan, command=command, imports=options.get("imports", ()))
             break
         except TrialError:
             if trial is not None:  # else another launch took run<N> a moment ago: take the next one
                 raise
-    if cluster is not None:
+    if options.get("cluster") is not None:
         places.remember_file_root(plan.cluster.file_root)
     store_prediction(plan, files)
     return plan, files

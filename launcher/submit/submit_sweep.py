@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Unpack
 
 from launcher.submit.dispatch_job import Element, cancel_submission, dispatch, dispatch_array
-from launcher.submit.job_options import JobOptions
-from launcher.submit.planning import Planner
+from launcher.submit.planning import LaunchOptions, Planner
 from launcher.submit.submit import (
     discard_folder,
     make_trial,
@@ -64,12 +64,8 @@ def plan_sweep(
     words: Sequence[str],
     *,
     name: str | None = None,
-    config: Path | None = None,
-    cluster: str | None = None,
-    imports: Sequence[str] = (),
-    job: JobOptions | None = None,
-    snapshot: bool = True,
     parallel: int | None = None,
+    **options: Unpack[LaunchOptions],
 ) -> PlannedSweep:
     """Makes the plans of all trials.
 
@@ -77,13 +73,12 @@ def plan_sweep(
         name: of the sweep; None: the next free ``sweep<N>``.
         parallel: number of trials that may run at a time. Slurm enforces it for a job array; a sweep
             with different jobs, or on the local machine, can't have a limit above 1.
+        options: as of ``make_plan``.
     Raises:
         ConfigErrors: every mistake of every trial, each once.
         TrialError: a sweep or a trial of that name exists.
     """
-    planner = Planner(
-        experiment, config=config, cluster=cluster, imports=imports, job=job, snapshot=snapshot
-    )
+    planner = Planner(experiment, **options)
     taken, name = name, name or next_free_name(planner.folder, "sweep")
     if taken is not None:
         _check_free(planner.folder, experiment, taken)

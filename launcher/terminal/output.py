@@ -24,14 +24,16 @@ SCHEMA = 1
 _UNQUOTED = re.compile("[\x7f-\x9f\ud800-\udfff]")  # json does not escape them
 
 
-def data(text: str = "") -> None:
-    """Writes a line of the result to stdout."""
-    _write(sys.stdout, visible(text))
+def data(*lines: str) -> None:
+    """Writes lines of the result to stdout."""
+    for line in lines:
+        _write(sys.stdout, visible(line))
 
 
-def say(text: str = "") -> None:
-    """Writes a message to stderr, not part of the result."""
-    _write(sys.stderr, visible(text))
+def say(*lines: str) -> None:
+    """Writes messages to stderr, not part of the result."""
+    for line in lines:
+        _write(sys.stderr, visible(line))
 
 
 def document(**fields: Any) -> None:
@@ -66,9 +68,10 @@ def error_fields(problem: RealsysError) -> dict[str, Any]:
     return fields
 
 
-def warn(text: str) -> None:
-    """Writes a warning to stderr."""
-    _headed("warning:", "33", text)
+def warn(*texts: str) -> None:
+    """Writes warnings to stderr."""
+    for text in texts:
+        _headed("warning:", "33", text)
 
 
 def _headed(head: str, code: str, text: str) -> None:
@@ -108,8 +111,7 @@ def table(
 ) -> None:
     """Prints rows under headers: with rich on a terminal, as plain aligned text otherwise."""
     if not sys.stdout.isatty():
-        for line in aligned([list(columns), *[list(row) for row in rows]]):
-            data(line)
+        data(*aligned([columns, *rows]))
         return
     from rich import box
     from rich.table import Table

@@ -15,6 +15,7 @@ from realsys.config.option_tree import value_text
 from realsys.trial.records import PlanChange
 
 Path = tuple[str, ...]
+_Unless = Callable[[Mapping[str, Any], Path], str]
 MAIN = "main"
 
 # ---- the table ----------------------------------------------------------------------------------
@@ -28,7 +29,7 @@ class Rule:
     """A leaf that may change, unless ``unless`` (new plan, leaf's path) returns a reason against it."""
 
     where: str
-    unless: Callable[[Mapping[str, Any], Path], str] | None = None
+    unless: _Unless | None = None
 
 
 def _length_matters(plan: Mapping[str, Any], path: Path) -> str:
@@ -68,65 +69,47 @@ def _scales_loss(plan: Mapping[str, Any], path: Path) -> str:
     return ""
 
 
-_PERIODS = tuple(
-    f"{what}_freq_{unit}"
-    for what in ("save", "ckpt", "eval")
-    for unit in ("epochs", "steps", "secs")
-)
-_CONTROLS = (f"{_MAIN}.exp_ctrl", f"{_MAIN}.master_worker.*.exp_ctrl")
-_LENGTHS = ("max_prompt_len", "max_answer_len")
+_CONTROLS = ("exp_ctrl", "master_worker.*.exp_ctrl")
 _TASK = (
     "cpu mem nodelist exclude env_vars time_limit begin deadline partition account qos reservation "
     "constraint gpu_type extra"
 ).split()
 
+
+def _rules(place: str, names: str, unless: _Unless | None = None) -> Iterator[Rule]:
+    """Yields rules for leaves of the main phase's configuration at one place."""
+    return (Rule(f"{_MAIN}.{place}.{name}", unless) for name in names.split())
+
+
 ALLOWED: tuple[Rule, ...] = (
     # When to save, checkpoint and evaluate; length of the run.
-    *(Rule(f"{control}.{name}") for control in _CONTROLS for name in (*_PERIODS, "ckpt_keep")),
     *(
-        Rule(f"{control}.{name}", _length_matters)
+        Rule(f"{_MAIN}.{control}.{what}_freq_{unit}")
         for control in _CONTROLS
-        for name in ("benchmark_steps", "total_train_epochs")
+        for what in ("save", "ckpt", "eval")
+        for unit in ("epochs", "steps", "secs")
+    ),
+    *(rule for control in _CONTROLS for rule in _rules(control, "ckpt_keep")),
+    *(
+        rule
+        for control in _CONTROLS
+        for rule in _rules(control, "benchmark_steps total_train_epochs", _length_matters)
     ),
     # Length limits of data and of future samples.
-    *(
-        Rule(f"{_MAIN}.{where}.args.{name}", _cuts)
-        for name in _LENGTHS
-        for where in (
-            "*.*.datasets.*",
-            "model_worker.*.shards.*.eval_dataset",
-        )
-    ),
-    Rule(f"{_MAIN}.model_rpcs.*.interface_impl.args.gen.max_new_tokens", _scales_loss),
-    Rule(f"{_MAIN}.rollout_worker.*.gconfig.max_new_tokens", _scales_loss),
-    Rule(f"{_MAIN}.evaluator.*.gconfig.max_new_tokens"),
+    *_rules("*.*.datasets.*.args", "max_prompt_len max_answer_len", _cuts),
+    *_rules("model_worker.*.shards.*.eval_dataset.args", "max_prompt_len max_answer_len", _cuts),
+    *_rules("model_rpcs.*.interface_impl.args.gen", "max_new_tokens", _scales_loss),
+    *_rules("rollout_worker.*.gconfig", "max_new_tokens", _scales_loss),
+    *_rules("evaluator.*.gconfig", "max_new_tokens"),
     # Memory and concurrency limits; time-outs.
-    Rule(f"{_MAIN}.model_rpcs.*.mb_spec.max_tokens_per_mb"),
-    Rule(f"{_MAIN}.model_rpcs.*.mb_spec.max_cache_tokens"),
-    *(
-        Rule(f"{_MAIN}.rollout_worker.*.{name}")
-        for name in (
-            "new_tokens_per_chunk",
-            "rollout_request_timeout",
-            "max_concurrent_rollouts",
-            "dump_limit_gib",
-        )
-    ),
-    Rule(f"{_MAIN}.gserver_manager.*.flush_request_timeout"),
-    Rule(f"{_MAIN}.gserver_manager.*.max_concurrent_rollouts"),
-    Rule(f"{_MAIN}.rollout.max_in_flight"),
-    Rule(f"{_MAIN}.master_worker.*.rollout.max_in_flight"),
-    *(
-        Rule(f"{_MAIN}.evaluator.*.{name}")
-        for name in (
-            "batch_size",
-            "poll_s",
-            "max_tries",
-            "retry_s",
-            "mb_spec.max_tokens_per_mb",
-            "mb_spec.max_cache_tokens",
-        )
-    ),
+    *_rules("model_rpcs.*.mb_spec", "max_tokens_per_mb max_cache_tokens"),
+    *_rules("rollout_worker.*", "new_tokens_per_chunk rollout_request_timeout"),
+    *_rules("rollout_worker.*", "max_concurrent_rollouts dump_limit_gib"),
+    *_rules("gserver_manager.*", "flush_request_timeout max_concurrent_rollouts"),
+    *_rules("rollout", "max_in_flight"),
+    *_rules("master_worker.*.rollout", "max_in_flight"),
+    *_rules("evaluator.*", "batch_size poll_s max_tries retry_s"),
+    *_rules("evaluator.*.mb_spec", "max_tokens_per_mb max_cache_tokens"),
     # Destinations of metrics.
     Rule(f"{_MAIN}.tensorboard"),
     Rule(f"{_MAIN}.wandb.**"),
@@ -136,39 +119,33 @@ ALLOWED: tuple[Rule, ...] = (
     Rule("job.**"),
 )
 
-# Reasons against leaves that are not in ALLOWED; the first that matches is reported.
+# Reasons against leaves of the main phase that are not in ALLOWED; the first that matches is reported.
 _REASONS: tuple[tuple[str, str], ...] = (
-    ("phases.main.config.*.*.base_seed", "data order and sampling follow from it"),
-    ("phases.main.config.**.optimizer.**", "weights and moments were computed with it"),
-    ("phases.main.config.model_worker.*.datasets.**", "{data}"),
-    ("phases.main.config.rollout_worker.*.datasets.**", "{data}"),
-    ("phases.main.config.*.*.shuffle_dataset", "{data}"),
-    ("phases.main.config.model_rpcs.*.n_seqs", "it is the batch size: {data}"),
-    (
-        "phases.main.config.model_rpcs.*.n_minibatches",
-        "the number of updates per step depends on it",
-    ),
-    (
-        "phases.main.config.**.eval_dataset.**",
-        "evaluations before and after it would not be comparable",
-    ),
-    ("phases.main.config.evaluator.**", "evaluations before and after it would not be comparable"),
-    ("phases.main.config.**.shards.*.model.**", "the checkpoint holds that model's weights"),
-    ("phases.main.config.*.*.num_threads", "sums would be rounded differently"),
-    ("phases.main.config.*.*.backend_args.num_threads", "sums would be rounded differently"),
-    ("phases.main.scheduling.*.scheduling.gpu", "tasks would compute on other devices"),
-    ("phases.main.scheduling.*.scheduling.container_image", "the software would differ"),
-    ("phases.main.scheduling.*", "the checkpoint has a file for each worker"),
-    ("phases.main.scheduling.*.count", "the checkpoint has a file for each worker"),
-    ("phases.main.config.**.shards.*.id.**", "{layout}"),
-    ("phases.main.config.**.topo.**", "{layout}"),
-    ("phases.main.config.resolved.**", "{layout}"),
-    ("phases.main.config.model_worker.**", "{layout}"),
-    ("phases.main.config.pools.**", "{layout}"),
-    ("phases.main.config.**.interface_impl.**", "{algorithm}"),
-    ("phases.main.config.model_rpcs.**", "{algorithm}"),
-    ("phases.main.config.**.gconfig.**", "{algorithm}"),
-    ("phases.main.config.**.reward", "{algorithm}"),
+    ("config.*.*.base_seed", "data order and sampling follow from it"),
+    ("config.**.optimizer.**", "weights and moments were computed with it"),
+    ("config.model_worker.*.datasets.**", "{data}"),
+    ("config.rollout_worker.*.datasets.**", "{data}"),
+    ("config.*.*.shuffle_dataset", "{data}"),
+    ("config.model_rpcs.*.n_seqs", "it is the batch size: {data}"),
+    ("config.model_rpcs.*.n_minibatches", "the number of updates per step depends on it"),
+    ("config.**.eval_dataset.**", "evaluations before and after it would not be comparable"),
+    ("config.evaluator.**", "evaluations before and after it would not be comparable"),
+    ("config.**.shards.*.model.**", "the checkpoint holds that model's weights"),
+    ("config.*.*.num_threads", "sums would be rounded differently"),
+    ("config.*.*.backend_args.num_threads", "sums would be rounded differently"),
+    ("scheduling.*.scheduling.gpu", "tasks would compute on other devices"),
+    ("scheduling.*.scheduling.container_image", "the software would differ"),
+    ("scheduling.*", "the checkpoint has a file for each worker"),
+    ("scheduling.*.count", "the checkpoint has a file for each worker"),
+    ("config.**.shards.*.id.**", "{layout}"),
+    ("config.**.topo.**", "{layout}"),
+    ("config.resolved.**", "{layout}"),
+    ("config.model_worker.**", "{layout}"),
+    ("config.pools.**", "{layout}"),
+    ("config.**.interface_impl.**", "{algorithm}"),
+    ("config.model_rpcs.**", "{algorithm}"),
+    ("config.**.gconfig.**", "{algorithm}"),
+    ("config.**.reward", "{algorithm}"),
 )
 _WORDS = {
     "{data}": "the assignment of records to steps depends on it",
@@ -313,7 +290,7 @@ def _refusal_of(plan: Mapping[str, Any], path: Path) -> tuple[int, str]:
             f"phase {path[1]} was started with the former value, and its product's name depends on it",
         )
     for place, (pattern, why) in enumerate(_REASONS, 1):
-        if matches(path, pattern.split(".")):
+        if matches(path[:2], ("phases", MAIN)) and matches(path[2:], pattern.split(".")):
             for word, meaning in _WORDS.items():
                 why = why.replace(word, meaning)
             return place, why

@@ -155,9 +155,8 @@ class TrialLogs:
     ) -> Iterator[LogLine]:
         """Yields lines as they are written, until the trial has ended and everything has been read."""
         while True:
-            over = (
-                is_over()
-            )  # checked before reading, so that everything written until then is read
+            # Checked before reading, so that everything written until then is read.
+            over = is_over()
             yield from self.read(last=over)
             if over:
                 return

@@ -374,9 +374,8 @@ def _silent_steps(records: Records) -> tuple[str, str] | None:
     age_s = records.now - records.attempt.started_at
     workers = _workers(records, _current_phase(records, None))
     silent = dict.fromkeys(w.worker.partition("/")[0] for w in workers if w.is_not_started)
-    requested = [
-        kind for kind in silent if f"srun-{kind}" in records.logged
-    ]  # not before all jobs have started
+    # Not before all jobs have started.
+    requested = [kind for kind in silent if f"srun-{kind}" in records.logged]
     if not requested or age_s < SILENT_S:
         return None
     kinds = ", ".join(requested)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from realsys.api.data import MicroBatchSpec
-from realsys.api.errors import ConfigError, ConfigErrors, did_you_mean
+from realsys.api.errors import ConfigError, ConfigErrors, Problems, did_you_mean
 from realsys.api.model import ModelInterfaceAbstraction, ModelInterfaceType, ModelName
 
 
@@ -176,14 +176,12 @@ def build_graph(nodes: Sequence[MFCDef], *, dataset_keys: Iterable[str]) -> Data
             the nearest name), a cycle (named call by call); all problems at once.
     """
     known = frozenset(dataset_keys)
-    problems: list[ConfigError] = []
+    problems = Problems()
     if not nodes:
-        problems.append(ConfigError("no calls", where="dataflow graph", fix="add an MFCDef"))
+        problems.add("no calls", where="dataflow graph", fix="add an MFCDef")
     names = [n.name for n in nodes]
     for name in sorted({n for n in names if names.count(n) > 1}):
-        problems.append(
-            ConfigError(f"two calls named {name!r}", where="dataflow graph", fix="rename one")
-        )
+        problems.add(f"two calls named {name!r}", where="dataflow graph", fix="rename one")
     producers = _producers(nodes, known, problems)
     _check_inputs(nodes, known, producers, problems)
     _check_batches(nodes, problems)
@@ -197,19 +195,17 @@ def build_graph(nodes: Sequence[MFCDef], *, dataset_keys: Iterable[str]) -> Data
 
 
 def _producers(
-    nodes: Sequence[MFCDef], dataset_keys: frozenset[str], problems: list[ConfigError]
+    nodes: Sequence[MFCDef], dataset_keys: frozenset[str], problems: Problems
 ) -> dict[str, str]:
     producers: dict[str, str] = {}
     for node in nodes:
         for key in node.output_keys:
             other = "the data set" if key in dataset_keys else producers.get(key)
             if other is not None:
-                problems.append(
-                    ConfigError(
-                        f"key {key!r} has two producers: {other} and {node.name}",
-                        where=f"MFC {node.name!r}, output_keys",
-                        fix="give one of them another name (output_key_remap)",
-                    )
+                problems.add(
+                    f"key {key!r} has two producers: {other} and {node.name}",
+                    where=f"MFC {node.name!r}, output_keys",
+                    fix="give one of them another name (output_key_remap)",
                 )
             producers.setdefault(key, node.name)
     return producers
@@ -219,59 +215,51 @@ def _check_inputs(
     nodes: Sequence[MFCDef],
     dataset_keys: frozenset[str],
     producers: Mapping[str, str],
-    problems: list[ConfigError],
+    problems: Problems,
 ) -> None:
     for node in nodes:
         for key in node.input_keys:
             if key not in dataset_keys and key not in producers:
-                problems.append(
-                    ConfigError(
-                        f"no call produces key {key!r}",
-                        where=f"MFC {node.name!r}, input_keys",
-                        fix=did_you_mean(key, [*dataset_keys, *producers]),
-                    )
+                problems.add(
+                    f"no call produces key {key!r}",
+                    where=f"MFC {node.name!r}, input_keys",
+                    fix=did_you_mean(key, [*dataset_keys, *producers]),
                 )
 
 
-def _check_batches(nodes: Sequence[MFCDef], problems: list[ConfigError]) -> None:
+def _check_batches(nodes: Sequence[MFCDef], problems: Problems) -> None:
     """Reports calls of unequal batch sizes.
 
     A step runs each call once, so datapoints would be left over or awaited for ever.
     """
     for node in nodes:
         if not node.input_keys:
-            problems.append(
-                ConfigError(
-                    "it reads no keys, so it would never start",
-                    where=f"MFC {node.name!r}, input_keys",
-                    fix="give it a key of the data set",
-                )
+            problems.add(
+                "it reads no keys, so it would never start",
+                where=f"MFC {node.name!r}, input_keys",
+                fix="give it a key of the data set",
             )
         if node.n_seqs != nodes[0].n_seqs:
-            problems.append(
-                ConfigError(
-                    f"{node.name} takes {node.n_seqs} datapoints a call, "
-                    f"{nodes[0].name} takes {nodes[0].n_seqs}",
-                    where=f"MFC {node.name!r}, n_seqs",
-                    fix="use one number for all calls: a step runs each of them once",
-                )
+            problems.add(
+                f"{node.name} takes {node.n_seqs} datapoints a call, "
+                f"{nodes[0].name} takes {nodes[0].n_seqs}",
+                where=f"MFC {node.name!r}, n_seqs",
+                fix="use one number for all calls: a step runs each of them once",
             )
 
 
 def _levels(
-    names: Sequence[str], parents: Mapping[str, frozenset[str]], problems: list[ConfigError]
+    names: Sequence[str], parents: Mapping[str, frozenset[str]], problems: Problems
 ) -> tuple[tuple[str, ...], ...]:
     sorter = graphlib.TopologicalSorter(parents)
     try:
         sorter.prepare()
     except graphlib.CycleError as error:
         path = " → ".join(reversed(error.args[1]))
-        problems.append(
-            ConfigError(
-                f"the calls form a cycle: {path}",
-                where="dataflow graph",
-                fix="remove one of the keys on that path",
-            )
+        problems.add(
+            f"the calls form a cycle: {path}",
+            where="dataflow graph",
+            fix="remove one of the keys on that path",
         )
         return ()
     levels = []

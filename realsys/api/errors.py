@@ -93,6 +93,14 @@ class ConfigErrors(ConfigError):
         return type(self), (self.problems,)
 
 
+class Problems(list[ConfigError]):
+    """Mistakes found so far, for checks that report all of them together."""
+
+    def add(self, what: str, *, where: str, fix: str) -> None:
+        """Adds a mistake."""
+        self.append(ConfigError(what, where=where, fix=fix))
+
+
 class TrialError(RealsysError):
     """The trial is not in a state that allows the request."""
 

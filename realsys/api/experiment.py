@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from realsys.api.dataflow import DataflowGraph, MFCDef, build_graph
-from realsys.api.errors import ConfigError, ConfigErrors, did_you_mean
+from realsys.api.errors import ConfigError, ConfigErrors, Problems, did_you_mean
 from realsys.api.experiment_checks import (
     check_calls,
     check_evaluator,
@@ -94,7 +94,7 @@ class ExperimentConfig:
         Raises:
             ConfigErrors: every inconsistency, each with the worker, model or call that causes it.
         """
-        problems: list[ConfigError] = []
+        problems = Problems()
         try:
             self.graph()
         except ConfigErrors as errors:
@@ -102,9 +102,7 @@ class ExperimentConfig:
         except ConfigError as error:
             problems.append(error)
         if not self.model_worker:
-            problems.append(
-                ConfigError("no model workers", where="ExperimentConfig", fix="add at least one")
-            )
+            problems.add("no model workers", where="ExperimentConfig", fix="add at least one")
         topos = collect_topologies(self.model_worker, problems)
         check_replicas(topos, problems)
         trained = trained_replicas(self.model_rpcs, problems)

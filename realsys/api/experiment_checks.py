@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from realsys.api.dataflow import DataflowGraph, MFCDef, ParamReallocHook
-from realsys.api.errors import ConfigError, did_you_mean
+from realsys.api.errors import ConfigError, Problems, did_you_mean
 from realsys.api.model import ModelName, ProcessTopology
 from realsys.api.worker_configs import ModelWorker
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def collect_topologies(
-    workers: Iterable[ModelWorker], problems: list[ConfigError]
+    workers: Iterable[ModelWorker], problems: Problems
 ) -> dict[ModelName, ProcessTopology]:
     """Returns the topology of each model. The ranks of its shards must be exactly 0 … world size − 1."""
     topos: dict[ModelName, ProcessTopology] = {}
@@ -27,67 +27,57 @@ def collect_topologies(
     for i, worker in enumerate(workers):
         here = [s.id.model_name for s in worker.shards]
         for name in sorted({n for n in here if here.count(n) > 1}):
-            problems.append(
-                ConfigError(
-                    f"two shards of {name} on one worker",
-                    where=f"model_worker/{i}",
-                    fix="place each shard of a model on a worker of its own",
-                )
+            problems.add(
+                f"two shards of {name} on one worker",
+                where=f"model_worker/{i}",
+                fix="place each shard of a model on a worker of its own",
             )
         for shard in worker.shards:
             name = shard.id.model_name
             known = topos.setdefault(name, shard.id.topo)
             if known != shard.id.topo:
-                problems.append(
-                    ConfigError(
-                        f"shards of {name} disagree on the topology: {known} and {shard.id.topo}",
-                        where=f"model_worker/{i}",
-                        fix="use one topology for a model name, or another replica id",
-                    )
+                problems.add(
+                    f"shards of {name} disagree on the topology: {known} and {shard.id.topo}",
+                    where=f"model_worker/{i}",
+                    fix="use one topology for a model name, or another replica id",
                 )
             ranks.setdefault(name, []).append(shard.id.parallelism_rank)
     for name, found in ranks.items():
         expected = list(range(topos[name].world_size))
         if sorted(found) != expected:
-            problems.append(
-                ConfigError(
-                    f"parallelism ranks of {name} are {sorted(found)}, "
-                    f"its topology {topos[name]} needs exactly {expected}",
-                    where=f"shards of {name}",
-                    fix="give each rank to one worker",
-                )
+            problems.add(
+                f"parallelism ranks of {name} are {sorted(found)}, "
+                f"its topology {topos[name]} needs exactly {expected}",
+                where=f"shards of {name}",
+                fix="give each rank to one worker",
             )
     return topos
 
 
-def check_replicas(topos: Iterable[ModelName], problems: list[ConfigError]) -> None:
+def check_replicas(topos: Iterable[ModelName], problems: Problems) -> None:
     by_role: dict[str, list[int]] = {}
     for name in topos:
         by_role.setdefault(name.role, []).append(name.replica_id)
     for role, ids in by_role.items():
         if sorted(ids) != list(range(len(ids))):
-            problems.append(
-                ConfigError(
-                    f"replica ids of role {role!r} are {sorted(ids)}",
-                    where=f"model names of role {role!r}",
-                    fix=f"number its replicas 0 … {len(ids) - 1}",
-                )
+            problems.add(
+                f"replica ids of role {role!r} are {sorted(ids)}",
+                where=f"model names of role {role!r}",
+                fix=f"number its replicas 0 … {len(ids) - 1}",
             )
 
 
-def trained_replicas(rpcs: Iterable[MFCDef], problems: list[ConfigError]) -> dict[str, ModelName]:
+def trained_replicas(rpcs: Iterable[MFCDef], problems: Problems) -> dict[str, ModelName]:
     trained: dict[str, MFCDef] = {}
     for rpc in rpcs:
         if not rpc.is_train:
             continue
         other = trained.setdefault(rpc.role, rpc)
         if other is not rpc:
-            problems.append(
-                ConfigError(
-                    f"role {rpc.role!r} has two train steps: {other.name} and {rpc.name}",
-                    where="model_rpcs",
-                    fix="train a role in one call, or use two roles",
-                )
+            problems.add(
+                f"role {rpc.role!r} has two train steps: {other.name} and {rpc.name}",
+                where="model_rpcs",
+                fix="train a role in one call, or use two roles",
             )
     return {role: rpc.model_name for role, rpc in trained.items()}
 
@@ -95,27 +85,23 @@ def trained_replicas(rpcs: Iterable[MFCDef], problems: list[ConfigError]) -> dic
 def check_calls(
     rpcs: Iterable[MFCDef],
     topos: Mapping[ModelName, ProcessTopology],
-    problems: list[ConfigError],
+    problems: Problems,
 ) -> None:
     for rpc in rpcs:
         if rpc.model_name not in topos:
-            problems.append(
-                ConfigError(
-                    f"call {rpc.name} runs on {rpc.model_name}, which no worker holds",
-                    where=f"MFC {rpc.name!r}, model_name",
-                    fix=did_you_mean(str(rpc.model_name), [str(n) for n in topos]),
-                )
+            problems.add(
+                f"call {rpc.name} runs on {rpc.model_name}, which no worker holds",
+                where=f"MFC {rpc.name!r}, model_name",
+                fix=did_you_mean(str(rpc.model_name), [str(n) for n in topos]),
             )
             continue
         data = topos[rpc.model_name].data
         if rpc.n_seqs < data * rpc.min_n_seqs_per_pass:
-            problems.append(
-                ConfigError(
-                    f"{rpc.n_seqs} datapoints a call are too few for {data} data-parallel ranks "
-                    f"of at least {rpc.min_n_seqs_per_pass}",
-                    where=f"MFC {rpc.name!r}, n_seqs",
-                    fix=f"use {data * rpc.min_n_seqs_per_pass} or more, or fewer ranks",
-                )
+            problems.add(
+                f"{rpc.n_seqs} datapoints a call are too few for {data} data-parallel ranks "
+                f"of at least {rpc.min_n_seqs_per_pass}",
+                where=f"MFC {rpc.name!r}, n_seqs",
+                fix=f"use {data * rpc.min_n_seqs_per_pass} or more, or fewer ranks",
             )
 
 
@@ -123,7 +109,7 @@ def check_weights(
     rpcs: Iterable[MFCDef],
     topos: Mapping[ModelName, ProcessTopology],
     trained: Mapping[str, ModelName],
-    problems: list[ConfigError],
+    problems: Problems,
 ) -> None:
     """Reports replicas that no hook fills: only the trained replica has weights of its own."""
     rpcs = tuple(rpcs)
@@ -131,17 +117,15 @@ def check_weights(
     for rpc in rpcs:
         name = rpc.model_name
         if name in topos and trained.get(name.role, name) != name and name not in filled:
-            problems.append(
-                ConfigError(
-                    f"{name} is never filled: only {trained[name.role]} is trained, no hook copies it",
-                    where=f"MFC {rpc.name!r}, model_name",
-                    fix=f"run it on {trained[name.role]}, or add ParamReallocHook(source=…)",
-                )
+            problems.add(
+                f"{name} is never filled: only {trained[name.role]} is trained, no hook copies it",
+                where=f"MFC {rpc.name!r}, model_name",
+                fix=f"run it on {trained[name.role]}, or add ParamReallocHook(source=…)",
             )
 
 
 def check_rollout(
-    config: ExperimentConfig, trained: Mapping[str, ModelName], problems: list[ConfigError]
+    config: ExperimentConfig, trained: Mapping[str, ModelName], problems: Problems
 ) -> None:
     """Reports an incomplete or inconsistent rollout setup.
 
@@ -156,71 +140,59 @@ def check_rollout(
     if config.rollout is None:
         for kind, count in parts.items():
             if count:
-                problems.append(
-                    ConfigError(
-                        f"{count} {kind} workers, but rollouts are not enabled",
-                        where=f"initial_setup().{kind}",
-                        fix="set rollout=RolloutControl(…)",
-                    )
+                problems.add(
+                    f"{count} {kind} workers, but rollouts are not enabled",
+                    where=f"initial_setup().{kind}",
+                    fix="set rollout=RolloutControl(…)",
                 )
         return
     for kind, count in parts.items():
         if not count or (kind == "gserver_manager" and count != 1):
-            problems.append(
-                ConfigError(
-                    f"rollouts need {'one' if kind == 'gserver_manager' else 'at least one'} {kind}, "
-                    f"there are {count}",
-                    where=f"initial_setup().{kind}",
-                    fix="add them, or leave out rollout",
-                )
+            problems.add(
+                f"rollouts need {'one' if kind == 'gserver_manager' else 'at least one'} {kind}, "
+                f"there are {count}",
+                where=f"initial_setup().{kind}",
+                fix="add them, or leave out rollout",
             )
     name = config.rollout.model_name
     if config.rollout.trains and trained.get(name.role) != name:
-        problems.append(
-            ConfigError(
-                f"the servers have the weights of {name}, which is not trained",
-                where="initial_setup().rollout.model_name",
-                fix=did_you_mean(str(name), [str(n) for n in trained.values()]),
-            )
+        problems.add(
+            f"the servers have the weights of {name}, which is not trained",
+            where="initial_setup().rollout.model_name",
+            fix=did_you_mean(str(name), [str(n) for n in trained.values()]),
         )
 
 
 def check_evaluator(
-    config: ExperimentConfig, trained: Mapping[str, ModelName], problems: list[ConfigError]
+    config: ExperimentConfig, trained: Mapping[str, ModelName], problems: Problems
 ) -> None:
     """Reports a bad evaluator: at most one, for a role that is saved, with at least one data set."""
     if len(config.evaluator) > 1:
-        problems.append(
-            ConfigError(
-                f"{len(config.evaluator)} evaluators would write the same files",
-                where="initial_setup().evaluator",
-                fix="use one; it takes the checkpoints one by one",
-            )
+        problems.add(
+            f"{len(config.evaluator)} evaluators would write the same files",
+            where="initial_setup().evaluator",
+            fix="use one; it takes the checkpoints one by one",
         )
     for i, evaluator in enumerate(config.evaluator):
         where = f"initial_setup().evaluator[{i}]"
         if evaluator.role not in trained:
-            problems.append(
-                ConfigError(
-                    f"{evaluator.role!r} is not trained, so it has no checkpoints to evaluate",
-                    where=f"{where}.role",
-                    fix=did_you_mean(evaluator.role, list(trained)),
-                )
+            problems.add(
+                f"{evaluator.role!r} is not trained, so it has no checkpoints to evaluate",
+                where=f"{where}.role",
+                fix=did_you_mean(evaluator.role, list(trained)),
             )
         if not evaluator.datasets:
-            problems.append(
-                ConfigError(
-                    "the evaluator has no data set",
-                    where=f"{where}.datasets",
-                    fix="name a data set, or leave out the evaluator",
-                )
+            problems.add(
+                "the evaluator has no data set",
+                where=f"{where}.datasets",
+                fix="name a data set, or leave out the evaluator",
             )
 
 
 def sync_param_pairs(
     rpcs: Iterable[MFCDef],
     topos: Mapping[ModelName, ProcessTopology],
-    problems: list[ConfigError],
+    problems: Problems,
 ) -> tuple[tuple[ModelName, ModelName], ...]:
     pairs: list[tuple[ModelName, ModelName]] = []
     for rpc, hook in _realloc_hooks(rpcs):

@@ -122,35 +122,27 @@ class ModelShardID:
 
 
 @dataclass(frozen=True)
-class ModelAbstraction:
+class PluginAbstraction:
+    """A registered plug-in and its arguments; the subclasses say of which kind."""
+
+    type_: str
+    args: Mapping[str, Any] = field(default_factory=dict)
+
+
+class ModelAbstraction(PluginAbstraction):
     """How to build a module: a registered model factory and its arguments."""
 
-    type_: str
-    args: Mapping[str, Any] = field(default_factory=dict)
 
-
-@dataclass(frozen=True)
-class ModelBackendAbstraction:
+class ModelBackendAbstraction(PluginAbstraction):
     """A registered backend and its arguments."""
 
-    type_: str
-    args: Mapping[str, Any] = field(default_factory=dict)
 
-
-@dataclass(frozen=True)
-class ModelInterfaceAbstraction:
+class ModelInterfaceAbstraction(PluginAbstraction):
     """A registered interface and its arguments: ``("ppo_actor", {"eps_clip": 0.2})``."""
 
-    type_: str
-    args: Mapping[str, Any] = field(default_factory=dict)
 
-
-@dataclass(frozen=True)
-class DatasetAbstraction:
+class DatasetAbstraction(PluginAbstraction):
     """A registered data set and its arguments."""
-
-    type_: str
-    args: Mapping[str, Any] = field(default_factory=dict)
 
 
 class ModelInterfaceType(StrEnum):

@@ -16,23 +16,7 @@ from typing import Any
 from realsys.api.errors import DataError
 from realsys.observability.events import Event, MfcEvent, MoveEvent, PeriodicEvent, StepEvent
 from realsys.observability.jsonl import write_error
-from realsys.observability.pictures.step_picture import draw_step
-
-__all__ = [
-    "MfcSummary",
-    "MfcTiming",
-    "StepTiming",
-    "draw_step",
-    "finished_steps",
-    "mean_ratio",
-    "mfc_summary",
-    "overhead",
-    "perfetto_trace",
-    "role_of",
-    "step_rows",
-    "typical_step",
-    "write_perfetto",
-]
+from realsys.observability.pictures.step_picture import draw_step as draw_step
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,22 +13,9 @@ import sys
 import time
 
 QUIET = (
-    "accelerate",
-    "asyncio",
-    "filelock",
-    "fsspec",
-    "httpcore",
-    "httpx",
-    "huggingface_hub",
-    "matplotlib",
-    "PIL",
-    "submitit",
-    "tensorboard",
-    "torch",
-    "transformers",
-    "urllib3",
-    "wandb",
-)
+    "accelerate asyncio filelock fsspec httpcore httpx huggingface_hub matplotlib PIL submitit "
+    "tensorboard torch transformers urllib3 wandb"
+).split()
 
 
 class WorkerContext(logging.Filter):

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def status(
     trial: o.TrialOrSweep = None,
     report: Annotated[
-        bool, typer.Option("--report", help="Also the time of each call, predicted and measured.")
+        bool, o.option("--report", "Also the time of each call, predicted and measured.")
     ] = False,
     json: o.Json = False,
     cluster: o.Cluster = None,
@@ -56,19 +56,17 @@ def logs(
     workers: Annotated[
         str, typer.Argument(help="E.g. model_worker or 'model_worker/*'; default: all.")
     ] = "",
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Keep printing new lines.")
-    ] = False,
-    grep: Annotated[str, typer.Option(help="Only lines with this regular expression.")] = "",
-    attempt: Annotated[int | None, typer.Option(min=1, help="One attempt; default: all.")] = None,
-    since: Annotated[
-        str, typer.Option(metavar="TIME", help="Only lines since TIME: 10m, 2h, or a time.")
-    ] = "",
-    tail: Annotated[
-        int | None, typer.Option("--tail", "-n", metavar="N", min=0, help="Only the last N lines.")
+    follow: Annotated[bool, o.option("--follow -f", "Keep printing new lines.")] = False,
+    grep: Annotated[str, o.option("--grep", "Only lines with this regular expression.")] = "",
+    attempt: Annotated[
+        int | None, o.option("--attempt", "One attempt; default: all.", min=1)
     ] = None,
+    since: Annotated[
+        str, o.option("--since TIME", "Only lines since TIME: 10m, 2h, or a time.")
+    ] = "",
+    tail: Annotated[int | None, o.option("--tail -n N", "Only the last N lines.", min=0)] = None,
     first_error: Annotated[
-        bool, typer.Option("--first-error", help="Only the first failure, with its last lines.")
+        bool, o.option("--first-error", "Only the first failure, with its last lines.")
     ] = False,
     json: o.Json = False,
     cluster: o.Cluster = None,
@@ -142,8 +140,7 @@ def explain(trial: o.Trial, json: o.Json = False, cluster: o.Cluster = None) -> 
     if json:
         output.document(lines=lines)
     else:
-        for line in lines:
-            output.data(line)
+        output.data(*lines)
     return ExitCode.OK
 
 
@@ -151,10 +148,8 @@ def show(
     trial: o.OptionalTrial = None,
     config: Annotated[
         str | None,
-        typer.Option(
-            "--config",
-            metavar="EXPERIMENT",
-            help="Every setting of an experiment: value, range, unit, meaning.",
+        o.option(
+            "--config EXPERIMENT", "Every setting of an experiment: value, range, unit, meaning."
         ),
     ] = None,
     overrides: o.Overrides = None,
@@ -188,21 +183,13 @@ def show(
     if plan.scheduling_options:
         for name, value in _flat({"scheduling": plan.scheduling_options}):
             output.data(f"{name}={value}")
-    for line in change_lines(changes):
-        output.say(line)
+    output.say(*change_lines(changes))
     return ExitCode.OK
 
 
 def graph(
-    name: Annotated[
-        str,
-        typer.Argument(
-            metavar="EXPERIMENT|TRIAL", help="The dataflow to show.", show_default=False
-        ),
-    ],
-    out: Annotated[
-        Path | None, typer.Option(metavar="FILE.png", help="Also draw a picture.")
-    ] = None,
+    name: Annotated[str, o.argument("EXPERIMENT|TRIAL", "The dataflow to show.")],
+    out: Annotated[Path | None, o.option("--out FILE.png", "Also draw a picture.")] = None,
     imports: o.Imports = None,
     json: o.Json = False,
     cluster: o.Cluster = None,
@@ -242,9 +229,7 @@ def report(trial: o.Trial, json: o.Json = False, cluster: o.Cluster = None) -> i
 
 
 def schema(
-    experiment: Annotated[
-        str, typer.Argument(metavar="EXPERIMENT", help="Whose settings.", show_default=False)
-    ],
+    experiment: Annotated[str, o.argument("EXPERIMENT", "Whose settings.")],
     imports: o.Imports = None,
 ) -> int:
     """Print the JSON Schema of an experiment's settings, for completion in an editor."""

@@ -18,13 +18,12 @@ def rm(
     trial: o.TrialOrSweep = None,
     older_than: Annotated[
         str | None,
-        typer.Option(
-            "--older-than",
-            metavar="TIME",
-            help="All my trials that ended before TIME: 30d (days ago), 12h, or a time.",
+        o.option(
+            "--older-than TIME",
+            "All my trials that ended before TIME: 30d (days ago), 12h, or a time.",
         ),
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")] = False,
+    yes: Annotated[bool, o.option("--yes -y", "Don't ask.")] = False,
     cluster: o.Cluster = None,
 ) -> int:
     """Remove ended trials with their checkpoints, logs and keys; asks first."""

@@ -43,42 +43,26 @@ def launch(
 ) -> int:
     """Start an experiment and watch it; Ctrl-C leaves it running."""
     from launcher.slurm.plan_lines import limit_lines
+    from launcher.submit.planning import LaunchOptions
     from launcher.submit.submit import launch_trial, launch_warnings
     from launcher.terminal import output
 
+    words, command, snapshot = overrides or (), ("realsys", *sys.argv[1:]), not no_snapshot
+    options = LaunchOptions(
+        config=config, cluster=cluster, imports=imports or (), job=job, snapshot=snapshot
+    )
     if sweep:
         from launcher.cli.verbs.sweep_verbs import launch_sweep
 
         return launch_sweep(
-            experiment,
-            overrides or (),
-            name=trial,
-            config=config,
-            cluster=cluster,
-            imports=imports or (),
-            job=job,
-            snapshot=not no_snapshot,
-            parallel=parallel,
-            detach=detach,
+            experiment, words, name=trial, parallel=parallel, detach=detach, **options
         )
     if parallel is not None:
         raise typer.BadParameter("--parallel needs --sweep")
-    plan, files = launch_trial(
-        experiment,
-        overrides or (),
-        config=config,
-        trial=trial,
-        cluster=cluster,
-        imports=imports or (),
-        job=job,
-        snapshot=not no_snapshot,
-        command=("realsys", *sys.argv[1:]),
-    )
-    for warning in launch_warnings(plan):
-        output.warn(warning)
+    plan, files = launch_trial(experiment, words, trial=trial, command=command, **options)
+    output.warn(*launch_warnings(plan))
     output.data(plan.trial)
-    for line in limit_lines(plan):
-        output.say(line)
+    output.say(*limit_lines(plan))
     return _detached(files, plan.trial) if detach else _attached(files, plan.trial)
 
 
@@ -92,24 +76,21 @@ def plan(
     imports: o.Imports = None,
     json: o.Json = False,
     check: Annotated[
-        bool, typer.Option("--check", help="Also ask Slurm whether it would accept the job.")
+        bool, o.option("--check", "Also ask Slurm whether it would accept the job.")
     ] = False,
     no_snapshot: o.NoSnapshot = False,
     search: Annotated[
-        bool, typer.Option("--search", help="Search for better layouts and workers of every call.")
+        bool, o.option("--search", "Search for better layouts and workers of every call.")
     ] = False,
-    gpus: Annotated[
-        int | None, typer.Option("--gpus", min=1, help="With --search: number of GPUs.")
-    ] = None,
+    gpus: Annotated[int | None, o.option("--gpus", "With --search: number of GPUs.", min=1)] = None,
     within: Annotated[
-        float, typer.Option("--within", min=0.1, help="With --search: time limit in seconds.")
+        float, o.option("--within", "With --search: time limit in seconds.", min=0.1)
     ] = 20.0,
     profile: Annotated[
-        list[str] | None,
-        typer.Option("--profile", metavar="TRIAL", help="Take times from that run; repeatable."),
+        list[str] | None, o.option("--profile TRIAL", "Take times from that run; repeatable.")
     ] = None,
     device: Annotated[
-        str | None, typer.Option("--device", help="Take times from formulas, e.g. for h100.")
+        str | None, o.option("--device", "Take times from formulas, e.g. for h100.")
     ] = None,
     *,
     job: o.Job,
@@ -168,8 +149,7 @@ def plan(
 
             if found and (late := time_limit_warning(made, found.step_s)):
                 output.warn(late)
-            for line in plan_lines(made, plan_hash(text)):
-                output.data(line)
+            output.data(*plan_lines(made, plan_hash(text)))
     if check:
         from launcher.slurm.submit_check import check_plan
 
@@ -200,8 +180,7 @@ def resume(
     files = find_trial(trial, cluster=cluster)
     name = trial_name(files)
     if job.exclude is None:
-        for hint in exclusion_hints(files, name):
-            output.warn(hint)
+        output.warn(*exclusion_hints(files, name))
     warnings = resume_warnings(files)
     submission = resubmit(
         files,
@@ -212,17 +191,14 @@ def resume(
         command=("realsys", *sys.argv[1:]),
         report=output.say,
     )
-    for warning in warnings:
-        output.warn(warning)
+    output.warn(*warnings)
     output.data(name)
     return _detached(files, name, submission) if detach else _attached(files, name)
 
 
 def replay(
     trial: o.Trial,
-    name: Annotated[
-        str | None, typer.Option("--trial", help="Name of the replay; default: run<N>.")
-    ] = None,
+    name: Annotated[str | None, o.option("--trial", "Name of the replay; default: run<N>.")] = None,
     detach: o.Detach = False,
     cluster: o.Cluster = None,
 ) -> int:
@@ -235,8 +211,7 @@ def replay(
     original = find_trial(trial, cluster=cluster)
     plan = plan_replay(original, trial=name)
     files = submit(plan, command=("realsys", *sys.argv[1:]), imports=plan.imports)
-    for warning in replay_warnings(original):
-        output.warn(warning)
+    output.warn(*replay_warnings(original))
     output.data(plan.trial)
     if detach:
         return _detached(files, plan.trial)
@@ -261,12 +236,12 @@ def replay(
 def stop(
     trial: o.TrialOrSweep = None,
     grace: Annotated[
-        float, typer.Option(min=0, help="Seconds for the current step to finish.")
+        float, o.option("--grace", "Seconds for the current step to finish.", min=0)
     ] = 60.0,
     everything: Annotated[
-        bool, typer.Option("--all", help="All my running and queued trials; asks first.")
+        bool, o.option("--all", "All my running and queued trials; asks first.")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")] = False,
+    yes: Annotated[bool, o.option("--yes -y", "Don't ask.")] = False,
     cluster: o.Cluster = None,
 ) -> int:
     """Stop a trial, or all of a sweep, after the current step; leaves no process behind."""
@@ -300,7 +275,8 @@ def stop(
 def wait(
     trial: o.Trial,
     timeout: Annotated[
-        float | None, typer.Option(min=0, help="Give up after this many seconds (exit status 7).")
+        float | None,
+        o.option("--timeout", "Give up after this many seconds (exit status 7).", min=0),
     ] = None,
     json: o.Json = False,
     cluster: o.Cluster = None,
@@ -316,8 +292,7 @@ def wait(
     if json:
         output.document(trial=view)
     else:
-        for line in summary(view, files):
-            output.say(line)
+        output.say(*summary(view, files))
     return exit_code(view)
 
 
@@ -347,8 +322,7 @@ def _detached(files: TrialFiles, trial: str, mine: Submission | None = None) -> 
     if mine is not None:
         check_attempt_is_ours(files, view.attempt, mine)
     if view.state in (State.LOST, State.FAILED):
-        for line in summary(view, files):
-            output.say(line)
+        output.say(*summary(view, files))
         return ExitCode.RUN_FAILED
     if view.state in (State.QUEUED, State.HELD):
         output.say(f"{trial} is {view.state.value}: {view.reason}")

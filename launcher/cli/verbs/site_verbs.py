@@ -1,4 +1,4 @@
-"""The verbs for sites: clusters, doctor, image.
+"""The verbs for sites: clusters, doctor, image, etcd, completion.
 
 They need no trial. Each returns its exit status; ``doctor`` returns 0 only if every check was made and
 passed.
@@ -21,18 +21,13 @@ if TYPE_CHECKING:
 
 def clusters(
     action: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="init", help="Draft a site file from Slurm's configuration.", show_default=False
-        ),
+        str | None, o.argument("init", "Draft a site file from Slurm's configuration.")
     ] = None,
     name: Annotated[
         str | None,
         typer.Argument(metavar="NAME", help="The site's name; default: Slurm's ClusterName."),
     ] = None,
-    write: Annotated[
-        bool, typer.Option("--write", help="Write it to your folder of site files.")
-    ] = False,
+    write: Annotated[bool, o.option("--write", "Write it to your folder of site files.")] = False,
     json: o.Json = False,
 ) -> int:
     """List the sites available for launches; `clusters init` drafts a file for this one."""
@@ -57,27 +52,19 @@ def clusters(
 def doctor(
     cluster: o.Cluster = None,
     partition: Annotated[
-        str | None,
-        typer.Option(
-            "--partition", "-p", metavar="NAME", help="Partition to check; default: the site's."
-        ),
+        str | None, o.option("--partition -p NAME", "Partition to check; default: the site's.")
     ] = None,
     gpu: Annotated[
-        bool,
-        typer.Option(
-            "--gpu", help="Measure GPUs and the network between nodes; takes whole nodes."
-        ),
+        bool, o.option("--gpu", "Measure GPUs and the network between nodes; takes whole nodes.")
     ] = False,
     nodes: Annotated[
-        int | None,
-        typer.Option("--nodes", "-N", metavar="N", min=1, help="Number of nodes; default: two."),
+        int | None, o.option("--nodes -N N", "Number of nodes; default: two.", min=1)
     ] = None,
     nodelist: Annotated[
-        str | None,
-        typer.Option("--nodelist", "-w", metavar="HOSTS", help="These nodes, e.g. n[1-4]."),
+        str | None, o.option("--nodelist -w HOSTS", "These nodes, e.g. n[1-4].")
     ] = None,
     with_gloo: Annotated[
-        bool, typer.Option("--with-gloo", help="Measure on CPUs: the network only, by gloo.")
+        bool, o.option("--with-gloo", "Measure on CPUs: the network only, by gloo.")
     ] = False,
     json: o.Json = False,
 ) -> int:
@@ -121,9 +108,7 @@ def image(
             help="Pull: e.g. nvcr.io#nvidia/pytorch:25.05-py3. Build: control, train, sglang, vllm.",
         ),
     ],
-    timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", min=1, help="Give up after this.")
-    ] = 7200.0,
+    timeout: Annotated[float, o.option("--timeout SECONDS", "Give up after this.", min=1)] = 7200.0,
     json: o.Json = False,
     cluster: o.Cluster = None,
 ) -> int:
@@ -144,6 +129,37 @@ def image(
         return ExitCode.OK
     output.say("it exists already:" if pulled.already else "created; name it in the site file:")
     output.data(str(pulled.path))
+    return ExitCode.OK
+
+
+def etcd(
+    action: Annotated[str, typer.Argument(metavar="roles", help="The only action.")],
+    user: Annotated[
+        str | None, o.option("--user NAME", "The launching user; default: you.")
+    ] = None,
+    json: o.Json = False,
+    cluster: o.Cluster = None,
+) -> int:
+    """Print the commands that give one user exclusive access to their part of a site's etcd."""
+    from launcher.sites import places
+    from launcher.sites.clusters import find_cluster
+    from launcher.sites.etcd_roles import roles
+    from launcher.terminal import output
+
+    if action != "roles":
+        raise typer.BadParameter(f"no action {action!r}; use `realsys etcd roles`")
+    spec = find_cluster(cluster)
+    # The login in the site file belongs to the user of that file, who runs this command.
+    login = spec.etcd.user if user is None else None
+    found = roles(spec, user or places.user_name(), etcd_user=login)
+    if json:
+        output.document(cluster=spec.name, **vars(found))
+        return ExitCode.OK
+    output.say(f"to give user {found.user} access to {found.prefix} only, etcd's root runs")
+    output.data(*found.commands)
+    output.say(
+        "and, once: etcdctl auth enable. Options of etcdctl: --user root, --cacert, --cert, --key"
+    )
     return ExitCode.OK
 
 

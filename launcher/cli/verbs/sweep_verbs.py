@@ -9,13 +9,13 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Sequence
-from pathlib import Path
+from typing import Unpack
 
 import typer
 
 from launcher.control.stop_several import Pair, running, stop_several
 from launcher.sites import places
-from launcher.submit.job_options import JobOptions
+from launcher.submit.planning import LaunchOptions
 from launcher.submit.submit import launch_warnings
 from launcher.submit.submit_sweep import PlannedSweep, make_trials, plan_sweep, submit_jobs
 from launcher.terminal import output
@@ -32,13 +32,9 @@ def launch_sweep(
     words: Sequence[str],
     *,
     name: str | None,
-    config: Path | None,
-    cluster: str | None,
-    imports: Sequence[str],
-    job: JobOptions,
-    snapshot: bool,
     parallel: int | None,
     detach: bool,
+    **options: Unpack[LaunchOptions],
 ) -> int:
     """Starts all trials of a sweep.
 
@@ -47,17 +43,7 @@ def launch_sweep(
     (their folders exist, so ``resume`` starts each).
     """
     while True:
-        planned = plan_sweep(
-            experiment,
-            words,
-            name=name,
-            config=config,
-            cluster=cluster,
-            imports=imports,
-            job=job,
-            snapshot=snapshot,
-            parallel=parallel,
-        )
+        planned = plan_sweep(experiment, words, name=name, parallel=parallel, **options)
         if detach and not planned.on_slurm:
             raise ConfigError(
                 "--detach: on this machine a sweep's trials run one after the other, by this command",
@@ -65,14 +51,14 @@ def launch_sweep(
                 fix="leave --detach out, or name a Slurm cluster with --cluster (realsys clusters)",
             )
         try:
+            imports = options.get("imports", ())
             trials = make_trials(planned, command=("realsys", *sys.argv[1:]), imports=imports)
             break
         except TrialError:
             if name is not None:  # else sweep<N> was taken a moment ago: try the next one
                 raise
-    for warning in dict.fromkeys(text for plan in planned.plans for text in launch_warnings(plan)):
-        output.warn(warning)
-    if cluster is not None:
+    output.warn(*dict.fromkeys(text for plan in planned.plans for text in launch_warnings(plan)))
+    if options.get("cluster") is not None:
         places.remember_file_root(planned.plans[0].cluster.file_root)
     if not planned.on_slurm:
         output.data(planned.title)
@@ -120,7 +106,7 @@ def _jobs_text(jobs: Sequence[str]) -> str:
 
 def show_sweep(name: str, trials: Sequence[TrialFiles], *, json: bool) -> int:
     """Prints the `status` of a sweep."""
-    from launcher.submit.sweep_table import sweep_document, sweep_table
+    from launcher.cli.tables import sweep_document, sweep_table
     from launcher.trials.status import trial_views
 
     rows = list(zip(map(point_of, trials), trial_views(trials), strict=True))
@@ -128,8 +114,7 @@ def show_sweep(name: str, trials: Sequence[TrialFiles], *, json: bool) -> int:
         output.document(sweep=name, trials=sweep_document(rows))
     else:
         output.table(*sweep_table(rows))
-    for note in dict.fromkeys(note for _, view in rows for note in view.notes):
-        output.warn(note)
+    output.warn(*dict.fromkeys(note for _, view in rows for note in view.notes))
     return ExitCode.OK
 
 

@@ -17,8 +17,7 @@ def exec_(
     trial: o.Trial,
     worker: Worker,
     command: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="COMMAND", help="After --; default: a shell.", show_default=False),
+        list[str] | None, o.argument("COMMAND", "After --; default: a shell.")
     ] = None,
     cluster: o.Cluster = None,
 ) -> int:
@@ -38,21 +37,13 @@ def tell(
     trial: o.Trial,
     worker: Worker,
     command: Annotated[
-        str,
-        typer.Argument(
-            metavar="COMMAND",
-            help="pause, resume, start, interrupt, exit, configure or dump.",
-            show_default=False,
-        ),
+        str, o.argument("COMMAND", "pause, resume, start, interrupt, exit, configure or dump.")
     ],
     arguments: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="NAME=VALUE", help="Of configure: log_level=debug.", show_default=False
-        ),
+        list[str] | None, o.argument("NAME=VALUE", "Of configure: log_level=debug.")
     ] = None,
     timeout: Annotated[
-        float, typer.Option("--timeout", metavar="SECONDS", help="Time-out for the worker's reply.")
+        float, o.option("--timeout SECONDS", "Time-out for the worker's reply.")
     ] = 60.0,
     cluster: o.Cluster = None,
 ) -> int:
@@ -84,20 +75,16 @@ def scale(
     servers: Annotated[int | None, _number("servers")] = None,
     workers: Annotated[int | None, _number("workers")] = None,
     drain: Annotated[
-        list[str] | None,
-        typer.Option("--drain", metavar="NAME", help="Remove this one; repeatable."),
+        list[str] | None, o.option("--drain NAME", "Remove this one; repeatable.")
     ] = None,
     like: Annotated[
-        str | None,
-        typer.Option("--like", metavar="NAME", help="Added ones copy this one; default: the last."),
+        str | None, o.option("--like NAME", "Added ones copy this one; default: the last.")
     ] = None,
     grace: Annotated[
-        float,
-        typer.Option("--grace", metavar="SECONDS", min=0, help="Time for removed ones to finish."),
+        float, o.option("--grace SECONDS", "Time for removed ones to finish.", min=0)
     ] = 60.0,
     timeout: Annotated[
-        float,
-        typer.Option("--timeout", metavar="SECONDS", help="Time-out for added ones to start."),
+        float, o.option("--timeout SECONDS", "Time-out for added ones to start.")
     ] = 180.0,
     cluster: o.Cluster = None,
 ) -> int:

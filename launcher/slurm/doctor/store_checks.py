@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import shutil
+from contextlib import closing
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -88,11 +89,8 @@ def _file_or_memory(url: str) -> Finding:
     if url.startswith("file://") and not folder.exists():
         return Finding(HERE, True, f"{url}: the first trial creates it")
     try:
-        store = open_store(url)
-        try:
+        with closing(open_store(url)) as store:
             store.revision()
-        finally:
-            store.close()
     except RealsysError as error:
         return of_error(HERE, error)
     return Finding(HERE, True, f"{url} answers")
@@ -117,13 +115,10 @@ def _etcd(spec: ClusterSpec, url: str) -> Finding:
     try:
         keys = TrialKeys(cluster=spec.name, user=user, experiment="doctor", trial="never")
         access = EtcdAccess.from_spec(endpoints_of(url), spec.etcd)
-        store = open_store(url, access=access)
-        try:
+        with closing(open_store(url, access=access)) as store:
             never = Compare.at_revision(keys.stop, 1)  # never true: revision 1 is etcd's own
             store.transaction([never], puts=[Put(keys.stop, b"")])
             store.get_subtree(keys.root)
-        finally:
-            store.close()
     except RealsysError as error:
         return of_error(HERE, error)
     how = "by TLS" if access.is_encrypted else "without TLS"

@@ -98,9 +98,8 @@ def ensure_image_file(
     Raises:
         ClusterError: a command failed, or another user could replace the image.
     """
-    check_folders(
-        target.parent, root=Path(spec.file_root)
-    )  # whoever can write there controls what runs in the image
+    # Whoever can write there controls what runs in the image.
+    check_folders(target.parent, root=Path(spec.file_root))
     if target.exists():
         return ImageFile(path=target, already=True)
     with _beside(target) as part:

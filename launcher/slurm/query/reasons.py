@@ -22,108 +22,98 @@ class Reason(NamedTuple):
     fix: str
 
 
-REASONS: dict[str, Reason] = {
+_TABLE = {
     # the queue works
-    "Priority": Reason("jobs of higher priority are ahead of it", _WAIT),
-    "Resources": Reason(
-        "the nodes it needs are busy", f"{_WAIT}, or request fewer resources or less time"
+    "Priority": ("jobs of higher priority are ahead of it", _WAIT),
+    "Resources": (
+        "the nodes it needs are busy",
+        f"{_WAIT}, or request fewer resources or less time",
     ),
-    "Prolog": Reason("the site's prolog runs on its nodes", _WAIT),
-    "Cleaning": Reason("its previous run is being cleaned up", _WAIT),
-    "SchedDefer": Reason("it requested an immediate start; this site defers starts", _WAIT),
-    "FedJobLock": Reason("the clusters of the federation agree on who runs it", _WAIT),
-    "BurstBufferResources": Reason("the burst buffer is full", _WAIT),
-    "BurstBufferStageIn": Reason("files are copied into the burst buffer", _WAIT),
-    "MaxPoweredUpNodes": Reason("the site's limit on powered-up nodes is reached", _WAIT),
-    "MpiPortsBusy": Reason("the ports reserved for MPI are in use", _WAIT),
-    "NvidiaImexChannels": Reason("all channels for memory sharing between nodes are in use", _WAIT),
-    "Licenses": Reason("the licences it needs are in use", f"{_WAIT} (scontrol show licenses)"),
+    "Prolog": ("the site's prolog runs on its nodes", _WAIT),
+    "Cleaning": ("its previous run is being cleaned up", _WAIT),
+    "SchedDefer": ("it requested an immediate start; this site defers starts", _WAIT),
+    "FedJobLock": ("the clusters of the federation agree on who runs it", _WAIT),
+    "BurstBufferResources": ("the burst buffer is full", _WAIT),
+    "BurstBufferStageIn": ("files are copied into the burst buffer", _WAIT),
+    "MaxPoweredUpNodes": ("the site's limit on powered-up nodes is reached", _WAIT),
+    "MpiPortsBusy": ("the ports reserved for MPI are in use", _WAIT),
+    "NvidiaImexChannels": ("all channels for memory sharing between nodes are in use", _WAIT),
+    "Licenses": ("the licences it needs are in use", f"{_WAIT} (scontrol show licenses)"),
     # what the job requested
-    "BeginTime": Reason(
-        "its begin time has not come", f"{_WAIT}, or scontrol update StartTime=now"
+    "BeginTime": ("its begin time has not come", f"{_WAIT}, or scontrol update StartTime=now"),
+    "Dependency": ("it waits for another job", "realsys status of that trial shows its progress"),
+    "DependencyNeverSatisfied": (
+        "the job it waits for did not end as required",
+        f"{_NEVER}out that dependency",
     ),
-    "Dependency": Reason(
-        "it waits for another job", "realsys status of that trial shows its progress"
+    "DeadLine": ("it could not end before its deadline", f"{_NEVER} a later deadline"),
+    "JobArrayTaskLimit": ("its array's limit on tasks at a time is reached", _WAIT),
+    "BadConstraints": (
+        "no node has what it requests",
+        f"{_NEVER} other constraint, GPUs, CPUs or memory",
     ),
-    "DependencyNeverSatisfied": Reason(
-        "the job it waits for did not end as required", f"{_NEVER}out that dependency"
-    ),
-    "DeadLine": Reason("it could not end before its deadline", f"{_NEVER} a later deadline"),
-    "JobArrayTaskLimit": Reason("its array's limit on tasks at a time is reached", _WAIT),
-    "BadConstraints": Reason(
-        "no node has what it requests", f"{_NEVER} other constraint, GPUs, CPUs or memory"
-    ),
-    "Constraints": Reason(
-        "no free node has the features it requests", f"{_WAIT}, or request others"
-    ),
-    "MaxMemPerLimit": Reason(
-        "it requests more memory per node or CPU than is allowed", f"{_NEVER} less memory"
+    "Constraints": ("no free node has the features it requests", f"{_WAIT}, or request others"),
+    "MaxMemPerLimit": (
+        "it requests more memory per node or CPU than is allowed",
+        f"{_NEVER} less memory",
     ),
     # nodes, partition, reservation
-    "ReqNodeNotAvail": Reason(
-        "nodes that it needs are down, drained or reserved", f"{_WAIT}, or launch without nodelist"
+    "ReqNodeNotAvail": (
+        "nodes that it needs are down, drained or reserved",
+        f"{_WAIT}, or launch without nodelist",
     ),
-    "NodeDown": Reason("a node that it needs is down", f"{_WAIT}, or launch without that node"),
-    "PartitionDown": Reason(
-        "its partition starts no jobs", f"{_WAIT}, or choose another partition"
-    ),
-    "PartitionInactive": Reason(
-        "its partition is inactive", f"{_ADMIN}, or choose another partition"
-    ),
-    "PartitionNodeLimit": Reason(
+    "NodeDown": ("a node that it needs is down", f"{_WAIT}, or launch without that node"),
+    "PartitionDown": ("its partition starts no jobs", f"{_WAIT}, or choose another partition"),
+    "PartitionInactive": ("its partition is inactive", f"{_ADMIN}, or choose another partition"),
+    "PartitionNodeLimit": (
         "it requests more nodes than its partition allows, or some of them are down",
         f"{_NEVER} fewer nodes, or choose another partition (sinfo)",
     ),
-    "PartitionTimeLimit": Reason(
-        "its time limit is over the partition's", f"{_NEVER} a shorter time limit"
+    "PartitionTimeLimit": (
+        "its time limit is over the partition's",
+        f"{_NEVER} a shorter time limit",
     ),
-    "PartitionConfig": Reason(
-        "its partition does not allow it", "scontrol show partition shows the limits"
+    "PartitionConfig": (
+        "its partition does not allow it",
+        "scontrol show partition shows the limits",
     ),
-    "Reservation": Reason("its reservation has not begun", f"{_WAIT} (scontrol show reservation)"),
-    "ReservationDeleted": Reason("its reservation was deleted", f"{_NEVER} another reservation"),
-    "ReservationInvalid": Reason("its reservation can't be used", f"{_NEVER} another reservation"),
+    "Reservation": ("its reservation has not begun", f"{_WAIT} (scontrol show reservation)"),
+    "ReservationDeleted": ("its reservation was deleted", f"{_NEVER} another reservation"),
+    "ReservationInvalid": ("its reservation can't be used", f"{_NEVER} another reservation"),
     # held
-    "JobHeldUser": Reason("it is held by its user", "scontrol release the job"),
-    "JobHeldAdmin": Reason("it is held by an administrator", _ADMIN),
-    "JobHoldMaxRequeue": Reason(
+    "JobHeldUser": ("it is held by its user", "scontrol release the job"),
+    "JobHeldAdmin": ("it is held by an administrator", _ADMIN),
+    "JobHoldMaxRequeue": (
         "it was requeued as often as the site allows",
         "read its logs; then scontrol release the job",
     ),
     # account and quality of service
-    "InvalidAccount": Reason(
-        "its account does not exist, or is not yours", f"{_NEVER} another account"
-    ),
-    "AccountNotAllowed": Reason("its partition refuses its account", f"{_NEVER} another account"),
-    "InvalidQOS": Reason("its QOS does not exist, or is not yours", f"{_NEVER} another qos"),
-    "QOSNotAllowed": Reason("its account or partition refuses its QOS", f"{_NEVER} another qos"),
-    "QOSUsageThreshold": Reason(
-        "its QOS needs a better usage factor than yours", "use another qos"
-    ),
-    "AccountingPolicy": Reason("a limit of its account or QOS is reached", _ADMIN),
-    "AssociationJobLimit": Reason("your account's limit on jobs is reached", _WAIT),
-    "AssociationResourceLimit": Reason("your account's limit on resources is reached", _WAIT),
-    "AssociationTimeLimit": Reason("your account has used up its time", _ADMIN),
-    "QOSJobLimit": Reason("its QOS's limit on jobs is reached", f"{_WAIT}, or use another qos"),
-    "QOSResourceLimit": Reason(
-        "its QOS's limit on resources is reached", f"{_WAIT}, or use another qos"
-    ),
-    "QOSTimeLimit": Reason("its QOS has used up its time", f"{_ADMIN}, or use another qos"),
+    "InvalidAccount": ("its account does not exist, or is not yours", f"{_NEVER} another account"),
+    "AccountNotAllowed": ("its partition refuses its account", f"{_NEVER} another account"),
+    "InvalidQOS": ("its QOS does not exist, or is not yours", f"{_NEVER} another qos"),
+    "QOSNotAllowed": ("its account or partition refuses its QOS", f"{_NEVER} another qos"),
+    "QOSUsageThreshold": ("its QOS needs a better usage factor than yours", "use another qos"),
+    "AccountingPolicy": ("a limit of its account or QOS is reached", _ADMIN),
+    "AssociationJobLimit": ("your account's limit on jobs is reached", _WAIT),
+    "AssociationResourceLimit": ("your account's limit on resources is reached", _WAIT),
+    "AssociationTimeLimit": ("your account has used up its time", _ADMIN),
+    "QOSJobLimit": ("its QOS's limit on jobs is reached", f"{_WAIT}, or use another qos"),
+    "QOSResourceLimit": ("its QOS's limit on resources is reached", f"{_WAIT}, or use another qos"),
+    "QOSTimeLimit": ("its QOS has used up its time", f"{_ADMIN}, or use another qos"),
     # why it ended
-    "BurstBufferOperation": Reason("the burst buffer failed", _ADMIN),
-    "SystemFailure": Reason("Slurm itself failed", f"realsys resume; if it fails again, {_ADMIN}"),
-    "JobLaunchFailure": Reason(
+    "BurstBufferOperation": ("the burst buffer failed", _ADMIN),
+    "SystemFailure": ("Slurm itself failed", f"realsys resume; if it fails again, {_ADMIN}"),
+    "JobLaunchFailure": (
         "it could not be started, or its batch process was killed",
         "read its logs; realsys resume",
     ),
-    "NonZeroExitCode": Reason("it ended with an exit code other than 0", "read its logs"),
-    "RaisedSignal": Reason("a signal ended it", "read its logs"),
-    "TimeLimit": Reason(
-        "it reached its time limit", "realsys resume continues from the last checkpoint"
-    ),
-    "InactiveLimit": Reason("the site ended it as inactive", _ADMIN),
-    "OutOfMemory": Reason("it used more memory than it requested", "launch with more memory"),
+    "NonZeroExitCode": ("it ended with an exit code other than 0", "read its logs"),
+    "RaisedSignal": ("a signal ended it", "read its logs"),
+    "TimeLimit": ("it reached its time limit", "realsys resume continues from the last checkpoint"),
+    "InactiveLimit": ("the site ended it as inactive", _ADMIN),
+    "OutOfMemory": ("it used more memory than it requested", "launch with more memory"),
 }
+REASONS = {name: Reason(*known) for name, known in _TABLE.items()}
 
 # Texts that the controller prints instead of a name; their detail is kept.
 TEXTS: tuple[tuple[re.Pattern[str], Reason], ...] = (

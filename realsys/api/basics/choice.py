@@ -20,9 +20,8 @@ K = TypeVar("K", bound="type[Choice]")
 class Choice:
     """Base of the bases. Registered kinds are found by ``choice`` and ``kind``."""
 
-    choice: ClassVar[
-        str
-    ]  # what is chosen, e.g. "schedule": a kind of plug-in (realsys.api.registry)
+    # What is chosen, e.g. "schedule": a kind of plug-in (realsys.api.registry).
+    choice: ClassVar[str]
     kind: ClassVar[str]  # name of this kind, e.g. "async"
 
     @classmethod

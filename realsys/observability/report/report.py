@@ -19,9 +19,8 @@ from realsys.api.errors import RealsysError
 from realsys.observability.jsonl import write_error
 from realsys.observability.report import report_details as details
 from realsys.observability.report import report_sections as parts
-from realsys.observability.report.report_evaluations import evaluations
+from realsys.observability.report.report_evaluations import evaluations, samples
 from realsys.observability.report.report_page import page, section
-from realsys.observability.report.report_samples import samples
 from realsys.observability.report.trial_report import TrialReport, read_trial_report
 from realsys.trial.records import TrialFiles
 from realsys.trial.trial_state import State

@@ -37,12 +37,9 @@ GPU_FIELDS = (
     )),
 )  # fmt: skip
 ROW_FIELDS = (
-    "gpu_uuid",
-    "remapped_rows.correctable",
-    "remapped_rows.uncorrectable",
-    "remapped_rows.pending",
-    "remapped_rows.failure",
-)
+    "gpu_uuid", "remapped_rows.correctable", "remapped_rows.uncorrectable",
+    "remapped_rows.pending", "remapped_rows.failure",
+)  # fmt: skip
 _UNKNOWN = re.compile(r'Field "([^"]+)" is not a valid field')
 _OLD_NAMES = {"clocks_event_reasons.": "clocks_throttle_reasons."}
 

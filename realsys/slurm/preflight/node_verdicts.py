@@ -22,17 +22,15 @@ Record = Mapping[str, Any]
 
 # Equal GPUs differ by a few percent; a CPU's rate depends on who else computes there.
 BELOW = {"cuda": 0.8, "cpu": 0.1}
-LEAST_SHM = (
-    1 << 30
-)  # NCCL and torch keep buffers of several MiB a peer there; containers often have 64 MiB
+# NCCL and torch keep buffers of several MiB a peer there; containers often have 64 MiB.
+LEAST_SHM = 1 << 30
 LEAST_MEMLOCK = 1 << 30  # registered for InfiniBand: `ulimit -l unlimited` is usual
 LEAST_FILES = 4096
 MOST_SKEW_S = 2.0
 # CUDA's major version → least driver ("CUDA Compatibility", minor version compatibility).
 LEAST_DRIVER = {11: 450, 12: 525, 13: 580}
-_TYPE = re.compile(
-    r"[a-z]{1,3}\d{2,4}[a-z]*"
-)  # h100, gh200, l40s: of gpu_type, what a name must have
+# h100, gh200, l40s: of gpu_type, what a name must have.
+_TYPE = re.compile(r"[a-z]{1,3}\d{2,4}[a-z]*")
 _SLOWDOWNS = {
     "hw_thermal_slowdown": "too hot",
     "hw_power_brake_slowdown": "held back by the power supply",

@@ -26,6 +26,8 @@ KEPT = {
     # how the tests look into what stands
     *("block_bytes", "full_weight", "all_free", "num_open", "spare_bytes"),
     *("last_batch", "read_history"),
+    # how a benchmark draws a step (benchmarks/plot_ppo_math.py)
+    "draw_step",
 }
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from launcher.sites import places
-from launcher.sites.clusters import find_cluster, missing_secrets, read_spec, write_spec
+from launcher.sites.clusters import find_cluster, read_spec, write_spec
 from launcher.sites.places import spec_files
-from launcher.sites.site_problems import cluster_problems
+from launcher.sites.site_problems import cluster_problems, missing_secrets
 from launcher.slurm.discovery.discover import Discovered, gpus_of, site_from_output
 from launcher.slurm.discovery.site_yaml import scalar, site_yaml
 from realsys.api.cluster import ClusterSpec, ContainerSpec, EtcdSpec, PartitionSpec, SlurmSpec

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from launcher.cli.command_line import run
+from launcher.cli.tables import sweep_document, sweep_table
 from launcher.cli.verbs import sweep_verbs
 from launcher.control import stop_several as stopping
 from launcher.control.stop_several import stop_several
@@ -30,7 +31,6 @@ from launcher.submit.sweep import (
     points_of,
     split_values,
 )
-from launcher.submit.sweep_table import sweep_document, sweep_table
 from launcher.terminal.exit_codes import ExitCode
 from launcher.trials.find_trials import find_sweep, find_trial, next_free_name, point_of, trial_name
 from launcher.trials.submission import Submission, read_submission
