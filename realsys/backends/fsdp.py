@@ -163,9 +163,8 @@ class FSDPEngine(HFEngine):
                 )
         if filling is not None:
             filling.fill(self.module, "cpu" if cpu_offload else self.device)
-        if (
-            not self.is_sharded
-        ):  # otherwise needed here: adapters and frequencies are made on the CPU
+        # Otherwise needed here: adapters and frequencies are made on the CPU
+        if not self.is_sharded:
             self.module.to(self.device)
         self.parameters = dict(self.module.named_parameters())
         # The optimizer sees this rank's shards as plain parameters that share the sharded ones' memory.

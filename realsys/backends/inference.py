@@ -8,15 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from torch import Tensor
 
-from realsys.api.data import MicroBatchSpec
 from realsys.api.errors import ConfigError
 from realsys.api.model import (
-    LossFn,
-    LossWeightFn,
     Model,
     ModelBackend,
     ModuleSource,
@@ -24,10 +20,9 @@ from realsys.api.model import (
 )
 from realsys.backends.backend_arguments import InferenceArguments
 from realsys.backends.hf.averages import Averages
-from realsys.backends.hf.engine import HFEngine
+from realsys.backends.hf.engine import ForwardOnly, HFEngine
 from realsys.backends.hf.loading import module_to_shard
 from realsys.backends.hf.lora import add_adapters, with_adapters
-from realsys.data.sequence_sample import SequenceSample
 from realsys.weights.layouts.boxes import Box, Layout
 from realsys.weights.layouts.holdings import held_dtype, megatron_layout, whole_layout
 
@@ -98,7 +93,7 @@ def _is_cut(topo: ProcessTopology) -> bool:
     return topo.tensor > 1 or topo.pipeline > 1
 
 
-class InferenceEngine(HFEngine):
+class InferenceEngine(ForwardOnly, HFEngine):
     """Engine with ``forward``, ``eval_batch``, ``generate`` and ``save_to_hf``; can't train."""
 
     _averages: Averages | None = None
@@ -118,19 +113,3 @@ class InferenceEngine(HFEngine):
 
     def own_memory(self) -> list[Tensor]:
         return [*super().own_memory(), *(self._averages.memory if self._averages else ())]
-
-    def train_batch(
-        self,
-        input_: SequenceSample,
-        *,
-        loss_fn: LossFn,
-        loss_weight_fn: LossWeightFn,
-        token_normalize_scope: Literal["global", "dp"] = "global",
-        mb_spec: MicroBatchSpec | None = None,
-        version_steps: int = 0,
-    ) -> dict[str, float]:
-        raise ConfigError(
-            "a model with the inference backend can't be trained",
-            where="InferenceEngine.train_batch",
-            fix="give this role a training backend, e.g. backend=fsdp",
-        )

@@ -6,6 +6,7 @@ Gives the same answers as the trainer's own evaluation with these weights: the e
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 
 from realsys.api import registry
+from realsys.api.errors import InternalError
 from realsys.api.model import (
     DatasetAbstraction,
     FinetuneSpec,
@@ -26,7 +28,6 @@ from realsys.api.model import (
 )
 from realsys.api.worker_configs import Evaluator
 from realsys.data.sequence_sample import SequenceSample
-from realsys.evaluator.pass_at_k import mean_pass_at_k
 from realsys.interfaces.answers import answer_texts
 from realsys.interfaces.math_evaluation import AnswerScorer, evaluate_math, prompt_texts
 from realsys.interfaces.math_reward import known_answers
@@ -126,3 +127,36 @@ def _num_correct(model: Model, batch: SequenceSample, config: Evaluator) -> list
         )
         for id_, prompt, known in zip(batch.ids, prompts, known_answers(batch), strict=True)
     ]
+
+
+# ---- Unbiased pass@k from n sampled answers per question (Chen et al., arXiv:2107.03374, section 2.1).
+
+
+def pass_at_k(num_answers: int, num_correct: int, k: int) -> float:
+    """Returns the probability that one of ``k`` answers, drawn without replacement from ``num_answers``,
+    is correct.
+
+    Raises:
+        InternalError: not 0 <= num_correct <= num_answers, or not 1 <= k <= num_answers.
+    """
+    if not (0 <= num_correct <= num_answers and 1 <= k <= num_answers):
+        raise InternalError(
+            f"pass@{k} of {num_correct} right answers out of {num_answers}", where="pass_at_k"
+        )
+    # Of whole numbers, so that nothing cancels; comb is 0 where fewer than k are wrong.
+    return 1.0 - math.comb(num_answers - num_correct, k) / math.comb(num_answers, k)
+
+
+def mean_pass_at_k(num_correct: Sequence[int], num_answers: int) -> dict[str, float]:
+    """Returns ``pass@1``, ``pass@2``, ``pass@4``, … and ``pass@n``: means over the questions.
+
+    Args:
+        num_correct: right answers to each question, of ``num_answers``.
+    """
+    ks = sorted({num_answers, *(2**i for i in range(num_answers.bit_length()))})
+    return {
+        f"pass@{k}": math.fsum(pass_at_k(num_answers, c, k) for c in num_correct)
+        / max(len(num_correct), 1)
+        for k in ks
+        if k <= num_answers
+    }

@@ -189,9 +189,8 @@ class Heartbeat:
             )
         finally:
             with suppress(OSError):  # it has already ended
-                self._line.end.shutdown(
-                    socket.SHUT_RDWR
-                )  # wakes both receivers and ends the process
+                # Wakes both receivers and ends the process
+                self._line.end.shutdown(socket.SHUT_RDWR)
         if isinstance(answer, Deregistered) and answer.trouble:
             raise StoreError(
                 answer.trouble, where=self.name, fix="none is needed: the lease expires"

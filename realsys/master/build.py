@@ -35,10 +35,9 @@ from realsys.observability.jsonl import JsonlAppender
 from realsys.observability.metrics import MetricsWriter, source_of
 from realsys.runtime.lifecycle import WorkerEvent
 from realsys.transport import worker_requests as rq
-from realsys.transport.curve_keys import TrialKeypairs
 from realsys.trial.lineage import Lineage
 from realsys.trial.records import Resumed, StopRequest
-from realsys.worker.runner import WorkerRunner
+from realsys.worker.runner import WorkerRunner, channel_identity
 
 logger = logging.getLogger(__name__)
 
@@ -69,14 +68,7 @@ async def _run_with(runner: WorkerRunner, side: RolloutService | None) -> int:
         runner.config.n_model_workers,
         timeout_s=REGISTER_TIMEOUT_S,
     )
-    connections = ModelWorkers(
-        records,
-        sender=runner.name,
-        trial=runner.plan.trial,
-        attempt=runner.attempt.number,
-        token=runner.attempt.token,
-        keypairs=TrialKeypairs.load(runner.attempt_files.curve_keys),
-    )
+    connections = ModelWorkers(records, sender=runner.name, **channel_identity(runner))
     event_loop = asyncio.get_running_loop()
 
     def on_ended(worker: str, reason: str) -> None:

@@ -24,12 +24,11 @@ from realsys.model_worker.rendezvous import Rendezvous
 from realsys.model_worker.shards import Shards
 from realsys.runtime import worker_exit_codes
 from realsys.runtime.worker_commands import Verb
-from realsys.transport.curve_keys import TrialKeypairs
 from realsys.weights.realloc.links import Link
 from realsys.weights.realloc.pairwise_link import open_link
 from realsys.weights.sync.manifest import KEY
 from realsys.worker.device import compute_device
-from realsys.worker.runner import WorkerRunner
+from realsys.worker.runner import WorkerRunner, channel_identity
 
 COLLECTIVE_TIMEOUT_S = 1800.0
 
@@ -37,13 +36,7 @@ COLLECTIVE_TIMEOUT_S = 1800.0
 def run(runner: WorkerRunner) -> int:
     """Runs the model worker until it ends; returns its exit code."""
     device = _set_up_torch(runner)
-    keypairs = TrialKeypairs.load(runner.attempt_files.curve_keys)
-    identity: dict[str, Any] = {
-        "trial": runner.plan.trial,
-        "attempt": runner.attempt.number,
-        "token": runner.attempt.token,
-        "keypairs": keypairs,
-    }
+    identity = channel_identity(runner)
     tensors, ordered = TensorStore(), OrderedRequests()
     published = TensorStore()  # weights for generation servers; not part of a checkpoint
     address: dict[str, Any] = {"name": runner.name, "host": runner.host, "ports": runner.ports}

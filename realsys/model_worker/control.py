@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Unpack
 
 from realsys.data.transfer.tensor_store import TensorStore
 from realsys.model_worker.ordered_requests import OrderedRequests
 from realsys.runtime.event_loop_thread import EventLoopThread
 from realsys.transport.channel import RequestServer
-from realsys.transport.curve_keys import TrialKeypairs
+from realsys.transport.curve_keys import ChannelIdentity
 from realsys.transport.worker_requests import ClearData, Done, Exit, Ping, Request
 
 
@@ -27,23 +27,17 @@ class ControlThread:
         tensors: TensorStore,
         *,
         name: str,
-        trial: str,
-        attempt: int,
-        token: str = "",
-        keypairs: TrialKeypairs,
         host: str = "127.0.0.1",
         ports: range | None = None,
+        **identity: Unpack[ChannelIdentity],
     ) -> None:
         self._requests, self._tensors = requests, tensors
         self._server = RequestServer(
             name=name,
-            trial=trial,
-            attempt=attempt,
-            token=token,
-            keypairs=keypairs,
             request_type=Request,
             bind_host=host,
             ports=ports,
+            **identity,
         )
         self._thread = EventLoopThread(
             self._serve, name=f"control {name}", on_end=lambda failure: self._requests.close()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import dataclass
 
 import torch
 
 from realsys.api.errors import OutOfMemory, RealsysError
 from realsys.api.experiment import ExperimentConfig
-from realsys.devices.gpu_memory import gpu_memory
 
 # Messages of libraries that allocate GPU memory outside torch's allocator.
 _OUT_OF_MEMORY_TEXTS = (
@@ -55,3 +55,35 @@ def explain_out_of_memory(
 def _is_out_of_memory(error: Exception) -> bool:
     from_torch = isinstance(error, torch.OutOfMemoryError)
     return from_torch or any(words in str(error) for words in _OUT_OF_MEMORY_TEXTS)
+
+
+# ---- Memory use of this process and of others on its GPU.
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuMemory:
+    """Memory use of a GPU, in bytes.
+
+    Attributes:
+        peak: peak use by this process's tensors.
+        reserved: held by torch in this process.
+        others: used outside torch: by other processes, and by CUDA and NCCL.
+        total: size of the GPU's memory.
+    """
+
+    peak: int
+    reserved: int
+    others: int
+    total: int
+
+
+def gpu_memory() -> GpuMemory:
+    """Reads the memory use of the current GPU."""
+    free, total = torch.cuda.mem_get_info()
+    reserved = torch.cuda.memory_reserved()
+    return GpuMemory(
+        peak=torch.cuda.max_memory_allocated(),
+        reserved=reserved,
+        others=max(0, total - free - reserved),
+        total=total,
+    )

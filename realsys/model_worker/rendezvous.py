@@ -56,9 +56,8 @@ class Rendezvous:
         import torch.distributed as dist
 
         if self._by != "tcp":
-            self._folder.mkdir(
-                mode=0o700, parents=True, exist_ok=True
-            )  # FileStore creates files with mode 0644
+            # FileStore creates files with mode 0644
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             path = str(self._folder / name)
             return dist.FileStore(path, self._num_workers)  # type: ignore[attr-defined]
         if self._tcp is None:

@@ -56,9 +56,8 @@ def consistency_faults(path: str | Path, *, critic: bool = False) -> Iterator[Ch
     layers = {int(m[1]) for name in shapes if (m := _LAYER.search(name))}
     if layers and facts.num_layers and "text_config" not in config:
         there = max(layers) + 1
-        further = (
-            config.get("num_nextn_predict_layers") or 0
-        )  # some models store these after the others
+        # Some models store these after the others
+        further = config.get("num_nextn_predict_layers") or 0
         if there not in (facts.num_layers, facts.num_layers + further):
             yield CheckpointError(
                 f"config.json says {facts.num_layers} layers, the weights have {there}",

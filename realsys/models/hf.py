@@ -162,9 +162,8 @@ def hf_skeleton(path: str | Path, *, critic: bool, dtype: str) -> nn.Module:
     with _quiet_transformers(), _as_checkpoint_error(path):
         module: nn.Module = skeleton(lambda: auto.from_config(config, dtype=getattr(torch, dtype)))
         if not critic:
-            module.generation_config = _generation_config(
-                path
-            )  # generation config with the end tokens
+            # Generation config with the end tokens
+            module.generation_config = _generation_config(path)
     _disable_dropout(module)
     return module
 

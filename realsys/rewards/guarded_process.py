@@ -31,9 +31,8 @@ _ENDED_BY = {signal.SIGPROF: "cpu_time", signal.SIGALRM: "wall_time"}
 def main() -> int:
     target, cpu_s, wall_s, memory_bytes = sys.argv[1:]
     replies = os.dup(REPLIES)
-    os.dup2(
-        os.open(os.devnull, os.O_WRONLY), REPLIES
-    )  # a library's prints must not be taken for a reply
+    # A library's prints must not be taken for a reply
+    os.dup2(os.open(os.devnull, os.O_WRONLY), REPLIES)
     for death in (signal.SIGINT, signal.SIGTERM, signal.SIGPROF, signal.SIGALRM):
         signal.signal(death, signal.SIG_DFL)
     try:

@@ -27,9 +27,8 @@ from realsys.trial.records import TrialFiles
 def main() -> int:
     """Runs the job; returns its exit status."""
     restrict_umask()
-    signal.signal(
-        signal.SIGTERM, _on_early_sigterm
-    )  # until the supervisor listens, as to SIGUSR2 in the script
+    # Until the supervisor listens, as to SIGUSR2 in the script
+    signal.signal(signal.SIGTERM, _on_early_sigterm)
     try:
         args = _parse()
         trial, plan_hash = args.trial, args.plan_hash

@@ -264,9 +264,8 @@ class Supervisor:
             ):
                 self._wait_for_evaluators(tasks, timeout_s=EVALUATIONS_S)
                 return self._wait_for_exits(tasks)
-            if any(
-                t.poll() == worker_exit_codes.STOPPED for t in ended
-            ):  # the master, or one interrupted
+            # The master, or one interrupted
+            if any(t.poll() == worker_exit_codes.STOPPED for t in ended):
                 return Result.STOPPED
             bad = [t for t in ended if t is master or self._has_failed(t)]
             bad = self._without_restarted(bad, Op.EXITED)

@@ -11,7 +11,7 @@ import os
 import secrets
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
+from typing import NotRequired, Self, TypedDict
 
 import msgspec
 import zmq
@@ -113,3 +113,12 @@ class TrialKeypairs:
                 "the file holds no CURVE keys", where=str(path), fix="remove it and start again"
             )
         return cls(**keys)
+
+
+class ChannelIdentity(TypedDict):
+    """Arguments by which both ends of a channel know each other: one attempt of one trial, and its keys."""
+
+    trial: str
+    attempt: int
+    token: NotRequired[str]
+    keypairs: TrialKeypairs

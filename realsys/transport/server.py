@@ -312,9 +312,8 @@ class KeptReplies:
         self._max_replies, self._max_bytes = max_replies, max_bytes
         self._young_s, self._clock = young_s, clock
         self._replies: OrderedDict[str, tuple[float, bytes]] = OrderedDict()
-        self._evicted: OrderedDict[str, float] = (
-            OrderedDict()
-        )  # evicted while young → time answered
+        # Request id, evicted while young → time answered
+        self._evicted: OrderedDict[str, float] = OrderedDict()
         self._num_bytes = 0
 
     def get(self, request_id: str) -> bytes | None:

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from realsys.api.errors import InternalError, TrialError
 from realsys.api.plan import LaunchPlan, PhasePlan
@@ -45,6 +45,9 @@ from realsys.trial.records import (
 from realsys.worker.controls import Controls
 from realsys.worker.missing import describe_missing
 from realsys.worker.network import listening_address, ports
+
+if TYPE_CHECKING:
+    from realsys.transport.curve_keys import ChannelIdentity
 
 logger = logging.getLogger(__name__)
 
@@ -394,3 +397,16 @@ class WorkerRunner:
         with self._status_lock:
             self._status = replace(self._status, last_command=command.id, command_refused=refused)
             self._publish_status()
+
+
+def channel_identity(runner: WorkerRunner) -> ChannelIdentity:
+    """Returns what this worker's channels identify themselves by; loads the trial's keys."""
+    # Imported here: the heartbeat process starts before zmq is loaded.
+    from realsys.transport.curve_keys import TrialKeypairs
+
+    return {
+        "trial": runner.plan.trial,
+        "attempt": runner.attempt.number,
+        "token": runner.attempt.token,
+        "keypairs": TrialKeypairs.load(runner.attempt_files.curve_keys),
+    }

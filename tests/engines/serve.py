@@ -21,13 +21,11 @@ from typing import Any
 from realsys.api.errors import RemoteError
 from realsys.api.worker_configs import GenerationServer
 from realsys.generation.http.served_engine import Fetch, FetchedWeights
-from realsys.generation.server.build import fetch_with
-from realsys.generation.server.choose_engine import make_engine
+from realsys.generation.server.build import fetch_with, make_engine
 from realsys.generation.server.http_app import generation_app
 from realsys.generation.server.listener import HttpsListener
 from realsys.transport.generation_messages import WeightSource
-from realsys.weights.sync.hf_folder import read_folder
-from realsys.weights.sync.receiver import WeightReceiver
+from realsys.weights.sync.receiver import WeightReceiver, read_folder
 
 TESTS = Path(__file__).parents[1]
 KEY = "key of a test"

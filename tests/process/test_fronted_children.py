@@ -38,7 +38,7 @@ from realsys.transport.generation_messages import (
     WeightPart,
     WeightSource,
 )
-from realsys.weights.sync.hf_folder import read_folder
+from realsys.weights.sync.receiver import read_folder
 
 S = 20.0
 CONNECTIONS = 4

@@ -9,6 +9,7 @@ differ from the one that sampled.
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 
 from realsys.algorithms.predictions import Predictions
 from realsys.api.data import MicroBatchSpec
+from realsys.api.errors import ConfigError
 from realsys.api.model import (
     GenerationHyperparameters,
     LossFn,
@@ -52,7 +54,76 @@ PROMPTS = "packed_prompts"
 PostHook = Callable[[Any, SequenceSample], Tensor]
 
 
-class HFEngine(Offloadable, PipelinableEngine):
+class LocalEngine(Offloadable, PipelinableEngine):
+    """What engines over Hugging Face modules and over parts of Megatron's have in common.
+
+    Attributes:
+        slot: group of the processes that see the same data; None if this one is alone.
+    """
+
+    base_seed: int
+    slot: Any
+
+    @abc.abstractmethod
+    def whole_module(self) -> nn.Module:
+        """Returns a plain Hugging Face module with full weights; collective over the slot."""
+
+    def generate(
+        self,
+        input_: SequenceSample,
+        *,
+        tokenizer: Any,
+        gconfig: GenerationHyperparameters,
+        mb_spec: MicroBatchSpec | None = None,
+        seed: int = 0,
+    ) -> SequenceSample:
+        """As in the base class. Each process of a data-parallel slot generates a share of the answers."""
+        return answer_prompts(
+            self.whole_module(),
+            input_,
+            tokenizer=tokenizer,
+            gconfig=gconfig,
+            mb_spec=mb_spec,
+            base_seed=self.base_seed ^ seed,
+            generate=partial(generate_in_slot, group=self.slot) if self.slot else generate,
+        )
+
+    def microbatches(
+        self, input_: SequenceSample, mb_spec: MicroBatchSpec | None
+    ) -> list[tuple[list[Run], SequenceSample]]:
+        """Splits ``input_`` into micro-batches on this engine's device, each with its runs of sequences.
+
+        Equal on all processes of a slot. Other data-parallel ranks may have more or fewer: they synchronise
+        only at the end of a step. Where a pass is collective over ranks too, a subclass adds micro-batches
+        without runs: repeats that keep ranks in step, whose output is ignored.
+        """
+        self.require_onloaded("a pass")
+        return input_.to(self.device).microbatches(mb_spec or MicroBatchSpec())
+
+
+class ForwardOnly(PipelinableEngine):
+    """Engine that refuses to train. Precedes the engine that it restricts among the bases."""
+
+    trained_by = "fsdp"  # a backend that would train the same model
+
+    def train_batch(
+        self,
+        input_: SequenceSample,
+        *,
+        loss_fn: LossFn,
+        loss_weight_fn: LossWeightFn,
+        token_normalize_scope: Literal["global", "dp"] = "global",
+        mb_spec: MicroBatchSpec | None = None,
+        version_steps: int = 0,
+    ) -> dict[str, float]:
+        raise ConfigError(
+            "a model with the inference backend can't be trained",
+            where=f"{type(self).__name__}.train_batch",
+            fix=f"give this role a training backend, e.g. backend={self.trained_by}",
+        )
+
+
+class HFEngine(LocalEngine):
     """Engine over ``model.module``, a causal LM or critic of transformers.
 
     Its weights may be sharded over the axes of ``model.topology`` and may have adapters.
@@ -115,26 +186,6 @@ class HFEngine(Offloadable, PipelinableEngine):
             rows = torch.split(output, list(mb.meta.rows_per_id(INPUT)))
             by_run.update(zip(runs, rows, strict=False))  # a repeat has no runs
         return torch.cat([by_run[run] for run in sorted(by_run)])
-
-    def generate(
-        self,
-        input_: SequenceSample,
-        *,
-        tokenizer: Any,
-        gconfig: GenerationHyperparameters,
-        mb_spec: MicroBatchSpec | None = None,
-        seed: int = 0,
-    ) -> SequenceSample:
-        """As in the base class. Each process of a data-parallel slot generates a share of the answers."""
-        return answer_prompts(
-            self.whole_module(),
-            input_,
-            tokenizer=tokenizer,
-            gconfig=gconfig,
-            mb_spec=mb_spec,
-            base_seed=self.base_seed ^ seed,
-            generate=partial(generate_in_slot, group=self.slot) if self.slot else generate,
-        )
 
     def save_to_hf(self, *, tokenizer: Any, save_dir: str) -> None:
         """As in the base class; with adapters, writes the merged model and the adapters beside it."""
@@ -223,17 +274,7 @@ class HFEngine(Offloadable, PipelinableEngine):
         """Lists all tensors that this engine keeps between two calls."""
         return [local_shard(x) for x in (*self.parameters.values(), *self.module.buffers())]
 
-    # ---- overridden by sharded engines --------------------------------------------------------
-
-    def microbatches(
-        self, input_: SequenceSample, mb_spec: MicroBatchSpec | None
-    ) -> list[tuple[list[Run], SequenceSample]]:
-        """Splits ``input_`` into micro-batches on this engine's device, each with its runs of sequences.
-
-        A micro-batch without runs is a repeat that keeps ranks in step; its output is ignored.
-        """
-        self.require_onloaded("a pass")
-        return input_.to(self.device).microbatches(mb_spec or MicroBatchSpec())
+    # ---- one pass -----------------------------------------------------------------------------
 
     def run_module(self, mb: SequenceSample) -> Tensor | Predictions:
         """Returns a language model's predictions, or a critic's values ``[tokens]``."""

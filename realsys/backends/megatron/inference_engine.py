@@ -6,9 +6,9 @@ them. Whole weights in Hugging Face shapes exist only for generation and saving.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,22 +16,23 @@ from torch import Tensor, nn
 
 from realsys.algorithms.predictions import Predictions
 from realsys.api.data import MicroBatchSpec
-from realsys.api.errors import ConfigError
 from realsys.api.model import (
-    GenerationHyperparameters,
     LossFn,
     LossWeightFn,
     Model,
-    PipelinableEngine,
 )
 from realsys.backends.hf.averages import Averages
 from realsys.backends.hf.data_parallel import DataParallel
-from realsys.backends.hf.engine import PostHook, answer_prompts, apply_post_hook, microbatch_weights
+from realsys.backends.hf.engine import (
+    ForwardOnly,
+    LocalEngine,
+    PostHook,
+    apply_post_hook,
+    microbatch_weights,
+)
 from realsys.backends.hf.loading import save_streamed
-from realsys.backends.hf.offload import Offloadable
-from realsys.backends.hf.slot_generation import generate_in_slot
 from realsys.backends.hf.weighted_means import WeightedMeans
-from realsys.backends.megatron.last_stage import metrics_from_last_stage, tensor_from_last_stage
+from realsys.backends.megatron.megatron_groups import MegatronGroups
 from realsys.backends.megatron.megatron_weights import views_of
 from realsys.backends.megatron.part import Part
 from realsys.backends.megatron.pipeline_schedule import UseOutput, run_microbatches
@@ -45,12 +46,14 @@ from realsys.weights.layouts.boxes import Box
 Pieces = Sequence[tuple[list[Run], SequenceSample]]
 
 
-class MegatronInferenceEngine(Offloadable, PipelinableEngine):
+class MegatronInferenceEngine(ForwardOnly, LocalEngine):
     """Engine with ``forward``, ``eval_batch``, ``generate`` and ``save_to_hf``; can't train."""
+
+    trained_by = "megatron"
 
     def __init__(self, model: Model, part: Part) -> None:
         self.module: nn.Module = part.stage
-        self.part, self.groups = part, part.groups
+        self.part, self.groups, self.slot = part, part.groups, part.groups.slot
         self.device = torch.device(model.device)
         self.base_seed, self.rank = model.base_seed, model.rank
         self.ranks = DataParallel.of(model)
@@ -59,22 +62,6 @@ class MegatronInferenceEngine(Offloadable, PipelinableEngine):
         self._replica: nn.Module | None = None
         self._replica_is_old = True
         self.module.requires_grad_(False)
-
-    def train_batch(
-        self,
-        input_: SequenceSample,
-        *,
-        loss_fn: LossFn,
-        loss_weight_fn: LossWeightFn,
-        token_normalize_scope: Literal["global", "dp"] = "global",
-        mb_spec: MicroBatchSpec | None = None,
-        version_steps: int = 0,
-    ) -> dict[str, float]:
-        raise ConfigError(
-            "a model with the inference backend can't be trained",
-            where="MegatronInferenceEngine.train_batch",
-            fix="give this role a training backend, e.g. backend=megatron",
-        )
 
     @torch.no_grad()
     def eval_batch(
@@ -116,15 +103,6 @@ class MegatronInferenceEngine(Offloadable, PipelinableEngine):
         of_last_stage = self.groups.is_last_stage
         joined = torch.cat([by_run[run] for run in sorted(by_run)]) if of_last_stage else None
         return tensor_from_last_stage(joined, self.groups, self.device)
-
-    def microbatches(self, input_: SequenceSample, mb_spec: MicroBatchSpec | None) -> Pieces:
-        """Splits ``input_`` into micro-batches on this engine's device, each with its runs of sequences.
-
-        Equal on all processes of a slot. Other data-parallel ranks may have more or fewer: they synchronise
-        only at the end of a step.
-        """
-        self.require_onloaded("a pass")
-        return input_.to(self.device).microbatches(mb_spec or MicroBatchSpec())
 
     def _run(
         self, pieces: Pieces, use_output: UseOutput, *, trained: nn.Module | None = None
@@ -187,26 +165,6 @@ class MegatronInferenceEngine(Offloadable, PipelinableEngine):
         weights = self.part.shape.weights()
         return gather_weights(self._computing(), weights, slot, self.groups.slot, wanted=wanted)
 
-    def generate(
-        self,
-        input_: SequenceSample,
-        *,
-        tokenizer: Any,
-        gconfig: GenerationHyperparameters,
-        mb_spec: MicroBatchSpec | None = None,
-        seed: int = 0,
-    ) -> SequenceSample:
-        """As in the base class. Each process of the slot generates a share of the answers."""
-        return answer_prompts(
-            self.whole_module(),
-            input_,
-            tokenizer=tokenizer,
-            gconfig=gconfig,
-            mb_spec=mb_spec,
-            base_seed=self.base_seed ^ seed,
-            generate=partial(generate_in_slot, group=self.groups.slot),
-        )
-
     def save_to_hf(self, *, tokenizer: Any, save_dir: str) -> None:
         if self.groups.coordinate[1] == 0:  # one slot has the whole model
             weights = self.part.shape.weights()
@@ -232,3 +190,53 @@ class MegatronInferenceEngine(Offloadable, PipelinableEngine):
         """Lists all tensors that this engine keeps between two calls."""
         averages = self._averages.memory if self._averages is not None else ()
         return [*(p.data for p in self.module.parameters()), *averages]
+
+
+# ---- Broadcasts results of the last pipeline stage to all processes of the slot.
+#
+# Its first tensor rank sends. The others compute the same, but a GPU may round differently, and decisions
+# based on a figure must be equal everywhere. Plain tensors are sent, nothing is pickled.
+
+
+_DTYPES = (
+    torch.float32,
+    torch.bfloat16,
+    torch.float16,
+    torch.float64,
+    torch.int64,
+    torch.uint8,
+    torch.bool,
+)
+
+
+def metrics_from_last_stage(
+    figures: Mapping[str, float] | None, groups: MegatronGroups, device: torch.device
+) -> dict[str, float]:
+    """Broadcasts the last stage's ``figures`` (others pass None), bit for bit."""
+    text = json.dumps(figures).encode()
+    carrier = torch.frombuffer(bytearray(text), dtype=torch.uint8).to(device)
+    told = tensor_from_last_stage(None if figures is None else carrier, groups, device)
+    return dict(json.loads(bytes(told.tolist())))
+
+
+def tensor_from_last_stage(
+    x: Tensor | None, groups: MegatronGroups, device: torch.device
+) -> Tensor:
+    """Broadcasts the last stage's ``x`` (1 to 6 dimensions; other stages pass None)."""
+    if x is not None and dist.get_world_size(groups.slot) == 1:
+        return x
+    header = torch.zeros(8, dtype=torch.int64, device=device)
+    if x is not None:
+        header[: 2 + x.ndim] = torch.tensor([_DTYPES.index(x.dtype), x.ndim, *x.shape])
+    _broadcast(header, groups)
+    dtype, ndim, *shape = header.tolist()
+    told = torch.empty(shape[:ndim], dtype=_DTYPES[dtype], device=device) if x is None else x
+    told = told.contiguous()
+    _broadcast(told.view(torch.uint8), groups)  # not every backend supports every dtype
+    return told
+
+
+def _broadcast(x: Tensor, groups: MegatronGroups) -> None:
+    topo = groups.topology
+    head = (topo.pipeline - 1) * topo.tensor  # rank in the slot, which is ordered by stage
+    dist.broadcast(x, group=groups.slot, group_src=head)

@@ -200,9 +200,8 @@ class _Stage(GPTModel):  # type: ignore[misc]
         if not self.post_process or isinstance(self.output_layer, ValueHead):
             output: Tensor = super()._postprocess(hidden_states=hidden_states, **rest)
             return output
-        if (
-            self.config.sequence_parallel
-        ):  # each tensor rank sees all tokens: the head sums after it
+        # Each tensor rank sees all tokens: the head sums after it
+        if self.config.sequence_parallel:
             hidden_states = gather_from_sequence_parallel_region(
                 hidden_states, tensor_parallel_output_grad=False
             )

@@ -58,9 +58,8 @@ def run_microbatches(
     ) -> Any:
         output = unpad_to_packed(output_BTV, lengths)
         loss = use_output(output.squeeze(-1) if predict is None else predict(output), i)
-        one = torch.ones(
-            (), dtype=torch.int32, device=output.device
-        )  # number of tokens, never used as a divisor
+        # Number of tokens, never used as a divisor
+        one = torch.ones((), dtype=torch.int32, device=output.device)
         return None if non_loss_data else (loss, one, {})
 
     get_forward_backward_func()(

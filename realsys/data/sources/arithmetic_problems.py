@@ -112,9 +112,8 @@ def _record(
     name, other = rng.sample(_NAMES, 2)
     text = template.text.format(name=name, other=other, things=rng.choice(_THINGS), a=a, b=b)
     result = a + b if template.sign == "+" else a - b
-    slips = (
-        rng.random() < slip_share
-    )  # drawn for every problem, so that the share changes no other draw
+    # Drawn for every problem, so that the share changes no other draw
+    slips = rng.random() < slip_share
     if slips and needs_carry(a, template.sign, b):
         result += -10 if template.sign == "+" else 10
     return {

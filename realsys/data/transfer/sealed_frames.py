@@ -14,9 +14,8 @@ from typing import Any
 
 import msgspec
 
-FRAME_BYTES = (
-    1 << 20
-)  # the last frame of a message is shorter; small enough that ciphertext stays in the core's cache
+# The last frame of a message is shorter; small enough that ciphertext stays in the core's cache
+FRAME_BYTES = 1 << 20
 TAG_BYTES = 16
 KEY_BYTES = 32
 STREAM_BYTES = 16  # length of a stream's name
@@ -120,8 +119,9 @@ def _nonce(kind: int, count: int) -> bytes:
 
 
 def _cipher(key: bytes) -> Any:
+    # Imported late: not needed by the control plane
     from cryptography.hazmat.primitives.ciphers.aead import (
         AESGCM,
-    )  # imported late: not needed by the control plane
+    )
 
     return AESGCM(key)

@@ -94,12 +94,13 @@ class SealedStream:
                     frame = whole[offset : offset + FRAME_BYTES]
                     length = sealer.seal(frame, place_of(number, offset, len(whole)), out)
                     self._send(out[:length])
+                # Otherwise these rows stay allocated until the next ones arrive
                 del (
                     item,
                     x,
                     whole,
                     frame,
-                )  # otherwise these rows stay allocated until the next ones arrive
+                )
         except OSError as error:
             if not self.is_over:
                 logger.warning("tensor stream cut by=%s error=%s", self._thread.name, error)

@@ -96,9 +96,8 @@ class TensorClient:
         self._streams: dict[int, SealedReceiver] = {}  # by peer
         self._stream_of_request: dict[bytes, bytes] = {}  # request → the stream that it named
         self._arrivals: SimpleQueue[StreamResult] = SimpleQueue()
-        self._wake = os.eventfd(
-            0, os.EFD_CLOEXEC | os.EFD_NONBLOCK
-        )  # readable while results are queued
+        # Readable while results are queued
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self.num_bytes: Counter[str] = Counter()
 
     def fetch_all(

@@ -1,7 +1,7 @@
 """Cache slots of the rows of a running batch: prefill, decoding and prefix reuse.
 
 ``ContinuousEngine`` assigns each request a slot, a number from 0, which holds the keys and values of its
-row's tokens so far. ``FastSlots`` is for models that ``FastForward`` computes; generic_slots.py for all
+row's tokens so far. ``FastSlots`` is for models that ``FastForward`` computes; generic_decoder.py for all
 others.
 """
 

@@ -28,7 +28,7 @@ from realsys.generation.decoding.decoder import (
     fast_path_obstacle,
     rounded,
 )
-from realsys.generation.decoding.generic_slots import GenericSlots
+from realsys.generation.decoding.generic_decoder import GenericSlots
 from realsys.generation.decoding.slots import FastSlots, Slots
 from realsys.generation.engine.engine_requests import GenerationOutput, GenerationRequest
 from realsys.generation.engine.row import WHERE, Rooms, Row, check_request, within

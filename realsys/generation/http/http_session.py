@@ -90,9 +90,8 @@ class HttpSession:
                 response = await self._open().post(self.url + path, data=_encoded(body))
             async with response:
                 while True:
-                    async with asyncio.timeout_at(
-                        deadline_s
-                    ):  # not while the caller processes an event
+                    # Not while the caller processes an event
+                    async with asyncio.timeout_at(deadline_s):
                         if response.status != 200:
                             raise self.refusal(await response.read(), response.status, path)
                         line = await response.content.readline()

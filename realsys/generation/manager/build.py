@@ -23,11 +23,11 @@ from realsys.runtime import worker_exit_codes
 from realsys.runtime.lifecycle import WorkerEvent
 from realsys.runtime.worker_commands import Command, Verb
 from realsys.transport.channel import RequestServer
-from realsys.transport.curve_keys import TrialKeypairs
+from realsys.transport.curve_keys import ChannelIdentity
 from realsys.transport.generation_messages import GenerationClient, ServerAddress
 from realsys.transport.rollout_messages import ToManager
 from realsys.trial.records import dumps
-from realsys.worker.runner import WorkerRunner
+from realsys.worker.runner import WorkerRunner, channel_identity
 
 logger = logging.getLogger(__name__)
 
@@ -40,14 +40,14 @@ def run(runner: WorkerRunner) -> int:
 
 
 async def _run(runner: WorkerRunner) -> int:
-    keypairs = TrialKeypairs.load(runner.attempt_files.curve_keys)
+    identity = channel_identity(runner)
     record = GenerationRecord(runner.phase_files.generation, attempt=runner.attempt.number)
-    make_client = partial(_make_client, bearer_key(keypairs))
+    make_client = partial(_make_client, bearer_key(identity["keypairs"]))
     try:
         manager = make_manager(
             runner.config, make_client=make_client, record=record, dismiss=partial(_dismiss, runner)
         )
-        await _serve(runner, manager, keypairs)
+        await _serve(runner, manager, identity)
     finally:
         record.close()
     return worker_exit_codes.STOPPED if runner.controls.is_interrupted else worker_exit_codes.DONE
@@ -103,7 +103,7 @@ async def _dismiss(runner: WorkerRunner, index: int) -> None:
         logger.warning("server not dismissed server=%d error=%s", index, error.what)
 
 
-async def _serve(runner: WorkerRunner, manager: Manager, keypairs: TrialKeypairs) -> None:
+async def _serve(runner: WorkerRunner, manager: Manager, identity: ChannelIdentity) -> None:
     """Listens, registers, and serves until the master ends the run."""
     loop = asyncio.get_running_loop()
 
@@ -117,13 +117,10 @@ async def _serve(runner: WorkerRunner, manager: Manager, keypairs: TrialKeypairs
     runner.controls.leave = leave
     server = RequestServer(
         name=runner.name,
-        trial=runner.plan.trial,
-        attempt=runner.attempt.number,
-        token=runner.attempt.token,
-        keypairs=keypairs,
         request_type=ToManager,
         bind_host=runner.host,
         ports=runner.ports,
+        **identity,
     )
     async with server:
         # Registration by the heartbeat process may be slow: calls are answered meanwhile.

@@ -3,7 +3,7 @@
 Keeps routing.py (availability), quarantine.py (health, next check) and the record consistent: every
 event of a
 server goes through here. Used in the manager's event loop; makes no decisions and sends nothing to servers
-(server_checks.py and updates.py do).
+(manager.py and updates.py do).
 """
 
 from __future__ import annotations

@@ -16,11 +16,10 @@ import math
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from realsys.generation.manager.fleet import Fleet, Member
+from realsys.generation.manager.fleet import Fleet, Member, error_line
 from realsys.generation.manager.manager_record import ManagerEvent
 from realsys.generation.manager.registrations import Registrations
 from realsys.generation.manager.routing import RoutingRequest
-from realsys.generation.manager.server_checks import check
 from realsys.generation.manager.updates import Updates
 from realsys.runtime.progress import tick
 from realsys.transport import rollout_messages as rm
@@ -244,3 +243,55 @@ class Manager:
         except TimeoutError:
             pass
         self._changed.clear()
+
+
+# ---- Checks one server: does it respond, does it generate, does it have the newest weights?
+#
+# For manager.py, which calls it whenever a server is due by quarantine.py.
+
+
+INFO_S = 5.0
+HEALTH_S = 15.0  # includes a token, queued after those being decoded
+GRACE_S = 5.0  # margin over the client's own deadlines
+NEVER_CAME_S = 120.0  # from the assignment of a server to reaching it
+
+
+async def check(member: Member, fleet: Fleet, updates: Updates) -> None:
+    """Checks a server; afterwards it is well, with the newest weights, or sick with a reason."""
+    began_s, num_updates = fleet.now_s(), member.num_updates
+    try:
+        why = await _find_fault(member, fleet, began_s=began_s)
+    except Exception as error:  # after any error of the client, the server is checked again
+        why = error_line(error)
+    if not fleet.is_current(member):
+        return
+    if why and (member.num_updates > num_updates or member.lock.locked()):
+        # It is paused during weight updates, which have a deadline of their own.
+        fleet.quarantine.schedule_check(
+            member.index, fleet.now_s() + fleet.quarantine.rules.check_every_s
+        )
+    elif why:
+        fleet.sick(member, why)
+    elif updates.has_turn(member) or await updates.bring_up(member):
+        fleet.well(member)
+
+
+async def _find_fault(member: Member, fleet: Fleet, *, began_s: float) -> str:
+    """Returns what is wrong with the server; empty if nothing."""
+    num_updates = member.num_updates
+    async with asyncio.timeout(INFO_S + GRACE_S):
+        info = await member.client.info(timeout_s=INFO_S)
+    if not fleet.is_current(member):
+        return ""
+    if member.num_updates == num_updates and not member.lock.locked():
+        fleet.seen(member, info)  # otherwise its information may be older than the known state
+    if info.num_running + info.num_waiting == 0:
+        gone = fleet.router.forget_idle(member.index, before_s=began_s - NEVER_CAME_S)
+        if gone:
+            logger.warning(
+                "requests never reached server server=%d requests=%d", member.index, gone
+            )
+            fleet.on_change()
+    async with asyncio.timeout(HEALTH_S + GRACE_S):
+        is_healthy = await member.client.healthy(timeout_s=HEALTH_S)
+    return "" if is_healthy else f"made no token in {HEALTH_S:g} s"

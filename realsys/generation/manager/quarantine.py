@@ -1,7 +1,7 @@
 """Health state of servers: which are sick, why, and when each is checked next (pure).
 
 For fleet.py. A server is sick after a failed check or ``Rules.failures`` consecutive failed requests; it is
-checked again after growing pauses, and returns when a check passes (server_checks.py makes the checks).
+checked again after growing pauses, and returns when a check passes (manager.py makes the checks).
 Times are seconds of one monotonic clock, passed in.
 """
 

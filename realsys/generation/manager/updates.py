@@ -1,6 +1,6 @@
 """Updates servers to the newest weights: all at once, or a share of them at a time.
 
-For manager.py (new weights were published) and server_checks.py (a new server is updated before it gets
+For manager.py (new weights were published, and a new server is updated before it gets
 requests). Each server has one update at a time, always to the newest source; queued older ones are
 skipped. A server that fails is quarantined and its requests are aborted; the others continue.
 """

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any
 
+from realsys.api.errors import ConfigError, did_you_mean
+from realsys.api.worker_configs import GenerationServer
 from realsys.data.transfer.tensor_client import TensorClient
+from realsys.devices.cuda_settings import apply, settings_for
+from realsys.generation.embedded_settings import EmbeddedSettings
 from realsys.generation.http.secret import bearer_key
-from realsys.generation.http.served_engine import FetchedWeights, ServedEngine
-from realsys.generation.server.choose_engine import make_engine
+from realsys.generation.http.served_engine import Fetch, FetchedWeights, ServedEngine
+from realsys.generation.served_engines.child_guard import guarded
+from realsys.generation.served_engines.embedded import EmbeddedEngine
+from realsys.generation.served_engines.sglang import SGLangEngine
+from realsys.generation.served_engines.vllm import VLLMEngine
 from realsys.generation.server.http_app import generation_app
 from realsys.generation.server.listener import HttpsListener
 from realsys.runtime import worker_exit_codes
@@ -19,12 +28,12 @@ from realsys.runtime.lifecycle import WorkerEvent
 from realsys.runtime.progress import tick
 from realsys.runtime.transfer_time import transfer_time_s
 from realsys.runtime.worker_commands import Verb
-from realsys.transport.curve_keys import TrialKeypairs
 from realsys.transport.generation_messages import WeightSource
 from realsys.trial.records import is_there
 from realsys.weights.sync.host_share import HostShare
 from realsys.weights.sync.receiver import WeightReceiver
-from realsys.worker.runner import WorkerRunner
+from realsys.worker.device import compute_device
+from realsys.worker.runner import WorkerRunner, channel_identity
 
 logger = logging.getLogger(__name__)
 
@@ -36,15 +45,10 @@ TICKS_WITHIN_S = 300.0  # one step of decoding, all caches computed anew, on a s
 
 def run(runner: WorkerRunner) -> int:
     """Runs the server until it ends; returns its exit code."""
-    keypairs = TrialKeypairs.load(runner.attempt_files.curve_keys)
+    identity = channel_identity(runner)
+    keypairs = identity["keypairs"]
     receiver = WeightReceiver(
-        lambda endpoints: TensorClient(
-            endpoints,
-            trial=runner.plan.trial,
-            attempt=runner.attempt.number,
-            token=runner.attempt.token,
-            keypairs=keypairs,
-        ),
+        lambda endpoints: TensorClient(endpoints, **identity),
         share=lambda fetch: HostShare(keypairs, attempt=_attempt(runner), fetch=fetch),
     )
     try:
@@ -155,3 +159,93 @@ async def _tick_while_well(engine: ServedEngine) -> None:
             progress = engine.counters.progress
             tick()
         await asyncio.sleep(_POLL_S)
+
+
+# ---- Makes the engine that a ``GenerationServer`` configures: embedded, SGLang or vLLM.
+
+
+BACKENDS = ("embedded", "sglang", "vllm")
+
+
+def make_engine(
+    config: GenerationServer,
+    *,
+    name: str,
+    log: Path,
+    scratch: Path,
+    fetch: Fetch,
+    gpus: float = 0.0,
+    deterministic: bool | None = None,
+) -> ServedEngine:
+    """Makes the engine, not started; an embedded one has its first weights.
+
+    Args:
+        name: name of the worker, for errors.
+        log: log file of a child process.
+        scratch: an existing private folder.
+        fetch: fetches new weights from trainers.
+        gpus: GPUs of the worker's task; with one, an embedded engine uses it unless its settings differ.
+        deterministic: an embedded engine gives equal answers to equal requests; None: on the CPU only.
+    Raises:
+        ConfigError: an unknown backend or setting. CheckpointError: ``model_path`` is not whole.
+    """
+    makers: dict[str, Callable[[], ServedEngine]] = {
+        "embedded": lambda: _embedded(
+            config, fetch, name=name, gpus=gpus, deterministic=deterministic
+        ),
+        "sglang": lambda: SGLangEngine(scratch=scratch, **child),
+        "vllm": lambda: VLLMEngine(**child),
+    }
+    if config.backend_type not in makers:
+        raise ConfigError(
+            f"no generation backend {config.backend_type!r}",
+            where=f"{name}, backend_type",
+            fix=did_you_mean(config.backend_type, BACKENDS),
+        )
+    child: dict[str, Any] = {
+        "model_path": config.model_path,
+        "backend_args": config.backend_args,
+        "base_seed": config.base_seed,
+        "tp_size": config.tp_size,
+        "name": name,
+        "log": log,
+        "guard": guarded,
+        "fetch": fetch,
+    }
+    return makers[config.backend_type]()
+
+
+def _embedded(
+    config: GenerationServer, fetch: Fetch, *, name: str, gpus: float, deterministic: bool | None
+) -> EmbeddedEngine:
+    import torch
+
+    from realsys.models.hf import end_token_ids, load_causal_lm, load_tokenizer
+
+    if config.tp_size != 1:
+        raise ConfigError(
+            f"tp_size is {config.tp_size}", where="embedded generation server", fix="use 1"
+        )
+    args = dict(config.backend_args)
+    if "device" not in args:
+        sees_gpu = torch.cuda.is_available()
+        args["device"] = compute_device(gpus, sees_gpu=sees_gpu, worker=name, environ=os.environ)
+    if str(args["device"]).startswith("cuda"):
+        args.setdefault("dtype", "bfloat16")  # float32 is a tenth as fast there
+    settings = EmbeddedSettings.from_args(args)
+    if settings.num_threads is not None:
+        torch.set_num_threads(settings.num_threads)
+    # As a model worker does: the same kernels, the same bits.
+    apply(settings_for(settings.device, deterministic=deterministic, gpus=gpus))
+    module = load_causal_lm(config.model_path, dtype=settings.dtype, device=settings.device)
+    tokenizer = load_tokenizer(config.model_path)
+    return EmbeddedEngine(
+        module,
+        eos_token_ids=end_token_ids(tokenizer, getattr(module, "generation_config", None)),
+        pad_token_id=tokenizer.pad_token_id,
+        tokenizer=tokenizer,
+        model_path=config.model_path,
+        base_seed=config.base_seed,
+        settings=settings,
+        fetch=fetch,
+    )

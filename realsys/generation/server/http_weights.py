@@ -115,9 +115,8 @@ class Weights:
         task = asyncio.create_task(one_at_a_time(), name="change of weights")
         self._changes.add(task)  # the loop itself holds tasks weakly
         task.add_done_callback(self._changes.discard)
-        task.add_done_callback(
-            lambda t: t.cancelled() or t.exception()
-        )  # marks the error as retrieved if no caller waits
+        # Marks the error as retrieved if no caller waits
+        task.add_done_callback(lambda t: t.cancelled() or t.exception())
         return await asyncio.shield(task)
 
 

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from realsys.api.data import SequenceMeta
 from realsys.api.dataflow import MFCDef
-from realsys.api.model import ModelShardID, ProcessTopology
+from realsys.api.model import ModelInterfaceType, ModelShardID, ProcessTopology
+from realsys.data.packing import balanced_partition, contiguous
 from realsys.data.transfer.transfer_plan import plan_redistribution
 from realsys.master.graph.buffer import AsyncIOSequenceBuffer
-from realsys.master.graph.dispatch import split_over_ranks
 from realsys.master.graph.model_workers import ModelWorkers
 from realsys.master.graph.storage_tracker import StorageTracker
 from realsys.master.graph.weight_hooks import WeightHooks, WeightMovement
@@ -173,3 +173,43 @@ def placement_of(
     """Returns the topology of a call's model and, for each parallelism rank, its model worker."""
     mine = [(shard, worker) for shard, worker in shards if shard.model_name == call.model_name]
     return mine[0][0].topo, {shard.parallelism_rank: worker for shard, worker in mine}
+
+
+# ---- Splits a call's batch over data-parallel ranks (pure).
+#
+# Generation and training get equal counts; everything except generation, whose lengths are not known yet,
+# is balanced by tokens. A training batch is distributed minibatch by minibatch: for any number of ranks,
+# all of them together see the same minibatches.
+#
+# Generation gets contiguous runs of the batch, so its results lie in runs on the ranks: where runs are
+# balanced anyway, everything is split into runs, and data stays on the rank that made it.
+
+
+_BALANCED = 1.01  # the heaviest part to the mean
+
+
+def split_over_ranks(call: MFCDef, meta: SequenceMeta, num_ranks: int) -> list[list[int]]:
+    """Returns the positions in ``meta`` for each data-parallel rank, in order."""
+    if num_ranks == 1:
+        return [list(range(meta.batch_size))]
+    if call.interface_type is ModelInterfaceType.GENERATE:
+        return contiguous(meta.batch_size, num_ranks)
+    tokens = meta.tokens_per_id()
+    if call.interface_type is not ModelInterfaceType.TRAIN_STEP:
+        return _balanced(tokens, num_ranks)
+    ranks: list[list[int]] = [[] for _ in range(num_ranks)]
+    for minibatch in contiguous(meta.batch_size, call.n_minibatches):
+        parts = _balanced([tokens[i] for i in minibatch], num_ranks, equal_counts=True)
+        for rank, part in zip(ranks, parts, strict=True):
+            rank += [minibatch[i] for i in part]
+    return ranks
+
+
+def _balanced(
+    tokens: Sequence[int], num_parts: int, *, equal_counts: bool = False
+) -> list[list[int]]:
+    runs = contiguous(len(tokens), num_parts)
+    heaviest = max(sum(tokens[i] for i in run) for run in runs)
+    if heaviest * num_parts <= _BALANCED * sum(tokens):
+        return runs
+    return balanced_partition(tokens, num_parts, equal_counts=equal_counts)

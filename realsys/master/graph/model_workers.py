@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 from realsys.runtime.first_error import first_error
 from realsys.transport.channel import RequestClient, client_context
-from realsys.transport.curve_keys import TrialKeypairs
+from realsys.transport.curve_keys import ChannelIdentity
 from realsys.transport.worker_requests import Exit, Reply
 from realsys.trial.records import WorkerRecord
 
@@ -41,10 +41,7 @@ class ModelWorkers:
         records: Sequence[WorkerRecord],
         *,
         sender: str,
-        trial: str,
-        attempt: int,
-        token: str = "",
-        keypairs: TrialKeypairs,
+        **identity: Unpack[ChannelIdentity],
     ) -> None:
         self.records = list(records)
         self._context = client_context(len(self.records))
@@ -53,12 +50,9 @@ class ModelWorkers:
                 record.control,
                 peer_name=record.worker,
                 sender=sender,
-                trial=trial,
-                attempt=attempt,
-                token=token,
-                keypairs=keypairs,
                 reply_type=Reply,
                 context=self._context,
+                **identity,
             )
             for record in records
         ]

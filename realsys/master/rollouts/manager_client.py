@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 import msgspec
 
@@ -20,7 +20,7 @@ from realsys.api.errors import RolloutError, WaitTimeout, WorkerLost
 from realsys.runtime.first_error import first_error
 from realsys.transport import rollout_messages as rm
 from realsys.transport.channel import RequestClient, client_context
-from realsys.transport.curve_keys import TrialKeypairs
+from realsys.transport.curve_keys import ChannelIdentity
 from realsys.transport.generation_messages import WeightSource
 from realsys.trial.records import WorkerRecord
 
@@ -47,19 +47,10 @@ class GserverManagerClient:
         find: Callable[[float], WorkerRecord],
         *,
         sender: str,
-        trial: str,
-        attempt: int,
-        token: str,
-        keypairs: TrialKeypairs,
+        **identity: Unpack[ChannelIdentity],
     ) -> None:
         self._find = find
-        self._who: dict[str, Any] = {
-            "sender": sender,
-            "trial": trial,
-            "attempt": attempt,
-            "token": token,
-            "keypairs": keypairs,
-        }
+        self._who: dict[str, Any] = {"sender": sender, **identity}
         self._context = client_context()
         self._client: RequestClient | None = None
         self._record: WorkerRecord | None = None

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from realsys.api.errors import CheckpointError, RealsysError
 from realsys.api.model import ModelShardID
@@ -30,11 +30,10 @@ from realsys.rollout.staleness.ledger import StalenessLedger
 from realsys.runtime.first_error import first_error
 from realsys.transport import rollout_messages as rm
 from realsys.transport.channel import RequestServer
-from realsys.transport.curve_keys import TrialKeypairs
 from realsys.transport.worker_requests import ClearData
 from realsys.trial.records import RUN_FILE, WorkerRecord
 from realsys.worker.live_scaling import Scaling, read_scaling
-from realsys.worker.runner import WorkerRunner
+from realsys.worker.runner import WorkerRunner, channel_identity
 
 logger = logging.getLogger(__name__)
 
@@ -48,13 +47,7 @@ class RolloutService:
 
     def __init__(self, runner: WorkerRunner, control: RolloutControl) -> None:
         self._runner, self._control = runner, control
-        keypairs = TrialKeypairs.load(runner.attempt_files.curve_keys)
-        who: dict[str, Any] = {
-            "trial": runner.plan.trial,
-            "attempt": runner.attempt.number,
-            "token": runner.attempt.token,
-            "keypairs": keypairs,
-        }
+        who = channel_identity(runner)
         self.desk = RolloutDispatcher()
         self.manager = GserverManagerClient(self._find_manager, sender=runner.name, **who)
         self._server = RequestServer(

@@ -165,9 +165,8 @@ class EtcdStore:
                 missing = [key for key in keys if key not in found]
                 left_s = began_s + timeout_s - now_s
                 if left_s <= 0 and not watch.is_connected:
-                    self.client.read(
-                        []
-                    )  # raises StoreUnavailable: the store is away, no key missing
+                    # Raises StoreUnavailable: the store is away, no key missing
+                    self.client.read([])
                 if left_s <= 0:
                     raise store_refusals.timed_out(
                         missing,

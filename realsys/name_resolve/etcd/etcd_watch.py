@@ -21,23 +21,32 @@ from typing import Any, Self
 
 from realsys.api.errors import RealsysError, StoreDenied, StoreError, StoreUnavailable
 from realsys.name_resolve.etcd.channels import Stream, Unsure
-from realsys.name_resolve.etcd.deletion_cause import ending_kinds
 from realsys.name_resolve.etcd.etcd_client import EtcdClient
 from realsys.name_resolve.etcd.etcd_failures import Compacted, FutureRevision
-from realsys.name_resolve.etcd.etcd_keys import below, from_etcd, is_below_any, is_marker, to_etcd
+from realsys.name_resolve.etcd.etcd_keys import (
+    below,
+    found_by,
+    from_etcd,
+    is_below_any,
+    is_marker,
+    marker_of,
+    read_operation,
+    to_etcd,
+)
 from realsys.name_resolve.etcd.listing import entries_under, revisions_under
 from realsys.name_resolve.keyspace import MAX_HISTORY_EVENTS, difference
-from realsys.name_resolve.store import Event, EventKind
+from realsys.name_resolve.store import MAX_TXN_OPS, Event, EventKind
 
 logger = logging.getLogger(__name__)
 
+# Pauses before each reconnect; then always the last
 PAUSES_S = (
     0.02,
     0.05,
     0.1,
     0.25,
     0.5,
-)  # before each reconnect; then always the last
+)
 MAX_DENIALS = 3  # an expired login is denied once, a user without permission every time
 _DELETE = 1  # etcd's Event.EventType
 
@@ -252,3 +261,53 @@ class EtcdWatch:
             self._changed.notify_all()
             # Backpressure: while the poller is slow, etcd buffers the events.
             self._changed.wait_for(lambda: len(self._events) < MAX_HISTORY_EVENTS or self._is_over)
+
+
+# ---- Tells an explicit delete from a lease expiry; etcd reports both as DELETE.
+#
+# For etcd_watch.py. Every explicit delete also writes the trial's marker in the same revision
+# (transaction.py); a lease that expires does not.
+
+
+Marked = tuple[str, int]  # a marker key, and the revision at which it is read
+
+
+def ending_kinds(client: EtcdClient, changes: Sequence[Any]) -> dict[tuple[str, int], EventKind]:
+    """Returns DELETE or EXPIRE for each (key, revision) of etcd's deletion events.
+
+    Deletions whose history has been compacted count as DELETE.
+
+    What has been compacted meanwhile can't be told any more and counts as DELETE.
+    """
+    kinds, asked = {}, {}
+    for change in changes:
+        key, revision = from_etcd(change.kv.key), change.kv.mod_revision
+        kinds[key, revision] = EventKind.DELETE
+        if change.prev_kv.lease:
+            asked[key, revision] = (marker_of(key), revision)
+    signed = _signed(client, sorted(set(asked.values())))
+    for ended, marked in asked.items():
+        if not signed[marked]:
+            kinds[ended] = EventKind.EXPIRE
+    return kinds
+
+
+def _signed(client: EtcdClient, asked: Sequence[Marked]) -> dict[Marked, bool]:
+    """Returns whether each marker was written in exactly its revision."""
+    signed: dict[Marked, bool] = {}
+    for start in range(0, len(asked), MAX_TXN_OPS):
+        page = asked[start : start + MAX_TXN_OPS]
+        reads = [read_operation(to_etcd(marker), revision=revision) for marker, revision in page]
+        try:
+            found = found_by(client.read(reads))
+        except Compacted:
+            if len(page) > 1:  # some of them may still be kept
+                middle = start + len(page) // 2
+                for half in (asked[start:middle], asked[middle : start + len(page)]):
+                    signed |= _signed(client, half)
+            else:
+                signed[page[0]] = True
+            continue
+        for (marker, revision), kv in zip(page, found, strict=True):
+            signed[marker, revision] = kv is not None and kv.mod_revision == revision
+    return signed

@@ -7,7 +7,7 @@ without a lease), it also writes a random name of its own to the trial's marker 
 the same revision. It is searched for in the key's history, back to the newest revision before it
 was sent.
 
-The marker has a second reader: deletion_cause.py checks it to tell an explicit delete from a lease
+The marker has a second reader: etcd_watch.py checks it to tell an explicit delete from a lease
 expiry.
 """
 

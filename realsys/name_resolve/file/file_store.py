@@ -5,7 +5,7 @@ Every process keeps the contents in memory and reads new log entries (commit_log
 answers, so a reader sees every write that ended before its call began (for a write of another host
 on a shared file system: 50 ms before). Watches and waits see every write in order: a write of this
 host at once through inotify (folder_changes.py), one of another host at the next poll, after 50 ms
-while changes arrive and after two seconds at most (poll_schedule.py). The load on a file server is
+while changes arrive and after two seconds at most. The load on a file server is
 small: an idle trial makes fewer than 20 calls a second (tests/process/test_file_calls.py, and on
 Slurm tests/slurm/test_slurm_async.py). Most of those read lease counters: a watcher that does not
 act on lease expiry leaves the check to others (``judges_leases`` of a watch).
@@ -21,6 +21,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -28,7 +29,6 @@ import msgspec
 from realsys.api.errors import ConfigError, StoreUnavailable
 from realsys.name_resolve.file.commit_log import CommitLog
 from realsys.name_resolve.file.folder_changes import OF_THIS_HOST
-from realsys.name_resolve.file.poll_schedule import PollSchedule
 from realsys.name_resolve.keyspace import (
     EndLease,
     GrantLease,
@@ -236,3 +236,38 @@ class FileStore(KeySpaceStore):
                 self._log.remove_counter(operation.lease_id)
                 for notes in (self._bumps, self._seen, self._read_s, self._judged_s):
                     notes.pop(operation.lease_id, None)
+
+
+# ---- When a reader polls a folder for changes that nothing notifies it of (pure). For file_store.py.
+#
+# Changes tend to come in bursts, and something waits for them; after a quiet minute nothing is
+# urgent. So the interval is a share of the quiet time before: polling delays a reader by at most a
+# tenth of the time it has already waited.
+
+
+LONGEST_S = 2.0
+SHARE = 0.1
+
+
+@dataclass
+class PollSchedule:
+    """The polls of one reader. Times are seconds of one monotonic clock.
+
+    Attributes: shortest_s: interval while changes arrive. looked_s, changed_s: when it last polled,
+    and last found a change.
+    """
+
+    shortest_s: float
+    looked_s: float = float("-inf")
+    changed_s: float = float("-inf")
+
+    def looked(self, now_s: float, *, found: bool) -> None:
+        """Records a poll."""
+        self.looked_s = now_s
+        if found:
+            self.changed_s = now_s
+
+    def due_in_s(self, now_s: float) -> float:
+        """Returns the time until the next poll; 0 or less: now."""
+        pause_s = min(max(self.shortest_s, SHARE * (now_s - self.changed_s)), LONGEST_S)
+        return self.looked_s + pause_s - now_s

@@ -312,9 +312,8 @@ def _logits(
         return chunk + head_states_bytes(model, tokens, tokens)
     # Also their softmax, what it is multiplied with, and gradients.
     chunk = rows * shape.vocab_size * 7 * _FLOAT32
-    if (
-        rows < tokens and not model.lora_rank
-    ):  # the head's gradient: of a chunk, and of those before it
+    # The head's gradient: of a chunk, and of those before it
+    if rows < tokens and not model.lora_rank:
         chunk += 2 * shape.vocab_size * shape.hidden_size * model.item_bytes
     answers = math.ceil(tokens * sizes.answer_tokens / sizes.length)
     states = head_states_bytes(model, tokens, answers)

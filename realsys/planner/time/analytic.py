@@ -20,8 +20,6 @@ from realsys.models.shape import DTYPE_BYTES, ModelShape
 from realsys.planner.allocation import CallAllocation
 from realsys.planner.gpu_models import Device, Efficiency
 from realsys.planner.time.costs import Allocation
-from realsys.planner.time.flops import cache_bytes_per_token, decode_flops, forward_flops
-from realsys.planner.time.realloc_bytes import bytes_to_receive
 from realsys.planner.time.simulated_timeline import Overheads
 from realsys.weights.layouts.holdings import FSDP_WHOLE_BYTES
 
@@ -252,3 +250,85 @@ class AnalyticCosts:
             missing = model.weight_bytes * (world - 1) / world
             seconds += missing / self._bandwidth(place.workers)
         return seconds
+
+
+# ---- Floating-point operations and bytes of a decoder-only model (pure).
+#
+# A multiplication and an addition count as two. Counted are matrix products only (arXiv:2001.08361,
+# section 2.1; arXiv:2104.04473, appendix): 2 a weight and token forward, twice that backward; attention
+# scores and their use, ``2 · s · q`` each for a token that looks at ``s`` others, half of them on average.
+
+
+def matmul_weights(shape: ModelShape) -> tuple[int, int]:
+    """Number of weights by which a token is multiplied: (of one layer, of the head)."""
+    hidden = shape.hidden_size
+    attention = hidden * (2 * shape.q_size + 2 * shape.kv_size)
+    layer = attention + 3 * hidden * shape.intermediate_size
+    return layer, hidden * (1 if shape.critic else shape.vocab_size)
+
+
+def forward_flops(shape: ModelShape, *, tokens: float, length: float) -> float:
+    """Operations of a forward pass over ``tokens`` tokens in sequences of ``length`` tokens."""
+    layer, head = matmul_weights(shape)
+    products = 2.0 * tokens * (shape.num_layers * layer + head)
+    scores = 4.0 * tokens * (length / 2) * shape.q_size * shape.num_layers
+    return products + scores
+
+
+def decode_flops(shape: ModelShape, *, sequences: float, length: float) -> float:
+    """Operations of decoding one more token for each of ``sequences`` sequences of ``length`` tokens."""
+    layer, head = matmul_weights(shape)
+    products = 2.0 * sequences * (shape.num_layers * layer + head)
+    return products + 4.0 * sequences * length * shape.q_size * shape.num_layers
+
+
+def cache_bytes_per_token(shape: ModelShape, *, item_bytes: int) -> int:
+    """Bytes of keys and values that generation keeps per token."""
+    return 2 * shape.num_layers * shape.kv_size * item_bytes
+
+
+# ---- Bytes of a weight movement between two topologies, computed without boxes (pure).
+
+
+def bytes_to_receive(
+    weight_bytes: float, source: CallAllocation, target: CallAllocation, *, sharded: bool
+) -> dict[int, float]:
+    """Bytes that each worker of the target receives from others, assuming evenly split weights.
+
+    On the same workers the parts that a worker holds before and after are compared; elsewhere a worker
+    of both copies is taken to hold of its new part what it holds of any other. realloc_plan.py counts
+    exactly; this is for comparing many layouts.
+
+    Args:
+        sharded: the source cuts weights along its data axis too (backend fsdp).
+    """
+    found = {}
+    for rank, worker in enumerate(target.workers):
+        new = _part(target.topology, rank, sharded=False)
+        here = 0.0
+        if worker in source.workers:
+            old = _part(source.topology, source.workers.index(worker), sharded=sharded)
+            alike = source.workers == target.workers
+            here = _overlap(new, old) if alike else _size(new) * _size(old)
+        found[worker] = weight_bytes * (_size(new) - here)
+    return found
+
+
+_Part = tuple[tuple[float, float], ...]  # of the layers, of a layer, of that: begin and end
+
+
+def _part(topo: ProcessTopology, rank: int, *, sharded: bool) -> _Part:
+    """Part of the weights that a process holds, as a box in the unit cube."""
+    pipeline, data, tensor = topo.coordinate(rank)
+    degrees = ((pipeline, topo.pipeline), (tensor, topo.tensor), (data, topo.data * sharded or 1))
+    return tuple((i / n, (i + 1) / n) if n > 1 else (0.0, 1.0) for i, n in degrees)
+
+
+def _size(part: _Part) -> float:
+    return math.prod(end - begin for begin, end in part)
+
+
+def _overlap(one: _Part, other: _Part) -> float:
+    return math.prod(
+        max(0.0, min(a[1], b[1]) - max(a[0], b[0])) for a, b in zip(one, other, strict=True)
+    )

@@ -194,9 +194,8 @@ class StalenessLedger:
         """
         if refusal := self._refusal(number, tries):
             return TicketVerdict(False, refusal)
-        there = (
-            self.next_step - 1
-        )  # weights of a step in training may be published before it is completed
+        # Weights of a step in training may be published before it is completed
+        there = self.next_step - 1
         if not 0 <= oldest <= newest <= there:
             raise InternalError(
                 f"prompt {number} has tokens of versions {oldest} to {newest}; "

@@ -33,11 +33,10 @@ from realsys.rollout.worker.tensor_upload import TensorUploader
 from realsys.runtime import worker_exit_codes
 from realsys.runtime.lifecycle import WorkerEvent
 from realsys.transport.channel import RequestClient, client_context
-from realsys.transport.curve_keys import TrialKeypairs
 from realsys.transport.generation_messages import GenerationClient
 from realsys.transport.rollout_messages import FromManager, FromMaster
 from realsys.trial.records import WorkerRecord, loads
-from realsys.worker.runner import WorkerRunner
+from realsys.worker.runner import WorkerRunner, channel_identity
 
 logger = logging.getLogger(__name__)
 
@@ -114,13 +113,7 @@ def _check_environment(made: Any, name: str) -> None:
 
 async def _run(runner: WorkerRunner, parts: Parts) -> None:
     config: RolloutWorker = runner.config
-    keypairs = TrialKeypairs.load(runner.attempt_files.curve_keys)
-    who: dict[str, Any] = {
-        "trial": runner.plan.trial,
-        "attempt": runner.attempt.number,
-        "token": runner.attempt.token,
-        "keypairs": keypairs,
-    }
+    who = channel_identity(runner)
     path = rollouts_file(runner.phase_files, attempt=runner.attempt.number, index=runner.index)
     async with AsyncExitStack() as stack:
         context = client_context()
@@ -129,7 +122,7 @@ async def _run(runner: WorkerRunner, parts: Parts) -> None:
             _peer(runner, kind, reply_type=replies, context=context, **who)
             for kind, replies in (("master_worker", FromMaster), ("gserver_manager", FromManager))
         )
-        clients = ServerClients(partial(_server_client, bearer_key(keypairs)))
+        clients = ServerClients(partial(_server_client, bearer_key(who["keypairs"])))
         for closed in (master, manager, clients):
             stack.push_async_callback(closed.close)
         putter = TensorUploader(partial(TensorClient, **who), _dump(runner))

@@ -193,9 +193,8 @@ class _AnswerRequests:
     async def _result(self, request: GenerateRequest, use: UseServer) -> GenerateResult:
         async with self._caller.clients.using(use) as client:
             result = await self._run_on_server(client, request, use)
-        fits = (
-            self._is_first and not self._part.tokens
-        )  # a later answer may legitimately fill the context
+        # A later answer may legitimately fill the context
+        fits = self._is_first and not self._part.tokens
         if fault := result_fault(
             result, request, min_version=self._ticket.min_version, must_answer=fits
         ):

@@ -159,9 +159,8 @@ class RolloutLoop:
             Exception
         ) as error:  # an error of agent, environment or server: the prompt is tried again
             outcome, why = TicketOutcome.FAILED, _first_line(error)
-            with_trace = not isinstance(
-                error, RealsysError
-            )  # realsys errors already carry place and reason
+            # Errors of realsys already carry place and reason
+            with_trace = not isinstance(error, RealsysError)
             if isinstance(error, RewardError):
                 outcome, why = TicketOutcome.UNSCORED, f"{why} ({error.where})"
                 with_trace = ticket.tries == 0

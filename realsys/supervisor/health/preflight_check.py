@@ -36,6 +36,7 @@ from realsys.worker.environment import read_exports, worker_environment
 logger = logging.getLogger(__name__)
 
 CPU_PROCESSES = 2  # a node, where the plan uses no GPUs
+# Variables that a launching shell had set
 _OF_LIBRARIES = (
     "NCCL_",
     "GLOO_",
@@ -43,7 +44,7 @@ _OF_LIBRARIES = (
     "FI_",
     "TORCH_",
     "CUDA_",
-)  # that a launching shell had set
+)
 
 
 def preflight(

@@ -106,9 +106,8 @@ class WorkerRestarts:
             return False
         now_s, past_s = time.monotonic(), self._past_s.get(task.worker, [])
         start_at_s = self.policy.next_start_s(past_s, now_s=now_s)
-        if (
-            task.poll() == worker_exit_codes.NOT_STARTED
-        ):  # its step was refused, as a second one would be
+        # Its step was refused, as a second one would be
+        if task.poll() == worker_exit_codes.NOT_STARTED:
             start_at_s = None
         if start_at_s is None and self._is_optional(task.worker):
             logger.warning("worker given up worker=%s restarts=%d", task.worker, len(past_s))

@@ -6,6 +6,7 @@ it; its access file is written into the attempt's folder for all other processes
 
 from __future__ import annotations
 
+import datetime
 import fcntl
 import logging
 import os
@@ -16,20 +17,22 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from realsys.api.errors import StoreUnavailable
 from realsys.api.plan import LaunchPlan
+from realsys.name_resolve.etcd.access import EtcdAccess
+from realsys.name_resolve.etcd.expiry import endings, warning_of
 from realsys.name_resolve.file.commit_log import file_system_of
 from realsys.name_resolve.open import open_store
 from realsys.name_resolve.retry import retry_while_unavailable
 from realsys.name_resolve.store import NameResolve
 from realsys.name_resolve.trial_store import has_job_etcd, open_trial_store
+from realsys.runtime.background_thread import BackgroundThread
 from realsys.trial.records import AttemptFiles
 from realsys.worker.network import external_address, ports, raise_open_file_limit
 
 if TYPE_CHECKING:
-    from realsys.supervisor.job_etcd.certificate_watch import CertificateWatch
     from realsys.supervisor.job_etcd.private_etcd import PrivateEtcd
 
 logger = logging.getLogger(__name__)
@@ -141,7 +144,6 @@ def _watch_certificates(plan: LaunchPlan) -> CertificateWatch | None:
     if not plan.name_resolve_url.startswith("etcd://"):
         return None
     from realsys.name_resolve.etcd.access import EtcdAccess, endpoints_of
-    from realsys.supervisor.job_etcd.certificate_watch import CertificateWatch
 
     access = EtcdAccess.from_spec(endpoints_of(plan.name_resolve_url), plan.cluster.etcd)
     return CertificateWatch(access).start() if access.is_encrypted else None
@@ -186,3 +188,47 @@ def former_store(
         return found
 
     return find
+
+
+# ---- Warns before certificates of a site's etcd expire. For job_store.py.
+
+
+LOOK_EVERY_S = 3600.0
+
+
+class CertificateWatch:
+    """Logs warnings before a certificate of the run's etcd expires: a week before, a day before, and at
+    expiry. Runs in a thread of its own, and reads the servers' certificates too.
+
+    Args:
+        access: reread from its files for each check: a certificate may be renewed in the meantime.
+    """
+
+    def __init__(self, access: EtcdAccess, *, every_s: float = LOOK_EVERY_S) -> None:
+        self._access, self._every_s = access, every_s
+        self._warned: dict[str, int] = {}  # certificate → urgency of the last warning
+        self._thread = BackgroundThread(self._run, name="certificates")
+
+    def start(self) -> Self:
+        self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        """Ends the thread after its current check, without waiting for it."""
+        self._thread.stop(wait_s=0.0)
+
+    def check(self, now: datetime.datetime) -> None:
+        """Checks once. A renewed certificate is warned of again before its own expiry."""
+        for ending in endings(self._access.reread()):
+            urgency, text = warning_of(ending, now)
+            if urgency > self._warned.get(ending.what, 0):
+                logger.log(logging.WARNING if urgency == 1 else logging.ERROR, "%s", text)
+            self._warned[ending.what] = urgency
+
+    def _run(self) -> None:
+        while not self._thread.is_ending:
+            try:
+                self.check(datetime.datetime.now(datetime.UTC))
+            except Exception:  # outermost frame: what only warns must not end anything
+                logger.exception("certificate check failed")
+            self._thread.pause(self._every_s)

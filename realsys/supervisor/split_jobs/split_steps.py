@@ -8,6 +8,7 @@ stop request is also noticed while waiting.
 from __future__ import annotations
 
 import logging
+import subprocess
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,7 +17,6 @@ from realsys.api.errors import ClusterError
 from realsys.api.plan import LaunchPlan, PhasePlan
 from realsys.runtime import worker_exit_codes
 from realsys.supervisor.attempt.attempt import LEASE_SLACK_S
-from realsys.supervisor.attempt.cancel import cancel_jobs
 from realsys.supervisor.split_jobs.component_board import ComponentBoard, submitted_job_ids
 from realsys.supervisor.split_jobs.components import (
     Action,
@@ -343,3 +343,26 @@ class SplitSteps:
         noted = dict(enumerate(submitted_job_ids(self.files, self.board.attempt)))
         ids = {**noted, **self._job_ids}
         return [ids[i] for i in indices if ids.get(i)]
+
+
+# ---- Cancels the trial's remaining Slurm jobs if a graceful stop failed.
+
+
+SCANCEL_TIMEOUT_S = 60.0
+
+
+def cancel_jobs(job_ids: Sequence[str]) -> None:
+    """Cancels all jobs with one scancel; messages about jobs that have ended go to the log only."""
+    if not job_ids:
+        return
+    argv = ["scancel", *job_ids]
+    logger.warning("jobs cancelled jobs=%s", ",".join(job_ids))
+    try:
+        done = subprocess.run(
+            argv, capture_output=True, text=True, timeout=SCANCEL_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        logger.error("scancel failed jobs=%s error=%s", ",".join(job_ids), error)
+        return
+    if done.returncode or done.stderr.strip():
+        logger.warning("scancel said=%s code=%d", done.stderr.strip(), done.returncode)

@@ -13,17 +13,19 @@ from realsys.api.model import ProcessTopology
 from realsys.models.shape import ModelShape, Weight
 from realsys.weights.layouts.boxes import Box, Holding, Layout
 
+# Output features: dim 0, biases too
 ROW_SPLIT = (
     "q_proj",
     "k_proj",
     "v_proj",
     "gate_proj",
     "up_proj",
-)  # output features: dim 0, biases too
+)
+# Input features: dim 1; biases are added after the sum, so they are whole
 COLUMN_SPLIT = (
     "o_proj",
     "down_proj",
-)  # input features: dim 1; biases are added after the sum, so they are whole
+)
 FSDP_VOCABULARY = ("lm_head",)  # split over the tensor axis by vocabulary rows
 MEGATRON_VOCABULARY = ("embed_tokens", "lm_head")
 # fsdp gathers a model up to this size in one piece and keeps it whole until the update, which is cheaper

@@ -14,9 +14,8 @@ from realsys.weights.layouts.boxes import Box, Layout
 from realsys.weights.realloc.buckets import Bucket, WeightPiece, cut_into_buckets
 from realsys.weights.realloc.realloc_plan import plan_realloc
 
-BUCKET_BYTES = (
-    16 << 20
-)  # large enough to make requests cheap, small enough to have several in flight
+# Large enough to make requests cheap, small enough to have several in flight
+BUCKET_BYTES = 16 << 20
 _WHOLE_COPY = -1  # not a worker's index
 
 

@@ -13,18 +13,19 @@ from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from realsys.api.errors import RealsysError, RemoteError, WaitTimeout
+from realsys.api.errors import CheckpointError, RealsysError, RemoteError, WaitTimeout
 from realsys.data.transfer.sealed_receiver import MessageSink
 from realsys.data.transfer.shared_arena import arena_bytes
 from realsys.data.transfer.tensor_client import SinkFor, TensorClient
 from realsys.data.transfer.transfer_plan import Source
+from realsys.models.hf_directory import weight_files, weight_shapes
 from realsys.transport.codec import ProtocolError
 from realsys.weights.sync.adapters import merged
 from realsys.weights.sync.assembly import Assembly, BucketSink, HeldVersion, Memory
 from realsys.weights.sync.buffer_pool import BufferPool
-from realsys.weights.sync.hf_folder import read_folder
 from realsys.weights.sync.host_share import HostShare, PartSource, VersionSource, WholeVersion
 from realsys.weights.sync.manifest import (
     KEY,
@@ -332,3 +333,31 @@ def _with_version(error: E, source: VersionSource) -> E:
         where=error.where,
         fix=f"ask for the newest version, which trainers keep; {error.fix}",
     )
+
+
+# ---- Reads all weights of a Hugging Face directory to the CPU.
+
+
+def read_folder(path: str) -> Mapping[str, Tensor]:
+    """Reads name → whole tensor, in the dtype of the files. Tied weights appear once.
+
+    Raises:
+        CheckpointError: names a file that is missing, damaged or still being written.
+    """
+    weight_shapes(path)  # checks sizes against headers before anything large is read
+    found = {}
+    names_of: dict[str, list[str]] = {}
+    for name, file in weight_files(path).items():
+        names_of.setdefault(str(file), []).append(name)
+    for file_name, names in names_of.items():
+        try:
+            with safe_open(file_name, framework="pt") as file:
+                for name in names:
+                    found[name] = file.get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(
+                f"weights can't be read: {error}",
+                where=file_name,
+                fix="write the complete directory and rename it before announcing it to servers",
+            ) from error
+    return found

@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from realsys.data.transfer.free_ranges import FreeRanges
+from realsys.data.transfer.shared_memory import FreeRanges
 
 
 def test_the_lowest_place_that_is_long_enough_is_taken():

@@ -137,14 +137,14 @@ def test_the_setting_reaches_the_plan():
 def test_a_server_with_a_gpu_computes_there_in_bfloat16(switches, monkeypatch, tmp_path):
     """Its model is loaded onto it; what the plan says of the type wins."""
     from realsys.api.worker_configs import GenerationServer
-    from realsys.generation.server import choose_engine
+    from realsys.generation.server import build
     from realsys.models import hf
 
     loaded: list[tuple[str, str]] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(hf, "load_tokenizer", lambda path: SimpleNamespace(pad_token_id=0))
     monkeypatch.setattr(hf, "end_token_ids", lambda *_: ())
-    monkeypatch.setattr(choose_engine, "EmbeddedEngine", lambda *_, **__: None)
+    monkeypatch.setattr(build, "EmbeddedEngine", lambda *_, **__: None)
 
     def load(path: str, *, dtype: str, device: str) -> Any:
         loaded.append((dtype, device))
@@ -158,5 +158,5 @@ def test_a_server_with_a_gpu_computes_there_in_bfloat16(switches, monkeypatch, t
             "log": tmp_path,
             "scratch": tmp_path,
         }
-        choose_engine.make_engine(config, fetch=lambda *_: None, gpus=gpus, **given)
+        build.make_engine(config, fetch=lambda *_: None, gpus=gpus, **given)
     assert loaded == [("bfloat16", "cuda"), ("float32", "cuda"), ("float32", "cpu")]

@@ -30,7 +30,7 @@ from realsys.transport.generation_messages import (
     WeightSource,
     WeightsTaken,
 )
-from realsys.weights.sync.hf_folder import read_folder
+from realsys.weights.sync.receiver import read_folder
 
 
 def _nobody(source: WeightSource) -> FetchedWeights:

@@ -13,7 +13,7 @@ from realsys.generation.http.secret import bearer_key
 from realsys.generation.http.served_engine import Counters
 from realsys.generation.served_engines.child import failure_line, options
 from realsys.generation.served_engines.staged_weights import stage
-from realsys.generation.server.prometheus import prometheus_text
+from realsys.generation.server.http_control import prometheus_text
 from realsys.runtime.certificates import self_signed
 from realsys.transport.curve_keys import TrialKeypairs
 from realsys.transport.generation_messages import ServerInfo

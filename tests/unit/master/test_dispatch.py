@@ -8,7 +8,7 @@ from realsys.api.data import SequenceMeta
 from realsys.api.dataflow import MFCDef
 from realsys.api.model import ModelInterfaceAbstraction, ModelInterfaceType, ModelName
 from realsys.data.packing import balanced_partition, contiguous
-from realsys.master.graph.dispatch import split_over_ranks
+from realsys.master.graph.model_function_call import split_over_ranks
 
 
 def call(kind, **more):

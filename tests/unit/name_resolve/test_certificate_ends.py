@@ -12,7 +12,7 @@ from realsys.api.cluster import EtcdSpec
 from realsys.name_resolve.etcd.access import EtcdAccess
 from realsys.name_resolve.etcd.expiry import Ending, endings, warning_of
 from realsys.runtime.certificates import Authority, KeyPair
-from realsys.supervisor.job_etcd.certificate_watch import CertificateWatch
+from realsys.supervisor.job_etcd.job_store import CertificateWatch
 
 NOW = datetime.datetime(2026, 11, 23, 12, 0, tzinfo=datetime.UTC)
 

@@ -25,8 +25,7 @@ from realsys.name_resolve.etcd.access import EtcdAccess, endpoints_of
 from realsys.name_resolve.etcd.etcd_failures import judge
 from realsys.name_resolve.file import commit_log, file_store, folder_changes
 from realsys.name_resolve.file.commit_log import file_system_of
-from realsys.name_resolve.file.file_store import FileStore
-from realsys.name_resolve.file.poll_schedule import PollSchedule
+from realsys.name_resolve.file.file_store import FileStore, PollSchedule
 from realsys.name_resolve.key_table import KEY_TABLE, TrialKeys
 from realsys.name_resolve.keyspace import MAX_HISTORY_EVENTS
 from realsys.name_resolve.keyspace_store import KeySpaceStore

@@ -30,11 +30,15 @@ from realsys.planner.placed import (
 )
 from realsys.planner.predict import predict
 from realsys.planner.read_profile import formulas_of, profile_of
-from realsys.planner.time.analytic import AnalyticCosts, RoleModel, Workload
-from realsys.planner.time.flops import forward_flops
+from realsys.planner.time.analytic import (
+    AnalyticCosts,
+    RoleModel,
+    Workload,
+    bytes_to_receive,
+    forward_flops,
+)
 from realsys.planner.time.gantt import gantt
 from realsys.planner.time.profiled import ProfiledCosts
-from realsys.planner.time.realloc_bytes import bytes_to_receive
 from realsys.planner.time.simulate_steps import simulate
 from realsys.planner.time.simulated_timeline import CallWork
 from realsys.trial.records import PredictionRecord, TrialFiles, read_record, write_record

@@ -20,8 +20,7 @@ from realsys.api.errors import ConfigError, DataError
 from realsys.api.model import Model, ModelName, ParallelGroups, ProcessTopology
 from realsys.data.sequence_sample import SequenceSample
 from realsys.interfaces.math_reward import MathRewardInterface
-from realsys.rollout.environments.arithmetic_parser import NotArithmetic, evaluate
-from realsys.rollout.environments.calculator import Calculator
+from realsys.rollout.environments.calculator import Calculator, NotArithmetic, evaluate
 from realsys.rollout.environments.math_question import FEEDBACK, MathVerify
 
 RECORD = {"prompt": "What is 40 + 2?", "answer": "42"}
