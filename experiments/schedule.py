@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from realsys.api.basics.bounded_files import parse_json, read_bounded_text
 from realsys.api.basics.choice import Choice
 from realsys.api.errors import ConfigError
 from realsys.api.model import DatasetAbstraction, ProcessTopology
@@ -120,6 +121,23 @@ class Replay(Schedule):
                 where=f"schedule.folder, {missing[0]}",
                 fix="give the main phase's folder of a trial that ran with schedule.dump=true",
             )
+        recorded = self._recorded_batch_size
+        if recorded is not None and recorded != batch_size:
+            yield ConfigError(
+                f"the recorded run trained on {recorded} questions a step, this one would on {batch_size}",
+                where="schedule.folder and train_bs_n_seqs",
+                fix=f"use train_bs_n_seqs={recorded}",
+            )
+
+    @property
+    def _recorded_batch_size(self) -> int | None:
+        """Questions a step of the recorded run; None: its plan does not say."""
+        try:
+            plan = parse_json(read_bounded_text(self._files.root / "plan.json"))
+            found = plan["options"]["train_bs_n_seqs"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        return found if isinstance(found, int) else None
 
     @property
     def _files(self) -> PhaseFiles:

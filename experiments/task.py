@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import abc
 import inspect
+import math
 import random
+import re
+import traceback
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -225,23 +228,98 @@ class GeneratedTask(Task):
 
     def _record(self, split: str, rng: random.Random) -> dict[str, str]:
         for _ in range(MOST_DRAWS):
-            made = self.question(rng)
-            held_out = zlib.crc32(made["prompt"].encode()) % 100 < TEST_PERCENT
+            record = self._made(rng)
+            held_out = zlib.crc32(record["prompt"].encode()) % 100 < TEST_PERCENT
             if held_out == (split == "test"):
-                return {"prompt": str(made["prompt"]), "answer": str(made["answer"])}
+                return record
         raise DataError(
             f"{MOST_DRAWS} questions in a row belong to the other split than {split!r}",
             where=f"task {self.kind!r}, question(rng)",
             fix="make more different questions: a tenth of them, by their text, are held out",
         )
 
+    def _made(self, rng: random.Random) -> dict[str, str]:
+        """One record. Raises DataError: ``question`` gave none, and whatever it raises."""
+        made: Any = self.question(rng)
+        texts = isinstance(made, Mapping) and [made.get("prompt"), made.get("answer")]
+        if not texts or not all(isinstance(text, str) and text for text in texts):
+            raise DataError(
+                f"question(rng) gave {made!r:.200}",
+                where=f"task {self.kind!r}",
+                fix='return {"prompt": …, "answer": …}, two texts that are not empty',
+            )
+        return {"prompt": made["prompt"], "answer": made["answer"]}
+
+    def problems(self, *, batch_size: int, tokenizer_dir: str | None) -> Iterator[ConfigError]:
+        """Yields fewer questions than a batch, and what is wrong with one question, tried."""
+        yield from super().problems(batch_size=batch_size, tokenizer_dir=tokenizer_dir)
+        if self.train_size < batch_size:
+            yield ConfigError(
+                f"{self.train_size} questions are too few for a batch of {batch_size}",
+                where="task.train_size and train_bs_n_seqs",
+                fix=f"use task.train_size={batch_size} or more",
+            )
+        try:
+            record = self._made(random.Random("tried by the plan"))
+        except DataError as error:
+            yield ConfigError(error.what, where=error.where, fix=error.fix)
+            return
+        except Exception as error:  # a user's code may raise anything
+            yield _raised(self.kind, "question(rng)", error)
+            return
+        if self.reward is None and self.rule in registry.names("reward"):
+            yield from _score_problems(self.kind, registry.find_reward(self.rule), record["answer"])
+
+
+def _score_problems(kind: str, score: Callable[..., Any], answer: str) -> Iterator[ConfigError]:
+    """Scores the right answer, as a worker would."""
+    final = answer.rpartition("####")[2].strip()
+    try:
+        value: Any = score(response=answer, answer=final)
+    except Exception as error:  # a user's code may raise anything
+        yield _raised(kind, "score(response=…, answer=…)", error)
+        return
+    if inspect.iscoroutine(value):
+        value.close()
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        yield ConfigError(
+            f"score gave {value!r:.100} for the right answer, and not a finite number",
+            where=f"task {kind!r}, score(response, answer)",
+            fix="return a number, e.g. 1.0 or 0.0",
+        )
+
+
+def _raised(kind: str, what: str, error: Exception) -> ConfigError:
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return ConfigError(
+        f"{what} raised {type(error).__name__}: {error}",
+        where=f"task {kind!r}, {last.filename}:{last.lineno}",
+        fix="repair it; a plan tries one question, and scores its right answer",
+    )
+
 
 def register_task(cls: T) -> T:
     """Registers a user's task, and its ``score`` as the reward rule of that name. Usable as a decorator.
 
     Raises:
-        ConfigError: another task or rule has its name.
+        ConfigError: it is no task, no dataclass of its own or has no usable name; another task or rule has
+            its name.
     """
+    kind, where = getattr(cls, "kind", None), f"register_task({cls.__name__})"
+    if not issubclass(cls, Task):
+        raise ConfigError(f"{cls.__name__} is no task", where=where, fix="inherit GeneratedTask")
+    if not isinstance(kind, str) or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", kind):
+        raise ConfigError(
+            f"the name of task {cls.__name__} is {kind!r}",
+            where=where,
+            fix='write kind = "…" in the class, with letters, digits, - and _',
+        )
+    if "__dataclass_fields__" not in vars(cls):
+        raise ConfigError(
+            f"{cls.__name__} is no dataclass of its own, so its settings would not be known",
+            where=where,
+            fix="write @dataclass(frozen=True, kw_only=True) above the class, below @register_task",
+        )
     register_kind(cls)
     if (score := getattr(cls, "score", None)) is not None:
         registry.register_reward(cls.kind, score)

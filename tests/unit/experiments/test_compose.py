@@ -162,3 +162,51 @@ def test_an_algorithm_of_ones_own_is_one_class(digits, file_root) -> None:
         c.name: c for c in make_plan("grpo-math", words, trial="a").phases[-1].config.model_rpcs
     }
     assert calls["actor_train"].interface_impl.args["eps_clip"] == 0.25
+
+
+WRONG_TASKS: dict[str, tuple[dict[str, Any], str]] = {
+    "no record": ({"question": lambda self, rng: None}, "question(rng) gave None"),
+    "no answer": ({"question": lambda self, rng: {"prompt": "a"}}, "question(rng) gave {"),
+    "raises": ({"question": lambda self, rng: 1 / 0}, "question(rng) raised ZeroDivisionError"),
+    "other names": (
+        {"score": staticmethod(lambda text, right: 1.0)},
+        "score(response=…, answer=…) raised TypeError",
+    ),
+    "text": ({"score": staticmethod(lambda response, answer: "1")}, "score gave '1'"),
+    "not finite": (
+        {"score": staticmethod(lambda response, answer: float("nan"))},
+        "score gave nan",
+    ),
+}
+
+
+@pytest.mark.parametrize(("members", "told"), WRONG_TASKS.values(), ids=list(WRONG_TASKS))
+def test_a_plan_tries_one_question(digits, members: dict[str, Any], told: str) -> None:
+    wrong = type("Wrong", (digits,), {"kind": "wrong", **members})
+    wrong = register_task(dataclass(frozen=True, kw_only=True)(wrong))
+    found = [w for w in what(grpo(wrong())) if w.startswith(told)]
+    assert len(found) == 1, what(grpo(wrong()))
+
+
+def test_fewer_questions_than_a_batch_are_refused_by_the_plan(digits) -> None:
+    (told,) = what(replace(grpo(digits(train_size=7)), train_bs_n_seqs=8, sft=ppo_math().sft))[:1]
+    assert told == "7 questions are too few for a batch of 8"
+
+
+@pytest.mark.parametrize("kind", [3, "", "a,b", "a.b", "my task", None])
+def test_a_task_needs_a_name_that_can_be_typed(digits, kind: Any) -> None:
+    with pytest.raises(ConfigError, match="the name of task Named"):
+        register_task(type("Named", (digits,), {"kind": kind}))
+
+
+def test_a_task_that_is_no_dataclass_of_its_own_is_refused(digits) -> None:
+    with pytest.raises(ConfigError, match="no dataclass of its own"):
+        register_task(type("Plain", (digits,), {"kind": "plain"}))
+
+
+def test_a_replay_of_other_batches_is_refused(tmp_path: Path) -> None:
+    """It waited for ever for the record's datapoints."""
+    (tmp_path / "plan.json").write_text('{"options": {"train_bs_n_seqs": 8}}')
+    run = replace(ppo_math(), schedule=Replay(folder=str(tmp_path)), train_bs_n_seqs=16)
+    assert "the recorded run trained on 8 questions a step, this one would on 16" in what(run)
+    assert not any("recorded run" in told for told in what(replace(run, train_bs_n_seqs=8)))

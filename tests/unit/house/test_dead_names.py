@@ -14,7 +14,7 @@ KEPT = {
     *("controller_image", "worker_tag", "epoch_step", "destroy", "cu_seqlens"),
     *("max_head_offpolicyness", "tokenizer_name_or_path"),
     *("register_interface", "register_backend", "register_model", "register_dataset"),
-    *("register_agent", "register_environment", "register_task", "GeneratedTask", "TableCosts"),
+    *("register_agent", "register_environment", "TableCosts"),
     # called by libraries: submitit, logging, megatron, typer
     *("affinity", "_num_tasks", "formatTime", "_is_in_embd_group", "list_commands"),
     # parts of messages of other programs, named so that they are checked or refused when wrong
