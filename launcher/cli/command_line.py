@@ -95,7 +95,9 @@ def options(
 
 def run(words: list[str]) -> int:
     """Runs one command line and returns its exit status. Prints every error, raises none."""
-    return run_reporting_errors(words, lambda: _parse_and_run(words))
+    return run_reporting_errors(
+        lambda: _parse_and_run(words), name=words[0] if words else "", as_json="--json" in words
+    )
 
 
 def _parse_and_run(words: list[str]) -> object:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 
+QUICK_VERBS = ("status", "ls")  # run without typer, where their words need no interpretation
 INTERRUPTED = 130  # equals ExitCode.INTERRUPTED in launcher/terminal/exit_codes.py
 
 
@@ -33,12 +34,12 @@ def _main(words: list[str]) -> int:
         return 0
     except UnicodeEncodeError:  # a terminal without box characters: typer handles it
         pass
-    from launcher.cli.verbs.quick_verbs import quick_verb
-
-    if verb := quick_verb(words):
+    if words[0] in QUICK_VERBS:
         from launcher.cli.error_reports import run_reporting_errors
+        from launcher.cli.verbs.quick_verbs import quick_verb
 
-        return run_reporting_errors(words, verb)
+        if verb := quick_verb(words):
+            return run_reporting_errors(verb, name=words[0], as_json="--json" in words)
     from launcher.cli.command_line import run
 
     return run(words)

@@ -18,19 +18,14 @@ if TYPE_CHECKING:
     from realsys.api.errors import RealsysError
 
 
-def run_reporting_errors(words: list[str], verb: Callable[[], object]) -> int:
-    """Runs a verb and returns its exit status. Prints every error, raises none.
-
-    Args:
-        words: the command line.
-    """
+def run_reporting_errors(verb: Callable[[], object], *, name: str, as_json: bool) -> int:
+    """Runs the verb of that name and returns its exit status. Prints every error, raises none."""
     from realsys.api.errors import RealsysError
     from realsys.trial.folders import restrict_umask
 
     restrict_umask()
     # Log records of realsys are for workers' logs; the command line prints its messages explicitly.
     logging.getLogger("realsys").addHandler(logging.NullHandler())
-    as_json = "--json" in words
     try:
         status = verb()
     except RealsysError as error:
@@ -43,7 +38,7 @@ def run_reporting_errors(words: list[str], verb: Callable[[], object]) -> int:
         discard_stdout()
         return ExitCode.RUN_FAILED
     except Exception as error:  # outermost frame
-        missing = _missing_extra(error, words)
+        missing = _missing_extra(error, name)
         return (
             _bug(error, as_json=as_json) if missing is None else _refuse(missing, as_json=as_json)
         )
@@ -65,13 +60,13 @@ def _refuse(error: RealsysError, *, as_json: bool) -> int:
     return error.exit_code
 
 
-def _missing_extra(error: Exception, words: list[str]) -> RealsysError | None:
+def _missing_extra(error: Exception, name: str) -> RealsysError | None:
     """The refusal for a package that only an extra brings; None for any other error."""
     if not isinstance(error, ModuleNotFoundError) or not error.name:
         return None
     from realsys.config.extras import missing_module
 
-    return missing_module(error.name, where=f"realsys {words[0]}")
+    return missing_module(error.name, where=f"realsys {name}")
 
 
 def _bug(error: Exception, *, as_json: bool) -> int:

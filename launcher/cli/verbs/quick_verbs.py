@@ -18,10 +18,8 @@ if TYPE_CHECKING:
 
 
 def quick_verb(words: Sequence[str]) -> Callable[[], int] | None:
-    """Returns what the words ask for; None if typer must say."""
+    """Returns what the words of one of the two ask for; None if typer must say."""
     verb, *others = words
-    if verb not in ("status", "ls"):
-        return None
     options: dict[str, Any] = {"json": False, "cluster": None}
     options |= {"report": False, "trial": None} if verb == "status" else {}
     left = iter(others)

@@ -79,7 +79,4 @@ def test_planning_loads_nothing_that_reads_the_state_of_trials() -> None:
         "launcher.submit.setting_table",
     }
     assert "compileall" not in loaded
-    assert within(loaded, "launcher.cli.verbs") == {
-        "launcher.cli.verbs.quick_verbs",
-        "launcher.cli.verbs.run_verbs",
-    }
+    assert within(loaded, "launcher.cli.verbs") == {"launcher.cli.verbs.run_verbs"}

@@ -40,7 +40,7 @@ LEFT_TO_TYPER = (
         "launch x",
     ),
     *("status --cluster=x", "status -- a", "status --jso", "ls --cluster --json", "status -x"),
-    *("status --cluster x --cluster y", "ls --json --json", "--version"),
+    *("status --cluster x --cluster y", "ls --json --json"),
 )
 
 
