@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import traceback
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -26,7 +27,7 @@ from launcher.submit import setting_table
 from launcher.submit.job_options import JobOptions
 from launcher.trials.find_trials import next_free_name
 from realsys.api import registry
-from realsys.api.errors import ConfigError
+from realsys.api.errors import ConfigError, RealsysError
 from realsys.api.experiment import Experiment
 from realsys.api.plan import LaunchPlan
 from realsys.config.option_tree import paths
@@ -172,7 +173,19 @@ def default_experiment(name: str) -> Experiment:
         UnknownName: with the nearest names. ConfigError: it is not an experiment.
     """
     made_by = registry.find("experiment", name, where="command line")
-    found = defaults_of(made_by) if callable(made_by) else made_by
+    try:
+        found = defaults_of(made_by) if callable(made_by) else made_by
+    except RealsysError:
+        raise
+    except Exception as error:  # a user's recipe may raise anything
+        frames = traceback.extract_tb(error.__traceback__)
+        file = getattr(getattr(made_by, "__code__", None), "co_filename", "")
+        last = ([frame for frame in frames if frame.filename == file] or frames)[-1]
+        raise ConfigError(
+            f"the recipe {name} raised {type(error).__name__}: {error}",
+            where=f"{last.filename}:{last.lineno}",
+            fix="repair the function that was registered for it",
+        ) from error
     if not isinstance(found, Experiment):
         raise ConfigError(
             f"{name} is registered as {made_by!r}, which makes no Experiment",

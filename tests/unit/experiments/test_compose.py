@@ -210,3 +210,12 @@ def test_a_replay_of_other_batches_is_refused(tmp_path: Path) -> None:
     run = replace(ppo_math(), schedule=Replay(folder=str(tmp_path)), train_bs_n_seqs=16)
     assert "the recorded run trained on 8 questions a step, this one would on 16" in what(run)
     assert not any("recorded run" in told for told in what(replace(run, train_bs_n_seqs=8)))
+
+
+def test_a_recipe_that_raises_is_an_error_of_its_own(digits, file_root) -> None:
+    def wrong() -> RLExperiment:
+        return grpo(digits(), grup_size=3)
+
+    registry.register_experiment("wrong-recipe", wrong)
+    with pytest.raises(ConfigError, match="the recipe wrong-recipe raised TypeError: .*grup_size"):
+        make_plan("wrong-recipe", [], trial="a")
