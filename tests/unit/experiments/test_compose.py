@@ -217,5 +217,5 @@ def test_a_recipe_that_raises_is_an_error_of_its_own(digits, file_root) -> None:
         return grpo(digits(), grup_size=3)
 
     registry.register_experiment("wrong-recipe", wrong)
-    with pytest.raises(ConfigError, match="the recipe wrong-recipe raised TypeError: .*grup_size"):
+    with pytest.raises(ConfigError, match=r"recipe wrong-recipe raised TypeError: .*grup_size"):
         make_plan("wrong-recipe", [], trial="a")
