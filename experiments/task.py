@@ -81,7 +81,13 @@ class Task(Choice, abc.ABC):
         return DatasetAbstraction("math_sft", args)
 
     def problems(self, *, batch_size: int, tokenizer_dir: str | None) -> Iterator[ConfigError]:
-        """Yields unknown names, and what is wrong with files."""
+        """Yields unknown names, fewer questions than a batch, and what is wrong with files."""
+        if self.num_questions is not None and self.num_questions < batch_size:
+            yield ConfigError(
+                f"{self.num_questions} questions are too few for a batch of {batch_size}",
+                where="task.train_size and train_bs_n_seqs",
+                fix=f"use task.train_size={batch_size} or more",
+            )
         if problem := registry.check("reward", self.rule, where="task.reward"):
             yield problem
         for kind, name, where in (
@@ -251,14 +257,8 @@ class GeneratedTask(Task):
         return {"prompt": made["prompt"], "answer": made["answer"]}
 
     def problems(self, *, batch_size: int, tokenizer_dir: str | None) -> Iterator[ConfigError]:
-        """Yields fewer questions than a batch, and what is wrong with one question, tried."""
+        """Yields what is wrong with any task, and with one question, tried."""
         yield from super().problems(batch_size=batch_size, tokenizer_dir=tokenizer_dir)
-        if self.train_size < batch_size:
-            yield ConfigError(
-                f"{self.train_size} questions are too few for a batch of {batch_size}",
-                where="task.train_size and train_bs_n_seqs",
-                fix=f"use task.train_size={batch_size} or more",
-            )
         try:
             record = self._made(random.Random("tried by the plan"))
         except DataError as error:

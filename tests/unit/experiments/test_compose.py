@@ -191,6 +191,8 @@ def test_a_plan_tries_one_question(digits, members: dict[str, Any], told: str) -
 def test_fewer_questions_than_a_batch_are_refused_by_the_plan(digits) -> None:
     (told,) = what(replace(grpo(digits(train_size=7)), train_bs_n_seqs=8, sft=ppo_math().sft))[:1]
     assert told == "7 questions are too few for a batch of 8"
+    few = changed(ppo_math(), {"task.train_size": 32})  # arithmetic is made as well
+    assert what(few) == ["32 questions are too few for a batch of 64"]
 
 
 @pytest.mark.parametrize("kind", [3, "", "a,b", "a.b", "my task", None])
