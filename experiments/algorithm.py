@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -45,7 +45,8 @@ class CallMaker:
     Attributes:
         make: (name, role, kind, interface, **further fields) → the call, on copy 0 of its role.
         gen, group_size: how a question is answered, and how often.
-        reward: registered rule that scores an answer.
+        reward: arguments that name the rules which score an answer.
+        reward_keys: what they look at besides the answer's tokens.
         versions: tokens carry the version of the weights that sampled them.
         max_staleness: the update refuses tokens of older weights; None: not checked.
     """
@@ -53,7 +54,8 @@ class CallMaker:
     make: Callable[..., MFCDef]
     gen: GenerationHyperparameters
     group_size: int
-    reward: str
+    reward: Mapping[str, Any]
+    reward_keys: tuple[str, ...] = ()
     versions: bool = False
     max_staleness: int | None = None
 
@@ -119,7 +121,7 @@ class PolicyAlgorithm(PolicyHyperparameters, Algorithm):
 
     def policy_calls(self, maker: CallMaker, *more_keys: str) -> dict[str, MFCDef]:
         """Builds the calls of actor, reference and reward by name; the update also reads ``more_keys``."""
-        args = {**self.interface_args(maker), "reward": maker.reward}
+        args = {**self.interface_args(maker), **maker.reward}
         actor = ModelInterfaceAbstraction("ppo_actor", args)
         bound = {} if maker.max_staleness is None else {"max_staleness": maker.max_staleness}
         trained = ModelInterfaceAbstraction("ppo_actor", {**args, **bound})
@@ -137,8 +139,8 @@ class PolicyAlgorithm(PolicyHyperparameters, Algorithm):
                 "rew_inf",
                 "reward",
                 "inference",
-                ModelInterfaceAbstraction("math_reward", {"reward": maker.reward}),
-                input_keys=ANSWERS,
+                ModelInterfaceAbstraction("math_reward", dict(maker.reward)),
+                input_keys=(*ANSWERS, *maker.reward_keys),
                 output_keys=("rewards",),
             ),
         ]

@@ -175,7 +175,7 @@ class Serving(Schedule):
             new_tokens_per_chunk=self.new_tokens_per_chunk,
             rollout_request_timeout=self.rollout_request_timeout,
             env=task.env,
-            env_args={"reward": task.rule, **task.env_args},
+            env_args={**task.reward_rule, **task.env_args},
             agent=task.agent,
             agent_args=dict(task.agent_args),
             gconfig=replace(gen, n=1),

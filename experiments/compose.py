@@ -245,7 +245,7 @@ class RLExperiment(TrainingRun):
         return ExperimentConfig(
             exp_ctrl=self.exp_ctrl,
             model_rpcs=calls,
-            dataset_keys=ROLLOUT_KEYS if schedule.is_async else ("packed_prompts",),
+            dataset_keys=ROLLOUT_KEYS if schedule.is_async else self.task.prompt_keys,
             model_worker=place_models(
                 self._copies.places,
                 {role: self._model(role) for role in self._roles},
@@ -305,7 +305,7 @@ class RLExperiment(TrainingRun):
             role="actor",
             dtype=self._dtype("actor"),
             held_out=self.task.prompts("test"),
-            reward=self.task.rule,
+            reward=self.task.reward_rule,
             gen=self.gen,
             mb_spec=mb_spec_of(self.actor),
         )
@@ -324,7 +324,8 @@ class RLExperiment(TrainingRun):
             make=self._call,
             gen=self.gen,
             group_size=self.group_size,
-            reward=self.task.rule,
+            reward=self.task.reward_rule,
+            reward_keys=self.task.reward_keys,
             versions=is_async,
             max_staleness=self.schedule.staleness if is_async else None,
         )

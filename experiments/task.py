@@ -28,6 +28,13 @@ from realsys.api.errors import ConfigError, DataError
 from realsys.api.model import DatasetAbstraction
 from realsys.api.options import option
 from realsys.api.plain import to_plain
+from realsys.api.reward import (
+    OF_RECORD,
+    Completion,
+    fields_of,
+    fields_of_expression,
+    reward_problems,
+)
 
 T = TypeVar("T", bound="type[Task]")
 TEST_PERCENT = 10  # of a generated task's questions, by what they say
@@ -46,7 +53,12 @@ class Task(Choice, abc.ABC):
         128, "longest question; a longer one is an error", unit="tokens", ge=1
     )
     shuffle: bool = option(True, "a new order each epoch")
-    reward: str | None = option(None, "registered rule that scores an answer; none: the task's own")
+    reward: str | None = option(
+        None, "rules that score an answer, e.g. a + 0.2*b; none: the task's own"
+    )
+    reward_args: Mapping[str, Mapping[str, Any]] = option(
+        {}, "arguments of the rules, by their names"
+    )
     agent: str = option(SINGLE_STEP, "registered agent, where generation servers sample")
     agent_args: Mapping[str, Any] = option({}, "its arguments")
     env: str = option("math_verify", "registered environment of the agent")
@@ -71,9 +83,31 @@ class Task(Choice, abc.ABC):
         """The registered reward rule."""
         return self.reward or self.kind
 
+    @property
+    def reward_rule(self) -> dict[str, Any]:
+        """The rules as arguments of interfaces, environments and evaluators."""
+        args = {name: dict(given) for name, given in self.reward_args.items()}
+        return {"reward": self.rule, **({"reward_args": args} if args else {})}
+
+    @property
+    def reward_keys(self) -> tuple[str, ...]:
+        """Keys of a batch that the rules look at, besides the answers' tokens."""
+        try:
+            fields = fields_of_expression(self.rule)
+        except ConfigError:  # reported by problems()
+            return ()
+        record = ("record",) if fields & OF_RECORD else ()
+        return (*record, *(("seq_no_eos_mask",) if "finish_reason" in fields else ()))
+
+    @property
+    def prompt_keys(self) -> tuple[str, ...]:
+        """Keys of the data set of prompts."""
+        return ("packed_prompts", *(key for key in self.reward_keys if key == "record"))
+
     def prompts(self, split: str) -> DatasetAbstraction:
         """The questions of a split, ``train`` or ``test``."""
-        return DatasetAbstraction("math_prompts", {**self.data_args(), "split": split})
+        whole = {"with_record": True} if "record" in self.reward_keys else {}
+        return DatasetAbstraction("math_prompts", {**self.data_args(), **whole, "split": split})
 
     def answers(self, split: str, *, max_answer_len: int) -> DatasetAbstraction:
         """Questions with their worked answers, for fine-tuning."""
@@ -88,8 +122,7 @@ class Task(Choice, abc.ABC):
                 where="task.train_size and train_bs_n_seqs",
                 fix=f"use task.train_size={batch_size} or more",
             )
-        if problem := registry.check("reward", self.rule, where="task.reward"):
-            yield problem
+        yield from reward_problems(self.rule, self.reward_args, where="task.reward")
         for kind, name, where in (
             ("agent", self.agent, "task.agent"),
             ("environment", self.env, "task.env"),
@@ -138,7 +171,7 @@ class MathTask(Task):
     slip_share: float = option(
         0.0, "share of made questions with a carry whose answer forgets it", ge=0, le=1
     )
-    reward: str | None = option("math_verify", "registered rule that scores an answer")
+    reward: str | None = option("math_verify", "rules that score an answer, e.g. a + 0.2*b")
 
     @property
     def is_generated(self) -> bool:
@@ -197,9 +230,9 @@ class GeneratedTask(Task):
 
     train_size: int = option(16384, "questions to make", ge=1)
 
-    def question(self, rng: random.Random) -> Mapping[str, str]:
-        """Makes one record: ``prompt``, and ``answer``, which may work step by step and end in ``#### 42``;
-        then the last part alone is compared, and the whole is what fine-tuning learns.
+    def question(self, rng: random.Random) -> Mapping[str, Any]:
+        """Makes one record: ``prompt``, ``answer``, further fields for the rule. An answer may work step
+        by step and end in ``#### 42``; then the last part is compared, and fine-tuning learns the whole.
         """
         raise NotImplementedError(f"{type(self).__name__} has no question(rng)")
 
@@ -222,7 +255,7 @@ class GeneratedTask(Task):
         source = inspect.getsourcefile(type(self))
         return () if source is None else (source,)
 
-    def records(self, split: str, seed: int) -> list[dict[str, str]]:
+    def records(self, split: str, seed: int) -> list[dict[str, Any]]:
         """Makes the questions of a split; what a question says decides its split, so none is in both.
 
         Raises:
@@ -232,7 +265,7 @@ class GeneratedTask(Task):
         size = self.eval_size if split == "test" else self.train_size
         return [self._record(split, rng) for _ in range(size)]
 
-    def _record(self, split: str, rng: random.Random) -> dict[str, str]:
+    def _record(self, split: str, rng: random.Random) -> dict[str, Any]:
         for _ in range(MOST_DRAWS):
             record = self._made(rng)
             held_out = zlib.crc32(record["prompt"].encode()) % 100 < TEST_PERCENT
@@ -244,7 +277,7 @@ class GeneratedTask(Task):
             fix="make more different questions: a tenth of them, by their text, are held out",
         )
 
-    def _made(self, rng: random.Random) -> dict[str, str]:
+    def _made(self, rng: random.Random) -> dict[str, Any]:
         """One record. Raises DataError: ``question`` gave none, and whatever it raises."""
         made: Any = self.question(rng)
         texts = isinstance(made, Mapping) and [made.get("prompt"), made.get("answer")]
@@ -254,7 +287,7 @@ class GeneratedTask(Task):
                 where=f"task {self.kind!r}",
                 fix='return {"prompt": …, "answer": …}, two texts that are not empty',
             )
-        return {"prompt": made["prompt"], "answer": made["answer"]}
+        return dict(made)
 
     def problems(self, *, batch_size: int, tokenizer_dir: str | None) -> Iterator[ConfigError]:
         """Yields what is wrong with any task, and with one question, tried."""
@@ -267,25 +300,31 @@ class GeneratedTask(Task):
         except Exception as error:  # a user's code may raise anything
             yield _raised(self.kind, "question(rng)", error)
             return
-        if self.reward is None and self.rule in registry.names("reward"):
-            yield from _score_problems(self.kind, registry.find_reward(self.rule), record["answer"])
+        if self.reward is None and not list(reward_problems(self.rule, {}, where="")):
+            yield from _score_problems(self.kind, registry.find_reward(self.rule), record)
 
 
-def _score_problems(kind: str, score: Callable[..., Any], answer: str) -> Iterator[ConfigError]:
+def _score_problems(
+    kind: str, score: Callable[..., Any], record: Mapping[str, Any]
+) -> Iterator[ConfigError]:
     """Scores the right answer, as a worker would."""
-    final = answer.rpartition("####")[2].strip()
+    known = str(record["answer"])
+    answer = known.rpartition("####")[2].strip()
+    right = Completion(response=known, answer=answer, record={**record, "answer": answer})
     try:
-        value: Any = score(response=answer, answer=final)
+        value: Any = score(**{name: getattr(right, name) for name in fields_of(score)})
     except Exception as error:  # a user's code may raise anything
-        yield _raised(kind, "score(response=…, answer=…)", error)
+        yield _raised(kind, "score", error)
         return
     if inspect.iscoroutine(value):
         value.close()
-    if not isinstance(value, int | float) or not math.isfinite(value):
+        return
+    numbers = list(value.values()) if isinstance(value, Mapping) else [value]
+    if not numbers or not all(isinstance(x, int | float) and math.isfinite(x) for x in numbers):
         yield ConfigError(
             f"score gave {value!r:.100} for the right answer, and not a finite number",
-            where=f"task {kind!r}, score(response, answer)",
-            fix="return a number, e.g. 1.0 or 0.0",
+            where=f"task {kind!r}, score",
+            fix='return a number, e.g. 1.0 or 0.0, or named ones: {"reward": 1.0, "correct": True}',
         )
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from experiments.parts.worker_resources import mem_of_task
 from realsys.api.data import MicroBatchSpec
@@ -57,7 +58,7 @@ class EvaluationOptions:
         role: str,
         dtype: str,
         held_out: DatasetAbstraction,
-        reward: str,
+        reward: Mapping[str, Any],
         gen: GenerationHyperparameters,
         mb_spec: MicroBatchSpec,
     ) -> Evaluator:
@@ -69,7 +70,7 @@ class EvaluationOptions:
             role=role,
             dtype=dtype,
             datasets={"held_out": held_out},
-            reward=reward,
+            **reward,
             gconfig=replace(gen, n=1, greedy=True),
             n=self.n,
             batch_size=self.batch_size,

@@ -53,6 +53,9 @@ class Environment(abc.ABC):
     async def reset(self, record: Mapping[str, Any]) -> None:
         """Starts the episode from a data set record (``prompt``, ``answer``, …)."""
 
+    def sampled(self, answer: Answer) -> None:
+        """Receives the tokens of the action that follows; ignored unless an environment looks at them."""
+
     @abc.abstractmethod
     async def step(self, action: str) -> Observation:
         """Applies the policy's answer, given as text, and returns the observation."""

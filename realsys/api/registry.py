@@ -71,8 +71,18 @@ CONTEXT: dict[str, tuple[str, ...]] = {
     "model": ("name", "device", "topology", "rank", "groups", "base_seed", "filled"),
     "dataset": ("tokenizer", "seed"),
 }
-_correct_scores: dict[str, float] = {}  # registered rules that set one
 CORRECT_SCORE = 1.0  # score of a correct answer, unless its rule sets another
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RewardOptions:
+    """How a rule is called and read, see ``register_reward``."""
+
+    right: float = CORRECT_SCORE
+    batched: bool = False
+
+
+_reward_options: dict[str, RewardOptions] = {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -227,25 +237,34 @@ def make_environment(name: str, **args: Any) -> Any:
 
 
 def register_reward(
-    name: str, function: Callable[..., float], *, right: float = CORRECT_SCORE
+    name: str, rule: Callable[..., Any], *, right: float = CORRECT_SCORE, batched: bool = False
 ) -> None:
-    """Registers a reward rule: ``function(response=…, answer=…, **metadata)`` → score.
+    """Registers a reward rule: what it looks at and may return stands in realsys.api.reward.
 
     Args:
-        right: lowest score of a correct answer, by which accuracy is counted.
+        rule: a function, blocking or ``async``; or a dataclass, whose fields are the rule's arguments and
+            whose instances are called.
+        right: lowest score of a correct answer, by which accuracy is counted; a rule that returns a part
+            ``correct`` decides itself.
+        batched: it gets a list of each field, and returns a list.
     """
-    register("reward", name, function)
-    _correct_scores[name] = right
+    register("reward", name, rule)
+    _reward_options[name] = RewardOptions(right=right, batched=batched)
 
 
-def find_reward(name: str) -> Callable[..., float]:
+def find_reward(name: str) -> Callable[..., Any]:
     """Returns the reward rule registered under ``name``."""
     return find("reward", name)  # type: ignore[no-any-return]
 
 
-def right_score(name: str) -> float:
-    """Returns the lowest score at which the rule ``name`` counts an answer as correct."""
-    return _correct_scores.get(name, CORRECT_SCORE)
+def make_reward(name: str, **args: Any) -> Callable[..., Any]:
+    """Makes the rule that is a dataclass with these arguments."""
+    return _make("reward", name, args)  # type: ignore[no-any-return]
+
+
+def reward_options(name: str) -> RewardOptions:
+    """Returns how the rule ``name`` is called and read."""
+    return _reward_options.get(name, RewardOptions())
 
 
 def register_experiment(name: str, recipe: Callable[[], Any]) -> None:

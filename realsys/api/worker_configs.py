@@ -315,6 +315,7 @@ class Evaluator:
     dtype: str = "float32"
     datasets: Mapping[str, DatasetAbstraction] = field(default_factory=dict)
     reward: str = "math_verify"
+    reward_args: Mapping[str, Any] = field(default_factory=dict)
     gconfig: GenerationHyperparameters = field(
         default_factory=lambda: GenerationHyperparameters(greedy=True)
     )

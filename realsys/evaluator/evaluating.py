@@ -28,9 +28,7 @@ from realsys.api.model import (
 )
 from realsys.api.worker_configs import Evaluator
 from realsys.data.sequence_sample import SequenceSample
-from realsys.interfaces.answers import answer_texts
-from realsys.interfaces.math_evaluation import AnswerScorer, evaluate_math, prompt_texts
-from realsys.interfaces.math_reward import known_answers
+from realsys.interfaces.math_evaluation import AnswerScorer, evaluate_math
 
 _NO_TRAINING = FinetuneSpec(total_train_epochs=1, dataset_size=1, train_batch_size=1)
 
@@ -103,7 +101,12 @@ def _figures(
             yield batch
 
     found = evaluate_math(
-        model, announced(), gen=config.gconfig, reward=config.reward, mb_spec=config.mb_spec
+        model,
+        announced(),
+        gen=config.gconfig,
+        reward=config.reward,
+        reward_args=config.reward_args,
+        mb_spec=config.mb_spec,
     )
     found.pop("samples")
     if config.n > 1:
@@ -114,18 +117,14 @@ def _figures(
 
 def _num_correct(model: Model, batch: SequenceSample, config: Evaluator) -> list[int]:
     """Returns the number of correct answers among ``n`` sampled ones for each question."""
-    judge, sampled = AnswerScorer(config.reward), replace(config.gconfig, n=config.n, greedy=False)
+    judge = AnswerScorer(config.reward, config.reward_args)
+    sampled = replace(config.gconfig, n=config.n, greedy=False)
     answers = model.module.generate(
         batch, tokenizer=model.tokenizer, gconfig=sampled, mb_spec=config.mb_spec
     )
-    texts = answer_texts(answers, model.tokenizer)  # of one question after another
-    prompts = prompt_texts(batch, model.tokenizer)
     return [
-        sum(
-            judge.is_right(judge.score(next(texts), known, id=id_, prompt=prompt))
-            for _ in range(config.n)
-        )
-        for id_, prompt, known in zip(batch.ids, prompts, known_answers(batch), strict=True)
+        sum(score.correct for score in scores)
+        for _, scores in judge.scores(answers, model.tokenizer, asked=batch)
     ]
 
 

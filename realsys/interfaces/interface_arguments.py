@@ -6,7 +6,9 @@ No torch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from realsys.api.errors import ConfigError
 from realsys.api.options import PPOHyperparameters, ppo_problems
@@ -35,9 +37,10 @@ class PPOSettings(PPOHyperparameters):
 
 @dataclass(frozen=True, kw_only=True)
 class PPOActorArguments(PPOSettings):
-    """Arguments of interface ``ppo_actor``; ``reward`` is the rule of held-out answers."""
+    """Arguments of interface ``ppo_actor``; ``reward`` scores held-out answers."""
 
     reward: str = "math_verify"
+    reward_args: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +59,7 @@ class PPOCriticArguments(PPOSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class MathRewardArguments:
-    """Arguments of interface ``math_reward``: the name of a registered rule."""
+    """Arguments of interface ``math_reward``: rules (realsys.api.reward) and their arguments."""
 
     reward: str = "math_verify"
+    reward_args: Mapping[str, Any] = field(default_factory=dict)

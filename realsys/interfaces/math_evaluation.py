@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
 
 from realsys.api.data import MicroBatchSpec
 from realsys.api.model import GenerationHyperparameters, Model
-from realsys.api.registry import find_reward, right_score
+from realsys.api.reward import Score
 from realsys.backends.hf.data_parallel import DataParallel
 from realsys.data.sequence_sample import SequenceSample
-from realsys.interfaces.answers import answer_lengths, answer_texts
-from realsys.interfaces.math_reward import known_answers
-from realsys.rewards.scores import SetAsideRecords, score
+from realsys.interfaces.answers import answer_lengths
+from realsys.interfaces.completions import answered_records
+from realsys.rewards.rule import rule_of
+from realsys.rewards.set_aside import Answered, SetAsideRecords
 
 NUM_SAMPLES = 8  # shown in the report
 
@@ -28,20 +27,22 @@ def evaluate_math(
     *,
     gen: GenerationHyperparameters,
     reward: str,
+    reward_args: Mapping[str, Any] | None = None,
     mb_spec: MicroBatchSpec,
 ) -> dict[str, Any]:
     """Evaluates greedy answers to held-out questions, over all ranks.
 
     Returns ``accuracy``, ``mean_reward``, ``num_problems``, ``response_length/mean`` and
-    ``samples``: this rank's first records, with prompt and response as text. An answer is correct
-    if its score reaches ``right_score``. An answer that the rule can't score counts as wrong and is
+    ``samples``: this rank's first records, with prompt and response as text. Which answers are correct the
+    rule says. An answer that the rule can't score counts as wrong and is
     left out of the mean reward. Every rank needs at least one batch: the first may gather sharded
     weights. At most as many rows are decoded at a time as ``mb_spec`` has tokens for; answers don't
     depend on it.
 
-    Raises:\n        RewardError: the rule can't score too many records.
+    Raises:
+        RewardError: the rule can't score too many records.
     """
-    judge, greedy = AnswerScorer(reward), replace(gen, n=1, greedy=True)
+    judge, greedy = AnswerScorer(reward, reward_args), replace(gen, n=1, greedy=True)
     num_correct = num_tokens = num_problems = num_scored = 0
     reward_sum = 0.0
     samples: list[dict[str, Any]] = []
@@ -49,22 +50,21 @@ def evaluate_math(
         sample = model.module.generate(
             batch, tokenizer=model.tokenizer, gconfig=greedy, mb_spec=mb_spec
         )
-        responses = list(answer_texts(sample, model.tokenizer))
-        for id_, prompt, response, answer in zip(
-            batch.ids,
-            prompt_texts(batch, model.tokenizer),
-            responses,
-            known_answers(batch),
-            strict=True,
-        ):
-            worth = judge.score(response, answer, id=id_, prompt=prompt)
-            correct = judge.is_right(worth)
+        for record, scores in judge.scores(sample, model.tokenizer, asked=batch):
+            correct = bool(scores) and scores[0].correct
             num_correct += correct
-            if not math.isnan(worth):
-                num_scored, reward_sum = num_scored + 1, reward_sum + worth
+            num_scored, reward_sum = (
+                num_scored + len(scores),
+                reward_sum + sum(score.value for score in scores),
+            )
             if len(samples) < NUM_SAMPLES:
                 samples.append(
-                    {"prompt": prompt, "response": response, "answer": answer, "correct": correct}
+                    {
+                        "prompt": record.prompt(),
+                        "response": record.answers[0].response,
+                        "answer": record.answers[0].answer,
+                        "correct": correct,
+                    }
                 )
         num_tokens += sum(answer_lengths(sample))
         num_problems += batch.batch_size
@@ -81,28 +81,19 @@ def evaluate_math(
 
 
 class AnswerScorer:
-    """Scores the answers of one evaluation by the reward rule ``reward``."""
+    """Scores the answers of one evaluation by the rules ``reward`` with their arguments."""
 
-    def __init__(self, reward: str) -> None:
-        self._call = partial(score, reward, find_reward(reward))
-        self._right, self._set_aside = right_score(reward), SetAsideRecords()
+    def __init__(self, reward: str, reward_args: Mapping[str, Any] | None = None) -> None:
+        self._rule, self._set_aside = rule_of(reward, reward_args), SetAsideRecords()
 
-    def score(self, response: str, answer: str, *, id: str, prompt: str) -> float:
-        """Returns the rule's score; NaN if it gives no number, after one retry.
+    def scores(
+        self, data: SequenceSample, tokenizer: Any, *, asked: SequenceSample
+    ) -> list[tuple[Answered, list[Score]]]:
+        """Returns each record of ``asked`` with the scores of its answers in ``data``; none if it got none.
 
         Raises:
             RewardError: too many records have no score.
         """
-        self._set_aside.num_records += 1
-        return self._set_aside.score_with_retry(
-            partial(self._call, response=response, answer=answer), id=id, prompt=lambda: prompt
-        )
-
-    def is_right(self, worth: float) -> bool:
-        """True if an answer of this score is correct."""
-        return worth >= self._right
-
-
-def prompt_texts(batch: SequenceSample, tokenizer: Any) -> list[str]:
-    ids = torch.split(batch.data["packed_prompts"], batch.piece_lengths("packed_prompts"))
-    return [tokenizer.decode(prompt.tolist(), skip_special_tokens=True) for prompt in ids]
+        records = answered_records(data, tokenizer, self._rule.fields, asked=asked)
+        given = self._set_aside.scores(self._rule, records)
+        return [(record, scores or []) for record, scores in zip(records, given, strict=True)]

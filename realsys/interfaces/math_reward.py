@@ -1,21 +1,23 @@
-"""Scores answers by a registered rule that compares their text with the known answer."""
+"""Scores answers by registered reward rules."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any
 
 import torch
 
 from realsys.api.data import MicroBatchSpec
-from realsys.api.errors import DataError
 from realsys.api.model import Model, ModelInterface
-from realsys.api.registry import find_reward
+from realsys.api.reward import PARTS, Score
 from realsys.data.sequence_sample import SequenceSample
-from realsys.interfaces.answers import INPUT, PROMPT_MASK, answer_texts, one_per_sequence
+from realsys.interfaces.answers import one_per_sequence
+from realsys.interfaces.completions import answered_records
 from realsys.interfaces.interface_arguments import MathRewardArguments
-from realsys.rewards.scores import NO_SCORE, SetAsideRecords, score
+from realsys.rewards.rule import rule_of
+from realsys.rewards.scores import NO_SCORE
+from realsys.rewards.set_aside import SetAsideRecords
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,53 +33,33 @@ class MathRewardInterface(MathRewardArguments, ModelInterface):
     def inference(
         self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec
     ) -> SequenceSample:
-        """Computes float32 ``rewards``, one per sequence, from the text and ``metadata["answer"]``.
+        """Computes float32 ``rewards``, one per sequence; named parts of the scores go into
+        ``metadata["reward_parts"]``.
 
-        They are NaN for all answers to a record for which the rule gave no number twice.
+        Rewards are NaN for all answers to a record for which the rule gave no number twice.
 
         Raises:
             RewardError: there are too many such records.
         """
-        call = partial(score, self.reward, find_reward(self.reward))
-        texts = answer_texts(data, model.tokenizer)  # record by record
-        groups = data.meta.seqlens[INPUT]
-        scores: list[float] = []
-        for number, (id_, known) in enumerate(zip(data.ids, known_answers(data), strict=True)):
-            self.set_aside.num_records += 1
-            given = [
-                self.set_aside.score_with_retry(
-                    partial(call, response=text, answer=known),
-                    id=id_,
-                    prompt=partial(_prompt, data, number, model.tokenizer),
-                )
-                for _, text in zip(groups[number], texts, strict=False)
-            ]
-            scores += [NO_SCORE] * len(given) if id_ in self.set_aside.ids else given
+        rule = rule_of(self.reward, self.reward_args)
+        records = answered_records(data, model.tokenizer, rule.fields, asked=data)
+        given = self.set_aside.scores(rule, records)
+        values: list[float] = []
+        for record, scores in zip(records, given, strict=True):
+            if scores is None:
+                values += [NO_SCORE] * len(record.answers)
+            else:
+                values += [score.value for score in scores]
         return SequenceSample.from_tensors(
             data.ids,
             {"rewards": one_per_sequence(data)},
-            {"rewards": torch.tensor(scores, dtype=torch.float32)},
+            {"rewards": torch.tensor(values, dtype=torch.float32)},
+            metadata=_parts(given),
         )
 
 
-def _prompt(data: SequenceSample, number: int, tokenizer: Any) -> str:
-    """Decodes the question of the record ``number``."""
-    record = data.take([number])
-    first = record.piece_lengths(INPUT)[0]
-    tokens, mask = record.data[INPUT][:first], record.data[PROMPT_MASK][:first]
-    return str(tokenizer.decode(tokens[mask].tolist(), skip_special_tokens=True))
-
-
-def known_answers(data: SequenceSample) -> list[str]:
-    """Returns the final answer of each id.
-
-    Raises:
-        DataError: the data set has no answers.
-    """
-    if "answer" not in data.meta.metadata:
-        raise DataError(
-            "no known answers to compare with",
-            where=f"metadata of the batch: {sorted(data.meta.metadata)}",
-            fix='use a data set that sets metadata["answer"], e.g. math_prompts',
-        )
-    return [str(answer) for answer in data.meta.metadata["answer"]]
+def _parts(given: Sequence[list[Score] | None]) -> dict[str, list[str]]:
+    """The parts of each record's scores, as JSON; nothing if no rule names any."""
+    if not any(score.parts for scores in given for score in scores or ()):
+        return {}
+    return {PARTS: [json.dumps([dict(s.parts) for s in scores or ()]) for scores in given]}

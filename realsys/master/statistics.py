@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from collections import defaultdict
 from collections.abc import Mapping
+from statistics import fmean
 
 from realsys.api.dataflow import DataflowGraph
+from realsys.api.reward import PARTS
 from realsys.master.graph.function_executor import StepReport
+from realsys.master.graph.model_function_call import CallReport
 
 # What a person looks at first, by the end of a metric's name; the first that there is counts.
 HEADLINES = {
@@ -26,6 +31,7 @@ def metrics_row(report: StepReport, graph: DataflowGraph, *, epoch: int) -> dict
     compute_s = 0.0
     for name, call in report.calls.items():
         row |= {f"{name}/{key}": value for key, value in call.stats.items()}
+        row |= {f"{name}/reward/{part}": mean for part, mean in reward_parts(call).items()}
         row[f"time/{name}_s"] = call.compute_s
         if call.moves:
             row[f"time/{name}_weights_s"] = call.moving_s
@@ -36,6 +42,18 @@ def metrics_row(report: StepReport, graph: DataflowGraph, *, epoch: int) -> dict
     row |= {f"perf/idle/{pool}": share for pool, share in report.idle.items()}
     row["perf/tokens_per_s"] = report.calls[graph.nodes[0].name].tokens / wall_s
     return row
+
+
+def reward_parts(call: CallReport) -> dict[str, float]:
+    """Returns the mean of each named part of the scores that a call gave, over the answers that have it."""
+    given: dict[str, list[float]] = defaultdict(list)
+    for reply in call.replies.values():
+        if reply.is_head and reply.meta is not None:
+            for text in reply.meta.metadata.get(PARTS, ()):
+                for parts in json.loads(text):
+                    for part, value in parts.items():
+                        given[part].append(value)
+    return {part: fmean(values) for part, values in sorted(given.items())}
 
 
 def headline(row: Mapping[str, float], last: Mapping[str, float]) -> dict[str, float]:

@@ -18,7 +18,6 @@ from __future__ import annotations
 import itertools
 import logging
 import re
-from typing import Any
 
 from realsys.data.sources.qa_records import FINAL
 from realsys.rewards.guarded import RAISED, CallFailed, Guarded
@@ -53,7 +52,7 @@ _library = Guarded("realsys.rewards.math_library:is_one_of", cpu_s=CPU_S, memory
 _num_stopped = itertools.count(1)
 
 
-def math_verify_reward(*, response: str, answer: str, **_: Any) -> float:
+def math_verify_reward(*, response: str, answer: str) -> float:
     """Returns 1.0 if the final value of ``response`` equals that of ``answer``, else 0.0.
 
     Never raises: a response that can't be parsed, or on which the library fails, scores 0.

@@ -22,6 +22,7 @@ class MathRecordsArguments:
         eval_size: number of held-out records.
         max_prompt_len: token limit of a prompt.
         slip_share: of the training problems generated if ``path`` is None, see arithmetic_problems.py.
+        with_record: give the key ``record`` too, the whole record, for a reward rule that looks at it.
         task: a user's task with its settings under ``kind`` and their names; it makes the records.
     """
 
@@ -32,6 +33,7 @@ class MathRecordsArguments:
     eval_size: int = 500
     max_prompt_len: int = 128
     slip_share: float = 0.0
+    with_record: bool = False
     task: Mapping[str, Any] | None = None
 
 

@@ -21,6 +21,7 @@ from realsys.api import registry
 from realsys.api.basics.choice import KIND
 from realsys.api.errors import DataError, did_you_mean
 from realsys.api.plain import from_plain
+from realsys.data.record_bytes import RECORD, as_json, record_key
 from realsys.data.sequence_sample import SequenceSample
 from realsys.data.sources.arithmetic_problems import arithmetic_word_problems
 from realsys.data.sources.dataset_arguments import MathRecordsArguments, MathSFTArguments
@@ -106,10 +107,10 @@ class _MathRecords(MathRecordsArguments):
         self._check_length(index, "prompt", tokens, self.max_prompt_len)
         return tokens
 
-    def record(self, index: int) -> dict[str, str]:
-        """Returns record ``index`` for an environment: ``prompt`` as text, and the final ``answer``."""
+    def record(self, index: int) -> dict[str, Any]:
+        """Returns record ``index`` for environments and rules: all of it, with the final ``answer``."""
         record = self.records[index]
-        return {"prompt": record["prompt"], "answer": final_answer(record["answer"])}
+        return as_json({**record, "answer": final_answer(record["answer"])})
 
     def _check_length(self, index: int, what: str, tokens: Sequence[int], limit: int) -> None:
         if len(tokens) > limit:
@@ -130,17 +131,20 @@ class MathPrompts(_MathRecords):
     @property
     def keys(self) -> tuple[str, ...]:
         """Names of each datapoint's tensors."""
-        return ("packed_prompts",)
+        return ("packed_prompts", *((RECORD,) if self.with_record else ()))
 
     def batch(self, indices: Sequence[int], ids: Sequence[str]) -> SequenceSample:
         """Returns the records at ``indices`` under the names ``ids``."""
         prompts = [self.prompt_tokens(i) for i in indices]
-        return SequenceSample.from_tensors(
+        sample = SequenceSample.from_tensors(
             ids,
             {"packed_prompts": [[len(p)] for p in prompts]},
             {"packed_prompts": _packed(prompts)},
             metadata={"answer": [final_answer(self.records[i]["answer"]) for i in indices]},
         )
+        if not self.with_record:
+            return sample
+        return sample.update(record_key(ids, [self.record(i) for i in indices]))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -117,7 +117,7 @@ class SequenceBufferCore:
         places = {key: [slot.keys[key] for slot in slots] for key in keys}
         told = {
             name: [slot.metadata[name] for slot in slots]
-            for name in sorted(_only(frozenset(slot.metadata) for slot in slots))
+            for name in sorted(set(slots[0].metadata).intersection(*(s.metadata for s in slots)))
         }
         return SequenceMeta(
             ids=tuple(names),

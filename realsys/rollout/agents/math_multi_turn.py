@@ -38,6 +38,7 @@ class MathMultiTurn(Agent):
                 break  # the conversation fills the model's context
             turns = turn
             transcript.answered(answer)
+            environment.sampled(answer)
             observation = await environment.step(decode_answer(tokenizer, answer.tokens))
             reward, info = reward + observation.reward, observation.info
             if observation.done or turn == self.max_turns:

@@ -19,6 +19,7 @@ class MathSingleStep(Agent):
         transcript = Transcript(prompt)
         answer = await ask(transcript.tokens, None)
         transcript.answered(answer)
+        environment.sampled(answer)
         observation = await environment.step(decode_answer(tokenizer, answer.tokens))
         return transcript.trajectory(
             reward=observation.reward, truncated=not answer.stopped, stats=observation.info

@@ -58,6 +58,7 @@ class ToolUse(Agent):
             turns = turn
             kept = self._up_to_call(answer.tokens, tokenizer)
             transcript.answered(answer, keep=kept)
+            environment.sampled(answer)
             observation = await environment.step(decode_answer(tokenizer, answer.tokens[:kept]))
             reward, info = reward + observation.reward, observation.info
             if observation.done or turn == self.max_turns:

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
-from realsys.api.agent import Environment, Observation
-from realsys.rollout.environments.scoring import known_answer, score
+from realsys.api.agent import Answer, Environment, Observation
+from realsys.rollout.environments.scoring import AnswerScoring, info_of
 
 # <<12+30>> or <<12+30=>>. GSM8K's worked answers include the result, <<12+30=42>>: these are
 # text, not calls.
@@ -27,26 +27,34 @@ class Calculator(Environment):
     other text is the final answer and is scored, as is every text after ``max_calls`` calls.
 
     Args:
-        reward: name of a registered reward rule, applied to the policy's text since the last call.
+        reward, reward_args: registered reward rules, applied to the policy's text since the last call.
     """
 
     reward: str = "math_verify"
+    reward_args: Mapping[str, Any] = field(default_factory=dict)
     max_calls: int = 8
-    _answer: str = field(init=False, repr=False, default="")
+    _scoring: AnswerScoring = field(init=False, repr=False)
     _calls: int = field(init=False, repr=False, default=0)
     _failed: int = field(init=False, repr=False, default=0)
 
+    def __post_init__(self) -> None:
+        self._scoring = AnswerScoring(self.reward, self.reward_args)
+
     async def reset(self, record: Mapping[str, Any]) -> None:
-        self._answer, self._calls, self._failed = known_answer(record), 0, 0
+        self._scoring.begin(record)
+        self._calls = self._failed = 0
+
+    def sampled(self, answer: Answer) -> None:
+        self._scoring.sampled(answer)
 
     async def step(self, action: str) -> Observation:
         call = _CALL.search(action)
         if call is not None and self._calls < self.max_calls:
             self._calls += 1
             return Observation(text=self._result(call[1]), done=False)
-        worth = await score(self.reward, response=action, answer=self._answer)
+        score = await self._scoring.score(action)
         info = {"calls": float(self._calls), "failed_calls": float(self._failed)}
-        return Observation(reward=worth, info=info)
+        return Observation(reward=score.value, info={**info, **info_of(score)})
 
     def _result(self, text: str) -> str:
         try:

@@ -8,10 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from realsys.api.agent import Environment, Observation
+from realsys.api.agent import Answer, Environment, Observation
 from realsys.api.errors import ConfigError
-from realsys.api.registry import right_score
-from realsys.rollout.environments.scoring import known_answer, score
+from realsys.rollout.environments.scoring import AnswerScoring, info_of
 
 FEEDBACK = "That is not right. Look for the mistake and answer again."
 
@@ -25,16 +24,17 @@ class MathVerify(Environment):
     its score.
 
     Args:
-        reward: name of a registered reward rule.
-        right: lowest score of a correct answer; None: the rule's own.
+        reward, reward_args: registered reward rules.
+        right: lowest score of a correct answer; None: the rule's own notion.
     """
 
     reward: str = "math_verify"
+    reward_args: Mapping[str, Any] = field(default_factory=dict)
     turns: int = 1
     discount: float = 1.0
     right: float | None = None
     feedback: str = FEEDBACK
-    _answer: str = field(init=False, repr=False, default="")
+    _scoring: AnswerScoring = field(init=False, repr=False)
     _turn: int = field(init=False, repr=False, default=0)
 
     def __post_init__(self) -> None:
@@ -48,15 +48,23 @@ class MathVerify(Environment):
                 where="environment math_verify",
                 fix="use a number from 0 to 1",
             )
+        self._scoring = AnswerScoring(self.reward, self.reward_args)
 
     async def reset(self, record: Mapping[str, Any]) -> None:
-        self._answer, self._turn = known_answer(record), 0
+        self._scoring.begin(record)
+        self._turn = 0
+
+    def sampled(self, answer: Answer) -> None:
+        self._scoring.sampled(answer)
 
     async def step(self, action: str) -> Observation:
-        worth = await score(self.reward, response=action, answer=self._answer)
+        score = await self._scoring.score(action)
         turn, self._turn = self._turn, self._turn + 1
-        right = right_score(self.reward) if self.right is None else self.right
-        if worth < right and self._turn < self.turns:
+        correct = score.correct if self.right is None else score.value >= self.right
+        if not correct and self._turn < self.turns:
             return Observation(text=self.feedback, done=False)
         # A factor of 1 keeps every bit of the score, so the first turn equals the synchronous reward.
-        return Observation(reward=worth * self.discount**turn, info={"turns": float(self._turn)})
+        return Observation(
+            reward=score.value * self.discount**turn,
+            info={"turns": float(self._turn), **info_of(score)},
+        )

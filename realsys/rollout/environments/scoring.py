@@ -1,47 +1,60 @@
-"""Scores a text by a registered reward rule in a thread, for environments."""
+"""Scores a text by registered reward rules, for environments."""
 
 from __future__ import annotations
 
-import asyncio
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
+from realsys.api.agent import Answer
 from realsys.api.errors import DataError
-from realsys.api.registry import find_reward
-from realsys.rewards import scores
-
-# Rules are called one at a time, as the model workers' reward interface calls them: a rule need not be
-# thread-safe.
-_one_at_a_time = threading.Lock()
+from realsys.api.reward import Completion, Score
+from realsys.rewards.rule import rule_of
 
 
-async def score(rule: str, *, response: str, answer: str) -> float:
-    """Returns the score that the reward interface would give this text: ``find_reward(rule)`` in a
-    thread.
+class AnswerScoring:
+    """Scores the actions of one episode by the rules that the reward interface would use.
 
-    Raises:
-        UnknownName: no rule of that name. RewardError: the rule raised, or returned no finite number.
+    Args:
+        reward, reward_args: registered rules, and the arguments of those that take some.
     """
-    function = find_reward(rule)
-    return await asyncio.to_thread(_call, rule, function, response, answer)
 
+    def __init__(self, reward: str, reward_args: Mapping[str, Any]) -> None:
+        self._rule = rule_of(reward, reward_args)
+        self._record: Mapping[str, Any] = {}
+        self._sampled: Answer | None = None
 
-def _call(rule: str, function: Callable[..., float], response: str, answer: str) -> float:
-    with _one_at_a_time:
-        return scores.score(rule, function, response=response, answer=answer)
+    def begin(self, record: Mapping[str, Any]) -> None:
+        """Starts an episode on this record.
 
+        Raises:
+            DataError: a rule compares with the known answer, and the record has none.
+        """
+        if "answer" in self._rule.fields and record.get("answer") is None:
+            raise DataError(
+                "no known answer to compare with",
+                where=f"a record with the fields {sorted(record)}",
+                fix='use a data set whose records have "answer", e.g. math_prompts',
+            )
+        self._record, self._sampled = record, None
 
-def known_answer(record: Mapping[str, Any]) -> str:
-    """Returns the record's final answer.
+    def sampled(self, answer: Answer) -> None:
+        """Remembers the tokens of the action that is scored next."""
+        self._sampled = answer
 
-    Raises:
-        DataError: it has none.
-    """
-    if "answer" not in record:
-        raise DataError(
-            "no known answer to compare with",
-            where=f"a record with the fields {sorted(record)}",
-            fix='use a data set whose records have "answer", e.g. math_prompts',
+    async def score(self, response: str) -> Score:
+        """Scores ``response``. Raises RewardError: a rule raised, or gave no finite number."""
+        answer, tokens = self._record.get("answer"), self._sampled
+        return await self._rule.score(
+            Completion(
+                response=response,
+                answer="" if answer is None else str(answer),
+                record=self._record,
+                token_ids=tokens.tokens if tokens is not None else (),
+                finish_reason="stop" if tokens is None or tokens.stopped else "length",
+            )
         )
-    return str(record["answer"])
+
+
+def info_of(score: Score) -> dict[str, float]:
+    """The parts of a score as numbers for the metrics, ``reward/<part>``."""
+    return {f"reward/{name}": value for name, value in score.parts.items()}

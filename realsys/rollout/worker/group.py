@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from realsys.api.agent import Agent, Environment, Observation, Trajectory
+from realsys.api.agent import Agent, Answer, Environment, Observation, Trajectory
 from realsys.api.errors import DataError, RealsysError, RewardError, WaitTimeout
 from realsys.data.sequence_sample import SequenceSample
 from realsys.rewards import scores
@@ -131,6 +131,9 @@ class TimeoutEnvironment(Environment):
 
     async def reset(self, record: Mapping[str, Any]) -> None:
         await self._in_time(self._inner.reset(record), "reset")
+
+    def sampled(self, answer: Answer) -> None:
+        self._inner.sampled(answer)
 
     async def step(self, action: str) -> Observation:
         source = f"environment {self._name!r}"

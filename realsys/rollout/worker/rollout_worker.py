@@ -218,7 +218,9 @@ def stats_of(group: EpisodeGroup, *, seconds: float) -> dict[str, float]:
     """Statistics of a group for the metrics: means over its episodes, and their requests."""
     kept = {name for t in group.trajectories for name in t.stats}
     own = {
-        f"agent/{name}": fmean(t.stats[name] for t in group.trajectories if name in t.stats)
+        (name if name.startswith("reward/") else f"agent/{name}"): fmean(
+            t.stats[name] for t in group.trajectories if name in t.stats
+        )
         for name in sorted(kept)
     }
     return {

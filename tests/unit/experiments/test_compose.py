@@ -170,7 +170,7 @@ WRONG_TASKS: dict[str, tuple[dict[str, Any], str]] = {
     "raises": ({"question": lambda self, rng: 1 / 0}, "question(rng) raised ZeroDivisionError"),
     "other names": (
         {"score": staticmethod(lambda text, right: 1.0)},
-        "score(response=…, answer=…) raised TypeError",
+        "a reward rule wants 'right', which an answer does not have",
     ),
     "text": ({"score": staticmethod(lambda response, answer: "1")}, "score gave '1'"),
     "not finite": (

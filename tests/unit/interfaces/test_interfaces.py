@@ -430,7 +430,7 @@ def test_rewards_are_for_the_text_of_each_answer(path):
     assert scored.data["rewards"].tolist() == [1, 0, 1, 1]
     assert scored.meta.seqlens["rewards"] == ((1, 1), (1, 1))
     unknown = SequenceSample.from_tensors(data.ids, data.meta.seqlens, data.data)
-    with pytest.raises(DataError, match="no known answers"):
+    with pytest.raises(DataError, match="no answer for the reward rule"):
         MathRewardInterface().inference(model, unknown, MB)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,6 +25,7 @@ from realsys.api.model import (
     ProcessTopology,
 )
 from realsys.api.options import OptimizerOptions
+from realsys.api.reward import Completion
 from realsys.backends.fsdp import FSDPBackend
 from realsys.backends.hf.data_parallel import DataParallel
 from realsys.backends.inference import InferenceBackend
@@ -41,7 +41,9 @@ from realsys.master.graph.data_schedule import DataSchedule
 from realsys.master.rollouts.rollout_dispatcher import RolloutDispatcher
 from realsys.master.rollouts.routes import Routes
 from realsys.models.factories import hf_causal_lm, hf_critic, tiny_llama
-from realsys.rewards.scores import SetAsideRecords, checked_score, score, too_many
+from realsys.rewards.rule import Rule, made_rule
+from realsys.rewards.scores import checked_score, too_many
+from realsys.rewards.set_aside import Answered, SetAsideRecords
 from realsys.rollout.environments.math_question import MathVerify
 from realsys.rollout.staleness.ledger import StalenessLedger
 from realsys.transport import rollout_messages as rm
@@ -55,6 +57,19 @@ COMPANY: dict[str, Any] = {
 }
 SPEC = FinetuneSpec(total_train_epochs=1, dataset_size=64, train_batch_size=4)
 MB = MicroBatchSpec()
+
+
+@pytest.fixture
+def rule(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Registers a rule as ``mine`` for the test."""
+    monkeypatch.setattr(plugin_table, "registered", {kind: {} for kind in registry.BUILTIN})
+    monkeypatch.setattr(registry, "_reward_options", {})
+    made_rule.cache_clear()
+
+    def register(function: Callable[..., Any], **options: Any) -> None:
+        registry.register_reward("mine", function, **options)
+
+    return register
 
 
 # ---- one score ----------------------------------------------------------------------------------
@@ -85,18 +100,24 @@ def test_numbers_are_rewards(value: Any) -> None:
     ],
     ids=repr,
 )
-def test_all_else_is_refused_with_the_rules_name(value: Any) -> None:
-    with pytest.raises(RewardError, match=r"reward rule 'mine' returned .* not a finite number"):
-        score("mine", lambda **_: value, response="", answer="")
+def test_all_else_is_refused_with_the_rules_name(rule: Any, value: Any) -> None:
+    rule(lambda response: value)
+    (error,) = Rule("mine").score_all([Completion(response="")])
+    assert isinstance(error, RewardError)
+    assert "reward rule 'mine'" in error.what
+    assert "returned" in error.what
+    assert "not a finite number" in error.what
 
 
-def test_an_exception_of_a_rule_is_told_as_the_rules() -> None:
-    def broken(**_: Any) -> float:
+def test_an_exception_of_a_rule_is_told_as_the_rules(rule: Any) -> None:
+    def broken(response: str) -> float:
         raise KeyError("unit")
 
-    with pytest.raises(RewardError, match="reward rule 'mine' raised KeyError: 'unit'") as caught:
-        score("mine", broken, response="", answer="")
-    assert isinstance(caught.value.__cause__, KeyError)
+    rule(broken)
+    (error,) = Rule("mine").score_all([Completion(response="")])
+    assert isinstance(error, RewardError)
+    assert error.what == "reward rule 'mine' raised KeyError: 'unit'"
+    assert isinstance(error.__cause__, KeyError)
 
 
 def test_few_records_may_fail_and_one_in_a_hundred_of_many() -> None:
@@ -106,36 +127,25 @@ def test_few_records_may_fail_and_one_in_a_hundred_of_many() -> None:
     assert too_many(109, 10_000)
 
 
-def test_the_second_try_counts(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_second_try_counts(rule: Any, caplog: pytest.LogCaptureFixture) -> None:
     answers = iter([RewardError("once", where="rule", fix="mend"), 0.5])
 
-    def call() -> float:
+    def call(response: str) -> float:
         answer = next(answers)
         if isinstance(answer, Exception):
             raise answer
         return answer
 
+    rule(call)
     aside = SetAsideRecords()
-    aside.num_records = 1
+    record = Answered(id="a", prompt=lambda: "?", answers=[Completion(response="")])
     with caplog.at_level(logging.WARNING):
-        assert aside.score_with_retry(call, id="a", prompt=lambda: "?") == 0.5
-    assert aside.ids == []
+        ((score,),) = aside.scores(Rule("mine"), [record])  # type: ignore[misc]
+    assert (score.value, aside.ids, aside.num_records) == (0.5, [], 1)
     assert not caplog.records
 
 
 # ---- a synchronous run --------------------------------------------------------------------------
-
-
-@pytest.fixture
-def rule(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Registers a rule as ``mine`` for the test."""
-    monkeypatch.setattr(plugin_table, "registered", {kind: {} for kind in registry.BUILTIN})
-    monkeypatch.setattr(registry, "_correct_scores", {})
-
-    def register(function: Callable[..., Any], **options: Any) -> None:
-        registry.register_reward("mine", function, **options)
-
-    return register
 
 
 class Letters:
@@ -329,8 +339,8 @@ def test_held_out_answers_without_a_score_are_wrong_and_in_no_mean(rule: Any) ->
     rule(no_number_for("1"))
     found = evaluated(4)
     assert (found["accuracy"], found["mean_reward"]) == (0.75, 1.0)
-    rule_that_always_fails = replace  # takes none of a rule's arguments
-    plugin_table.registered["reward"]["mine"] = rule_that_always_fails
+    plugin_table.registered["reward"]["mine"] = lambda response: {}["none"]
+    made_rule.cache_clear()
     with pytest.raises(RewardError, match="9 of 9 records got no reward"):
         evaluated(20)
 

@@ -30,7 +30,7 @@ from realsys.rewards.math_verify import final_value, math_verify_reward
     ],
 )
 def test_equal_values_score(response, answer):
-    assert math_verify_reward(response=response, answer=answer, prompt="ignored") == 1.0
+    assert math_verify_reward(response=response, answer=answer) == 1.0
 
 
 @pytest.mark.parametrize(

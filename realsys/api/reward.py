@@ -1,0 +1,141 @@
+"""Rewards: what a rule may look at, what it returns, and how several are summed. No torch.
+
+A rule is a function whose parameters name the fields of ``Completion`` that it looks at, or a dataclass
+whose instance is called so: its fields are the rule's arguments. It returns a number, or named parts.
+
+    def brief(response): return {"reward": 1.0 / len(response), "correct": len(response) < 80}
+
+Several rules are summed by an expression: ``math_verify + 0.2*brief``. The first decides what is correct.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from realsys.api import registry
+from realsys.api.basics import plugin_table
+from realsys.api.errors import ConfigError, did_you_mean
+
+REWARD, CORRECT = "reward", "correct"  # parts with a meaning
+PARTS = "reward_parts"  # metadata of a batch: JSON of one mapping per answer of an id
+_TERM = re.compile(r"\s*(?:(?P<weight>[-+0-9.eE]+)\s*\*\s*)?(?P<name>[A-Za-z_][\w.-]*)\s*\Z")
+_FIX = "name registered rules, e.g. math_verify, or math_verify + 0.2*brief"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Completion:
+    """An answer of the policy to one record.
+
+    Attributes:
+        response: text of the answer, without special tokens; of an episode's last turn.
+        answer: the record's known answer (its last part, behind ``####``), "" if it has none.
+        record: the whole record as the data set has it, ``prompt`` and ``answer`` included.
+        token_ids: the tokens that the policy wrote, end token included.
+        finish_reason: ``stop``, or ``length`` for an answer that was cut off.
+    """
+
+    response: str
+    answer: str = ""
+    record: Mapping[str, Any] = field(default_factory=dict)
+    token_ids: tuple[int, ...] = ()
+    finish_reason: Literal["stop", "length"] = "stop"
+
+    @property
+    def prompt(self) -> Any:
+        """The record's prompt as the data set has it: text, or chat messages."""
+        return self.record.get("prompt", "")
+
+
+FIELDS = (*(f.name for f in dataclasses.fields(Completion)), "prompt")
+OF_RECORD = frozenset({"record", "prompt"})  # fields for which the record has to travel along
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """What a rule, or a sum of rules, gave for one answer; ``parts`` are for the metrics."""
+
+    value: float
+    correct: bool
+    parts: Mapping[str, float] = field(default_factory=dict)
+
+
+def reward_terms(expression: str) -> tuple[tuple[str, float], ...]:
+    """Reads ``a + 0.5*b`` into names and weights, in order.
+
+    Raises:
+        ConfigError: it has another form, or names a rule twice.
+    """
+    terms: list[tuple[str, float]] = []
+    for text in re.split(r"(?<![eE])\+", expression):
+        term = _TERM.match(text)
+        try:
+            weight = float(term["weight"] or 1.0) if term else float("nan")
+        except ValueError:
+            weight = float("nan")
+        if term is None or not abs(weight) < float("inf"):
+            raise ConfigError(f"{text.strip()!r} is no weighted rule", where=expression, fix=_FIX)
+        if term["name"] in dict(terms):
+            raise ConfigError(f"{term['name']!r} stands twice", where=expression, fix=_FIX)
+        terms.append((term["name"], weight))
+    return tuple(terms)
+
+
+def fields_of(rule: Callable[..., Any]) -> frozenset[str]:
+    """The fields of ``Completion`` that a rule looks at; a class is asked for its ``__call__``.
+
+    ``**kwargs`` takes those that are at hand anyway; ``record`` and ``prompt`` have to be named.
+
+    Raises:
+        ConfigError: a parameter without a default is no such field.
+    """
+    taken = inspect.signature(rule.__call__ if isinstance(rule, type) else rule).parameters
+    rest = {name for name, p in taken.items() if p.kind is p.VAR_KEYWORD}
+    own = set(taken) - rest - ({"self"} if isinstance(rule, type) else set())
+    for name in sorted(own):
+        if name not in FIELDS and taken[name].default is inspect.Parameter.empty:
+            raise ConfigError(
+                f"a reward rule wants {name!r}, which an answer does not have",
+                where=f"parameters of {getattr(rule, '__qualname__', rule)}",
+                fix=did_you_mean(name, FIELDS),
+            )
+    return frozenset(own | (set(FIELDS) - OF_RECORD if rest else set())) & frozenset(FIELDS)
+
+
+def fields_of_expression(expression: str) -> frozenset[str]:
+    """The fields that the rules of an expression look at. Raises ConfigError for an unknown rule."""
+    return frozenset().union(*(fields_of(registry.find_reward(n)) for n in _names(expression)))
+
+
+def reward_problems(
+    expression: str, args: Mapping[str, Any], *, where: str
+) -> Iterator[ConfigError]:
+    """Yields a wrong expression, unknown rules, parameters that no answer has, arguments of no rule."""
+    try:
+        names = _names(expression)
+    except ConfigError as error:
+        yield ConfigError(error.what, where=where, fix=error.fix)
+        return
+    for name in names:
+        if problem := plugin_table.check("reward", name, where=where):
+            yield problem
+            continue
+        try:
+            fields_of(registry.find_reward(name))
+        except ConfigError as error:
+            yield error
+    for name in set(args) - set(names):
+        fix = did_you_mean(name, names)
+        yield ConfigError(
+            f"arguments of {name!r}, which is not used", where=f"{where}_args", fix=fix
+        )
+
+
+@functools.cache
+def _names(expression: str) -> tuple[str, ...]:
+    return tuple(name for name, _ in reward_terms(expression))

@@ -1,0 +1,216 @@
+"""Calls reward rules: one expression of rules on many answers, blocking or asynchronous ones.
+
+Rules that block are called one at a time, so that they need not be thread-safe; asynchronous ones (a judge
+behind a URL) run side by side, at most ``MOST_AT_ONCE``; a batched rule gets all answers at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import json
+import threading
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from realsys.api import registry
+from realsys.api.errors import RewardError
+from realsys.api.reward import CORRECT, REWARD, Completion, Score, fields_of, reward_terms
+from realsys.rewards.scores import checked_score, exception_error
+
+MOST_AT_ONCE = 64  # answers of a process that asynchronous rules score at the same time
+CALL_S = 600.0  # for one answer by an asynchronous rule
+_one_at_a_time = threading.Lock()
+
+Result = Score | RewardError
+
+
+@dataclass(frozen=True)
+class _Term:
+    """One rule of an expression."""
+
+    name: str
+    weight: float
+    function: Callable[..., Any]
+    fields: frozenset[str]
+    right: float
+    batched: bool
+
+    @property
+    def is_async(self) -> bool:
+        made = self.function
+        return any(inspect.iscoroutinefunction(f) for f in (made, getattr(made, "__call__", None)))  # noqa: B004
+
+    def arguments(self, answers: Sequence[Completion]) -> dict[str, Any]:
+        if self.batched:
+            return {name: [getattr(a, name) for a in answers] for name in self.fields}
+        return {name: getattr(answers[0], name) for name in self.fields}
+
+
+class Rule:
+    """The rules of an expression, made with their arguments.
+
+    Args:
+        expression: ``name`` or ``name + 0.2*other`` (realsys.api.reward).
+        args: rule's name → its arguments, for rules that are dataclasses.
+    Raises:
+        ConfigError: the expression is wrong, a rule is unknown or doesn't take its arguments.
+    """
+
+    def __init__(
+        self, expression: str, args: Mapping[str, Mapping[str, Any]] | None = None
+    ) -> None:
+        self.terms = tuple(
+            _term(name, weight, (args or {}).get(name, {}))
+            for name, weight in reward_terms(expression)
+        )
+        self.fields = frozenset().union(*(term.fields for term in self.terms))
+
+    def score_all(self, answers: Sequence[Completion]) -> list[Result]:
+        """Scores answers, in order; blocks. An answer that a rule can't score gets its RewardError."""
+        if any(term.is_async for term in self.terms):
+            return asyncio.run(self._side_by_side(answers))
+        found = [self._blocking(term, answers) for term in self.terms]
+        return [self._sum(given) for given in zip(*found, strict=True)]
+
+    async def score(self, answer: Completion) -> Score:
+        """Scores one answer without blocking the event loop. Raises RewardError."""
+        given = [await self._of_term(term, answer) for term in self.terms]
+        result = self._sum(given)
+        if isinstance(result, RewardError):
+            raise result
+        return result
+
+    async def _side_by_side(self, answers: Sequence[Completion]) -> list[Result]:
+        limit = asyncio.Semaphore(MOST_AT_ONCE)
+
+        async def one(answer: Completion) -> Result:
+            async with limit:
+                try:
+                    return await self.score(answer)
+                except RewardError as error:
+                    return error
+
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one(answer)) for answer in answers]
+        return [task.result() for task in tasks]
+
+    async def _of_term(self, term: _Term, answer: Completion) -> Result:
+        if not term.is_async:
+            return (await asyncio.to_thread(self._blocking, term, [answer]))[0]
+        source = f"reward rule {term.name!r}"
+        try:
+            async with asyncio.timeout(CALL_S):
+                value = await _awaited(term, [answer])
+            return _as_score(value[0] if term.batched else value, term)
+        except TimeoutError:
+            return RewardError(
+                f"{source} took more than {CALL_S:g} s",
+                where=source,
+                fix="make it quicker, or give it a deadline of its own",
+            )
+        except RewardError as error:
+            return error
+        except Exception as error:  # a plug-in may raise anything
+            return exception_error(error, source)
+
+    @staticmethod
+    def _blocking(term: _Term, answers: Sequence[Completion]) -> list[Result]:
+        with _one_at_a_time:
+            if term.batched:
+                return _batch(term, answers)
+            return [_one(term, answer) for answer in answers]
+
+    def _sum(self, given: Sequence[Result]) -> Result:
+        """Sums what the terms gave to one answer."""
+        scores: list[Score] = []
+        for result in given:
+            if isinstance(result, RewardError):
+                return result
+            scores.append(result)
+        if len(scores) == 1 and self.terms[0].weight == 1.0:
+            return scores[0]
+        value, parts = 0.0, {}
+        for term, score in zip(self.terms, scores, strict=True):
+            value += term.weight * score.value
+            parts[term.name] = score.value
+            parts |= {f"{term.name}/{part}": number for part, number in score.parts.items()}
+        return Score(value=value, correct=scores[0].correct, parts=parts)
+
+
+def rule_of(expression: str, args: Mapping[str, Any] | None = None) -> Rule:
+    """Returns the rule of an expression, made once a process. Raises ConfigError."""
+    return made_rule(expression, json.dumps(args or {}, sort_keys=True, default=dict))
+
+
+@functools.lru_cache(maxsize=64)
+def made_rule(expression: str, args: str) -> Rule:
+    """Makes a rule from its arguments' JSON."""
+    return Rule(expression, json.loads(args))
+
+
+def _term(name: str, weight: float, args: Mapping[str, Any]) -> _Term:
+    function, options = registry.find_reward(name), registry.reward_options(name)
+    fields = fields_of(function)
+    if isinstance(function, type):
+        function = registry.make_reward(name, **args)
+    return _Term(name, weight, function, fields, options.right, options.batched)
+
+
+async def _awaited(term: _Term, answers: Sequence[Completion]) -> Any:
+    result: Awaitable[Any] = term.function(**term.arguments(answers))
+    return await result
+
+
+def _one(term: _Term, answer: Completion) -> Result:
+    try:
+        return _as_score(term.function(**term.arguments([answer])), term)
+    except RewardError as error:
+        return error
+    except Exception as error:  # a plug-in may raise anything
+        made = exception_error(error, f"reward rule {term.name!r}")
+        made.__cause__ = error
+        return made
+
+
+def _batch(term: _Term, answers: Sequence[Completion]) -> list[Result]:
+    source = f"reward rule {term.name!r}"
+    if not answers:
+        return []
+    try:
+        values = list(term.function(**term.arguments(answers)))
+    except Exception as error:  # a plug-in may raise anything
+        return [exception_error(error, source)] * len(answers)
+    if len(values) != len(answers):
+        fix = "return one score for each response, in their order"
+        what = f"{source} gave {len(values)} scores for {len(answers)} answers"
+        return [RewardError(what, where=source, fix=fix)] * len(answers)
+    results: list[Result] = []
+    for value in values:
+        try:
+            results.append(_as_score(value, term))
+        except RewardError as error:
+            results.append(error)
+    return results
+
+
+def _as_score(value: Any, term: _Term) -> Score:
+    """Reads what a rule returned: a number, or parts with ``reward`` (else their sum) and ``correct``.
+
+    Raises:
+        RewardError: it is neither, or a number is not finite.
+    """
+    source = f"reward rule {term.name!r}"
+    if not isinstance(value, Mapping):
+        number = checked_score(value, source=source)
+        return Score(value=number, correct=number >= term.right)
+    parts = {str(k): checked_score(v, source=f"{source}, part {k!r}") for k, v in value.items()}
+    if not parts:
+        checked_score(None, source=source)
+    counted = [number for name, number in parts.items() if name != CORRECT]
+    total = parts.pop(REWARD, None)
+    total = sum(counted) if total is None else total
+    correct = bool(parts[CORRECT]) if CORRECT in parts else total >= term.right
+    return Score(value=total, correct=correct, parts=parts)
