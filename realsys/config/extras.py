@@ -18,6 +18,7 @@ _PACKAGES = {
     "megatron": "megatron",
     "report": "matplotlib tensorboard",
     "wandb": "wandb",
+    "gym": "reasoning_gym",
 }
 EXTRA_OF = {name: extra for extra, names in _PACKAGES.items() for name in names.split()}
 

@@ -35,7 +35,10 @@ BUILTIN: dict[str, dict[str, str]] = {
         "math_sft": "realsys.data.sources.math_questions:MathSFT",
         "rollout_dump": "realsys.data.sources.replayed_rollouts:RolloutDumpData",
     },
-    "reward": {"math_verify": "realsys.rewards.math_verify:math_verify_reward"},
+    "reward": {
+        "math_verify": "realsys.rewards.math_verify:math_verify_reward",
+        "reasoning_gym": "realsys.rewards.reasoning_gym_rule:reasoning_gym_reward",
+    },
     "agent": {
         "math_single_step": "realsys.rollout.agents.math_single_step:MathSingleStep",
         "math_multi_turn": "realsys.rollout.agents.math_multi_turn:MathMultiTurn",
@@ -45,7 +48,10 @@ BUILTIN: dict[str, dict[str, str]] = {
         "math_verify": "realsys.rollout.environments.math_question:MathVerify",
         "calculator": "realsys.rollout.environments.calculator:Calculator",
     },
-    "task": {"math": "experiments.task:MathTask"},
+    "task": {
+        "math": "experiments.task:MathTask",
+        "reasoning_gym": "experiments.reasoning_gym_task:ReasoningGymTask",
+    },
     "algorithm": {
         "grpo": "experiments.algorithm:GRPO",
         "ppo": "experiments.algorithm:PPO",

@@ -1,0 +1,81 @@
+"""Questions made by the package reasoning-gym: ``task=reasoning_gym task.names=[chain_sum,leg_counting]``.
+
+https://github.com/open-thought/reasoning-gym has over a hundred generators, each with a scorer. A record
+holds the generator's name, arguments and seed, so the rule asks the very same question's scorer.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from experiments.task import GeneratedTask
+from realsys.api.errors import ConfigError, did_you_mean
+from realsys.api.options import option
+from realsys.config.extras import missing_packages
+
+_SEEDS = 2**31
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReasoningGymTask(GeneratedTask):
+    """Questions of one or several of reasoning-gym's generators."""
+
+    kind = "reasoning_gym"
+
+    names: tuple[str, ...] = option((), "generators, e.g. [chain_sum, leg_counting]")
+    weights: tuple[float, ...] = option((), "how often each is drawn; none: equally")
+    config: Mapping[str, Mapping[str, Any]] = option({}, "arguments of generators, by their names")
+    instruction: str = option("", "text put before each question")
+    max_prompt_len: int = option(
+        512, "longest question; a longer one is an error", unit="tokens", ge=1
+    )
+
+    def question(self, rng: random.Random) -> dict[str, Any]:
+        """Makes a question of a generator drawn by the weights."""
+        from realsys.rewards.reasoning_gym_rule import question_of
+
+        (name,) = rng.choices(self.names, self.weights or None)
+        record = {"generator": name, "seed": rng.randrange(_SEEDS), "config": self._config(name)}
+        question, answer = question_of(record)
+        prompt = f"{self.instruction}\n{question}" if self.instruction else question
+        return {"prompt": prompt, "answer": answer, **record}
+
+    def _config(self, name: str) -> dict[str, Any]:
+        return dict(self.config.get(name, {}))
+
+    def input_files(self) -> tuple[str, ...]:
+        """None: the code is a package's."""
+        return ()
+
+    def problems(self, *, batch_size: int, tokenizer_dir: str | None) -> Iterator[ConfigError]:
+        """Yields a missing package, unknown generators, and what any task may have wrong."""
+        missing = missing_packages(["reasoning_gym"], where="task=reasoning_gym")
+        yield from missing
+        mine = [] if missing else list(self._own_problems())
+        yield from mine
+        if not missing and not mine:
+            yield from super().problems(batch_size=batch_size, tokenizer_dir=tokenizer_dir)
+
+    def _own_problems(self) -> Iterator[ConfigError]:
+        from realsys.rewards.reasoning_gym_rule import generators
+
+        if not self.names:
+            fix = "name some, e.g. task.names=[chain_sum]"
+            yield ConfigError("no generator is named", where="task.names", fix=fix)
+        known = generators()
+        for name in (*self.names, *self.config):
+            if name not in known:
+                yield ConfigError(
+                    f"reasoning-gym has no generator {name!r}",
+                    where="task.names" if name in self.names else "task.config",
+                    fix=did_you_mean(name, known),
+                )
+        if self.weights and (len(self.weights) != len(self.names) or min(self.weights) <= 0):
+            yield ConfigError(
+                f"{len(self.weights)} weights for {len(self.names)} generators",
+                where="task.weights",
+                fix="give one above 0 for each of task.names, or leave it out",
+            )

@@ -1,0 +1,58 @@
+"""The rules of docs/rewards.md, as a user launches them, in a synchronous and an asynchronous run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from real_trials import SMALL_PPO, Trials, explain, metrics_of
+
+from realsys.trial.trial_state import State
+
+pytestmark = pytest.mark.process
+
+PAGE = (Path(__file__).parents[2] / "docs" / "rewards.md").read_text()
+STEPS = 3
+SHORT = (*SMALL_PPO, f"exp_ctrl.benchmark_steps={STEPS}")
+PARTS = {"worked", "worked/steps", "worked/cut", "worked/correct", "brief", "on_topic"}
+
+
+@pytest.fixture(scope="module")
+def module_trials(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trials]:
+    """One file root for all: the starting policy is made once."""
+    trials = Trials(tmp_path_factory.mktemp("rewards") / "root")
+    yield trials
+    trials.end_all()
+
+
+def test_the_page_runs_as_written(module_trials: Trials, tmp_path: Path) -> None:
+    (block,) = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+    assert len(block.strip().splitlines()) <= 40
+    code = tmp_path / "my_rewards.py"
+    code.write_text(block)
+    lines = re.findall(r"^realsys launch (.*)$", PAGE, flags=re.MULTILINE)
+    assert len(lines) == 3
+    for number, line in enumerate(lines):
+        words = [quoted or plain for quoted, plain in re.findall(r'"([^"]*)"|(\S+)', line)]
+        given = [str(code) if word == code.name else word for word in words[1:]]
+        files = module_trials.launch(words[0], f"run{number}", *given, *SHORT)
+        view = module_trials.wait(files)
+        assert view.state is State.COMPLETED, explain(files, view)
+        rows = [row for row in metrics_of(files) if "actor_train/reward/mean" in row]
+        assert len(rows) == STEPS, line
+        where = "rollout/reward/" if "schedule=async" in line else "rew_inf/reward/"
+        parts = {"correct", "steps", "cut"} if number == 0 else PARTS
+        for row in rows:
+            found = {name.removeprefix(where): row[name] for name in row if name.startswith(where)}
+            assert set(found) == parts
+            assert all(0 <= value <= 1 for value in found.values())
+        if number == 1:  # the mean that is trained on is the weighted sum of what is logged
+            for row in rows:
+                given_mean = (
+                    row[f"{where}worked"]
+                    + 0.1 * row[f"{where}brief"]
+                    + 0.05 * row[f"{where}on_topic"]
+                )
+                assert row["actor_train/reward/mean"] == pytest.approx(given_mean, abs=1e-5)
