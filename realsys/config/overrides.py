@@ -282,8 +282,9 @@ class _Overrides:
             given = [one for one in given if not one.rest]
         self._problems += spelled_twice([one.setting for one in given])
         for one in given:
-            # A key may have dots, where the table is none of anything.
-            keys = one.rest.split(".") if Any in typing.get_args(kind) else [one.rest]
+            # A key may have dots, where the table is none of anything or of tables.
+            nests = any(inner is Any or is_mapping(inner) for inner in typing.get_args(kind))
+            keys = one.rest.split(".") if nests else [one.rest]
             written = one.setting.written
             for key in reversed(keys if one.rest else ()):
                 written = {key: written}

@@ -15,7 +15,17 @@ pytestmark = pytest.mark.process
 
 PAGE = (Path(__file__).parents[2] / "docs" / "rewards.md").read_text()
 STEPS = 3
-SHORT = (*SMALL_PPO, f"exp_ctrl.benchmark_steps={STEPS}")
+SHORT = (
+    *SMALL_PPO,
+    f"exp_ctrl.benchmark_steps={STEPS}",
+    "sft.init.hidden_size=32",
+    "sft.init.num_layers=1",
+    "sft.init.num_heads=2",
+    "sft.init.num_kv_heads=1",
+    "sft.task.train_size=480",
+    "sft.task.eval_size=0",
+    "sft.cpus_per_model_worker=1",
+)
 PARTS = {"worked", "worked/steps", "worked/cut", "worked/correct", "brief", "on_topic"}
 
 
