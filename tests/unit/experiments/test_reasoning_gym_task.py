@@ -1,0 +1,109 @@
+"""Questions of reasoning-gym, with a stand-in for the package: which, how often, scored by whom."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections import Counter
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from experiments.reasoning_gym_task import ReasoningGymTask
+from realsys.config import extras
+from realsys.rewards import reasoning_gym_rule
+from realsys.rewards.reasoning_gym_rule import reasoning_gym_reward
+
+
+class Sums:
+    """One question of the stand-in; the scorer reads metadata that JSON could not carry."""
+
+    def __init__(self, seed: int, terms: int) -> None:
+        self._numbers = tuple(random.Random(seed).randrange(10) for _ in range(terms))
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        assert index == 0
+        question = " + ".join(map(str, self._numbers))
+        return {
+            "question": question,
+            "answer": str(sum(self._numbers)),
+            "metadata": {self._numbers},
+        }
+
+    def score_answer(self, answer: str, entry: dict[str, Any]) -> float:
+        (numbers,) = entry["metadata"]
+        assert isinstance(numbers, tuple)
+        return 1.0 if answer == str(sum(numbers)) else 0.01
+
+
+@pytest.fixture(autouse=True)
+def package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package ``reasoning_gym`` with two generators."""
+    made, factory = ModuleType("reasoning_gym"), ModuleType("reasoning_gym.factory")
+    factory.DATASETS = {"sums": None, "long_sums": None}  # type: ignore[attr-defined]
+
+    def create_dataset(name: str, *, size: int, seed: int, terms: int = 2) -> Sums:
+        assert size == 1
+        return Sums(seed, terms if name == "sums" else 5)
+
+    made.create_dataset, made.factory = create_dataset, factory  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "reasoning_gym", made)
+    monkeypatch.setitem(sys.modules, "reasoning_gym.factory", factory)
+    monkeypatch.setattr(extras, "find_spec", lambda name: SimpleNamespace())
+    reasoning_gym_rule._made.cache_clear()
+
+
+def problems(task: ReasoningGymTask) -> list[str]:
+    return [p.what for p in task.problems(batch_size=4, tokenizer_dir=None)]
+
+
+def test_generators_are_drawn_by_their_weights_with_their_arguments() -> None:
+    task = ReasoningGymTask(
+        names=("sums", "long_sums"),
+        weights=(3.0, 1.0),
+        config={"sums": {"terms": 3}},
+        train_size=400,
+    )
+    records = task.records("train", seed=1)
+    drawn = Counter(record["generator"] for record in records)
+    assert 250 < drawn["sums"] < 350
+    assert {record["prompt"].count("+") for record in records if record["generator"] == "sums"} == {
+        2
+    }
+    assert records == task.records("train", seed=1) != task.records("train", seed=2)
+    held_out = {record["prompt"] for record in task.records("test", seed=1)}
+    assert not held_out & {record["prompt"] for record in records}
+
+
+def test_the_generators_own_scorer_is_asked() -> None:
+    (record,) = ReasoningGymTask(names=("sums",), train_size=1).records("train", seed=1)
+    right = record["answer"]
+    for response in (
+        right,
+        f" {right}\n",
+        f"it is <answer>7x</answer> no <answer>{right}</answer>",
+    ):
+        assert reasoning_gym_reward(response=response, record=record) == 1.0
+    assert reasoning_gym_reward(response="x", record=record) == 0.01
+
+
+def test_mistakes_are_told_with_the_nearest_name() -> None:
+    assert problems(ReasoningGymTask(names=("sums",))) == []
+    assert problems(ReasoningGymTask()) == ["no generator is named"]
+    assert problems(ReasoningGymTask(names=("sum",), config={"long_sum": {}})) == [
+        "reasoning-gym has no generator 'sum'",
+        "reasoning-gym has no generator 'long_sum'",
+    ]
+    assert problems(ReasoningGymTask(names=("sums",), weights=(1.0, 2.0))) == [
+        "2 weights for 1 generators"
+    ]
+    wrong = ReasoningGymTask(names=("sums",), config={"sums": {"term": 3}})
+    (told,) = problems(wrong)
+    assert told.startswith("question(rng) raised TypeError")
+
+
+def test_without_the_package_the_plan_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extras, "find_spec", lambda name: None)
+    (missing,) = ReasoningGymTask(names=("sums",)).problems(batch_size=4, tokenizer_dir=None)
+    assert missing.fix == "pip install 'realsys[gym]'"
