@@ -1,10 +1,8 @@
-"""Masks, lengths and texts of the answers in a batch, shared by all interfaces."""
+"""Masks and lengths of the answers in a batch, shared by all interfaces."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import accumulate
-from typing import Any
 
 import torch
 
@@ -51,15 +49,6 @@ def answer_lengths(data: SequenceSample) -> list[int]:
     """Counts each answer's tokens, end tokens included, observations not."""
     pieces = torch.split(answer_mask(data), data.piece_lengths(INPUT))
     return [int(piece.sum()) for piece in pieces]
-
-
-def answer_texts(data: SequenceSample, tokenizer: Any) -> Iterator[str]:
-    """Yields the text of each answer in the order of the sequences, without special tokens."""
-    lengths = data.piece_lengths(INPUT)
-    ids = torch.split(data.data[INPUT], lengths)
-    masks = torch.split(answer_mask(data), lengths)
-    for sequence, mask in zip(ids, masks, strict=True):
-        yield tokenizer.decode(sequence[mask].tolist(), skip_special_tokens=True)
 
 
 def one_per_sequence(data: SequenceSample) -> list[list[int]]:

@@ -96,9 +96,6 @@ class Judge:
             except _TryAgain as error:
                 why, wait_s = str(error), max(wait_s, error.after_s)
                 continue
-            except (TimeoutError, OSError, *_lost()) as error:
-                why = f"{type(error).__name__}: {error}"
-                continue
             finally:
                 self._running -= 1
             if numbers := _NUMBER.findall(reply):
@@ -130,27 +127,26 @@ class Judge:
             "temperature": 0,
         }
         limit = aiohttp.ClientTimeout(total=self.timeout_s)
-        async with (
-            aiohttp.ClientSession(timeout=limit, headers=headers) as session,
-            session.post(f"{self.url.rstrip('/')}/chat/completions", json=body) as reply,
-        ):
-            if reply.status == 429 or reply.status >= 500:
-                after = reply.headers.get("Retry-After", "")
-                raise _TryAgain(f"HTTP {reply.status}", float(after) if after.isdigit() else 0.0)
-            raw = await reply.content.read(_LONGEST_REPLY)
-            if reply.status != 200:
-                raise RewardError(
-                    f"the judge refuses: HTTP {reply.status}, {raw[:200].decode(errors='replace')!r}",
-                    where=f"reward rule 'judge', {self.url}",
-                    fix="correct task.reward_args.judge: url, model, api_key_env",
-                )
+        try:
+            async with (
+                aiohttp.ClientSession(timeout=limit, headers=headers) as session,
+                session.post(f"{self.url.rstrip('/')}/chat/completions", json=body) as reply,
+            ):
+                if reply.status == 429 or reply.status >= 500:
+                    after = reply.headers.get("Retry-After", "")
+                    raise _TryAgain(
+                        f"HTTP {reply.status}", float(after) if after.isdigit() else 0.0
+                    )
+                raw = await reply.content.read(_LONGEST_REPLY)
+                if reply.status != 200:
+                    raise RewardError(
+                        f"the judge refuses: HTTP {reply.status}, {raw[:200].decode(errors='replace')!r}",
+                        where=f"reward rule 'judge', {self.url}",
+                        fix="correct task.reward_args.judge: url, model, api_key_env",
+                    )
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise _TryAgain(f"{type(error).__name__}: {error}") from error
         return _read(raw)
-
-
-def _lost() -> tuple[type[Exception], ...]:
-    import aiohttp
-
-    return (aiohttp.ClientError,)
 
 
 class _TryAgain(Exception):
