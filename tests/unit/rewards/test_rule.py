@@ -116,11 +116,15 @@ def test_what_is_no_number_is_an_error_of_the_rule(rules: Any, value: Any) -> No
 
 def test_asynchronous_rules_run_side_by_side_and_in_order(rules: Any) -> None:
     now = {"running": 0, "most": 0}
+    full = asyncio.Event()
 
     async def judge(response: str) -> float:
         now["running"] += 1
         now["most"] = max(now["most"], now["running"])
-        await asyncio.sleep(0.01 / (1 + int(response)))
+        if now["running"] == MOST_AT_ONCE:
+            full.set()
+        await full.wait()
+        await asyncio.sleep(0.001 * (int(response) % 3))  # they end in another order
         now["running"] -= 1
         return float(response)
 
