@@ -37,7 +37,7 @@ class Judge:
     Attributes:
         api_key_env: environment variable with the key, a secret of the site file; None: no key is sent.
         at_once, per_minute: limits on the requests of one process.
-        tries: for one answer; a reply without a number, 429, 5xx and a lost connection are tried again.
+        max_retries: after a reply without a number, 429, 5xx or a lost connection.
     """
 
     url: str = option("", "base URL, e.g. http://judge:8000/v1")
@@ -47,7 +47,7 @@ class Judge:
     api_key_env: str | None = option(None, "environment variable with the key")
     at_once: int = option(16, "requests at the same time", ge=1)
     per_minute: int | None = option(None, "requests a minute; none: no limit", ge=1)
-    tries: int = option(5, "requests for one answer", ge=1)
+    max_retries: int = option(4, "further requests for an answer after a failure", ge=0)
     timeout_s: float = option(60.0, "limit of one request", unit="s", gt=0)
     max_tokens: int = option(16, "longest reply", unit="tokens", ge=1)
     _grades: OrderedDict[str, float] = field(init=False, repr=False, default_factory=OrderedDict)
@@ -70,7 +70,7 @@ class Judge:
             )
 
     async def __call__(self, prompt: Any, response: str, answer: str) -> dict[str, float]:
-        """Returns the score with its parts. Raises RewardError: no grade after all tries."""
+        """Returns the score with its parts. Raises RewardError: no grade after all retries."""
         text = self.question
         # Not str.format: braces of an answer are text.
         for name, value in (("prompt", prompt), ("answer", answer), ("response", response)):
@@ -86,7 +86,7 @@ class Judge:
 
     async def _graded(self, text: str) -> tuple[float, float]:
         wait_s, why = _FIRST_WAIT_S, ""
-        for number in range(self.tries):
+        for number in range(1 + self.max_retries):
             if number:
                 await asyncio.sleep(wait_s)
                 wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
@@ -102,9 +102,9 @@ class Judge:
                 return float(numbers[-1]) / self.out_of, tokens
             why = f"no number in its reply {reply[:100]!r}"
         raise RewardError(
-            f"the judge gave no grade in {self.tries} tries; the last: {why}",
+            f"the judge gave no grade in {1 + self.max_retries} requests; the last: {why}",
             where=f"reward rule 'judge', {self.url}",
-            fix="look whether it answers, and raise task.reward_args.judge.tries or lower at_once",
+            fix="look whether it answers, and raise task.reward_args.judge.max_retries or lower at_once",
         )
 
     async def _turn(self) -> None:

@@ -49,7 +49,7 @@ class _Term:
         return {name: getattr(answers[0], name) for name in self.fields}
 
 
-class Rule:
+class RewardRule:
     """The rules of an expression, made with their arguments.
 
     Args:
@@ -140,15 +140,15 @@ class Rule:
         return Score(value=value, correct=scores[0].correct, parts=parts)
 
 
-def rule_of(expression: str, args: Mapping[str, Any] | None = None) -> Rule:
+def rule_of(expression: str, args: Mapping[str, Any] | None = None) -> RewardRule:
     """Returns the rule of an expression, made once a process. Raises ConfigError."""
     return made_rule(expression, json.dumps(args or {}, sort_keys=True, default=dict))
 
 
 @functools.lru_cache(maxsize=64)
-def made_rule(expression: str, args: str) -> Rule:
+def made_rule(expression: str, args: str) -> RewardRule:
     """Makes a rule from its arguments' JSON."""
-    return Rule(expression, json.loads(args))
+    return RewardRule(expression, json.loads(args))
 
 
 def _term(name: str, weight: float, args: Mapping[str, Any]) -> _Term:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from realsys.api.errors import RewardError
 from realsys.api.reward import Completion, Score
-from realsys.rewards.rule import Rule
+from realsys.rewards.rule import RewardRule
 from realsys.rewards.scores import too_many, with_record
 
 logger = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class SetAsideRecords:
         self.ids: list[str] = []
         self.num_records = 0
 
-    def scores(self, rule: Rule, records: Sequence[Answered]) -> list[list[Score] | None]:
+    def scores(self, rule: RewardRule, records: Sequence[Answered]) -> list[list[Score] | None]:
         """Scores all answers; None for a record that is set aside.
 
         Raises:

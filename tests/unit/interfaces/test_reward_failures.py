@@ -41,7 +41,7 @@ from realsys.master.graph.data_schedule import DataSchedule
 from realsys.master.rollouts.rollout_dispatcher import RolloutDispatcher
 from realsys.master.rollouts.routes import Routes
 from realsys.models.factories import hf_causal_lm, hf_critic, tiny_llama
-from realsys.rewards.rule import Rule, made_rule
+from realsys.rewards.rule import RewardRule, made_rule
 from realsys.rewards.scores import checked_score, too_many
 from realsys.rewards.set_aside import Answered, SetAsideRecords
 from realsys.rollout.environments.math_question import MathVerify
@@ -102,7 +102,7 @@ def test_numbers_are_rewards(value: Any) -> None:
 )
 def test_all_else_is_refused_with_the_rules_name(rule: Any, value: Any) -> None:
     rule(lambda response: value)
-    (error,) = Rule("mine").score_all([Completion(response="")])
+    (error,) = RewardRule("mine").score_all([Completion(response="")])
     assert isinstance(error, RewardError)
     assert "reward rule 'mine'" in error.what
     assert "returned" in error.what
@@ -114,7 +114,7 @@ def test_an_exception_of_a_rule_is_told_as_the_rules(rule: Any) -> None:
         raise KeyError("unit")
 
     rule(broken)
-    (error,) = Rule("mine").score_all([Completion(response="")])
+    (error,) = RewardRule("mine").score_all([Completion(response="")])
     assert isinstance(error, RewardError)
     assert error.what == "reward rule 'mine' raised KeyError: 'unit'"
     assert isinstance(error.__cause__, KeyError)
@@ -140,7 +140,7 @@ def test_the_second_try_counts(rule: Any, caplog: pytest.LogCaptureFixture) -> N
     aside = SetAsideRecords()
     record = Answered(id="a", prompt=lambda: "?", answers=[Completion(response="")])
     with caplog.at_level(logging.WARNING):
-        ((score,),) = aside.scores(Rule("mine"), [record])  # type: ignore[misc]
+        ((score,),) = aside.scores(RewardRule("mine"), [record])  # type: ignore[misc]
     assert (score.value, aside.ids, aside.num_records) == (0.5, [], 1)
     assert not caplog.records
 

@@ -16,7 +16,7 @@ from realsys.api.errors import ConfigError, RewardError
 from realsys.api.reward import Completion, Score
 from realsys.rewards import judge as judge_module
 from realsys.rewards.judge import Judge
-from realsys.rewards.rule import Rule
+from realsys.rewards.rule import RewardRule
 
 
 class Server:
@@ -115,35 +115,35 @@ def test_an_equal_answer_is_graded_once(server: Server) -> None:
 
 def test_what_passes_is_tried_again(server: Server) -> None:
     server.replies = [429, 500, b"not json", b'{"choices": []}', "no idea", "3"]
-    assert asked(Judge(url=server.url, model="m", tries=6))["reward"] == 0.3
+    assert asked(Judge(url=server.url, model="m", max_retries=5))["reward"] == 0.3
     assert len(server.seen) == 6
 
 
-def test_no_grade_after_all_tries_sets_aside_and_never_scores_0(server: Server) -> None:
+def test_no_grade_after_all_retries_sets_aside_and_never_scores_0(server: Server) -> None:
     server.replies = [503]
-    with pytest.raises(RewardError, match="no grade in 2 tries; the last: HTTP 503"):
-        asked(Judge(url=server.url, model="m", tries=2))
+    with pytest.raises(RewardError, match="no grade in 2 requests; the last: HTTP 503"):
+        asked(Judge(url=server.url, model="m", max_remax_retries=0))
     server.replies = [401]
     with pytest.raises(RewardError, match="refuses: HTTP 401"):
         asked(Judge(url=server.url, model="m"))
     server.replies, server.wait_s = ["1"], 0.5
     with pytest.raises(RewardError, match="TimeoutError"):
-        asked(Judge(url=server.url, model="m", tries=1, timeout_s=0.1))
+        asked(Judge(url=server.url, model="m", max_retries=0, timeout_s=0.1))
     server.close()
-    with pytest.raises(RewardError, match="no grade in 1 tries"):
-        asked(Judge(url=server.url, model="m", tries=1))
+    with pytest.raises(RewardError, match="no grade in 1 requests"):
+        asked(Judge(url=server.url, model="m", max_retries=0))
 
 
 def test_at_most_so_many_at_once_and_a_minute(server: Server) -> None:
     server.wait_s = 0.05
     arguments = {"url": server.url, "model": "m", "at_once": 3}
-    rule = Rule("judge", {"judge": arguments})
+    rule = RewardRule("judge", {"judge": arguments})
     texts = [Completion(response=str(i), record={"prompt": "p"}) for i in range(12)]
     found = rule.score_all(texts)
     assert [r.value for r in found if isinstance(r, Score)] == [0.7] * 12
     assert server.most == 3
     began_s = time.monotonic()
-    slow = Rule("judge", {"judge": {**arguments, "per_minute": 600}})
+    slow = RewardRule("judge", {"judge": {**arguments, "per_minute": 600}})
     slow.score_all(texts[:5])
     assert time.monotonic() - began_s >= 4 * 0.1
 

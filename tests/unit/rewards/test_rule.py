@@ -21,7 +21,7 @@ from realsys.api.reward import (
     reward_problems,
     reward_terms,
 )
-from realsys.rewards.rule import MOST_AT_ONCE, Rule, made_rule
+from realsys.rewards.rule import MOST_AT_ONCE, RewardRule, made_rule
 
 
 @pytest.fixture(autouse=True)
@@ -72,7 +72,7 @@ def test_a_rule_gets_the_fields_that_it_names(rules: Any) -> None:
     rules("looks", looks)
     record = {"prompt": "p", "unit": "km"}
     more = {"record": record, "token_ids": (1, 2), "finish_reason": "length"}
-    assert values(Rule("looks").score_all(answers("r", **more))) == [1.0]
+    assert values(RewardRule("looks").score_all(answers("r", **more))) == [1.0]
     assert {k: v for k, v in seen.items() if k != "seen"} == {
         "response": "r",
         "record": record,
@@ -90,8 +90,8 @@ def test_a_rule_gets_the_fields_that_it_names(rules: Any) -> None:
 def test_parts_are_summed_or_say_themselves_what_counts(rules: Any) -> None:
     rules("sum", lambda response: {"format": 0.25, "right": 1})
     rules("own", lambda response: {"reward": 0.5, "format": 2.0, "correct": True})
-    (summed,) = Rule("sum").score_all(answers("x"))
-    (own,) = Rule("own").score_all(answers("x"))
+    (summed,) = RewardRule("sum").score_all(answers("x"))
+    (own,) = RewardRule("own").score_all(answers("x"))
     assert summed == Score(value=1.25, correct=True, parts={"format": 0.25, "right": 1.0})
     assert own == Score(value=0.5, correct=True, parts={"format": 2.0, "correct": 1.0})
 
@@ -99,7 +99,7 @@ def test_parts_are_summed_or_say_themselves_what_counts(rules: Any) -> None:
 def test_weighted_rules_are_logged_apart_and_the_first_decides(rules: Any) -> None:
     rules("exact", lambda response, answer: float(response == answer))
     rules("brief", lambda response: {"reward": 1.0 / len(response), "letters": len(response)})
-    (score,) = Rule("exact + 0.5*brief").score_all(answers("ab", answer="ab"))
+    (score,) = RewardRule("exact + 0.5*brief").score_all(answers("ab", answer="ab"))
     assert score == Score(
         value=1.25, correct=True, parts={"exact": 1.0, "brief": 0.5, "brief/letters": 2.0}
     )
@@ -109,7 +109,7 @@ def test_weighted_rules_are_logged_apart_and_the_first_decides(rules: Any) -> No
 @pytest.mark.parametrize("value", [{}, {"a": "x"}, {"a": float("nan")}, "1", None, [1.0]], ids=repr)
 def test_what_is_no_number_is_an_error_of_the_rule(rules: Any, value: Any) -> None:
     rules("odd", lambda response: value)
-    (error,) = Rule("odd").score_all(answers("x"))
+    (error,) = RewardRule("odd").score_all(answers("x"))
     assert isinstance(error, RewardError)
     assert "'odd'" in error.what
 
@@ -128,9 +128,9 @@ def test_asynchronous_rules_run_side_by_side_and_in_order(rules: Any) -> None:
         now["running"] -= 1
         return float(response)
 
-    rules("judge", judge)
+    rules("service", judge)
     texts = [str(i) for i in range(2 * MOST_AT_ONCE)]
-    assert values(Rule("judge").score_all(answers(*texts))) == list(map(float, texts))
+    assert values(RewardRule("service").score_all(answers(*texts))) == list(map(float, texts))
     assert now["most"] == MOST_AT_ONCE
 
 
@@ -147,7 +147,7 @@ def test_a_blocking_rule_is_called_by_one_thread_at_a_time(rules: Any) -> None:
 
     rules("shy", shy)
     rules("slow", slow)
-    assert values(Rule("slow + shy").score_all(answers(*"abcdefgh"))) == [1.0] * 8
+    assert values(RewardRule("slow + shy").score_all(answers(*"abcdefgh"))) == [1.0] * 8
 
 
 def test_a_batched_rule_gets_all_at_once(rules: Any) -> None:
@@ -158,10 +158,10 @@ def test_a_batched_rule_gets_all_at_once(rules: Any) -> None:
         return [float(sorted(response).index(text)) for text in response]
 
     rules("ranks", ranks, batched=True)
-    assert values(Rule("ranks").score_all(answers("c", "a", "b"))) == [2.0, 0.0, 1.0]
+    assert values(RewardRule("ranks").score_all(answers("c", "a", "b"))) == [2.0, 0.0, 1.0]
     assert calls == [["c", "a", "b"]]
     rules("short", lambda response: [1.0], batched=True)
-    found = Rule("short").score_all(answers("a", "b"))
+    found = RewardRule("short").score_all(answers("a", "b"))
     assert [
         "gave 1 scores for 2 answers" in e.what for e in found if isinstance(e, RewardError)
     ] == [
@@ -179,16 +179,16 @@ def test_a_rule_may_be_a_dataclass_with_arguments(rules: Any) -> None:
             return float(len(response) > self.than)
 
     rules("longer", Longer)
-    assert values(Rule("longer", {"longer": {"than": 1}}).score_all(answers("ab", "a"))) == [
+    assert values(RewardRule("longer", {"longer": {"than": 1}}).score_all(answers("ab", "a"))) == [
         1.0,
         0.0,
     ]
-    assert values(Rule("longer").score_all(answers("abcd"))) == [1.0]
+    assert values(RewardRule("longer").score_all(answers("abcd"))) == [1.0]
     assert [e.what for e in reward_problems("longer", {"longr": {}}, where="task.reward")] == [
         "arguments of 'longr', which is not used"
     ]
     with pytest.raises(ConfigError, match="does not take these arguments"):
-        Rule("longer", {"longer": {"then": 1}})
+        RewardRule("longer", {"longer": {"then": 1}})
 
 
 def test_a_plan_names_unknown_rules(rules: Any) -> None:
