@@ -122,7 +122,7 @@ def test_what_passes_is_tried_again(server: Server) -> None:
 def test_no_grade_after_all_retries_sets_aside_and_never_scores_0(server: Server) -> None:
     server.replies = [503]
     with pytest.raises(RewardError, match="no grade in 2 requests; the last: HTTP 503"):
-        asked(Judge(url=server.url, model="m", max_retries=0))
+        asked(Judge(url=server.url, model="m", max_retries=1))
     server.replies = [401]
     with pytest.raises(RewardError, match="refuses: HTTP 401"):
         asked(Judge(url=server.url, model="m"))
