@@ -21,6 +21,7 @@ from safetensors.torch import load_file
 from serving_double import ServerDouble
 
 from realsys.api.errors import WaitTimeout, WorkerLost
+from realsys.api.worker_configs import GenerationServer
 from realsys.generation.http import http_session
 from realsys.generation.http.http_client import HttpGenerationClient
 from realsys.generation.http.served_engine import FetchedWeights
@@ -84,10 +85,7 @@ async def fronted_by(kind: str, folder: Path) -> AsyncIterator[tuple[FrontedEngi
     """The engine over a stand-in, started."""
     policy = str(make_policy(folder / "policy"))
     common: dict[str, Any] = {
-        "model_path": policy,
-        "backend_args": {},
-        "base_seed": 1,
-        "tp_size": 1,
+        "config": GenerationServer(model_path=policy),
         "name": "generation_server/0",
         "log": folder / "child.log",
         "guard": _as_it_is,

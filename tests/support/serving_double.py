@@ -175,9 +175,8 @@ class DoubleEngine:
         if source.path.startswith("/nowhere"):
             raise ConfigError(f"no folder {source.path}", where="path", fix="give one that exists")
         self.version = source.version
-        taken = WeightsTaken(version=source.version, seconds=self.update_s, num_bytes=1)
-        self.counters.count_update(taken)
-        return taken
+        began_s = time.perf_counter() - self.update_s
+        return self.counters.count_update(source.version, began_s, paused_s=0.0, num_bytes=1)
 
     async def set_version(self, version: int) -> None:
         self.version = version
