@@ -39,7 +39,7 @@ from realsys.runtime.linux import (
     memfd_create,
 )
 from realsys.runtime.process_identity import is_known_dead, this_process
-from realsys.transport.codec import ProtocolError
+from realsys.transport.codec import ProtocolError, mismatch_error
 
 logger = logging.getLogger(__name__)
 
@@ -278,10 +278,9 @@ def _check(slot: SharedSlot) -> None:
 
 
 def _refusal(slot: SharedSlot, why: str) -> ProtocolError:
-    return ProtocolError(
+    return mismatch_error(
         f"{slot.num_bytes} bytes at {slot.offset} of segment {slot.segment} ({slot.size} bytes): {why}",
         where=f"receiving tensors through /proc/{slot.pid}/fd/{slot.fd}",
-        fix="both workers must run the same version of realsys; else report this as a bug",
     )
 
 
