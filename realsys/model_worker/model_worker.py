@@ -20,7 +20,6 @@ from realsys.api.data import SequenceMeta
 from realsys.api.dataflow import MFCDef
 from realsys.api.errors import InternalError
 from realsys.api.model import (
-    FinetuneSpec,
     Model,
     ModelInterface,
     ModelInterfaceType,
@@ -184,14 +183,7 @@ class ModelWorkerLoop:
         raise InternalError("no model here has a tokenizer", where=self.runner.name)
 
     def _initialize(self, request: rq.Initialize) -> rq.Done:
-        self.shards.initialize(
-            FinetuneSpec(
-                total_train_epochs=request.total_train_epochs,
-                dataset_size=request.dataset_size,
-                train_batch_size=request.train_batch_size,
-                benchmark_steps=request.benchmark_steps,
-            )
-        )
+        self.shards.initialize(request.spec)
         return rq.Done()
 
     # ---- a step -----------------------------------------------------------------------------

@@ -86,9 +86,9 @@ class ModelFunctionCall:
         queued = time.time()
         inputs = self._inputs(batch)
         # No await until the last of these has its number.
-        before = [(m.what, self._workers.number(m.requests)) for m in self._before(step)]
+        before = self._numbered(self._hooks.before(self.call, step=step))
         bodies = self._workers.number(self._requests(inputs, step))
-        after = [(m.what, self._workers.number(m.requests)) for m in self._after(step)]
+        after = self._numbered(self._hooks.after(self.call, step=step))
         if issued is not None:
             issued.set()
         self._on_change(self.call.name, tuple(self._workers.records[w].worker for w in bodies))
@@ -115,11 +115,8 @@ class ModelFunctionCall:
             bodies, timeout_s=CALL_TIMEOUT_S, what=f"{what} step {step}"
         )
 
-    def _before(self, step: int) -> list[WeightMovement]:
-        return self._hooks.before(self.call, step=step)
-
-    def _after(self, step: int) -> list[WeightMovement]:
-        return self._hooks.after(self.call, step=step)
+    def _numbered(self, movements: list[WeightMovement]) -> list[tuple[str, dict[int, Any]]]:
+        return [(m.what, self._workers.number(m.requests)) for m in movements]
 
     def _inputs(self, batch: SequenceMeta) -> dict[int, SequenceMeta]:
         """Returns worker → its part of the batch; workers of one data-parallel slot have the same."""

@@ -6,7 +6,6 @@ directly; everything else is sent in buckets, of which one is filled while anoth
 
 from __future__ import annotations
 
-import time
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -40,16 +39,14 @@ class ReallocReport:
     bytes_sent: int
     bytes_received: int
     bytes_copied: int
-    seconds: float
 
 
-def report_of(plan: ReallocPlan, worker: int, *, seconds: float) -> ReallocReport:
+def report_of(plan: ReallocPlan, worker: int) -> ReallocReport:
     """Computes what ``worker`` has moved after completing its part of ``plan``."""
     return ReallocReport(
         bytes_sent=sum(map(plan.num_bytes, plan.sends(worker).values())),
         bytes_received=sum(map(plan.num_bytes, plan.receives(worker).values())),
         bytes_copied=plan.num_bytes(plan.copies.get(worker, ())),
-        seconds=seconds,
     )
 
 
@@ -94,7 +91,6 @@ class Reallocator:
                 where=f"weight reallocation, model_worker/{self.worker}",
                 fix="start a new attempt",
             )
-        began_s = time.perf_counter()
         try:
             with torch.no_grad():
                 _Transfer(
@@ -109,7 +105,7 @@ class Reallocator:
         except BaseException as error:
             self._broken = str(error) or type(error).__name__
             raise
-        return report_of(plan, self.worker, seconds=time.perf_counter() - began_s)
+        return report_of(plan, self.worker)
 
 
 class _Message(NamedTuple):
