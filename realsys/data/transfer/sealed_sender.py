@@ -95,12 +95,7 @@ class SealedStream:
                     length = sealer.seal(frame, place_of(number, offset, len(whole)), out)
                     self._send(out[:length])
                 # Otherwise these rows stay allocated until the next ones arrive
-                del (
-                    item,
-                    x,
-                    whole,
-                    frame,
-                )
+                del item, x, whole, frame
         except OSError as error:
             if not self.is_over:
                 logger.warning("tensor stream cut by=%s error=%s", self._thread.name, error)

@@ -29,9 +29,8 @@ from realsys.transport.generation_messages import (
 
 logger = logging.getLogger(__name__)
 
-LIMIT_FACTOR = (
-    2.0  # requests held beyond those running, so that a free row has its next request at once
-)
+# Requests held beyond those running, so that a free row has its next request at once.
+LIMIT_FACTOR = 2.0
 CLOSE_S = 5.0
 MakeClient = Callable[[ServerAddress], GenerationClient]
 

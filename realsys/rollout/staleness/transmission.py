@@ -17,9 +17,8 @@ from itertools import combinations
 from realsys.api.errors import ConfigError, ConfigErrors, did_you_mean
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
-MAX_TRAINERS = (
-    12  # beyond this only the whole set and single trainers are checked, not every subset
-)
+# Beyond this only the whole set and single trainers are checked, not every subset.
+MAX_TRAINERS = 12
 
 
 @dataclass(frozen=True, kw_only=True)

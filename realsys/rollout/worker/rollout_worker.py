@@ -155,9 +155,8 @@ class RolloutLoop:
                 outcome = TicketOutcome.FILTERED
             else:
                 await put(holder, group.sample)
-        except (
-            Exception
-        ) as error:  # an error of agent, environment or server: the prompt is tried again
+        # An error of agent, environment or server: the prompt is tried again.
+        except Exception as error:
             outcome, why = TicketOutcome.FAILED, _first_line(error)
             # Errors of realsys already carry place and reason
             with_trace = not isinstance(error, RealsysError)

@@ -319,9 +319,8 @@ class HostShare:
             _send(connection, encode(reply), [arena.fd for arena, _ in arenas])
             has_it = connection.recv(1) != b""
         except TimeoutError:
-            has_it = (
-                True  # possibly in use: its flag is cleared when its process ends at the latest
-            )
+            # Possibly in use: its flag is cleared when its process ends at the latest.
+            has_it = True
             raise
         finally:
             if not has_it:

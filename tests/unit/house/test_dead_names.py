@@ -20,12 +20,12 @@ KEPT = {
     # parts of messages of other programs, named so that they are checked or refused when wrong
     *("token_id", "torch_empty_cache", "keep_pause", "token_step"),
     # in what is written or printed for people as a whole
-    *("known_at", "taken_at", "by_version", "architecture", "lifetime"),
+    *("known_at", "taken_at", "architecture", "lifetime"),
     # what a report says, which tests and benchmarks hold it to
     *("id_index", "bytes_copied", "new_bytes", "copy_s"),
     # how the tests look into what stands
     *("block_bytes", "full_weight", "all_free", "num_open", "spare_bytes"),
-    *("last_batch", "read_history"),
+    "read_history",
     # how a benchmark draws a step (benchmarks/plot_ppo_math.py)
     "draw_step",
 }
