@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -65,33 +65,30 @@ class RunFiles:
             file.close()
 
 
+@dataclass(eq=False, repr=False)
 class MasterWorkerLoop:
     """Runs the steps ``step + 1 … total_steps``. Created by build.py."""
 
-    def __init__(
-        self,
-        runner: WorkerRunner,
-        *,
-        executor: FunctionExecutor,
-        workers: ModelWorkers,
-        schedule: DataSchedule,
-        files: RunFiles,
-        progress: ProgressBoard,
-        publisher: Publisher,
-        rollouts: RolloutService | None,
-        saved_models: tuple[ModelName, ...],
-        evaluated: tuple[ModelName, ...],
-        total_steps: int,
-        step: int,
-    ) -> None:
-        self.runner, self.executor, self.workers = runner, executor, workers
-        self.schedule, self.files, self.progress = schedule, files, progress
-        self.publisher, self.rollouts = publisher, rollouts
-        self.outbox = Outbox(runner.may_publish, runner.patience_s)
-        self.saved_models, self.evaluated = saved_models, evaluated
-        self.total_steps, self.step = total_steps, step
-        self.checkpointed_step = step  # of the checkpoint that we go on from, then of our newest
-        ctrl: ExperimentSaveEvalControl = runner.config.exp_ctrl
+    runner: WorkerRunner
+    _: KW_ONLY
+    executor: FunctionExecutor
+    workers: ModelWorkers
+    schedule: DataSchedule
+    files: RunFiles
+    progress: ProgressBoard
+    publisher: Publisher
+    rollouts: RolloutService | None
+    saved_models: tuple[ModelName, ...]
+    evaluated: tuple[ModelName, ...]
+    total_steps: int
+    step: int
+
+    def __post_init__(self) -> None:
+        self.outbox = Outbox(self.runner.may_publish, self.runner.patience_s)
+        self.checkpointed_step = (
+            self.step
+        )  # of the checkpoint that we go on from, then of our newest
+        ctrl: ExperimentSaveEvalControl = self.runner.config.exp_ctrl
         self.ckpt_keep = ctrl.ckpt_keep
         self.save_period = Periodic(
             ctrl.save_freq_epochs, ctrl.save_freq_steps, ctrl.save_freq_secs

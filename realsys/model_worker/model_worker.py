@@ -12,6 +12,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -50,28 +51,23 @@ FIRST_REQUEST_S = 600.0
 _STEP_REQUESTS = (rq.Fetch, rq.RunCall, rq.Reallocate, rq.Offload, rq.PublishWeights)
 
 
+@dataclass(eq=False, repr=False)
 class ModelWorkerLoop:
     """Serves ordered requests until asked to exit. Created and run by ``build.run``."""
 
-    def __init__(
-        self,
-        runner: WorkerRunner,
-        *,
-        shards: Shards,
-        weights: WeightMoves,
-        publications: WeightPublications,
-        tensors: TensorStore,
-        ordered: OrderedRequests,
-        connect_to: Callable[[str], None],
-        make_groups: Callable[[], Any],
-        make_client: Callable[[tuple[str, ...]], TensorClient],
-    ) -> None:
-        self.runner, self.shards, self.weights = runner, shards, weights
-        self.publications = publications
-        self.tensors, self.ordered = tensors, ordered
-        self._make_groups, self._make_client = make_groups, make_client
-        self._connect_to = connect_to
-        self._config: ModelWorker = runner.config
+    runner: WorkerRunner
+    _: KW_ONLY
+    shards: Shards
+    weights: WeightMoves
+    publications: WeightPublications
+    tensors: TensorStore
+    ordered: OrderedRequests
+    connect_to: Callable[[str], None]
+    make_groups: Callable[[], Any]
+    make_client: Callable[[tuple[str, ...]], TensorClient]
+
+    def __post_init__(self) -> None:
+        self._config: ModelWorker = self.runner.config
         self._client: TensorClient | None = None
         self._dataset: Any = None
         self._first_done: dict[tuple[Any, ...], int] = {}  # kind of request → step
@@ -138,9 +134,9 @@ class ModelWorkerLoop:
     # ---- set-up -----------------------------------------------------------------------------
 
     def _setup(self, request: rq.Setup) -> rq.SetupDone:
-        self._client = self._make_client(request.data_endpoints)
-        self._connect_to(request.rendezvous)
-        self.shards.make_models(self._make_groups())
+        self._client = self.make_client(request.data_endpoints)
+        self.connect_to(request.rendezvous)
+        self.shards.make_models(self.make_groups())
         if self._loads_dataset():
             (abstraction,) = self._config.datasets
             self._dataset = registry.make_dataset(

@@ -13,6 +13,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, Self
 
 import zmq
@@ -40,6 +41,7 @@ YOUNG_S = 60.0  # a client resends after 10 s, and after it has detected a broke
 _LINGER_MS = 500  # time for the last replies; a peer that does not read blocks no longer
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class RequestServer:
     """Serves one handler. Use as ``async with``; then ``endpoint`` is known.
 
@@ -51,24 +53,18 @@ class RequestServer:
         ports: to try, in order; None: any free one.
     """
 
-    def __init__(
-        self,
-        *,
-        name: str,
-        trial: str,
-        attempt: int,
-        token: str = "",
-        keypairs: TrialKeypairs,
-        request_type: Any,
-        bind_host: str = "127.0.0.1",
-        ports: Iterable[int] | None = None,
-        max_message_bytes: int = MAX_MESSAGE_BYTES,
-    ) -> None:
-        self.name, self.trial, self.attempt, self._token = name, trial, attempt, token
-        self._keypairs, self._request_type = keypairs, request_type
-        self._bind_host, self._ports = bind_host, ports
-        self._max_bytes = max_message_bytes
-        self._refusals = Refusals(name)
+    name: str
+    trial: str
+    attempt: int
+    token: str = ""
+    keypairs: TrialKeypairs
+    request_type: Any
+    bind_host: str = "127.0.0.1"
+    ports: Iterable[int] | None = None
+    max_message_bytes: int = MAX_MESSAGE_BYTES
+
+    def __post_init__(self) -> None:
+        self._refusals = Refusals(self.name)
         self._running: dict[str, set[bytes]] = {}  # request id -> peers that wait for it
         self._replies = KeptReplies(MAX_KEPT_REPLIES, MAX_KEPT_BYTES)
         self.endpoint = ""  # where clients connect, e.g. tcp://node7:40123
@@ -80,15 +76,15 @@ class RequestServer:
 
     async def __aenter__(self) -> Self:
         self._router = SecureRouter(
-            self._keypairs,
+            self.keypairs,
             name=self.name,
             refusals=self._refusals,
-            max_bytes=self._max_bytes,
+            max_bytes=self.max_message_bytes,
             linger_ms=_LINGER_MS,
         )
         self._socket = self._router.socket
         try:
-            self.endpoint = bind(self._socket, self._bind_host, self._ports)
+            self.endpoint = bind(self._socket, self.bind_host, self.ports)
         except ClusterError as error:
             self._router.close()
             raise ClusterError(
@@ -98,7 +94,7 @@ class RequestServer:
             self._router.close()
             raise ClusterError(
                 f"{self.name} can't listen: {error}",
-                where=f"tcp://{self._bind_host}",
+                where=f"tcp://{self.bind_host}",
                 fix="name an interface of this host in bind_host, and a free port (0: any)",
             ) from error
         return self
@@ -153,7 +149,7 @@ class RequestServer:
                 ),
             )
             return None
-        if (frame.attempt, frame.token) != (self.attempt, self._token):
+        if (frame.attempt, frame.token) != (self.attempt, self.token):
             self._refusals.count("stale", f"{frame.sender} attempt {frame.attempt}")
             older = self.name if frame.attempt > self.attempt else frame.sender
             await self._refuse(
@@ -174,7 +170,9 @@ class RequestServer:
             return None
         for kind in (RequestFrame, FrameHead):
             try:
-                frame: RequestFrame | FrameHead = decode(parts[0], kind, max_bytes=self._max_bytes)
+                frame: RequestFrame | FrameHead = decode(
+                    parts[0], kind, max_bytes=self.max_message_bytes
+                )
             except ProtocolError:
                 continue
             # A frame of our version that does not parse as a RequestFrame is malformed, not old.
@@ -205,10 +203,10 @@ class RequestServer:
 
     async def _run(self, frame: RequestFrame, handler: Handler) -> bytes:
         try:
-            request = decode(frame.body, self._request_type, max_bytes=self._max_bytes)
-            body = encode(await handler(request), max_bytes=self._max_bytes)
+            request = decode(frame.body, self.request_type, max_bytes=self.max_message_bytes)
+            body = encode(await handler(request), max_bytes=self.max_message_bytes)
             reply = self._reply(frame.request_id, ok=True, body=body)
-            return encode(reply, max_bytes=self._max_bytes)
+            return encode(reply, max_bytes=self.max_message_bytes)
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is None or task.cancelling():
