@@ -142,15 +142,11 @@ class ModelWorkerLoop:
             self._dataset = registry.make_dataset(
                 abstraction, tokenizer=self._tokenizer(), seed=self._config.base_seed
             )
-        logger.info(
-            "models made models=%s dataset=%s",
-            ",".join(map(str, self.shards.models)),
-            len(self._dataset) if self._dataset is not None else None,
-        )
-        return rq.SetupDone(
-            dataset_size=len(self._dataset) if self._dataset is not None else 0,
-            dataset_keys=tuple(self._dataset.keys) if self._dataset is not None else (),
-        )
+        size = None if self._dataset is None else len(self._dataset)
+        models = ",".join(map(str, self.shards.models))
+        logger.info("models made models=%s dataset=%s", models, size)
+        keys = () if self._dataset is None else tuple(self._dataset.keys)
+        return rq.SetupDone(dataset_size=size or 0, dataset_keys=keys)
 
     def _loads_dataset(self) -> bool:
         """True if this worker loads the data set: it has a data-parallel head of a source call,
