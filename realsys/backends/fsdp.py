@@ -14,13 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from realsys.algorithms.predictions import nothing_of
 from realsys.api.data import MicroBatchSpec
 from realsys.api.errors import (
     CheckpointError,
@@ -29,20 +28,13 @@ from realsys.api.errors import (
     DataError,
     InternalError,
 )
-from realsys.api.model import (
-    LossFn,
-    LossWeightFn,
-    Model,
-    ModelBackend,
-    ModuleSource,
-    ProcessTopology,
-)
+from realsys.api.model import Model, ModelBackend, ModuleSource, ProcessTopology
 from realsys.api.options import LoRAOptions, OptimizerOptions
 from realsys.backends.backend_arguments import FSDPArguments
-from realsys.backends.hf.engine import HFEngine, microbatch_weights
+from realsys.backends.hf.engine import HFEngine
 from realsys.backends.hf.loading import WeightFiller, module_to_shard
+from realsys.backends.hf.local_engine import MicroBatches, TrainingEngine, UseOutput
 from realsys.backends.hf.lora import add_adapters, with_adapters
-from realsys.backends.hf.lr_schedule import learning_rate
 from realsys.backends.hf.recompute import recompute_layers
 from realsys.backends.hf.sharding import (
     TENSOR,
@@ -54,8 +46,6 @@ from realsys.backends.hf.sharding import (
     shard,
 )
 from realsys.backends.hf.tensor_parallel import has_local_gradient, parallelize
-from realsys.backends.hf.weighted_means import WeightedMeans
-from realsys.data.packing import Run
 from realsys.data.sequence_sample import SequenceSample
 from realsys.models.source import source_of
 from realsys.weights.layouts.boxes import Layout
@@ -118,7 +108,7 @@ def _check_topology(model: Model) -> None:
             raise ConfigErrors(problems)
 
 
-class FSDPEngine(HFEngine):
+class FSDPEngine(TrainingEngine, HFEngine):
     """Trains ``model.module``. The engine shards the given module in place and owns it.
 
     Args:
@@ -175,37 +165,14 @@ class FSDPEngine(HFEngine):
         }
         self.optimizer = _adamw(self._shards.values(), options)
 
-    def train_batch(
-        self,
-        input_: SequenceSample,
-        *,
-        loss_fn: LossFn,
-        loss_weight_fn: LossWeightFn,
-        token_normalize_scope: Literal["global", "dp"] = "global",
-        mb_spec: MicroBatchSpec | None = None,
-        version_steps: int = 0,
-    ) -> dict[str, float]:
-        microbatches = self.microbatches(input_, mb_spec)
-        weights = microbatch_weights(microbatches, loss_weight_fn)
-        means = WeightedMeans(self.ranks, weights, token_normalize_scope)
-        last = len(microbatches) - 1
-        for i, ((_, mb), scale) in enumerate(zip(microbatches, means.scales, strict=True)):
+    def _accumulate(self, pieces: MicroBatches, loss: UseOutput) -> None:
+        last = len(pieces) - 1
+        for i, (_, mb) in enumerate(pieces):
             if self.reduces_at_the_end:  # gradients are summed locally first, then over ranks
                 self.module.set_requires_gradient_sync(i == last)
-            output = self.run_module(mb)
-            loss = means.add(loss_fn(output, mb), scale)
-            torch.autograd.backward(loss if scale else nothing_of(output))
-        stats = means.result()
-        stats["grad_norm"] = self._step(lr := self._learning_rate(version_steps))
-        return {**stats, "lr": lr}
-
-    def _learning_rate(self, version_steps: int) -> float:
-        return learning_rate(self.options, step=version_steps, total_steps=self.total_steps)
+            torch.autograd.backward(loss(self.run_module(mb), i))
 
     def _step(self, lr: float) -> float:
-        """Clips gradients, updates weights and returns the norm before clipping; raises if it is
-        not finite.
-        """
         gradients = {}
         for name, x in self._shards.items():
             whole = self.parameters[name]
@@ -249,9 +216,7 @@ class FSDPEngine(HFEngine):
 
     # ---- sharded weights ----------------------------------------------------------------------
 
-    def microbatches(
-        self, input_: SequenceSample, mb_spec: MicroBatchSpec | None
-    ) -> list[tuple[list[Run], SequenceSample]]:
+    def microbatches(self, input_: SequenceSample, mb_spec: MicroBatchSpec | None) -> MicroBatches:
         """As in the base class. If sharded, ranks with fewer add repeats (without runs) of their
         smallest.
 
@@ -260,7 +225,7 @@ class FSDPEngine(HFEngine):
         pieces = super().microbatches(input_, mb_spec)
         missing = int(self.ranks.max(len(pieces))) - len(pieces) if self.is_sharded else 0
         smallest = min(pieces, key=lambda piece: sum(piece[1].meta.tokens_per_id()))[1]
-        return pieces + [([], smallest)] * missing
+        return [*pieces, *[([], smallest)] * missing]
 
     def own_memory(self) -> list[Tensor]:
         moments = (x for state in self.optimizer.state.values() for x in state.values())

@@ -6,10 +6,7 @@ Megatron's (realsys.backends.megatron).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-
-from torch import Tensor
 
 from realsys.api.errors import ConfigError
 from realsys.api.model import (
@@ -19,11 +16,11 @@ from realsys.api.model import (
     ProcessTopology,
 )
 from realsys.backends.backend_arguments import InferenceArguments
-from realsys.backends.hf.averages import Averages
-from realsys.backends.hf.engine import ForwardOnly, HFEngine
+from realsys.backends.hf.engine import HFEngine
 from realsys.backends.hf.loading import module_to_shard
+from realsys.backends.hf.local_engine import ForwardOnly
 from realsys.backends.hf.lora import add_adapters, with_adapters
-from realsys.weights.layouts.boxes import Box, Layout
+from realsys.weights.layouts.boxes import Layout
 from realsys.weights.layouts.holdings import held_dtype, megatron_layout, whole_layout
 
 
@@ -95,21 +92,3 @@ def _is_cut(topo: ProcessTopology) -> bool:
 
 class InferenceEngine(ForwardOnly, HFEngine):
     """Engine with ``forward``, ``eval_batch``, ``generate`` and ``save_to_hf``; can't train."""
-
-    _averages: Averages | None = None
-
-    def keep_averages(self) -> None:
-        """Holds float32 weights from now on, beside those that compute."""
-        self._averages = Averages(super().held_weights())
-
-    def held_weights(self) -> Mapping[str, Sequence[tuple[Box, Tensor]]]:
-        held = super().held_weights()
-        return held if self._averages is None else self._averages.views
-
-    def weights_changed(self) -> None:
-        if self._averages is not None:
-            self._averages.round_into(super().held_weights())
-        super().weights_changed()
-
-    def own_memory(self) -> list[Tensor]:
-        return [*super().own_memory(), *(self._averages.memory if self._averages else ())]
