@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from realsys.api.errors import ConfigError, DataError
 from realsys.api.plain import from_plain
@@ -77,6 +77,13 @@ class PeriodicEvent:
 
 
 Event = MfcEvent | MoveEvent | StepEvent | PeriodicEvent
+_KINDS: dict[str, type[Event]] = {
+    "mfc": MfcEvent,
+    "move": MoveEvent,
+    "step": StepEvent,
+    "periodic": PeriodicEvent,
+}
+_NAMES = {kind: name for name, kind in _KINDS.items()}
 
 
 class EventLog:
@@ -88,40 +95,9 @@ class EventLog:
     def __init__(self, path: Path) -> None:
         self._file = JsonlAppender(path)
 
-    def mfc(
-        self,
-        step: int,
-        name: str,
-        worker: str,
-        *,
-        queued: float,
-        start: float,
-        end: float,
-        compute_s: float,
-        tokens: int,
-    ) -> None:
-        """Records a finished call."""
-        times = {"queued": queued, "start": start, "end": end, "compute_s": compute_s}
-        row = {"event": "mfc", "step": step, "name": name, "worker": worker, **times}
-        self._file.append({**row, "tokens": tokens})
-
-    def move(
-        self, step: int, name: str, worker: str, *, start: float, end: float, num_bytes: int
-    ) -> None:
-        """Records a finished weight movement."""
-        row = {"event": "move", "step": step, "name": name, "worker": worker}
-        self._file.append({**row, "start": start, "end": end, "num_bytes": num_bytes})
-
-    def step(self, step: int, start: float, end: float) -> None:
-        """Records a finished step."""
-        self._file.append({"event": "step", "step": step, "start": start, "end": end})
-
-    def periodic(self, kind: PeriodicKind, step: int, start: float, end: float) -> None:
-        """Records a finished save, evaluation or checkpoint."""
-        if kind not in get_args(PeriodicKind):
-            raise ValueError(f"{kind!r} is none of {get_args(PeriodicKind)}")
-        row = {"event": "periodic", "kind": kind, "step": step, "start": start, "end": end}
-        self._file.append(row)
+    def append(self, event: Event) -> None:
+        """Appends one event."""
+        self._file.append({"event": _NAMES[type(event)], **vars(event)})
 
     def sync(self) -> None:
         """Syncs the events so far to the disk."""
@@ -143,15 +119,9 @@ def read_events(path: Path) -> list[Event]:
 
 def parse_events(rows: Iterable[Mapping[str, Any]], *, where: str) -> list[Event]:
     """Converts rows to events. Raises DataError naming the first invalid row."""
-    kinds: dict[str, type[Event]] = {
-        "mfc": MfcEvent,
-        "move": MoveEvent,
-        "step": StepEvent,
-        "periodic": PeriodicEvent,
-    }
     events: list[Event] = []
     for number, row in enumerate(rows, 1):
-        kind = kinds.get(str(row.get("event")))
+        kind = _KINDS.get(str(row.get("event")))
         try:
             if kind is None:
                 raise ValueError(f"no event is called {row.get('event')!r}")
