@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from realsys.api.options import WandbOptions
-from realsys.observability.jsonl import JsonlAppender, copy_rows, read_jsonl, write_error
+from realsys.observability.jsonl import JsonlAppender, copy_rows, read_jsonl, write_errors
 from realsys.observability.tensorboard_files import TensorBoardFiles
 from realsys.observability.wandb_run import WandbRun, start_wandb
 from realsys.trial.records import PhaseFiles, replace_symlink
@@ -134,10 +134,8 @@ def point_to_newest(files: PhaseFiles) -> None:
     attempts = _attempts(files)
     for name in (files.metrics, files.ledger, files.samples, files.events):
         while (link := _new_target(name, attempts)) is not None:
-            try:
+            with write_errors(name):
                 replace_symlink(name, link)
-            except OSError as error:
-                raise write_error(error, name) from error
             attempts = _attempts(files)
 
 
