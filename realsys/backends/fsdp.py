@@ -28,11 +28,11 @@ from realsys.api.errors import (
     DataError,
     InternalError,
 )
-from realsys.api.model import Model, ModelBackend, ModuleSource, ProcessTopology
+from realsys.api.model import Model, ModuleSource, ProcessTopology
 from realsys.api.options import LoRAOptions, OptimizerOptions
 from realsys.backends.backend_arguments import FSDPArguments
 from realsys.backends.hf.engine import HFEngine
-from realsys.backends.hf.loading import WeightFiller, module_to_shard
+from realsys.backends.hf.loading import HFBackend, WeightFiller, module_to_shard
 from realsys.backends.hf.local_engine import MicroBatches, TrainingEngine, UseOutput
 from realsys.backends.hf.lora import add_adapters, with_adapters
 from realsys.backends.hf.recompute import recompute_layers
@@ -49,12 +49,14 @@ from realsys.backends.hf.tensor_parallel import has_local_gradient, parallelize
 from realsys.data.sequence_sample import SequenceSample
 from realsys.models.source import source_of
 from realsys.weights.layouts.boxes import Layout
-from realsys.weights.layouts.holdings import fsdp_layout, held_dtype, layout_problems
+from realsys.weights.layouts.holdings import fsdp_layout, layout_problems
 
 
 @dataclass(frozen=True, kw_only=True)
-class FSDPBackend(FSDPArguments, ModelBackend):
+class FSDPBackend(FSDPArguments, HFBackend):
     """Backend that makes an ``FSDPEngine``."""
+
+    kind = "fsdp"
 
     def _initialize(self, model: Model) -> Model:
         topo = model.topology
@@ -79,18 +81,6 @@ class FSDPBackend(FSDPArguments, ModelBackend):
 
     def layout(self, source: ModuleSource, topology: ProcessTopology) -> Layout:
         return with_adapters(source.weights(), self.adapters, topology, fsdp_layout)
-
-    def held_dtype(
-        self, dtype: str, *, trained: bool, averaged: bool = False, weight: str = ""
-    ) -> str:
-        return held_dtype(
-            dtype,
-            "fsdp",
-            trained=trained,
-            averaged=averaged,
-            adapters=self.adapters is not None,
-            weight=weight,
-        )
 
 
 def _check_topology(model: Model) -> None:

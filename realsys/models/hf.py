@@ -330,7 +330,7 @@ def _fsync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _load(auto: Any, path: str | Path, dtype: str, **extra: Any) -> tuple[Any, set[str]]:
+def _load(auto: Any, path: str | Path, dtype: str, **extra: Any) -> tuple[nn.Module, set[str]]:
     """Loads a module without dropout, and the names of weights missing in the files."""
     check_hf_directory(path, need_tokenizer=False)
     with _quiet_transformers(), _as_checkpoint_error(path):
