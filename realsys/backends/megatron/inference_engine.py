@@ -24,7 +24,7 @@ from realsys.backends.megatron.megatron_weights import views_of
 from realsys.backends.megatron.part import Part
 from realsys.backends.megatron.pipeline_schedule import run_microbatches
 from realsys.backends.megatron.whole_model import gather_weights, plain_module, skeleton_of
-from realsys.models.weight_writer import WeightSpec
+from realsys.models.weight_writer import DTYPE_NAMES, WeightSpec
 from realsys.weights.layouts.boxes import Box
 
 
@@ -138,15 +138,7 @@ class MegatronInferenceEngine(ForwardOnly, StageEngine):
 # based on a figure must be equal everywhere. Plain tensors are sent, nothing is pickled.
 
 
-_DTYPES = (
-    torch.float32,
-    torch.bfloat16,
-    torch.float16,
-    torch.float64,
-    torch.int64,
-    torch.uint8,
-    torch.bool,
-)
+_DTYPES = tuple(DTYPE_NAMES)
 
 
 def metrics_from_last_stage(
