@@ -9,7 +9,7 @@ manage their GPUs themselves: only the weights' size is checked.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from realsys.api.experiment import ExperimentConfig
@@ -111,20 +111,20 @@ def _embedded(
     }
     if settings.quantize != "none":
         terms["weights of eight bits"] = weights / model.item_bytes
-    server = ServerMemory(what="embedded", terms=terms, cache_token=token, longest=sizes.length)
-    staging = settings.staging
-    if staging == "auto" and usable is not None:
-        beside = server.tokens_beside(usable - weights)
-        staging = "gpu" if stages_on_gpu(beside, settings.max_tokens or sizes.length) else "host"
-    if staging != "host":
-        terms["new weights"] = weights
-    return ServerMemory(
-        what="embedded" if staging != "host" else "embedded, new weights in host memory",
+    server = ServerMemory(
+        what="embedded",
         terms=terms,
         cache_token=token,
         longest=sizes.length,
         host={"process": float(PROCESS_BYTES), "new weights": weights},
     )
+    staging = settings.staging
+    if staging == "auto" and usable is not None:
+        beside = server.tokens_beside(usable - weights)
+        staging = "gpu" if stages_on_gpu(beside, settings.max_tokens or sizes.length) else "host"
+    if staging == "host":
+        return replace(server, what="embedded, new weights in host memory")
+    return replace(server, terms={**terms, "new weights": weights})
 
 
 def memory_of_evaluator(
