@@ -189,7 +189,7 @@ class MasterWorkerLoop:
                     compute_s=reply.compute_s,
                     tokens=reply.tokens,
                 )
-                self.files.events.append(mfc)
+                self.files.events.note(mfc)
             for what, moved in call.moves.items():
                 for worker, move in moved.items():
                     movement = MoveEvent(
@@ -200,9 +200,9 @@ class MasterWorkerLoop:
                         end=move.ended,
                         num_bytes=move.bytes_received,
                     )
-                    self.files.events.append(movement)
+                    self.files.events.note(movement)
         done = StepEvent(step=report.step, start=report.started, end=report.ended)
-        self.files.events.append(done)
+        self.files.events.note(done)
         row_ids: dict[str, Any] = {"step": report.step, "ids": base_ids(report.ids)}
         if row_ids["ids"] != list(report.ids):
             row_ids["samples"] = list(report.ids)  # under which names their rollouts were dumped
@@ -283,7 +283,7 @@ class MasterWorkerLoop:
         await self.outbox.flush()
 
     def _note_periodic(self, kind: PeriodicKind, step: int, start: float, end: float) -> None:
-        self.files.events.append(PeriodicEvent(kind=kind, step=step, start=start, end=end))
+        self.files.events.note(PeriodicEvent(kind=kind, step=step, start=start, end=end))
 
     def _note_when_saved(self, started: float) -> None:
         step, ended = self.step, time.time()

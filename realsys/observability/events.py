@@ -86,26 +86,15 @@ _KINDS: dict[str, type[Event]] = {
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 
 
-class EventLog:
+class EventLog(JsonlAppender):
     """Appends events, each flushed to the operating system at once.
 
     Open it after MetricsWriter, which may replace the file when a run resumes.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._file = JsonlAppender(path)
-
-    def append(self, event: Event) -> None:
+    def note(self, event: Event) -> None:
         """Appends one event."""
-        self._file.append({"event": _NAMES[type(event)], **vars(event)})
-
-    def sync(self) -> None:
-        """Syncs the events so far to the disk."""
-        self._file.sync()
-
-    def close(self) -> None:
-        """Closes the file; may be called again."""
-        self._file.close()
+        self.append({"event": _NAMES[type(event)], **vars(event)})
 
 
 def read_events(path: Path) -> list[Event]:

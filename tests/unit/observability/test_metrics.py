@@ -380,7 +380,7 @@ def test_events_come_back_as_they_were_written(tmp_path: Path) -> None:
         PeriodicEvent(kind="save", step=1, start=3.0, end=3.5),
     ]
     for event in events:
-        log.append(event)
+        log.note(event)
     log.close()
     assert read_events(path) == events
     assert path.read_text().splitlines()[1] == (

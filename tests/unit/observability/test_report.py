@@ -160,14 +160,10 @@ def _write_events(path: Path, steps: int) -> None:
             begin = start + offset
             end = begin + compute + 0.012
             times = {"queued": begin - 0.01, "start": begin, "end": end, "compute_s": compute}
-            log.append(
-                MfcEvent(step=step, name=name, worker="model_worker/0", **times, tokens=4096)
-            )
+            log.note(MfcEvent(step=step, name=name, worker="model_worker/0", **times, tokens=4096))
         if step % 20 == 0:
-            log.append(
-                PeriodicEvent(kind="evaluate", step=step, start=start + 1.95, end=start + 2.9)
-            )
-        log.append(StepEvent(step=step, start=start, end=start + 2.0))
+            log.note(PeriodicEvent(kind="evaluate", step=step, start=start + 1.95, end=start + 2.9))
+        log.note(StepEvent(step=step, start=start, end=start + 2.0))
     log.close()
 
 
