@@ -21,19 +21,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from realsys.api.data import MicroBatchSpec
-from realsys.api.errors import (
-    CheckpointError,
-    ConfigError,
-    ConfigErrors,
-    DataError,
-    InternalError,
-)
+from realsys.api.errors import ConfigError, ConfigErrors, DataError, InternalError
 from realsys.api.model import Model, ModuleSource, ProcessTopology
 from realsys.api.options import LoRAOptions, OptimizerOptions
 from realsys.backends.backend_arguments import FSDPArguments
 from realsys.backends.hf.engine import HFEngine
 from realsys.backends.hf.loading import HFBackend, WeightFiller, module_to_shard
-from realsys.backends.hf.local_engine import MicroBatches, TrainingEngine, UseOutput
+from realsys.backends.hf.local_engine import MicroBatches, TrainingEngine, UseOutput, other_layout
 from realsys.backends.hf.lora import add_adapters, with_adapters
 from realsys.backends.hf.recompute import recompute_layers
 from realsys.backends.hf.sharding import (
@@ -246,11 +240,13 @@ class FSDPEngine(TrainingEngine, HFEngine):
         own = {name: local_shard(x) for name, x in self.module.state_dict().items()}
         if own.keys() != weights.keys():
             differing = sorted(own.keys() ^ weights.keys())
-            raise _mismatch_error(f"{len(differing)} weights differ in name, e.g. {differing[0]}")
+            raise other_layout(
+                self, f"{len(differing)} weights differ in name, e.g. {differing[0]}"
+            )
         for name, x in own.items():
             if x.shape != weights[name].shape:
                 shapes = f"{tuple(weights[name].shape)}, {tuple(x.shape)} here"
-                raise _mismatch_error(f"{name} has shape {shapes}")
+                raise other_layout(self, f"{name} has shape {shapes}")
             x.copy_(weights[name])
         self.optimizer.state.clear()
         for name, p in self._shards.items():
@@ -282,11 +278,3 @@ def _norm(tensors: list[Tensor]) -> Tensor:
     norms = torch._foreach_norm(tensors, 2, dtype=torch.float64 if exact else torch.float32)
     norm: Tensor = torch.linalg.vector_norm(torch.stack(norms))
     return norm
-
-
-def _mismatch_error(what: str) -> CheckpointError:
-    return CheckpointError(
-        what,
-        where="FSDPEngine.load_state_dict",
-        fix="resume with the model and the parallel layout that wrote the checkpoint",
-    )

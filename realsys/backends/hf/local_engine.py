@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from realsys.algorithms.predictions import Predictions, nothing_of
 from realsys.api.data import MicroBatchSpec
-from realsys.api.errors import ConfigError
+from realsys.api.errors import CheckpointError, ConfigError
 from realsys.api.model import (
     GenerationHyperparameters,
     LossFn,
@@ -178,6 +178,15 @@ class TrainingEngine(LocalEngine):
         stats = self._metrics(means)
         lr = learning_rate(self.options, step=version_steps, total_steps=self.total_steps)
         return {**stats, "grad_norm": self._step(lr), "lr": lr}
+
+
+def other_layout(engine: LocalEngine, what: str) -> CheckpointError:
+    """Makes the error for a state of another model or layout than the engine's."""
+    return CheckpointError(
+        what,
+        where=f"{type(engine).__name__}.load_state_dict",
+        fix="resume with the model and the parallel layout that wrote the checkpoint",
+    )
 
 
 class ForwardOnly(LocalEngine):

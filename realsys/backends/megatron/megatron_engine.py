@@ -8,10 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from realsys.api.errors import CheckpointError
 from realsys.api.model import Model
 from realsys.api.options import OptimizerOptions
-from realsys.backends.hf.local_engine import MicroBatches, TrainingEngine, UseOutput
+from realsys.backends.hf.local_engine import MicroBatches, TrainingEngine, UseOutput, other_layout
 from realsys.backends.megatron.inference_engine import StageEngine
 from realsys.backends.megatron.optimizer import StageOptimizer
 from realsys.backends.megatron.part import Part
@@ -80,11 +79,10 @@ class MegatronEngine(TrainingEngine, StageEngine):
         if saved != (here := {n: tuple(p.shape) for n, p in own.items()}):
             differing = sorted(n for n in {*saved, *here} if saved.get(n) != here.get(n))
             first = differing[0]
-            raise CheckpointError(
+            raise other_layout(
+                self,
                 f"{len(differing)} weights differ, e.g. {first}: {saved.get(first)}, "
                 f"{here.get(first)} here",
-                where="MegatronEngine.load_state_dict",
-                fix="resume with the model and the parallel layout that wrote the checkpoint",
             )
         for name, parameter in own.items():
             parameter.data.copy_(state["weights"][name])
