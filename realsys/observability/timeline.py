@@ -1,7 +1,7 @@
 """Analyses where the time of a step went: events in, rows and traces out. Pure but for
 ``write_perfetto``.
 
-step_picture.py draws the picture of one step; ``draw_step`` is re-exported here.
+step_picture.py draws the picture of one step.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import Any
 from realsys.api.errors import DataError
 from realsys.observability.events import Event, MfcEvent, MoveEvent, PeriodicEvent, StepEvent
 from realsys.observability.jsonl import write_errors
-from realsys.observability.pictures.step_picture import draw_step as draw_step
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,8 +26,6 @@ KEPT = {
     # how the tests look into what stands
     *("block_bytes", "full_weight", "all_free", "num_open", "spare_bytes"),
     "last_batch",
-    # how a benchmark draws a step (benchmarks/plot_ppo_math.py)
-    "draw_step",
 }
 
 
