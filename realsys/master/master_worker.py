@@ -30,7 +30,14 @@ from realsys.master.rollouts.rollout_dispatcher import base_ids
 from realsys.master.rollouts.rollout_service import RolloutService
 from realsys.master.run_progress import ProgressBoard
 from realsys.master.statistics import headline, metrics_row
-from realsys.observability.events import EventLog
+from realsys.observability.events import (
+    EventLog,
+    MfcEvent,
+    MoveEvent,
+    PeriodicEvent,
+    PeriodicKind,
+    StepEvent,
+)
 from realsys.observability.jsonl import JsonlAppender
 from realsys.observability.metrics import MetricsWriter, point_to_newest
 from realsys.runtime import worker_exit_codes
@@ -169,27 +176,30 @@ class MasterWorkerLoop:
         """Writes the step's lines into metrics, ledger and events, each atomically."""
         for name, call in report.calls.items():
             for worker, reply in call.replies.items():
-                self.files.events.mfc(
-                    report.step,
-                    name,
-                    self.workers.records[worker].worker,
+                mfc = MfcEvent(
+                    step=report.step,
+                    name=name,
+                    worker=self.workers.records[worker].worker,
                     queued=call.queued,
                     start=reply.started,
                     end=reply.ended,
                     compute_s=reply.compute_s,
                     tokens=reply.tokens,
                 )
+                self.files.events.note(mfc)
             for what, moved in call.moves.items():
                 for worker, move in moved.items():
-                    self.files.events.move(
-                        report.step,
-                        what,
-                        self.workers.records[worker].worker,
+                    movement = MoveEvent(
+                        step=report.step,
+                        name=what,
+                        worker=self.workers.records[worker].worker,
                         start=move.started,
                         end=move.ended,
                         num_bytes=move.bytes_received,
                     )
-        self.files.events.step(report.step, report.started, report.ended)
+                    self.files.events.note(movement)
+        done = StepEvent(step=report.step, start=report.started, end=report.ended)
+        self.files.events.note(done)
         row_ids: dict[str, Any] = {"step": report.step, "ids": base_ids(report.ids)}
         if row_ids["ids"] != list(report.ids):
             row_ids["samples"] = list(report.ids)  # under which names their rollouts were dumped
@@ -240,7 +250,7 @@ class MasterWorkerLoop:
         step = self.step
 
         async def record() -> None:
-            self.files.events.periodic("evaluate", step, started, ended)
+            self._note_periodic("evaluate", step, started, ended)
             for sample in samples:
                 self.files.samples.append({"step": step, **sample})
 
@@ -269,11 +279,14 @@ class MasterWorkerLoop:
         self._note_when_saved(started)
         await self.outbox.flush()
 
+    def _note_periodic(self, kind: PeriodicKind, step: int, start: float, end: float) -> None:
+        self.files.events.note(PeriodicEvent(kind=kind, step=step, start=start, end=end))
+
     def _note_when_saved(self, started: float) -> None:
         step, ended = self.step, time.time()
 
         async def record() -> None:
-            self.files.events.periodic("save", step, started, ended)
+            self._note_periodic("save", step, started, ended)
 
         self.outbox.put(f"the save of step {step}", record)
 
@@ -327,7 +340,7 @@ class MasterWorkerLoop:
             allow=partial(self.publisher.allow_checkpoint, step),
         )
         self.checkpointed_step = step
-        self.files.events.periodic("checkpoint", step, started, ended)
+        self._note_periodic("checkpoint", step, started, ended)
         logger.info("checkpoint published folder=%s", final)
 
     @property

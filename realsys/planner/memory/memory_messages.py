@@ -70,9 +70,7 @@ def out_of_memory(
         f"{size(reserved)} and others {size(others)} of {size(total)}"
     )
     if planned is None:
-        return OutOfMemory(
-            what, where=where, fix=advice([(word, 0.0) for word in ("activations",)])
-        )
+        return OutOfMemory(what, where=where, fix=ADVICE["activations"])
     parts = largest(planned, doing)
     sum_ = sum(n for _, n in parts)
     what += f"; planned are {size(sum_)}: " + "; ".join(

@@ -277,9 +277,8 @@ def forward_flops(shape: ModelShape, *, tokens: float, length: float) -> float:
 
 def decode_flops(shape: ModelShape, *, sequences: float, length: float) -> float:
     """Operations of decoding one more token for each of ``sequences`` sequences of ``length`` tokens."""
-    layer, head = matmul_weights(shape)
-    products = 2.0 * sequences * (shape.num_layers * layer + head)
-    return products + 4.0 * sequences * length * shape.q_size * shape.num_layers
+    # The new token looks at all others, those of a forward pass at half of them on average.
+    return forward_flops(shape, tokens=sequences, length=2 * length)
 
 
 def cache_bytes_per_token(shape: ModelShape, *, item_bytes: int) -> int:

@@ -25,9 +25,6 @@ KEPT = {
     *("id_index", "bytes_copied", "new_bytes", "copy_s"),
     # how the tests look into what stands
     *("block_bytes", "full_weight", "all_free", "num_open", "spare_bytes"),
-    "read_history",
-    # how a benchmark draws a step (benchmarks/plot_ppo_math.py)
-    "draw_step",
 }
 
 

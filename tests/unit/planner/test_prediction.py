@@ -20,8 +20,7 @@ from realsys.observability.predicted import error_text, predicted_rows
 from realsys.observability.report.report import write_report
 from realsys.planner.allocation import CallAllocation
 from realsys.planner.gpu_models import DEVICES, device_of
-from realsys.planner.memory.memory_limit import memory_of_plans
-from realsys.planner.memory.memory_of_workers import memory_of_experiment
+from realsys.planner.memory.memory_of_workers import memory_of_experiment, memory_of_plans
 from realsys.planner.placed import (
     ServedGeneration,
     allocation_of,

@@ -17,7 +17,6 @@ from realsys.api.model import FinetuneSpec, ModelName, ParallelGroups, ProcessTo
 from realsys.api.options import LoRAOptions, ModelOptions, OptimizerOptions
 from realsys.backends.fsdp import FSDPBackend
 from realsys.backends.hf import sharding
-from realsys.backends.hf.averages import Averages
 from realsys.backends.hf.recompute import recompute_layers
 from realsys.backends.inference import InferenceBackend
 from realsys.backends.megatron_backend import inference_engine
@@ -313,13 +312,14 @@ def test_an_average_is_parked_with_its_model(tiny_policy):
     assert {x.data_ptr() for x in held} < own
 
 
-def test_averages_begin_as_the_weights_are():
-    box, x = Box.whole((3,)), torch.tensor([0.1, 3.0, -2.0]).bfloat16()
-    averages = Averages({"w": [(box, x)]})
-    ((_, average),) = averages.views["w"]
+def test_averages_begin_as_the_weights_are(tiny_policy):
+    engine = inference_engine(hf_causal_lm(path=str(tiny_policy), dtype="bfloat16", **COMPANY))
+    ((_, x),) = engine.held_weights()["model.norm.weight"]
+    engine.keep_averages()
+    ((_, average),) = engine.held_weights()["model.norm.weight"]
     assert torch.equal(average, x.float())
     average.add_(1.0)
-    averages.round_into({"w": [(box, x)]})
+    engine.weights_changed()
     assert torch.equal(x, average.bfloat16())
 
 
