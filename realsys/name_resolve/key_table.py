@@ -1,7 +1,7 @@
 """Every key that realsys writes into name resolution: its writer, reader and lifetime.
 
-The only place where keys are composed; the documentation prints ``KEY_TABLE``. Values are not
-described here: their writers encode them. Pure.
+The only place where keys are composed. Values are not described here: their writers encode them.
+Pure.
 """
 
 from __future__ import annotations
@@ -52,6 +52,8 @@ class TrialKeys:
 
     @property
     def attempt(self) -> str:
+        """Written by the supervisor, by transaction n -> n+1; read by every worker and the next
+        supervisor; until the trial is cleared."""
         return f"{self.root}/attempt"
 
     @property
@@ -59,6 +61,8 @@ class TrialKeys:
         return f"{self.root}/worker"
 
     def worker(self, worker_type: str, index: int) -> str:
+        """Written by the worker's heartbeat process: host, pid, endpoint, attempt; read by master,
+        supervisor and status; until the writer's lease ends."""
         return f"{self.workers}/{_worker(worker_type, index)}"
 
     @property
@@ -66,6 +70,8 @@ class TrialKeys:
         return f"{self.root}/worker_status"
 
     def worker_status(self, worker_type: str, index: int) -> str:
+        """Written by the worker's heartbeat process at each change; read by supervisor and status;
+        until the writer's lease ends, a final one until the trial is cleared."""
         return f"{self.worker_statuses}/{_worker(worker_type, index)}"
 
     @property
@@ -73,28 +79,41 @@ class TrialKeys:
         return f"{self.root}/command"
 
     def command(self, worker_type: str, index: int) -> str:
+        """Written by the launcher (tell) and, for stacks, the supervisor; read by the worker's
+        heartbeat process; until the worker takes it."""
         return f"{self.commands}/{_worker(worker_type, index)}"
 
     @property
     def progress(self) -> str:
+        """Written by the master after each step; read by status; until the trial is cleared."""
         return f"{self.root}/progress"
 
     @property
     def stop(self) -> str:
+        """Written by the launcher (stop) and, on a signal, the supervisor; read by the master and the
+        workers; until the next attempt."""
         return f"{self.root}/stop"
 
     @property
     def scaling(self) -> str:
+        """Written by the launcher (scale) and by the supervisor when it gives up a worker that was
+        added; read by supervisor, master and gserver manager; until the next attempt scales."""
         return f"{self.root}/scaling"
 
     @property
     def done(self) -> str:
+        """Written by the master when all steps are done; read by nobody: the transaction is the
+        point; until the trial is cleared."""
         return f"{self.root}/done"
 
     def checkpoint(self, phase: str) -> str:
+        """Written by the master before it renames a checkpoint into place; read by nobody: the
+        transaction is the point; until the trial is cleared."""
         return f"{self.root}/checkpoint/{segment(phase, what='phase')}"
 
     def saved_model(self, role: str) -> str:
+        """Written by the master before it renames a saved model into place; read by nobody: the
+        transaction is the point; until the trial is cleared."""
         return f"{self.root}/saved_model/{segment(role, what='role')}"
 
     @property
@@ -102,10 +121,14 @@ class TrialKeys:
         return f"{self.root}/component"
 
     def component(self, index: int) -> str:
+        """Written in layout split by who runs in that Slurm job, 0 is the supervisor; read by the
+        supervisor, and 0 by component agents; until the writer's lease ends."""
         return f"{self.components}/{_index(index)}"
 
     @property
     def component_order(self) -> str:
+        """Written by the supervisor: start or end a phase's steps, or leave; read by the component
+        agents; until the trial is cleared."""
         return f"{self.root}/component_order"
 
     @property
@@ -113,117 +136,9 @@ class TrialKeys:
         return f"{self.root}/component_report"
 
     def component_report(self, index: int) -> str:
+        """Written by the component agent: how its tasks ended; read by the supervisor; until the
+        trial is cleared."""
         return f"{self.component_reports}/{_index(index)}"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class KeyRow:
-    """One row of the key table. ``pattern`` is relative to the trial's root."""
-
-    name: str  # the member of TrialKeys
-    pattern: str
-    writer: str
-    reader: str
-    lifetime: str
-
-
-_NO_READER = "nobody: the transaction is the point"
-_LEASE = "the writer's lease"
-_TRIAL = "until the trial is cleared"
-
-KEY_TABLE: tuple[KeyRow, ...] = (
-    KeyRow(
-        name="attempt",
-        pattern="attempt",
-        writer="supervisor, by transaction n -> n+1",
-        reader="every worker, the next supervisor",
-        lifetime=_TRIAL,
-    ),
-    KeyRow(
-        name="worker",
-        pattern="worker/<type>/<index>",
-        writer="the worker's heartbeat process: host, pid, endpoint, attempt",
-        reader="master, supervisor, status",
-        lifetime=_LEASE,
-    ),
-    KeyRow(
-        name="worker_status",
-        pattern="worker_status/<type>/<index>",
-        writer="the worker's heartbeat process, at each change",
-        reader="supervisor, status",
-        lifetime="the writer's lease; a final one until the trial is cleared",
-    ),
-    KeyRow(
-        name="command",
-        pattern="command/<type>/<index>",
-        writer="launcher: tell; supervisor, for stacks",
-        reader="the worker's heartbeat process",
-        lifetime="until the worker takes it",
-    ),
-    KeyRow(
-        name="progress",
-        pattern="progress",
-        writer="master, after each step",
-        reader="status",
-        lifetime=_TRIAL,
-    ),
-    KeyRow(
-        name="stop",
-        pattern="stop",
-        writer="launcher: stop; supervisor on a signal",
-        reader="master, workers",
-        lifetime="until the next attempt",
-    ),
-    KeyRow(
-        name="scaling",
-        pattern="scaling",
-        writer="launcher: scale; supervisor, when it gives up a worker that was added",
-        reader="supervisor, master, gserver manager",
-        lifetime="until the next attempt scales",
-    ),
-    KeyRow(
-        name="done",
-        pattern="done",
-        writer="master, when all steps are done",
-        reader=_NO_READER,
-        lifetime=_TRIAL,
-    ),
-    KeyRow(
-        name="checkpoint",
-        pattern="checkpoint/<phase>",
-        writer="master, before it renames a checkpoint into place",
-        reader=_NO_READER,
-        lifetime=_TRIAL,
-    ),
-    KeyRow(
-        name="saved_model",
-        pattern="saved_model/<role>",
-        writer="master, before it renames a saved model into place",
-        reader=_NO_READER,
-        lifetime=_TRIAL,
-    ),
-    KeyRow(
-        name="component",
-        pattern="component/<index>",
-        writer="layout split: who runs in that Slurm job, 0 is the supervisor",
-        reader="supervisor; component agents read 0",
-        lifetime=_LEASE,
-    ),
-    KeyRow(
-        name="component_order",
-        pattern="component_order",
-        writer="supervisor: start or end a phase's steps, or leave",
-        reader="component agents",
-        lifetime=_TRIAL,
-    ),
-    KeyRow(
-        name="component_report",
-        pattern="component_report/<index>",
-        writer="component agent: how its tasks ended",
-        reader="supervisor",
-        lifetime=_TRIAL,
-    ),
-)
 
 
 def segment(name: str, *, what: str) -> str:

@@ -1,13 +1,13 @@
-"""Every key that the table of keys promises is written and read by the code."""
+"""Every key that ``TrialKeys`` describes is written and read by the code."""
 
 from pathlib import Path
 
 import pytest
 
-from realsys.name_resolve.key_table import KEY_TABLE, KeyRow
+from realsys.name_resolve.key_table import TrialKeys
 
 ROOT = Path(__file__).parents[3]
-NO_READER = "nobody: the transaction is the point"  # in the row's column "read by"
+NO_READER = "read by nobody"  # in the member's docstring
 HEARTBEAT = "realsys/heartbeat/worker_keys.py"
 WATCHER = "realsys/heartbeat/key_watcher.py"
 LEASES = "realsys/supervisor/health/worker_leases.py"
@@ -43,13 +43,16 @@ USES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("row", KEY_TABLE, ids=lambda row: row.name)
-def test_every_key_has_a_writer_and_a_reader(row: KeyRow):
-    writer, written, reader, read = USES[row.name]
+@pytest.mark.parametrize("name", USES)
+def test_every_key_has_a_writer_and_a_reader(name: str):
+    writer, written, reader, read = USES[name]
+    says = getattr(TrialKeys, name).__doc__
     assert written in (ROOT / writer).read_text()
-    assert bool(reader) == (row.reader != NO_READER)
+    assert bool(reader) == (NO_READER not in says)
     assert not reader or read in (ROOT / reader).read_text()
 
 
-def test_every_use_is_of_a_key_of_the_table():
-    assert USES.keys() == {row.name for row in KEY_TABLE}
+def test_every_use_is_of_a_key_with_its_writer_reader_and_lifetime():
+    members = {name: member.__doc__ or "" for name, member in vars(TrialKeys).items()}
+    assert USES.keys() == {name for name, says in members.items() if says.startswith("Written ")}
+    assert all("until" in members[name] and "read" in members[name] for name in USES)
