@@ -1,5 +1,6 @@
 """Every key that ``TrialKeys`` describes is written and read by the code."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -56,3 +57,8 @@ def test_every_use_is_of_a_key_with_its_writer_reader_and_lifetime():
     members = {name: member.__doc__ or "" for name, member in vars(TrialKeys).items()}
     assert USES.keys() == {name for name, says in members.items() if says.startswith("Written ")}
     assert all("until" in members[name] and "read" in members[name] for name in USES)
+
+
+def test_the_page_lists_the_same_keys():
+    rows = (ROOT / "docs/workers.md").read_text().partition("\n## Keys\n")[2].partition("\n## ")[0]
+    assert USES.keys() == set(re.findall(r"^\| `(\w+)", rows, flags=re.MULTILINE))
