@@ -1,7 +1,7 @@
-"""Every key that realsys writes into name resolution: its writer, reader and lifetime.
+"""Every key that realsys writes into name resolution. Pure.
 
-The only place where keys are composed. Values are not described here: their writers encode them.
-Pure.
+The only place where keys are composed. docs/workers.md lists the writer, reader and lifetime of
+each. Values are not described here: their writers encode them.
 """
 
 from __future__ import annotations
@@ -52,8 +52,6 @@ class TrialKeys:
 
     @property
     def attempt(self) -> str:
-        """Written by the supervisor, by transaction n -> n+1; read by every worker and the next
-        supervisor; until the trial is cleared."""
         return f"{self.root}/attempt"
 
     @property
@@ -61,8 +59,6 @@ class TrialKeys:
         return f"{self.root}/worker"
 
     def worker(self, worker_type: str, index: int) -> str:
-        """Written by the worker's heartbeat process: host, pid, endpoint, attempt; read by master,
-        supervisor and status; until the writer's lease ends."""
         return f"{self.workers}/{_worker(worker_type, index)}"
 
     @property
@@ -70,8 +66,6 @@ class TrialKeys:
         return f"{self.root}/worker_status"
 
     def worker_status(self, worker_type: str, index: int) -> str:
-        """Written by the worker's heartbeat process at each change; read by supervisor and status;
-        until the writer's lease ends, a final one until the trial is cleared."""
         return f"{self.worker_statuses}/{_worker(worker_type, index)}"
 
     @property
@@ -79,41 +73,28 @@ class TrialKeys:
         return f"{self.root}/command"
 
     def command(self, worker_type: str, index: int) -> str:
-        """Written by the launcher (tell) and, for stacks, the supervisor; read by the worker's
-        heartbeat process; until the worker takes it."""
         return f"{self.commands}/{_worker(worker_type, index)}"
 
     @property
     def progress(self) -> str:
-        """Written by the master after each step; read by status; until the trial is cleared."""
         return f"{self.root}/progress"
 
     @property
     def stop(self) -> str:
-        """Written by the launcher (stop) and, on a signal, the supervisor; read by the master and the
-        workers; until the next attempt."""
         return f"{self.root}/stop"
 
     @property
     def scaling(self) -> str:
-        """Written by the launcher (scale) and by the supervisor when it gives up a worker that was
-        added; read by supervisor, master and gserver manager; until the next attempt scales."""
         return f"{self.root}/scaling"
 
     @property
     def done(self) -> str:
-        """Written by the master when all steps are done; read by nobody: the transaction is the
-        point; until the trial is cleared."""
         return f"{self.root}/done"
 
     def checkpoint(self, phase: str) -> str:
-        """Written by the master before it renames a checkpoint into place; read by nobody: the
-        transaction is the point; until the trial is cleared."""
         return f"{self.root}/checkpoint/{segment(phase, what='phase')}"
 
     def saved_model(self, role: str) -> str:
-        """Written by the master before it renames a saved model into place; read by nobody: the
-        transaction is the point; until the trial is cleared."""
         return f"{self.root}/saved_model/{segment(role, what='role')}"
 
     @property
@@ -121,14 +102,10 @@ class TrialKeys:
         return f"{self.root}/component"
 
     def component(self, index: int) -> str:
-        """Written in layout split by who runs in that Slurm job, 0 is the supervisor; read by the
-        supervisor, and 0 by component agents; until the writer's lease ends."""
         return f"{self.components}/{_index(index)}"
 
     @property
     def component_order(self) -> str:
-        """Written by the supervisor: start or end a phase's steps, or leave; read by the component
-        agents; until the trial is cleared."""
         return f"{self.root}/component_order"
 
     @property
@@ -136,8 +113,6 @@ class TrialKeys:
         return f"{self.root}/component_report"
 
     def component_report(self, index: int) -> str:
-        """Written by the component agent: how its tasks ended; read by the supervisor; until the
-        trial is cleared."""
         return f"{self.component_reports}/{_index(index)}"
 
 

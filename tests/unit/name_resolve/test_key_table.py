@@ -1,4 +1,4 @@
-"""Every key that ``TrialKeys`` describes is written and read by the code."""
+"""Every key that docs/workers.md lists is made by ``TrialKeys``, and written and read by the code."""
 
 import re
 from pathlib import Path
@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from realsys.name_resolve.key_table import TrialKeys
+from realsys.name_resolve.store import canonical
 
 ROOT = Path(__file__).parents[3]
-NO_READER = "read by nobody"  # in the member's docstring
+NO_READER = "nobody: the transaction is the point"  # in the column "read by"
 HEARTBEAT = "realsys/heartbeat/worker_keys.py"
 WATCHER = "realsys/heartbeat/key_watcher.py"
 LEASES = "realsys/supervisor/health/worker_leases.py"
@@ -44,21 +45,33 @@ USES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", USES)
-def test_every_key_has_a_writer_and_a_reader(name: str):
-    writer, written, reader, read = USES[name]
-    says = getattr(TrialKeys, name).__doc__
+PAGE = (ROOT / "docs/workers.md").read_text().partition("\n## Keys\n")[2].partition("\n## ")[0]
+# name, pattern below the trial's root, who reads it
+ROWS = re.findall(r"^\| `((\w+)[^`]*)` \| [^|]+ \| ([^|]+) \| [^|]+ \|$", PAGE, flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize(("pattern", "name", "reader"), ROWS)
+def test_every_key_has_a_writer_and_a_reader(pattern: str, name: str, reader: str):
+    writer, written, its_reader, read = USES[name]
     assert written in (ROOT / writer).read_text()
-    assert bool(reader) == (NO_READER not in says)
-    assert not reader or read in (ROOT / reader).read_text()
+    assert bool(its_reader) == (reader != NO_READER)
+    assert not its_reader or read in (ROOT / its_reader).read_text()
 
 
-def test_every_use_is_of_a_key_with_its_writer_reader_and_lifetime():
-    members = {name: member.__doc__ or "" for name, member in vars(TrialKeys).items()}
-    assert USES.keys() == {name for name, says in members.items() if says.startswith("Written ")}
-    assert all("until" in members[name] and "read" in members[name] for name in USES)
-
-
-def test_the_page_lists_the_same_keys():
-    rows = (ROOT / "docs/workers.md").read_text().partition("\n## Keys\n")[2].partition("\n## ")[0]
-    assert USES.keys() == set(re.findall(r"^\| `(\w+)", rows, flags=re.MULTILINE))
+def test_the_page_has_every_key_of_a_trial_and_its_pattern():
+    keys = TrialKeys(cluster="site", user="anna", experiment="ppo-math", trial="run1")
+    arguments = {"<type>": "model_worker", "<index>": 3}
+    for pattern, name, _ in ROWS:
+        blanks = [part for part in pattern.split("/") if part.startswith("<")]
+        filled = [arguments.get(blank, "actor") for blank in blanks]
+        member = getattr(keys, name)
+        key = member(*filled) if blanks else member
+        expected = pattern
+        for blank, value in zip(blanks, filled, strict=True):
+            expected = expected.replace(blank, str(value))
+        assert key == canonical(f"realsys/v1/site/anna/ppo-math/run1/{expected}")
+    others = set("of root workers worker_statuses components component_reports commands".split())
+    members = {name for name in dir(TrialKeys) if not name.startswith("_")} - set(
+        TrialKeys.__slots__
+    )
+    assert members - others == {name for _, name, _ in ROWS} == USES.keys()
