@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 import secrets
 import threading
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 
@@ -187,7 +186,7 @@ class KeySpaceStore(ABC):
         describe_missing: Callable[[list[str]], str] | None = None,
     ) -> dict[str, bytes]:
         keys = [canonical(key) for key in keys]
-        began_s = announced_s = time.monotonic()
+        wait = store_refusals.KeyWait(keys, timeout_s, describe_missing, self.where)
         self.revision()  # brings the contents up to date
         while True:
             self._end_dead_leases_of(keys, look=self.watched)
@@ -197,20 +196,7 @@ class KeySpaceStore(ABC):
                 found = {key: entries[key].value for key in keys if key in entries}
             if len(found) == len(set(keys)):
                 return found
-            missing = [key for key in keys if key not in found]
-            now_s = time.monotonic()
-            if now_s - began_s >= timeout_s:
-                raise store_refusals.timed_out(
-                    missing,
-                    keys,
-                    timeout_s=timeout_s,
-                    describe_missing=describe_missing,
-                    where=self.where,
-                )
-            if now_s - announced_s >= store_refusals.ANNOUNCE_EVERY_S:
-                announced_s = now_s
-                store_refusals.announce(missing, keys, timeout_s=timeout_s)
-            self.pause(timeout_s - (now_s - began_s), seen=seen)
+            self.pause(wait.left_s(found), seen=seen)
 
     def watch(
         self, *prefixes: str, from_revision: int | None = None, judges_leases: bool = True

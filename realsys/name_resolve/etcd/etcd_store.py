@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Self, TypeVar
 
-from realsys.api.errors import LeaseLost, StoreUnavailable
+from realsys.api.errors import LeaseLost, StoreUnavailable, WaitTimeout
 from realsys.name_resolve import store_refusals
 from realsys.name_resolve.etcd import etcd_keys, etcd_lease, protocol
 from realsys.name_resolve.etcd.access import EtcdAccess
@@ -152,32 +152,21 @@ class EtcdStore:
     ) -> dict[str, bytes]:
         keys = [canonical(key) for key in keys]
         wanted = frozenset(keys)
-        began_s = announced_s = time.monotonic()
-        found, revision = self._retry_until(
-            lambda: self._values_of(sorted(wanted)), began_s + timeout_s
-        )
+        wait = store_refusals.KeyWait(keys, timeout_s, describe_missing, self.where)
+        read = partial(self._values_of, sorted(wanted))
+        found, revision = self._retry_until(read, wait.deadline_s)
         if len(found) == len(wanted):
             return found
         begin = partial(self.watch, *wanted, from_revision=revision + 1)
-        with self._retry_until(begin, began_s + timeout_s) as watch:
+        with self._retry_until(begin, wait.deadline_s) as watch:
             while True:
-                now_s = time.monotonic()
-                missing = [key for key in keys if key not in found]
-                left_s = began_s + timeout_s - now_s
-                if left_s <= 0 and not watch.is_connected:
-                    # Raises StoreUnavailable: the store is away, no key missing
-                    self.client.read([])
-                if left_s <= 0:
-                    raise store_refusals.timed_out(
-                        missing,
-                        keys,
-                        timeout_s=timeout_s,
-                        describe_missing=describe_missing,
-                        where=self.where,
-                    )
-                if now_s - announced_s >= store_refusals.ANNOUNCE_EVERY_S:
-                    announced_s = now_s
-                    store_refusals.announce(missing, keys, timeout_s=timeout_s)
+                try:
+                    left_s = wait.left_s(found)
+                except WaitTimeout:
+                    if not watch.is_connected:
+                        # Raises StoreUnavailable: the store is away, no key missing
+                        self.client.read([])
+                    raise
                 for event in watch.poll(min(left_s, LOOK_EVERY_S)):
                     if event.key not in wanted:
                         continue  # below an awaited key
