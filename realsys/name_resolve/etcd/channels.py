@@ -231,10 +231,9 @@ class Channel:
         else:
             if access.server_name is not None:
                 options["grpc.ssl_target_name_override"] = access.server_name
-            credentials = grpc.ssl_channel_credentials(
-                _bytes(access.ca_pem), _bytes(access.key_pem), _bytes(access.cert_pem)
+            self.grpc_channel = grpc.secure_channel(
+                target, credentials_of(access), list(options.items())
             )
-            self.grpc_channel = grpc.secure_channel(target, credentials, list(options.items()))
         self._stubs: dict[str, Any] = {}
 
     def was_silent_since(self, try_s: float) -> bool:
@@ -313,5 +312,7 @@ def _metadata(token: str | None) -> tuple[tuple[str, str], ...]:
     return needed if token is None else (*needed, ("token", token))
 
 
-def _bytes(text: str | None) -> bytes | None:
-    return None if text is None else text.encode()
+def credentials_of(access: EtcdAccess) -> Any:
+    """Returns gRPC's credentials for an encrypted connection."""
+    pems = (access.ca_pem, access.key_pem, access.cert_pem)
+    return grpc.ssl_channel_credentials(*(None if pem is None else pem.encode() for pem in pems))
