@@ -45,11 +45,10 @@ class KeyWatcher:
         self,
         keys: WorkerKeys,
         *,
-        attempt: int,
         watch_keys: Sequence[str],
         on_message: Callable[[ToWorker], None],
     ) -> None:
-        self._keys, self._attempt, self._watch_keys = keys, attempt, frozenset(watch_keys)
+        self._keys, self._watch_keys = keys, frozenset(watch_keys)
         self._on_message = on_message
         self._present: set[str] = set()
         self._seen: set[str] = set()
@@ -118,7 +117,7 @@ class KeyWatcher:
         try:
             if key == self._keys.keys.stop:
                 request = loads(StopRequest, value, where=key)
-                if request.attempt == self._attempt:
+                if request.attempt == self._keys.begin.attempt:
                     self._on_message(StopRequested(request=request))
             elif key == self._keys.keys.attempt:
                 self._check_superseded(value)
