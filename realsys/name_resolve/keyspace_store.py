@@ -1,7 +1,7 @@
 """NameResolve over a KeySpace: everything that the memory and file stores have in common.
 
 A subclass implements how the KeySpace is brought up to date, how a write is applied, and how a
-lease is judged; everything else is here, in keyspace_lease.py and in keyspace_watch.py. Two locks:
+lease is judged; everything else is here and in keyspace_watch.py. Two locks:
 ``_write_lock`` is taken first and may be held while waiting for other processes; ``lock`` guards
 the KeySpace and is held for microseconds, so that reads and lease renewals never wait for a slow
 write.
@@ -15,7 +15,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 
-from realsys.api.errors import KeyExists
+from realsys.api.errors import KeyExists, LeaseLost
 from realsys.name_resolve import store_refusals
 from realsys.name_resolve.keyspace import (
     DeleteKey,
@@ -26,7 +26,6 @@ from realsys.name_resolve.keyspace import (
     PutKey,
     require_lease,
 )
-from realsys.name_resolve.keyspace_lease import StoreLease
 from realsys.name_resolve.keyspace_watch import KeySpaceWatch
 from realsys.name_resolve.store import (
     Compare,
@@ -259,3 +258,49 @@ class KeySpaceStore(ABC):
                 ",".join(sorted(space.keys_of_lease[lease.lease_id])),
             )
         return [EndLease(lease.lease_id, expired=True) for lease in ended]
+
+
+class StoreLease:
+    """A Lease of a KeySpaceStore. lease_renewer.py renews in time; each store judges the leases of
+    other processes."""
+
+    def __init__(self, store: KeySpaceStore, lease_id: str, ttl_s: float) -> None:
+        self._store, self._id, self._ttl_s = store, lease_id, ttl_s
+        self._renewed_s = store.clock()
+
+    @property
+    def id(self) -> str:
+        return self._id
+
+    @property
+    def ttl_s(self) -> float:
+        return self._ttl_s
+
+    def keep_alive(self) -> None:
+        sent_s = self._store.clock()
+        if sent_s - self._renewed_s > self._ttl_s:
+            # Expired even if no other process has noticed yet: one may act on it any moment.
+            self._end(expired=True)
+            self._raise_lost(f"was not renewed for {sent_s - self._renewed_s:.1f} s")
+        self._store.renew(self._id)
+        with self._store.lock:
+            alive = self._id in self._store.opened().leases
+        if not alive:
+            self._raise_lost("was ended by another process, which took this one for dead")
+        self._renewed_s = sent_s
+
+    def revoke(self) -> None:
+        self._end(expired=False)
+
+    def _end(self, *, expired: bool) -> None:
+        def decide(space: KeySpace) -> list[Operation]:
+            return [EndLease(self._id, expired)] if self._id in space.leases else []
+
+        self._store.write(decide)
+
+    def _raise_lost(self, why: str) -> None:
+        raise LeaseLost(
+            f"lease {self._id} (ttl {self._ttl_s:g} s) {why}",
+            where=self._store.where,
+            fix="stop this process's side effects and let it exit; others take it for dead",
+        )

@@ -106,35 +106,24 @@ def failures(
         former: nodes that earlier attempts found faulty. One that appears again was not left out, so the
             job is not requeued because of it: it would be requeued for ever.
     """
-    now = time.time()
-    hosts = compress(sorted(ill))
-    again = set(ill) & set(former)
+    how = "found again by" if set(ill) & set(former) else "failed"
+    leave_out = f"realsys resume {trial} --exclude {compress(sorted(ill))}"
+    anyway = f"realsys resume {trial} --preflight warn"
     found = [
-        Failure(
-            worker="preflight",
-            host=node,
-            pid=0,
-            why=f"{why} ({'found again by' if again else 'failed'} the preflight)",
-            at=now,
-            kind="Preflight",
-            fix=f"realsys resume {trial} --exclude {hosts}",
-        )
-        for node, why in sorted(ill.items())
-    ]
-    if found:
-        return found
-    return [
-        Failure(
-            worker="preflight",
-            host=host,
-            pid=0,
-            why=f"{check.name}: {check.what} (the preflight)",
-            at=now,
-            kind="Preflight",
-            fix=f"{check.fix}; to run all the same: realsys resume {trial} --preflight warn",
+        (node, f"{why} ({how} the preflight)", leave_out) for node, why in sorted(ill.items())
+    ] or [
+        (
+            host,
+            f"{check.name}: {check.what} (the preflight)",
+            f"{check.fix}; to run all the same: {anyway}",
         )
         for check in checks
         if check.ok is False
+    ]
+    worker, now = "preflight", time.time()
+    return [
+        Failure(worker=worker, host=where, pid=0, why=why, at=now, kind="Preflight", fix=fix)
+        for where, why, fix in found
     ]
 
 
