@@ -15,7 +15,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 
-from realsys.api.errors import KeyExists, LeaseLost
+from realsys.api.errors import KeyExists
 from realsys.name_resolve import store_refusals
 from realsys.name_resolve.keyspace import (
     DeleteKey,
@@ -299,8 +299,5 @@ class StoreLease:
         self._store.write(decide)
 
     def _raise_lost(self, why: str) -> None:
-        raise LeaseLost(
-            f"lease {self._id} (ttl {self._ttl_s:g} s) {why}",
-            where=self._store.where,
-            fix="stop this process's side effects and let it exit; others take it for dead",
-        )
+        what = f"lease {self._id} (ttl {self._ttl_s:g} s) {why}"
+        raise store_refusals.lease_lost(what, where=self._store.where)

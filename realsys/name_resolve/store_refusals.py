@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
-from realsys.api.errors import KeyExists, KeyNotFound, StoreError, WaitTimeout
+from realsys.api.errors import KeyExists, KeyNotFound, LeaseLost, StoreError, WaitTimeout
 from realsys.name_resolve.store import (
     MAX_TXN_OPS,
     Compare,
@@ -50,6 +50,12 @@ def not_there_to_delete(key: str, *, where: str) -> KeyNotFound:
 
 def closed(*, where: str) -> StoreError:
     return StoreError("the store is closed", where=where, fix="open it again")
+
+
+def lease_lost(what: str, *, where: str) -> LeaseLost:
+    """Returns the error for a lease that has ended."""
+    fix = "stop this process's side effects and let it exit; others take it for dead"
+    return LeaseLost(what, where=where, fix=fix)
 
 
 def check_ttl(ttl_s: float) -> float:

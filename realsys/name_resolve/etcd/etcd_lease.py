@@ -18,6 +18,7 @@ from realsys.name_resolve.etcd.etcd_failures import LeaseExists
 from realsys.name_resolve.etcd.etcd_keys import from_etcd, is_under_lease, lease_number, lease_text
 from realsys.name_resolve.etcd.transaction import delete_keys
 from realsys.name_resolve.store import MAX_TXN_OPS
+from realsys.name_resolve.store_refusals import lease_lost
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,11 +46,8 @@ class EtcdLease:
     def keep_alive(self) -> None:
         reply = self._client.keep_alive(self._number, timeout_s=self._timeout_s)
         if reply.TTL <= 0:
-            raise LeaseLost(
-                f"lease {self._id} (ttl {self._ttl_s} s) has ended: it was not renewed in time",
-                where=self._client.where,
-                fix="stop this process's side effects and let it exit; others take it for dead",
-            )
+            what = f"lease {self._id} (ttl {self._ttl_s} s) has ended: it was not renewed in time"
+            raise lease_lost(what, where=self._client.where)
 
     def revoke(self) -> None:
         # Keys are deleted first, by a transaction, so that watchers see DELETE and not EXPIRE.

@@ -47,7 +47,7 @@ class EtcdStore:
     """A NameResolve on etcd. ``open`` returns one that answers; ``close`` also closes the client."""
 
     def __init__(self, client: EtcdClient) -> None:
-        self.client, self.where = client, client.where
+        self._client, self.where = client, client.where
         self._watches: weakref.WeakSet[EtcdWatch] = weakref.WeakSet()
         self._readable: str | None = None  # a key with read permission, for revision()
         self._closed = False
@@ -70,10 +70,16 @@ class EtcdStore:
         self._closed = True
         for watch in list(self._watches):
             watch.end(store_refusals.closed(where=self.where))
-        self.client.close()
+        self._client.close()
+
+    @property
+    def client(self) -> EtcdClient:
+        """The client of an open store. Raises StoreError once it is closed."""
+        if self._closed:
+            raise store_refusals.closed(where=self.where)
+        return self._client
 
     def revision(self) -> int:
-        self._check_open()
         if self._readable is None:
             # No readable key is known yet, and most keys may be forbidden. A lagging member may answer
             # this read; the result is never below the newest revision seen.
@@ -99,7 +105,6 @@ class EtcdStore:
 
     def get(self, key: str) -> Entry:
         key = canonical(key)
-        self._check_open()
         found = self.client.range(etcd_keys.to_etcd(key)).kvs
         self._readable = key
         if not found:
@@ -108,28 +113,24 @@ class EtcdStore:
 
     def get_subtree(self, prefix: str) -> list[Entry]:
         prefix = canonical(prefix)
-        self._check_open()
         entries, _ = entries_under(self.client, [prefix])
         self._readable = prefix
         return entries
 
     def find_subtree(self, prefix: str) -> list[str]:
         prefix = canonical(prefix)
-        self._check_open()
         found, _ = revisions_under(self.client, [prefix])
         self._readable = prefix
         return sorted(found)
 
     def delete(self, key: str, *, missing_ok: bool = False) -> None:
         key = canonical(key)
-        self._check_open()
         outcome = delete_keys(self.client, [key], [etcd_keys.exists(key)])
         if not outcome.happened and not missing_ok:
             raise store_refusals.not_there_to_delete(key, where=self.where)
 
     def clear_subtree(self, prefix: str) -> int:
         prefix = check_clearable(prefix)
-        self._check_open()
         if not self.find_subtree(prefix):
             return 0
         ranges = [(etcd_keys.to_etcd(prefix), b""), etcd_keys.below(prefix)]
@@ -181,18 +182,15 @@ class EtcdStore:
         self, *prefixes: str, from_revision: int | None = None, judges_leases: bool = True
     ) -> EtcdWatch:
         prefixes = check_prefixes(prefixes)
-        self._check_open()
         watch = EtcdWatch(self.client, prefixes, from_revision)
         self._watches.add(watch)
         return watch
 
     def grant(self, ttl_s: float) -> EtcdLease:
         store_refusals.check_ttl(ttl_s)
-        self._check_open()
         return etcd_lease.grant(self.client, ttl_s)
 
     def renewed_ago_s(self, lease_id: str) -> float | None:
-        self._check_open()
         return etcd_lease.renewed_ago_s(self.client, lease_id)
 
     def transaction(
@@ -207,12 +205,7 @@ class EtcdStore:
         )
         return outcome.happened
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise store_refusals.closed(where=self.where)
-
     def _run(self, *, puts: Sequence[Put] = (), **parts: Any) -> TransactionOutcome:
-        self._check_open()
         try:
             return Transaction(self.client, puts=puts, **parts).run()
         except LeaseLost as error:
@@ -229,7 +222,6 @@ class EtcdStore:
     def _retry_until(self, call: Callable[[], T], deadline_s: float) -> T:
         """Returns the call's result; retries through an outage until the deadline."""
         while True:
-            self._check_open()
             try:
                 return call()
             except StoreUnavailable:
