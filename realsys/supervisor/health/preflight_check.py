@@ -19,8 +19,12 @@ from realsys.slurm.hostlist import compress
 from realsys.slurm.preflight.drive import examine, place_of
 from realsys.slurm.preflight.node_verdicts import Check, judge, to_leave_out
 from realsys.slurm.preflight.rounds import Wanted, program
-from realsys.slurm.step_command import het_group, step_environment
-from realsys.supervisor.steps.slurm_steps import component_nodes
+from realsys.slurm.step_command import het_group
+from realsys.supervisor.steps.slurm_steps import (
+    component_nodes,
+    known_environment,
+    srun_environment,
+)
 from realsys.supervisor.steps.step_numbers import note_steps, skip_former_numbers
 from realsys.trial.records import (
     AttemptFiles,
@@ -31,7 +35,7 @@ from realsys.trial.records import (
     read_record,
     write_record,
 )
-from realsys.worker.environment import read_exports, worker_environment
+from realsys.worker.environment import read_exports
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +66,7 @@ def preflight(
     if plan.job is None or plan.job.preflight == "off":
         return []
     began = time.time()
-    skip_former_numbers(attempt_files, _known(plan))
+    skip_former_numbers(attempt_files, known_environment(plan))
     checks: list[Check] = []
     nodes: list[str] = []
     for index, held in enumerate(component_nodes(plan.job, dict(os.environ))):
@@ -161,23 +165,15 @@ def _checks(
         in_shell=False,  # the batch script has done that
         options=het_group(plan.job, step),
     )
-    known = _known(plan)
-    environ = {**step_environment(known), **worker_environment(plan, known, step.worker_type)}
     text = program()
 
     def note(argv: list[str]) -> None:
-        short = [
-            "(realsys/slurm/preflight/node_program.py)" if word == text else word for word in argv
-        ]
+        name = "(realsys/slurm/preflight/node_program.py)"
+        short = [name if word == text else word for word in argv]
         note_steps(attempt_files, [{"phase": "", "step": "preflight", "argv": short}])
 
-    seen = examine(wanted, place, environ, goes_on=goes_on, note=note)
+    seen = examine(wanted, place, srun_environment(plan, step), goes_on=goes_on, note=note)
     return judge(wanted, seen)
-
-
-def _known(plan: LaunchPlan) -> dict[str, str]:
-    """Returns our environment without secrets."""
-    return {n: value for n, value in os.environ.items() if n not in plan.cluster.secrets}
 
 
 def _formerly_ill(files: TrialFiles, attempt: AttemptRecord) -> set[str]:
