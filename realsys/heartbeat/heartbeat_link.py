@@ -65,6 +65,8 @@ class Heartbeat:
     """
 
     process: subprocess.Popen[bytes]
+    _line: PacketSocket
+    _pulse: HeartbeatMemory
 
     def __init__(
         self,
@@ -76,8 +78,6 @@ class Heartbeat:
         on_watched: Callable[[bool], None] = lambda present: None,
     ) -> None:
         self.name, self._begin = begin.name, begin
-        self._line, self._there = PacketSocket.pair()
-        self._pulse = HeartbeatMemory.make(give_up_s=begin.patience_s)
         self._on_stop, self._on_command, self._on_terminate = on_stop, on_command, on_terminate
         self._on_watched = on_watched
         self._answer: ToWorker | None = None
@@ -91,9 +91,11 @@ class Heartbeat:
 
     def start(self, *, argv: Sequence[str] = ARGV) -> Self:
         """Starts the process and returns at once; it is ready a tenth of a second later."""
+        self._line, there = PacketSocket.pair()
+        self._pulse = HeartbeatMemory.make(give_up_s=self._begin.patience_s)
         stacks_fd, worker_fd = arm(), pidfd_open(os.getpid())
         fds = {
-            "line": self._there.fileno(),
+            "line": there.fileno(),
             "pulse": self._pulse.fd,
             "worker": worker_fd,
             "stacks": stacks_fd,
@@ -108,7 +110,7 @@ class Heartbeat:
             )
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-        self._there.close()
+        there.close()
         os.close(worker_fd)
         self._line.try_send(self._begin)
         self._thread.start()

@@ -171,8 +171,8 @@ def test_a_heartbeat_process_that_stands_still_is_noticed_in_time_awake(monkeypa
     )
     quiet = dict.fromkeys(("on_stop", "on_command", "on_terminate", "on_watched"))
     link = Heartbeat(begin, **quiet)
-    pulse = link._pulse
     try:
+        pulse = link._pulse = HeartbeatMemory.make()
 
         def turn(seconds: float, *, looks: bool) -> bool:
             now_s[0] += seconds
@@ -189,5 +189,3 @@ def test_a_heartbeat_process_that_stands_still_is_noticed_in_time_awake(monkeypa
         os.close(pulse.fd)
     finally:
         progress.count_in(before)
-        link._line.close()
-        link._there.close()

@@ -14,7 +14,6 @@ from realsys.api.options import range_problems
 from realsys.heartbeat.heartbeat_link import Heartbeat
 from realsys.heartbeat.heartbeat_messages import Init
 from realsys.name_resolve import retry
-from realsys.runtime import progress
 from realsys.supervisor.job_etcd import job_store
 from realsys.supervisor.job_etcd.job_store import START_TIMEOUT_S, JobStore
 from realsys.trial.records import AttemptRecord, WorkerRecord, dumps
@@ -63,7 +62,6 @@ def test_half_an_hour_unless_the_site_says_otherwise():
 
 def test_a_workers_heartbeat_process_is_told(runner: WorkerRunner, monkeypatch: pytest.MonkeyPatch):
     told: list[Init] = []
-    monkeypatch.setattr(progress, "_memory", progress._memory)  # the link moves it
     monkeypatch.setattr(Heartbeat, "start", lambda link: told.append(link._begin))
     runner.start_heartbeat(on_terminate=lambda over: None)
     assert told[0].patience_s == PATIENCE_S
