@@ -17,7 +17,7 @@ from typing import Protocol, Self
 
 import msgspec
 
-from realsys.api.errors import StoreError
+from realsys.api.errors import KeyNotFound, StoreError
 
 MAX_KEY_BYTES = 4096
 MAX_VALUE_BYTES = 1024 * 1024  # etcd refuses requests above 1.5 MiB; one limit for all stores
@@ -204,6 +204,14 @@ class NameResolve(Protocol):
 
     def close(self) -> None:
         """Frees files and memory. Leases are not revoked: their holders revoke them first."""
+
+
+def find(store: NameResolve, key: str) -> Entry | None:
+    """Reads a key; None if it is missing."""
+    try:
+        return store.get(key)
+    except KeyNotFound:
+        return None
 
 
 def canonical(key: str) -> str:

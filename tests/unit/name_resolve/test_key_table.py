@@ -26,7 +26,7 @@ USES = {
         *("launcher/trials/status.py", '_value(Progress, "progress")'),
     ),
     "stop": ("launcher/control/stop_request.py", ".stop, dumps(", WATCHER, "keys.stop"),
-    "scaling": (LIVE, "Put(keys.scaling", LIVE, "get(keys.scaling)"),
+    "scaling": (LIVE, "Put(keys.scaling", LIVE, "find(store, keys.scaling)"),
     "done": ("realsys/master/checkpoint/publication.py", "_publish(self._keys.done", "", ""),
     "checkpoint": ("realsys/master/checkpoint/publication.py", "_publish(self._keys.checkpoint(", "", ""),
     "saved_model": ("realsys/master/checkpoint/publication.py", "_publish(self._keys.saved_model(", "", ""),
@@ -36,7 +36,7 @@ USES = {
     ),
     "component_order": (
         *(f"{SPLIT}/component_board.py", "Put(self.keys.component_order"),
-        *(f"{SPLIT}/order_follower.py", "get(self.keys.component_order)"),
+        *(f"{SPLIT}/order_follower.py", "self.store, self.keys.component_order)"),
     ),
     "component_report": (
         *(f"{SPLIT}/order_follower.py", "Put(self.keys.component_report("),
