@@ -265,26 +265,18 @@ class StoreLease:
     other processes."""
 
     def __init__(self, store: KeySpaceStore, lease_id: str, ttl_s: float) -> None:
-        self._store, self._id, self._ttl_s = store, lease_id, ttl_s
+        self._store, self.id, self.ttl_s = store, lease_id, ttl_s
         self._renewed_s = store.clock()
-
-    @property
-    def id(self) -> str:
-        return self._id
-
-    @property
-    def ttl_s(self) -> float:
-        return self._ttl_s
 
     def keep_alive(self) -> None:
         sent_s = self._store.clock()
-        if sent_s - self._renewed_s > self._ttl_s:
+        if sent_s - self._renewed_s > self.ttl_s:
             # Expired even if no other process has noticed yet: one may act on it any moment.
             self._end(expired=True)
             self._raise_lost(f"was not renewed for {sent_s - self._renewed_s:.1f} s")
-        self._store.renew(self._id)
+        self._store.renew(self.id)
         with self._store.lock:
-            alive = self._id in self._store.opened().leases
+            alive = self.id in self._store.opened().leases
         if not alive:
             self._raise_lost("was ended by another process, which took this one for dead")
         self._renewed_s = sent_s
@@ -294,10 +286,10 @@ class StoreLease:
 
     def _end(self, *, expired: bool) -> None:
         def decide(space: KeySpace) -> list[Operation]:
-            return [EndLease(self._id, expired)] if self._id in space.leases else []
+            return [EndLease(self.id, expired)] if self.id in space.leases else []
 
         self._store.write(decide)
 
     def _raise_lost(self, why: str) -> None:
-        what = f"lease {self._id} (ttl {self._ttl_s:g} s) {why}"
+        what = f"lease {self.id} (ttl {self.ttl_s:g} s) {why}"
         raise store_refusals.lease_lost(what, where=self._store.where)

@@ -1,6 +1,6 @@
 """The seven RPCs that the store makes to etcd, each with a deadline.
 
-For etcd_store.py, transaction.py, etcd_watch.py and etcd_lease.py. Requests and replies are etcd's
+For etcd_store.py, transaction.py and etcd_watch.py. Requests and replies are etcd's
 own messages (protocol.py). Reads are retried until the deadline; a transaction is not
 (transaction.py retries it after it has checked what became of the first attempt). Thread-safe; not
 to be used across a fork.

@@ -9,6 +9,8 @@ soon as etcd is back. Thread-safe; thousands of leases share one connection. Ope
 from __future__ import annotations
 
 import logging
+import math
+import secrets
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -17,15 +19,16 @@ from typing import Any, Self, TypeVar
 
 from realsys.api.errors import LeaseLost, StoreUnavailable, WaitTimeout
 from realsys.name_resolve import store_refusals
-from realsys.name_resolve.etcd import etcd_keys, etcd_lease, protocol
+from realsys.name_resolve.etcd import etcd_keys, protocol
 from realsys.name_resolve.etcd.access import EtcdAccess
 from realsys.name_resolve.etcd.channels import Unsure
 from realsys.name_resolve.etcd.etcd_client import CALL_TIMEOUT_S, EtcdClient
-from realsys.name_resolve.etcd.etcd_lease import EtcdLease
+from realsys.name_resolve.etcd.etcd_failures import LeaseExists
 from realsys.name_resolve.etcd.etcd_watch import EtcdWatch
 from realsys.name_resolve.etcd.listing import entries_of, entries_under, revisions_under
 from realsys.name_resolve.etcd.transaction import Transaction, TransactionOutcome, delete_keys
 from realsys.name_resolve.store import (
+    MAX_TXN_OPS,
     Compare,
     Entry,
     EventKind,
@@ -40,6 +43,7 @@ from realsys.name_resolve.store import (
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
+MAX_REVOKE_ROUNDS = 100
 LOOK_EVERY_S = 1.0  # how often ``wait`` checks its time limit
 
 
@@ -188,10 +192,23 @@ class EtcdStore:
 
     def grant(self, ttl_s: float) -> EtcdLease:
         store_refusals.check_ttl(ttl_s)
-        return etcd_lease.grant(self.client, ttl_s)
+        client, number = self.client, secrets.randbits(62) + 1
+        try:
+            return EtcdLease(client, number, client.grant(number, math.ceil(ttl_s)).TTL)
+        except LeaseExists:  # granted by an earlier attempt whose reply was lost
+            reply = client.time_to_live(number)
+            if reply.TTL <= 0:
+                raise StoreUnavailable(
+                    "a lease ended before its grant was answered",
+                    where=self.where,
+                    fix="etcd answers too slowly for leases this short",
+                ) from None
+            return EtcdLease(client, number, reply.grantedTTL)
 
     def renewed_ago_s(self, lease_id: str) -> float | None:
-        return etcd_lease.renewed_ago_s(self.client, lease_id)
+        """In whole seconds of the server's clock; None also if the lease has ended."""
+        reply = self.client.time_to_live(etcd_keys.lease_number(lease_id))
+        return None if reply.TTL < 0 else float(max(0, reply.grantedTTL - reply.TTL))
 
     def transaction(
         self, compares: Sequence[Compare], *, puts: Sequence[Put] = (), deletes: Sequence[str] = ()
@@ -236,3 +253,42 @@ class EtcdStore:
             self.client.transaction(request, deadline_s=self.client.deadline_s())
         except (Unsure, StoreUnavailable):
             logger.warning("marker deletion failed trial=%s", trial)
+
+
+class EtcdLease:
+    """A Lease of an EtcdStore. It costs only its entry in etcd: thousands share one client.
+
+    Granted and expired by the server alone. No local clock ends it: a server that was unavailable
+    restarts every lease's full time, so a late renewal may still be in time. When to stop without an
+    answer is the holder's decision (lease_renewer.py). etcd's leases have whole seconds, and none is
+    shorter than about two election timeouts.
+    """
+
+    def __init__(self, client: EtcdClient, number: int, ttl_s: int) -> None:
+        self._client, self._number = client, number
+        self.id, self.ttl_s = etcd_keys.lease_text(number), float(ttl_s)
+        # Two more attempts must fit into the TTL after one that got no answer.
+        self._timeout_s = min(client.call_timeout_s, max(1.0, ttl_s / 3))
+
+    def keep_alive(self) -> None:
+        reply = self._client.keep_alive(self._number, timeout_s=self._timeout_s)
+        if reply.TTL <= 0:
+            what = f"lease {self.id} (ttl {self.ttl_s:g} s) has ended: it was not renewed in time"
+            raise store_refusals.lease_lost(what, where=self._client.where)
+
+    def revoke(self) -> None:
+        # Keys are deleted first, by a transaction, so that watchers see DELETE and not EXPIRE.
+        for _ in range(MAX_REVOKE_ROUNDS):
+            keys = self._client.time_to_live(self._number, keys=True).keys
+            if not keys:
+                break
+            self._delete(keys[:MAX_TXN_OPS])
+        try:
+            self._client.revoke(self._number)
+        except LeaseLost:
+            pass
+
+    def _delete(self, keys: Sequence[bytes]) -> None:
+        # Excludes keys that another process has just taken over.
+        ours = [etcd_keys.is_under_lease(key, self._number) for key in keys]
+        delete_keys(self._client, [etcd_keys.from_etcd(key) for key in keys], ours)
