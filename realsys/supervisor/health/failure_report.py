@@ -47,11 +47,11 @@ class FailureReporter:
 
     def of_task(self, task: StepTask, known: WorkerRecord | None) -> Failure:
         """Reports a worker that has ended, or whose lease has."""
-        told = read_record(Failure, self.files.failure_record(task.worker))
-        if told is None:
+        failure = read_record(Failure, self.files.failure_record(task.worker))
+        if failure is None:
             fix = what_to_do(task.hint) or self._memory_fix(task)
-            told = _unfinished(self._why(task), at=task.ended_at or time.time(), fix=fix)
-        return self._completed(told, task, known)
+            failure = _unfinished(self._why(task), at=task.ended_at or time.time(), fix=fix)
+        return self._completed(failure, task, known)
 
     def _why(self, task: StepTask) -> str:
         why = _why(task)
@@ -74,14 +74,14 @@ class FailureReporter:
             where = f", {status.stalled_where}" if status.stalled_where else ""
             why = f"stalled: no progress for {status.stalled_s:.0f} s{doing} of step {status.step}{where}"
             fix += "; a step may really take this long: raise REALSYS_STALL_FLOOR_S"
-        told = _unfinished(why, at=time.time() - status.stalled_s, kind=STALLED, fix=fix)
-        return self._completed(told, task, known)
+        failure = _unfinished(why, at=time.time() - status.stalled_s, kind=STALLED, fix=fix)
+        return self._completed(failure, task, known)
 
-    def _completed(self, told: Failure, task: StepTask, known: WorkerRecord | None) -> Failure:
+    def _completed(self, failure: Failure, task: StepTask, known: WorkerRecord | None) -> Failure:
         """Adds who it was, where, and the end of its log."""
         log = self._log_of(task.worker)
         return replace(
-            told,
+            failure,
             worker=task.worker,
             host=task.host or (known.host if known else "") or self.attempt.host,
             pid=task.pid or (known.pid if known else 0),
