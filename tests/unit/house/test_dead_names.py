@@ -20,7 +20,7 @@ KEPT = {
     # parts of messages of other programs, named so that they are checked or refused when wrong
     *("token_id", "torch_empty_cache", "keep_pause", "token_step"),
     # in what is written or printed for people as a whole
-    *("known_at", "taken_at", "architecture", "lifetime"),
+    *("known_at", "taken_at", "architecture"),
     # what a report says, which tests and benchmarks hold it to
     *("id_index", "bytes_copied", "new_bytes", "copy_s"),
     # how the tests look into what stands

@@ -10,7 +10,6 @@ import pytest
 
 from launcher.cli.front_page import VERBS
 from launcher.terminal.exit_codes import EXIT_CODES
-from realsys.name_resolve.key_table import KEY_TABLE
 from realsys.runtime import worker_exit_codes
 from realsys.runtime.lifecycle import TRANSITIONS
 
@@ -162,11 +161,6 @@ def test_workers_pages_exit_codes_are_the_codes() -> None:
         row.split(" | ")[:2] for row in rows(text_of("docs/workers.md"), "Exit codes of workers")
     ]
     assert listed == [[f"| {code}", f"`{name}`"] for code, name in sorted(known.items())]
-
-
-def test_workers_pages_keys_are_the_codes() -> None:
-    expected = [f"| `{r.pattern}` | {r.writer} | {r.reader} | {r.lifetime} |" for r in KEY_TABLE]
-    assert rows(text_of("docs/workers.md"), "Keys") == expected
 
 
 def test_supported_versions_are_those_of_the_tested_environment() -> None:
