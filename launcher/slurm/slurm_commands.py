@@ -160,10 +160,15 @@ def _no_answer(program: str, why: str) -> ClusterError:
 
 def _refused(done: subprocess.CompletedProcess[str], *, fix: str) -> ClusterError:
     return ClusterError(
-        f"{done.args[0]} refused: {last_error_line(done.stderr) or f'exit {done.returncode}'}",
+        f"{done.args[0]} refused: {failure_text(done)}",
         where=" ".join(done.args[:4]),
         fix=fix,
     )
+
+
+def failure_text(done: subprocess.CompletedProcess[str]) -> str:
+    """Returns the last line of the program's error output, or its exit status."""
+    return last_error_line(done.stderr) or f"exit {done.returncode}"
 
 
 def last_error_line(stderr: str) -> str:

@@ -10,8 +10,9 @@ id, once. job_rows.py parses the output, answer_cache.py caches it.
 from __future__ import annotations
 
 import re
+import subprocess
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from launcher.slurm.query import answer_cache
@@ -27,14 +28,13 @@ from launcher.slurm.query.job_rows import (
     read_sacct,
     read_squeue,
 )
-from launcher.slurm.slurm_commands import is_unknown_job, last_error_line, run_slurm
+from launcher.slurm.slurm_commands import failure_text, is_unknown_job, run_slurm
 from realsys.api.errors import ClusterError
 from realsys.trial.trial_state import JobState
 
 __all__ = ["CachedAnswer", "JobInfo", "query_jobs"]
 
-SQUEUE_FORMAT = ",".join(f"{name}:{FIELD_END}" for name in SQUEUE_FIELDS[:-1])
-SQUEUE_FORMAT += f",{SQUEUE_FIELDS[-1]}:{ROW_END}"
+SQUEUE_FORMAT = f":{FIELD_END},".join(SQUEUE_FIELDS) + f":{ROW_END}"
 SECONDS = {"SLURM_TIME_FORMAT": "%s"}
 
 _JOB_ID = re.compile(r"\d{1,10}(?:_\d{1,10}|\+\d{1,4})?", re.ASCII)
@@ -152,9 +152,7 @@ def _from_squeue(which: list[str], timeout_s: float) -> CachedAnswer:
     if is_unknown_job(done):
         return CachedAnswer(asked_at=asked_at)
     rows = read_squeue(done.stdout)
-    problems = _unreadable("squeue", rows)
-    if done.returncode != 0:
-        problems += (f"squeue failed: {last_error_line(done.stderr) or f'exit {done.returncode}'}",)
+    problems = tuple(_problems(done, rows))
     return CachedAnswer(
         jobs=dict(rows.jobs), asked_at=asked_at, problems=problems, reached=not problems
     )
@@ -174,17 +172,17 @@ def _with_sacct(
         problems = seen.problems if accounting is None else (*seen.problems, disabled)
         return replace(seen, problems=problems, accounting_off=True)
     rows = read_sacct(done.stdout)
-    problems = _unreadable("sacct", rows)
-    if done.returncode != 0:
-        problems += (f"sacct failed: {last_error_line(done.stderr) or f'exit {done.returncode}'}",)
     # For an array that is partly queued, squeue's entry for the whole takes precedence.
-    return replace(seen, jobs={**rows.jobs, **seen.jobs}, problems=(*seen.problems, *problems))
+    problems = (*seen.problems, *_problems(done, rows))
+    return replace(seen, jobs={**rows.jobs, **seen.jobs}, problems=problems)
 
 
-def _unreadable(program: str, rows: Rows) -> tuple[str, ...]:
-    if not rows.unreadable:
-        return ()
-    return (f"{program} printed {rows.unreadable} rows that can't be read, first {rows.example!r}",)
+def _problems(done: subprocess.CompletedProcess[str], rows: Rows) -> Iterator[str]:
+    if rows.unreadable:
+        found = f"{rows.unreadable} rows that can't be read, first {rows.example!r}"
+        yield f"{done.args[0]} printed {found}"
+    if done.returncode != 0:
+        yield f"{done.args[0]} failed: {failure_text(done)}"
 
 
 def _unknown_in(seen: CachedAnswer, ids: list[str]) -> list[str]:
