@@ -44,8 +44,8 @@ def ls(json: o.Json = False, cluster: o.Cluster = None) -> int:
 
 def watch(trial: o.Trial, cluster: o.Cluster = None) -> int:
     """Attach the live view to a trial; the exit status is its result."""
-    from launcher.cli.watching import watch_until_over
     from launcher.trials.find_trials import find_trial, trial_name
+    from launcher.trials.render import watch_until_over
 
     files = find_trial(trial, cluster=cluster)
     return watch_until_over(files, trial_name(files))

@@ -151,7 +151,7 @@ def plan(
                 output.warn(late)
             output.data(*plan_lines(made, plan_hash(text)))
     if check:
-        from launcher.slurm.submit_check import check_plan
+        from launcher.slurm.plan_lines import check_plan
 
         for answer in check_plan(made):
             output.say(answer)
@@ -302,7 +302,7 @@ def _attached(files: TrialFiles, trial: str) -> int:
 
     output.say(f"folder {files.root}")
     output.say(f"Ctrl-C leaves it running; stop it with: realsys stop {trial}")
-    from launcher.cli.watching import watch_until_over
+    from launcher.trials.render import watch_until_over
 
     return watch_until_over(files, trial)
 

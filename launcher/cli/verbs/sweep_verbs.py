@@ -73,8 +73,8 @@ def launch_sweep(
 
 def _run_in_sequence(planned: PlannedSweep, trials: Sequence[TrialFiles]) -> int:
     """Runs the trials in sequence. A failed trial does not prevent the next one; a stopped one does."""
-    from launcher.cli.watching import watch_until_over
     from launcher.submit.submit import start_attempt, translate_os_errors
+    from launcher.trials.render import watch_until_over
     from realsys.api.plan import plan_hash, plan_text
 
     output.say(f"{len(trials)} trials, one after the other; Ctrl-C leaves the running one")

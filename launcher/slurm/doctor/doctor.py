@@ -12,12 +12,13 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib import metadata
+from itertools import islice
 from pathlib import Path
 
+from launcher.sites import places
 from launcher.sites.clusters import check_store, check_writable
 from launcher.sites.site_problems import IMAGES, missing_secrets
 from launcher.slurm.doctor.findings import Finding, of_error, unchecked
-from launcher.slurm.doctor.folder_checks import folder_findings
 from launcher.slurm.doctor.gpu_job import GPU_NODES, GpuProbeRequest, gpu_findings
 from launcher.slurm.doctor.kernel_checks import local_kernel_findings
 from launcher.slurm.doctor.login_checks import slurm_findings
@@ -27,7 +28,10 @@ from launcher.slurm.doctor.store_checks import local_store_finding
 from realsys.api.cluster import ClusterSpec
 from realsys.api.errors import ClusterError, ConfigError
 from realsys.slurm.containers import image_warnings, missing_files
+from realsys.trial.folders import above, check_trial, top_of
+from realsys.trial.records import TrialFiles
 
+MOST_TRIALS = 1000  # whose folders are examined
 LEAST_FREE_GIB = 5.0  # a checkpoint or two of a small model
 
 
@@ -79,6 +83,38 @@ def local_findings(spec: ClusterSpec) -> Iterator[Finding]:
         yield of_error("file root", error)
     for problem in missing_secrets(spec, os.environ):
         yield of_error("secrets", problem)
+
+
+def folder_findings(root: str) -> Iterator[Finding]:
+    """Checks which other users could replace or write trial folders.
+
+    A launch checks the path from its file root to its own folder; this checks all of a user's trials and
+    the folders above the file root, which no launch checks. Nothing is changed.
+    """
+    own, user = Path(root), places.user_name()
+    wrong: dict[str, ClusterError] = {}  # by folder: many trials share one
+    for plan in islice((own / "runs" / user).glob("*/*/plan.json"), MOST_TRIALS):
+        try:
+            check_trial(TrialFiles(plan.parent))
+        except ClusterError as error:
+            wrong.setdefault(error.where, error)
+    if wrong:
+        first, *rest = wrong.values()
+        more = f" (and {len(rest)} more folders)" if rest else ""
+        yield Finding("folders", False, first.what + more, first.fix)
+    else:
+        yield Finding("folders", True, "no other user can replace or write your trials' folders")
+    yield from _above(top_of(own))
+
+
+def _above(top: Path) -> Iterator[Finding]:
+    problems = above(top)
+    if any(severe for _, severe in problems):
+        what = next(sentence for sentence, severe in problems if severe)
+        fix = "ask its owner for chmod +t, or use a file root elsewhere (REALSYS_FILE_ROOT)"
+        yield Finding("folders above", False, what, fix)
+    elif problems:
+        yield Finding("folders above", True, "; ".join(sentence for sentence, _ in problems))
 
 
 def space_finding(root: str) -> Finding:
