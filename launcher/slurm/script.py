@@ -16,8 +16,6 @@ from realsys.api.plan import JobComponent, JobLayout, JobPlan, LaunchPlan
 from realsys.slurm.step_command import filename_pattern
 from realsys.trial.records import TrialFiles
 
-MAX_SCRIPT_BYTES = 64 * 1024
-
 
 def render_script(
     plan: LaunchPlan,

@@ -20,6 +20,7 @@ from launcher.submit.submit import launch_warnings
 from launcher.submit.submit_sweep import PlannedSweep, make_trials, plan_sweep, submit_jobs
 from launcher.terminal import output
 from launcher.terminal.exit_codes import ExitCode
+from launcher.terminal.text import listed
 from launcher.trials.find_trials import all_trials, point_of
 from realsys.api.errors import ConfigError, TrialError
 from realsys.trial.records import TrialFiles
@@ -96,12 +97,14 @@ def _run_in_sequence(planned: PlannedSweep, trials: Sequence[TrialFiles]) -> int
 
 def _report_unstarted(names: Sequence[str]) -> None:
     if names:
-        output.say(f"not started: {_listed(names)}.  start one: realsys resume {names[0]}")
+        output.say(
+            f"not started: {listed(names, MAX_NAMED)}.  start one: realsys resume {names[0]}"
+        )
 
 
 def _jobs_text(jobs: Sequence[str]) -> str:
     kind = "job array" if jobs[0].endswith("]") else "job"
-    return f"{kind} {jobs[0]}" if len(jobs) == 1 else f"jobs {_listed(jobs)}"
+    return f"{kind} {jobs[0]}" if len(jobs) == 1 else f"jobs {listed(jobs, MAX_NAMED)}"
 
 
 def show_sweep(name: str, trials: Sequence[TrialFiles], *, json: bool) -> int:
@@ -157,9 +160,3 @@ def is_confirmed(doing: str, question: str) -> bool:
         command = shlex.join(["realsys", *sys.argv[1:], "--yes"])
         raise typer.BadParameter(f"{doing} needs confirmation, but there is no terminal: {command}")
     return typer.confirm(question, err=True)
-
-
-def _listed(names: Sequence[str]) -> str:
-    """Renders ``a, b, c``, limited to MAX_NAMED names."""
-    shown = ", ".join(names[:MAX_NAMED])
-    return shown + (f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else "")

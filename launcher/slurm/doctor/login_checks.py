@@ -14,6 +14,7 @@ from launcher.slurm.doctor.findings import Finding, of_error, unchecked
 from launcher.slurm.images.image_pull import PROGRAMS
 from launcher.slurm.sbatch_refusals import refusal
 from launcher.slurm.slurm_commands import last_error_line, run_slurm
+from launcher.terminal.text import listed
 from realsys.api.cluster import ClusterSpec, PartitionSpec
 from realsys.api.errors import ClusterError
 from realsys.config.problems import collected
@@ -170,9 +171,8 @@ def _access_problems(name: str, spec: ClusterSpec, site: Discovered) -> Iterator
 
 def _unavailable_text(out: Mapping[str, str]) -> str:
     """Renders ``; down or drained: n3 (DRAIN: bad fan)``; empty if all nodes are up."""
-    named = [f"{node} ({why})" for node, why in list(out.items())[:_MOST_NODES]]
-    more = f" and {len(out) - _MOST_NODES} more" if len(out) > _MOST_NODES else ""
-    return f"; down or drained: {', '.join(named)}{more}" if named else ""
+    named = listed((f"{node} ({why})" for node, why in out.items()), _MOST_NODES)
+    return f"; down or drained: {named}" if named else ""
 
 
 def _missing_resources(configured: PartitionSpec, actual: PartitionSpec) -> Iterator[str]:
