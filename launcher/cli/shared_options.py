@@ -127,10 +127,10 @@ NoSnapshot = Annotated[
 ]
 Detach = Annotated[bool, option("--detach -d", "Start it and return; no live view.")]
 Json = Annotated[bool, option("--json", "One JSON document on stdout.")]
-Trial = Annotated[
-    str,
-    argument("TRIAL", "experiment/trial, an experiment (its newest trial), or a trial's folder."),
-]
+_TRIAL = argument(
+    "TRIAL", "experiment/trial, an experiment (its newest trial), or a trial's folder."
+)
+Trial = Annotated[str, _TRIAL]
 Sweep = Annotated[
     bool,
     option(
@@ -147,7 +147,4 @@ TrialOrSweep = Annotated[
         "experiment/trial, an experiment (its newest trial), a trial's folder, or experiment/sweep.",
     ),
 ]
-OptionalTrial = Annotated[
-    str | None,
-    argument("TRIAL", "experiment/trial, an experiment (its newest trial), or a trial's folder."),
-]
+OptionalTrial = Annotated[str | None, _TRIAL]

@@ -121,15 +121,14 @@ class _ScaleWaiter:
             self._look(view, rows)
             if not (self._starting or self._draining):
                 return
+            ending = ""
             if view.state not in State.live():
+                ending = f"is {view.state.value}: it ended before {self._left()}"
+            elif records.stop is not None and view.state is State.STOPPING:
+                ending = "is being stopped: scaling has no effect any more"
+            if ending:
                 raise TrialError(
-                    f"{view.trial} is {view.state.value}: it ended before {self._left()}",
-                    where="scale",
-                    fix="a resumed trial starts with the workers of its plan",
-                )
-            if records.stop is not None and view.state is State.STOPPING:
-                raise TrialError(
-                    f"{view.trial} is being stopped: scaling has no effect any more",
+                    f"{view.trial} {ending}",
                     where="scale",
                     fix="a resumed trial starts with the workers of its plan",
                 )

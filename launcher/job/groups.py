@@ -18,8 +18,8 @@ from realsys.slurm.hostlist import compress, expand
 
 MAX_COMPONENTS = 128  # MAX_HET_JOB_COMPONENTS of slurm.h
 MAIN_PHASE = "main"
-_SITE_DEFAULTS = ("partition", "account", "qos", "reservation", "constraint")
-_NODE_FIELDS = (*_SITE_DEFAULTS, "gpu_type", "nodelist", "exclude", "extra")
+SITE_DEFAULTS = ("partition", "account", "qos", "reservation", "constraint")
+_NODE_FIELDS = (*SITE_DEFAULTS, "gpu_type", "nodelist", "exclude", "extra")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,7 +175,7 @@ def normal_nodelist(text: str | None) -> str | None:
 
 
 def _with_defaults(kind: WorkerType, task: Scheduling, cluster: ClusterSpec) -> Scheduling:
-    site = {name: getattr(task, name) or getattr(cluster.slurm, name) for name in _SITE_DEFAULTS}
+    site = {name: getattr(task, name) or getattr(cluster.slurm, name) for name in SITE_DEFAULTS}
     image = cluster.gpu_image if task.gpu else cluster.cpu_image
     if kind is WorkerType.GENERATION_SERVER:
         image = cluster.gpu_infer_image

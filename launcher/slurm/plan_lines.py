@@ -70,17 +70,17 @@ def plan_lines(plan: LaunchPlan, hash_of_plan: str) -> Iterator[str]:
             yield ""
 
 
-def scripts(plan: LaunchPlan, attempt: int = FIRST_ATTEMPT) -> list[str]:
+def scripts(plan: LaunchPlan) -> list[str]:
     """Renders the batch script of each job."""
     assert plan.job is not None
     hash_of_plan = plan_hash(plan_text(plan))
-    return [_script(plan, hash_of_plan, held, attempt) for held in submissions(plan.job)]
+    return [_script(plan, hash_of_plan, held) for held in submissions(plan.job)]
 
 
-def _script(plan: LaunchPlan, hash_of_plan: str, held: list[int], attempt: int) -> str:
+def _script(plan: LaunchPlan, hash_of_plan: str, held: list[int]) -> str:
     python = supervisor_python(plan, sys.executable)
-    command = job_command(python, Path(plan.trial_dir), hash_of_plan, held, attempt)
-    return render_script(plan, attempt=attempt, command=command, components=held)
+    command = job_command(python, Path(plan.trial_dir), hash_of_plan, held, FIRST_ATTEMPT)
+    return render_script(plan, attempt=FIRST_ATTEMPT, command=command, components=held)
 
 
 def _component_lines(plan: LaunchPlan, index: int, component: JobComponent) -> Iterator[str]:
@@ -160,7 +160,7 @@ def step_words(step: StepPlan) -> str:
 def _script_lines(plan: LaunchPlan, hash_of_plan: str, held: list[int]) -> Iterator[str]:
     folder = TrialFiles(Path(plan.trial_dir)).submitit
     yield "# " + shlex.join(sbatch_argv(folder, "SCRIPT")) + ", where SCRIPT is:"
-    yield from _script(plan, hash_of_plan, held, FIRST_ATTEMPT).splitlines()
+    yield from _script(plan, hash_of_plan, held).splitlines()
     yield ""
 
 

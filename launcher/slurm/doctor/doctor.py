@@ -150,34 +150,26 @@ def image_findings(spec: ClusterSpec) -> Iterator[Finding]:
 
 def _there(job: NodeJob, login_findings: list[Finding]) -> Iterator[Finding]:
     """Runs the node job and yields its findings; skipped if Slurm already refused such a job."""
+    again = "or look at another partition: --partition"
     if refused := _refused(login_findings):
-        error = ClusterError(refused[0].what, where=refused[0].name, fix=refused[0].fix)
-        yield from unchecked_node(job, error)
+        yield from unchecked_node(job, refused[0].what, refused[0].fix)
         return
     try:
         seen = run_node_job(job)
-    except ClusterError as error:
-        yield from unchecked_node(job, _no_node(error))
+    except (
+        ClusterError
+    ) as error:  # Slurm accepted the job moments ago, so no node became free in time
+        what = f"no node was free within {QUEUE_S} s ({error.what})"
+        yield from unchecked_node(job, what, f"try again later, {again}")
     except OSError as error:
-        problem = ClusterError(
-            f"the file root can't be written: {error}", where=job.spec.file_root, fix=""
-        )
-        yield from unchecked_node(job, problem)
+        what = f"the file root can't be written: {error}"
+        yield from unchecked_node(job, what, f"try again when a node is free, {again}")
     else:
         yield from node_findings(job, with_write_visibility(job, seen))
 
 
 def _refused(login_findings: list[Finding]) -> list[Finding]:
     return [f for f in login_findings if f.name in ("slurm", "submission") and not f.ok]
-
-
-def _no_node(error: ClusterError) -> ClusterError:
-    """Explains a failed salloc: Slurm accepted the job moments ago, so no node became free in time."""
-    return ClusterError(
-        f"no node was free within {QUEUE_S} s ({error.what})",
-        where=error.where,
-        fix="try again later, or look at another partition: --partition",
-    )
 
 
 def with_write_visibility(job: NodeJob, seen: dict[str, NodeReport]) -> dict[str, NodeReport]:

@@ -13,7 +13,6 @@ from launcher.slurm.doctor.node_job import NodeJob, NodeReport
 from launcher.slurm.doctor.store_checks import node_store_finding
 from launcher.slurm.images.image_pull import PROGRAMS
 from realsys.api.cluster import ClusterSpec
-from realsys.api.errors import RealsysError
 
 OLDEST_PYTHON = (3, 11)
 MOST_SKEW_S = 2.0
@@ -39,12 +38,11 @@ def _insides(job: NodeJob) -> dict[str, str]:
     return {f"inside {option}": option for option in job.images}
 
 
-def unchecked_node(job: NodeJob, error: RealsysError) -> list[Finding]:
+def unchecked_node(job: NodeJob, what: str, fix: str) -> list[Finding]:
     """Makes the findings if no step ran: nothing was checked."""
     first, *rest = check_names(job)
-    fix = "try again when a node is free, or look at another partition: --partition"
     return [
-        Finding(first, None, f"not checked: {error.what}", error.fix or fix),
+        Finding(first, None, f"not checked: {what}", fix),
         *unchecked(rest, "no compute node", f"see {first}"),
     ]
 

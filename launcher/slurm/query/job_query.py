@@ -48,7 +48,6 @@ def query_jobs(
     *,
     accounting: bool | None,
     max_age_s: float = 0.0,
-    cluster: str = "",
     timeout_s: float = 30.0,
 ) -> CachedAnswer:
     """Queries these jobs. Problems are part of the answer and make jobs UNKNOWN, never GONE.
@@ -61,23 +60,22 @@ def query_jobs(
         accounting: whether sacct works; None: try. Pass ``not answer.accounting_off`` next time.
         max_age_s: accept a cached answer up to this age, also one of another process: for repeated
             queries (then at least 10 s).
-        cluster: names the cache file; the host does if empty.
         timeout_s: per program.
     """
     names = list(dict.fromkeys(job_ids))
     ids = {name: name.strip().partition(";")[0] for name in names}
     valid = list(dict.fromkeys(found for found in ids.values() if _JOB_ID.fullmatch(found)))
     if max_age_s > 0 and valid:
-        answer = _through_cache(valid, accounting, max_age_s, cluster, timeout_s)
+        answer = _through_cache(valid, accounting, max_age_s, timeout_s)
     else:
         answer = _fresh(valid, accounting, timeout_s)
     return _picked(answer, ids)
 
 
 def _through_cache(
-    ids: list[str], accounting: bool | None, max_age_s: float, cluster: str, timeout_s: float
+    ids: list[str], accounting: bool | None, max_age_s: float, timeout_s: float
 ) -> CachedAnswer:
-    path = answer_cache.cache_file(cluster)
+    path = answer_cache.cache_file()
     kept = answer_cache.load(path, max_age_s=max_age_s)
     if kept and not _unknown_in(kept, ids):
         return kept
