@@ -76,11 +76,11 @@ _JOB_OPTIONS: dict[str, tuple[tuple[str, ...], str, str]] = {
 }
 
 
-def with_job_options(verb: Callable[..., int]) -> Callable[..., int]:
+def with_job_options(verb: Callable[..., int | None]) -> Callable[..., int | None]:
     """Adds the job options to a verb; its parameter ``job`` receives them as a JobOptions."""
 
     @functools.wraps(verb)
-    def command(**given: Any) -> int:
+    def command(**given: Any) -> int | None:
         from launcher.submit.job_options import JobOptions
 
         job = JobOptions(**{name: given.pop(name) for name in (*_JOB_OPTIONS, "requeue")})

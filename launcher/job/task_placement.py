@@ -155,7 +155,7 @@ def _largest(
     while high - low > 1:
         middle = (low + high) // 2 if low else 1
         value = node.whole(middle) if field == "cpus" else middle
-        changed = replace(groups[at], **{field: value})
+        changed = replace(groups[at], **{field: value})  # type: ignore[arg-type]
         if _fits([*groups[:at], changed, *groups[at + 1 :]], node, max_nodes):
             low = middle
         elif middle == 1:

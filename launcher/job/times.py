@@ -93,9 +93,9 @@ def job_times(
     if (text := cluster.slurm.time_limit) is not None:
         times.site = times._read(parse_time_limit, text, _SITE_LIMIT)
     for group in groups:
-        if (own := group.task.time_limit) is not None:
-            if limit := times._read(parse_time_limit, own, group.where("time_limit")):
-                times.own[group.phase, group.kind] = limit
+        own, where = group.task.time_limit, group.where("time_limit")
+        if own is not None and (limit := times._read(parse_time_limit, own, where)):
+            times.own[group.phase, group.kind] = limit
     begin, where = _agreed("begin", begin, groups, times.problems)
     if begin is not None:
         times.begin = times._read(partial(parse_begin, now=now), begin, where)

@@ -1,7 +1,7 @@
 """The verbs that start, stop and wait for runs: launch, plan, resume, replay, stop, wait.
 
 They parse, call and print; planning.py, submit.py, stop.py and render.py do the work and are imported
-when a verb runs, so that the command line itself starts quickly. Each returns its exit status.
+when a verb runs, so that the command line itself starts quickly. All but `plan` return an exit status.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def plan(
     ] = None,
     *,
     job: o.Job,
-) -> int:
+) -> None:
     """Show what `launch` would do: phases, tasks, calls, files. Starts nothing."""
     from launcher.cli.plan_tables import print_plan
     from launcher.plan.memory_check import ModelsTooLarge
@@ -133,7 +133,7 @@ def plan(
             output.document(search=proposal)
         else:
             print_proposal(made, proposal)
-        return ExitCode.OK
+        return
     if gpus is not None:
         raise typer.BadParameter("--gpus needs --search")
     text = plan_text(made)
@@ -155,7 +155,6 @@ def plan(
 
         for answer in check_plan(made):
             output.say(answer)
-    return ExitCode.OK
 
 
 @o.with_job_options

@@ -136,13 +136,8 @@ def _stop(found: Sequence[Pair], *, grace_s: float, yes: bool) -> int:
     if not found:
         output.say("none of the trials is running or queued; nothing was done")
         return ExitCode.OK
-    output.say(f"running and queued trials: {len(found)}")
-    for _, view in found[:MAX_NAMED]:
-        output.say(f"  {view.trial}  {view.state.value}")
-    if len(found) > MAX_NAMED:
-        output.say(f"  and {len(found) - MAX_NAMED} more")
-    if not yes and not is_confirmed(f"stopping {len(found)} trials", f"Stop them ({len(found)})?"):
-        output.say("nothing was done")
+    lines = [f"{view.trial}  {view.state.value}" for _, view in found]
+    if not agrees("running and queued trials", lines, doing="stopping", order="Stop", yes=yes):
         return ExitCode.OK
     failed = stop_several(found, grace_s=grace_s, on_action=output.say)
     for error in failed.values():
@@ -152,6 +147,18 @@ def _stop(found: Sequence[Pair], *, grace_s: float, yes: bool) -> int:
         return next(iter(failed.values())).exit_code
     output.say(f"all {len(found)} stopped; resume one: realsys resume {found[0][1].trial}")
     return ExitCode.OK
+
+
+def agrees(title: str, lines: Sequence[str], *, doing: str, order: str, yes: bool) -> bool:
+    """Lists trials and asks whether to go on, unless ``yes``; says so if nothing is done."""
+    count = len(lines)
+    output.say(f"{title}: {count}", *(f"  {line}" for line in lines[:MAX_NAMED]))
+    if count > MAX_NAMED:
+        output.say(f"  and {count - MAX_NAMED} more")
+    if yes or is_confirmed(f"{doing} {count} trials", f"{order} them ({count})?"):
+        return True
+    output.say("nothing was done")
+    return False
 
 
 def is_confirmed(doing: str, question: str) -> bool:
