@@ -51,7 +51,8 @@ def scale(
     with closing(open_trial_store(plan, files)) as store:
         if not (request.counts or request.drain):
             found = read_scaling(store, keys, token=attempt.token, phase=phase.name)
-            return _rows(phase, found or _none(attempt, phase))
+            none = Scaling(attempt=attempt.number, token=attempt.token, phase=phase.name)
+            return _rows(phase, found or none)
         changes: list[ScaleChange] = []
 
         def change(before: Scaling) -> Scaling:
@@ -90,10 +91,6 @@ def _check_layout(plan: LaunchPlan, request: ScaleRequest) -> None:
             where="layout split",
             fix="use --drain, or launch with --layout single or het",
         )
-
-
-def _none(attempt: AttemptRecord, phase: PhasePlan) -> Scaling:
-    return Scaling(attempt=attempt.number, token=attempt.token, phase=phase.name)
 
 
 def _rows(phase: PhasePlan, scaling: Scaling) -> list[tuple[str, ...]]:

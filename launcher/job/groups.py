@@ -195,13 +195,12 @@ def _common_resources(specs: Sequence[PartitionSpec]) -> PartitionSpec:
     """Computes what a node has for certain if it may come from any of the partitions."""
     types = {s.gpu_type for s in specs}
     names = [expand(s.nodelist) for s in specs if s.nodelist]
+    threads = [s.threads_per_core for s in specs if s.threads_per_core]
     return PartitionSpec(
         nodes=min((s.nodes for s in specs if s.nodes), default=None),
         cpus=min(s.cpus for s in specs),
         # Whole cores of nodes with more threads are also whole cores of the others.
-        threads_per_core=max(threads)
-        if len(threads := _known_threads(specs)) == len(specs)
-        else None,
+        threads_per_core=max(threads) if len(threads) == len(specs) else None,
         memory_mib=min(s.memory_mib for s in specs),
         gpus=min(s.gpus for s in specs),
         gpu_type=types.pop() if len(types) == 1 else None,
@@ -210,10 +209,6 @@ def _common_resources(specs: Sequence[PartitionSpec]) -> PartitionSpec:
         max_time=specs[0].max_time if len({s.max_time for s in specs}) == 1 else None,
         max_nodes=min((s.max_nodes for s in specs if s.max_nodes), default=None),
     )
-
-
-def _known_threads(specs: Sequence[PartitionSpec]) -> list[int]:
-    return [s.threads_per_core for s in specs if s.threads_per_core]
 
 
 def _gpu_type_problem(group: PlacedGroup) -> Iterator[ConfigError]:

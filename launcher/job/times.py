@@ -116,12 +116,7 @@ def partition_limit_problems(
     partition = groups[0].partition
     if limit is None or partition is None or partition.max_time is None:
         return
-    try:
-        most = parse_time_limit(partition.max_time)
-    except ConfigError as error:
-        where = f"partitions.{groups[0].task.partition}.max_time in the cluster spec"
-        yield ConfigError(error.what, where=where, fix=error.fix)
-        return
+    most = parse_time_limit(partition.max_time)
     if most.minutes is None or (limit.minutes is not None and limit.minutes <= most.minutes):
         return
     own = [g for g in groups if times.own.get((g.phase, g.kind)) == limit]

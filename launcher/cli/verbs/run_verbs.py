@@ -246,20 +246,18 @@ def stop(
     """Stop a trial, or all of a sweep, after the current step; leaves no process behind."""
     from launcher.control.stop import stop as stop_trial
     from launcher.terminal import output
-    from launcher.trials.find_trials import find_sweep, find_trial
+    from launcher.trials.find_trials import all_trials, find_sweep, find_trial
     from realsys.trial.trial_state import State
 
     if (trial is None) != everything:
         raise typer.BadParameter("give either a TRIAL or --all")
-    if trial is None:
-        from launcher.cli.verbs.sweep_verbs import stop_all
+    several = (
+        list(all_trials(cluster=cluster)) if trial is None else find_sweep(trial, cluster=cluster)
+    )
+    if trial is None or several:
+        from launcher.cli.verbs.sweep_verbs import stop_trials
 
-        return stop_all(grace_s=grace, yes=yes, cluster=cluster)
-    if sweep := find_sweep(trial, cluster=cluster):
-        from launcher.cli.verbs.sweep_verbs import stop_sweep
-
-        return stop_sweep(sweep, grace_s=grace, yes=yes)
-
+        return stop_trials(several, grace_s=grace, yes=yes)
     report = stop_trial(find_trial(trial, cluster=cluster), grace_s=grace, on_action=output.say)
     view = report.view
     if report.was_over:

@@ -13,7 +13,7 @@ from typing import Unpack
 
 import typer
 
-from launcher.control.stop_several import Pair, running, stop_several
+from launcher.control.stop_several import running, stop_several
 from launcher.sites import places
 from launcher.submit.planning import LaunchOptions
 from launcher.submit.submit import launch_warnings
@@ -21,7 +21,7 @@ from launcher.submit.submit_sweep import PlannedSweep, make_trials, plan_sweep, 
 from launcher.terminal import output
 from launcher.terminal.exit_codes import ExitCode
 from launcher.terminal.text import listed
-from launcher.trials.find_trials import all_trials, point_of
+from launcher.trials.find_trials import point_of
 from realsys.api.errors import ConfigError, TrialError
 from realsys.trial.records import TrialFiles
 
@@ -121,18 +121,9 @@ def show_sweep(name: str, trials: Sequence[TrialFiles], *, json: bool) -> int:
     return ExitCode.OK
 
 
-def stop_all(*, grace_s: float, yes: bool, cluster: str | None) -> int:
-    """Stops all of the user's trials: `stop --all`."""
-    found = running(list(all_trials(cluster=cluster)))
-    return _stop(found, grace_s=grace_s, yes=yes)
-
-
-def stop_sweep(trials: Sequence[TrialFiles], *, grace_s: float, yes: bool) -> int:
-    """Stops the trials of a sweep."""
-    return _stop(running(trials), grace_s=grace_s, yes=yes)
-
-
-def _stop(found: Sequence[Pair], *, grace_s: float, yes: bool) -> int:
+def stop_trials(trials: Sequence[TrialFiles], *, grace_s: float, yes: bool) -> int:
+    """Stops those of the trials that have not ended: a sweep's, or all of the user's."""
+    found = running(trials)
     if not found:
         output.say("none of the trials is running or queued; nothing was done")
         return ExitCode.OK

@@ -90,10 +90,9 @@ def _through_cache(
 def _fresh(ids: list[str], accounting: bool | None, timeout_s: float) -> CachedAnswer:
     if not ids:
         return CachedAnswer(asked_at=time.time())
-    if len(ids) == 1:
-        return _completed(_from_squeue(_by_id(ids), timeout_s), ids, accounting, timeout_s)
-    mine = _from_squeue(["--me"], timeout_s)
-    return _completed(mine, ids, accounting, timeout_s, only_mine=True)
+    several = len(ids) > 1
+    seen = _from_squeue(["--me"] if several else _by_id(ids), timeout_s)
+    return _completed(seen, ids, accounting, timeout_s, only_mine=several)
 
 
 def _completed(
