@@ -75,9 +75,9 @@ def place(
     needed = num_nodes(runs)
     if max_nodes is not None and needed > max_nodes:
         tasks = " and ".join(f"{d.count} {d.name}" for d in groups if d.count)
-        noun = "node" if needed == 1 else "nodes"
+        noun, there = "node" if needed == 1 else "nodes", "is" if max_nodes == 1 else "are"
         unproven = f" as we place them ({least} at the least)" if least < needed else ""
-        why = f"{tasks} need {needed} {noun}{unproven}, {_there_are(max_nodes)}"
+        why = f"{tasks} need {needed} {noun}{unproven}, there {there} {max_nodes}"
         return Misfit(why=why, fix=_fewer_nodes_fix(groups, node, max_nodes, needed), needed=needed)
     names = tuple(d.name for d in groups)
     return Packing(names=names, patterns=_in_order(groups, runs), least_nodes=least)
@@ -93,10 +93,6 @@ def _in_order(
     ordered = sorted(runs, key=lambda run: [run[1][g] for g in by_gpus], reverse=True)
     merged = groupby(ordered, key=lambda run: run[1])
     return tuple((sum(nodes for nodes, _ in same), pattern) for pattern, same in merged)
-
-
-def _there_are(nodes: int) -> str:
-    return "there is 1" if nodes == 1 else f"there are {nodes}"
 
 
 # ---- what would fit instead -----------------------------------------------------------------

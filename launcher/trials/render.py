@@ -104,15 +104,11 @@ def _lines(reader: StatusReader, stream: TextIO, sleep: Callable[[float], None])
 def is_line_due(view: TrialView, shown: TrialView, *, age_s: float) -> bool:
     """Whether a pipe gets a line for ``view``, ``age_s`` after the line for ``shown``."""
 
-    def stage(v: TrialView) -> tuple[object, ...]:
-        return v.state, v.attempt, v.phase
-
-    def place(v: TrialView) -> tuple[object, ...]:
-        return v.step, v.progress.doing if v.progress else ""
-
-    if stage(view) != stage(shown):
+    if any(getattr(view, name) != getattr(shown, name) for name in ("state", "attempt", "phase")):
         return True
-    return age_s >= (LINE_S if place(view) != place(shown) else QUIET_S)
+    doing, then = (v.progress.doing if v.progress else "" for v in (view, shown))
+    moves = (view.step, doing) != (shown.step, then)
+    return age_s >= (LINE_S if moves else QUIET_S)
 
 
 def progress_line(view: TrialView) -> str:
