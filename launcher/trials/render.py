@@ -104,7 +104,7 @@ def _lines(reader: StatusReader, stream: TextIO, sleep: Callable[[float], None])
 def is_line_due(view: TrialView, shown: TrialView, *, age_s: float) -> bool:
     """Whether a pipe gets a line for ``view``, ``age_s`` after the line for ``shown``."""
 
-    if any(getattr(view, name) != getattr(shown, name) for name in ("state", "attempt", "phase")):
+    if (view.state, view.attempt, view.phase) != (shown.state, shown.attempt, shown.phase):
         return True
     doing, then = (v.progress.doing if v.progress else "" for v in (view, shown))
     moves = (view.step, doing) != (shown.step, then)

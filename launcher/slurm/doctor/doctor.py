@@ -8,6 +8,7 @@ nodes (gpu_job.py). Changes nothing except creating the file root; every check h
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -20,13 +21,19 @@ from launcher.sites.clusters import check_store, check_writable
 from launcher.sites.site_problems import IMAGES, missing_secrets
 from launcher.slurm.doctor.findings import Finding, of_error, unchecked
 from launcher.slurm.doctor.gpu_job import GPU_NODES, GpuProbeRequest, gpu_findings
-from launcher.slurm.doctor.kernel_checks import local_kernel_findings
 from launcher.slurm.doctor.login_checks import slurm_findings
-from launcher.slurm.doctor.node_checks import NEEDED, local_python, node_findings, unchecked_node
+from launcher.slurm.doctor.node_checks import (
+    NEEDED,
+    local_python,
+    no_pidfd,
+    node_findings,
+    unchecked_node,
+)
 from launcher.slurm.doctor.node_job import QUEUE_S, NodeJob, NodeReport, node_job, run_node_job
 from launcher.slurm.doctor.store_checks import local_store_finding
 from realsys.api.cluster import ClusterSpec
 from realsys.api.errors import ClusterError, ConfigError
+from realsys.runtime.linux import pidfd_open
 from realsys.slurm.containers import image_warnings, missing_files
 from realsys.trial.folders import above, check_trial, top_of
 from realsys.trial.records import TrialFiles
@@ -133,6 +140,14 @@ def packages_finding() -> Finding:
         fix = "to run workers on this machine: pip install 'realsys[train]'"
         return Finding("packages", False, f"not installed: {', '.join(lacks)}", fix)
     return Finding("packages", True, f"Python {local_python()}, torch {found['torch']}")
+
+
+def local_kernel_findings() -> Iterator[Finding]:
+    """Checks this host's kernel, if tasks run here; yields nothing if it has what they need."""
+    try:
+        os.close(pidfd_open(os.getpid()))
+    except ClusterError:
+        yield no_pidfd("kernel", platform.release())
 
 
 def image_findings(spec: ClusterSpec) -> Iterator[Finding]:

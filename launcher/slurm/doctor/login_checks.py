@@ -115,43 +115,30 @@ def account_findings(spec: ClusterSpec, site: Discovered) -> Iterator[Finding]:
 def partition_findings(spec: ClusterSpec, site: Discovered) -> Iterator[Finding]:
     """Checks that the site file's partitions exist and have the resources it states (pure)."""
     there = site.spec.partitions
-    wanted = spec.slurm.partition
+    wanted, unknown = spec.slurm.partition, "Slurm has no such partition"
     if wanted and wanted not in {*spec.partitions, *there}:
-        yield Finding(
-            f"partition {wanted}",
-            False,
-            "Slurm has no such partition",
-            f"set slurm.partition to one of {', '.join(there)}",
-        )
+        fix = f"set slurm.partition to one of {', '.join(there)}"
+        yield Finding(f"partition {wanted}", False, unknown, fix)
     for name, described in spec.partitions.items():
+        title = f"partition {name}"
         if name not in there:
-            yield Finding(
-                f"partition {name}",
-                False,
-                "Slurm has no such partition",
-                f"remove it from partitions; there are {', '.join(there)}",
-            )
+            fix = f"remove it from partitions; there are {', '.join(there)}"
+            yield Finding(title, False, unknown, fix)
             continue
         lacks = list(_missing_resources(described, there[name]))
         shut = list(_access_problems(name, spec, site))
         out = site.facts.unavailable(h for k in site.kinds[name] for h in hosts_of(k.nodelist))
         if shut:
             fix = "choose another partition, account or QOS, or wait until the site opens it"
-            yield Finding(f"partition {name}", False, "; ".join([*shut, *lacks]), fix)
+            yield Finding(title, False, "; ".join([*shut, *lacks]), fix)
         elif lacks:
             fix = "compare with `realsys clusters init`, and correct the site file"
-            yield Finding(f"partition {name}", False, "; ".join(lacks), fix)
+            yield Finding(title, False, "; ".join(lacks), fix)
         else:
-            yield Finding(
-                f"partition {name}", True, _resources_text(described) + _unavailable_text(out)
-            )
+            yield Finding(title, True, _resources_text(described) + _unavailable_text(out))
     if not spec.partitions:
-        yield Finding(
-            "partitions",
-            False,
-            "the site file describes none, so plans can't be checked before they are queued",
-            "take them from `realsys clusters init`",
-        )
+        what = "the site file describes none, so plans can't be checked before they are queued"
+        yield Finding("partitions", False, what, "take them from `realsys clusters init`")
 
 
 def _access_problems(name: str, spec: ClusterSpec, site: Discovered) -> Iterator[str]:
