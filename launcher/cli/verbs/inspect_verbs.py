@@ -243,7 +243,6 @@ def schema(
 
 def experiments(imports: o.Imports = None, json: o.Json = False) -> None:
     """List the experiments that can be launched."""
-    from launcher.cli.tables import print_experiments
     from launcher.submit import planning
     from launcher.terminal import output
 
@@ -252,7 +251,7 @@ def experiments(imports: o.Imports = None, json: o.Json = False) -> None:
     if json:
         output.document(experiments=[{"name": name, "doc": doc} for name, doc in found])
     else:
-        print_experiments(found)
+        output.table(("experiment", "what it does"), found)
 
 
 def _show_experiment(name: str, words: list[str], imports: list[str], json: bool) -> None:
