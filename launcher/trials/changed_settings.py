@@ -68,7 +68,7 @@ _TASK = (
 ).split()
 
 
-def _leaves(places: str, names: str, unless: _Unless | None = None) -> dict[str, _Unless | None]:
+def _rules(places: str, names: str, unless: _Unless | None = None) -> dict[str, _Unless | None]:
     """Returns the rules for leaves of the main phase's configuration at each of the places."""
     return {f"{_MAIN}.{p}.{n}": unless for p in places.split() for n in names.split()}
 
@@ -76,23 +76,23 @@ def _leaves(places: str, names: str, unless: _Unless | None = None) -> dict[str,
 # A leaf that may change: None, or a function of (new plan, leaf's path) that returns a reason against it.
 ALLOWED: dict[str, _Unless | None] = {
     # When to save, checkpoint and evaluate; length of the run.
-    **_leaves(_CONTROLS, "save_freq_epochs save_freq_steps save_freq_secs"),
-    **_leaves(_CONTROLS, "ckpt_freq_epochs ckpt_freq_steps ckpt_freq_secs ckpt_keep"),
-    **_leaves(_CONTROLS, "eval_freq_epochs eval_freq_steps eval_freq_secs"),
-    **_leaves(_CONTROLS, "benchmark_steps total_train_epochs", _length_matters),
+    **_rules(_CONTROLS, "save_freq_epochs save_freq_steps save_freq_secs"),
+    **_rules(_CONTROLS, "ckpt_freq_epochs ckpt_freq_steps ckpt_freq_secs ckpt_keep"),
+    **_rules(_CONTROLS, "eval_freq_epochs eval_freq_steps eval_freq_secs"),
+    **_rules(_CONTROLS, "benchmark_steps total_train_epochs", _length_matters),
     # Length limits of data and of future samples.
-    **_leaves("*.*.datasets.*.args", "max_prompt_len max_answer_len", _cuts),
-    **_leaves("model_worker.*.shards.*.eval_dataset.args", "max_prompt_len max_answer_len", _cuts),
-    **_leaves("model_rpcs.*.interface_impl.args.gen", "max_new_tokens", _scales_loss),
-    **_leaves("rollout_worker.*.gconfig", "max_new_tokens", _scales_loss),
-    **_leaves("evaluator.*.gconfig", "max_new_tokens"),
+    **_rules("*.*.datasets.*.args", "max_prompt_len max_answer_len", _cuts),
+    **_rules("model_worker.*.shards.*.eval_dataset.args", "max_prompt_len max_answer_len", _cuts),
+    **_rules("model_rpcs.*.interface_impl.args.gen", "max_new_tokens", _scales_loss),
+    **_rules("rollout_worker.*.gconfig", "max_new_tokens", _scales_loss),
+    **_rules("evaluator.*.gconfig", "max_new_tokens"),
     # Memory and concurrency limits; time-outs.
-    **_leaves("model_rpcs.*.mb_spec evaluator.*.mb_spec", "max_tokens_per_mb max_cache_tokens"),
-    **_leaves("rollout_worker.*", "new_tokens_per_chunk rollout_request_timeout"),
-    **_leaves("rollout_worker.*", "max_concurrent_rollouts dump_limit_gib"),
-    **_leaves("gserver_manager.*", "flush_request_timeout max_concurrent_rollouts"),
-    **_leaves("rollout master_worker.*.rollout", "max_in_flight"),
-    **_leaves("evaluator.*", "batch_size poll_s max_tries retry_s"),
+    **_rules("model_rpcs.*.mb_spec evaluator.*.mb_spec", "max_tokens_per_mb max_cache_tokens"),
+    **_rules("rollout_worker.*", "new_tokens_per_chunk rollout_request_timeout"),
+    **_rules("rollout_worker.*", "max_concurrent_rollouts dump_limit_gib"),
+    **_rules("gserver_manager.*", "flush_request_timeout max_concurrent_rollouts"),
+    **_rules("rollout master_worker.*.rollout", "max_in_flight"),
+    **_rules("evaluator.*", "batch_size poll_s max_tries retry_s"),
     # Destinations of metrics.
     f"{_MAIN}.tensorboard": None,
     f"{_MAIN}.wandb.**": None,
