@@ -1,4 +1,4 @@
-"""Prints `status`, `ls`, `show` and `experiments` as lines and tables; a sweep has a row per trial.
+"""Prints `status`, `ls` and `show` as lines and tables; a sweep has a row per trial.
 
 Values in, text out through launcher/terminal/output.py; the `--json` documents have the same values.
 """
@@ -185,8 +185,3 @@ def _print_block(rows: Sequence[OptionRow], width: int) -> None:
         output.data(left + first)
         for line in others:
             output.data(" " * len(left) + line)
-
-
-def print_experiments(found: Sequence[tuple[str, str]]) -> None:
-    """Prints names with the first line of each one's documentation."""
-    output.table(("experiment", "what it does"), found)

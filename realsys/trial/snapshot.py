@@ -16,7 +16,7 @@ import subprocess
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from realsys.api.plan import LaunchPlan
@@ -30,30 +30,27 @@ GIT_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class CodeSnapshot:
-    """``snapshot.json``: origin of the copied code."""
+class Provenance:
+    """Which code a checkout holds, according to git."""
+
+    revision: str = ""  # empty outside git, or where git refuses
+    changed: bool | None = None  # it differs from the revision; None: unknown
+    problem: str = ""  # why git could not identify the code; empty outside git
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodeSnapshot(Provenance):
+    """``snapshot.json``: origin of the copied code. If it was changed: see dirty.diff."""
 
     root: str
-    revision: str  # empty outside git, or where git refuses
-    changed: bool | None  # the copy differs from the revision: see dirty.diff; None: unknown
     files: int
     taken_at: float
     left_out: tuple[str, ...] = ()  # larger than MAX_FILE_BYTES
-    problem: str = ""  # why git could not identify the code
 
 
 def code_root() -> Path:
     """Returns the folder that holds realsys' packages: a checkout, or site-packages."""
     return Path(__file__).resolve().parents[2]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Provenance:
-    """Which code a checkout holds, according to git. ``changed`` None: unknown."""
-
-    revision: str = ""
-    changed: bool | None = None
-    problem: str = ""  # why it is unknown; empty outside git
 
 
 def provenance(root: Path | None = None) -> Provenance:
@@ -182,20 +179,17 @@ def take_snapshot(
             (files.code / "imports").mkdir(parents=True, exist_ok=True)
             shutil.copy2(path, files.code / "imports" / Path(path).name)
     found = provenance(root)
-    problem = found.problem
     if found.changed:
         diff, why = _git(root, "diff", "HEAD")
-        problem = problem or why
+        found = replace(found, problem=found.problem or why)
         if diff is not None:
             (files.root / "dirty.diff").write_text(diff, encoding="utf-8", errors="surrogateescape")
     taken = CodeSnapshot(
         root=str(root),
-        revision=found.revision,
-        changed=found.changed,
         files=copied,
         taken_at=time.time(),
         left_out=tuple(left_out),
-        problem=problem,
+        **vars(found),
     )
     write_record(files.snapshot, taken)
     return taken

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from launcher.cli.front_page import VERBS
-from launcher.terminal.exit_codes import EXIT_CODES
+from launcher.terminal.exit_codes import ExitCode
 from realsys.runtime import worker_exit_codes
 from realsys.runtime.lifecycle import TRANSITIONS
 
@@ -143,8 +143,8 @@ def test_cli_page_lists_every_verb() -> None:
 
 
 def test_cli_pages_exit_statuses_are_the_codes() -> None:
-    expected = [f"| {code.value} | `{code.name}` | {text} |" for code, text in EXIT_CODES.items()]
-    assert rows(text_of("docs/cli.md"), "Exit status") == expected
+    listed = [row.split(" | ")[:2] for row in rows(text_of("docs/cli.md"), "Exit status")]
+    assert listed == [[f"| {code.value}", f"`{code.name}`"] for code in ExitCode]
 
 
 def test_workers_pages_lifecycle_is_the_codes() -> None:

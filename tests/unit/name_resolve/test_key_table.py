@@ -25,7 +25,7 @@ USES = {
         *("realsys/master/run_progress.py", "Put(self._runner.keys.progress"),
         *("launcher/trials/status.py", '_value(Progress, "progress")'),
     ),
-    "stop": ("launcher/control/stop_request.py", ".stop, dumps(", WATCHER, "keys.stop"),
+    "stop": ("launcher/control/stop.py", ".stop, dumps(", WATCHER, "keys.stop"),
     "scaling": (LIVE, "Put(keys.scaling", LIVE, "find(store, keys.scaling)"),
     "done": ("realsys/master/checkpoint/publication.py", "_publish(self._keys.done", "", ""),
     "checkpoint": ("realsys/master/checkpoint/publication.py", "_publish(self._keys.checkpoint(", "", ""),
