@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 
-QUICK_VERBS = ("status", "ls")  # run without typer, where their words need no interpretation
+QUICK_VERBS = ("status", "ls", "plan")  # run without typer, where their words need no interpretation
 INTERRUPTED = 130  # equals ExitCode.INTERRUPTED in launcher/terminal/exit_codes.py
 
 

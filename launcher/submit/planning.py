@@ -105,10 +105,10 @@ class Planner:
         self.folder = trial_dir(self.cluster.file_root, self._user, experiment, "_").parent
         self._snapshot, self._now = snapshot and self.on_slurm, datetime.now()
         self._revision = revision()
-        self._request = self._job.request(self._dependency())
+        self._request = self._job.request(self._dependency()) if self.on_slurm else None
 
     def _dependency(self) -> str | None:
-        if not self.on_slurm or not self._job.after:
+        if not self._job.after:
             return None
         from launcher.submit.dependencies import dependency_on  # loads all that reads trials
 
