@@ -12,12 +12,12 @@ import dataclasses
 import enum
 import functools
 import importlib
-import importlib.metadata
 import importlib.util
 import sys
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -269,10 +269,23 @@ def load_plugins(imports: Iterable[str] = ()) -> None:
     Raises:
         ConfigError: an import fails; carries the reason.
     """
-    for point in importlib.metadata.entry_points(group="realsys.plugins"):
-        _import(point.value.partition(":")[0], origin=f"entry point {point.name!r}")
+    if _are_plugins_installed():
+        import importlib.metadata  # takes longer than all else of a start without plug-ins
+
+        for point in importlib.metadata.entry_points(group="realsys.plugins"):
+            _import(point.value.partition(":")[0], origin=f"entry point {point.name!r}")
     for name in imports:
         _import(name, origin=f"--import {name}")
+
+
+def _are_plugins_installed() -> bool:
+    """Whether a package's entry points (as pip writes them) may be of our group."""
+    for folder in map(Path, sys.path):
+        for file in folder.glob("*-info/entry_points.txt"):
+            with suppress(OSError):
+                if b"realsys.plugins" in file.read_bytes():
+                    return True
+    return False
 
 
 def _import(name: str, *, origin: str) -> None:
