@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import sys
 
-QUICK_VERBS = ("status", "ls", "plan")  # run without typer, where their words need no interpretation
+QUICK_VERBS = (
+    "status",
+    "ls",
+    "plan",
+)  # run without typer, where their words need no interpretation
 INTERRUPTED = 130  # equals ExitCode.INTERRUPTED in launcher/terminal/exit_codes.py
 
 
@@ -35,6 +39,9 @@ def _main(words: list[str]) -> int:
     except UnicodeEncodeError:  # a terminal without box characters: typer handles it
         pass
     if words[0] in QUICK_VERBS:
+        import gc
+
+        gc.set_threshold(100_000)  # a start makes thousands of objects that stay
         from launcher.cli.error_reports import run_reporting_errors
         from launcher.cli.verbs.quick_verbs import quick_verb
 
