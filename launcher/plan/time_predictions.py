@@ -126,9 +126,9 @@ def _measured_trials(plan: LaunchPlan) -> list[TrialFiles]:
     from launcher.trials.find_trials import created_at
 
     own = Path(plan.trial_dir)
-    trials = [TrialFiles(p.parent) for p in own.parent.parent.glob("*/*/plan.json")]
-    newest = sorted(trials, key=created_at, reverse=True)[:MAX_TRIALS_EXAMINED]
-    return [t for t in newest if t.root != own and os.path.exists(t.phase(t.root).events)]
+    others = (TrialFiles(p.parent) for p in own.parent.parent.glob("*/*/plan.json"))
+    measured = [t for t in others if t.root != own and os.path.exists(t.phase(t.root).events)]
+    return sorted(measured, key=created_at, reverse=True)[:MAX_TRIALS_EXAMINED]
 
 
 def _similarity(files: TrialFiles, found: PlacedExperiment) -> int | None:

@@ -18,7 +18,6 @@ from launcher.sites.file_roots import file_roots
 from realsys.api.errors import NoSuchTrial
 from realsys.trial.folders import check_ours
 from realsys.trial.records import TrialFiles, TrialRecord
-from realsys.trial.trial_reader import TrialReader
 
 _FOLDER = ("/", "./", "../", "~")
 
@@ -168,6 +167,8 @@ def next_free_name(experiment_folder: Path, stem: str = "run") -> str:
 
 def _record(files: TrialFiles) -> TrialRecord | None:
     """Reads the trial's record; None if it is missing or unreadable."""
+    from realsys.trial.trial_reader import TrialReader  # a plan where nothing has run starts sooner
+
     return TrialReader(files).record(TrialRecord, files.record)
 
 

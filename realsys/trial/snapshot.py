@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.util
-import shutil
 import subprocess
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -159,6 +158,8 @@ def take_snapshot(
 
     root = root or code_root()
     copied, left_out = 0, []
+    import shutil  # slow to import for those that make no copy
+
     shutil.rmtree(files.code, ignore_errors=True)
     files.code.mkdir(mode=0o700)  # it may contain private files of the checkout
     for name in _listed(root):
@@ -205,6 +206,8 @@ def _copy_compiled(source: Path, target: Path) -> None:
     """Copies the compiled file: it stores its source's age and size, which the copy shares."""
     compiled = Path(importlib.util.cache_from_source(str(source)))
     if compiled.is_file():
+        import shutil
+
         copy = Path(importlib.util.cache_from_source(str(target)))
         copy.parent.mkdir(exist_ok=True)
         shutil.copyfile(compiled, copy)
