@@ -33,7 +33,7 @@ from realsys.api.plan import LaunchPlan
 from realsys.config.option_tree import paths
 from realsys.config.overrides import apply_overrides, defaults_of, read_settings
 from realsys.trial.records import trial_dir
-from realsys.trial.snapshot import revision
+from realsys.trial.snapshot import revision_meanwhile
 from realsys.worker.machine_gpus import machine_gpus
 
 
@@ -93,6 +93,7 @@ class Planner:
         job: JobOptions | None = None,
         snapshot: bool = True,
     ) -> None:
+        self._revision = revision_meanwhile()
         self.experiment, self._config, self._job = experiment, config, job or JobOptions()
         self._imports = import_all(imports)
         self._defaults = default_experiment(experiment)
@@ -104,7 +105,6 @@ class Planner:
         self._user = places.user_name()
         self.folder = trial_dir(self.cluster.file_root, self._user, experiment, "_").parent
         self._snapshot, self._now = snapshot and self.on_slurm, datetime.now()
-        self._revision = revision()
         self._request = self._job.request(self._dependency()) if self.on_slurm else None
 
     def _dependency(self) -> str | None:
@@ -145,7 +145,7 @@ class Planner:
             request=self._request,
             now=self._now,
             snapshot=self._snapshot,
-            revision=self._revision,
+            revision=self._revision(),
             fits_memory=fits_memory,
         )
         idle = idle_warnings(self._defaults, settings)

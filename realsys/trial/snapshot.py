@@ -13,10 +13,11 @@ import hashlib
 import importlib.util
 import subprocess
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Thread
 
 from realsys.api.plan import LaunchPlan
 from realsys.trial.records import TrialFiles, TrialRecord, read_record, write_record
@@ -73,6 +74,20 @@ def revision(root: Path | None = None) -> str:
     unknown; empty outside git, or if git refuses."""
     found = provenance(root)
     return found.revision + {True: "+", False: "", None: "?" * bool(found.revision)}[found.changed]
+
+
+def revision_meanwhile() -> Callable[[], str]:
+    """Has git look for the revision on a thread, since it reads the whole checkout; returns what waits
+    for it, as long as git may take."""
+    found = list[str]()
+    asking = Thread(target=lambda: found.append(revision()), name="revision", daemon=True)
+    asking.start()
+
+    def wait() -> str:
+        asking.join()
+        return found[0]
+
+    return wait
 
 
 def code_that_made(record: TrialRecord, plan_revision: str) -> tuple[str, str]:
