@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from experiments.asynchronous import Async
 from experiments.compose import RLExperiment
-from experiments.detached import Detached
 from experiments.placement import Split
 from experiments.recipes import OFF_POLICY, PPO_DEFAULTS, ppo
 from experiments.sft import SFTExperiment
@@ -36,4 +35,6 @@ def ppo_math_async() -> RLExperiment:
 
 def ppo_math_detached() -> RLExperiment:
     """ppo-math with named makers and trainers, and a graph of who sends what to whom."""
+    from experiments.detached import Detached  # not for the recipes above
+
     return replace(ppo_math_async(), schedule=Detached())

@@ -6,18 +6,20 @@ It parses no options and has no verbs (launcher/cli/verbs/quick_verbs.py and com
 
 from __future__ import annotations
 
+import atexit
+import gc
 import sys
 
-QUICK_VERBS = (
-    "status",
-    "ls",
-    "plan",
-)  # run without typer, where their words need no interpretation
+# Run without typer, where their words need no interpretation.
+QUICK_VERBS = ("status", "ls", "plan")
 INTERRUPTED = 130  # equals ExitCode.INTERRUPTED in launcher/terminal/exit_codes.py
 
 
 def main(args: list[str] | None = None) -> int:
     """Runs one command line (without the program's name) and returns its exit status."""
+    if args is None:  # of its own process, whose objects mostly stay until it ends
+        gc.set_threshold(100_000)
+        atexit.register(gc.freeze)
     try:
         return _main(sys.argv[1:] if args is None else args)
     except KeyboardInterrupt:  # during imports or exit
@@ -39,9 +41,6 @@ def _main(words: list[str]) -> int:
     except UnicodeEncodeError:  # a terminal without box characters: typer handles it
         pass
     if words[0] in QUICK_VERBS:
-        import gc
-
-        gc.set_threshold(100_000)  # a start makes thousands of objects that stay
         from launcher.cli.error_reports import run_reporting_errors
         from launcher.cli.verbs.quick_verbs import quick_verb
 

@@ -115,6 +115,7 @@ def show_plan(
     from launcher.plan.memory_check import ModelsTooLarge
     from launcher.submit.planning import make_plan
     from launcher.terminal import output
+    from realsys.api.plain import to_plain
     from realsys.api.plan import plan_hash, plan_text
 
     cluster = options.get("cluster")
@@ -135,9 +136,9 @@ def show_plan(
         else:
             print_proposal(made, proposal)
         return ExitCode.OK
-    text = plan_text(made)
+    to_plain(made)  # refuses what launch could not write
     if json:
-        output.document(hash=plan_hash(text), plan=made)
+        output.document(hash=plan_hash(plan_text(made)), plan=made)
     else:
         from launcher.plan.time_predictions import show_prediction
 
@@ -148,7 +149,7 @@ def show_plan(
 
             if found and (late := time_limit_warning(made, found.step_s)):
                 output.warn(late)
-            output.data(*plan_lines(made, plan_hash(text)))
+            output.data(*plan_lines(made, plan_hash(plan_text(made))))
     if check:
         from launcher.slurm.submit_check import check_plan
 
