@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from experiments.asynchronous import Async
 from experiments.compose import RLExperiment
 from experiments.placement import Split
 from experiments.recipes import OFF_POLICY, PPO_DEFAULTS, ppo
@@ -30,6 +29,8 @@ def ppo_math_split() -> RLExperiment:
 
 def ppo_math_async() -> RLExperiment:
     """ppo-math with generation servers that sample while the model workers train."""
+    from experiments.asynchronous import Async  # not for the recipes above
+
     return replace(ppo_math(), schedule=Async(), algorithm=replace(PPO_DEFAULTS, **OFF_POLICY))
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import traceback
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -178,6 +177,8 @@ def default_experiment(name: str) -> Experiment:
     except RealsysError:
         raise
     except Exception as error:  # a user's recipe may raise anything
+        import traceback
+
         frames = traceback.extract_tb(error.__traceback__)
         file = getattr(getattr(made_by, "__code__", None), "co_filename", "")
         last = ([frame for frame in frames if frame.filename == file] or frames)[-1]
