@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.terminal import output
+from launcher.trials.find_trials import created_at, find_trial
 from realsys.api.errors import ConfigError, RealsysError
 from realsys.api.plan import LaunchPlan
 from realsys.planner.gpu_models import DEVICES, Device, device_of
@@ -54,14 +55,14 @@ def costs_for(
     Raises:
         NoSuchTrial, ConfigError, DataError: for a named trial or device.
     """
-    if not (profiles or device is not None or _site_device(plan, None) or _measured_trials(plan)):
+    site = _site_device(plan, device)
+    if not (profiles or site or _measured_trials(plan)):
         return None
-    from realsys.planner.read_profile import formulas_of
+    from realsys.planner.read_profile import formulas_of, read_profile
     from realsys.planner.time.profiled import ProfiledCosts
 
-    site = _site_device(plan, device)
     of = site or DEVICES["cpu"]
-    known = [_named_profile(name, of, cluster) for name in profiles]
+    known = [read_profile(find_trial(name, cluster=cluster), of) for name in profiles]
     if not known and device is None:
         known = list(_similar_profiles(plan, found, of))
     formulas = formulas_of(found, of, gpus_per_node=gpus_per_node(plan))
@@ -94,13 +95,6 @@ def gpus_per_node(plan: LaunchPlan) -> int:
     return max((p.gpus for p in plan.cluster.partitions.values()), default=0) or GPUS_PER_NODE
 
 
-def _named_profile(name: str, device: Device, cluster: str | None) -> Profile:
-    from launcher.trials.find_trials import find_trial
-    from realsys.planner.read_profile import read_profile
-
-    return read_profile(find_trial(name, cluster=cluster), device)
-
-
 def _similar_profiles(
     plan: LaunchPlan, found: PlacedExperiment, device: Device
 ) -> Iterator[Profile]:
@@ -123,8 +117,6 @@ def _similar_profiles(
 
 def _measured_trials(plan: LaunchPlan) -> list[TrialFiles]:
     """Finds the newest other trials that have done something, newest first."""
-    from launcher.trials.find_trials import created_at
-
     own = Path(plan.trial_dir)
     others = (TrialFiles(p.parent) for p in own.parent.parent.glob("*/*/plan.json"))
     measured = [t for t in others if t.root != own and os.path.exists(t.phase(t.root).events)]

@@ -26,8 +26,6 @@ def quick_verb(words: Sequence[str]) -> Callable[[], int] | None:
         "ls": (list_trials, range(1), {}),
         "plan": (show_plan, range(1, len(words)), {"trial": None}),
     }
-    if verb not in known:
-        return None
     run, counts, own = known[verb]
     options: dict[str, Any] = {"json": False, "cluster": None, **own}
     arguments, given, left = list[str](), dict[str, Any](), iter(others)

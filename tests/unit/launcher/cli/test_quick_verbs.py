@@ -44,7 +44,6 @@ LEFT_TO_TYPER = (
         "ls a",
         "status --cluster",
         "ls --report",
-        "launch x",
     ),
     *("status --cluster=x", "status -- a", "status --jso", "ls --cluster --json", "status -x"),
     *(
