@@ -13,11 +13,11 @@ import enum
 import functools
 import importlib
 import importlib.util
+import os
 import sys
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -269,23 +269,14 @@ def load_plugins(imports: Iterable[str] = ()) -> None:
     Raises:
         ConfigError: an import fails; carries the reason.
     """
-    if _are_plugins_installed():
-        import importlib.metadata  # takes longer than all else of a start without plug-ins
+    files = (f for folder in sys.path for f in Path(folder).glob("*-info/entry_points.txt"))
+    if any(b"realsys.plugins" in file.read_bytes() for file in files if os.access(file, os.R_OK)):
+        import importlib.metadata  # which takes much longer than this look
 
         for point in importlib.metadata.entry_points(group="realsys.plugins"):
             _import(point.value.partition(":")[0], origin=f"entry point {point.name!r}")
     for name in imports:
         _import(name, origin=f"--import {name}")
-
-
-def _are_plugins_installed() -> bool:
-    """Whether a package's entry points (as pip writes them) may be of our group."""
-    for folder in map(Path, sys.path):
-        for file in folder.glob("*-info/entry_points.txt"):
-            with suppress(OSError):
-                if b"realsys.plugins" in file.read_bytes():
-                    return True
-    return False
 
 
 def _import(name: str, *, origin: str) -> None:
