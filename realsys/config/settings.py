@@ -105,8 +105,8 @@ def _plain_settings(text: str, path: Path) -> list[UserSetting] | None:
     lines = [_PLAIN_LINE.fullmatch(line) for line in text[:_PLAIN_CHARS].split("\n")]
     if len(text) >= _PLAIN_CHARS or not all(lines):
         return None
-    named = [(number, line) for number, line in enumerate(lines, 1) if line and line[1]]
-    return [UserSetting(line[1], Text(line[2]), f"{path}:{number}") for number, line in named]
+    pairs = [(number, line) for number, line in enumerate(lines, 1) if line and line[1]]
+    return [UserSetting(line[1], Text(line[2]), f"{path}:{number}") for number, line in pairs]
 
 
 def spelled_twice(settings: Iterable[UserSetting]) -> Iterator[ConfigError]:

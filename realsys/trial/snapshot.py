@@ -80,11 +80,11 @@ def revision_meanwhile() -> Callable[[], str]:
     """Has git look for the revision on a thread, since it reads the whole checkout; returns what waits
     for it, as long as git may take."""
     found = list[str]()
-    asking = Thread(target=lambda: found.append(revision()), name="revision", daemon=True)
-    asking.start()
+    thread = Thread(target=lambda: found.append(revision()), name="revision", daemon=True)
+    thread.start()
 
     def wait() -> str:
-        asking.join()
+        thread.join()
         return found[0]
 
     return wait
