@@ -32,12 +32,6 @@ from realsys.api.worker_configs import (
 from realsys.models.shape import DTYPE_BYTES
 from realsys.planner.memory.copy_memory import Terms
 
-# Keys of a datapoint from a rollout worker.
-ROLLOUT_KEYS = tuple(
-    "packed_input_ids prompt_mask packed_logprobs packed_versions seq_no_eos_mask rewards".split()
-)
-CALLS_OF_ROLLOUT_WORKERS = ("actor_gen", "rew_inf")  # calls that an asynchronous run does not need
-
 
 @dataclass(frozen=True, kw_only=True)
 class Serving(Schedule):

@@ -15,10 +15,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from experiments.algorithm import PPO, Algorithm, CallMaker
-from experiments.asynchronous import CALLS_OF_ROLLOUT_WORKERS, ROLLOUT_KEYS, Serving
 from experiments.parts.backend_args import (
     backend_of,
     compute_dtype,
@@ -72,7 +71,15 @@ from realsys.api.worker_configs import Evaluator, ExperimentSaveEvalControl
 from realsys.planner.memory.copy_memory import Terms
 from realsys.planner.memory.server_memory import ServerMemory, memory_of_evaluator, memory_of_server
 
+if TYPE_CHECKING:
+    from experiments.asynchronous import Serving
+
 WEIGHTLESS_ROLES = ("reward",)  # roles without weights
+# Keys of a datapoint from a rollout worker.
+ROLLOUT_KEYS = tuple(
+    "packed_input_ids prompt_mask packed_logprobs packed_versions seq_no_eos_mask rewards".split()
+)
+CALLS_OF_ROLLOUT_WORKERS = ("actor_gen", "rew_inf")  # calls that an asynchronous run does not need
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,7 +208,7 @@ class RLExperiment(TrainingRun):
         """Warns of servers and evaluators on CPUs while the model workers have GPUs."""
         if not self.gpus_per_model_worker:
             return
-        if isinstance(self.schedule, Serving) and not self.schedule.gpus_per_server:
+        if (serving := self._serving) and not serving.gpus_per_server:
             yield (
                 "model workers have GPUs, but generation servers have none and compute on CPUs. Set "
                 "schedule.gpus_per_server=1, or more for a model that does not fit one GPU"
@@ -231,9 +238,9 @@ class RLExperiment(TrainingRun):
             base = self.evaluator.scheduling(
                 base, needs=lambda: self._host_needs(memory_of_evaluator)
             )
-        if not isinstance(self.schedule, Serving):
+        if not (serving := self._serving):
             return base
-        return self.schedule.scheduling(base, needs=lambda: self._host_needs(memory_of_server))
+        return serving.scheduling(base, needs=lambda: self._host_needs(memory_of_server))
 
     def _host_needs(self, memory_of: Callable[..., ServerMemory | None]) -> Terms | None:
         found = memory_of(self.initial_setup(), made_before=self.sft.init.shape())
@@ -266,8 +273,13 @@ class RLExperiment(TrainingRun):
             pools=self._allocated.pools,
             replay=schedule.ledger if isinstance(schedule, Replay) else None,
             evaluator=self._evaluators(),
-            **(self._rollout_fields(schedule) if isinstance(schedule, Serving) else {}),
+            **(self._rollout_fields(serving) if (serving := self._serving) else {}),
         )
+
+    @property
+    def _serving(self) -> Serving | None:
+        """The schedule, if it has servers (its module is for those who have)."""
+        return cast("Serving", self.schedule) if self.schedule.has_servers else None
 
     @property
     def _datasets(self) -> tuple[DatasetAbstraction, ...]:

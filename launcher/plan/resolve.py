@@ -18,9 +18,8 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from launcher.job.job_allocation import JobRequest, allocate
 from launcher.plan.memory_advice import memory_fix
 from launcher.plan.memory_check import (
     ModelsTooLarge,
@@ -46,6 +45,9 @@ from realsys.trial.records import trial_dir
 from realsys.trial.snapshot import snapshot_imports
 from realsys.worker.environment import COMPUTING
 from realsys.worker.local_gpus import gpus_needed
+
+if TYPE_CHECKING:
+    from launcher.job.job_allocation import JobRequest
 
 MAIN_PHASE = "main"
 MAX_NAME_CHARS = 64
@@ -103,6 +105,8 @@ def resolve(
     done, job, job_warnings = phases.done, None, []
     too_many = [p for phase in done for p in _more_than_one_gpu(phase)]
     if cluster.scheduler == "slurm" and done:
+        from launcher.job.job_allocation import JobRequest, allocate  # a local plan starts sooner
+
         found = allocate(
             {p.name: _one_gpu_each(p.scheduling) if too_many else p.scheduling for p in done},
             cluster,

@@ -12,11 +12,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from urllib.parse import unquote, urlsplit
 
-from launcher.job.time_spec import parse_time_limit
 from realsys.api.cluster import ClusterSpec, EtcdSpec
 from realsys.api.errors import ConfigError, did_you_mean
 from realsys.config.problems import collected
-from realsys.slurm.containers import image_problems, mount_problems
 from realsys.slurm.hostlist import expand
 
 IMAGES = ("cpu_image", "gpu_image", "gpu_infer_image")
@@ -34,9 +32,13 @@ _DECIDED = frozenset(
 
 def cluster_problems(spec: ClusterSpec) -> Iterator[ConfigError]:
     """Yields every mistake beyond those of single fields; ``where`` begins with the option's name."""
-    yield from mount_problems(spec.container, file_root=spec.file_root)
-    for where in IMAGES:
-        yield from image_problems(spec.container, getattr(spec, where), where=where)
+    images = {where: getattr(spec, where) for where in IMAGES}
+    if spec.container.mounts or any(image is not None for image in images.values()):
+        from realsys.slurm.containers import image_problems, mount_problems
+
+        yield from mount_problems(spec.container, file_root=spec.file_root)
+        for where, image in images.items():
+            yield from image_problems(spec.container, image, where=where)
     if spec.container.name and spec.container.runtime == "apptainer":
         yield ConfigError(
             "container.name is for pyxis; apptainer keeps nothing on the node",
@@ -224,10 +226,13 @@ def _slurm(spec: ClusterSpec) -> Iterator[ConfigError]:
                 where=f"slurm.extra_srun.{name}",
                 fix="write it under slurm.extra_sbatch: steps inherit it from their job",
             )
-    yield from _times_and_hosts(spec)
+    if spec.partitions or spec.slurm.time_limit is not None:
+        yield from _times_and_hosts(spec)
 
 
 def _times_and_hosts(spec: ClusterSpec) -> Iterator[ConfigError]:
+    from launcher.job.time_spec import parse_time_limit
+
     texts: dict[str, tuple[Callable[[str], object], str | None]] = {}
     texts["slurm.time_limit"] = (parse_time_limit, spec.slurm.time_limit)
     for name, partition in spec.partitions.items():

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import traceback
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -33,7 +32,7 @@ from realsys.api.plan import LaunchPlan
 from realsys.config.option_tree import paths
 from realsys.config.overrides import apply_overrides, defaults_of, read_settings
 from realsys.trial.records import trial_dir
-from realsys.trial.snapshot import revision
+from realsys.trial.snapshot import revision_meanwhile
 from realsys.worker.machine_gpus import machine_gpus
 
 
@@ -93,6 +92,7 @@ class Planner:
         job: JobOptions | None = None,
         snapshot: bool = True,
     ) -> None:
+        self._revision = revision_meanwhile()
         self.experiment, self._config, self._job = experiment, config, job or JobOptions()
         self._imports = import_all(imports)
         self._defaults = default_experiment(experiment)
@@ -104,11 +104,10 @@ class Planner:
         self._user = places.user_name()
         self.folder = trial_dir(self.cluster.file_root, self._user, experiment, "_").parent
         self._snapshot, self._now = snapshot and self.on_slurm, datetime.now()
-        self._revision = revision()
-        self._request = self._job.request(self._dependency())
+        self._request = self._job.request(self._dependency()) if self.on_slurm else None
 
     def _dependency(self) -> str | None:
-        if not self.on_slurm or not self._job.after:
+        if not self._job.after:
             return None
         from launcher.submit.dependencies import dependency_on  # loads all that reads trials
 
@@ -145,7 +144,7 @@ class Planner:
             request=self._request,
             now=self._now,
             snapshot=self._snapshot,
-            revision=self._revision,
+            revision=self._revision(),
             fits_memory=fits_memory,
         )
         idle = idle_warnings(self._defaults, settings)
@@ -178,6 +177,8 @@ def default_experiment(name: str) -> Experiment:
     except RealsysError:
         raise
     except Exception as error:  # a user's recipe may raise anything
+        import traceback
+
         frames = traceback.extract_tb(error.__traceback__)
         file = getattr(getattr(made_by, "__code__", None), "co_filename", "")
         last = ([frame for frame in frames if frame.filename == file] or frames)[-1]

@@ -34,8 +34,11 @@ def remember(experiment: str, options: object) -> None:
     """Writes the table of an experiment if it changed. A cache: a failure is ignored."""
     from launcher.plan.scheduling_options import LaunchSettings
     from realsys.api import registry
+    from realsys.api.basics import plugin_table
     from realsys.config.option_tree import declared, values
 
+    if recall(experiment) and not any(plugin_table.registered.values()):
+        return  # the files of all kinds, which need not be imported, are as they were
     rows, owners = {}, set()
     for name, owner, field, kind in (*declared(options), *declared(LaunchSettings())):
         owners.add(owner)

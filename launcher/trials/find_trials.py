@@ -17,7 +17,6 @@ from launcher.sites import places
 from realsys.api.errors import ConfigError, NoSuchTrial
 from realsys.trial.folders import absolute_root, check_ours, own_root, top_of
 from realsys.trial.records import TrialFiles, TrialRecord
-from realsys.trial.trial_reader import TrialReader
 
 _FOLDER = ("/", "./", "../", "~")
 
@@ -167,6 +166,8 @@ def next_free_name(experiment_folder: Path, stem: str = "run") -> str:
 
 def _record(files: TrialFiles) -> TrialRecord | None:
     """Reads the trial's record; None if it is missing or unreadable."""
+    from realsys.trial.trial_reader import TrialReader  # a plan where nothing has run starts sooner
+
     return TrialReader(files).record(TrialRecord, files.record)
 
 

@@ -165,6 +165,24 @@ class DataflowGraph:
         return tuple(n for n in self.nodes if not self.parents[n.name])
 
 
+def hooks_text(call: MFCDef) -> str:
+    """Returns ``before: weights from actor@0; after: to CPU memory``."""
+    parts = []
+    for when, hooks in (("before", call.pre_hooks), ("after", call.post_hooks)):
+        if hooks:
+            parts.append(f"{when}: " + ", ".join(_hook_text(hook) for hook in hooks))
+    return "; ".join(parts)
+
+
+def _hook_text(hook: Hook) -> str:
+    if isinstance(hook, OffloadHook):
+        return "to CPU memory"
+    assert isinstance(hook, ParamReallocHook)
+    blend = "" if hook.eta == 1 else f" (eta {hook.eta:g})"
+    words = f"weights from {hook.source}" if hook.source else f"weights to {hook.target}"
+    return words + blend
+
+
 def build_graph(nodes: Sequence[MFCDef], *, dataset_keys: Iterable[str]) -> DataflowGraph:
     """Validates the calls and orders them by level.
 

@@ -19,15 +19,60 @@ from realsys.api.plain import from_plain
 from realsys.api.plan import LaunchPlan
 from realsys.api.worker_configs import ModelShard
 from realsys.models.model_arguments import TinyLlamaArguments
-from realsys.models.shape import ModelShape, read_shape
+from realsys.models.shape import DTYPE_BYTES, ModelShape, read_shape
 from realsys.planner.allocation import CallAllocation
 from realsys.planner.meshes import Degrees
-from realsys.planner.time.analytic import RoleModel, Workload
 from realsys.weights.layouts.holdings import layout_problems
 
 PROMPT_TOKENS = 128
 ANSWER_TOKENS = 128
 CUT_ALONG_ALL_AXES = ("fsdp", "megatron", "inference")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """Workload of a step.
+
+    ``updates`` are optimizer steps of a training call, ``epochs`` its passes over the batch.
+    """
+
+    sequences: int
+    prompt_tokens: float
+    answer_tokens: float
+    updates: int = 1
+    epochs: int = 1
+
+    @property
+    def length(self) -> float:
+        """Tokens of a sequence."""
+        return self.prompt_tokens + self.answer_tokens
+
+    @property
+    def tokens(self) -> float:
+        """Tokens of a step."""
+        return self.sequences * self.length
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoleModel:
+    """A role's model as the formulas need it. ``shape`` None: a rule without weights."""
+
+    shape: ModelShape | None
+    dtype: str = "bfloat16"
+    backend: str = "fsdp"
+    recompute: bool = False
+    adapters: bool = False
+    max_tokens_per_mb: int | None = None
+
+    @property
+    def item_bytes(self) -> int:
+        """Bytes of a weight."""
+        return DTYPE_BYTES[self.dtype]
+
+    @property
+    def weight_bytes(self) -> float:
+        """Bytes of all weights."""
+        return float(self.shape.num_params * self.item_bytes) if self.shape else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

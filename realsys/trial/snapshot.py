@@ -11,13 +11,13 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.util
-import shutil
 import subprocess
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Thread
 
 from realsys.api.plan import LaunchPlan
 from realsys.trial.records import TrialFiles, TrialRecord, read_record, write_record
@@ -71,6 +71,20 @@ def revision(root: Path | None = None) -> str:
     unknown; empty outside git, or if git refuses."""
     found = provenance(root)
     return found.revision + {True: "+", False: "", None: "?" * bool(found.revision)}[found.changed]
+
+
+def revision_meanwhile() -> Callable[[], str]:
+    """Has git look for the revision on a thread, since it reads the whole checkout; returns what waits
+    for it, as long as git may take."""
+    found = list[str]()
+    thread = Thread(target=lambda: found.append(revision()), name="revision", daemon=True)
+    thread.start()
+
+    def wait() -> str:
+        thread.join()
+        return found[0]
+
+    return wait
 
 
 def code_that_made(record: TrialRecord, plan_revision: str) -> tuple[str, str]:
@@ -156,6 +170,8 @@ def take_snapshot(
 
     root = root or code_root()
     copied, left_out = 0, []
+    import shutil  # slow to import for those that make no copy
+
     shutil.rmtree(files.code, ignore_errors=True)
     files.code.mkdir(mode=0o700)  # it may contain private files of the checkout
     for name in _listed(root):
@@ -199,6 +215,8 @@ def _copy_compiled(source: Path, target: Path) -> None:
     """Copies the compiled file: it stores its source's age and size, which the copy shares."""
     compiled = Path(importlib.util.cache_from_source(str(source)))
     if compiled.is_file():
+        import shutil
+
         copy = Path(importlib.util.cache_from_source(str(target)))
         copy.parent.mkdir(exist_ok=True)
         shutil.copyfile(compiled, copy)

@@ -18,7 +18,6 @@ from launcher.terminal.exit_codes import ExitCode
 if TYPE_CHECKING:
     from launcher.trials.submission import Submission
     from launcher.trials.trial_view import TrialView
-    from realsys.api.plan import LaunchPlan
     from realsys.trial.records import TrialFiles
 
 START_TIMEOUT_S = 60.0
@@ -96,65 +95,26 @@ def plan(
     job: o.Job,
 ) -> None:
     """Show what `launch` would do: phases, tasks, calls, files. Starts nothing."""
-    from launcher.cli.plan_tables import print_plan
-    from launcher.plan.memory_check import ModelsTooLarge
-    from launcher.submit.planning import make_plan
-    from launcher.terminal import output
-    from realsys.api.plan import plan_hash, plan_text
+    from launcher.cli.verbs.quick_verbs import show_plan
 
-    try:
-        made: LaunchPlan = make_plan(
-            experiment,
-            overrides or (),
-            config=config,
-            trial=trial,
-            cluster=cluster,
-            imports=imports or (),
-            job=job,
-            snapshot=not no_snapshot,
-            fits_memory=not search,
-        )
-    except ModelsTooLarge as refused:
-        if not json:
-            print_plan(refused.plan)
-        raise
-    if search:
-        from launcher.plan.plan_search import print_proposal, propose
-
-        proposal = propose(
-            made,
-            gpus=gpus,
-            profiles=profile or (),
-            device=device,
-            cluster=cluster,
-            within_s=within,
-        )
-        if json:
-            output.document(search=proposal)
-        else:
-            print_proposal(made, proposal)
-        return
-    if gpus is not None:
+    if gpus is not None and not search:
         raise typer.BadParameter("--gpus needs --search")
-    text = plan_text(made)
-    if json:
-        output.document(hash=plan_hash(text), plan=made)
-    else:
-        from launcher.plan.time_predictions import show_prediction
-
-        print_plan(made)
-        found = show_prediction(made, profiles=profile or (), device=device, cluster=cluster)
-        if made.job is not None:
-            from launcher.slurm.plan_lines import plan_lines, time_limit_warning
-
-            if found and (late := time_limit_warning(made, found.step_s)):
-                output.warn(late)
-            output.data(*plan_lines(made, plan_hash(text)))
-    if check:
-        from launcher.slurm.plan_lines import check_plan
-
-        for answer in check_plan(made):
-            output.say(answer)
+    show_plan(
+        experiment,
+        *(overrides or ()),
+        json=json,
+        cluster=cluster,
+        check=check,
+        search_s=within if search else None,
+        gpus=gpus,
+        profiles=profile or (),
+        device=device,
+        trial=trial,
+        config=config,
+        imports=imports or (),
+        job=job,
+        snapshot=not no_snapshot,
+    )
 
 
 @o.with_job_options
