@@ -19,6 +19,7 @@ from realsys.api.errors import ConfigError
 from realsys.api.experiment import Preparation
 from realsys.api.model import GenerationHyperparameters
 from realsys.api.options import ModelOptions, OptimizerOptions
+from realsys.api.scheduling import GroupOptions, SchedulingOptions
 from realsys.api.worker_configs import ExperimentSaveEvalControl
 
 
@@ -108,7 +109,7 @@ def qwen_gsm8k() -> QwenGSM8K:
         gen=GenerationHyperparameters(max_new_tokens=512),
         train_bs_n_seqs=256,
         group_size=1,
-        gpus_per_model_worker=1.0,
+        scheduling=SchedulingOptions(model_worker=GroupOptions(gpu=1.0)),
     )
 
 
@@ -163,5 +164,5 @@ def qwen_dapo() -> QwenDAPO:
         gen=GenerationHyperparameters(max_new_tokens=8192),
         train_bs_n_seqs=512,
         group_size=16,
-        gpus_per_model_worker=1.0,
+        scheduling=SchedulingOptions(model_worker=GroupOptions(gpu=1.0)),
     )

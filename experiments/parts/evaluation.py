@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from experiments.parts.worker_resources import mem_of_task
 from realsys.api.data import MicroBatchSpec
 from realsys.api.errors import ConfigError
 from realsys.api.model import DatasetAbstraction, GenerationHyperparameters
 from realsys.api.options import option
-from realsys.api.scheduling import ExperimentScheduling, Scheduling, TasksGroup
 from realsys.api.worker_configs import Evaluator, ExperimentSaveEvalControl
-from realsys.planner.memory.copy_memory import Terms
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationOptions:
-    """Settings of ``auto_eval``: sampling, retries and resources."""
+    """Settings of ``auto_eval``: sampling and retries."""
 
     n: int = option(
         1, "sampled answers a question for pass@1 … pass@n; 1: the greedy one only", ge=1
@@ -26,11 +23,6 @@ class EvaluationOptions:
     max_tries: int = option(3, "of a checkpoint; then it is noted as failed", ge=1)
     retry_s: float = option(30.0, "before a checkpoint is tried again", unit="seconds", ge=0)
     poll_s: float = option(2.0, "between two looks for a checkpoint", unit="seconds", gt=0)
-    cpus: int = option(1, "cores and compute threads", ge=1)
-    gpus: float = option(0.0, "GPUs", ge=0)
-    mem: int | None = option(
-        None, "memory; none: 4096, with a GPU what loading takes beside it", unit="MiB", ge=1
-    )
 
     def problems(
         self, exp_ctrl: ExperimentSaveEvalControl, *, eval_size: int
@@ -60,6 +52,7 @@ class EvaluationOptions:
         reward: str,
         gen: GenerationHyperparameters,
         mb_spec: MicroBatchSpec,
+        num_threads: int,
     ) -> Evaluator:
         """Builds the evaluator; ``gen`` are the training's settings, so greedy answers equal the
         trainer's.
@@ -74,16 +67,8 @@ class EvaluationOptions:
             n=self.n,
             batch_size=self.batch_size,
             mb_spec=mb_spec,
-            num_threads=self.cpus,
+            num_threads=num_threads,
             poll_s=self.poll_s,
             max_tries=self.max_tries,
             retry_s=self.retry_s,
         )
-
-    def scheduling(
-        self, base: ExperimentScheduling, *, needs: Callable[[], Terms | None]
-    ) -> ExperimentScheduling:
-        """Adds the evaluator's task to ``base``; ``needs`` is its host memory with a GPU, None: unknown."""
-        mem = mem_of_task(self.mem, gpu=self.gpus, needs=needs)
-        task = Scheduling.evaluator_default(cpu=self.cpus, gpu=self.gpus, mem=mem)
-        return replace(base, evaluator=TasksGroup(count=1, scheduling=task))

@@ -166,7 +166,6 @@ class LaunchPlan:
         trial_dir: absolute folder of the trial.
         options: the experiment's options as plain values, for ``show``, the report and a resume with
             others.
-        scheduling_options: the user's ``scheduling.…`` settings, by worker type.
         imports: ``--import`` files and modules, absolute, imported by every worker.
         job: the Slurm request; None on this machine.
         snapshot: the trial runs the copy of the code in its own folder (``TrialFiles.code``).
@@ -181,7 +180,6 @@ class LaunchPlan:
     cluster: ClusterSpec
     phases: tuple[PhasePlan, ...]
     options: Mapping[str, Any] = field(default_factory=dict)
-    scheduling_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     imports: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     job: JobPlan | None = None
