@@ -1,8 +1,7 @@
 """Resources of one task, groups of equal tasks, and all groups of an experiment; what a user wants of them.
 
-Field names and formats are sbatch's own (man sbatch). Defaults per worker type follow the field's
-habit for a GPU cluster; the container image of a default is filled in from the cluster spec, so it
-is None here. No checks against a site happen in this file: launcher/plan/resolve.py has both sides.
+Field names and formats are sbatch's own (man sbatch). No checks against a site happen in this file:
+launcher/plan/resolve.py has both sides.
 """
 
 from __future__ import annotations
@@ -97,36 +96,6 @@ class Scheduling:
                 fix="use 0, 1, or a fraction below 1 (tasks share one GPU); more workers for more GPUs. "
                 "Only servers that split a model over several GPUs use a larger whole number",
             )
-
-    @classmethod
-    def master_worker_default(cls, **overrides: object) -> Scheduling:
-        """16 cores, no GPU, 20 GiB."""
-        return cls(**{"cpu": 16, "gpu": 0.0, "mem": 20 * 1024, **overrides})  # type: ignore[arg-type]
-
-    @classmethod
-    def model_worker_default(cls, **overrides: object) -> Scheduling:
-        """2 cores, 1 GPU, 60 GiB."""
-        return cls(**{"cpu": 2, "gpu": 1.0, "mem": 60 * 1024, **overrides})  # type: ignore[arg-type]
-
-    @classmethod
-    def generation_server_default(cls, **overrides: object) -> Scheduling:
-        """4 cores, 1 GPU, 60 GiB."""
-        return cls(**{"cpu": 4, "gpu": 1.0, "mem": 60 * 1024, **overrides})  # type: ignore[arg-type]
-
-    @classmethod
-    def gserver_manager_default(cls, **overrides: object) -> Scheduling:
-        """4 cores, no GPU, 10 GiB."""
-        return cls(**{"cpu": 4, "gpu": 0.0, "mem": 10 * 1024, **overrides})  # type: ignore[arg-type]
-
-    @classmethod
-    def rollout_worker_default(cls, **overrides: object) -> Scheduling:
-        """4 cores, no GPU, 20 GiB."""
-        return cls(**{"cpu": 4, "gpu": 0.0, "mem": 20 * 1024, **overrides})  # type: ignore[arg-type]
-
-    @classmethod
-    def evaluator_default(cls, **overrides: object) -> Scheduling:
-        """4 cores, 1 GPU, 60 GiB."""
-        return cls(**{"cpu": 4, "gpu": 1.0, "mem": 60 * 1024, **overrides})  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, kw_only=True)

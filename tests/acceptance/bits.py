@@ -55,7 +55,7 @@ SMALL = (
     "sft.task.train_size=960",
     "sft.task.eval_size=16",
     "sft.exp_ctrl.eval_freq_steps=8",
-    "sft.cpus_per_model_worker=1",
+    "sft.scheduling.model_worker.cpu=1",
     "task.train_size=96",
     "train_bs_n_seqs=8",
     "task.eval_size=16",
@@ -68,7 +68,7 @@ SMALL = (
     "exp_ctrl.ckpt_freq_secs=none",
     "exp_ctrl.eval_freq_steps=4",
     "exp_ctrl.save_freq_steps=6",
-    "cpus_per_model_worker=1",
+    "scheduling.model_worker.cpu=1",
     "tensorboard=false",
     "sft.tensorboard=false",
 )
