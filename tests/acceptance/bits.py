@@ -47,7 +47,10 @@ LEFT_OUT = {
 }
 # A setting that has another name in an older tree: today's name → the older one, used where the tree's
 # `show --config` does not list today's.
-FORMER_NAMES: dict[str, str] = {}
+FORMER_NAMES: dict[str, str] = {
+    "scheduling.model_worker.cpu": "cpus_per_model_worker",
+    "sft.scheduling.model_worker.cpu": "sft.cpus_per_model_worker",
+}
 
 SMALL = (
     "sft.init.hidden_size=32",
