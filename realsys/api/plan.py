@@ -283,7 +283,9 @@ def _each_list(plan: dict[str, Any], change: Callable[[Any], Any]) -> dict[str, 
 
 
 def _without_retired(plan: dict[str, Any]) -> dict[str, Any]:
-    """The plan without what older ones say and nobody read, or follows. ``from_plain`` judges the rest."""
+    """The plan without what older ones say and nobody read, follows, or is said elsewhere by now.
+    ``from_plain`` judges the rest.
+    """
 
     def kept(items: Any) -> Any:
         if not any(name in w for w in items if isinstance(w, dict) for name in _RETIRED):
@@ -292,6 +294,8 @@ def _without_retired(plan: dict[str, Any]) -> dict[str, Any]:
 
     try:
         plan = _each_list(plan, kept)
+        if given := plan.pop("scheduling_options", None):
+            plan["options"] = {**plan["options"], "scheduling": given}
         for phase in plan["phases"]:
             if resolved := phase["config"].get("resolved"):
                 kept_of = {k: v for k, v in resolved.items() if k != "msid2mwid"}
