@@ -296,15 +296,15 @@ class RLExperiment(TrainingRun):
     def _evaluators(self) -> tuple[Evaluator, ...]:
         if not (self.auto_eval and self.schedule.trains):
             return ()
-        evaluator = self.evaluator.evaluator(
-            seed=self.seed,
-            role="actor",
+        evaluator = Evaluator(
+            base_seed=self.seed,
             dtype=self._dtype("actor"),
-            held_out=self.task.prompts("test"),
+            datasets={"held_out": self.task.prompts("test")},
             reward=self.task.rule,
-            gen=self.gen,
+            gconfig=replace(self.gen, n=1, greedy=True),  # as the trainer's own evaluation
             mb_spec=mb_spec_of(self.actor),
             num_threads=self.resources(WorkerType.EVALUATOR).cpu,
+            **vars(self.evaluator),
         )
         return (evaluator,)
 

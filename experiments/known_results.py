@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from operator import attrgetter
+from typing import ClassVar
 
 from experiments.algorithm import GRPO, PPO
 from experiments.compose import RLExperiment
@@ -55,7 +56,8 @@ class KnownResult(RLExperiment):
 
     def problems(self) -> Iterator[ConfigError]:
         """Yields missing sources; if there are none, the problems of every run."""
-        lacking = list(missing({name: (_value(self, name), s) for name, s in self.sources.items()}))
+        needs = {name: (attrgetter(name)(self), s) for name, s in self.sources.items()}
+        lacking = list(missing(needs))
         yield from lacking or super().problems()
 
     def remarks(self, given: Collection[str]) -> Iterator[str]:
@@ -67,12 +69,6 @@ class KnownResult(RLExperiment):
     def preparations(self) -> tuple[Preparation, ...]:
         """Returns none: the model is given."""
         return ()
-
-
-def _value(options: Any, path: str) -> Any:
-    for name in path.split("."):
-        options = getattr(options, name, None)
-    return options
 
 
 GSM8K = Source(

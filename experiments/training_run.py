@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from experiments.parts.worker_resources import cores_and_gpus, host_needs, largest_mib
-from realsys.api.experiment import Experiment
+from realsys.api.experiment import Experiment, ExperimentConfig
 from realsys.api.options import LARGEST_SEED, WandbOptions, option
 from realsys.api.scheduling import ExperimentScheduling, Scheduling, TasksGroup, WorkerType
 from realsys.api.worker_configs import ExperimentSaveEvalControl
 from realsys.models.shape import ModelShape
+from realsys.planner.memory.copy_memory import Terms
+from realsys.planner.memory.host_memory import host_memory_of_experiment, host_mib
+from realsys.planner.memory.server_memory import memory_of_evaluator, memory_of_server
+
+# Cores, host memory in MiB: far more than the built-in model needs.
+DEFAULTS = {
+    WorkerType.MODEL_WORKER: Scheduling(cpu=2, mem=8192),
+    WorkerType.MASTER_WORKER: Scheduling(cpu=1, mem=2048),
+    WorkerType.GENERATION_SERVER: Scheduling(cpu=1, mem=4096),
+    WorkerType.GSERVER_MANAGER: Scheduling(cpu=1, mem=1024),
+    WorkerType.ROLLOUT_WORKER: Scheduling(cpu=1, mem=2048),
+    WorkerType.EVALUATOR: Scheduling(cpu=1, mem=4096),
+}
+# Threads for compute, backward pass, NCCL, tensor server and control. Six per GPU on 8 GPUs leave room on a
+# node of 64 cores for the master and servers; eight would not.
+CPUS_WITH_GPU = 6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +46,10 @@ class TrainingRun(Experiment):
 
     def resources(self, kind: WorkerType = WorkerType.MODEL_WORKER) -> Scheduling:
         """Cores, which are also compute threads, and GPUs of a worker; for its memory, see ``tasks``."""
-        return cores_and_gpus(kind, self.scheduling.of(kind))
+        wanted, default = self.scheduling.of(kind), DEFAULTS[kind]
+        if kind is WorkerType.MODEL_WORKER and wanted.gpu:
+            default = replace(default, cpu=CPUS_WITH_GPU)
+        return wanted.on(default)
 
     @property
     def mem_of_toy(self) -> dict[str, int]:
@@ -52,6 +70,22 @@ class TrainingRun(Experiment):
             task = self.resources(kind)
             if task.gpu and self.scheduling.of(kind).mem is None:
                 needs = host_needs(kind, self.initial_setup(), made_before)
-                task = replace(task, mem=max(task.mem, largest_mib(needs)))
+                task = replace(task, mem=max([task.mem, *map(host_mib, needs)]))
             groups[kind.value] = TasksGroup(count=count, scheduling=task)
         return ExperimentScheduling(**groups)  # type: ignore[arg-type]
+
+
+def host_needs(
+    kind: WorkerType, config: ExperimentConfig, made_before: ModelShape | None
+) -> Iterable[Terms]:
+    """Yields what workers with GPUs need of their hosts' memory, as far as their models are known.
+
+    Args:
+        made_before: sizes of a model that an earlier phase makes.
+    """
+    if kind is WorkerType.MODEL_WORKER:
+        yield from host_memory_of_experiment(config, made_before).values()
+    elif kind in (WorkerType.GENERATION_SERVER, WorkerType.EVALUATOR):
+        of = memory_of_evaluator if kind is WorkerType.EVALUATOR else memory_of_server
+        if (found := of(config, made_before=made_before)) is not None:
+            yield found.host

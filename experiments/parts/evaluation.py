@@ -1,20 +1,18 @@
-"""Evaluation of saved checkpoints during training: settings and worker (pure)."""
+"""Settings of the evaluation of saved checkpoints during training (pure)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from realsys.api.data import MicroBatchSpec
 from realsys.api.errors import ConfigError
-from realsys.api.model import DatasetAbstraction, GenerationHyperparameters
 from realsys.api.options import option
-from realsys.api.worker_configs import Evaluator, ExperimentSaveEvalControl
+from realsys.api.worker_configs import ExperimentSaveEvalControl
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationOptions:
-    """Settings of ``auto_eval``: sampling and retries."""
+    """Settings of ``auto_eval``: sampling and retries. Fields of ``Evaluator``, by the same names."""
 
     n: int = option(
         1, "sampled answers a question for pass@1 … pass@n; 1: the greedy one only", ge=1
@@ -41,34 +39,3 @@ class EvaluationOptions:
                 where="auto_eval and task.eval_size",
                 fix="set task.eval_size to 1 or more, or leave auto_eval out",
             )
-
-    def evaluator(
-        self,
-        *,
-        seed: int,
-        role: str,
-        dtype: str,
-        held_out: DatasetAbstraction,
-        reward: str,
-        gen: GenerationHyperparameters,
-        mb_spec: MicroBatchSpec,
-        num_threads: int,
-    ) -> Evaluator:
-        """Builds the evaluator; ``gen`` are the training's settings, so greedy answers equal the
-        trainer's.
-        """
-        return Evaluator(
-            base_seed=seed,
-            role=role,
-            dtype=dtype,
-            datasets={"held_out": held_out},
-            reward=reward,
-            gconfig=replace(gen, n=1, greedy=True),
-            n=self.n,
-            batch_size=self.batch_size,
-            mb_spec=mb_spec,
-            num_threads=num_threads,
-            poll_s=self.poll_s,
-            max_tries=self.max_tries,
-            retry_s=self.retry_s,
-        )

@@ -160,12 +160,14 @@ class ExperimentConfig:
             changed[kind.value] = tuple(
                 replace(
                     w,
-                    worker_info=w.worker_info.system_setup(
+                    worker_info=replace(
+                        w.worker_info,
                         experiment_name=experiment_name,
                         trial_name=trial_name,
-                        worker_type=kind,
+                        worker_type=kind.value,
                         worker_index=i,
                         worker_count=len(workers),
+                        host_key=f"worker/{kind.value}/{i}",
                         watch_keys=watch,
                     ),
                 )
@@ -278,7 +280,10 @@ class Experiment(abc.ABC):
         """``preparations`` with this experiment's ``scheduling``, over which their own wins."""
         return tuple(
             replace(
-                p, experiment=replace(p.experiment, scheduling=p.experiment.scheduling.on(self.scheduling))
+                p,
+                experiment=replace(
+                    p.experiment, scheduling=p.experiment.scheduling.on(self.scheduling)
+                ),
             )
             for p in self.preparations()
         )
