@@ -7,8 +7,7 @@ in the same layout on the same workers share a copy.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,7 +18,7 @@ from experiments.parts.placement_requests import (
 )
 from experiments.placement import Placement
 from realsys.api.dataflow import Hook, MFCDef, OffloadHook, ParamReallocHook
-from realsys.api.errors import ConfigError, ConfigErrors
+from realsys.api.errors import ConfigError, collected, raise_all
 from realsys.api.model import (
     DatasetAbstraction,
     ModelAbstraction,
@@ -34,7 +33,6 @@ from realsys.planner.allocation import (
     CallAllocation,
     parse_allocation,
     parse_pools,
-    raise_problems,
 )
 
 LEFT, RIGHT = "left", "right"
@@ -71,7 +69,7 @@ def allocate(
     settings: Placement,
     *,
     roles: Mapping[str, tuple[str | None, str | None]],
-    right_roles: Iterable[str] = (),
+    right_roles: Collection[str] = (),
     trained: Mapping[str, str],
     rules: Collection[str] = (),
     n_seqs: int,
@@ -92,12 +90,12 @@ def allocate(
     problems: list[ConfigError] = []
     defaults: dict[str, PlacementRequest] = {}
     given: dict[str, PlacementRequest] = {}
-    right = frozenset(right_roles)
     for role, (parallel, pool) in roles.items():
-        home = pool or _half(settings, is_right=role in right)
+        half = RIGHT if role in right_roles else LEFT
+        home = pool or (half if settings.is_split else None)
         rule_ranks = n_seqs if role in rules else None
         request = defaults[role] = _default(settings, role, pool=home, rule_ranks=rule_ranks)
-        with _collected(problems):
+        with collected(problems):
             if parallel is not None:
                 topology = ProcessTopology.parse(parallel, where=f"{role}.parallel")
                 given[role] = replace(request, topology=topology, where=f"{role}.parallel")
@@ -105,13 +103,13 @@ def allocate(
                 given[role] = replace(request, where=f"{role}.pool")
     pools: dict[str, tuple[int, ...]] = {}
     entries: tuple[AllocationEntry, ...] = ()
-    with _collected(problems):
+    with collected(problems):
         pools = parse_pools(settings.pools, n_workers=settings.n_model_workers)
-    with _collected(problems):
+    with collected(problems):
         halves = (LEFT, RIGHT) if settings.is_split and not settings.pools else ()
         names = (*settings.pools, *halves)
         entries = parse_allocation(settings.allocation or "", calls=dict(calls), pools=names)
-    raise_problems(problems)
+    raise_all(problems)
     requests = placement_requests(
         dict(calls),
         entries,
@@ -131,11 +129,6 @@ def allocate(
     return CallPlacements(n_workers=n_workers, pools=pools, calls=found)
 
 
-def _half(settings: Placement, *, is_right: bool) -> str | None:
-    """Returns the pool of a role without a pool of its own."""
-    return (RIGHT if is_right else LEFT) if settings.is_split else None
-
-
 def _default(
     settings: Placement, role: str, *, pool: str | None, rule_ranks: int | None
 ) -> PlacementRequest:
@@ -152,17 +145,6 @@ def _default(
         pool=pool,
         where=f"{role}.pool and placement",
     )
-
-
-@contextmanager
-def _collected(problems: list[ConfigError]) -> Iterator[None]:
-    """Collects a ConfigError raised inside into ``problems``."""
-    try:
-        yield
-    except ConfigErrors as errors:
-        problems += errors.problems
-    except ConfigError as error:
-        problems.append(error)
 
 
 def _halves(

@@ -7,13 +7,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from realsys.api.errors import ConfigError
+from realsys.api.errors import ConfigError, raise_all
 from realsys.api.model import ProcessTopology
 from realsys.planner.allocation import (
     ALL,
     AllocationEntry,
     CallAllocation,
-    raise_problems,
     unknown_pool,
 )
 
@@ -109,7 +108,7 @@ def allocate_calls(
             continue
         found[call] = CallAllocation(workers=workers[: topology.world_size], topology=topology)
     problems += [_too_large(calls, *key) for key, calls in too_large.items()]
-    raise_problems(problems)
+    raise_all(problems)
     return found
 
 

@@ -13,7 +13,7 @@ import importlib.util
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cache
@@ -32,14 +32,13 @@ from launcher.plan.memory_check import (
     servers_of_plan,
 )
 from realsys.api.cluster import ClusterSpec
-from realsys.api.errors import ConfigError
+from realsys.api.errors import ConfigError, collected, flat, raise_all
 from realsys.api.experiment import Experiment, ExperimentConfig
 from realsys.api.options import range_problems, with_defaults_out_of_range
 from realsys.api.plain import to_plain
 from realsys.api.plan import LaunchPlan, PhasePlan
 from realsys.api.scheduling import ExperimentScheduling, WorkerType
 from realsys.config.plugin_arguments import plugin_argument_problems
-from realsys.config.problems import collected, flat, raise_all
 from realsys.slurm.gpus import tasks_per_gpu
 from realsys.trial.records import trial_dir
 from realsys.trial.snapshot import snapshot_imports
@@ -380,23 +379,17 @@ def _option_problems(experiment: Experiment) -> Iterable[ConfigError]:
     return found
 
 
-class _in_phase:
-    """Adds the phase to the ``where`` of problems found inside."""
-
-    def __init__(self, phase: str, problems: list[ConfigError]) -> None:
-        self.phase, self.problems = phase, problems
-
-    def __enter__(self) -> None:
-        self.before = len(self.problems)
-
-    def __exit__(self, *exc_info: object) -> None:
-        seen = {p.what for p in self.problems[: self.before]}
-        new = self.problems[self.before :]
-        self.problems[self.before :] = [
-            type(p)(p.what, where=f"phase {self.phase}: {p.where}", fix=p.fix)
-            for p in new
-            if not any(p.what in reported for reported in seen)
-        ]
+@contextmanager
+def _in_phase(phase: str, problems: list[ConfigError]) -> Iterator[None]:
+    """Adds the phase to the ``where`` of problems found inside, and drops those that were known."""
+    before = len(problems)
+    yield
+    known = {p.what for p in problems[:before]}
+    problems[before:] = [
+        type(p)(p.what, where=f"phase {phase}: {p.where}", fix=p.fix)
+        for p in problems[before:]
+        if not any(p.what in reported for reported in known)
+    ]
 
 
 def _name_problems(what: str, name: str) -> Iterator[ConfigError]:

@@ -14,8 +14,7 @@ from urllib.parse import unquote, urlsplit
 from launcher.job.time_spec import parse_time_limit
 from launcher.sites.etcd_problems import etcd_problems
 from realsys.api.cluster import ClusterSpec
-from realsys.api.errors import ConfigError, did_you_mean
-from realsys.config.problems import collected
+from realsys.api.errors import ConfigError, collected, did_you_mean
 from realsys.slurm.containers import image_problems, mount_problems
 from realsys.slurm.hostlist import expand
 

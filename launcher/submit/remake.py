@@ -35,11 +35,10 @@ from launcher.trials.changed_settings import (
     refused_changes,
     relevant_differences,
 )
-from realsys.api.errors import ConfigError
+from realsys.api.errors import ConfigError, collected, flat, raise_all
 from realsys.api.plain import from_plain, to_plain
 from realsys.api.plan import LaunchPlan
 from realsys.config.overrides import apply_overrides, read_settings
-from realsys.config.problems import collected, flat, raise_all
 from realsys.config.settings import UserSetting
 from realsys.trial.records import TrialFiles, TrialRecord
 from realsys.trial.snapshot import code_that_made

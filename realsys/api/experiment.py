@@ -16,7 +16,7 @@ from typing import Any
 
 from realsys.api.basics.option_fields import option
 from realsys.api.dataflow import DataflowGraph, MFCDef, build_graph
-from realsys.api.errors import ConfigError, ConfigErrors, Problems, did_you_mean
+from realsys.api.errors import ConfigError, Problems, collected, did_you_mean, raise_all
 from realsys.api.experiment_checks import (
     check_calls,
     check_evaluator,
@@ -102,12 +102,8 @@ class ExperimentConfig:
             ConfigErrors: every inconsistency, each with the worker, model or call that causes it.
         """
         problems = Problems()
-        try:
+        with collected(problems):
             self.graph()
-        except ConfigErrors as errors:
-            problems.extend(errors.problems)
-        except ConfigError as error:
-            problems.append(error)
         if not self.model_worker:
             problems.add("no model workers", where="ExperimentConfig", fix="add at least one")
         topos = collect_topologies(self.model_worker, problems)
@@ -118,8 +114,7 @@ class ExperimentConfig:
         check_weights(self.model_rpcs, topos, trained, problems)
         check_rollout(self, trained, problems)
         check_evaluator(self, trained, problems)
-        if problems:
-            raise problems[0] if len(problems) == 1 else ConfigErrors(problems)
+        raise_all(problems)
         resolved = Resolution(
             model_topos=tuple(topos.items()),
             data_transfer_pairs=data_transfer_pairs(self.graph()),

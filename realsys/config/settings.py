@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from realsys.api.basics.bounded_files import MAX_SETTINGS_BYTES, read_bounded_text
-from realsys.api.errors import ConfigError
-from realsys.config.problems import collected
+from realsys.api.errors import ConfigError, collected
 from realsys.config.typed_values import Written, from_node, parse_flow, plain_tree
 
 

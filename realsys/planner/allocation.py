@@ -16,7 +16,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from realsys.api.errors import ConfigError, ConfigErrors, did_you_mean
+from realsys.api.errors import ConfigError, did_you_mean, raise_all
 from realsys.api.model import ProcessTopology
 
 ALL = "*"
@@ -91,7 +91,7 @@ def parse_pools(
                 )
             )
         found[name] = workers
-    raise_problems(problems)
+    raise_all(problems)
     return found
 
 
@@ -174,7 +174,7 @@ def parse_allocation(
         entry = AllocationEntry(name=name, topology=topology, pool=pool)
         problems += _name_problems(entry, entries, calls, pools, f"{where}, {part}")
         entries.append(entry)
-    raise_problems(problems)
+    raise_all(problems)
     return tuple(entries)
 
 
@@ -219,9 +219,3 @@ def format_allocation(calls: Mapping[str, CallAllocation]) -> tuple[dict[str, st
         pools[pool] = f"{text}-{text}" if text.isdecimal() else text  # "5" alone would be a size
         entries.append(AllocationEntry(name=name, topology=call.topology, pool=pool))
     return pools, format_entries(entries)
-
-
-def raise_problems(problems: list[ConfigError]) -> None:
-    """Raises the problems, if there are any."""
-    if problems:
-        raise problems[0] if len(problems) == 1 else ConfigErrors(problems)

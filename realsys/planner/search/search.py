@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from realsys.api.dataflow import DataflowGraph, MFCDef
-from realsys.api.errors import ConfigError, ConfigErrors
+from realsys.api.errors import ConfigError, raise_all
 from realsys.planner.allocation import CallAllocation
 from realsys.planner.meshes import Degrees, leftmost, places
 from realsys.planner.search.branch_and_bound import EPSILON, BranchAndBound
@@ -139,8 +139,7 @@ def options_of(graph: DataflowGraph, limits: Limits) -> list[list[CallAllocation
                 )
             )
         found.append(allowed)
-    if problems:
-        raise problems[0] if len(problems) == 1 else ConfigErrors(problems)
+    raise_all(problems)
     return found
 
 

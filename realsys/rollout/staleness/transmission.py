@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from realsys.api.errors import ConfigError, ConfigErrors, did_you_mean
+from realsys.api.errors import ConfigError, did_you_mean, raise_all
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 MAX_TRAINERS = (
@@ -105,8 +105,7 @@ def parse_graph(
     )
     if not problems:
         problems += _dead_ends(graph, path)
-    if problems:
-        raise problems[0] if len(problems) == 1 else ConfigErrors(problems)
+    raise_all(problems)
     return graph
 
 

@@ -13,9 +13,8 @@ from experiments.ppo_math import ppo_math
 from launcher.plan.resolve import resolve
 from launcher.submit.planning import make_plan
 from realsys.api.cluster import ClusterSpec
-from realsys.api.errors import ConfigError
+from realsys.api.errors import ConfigError, flat
 from realsys.api.options import range_problems, with_defaults_out_of_range
-from realsys.config.problems import flat
 
 SITE = """
 name: site
