@@ -7,7 +7,7 @@ a call, a role or ``*`` for all others::
     actor_gen:d4t1p1@left,critic_train:d2t2p1@right,*:d2t2p1
 
 A call takes the first workers of its pool. Which entry is a call's:
-experiments/parts/placement_requests.py.
+experiments/parts/call_placement.py.
 """
 
 from __future__ import annotations
