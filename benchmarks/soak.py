@@ -37,7 +37,7 @@ from realsys.trial.records import TrialFiles  # noqa: E402
 from realsys.trial.trial_state import State  # noqa: E402
 
 STOP_S, OUTAGE_S, OUTAGE_EVERY_S = 5.0, 10.0, 90.0
-TWO_NODES = ("actor.parallel=d2t1p1", "scheduling.model_worker.cpu=40", "--time", "120")
+TWO_NODES = ("actor.parallel=d2t1p1", "scheduling.model_worker.mem=600000", "--time", "120")
 
 
 def say(text: str) -> None:

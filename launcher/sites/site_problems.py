@@ -13,8 +13,7 @@ from contextlib import suppress
 from urllib.parse import unquote, urlsplit
 
 from realsys.api.cluster import ClusterSpec, EtcdSpec
-from realsys.api.errors import ConfigError, did_you_mean
-from realsys.config.problems import collected
+from realsys.api.errors import ConfigError, collected, did_you_mean
 from realsys.slurm.hostlist import expand
 
 IMAGES = ("cpu_image", "gpu_image", "gpu_infer_image")

@@ -15,9 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import TypedDict, Unpack
 
-from launcher.plan.idle_settings import idle_gpu_warnings, idle_warnings, thread_warnings
+from launcher.plan.idle_settings import idle_gpu_warnings, idle_warnings
 from launcher.plan.resolve import resolve
-from launcher.plan.scheduling_options import PREFIX, LaunchSettings
 from launcher.sites import places
 from launcher.sites.clusters import check_store, check_writable, find_cluster
 from launcher.sites.site_problems import missing_secrets
@@ -121,10 +120,8 @@ class Planner:
         """
         problems: list[ConfigError] = []
         settings = [*read_settings(words, self._config, problems), *self._job.settings()]
-        of_launch = [s for s in settings if s.path.startswith(PREFIX)]
-        applied = apply_overrides(self._defaults, [s for s in settings if s not in of_launch])
-        launch = apply_overrides(LaunchSettings(), of_launch)
-        problems += [*applied.problems, *launch.problems, *self._job.problems(self.cluster)]
+        applied = apply_overrides(self._defaults, settings)
+        problems += [*applied.problems, *self._job.problems(self.cluster)]
         if self.on_slurm:
             problems += missing_secrets(self.cluster, os.environ)
         plan = resolve(
@@ -140,7 +137,6 @@ class Planner:
             else partial(machine_gpus, {**os.environ, **self.cluster.env_vars}),
             given=frozenset(applied.origins),
             earlier=problems,
-            scheduling=launch.options.scheduling,
             request=self._request,
             now=self._now,
             snapshot=self._snapshot,
@@ -148,10 +144,7 @@ class Planner:
             fits_memory=fits_memory,
         )
         idle = idle_warnings(self._defaults, settings)
-        tasks = [
-            *thread_warnings(plan.phases, self.cluster),
-            *(idle_gpu_warnings(plan.phases, self.cluster) if self.on_slurm else ()),
-        ]
+        tasks = idle_gpu_warnings(plan.phases, self.cluster) if self.on_slurm else ()
         return dataclasses.replace(plan, warnings=(*plan.warnings, *idle, *tasks))
 
 
@@ -193,8 +186,8 @@ def default_experiment(name: str) -> Experiment:
             where=f"register_experiment({name!r}, …)",
             fix="register a subclass of realsys.api.experiment.Experiment, or a function that returns one",
         )
-    if not dataclasses.is_dataclass(found):
-        kind = type(found)
+    kind = type(found)
+    if next(c for c in kind.__mro__ if "__dataclass_fields__" in vars(c)) is Experiment:
         raise ConfigError(
             f"experiment {name} is not a dataclass",
             where=f"{kind.__module__}:{kind.__qualname__}",

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from realsys.api.data import MicroBatchSpec
-from realsys.api.errors import ConfigError, ConfigErrors, Problems, did_you_mean
+from realsys.api.errors import ConfigError, Problems, did_you_mean, raise_all
 from realsys.api.model import ModelInterfaceAbstraction, ModelInterfaceType, ModelName
 
 
@@ -207,8 +207,7 @@ def build_graph(nodes: Sequence[MFCDef], *, dataset_keys: Iterable[str]) -> Data
         n.name: frozenset(producers[k] for k in n.input_keys if k in producers) for n in nodes
     }
     levels = _levels(names, parents, problems)
-    if problems:
-        raise problems[0] if len(problems) == 1 else ConfigErrors(problems)
+    raise_all(problems)
     return DataflowGraph(tuple(nodes), producers, known, parents, levels)
 
 

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from realsys.api.basics.bounded_files import MAX_SETTINGS_BYTES, read_bounded_text
-from realsys.api.errors import ConfigError
-from realsys.config.problems import collected
+from realsys.api.errors import ConfigError, collected
 from realsys.config.typed_values import Text, Written, from_node, parse_flow, plain_tree
 
 _PLAIN_LINE = re.compile(r"(?:#[ -~]*|([A-Za-z_]\w*): ([\w/~.][\w/~.-]*))?", re.ASCII)

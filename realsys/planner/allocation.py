@@ -7,7 +7,7 @@ a call, a role or ``*`` for all others::
     actor_gen:d4t1p1@left,critic_train:d2t2p1@right,*:d2t2p1
 
 A call takes the first workers of its pool. Which entry is a call's:
-experiments/parts/placement_requests.py.
+experiments/parts/call_placement.py.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from realsys.api.errors import ConfigError, ConfigErrors, Problems, did_you_mean
+from realsys.api.errors import ConfigError, Problems, did_you_mean, raise_all
 from realsys.api.model import ProcessTopology
 
 ALL = "*"
@@ -89,7 +89,7 @@ def parse_pools(
                 fix=f"use n_model_workers={max(workers) + 1}, or a smaller pool",
             )
         found[name] = workers
-    raise_problems(problems)
+    raise_all(problems)
     return found
 
 
@@ -170,7 +170,7 @@ def parse_allocation(
         entry = AllocationEntry(name=name, topology=topology, pool=pool)
         problems += _name_problems(entry, entries, calls, pools, f"{where}, {part}")
         entries.append(entry)
-    raise_problems(problems)
+    raise_all(problems)
     return tuple(entries)
 
 
@@ -215,9 +215,3 @@ def format_allocation(calls: Mapping[str, CallAllocation]) -> tuple[dict[str, st
         pools[pool] = f"{text}-{text}" if text.isdecimal() else text  # "5" alone would be a size
         entries.append(AllocationEntry(name=name, topology=call.topology, pool=pool))
     return pools, format_entries(entries)
-
-
-def raise_problems(problems: list[ConfigError]) -> None:
-    """Raises the problems, if there are any."""
-    if problems:
-        raise problems[0] if len(problems) == 1 else ConfigErrors(problems)

@@ -172,15 +172,10 @@ def show(
     plan, record = read_plan(files.plan), read_record(TrialRecord, files.record)
     changes = record.changes if record else ()
     if json:
-        scheduling = plan.scheduling_options
-        output.document(
-            trial=plan.trial, options=plan.options, scheduling=scheduling, changes=changes
-        )
+        output.document(trial=plan.trial, options=plan.options, changes=changes)
         return
     for name, value in _flat(plan.options):
-        output.data(f"{name}={value}")
-    if plan.scheduling_options:
-        for name, value in _flat({"scheduling": plan.scheduling_options}):
+        if not name.endswith("scheduling"):  # nothing of it is set
             output.data(f"{name}={value}")
     output.say(*change_lines(changes))
 
@@ -231,13 +226,12 @@ def schema(
     """Print the JSON Schema of an experiment's settings, for completion in an editor."""
     import json
 
-    from launcher.plan.scheduling_options import SchedulingOptions
     from launcher.submit.planning import default_experiment, import_all
     from launcher.terminal import output
     from realsys.config.json_schema import json_schema
 
     import_all(imports or [])
-    found = json_schema(default_experiment(experiment), {"scheduling": SchedulingOptions})
+    found = json_schema(default_experiment(experiment))
     output.data(json.dumps(found, indent=1))
 
 

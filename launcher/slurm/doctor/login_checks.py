@@ -16,8 +16,7 @@ from launcher.slurm.sbatch_refusals import refusal
 from launcher.slurm.slurm_commands import last_error_line, run_slurm
 from launcher.terminal.text import listed
 from realsys.api.cluster import ClusterSpec, PartitionSpec
-from realsys.api.errors import ClusterError
-from realsys.config.problems import collected
+from realsys.api.errors import ClusterError, collected
 
 OLDEST = (22, 5)
 _MOST_NODES = 5

@@ -16,7 +16,7 @@ ADVICE = {
     "average": "leave ref_ema_eta out, or compute the reference in float32, which is its own average",
     "whole copy": "sample where nothing trains: on other model workers (allocation=actor_gen:d4@…), or on "
     "servers that cut the model over several GPUs (schedule=async schedule.server_backend=sglang "
-    "schedule.gpus_per_server=4, with task.eval_size=0)",
+    "scheduling.generation_server.gpu=4, with task.eval_size=0)",
     "gradients": "cut the model over more GPUs, or train adapters (lora.rank)",
     "whole gradients": "train adapters (lora.rank)",
     "optimizer": "cut the model over more GPUs, or cpu_offload=true (backend fsdp)",

@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from realsys.api.dataflow import DataflowGraph, MFCDef
-from realsys.api.errors import ConfigError, Problems
-from realsys.planner.allocation import CallAllocation, raise_problems
+from realsys.api.errors import ConfigError, Problems, raise_all
+from realsys.planner.allocation import CallAllocation
 from realsys.planner.meshes import Degrees, leftmost, places
 from realsys.planner.search.branch_and_bound import EPSILON, BranchAndBound
 from realsys.planner.search.plan_evaluator import PlanEvaluator
@@ -137,7 +137,7 @@ def options_of(graph: DataflowGraph, limits: Limits) -> list[list[CallAllocation
                 fix="change the batch, the model or the number of GPUs, or allow more axes",
             )
         found.append(allowed)
-    raise_problems(problems)
+    raise_all(problems)
     return found
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from realsys.api.errors import ConfigError, ConfigErrors, Problems, did_you_mean
+from realsys.api.errors import ConfigError, Problems, did_you_mean, raise_all
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 # Beyond this only the whole set and single trainers are checked, not every subset.
@@ -100,8 +100,7 @@ def parse_graph(
     )
     if not problems:
         problems += _dead_ends(graph, path)
-    if problems:
-        raise problems[0] if len(problems) == 1 else ConfigErrors(problems)
+    raise_all(problems)
     return graph
 
 

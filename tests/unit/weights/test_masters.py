@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 import torch
 from safetensors.torch import load_file
+from wanted_resources import model_workers
 
 from experiments.grpo_math import grpo_math
 from experiments.ppo_math import ppo_math, ppo_math_async
@@ -409,9 +410,9 @@ FULL = ModelOptions(dtype="float32")
     ("settings", "actor", "others"),
     [
         ({}, "float32", "float32"),
-        ({"gpus_per_model_worker": 1}, "bfloat16", "bfloat16"),
+        ({"scheduling": model_workers(gpu=1)}, "bfloat16", "bfloat16"),
         ({"actor": HALF}, "bfloat16", "bfloat16"),
-        ({"gpus_per_model_worker": 1, "actor": FULL}, "float32", "float32"),
+        ({"scheduling": model_workers(gpu=1), "actor": FULL}, "float32", "float32"),
         ({"actor": HALF, "ref": replace(FULL, backend="inference"), "critic": FULL}, "bfloat16", "float32"),
         ({"ref": replace(HALF, backend="inference"), "critic": HALF}, "float32", "bfloat16"),
     ],
@@ -424,7 +425,7 @@ def test_roles_without_a_dtype_compute_in_the_actors(settings, actor, others):
 
 
 def test_servers_and_the_evaluator_compute_in_the_actors_dtype():
-    run = replace(ppo_math_async(), gpus_per_model_worker=1, auto_eval=True)
+    run = replace(ppo_math_async(), scheduling=model_workers(gpu=1), auto_eval=True)
     config = run.with_prepared("sft", "/not/there").initial_setup()
     assert config.generation_server[0].backend_args["dtype"] == "bfloat16"
     assert config.evaluator[0].dtype == "bfloat16"
@@ -435,4 +436,4 @@ def test_fine_tuning_on_gpus_computes_in_bfloat16():
         config = replace(sft_math(), **settings).initial_setup()
         return config.model_worker[0].shards[0].model.args["dtype"]
 
-    assert (dtype(), dtype(gpus_per_model_worker=1)) == ("float32", "bfloat16")
+    assert (dtype(), dtype(scheduling=model_workers(gpu=1))) == ("float32", "bfloat16")

@@ -417,7 +417,9 @@ def test_show_every_option_with_default_unit_range_and_meaning(
     out = capsys.readouterr().out
     assert "# task = math (math): " in out  # a choice heads its kind's settings
     for path in rows:
-        assert re.search(rf"^(# )?{re.escape(path)} ", out, re.MULTILINE), path
+        group = re.escape(path.rpartition(".")[0])
+        shown = rf"^(# )?{re.escape(path)} |^# {group}: .* \(as scheduling\.all\.\*\)$"
+        assert re.search(shown, out, re.MULTILINE), path
 
 
 def test_graph_of_an_experiment_and_of_a_trial(
