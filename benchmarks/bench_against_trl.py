@@ -44,9 +44,9 @@ class Part:
 
 PARTS = {"even": Part(32, 32), "tailed": Part(0, 256)}
 WORKERS = {
-    "1 worker, 2 threads": ("cpus_per_model_worker=2",),
+    "1 worker, 2 threads": ("scheduling.model_worker.cpu=2",),
     "2 workers, 1 thread each": (
-        "cpus_per_model_worker=1",
+        "scheduling.model_worker.cpu=1",
         "actor.parallel=d2",
         "placement.n_model_workers=2",
     ),

@@ -81,7 +81,7 @@ class Bench:
                 group=GROUP,
                 longest=LONGEST,
             ),
-            "cpus_per_model_worker=1",
+            "scheduling.model_worker.cpu=1",
             "schedule.servers=2",
             f"schedule.server_args.max_running={self.args.rows}",
             f"schedule.max_concurrent_rollouts={5 * self.args.questions}",

@@ -60,7 +60,7 @@ SETTINGS = (
     "exp_ctrl.eval_freq_steps=none",
     "exp_ctrl.ckpt_freq_steps=none",
     "exp_ctrl.ckpt_freq_secs=none",
-    "cpus_per_model_worker=1",
+    "scheduling.model_worker.cpu=1",
 )
 KINDS = {  # what is in a process's command line: what it is
     "srun ": "sruns",

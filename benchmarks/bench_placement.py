@@ -22,19 +22,18 @@ from realsys.api.cluster import ClusterSpec, PartitionSpec, SlurmSpec
 from realsys.api.plain import to_plain
 from realsys.api.scheduling import ExperimentScheduling, Scheduling, TasksGroup
 
+GIB = 1024  # MiB
 NODE = NodeShape(cpus=64, memory_mib=1_000_000, gpus=8)
 
 
 def mixed(nodes: int) -> Allocation:
     """5,000 tasks: model workers, generation servers that share GPUs, CPU groups."""
     groups = ExperimentScheduling(
-        model_worker=TasksGroup(count=2000, scheduling=Scheduling.model_worker_default()),
-        master_worker=TasksGroup(count=1, scheduling=Scheduling.master_worker_default()),
-        generation_server=TasksGroup(
-            count=1498, scheduling=Scheduling.generation_server_default(gpu=2.0)
-        ),
-        gserver_manager=TasksGroup(count=1, scheduling=Scheduling.gserver_manager_default()),
-        rollout_worker=TasksGroup(count=1500, scheduling=Scheduling.rollout_worker_default()),
+        model_worker=TasksGroup(count=2000, scheduling=Scheduling(cpu=2, gpu=1, mem=60 * GIB)),
+        master_worker=TasksGroup(count=1, scheduling=Scheduling(cpu=16, mem=20 * GIB)),
+        generation_server=TasksGroup(count=1498, scheduling=Scheduling(cpu=4, gpu=2, mem=60 * GIB)),
+        gserver_manager=TasksGroup(count=1, scheduling=Scheduling(cpu=4, mem=10 * GIB)),
+        rollout_worker=TasksGroup(count=1500, scheduling=Scheduling(cpu=4, mem=20 * GIB)),
     )
     partition = PartitionSpec(
         nodes=nodes, cpus=NODE.cpus, memory_mib=NODE.memory_mib, gpus=NODE.gpus, gpu_type="h200"

@@ -40,7 +40,7 @@ SMALL = (
     "algorithm.ppo_n_minibatches=2",
     "exp_ctrl.ckpt_freq_secs=none",
     "exp_ctrl.eval_freq_steps=none",
-    "cpus_per_model_worker=1",
+    "scheduling.model_worker.cpu=1",
     "tensorboard=false",
 )
 

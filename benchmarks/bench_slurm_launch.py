@@ -37,9 +37,9 @@ SETTINGS = (
     "train_bs_n_seqs=16",
     "gen.max_new_tokens=12",
     "exp_ctrl.total_train_epochs=1000",
-    "cpus_per_model_worker=1",
+    "scheduling.model_worker.cpu=1",
     f"actor.parallel=d{TASKS}t1p1",
-    "scheduling.model_worker.cpu=31",  # two a node of 64
+    "scheduling.model_worker.mem=450000",  # two a node of 1,000,000 MiB
 )
 
 

@@ -99,7 +99,7 @@ def median_step_s(trials: Trials, name: str, place: Place, costs: Costs, steps: 
         f"exp_ctrl.total_train_epochs={steps}",
         "exp_ctrl.ckpt_freq_secs=none",
         "algorithm.ppo_n_minibatches=2",
-        "cpus_per_model_worker=1",
+        "scheduling.model_worker.cpu=1",
         "tensorboard=false",
         *place.words,
     )

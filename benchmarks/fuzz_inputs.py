@@ -87,7 +87,10 @@ WORKERS = (
         "schedule.max_staleness=1000000000",
     ),
     *("train_bs_n_seqs=1000000000", "gen.max_new_tokens=1000000000000"),
-    *("exp_ctrl.total_train_epochs=1000000000000", "mem_per_model_worker=9223372036854775807"),
+    *(
+        "exp_ctrl.total_train_epochs=1000000000000",
+        "scheduling.model_worker.mem=9223372036854775807",
+    ),
 )
 
 

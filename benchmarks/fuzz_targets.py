@@ -19,6 +19,7 @@ from fuzz_mutations import mutate, mutate_json
 from realsys.api import errors
 from realsys.api.data import SequenceMeta
 from realsys.api.errors import DataError, RealsysError
+from realsys.api.model import FinetuneSpec
 from realsys.heartbeat import heartbeat_messages as h
 from realsys.runtime.worker_commands import Command, Verb
 from realsys.transport import worker_requests as r
@@ -46,7 +47,7 @@ REQUESTS = (
     r.Exit(),
     r.Setup(order=0, data_endpoints=("tcp://127.0.0.1:1", "tcp://127.0.0.1:2")),
     r.Initialize(
-        order=1, total_train_epochs=2, dataset_size=96, train_batch_size=8, benchmark_steps=None
+        order=1, spec=FinetuneSpec(total_train_epochs=2, dataset_size=96, train_batch_size=8)
     ),
     r.Fetch(order=2, indices=(0, 5), ids=("a", "b")),
     r.RunCall(order=3, call="actor_gen", step=1, meta=META, sources=((1, "x", ("a",)),)),

@@ -21,7 +21,7 @@ from realsys.api.data import MicroBatchSpec
 from realsys.api.model import LossFn, LossWeightFn, Model, ModelBackendAbstraction
 from realsys.api.options import option
 from realsys.backends.fsdp import FSDPBackend, FSDPEngine
-from realsys.backends.hf.engine import microbatch_weights
+from realsys.backends.hf.local_engine import microbatch_weights
 from realsys.data.answers_layout import INPUT
 from realsys.data.sequence_sample import SequenceSample
 from realsys.runtime.progress import tick

@@ -60,7 +60,7 @@ SMALL_RUN = (
     "group_size=2",
     "gen.max_new_tokens=12",
     "algorithm.ppo_n_minibatches=2",
-    "cpus_per_model_worker=1",
+    "scheduling.model_worker.cpu=1",
 )
 
 

@@ -14,7 +14,8 @@ from realsys.api.plan import read_plan
 from realsys.observability.events import read_events
 from realsys.observability.metrics import read_metrics
 from realsys.observability.pictures.graph_picture import draw
-from realsys.observability.timeline import draw_step, mean_ratio, typical_step
+from realsys.observability.pictures.step_picture import step_png
+from realsys.observability.timeline import mean_ratio, typical_step
 from realsys.trial.records import TrialFiles
 
 CURVES = (
@@ -42,7 +43,7 @@ def main(folder: Path, trials: list[Path]) -> None:
     events = read_events(first.phase(first.root).events)
     step = typical_step(events)
     if step is not None:
-        draw_step(events, step, folder / "step_timeline.png")
+        (folder / "step_timeline.png").write_bytes(step_png(events, step))
     draw(read_plan(first.plan).phase("main").config.graph(), folder / "dataflow_graph.png")
     for trial in trials:
         accuracy = [

@@ -25,7 +25,7 @@ ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT / "tests" / part) for part in ("", "support", "slurm", "etcd")]
 
 from etcd_server import EtcdCluster  # noqa: E402 - of the tests, whose folder is not a package
-from history_check import check_history  # noqa: E402
+from history_check import check_history, read_history  # noqa: E402
 from real_trials import LONG_PPO  # noqa: E402
 from slurm_cluster import SlurmCluster  # noqa: E402
 from slurm_trials import SlurmTrials  # noqa: E402
@@ -33,12 +33,11 @@ from slurm_trials import SlurmTrials  # noqa: E402
 from launcher.trials.status import trial_view  # noqa: E402
 from realsys.data.sources.arithmetic_problems import arithmetic_word_problems  # noqa: E402
 from realsys.models.tiny_llama import build_tiny_llama  # noqa: E402
-from realsys.observability.history import read_history  # noqa: E402
 from realsys.trial.records import TrialFiles  # noqa: E402
 from realsys.trial.trial_state import State  # noqa: E402
 
 STOP_S, OUTAGE_S, OUTAGE_EVERY_S = 5.0, 10.0, 90.0
-TWO_NODES = ("actor.parallel=d2t1p1", "scheduling.model_worker.cpu=40", "--time", "120")
+TWO_NODES = ("actor.parallel=d2t1p1", "scheduling.model_worker.mem=600000", "--time", "120")
 
 
 def say(text: str) -> None:

@@ -10,17 +10,16 @@ from __future__ import annotations
 
 import abc
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from experiments.parts.worker_resources import mem_of_task
 from experiments.schedule import Schedule
 from experiments.task import Task
 from realsys.api.errors import ConfigError
 from realsys.api.model import GenerationHyperparameters, ModelName
 from realsys.api.options import MOST_WORKERS, option
-from realsys.api.scheduling import ExperimentScheduling, Scheduling, TasksGroup
+from realsys.api.scheduling import Scheduling, WorkerType
 from realsys.api.worker_configs import (
     SCHEDULE_POLICIES,
     UPDATE_MODES,
@@ -30,13 +29,6 @@ from realsys.api.worker_configs import (
     RolloutWorker,
 )
 from realsys.models.shape import DTYPE_BYTES
-from realsys.planner.memory.copy_memory import Terms
-
-# Keys of a datapoint from a rollout worker.
-ROLLOUT_KEYS = tuple(
-    "packed_input_ids prompt_mask packed_logprobs packed_versions seq_no_eos_mask rewards".split()
-)
-CALLS_OF_ROLLOUT_WORKERS = ("actor_gen", "rew_inf")  # calls that an asynchronous run does not need
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,16 +64,6 @@ class Serving(Schedule):
     dump: bool = option(
         True, "keep what was trained on in the trial's folder, so that it can be replayed"
     )
-    cpus_per_server: int = option(1, "cores and compute threads of a generation server", ge=1)
-    gpus_per_server: float = option(0.0, "GPUs of a generation server", ge=0)
-    mem_per_server: int | None = option(
-        None,
-        "memory of a generation server; none: 4096, with GPUs what new weights need on their way",
-        unit="MiB",
-        ge=1,
-    )
-    cpus_per_worker: int = option(1, "cores of a rollout worker", ge=1)
-    mem_per_worker: int = option(2048, "memory of a rollout worker", unit="MiB", ge=1)
 
     @property
     @abc.abstractmethod
@@ -100,13 +82,6 @@ class Serving(Schedule):
 
     def problems(self, *, batch_size: int, num_prompts: int | None) -> Iterator[ConfigError]:
         """Yields inconsistent settings."""
-        device = str(self.server_args.get("device", ""))
-        if device.startswith("cuda") and not self.gpus_per_server:
-            yield ConfigError(
-                f"generation servers are set to compute on {device}, but their tasks have no GPU",
-                where="schedule.server_args.device and schedule.gpus_per_server",
-                fix="set schedule.gpus_per_server=1 (then they use it without server_args.device)",
-            )
         if self.success_range is not None and not self.success_range[0] < self.success_range[1]:
             low, high = self.success_range
             yield ConfigError(
@@ -114,6 +89,25 @@ class Serving(Schedule):
                 where="schedule.success_range",
                 fix="use the lower first, e.g. 0.01,0.99",
             )
+
+    def device_problems(self, server: Scheduling) -> Iterator[ConfigError]:
+        """Yields servers that are to compute on a GPU that their tasks don't have."""
+        device = str(self.server_args.get("device", ""))
+        if device.startswith("cuda") and not server.gpu:
+            yield ConfigError(
+                f"generation servers are set to compute on {device}, but their tasks have no GPU",
+                where="schedule.server_args.device and scheduling.generation_server.gpu",
+                fix="set scheduling.generation_server.gpu=1 (then they use it without server_args.device)",
+            )
+
+    @property
+    def counts(self) -> dict[WorkerType, int]:
+        """How many workers the schedule needs beside model workers."""
+        return {
+            WorkerType.GENERATION_SERVER: self.num_servers,
+            WorkerType.GSERVER_MANAGER: 1,
+            WorkerType.ROLLOUT_WORKER: self.num_workers,
+        }
 
     def control(self) -> RolloutControl:
         """Builds the master's rollout settings."""
@@ -125,16 +119,17 @@ class Serving(Schedule):
         )
 
     def generation_servers(
-        self, *, seed: int, model_path: str, dtype: str, longest: int
+        self, *, seed: int, model_path: str, dtype: str, longest: int, task: Scheduling
     ) -> tuple[GenerationServer, ...]:
         """Builds the servers, which all start from ``model_path``.
 
         Args:
             longest: maximum tokens of a prompt and its answer.
+            task: of a server: its threads, and the GPUs over which a real engine splits the model.
         """
         embedded = self.server_backend == "embedded"
-        own: dict[str, Any] = {"dtype": dtype, "num_threads": self.cpus_per_server}
-        if self.gpus_per_server:
+        own: dict[str, Any] = {"dtype": dtype, "num_threads": task.cpu}
+        if task.gpu:
             own["least_tokens"] = longest
         args = {**(own if embedded else {}), **self.server_args}
         server = GenerationServer(
@@ -142,7 +137,7 @@ class Serving(Schedule):
             backend_type=self.server_backend,
             backend_args=args,
             model_path=model_path,
-            tp_size=1 if embedded else max(1, int(self.gpus_per_server)),
+            tp_size=1 if embedded else max(1, int(task.gpu)),
         )
         return (server,) * self.num_servers
 
@@ -187,29 +182,6 @@ class Serving(Schedule):
             dump=self.dump,
         )
         return (worker,) * self.num_workers
-
-    def scheduling(
-        self, base: ExperimentScheduling, *, needs: Callable[[], Terms | None]
-    ) -> ExperimentScheduling:
-        """Adds the tasks of servers, manager and rollout workers to ``base``.
-
-        Args:
-            needs: host memory of a server with GPUs; None: unknown.
-        """
-        mem = mem_of_task(self.mem_per_server, gpu=self.gpus_per_server, needs=needs)
-        server = Scheduling.generation_server_default(
-            cpu=self.cpus_per_server, gpu=self.gpus_per_server, mem=mem
-        )
-        manager = Scheduling.gserver_manager_default(cpu=1, mem=1024)
-        worker = Scheduling.rollout_worker_default(
-            cpu=self.cpus_per_worker, mem=self.mem_per_worker
-        )
-        return replace(
-            base,
-            generation_server=TasksGroup(count=self.num_servers, scheduling=server),
-            gserver_manager=TasksGroup(count=1, scheduling=manager),
-            rollout_worker=TasksGroup(count=self.num_workers, scheduling=worker),
-        )
 
 
 @dataclass(frozen=True, kw_only=True)

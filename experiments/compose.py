@@ -12,13 +12,12 @@ cached by content.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from experiments.algorithm import PPO, Algorithm, CallMaker
-from experiments.asynchronous import CALLS_OF_ROLLOUT_WORKERS, ROLLOUT_KEYS, Serving
 from experiments.parts.backend_args import (
     backend_of,
     compute_dtype,
@@ -67,12 +66,18 @@ from realsys.api.model import (
     ModelName,
 )
 from realsys.api.options import ModelOptions, OptimizerOptions, option
-from realsys.api.scheduling import ExperimentScheduling
+from realsys.api.scheduling import ExperimentScheduling, WorkerType
 from realsys.api.worker_configs import Evaluator, ExperimentSaveEvalControl
-from realsys.planner.memory.copy_memory import Terms
-from realsys.planner.memory.server_memory import ServerMemory, memory_of_evaluator, memory_of_server
+
+if TYPE_CHECKING:
+    from experiments.asynchronous import Serving
 
 WEIGHTLESS_ROLES = ("reward",)  # roles without weights
+# Keys of a datapoint from a rollout worker.
+ROLLOUT_KEYS = tuple(
+    "packed_input_ids prompt_mask packed_logprobs packed_versions seq_no_eos_mask rewards".split()
+)
+CALLS_OF_ROLLOUT_WORKERS = ("actor_gen", "rew_inf")  # calls that an asynchronous run does not need
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +109,7 @@ class RLExperiment(TrainingRun):
     auto_eval: bool = option(
         False, "evaluate every saved checkpoint of the actor beside the training (evaluator.*)"
     )
-    evaluator: EvaluationOptions = option(EvaluationOptions(), "how, with which resources")
+    evaluator: EvaluationOptions = option(EvaluationOptions(), "how")
 
     # ---- called by the launcher -------------------------------------------------------------
 
@@ -137,6 +142,8 @@ class RLExperiment(TrainingRun):
         if total is not None and self.exp_ctrl.benchmark_steps is not None:
             total = min(total, self.exp_ctrl.benchmark_steps * size)
         yield from self.schedule.problems(batch_size=size, num_prompts=total)
+        if isinstance(self.schedule, Serving):
+            yield from self.schedule.device_problems(self.resources(WorkerType.GENERATION_SERVER))
         if self.auto_eval and not self.schedule.trains:
             yield ConfigError(
                 f"nothing trains with schedule={self.schedule.kind}, so there is no checkpoint to evaluate",
@@ -182,9 +189,8 @@ class RLExperiment(TrainingRun):
             "actor.optimizer.lr": self.actor.optimizer.lr,
             "gen.max_new_tokens": self.gen.max_new_tokens,
             "task.eval_size": self.task.eval_size,
+            **self.mem_of_toy,
         }
-        if not self.gpus_per_model_worker:  # else it follows from the model
-            values["mem_per_model_worker"] = self.mem(self.sft.init.shape())
         if self.critic is not None and "critic" in self._model_roles:
             values["critic.optimizer.lr"] = self.critic.optimizer.lr
         yield from toy_remarks(self.actor.path or self.sft.model.path, values, given)
@@ -193,23 +199,24 @@ class RLExperiment(TrainingRun):
             self.actor.path, prompt=self.task.max_prompt_len, answers=self.gen.max_new_tokens
         )
         yield from self._without_gpus()
-        if self.actor.path is None:
-            of_sft = [g.removeprefix("sft.") for g in given if g.startswith("sft.")]
-            yield from (f"phase sft: {remark}" for remark in self.sft.remarks(of_sft))
+        for phase in self.prepared_by():
+            of_phase = [g.removeprefix("sft.") for g in given if g.startswith("sft.")]
+            remarks = phase.experiment.remarks(of_phase)
+            yield from (f"phase {phase.name}: {remark}" for remark in remarks)
 
     def _without_gpus(self) -> Iterator[str]:
         """Warns of servers and evaluators on CPUs while the model workers have GPUs."""
-        if not self.gpus_per_model_worker:
+        if not self.resources().gpu:
             return
-        if isinstance(self.schedule, Serving) and not self.schedule.gpus_per_server:
+        if self._serving and not self.resources(WorkerType.GENERATION_SERVER).gpu:
             yield (
                 "model workers have GPUs, but generation servers have none and compute on CPUs. Set "
-                "schedule.gpus_per_server=1, or more for a model that does not fit one GPU"
+                "scheduling.generation_server.gpu=1, or more for a model that does not fit one GPU"
             )
-        if self.auto_eval and not self.evaluator.gpus:
+        if self.auto_eval and not self.resources(WorkerType.EVALUATOR).gpu:
             yield (
                 "model workers have GPUs, but the evaluator has none and computes on CPUs. Set "
-                "evaluator.gpus=1"
+                "scheduling.evaluator.gpu=1"
             )
 
     def preparations(self) -> tuple[Preparation, ...]:
@@ -226,18 +233,12 @@ class RLExperiment(TrainingRun):
         """Schedules the tasks of all worker types: one master, the model workers for pools and layouts, and
         those of schedule and evaluation.
         """
-        base = self.training_tasks(self._allocated.n_workers, mem=self.mem(self.sft.init.shape()))
+        counts = {WorkerType.MODEL_WORKER: self._allocated.n_workers}
         if self.auto_eval:
-            base = self.evaluator.scheduling(
-                base, needs=lambda: self._host_needs(memory_of_evaluator)
-            )
-        if not isinstance(self.schedule, Serving):
-            return base
-        return self.schedule.scheduling(base, needs=lambda: self._host_needs(memory_of_server))
-
-    def _host_needs(self, memory_of: Callable[..., ServerMemory | None]) -> Terms | None:
-        found = memory_of(self.initial_setup(), made_before=self.sft.init.shape())
-        return None if found is None else found.host
+            counts[WorkerType.EVALUATOR] = 1
+        if serving := self._serving:
+            counts |= serving.counts
+        return self.tasks(counts, self.sft.init.shape())
 
     def initial_setup(self) -> ExperimentConfig:
         """Places roles on workers and calls on copies."""
@@ -256,7 +257,7 @@ class RLExperiment(TrainingRun):
                 datasets=self._datasets,
                 tokenizer_name_or_path=absolute(self.actor.path),
                 shuffle_dataset=self.task.shuffle,
-                num_threads=self.cpus,
+                num_threads=self.resources().cpu,
             ),
             wandb=self.wandb,
             tensorboard=self.tensorboard,
@@ -266,8 +267,13 @@ class RLExperiment(TrainingRun):
             pools=self._allocated.pools,
             replay=schedule.ledger if isinstance(schedule, Replay) else None,
             evaluator=self._evaluators(),
-            **(self._rollout_fields(schedule) if isinstance(schedule, Serving) else {}),
+            **(self._rollout_fields(serving) if (serving := self._serving) else {}),
         )
+
+    @property
+    def _serving(self) -> Serving | None:
+        """The schedule, if it has servers (its module is for those who have)."""
+        return cast("Serving", self.schedule) if self.schedule.has_servers else None
 
     @property
     def _datasets(self) -> tuple[DatasetAbstraction, ...]:
@@ -286,6 +292,7 @@ class RLExperiment(TrainingRun):
                 model_path=start,
                 dtype=self._dtype("actor"),
                 longest=self.task.max_prompt_len + self.gen.max_new_tokens,
+                task=self.resources(WorkerType.GENERATION_SERVER),
             ),
             "gserver_manager": (schedule.manager(batch_size=self.train_bs_n_seqs),),
             "rollout_worker": schedule.rollout_workers(
@@ -300,14 +307,15 @@ class RLExperiment(TrainingRun):
     def _evaluators(self) -> tuple[Evaluator, ...]:
         if not (self.auto_eval and self.schedule.trains):
             return ()
-        evaluator = self.evaluator.evaluator(
-            seed=self.seed,
-            role="actor",
+        evaluator = Evaluator(
+            base_seed=self.seed,
             dtype=self._dtype("actor"),
-            held_out=self.task.prompts("test"),
-            reward=self.task.reward_rule,
-            gen=self.gen,
+            datasets={"held_out": self.task.prompts("test")},
+            gconfig=replace(self.gen, n=1, greedy=True),  # as the trainer's own evaluation
             mb_spec=mb_spec_of(self.actor),
+            num_threads=self.resources(WorkerType.EVALUATOR).cpu,
+            **self.task.reward_rule,
+            **vars(self.evaluator),
         )
         return (evaluator,)
 
@@ -420,4 +428,4 @@ class RLExperiment(TrainingRun):
 
     def _dtype(self, role: str) -> str:
         """Returns a role's compute dtype; policies of different dtypes would differ in their log-probs."""
-        return compute_dtype(self._options(role), self.actor, gpus=self.gpus_per_model_worker)
+        return compute_dtype(self._options(role), self.actor, gpus=self.resources().gpu)

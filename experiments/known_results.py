@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from operator import attrgetter
+from typing import ClassVar
 
 from experiments.algorithm import GRPO, PPO
 from experiments.compose import RLExperiment
@@ -19,6 +20,7 @@ from realsys.api.errors import ConfigError
 from realsys.api.experiment import Preparation
 from realsys.api.model import GenerationHyperparameters
 from realsys.api.options import ModelOptions, OptimizerOptions
+from realsys.api.scheduling import GroupOptions, SchedulingOptions
 from realsys.api.worker_configs import ExperimentSaveEvalControl
 
 
@@ -54,7 +56,8 @@ class KnownResult(RLExperiment):
 
     def problems(self) -> Iterator[ConfigError]:
         """Yields missing sources; if there are none, the problems of every run."""
-        lacking = list(missing({name: (_value(self, name), s) for name, s in self.sources.items()}))
+        needs = {name: (attrgetter(name)(self), s) for name, s in self.sources.items()}
+        lacking = list(missing(needs))
         yield from lacking or super().problems()
 
     def remarks(self, given: Collection[str]) -> Iterator[str]:
@@ -66,12 +69,6 @@ class KnownResult(RLExperiment):
     def preparations(self) -> tuple[Preparation, ...]:
         """Returns none: the model is given."""
         return ()
-
-
-def _value(options: Any, path: str) -> Any:
-    for name in path.split("."):
-        options = getattr(options, name, None)
-    return options
 
 
 GSM8K = Source(
@@ -108,7 +105,7 @@ def qwen_gsm8k() -> QwenGSM8K:
         gen=GenerationHyperparameters(max_new_tokens=512),
         train_bs_n_seqs=256,
         group_size=1,
-        gpus_per_model_worker=1.0,
+        scheduling=SchedulingOptions(model_worker=GroupOptions(gpu=1.0)),
     )
 
 
@@ -163,5 +160,5 @@ def qwen_dapo() -> QwenDAPO:
         gen=GenerationHyperparameters(max_new_tokens=8192),
         train_bs_n_seqs=512,
         group_size=16,
-        gpus_per_model_worker=1.0,
+        scheduling=SchedulingOptions(model_worker=GroupOptions(gpu=1.0)),
     )

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from experiments.asynchronous import Async
 from experiments.compose import RLExperiment
-from experiments.detached import Detached
 from experiments.placement import Split
 from experiments.recipes import OFF_POLICY, PPO_DEFAULTS, ppo
 from experiments.sft import SFTExperiment
@@ -31,9 +29,13 @@ def ppo_math_split() -> RLExperiment:
 
 def ppo_math_async() -> RLExperiment:
     """ppo-math with generation servers that sample while the model workers train."""
+    from experiments.asynchronous import Async  # not for the recipes above
+
     return replace(ppo_math(), schedule=Async(), algorithm=replace(PPO_DEFAULTS, **OFF_POLICY))
 
 
 def ppo_math_detached() -> RLExperiment:
     """ppo-math with named makers and trainers, and a graph of who sends what to whom."""
+    from experiments.detached import Detached  # not for the recipes above
+
     return replace(ppo_math_async(), schedule=Detached())

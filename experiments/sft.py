@@ -30,7 +30,7 @@ from realsys.api.model import (
 )
 from realsys.api.options import ModelOptions, OptimizerOptions, option
 from realsys.api.plain import to_plain
-from realsys.api.scheduling import ExperimentScheduling
+from realsys.api.scheduling import ExperimentScheduling, WorkerType
 from realsys.models.model_arguments import TinyLlamaOptions
 from realsys.planner.allocation import CallAllocation
 
@@ -96,11 +96,7 @@ class SFTExperiment(TrainingRun):
 
     def remarks(self, given: Collection[str]) -> Iterator[str]:
         """Warns of toy defaults on a real model, and reports how many questions were counted."""
-        values = {
-            "model.optimizer.lr": self.model.optimizer.lr,
-        }
-        if not self.gpus_per_model_worker:  # else it follows from the model
-            values["mem_per_model_worker"] = self.mem()
+        values = {"model.optimizer.lr": self.model.optimizer.lr, **self.mem_of_toy}
         yield from toy_remarks(self.model.path, values, given)
         yield from self.task.remarks(self.model.path)
 
@@ -112,11 +108,11 @@ class SFTExperiment(TrainingRun):
 
     def scheduling_setup(self) -> ExperimentScheduling:
         """Schedules one master, and as many model workers as the model's layout has processes."""
-        return self.training_tasks(self._topo.world_size, mem=self.mem())
+        return self.tasks({WorkerType.MODEL_WORKER: self._topo.world_size})
 
     def initial_setup(self) -> ExperimentConfig:
         """Builds the configuration: one model, one call."""
-        dtype = compute_dtype(self.model, gpus=self.gpus_per_model_worker)
+        dtype = compute_dtype(self.model, gpus=self.resources().gpu)
         if self.model.path is None:
             model = ModelAbstraction(
                 "tiny_llama", {"dtype": dtype, "seed": self.seed, **to_plain(self.init)}
@@ -152,7 +148,7 @@ class SFTExperiment(TrainingRun):
                 datasets=(self._answers("train"),),
                 tokenizer_name_or_path=absolute(self.model.path),
                 shuffle_dataset=self.task.shuffle,
-                num_threads=self.cpus,
+                num_threads=self.resources().cpu,
             ),
             wandb=self.wandb,
             tensorboard=self.tensorboard,

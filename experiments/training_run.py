@@ -1,16 +1,31 @@
-"""What every run of training has: its seed and length, the model workers' resources, where it logs."""
+"""What every run of training has: its seed and length, the workers' resources, where it logs."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Self
 
-from experiments.parts.worker_resources import cpus_of_worker, mem_of_worker
-from realsys.api.experiment import Experiment
+from realsys.api.experiment import Experiment, ExperimentConfig
 from realsys.api.options import LARGEST_SEED, WandbOptions, option
-from realsys.api.scheduling import ExperimentScheduling, Scheduling, TasksGroup
+from realsys.api.scheduling import ExperimentScheduling, Scheduling, TasksGroup, WorkerType
 from realsys.api.worker_configs import ExperimentSaveEvalControl
 from realsys.models.shape import ModelShape
+from realsys.planner.memory.copy_memory import Terms
+from realsys.planner.memory.host_memory import host_memory_of_experiment, host_mib
+from realsys.planner.memory.server_memory import memory_of_evaluator, memory_of_server
+
+# Cores, host memory in MiB: far more than the built-in model needs.
+DEFAULTS = {
+    WorkerType.MODEL_WORKER: Scheduling(cpu=2, mem=8192),
+    WorkerType.MASTER_WORKER: Scheduling(cpu=1, mem=2048),
+    WorkerType.GENERATION_SERVER: Scheduling(cpu=1, mem=4096),
+    WorkerType.GSERVER_MANAGER: Scheduling(cpu=1, mem=1024),
+    WorkerType.ROLLOUT_WORKER: Scheduling(cpu=1, mem=2048),
+    WorkerType.EVALUATOR: Scheduling(cpu=1, mem=4096),
+}
+# Threads for compute, backward pass, NCCL, tensor server and control. Six per GPU on 8 GPUs leave room on a
+# node of 64 cores for the master and servers; eight would not.
+CPUS_WITH_GPU = 6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,16 +37,6 @@ class TrainingRun(Experiment):
         ExperimentSaveEvalControl(), "how long to train, when to save and evaluate"
     )
     train_bs_n_seqs: int = option(64, "questions a step", ge=1)
-    cpus_per_model_worker: int | None = option(
-        None, "cores and compute threads of a model worker; none: 2, with GPUs 6", ge=1
-    )
-    gpus_per_model_worker: float = option(0.0, "GPUs of a model worker", ge=0)
-    mem_per_model_worker: int | None = option(
-        None,
-        "memory of a model worker; none: 8192, with GPUs what its models need beside them",
-        unit="MiB",
-        ge=1,
-    )
     deterministic: bool | None = option(
         None,
         "equal runs give equal bits, on GPUs too, where they are slower then; none: on CPUs only",
@@ -39,38 +44,48 @@ class TrainingRun(Experiment):
     tensorboard: bool = option(True, "write TensorBoard files")
     wandb: WandbOptions = option(WandbOptions(), "Weights & Biases")
 
-    def with_gpus(self, per_model_worker: float) -> Self:
-        """Sets ``gpus_per_model_worker``, on which dtype and host memory depend."""
-        return replace(self, gpus_per_model_worker=per_model_worker)
+    def resources(self, kind: WorkerType = WorkerType.MODEL_WORKER) -> Scheduling:
+        """Cores, which are also compute threads, and GPUs of a worker; for its memory, see ``tasks``."""
+        wanted, default = self.scheduling.of(kind), DEFAULTS[kind]
+        if kind is WorkerType.MODEL_WORKER and wanted.gpu:
+            default = replace(default, cpu=CPUS_WITH_GPU)
+        return wanted.on(default)
 
     @property
-    def cpus(self) -> int:
-        """Cores and compute threads of a model worker."""
-        return cpus_of_worker(self.cpus_per_model_worker, gpu=self.gpus_per_model_worker)
+    def mem_of_toy(self) -> dict[str, int]:
+        """The default memory of model workers, by its setting; empty if it is set or follows from GPUs."""
+        task, given = self.resources(), self.scheduling.of(WorkerType.MODEL_WORKER).mem
+        return {} if task.gpu or given is not None else {"scheduling.model_worker.mem": task.mem}
 
-    def mem(self, made_before: ModelShape | None = None) -> int:
-        """MiB of a model worker.
+    def tasks(
+        self, counts: Mapping[WorkerType, int], made_before: ModelShape | None = None
+    ) -> ExperimentScheduling:
+        """Schedules one master and so many workers of each type, with memory for their models.
 
         Args:
             made_before: sizes of a model that an earlier phase makes.
         """
-        return mem_of_worker(
-            self.mem_per_model_worker,
-            gpu=self.gpus_per_model_worker,
-            config=self.initial_setup,
-            made_before=made_before,
-        )
+        groups: dict[str, TasksGroup] = {}
+        for kind, count in {**counts, WorkerType.MASTER_WORKER: 1}.items():
+            task = self.resources(kind)
+            if task.gpu and self.scheduling.of(kind).mem is None:
+                needs = host_needs(kind, self.initial_setup(), made_before)
+                task = replace(task, mem=max([task.mem, *map(host_mib, needs)]))
+            groups[kind.value] = TasksGroup(count=count, scheduling=task)
+        return ExperimentScheduling(**groups)  # type: ignore[arg-type]
 
-    def training_tasks(self, n_workers: int, *, mem: int) -> ExperimentScheduling:
-        """Schedules one small master and ``n_workers`` model workers."""
-        return ExperimentScheduling(
-            model_worker=TasksGroup(
-                count=n_workers,
-                scheduling=Scheduling.model_worker_default(
-                    cpu=self.cpus, gpu=self.gpus_per_model_worker, mem=mem
-                ),
-            ),
-            master_worker=TasksGroup(
-                count=1, scheduling=Scheduling.master_worker_default(cpu=1, mem=2048)
-            ),
-        )
+
+def host_needs(
+    kind: WorkerType, config: ExperimentConfig, made_before: ModelShape | None
+) -> Iterable[Terms]:
+    """Yields what workers with GPUs need of their hosts' memory, as far as their models are known.
+
+    Args:
+        made_before: sizes of a model that an earlier phase makes.
+    """
+    if kind is WorkerType.MODEL_WORKER:
+        yield from host_memory_of_experiment(config, made_before).values()
+    elif kind in (WorkerType.GENERATION_SERVER, WorkerType.EVALUATOR):
+        of = memory_of_evaluator if kind is WorkerType.EVALUATOR else memory_of_server
+        if (found := of(config, made_before=made_before)) is not None:
+            yield found.host

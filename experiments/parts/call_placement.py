@@ -7,19 +7,13 @@ in the same layout on the same workers share a copy.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from experiments.parts.placement_requests import (
-    PlacementRequest,
-    allocate_calls,
-    placement_requests,
-)
 from experiments.placement import Placement
 from realsys.api.dataflow import Hook, MFCDef, OffloadHook, ParamReallocHook
-from realsys.api.errors import ConfigError, ConfigErrors
+from realsys.api.errors import ConfigError, collected, raise_all
 from realsys.api.model import (
     DatasetAbstraction,
     ModelAbstraction,
@@ -30,11 +24,12 @@ from realsys.api.model import (
 )
 from realsys.api.worker_configs import ModelShard, ModelWorker
 from realsys.planner.allocation import (
+    ALL,
     AllocationEntry,
     CallAllocation,
     parse_allocation,
     parse_pools,
-    raise_problems,
+    unknown_pool,
 )
 
 LEFT, RIGHT = "left", "right"
@@ -71,7 +66,7 @@ def allocate(
     settings: Placement,
     *,
     roles: Mapping[str, tuple[str | None, str | None]],
-    right_roles: Iterable[str] = (),
+    right_roles: Collection[str] = (),
     trained: Mapping[str, str],
     rules: Collection[str] = (),
     n_seqs: int,
@@ -92,12 +87,12 @@ def allocate(
     problems: list[ConfigError] = []
     defaults: dict[str, PlacementRequest] = {}
     given: dict[str, PlacementRequest] = {}
-    right = frozenset(right_roles)
     for role, (parallel, pool) in roles.items():
-        home = pool or _half(settings, is_right=role in right)
+        half = RIGHT if role in right_roles else LEFT
+        home = pool or (half if settings.is_split else None)
         rule_ranks = n_seqs if role in rules else None
         request = defaults[role] = _default(settings, role, pool=home, rule_ranks=rule_ranks)
-        with _collected(problems):
+        with collected(problems):
             if parallel is not None:
                 topology = ProcessTopology.parse(parallel, where=f"{role}.parallel")
                 given[role] = replace(request, topology=topology, where=f"{role}.parallel")
@@ -105,13 +100,13 @@ def allocate(
                 given[role] = replace(request, where=f"{role}.pool")
     pools: dict[str, tuple[int, ...]] = {}
     entries: tuple[AllocationEntry, ...] = ()
-    with _collected(problems):
+    with collected(problems):
         pools = parse_pools(settings.pools, n_workers=settings.n_model_workers)
-    with _collected(problems):
+    with collected(problems):
         halves = (LEFT, RIGHT) if settings.is_split and not settings.pools else ()
         names = (*settings.pools, *halves)
         entries = parse_allocation(settings.allocation or "", calls=dict(calls), pools=names)
-    raise_problems(problems)
+    raise_all(problems)
     requests = placement_requests(
         dict(calls),
         entries,
@@ -131,11 +126,6 @@ def allocate(
     return CallPlacements(n_workers=n_workers, pools=pools, calls=found)
 
 
-def _half(settings: Placement, *, is_right: bool) -> str | None:
-    """Returns the pool of a role without a pool of its own."""
-    return (RIGHT if is_right else LEFT) if settings.is_split else None
-
-
 def _default(
     settings: Placement, role: str, *, pool: str | None, rule_ranks: int | None
 ) -> PlacementRequest:
@@ -152,17 +142,6 @@ def _default(
         pool=pool,
         where=f"{role}.pool and placement",
     )
-
-
-@contextmanager
-def _collected(problems: list[ConfigError]) -> Iterator[None]:
-    """Collects a ConfigError raised inside into ``problems``."""
-    try:
-        yield
-    except ConfigErrors as errors:
-        problems += errors.problems
-    except ConfigError as error:
-        problems.append(error)
 
 
 def _halves(
@@ -188,6 +167,117 @@ def _halves(
         for half in (LEFT, RIGHT)
     )
     return {LEFT: tuple(range(left)), RIGHT: tuple(range(left, left + right))}
+
+
+# ---- requests of calls, and the workers they get --------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlacementRequest:
+    """A call's requested placement, before the workers are known.
+
+    Attributes:
+        topology: None: the whole pool along the data axis.
+        max_ranks: limit on the ranks if the topology is None; None: no limit.
+        pool: None: all model workers.
+        where: the setting that requests it, for messages.
+    """
+
+    topology: ProcessTopology | None = None
+    max_ranks: int | None = None
+    pool: str | None = None
+    where: str = ""
+
+    @property
+    def min_workers(self) -> int:
+        """Minimum number of workers."""
+        return 1 if self.topology is None else self.topology.world_size
+
+
+def placement_requests(
+    calls: Mapping[str, str],
+    entries: Iterable[AllocationEntry],
+    *,
+    settings: Mapping[str, PlacementRequest],
+    defaults: Mapping[str, PlacementRequest],
+    trained: Mapping[str, str],
+    rules: Collection[str] = (),
+    where: str = "placement.allocation",
+) -> dict[str, PlacementRequest]:
+    """Determines each call's request by precedence.
+
+    In this order: the call's own entry, its role's, that of ``*``, the role's settings, the request of
+    the role's train step, the role's default.
+
+    An entry without a pool takes the pool of the role's settings or default.
+
+    Args:
+        calls: name of a call → its role.
+        settings: role → request from its settings, for roles that have any.
+        defaults: role → default request.
+        trained: role → its train step.
+        rules: roles without weights, to which ``*`` does not apply.
+    """
+    by_name = {entry.name: entry for entry in entries}
+
+    def named(call: str, role: str) -> PlacementRequest | None:
+        for name in (call, role) if role in rules else (call, role, ALL):
+            if entry := by_name.get(name):
+                pool = entry.pool or home[role].pool
+                return PlacementRequest(
+                    topology=entry.topology, pool=pool, where=f"{where}, {entry}"
+                )
+        return settings.get(role)
+
+    home = {role: settings.get(role) or defaults[role] for role in calls.values()}
+    found: dict[str, PlacementRequest] = {}
+    for call, role in calls.items():
+        request = named(call, role) or (named(trained[role], role) if role in trained else None)
+        found[call] = request or defaults[role]
+    return found
+
+
+def allocate_calls(
+    requests: Mapping[str, PlacementRequest],
+    pools: Mapping[str, tuple[int, ...]],
+    *,
+    n_workers: int,
+) -> dict[str, CallAllocation]:
+    """Allocates every call to the first workers of its pool.
+
+    Raises:
+        ConfigErrors: unknown pools, and layouts larger than their pool.
+    """
+    found: dict[str, CallAllocation] = {}
+    problems: list[ConfigError] = []
+    too_large: dict[tuple[PlacementRequest, ProcessTopology, int], list[str]] = {}
+    for call, request in requests.items():
+        if request.pool is not None and request.pool not in pools:
+            problems.append(unknown_pool(request.pool, pools, request.where))
+            continue
+        workers = tuple(range(n_workers)) if request.pool is None else pools[request.pool]
+        ranks = min(len(workers), request.max_ranks or len(workers))
+        topology = request.topology or ProcessTopology(data=ranks)
+        if topology.world_size > len(workers):
+            too_large.setdefault((request, topology, len(workers)), []).append(call)
+            continue
+        found[call] = CallAllocation(workers=workers[: topology.world_size], topology=topology)
+    problems += [_too_large(calls, *key) for key, calls in too_large.items()]
+    raise_all(problems)
+    return found
+
+
+def _too_large(
+    calls: list[str], request: PlacementRequest, topology: ProcessTopology, num_workers: int
+) -> ConfigError:
+    available = "there are" if request.pool is None else f"pool {request.pool!r} has"
+    return ConfigError(
+        f"{' and '.join(calls)} in layout {topology} needs {topology.world_size} model workers, "
+        f"{available} {num_workers}",
+        where=request.where,
+        fix="use smaller degrees, "
+        + ("or more model workers" if request.pool is None else "or a larger pool"),
+    )
 
 
 # ---- copies and hooks ---------------------------------------------------------------------------------

@@ -1,24 +1,18 @@
-"""Evaluation of saved checkpoints during training: settings and worker (pure)."""
+"""Settings of the evaluation of saved checkpoints during training (pure)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass
 
-from experiments.parts.worker_resources import mem_of_task
-from realsys.api.data import MicroBatchSpec
 from realsys.api.errors import ConfigError
-from realsys.api.model import DatasetAbstraction, GenerationHyperparameters
 from realsys.api.options import option
-from realsys.api.scheduling import ExperimentScheduling, Scheduling, TasksGroup
-from realsys.api.worker_configs import Evaluator, ExperimentSaveEvalControl
-from realsys.planner.memory.copy_memory import Terms
+from realsys.api.worker_configs import ExperimentSaveEvalControl
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationOptions:
-    """Settings of ``auto_eval``: sampling, retries and resources."""
+    """Settings of ``auto_eval``: sampling and retries. Fields of ``Evaluator``, by the same names."""
 
     n: int = option(
         1, "sampled answers a question for pass@1 … pass@n; 1: the greedy one only", ge=1
@@ -27,11 +21,6 @@ class EvaluationOptions:
     max_tries: int = option(3, "of a checkpoint; then it is noted as failed", ge=1)
     retry_s: float = option(30.0, "before a checkpoint is tried again", unit="seconds", ge=0)
     poll_s: float = option(2.0, "between two looks for a checkpoint", unit="seconds", gt=0)
-    cpus: int = option(1, "cores and compute threads", ge=1)
-    gpus: float = option(0.0, "GPUs", ge=0)
-    mem: int | None = option(
-        None, "memory; none: 4096, with a GPU what loading takes beside it", unit="MiB", ge=1
-    )
 
     def problems(
         self, exp_ctrl: ExperimentSaveEvalControl, *, eval_size: int
@@ -50,41 +39,3 @@ class EvaluationOptions:
                 where="auto_eval and task.eval_size",
                 fix="set task.eval_size to 1 or more, or leave auto_eval out",
             )
-
-    def evaluator(
-        self,
-        *,
-        seed: int,
-        role: str,
-        dtype: str,
-        held_out: DatasetAbstraction,
-        reward: Mapping[str, Any],
-        gen: GenerationHyperparameters,
-        mb_spec: MicroBatchSpec,
-    ) -> Evaluator:
-        """Builds the evaluator; ``gen`` are the training's settings, so greedy answers equal the
-        trainer's.
-        """
-        return Evaluator(
-            base_seed=seed,
-            role=role,
-            dtype=dtype,
-            datasets={"held_out": held_out},
-            **reward,
-            gconfig=replace(gen, n=1, greedy=True),
-            n=self.n,
-            batch_size=self.batch_size,
-            mb_spec=mb_spec,
-            num_threads=self.cpus,
-            poll_s=self.poll_s,
-            max_tries=self.max_tries,
-            retry_s=self.retry_s,
-        )
-
-    def scheduling(
-        self, base: ExperimentScheduling, *, needs: Callable[[], Terms | None]
-    ) -> ExperimentScheduling:
-        """Adds the evaluator's task to ``base``; ``needs`` is its host memory with a GPU, None: unknown."""
-        mem = mem_of_task(self.mem, gpu=self.gpus, needs=needs)
-        task = Scheduling.evaluator_default(cpu=self.cpus, gpu=self.gpus, mem=mem)
-        return replace(base, evaluator=TasksGroup(count=1, scheduling=task))

@@ -7,6 +7,7 @@ launcher/cli/verbs/; error_reports.py handles their errors.
 from __future__ import annotations
 
 import importlib
+import logging
 from typing import Annotated, Any
 
 import typer
@@ -95,6 +96,8 @@ def options(
 
 def run(words: list[str]) -> int:
     """Runs one command line and returns its exit status. Prints every error, raises none."""
+    # Log records of realsys are for workers' logs; the command line prints its messages explicitly.
+    logging.getLogger("realsys").addHandler(logging.NullHandler())
     return run_reporting_errors(
         lambda: _parse_and_run(words), name=words[0] if words else "", as_json="--json" in words
     )

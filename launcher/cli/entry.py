@@ -6,14 +6,20 @@ It parses no options and has no verbs (launcher/cli/verbs/quick_verbs.py and com
 
 from __future__ import annotations
 
+import atexit
+import gc
 import sys
 
-QUICK_VERBS = ("status", "ls")  # run without typer, where their words need no interpretation
+# Run without typer, where their words need no interpretation.
+QUICK_VERBS = ("status", "ls", "plan")
 INTERRUPTED = 130  # equals ExitCode.INTERRUPTED in launcher/terminal/exit_codes.py
 
 
 def main(args: list[str] | None = None) -> int:
     """Runs one command line (without the program's name) and returns its exit status."""
+    if args is None:  # of its own process, whose objects mostly stay until it ends
+        gc.set_threshold(100_000)
+        atexit.register(gc.freeze)
     try:
         return _main(sys.argv[1:] if args is None else args)
     except KeyboardInterrupt:  # during imports or exit

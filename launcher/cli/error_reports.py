@@ -6,7 +6,6 @@ as a bug in realsys.
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 from collections.abc import Callable
@@ -24,8 +23,6 @@ def run_reporting_errors(verb: Callable[[], object], *, name: str, as_json: bool
     from realsys.trial.folders import restrict_umask
 
     restrict_umask()
-    # Log records of realsys are for workers' logs; the command line prints its messages explicitly.
-    logging.getLogger("realsys").addHandler(logging.NullHandler())
     try:
         status = verb()
     except RealsysError as error:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
@@ -58,67 +58,65 @@ Imports = Annotated[
     ),
 ]
 _JOB = "Slurm job (as sbatch's own options)"
-# Field of JobOptions: (names, value, help).
-_JOB_OPTIONS: dict[str, tuple[tuple[str, ...], str, str]] = {
-    "partition": (("--partition", "-p"), "NAME", "Partition of all tasks."),
-    "account": (("--account", "-A"), "NAME", "Account."),
-    "qos": (("--qos", "-q"), "NAME", "Quality of service."),
-    "reservation": (("--reservation",), "NAME", "Reservation to run in."),
-    "constraint": (("--constraint", "-C"), "LIST", "Features that nodes must have."),
-    "nodelist": (("--nodelist", "-w"), "HOSTS", "Only these nodes, e.g. n[1-4]."),
-    "exclude": (("--exclude", "-x"), "HOSTS", "Not these nodes."),
-    "time": (("--time", "-t"), "TIME", "Time limit, e.g. 12:00:00 or 2-0."),
-    "begin": (("--begin",), "WHEN", "Start no earlier, e.g. 18:00 or now+2hours."),
-    "deadline": (("--deadline",), "WHEN", "Remove it if it can't end before this."),
-    "layout": (("--layout",), "KIND", "auto, single, het or split."),
-    "after": (("--after",), "TRIAL[:ok|any|notok]", "Wait until that trial has ended."),
-    "preflight": (("--preflight",), "off|warn|stop", "Check nodes and GPUs before workers start."),
+
+
+def _job(usage: str, text: str) -> Any:
+    return Annotated[str | None, option(usage, text, rich_help_panel=_JOB)]
+
+
+# Field of JobOptions: its option.
+_JOB_OPTIONS = {
+    "partition": _job("--partition -p NAME", "Partition of all tasks."),
+    "account": _job("--account -A NAME", "Account."),
+    "qos": _job("--qos -q NAME", "Quality of service."),
+    "reservation": _job("--reservation NAME", "Reservation to run in."),
+    "constraint": _job("--constraint -C LIST", "Features that nodes must have."),
+    "nodelist": _job("--nodelist -w HOSTS", "Only these nodes, e.g. n[1-4]."),
+    "exclude": _job("--exclude -x HOSTS", "Not these nodes."),
+    "time": _job("--time -t TIME", "Time limit, e.g. 12:00:00 or 2-0."),
+    "begin": _job("--begin WHEN", "Start no earlier, e.g. 18:00 or now+2hours."),
+    "deadline": _job("--deadline WHEN", "Remove it if it can't end before this."),
+    "layout": _job("--layout KIND", "auto, single, het or split."),
+    "requeue": Annotated[
+        bool | None,
+        option(
+            "--requeue/--no-requeue",
+            "Requeue the job after preemption, a lost node or the time limit.",
+            rich_help_panel=_JOB,
+        ),
+    ],
+    "after": _job("--after TRIAL[:ok|any|notok]", "Wait until that trial has ended."),
+    "preflight": _job("--preflight off|warn|stop", "Check nodes and GPUs before workers start."),
 }
 
 
-def with_job_options(verb: Callable[..., int]) -> Callable[..., int]:
+def with_job_options(verb: Callable[..., int | None]) -> Callable[..., int | None]:
     """Adds the job options to a verb; its parameter ``job`` receives them as a JobOptions."""
 
     @functools.wraps(verb)
-    def command(**given: Any) -> int:
+    def command(**given: Any) -> int | None:
         from launcher.submit.job_options import JobOptions
 
-        job = JobOptions(**{name: given.pop(name) for name in (*_JOB_OPTIONS, "requeue")})
+        job = JobOptions(**{name: given.pop(name) for name in _JOB_OPTIONS})
         return verb(**given, job=job)
 
     signature = inspect.signature(verb)
     hints = get_type_hints(verb, include_extras=True)
-    own = [
-        parameter.replace(annotation=hints[name], kind=parameter.KEYWORD_ONLY)
+    kind = inspect.Parameter.KEYWORD_ONLY
+    parameters = [
+        parameter.replace(annotation=hints[name], kind=kind)
         for name, parameter in signature.parameters.items()
         if name != "job"
     ]
-    command.__signature__ = signature.replace(parameters=[*own, *_job_parameters()])  # type: ignore[attr-defined]
-    command.__annotations__ = {p.name: p.annotation for p in [*own, *_job_parameters()]}
+    parameters += [
+        inspect.Parameter(name, kind, default=None, annotation=annotation)
+        for name, annotation in _JOB_OPTIONS.items()
+    ]
+    command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in parameters}
     return command
 
 
-def _job_parameters() -> Iterator[inspect.Parameter]:
-    for name, (flags, metavar, text) in _JOB_OPTIONS.items():
-        option = typer.Option(*flags, metavar=metavar, help=text, rich_help_panel=_JOB)
-        yield _optional(name, Annotated[str | None, option])
-        if name == "layout":
-            yield _optional("requeue", Requeue)
-
-
-def _optional(name: str, annotation: Any) -> inspect.Parameter:
-    kind = inspect.Parameter.KEYWORD_ONLY
-    return inspect.Parameter(name, kind, default=None, annotation=annotation)
-
-
-Requeue = Annotated[
-    bool | None,
-    option(
-        "--requeue/--no-requeue",
-        "Requeue the job after preemption, a lost node or the time limit.",
-        rich_help_panel=_JOB,
-    ),
-]
 NoSnapshot = Annotated[
     bool,
     option(
@@ -127,10 +125,10 @@ NoSnapshot = Annotated[
 ]
 Detach = Annotated[bool, option("--detach -d", "Start it and return; no live view.")]
 Json = Annotated[bool, option("--json", "One JSON document on stdout.")]
-Trial = Annotated[
-    str,
-    argument("TRIAL", "experiment/trial, an experiment (its newest trial), or a trial's folder."),
-]
+_TRIAL = argument(
+    "TRIAL", "experiment/trial, an experiment (its newest trial), or a trial's folder."
+)
+Trial = Annotated[str, _TRIAL]
 Sweep = Annotated[
     bool,
     option(
@@ -147,7 +145,4 @@ TrialOrSweep = Annotated[
         "experiment/trial, an experiment (its newest trial), a trial's folder, or experiment/sweep.",
     ),
 ]
-OptionalTrial = Annotated[
-    str | None,
-    argument("TRIAL", "experiment/trial, an experiment (its newest trial), or a trial's folder."),
-]
+OptionalTrial = Annotated[str | None, _TRIAL]

@@ -1,4 +1,4 @@
-"""Prints `status`, `ls`, `show` and `experiments` as lines and tables; a sweep has a row per trial.
+"""Prints `status`, `ls` and `show` as lines and tables; a sweep has a row per trial.
 
 Values in, text out through launcher/terminal/output.py; the `--json` documents have the same values.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import textwrap
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from launcher.slurm.query.time_left import time_warning, time_words
@@ -155,18 +156,27 @@ def sweep_document(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def print_options(rows: Sequence[OptionRow], *, width: int) -> None:
-    """Prints every option: name and default, then its range, unit and meaning."""
-    block: list[OptionRow] = []
-    for row in rows:
-        if row.section:
-            _print_block(block, width)
-            block = []
-            output.data("")
+    """Prints every option: name and default, then its range, unit and meaning.
+
+    A group in which nothing is set, such as a worker type's resources, is explained once.
+    """
+    explained: dict[tuple[str, ...], str] = {}
+    starts = sorted({0, *(i for i, row in enumerate(rows) if row.section)})
+    for start, end in pairwise([*starts, len(rows)]):
+        block = [row for row in rows[start:end] if not row.section]
+        meanings = tuple(row.meaning for row in block)
+        unset = len(block) > 1 and not any(row.default for row in block)
+        as_before = explained.get(meanings) if unset else None
+        if rows[start].section:
+            row = rows[start]
             kind = f" = {row.default} ({row.range})" if row.default else ""
-            output.data(f"# {row.path}{kind}" + (f": {row.meaning}" if row.meaning else ""))
-        else:
-            block.append(row)
-    _print_block(block, width)
+            same = f" (as {as_before}.*)" if as_before else ""
+            output.data("")
+            output.data(f"# {row.path}{kind}" + (f": {row.meaning}" if row.meaning else "") + same)
+            if unset:
+                explained.setdefault(meanings, row.path)
+        if not as_before:
+            _print_block(block, width)
 
 
 def _print_block(rows: Sequence[OptionRow], width: int) -> None:
@@ -185,8 +195,3 @@ def _print_block(rows: Sequence[OptionRow], width: int) -> None:
         output.data(left + first)
         for line in others:
             output.data(" " * len(left) + line)
-
-
-def print_experiments(found: Sequence[tuple[str, str]]) -> None:
-    """Prints names with the first line of each one's documentation."""
-    output.table(("experiment", "what it does"), found)

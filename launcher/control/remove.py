@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.submit.submit import translate_os_errors, trial_lock
+from launcher.terminal.text import listed
 from launcher.trials.copies import is_copy
 from launcher.trials.find_trials import sweep_of, trial_name
 from launcher.trials.status import StatusReader
@@ -61,10 +62,8 @@ def refusal(view: TrialView, *, pids: Sequence[int], users: Sequence[str]) -> Tr
             fix=f"see `realsys status {name}`; if you know that nothing runs, remove the folder yourself",
         )
     if users:
-        shown = ", ".join(users[:NAMED_AT_MOST])
-        more = f" and {len(users) - NAMED_AT_MOST} more" if len(users) > NAMED_AT_MOST else ""
         return TrialError(
-            f"{name} holds files of its sweep that are needed by {shown}{more}",
+            f"{name} holds files of its sweep that are needed by {listed(users, NAMED_AT_MOST)}",
             where=view.folder,
             fix="remove those first, or the whole sweep by its name",
         )
@@ -147,14 +146,12 @@ def _clear_keys(files: TrialFiles, plan: LaunchPlan) -> int | None:
 
 def _counted(folder: Path) -> tuple[int, int]:
     """Returns the number of files below a folder and their size on disk in bytes."""
-    found = list(_files_below(folder))
-    return len(found), sum(status.st_blocks * 512 for status in found)
-
-
-def _files_below(folder: Path) -> Iterable[os.stat_result]:
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            yield os.lstat(os.path.join(parent, name))
+    sizes = [
+        os.lstat(os.path.join(parent, name)).st_blocks * 512
+        for parent, _, names in os.walk(folder)
+        for name in names
+    ]
+    return len(sizes), sum(sizes)
 
 
 def last_activity(files: TrialFiles, view: TrialView) -> float:

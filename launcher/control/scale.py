@@ -51,7 +51,8 @@ def scale(
     with closing(open_trial_store(plan, files)) as store:
         if not (request.counts or request.drain):
             found = read_scaling(store, keys, token=attempt.token, phase=phase.name)
-            return _rows(phase, found or _none(attempt, phase))
+            none = Scaling(attempt=attempt.number, token=attempt.token, phase=phase.name)
+            return _rows(phase, found or none)
         changes: list[ScaleChange] = []
 
         def change(before: Scaling) -> Scaling:
@@ -92,10 +93,6 @@ def _check_layout(plan: LaunchPlan, request: ScaleRequest) -> None:
         )
 
 
-def _none(attempt: AttemptRecord, phase: PhasePlan) -> Scaling:
-    return Scaling(attempt=attempt.number, token=attempt.token, phase=phase.name)
-
-
 def _rows(phase: PhasePlan, scaling: Scaling) -> list[tuple[str, ...]]:
     there = [unit for unit in units(phase.config, scaling) if not unit.is_draining]
     return [(unit.name, *(w for w in unit.workers if w != unit.name)) for unit in there]
@@ -121,15 +118,14 @@ class _ScaleWaiter:
             self._look(view, rows)
             if not (self._starting or self._draining):
                 return
+            ending = ""
             if view.state not in State.live():
+                ending = f"is {view.state.value}: it ended before {self._left()}"
+            elif records.stop is not None and view.state is State.STOPPING:
+                ending = "is being stopped: scaling has no effect any more"
+            if ending:
                 raise TrialError(
-                    f"{view.trial} is {view.state.value}: it ended before {self._left()}",
-                    where="scale",
-                    fix="a resumed trial starts with the workers of its plan",
-                )
-            if records.stop is not None and view.state is State.STOPPING:
-                raise TrialError(
-                    f"{view.trial} is being stopped: scaling has no effect any more",
+                    f"{view.trial} {ending}",
                     where="scale",
                     fix="a resumed trial starts with the workers of its plan",
                 )

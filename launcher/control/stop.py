@@ -3,6 +3,12 @@
 First gracefully: a stop request that the master honours after its current step. If the supervisor does
 not answer or has died, the trial's processes on this host are ended by (pid, start): the recorded ones,
 and those whose environment names the trial. Every action is reported.
+
+On Slurm, from any node with access to it: a pending job is cancelled. A running one gets the stop request,
+through Slurm if its store does not answer; what remains after the grace is killed in its steps and its
+batch script at once, since tasks ignore the SIGTERM of a plain scancel (realsys/worker/srun_task.py). It
+has ended when Slurm says so: a job is no longer COMPLETING once slurmd has confirmed the end of every
+process.
 """
 
 from __future__ import annotations
@@ -10,25 +16,37 @@ from __future__ import annotations
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import dataclass, field
 
-from launcher.control.stop_job import stop_job
-from launcher.control.stop_request import POLL_S, request_stop, wait_for_end
+from launcher.sites.places import user_name
+from launcher.slurm.slurm_commands import run_slurm, scancel
+from launcher.trials.await_end import views_until_over
 from launcher.trials.copies import refuse_copy
+from launcher.trials.job_board import JobBoard
 from launcher.trials.status import StatusReader
-from launcher.trials.submission import effective_submission, read_submission
+from launcher.trials.submission import (
+    Submission,
+    effective_submission,
+    read_submission,
+    record_cancellation,
+)
 from launcher.trials.trial_view import TrialView
-from realsys.api.errors import ClusterError, TrialError
+from realsys.api.errors import ClusterError, RealsysError, TrialError
+from realsys.name_resolve.key_table import TrialKeys
+from realsys.name_resolve.trial_store import open_trial_store
 from realsys.trial.folders import check_ours
 from realsys.trial.liveness import Liveness, Process, end_processes, processes_of
-from realsys.trial.records import AttemptRecord, TrialFiles
-from realsys.trial.trial_state import State
+from realsys.trial.records import StopRequest, TrialFiles, dumps
+from realsys.trial.trial_state import JobState, State
 
 EXTRA_S = 10.0  # after the grace: for the supervisor to end its workers
 QUIET_S = 30.0  # after its exit marker: for the report page and submitit's result
 TERM_S = 5.0
+POLL_S = 0.1
+GONE_S = 40.0  # KillWait is 30 s by default
+POLL_PAUSES_S = (0.3, 0.5, 1.0, 2.0)  # of Slurm; the last one repeatedly
 
 
 @dataclass
@@ -57,105 +75,204 @@ def stop(
         term_s: time between SIGTERM and SIGKILL.
     Raises:
         TrialError: the trial runs on another host; or the folder is a copy of another trial's.
-        ClusterError: a process survived SIGKILL; or the trial's records are another user's, so the
-            processes that they name may not be the trial's.
+        ClusterError: a process survived SIGKILL, or a job its own; Slurm does not answer; or the trial's
+            records are another user's, so the processes that they name may not be the trial's.
     """
     check_ours(files)
     refuse_copy(files, moved_too=False)
     with closing(StatusReader(files)) as reader:
-        view = reader.view()
-        report = StopReport(view)
+        report = StopReport(reader.view())
 
-        def record_action(text: str) -> None:
+        def act(text: str) -> None:
             report.actions.append(text)
             on_action(text)
 
+        ending = _Ending(reader, report.view, grace_s, extra_s, term_s, act)
         submission = read_submission(files)
         if submission is not None and submission.on_slurm:
-            submission = effective_submission(submission, reader.records().attempt)
-            report.was_over = not stop_job(
-                reader, submission, view, grace_s, extra_s, record_action
-            )
-            report.view = reader.view()
-            return report
-        if view.state in State.live() and _is_elsewhere(view):
-            request_stop(reader, view, grace_s, record_action)
-            wait_for_end(reader, grace_s + extra_s)
-            report.view = reader.view()
-            _refuse_elsewhere(report.view)
-            return report
-        if view.state is State.UNKNOWN:
-            _refuse_elsewhere(view)
-        left = _remaining_processes(files, reader)
-        report.was_over = view.state not in State.live() and not left
-        if report.was_over:
-            return report
-        if (view.state in State.live() and view.attempt) and (
-            request_stop(reader, view, grace_s, record_action)
-            or _request_stop_by_signal(reader, record_action)
-        ):
-            wait_for_end(reader, grace_s + extra_s)
-        _wait_for_exit(files, reader, QUIET_S)
-        _end_remaining(files, reader, term_s, record_action)
+            attempt = reader.records().attempt
+            report.was_over = not ending.end_job(effective_submission(submission, attempt))
+        else:
+            report.was_over = not ending.end_here()
         report.view = reader.view()
         return report
 
 
-def _request_stop_by_signal(reader: StatusReader, record_action: Callable[[str], None]) -> bool:
-    """Sends SIGTERM to the supervisor alone, which handles it as a stop request; False if it has ended."""
-    records = reader.records()
-    if records.attempt is None or records.supervisor is not Liveness.ALIVE:
-        return False
-    pid = records.attempt.supervisor_pid
-    if not Process(pid, records.attempt.supervisor_start).send(signal.SIGTERM):
-        return False
-    record_action(
-        f"requested a stop after the current step by SIGTERM to the supervisor (pid {pid})"
-    )
-    return True
+@dataclass(frozen=True)
+class _Ending:
+    """Ends what runs of one trial; each of its two ways returns False if nothing ran."""
 
+    reader: StatusReader
+    view: TrialView  # at the beginning
+    grace_s: float
+    extra_s: float
+    term_s: float
+    act: Callable[[str], None]  # records an action
 
-def _wait_for_exit(files: TrialFiles, reader: StatusReader, timeout_s: float) -> None:
-    """Waits, after an exit marker, until the supervisor has written its report and exited."""
-    view = reader.view()
-    if view.exit is None:
-        return
-    deadline = time.monotonic() + timeout_s
-    while _remaining_processes(files, reader) and time.monotonic() < deadline:
-        time.sleep(POLL_S)
+    # ---- on this machine --------------------------------------------------------------------
 
+    def end_here(self) -> bool:
+        """Ends the trial's processes on this host, or requests a stop from its supervisor elsewhere."""
+        view = self.view
+        if view.state in State.live() and _is_elsewhere(view):
+            self._request_stop()
+            self._wait_for_end()
+            _refuse_elsewhere(self.reader.view())
+            return True
+        if view.state is State.UNKNOWN:
+            _refuse_elsewhere(view)
+        if view.state not in State.live() and not self._remaining_processes():
+            return False
+        if (view.state in State.live() and view.attempt) and (
+            self._request_stop() or self._request_stop_by_signal()
+        ):
+            self._wait_for_end()
+        self._wait_for_exit()
+        self._end_remaining()
+        return True
 
-def _end_remaining(
-    files: TrialFiles, reader: StatusReader, term_s: float, record_action: Callable[[str], None]
-) -> None:
-    termed, killed, left = end_processes(lambda: _remaining_processes(files, reader), term_s=term_s)
-    if termed:
-        record_action(f"sent SIGTERM to pid {_pids(termed)}")
-    if killed:
-        record_action(f"sent SIGKILL to pid {_pids(killed)}")
-    if left:
-        raise ClusterError(
-            f"pid {_pids(left)} still runs after SIGKILL",
-            where=f"{files.root} on {socket.gethostname()}",
-            fix="it hangs in the kernel (a dead file system or driver): ask the administrator",
+    def _request_stop(self) -> bool:
+        """Writes the stop request. False if the store can't be written."""
+        plan, number = self.reader.plan, self.view.attempt
+        if plan is None:
+            return False
+        by = f"{user_name()}@{socket.gethostname()}"
+        request = StopRequest(grace_seconds=self.grace_s, by=by, at=time.time(), attempt=number)
+        try:
+            with closing(open_trial_store(plan, self.reader.files.attempt(number))) as store:
+                store.add(TrialKeys.of(plan).stop, dumps(request), replace=True)
+        except RealsysError as error:
+            self.act(f"the stop request failed: {error.what}")
+            return False
+        self.act(
+            f"requested a stop of attempt {number} after its current step (up to {self.grace_s:g} s)"
         )
-    record_action("no process of the trial is left")
+        return True
 
+    def _request_stop_by_signal(self) -> bool:
+        """Sends SIGTERM to the supervisor alone, which handles it as a stop request; False if it has
+        ended.
+        """
+        records = self.reader.records()
+        if records.attempt is None or records.supervisor is not Liveness.ALIVE:
+            return False
+        pid = records.attempt.supervisor_pid
+        if not Process(pid, records.attempt.supervisor_start).send(signal.SIGTERM):
+            return False
+        self.act(
+            f"requested a stop after the current step by SIGTERM to the supervisor (pid {pid})"
+        )
+        return True
 
-def _remaining_processes(files: TrialFiles, reader: StatusReader) -> list[Process]:
-    """Lists processes of the trial on this host: by its records and by their environment."""
-    recorded: set[Process] = set()
-    records = reader.records()
-    for worker in records.workers.values():
-        if records.alive.get(worker.worker) is Liveness.ALIVE:
-            recorded.add(Process(worker.pid, worker.start))
-    if isinstance(records.attempt, AttemptRecord) and records.supervisor is Liveness.ALIVE:
-        recorded.add(Process(records.attempt.supervisor_pid, records.attempt.supervisor_start))
-    submission = read_submission(files)
-    if submission is not None and submission.host == socket.gethostname():
-        recorded.add(Process(submission.pid, submission.start))
-    found = recorded | set(processes_of(files.root))
-    return sorted((p for p in found if p.is_alive()), key=lambda p: p.pid)
+    def _wait_for_end(self) -> bool:
+        """Waits until the attempt has ended; False if it has not after the grace and ``extra_s``."""
+        timeout_s = self.grace_s + self.extra_s
+        views = views_until_over(self.reader, brief=True, timeout_s=timeout_s, pause_s=POLL_S)
+        return any(view.is_over for view in views)
+
+    def _wait_for_exit(self) -> None:
+        """Waits, after an exit marker, until the supervisor has written its report and exited."""
+        if self.reader.view().exit is None:
+            return
+        deadline = time.monotonic() + QUIET_S
+        while self._remaining_processes() and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+
+    def _end_remaining(self) -> None:
+        termed, killed, left = end_processes(self._remaining_processes, term_s=self.term_s)
+        if termed:
+            self.act(f"sent SIGTERM to pid {_listed(termed)}")
+        if killed:
+            self.act(f"sent SIGKILL to pid {_listed(killed)}")
+        if left:
+            raise ClusterError(
+                f"pid {_listed(left)} still runs after SIGKILL",
+                where=f"{self.reader.files.root} on {socket.gethostname()}",
+                fix="it hangs in the kernel (a dead file system or driver): ask the administrator",
+            )
+        self.act("no process of the trial is left")
+
+    def _remaining_processes(self) -> list[Process]:
+        """Lists processes of the trial on this host: by its records and by their environment."""
+        records, files = self.reader.records(), self.reader.files
+        found = set(processes_of(files.root))
+        for worker in records.workers.values():
+            if records.alive.get(worker.worker) is Liveness.ALIVE:
+                found.add(Process(worker.pid, worker.start))
+        if records.attempt is not None and records.supervisor is Liveness.ALIVE:
+            found.add(Process(records.attempt.supervisor_pid, records.attempt.supervisor_start))
+        submission = read_submission(files)
+        if submission is not None and submission.host == socket.gethostname():
+            found.add(Process(submission.pid, submission.start))
+        return sorted((p for p in found if p.is_alive()), key=lambda p: p.pid)
+
+    # ---- on Slurm ---------------------------------------------------------------------------
+
+    def end_job(self, job: Submission) -> bool:
+        """Ends the jobs of the submission, of which the first holds the last attempt.
+
+        Raises:
+            ClusterError: Slurm does not answer, or a job remains after it was killed.
+        """
+        view, names = self.view, _listed(job.job_ids)
+        if view.state not in State.live() and view.state is not State.UNKNOWN:
+            if self._has_ended(job):
+                return False
+            self._await_gone(job, QUIET_S)
+        elif view.state in (State.QUEUED, State.HELD) or view.attempt <= job.after_attempt:
+            scancel(job.job_ids)
+            self.act(f"cancelled job {names}, which had not started a run")
+            record_cancellation(self.reader.files, job, by=user_name())
+        else:
+            if not self._request_stop():
+                self._request_stop_by_slurm(job)
+            if self._wait_for_end():
+                self._await_gone(job, QUIET_S)
+        if not self._has_ended(job):
+            self.act(f"killing job {names}")
+            run_slurm(["scancel", "--full", "--signal=KILL", *job.job_ids])
+            scancel(job.job_ids)  # in case it is requeued
+        if not self._await_gone(job, GONE_S):
+            raise ClusterError(
+                f"job {job.job_id} is still in Slurm {GONE_S:g} s after it was killed",
+                where=f"squeue -j {job.job_id}",
+                fix="a process hangs in the kernel of a node, or slurmd does not answer: ask the site",
+            )
+        self.act(f"job {names} has left Slurm; no process of the trial is left")
+        return True
+
+    def _request_stop_by_slurm(self, job: Submission) -> None:
+        """Sends SIGTERM through Slurm to the supervisor alone, which handles it as a stop request.
+
+        The supervisor passes it on over its own connection (realsys/supervisor/signals.py).
+        """
+        try:
+            scancel([job.job_id], signal="TERM")
+        except ClusterError as error:
+            self.act(f"the stop request through Slurm failed too: {error.what}")
+            return
+        self.act(f"requested a stop after the current step from job {job.job_id} through Slurm")
+
+    def _has_ended(self, job: Submission) -> bool:
+        """Whether all jobs of the trial have ended. Raises ClusterError if Slurm can't tell."""
+        board, plan = JobBoard(), self.reader.plan
+        found = board.job(job, accounting=plan.cluster.slurm.accounting if plan else None)
+        if found is None or found.state is JobState.UNKNOWN:
+            raise ClusterError(
+                f"Slurm does not report the state of job {job.job_id}: {'; '.join(board.problems)}",
+                where=f"squeue -j {job.job_id}",
+                fix="try again when slurmctld answers (scontrol ping)",
+            )
+        return all(part.state.has_ended for part in board.jobs_of(job))
+
+    def _await_gone(self, job: Submission, timeout_s: float) -> bool:
+        deadline = time.monotonic() + timeout_s
+        pauses = iter(POLL_PAUSES_S)
+        while not self._has_ended(job):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(next(pauses, POLL_PAUSES_S[-1]))
+        return True
 
 
 def _is_elsewhere(view: TrialView) -> bool:
@@ -173,5 +290,5 @@ def _refuse_elsewhere(view: TrialView) -> None:
     )
 
 
-def _pids(pids: list[int]) -> str:
-    return ", ".join(map(str, pids))
+def _listed(names: Iterable[object]) -> str:
+    return ", ".join(map(str, names))

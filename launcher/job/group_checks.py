@@ -10,9 +10,8 @@ from launcher.job.groups import PlacedGroup
 from launcher.job.sbatch_options import extra_problems
 from launcher.job.task_placement import Misfit, TaskDemand, place
 from realsys.api.cluster import ClusterSpec, PartitionSpec
-from realsys.api.errors import ConfigError
+from realsys.api.errors import ConfigError, collected
 from realsys.api.plan import JobComponent, JobLayout
-from realsys.config.problems import collected
 from realsys.slurm.containers import image_problems, image_warnings
 from realsys.slurm.hostlist import check_nodelist, expand
 

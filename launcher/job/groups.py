@@ -18,8 +18,8 @@ from realsys.slurm.hostlist import compress, expand
 
 MAX_COMPONENTS = 128  # MAX_HET_JOB_COMPONENTS of slurm.h
 MAIN_PHASE = "main"
-_SITE_DEFAULTS = ("partition", "account", "qos", "reservation", "constraint")
-_NODE_FIELDS = (*_SITE_DEFAULTS, "gpu_type", "nodelist", "exclude", "extra")
+SITE_DEFAULTS = ("partition", "account", "qos", "reservation", "constraint")
+_NODE_FIELDS = (*SITE_DEFAULTS, "gpu_type", "nodelist", "exclude", "extra")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,7 +175,7 @@ def normal_nodelist(text: str | None) -> str | None:
 
 
 def _with_defaults(kind: WorkerType, task: Scheduling, cluster: ClusterSpec) -> Scheduling:
-    site = {name: getattr(task, name) or getattr(cluster.slurm, name) for name in _SITE_DEFAULTS}
+    site = {name: getattr(task, name) or getattr(cluster.slurm, name) for name in SITE_DEFAULTS}
     image = cluster.gpu_image if task.gpu else cluster.cpu_image
     if kind is WorkerType.GENERATION_SERVER:
         image = cluster.gpu_infer_image
@@ -195,13 +195,12 @@ def _common_resources(specs: Sequence[PartitionSpec]) -> PartitionSpec:
     """Computes what a node has for certain if it may come from any of the partitions."""
     types = {s.gpu_type for s in specs}
     names = [expand(s.nodelist) for s in specs if s.nodelist]
+    threads = [s.threads_per_core for s in specs if s.threads_per_core]
     return PartitionSpec(
         nodes=min((s.nodes for s in specs if s.nodes), default=None),
         cpus=min(s.cpus for s in specs),
         # Whole cores of nodes with more threads are also whole cores of the others.
-        threads_per_core=max(threads)
-        if len(threads := _known_threads(specs)) == len(specs)
-        else None,
+        threads_per_core=max(threads) if len(threads) == len(specs) else None,
         memory_mib=min(s.memory_mib for s in specs),
         gpus=min(s.gpus for s in specs),
         gpu_type=types.pop() if len(types) == 1 else None,
@@ -210,10 +209,6 @@ def _common_resources(specs: Sequence[PartitionSpec]) -> PartitionSpec:
         max_time=specs[0].max_time if len({s.max_time for s in specs}) == 1 else None,
         max_nodes=min((s.max_nodes for s in specs if s.max_nodes), default=None),
     )
-
-
-def _known_threads(specs: Sequence[PartitionSpec]) -> list[int]:
-    return [s.threads_per_core for s in specs if s.threads_per_core]
 
 
 def _gpu_type_problem(group: PlacedGroup) -> Iterator[ConfigError]:

@@ -20,6 +20,7 @@ from launcher.job.group_checks import (
     overcommitted_partitions,
 )
 from launcher.job.groups import (
+    SITE_DEFAULTS,
     PlacedGroup,
     components_of,
     disagreements,
@@ -241,16 +242,10 @@ def _component(
         memory_mib_per_node=nodes.memory_mib,
         gpus_per_node=nodes.gpus,
         gpu_type=gpu_types[0] if nodes.gpus else None,
-        partition=task.partition,
-        account=task.account,
-        qos=task.qos,
-        reservation=task.reservation,
-        constraint=task.constraint,
-        nodelist=task.nodelist,
-        exclude=task.exclude,
         time_limit=time_limit,
         exclusive=cluster.slurm.exclusive,
         extra=dict(task.extra),
+        **{name: getattr(task, name) for name in (*SITE_DEFAULTS, "nodelist", "exclude")},
     )
 
 

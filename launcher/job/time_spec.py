@@ -28,25 +28,33 @@ _FORMS = "write minutes, H:MM:SS or DAYS-HH:MM:SS, e.g. 90, 1:30:00, 2-12:00:00"
 
 @dataclass(frozen=True)
 class TimeLimit:
-    """A time limit.
-
-    ``minutes`` None: only the partition's; ``text``: for --time; ``words``: for users.
-    """
+    """A time limit. ``minutes`` None: only the partition's."""
 
     minutes: int | None
-    text: str
-    words: str
     warning: str | None = None
+
+    @property
+    def text(self) -> str:
+        """For --time."""
+        return "UNLIMITED" if self.minutes is None else limit_text(self.minutes)
+
+    @property
+    def words(self) -> str:
+        """For users."""
+        return "no limit" if self.minutes is None else minutes_words(self.minutes)
 
 
 @dataclass(frozen=True)
 class SlurmDateTime:
-    """A point in time. ``text``: absolute, for --begin and --deadline; ``words``: for users."""
+    """A point in time."""
 
     at: datetime
-    text: str
-    words: str
     warning: str | None = None
+
+    @property
+    def text(self) -> str:
+        """Absolute, for --begin and --deadline: ``2026-11-21T16:00:00``."""
+        return self.at.isoformat(timespec="seconds")
 
 
 def parse_time_limit(text: str) -> TimeLimit:
@@ -56,7 +64,7 @@ def parse_time_limit(text: str) -> TimeLimit:
         ConfigError: sbatch would refuse it.
     """
     if text.lower() in _UNLIMITED:
-        return TimeLimit(None, "UNLIMITED", "no limit")
+        return TimeLimit(None)
     match = _LIMIT.fullmatch(text)
     if match is None:
         raise ConfigError(f"{text!r} is not a time limit", where="--time", fix=_limit_fix(text))
@@ -70,24 +78,22 @@ def parse_time_limit(text: str) -> TimeLimit:
     )
     minutes = -(-seconds // 60)
     if minutes == 0:
-        return TimeLimit(None, "UNLIMITED", "no limit")
+        return TimeLimit(None)
     if minutes > MAX_MINUTES:
         raise ConfigError(
             f"the time limit {text!r} is too large: Slurm would silently make it another",
             where="--time",
             fix=f"stay below {limit_text(MAX_MINUTES)}, or write UNLIMITED",
         )
-    limit = TimeLimit(minutes, limit_text(minutes), minutes_words(minutes))
+    limit = TimeLimit(minutes)
     # M:S reads like hours and minutes to most people.
     if match["days"] is None and match["h"] is None and match["s"] is not None and part["m"] < 60:
         meant = f"{part['m']}:{match['s']}:00"
-        return TimeLimit(
-            minutes,
-            limit.text,
-            limit.words,
+        warning = (
             f"--time {text} is {part['m']} min {part['s']} s, so {limit.words}; "
-            f"for {part['m']} h {part['s']} min write {meant}",
+            f"for {part['m']} h {part['s']} min write {meant}"
         )
+        return TimeLimit(minutes, warning)
     return limit
 
 
@@ -126,7 +132,7 @@ def parse_begin(text: str, *, now: datetime) -> SlurmDateTime:
     past = f"--begin {text} is in the past: the job may start at once" if at < now else None
     if text.strip().lower() == "now":
         past = None
-    return SlurmDateTime(at, datetime_text(at), datetime_words(at, now), past)
+    return SlurmDateTime(at, past)
 
 
 def parse_deadline(text: str, *, now: datetime) -> SlurmDateTime:
@@ -135,14 +141,14 @@ def parse_deadline(text: str, *, now: datetime) -> SlurmDateTime:
     Raises:
         ConfigError: sbatch would refuse it, or it is past (Slurm's message is "time limit is invalid").
     """
-    at = parse_datetime(text, now=now, where="--deadline")
-    if at <= now:
+    deadline = SlurmDateTime(parse_datetime(text, now=now, where="--deadline"))
+    if deadline.at <= now:
         raise ConfigError(
-            f"the deadline {text} ({datetime_text(at)}) is in the past",
+            f"the deadline {text} ({deadline.text}) is in the past",
             where="--deadline",
             fix="give a later one, e.g. now+12hours",
         )
-    return SlurmDateTime(at, datetime_text(at), datetime_words(at, now))
+    return deadline
 
 
 def deadline_problem(
@@ -155,29 +161,15 @@ def deadline_problem(
             where="--deadline",
             fix="give --time as well",
         )
-    start = max(now, begin.at) if begin else now
-    if seconds_between(start, deadline.at) < 60 * limit.minutes:
+    start = SlurmDateTime(max(now, begin.at) if begin else now)
+    if seconds_between(start.at, deadline.at) < 60 * limit.minutes:
         return ConfigError(
-            f"a job of {limit.words} that starts {datetime_text(start)} can't end before the deadline "
+            f"a job of {limit.words} that starts {start.text} can't end before the deadline "
             f"{deadline.text}",
             where="--deadline, --time and --begin",
             fix="shorten --time, or give a later --deadline",
         )
     return None
-
-
-def datetime_text(at: datetime) -> str:
-    """Renders ``2026-11-21T16:00:00``."""
-    return at.isoformat(timespec="seconds")
-
-
-def datetime_words(at: datetime, now: datetime) -> str:
-    """Renders ``in 2 h 5 min, on 2026-11-21 at 16:00``."""
-    minutes = round(seconds_between(now, at) / 60)
-    when = f"on {at:%Y-%m-%d} at {at:%H:%M}"
-    if minutes < 1:
-        return f"now, {when}" if minutes == 0 else f"{minutes_words(-minutes)} ago, {when}"
-    return f"in {minutes_words(minutes)}, {when}"
 
 
 def _limit_fix(text: str) -> str:

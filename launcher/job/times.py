@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from typing import TypeVar
 
 from launcher.job.groups import PlacedGroup
@@ -65,9 +66,9 @@ class JobTimes:
         limits = [self.own.get((g.phase, g.kind), self.site) for g in groups]
         return longest(limit for limit in limits if limit is not None)
 
-    def _read(self, parse: Callable[[], Parsed], where: str) -> Parsed | None:
+    def _read(self, parse: Callable[[str], Parsed], text: str, where: str) -> Parsed | None:
         try:
-            found = parse()
+            found = parse(text)
         except ConfigError as error:
             self.problems.append(ConfigError(error.what, where=where, fix=error.fix))
             return None
@@ -90,18 +91,17 @@ def job_times(
     """
     times = JobTimes()
     if (text := cluster.slurm.time_limit) is not None:
-        times.site = times._read(lambda: parse_time_limit(text), _SITE_LIMIT)
+        times.site = times._read(parse_time_limit, text, _SITE_LIMIT)
     for group in groups:
-        if (own := group.task.time_limit) is not None:
-            where = group.where("time_limit")
-            if limit := times._read(lambda own=own: parse_time_limit(own), where):  # type: ignore[misc]
-                times.own[group.phase, group.kind] = limit
+        own, where = group.task.time_limit, group.where("time_limit")
+        if own is not None and (limit := times._read(parse_time_limit, own, where)):
+            times.own[group.phase, group.kind] = limit
     begin, where = _agreed("begin", begin, groups, times.problems)
     if begin is not None:
-        times.begin = times._read(lambda: parse_begin(begin, now=now), where)
+        times.begin = times._read(partial(parse_begin, now=now), begin, where)
     deadline, where = _agreed("deadline", deadline, groups, times.problems)
     if deadline is not None:
-        times.deadline = times._read(lambda: parse_deadline(deadline, now=now), where)
+        times.deadline = times._read(partial(parse_deadline, now=now), deadline, where)
     if times.deadline is not None:
         limit = times.limit(groups, groups)
         problem = deadline_problem(times.deadline, times.begin, limit, now=now)
@@ -116,12 +116,7 @@ def partition_limit_problems(
     partition = groups[0].partition
     if limit is None or partition is None or partition.max_time is None:
         return
-    try:
-        most = parse_time_limit(partition.max_time)
-    except ConfigError as error:
-        where = f"partitions.{groups[0].task.partition}.max_time in the cluster spec"
-        yield ConfigError(error.what, where=where, fix=error.fix)
-        return
+    most = parse_time_limit(partition.max_time)
     if most.minutes is None or (limit.minutes is not None and limit.minutes <= most.minutes):
         return
     own = [g for g in groups if times.own.get((g.phase, g.kind)) == limit]

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
-from launcher.plan.scheduling_options import PREFIX, LaunchSettings, SchedulingOptions
 from realsys.api.cluster import ClusterSpec
 from realsys.api.experiment import Experiment
 from realsys.api.plan import PhasePlan
@@ -25,35 +24,33 @@ MOST_WORKERS = 256
 LOOK_S = 3.0  # for an experiment that takes its time
 
 
-def consumed(experiment: Experiment, scheduling: SchedulingOptions) -> list[Any]:
+def consumed(experiment: Experiment) -> list[Any]:
     """All that reaches workers and scheduler: of the experiment's phases, configuration and tasks."""
-    if (gpus := scheduling.gpus_per_model_worker) is not None:
-        experiment = experiment.with_gpus(gpus)
     found: list[Any] = []
-    for phase in experiment.preparations():
-        found += consumed(phase.experiment, scheduling)
+    for phase in experiment.prepared_by():
+        found += consumed(phase.experiment)
         experiment = experiment.with_prepared(phase.name, f"/prepared/{phase.name}")
-    tasks = scheduling.apply_to(experiment.scheduling_setup())
+    tasks = experiment.scheduling.apply_to(experiment.scheduling_setup())
     return [*found, experiment.initial_setup(), tasks]
 
 
 def idle_settings(defaults: Experiment, settings: Sequence[UserSetting]) -> Iterator[UserSetting]:
     """Those of ``settings`` without which ``defaults`` would give the same, and which are no defaults."""
-    options, scheduling = _with(defaults, settings)
+    options = apply_overrides(defaults, settings).options
     until_s, whole = time.monotonic() + LOOK_S, None
     with suppress(Exception):  # an experiment that does more than to say what it needs
-        whole = consumed(options, scheduling)
+        whole = consumed(options)
     if whole is None or sum(group.count for group in whole[-1].groups().values()) > MOST_WORKERS:
         return
     for setting in settings[:MOST_SETTINGS]:
         if time.monotonic() > until_s:
             return
-        others = _with(defaults, [s for s in settings if s is not setting])
-        if others == (options, scheduling):
+        others = apply_overrides(defaults, [s for s in settings if s is not setting]).options
+        if others == options:
             continue
         same = False
         with suppress(Exception):  # without it there is no plan at all, or the experiment's own bug
-            same = consumed(*others) == whole
+            same = consumed(others) == whole
         if same:
             yield setting
 
@@ -67,24 +64,9 @@ def idle_warnings(defaults: Experiment, settings: Sequence[UserSetting]) -> Iter
         )
 
 
-def thread_warnings(phases: Sequence[PhasePlan], cluster: ClusterSpec) -> Iterator[str]:
-    """Of CPUs that ``scheduling.….cpu`` reserves and no thread of the workers uses."""
-    per_core = max((p.threads_per_core or 1 for p in cluster.partitions.values()), default=1)
-    for phase in phases:
-        for kind, group in phase.scheduling.groups().items():
-            workers = phase.config.workers(kind)
-            threads = max((getattr(w, "num_threads", None) or 0 for w in workers), default=0)
-            if 0 < threads * per_core < group.scheduling.cpu:
-                yield (
-                    f"phase {phase.name}: {kind.value} tasks reserve {group.scheduling.cpu} CPUs and "
-                    f"compute on {threads}: set their own setting instead of scheduling.{kind.value}.cpu "
-                    "(cpus_per_model_worker, schedule.cpus_per_server, evaluator.cpus)"
-                )
-
-
 _GPUS_OF = {
     WorkerType.MODEL_WORKER: "scheduling.model_worker.gpu=1",
-    WorkerType.GENERATION_SERVER: "schedule.gpus_per_server=1",
+    WorkerType.GENERATION_SERVER: "scheduling.generation_server.gpu=1",
 }
 
 
@@ -107,12 +89,3 @@ def idle_gpu_warnings(phases: Sequence[PhasePlan], cluster: ClusterSpec) -> Iter
             f"{who} compute on CPUs: they ask for no GPU, and partition {name!r} has "
             f"{cluster.partitions[name].gpus} a node. To use them: {' '.join(_GPUS_OF[k] for k in kinds)}"
         )
-
-
-def _with(
-    defaults: Experiment, settings: Sequence[UserSetting]
-) -> tuple[Experiment, SchedulingOptions]:
-    of_launch = [s for s in settings if s.path.startswith(PREFIX)]
-    own = apply_overrides(defaults, [s for s in settings if s not in of_launch]).options
-    launch: LaunchSettings = apply_overrides(LaunchSettings(), of_launch).options
-    return own, launch.scheduling

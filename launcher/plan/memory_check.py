@@ -149,11 +149,12 @@ def server_problems(servers: Mapping[str, list[ServerGroup]]) -> Iterator[Config
                 fix = "leave auto_eval out, or evaluate on larger GPUs"
             elif memory.cache_token:
                 fix = (
-                    "use schedule.server_backend=sglang or vllm with more schedule.gpus_per_server, which "
-                    "split the model over several GPUs, or larger GPUs"
+                    "use schedule.server_backend=sglang or vllm with more "
+                    "scheduling.generation_server.gpu, which split the model over several GPUs, or larger "
+                    "GPUs"
                 )
             else:
-                fix = "raise schedule.gpus_per_server: the model is split over the GPUs of a server"
+                fix = "raise scheduling.generation_server.gpu: the model is split over the GPUs of a server"
             yield ConfigError(
                 f"each {group.kind.value} ({memory.what}) needs {size(memory.bytes)} of GPU memory, "
                 f"{size(usable)} of {size(group.limit or 0)} are usable: "
@@ -260,13 +261,11 @@ def memory_warnings(plan: LaunchPlan, memory: Mapping[str, list[WorkerGroup]]) -
         for server in servers:
             host, has = server.memory.host, server.host_limit
             if sum(host.values()) > has:
-                is_server = server.kind is WorkerType.GENERATION_SERVER
                 yield (
                     f"phase {name}: each {server.kind.value} needs about {size(sum(host.values()))} of its "
                     f"host's memory, but its task has {size(has)}: "
                     f"{', '.join(f'{what} {size(n)}' for what, n in host.items())}; raise "
-                    f"{'schedule.mem_per_server' if is_server else 'evaluator.mem'} to {host_mib(host)}, "
-                    "or leave it out"
+                    f"scheduling.{server.kind.value}.mem to {host_mib(host)}, or leave it out"
                 )
     for phase in plan.phases:
         scheduling = scheduling_of(phase)
@@ -276,7 +275,7 @@ def memory_warnings(plan: LaunchPlan, memory: Mapping[str, list[WorkerGroup]]) -
                 yield (
                     f"phase {phase.name}: model workers {workers_text(group.workers)} need about "
                     f"{needs:,.0f} MiB, but their tasks have {scheduling.mem}; raise "
-                    f"mem_per_model_worker or lower max_tokens_per_mb"
+                    "scheduling.model_worker.mem or lower max_tokens_per_mb"
                 )
             if sum(group.host.values()) > group.host_limit:
                 terms = sorted(group.host.items(), key=lambda part: -part[1])
@@ -284,7 +283,7 @@ def memory_warnings(plan: LaunchPlan, memory: Mapping[str, list[WorkerGroup]]) -
                     f"phase {phase.name}: model workers {workers_text(group.workers)} need about "
                     f"{size(sum(group.host.values()))} of their host's memory, but their tasks have "
                     f"{size(group.host_limit)}: {', '.join(f'{what} {size(n)}' for what, n in terms)}; "
-                    f"raise mem_per_model_worker to {host_mib(group.host)}, or leave it out"
+                    f"raise scheduling.model_worker.mem to {host_mib(group.host)}, or leave it out"
                 )
         idle = [i for i, worker in enumerate(phase.config.model_worker) if not worker.shards]
         if idle:

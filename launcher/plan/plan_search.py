@@ -20,8 +20,8 @@ from realsys.api.errors import ConfigError
 from realsys.api.plan import LaunchPlan
 from realsys.planner.allocation import CallAllocation, format_allocation, workers_text
 from realsys.planner.gpu_models import DEVICES, Device
-from realsys.planner.memory.memory_limit import fullest_worker, memory_of_plans
 from realsys.planner.memory.memory_messages import TOLD, advice, largest, size
+from realsys.planner.memory.memory_of_workers import fullest_worker, memory_of_plans
 from realsys.planner.placed import degrees_of, model_made_before, place_experiment, refusal
 from realsys.planner.predict import Prediction, predict
 from realsys.planner.read_profile import formulas_of

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from launcher.plan.memory_check import ServerGroup, WorkerGroup, usable_by_worker
+from realsys.api.dataflow import hooks_text
 from realsys.api.experiment import ExperimentConfig
 from realsys.api.worker_configs import RolloutControl
-from realsys.observability.pictures.graph_picture import hooks_text
 from realsys.planner.allocation import workers_text
 from realsys.planner.memory.copy_memory import Terms
 from realsys.planner.memory.memory_messages import size

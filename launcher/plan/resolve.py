@@ -13,14 +13,13 @@ import importlib.util
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from launcher.job.job_allocation import JobRequest, allocate
 from launcher.plan.memory_advice import memory_fix
 from launcher.plan.memory_check import (
     ModelsTooLarge,
@@ -31,21 +30,22 @@ from launcher.plan.memory_check import (
     server_problems,
     servers_of_plan,
 )
-from launcher.plan.scheduling_options import SchedulingOptions
 from realsys.api.cluster import ClusterSpec
-from realsys.api.errors import ConfigError
+from realsys.api.errors import ConfigError, collected, flat, raise_all
 from realsys.api.experiment import Experiment, ExperimentConfig
 from realsys.api.options import range_problems, with_defaults_out_of_range
 from realsys.api.plain import to_plain
 from realsys.api.plan import LaunchPlan, PhasePlan
 from realsys.api.scheduling import ExperimentScheduling, WorkerType
 from realsys.config.plugin_arguments import plugin_argument_problems
-from realsys.config.problems import collected, flat, raise_all
 from realsys.slurm.gpus import tasks_per_gpu
 from realsys.trial.records import trial_dir
 from realsys.trial.snapshot import snapshot_imports
 from realsys.worker.environment import COMPUTING
 from realsys.worker.local_gpus import gpus_needed
+
+if TYPE_CHECKING:
+    from launcher.job.job_allocation import JobRequest
 
 MAIN_PHASE = "main"
 MAX_NAME_CHARS = 64
@@ -64,7 +64,6 @@ def resolve(
     machine_gpus: Callable[[], int] | None = None,
     given: Collection[str] = (),
     earlier: Sequence[ConfigError] = (),
-    scheduling: SchedulingOptions | None = None,
     request: JobRequest | None = None,
     now: datetime | None = None,
     snapshot: bool = False,
@@ -81,7 +80,6 @@ def resolve(
             more is refused.
         given: paths of the settings that the user set.
         earlier: problems found while reading the settings, reported together with those found here.
-        scheduling: the user's settings of the groups, over the experiment's.
         request, now: on Slurm, the user's job options, and the local time from which relative times
             count.
         snapshot, revision: whether the trial runs a copy of the code, and its revision.
@@ -93,16 +91,17 @@ def resolve(
     problems = [*earlier, *_name_problems("experiment", experiment_name)]
     problems += _name_problems("trial", trial_name)
     folder = trial_dir(cluster.file_root, user, experiment_name, trial_name)
-    requested, wanted = experiment, scheduling or SchedulingOptions()
-    experiment = _with_gpus(experiment, wanted)
+    requested = experiment
     known = {p.what for p in problems}
     problems += [p for p in _option_problems(experiment) if p.what not in known]
     experiment = with_defaults_out_of_range(experiment)
-    phases = _Phases(cluster.file_root, experiment_name, trial_name, folder, problems, wanted)
+    phases = _Phases(cluster.file_root, experiment_name, trial_name, folder, problems)
     phases.add(MAIN_PHASE, experiment_name, experiment)
     done, job, job_warnings = phases.done, None, []
     too_many = [p for phase in done for p in _more_than_one_gpu(phase)]
     if cluster.scheduler == "slurm" and done:
+        from launcher.job.job_allocation import JobRequest, allocate  # a local plan starts sooner
+
         found = allocate(
             {p.name: _one_gpu_each(p.scheduling) if too_many else p.scheduling for p in done},
             cluster,
@@ -123,7 +122,6 @@ def resolve(
         cluster=cluster,
         phases=tuple(done),
         options=to_plain(requested),
-        scheduling_options=wanted.given(),
         imports=snapshot_imports(imports, folder) if snapshot else tuple(imports),
         warnings=(
             *experiment.remarks(given),
@@ -146,7 +144,6 @@ def resolve(
                 trial_name=trial_name,
                 user=user,
                 machine_gpus=machine_gpus,
-                scheduling=scheduling,
                 request=request,
                 now=now,
                 fits_memory=False,
@@ -162,12 +159,6 @@ def resolve(
     return replace(plan, warnings=(*plan.warnings, *memory_warnings(plan, memory)))
 
 
-def _with_gpus(experiment: Experiment, wanted: SchedulingOptions) -> Experiment:
-    """Applies ``scheduling.model_worker.gpu`` as the experiment's own GPU setting."""
-    gpus = wanted.gpus_per_model_worker
-    return experiment if gpus is None else experiment.with_gpus(gpus)
-
-
 @dataclass
 class _Phases:
     """Resolves an experiment after all experiments whose products it needs.
@@ -180,7 +171,6 @@ class _Phases:
     trial_name: str
     folder: Path
     problems: list[ConfigError]
-    wanted: SchedulingOptions
     done: list[PhasePlan] = field(default_factory=list)
 
     def add(self, name: str, experiment_name: str, experiment: Experiment) -> str | None:
@@ -189,8 +179,7 @@ class _Phases:
         None for the main phase, and for one with problems.
         """
         before = len(self.problems)
-        experiment = _with_gpus(experiment, self.wanted)
-        for preparation in experiment.preparations():
+        for preparation in experiment.prepared_by():
             self.problems += _name_problems("preparation", preparation.name)
             with _in_phase(preparation.name, self.problems):
                 published = self.add(
@@ -227,7 +216,7 @@ class _Phases:
         before = len(self.problems)
         with collected(self.problems):
             try:
-                scheduling = self.wanted.apply_to(experiment.scheduling_setup())
+                scheduling = experiment.scheduling.apply_to(experiment.scheduling_setup())
                 config = experiment.initial_setup()
                 self.problems += unsupported(config)
                 known = [p.what for p in self.problems]  # those of settings say the setting's name
@@ -394,23 +383,17 @@ def _option_problems(experiment: Experiment) -> Iterable[ConfigError]:
     return found
 
 
-class _in_phase:
-    """Adds the phase to the ``where`` of problems found inside."""
-
-    def __init__(self, phase: str, problems: list[ConfigError]) -> None:
-        self.phase, self.problems = phase, problems
-
-    def __enter__(self) -> None:
-        self.before = len(self.problems)
-
-    def __exit__(self, *exc_info: object) -> None:
-        seen = {p.what for p in self.problems[: self.before]}
-        new = self.problems[self.before :]
-        self.problems[self.before :] = [
-            type(p)(p.what, where=f"phase {self.phase}: {p.where}", fix=p.fix)
-            for p in new
-            if not any(p.what in reported for reported in seen)
-        ]
+@contextmanager
+def _in_phase(phase: str, problems: list[ConfigError]) -> Iterator[None]:
+    """Adds the phase to the ``where`` of problems found inside, and drops those that were known."""
+    before = len(problems)
+    yield
+    known = {p.what for p in problems[:before]}
+    problems[before:] = [
+        type(p)(p.what, where=f"phase {phase}: {p.where}", fix=p.fix)
+        for p in problems[before:]
+        if not any(p.what in reported for reported in known)
+    ]
 
 
 def _name_problems(what: str, name: str) -> Iterator[ConfigError]:

@@ -2,25 +2,31 @@
 
 The simulation is in realsys/planner. Costs come from earlier trials (``--profile``, or the newest ones
 with the same models and batch), else from formulas for a device (``--device``, or the site's GPU type).
+Only a plan whose times may be known loads the planner's costs and simulation.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from launcher.terminal import output
+from launcher.trials.find_trials import created_at, find_trial
 from realsys.api.errors import ConfigError, RealsysError
 from realsys.api.plan import LaunchPlan
 from realsys.planner.gpu_models import DEVICES, Device, device_of
 from realsys.planner.placed import PlacedExperiment, place_experiment
-from realsys.planner.predict import Prediction, predict
-from realsys.planner.read_profile import formulas_of, read_profile
-from realsys.planner.time.costs import Costs
-from realsys.planner.time.gantt import Lane, gantt
-from realsys.planner.time.profiled import Profile, ProfiledCosts
 from realsys.trial.records import TrialFiles, write_record
+
+if TYPE_CHECKING:
+    from realsys.planner.predict import Prediction
+    from realsys.planner.time.costs import Costs
+    from realsys.planner.time.gantt import Lane
+    from realsys.planner.time.profiled import Profile
 
 MAX_PROFILES = 4  # trials used if none was named
 MAX_TRIALS_EXAMINED = 12  # newest trials considered
@@ -50,8 +56,13 @@ def costs_for(
         NoSuchTrial, ConfigError, DataError: for a named trial or device.
     """
     site = _site_device(plan, device)
+    if not (profiles or site or _measured_trials(plan)):
+        return None
+    from realsys.planner.read_profile import formulas_of, read_profile
+    from realsys.planner.time.profiled import ProfiledCosts
+
     of = site or DEVICES["cpu"]
-    known = [_named_profile(name, of, cluster) for name in profiles]
+    known = [read_profile(find_trial(name, cluster=cluster), of) for name in profiles]
     if not known and device is None:
         known = list(_similar_profiles(plan, found, of))
     formulas = formulas_of(found, of, gpus_per_node=gpus_per_node(plan))
@@ -84,26 +95,14 @@ def gpus_per_node(plan: LaunchPlan) -> int:
     return max((p.gpus for p in plan.cluster.partitions.values()), default=0) or GPUS_PER_NODE
 
 
-def _named_profile(name: str, device: Device, cluster: str | None) -> Profile:
-    from launcher.trials.find_trials import find_trial
-
-    return read_profile(find_trial(name, cluster=cluster), device)
-
-
 def _similar_profiles(
     plan: LaunchPlan, found: PlacedExperiment, device: Device
 ) -> Iterator[Profile]:
     """Yields profiles of the newest trials with the same calls, models and batch; equal placement first."""
-    from pathlib import Path
+    from realsys.planner.read_profile import read_profile
 
-    from launcher.trials.find_trials import created_at
-
-    folder = Path(plan.trial_dir).parent.parent
-    trials = [TrialFiles(p.parent) for p in folder.glob("*/*/plan.json")]
-    alike: list[tuple[int, TrialFiles]] = []
-    for files in sorted(trials, key=created_at, reverse=True)[:MAX_TRIALS_EXAMINED]:
-        if files.root != Path(plan.trial_dir) and (score := _similarity(files, found)) is not None:
-            alike.append((score, files))
+    scores = [(_similarity(files, found), files) for files in _measured_trials(plan)]
+    alike = [(score, files) for score, files in scores if score is not None]
     taken = 0
     for _, files in sorted(alike, key=lambda pair: -pair[0]):  # stable: newest first among equals
         if taken == MAX_PROFILES:
@@ -114,6 +113,14 @@ def _similar_profiles(
             if profile.calls.keys() >= found.allocation.keys():
                 yield profile
                 taken += 1
+
+
+def _measured_trials(plan: LaunchPlan) -> list[TrialFiles]:
+    """Finds the newest other trials that have done something, newest first."""
+    own = Path(plan.trial_dir)
+    others = (TrialFiles(p.parent) for p in own.parent.parent.glob("*/*/plan.json"))
+    measured = [t for t in others if t.root != own and os.path.exists(t.phase(t.root).events)]
+    return sorted(measured, key=created_at, reverse=True)[:MAX_TRIALS_EXAMINED]
 
 
 def _similarity(files: TrialFiles, found: PlacedExperiment) -> int | None:
@@ -149,6 +156,9 @@ def show_prediction(
             "time of a step: unknown; give --profile TRIAL (an earlier run), or --device h100"
         )
         return None
+    from realsys.planner.predict import predict
+    from realsys.planner.time.gantt import gantt
+
     try:
         predicted = predict(found, known.costs, basis=known.basis)
     except ConfigError as problem:
@@ -233,6 +243,8 @@ def store_prediction(plan: LaunchPlan, files: TrialFiles) -> None:
         found = place_experiment(plan)
         known = costs_for(plan, found)
         if known is not None:
+            from realsys.planner.predict import predict
+
             predicted = predict(found, known.costs, basis=known.basis)
             write_record(files.prediction, predicted.record())
     except (RealsysError, OSError, ValueError):

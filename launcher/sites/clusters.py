@@ -18,9 +18,15 @@ from urllib.parse import quote, unquote
 from launcher.sites import places
 from launcher.sites.site_problems import cluster_problems
 from realsys.api.cluster import ClusterSpec
-from realsys.api.errors import ClusterError, ConfigError, UnknownName, did_you_mean
+from realsys.api.errors import (
+    ClusterError,
+    ConfigError,
+    UnknownName,
+    collected,
+    did_you_mean,
+    raise_all,
+)
 from realsys.config.overrides import apply_overrides
-from realsys.config.problems import collected, raise_all
 from realsys.config.settings import read_yaml
 from realsys.trial.folders import absolute_root, check_folders, own_root
 

@@ -1,25 +1,29 @@
-"""Renders a Slurm job for `realsys plan`: placement, script, and each step's command line (pure).
+"""Renders a Slurm job for `realsys plan`: placement, script, and each step's command line.
 
 Script and command lines are byte for byte what `launch` submits and the supervisor starts, because the
-same functions produce them.
+same functions produce them. Pure, except check_plan, which asks Slurm whether it would accept the job.
 """
 
 from __future__ import annotations
 
 import shlex
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from launcher.job.entry_command import job_command
 from launcher.job.times import EffectiveLimit, effective_limit
+from launcher.slurm.sbatch_refusals import refusal
 from launcher.slurm.script import (
     render_script,
     sbatch_argv,
     submissions,
     supervisor_python,
 )
+from launcher.slurm.slurm_commands import run_slurm
 from launcher.terminal.text import duration
+from realsys.api.errors import ConfigError
 from realsys.api.plan import JobComponent, LaunchPlan, StepPlan, plan_hash, plan_text
 from realsys.slurm.step_command import srun_argv
 from realsys.trial.records import TrialFiles
@@ -66,17 +70,17 @@ def plan_lines(plan: LaunchPlan, hash_of_plan: str) -> Iterator[str]:
             yield ""
 
 
-def scripts(plan: LaunchPlan, attempt: int = FIRST_ATTEMPT) -> list[str]:
+def scripts(plan: LaunchPlan) -> list[str]:
     """Renders the batch script of each job."""
     assert plan.job is not None
     hash_of_plan = plan_hash(plan_text(plan))
-    return [_script(plan, hash_of_plan, held, attempt) for held in submissions(plan.job)]
+    return [_script(plan, hash_of_plan, held) for held in submissions(plan.job)]
 
 
-def _script(plan: LaunchPlan, hash_of_plan: str, held: list[int], attempt: int) -> str:
+def _script(plan: LaunchPlan, hash_of_plan: str, held: list[int]) -> str:
     python = supervisor_python(plan, sys.executable)
-    command = job_command(python, Path(plan.trial_dir), hash_of_plan, held, attempt)
-    return render_script(plan, attempt=attempt, command=command, components=held)
+    command = job_command(python, Path(plan.trial_dir), hash_of_plan, held, FIRST_ATTEMPT)
+    return render_script(plan, attempt=FIRST_ATTEMPT, command=command, components=held)
 
 
 def _component_lines(plan: LaunchPlan, index: int, component: JobComponent) -> Iterator[str]:
@@ -156,5 +160,28 @@ def step_words(step: StepPlan) -> str:
 def _script_lines(plan: LaunchPlan, hash_of_plan: str, held: list[int]) -> Iterator[str]:
     folder = TrialFiles(Path(plan.trial_dir)).submitit
     yield "# " + shlex.join(sbatch_argv(folder, "SCRIPT")) + ", where SCRIPT is:"
-    yield from _script(plan, hash_of_plan, held, FIRST_ATTEMPT).splitlines()
+    yield from _script(plan, hash_of_plan, held).splitlines()
     yield ""
+
+
+def check_plan(plan: LaunchPlan) -> Iterator[str]:
+    """Yields Slurm's answer for each job of the plan; nothing is submitted.
+
+    Raises:
+        ConfigError: the plan is for the local machine.
+        ClusterError: Slurm would refuse the job, or does not answer.
+    """
+    if plan.job is None:
+        raise ConfigError(
+            f"cluster {plan.cluster.name!r} does not use Slurm",
+            where="--check",
+            fix="name a Slurm cluster with --cluster",
+        )
+    with tempfile.TemporaryDirectory() as folder:
+        for number, text in enumerate(scripts(plan)):
+            script = Path(folder, f"{number}.sh")
+            script.write_text(text, encoding="utf-8")
+            done = run_slurm(["sbatch", "--test-only", str(script)], timeout_s=60)
+            if done.returncode != 0:
+                raise refusal(done.stderr, where="sbatch --test-only")
+            yield (done.stderr or done.stdout).strip().removeprefix("sbatch: ")

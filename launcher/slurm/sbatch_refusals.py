@@ -5,9 +5,11 @@ Slurm's own message is always shown; the fix names the option concerned and wher
 
 from __future__ import annotations
 
+import re
+
 from realsys.api.errors import ClusterError
 
-# Part of Slurm's message (man sbatch, slurm_strerror) → what to do.
+# Pattern of a part of Slurm's message (man sbatch, slurm_strerror) → what to do.
 _FIXES = (
     (
         "invalid account",
@@ -15,8 +17,10 @@ _FIXES = (
         "sacctmgr show assoc user=$USER format=account,partition,qos",
     ),
     ("invalid partition", "set slurm.partition or --partition to one of `sinfo -s`"),
-    ("invalid qos", "set slurm.qos or --qos; yours: sacctmgr show assoc user=$USER format=qos"),
-    ("invalid qualit", "set slurm.qos or --qos; yours: sacctmgr show assoc user=$USER format=qos"),
+    (
+        "invalid qos|invalid qualit",
+        "set slurm.qos or --qos; yours: sacctmgr show assoc user=$USER format=qos",
+    ),
     ("invalid feature", "check --constraint against `sinfo -o '%f'`"),
     ("invalid node name", "check --nodelist against `sinfo -N`"),
     (
@@ -50,13 +54,8 @@ _FIXES = (
         "sacctmgr show assoc user=$USER; wait for other jobs, or request less",
     ),
     ("submission limit", "you have as many jobs as the site allows: wait, or stop some"),
-    ("maxjobcount", "the cluster's queue is full (MaxJobCount): try again later"),
     (
-        "temporarily unable to accept job",
-        "the cluster's queue is full (MaxJobCount): try again later",
-    ),
-    (
-        "resource temporarily unavailable",
+        "maxjobcount|temporarily unable to accept job|resource temporarily unavailable",
         "the cluster's queue is full (MaxJobCount): try again later",
     ),
     ("job array", "the site's MaxArraySize is smaller: sweep over fewer values at a time"),
@@ -80,10 +79,8 @@ def refusal(stderr: str, *, where: str) -> ClusterError:
     """Makes the error from sbatch's stderr."""
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     text = "; ".join(line.removeprefix("sbatch: ").removeprefix("error: ") for line in lines)
-    low = text.lower()
-    fix = next(
-        (fix for part, fix in _FIXES if part in low), "check the script with `sbatch --test-only`"
-    )
+    unknown = "check the script with `sbatch --test-only`"
+    fix = next((fix for part, fix in _FIXES if re.search(part, text, re.I)), unknown)
     return ClusterError(
         f"Slurm refused the job: {text or 'it gave no reason'}", where=where, fix=fix
     )

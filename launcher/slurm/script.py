@@ -12,11 +12,10 @@ import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from launcher.job.groups import SITE_DEFAULTS
 from realsys.api.plan import JobComponent, JobLayout, JobPlan, LaunchPlan
 from realsys.slurm.step_command import filename_pattern
 from realsys.trial.records import TrialFiles
-
-MAX_SCRIPT_BYTES = 64 * 1024
 
 
 def render_script(
@@ -66,7 +65,7 @@ def component_options(
     assert plan.job is not None
     if attempt is not None:
         yield "job-name", f"{plan.experiment_name}-{plan.trial_name}"
-    for name in ("partition", "account", "qos", "reservation", "constraint"):
+    for name in SITE_DEFAULTS:
         if value := getattr(component, name):
             yield name, value
     yield "nodes", str(component.nodes)

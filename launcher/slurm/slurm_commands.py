@@ -105,7 +105,11 @@ def scancel(job_ids: Iterable[str], *, signal: str | None = None) -> None:
     how = ["--batch", f"--signal={signal}"] if signal else []
     done = run_slurm(["scancel", *how, *ids])
     if done.returncode != 0 and not is_unknown_job(done):
-        raise _refused(done, fix="check the jobs with realsys status; then try again")
+        raise ClusterError(
+            f"scancel refused: {failure_text(done)}",
+            where=" ".join(done.args[:4]),
+            fix="check the jobs with realsys status; then try again",
+        )
 
 
 def _end(process: subprocess.Popen[str]) -> None:
@@ -158,12 +162,9 @@ def _no_answer(program: str, why: str) -> ClusterError:
     )
 
 
-def _refused(done: subprocess.CompletedProcess[str], *, fix: str) -> ClusterError:
-    return ClusterError(
-        f"{done.args[0]} refused: {last_error_line(done.stderr) or f'exit {done.returncode}'}",
-        where=" ".join(done.args[:4]),
-        fix=fix,
-    )
+def failure_text(done: subprocess.CompletedProcess[str]) -> str:
+    """Returns the last line of the program's error output, or its exit status."""
+    return last_error_line(done.stderr) or f"exit {done.returncode}"
 
 
 def last_error_line(stderr: str) -> str:

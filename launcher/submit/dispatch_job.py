@@ -42,10 +42,12 @@ def dispatch(files: TrialFiles, plan: LaunchPlan, hash_of_plan: str) -> Submissi
     _make_submitit_folder(files)
     attempts = files.all_attempts()
     after = attempts[-1].number if attempts else 0
+    submission = Submission(job_id="", host=socket.gethostname(), after_attempt=after, at=0.0)
     if plan.job is None:
-        submission = _dispatch_locally(files, hash_of_plan, after)
+        submission = _dispatch_locally(submission, files, hash_of_plan)
     else:
-        submission = _dispatch_to_slurm(files, plan, hash_of_plan, after)
+        submission = _dispatch_to_slurm(submission, files, plan, hash_of_plan)
+    submission = replace(submission, at=time.time())
     try:
         write_record(files.submission, submission)
     except BaseException:
@@ -121,7 +123,7 @@ def cancel_submission(submission: Submission) -> None:
             os.killpg(submission.pid, signal.SIGKILL)  # its session is its own group
 
 
-def _dispatch_locally(files: TrialFiles, hash_of_plan: str, after: int) -> Submission:
+def _dispatch_locally(made: Submission, files: TrialFiles, hash_of_plan: str) -> Submission:
     from launcher.submit.executors.local_executor import DetachedLocalExecutor
 
     executor = DetachedLocalExecutor(
@@ -129,18 +131,11 @@ def _dispatch_locally(files: TrialFiles, hash_of_plan: str, after: int) -> Submi
     )
     command = entry_command(sys.executable, SUPERVISOR, files.root, hash_of_plan)
     pid = int(executor.start(command))
-    return Submission(
-        job_id=str(pid),
-        host=socket.gethostname(),
-        pid=pid,
-        start=process_start(pid) or 0,
-        after_attempt=after,
-        at=time.time(),
-    )
+    return replace(made, job_id=str(pid), pid=pid, start=process_start(pid) or 0)
 
 
 def _dispatch_to_slurm(
-    files: TrialFiles, plan: LaunchPlan, hash_of_plan: str, after: int
+    made: Submission, files: TrialFiles, plan: LaunchPlan, hash_of_plan: str
 ) -> Submission:
     """Submits one job, or one per component in the job layout split: all or none."""
     from launcher.slurm.script import render_script, submissions, supervisor_python
@@ -148,15 +143,16 @@ def _dispatch_to_slurm(
     from launcher.submit.executors.slurm_executor import BatchExecutor
 
     assert plan.job is not None
+    attempt = made.after_attempt + 1
     python = supervisor_python(plan, sys.executable)
     job_ids: list[str] = []
     for held in submissions(plan.job):
 
         def script(command: str, held: list[int] = held) -> str:
-            return render_script(plan, attempt=after + 1, command=command, components=held)
+            return render_script(plan, attempt=attempt, command=command, components=held)
 
         executor = BatchExecutor(files.submitit, script=script)
-        command = job_command(python, files.root, hash_of_plan, held, after + 1)
+        command = job_command(python, files.root, hash_of_plan, held, attempt)
         try:
             job_ids.append(executor.start(command))
         except BaseException:
@@ -164,14 +160,7 @@ def _dispatch_to_slurm(
                 with suppress(ClusterError):
                     scancel(job_ids)
             raise
-    return Submission(
-        job_id=job_ids[0],
-        scheduler="slurm",
-        job_ids=tuple(job_ids),
-        host=socket.gethostname(),
-        after_attempt=after,
-        at=time.time(),
-    )
+    return replace(made, job_id=job_ids[0], scheduler="slurm", job_ids=tuple(job_ids))
 
 
 def _make_submitit_folder(files: TrialFiles) -> None:

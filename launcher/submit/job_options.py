@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
 
-from launcher.job.job_allocation import JobRequest
 from realsys.api.cluster import ClusterSpec
 from realsys.api.errors import ConfigError
 from realsys.config.settings import UserSetting
 from realsys.config.typed_values import Text
+
+if TYPE_CHECKING:
+    from launcher.job.job_allocation import JobRequest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +49,8 @@ class JobOptions:
 
     def request(self, dependency: str | None = None) -> JobRequest:
         """Returns the other options as a JobRequest."""
+        from launcher.job.job_allocation import JobRequest  # a local plan starts sooner without
+
         return JobRequest(
             layout=self.layout,
             begin=self.begin,

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from launcher.plan.scheduling_options import SchedulingOptions
 from launcher.submit.planning import default_experiment
 from realsys.api import registry
 from realsys.api.errors import ConfigError, MadeByOtherCode
@@ -56,7 +55,6 @@ def check_settings_readable(files: TrialFiles, plan: LaunchPlan) -> None:
         if plan.options and plan.experiment_name in registry.names("experiment"):
             kind = type(default_experiment(plan.experiment_name))
             from_plain(kind, plan.options, where="options")
-        from_plain(SchedulingOptions, plan.scheduling_options, where="scheduling")
     except ConfigError as error:
         made = MadeByOtherCode(
             f"its settings can't be read: {error.what}",

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import traceback
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -16,9 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import TypedDict, Unpack
 
-from launcher.plan.idle_settings import idle_gpu_warnings, idle_warnings, thread_warnings
+from launcher.plan.idle_settings import idle_gpu_warnings, idle_warnings
 from launcher.plan.resolve import resolve
-from launcher.plan.scheduling_options import PREFIX, LaunchSettings
 from launcher.sites import places
 from launcher.sites.clusters import check_store, check_writable, find_cluster
 from launcher.sites.site_problems import missing_secrets
@@ -33,7 +31,7 @@ from realsys.api.plan import LaunchPlan
 from realsys.config.option_tree import paths
 from realsys.config.overrides import apply_overrides, defaults_of, read_settings
 from realsys.trial.records import trial_dir
-from realsys.trial.snapshot import revision
+from realsys.trial.snapshot import revision_meanwhile
 from realsys.worker.machine_gpus import machine_gpus
 
 
@@ -93,6 +91,7 @@ class Planner:
         job: JobOptions | None = None,
         snapshot: bool = True,
     ) -> None:
+        self._revision = revision_meanwhile()
         self.experiment, self._config, self._job = experiment, config, job or JobOptions()
         self._imports = import_all(imports)
         self._defaults = default_experiment(experiment)
@@ -104,11 +103,10 @@ class Planner:
         self._user = places.user_name()
         self.folder = trial_dir(self.cluster.file_root, self._user, experiment, "_").parent
         self._snapshot, self._now = snapshot and self.on_slurm, datetime.now()
-        self._revision = revision()
-        self._request = self._job.request(self._dependency())
+        self._request = self._job.request(self._dependency()) if self.on_slurm else None
 
     def _dependency(self) -> str | None:
-        if not self.on_slurm or not self._job.after:
+        if not self._job.after:
             return None
         from launcher.submit.dependencies import dependency_on  # loads all that reads trials
 
@@ -122,10 +120,8 @@ class Planner:
         """
         problems: list[ConfigError] = []
         settings = [*read_settings(words, self._config, problems), *self._job.settings()]
-        of_launch = [s for s in settings if s.path.startswith(PREFIX)]
-        applied = apply_overrides(self._defaults, [s for s in settings if s not in of_launch])
-        launch = apply_overrides(LaunchSettings(), of_launch)
-        problems += [*applied.problems, *launch.problems, *self._job.problems(self.cluster)]
+        applied = apply_overrides(self._defaults, settings)
+        problems += [*applied.problems, *self._job.problems(self.cluster)]
         if self.on_slurm:
             problems += missing_secrets(self.cluster, os.environ)
         plan = resolve(
@@ -141,18 +137,14 @@ class Planner:
             else partial(machine_gpus, {**os.environ, **self.cluster.env_vars}),
             given=frozenset(applied.origins),
             earlier=problems,
-            scheduling=launch.options.scheduling,
             request=self._request,
             now=self._now,
             snapshot=self._snapshot,
-            revision=self._revision,
+            revision=self._revision(),
             fits_memory=fits_memory,
         )
         idle = idle_warnings(self._defaults, settings)
-        tasks = [
-            *thread_warnings(plan.phases, self.cluster),
-            *(idle_gpu_warnings(plan.phases, self.cluster) if self.on_slurm else ()),
-        ]
+        tasks = idle_gpu_warnings(plan.phases, self.cluster) if self.on_slurm else ()
         return dataclasses.replace(plan, warnings=(*plan.warnings, *idle, *tasks))
 
 
@@ -178,6 +170,8 @@ def default_experiment(name: str) -> Experiment:
     except RealsysError:
         raise
     except Exception as error:  # a user's recipe may raise anything
+        import traceback
+
         frames = traceback.extract_tb(error.__traceback__)
         file = getattr(getattr(made_by, "__code__", None), "co_filename", "")
         last = ([frame for frame in frames if frame.filename == file] or frames)[-1]
@@ -192,8 +186,8 @@ def default_experiment(name: str) -> Experiment:
             where=f"register_experiment({name!r}, …)",
             fix="register a subclass of realsys.api.experiment.Experiment, or a function that returns one",
         )
-    if not dataclasses.is_dataclass(found):
-        kind = type(found)
+    kind = type(found)
+    if next(c for c in kind.__mro__ if "__dataclass_fields__" in vars(c)) is Experiment:
         raise ConfigError(
             f"experiment {name} is not a dataclass",
             where=f"{kind.__module__}:{kind.__qualname__}",

@@ -12,6 +12,7 @@ import ast
 import contextlib
 import dataclasses
 import os
+import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,7 +23,6 @@ from typing import Any
 
 from launcher.job.job_allocation import JobRequest
 from launcher.plan.resolve import resolve
-from launcher.plan.scheduling_options import PREFIX, LaunchSettings, SchedulingOptions
 from launcher.submit.dependencies import dependency_on
 from launcher.submit.job_options import JobOptions
 from launcher.submit.planning import default_experiment
@@ -35,11 +35,10 @@ from launcher.trials.changed_settings import (
     refused_changes,
     relevant_differences,
 )
-from realsys.api.errors import ConfigError
+from realsys.api.errors import ConfigError, collected, flat, raise_all
 from realsys.api.plain import from_plain, to_plain
 from realsys.api.plan import LaunchPlan
-from realsys.config.overrides import Applied, apply_overrides, read_settings
-from realsys.config.problems import collected, flat, raise_all
+from realsys.config.overrides import apply_overrides, read_settings
 from realsys.config.settings import UserSetting
 from realsys.trial.records import TrialFiles, TrialRecord
 from realsys.trial.snapshot import code_that_made
@@ -116,7 +115,7 @@ def remake(
     after: LaunchPlan | None = None
     wrong: list[ConfigError] = []
     with collected(wrong):
-        after = maker.make(requested.options, requested.scheduling, request, now=True)
+        after = maker.make(requested.options, request, now=True)
     refusals: list[RefusedChange] = (
         [] if after is None else refused_changes(to_plain(before), to_plain(after))
     )
@@ -151,21 +150,11 @@ class _PlanMaker:
         self.layout: str | None = None
         try:
             kind = type(default_experiment(plan.experiment_name))
-            self.options = from_plain(kind, plan.options, where="options")
-            self.scheduling: SchedulingOptions = from_plain(
-                SchedulingOptions, _without_start(plan.scheduling_options), where="scheduling"
-            )
+            self.options = from_plain(kind, _without_start(plan.options), where="options")
         except ConfigError as error:
             raise self._other_code(f"{error.where}: {error.what}") from error
 
-    def make(
-        self,
-        options: Any,
-        scheduling: SchedulingOptions,
-        request: JobRequest | None,
-        *,
-        now: bool = False,
-    ) -> LaunchPlan:
+    def make(self, options: Any, request: JobRequest | None, *, now: bool = False) -> LaunchPlan:
         """Makes the plan with these settings.
 
         Args:
@@ -186,7 +175,6 @@ class _PlanMaker:
                 machine_gpus=partial(machine_gpus, {**os.environ, **plan.cluster.env_vars})
                 if now
                 else None,
-                scheduling=scheduling,
                 request=request,
                 now=datetime.now(),
                 snapshot=plan.snapshot,
@@ -203,13 +191,9 @@ class _PlanMaker:
         found: list[Difference] = []
         # With a snapshot, that older code reads the plan and must know each of its fields.
         raw = self._raw if self.plan.snapshot else to_plain(self.plan)
-        if "scheduling_options" not in raw:
-            raise self._other_code("an older version made it")
         for layout in (None, *((self.plan.job.layout.value,) if self.plan.job else ())):
             try:
-                made = self.make(
-                    self.options, self.scheduling, _request(self.plan, JobOptions(), layout)
-                )
+                made = self.make(self.options, _request(self.plan, JobOptions(), layout))
             except ConfigError as error:
                 raise self._other_code(f"{flat(error)[0].where}: {flat(error)[0].what}") from error
             found = relevant_differences(raw, to_plain(made), ignored=PER_START)
@@ -239,46 +223,34 @@ class _RequestedSettings:
 
     def __init__(self, maker: _PlanMaker, read: Sequence[UserSetting]) -> None:
         self._maker, self._read = maker, read
-        own, launch = self._applied(read)
-        self.problems = [*own.problems, *launch.problems]
-        self.options, self.scheduling = own.options, launch.options.scheduling
+        applied = apply_overrides(maker.options, read)
+        self.problems, self.options = applied.problems, applied.options
         self.changes: dict[str, tuple[Any, Any]] = {}
-        for path, origin in {**own.origins, **launch.origins}.items():
-            former = LaunchSettings(scheduling=maker.scheduling)
-            of_launch = path.startswith(PREFIX)
-            old = value_at(former if of_launch else maker.options, path)
-            new = value_at(launch.options if of_launch else own.options, path)
+        for path, origin in applied.origins.items():
+            old, new = value_at(maker.options, path), value_at(applied.options, path)
             if old != new:
                 self.changes[_typed(path, origin)] = (to_plain(old), to_plain(new))
 
     @property
     def has_begin(self) -> bool:
         """Whether the settings include a begin time."""
-        return any(s.path.endswith(".begin") for s in self._read if s.path.startswith(PREFIX))
+        return any(re.search(r"\bscheduling\..*\.begin$", s.path) for s in self._read)
 
     def refusals(self, before: LaunchPlan) -> Iterator[ConfigError]:
         """Yields the refusal of each setting that alone makes an inadmissible plan."""
         plain, former = to_plain(before), self._maker
         for setting in self._read:
-            own, launch = self._applied([setting])
-            if own.problems or launch.problems:
+            applied = apply_overrides(former.options, [setting])
+            if applied.problems:
                 continue
             try:
-                alone = former.make(
-                    own.options,
-                    launch.options.scheduling,
-                    _request(former.plan, JobOptions(), former.layout),
-                )
+                request = _request(former.plan, JobOptions(), former.layout)
+                alone = former.make(applied.options, request)
             except ConfigError:
                 continue  # reported for all settings together
             if found := refused_changes(plain, to_plain(alone)):
                 typed = _typed(setting.path, setting.origin)
                 yield _refusal(typed, found[0], setting.origin, former)
-
-    def _applied(self, read: Sequence[UserSetting]) -> tuple[Applied, Applied]:
-        of_launch = [s for s in read if s.path.startswith(PREFIX)]
-        own = apply_overrides(self._maker.options, [s for s in read if s not in of_launch])
-        return own, apply_overrides(LaunchSettings(scheduling=self._maker.scheduling), of_launch)
 
 
 def _refusal(name: str, found: RefusedChange, origin: str, maker: _PlanMaker) -> ConfigError:
@@ -364,11 +336,14 @@ def _request(plan: LaunchPlan, job: JobOptions, layout: str | None) -> JobReques
     )
 
 
-def _without_start(given: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Removes the options that concerned only the first start from the task settings."""
+def _without_start(options: Mapping[str, Any], *, tasks: bool = False) -> dict[str, Any]:
+    """Removes what concerned only the first start from the task settings among ``options``."""
     return {
-        kind: {k: v for k, v in changes.items() if k not in ("begin", "deadline")}
-        for kind, changes in given.items()
+        name: _without_start(value, tasks=tasks or name == "scheduling")
+        if isinstance(value, Mapping)
+        else value
+        for name, value in options.items()
+        if not (tasks and name in ("begin", "deadline"))
     }
 
 

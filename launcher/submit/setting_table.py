@@ -32,12 +32,14 @@ def recall(experiment: str) -> dict[str, tuple[str, ...]]:
 
 def remember(experiment: str, options: object) -> None:
     """Writes the table of an experiment if it changed. A cache: a failure is ignored."""
-    from launcher.plan.scheduling_options import LaunchSettings
     from realsys.api import registry
+    from realsys.api.basics import plugin_table
     from realsys.config.option_tree import declared, values
 
+    if recall(experiment) and not any(plugin_table.registered.values()):
+        return  # the files of all kinds, which need not be imported, are as they were
     rows, owners = {}, set()
-    for name, owner, field, kind in (*declared(options), *declared(LaunchSettings())):
+    for name, owner, field, kind in declared(options):
         owners.add(owner)
         if (known := values(field, kind)) is not None:
             rows[name] = "\t".join((name, *known))

@@ -43,10 +43,10 @@ from realsys.api.errors import (
     RealsysError,
     TrialError,
     TrialIsLive,
+    raise_all,
 )
 from realsys.api.plan import LaunchPlan, plan_hash, plan_text, read_plan
 from realsys.config.extras import missing_packages
-from realsys.config.problems import raise_all
 from realsys.observability.metrics import read_metrics
 from realsys.slurm.containers import missing_files
 from realsys.trial.folders import check_trial, make_trial_folder

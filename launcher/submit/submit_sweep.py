@@ -28,9 +28,8 @@ from launcher.submit.submit import (
 from launcher.submit.sweep import Point, array_text, job_groups, merged_problems, points_of
 from launcher.trials.find_trials import next_free_name
 from launcher.trials.submission import Submission, read_submission
-from realsys.api.errors import ClusterError, ConfigError, TrialError
+from realsys.api.errors import ClusterError, ConfigError, TrialError, flat, raise_all
 from realsys.api.plan import LaunchPlan, plan_hash, plan_text
-from realsys.config.problems import flat, raise_all
 from realsys.trial.records import TrialFiles
 from realsys.trial.snapshot import take_snapshot
 

@@ -13,9 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from realsys.api.errors import ConfigError
+from realsys.api.errors import ConfigError, raise_all
 from realsys.api.plan import JobLayout, JobPlan
-from realsys.config.problems import raise_all
 
 MAX_POINTS = 1000  # Slurm's own default for the elements of a job array (MaxArraySize 1001)
 _OPENING, _CLOSING = "[{(", "]})"

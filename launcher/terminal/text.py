@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 
 # Control characters (C0 and C1) except tab and line end; bidirectional controls; lone surrogates, as in
@@ -46,6 +46,13 @@ def duration(seconds: float | None) -> str:
 def times(count: int) -> str:
     """Formats ``1 time``, ``2 times``."""
     return f"{count} time" + "s" * (count != 1)
+
+
+def listed(names: Iterable[str], most: int) -> str:
+    """Formats ``a, b and 3 more``: at most ``most`` names."""
+    some = list(names)
+    more = f" and {len(some) - most} more" if len(some) > most else ""
+    return ", ".join(some[:most]) + more
 
 
 def moment(at: float | None) -> str:

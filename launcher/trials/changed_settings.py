@@ -24,14 +24,6 @@ MAIN = "main"
 _MAIN = "phases.main.config"
 
 
-@dataclass(frozen=True)
-class Rule:
-    """A leaf that may change, unless ``unless`` (new plan, leaf's path) returns a reason against it."""
-
-    where: str
-    unless: _Unless | None = None
-
-
 def _length_matters(plan: Mapping[str, Any], path: Path) -> str:
     """Refuses a new length if learning rates depend on it: every schedule but the constant one does."""
     for worker in plan["phases"][MAIN]["config"]["model_worker"]:
@@ -69,55 +61,46 @@ def _scales_loss(plan: Mapping[str, Any], path: Path) -> str:
     return ""
 
 
-_CONTROLS = ("exp_ctrl", "master_worker.*.exp_ctrl")
+_CONTROLS = "exp_ctrl master_worker.*.exp_ctrl"
 _TASK = (
     "cpu mem nodelist exclude env_vars time_limit begin deadline partition account qos reservation "
     "constraint gpu_type extra"
 ).split()
 
 
-def _rules(place: str, names: str, unless: _Unless | None = None) -> Iterator[Rule]:
-    """Yields rules for leaves of the main phase's configuration at one place."""
-    return (Rule(f"{_MAIN}.{place}.{name}", unless) for name in names.split())
+def _rules(places: str, names: str, unless: _Unless | None = None) -> dict[str, _Unless | None]:
+    """Returns the rules for leaves of the main phase's configuration at each of the places."""
+    return {f"{_MAIN}.{p}.{n}": unless for p in places.split() for n in names.split()}
 
 
-ALLOWED: tuple[Rule, ...] = (
+# A leaf that may change: None, or a function of (new plan, leaf's path) that returns a reason against it.
+ALLOWED: dict[str, _Unless | None] = {
     # When to save, checkpoint and evaluate; length of the run.
-    *(
-        Rule(f"{_MAIN}.{control}.{what}_freq_{unit}")
-        for control in _CONTROLS
-        for what in ("save", "ckpt", "eval")
-        for unit in ("epochs", "steps", "secs")
-    ),
-    *(rule for control in _CONTROLS for rule in _rules(control, "ckpt_keep")),
-    *(
-        rule
-        for control in _CONTROLS
-        for rule in _rules(control, "benchmark_steps total_train_epochs", _length_matters)
-    ),
+    **_rules(_CONTROLS, "save_freq_epochs save_freq_steps save_freq_secs"),
+    **_rules(_CONTROLS, "ckpt_freq_epochs ckpt_freq_steps ckpt_freq_secs ckpt_keep"),
+    **_rules(_CONTROLS, "eval_freq_epochs eval_freq_steps eval_freq_secs"),
+    **_rules(_CONTROLS, "benchmark_steps total_train_epochs", _length_matters),
     # Length limits of data and of future samples.
-    *_rules("*.*.datasets.*.args", "max_prompt_len max_answer_len", _cuts),
-    *_rules("model_worker.*.shards.*.eval_dataset.args", "max_prompt_len max_answer_len", _cuts),
-    *_rules("model_rpcs.*.interface_impl.args.gen", "max_new_tokens", _scales_loss),
-    *_rules("rollout_worker.*.gconfig", "max_new_tokens", _scales_loss),
-    *_rules("evaluator.*.gconfig", "max_new_tokens"),
+    **_rules("*.*.datasets.*.args", "max_prompt_len max_answer_len", _cuts),
+    **_rules("model_worker.*.shards.*.eval_dataset.args", "max_prompt_len max_answer_len", _cuts),
+    **_rules("model_rpcs.*.interface_impl.args.gen", "max_new_tokens", _scales_loss),
+    **_rules("rollout_worker.*.gconfig", "max_new_tokens", _scales_loss),
+    **_rules("evaluator.*.gconfig", "max_new_tokens"),
     # Memory and concurrency limits; time-outs.
-    *_rules("model_rpcs.*.mb_spec", "max_tokens_per_mb max_cache_tokens"),
-    *_rules("rollout_worker.*", "new_tokens_per_chunk rollout_request_timeout"),
-    *_rules("rollout_worker.*", "max_concurrent_rollouts dump_limit_gib"),
-    *_rules("gserver_manager.*", "flush_request_timeout max_concurrent_rollouts"),
-    *_rules("rollout", "max_in_flight"),
-    *_rules("master_worker.*.rollout", "max_in_flight"),
-    *_rules("evaluator.*", "batch_size poll_s max_tries retry_s"),
-    *_rules("evaluator.*.mb_spec", "max_tokens_per_mb max_cache_tokens"),
+    **_rules("model_rpcs.*.mb_spec evaluator.*.mb_spec", "max_tokens_per_mb max_cache_tokens"),
+    **_rules("rollout_worker.*", "new_tokens_per_chunk rollout_request_timeout"),
+    **_rules("rollout_worker.*", "max_concurrent_rollouts dump_limit_gib"),
+    **_rules("gserver_manager.*", "flush_request_timeout max_concurrent_rollouts"),
+    **_rules("rollout master_worker.*.rollout", "max_in_flight"),
+    **_rules("evaluator.*", "batch_size poll_s max_tries retry_s"),
     # Destinations of metrics.
-    Rule(f"{_MAIN}.tensorboard"),
-    Rule(f"{_MAIN}.wandb.**"),
+    f"{_MAIN}.tensorboard": None,
+    f"{_MAIN}.wandb.**": None,
     # Placement and resources of tasks in every phase, but not their number.
-    *(Rule(f"phases.*.scheduling.*.scheduling.{name}.**") for name in _TASK),
-    Rule("phases.*.steps.**"),
-    Rule("job.**"),
-)
+    **dict.fromkeys(f"phases.*.scheduling.*.scheduling.{name}.**" for name in _TASK),
+    "phases.*.steps.**": None,
+    "job.**": None,
+}
 
 # Reasons against leaves of the main phase that are not in ALLOWED; the first that matches is reported.
 _REASONS: tuple[tuple[str, str], ...] = (
@@ -249,7 +232,7 @@ def matches(path: Sequence[str], pattern: Sequence[str]) -> bool:
 
 
 # Leaves that do not affect the run; leaves that are set anew for each start.
-_IGNORED = ("options.**", "scheduling_options.**", "warnings.**")
+_IGNORED = ("options.**", "warnings.**")
 PER_START = (
     *(f"job.{name}" for name in ("begin", "deadline", "dependency", "after")),
     *(f"phases.*.scheduling.*.scheduling.{name}" for name in ("begin", "deadline")),
@@ -281,9 +264,9 @@ def refused_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Refu
 
 def _refusal_of(plan: Mapping[str, Any], path: Path) -> tuple[int, str]:
     """Returns (index of the reason in the table, reason); 0 if allowed or refused by a rule."""
-    for rule in ALLOWED:
-        if matches(path, rule.where.split(".")):
-            return 0, rule.unless(plan, path) if rule.unless else ""
+    for pattern, unless in ALLOWED.items():
+        if matches(path, pattern.split(".")):
+            return 0, unless(plan, path) if unless else ""
     if path[0] == "phases" and path[1] != MAIN:
         return (
             0,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from launcher.slurm.query.time_left import time_warning, time_words
-from launcher.terminal.text import duration, moment, times
+from launcher.terminal.text import duration, listed, moment, times
 from launcher.trials.trial_view import TrialView, WorkerView
 from realsys.trial.records import Failure
 from realsys.trial.trial_state import State
@@ -68,7 +68,7 @@ def _workers(view: TrialView) -> Iterator[str]:
     ):
         names = [w.worker for w in view.workers if w.state == state]
         if names:
-            yield f"{len(names)} of {len(view.workers)} workers {words}: {_names(names)}"
+            yield f"{len(names)} of {len(view.workers)} workers {words}: {listed(names, MAX_NAMES)}"
             if state == "not started":
                 yield from _logs_of_unregistered(view)
     for worker in view.workers:
@@ -89,7 +89,7 @@ def _logs_of_unregistered(view: TrialView) -> Iterator[str]:
     if logged := [w.worker for w in silent if w.has_log]:
         yield f"  see their logs: realsys logs {view.trial} '{logged[0]}'"
     if unstarted := [w for w in silent if w.is_not_started]:
-        names = _names([w.worker for w in unstarted])
+        names = listed((w.worker for w in unstarted), MAX_NAMES)
         why = next((f": {w.reason}" for w in unstarted if w.reason), "")
         yield f"  have not been started: {names}{why}"
 
@@ -111,11 +111,6 @@ def _failure(view: TrialView, failure: Failure) -> Iterator[str]:
         yield f"{'because of it' if other.secondary else 'then'}: {other.worker}: {why}"
     if len(others) > MAX_NAMES:
         yield f"then: {len(others) - MAX_NAMES} more"
-
-
-def _names(names: list[str]) -> str:
-    more = len(names) - MAX_NAMES
-    return ", ".join(names[:MAX_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 def wait_chains(view: TrialView) -> Iterator[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from launcher.job.conditions import CONDITIONS
@@ -63,17 +62,16 @@ def _waiting(job: JobInfo, records: Records) -> tuple[str, str]:
     start = f"; expected to start {moment(job.expected_start)}" if job.expected_start else ""
     words, fix = job.reason_words or job.reason, job.fix or reason_fix(job.reason)
     if (other := _waits_for(records)) and job.reason in _DEPENDENCY:
-        words, fix = _DEPENDENCY[job.reason](other), f"realsys status {other}"
+        words = _DEPENDENCY[job.reason].replace("{other}", other)
+        fix = f"realsys status {other}"
         if job.reason != "Dependency":
             fix += "; then cancel this one (realsys stop) and launch it without --after"
     return f"job {job.job_id} waits {again}in Slurm's queue: {words}{start}", fix
 
 
-_DEPENDENCY: dict[str, Callable[[str], str]] = {
-    "Dependency": lambda other: f"it waits for {other}",
-    "DependencyNeverSatisfied": lambda other: (
-        f"{other}, which it waits for, did not end as required"
-    ),
+_DEPENDENCY = {
+    "Dependency": "it waits for {other}",
+    "DependencyNeverSatisfied": "{other}, which it waits for, did not end as required",
 }
 
 

@@ -163,16 +163,14 @@ class TrialLogs:
             sleep(POLL_S)
 
     def _all(self) -> Iterator[tuple[int, str, Path]]:
-        for attempt in self._attempts():
+        for attempt in self.files.all_attempts():
+            if self.attempt not in (None, attempt.number):
+                continue
             if attempt.logs.is_dir():
                 for path in sorted(attempt.logs.glob("*.log")):
                     yield attempt.number, worker_of(path), path
             for path in _batch_logs(self.files, attempt):
                 yield attempt.number, BATCH, path
-
-    def _attempts(self) -> list[AttemptFiles]:
-        attempts = self.files.all_attempts()
-        return [a for a in attempts if self.attempt in (None, a.number)]
 
 
 def _batch_logs(files: TrialFiles, attempt: AttemptFiles) -> list[Path]:

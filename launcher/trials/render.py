@@ -7,6 +7,7 @@ it never affects the run. Also the summary at the end, and the tables of `status
 from __future__ import annotations
 
 import re
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -18,7 +19,7 @@ from launcher.slurm.query.time_left import time_words
 from launcher.terminal import output
 from launcher.terminal.exit_codes import ExitCode
 from launcher.terminal.text import duration, headline, times, visible
-from launcher.trials.await_end import views_until_over
+from launcher.trials.await_end import views_until_over, wait_for_supervisor_exit
 from launcher.trials.merged_logs import LogLine, TrialLogs
 from launcher.trials.status import StatusReader
 from launcher.trials.submission import batch_logs, known_submission
@@ -62,6 +63,20 @@ def exit_code(view: TrialView) -> ExitCode:
     return EXIT.get(view.state, ExitCode.RUN_FAILED)
 
 
+def watch_until_over(files: TrialFiles, trial: str) -> int:
+    """Shows the live view on stderr, then the summary; returns the run's exit status."""
+    try:
+        view = follow(files, sys.stderr)
+        wait_for_supervisor_exit(files)
+    except KeyboardInterrupt:
+        output.say(
+            f"\n{trial} keeps running.  watch: realsys watch {trial}   stop: realsys stop {trial}"
+        )
+        return ExitCode.INTERRUPTED
+    output.say(*summary(view, files))
+    return exit_code(view)
+
+
 def follow(
     files: TrialFiles, stream: TextIO, *, sleep: Callable[[float], None] = time.sleep
 ) -> TrialView:
@@ -89,15 +104,11 @@ def _lines(reader: StatusReader, stream: TextIO, sleep: Callable[[float], None])
 def is_line_due(view: TrialView, shown: TrialView, *, age_s: float) -> bool:
     """Whether a pipe gets a line for ``view``, ``age_s`` after the line for ``shown``."""
 
-    def stage(v: TrialView) -> tuple[object, ...]:
-        return v.state, v.attempt, v.phase
-
-    def place(v: TrialView) -> tuple[object, ...]:
-        return v.step, v.progress.doing if v.progress else ""
-
-    if stage(view) != stage(shown):
+    if (view.state, view.attempt, view.phase) != (shown.state, shown.attempt, shown.phase):
         return True
-    return age_s >= (LINE_S if place(view) != place(shown) else QUIET_S)
+    doing, then = (v.progress.doing if v.progress else "" for v in (view, shown))
+    moves = (view.step, doing) != (shown.step, then)
+    return age_s >= (LINE_S if moves else QUIET_S)
 
 
 def progress_line(view: TrialView) -> str:

@@ -96,6 +96,11 @@ class Records:
     full: str = ""
     batch_log: str = ""
 
+    @property
+    def on_slurm(self) -> bool:
+        """Whether its last submission is a Slurm job."""
+        return self.submission is not None and self.submission.on_slurm
+
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerView:
@@ -240,7 +245,7 @@ def _facts(records: Records) -> TrialFacts:
     current = [w for w in records.workers.values() if w.attempt == number]
     progress, job = records.progress, records.job
     state = job.state if job else None
-    if submission is not None and submission.on_slurm and state is None:
+    if records.on_slurm and state is None:
         state = JobState.UNKNOWN
     return TrialFacts(
         planned=records.plan is not None,
@@ -282,7 +287,7 @@ def _explanation(state: State, records: Records) -> tuple[str, str]:
         return _explain_step_waits(records.step_waits)
     if state is State.STARTING and (silent := _silent_steps(records)):
         return silent
-    if records.submission is not None and records.submission.on_slurm:
+    if records.on_slurm:
         explained = explain_job(state, records)
         if explained is not None and state is State.LOST and records.full:
             return f"{explained[0]}; there is {records.full}", explained[1]
@@ -347,10 +352,9 @@ def _unread(state: State, records: Records) -> tuple[str, str]:
         last = "it has started working, and no finished step is known"
     why = f"{records.unread}; {last}; the state of its workers is unknown"
     where = records.attempt or records.submission
-    on_slurm = records.submission is not None and records.submission.on_slurm
-    if state is State.UNKNOWN and on_slurm and records.submission is not None:
+    if state is State.UNKNOWN and records.submission is not None and records.submission.on_slurm:
         why = f"Slurm does not report the state of job {records.submission.job_id}, and {why}"
-    if state is State.UNKNOWN and not on_slurm and where is not None:
+    if state is State.UNKNOWN and not records.on_slurm and where is not None:
         return (
             f"it was started on {where.host}; {why}",
             f"check with `realsys status` on {where.host}",
@@ -368,8 +372,7 @@ def _explain_step_waits(waits: Mapping[str, str]) -> tuple[str, str]:
 
 def _silent_steps(records: Records) -> tuple[str, str] | None:
     """Explains steps without any output: srun waits two minutes before it prints the cause."""
-    on_slurm = records.submission is not None and records.submission.on_slurm
-    if not on_slurm or records.attempt is None or records.progress is not None:
+    if not records.on_slurm or records.attempt is None or records.progress is not None:
         return None
     age_s = records.now - records.attempt.started_at
     workers = _workers(records, _current_phase(records, None))

@@ -158,11 +158,10 @@ class SequenceMeta:
 
     def take(self, indices: Sequence[int]) -> SequenceMeta:
         """Selects the ids at ``indices``, in that order (for reordering, splitting and subsets)."""
-        return SequenceMeta(
+        return replace(
+            self,
             ids=tuple(self.ids[i] for i in indices),
             seqlens={k: tuple(v[i] for i in indices) for k, v in self.seqlens.items()},
-            dtypes=dict(self.dtypes),
-            trailing_shapes=dict(self.trailing_shapes),
             metadata={k: tuple(v[i] for i in indices) for k, v in self.metadata.items()},
         )
 
@@ -235,25 +234,24 @@ class SequenceMeta:
             raise DataError("nothing to gather", where="SequenceMeta.gather", fix="pass a batch")
         first = parts[0]
         for part in parts[1:]:
-            if (part.keys, dict(part.dtypes), dict(part.trailing_shapes), set(part.metadata)) != (
-                first.keys,
-                dict(first.dtypes),
-                dict(first.trailing_shapes),
-                set(first.metadata),
-            ):
+            if part._form != first._form:
                 raise DataError(
                     f"batches differ: {sorted(first.keys)} {dict(first.dtypes)} "
                     f"and {sorted(part.keys)} {dict(part.dtypes)}",
                     where="SequenceMeta.gather",
                     fix="select the same keys first",
                 )
-        return SequenceMeta(
+        return replace(
+            first,
             ids=tuple(i for p in parts for i in p.ids),
             seqlens={k: tuple(s for p in parts for s in p.seqlens[k]) for k in first.seqlens},
-            dtypes=dict(first.dtypes),
-            trailing_shapes=dict(first.trailing_shapes),
             metadata={k: tuple(m for p in parts for m in p.metadata[k]) for k in first.metadata},
         )
+
+    @property
+    def _form(self) -> tuple[object, ...]:
+        """What batches that become one have in common."""
+        return self.keys, dict(self.dtypes), dict(self.trailing_shapes), set(self.metadata)
 
     def _require_keys(self, keys: Iterable[str]) -> None:
         for key in keys:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from realsys.api.data import MicroBatchSpec
-from realsys.api.errors import ConfigError, ConfigErrors, Problems, did_you_mean
+from realsys.api.errors import ConfigError, Problems, did_you_mean, raise_all
 from realsys.api.model import ModelInterfaceAbstraction, ModelInterfaceType, ModelName
 
 
@@ -165,6 +165,24 @@ class DataflowGraph:
         return tuple(n for n in self.nodes if not self.parents[n.name])
 
 
+def hooks_text(call: MFCDef) -> str:
+    """Returns ``before: weights from actor@0; after: to CPU memory``."""
+    parts = []
+    for when, hooks in (("before", call.pre_hooks), ("after", call.post_hooks)):
+        if hooks:
+            parts.append(f"{when}: " + ", ".join(_hook_text(hook) for hook in hooks))
+    return "; ".join(parts)
+
+
+def _hook_text(hook: Hook) -> str:
+    if isinstance(hook, OffloadHook):
+        return "to CPU memory"
+    assert isinstance(hook, ParamReallocHook)
+    blend = "" if hook.eta == 1 else f" (eta {hook.eta:g})"
+    words = f"weights from {hook.source}" if hook.source else f"weights to {hook.target}"
+    return words + blend
+
+
 def build_graph(nodes: Sequence[MFCDef], *, dataset_keys: Iterable[str]) -> DataflowGraph:
     """Validates the calls and orders them by level.
 
@@ -189,8 +207,7 @@ def build_graph(nodes: Sequence[MFCDef], *, dataset_keys: Iterable[str]) -> Data
         n.name: frozenset(producers[k] for k in n.input_keys if k in producers) for n in nodes
     }
     levels = _levels(names, parents, problems)
-    if problems:
-        raise problems[0] if len(problems) == 1 else ConfigErrors(problems)
+    raise_all(problems)
     return DataflowGraph(tuple(nodes), producers, known, parents, levels)
 
 

@@ -35,7 +35,8 @@ All of them pickle (they cross process borders in tests and in submitit) and car
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 
 
@@ -99,6 +100,30 @@ class Problems(list[ConfigError]):
     def add(self, what: str, *, where: str, fix: str) -> None:
         """Adds a mistake."""
         self.append(ConfigError(what, where=where, fix=fix))
+
+
+def flat(error: ConfigError) -> tuple[ConfigError, ...]:
+    """The single problems of ``error``."""
+    return error.problems if isinstance(error, ConfigErrors) else (error,)
+
+
+@contextmanager
+def collected(problems: list[ConfigError]) -> Iterator[None]:
+    """A ConfigError raised inside joins ``problems``; the rest of the block is skipped."""
+    try:
+        yield
+    except ConfigError as error:
+        problems.extend(flat(error))
+
+
+def raise_all(problems: Iterable[ConfigError]) -> None:
+    """Raises the problems, each once, if there are any."""
+    unique: list[ConfigError] = []
+    for problem in problems:
+        if all((problem.what, problem.where) != (p.what, p.where) for p in unique):
+            unique.append(problem)
+    if unique:
+        raise unique[0] if len(unique) == 1 else ConfigErrors(unique)
 
 
 class TrialError(RealsysError):

@@ -12,10 +12,11 @@ from __future__ import annotations
 import abc
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any
 
+from realsys.api.basics.option_fields import option
 from realsys.api.dataflow import DataflowGraph, MFCDef, build_graph
-from realsys.api.errors import ConfigError, ConfigErrors, Problems, did_you_mean
+from realsys.api.errors import ConfigError, Problems, collected, did_you_mean, raise_all
 from realsys.api.experiment_checks import (
     check_calls,
     check_evaluator,
@@ -29,7 +30,13 @@ from realsys.api.experiment_checks import (
 )
 from realsys.api.model import ModelName, ModelShardID, ProcessTopology
 from realsys.api.options import WandbOptions
-from realsys.api.scheduling import OPTIONAL, SCALED, ExperimentScheduling, WorkerType
+from realsys.api.scheduling import (
+    OPTIONAL,
+    SCALED,
+    ExperimentScheduling,
+    SchedulingOptions,
+    WorkerType,
+)
 from realsys.api.worker_configs import (
     Evaluator,
     ExperimentSaveEvalControl,
@@ -95,12 +102,8 @@ class ExperimentConfig:
             ConfigErrors: every inconsistency, each with the worker, model or call that causes it.
         """
         problems = Problems()
-        try:
+        with collected(problems):
             self.graph()
-        except ConfigErrors as errors:
-            problems.extend(errors.problems)
-        except ConfigError as error:
-            problems.append(error)
         if not self.model_worker:
             problems.add("no model workers", where="ExperimentConfig", fix="add at least one")
         topos = collect_topologies(self.model_worker, problems)
@@ -111,8 +114,7 @@ class ExperimentConfig:
         check_weights(self.model_rpcs, topos, trained, problems)
         check_rollout(self, trained, problems)
         check_evaluator(self, trained, problems)
-        if problems:
-            raise problems[0] if len(problems) == 1 else ConfigErrors(problems)
+        raise_all(problems)
         resolved = Resolution(
             model_topos=tuple(topos.items()),
             data_transfer_pairs=data_transfer_pairs(self.graph()),
@@ -153,12 +155,14 @@ class ExperimentConfig:
             changed[kind.value] = tuple(
                 replace(
                     w,
-                    worker_info=w.worker_info.system_setup(
+                    worker_info=replace(
+                        w.worker_info,
                         experiment_name=experiment_name,
                         trial_name=trial_name,
-                        worker_type=kind,
+                        worker_type=kind.value,
                         worker_index=i,
                         worker_count=len(workers),
+                        host_key=f"worker/{kind.value}/{i}",
                         watch_keys=watch,
                     ),
                 )
@@ -230,8 +234,14 @@ class Preparation:
     experiment: Experiment
 
 
+@dataclass(frozen=True, kw_only=True)
 class Experiment(abc.ABC):
-    """Base class of a user's experiment: a frozen dataclass of options."""
+    """Base class of a user's experiment: a frozen dataclass of options.
+
+    The launcher applies ``scheduling`` to the tasks of ``scheduling_setup``.
+    """
+
+    scheduling: SchedulingOptions = option(SchedulingOptions(), "resources of the tasks")
 
     @abc.abstractmethod
     def scheduling_setup(self) -> ExperimentScheduling:
@@ -240,13 +250,6 @@ class Experiment(abc.ABC):
     @abc.abstractmethod
     def initial_setup(self) -> ExperimentConfig:
         """Returns the configuration of every worker."""
-
-    def with_gpus(self, per_model_worker: float) -> Self:
-        """Returns the experiment adapted to a GPU count per model worker set from outside.
-
-        The count is that of ``scheduling.model_worker.gpu``.
-        """
-        return self
 
     def problems(self) -> Iterator[ConfigError]:
         """Yields mistakes that only this experiment can detect, before anything starts. No torch."""
@@ -267,6 +270,18 @@ class Experiment(abc.ABC):
     def preparations(self) -> tuple[Preparation, ...]:
         """Experiments whose products this one starts from."""
         return ()
+
+    def prepared_by(self) -> tuple[Preparation, ...]:
+        """``preparations`` with this experiment's ``scheduling``, over which their own wins."""
+        return tuple(
+            replace(
+                p,
+                experiment=replace(
+                    p.experiment, scheduling=p.experiment.scheduling.on(self.scheduling)
+                ),
+            )
+            for p in self.preparations()
+        )
 
     def with_prepared(self, name: str, path: str) -> Experiment:
         """Returns the experiment set to start from the product of preparation ``name`` at ``path``."""

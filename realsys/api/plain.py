@@ -43,6 +43,8 @@ def to_plain(value: Any, *, seen: dict[int, Any] | None = None) -> Any:
             return seen[id(value)]
         kind = type(value)
         plain = {name: to_plain(getattr(value, name), seen=seen) for name in _names(kind)}
+        if getattr(kind, "sparse", False):  # written without what is not set
+            plain = {name: part for name, part in plain.items() if part not in (None, {})}
         plain = {**_tag(kind), **plain}
         if seen is not None:
             seen[id(value)] = plain

@@ -166,7 +166,6 @@ class LaunchPlan:
         trial_dir: absolute folder of the trial.
         options: the experiment's options as plain values, for ``show``, the report and a resume with
             others.
-        scheduling_options: the user's ``scheduling.…`` settings, by worker type.
         imports: ``--import`` files and modules, absolute, imported by every worker.
         job: the Slurm request; None on this machine.
         snapshot: the trial runs the copy of the code in its own folder (``TrialFiles.code``).
@@ -181,7 +180,6 @@ class LaunchPlan:
     cluster: ClusterSpec
     phases: tuple[PhasePlan, ...]
     options: Mapping[str, Any] = field(default_factory=dict)
-    scheduling_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     imports: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     job: JobPlan | None = None
@@ -285,7 +283,9 @@ def _each_list(plan: dict[str, Any], change: Callable[[Any], Any]) -> dict[str, 
 
 
 def _without_retired(plan: dict[str, Any]) -> dict[str, Any]:
-    """The plan without what older ones say and nobody read, or follows. ``from_plain`` judges the rest."""
+    """The plan without what older ones say and nobody read, follows, or is said elsewhere by now.
+    ``from_plain`` judges the rest.
+    """
 
     def kept(items: Any) -> Any:
         if not any(name in w for w in items if isinstance(w, dict) for name in _RETIRED):
@@ -294,6 +294,8 @@ def _without_retired(plan: dict[str, Any]) -> dict[str, Any]:
 
     try:
         plan = _each_list(plan, kept)
+        if given := plan.pop("scheduling_options", None):
+            plan["options"] = {**plan["options"], "scheduling": given}
         for phase in plan["phases"]:
             if resolved := phase["config"].get("resolved"):
                 kept_of = {k: v for k, v in resolved.items() if k != "msid2mwid"}

@@ -1,18 +1,21 @@
-"""Resources of one task, groups of equal tasks, and all groups of an experiment.
+"""Resources of one task, groups of equal tasks, and all groups of an experiment; what a user wants of them.
 
-Field names and formats are sbatch's own (man sbatch). Defaults per worker type follow the field's
-habit for a GPU cluster; the container image of a default is filled in from the cluster spec, so it
-is None here. No checks against a site happen in this file: launcher/plan/resolve.py has both sides.
+Field names and formats are sbatch's own (man sbatch). No checks against a site happen in this file:
+launcher/plan/resolve.py has both sides.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
+from typing import Any, ClassVar, TypeVar
 
+from realsys.api.basics.option_fields import option
 from realsys.api.errors import ConfigError
+
+_Task = TypeVar("_Task", "Scheduling", "GroupOptions")
 
 
 class WorkerType(StrEnum):
@@ -94,36 +97,6 @@ class Scheduling:
                 "Only servers that split a model over several GPUs use a larger whole number",
             )
 
-    @classmethod
-    def master_worker_default(cls, **overrides: object) -> Scheduling:
-        """16 cores, no GPU, 20 GiB."""
-        return cls(**{"cpu": 16, "gpu": 0.0, "mem": 20 * 1024, **overrides})  # type: ignore[arg-type]
-
-    @classmethod
-    def model_worker_default(cls, **overrides: object) -> Scheduling:
-        """2 cores, 1 GPU, 60 GiB."""
-        return cls(**{"cpu": 2, "gpu": 1.0, "mem": 60 * 1024, **overrides})  # type: ignore[arg-type]
-
-    @classmethod
-    def generation_server_default(cls, **overrides: object) -> Scheduling:
-        """4 cores, 1 GPU, 60 GiB."""
-        return cls(**{"cpu": 4, "gpu": 1.0, "mem": 60 * 1024, **overrides})  # type: ignore[arg-type]
-
-    @classmethod
-    def gserver_manager_default(cls, **overrides: object) -> Scheduling:
-        """4 cores, no GPU, 10 GiB."""
-        return cls(**{"cpu": 4, "gpu": 0.0, "mem": 10 * 1024, **overrides})  # type: ignore[arg-type]
-
-    @classmethod
-    def rollout_worker_default(cls, **overrides: object) -> Scheduling:
-        """4 cores, no GPU, 20 GiB."""
-        return cls(**{"cpu": 4, "gpu": 0.0, "mem": 20 * 1024, **overrides})  # type: ignore[arg-type]
-
-    @classmethod
-    def evaluator_default(cls, **overrides: object) -> Scheduling:
-        """4 cores, 1 GPU, 60 GiB."""
-        return cls(**{"cpu": 4, "gpu": 1.0, "mem": 60 * 1024, **overrides})  # type: ignore[arg-type]
-
 
 @dataclass(frozen=True, kw_only=True)
 class TasksGroup:
@@ -163,3 +136,82 @@ class ExperimentScheduling:
         )
         found = {kind: getattr(self, kind.value) for kind in order}
         return {kind: group for kind, group in found.items() if group is not None and group.count}
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupOptions:
+    """A user's settings of the tasks of one worker type. None: as the experiment and the site set it."""
+
+    sparse: ClassVar[bool] = True
+
+    cpu: int | None = option(
+        None,
+        "CPUs of a task, as Slurm counts them, and its compute threads; it gets whole cores. None: 1, for "
+        "model workers 2, with GPUs 6",
+        ge=1,
+    )
+    gpu: float | None = option(
+        None, "GPUs of a task; below 1: several share one; none: it computes on CPUs", ge=0
+    )
+    mem: int | None = option(
+        None,
+        "memory of a task; none: what suits the built-in model, and with GPUs what its models need beside "
+        "them",
+        ge=1,
+        unit="MiB",
+    )
+    nodelist: str | None = option(None, "hostlist: run on these nodes only")
+    exclude: str | None = option(None, "hostlist: not on these nodes")
+    container_image: str | None = option(None, "image, instead of the cluster spec's")
+    env_vars: Mapping[str, str] = option({}, "environment of the tasks; no secrets")
+    time_limit: str | None = option(None, "as sbatch --time")
+    begin: str | None = option(None, "as sbatch --begin")
+    deadline: str | None = option(None, "as sbatch --deadline")
+    partition: str | None = option(None, "as sbatch --partition")
+    account: str | None = option(None, "as sbatch --account")
+    qos: str | None = option(None, "as sbatch --qos")
+    reservation: str | None = option(None, "as sbatch --reservation")
+    constraint: str | None = option(None, "as sbatch --constraint")
+    gpu_type: str | None = option(None, "type of GPU in GRES")
+    extra: Mapping[str, str] = option({}, "further sbatch options")
+
+    def on(self, task: _Task) -> _Task:
+        """Returns ``task`` with what is set here."""
+        found = {f.name: getattr(self, f.name) for f in fields(self)}
+        wanted: dict[str, Any] = {k: v for k, v in found.items() if v not in (None, {})}
+        for table in wanted.keys() & {"env_vars", "extra"}:
+            wanted[table] = {**getattr(task, table), **wanted[table]}
+        return replace(task, **wanted) if wanted else task
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulingOptions:
+    """A user's settings of the tasks of all worker types, and of each; the latter take precedence."""
+
+    sparse: ClassVar[bool] = True
+
+    all: GroupOptions = option(GroupOptions(), "of every task")
+    model_worker: GroupOptions = option(GroupOptions(), "of model workers")
+    master_worker: GroupOptions = option(GroupOptions(), "of the master")
+    generation_server: GroupOptions = option(GroupOptions(), "of generation servers")
+    gserver_manager: GroupOptions = option(GroupOptions(), "of the generation servers' manager")
+    rollout_worker: GroupOptions = option(GroupOptions(), "of rollout workers")
+    evaluator: GroupOptions = option(GroupOptions(), "of the evaluator")
+
+    def of(self, kind: WorkerType) -> GroupOptions:
+        """Returns what is set of a worker type, by its own name or for all."""
+        own: GroupOptions = getattr(self, kind.value)
+        return own.on(self.all)
+
+    def on(self, other: SchedulingOptions) -> SchedulingOptions:
+        """Returns ``other`` with what is set here."""
+        names = [f.name for f in fields(self)]
+        return SchedulingOptions(**{n: getattr(self, n).on(getattr(other, n)) for n in names})
+
+    def apply_to(self, scheduling: ExperimentScheduling) -> ExperimentScheduling:
+        """Returns an experiment's groups with these settings. Raises ConfigError."""
+        changed: dict[str, Any] = {
+            kind.value: replace(group, scheduling=self.of(kind).on(group.scheduling))
+            for kind, group in scheduling.groups().items()
+        }
+        return replace(scheduling, **changed)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from realsys.api.data import MicroBatchSpec
@@ -17,7 +17,6 @@ from realsys.api.model import (
     ModelShardID,
 )
 from realsys.api.options import option, range_problems
-from realsys.api.scheduling import WorkerType
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,29 +64,6 @@ class WorkerInformation:
     def name(self) -> str:
         """Worker name, such as ``model_worker/3``."""
         return f"{self.worker_type}/{self.worker_index}"
-
-    def system_setup(
-        self,
-        *,
-        experiment_name: str,
-        trial_name: str,
-        worker_type: WorkerType,
-        worker_index: int,
-        worker_count: int,
-        host_key: str | None = None,
-        watch_keys: tuple[str, ...] = (),
-    ) -> WorkerInformation:
-        """Returns a copy with this worker's trial, type and index filled in."""
-        return replace(
-            self,
-            experiment_name=experiment_name,
-            trial_name=trial_name,
-            worker_type=worker_type.value,
-            worker_index=worker_index,
-            worker_count=worker_count,
-            host_key=host_key or f"worker/{worker_type.value}/{worker_index}",
-            watch_keys=watch_keys,
-        )
 
 
 @dataclass(frozen=True, kw_only=True)

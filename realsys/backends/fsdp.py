@@ -14,35 +14,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from realsys.algorithms.predictions import nothing_of
 from realsys.api.data import MicroBatchSpec
-from realsys.api.errors import (
-    CheckpointError,
-    ConfigError,
-    ConfigErrors,
-    DataError,
-    InternalError,
-)
-from realsys.api.model import (
-    LossFn,
-    LossWeightFn,
-    Model,
-    ModelBackend,
-    ModuleSource,
-    ProcessTopology,
-)
+from realsys.api.errors import ConfigError, ConfigErrors, DataError, InternalError
+from realsys.api.model import Model, ModuleSource, ProcessTopology
 from realsys.api.options import LoRAOptions, OptimizerOptions
 from realsys.backends.backend_arguments import FSDPArguments
-from realsys.backends.hf.engine import HFEngine, microbatch_weights
-from realsys.backends.hf.loading import WeightFiller, module_to_shard
+from realsys.backends.hf.engine import HFEngine
+from realsys.backends.hf.loading import HFBackend, WeightFiller, module_to_shard
+from realsys.backends.hf.local_engine import MicroBatches, TrainingEngine, UseOutput, other_layout
 from realsys.backends.hf.lora import add_adapters, with_adapters
-from realsys.backends.hf.lr_schedule import learning_rate
 from realsys.backends.hf.recompute import recompute_layers
 from realsys.backends.hf.sharding import (
     TENSOR,
@@ -54,17 +40,17 @@ from realsys.backends.hf.sharding import (
     shard,
 )
 from realsys.backends.hf.tensor_parallel import has_local_gradient, parallelize
-from realsys.backends.hf.weighted_means import WeightedMeans
-from realsys.data.packing import Run
 from realsys.data.sequence_sample import SequenceSample
 from realsys.models.source import source_of
 from realsys.weights.layouts.boxes import Layout
-from realsys.weights.layouts.holdings import fsdp_layout, held_dtype, layout_problems
+from realsys.weights.layouts.holdings import fsdp_layout, layout_problems
 
 
 @dataclass(frozen=True, kw_only=True)
-class FSDPBackend(FSDPArguments, ModelBackend):
+class FSDPBackend(FSDPArguments, HFBackend):
     """Backend that makes an ``FSDPEngine``."""
+
+    kind = "fsdp"
 
     def _initialize(self, model: Model) -> Model:
         topo = model.topology
@@ -90,18 +76,6 @@ class FSDPBackend(FSDPArguments, ModelBackend):
     def layout(self, source: ModuleSource, topology: ProcessTopology) -> Layout:
         return with_adapters(source.weights(), self.adapters, topology, fsdp_layout)
 
-    def held_dtype(
-        self, dtype: str, *, trained: bool, averaged: bool = False, weight: str = ""
-    ) -> str:
-        return held_dtype(
-            dtype,
-            "fsdp",
-            trained=trained,
-            averaged=averaged,
-            adapters=self.adapters is not None,
-            weight=weight,
-        )
-
 
 def _check_topology(model: Model) -> None:
     """Raises ConfigError(s) if this model or this backend can't be split in the requested topology."""
@@ -118,7 +92,7 @@ def _check_topology(model: Model) -> None:
             raise ConfigErrors(problems)
 
 
-class FSDPEngine(HFEngine):
+class FSDPEngine(TrainingEngine, HFEngine):
     """Trains ``model.module``. The engine shards the given module in place and owns it.
 
     Args:
@@ -175,37 +149,14 @@ class FSDPEngine(HFEngine):
         }
         self.optimizer = _adamw(self._shards.values(), options)
 
-    def train_batch(
-        self,
-        input_: SequenceSample,
-        *,
-        loss_fn: LossFn,
-        loss_weight_fn: LossWeightFn,
-        token_normalize_scope: Literal["global", "dp"] = "global",
-        mb_spec: MicroBatchSpec | None = None,
-        version_steps: int = 0,
-    ) -> dict[str, float]:
-        microbatches = self.microbatches(input_, mb_spec)
-        weights = microbatch_weights(microbatches, loss_weight_fn)
-        means = WeightedMeans(self.ranks, weights, token_normalize_scope)
-        last = len(microbatches) - 1
-        for i, ((_, mb), scale) in enumerate(zip(microbatches, means.scales, strict=True)):
+    def _accumulate(self, pieces: MicroBatches, loss: UseOutput) -> None:
+        last = len(pieces) - 1
+        for i, (_, mb) in enumerate(pieces):
             if self.reduces_at_the_end:  # gradients are summed locally first, then over ranks
                 self.module.set_requires_gradient_sync(i == last)
-            output = self.run_module(mb)
-            loss = means.add(loss_fn(output, mb), scale)
-            torch.autograd.backward(loss if scale else nothing_of(output))
-        stats = means.result()
-        stats["grad_norm"] = self._step(lr := self._learning_rate(version_steps))
-        return {**stats, "lr": lr}
-
-    def _learning_rate(self, version_steps: int) -> float:
-        return learning_rate(self.options, step=version_steps, total_steps=self.total_steps)
+            torch.autograd.backward(loss(self.run_module(mb), i))
 
     def _step(self, lr: float) -> float:
-        """Clips gradients, updates weights and returns the norm before clipping; raises if it is
-        not finite.
-        """
         gradients = {}
         for name, x in self._shards.items():
             whole = self.parameters[name]
@@ -249,9 +200,7 @@ class FSDPEngine(HFEngine):
 
     # ---- sharded weights ----------------------------------------------------------------------
 
-    def microbatches(
-        self, input_: SequenceSample, mb_spec: MicroBatchSpec | None
-    ) -> list[tuple[list[Run], SequenceSample]]:
+    def microbatches(self, input_: SequenceSample, mb_spec: MicroBatchSpec | None) -> MicroBatches:
         """As in the base class. If sharded, ranks with fewer add repeats (without runs) of their
         smallest.
 
@@ -260,7 +209,7 @@ class FSDPEngine(HFEngine):
         pieces = super().microbatches(input_, mb_spec)
         missing = int(self.ranks.max(len(pieces))) - len(pieces) if self.is_sharded else 0
         smallest = min(pieces, key=lambda piece: sum(piece[1].meta.tokens_per_id()))[1]
-        return pieces + [([], smallest)] * missing
+        return [*pieces, *[([], smallest)] * missing]
 
     def own_memory(self) -> list[Tensor]:
         moments = (x for state in self.optimizer.state.values() for x in state.values())
@@ -291,11 +240,13 @@ class FSDPEngine(HFEngine):
         own = {name: local_shard(x) for name, x in self.module.state_dict().items()}
         if own.keys() != weights.keys():
             differing = sorted(own.keys() ^ weights.keys())
-            raise _mismatch_error(f"{len(differing)} weights differ in name, e.g. {differing[0]}")
+            raise other_layout(
+                self, f"{len(differing)} weights differ in name, e.g. {differing[0]}"
+            )
         for name, x in own.items():
             if x.shape != weights[name].shape:
                 shapes = f"{tuple(weights[name].shape)}, {tuple(x.shape)} here"
-                raise _mismatch_error(f"{name} has shape {shapes}")
+                raise other_layout(self, f"{name} has shape {shapes}")
             x.copy_(weights[name])
         self.optimizer.state.clear()
         for name, p in self._shards.items():
@@ -327,11 +278,3 @@ def _norm(tensors: list[Tensor]) -> Tensor:
     norms = torch._foreach_norm(tensors, 2, dtype=torch.float64 if exact else torch.float32)
     norm: Tensor = torch.linalg.vector_norm(torch.stack(norms))
     return norm
-
-
-def _mismatch_error(what: str) -> CheckpointError:
-    return CheckpointError(
-        what,
-        where="FSDPEngine.load_state_dict",
-        fix="resume with the model and the parallel layout that wrote the checkpoint",
-    )

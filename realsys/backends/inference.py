@@ -6,36 +6,36 @@ Megatron's (realsys.backends.megatron).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from realsys.api.errors import ConfigError
-from realsys.api.model import (
-    Model,
-    ModelBackend,
-    ModuleSource,
-    ProcessTopology,
-)
-from realsys.backends.backend_arguments import InferenceArguments
-from realsys.backends.hf.averages import Averages
-from realsys.backends.hf.engine import ForwardOnly, HFEngine
-from realsys.backends.hf.loading import module_to_shard
+from realsys.api.model import Model, ModuleSource, ProcessTopology
+from realsys.backends.hf.engine import HFEngine
+from realsys.backends.hf.loading import HFBackend, module_to_shard
+from realsys.backends.hf.local_engine import ForwardOnly
 from realsys.backends.hf.lora import add_adapters, with_adapters
-from realsys.weights.layouts.boxes import Box, Layout
-from realsys.weights.layouts.holdings import held_dtype, megatron_layout, whole_layout
+from realsys.weights.layouts.boxes import Layout
+from realsys.weights.layouts.holdings import megatron_layout, whole_layout
 
 
 @dataclass(frozen=True, kw_only=True)
-class InferenceBackend(InferenceArguments, ModelBackend):
+class InferenceBackend(HFBackend):
     """Backend that makes an engine without optimizer; a model without module (a rule) gets none."""
+
+    kind = "inference"
 
     def _initialize(self, model: Model) -> Model:
         if model.module is None:
             return model
-        if _is_cut(model.topology):
-            return self._initialize_cut(model)
+        is_cut = _is_cut(model.topology)
+        engine = self._engine_of_part(model) if is_cut else self._engine_of_whole(model)
+        held = self.held_dtype(model.dtype, trained=False, averaged=model.averaged)
+        if self.adapters is None and held != model.dtype:  # adapters are always float32
+            engine.keep_averages()
+        model.module = engine
+        return model
+
+    def _engine_of_whole(self, model: Model) -> ForwardOnly:
         model.module, filling = module_to_shard(model)
         if self.adapters is not None:
             add_adapters(model.module, self.adapters, seed=model.base_seed)
@@ -43,19 +43,9 @@ class InferenceBackend(InferenceArguments, ModelBackend):
             filling.fill(model.module, model.device)
         model.module.to(model.device)
         model.module.requires_grad_(False)
-        engine = InferenceEngine(model, self.adapters)
-        if self._holds_averages(model):
-            engine.keep_averages()
-        model.module = engine
-        return model
+        return InferenceEngine(model, self.adapters)
 
-    def _holds_averages(self, model: Model) -> bool:
-        if self.adapters is not None:  # adapters are always float32
-            return False
-        held = self.held_dtype(model.dtype, trained=False, averaged=model.averaged)
-        return held != model.dtype
-
-    def _initialize_cut(self, model: Model) -> Model:
+    def _engine_of_part(self, model: Model) -> ForwardOnly:
         # Imported here: megatron-core takes seconds, and most copies have only the data axis.
         from realsys.backends.megatron_backend import inference_engine
 
@@ -65,28 +55,12 @@ class InferenceBackend(InferenceArguments, ModelBackend):
                 where=f"backend of {model.name}",
                 fix=f"use d{model.topology.world_size}t1p1 with lora, or no lora",
             )
-        engine = inference_engine(model)
-        if self._holds_averages(model):
-            engine.keep_averages()
-        model.module = engine
-        return model
+        return inference_engine(model)
 
     def layout(self, source: ModuleSource, topology: ProcessTopology) -> Layout:
         if _is_cut(topology):
             return megatron_layout(source.shape(), topology)
         return with_adapters(source.weights(), self.adapters, topology, whole_layout)
-
-    def held_dtype(
-        self, dtype: str, *, trained: bool, averaged: bool = False, weight: str = ""
-    ) -> str:
-        return held_dtype(
-            dtype,
-            "inference",
-            trained=trained,
-            averaged=averaged,
-            adapters=self.adapters is not None,
-            weight=weight,
-        )
 
 
 def _is_cut(topo: ProcessTopology) -> bool:
@@ -95,21 +69,3 @@ def _is_cut(topo: ProcessTopology) -> bool:
 
 class InferenceEngine(ForwardOnly, HFEngine):
     """Engine with ``forward``, ``eval_batch``, ``generate`` and ``save_to_hf``; can't train."""
-
-    _averages: Averages | None = None
-
-    def keep_averages(self) -> None:
-        """Holds float32 weights from now on, beside those that compute."""
-        self._averages = Averages(super().held_weights())
-
-    def held_weights(self) -> Mapping[str, Sequence[tuple[Box, Tensor]]]:
-        held = super().held_weights()
-        return held if self._averages is None else self._averages.views
-
-    def weights_changed(self) -> None:
-        if self._averages is not None:
-            self._averages.round_into(super().held_weights())
-        super().weights_changed()
-
-    def own_memory(self) -> list[Tensor]:
-        return [*super().own_memory(), *(self._averages.memory if self._averages else ())]

@@ -8,29 +8,22 @@ let through.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
 from typing import Any
 
 from realsys.api.plain import to_plain
 
 
-def json_schema(options: Any, also: Mapping[str, type]) -> dict[str, Any]:
+def json_schema(options: Any) -> dict[str, Any]:
     """The schema of a dataclass of settings.
 
     Args:
         options: an instance, of which single values are stated as defaults.
-        also: groups that every launch has besides, by name.
     """
     from pydantic import TypeAdapter
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of defaults that are no JSON: they are left out
         found: dict[str, Any] = TypeAdapter(type(options)).json_schema()
-        for name, group in also.items():
-            inner = TypeAdapter(group).json_schema()
-            found.setdefault("$defs", {}).update(inner.pop("$defs", {}))
-            found["$defs"][group.__name__] = inner
-            found["properties"][name] = {"$ref": f"#/$defs/{group.__name__}"}
     for part in (found, *found.get("$defs", {}).values()):
         part.pop("required", None)
         for setting in part.get("properties", {}).values():

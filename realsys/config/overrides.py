@@ -17,7 +17,7 @@ from typing import Any
 
 from realsys.api import registry
 from realsys.api.basics.choice import KIND, is_choice, kind_named
-from realsys.api.errors import ConfigError, UnknownName
+from realsys.api.errors import ConfigError, UnknownName, collected, raise_all
 from realsys.api.options import range_problems
 from realsys.api.plain import hints
 from realsys.config.option_tree import (
@@ -28,7 +28,6 @@ from realsys.config.option_tree import (
     split_entry,
     table_of,
 )
-from realsys.config.problems import collected, raise_all
 from realsys.config.settings import (
     UserSetting,
     place_of,

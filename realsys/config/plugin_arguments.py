@@ -13,12 +13,11 @@ from dataclasses import MISSING
 from typing import Any
 
 from realsys.api import registry
-from realsys.api.errors import ConfigError, UnknownName, did_you_mean
+from realsys.api.errors import ConfigError, UnknownName, collected, did_you_mean
 from realsys.api.experiment import ExperimentConfig
 from realsys.api.options import range_problems
 from realsys.api.plain import from_plain, to_plain
 from realsys.config.option_tree import nested, type_text
-from realsys.config.problems import collected
 
 _Use = tuple[str, str, Mapping[str, Any], str]  # kind, name, arguments, place
 

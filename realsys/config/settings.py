@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from realsys.api.basics.bounded_files import MAX_SETTINGS_BYTES, read_bounded_text
-from realsys.api.errors import ConfigError
-from realsys.config.problems import collected
-from realsys.config.typed_values import Written, from_node, parse_flow, plain_tree
+from realsys.api.errors import ConfigError, collected
+from realsys.config.typed_values import Text, Written, from_node, parse_flow, plain_tree
+
+_PLAIN_LINE = re.compile(r"(?:#[ -~]*|([A-Za-z_]\w*): ([\w/~.][\w/~.-]*))?", re.ASCII)
+_PLAIN_CHARS = 4096
 
 
 @dataclass(frozen=True)
@@ -49,30 +51,29 @@ def read_yaml(path: Path, problems: list[ConfigError]) -> Iterator[UserSetting]:
     Raises:
         ConfigError: no such file, not readable, or not YAML (with the line).
     """
-    import yaml
-
     try:
-        node: Any = yaml.compose(
-            read_bounded_text(path, max_bytes=MAX_SETTINGS_BYTES), Loader=yaml.SafeLoader
-        )
+        text = read_bounded_text(path, max_bytes=MAX_SETTINGS_BYTES)
     except OSError as error:
         raise ConfigError(
             f"the file can't be read: {error.strerror}", where=str(path), fix="check the path"
         ) from error
+    except UnicodeDecodeError as error:
+        raise _not_yaml(error, path) from error
+    if (settings := _plain_settings(text, path)) is not None:
+        yield from settings
+        return
+    import yaml
+
+    try:
+        node: Any = yaml.compose(text, Loader=yaml.SafeLoader)
     except RecursionError as error:
         raise ConfigError(
             "the file is no table of settings: values within values without end",
             where=str(path),
             fix="write NAME: VALUE lines",
         ) from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        mark = getattr(error, "problem_mark", None)
-        reason = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise ConfigError(
-            f"not YAML: {reason}",
-            where=f"{path}:{mark.line + 1}" if mark else str(path),
-            fix="repair that line; strings with ': ' or '#' need quotes",
-        ) from error
+    except yaml.YAMLError as error:
+        raise _not_yaml(error, path) from error
     if node is None:
         return
     if node.id != "mapping":
@@ -83,6 +84,28 @@ def read_yaml(path: Path, problems: list[ConfigError]) -> Iterator[UserSetting]:
     for key, value in node.value:
         with collected(problems):
             yield from _yaml_settings(str(key.value), value, path)
+
+
+def _not_yaml(error: Exception, path: Path) -> ConfigError:
+    mark = getattr(error, "problem_mark", None)
+    reason = getattr(error, "problem", None) or str(error).splitlines()[0]
+    return ConfigError(
+        f"not YAML: {reason}",
+        where=f"{path}:{mark.line + 1}" if mark else str(path),
+        fix="repair that line; strings with ': ' or '#' need quotes",
+    )
+
+
+def _plain_settings(text: str, path: Path) -> list[UserSetting] | None:
+    """Settings of a short file of ``name: word`` lines and comments, as YAML would give them; else None.
+
+    So is the site of most starts, and importing yaml takes longer than reading it.
+    """
+    lines = [_PLAIN_LINE.fullmatch(line) for line in text[:_PLAIN_CHARS].split("\n")]
+    if len(text) >= _PLAIN_CHARS or not all(lines):
+        return None
+    pairs = [(number, line) for number, line in enumerate(lines, 1) if line and line[1]]
+    return [UserSetting(line[1], Text(line[2]), f"{path}:{number}") for number, line in pairs]
 
 
 def spelled_twice(settings: Iterable[UserSetting]) -> Iterator[ConfigError]:

@@ -24,6 +24,7 @@ _WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "o
 _WHOLE = re.compile(r"[-+]?[0-9]+(_[0-9]+)*")
 _MOST_DIGITS = 100  # int() refuses some thousands, and takes its time over fewer
 _NUMBER = re.compile(r"[-+]?([0-9]+(_[0-9]+)*\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _CONTAINERS = (tuple, list, frozenset, set)
 _SHOWN_CHARS = 200  # of a wrong value
 
@@ -45,20 +46,35 @@ def read(kind: Any, written: Written, *, path: str, origin: str) -> Any:
     Raises:
         ConfigError: it is none; echoes what was written and says what is expected.
     """
-    from pydantic import ValidationError
-
     try:
-        return _adapter(kind).validate_json(json.dumps(_to_builtins(kind, written)))
-    except ValidationError as error:
-        *_, last = error.errors(include_url=False)
-        reason = _reason(last["type"], last["input"], kind)
+        value = _to_builtins(kind, written)
+        if _is_scalar_of(kind, value):
+            return value
+        text = json.dumps(value)
     except RecursionError:
         reason = "values within values without end"
+    else:
+        from pydantic import ValidationError
+
+        try:
+            return _adapter(kind).validate_json(text)
+        except ValidationError as error:
+            *_, last = error.errors(include_url=False)
+            reason = _reason(last["type"], last["input"], kind)
     raise ConfigError(
         f"{path} is {shown(written)}" + (f" ({reason})" if reason else ""),
         where=f"{path}, {origin}",
         fix=f"use {_article(type_text(kind))}",
     )
+
+
+def _is_scalar_of(kind: Any, value: Any) -> bool:
+    """Whether a value is a finite scalar of the type itself: pydantic, slow to import, need not see it."""
+    if type(value) not in members(kind):
+        return False
+    if isinstance(value, str):
+        return not _SURROGATE.search(value)
+    return value is None or (isinstance(value, bool | int | float) and math.isfinite(value))
 
 
 @functools.cache

@@ -12,7 +12,7 @@ import torch
 from realsys.devices.cuda_settings import apply, settings_for
 from realsys.evaluator.checkpoints import SavedCheckpoints
 from realsys.evaluator.evaluating import evaluate_checkpoint
-from realsys.evaluator.evaluator_worker import EvaluateOne, EvaluatorLoop, Surroundings
+from realsys.evaluator.evaluator_worker import EvaluatorLoop, Surroundings
 from realsys.evaluator.pending import SavedCheckpoint
 from realsys.evaluator.results import Results
 from realsys.observability.evaluations import metric_rows
@@ -42,7 +42,9 @@ def run(runner: WorkerRunner) -> int:
             attempt=runner.attempt.number,
             saved=SavedCheckpoints(files.checkpoints / config.role, config.role),
             results=Results(files, config.role),
-            evaluate=_on(device, runner),
+            evaluate=lambda checkpoint, before_batch: evaluate_checkpoint(
+                checkpoint.path, config, device=device, before_batch=before_batch
+            ),
             world=Surroundings(
                 is_over=lambda: is_there(done),
                 may_write=lambda: runner.check_lease(timeout_s=runner.patience_s),
@@ -59,15 +61,6 @@ def run(runner: WorkerRunner) -> int:
         runner.on_stop = lambda request: loop.leave()
         loop.run()
     return worker_exit_codes.STOPPED if runner.controls.is_interrupted else worker_exit_codes.DONE
-
-
-def _on(device: str, runner: WorkerRunner) -> EvaluateOne:
-    def evaluate(checkpoint: SavedCheckpoint, before_batch: Callable[[], None]) -> dict[str, float]:
-        return evaluate_checkpoint(
-            checkpoint.path, runner.config, device=device, before_batch=before_batch
-        )
-
-    return evaluate
 
 
 def _begins(runner: WorkerRunner, checkpoint: SavedCheckpoint) -> None:

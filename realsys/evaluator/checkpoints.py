@@ -49,12 +49,8 @@ class SavedCheckpoints:
             return False
 
     def _folders(self) -> list[tuple[int, Path]]:
-        try:
-            paths = list(self._folder.iterdir())
-        except FileNotFoundError:
-            return []  # nothing has been saved yet
-        found = [(m, path) for path in paths if (m := _STEP.fullmatch(path.name)) and path.is_dir()]
-        return sorted((int(match[1]), path) for match, path in found)
+        found = [(m, self._folder / name) for name in self.names() if (m := _STEP.fullmatch(name))]
+        return sorted((int(match[1]), path) for match, path in found if path.is_dir())
 
     def _checkpoint(self, step: int, path: Path) -> SavedCheckpoint | None:
         """Reads a checkpoint; returns None if it is just being replaced."""

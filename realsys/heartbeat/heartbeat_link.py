@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import Self
 
 from realsys.api import errors
 from realsys.api.errors import LeaseLost, RealsysError, StoreError, WaitTimeout
@@ -55,66 +56,54 @@ ANSWER_S = 5.0  # beyond a request's own deadline, for its answer to arrive
 
 
 class Heartbeat:
-    """The running heartbeat process. Created by ``start``."""
+    """The heartbeat process of this one, from ``start`` on.
+
+    Args:
+        on_stop, on_command: called from the receiving thread; must not block.
+        on_terminate: called before this process exits by ``os._exit``, to record the reason.
+        on_watched: called with whether any key of ``register``'s ``watch_keys`` exists, on change.
+    """
+
+    process: subprocess.Popen[bytes]
+    _line: PacketSocket
+    _pulse: HeartbeatMemory
 
     def __init__(
         self,
-        name: str,
-        process: subprocess.Popen[bytes],
-        line: PacketSocket,
-        pulse: HeartbeatMemory,
-        *,
-        on_stop: Callable[[StopRequest], None],
-        on_command: Callable[[bytes], None],
-        on_terminate: Callable[[Terminate], None],
-        on_watched: Callable[[bool], None],
-    ) -> None:
-        self.name, self.process, self._line, self._pulse = name, process, line, pulse
-        self._on_stop, self._on_command, self._on_terminate = on_stop, on_command, on_terminate
-        self._on_watched = on_watched
-        self._answer: ToWorker | None = None
-        self._answered = threading.Event()
-        self._unsent: StatusUpdate | None = None  # the newest status, while the other side lags
-        self._sending = threading.Lock()
-        self._registered = self._leaving = False
-        self._checks, self._still_s, self._turned_s = 0, 0.0, time.monotonic()
-        self._naps, self._judging = (
-            ProcessPauses(time.monotonic(), every_s=WATCH_S),
-            threading.Lock(),
-        )
-        self._thread = threading.Thread(target=self._listen, name="heartbeat", daemon=True)
-
-    @classmethod
-    def start(
-        cls,
         begin: Init,
         *,
         on_stop: Callable[[StopRequest], None],
         on_command: Callable[[bytes], None],
         on_terminate: Callable[[Terminate], None],
         on_watched: Callable[[bool], None] = lambda present: None,
-        argv: Sequence[str] = ARGV,
-    ) -> Heartbeat:
-        """Starts the process and returns at once; it is ready a tenth of a second later.
+    ) -> None:
+        self.name, self._begin = begin.name, begin
+        self._on_stop, self._on_command, self._on_terminate = on_stop, on_command, on_terminate
+        self._on_watched = on_watched
+        self._answer: ToWorker | None = None
+        self._answered = threading.Event()
+        self._unsent: StatusUpdate | None = None  # the newest status, while the other side lags
+        self._sending, self._judging = threading.Lock(), threading.Lock()
+        self._registered = self._leaving = False
+        self._checks, self._still_s, self._turned_s = 0, 0.0, time.monotonic()
+        self._naps = ProcessPauses(time.monotonic(), every_s=WATCH_S)
+        self._thread = threading.Thread(target=self._listen, name="heartbeat", daemon=True)
 
-        Args:
-            on_stop, on_command: called from the receiving thread; must not block.
-            on_terminate: called before this process exits by ``os._exit``, to record the reason.
-            on_watched: called with whether any key of ``register``'s ``watch_keys`` exists, on change.
-        """
-        here, there = PacketSocket.pair()
-        pulse = HeartbeatMemory.make(give_up_s=begin.patience_s)
+    def start(self, *, argv: Sequence[str] = ARGV) -> Self:
+        """Starts the process and returns at once; it is ready a tenth of a second later."""
+        self._line, there = PacketSocket.pair()
+        self._pulse = HeartbeatMemory.make(give_up_s=self._begin.patience_s)
         stacks_fd, worker_fd = arm(), pidfd_open(os.getpid())
         fds = {
             "line": there.fileno(),
-            "pulse": pulse.fd,
+            "pulse": self._pulse.fd,
             "worker": worker_fd,
             "stacks": stacks_fd,
         }
         # Slurm sends SIGTERM to every process of a step: blocked until the child ignores it itself.
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
         try:
-            process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 [*argv, *(f"--{name}={fd}" for name, fd in fds.items())],
                 stdin=subprocess.DEVNULL,
                 pass_fds=tuple(fds.values()),
@@ -123,19 +112,9 @@ class Heartbeat:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         there.close()
         os.close(worker_fd)
-        link = cls(
-            begin.name,
-            process,
-            here,
-            pulse,
-            on_stop=on_stop,
-            on_command=on_command,
-            on_terminate=on_terminate,
-            on_watched=on_watched,
-        )
-        here.try_send(begin)
-        link._thread.start()
-        return link
+        self._line.try_send(self._begin)
+        self._thread.start()
+        return self
 
     def register(
         self,

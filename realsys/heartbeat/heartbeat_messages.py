@@ -18,6 +18,7 @@ from typing import Any, Self, TypeVar
 
 import msgspec
 
+from realsys.name_resolve.key_table import TrialKeys
 from realsys.name_resolve.lease_validity import GIVE_UP_S, LeaseStatus, LeaseValidity, ProcessPauses
 from realsys.runtime.linux import memfd_create
 from realsys.runtime.progress import count_in, ticks
@@ -43,10 +44,7 @@ class Init(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     attempt: int
     token: str
     store_url: str
-    cluster: str  # the four that identify a trial's keys
-    user: str
-    experiment: str
-    trial: str
+    keys: TrialKeys
     attempt_dir: str  # for the failure record and stacks
     etcd: dict[str, str | None] = {}  # EtcdSpec as plain values
     patience_s: float = GIVE_UP_S  # how long the store may be unavailable

@@ -52,7 +52,6 @@ from realsys.heartbeat.key_watcher import KeyWatcher
 from realsys.heartbeat.progress_watch import ProgressWatch
 from realsys.heartbeat.stack_dumps import StackDumps
 from realsys.heartbeat.worker_keys import WorkerKeys
-from realsys.name_resolve.key_table import TrialKeys
 from realsys.name_resolve.lease_renewer import LeaseRenewer
 from realsys.name_resolve.lease_validity import LeaseStatus
 from realsys.name_resolve.retry import RETRY_S, retry_while_unavailable
@@ -162,10 +161,7 @@ class HeartbeatProcess:
             kind = type(error).__name__
             return RegistrationRefused(kind=kind, what=error.what, where=error.where, fix=error.fix)
         self._watcher = KeyWatcher(
-            self._open_keys(),
-            attempt=self.begin.attempt,
-            watch_keys=message.watch_keys,
-            on_message=self._on_message,
+            self._open_keys(), watch_keys=message.watch_keys, on_message=self._on_message
         )
         with self._changed:
             self._renewer = renewer
@@ -303,21 +299,8 @@ class HeartbeatProcess:
 
     def _open_keys(self) -> WorkerKeys:
         """Opens the store on first use. Raises StoreUnavailable while it does not answer."""
-        begin = self.begin
         if self._keys is None:
-            self._keys = WorkerKeys(
-                _open_store(begin),
-                TrialKeys(
-                    cluster=begin.cluster,
-                    user=begin.user,
-                    experiment=begin.experiment,
-                    trial=begin.trial,
-                ),
-                worker_type=begin.worker_type,
-                index=begin.index,
-                attempt=begin.attempt,
-                token=begin.token,
-            )
+            self._keys = WorkerKeys(_open_store(self.begin), self.begin)
         return self._keys
 
     def _publish(self) -> None:

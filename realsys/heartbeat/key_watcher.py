@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from realsys.api.errors import KeyNotFound, RealsysError, StoreError
+from realsys.api.errors import RealsysError, StoreError
 from realsys.heartbeat.heartbeat_messages import (
     CommandReceived,
     StopRequested,
@@ -19,7 +19,7 @@ from realsys.heartbeat.heartbeat_messages import (
     WatchedProcess,
 )
 from realsys.heartbeat.worker_keys import WorkerKeys
-from realsys.name_resolve.store import Compare, Entry, Event, EventKind
+from realsys.name_resolve.store import Compare, Event, EventKind, find
 from realsys.runtime import worker_exit_codes
 from realsys.runtime.background_thread import BackgroundThread
 from realsys.trial.records import StopRequest, loads
@@ -45,11 +45,10 @@ class KeyWatcher:
         self,
         keys: WorkerKeys,
         *,
-        attempt: int,
         watch_keys: Sequence[str],
         on_message: Callable[[ToWorker], None],
     ) -> None:
-        self._keys, self._attempt, self._watch_keys = keys, attempt, frozenset(watch_keys)
+        self._keys, self._watch_keys = keys, frozenset(watch_keys)
         self._on_message = on_message
         self._present: set[str] = set()
         self._seen: set[str] = set()
@@ -86,7 +85,7 @@ class KeyWatcher:
         self._present.clear()
         self._gone_since_s = None
         for key in (*first, *second):
-            if (entry := self._get(key)) is not None:
+            if (entry := find(self._keys.store, key)) is not None:
                 self._on_value(entry.key, entry.value, entry.revision)
         with (
             keys.store.watch(*first, from_revision=revision + 1) as one,
@@ -98,12 +97,6 @@ class KeyWatcher:
                 self._report_watched()
                 if other.is_connected:
                     self._check_orphaned()
-
-    def _get(self, key: str) -> Entry | None:
-        try:
-            return self._keys.store.get(key)
-        except KeyNotFound:
-            return None
 
     def _changed(self, event: Event) -> None:
         if event.kind is EventKind.PUT:
@@ -118,7 +111,7 @@ class KeyWatcher:
         try:
             if key == self._keys.keys.stop:
                 request = loads(StopRequest, value, where=key)
-                if request.attempt == self._attempt:
+                if request.attempt == self._keys.begin.attempt:
                     self._on_message(StopRequested(request=request))
             elif key == self._keys.keys.attempt:
                 self._check_superseded(value)
@@ -155,8 +148,8 @@ class KeyWatcher:
             self._gone_since_s = time.monotonic()
         if time.monotonic() - self._gone_since_s < ORPHAN_AFTER_S:
             return
-        if any(self._get(key) is not None for key in sorted(self._watch_keys)):
-            return  # ``_get`` raises if the store does not answer
+        if any(find(self._keys.store, key) is not None for key in sorted(self._watch_keys)):
+            return  # ``find`` raises if the store does not answer
         names = ", ".join(sorted(key.partition("/worker/")[2] or key for key in self._watch_keys))
         why = f"the workers it depends on were gone: {names}"
         self._on_message(Terminate(code=worker_exit_codes.ORPHANED, kind="WorkerLost", why=why))

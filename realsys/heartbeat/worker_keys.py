@@ -12,7 +12,7 @@ import logging
 import threading
 
 from realsys.api.errors import KeyNotFound, StaleAttempt, StoreUnavailable
-from realsys.name_resolve.key_table import TrialKeys
+from realsys.heartbeat.heartbeat_messages import Init
 from realsys.name_resolve.store import Compare, Lease, NameResolve, Put
 from realsys.trial.records import AttemptRecord, WorkerRecord, WorkerStatus, dumps, loads
 
@@ -24,21 +24,11 @@ DEREGISTER_TRIES = 2
 class WorkerKeys:
     """The keys of one worker of one attempt. Thread-safe."""
 
-    def __init__(
-        self,
-        store: NameResolve,
-        keys: TrialKeys,
-        *,
-        worker_type: str,
-        index: int,
-        attempt: int,
-        token: str,
-    ) -> None:
-        self.store, self.keys = store, keys
-        self.worker = keys.worker(worker_type, index)
-        self.status = keys.worker_status(worker_type, index)
-        self.command = keys.command(worker_type, index)
-        self._attempt, self._token = attempt, token
+    def __init__(self, store: NameResolve, begin: Init) -> None:
+        self.store, self.keys, self.begin = store, begin.keys, begin
+        self.worker = self.keys.worker(begin.worker_type, begin.index)
+        self.status = self.keys.worker_status(begin.worker_type, begin.index)
+        self.command = self.keys.command(begin.worker_type, begin.index)
         self._record = b""
         self._writing = threading.Lock()
 
@@ -97,7 +87,7 @@ class WorkerKeys:
             entry = self.store.get(self.keys.attempt)
         except KeyNotFound:
             raise StaleAttempt(
-                f"the store knows no attempt, this is attempt {self._attempt}",
+                f"the store knows no attempt, this is attempt {self.begin.attempt}",
                 where=self.keys.attempt,
                 fix="the trial was cleared while it ran; launch it again",
             ) from None
@@ -111,12 +101,15 @@ class WorkerKeys:
 
     def termination_reason(self, other: AttemptRecord) -> str:
         """Returns why this worker must exit, according to the attempt key."""
-        if other.number == self._attempt and other.token == self._token:
+        if self._is_ours(other):
             return f"attempt {other.number} was ended by its supervisor"
-        return f"attempt {other.number} on {other.host} has taken over from attempt {self._attempt}"
+        ours = self.begin.attempt
+        return f"attempt {other.number} on {other.host} has taken over from attempt {ours}"
 
     def newer_attempt(self, value: bytes) -> AttemptRecord | None:
         """Returns the attempt in a value of the attempt key, if it is not ours or has ended."""
         record = loads(AttemptRecord, value, where=self.keys.attempt)
-        is_ours = (record.number, record.token) == (self._attempt, self._token)
-        return None if is_ours and record.ended_at is None else record
+        return None if self._is_ours(record) and record.ended_at is None else record
+
+    def _is_ours(self, record: AttemptRecord) -> bool:
+        return (record.number, record.token) == (self.begin.attempt, self.begin.token)

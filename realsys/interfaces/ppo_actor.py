@@ -193,7 +193,6 @@ class PPOActorInterface(PPOActorArguments, ModelInterface):
             input_=minibatch,
             loss_fn=loss_fn,
             loss_weight_fn=objective.weight,
-            token_normalize_scope="global",
             mb_spec=mb_spec,
             version_steps=model.version.global_step,
         )

@@ -125,7 +125,6 @@ class PPOCriticInterface(PPOCriticArguments, ModelInterface):
             input_=minibatch,
             loss_fn=self._value_loss,
             loss_weight_fn=num_answer_tokens,
-            token_normalize_scope="global",
             mb_spec=mb_spec,
             version_steps=model.version.global_step,
         )

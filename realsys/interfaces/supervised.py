@@ -32,7 +32,6 @@ class SFTInterface(ModelInterface):
             input_=data,
             loss_fn=next_token_loss,
             loss_weight_fn=num_answer_tokens,
-            token_normalize_scope="global",
             mb_spec=mb_spec,
             version_steps=model.version.global_step,
         )

@@ -18,7 +18,7 @@ from realsys.master.checkpoint import recover
 from realsys.master.checkpoint.publication import Publisher
 from realsys.master.graph.buffer import AsyncIOSequenceBuffer
 from realsys.master.graph.data_schedule import DataSchedule
-from realsys.master.graph.feeds import DataSetFeed, Feed, ReplayFeed, recorded_steps
+from realsys.master.graph.feeds import Feed, StoredFeed, recorded_steps
 from realsys.master.graph.function_executor import AfterCall, FunctionExecutor
 from realsys.master.graph.idle import pools_of
 from realsys.master.graph.master_state import MasterState, read_state
@@ -179,15 +179,7 @@ async def _initialize(
             fix="use a smaller batch, more records or more epochs",
         )
     await workers.call_all(
-        partial(
-            rq.Initialize,
-            total_train_epochs=spec.total_train_epochs,
-            dataset_size=spec.dataset_size,
-            train_batch_size=spec.train_batch_size,
-            benchmark_steps=spec.benchmark_steps,
-        ),
-        timeout_s=SETUP_TIMEOUT_S,
-        what="initialize",
+        partial(rq.Initialize, spec=spec), timeout_s=SETUP_TIMEOUT_S, what="initialize"
     )
     return spec.total_train_steps
 
@@ -202,9 +194,9 @@ async def _data_feed(
     """Returns the source of datapoints without rollout workers, and for how many steps it lasts."""
     data_workers = _data_workers(graph, runner.config.msid2mwid)
     if (replay := runner.config.replay) is None:
-        return DataSetFeed(schedule, workers=workers, data_workers=data_workers), total_steps
+        return StoredFeed(schedule.indexed_ids, workers, data_workers), total_steps
     steps = await asyncio.to_thread(recorded_steps, Path(replay))
-    feed = ReplayFeed(steps, workers=workers, data_workers=data_workers)
+    feed = StoredFeed(lambda step: [(0, name) for name in steps[step - 1]], workers, data_workers)
     return feed, min(total_steps, len(steps))
 
 

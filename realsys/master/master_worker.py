@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,14 @@ from realsys.master.rollouts.rollout_dispatcher import base_ids
 from realsys.master.rollouts.rollout_service import RolloutService
 from realsys.master.run_progress import ProgressBoard
 from realsys.master.statistics import headline, metrics_row
-from realsys.observability.events import EventLog
+from realsys.observability.events import (
+    EventLog,
+    MfcEvent,
+    MoveEvent,
+    PeriodicEvent,
+    PeriodicKind,
+    StepEvent,
+)
 from realsys.observability.jsonl import JsonlAppender
 from realsys.observability.metrics import MetricsWriter, point_to_newest
 from realsys.runtime import worker_exit_codes
@@ -65,33 +72,30 @@ class RunFiles:
             file.close()
 
 
+@dataclass(eq=False, repr=False)
 class MasterWorkerLoop:
     """Runs the steps ``step + 1 … total_steps``. Created by build.py."""
 
-    def __init__(
-        self,
-        runner: WorkerRunner,
-        *,
-        executor: FunctionExecutor,
-        workers: ModelWorkers,
-        schedule: DataSchedule,
-        files: RunFiles,
-        progress: ProgressBoard,
-        publisher: Publisher,
-        rollouts: RolloutService | None,
-        saved_models: tuple[ModelName, ...],
-        evaluated: tuple[ModelName, ...],
-        total_steps: int,
-        step: int,
-    ) -> None:
-        self.runner, self.executor, self.workers = runner, executor, workers
-        self.schedule, self.files, self.progress = schedule, files, progress
-        self.publisher, self.rollouts = publisher, rollouts
-        self.outbox = Outbox(runner.may_publish, runner.patience_s)
-        self.saved_models, self.evaluated = saved_models, evaluated
-        self.total_steps, self.step = total_steps, step
-        self.checkpointed_step = step  # of the checkpoint that we go on from, then of our newest
-        ctrl: ExperimentSaveEvalControl = runner.config.exp_ctrl
+    runner: WorkerRunner
+    _: KW_ONLY
+    executor: FunctionExecutor
+    workers: ModelWorkers
+    schedule: DataSchedule
+    files: RunFiles
+    progress: ProgressBoard
+    publisher: Publisher
+    rollouts: RolloutService | None
+    saved_models: tuple[ModelName, ...]
+    evaluated: tuple[ModelName, ...]
+    total_steps: int
+    step: int
+
+    def __post_init__(self) -> None:
+        self.outbox = Outbox(self.runner.may_publish, self.runner.patience_s)
+        self.checkpointed_step = (
+            self.step
+        )  # of the checkpoint that we go on from, then of our newest
+        ctrl: ExperimentSaveEvalControl = self.runner.config.exp_ctrl
         self.ckpt_keep = ctrl.ckpt_keep
         self.save_period = Periodic(
             ctrl.save_freq_epochs, ctrl.save_freq_steps, ctrl.save_freq_secs
@@ -172,27 +176,30 @@ class MasterWorkerLoop:
         """Writes the step's lines into metrics, ledger and events, each atomically."""
         for name, call in report.calls.items():
             for worker, reply in call.replies.items():
-                self.files.events.mfc(
-                    report.step,
-                    name,
-                    self.workers.records[worker].worker,
+                mfc = MfcEvent(
+                    step=report.step,
+                    name=name,
+                    worker=self.workers.records[worker].worker,
                     queued=call.queued,
                     start=reply.started,
                     end=reply.ended,
                     compute_s=reply.compute_s,
                     tokens=reply.tokens,
                 )
+                self.files.events.note(mfc)
             for what, moved in call.moves.items():
                 for worker, move in moved.items():
-                    self.files.events.move(
-                        report.step,
-                        what,
-                        self.workers.records[worker].worker,
+                    movement = MoveEvent(
+                        step=report.step,
+                        name=what,
+                        worker=self.workers.records[worker].worker,
                         start=move.started,
                         end=move.ended,
                         num_bytes=move.bytes_received,
                     )
-        self.files.events.step(report.step, report.started, report.ended)
+                    self.files.events.note(movement)
+        done = StepEvent(step=report.step, start=report.started, end=report.ended)
+        self.files.events.note(done)
         row_ids: dict[str, Any] = {"step": report.step, "ids": base_ids(report.ids)}
         if row_ids["ids"] != list(report.ids):
             row_ids["samples"] = list(report.ids)  # under which names their rollouts were dumped
@@ -243,7 +250,7 @@ class MasterWorkerLoop:
         step = self.step
 
         async def record() -> None:
-            self.files.events.periodic("evaluate", step, started, ended)
+            self._note_periodic("evaluate", step, started, ended)
             for sample in samples:
                 self.files.samples.append({"step": step, **sample})
 
@@ -272,11 +279,14 @@ class MasterWorkerLoop:
         self._note_when_saved(started)
         await self.outbox.flush()
 
+    def _note_periodic(self, kind: PeriodicKind, step: int, start: float, end: float) -> None:
+        self.files.events.note(PeriodicEvent(kind=kind, step=step, start=start, end=end))
+
     def _note_when_saved(self, started: float) -> None:
         step, ended = self.step, time.time()
 
         async def record() -> None:
-            self.files.events.periodic("save", step, started, ended)
+            self._note_periodic("save", step, started, ended)
 
         self.outbox.put(f"the save of step {step}", record)
 
@@ -330,7 +340,7 @@ class MasterWorkerLoop:
             allow=partial(self.publisher.allow_checkpoint, step),
         )
         self.checkpointed_step = step
-        self.files.events.periodic("checkpoint", step, started, ended)
+        self._note_periodic("checkpoint", step, started, ended)
         logger.info("checkpoint published folder=%s", final)
 
     @property

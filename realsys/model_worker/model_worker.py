@@ -12,6 +12,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,6 @@ from realsys.api.data import SequenceMeta
 from realsys.api.dataflow import MFCDef
 from realsys.api.errors import InternalError
 from realsys.api.model import (
-    FinetuneSpec,
     Model,
     ModelInterface,
     ModelInterfaceType,
@@ -51,28 +51,23 @@ FIRST_REQUEST_S = 600.0
 _STEP_REQUESTS = (rq.Fetch, rq.RunCall, rq.Reallocate, rq.Offload, rq.PublishWeights)
 
 
+@dataclass(eq=False, repr=False)
 class ModelWorkerLoop:
     """Serves ordered requests until asked to exit. Created and run by ``build.run``."""
 
-    def __init__(
-        self,
-        runner: WorkerRunner,
-        *,
-        shards: Shards,
-        weights: WeightMoves,
-        publications: WeightPublications,
-        tensors: TensorStore,
-        ordered: OrderedRequests,
-        connect_to: Callable[[str], None],
-        make_groups: Callable[[], Any],
-        make_client: Callable[[tuple[str, ...]], TensorClient],
-    ) -> None:
-        self.runner, self.shards, self.weights = runner, shards, weights
-        self.publications = publications
-        self.tensors, self.ordered = tensors, ordered
-        self._make_groups, self._make_client = make_groups, make_client
-        self._connect_to = connect_to
-        self._config: ModelWorker = runner.config
+    runner: WorkerRunner
+    _: KW_ONLY
+    shards: Shards
+    weights: WeightMoves
+    publications: WeightPublications
+    tensors: TensorStore
+    ordered: OrderedRequests
+    connect_to: Callable[[str], None]
+    make_groups: Callable[[], Any]
+    make_client: Callable[[tuple[str, ...]], TensorClient]
+
+    def __post_init__(self) -> None:
+        self._config: ModelWorker = self.runner.config
         self._client: TensorClient | None = None
         self._dataset: Any = None
         self._first_done: dict[tuple[Any, ...], int] = {}  # kind of request → step
@@ -139,23 +134,19 @@ class ModelWorkerLoop:
     # ---- set-up -----------------------------------------------------------------------------
 
     def _setup(self, request: rq.Setup) -> rq.SetupDone:
-        self._client = self._make_client(request.data_endpoints)
-        self._connect_to(request.rendezvous)
-        self.shards.make_models(self._make_groups())
+        self._client = self.make_client(request.data_endpoints)
+        self.connect_to(request.rendezvous)
+        self.shards.make_models(self.make_groups())
         if self._loads_dataset():
             (abstraction,) = self._config.datasets
             self._dataset = registry.make_dataset(
                 abstraction, tokenizer=self._tokenizer(), seed=self._config.base_seed
             )
-        logger.info(
-            "models made models=%s dataset=%s",
-            ",".join(map(str, self.shards.models)),
-            len(self._dataset) if self._dataset is not None else None,
-        )
-        return rq.SetupDone(
-            dataset_size=len(self._dataset) if self._dataset is not None else 0,
-            dataset_keys=tuple(self._dataset.keys) if self._dataset is not None else (),
-        )
+        size = None if self._dataset is None else len(self._dataset)
+        models = ",".join(map(str, self.shards.models))
+        logger.info("models made models=%s dataset=%s", models, size)
+        keys = () if self._dataset is None else tuple(self._dataset.keys)
+        return rq.SetupDone(dataset_size=size or 0, dataset_keys=keys)
 
     def _loads_dataset(self) -> bool:
         """True if this worker loads the data set: it has a data-parallel head of a source call,
@@ -184,14 +175,7 @@ class ModelWorkerLoop:
         raise InternalError("no model here has a tokenizer", where=self.runner.name)
 
     def _initialize(self, request: rq.Initialize) -> rq.Done:
-        self.shards.initialize(
-            FinetuneSpec(
-                total_train_epochs=request.total_train_epochs,
-                dataset_size=request.dataset_size,
-                train_batch_size=request.train_batch_size,
-                benchmark_steps=request.benchmark_steps,
-            )
-        )
+        self.shards.initialize(request.spec)
         return rq.Done()
 
     # ---- a step -----------------------------------------------------------------------------

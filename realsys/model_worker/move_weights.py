@@ -67,7 +67,7 @@ class WeightMoves:
         source_engine, target_engine = self._engine(source), self._engine(target)
         # A model without weights: nothing to move
         if source_engine is None and target_engine is None:
-            return ReallocReport(bytes_sent=0, bytes_received=0, bytes_copied=0, seconds=0.0)
+            return ReallocReport(bytes_sent=0, bytes_received=0, bytes_copied=0)
         report = self._reallocator(source, target).run(
             self._plan(source, target, source_engine or target_engine),
             source_engine.held_weights() if source_engine else None,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
 
 import torch
 
@@ -38,14 +37,15 @@ def explain_out_of_memory(
         planned = memory_of_experiment(config).get(worker)
     if planned is not None and doing == "Evaluate":
         doing = next((name for name in planned.calls if name.startswith("evaluation of")), doing)
-    now = gpu_memory()
+    free, total = torch.cuda.mem_get_info()
+    reserved = torch.cuda.memory_reserved()
     reported: OutOfMemory = out_of_memory(
         doing,
         where=f"model_worker/{worker}",
-        peak=now.peak,
-        reserved=now.reserved,
-        others=now.others,
-        total=now.total,
+        peak=torch.cuda.max_memory_allocated(),
+        reserved=reserved,
+        others=max(0, total - free - reserved),  # of other processes, and of CUDA and NCCL
+        total=total,
         planned=planned,
     )
     reported.add_note(f"{type(error).__name__}: {error}")
@@ -55,35 +55,3 @@ def explain_out_of_memory(
 def _is_out_of_memory(error: Exception) -> bool:
     from_torch = isinstance(error, torch.OutOfMemoryError)
     return from_torch or any(words in str(error) for words in _OUT_OF_MEMORY_TEXTS)
-
-
-# ---- Memory use of this process and of others on its GPU.
-
-
-@dataclass(frozen=True, kw_only=True)
-class GpuMemory:
-    """Memory use of a GPU, in bytes.
-
-    Attributes:
-        peak: peak use by this process's tensors.
-        reserved: held by torch in this process.
-        others: used outside torch: by other processes, and by CUDA and NCCL.
-        total: size of the GPU's memory.
-    """
-
-    peak: int
-    reserved: int
-    others: int
-    total: int
-
-
-def gpu_memory() -> GpuMemory:
-    """Reads the memory use of the current GPU."""
-    free, total = torch.cuda.mem_get_info()
-    reserved = torch.cuda.memory_reserved()
-    return GpuMemory(
-        peak=torch.cuda.max_memory_allocated(),
-        reserved=reserved,
-        others=max(0, total - free - reserved),
-        total=total,
-    )

@@ -91,7 +91,7 @@ def load_causal_lm(path: str | Path, *, dtype: str = "float32", device: str = "c
         return _filled(found, path, device)
     module, missing = _load(AutoModelForCausalLM, path, dtype)
     _refuse_missing(missing, path)
-    return _on(module, device)
+    return module.to(device)
 
 
 def load_critic(
@@ -134,23 +134,16 @@ def load_critic(
         for key, parameter in head.named_parameters(prefix=name):
             if key in zeroed:
                 parameter.zero_()
-    return _on(module, device)
+    return module.to(device)
 
 
-def empty_causal_lm(path: str | Path, *, dtype: str = "float32", device: str = "cpu") -> nn.Module:
-    """Makes the language model of ``path`` with uninitialised weights, in evaluation mode."""
-    return _empty(path, critic=False, dtype=dtype, device=device)
-
-
-def empty_critic(path: str | Path, *, dtype: str = "float32", device: str = "cpu") -> nn.Module:
-    """Makes the critic of ``path`` with uninitialised weights, in evaluation mode."""
-    return _empty(path, critic=True, dtype=dtype, device=device)
-
-
-def _empty(path: str | Path, *, critic: bool, dtype: str, device: str) -> nn.Module:
+def empty_model(
+    path: str | Path, *, critic: bool = False, dtype: str = "float32", device: str = "cpu"
+) -> nn.Module:
+    """Makes the module with uninitialised weights, without reading any; a critic's as well."""
     module = hf_skeleton(path, critic=critic, dtype=dtype)
     make_memory(module, device)
-    return _on(module, device)
+    return module.to(device)
 
 
 def hf_skeleton(path: str | Path, *, critic: bool, dtype: str) -> nn.Module:
@@ -219,9 +212,7 @@ def readable_skeleton(
     if names is None or not _equal_where_tied(module, WeightFiles(path)):
         logger.info("model loaded whole by transformers path=%s", path)
         return None
-    heads = (*_LM_HEADS, *(f"{n}." for n in _CRITIC_HEADS))
-    if left := [name for name in unused_names(module, stored) if not name.startswith(heads)]:
-        logger.warning("weights not used path=%s count=%d keys=%s", path, len(left), left[:8])
+    _warn_of_unused(unused_names(module, stored), path)
     return module, names
 
 
@@ -252,7 +243,7 @@ def _filled(found: Skeleton, path: str | Path, device: str) -> nn.Module:
                 parameter.copy_(files.window(names[name]))
             else:
                 parameter.zero_()
-    return _on(module, device)
+    return module.to(device)
 
 
 def save_hf(
@@ -339,7 +330,7 @@ def _fsync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _load(auto: Any, path: str | Path, dtype: str, **extra: Any) -> tuple[Any, set[str]]:
+def _load(auto: Any, path: str | Path, dtype: str, **extra: Any) -> tuple[nn.Module, set[str]]:
     """Loads a module without dropout, and the names of weights missing in the files."""
     check_hf_directory(path, need_tokenizer=False)
     with _quiet_transformers(), _as_checkpoint_error(path):
@@ -357,18 +348,16 @@ def _load(auto: Any, path: str | Path, dtype: str, **extra: Any) -> tuple[Any, s
             where=str(path),
             fix="check that config.json belongs to these weights",
         )
-    heads = (*_LM_HEADS, *(f"{n}." for n in _CRITIC_HEADS))
-    if unused_names := sorted(k for k in report["unexpected_keys"] if not k.startswith(heads)):
-        logger.warning(
-            "weights not used path=%s count=%d keys=%s", path, len(unused_names), unused_names[:8]
-        )
+    _warn_of_unused(sorted(report["unexpected_keys"]), path)
     _disable_dropout(module)
     _own_memory(module)
     return module.eval(), set(report["missing_keys"])
 
 
-def _on(module: nn.Module, device: str) -> nn.Module:
-    return module.to(device)
+def _warn_of_unused(names: Iterable[str], path: str | Path) -> None:
+    heads = (*_LM_HEADS, *(f"{n}." for n in _CRITIC_HEADS))
+    if left := [name for name in names if not name.startswith(heads)]:
+        logger.warning("weights not used path=%s count=%d keys=%s", path, len(left), left[:8])
 
 
 def _refuse_missing(missing: set[str], path: str | Path) -> None:

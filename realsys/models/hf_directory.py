@@ -35,7 +35,6 @@ class HFModelFacts:
     tied_embeddings: bool
     num_params: int  # stored numbers; tied weights count once
     max_positions: int | None
-    has_chat_template: bool
     tensors: frozenset[str]  # names in the weight files
 
 
@@ -49,12 +48,12 @@ def check_hf_directory(path: str | Path, *, need_tokenizer: bool = True) -> HFMo
     if not root.is_dir():
         fix = "give the path of a model directory; names on the hub must be downloaded first"
         raise CheckpointError(f"no directory {root}", where=str(root), fix=fix)
-    config = _read_json(root / "config.json")
+    config = read_json(root / "config.json")
     tensors = _tensors(root)
     if need_tokenizer:
         _check_tokenizer(root)
     try:
-        return _facts(config, tensors, _has_chat_template(root))
+        return _facts(config, tensors)
     except (TypeError, ValueError, AttributeError, LookupError) as error:
         what = f"config.json has a value of another kind than expected: {error}"
         raise CheckpointError(what, where=str(root / "config.json"), fix=_COPY_AGAIN) from None
@@ -99,7 +98,7 @@ def weight_files(path: str | Path) -> dict[str, Path]:
     root = Path(path)
     if (root / WEIGHTS).is_file():
         return dict.fromkeys(safetensors_shapes(root / WEIGHTS), root / WEIGHTS)
-    index = _read_json(root / WEIGHTS_INDEX)["weight_map"]
+    index = read_json(root / WEIGHTS_INDEX)["weight_map"]
     return {name: root / file for name, file in index.items()}
 
 
@@ -118,7 +117,7 @@ def read_config(path: str | Path) -> dict[str, Any]:
     Raises:
         CheckpointError: as ``check_hf_directory``.
     """
-    return _read_json(Path(path) / "config.json")
+    return read_json(Path(path) / "config.json")
 
 
 def _wrong_size(file: Path, *, expected: int, found: int, least: bool = False) -> CheckpointError:
@@ -131,7 +130,8 @@ def _wrong_size(file: Path, *, expected: int, found: int, least: bool = False) -
     )
 
 
-def _read_json(file: Path) -> dict[str, Any]:
+def read_json(file: Path) -> dict[str, Any]:
+    """Reads a JSON object; raises CheckpointError if the file is missing, damaged or no object."""
     if not file.is_file():
         fix = "give the directory that save_pretrained wrote"
         raise CheckpointError(f"{file.name} is missing", where=str(file), fix=fix)
@@ -163,7 +163,7 @@ def _tensors(root: Path) -> dict[str, list[int]]:
 
 
 def _sharded_tensors(root: Path) -> dict[str, list[int]]:
-    weight_map = _read_json(root / WEIGHTS_INDEX).get("weight_map")
+    weight_map = read_json(root / WEIGHTS_INDEX).get("weight_map")
     weight_map = weight_map if isinstance(weight_map, dict) else {}
     names = list(weight_map.values())
     if not names or not all(isinstance(name, str) and "\0" not in name for name in names):
@@ -185,16 +185,7 @@ def _check_tokenizer(root: Path) -> None:
         raise CheckpointError(what, where=str(root), fix=fix)
 
 
-def _has_chat_template(root: Path) -> bool:
-    if any((root / f).is_file() for f in ("chat_template.jinja", "chat_template.json")):
-        return True
-    file = root / "tokenizer_config.json"
-    return file.is_file() and bool(_read_json(file).get("chat_template"))
-
-
-def _facts(
-    config: dict[str, Any], tensors: dict[str, list[int]], has_chat_template: bool
-) -> HFModelFacts:
+def _facts(config: dict[str, Any], tensors: dict[str, list[int]]) -> HFModelFacts:
     text = {**config, **(config.get("text_config") or {})}  # nested config of a multimodal model
 
     def number(*names: str) -> int:
@@ -213,6 +204,5 @@ def _facts(
         tied_embeddings=bool(text.get("tie_word_embeddings", tied_by_default)),
         num_params=sum(math.prod(shape) for shape in tensors.values()),
         max_positions=number("max_position_embeddings", "n_positions") or None,
-        has_chat_template=has_chat_template,
         tensors=frozenset(tensors),
     )

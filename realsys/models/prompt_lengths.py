@@ -14,21 +14,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from realsys.api.basics.bounded_files import parse_json, read_bounded_text, unreadable
+from realsys.api.basics.bounded_files import read_bounded_text
 from realsys.api.errors import CheckpointError
 from realsys.models import render_template
+from realsys.models.hf_directory import read_json
 
 RENDER_S = 60.0  # wall clock on a busy machine; CPU time has its own limit
 INHERITED_ENV = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "HOME", "LANG")
-_SPECIAL = (
-    "bos_token",
-    "eos_token",
-    "unk_token",
-    "pad_token",
-    "sep_token",
-    "cls_token",
-    "mask_token",
-)
+_SPECIAL = [f"{kind}_token" for kind in ("bos", "eos", "unk", "pad", "sep", "cls", "mask")]
 _FIX = "save the tokenizer again (tokenizer.save_pretrained), or use another template"
 
 
@@ -172,12 +165,4 @@ def _template_error(what: str, where: str) -> CheckpointError:
 
 
 def _json(file: Path) -> dict[str, Any]:
-    if not file.is_file():
-        return {}
-    try:
-        found = parse_json(read_bounded_text(file))
-    except (OSError, ValueError) as error:
-        what = f"{file.name} {unreadable(error)}"
-        fix = "copy the directory again, whole"
-        raise CheckpointError(what, where=str(file), fix=fix) from None
-    return found if isinstance(found, dict) else {}
+    return read_json(file) if file.is_file() else {}

@@ -17,8 +17,7 @@ from realsys.api.errors import ConfigError
 from realsys.api.model import Model, ModuleSource
 from realsys.models.consistency import check_consistency
 from realsys.models.hf import (
-    empty_causal_lm,
-    empty_critic,
+    empty_model,
     load_causal_lm,
     load_critic,
     load_hf_config,
@@ -71,8 +70,7 @@ class HFSource(ModuleSource):
         )
 
     def empty(self) -> nn.Module:
-        make = empty_critic if self.critic else empty_causal_lm
-        return make(self.path, dtype=self.dtype, device=self.device)
+        return empty_model(self.path, critic=self.critic, dtype=self.dtype, device=self.device)
 
     def skeleton(self, dtype: str | None = None) -> nn.Module | None:
         found = readable_skeleton(

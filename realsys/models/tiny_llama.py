@@ -16,6 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from realsys.api.errors import DataError
 from realsys.models.hf import save_hf
+from realsys.models.model_arguments import TinyLlamaOptions
 
 PAD_TOKEN, BOS_TOKEN, EOS_TOKEN = "<pad>", "<bos>", "<eos>"  # ids 0, 1, 2
 MAX_TOKENS = 256  # prompt + response
@@ -32,11 +33,7 @@ def build_tiny_llama(
     *,
     seed: int,
     corpus: Iterable[str],
-    hidden_size: int = 128,
-    num_layers: int = 3,
-    num_heads: int = 4,
-    num_kv_heads: int = 2,
-    vocab_size: int = 512,
+    **sizes: int,
 ) -> None:
     """Writes config, random float32 weights and a tokenizer to ``save_dir``.
 
@@ -46,20 +43,20 @@ def build_tiny_llama(
         save_dir: made if missing; files of the same names are replaced.
         seed: of the weights.
         corpus: texts the tokenizer is trained on.
-        hidden_size: a multiple of ``num_heads``; the MLP is three times as wide.
-        num_kv_heads: a divisor of ``num_heads``.
-        vocab_size: of both model and tokenizer.
+        sizes: those of TinyLlamaOptions. ``hidden_size`` is a multiple of ``num_heads``, and that of
+            ``num_kv_heads``; ``vocab_size`` is of both model and tokenizer.
     Raises:
         DataError: the corpus has too few distinct words for ``vocab_size`` tokens.
     """
-    tokenizer = train_tokenizer(corpus, vocab_size=vocab_size)
+    shape = TinyLlamaOptions(**sizes).shape()
+    tokenizer = train_tokenizer(corpus, vocab_size=shape.vocab_size)
     config = LlamaConfig(
-        vocab_size=vocab_size,
-        hidden_size=hidden_size,
-        intermediate_size=3 * hidden_size,
-        num_hidden_layers=num_layers,
-        num_attention_heads=num_heads,
-        num_key_value_heads=num_kv_heads,
+        vocab_size=shape.vocab_size,
+        hidden_size=shape.hidden_size,
+        intermediate_size=shape.intermediate_size,
+        num_hidden_layers=shape.num_layers,
+        num_attention_heads=shape.num_heads,
+        num_key_value_heads=shape.num_kv_heads,
         max_position_embeddings=MAX_TOKENS,
         tie_word_embeddings=False,
         pad_token_id=0,

@@ -23,12 +23,12 @@ from realsys.api.errors import InternalError
 from realsys.models.hf_directory import WEIGHTS, WEIGHTS_INDEX
 
 MAX_FILE_BYTES = 5_000_000_000
-_NAMES = {  # in the format's own order: larger dtypes come last here, and first in a file
+DTYPE_NAMES = {  # in the format's own order: larger dtypes come last here, and first in a file
     torch.bool: "BOOL", torch.uint8: "U8", torch.int8: "I8", torch.int16: "I16",
     torch.float16: "F16", torch.bfloat16: "BF16", torch.int32: "I32", torch.float32: "F32",
     torch.float64: "F64", torch.int64: "I64",
 }  # fmt: skip
-_ORDER = {dtype: i for i, dtype in enumerate(_NAMES)}
+_ORDER = {dtype: i for i, dtype in enumerate(DTYPE_NAMES)}
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def _plan_file(file: str, names: Sequence[str], kinds: Mapping[str, WeightSpec])
         kind, offsets[name] = kinds[name], at
         at += kind.num_bytes
         content[name] = {
-            "dtype": _NAMES[kind.dtype],
+            "dtype": DTYPE_NAMES[kind.dtype],
             "shape": list(kind.shape),
             "data_offsets": [offsets[name], at],
         }
@@ -146,7 +146,7 @@ def write_weights(
 
 def can_write(kinds: Mapping[str, WeightSpec]) -> bool:
     """True if the files can hold weights of these dtypes."""
-    return all(kind.dtype in _NAMES for kind in kinds.values())
+    return all(kind.dtype in DTYPE_NAMES for kind in kinds.values())
 
 
 def _plan_mismatch(what: str) -> InternalError:

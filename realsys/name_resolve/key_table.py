@@ -1,7 +1,7 @@
-"""Every key that realsys writes into name resolution: its writer, reader and lifetime.
+"""Every key that realsys writes into name resolution. Pure.
 
-The only place where keys are composed; the documentation prints ``KEY_TABLE``. Values are not
-described here: their writers encode them. Pure.
+The only place where keys are composed. docs/workers.md lists the writer, reader and lifetime of
+each. Values are not described here: their writers encode them.
 """
 
 from __future__ import annotations
@@ -114,116 +114,6 @@ class TrialKeys:
 
     def component_report(self, index: int) -> str:
         return f"{self.component_reports}/{_index(index)}"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class KeyRow:
-    """One row of the key table. ``pattern`` is relative to the trial's root."""
-
-    name: str  # the member of TrialKeys
-    pattern: str
-    writer: str
-    reader: str
-    lifetime: str
-
-
-_NO_READER = "nobody: the transaction is the point"
-_LEASE = "the writer's lease"
-_TRIAL = "until the trial is cleared"
-
-KEY_TABLE: tuple[KeyRow, ...] = (
-    KeyRow(
-        name="attempt",
-        pattern="attempt",
-        writer="supervisor, by transaction n -> n+1",
-        reader="every worker, the next supervisor",
-        lifetime=_TRIAL,
-    ),
-    KeyRow(
-        name="worker",
-        pattern="worker/<type>/<index>",
-        writer="the worker's heartbeat process: host, pid, endpoint, attempt",
-        reader="master, supervisor, status",
-        lifetime=_LEASE,
-    ),
-    KeyRow(
-        name="worker_status",
-        pattern="worker_status/<type>/<index>",
-        writer="the worker's heartbeat process, at each change",
-        reader="supervisor, status",
-        lifetime="the writer's lease; a final one until the trial is cleared",
-    ),
-    KeyRow(
-        name="command",
-        pattern="command/<type>/<index>",
-        writer="launcher: tell; supervisor, for stacks",
-        reader="the worker's heartbeat process",
-        lifetime="until the worker takes it",
-    ),
-    KeyRow(
-        name="progress",
-        pattern="progress",
-        writer="master, after each step",
-        reader="status",
-        lifetime=_TRIAL,
-    ),
-    KeyRow(
-        name="stop",
-        pattern="stop",
-        writer="launcher: stop; supervisor on a signal",
-        reader="master, workers",
-        lifetime="until the next attempt",
-    ),
-    KeyRow(
-        name="scaling",
-        pattern="scaling",
-        writer="launcher: scale; supervisor, when it gives up a worker that was added",
-        reader="supervisor, master, gserver manager",
-        lifetime="until the next attempt scales",
-    ),
-    KeyRow(
-        name="done",
-        pattern="done",
-        writer="master, when all steps are done",
-        reader=_NO_READER,
-        lifetime=_TRIAL,
-    ),
-    KeyRow(
-        name="checkpoint",
-        pattern="checkpoint/<phase>",
-        writer="master, before it renames a checkpoint into place",
-        reader=_NO_READER,
-        lifetime=_TRIAL,
-    ),
-    KeyRow(
-        name="saved_model",
-        pattern="saved_model/<role>",
-        writer="master, before it renames a saved model into place",
-        reader=_NO_READER,
-        lifetime=_TRIAL,
-    ),
-    KeyRow(
-        name="component",
-        pattern="component/<index>",
-        writer="layout split: who runs in that Slurm job, 0 is the supervisor",
-        reader="supervisor; component agents read 0",
-        lifetime=_LEASE,
-    ),
-    KeyRow(
-        name="component_order",
-        pattern="component_order",
-        writer="supervisor: start or end a phase's steps, or leave",
-        reader="component agents",
-        lifetime=_TRIAL,
-    ),
-    KeyRow(
-        name="component_report",
-        pattern="component_report/<index>",
-        writer="component agent: how its tasks ended",
-        reader="supervisor",
-        lifetime=_TRIAL,
-    ),
-)
 
 
 def segment(name: str, *, what: str) -> str:

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from realsys.api.errors import LeaseLost
 from realsys.name_resolve.store import Compare, Entry, Event, EventKind, is_under
+from realsys.name_resolve.store_refusals import lease_lost
 from realsys.runtime.process_identity import ProcessIdentity
 
 # A watcher that lags further gets the difference (keyspace_watch.py).
@@ -186,9 +186,5 @@ def difference(known: dict[str, int], entries: Sequence[Entry], *, revision: int
 def require_lease(space: KeySpace, lease_id: str | None, *, where: str) -> str | None:
     """Returns ``lease_id`` if it is None or alive; raises LeaseLost otherwise."""
     if lease_id is not None and lease_id not in space.leases:
-        raise LeaseLost(
-            f"lease {lease_id} has ended",
-            where=where,
-            fix="stop this process's side effects and let it exit; others take it for dead",
-        )
+        raise lease_lost(f"lease {lease_id} has ended", where=where)
     return lease_id

@@ -1,7 +1,7 @@
 """NameResolve over a KeySpace: everything that the memory and file stores have in common.
 
 A subclass implements how the KeySpace is brought up to date, how a write is applied, and how a
-lease is judged; everything else is here, in keyspace_lease.py and in keyspace_watch.py. Two locks:
+lease is judged; everything else is here and in keyspace_watch.py. Two locks:
 ``_write_lock`` is taken first and may be held while waiting for other processes; ``lock`` guards
 the KeySpace and is held for microseconds, so that reads and lease renewals never wait for a slow
 write.
@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 import secrets
 import threading
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 
@@ -27,7 +26,6 @@ from realsys.name_resolve.keyspace import (
     PutKey,
     require_lease,
 )
-from realsys.name_resolve.keyspace_lease import StoreLease
 from realsys.name_resolve.keyspace_watch import KeySpaceWatch
 from realsys.name_resolve.store import (
     Compare,
@@ -187,7 +185,7 @@ class KeySpaceStore(ABC):
         describe_missing: Callable[[list[str]], str] | None = None,
     ) -> dict[str, bytes]:
         keys = [canonical(key) for key in keys]
-        began_s = announced_s = time.monotonic()
+        wait = store_refusals.KeyWait(keys, timeout_s, describe_missing, self.where)
         self.revision()  # brings the contents up to date
         while True:
             self._end_dead_leases_of(keys, look=self.watched)
@@ -197,20 +195,7 @@ class KeySpaceStore(ABC):
                 found = {key: entries[key].value for key in keys if key in entries}
             if len(found) == len(set(keys)):
                 return found
-            missing = [key for key in keys if key not in found]
-            now_s = time.monotonic()
-            if now_s - began_s >= timeout_s:
-                raise store_refusals.timed_out(
-                    missing,
-                    keys,
-                    timeout_s=timeout_s,
-                    describe_missing=describe_missing,
-                    where=self.where,
-                )
-            if now_s - announced_s >= store_refusals.ANNOUNCE_EVERY_S:
-                announced_s = now_s
-                store_refusals.announce(missing, keys, timeout_s=timeout_s)
-            self.pause(timeout_s - (now_s - began_s), seen=seen)
+            self.pause(wait.left_s(found), seen=seen)
 
     def watch(
         self, *prefixes: str, from_revision: int | None = None, judges_leases: bool = True
@@ -273,3 +258,38 @@ class KeySpaceStore(ABC):
                 ",".join(sorted(space.keys_of_lease[lease.lease_id])),
             )
         return [EndLease(lease.lease_id, expired=True) for lease in ended]
+
+
+class StoreLease:
+    """A Lease of a KeySpaceStore. lease_renewer.py renews in time; each store judges the leases of
+    other processes."""
+
+    def __init__(self, store: KeySpaceStore, lease_id: str, ttl_s: float) -> None:
+        self._store, self.id, self.ttl_s = store, lease_id, ttl_s
+        self._renewed_s = store.clock()
+
+    def keep_alive(self) -> None:
+        sent_s = self._store.clock()
+        if sent_s - self._renewed_s > self.ttl_s:
+            # Expired even if no other process has noticed yet: one may act on it any moment.
+            self._end(expired=True)
+            self._raise_lost(f"was not renewed for {sent_s - self._renewed_s:.1f} s")
+        self._store.renew(self.id)
+        with self._store.lock:
+            alive = self.id in self._store.opened().leases
+        if not alive:
+            self._raise_lost("was ended by another process, which took this one for dead")
+        self._renewed_s = sent_s
+
+    def revoke(self) -> None:
+        self._end(expired=False)
+
+    def _end(self, *, expired: bool) -> None:
+        def decide(space: KeySpace) -> list[Operation]:
+            return [EndLease(self.id, expired)] if self.id in space.leases else []
+
+        self._store.write(decide)
+
+    def _raise_lost(self, why: str) -> None:
+        what = f"lease {self.id} (ttl {self.ttl_s:g} s) {why}"
+        raise store_refusals.lease_lost(what, where=self._store.where)

@@ -8,17 +8,17 @@ one PUT per changed key, and for a removed key a DELETE without its last value).
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Self
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from realsys.name_resolve.keyspace import KeySpace, difference
-from realsys.name_resolve.store import Entry, Event, EventKind, is_under
+from realsys.name_resolve.store import Entry, Event, EventKind, Watch, is_under
 
 if TYPE_CHECKING:
     from realsys.name_resolve.keyspace_store import KeySpaceStore
 
 
-class KeySpaceWatch:
+class KeySpaceWatch(Watch):
     """A Watch of a KeySpaceStore. For one thread; ``close`` is safe from another."""
 
     def __init__(
@@ -53,16 +53,6 @@ class KeySpaceWatch:
 
     def close(self) -> None:
         self._closed = True
-
-    def __iter__(self) -> Iterator[Event]:
-        while not self._closed:
-            yield from self.poll(1.0)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
 
     def _take(self) -> list[Event]:
         if self._judges_leases:

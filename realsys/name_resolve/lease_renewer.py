@@ -79,9 +79,8 @@ class LeaseRenewer:
             thread.start()
         return self
 
-    def stop(self, *, revoke: bool = True, timeout_s: float = 5.0) -> None:
-        """Ends the threads, and revokes the lease unless ``revoke`` is off. Abandons a hung
-        renewal."""
+    def stop(self, *, timeout_s: float = 5.0) -> None:
+        """Ends the threads and revokes the lease. Abandons a hung renewal."""
         with self._condition:
             self._stopping = True
             self._condition.notify_all()
@@ -91,7 +90,7 @@ class LeaseRenewer:
         hung = [thread.name for thread in self._threads if thread.is_alive()]
         if hung:
             logger.warning("lease threads abandoned names=%s timeout_s=%g", hung, timeout_s)
-        elif revoke and not self._lost and self._reported is not LeaseStatus.EXPIRED:
+        elif not self._lost and self._reported is not LeaseStatus.EXPIRED:
             self.lease.revoke()
 
     @property
@@ -99,37 +98,6 @@ class LeaseRenewer:
         """What the owner may do now."""
         with self._condition:
             return self._current_status(time.monotonic())
-
-    @property
-    def reason(self) -> str:
-        """Why the lease has expired; "" before that."""
-        return self._validity.reason
-
-    @property
-    def renewed_s(self) -> float:
-        """When the newest acknowledged renewal was sent, on the monotonic clock."""
-        return self._validity.renewed_s
-
-    def end(self, reason: str) -> None:
-        """Ends the lease for a reason that the owner knows, such as a newer attempt."""
-        with self._condition:
-            self._validity.end(reason)
-            self._condition.notify_all()
-
-    def check(self) -> None:
-        """Raises LeaseLost if the lease has expired. Call it before each side effect that matters."""
-        if self.lease_status is LeaseStatus.EXPIRED:
-            raise LeaseLost(
-                self.reason,
-                where=self.name,
-                fix="stop side effects and exit; the supervisor decides what comes next",
-            )
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.stop()
 
     def _renew_loop(self) -> None:
         pause_s = self.lease.ttl_s / RENEWALS_PER_TTL
@@ -139,7 +107,7 @@ class LeaseRenewer:
                 self._renew(sent_s)
                 pause_s = self.lease.ttl_s / RENEWALS_PER_TTL
             except (LeaseLost, StaleAttempt) as error:
-                self.end(error.what)
+                self._end(error.what)
             except StoreError as error:
                 # A failing store does not end the lease; the clock does.
                 logger.warning("lease renewal failed name=%s error=%s", self.name, error.what)
@@ -147,7 +115,7 @@ class LeaseRenewer:
                 pause_s = min(RETRY_S, pause_s)
             except Exception as error:  # without this a dead thread would let the lease expire
                 logger.exception("lease renewal failed name=%s", self.name)
-                self.end(f"renewing failed: {error!r}")
+                self._end(f"renewing failed: {error!r}")
 
     def _renew(self, sent_s: float) -> None:
         """Renews once. Raises StoreError to be called again, LeaseLost or StaleAttempt if the lease
@@ -164,6 +132,12 @@ class LeaseRenewer:
             self._validity.renewed(sent_s)
             self._condition.notify_all()
         self._on_renewed(sent_s, self.lease.ttl_s)
+
+    def _end(self, reason: str) -> None:
+        """Ends the lease regardless of the clock."""
+        with self._condition:
+            self._validity.end(reason)
+            self._condition.notify_all()
 
     def _reacquire(self, sent_s: float) -> None:
         lease = self._acquire()  # raises StaleAttempt if this process must exit
@@ -196,10 +170,11 @@ class LeaseRenewer:
 
     def _report(self, lease_status: LeaseStatus) -> None:
         self._reported = lease_status
+        reason = self._validity.reason
         level = logging.INFO if lease_status is LeaseStatus.VALID else logging.ERROR
-        logger.log(level, "lease %s name=%s reason=%s", lease_status, self.name, self.reason)
+        logger.log(level, "lease %s name=%s reason=%s", lease_status, self.name, reason)
         try:
-            self._on_change(lease_status, self.reason)
+            self._on_change(lease_status, reason)
         except Exception:  # outermost frame of the thread: the owner's error must be seen
             logger.exception("on_change failed name=%s", self.name)
 

@@ -10,14 +10,14 @@ transaction takes one for all its keys. They order events and fence compare-and-
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from functools import lru_cache
 from typing import Protocol, Self
 
 import msgspec
 
-from realsys.api.errors import StoreError
+from realsys.api.errors import KeyNotFound, StoreError
 
 MAX_KEY_BYTES = 4096
 MAX_VALUE_BYTES = 1024 * 1024  # etcd refuses requests above 1.5 MiB; one limit for all stores
@@ -98,7 +98,7 @@ class Put(msgspec.Struct, frozen=True):
 
 
 class Watch(Protocol):
-    """Changes below some prefixes, in order of revision. Iteration ends when the watch is closed."""
+    """Changes below some prefixes, in order of revision. A block with it closes it."""
 
     def poll(self, timeout_s: float) -> list[Event]:
         """Returns the next events, oldest first; ``[]`` if none arrived in ``timeout_s``.
@@ -112,9 +112,12 @@ class Watch(Protocol):
         """Whether the store answers, so that the absence of events means that nothing happened."""
 
     def close(self) -> None: ...
-    def __iter__(self) -> Iterator[Event]: ...
-    def __enter__(self) -> Self: ...
-    def __exit__(self, *exc_info: object) -> None: ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
 
 
 class NameResolve(Protocol):
@@ -201,6 +204,14 @@ class NameResolve(Protocol):
 
     def close(self) -> None:
         """Frees files and memory. Leases are not revoked: their holders revoke them first."""
+
+
+def find(store: NameResolve, key: str) -> Entry | None:
+    """Reads a key; None if it is missing."""
+    try:
+        return store.get(key)
+    except KeyNotFound:
+        return None
 
 
 def canonical(key: str) -> str:

@@ -6,9 +6,11 @@ For the stores: a key is taken, missing, or did not appear in time.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
 
-from realsys.api.errors import KeyExists, KeyNotFound, StoreError, WaitTimeout
+from realsys.api.errors import KeyExists, KeyNotFound, LeaseLost, StoreError, WaitTimeout
 from realsys.name_resolve.store import (
     MAX_TXN_OPS,
     Compare,
@@ -50,6 +52,12 @@ def closed(*, where: str) -> StoreError:
     return StoreError("the store is closed", where=where, fix="open it again")
 
 
+def lease_lost(what: str, *, where: str) -> LeaseLost:
+    """Returns the error for a lease that has ended."""
+    fix = "stop this process's side effects and let it exit; others take it for dead"
+    return LeaseLost(what, where=where, fix=fix)
+
+
 def check_ttl(ttl_s: float) -> float:
     if not ttl_s > 0:
         raise StoreError(f"ttl_s={ttl_s} is not above 0", where="grant", fix="15 is usual")
@@ -80,25 +88,47 @@ def check_transaction(
         check_value(put.key, put.value)
 
 
-def announce(missing: Sequence[str], keys: Sequence[str], *, timeout_s: float) -> None:
-    """Logs a wait that has been long."""
-    text = f"{', '.join(missing[:5])} ({len(missing)} of {len(keys)})"
-    logger.info("waiting for=%s timeout_s=%g", text, timeout_s)
+@dataclass
+class KeyWait:
+    """One wait for keys: its time, the lines about it in the log, and its error.
 
+    Args:
+        where: the store.
+    """
 
-def timed_out(
-    missing: list[str],
-    keys: Sequence[str],
-    *,
-    timeout_s: float,
-    describe_missing: Callable[[list[str]], str] | None,
-    where: str,
-) -> WaitTimeout:
-    """Returns the error for keys that did not appear in time."""
-    what = f"{len(missing)} of {len(keys)} keys did not appear in {timeout_s:g} s: "
-    what += ", ".join(missing[:MOST_NAMED])
-    if len(missing) > MOST_NAMED:
-        what += f" and {len(missing) - MOST_NAMED} more"
-    if describe_missing is not None:
-        what += f"\n  {describe_missing(missing)}"
-    return WaitTimeout(what, where=where, fix="check the logs of the workers that write them")
+    keys: Sequence[str]
+    timeout_s: float
+    describe_missing: Callable[[list[str]], str] | None
+    where: str
+    _began_s: float = field(default_factory=time.monotonic)
+    _announced_s: float = field(default_factory=time.monotonic)
+
+    @property
+    def deadline_s(self) -> float:
+        """On ``time.monotonic()``."""
+        return self._began_s + self.timeout_s
+
+    def left_s(self, found: Collection[str]) -> float:
+        """Returns the time left for the keys that are not ``found``; logs a wait that has been long.
+
+        Raises:
+            WaitTimeout: none is left.
+        """
+        missing, now_s = [key for key in self.keys if key not in found], time.monotonic()
+        if now_s >= self.deadline_s:
+            raise self._timed_out(missing)
+        if now_s - self._announced_s >= ANNOUNCE_EVERY_S:
+            self._announced_s = now_s
+            text = f"{', '.join(missing[:5])} ({len(missing)} of {len(self.keys)})"
+            logger.info("waiting for=%s timeout_s=%g", text, self.timeout_s)
+        return self.deadline_s - now_s
+
+    def _timed_out(self, missing: list[str]) -> WaitTimeout:
+        what = f"{len(missing)} of {len(self.keys)} keys did not appear in {self.timeout_s:g} s: "
+        what += ", ".join(missing[:MOST_NAMED])
+        if len(missing) > MOST_NAMED:
+            what += f" and {len(missing) - MOST_NAMED} more"
+        if self.describe_missing is not None:
+            what += f"\n  {self.describe_missing(missing)}"
+        fix = "check the logs of the workers that write them"
+        return WaitTimeout(what, where=self.where, fix=fix)

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from realsys.api.errors import ConfigError, DataError
 from realsys.api.plain import from_plain
@@ -77,59 +77,24 @@ class PeriodicEvent:
 
 
 Event = MfcEvent | MoveEvent | StepEvent | PeriodicEvent
+_KINDS: dict[str, type[Event]] = {
+    "mfc": MfcEvent,
+    "move": MoveEvent,
+    "step": StepEvent,
+    "periodic": PeriodicEvent,
+}
+_NAMES = {kind: name for name, kind in _KINDS.items()}
 
 
-class EventLog:
+class EventLog(JsonlAppender):
     """Appends events, each flushed to the operating system at once.
 
     Open it after MetricsWriter, which may replace the file when a run resumes.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._file = JsonlAppender(path)
-
-    def mfc(
-        self,
-        step: int,
-        name: str,
-        worker: str,
-        *,
-        queued: float,
-        start: float,
-        end: float,
-        compute_s: float,
-        tokens: int,
-    ) -> None:
-        """Records a finished call."""
-        times = {"queued": queued, "start": start, "end": end, "compute_s": compute_s}
-        row = {"event": "mfc", "step": step, "name": name, "worker": worker, **times}
-        self._file.append({**row, "tokens": tokens})
-
-    def move(
-        self, step: int, name: str, worker: str, *, start: float, end: float, num_bytes: int
-    ) -> None:
-        """Records a finished weight movement."""
-        row = {"event": "move", "step": step, "name": name, "worker": worker}
-        self._file.append({**row, "start": start, "end": end, "num_bytes": num_bytes})
-
-    def step(self, step: int, start: float, end: float) -> None:
-        """Records a finished step."""
-        self._file.append({"event": "step", "step": step, "start": start, "end": end})
-
-    def periodic(self, kind: PeriodicKind, step: int, start: float, end: float) -> None:
-        """Records a finished save, evaluation or checkpoint."""
-        if kind not in get_args(PeriodicKind):
-            raise ValueError(f"{kind!r} is none of {get_args(PeriodicKind)}")
-        row = {"event": "periodic", "kind": kind, "step": step, "start": start, "end": end}
-        self._file.append(row)
-
-    def sync(self) -> None:
-        """Syncs the events so far to the disk."""
-        self._file.sync()
-
-    def close(self) -> None:
-        """Closes the file; may be called again."""
-        self._file.close()
+    def note(self, event: Event) -> None:
+        """Appends one event."""
+        self.append({"event": _NAMES[type(event)], **vars(event)})
 
 
 def read_events(path: Path) -> list[Event]:
@@ -143,15 +108,9 @@ def read_events(path: Path) -> list[Event]:
 
 def parse_events(rows: Iterable[Mapping[str, Any]], *, where: str) -> list[Event]:
     """Converts rows to events. Raises DataError naming the first invalid row."""
-    kinds: dict[str, type[Event]] = {
-        "mfc": MfcEvent,
-        "move": MoveEvent,
-        "step": StepEvent,
-        "periodic": PeriodicEvent,
-    }
     events: list[Event] = []
     for number, row in enumerate(rows, 1):
-        kind = kinds.get(str(row.get("event")))
+        kind = _KINDS.get(str(row.get("event")))
         try:
             if kind is None:
                 raise ValueError(f"no event is called {row.get('event')!r}")

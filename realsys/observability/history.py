@@ -13,8 +13,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from realsys.observability.jsonl import JsonlAppender, read_jsonl
-from realsys.trial.records import TrialFiles
+from realsys.observability.jsonl import JsonlAppender
 
 
 class Op(StrEnum):
@@ -80,16 +79,3 @@ class HistoryLog:
 def history_file(folder: Path, worker: str) -> Path:
     """Returns the file of ``model_worker/3`` in an attempt's history folder."""
     return folder / (worker.replace("/", "-") + ".jsonl")
-
-
-def read_history(trial_dir: Path) -> list[dict[str, Any]]:
-    """Reads all rows of all attempts, oldest first.
-
-    Raises:
-        DataError: a damaged line; a torn last one of a killed process is left out.
-    """
-    rows: list[dict[str, Any]] = []
-    for attempt in TrialFiles(trial_dir).all_attempts():
-        for path in sorted(attempt.history.glob("*.jsonl")):
-            rows += read_jsonl(path)
-    return sorted(rows, key=lambda row: float(row["at"]))

@@ -13,12 +13,12 @@ import json
 import logging
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from realsys.api.errors import ClusterError, DataError, RealsysError
+from realsys.api.errors import ClusterError, DataError
 
 logger = logging.getLogger(__name__)
 
@@ -122,25 +122,30 @@ def copy_rows(source: Path, target: Path, *, last_step: int) -> int:
 
 
 def _replace(path: Path, data: bytes) -> None:
-    temporary = ""
-    try:
+    with write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with os.fdopen(handle, "wb") as file:
-            os.fchmod(file.fileno(), 0o644)
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        replace_file(path, data, durable=True)
         folder = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(folder)
         finally:
             os.close(folder)
-    except OSError as error:
-        if temporary:
-            Path(temporary).unlink(missing_ok=True)
-        raise write_error(error, path) from error
+
+
+def replace_file(path: Path, data: bytes, *, durable: bool = False) -> None:
+    """Writes a file that others may read, whole or not at all; ``durable``: it outlives a crash."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            os.fchmod(file.fileno(), 0o644)
+            file.write(data)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError:
+        Path(temporary).unlink(missing_ok=True)
+        raise
 
 
 class JsonlAppender:
@@ -154,7 +159,7 @@ class JsonlAppender:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        try:
+        with write_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
             try:
@@ -162,8 +167,6 @@ class JsonlAppender:
             except BaseException:
                 self.close()
                 raise
-        except OSError as error:
-            raise write_error(error, path) from error
 
     def _mend_end(self) -> None:
         data = self.path.read_bytes()
@@ -180,22 +183,21 @@ class JsonlAppender:
         """Writes one row. NaN and infinities are refused: they are not JSON."""
         text = json.dumps(row, ensure_ascii=False, allow_nan=False, sort_keys=sort_keys)
         line, written = text.encode("utf-8", "backslashreplace") + b"\n", 0
-        try:
-            written = os.write(self._handle, line)
-            if written < len(line):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        except OSError as error:
-            with contextlib.suppress(OSError):  # the next opening would mend it as well
-                if written:
-                    os.ftruncate(self._handle, os.lseek(self._handle, 0, os.SEEK_CUR) - written)
-            raise write_error(error, self.path) from error
+        with write_errors(self.path):
+            try:
+                written = os.write(self._handle, line)
+                if written < len(line):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            except OSError:
+                with contextlib.suppress(OSError):  # the next opening would mend it as well
+                    if written:
+                        os.ftruncate(self._handle, os.lseek(self._handle, 0, os.SEEK_CUR) - written)
+                raise
 
     def sync(self) -> None:
         """Syncs the rows so far to the disk. Raises ClusterError."""
-        try:
+        with write_errors(self.path):
             os.fsync(self._handle)
-        except OSError as error:
-            raise write_error(error, self.path) from error
 
     def close(self) -> None:
         """Closes the file; may be called again."""
@@ -210,12 +212,16 @@ class JsonlAppender:
         self.close()
 
 
-def write_error(error: OSError, path: Path) -> RealsysError:
-    """Converts a failed write to an error with a fix."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        what = f"no space left for {path.name}"
-        fix = "free space or raise the quota, then resume the trial"
-    else:
-        what = f"{path.name} can't be written: {error.strerror or error}"
-        fix = "check the folder's permissions and its file system, then resume the trial"
-    return ClusterError(what, where=str(path), fix=fix)
+@contextlib.contextmanager
+def write_errors(path: Path) -> Iterator[None]:
+    """Turns an error of the system while ``path`` is written into one that tells what to do."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            what = f"no space left for {path.name}"
+            fix = "free space or raise the quota, then resume the trial"
+        else:
+            what = f"{path.name} can't be written: {error.strerror or error}"
+            fix = "check the folder's permissions and its file system, then resume the trial"
+        raise ClusterError(what, where=str(path), fix=fix) from error

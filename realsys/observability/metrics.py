@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from realsys.api.options import WandbOptions
-from realsys.observability.jsonl import JsonlAppender, copy_rows, read_jsonl, write_error
+from realsys.observability.jsonl import JsonlAppender, copy_rows, read_jsonl, write_errors
 from realsys.observability.tensorboard_files import TensorBoardFiles
 from realsys.observability.wandb_run import WandbRun, start_wandb
 from realsys.trial.records import PhaseFiles, replace_symlink
@@ -110,8 +110,8 @@ def start_from(
     cut-off master may have pointed them to its own rows just before.
     """
     own = files.rows_of(attempt)
-    for name, target in _rows(files, own):
-        copy_rows(source_of(files, name, former), target, last_step=last_step)
+    for name in _of_rows(files):
+        copy_rows(source_of(files, name, former), own.root / name.name, last_step=last_step)
     point_to_newest(files)
     return own
 
@@ -132,12 +132,10 @@ def point_to_newest(files: PhaseFiles) -> None:
     It is called after each step: normally it lists one folder and reads four links.
     """
     attempts = _attempts(files)
-    for name in (files.metrics, files.ledger, files.samples, files.events):
+    for name in _of_rows(files):
         while (link := _new_target(name, attempts)) is not None:
-            try:
+            with write_errors(name):
                 replace_symlink(name, link)
-            except OSError as error:
-                raise write_error(error, name) from error
             attempts = _attempts(files)
 
 
@@ -169,9 +167,8 @@ def _points_to(name: Path, link: str) -> bool:
         return False
 
 
-def _rows(files: PhaseFiles, own: PhaseFiles) -> list[tuple[Path, Path]]:
-    names = ("metrics", "ledger", "samples", "events")
-    return [(getattr(files, name), getattr(own, name)) for name in names]
+def _of_rows(files: PhaseFiles) -> tuple[Path, ...]:
+    return files.metrics, files.ledger, files.samples, files.events
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

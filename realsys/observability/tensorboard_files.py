@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from realsys.observability.jsonl import write_error
+from realsys.observability.jsonl import write_errors
 
 
 class TensorBoardFiles:
@@ -22,7 +22,7 @@ class TensorBoardFiles:
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         self.folder = folder
-        try:
+        with write_errors(folder):
             goes_on = folder.is_dir() and any(folder.iterdir())
             self._writer: Any = EventFileWriter(str(folder))
             if goes_on:
@@ -30,8 +30,6 @@ class TensorBoardFiles:
                 event = Event(wall_time=time.time(), step=first_step, session_log=start)
                 self._writer.add_event(event)
                 self._writer.flush()
-        except OSError as error:
-            raise write_error(error, folder) from error
 
     def write(self, step: int, row: Mapping[str, float | int | str]) -> None:
         """Writes the row's numbers under their names; text is skipped."""
@@ -44,15 +42,11 @@ class TensorBoardFiles:
             if not isinstance(value, str)
         ]
         event = Event(wall_time=time.time(), step=step, summary=Summary(value=values))
-        try:
+        with write_errors(self.folder):
             self._writer.add_event(event)
             self._writer.flush()
-        except OSError as error:
-            raise write_error(error, self.folder) from error
 
     def close(self) -> None:
         """Flushes and closes the file; may be called again."""
-        try:
+        with write_errors(self.folder):
             self._writer.close()
-        except OSError as error:
-            raise write_error(error, self.folder) from error

@@ -1,7 +1,7 @@
 """Analyses where the time of a step went: events in, rows and traces out. Pure but for
 ``write_perfetto``.
 
-step_picture.py draws the picture of one step; ``draw_step`` is re-exported here.
+step_picture.py draws the picture of one step.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from typing import Any
 
 from realsys.api.errors import DataError
 from realsys.observability.events import Event, MfcEvent, MoveEvent, PeriodicEvent, StepEvent
-from realsys.observability.jsonl import write_error
-from realsys.observability.pictures.step_picture import draw_step as draw_step
+from realsys.observability.jsonl import write_errors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,7 +216,5 @@ def write_perfetto(
     events: Sequence[Event], path: Path, *, roles: Mapping[str, str] | None = None
 ) -> None:
     """Writes the trace; it opens in ui.perfetto.dev and chrome://tracing."""
-    try:
+    with write_errors(path):
         path.write_text(json.dumps(perfetto_trace(events, roles=roles)) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise write_error(error, path) from error

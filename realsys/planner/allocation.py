@@ -7,7 +7,7 @@ a call, a role or ``*`` for all others::
     actor_gen:d4t1p1@left,critic_train:d2t2p1@right,*:d2t2p1
 
 A call takes the first workers of its pool. Which entry is a call's:
-experiments/parts/placement_requests.py.
+experiments/parts/call_placement.py.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from realsys.api.errors import ConfigError, ConfigErrors, did_you_mean
+from realsys.api.errors import ConfigError, Problems, did_you_mean, raise_all
 from realsys.api.model import ProcessTopology
 
 ALL = "*"
@@ -70,7 +70,7 @@ def parse_pools(
         ConfigErrors: every pool that is invalid or exceeds ``n_workers``.
     """
     found: dict[str, tuple[int, ...]] = {}
-    problems: list[ConfigError] = []
+    problems = Problems()
     begin = 0
     for name, text in pools.items():
         here = f"{where}.{name}"
@@ -82,16 +82,14 @@ def parse_pools(
         if _SIZE.fullmatch(text):
             begin = workers[-1] + 1
         if n_workers is not None and max(workers) >= n_workers:
-            problems.append(
-                ConfigError(
-                    f"pool {name!r} is model workers {workers_text(workers)}, "
-                    f"there are {n_workers} (0-{n_workers - 1})",
-                    where=f"{here} and placement.n_model_workers",
-                    fix=f"use n_model_workers={max(workers) + 1}, or a smaller pool",
-                )
+            problems.add(
+                f"pool {name!r} is model workers {workers_text(workers)}, "
+                f"there are {n_workers} (0-{n_workers - 1})",
+                where=f"{here} and placement.n_model_workers",
+                fix=f"use n_model_workers={max(workers) + 1}, or a smaller pool",
             )
         found[name] = workers
-    raise_problems(problems)
+    raise_all(problems)
     return found
 
 
@@ -151,18 +149,16 @@ def parse_allocation(
     Raises:
         ConfigErrors: every invalid entry, unknown or repeated name, and unknown pool.
     """
-    problems: list[ConfigError] = []
+    problems = Problems()
     entries: list[AllocationEntry] = []
     for part in (p.strip() for p in text.split(",")) if text.strip() else ():
         match = _ENTRY.fullmatch(part)
         if match is None:
-            problems.append(
-                ConfigError(
-                    f"{part!r} is not an entry of an allocation",
-                    where=where,
-                    fix="write name:layout or name:layout@pool with commas between, "
-                    "e.g. actor_gen:d4t1p1@left,*:d2t2p1",
-                )
+            problems.add(
+                f"{part!r} is not an entry of an allocation",
+                where=where,
+                fix="write name:layout or name:layout@pool with commas between, "
+                "e.g. actor_gen:d4t1p1@left,*:d2t2p1",
             )
             continue
         name, layout, pool = match.groups()
@@ -174,7 +170,7 @@ def parse_allocation(
         entry = AllocationEntry(name=name, topology=topology, pool=pool)
         problems += _name_problems(entry, entries, calls, pools, f"{where}, {part}")
         entries.append(entry)
-    raise_problems(problems)
+    raise_all(problems)
     return tuple(entries)
 
 
@@ -219,9 +215,3 @@ def format_allocation(calls: Mapping[str, CallAllocation]) -> tuple[dict[str, st
         pools[pool] = f"{text}-{text}" if text.isdecimal() else text  # "5" alone would be a size
         entries.append(AllocationEntry(name=name, topology=call.topology, pool=pool))
     return pools, format_entries(entries)
-
-
-def raise_problems(problems: list[ConfigError]) -> None:
-    """Raises the problems, if there are any."""
-    if problems:
-        raise problems[0] if len(problems) == 1 else ConfigErrors(problems)

@@ -9,7 +9,7 @@ Sources: NVIDIA's data sheets of A100 80GB SXM, H100 SXM, H200 SXM (the H100's c
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from realsys.api.errors import ConfigError, did_you_mean
 
@@ -55,6 +55,15 @@ class Efficiency:
     network: float = 0.7
 
 
+_H100 = Device(
+    name="h100",
+    peak_flops=989e12,
+    peak_flops_float32=67e12,
+    memory_bandwidth=3.35e12,
+    link_bandwidth=450e9,
+    network_bandwidth=50e9,
+    memory_bytes=80 * GiB,
+)
 DEVICES = {
     device.name: device
     for device in (
@@ -67,24 +76,8 @@ DEVICES = {
             network_bandwidth=25e9,
             memory_bytes=80 * GiB,
         ),
-        Device(
-            name="h100",
-            peak_flops=989e12,
-            peak_flops_float32=67e12,
-            memory_bandwidth=3.35e12,
-            link_bandwidth=450e9,
-            network_bandwidth=50e9,
-            memory_bytes=80 * GiB,
-        ),
-        Device(
-            name="h200",
-            peak_flops=989e12,
-            peak_flops_float32=67e12,
-            memory_bandwidth=4.8e12,
-            link_bandwidth=450e9,
-            network_bandwidth=50e9,
-            memory_bytes=141e9,
-        ),
+        _H100,
+        replace(_H100, name="h200", memory_bandwidth=4.8e12, memory_bytes=141e9),
         Device(
             name="b200",
             peak_flops=2250e12,

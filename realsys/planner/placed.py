@@ -7,7 +7,7 @@ prompts of half the longest.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,15 +19,60 @@ from realsys.api.plain import from_plain
 from realsys.api.plan import LaunchPlan
 from realsys.api.worker_configs import ModelShard
 from realsys.models.model_arguments import TinyLlamaArguments
-from realsys.models.shape import ModelShape, read_shape
+from realsys.models.shape import DTYPE_BYTES, ModelShape, read_shape
 from realsys.planner.allocation import CallAllocation
 from realsys.planner.meshes import Degrees
-from realsys.planner.time.analytic import RoleModel, Workload
 from realsys.weights.layouts.holdings import layout_problems
 
 PROMPT_TOKENS = 128
 ANSWER_TOKENS = 128
 CUT_ALONG_ALL_AXES = ("fsdp", "megatron", "inference")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """Workload of a step.
+
+    ``updates`` are optimizer steps of a training call, ``epochs`` its passes over the batch.
+    """
+
+    sequences: int
+    prompt_tokens: float
+    answer_tokens: float
+    updates: int = 1
+    epochs: int = 1
+
+    @property
+    def length(self) -> float:
+        """Tokens of a sequence."""
+        return self.prompt_tokens + self.answer_tokens
+
+    @property
+    def tokens(self) -> float:
+        """Tokens of a step."""
+        return self.sequences * self.length
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoleModel:
+    """A role's model as the formulas need it. ``shape`` None: a rule without weights."""
+
+    shape: ModelShape | None
+    dtype: str = "bfloat16"
+    backend: str = "fsdp"
+    recompute: bool = False
+    adapters: bool = False
+    max_tokens_per_mb: int | None = None
+
+    @property
+    def item_bytes(self) -> int:
+        """Bytes of a weight."""
+        return DTYPE_BYTES[self.dtype]
+
+    @property
+    def weight_bytes(self) -> float:
+        """Bytes of all weights."""
+        return float(self.shape.num_params * self.item_bytes) if self.shape else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,11 +121,11 @@ def place_experiment(plan: LaunchPlan) -> PlacedExperiment:
     config = plan.phases[-1].config
     built_in = model_made_before(plan)
     roles, unknown = {}, {}
-    for name, shard in _first_shards(config).items():
+    for role, shard in own_shards(config).items():
         try:
-            roles[name.role] = _role_model(name.role, shard, config, built_in)
+            roles[role] = _role_model(role, shard, config, built_in)
         except (CheckpointError, ConfigError) as error:
-            unknown[name.role] = error.what
+            unknown[role] = error.what
     return PlacedExperiment(
         graph=config.graph(),
         allocation=allocation_of(config),
@@ -98,14 +143,8 @@ def _served(plan: LaunchPlan, built_in: ModelShape | None) -> ServedGeneration |
     control, group = phase.config.rollout, phase.scheduling.generation_server
     if control is None or not control.trains or group is None or not phase.config.generation_server:
         return None
-    server, shape = phase.config.generation_server[0], built_in
-    try:
-        shape = read_shape(server.model_path)
-    except CheckpointError:  # an earlier phase will make it
-        pass
-    except ConfigError:
-        shape = None
-    args = server.backend_args
+    server = phase.config.generation_server[0]
+    shape, args = shape_at(server.model_path, built_in), server.backend_args
     dtype = str(args.get("dtype") or "bfloat16")
     return ServedGeneration(
         model=RoleModel(shape=shape, dtype=dtype, backend="inference") if shape else None,
@@ -143,11 +182,17 @@ def calls_ahead(graph: DataflowGraph, *, max_staleness: int) -> tuple[str, ...]:
     return tuple(n.name for n in graph.sources if n.interface_type is ModelInterfaceType.GENERATE)
 
 
-def workload_of(config: ExperimentConfig) -> Workload:
-    """Derives a step's workload from the arguments of the calls."""
+def interface_arguments(config: ExperimentConfig) -> dict[str, Any]:
+    """Joins the arguments of all calls' interfaces; the first call that has one decides."""
     args: dict[str, Any] = {}
     for call in config.model_rpcs:
         args = {**call.interface_impl.args, **args}
+    return args
+
+
+def workload_of(config: ExperimentConfig) -> Workload:
+    """Derives a step's workload from the arguments of the calls."""
+    args = interface_arguments(config)
     gen = args.get("gen") or {}
     prompts = [
         dataset.args.get("max_prompt_len", 2 * PROMPT_TOKENS)
@@ -168,14 +213,28 @@ def workload_of(config: ExperimentConfig) -> Workload:
 # ---- models ---------------------------------------------------------------------------------------
 
 
-def _first_shards(config: ExperimentConfig) -> dict[ModelName, ModelShard]:
+def own_shards(config: ExperimentConfig) -> dict[str, ModelShard]:
     """Returns a shard of each role's copy 0."""
-    found: dict[ModelName, ModelShard] = {}
+    found: dict[str, ModelShard] = {}
     for worker in config.model_worker:
         for shard in worker.shards:
             if shard.id.model_name.replica_id == 0:
-                found.setdefault(shard.id.model_name, shard)
+                found.setdefault(shard.id.model_name.role, shard)
     return found
+
+
+def shape_at(path: str, made_before: ModelShape | None) -> ModelShape | None:
+    """Reads the sizes of a language model that servers load; None for a family that is not known.
+
+    Args:
+        made_before: sizes of the model that an earlier phase makes; its directory may not exist yet.
+    """
+    try:
+        return read_shape(path)
+    except CheckpointError:
+        return made_before
+    except ConfigError:
+        return None
 
 
 def _role_model(
@@ -215,7 +274,7 @@ def _shape(model: ModelAbstraction, built_in: ModelShape | None) -> ModelShape |
 def model_made_before(plan: LaunchPlan) -> ModelShape | None:
     """Returns the sizes of the model that the phase before the main one makes."""
     for phase in plan.phases[:-1]:
-        for shard in _first_shards(phase.config).values():
+        for shard in own_shards(phase.config).values():
             try:
                 return _shape(shard.model, None)
             except (CheckpointError, ConfigError):
@@ -262,9 +321,4 @@ def _refusals(found: PlacedExperiment, call: MFCDef, place: CallAllocation) -> I
     if model.adapters and backend != "fsdp" and topo.tensor * topo.pipeline > 1:
         yield "adapters are not cut over tensor and pipeline axes"
     if topo.tensor * topo.pipeline > 1:
-        yield from _whats(layout_problems(model.shape, topo, backend))
-
-
-def _whats(problems: Iterable[ConfigError]) -> Iterator[str]:
-    for problem in problems:
-        yield problem.what
+        yield from (problem.what for problem in layout_problems(model.shape, topo, backend))

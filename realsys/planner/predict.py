@@ -87,9 +87,9 @@ def predict(
 
 def _served_s(served: ServedGeneration | None, costs: Costs) -> float | None:
     """By formulas, of servers on the same kind of device as the model workers."""
-    if served is None or served.model is None or not isinstance(costs, AnalyticCosts):
+    if served is None or served.model is None or not served.gpus:
         return None
-    if not served.gpus:
+    if not isinstance(costs, AnalyticCosts):
         return None
     rows = served.most_rows or (EmbeddedSettings.max_running if served.is_embedded else None)
     return costs.served_s(served.model, servers=served.servers, gpus=served.gpus, most_rows=rows)

@@ -14,13 +14,14 @@ import ssl
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID as Purpose
+from cryptography.x509.oid import NameOID
 
 from realsys.trial.folders import write_private
-
-if TYPE_CHECKING:
-    from cryptography import x509
-    from cryptography.hazmat.primitives.asymmetric import ec
 
 # Clocks of nodes differ; a run is over before the other end.
 EARLY = datetime.timedelta(days=1)
@@ -53,15 +54,12 @@ class Authority:
     """
 
     def __init__(self, name: str, *, life: datetime.timedelta = LIFE) -> None:
-        from cryptography import x509
-        from cryptography.hazmat.primitives.asymmetric import ec
-
         self._key = ec.generate_private_key(ec.SECP256R1())
         key_id = x509.SubjectKeyIdentifier.from_public_key(self._key.public_key())
         self._life = life
         builder = _builder(name, name, self._key.public_key(), life, hosts=(), ca=True)
         builder = builder.add_extension(_usage(signs=True), True).add_extension(key_id, False)
-        self._cert = _signed(builder, self._key)
+        self._cert = builder.sign(self._key, hashes.SHA256())
         self._name = name
 
     @property
@@ -78,26 +76,20 @@ class Authority:
         return self._issue(name, ())
 
     def _issue(self, name: str, hosts: tuple[str, ...]) -> KeyPair:
-        from cryptography import x509
-        from cryptography.hazmat.primitives.asymmetric import ec
-        from cryptography.x509.oid import ExtendedKeyUsageOID as Purpose
-
         key = ec.generate_private_key(ec.SECP256R1())
         purposes = [Purpose.CLIENT_AUTH, *([Purpose.SERVER_AUTH] if hosts else [])]
         signer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
         builder = _builder(name, self._name, key.public_key(), self._life, hosts=hosts, ca=False)
         builder = builder.add_extension(_usage(signs=False), True).add_extension(signer, False)
         builder = builder.add_extension(x509.ExtendedKeyUsage(purposes), False)
-        return KeyPair(_pem(_signed(builder, self._key)), _key_pem(key))
+        return _pair(builder.sign(self._key, hashes.SHA256()), key)
 
 
 def self_signed(name: str, host: str) -> KeyPair:
     """A new key and its certificate for who listens as ``host`` (a name or an address)."""
-    from cryptography.hazmat.primitives.asymmetric import ec
-
     key = ec.generate_private_key(ec.SECP256R1())
     builder = _builder(name, name, key.public_key(), LIFE, hosts=(host,), ca=False)
-    return KeyPair(_pem(_signed(builder, key)), _key_pem(key))
+    return _pair(builder.sign(key, hashes.SHA256()), key)
 
 
 def _builder(
@@ -109,8 +101,6 @@ def _builder(
     hosts: Collection[str],
     ca: bool,
 ) -> x509.CertificateBuilder:
-    from cryptography import x509
-
     now = datetime.datetime.now(datetime.UTC)
     builder = (
         x509.CertificateBuilder()
@@ -128,39 +118,21 @@ def _builder(
     return builder.add_extension(names, False)
 
 
-def _signed(builder: x509.CertificateBuilder, key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
-    from cryptography.hazmat.primitives import hashes
-
-    return builder.sign(key, hashes.SHA256())
-
-
 def _pem(cert: x509.Certificate) -> str:
-    from cryptography.hazmat.primitives import serialization
-
     return cert.public_bytes(serialization.Encoding.PEM).decode()
 
 
-def _key_pem(key: ec.EllipticCurvePrivateKey) -> str:
-    from cryptography.hazmat.primitives import serialization
-
-    pem = key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
-    )
-    return pem.decode()
+def _pair(cert: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> KeyPair:
+    pkcs8, plain = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    pem = key.private_bytes(serialization.Encoding.PEM, pkcs8, plain)
+    return KeyPair(_pem(cert), pem.decode())
 
 
 def _name(common_name: str) -> x509.Name:
-    from cryptography import x509
-    from cryptography.x509.oid import NameOID
-
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
 
 
 def _general_name(host: str) -> x509.GeneralName:
-    from cryptography import x509
-
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
@@ -168,8 +140,6 @@ def _general_name(host: str) -> x509.GeneralName:
 
 
 def _usage(*, signs: bool) -> x509.KeyUsage:
-    from cryptography import x509
-
     return x509.KeyUsage(
         digital_signature=not signs,
         key_cert_sign=signs,

@@ -9,7 +9,9 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import sys
 import time
+from collections.abc import Sequence
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -24,6 +26,16 @@ def die_with_parent(expected_pid: int, death_signal: signal.Signals = signal.SIG
     _prctl(PR_SET_PDEATHSIG, int(death_signal))
     if os.getppid() != expected_pid:
         os._exit(0)
+
+
+def tied(argv: Sequence[str]) -> list[str]:
+    """Returns the command that starts ``argv`` as a child tied to this process. Start it from the main
+    thread: the signal is sent when the starting thread ends.
+
+    The tie survives exec(2), so it works for any program. Done by a program of its own because code
+    between fork and exec (preexec_fn) is not safe beside other threads.
+    """
+    return [sys.executable, "-m", "realsys.runtime.parent_death", str(os.getpid()), *argv]
 
 
 def adopt_orphans() -> None:
@@ -47,3 +59,14 @@ def _prctl(option: int, value: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(option, value, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), f"prctl({option}) failed")
+
+
+def main() -> None:
+    """``PARENT_PID PROGRAM ARGUMENT…``: becomes the program, which ends when its parent does."""
+    parent, *argv = sys.argv[1:]
+    die_with_parent(int(parent))
+    os.execvp(argv[0], argv)
+
+
+if __name__ == "__main__":
+    main()

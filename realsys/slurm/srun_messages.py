@@ -98,7 +98,7 @@ def what_to_do(words: str) -> str:
     if "step creation" in words and "busy" in words:
         return (
             "the job's other steps hold the CPUs or GPUs that this one needs: give the workers fewer CPUs "
-            "(cpus_per_model_worker, scheduling.<worker type>.cpu), or correct the nodes' CPUs in the "
+            "(scheduling.<worker type>.cpu), or correct the nodes' CPUs in the "
             "cluster spec (realsys doctor), then launch again"
         )
     if "unrecognized option" in words or "invalid option" in words:

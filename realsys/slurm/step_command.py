@@ -88,30 +88,6 @@ def hosts(step: StepPlan, nodes: Sequence[str]) -> list[str]:
     return found
 
 
-def task_command(
-    plan: LaunchPlan,
-    phase: PhasePlan,
-    step: StepPlan,
-    *,
-    plan_hash: str,
-    attempt: int,
-    python: str,
-    again: Again | None = None,
-) -> list[str]:
-    """Returns the task wrapper's command line, inside the step's container if it has one."""
-    return [
-        python if step.container_image is None else plan.cluster.container.python,
-        "-m",
-        TASK_MODULE,
-        step.worker_type.value,
-        f"--trial-dir={plan.trial_dir}",
-        f"--plan-hash={plan_hash}",
-        f"--phase={phase.name}",
-        f"--attempt={attempt}",
-        *(again.options if again else []),
-    ]
-
-
 def srun_argv(
     plan: LaunchPlan,
     phase: PhasePlan,
@@ -132,9 +108,17 @@ def srun_argv(
     assert plan.job is not None
     cluster, kind = plan.cluster, step.worker_type.value
     logs = TrialFiles(Path(plan.trial_dir)).attempt(attempt).logs
-    command = task_command(
-        plan, phase, step, plan_hash=plan_hash, attempt=attempt, python=python, again=again
-    )
+    command = [
+        python if step.container_image is None else cluster.container.python,
+        "-m",
+        TASK_MODULE,
+        kind,
+        f"--trial-dir={plan.trial_dir}",
+        f"--plan-hash={plan_hash}",
+        f"--phase={phase.name}",
+        f"--attempt={attempt}",
+        *(again.options if again else []),
+    ]
     wrapped = wrap(
         cluster.container,
         step.container_image,

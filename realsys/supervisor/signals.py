@@ -1,4 +1,5 @@
-"""Handles signals that ask an attempt to end, and requeues the job afterwards.
+"""Handles signals that ask an attempt to end, and requeues the job afterwards, on other nodes if it lost
+some.
 
 On Slurm the supervisor is the batch script: ``--signal=B:USR2@grace`` and the SIGTERM of scancel,
 preemption and the time limit reach it. It turns them into a stop request; the master finishes its step,
@@ -10,13 +11,17 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import subprocess
 import threading
 import time
+from collections.abc import Mapping
 from types import FrameType
 
+from realsys.api.errors import ConfigError
 from realsys.api.plan import LaunchPlan
+from realsys.slurm.lost_nodes import evidence, without_lost
 from realsys.slurm.no_answer import NO_CONTROLLER
 from realsys.supervisor.supervisor import Supervisor
 
@@ -32,6 +37,9 @@ REQUEUE_TIMEOUT_S = 20.0  # of one scontrol
 REQUEUE_AGAIN_S = 2.0
 REQUEUE_PATIENCE_S = 600.0  # Slurm ends the job earlier if its time is over
 ENDED_IN_S = 60.0  # Slurm ends a requeued job within this time
+TRY_FOR_S = 25.0  # to have lost nodes left out; KillWait is 30 s by default
+TRY_EVERY_S = 0.5
+ANSWER_S = 10.0
 
 
 def listen_to_signals(supervisor: Supervisor, plan: LaunchPlan) -> threading.Event:
@@ -64,14 +72,11 @@ def requeue_job(job_id: str) -> bool:
 
     If the site forbids it, the log says so; `realsys resume` still works.
     """
-    argv = ["scontrol", "requeue", job_id]
     logger.info("requeue requested job=%s", job_id)
     deadline = time.monotonic() + REQUEUE_PATIENCE_S
     while True:
         try:
-            done = subprocess.run(
-                argv, capture_output=True, text=True, timeout=REQUEUE_TIMEOUT_S, check=False
-            )
+            done = _run("scontrol", "requeue", job_id, timeout_s=REQUEUE_TIMEOUT_S)
         except FileNotFoundError as error:
             logger.error("requeue failed job=%s error=%s", job_id, error)
             return False
@@ -103,13 +108,7 @@ def cancel_job(job_id: str) -> None:
     start.
     """
     try:
-        done = subprocess.run(
-            ["scancel", job_id],
-            capture_output=True,
-            text=True,
-            timeout=CANCEL_TIMEOUT_S,
-            check=False,
-        )
+        done = _run("scancel", job_id, timeout_s=CANCEL_TIMEOUT_S)
     except (OSError, subprocess.TimeoutExpired) as error:
         logger.warning("cancellation failed job=%s error=%s", job_id, error)
         return
@@ -126,3 +125,62 @@ def _interruption(environ: os._Environ[str], announced_s: float) -> str:
     # Slurm sends it up to 60 s early (man sbatch, --signal).
     near_end = int(end) - time.time() < announced_s + 90
     return _ANNOUNCED[0] if near_end else _ANNOUNCED[1]
+
+
+# ---- Makes the next start of a requeued job avoid the nodes it lost.
+#
+# Slurm accepts a new --exclude for the job itself only once it is on its way back to the queue; so the
+# request is repeated in a thread, beside the requeue. Nothing here may keep an attempt from ending.
+
+
+def leave_out(job_id: str, lost: Mapping[str, str], needed: int) -> threading.Thread:
+    """Starts asking Slurm to exclude the lost nodes from the job's next start, if it can.
+
+    Args:
+        lost: node → why (realsys/slurm/lost_nodes.py).
+        needed: nodes of the job.
+    """
+    thread = threading.Thread(
+        target=_leave_out, args=(job_id, lost, needed), name="other nodes", daemon=True
+    )
+    thread.start()
+    return thread
+
+
+def _leave_out(job_id: str, lost: Mapping[str, str], needed: int) -> None:
+    try:
+        wanted = _wanted(job_id, lost, needed)
+        if wanted is None:
+            logger.warning("lost nodes not excluded lost=%s reason=job needs them", evidence(lost))
+            return
+        deadline = time.monotonic() + TRY_FOR_S
+        while True:
+            done = _run("scontrol", "update", f"JobId={job_id}", f"ExcNodeList={wanted}")
+            if done.returncode == 0:
+                logger.warning("lost nodes excluded lost=%s", evidence(lost))
+                return
+            if time.monotonic() > deadline:
+                logger.warning("lost nodes not excluded error=%s", done.stderr.strip())
+                return
+            time.sleep(TRY_EVERY_S)
+    except (OSError, subprocess.TimeoutExpired, ConfigError, ValueError) as error:
+        logger.warning("lost nodes not excluded lost=%s error=%s", evidence(lost), error)
+
+
+def _wanted(job_id: str, lost: Mapping[str, str], needed: int) -> str | None:
+    output = _run("scontrol", "show", "job", "--oneliner", job_id).stdout
+    facts = dict(re.findall(r"(\w+)=(\S*)", output))
+    excluded, pinned = (_list(facts.get(name, "")) for name in ("ExcNodeList", "ReqNodeList"))
+    where = [f"--partition={facts['Partition']}"] if facts.get("Partition") else []
+    sizes = _run("sinfo", "--noheader", "--format=%D", *where).stdout.split()
+    return without_lost(
+        lost, excluded=excluded, pinned=pinned, of_partition=sum(map(int, sizes)), needed=needed
+    )
+
+
+def _list(value: str) -> str:
+    return "" if value == "(null)" else value
+
+
+def _run(*argv: str, timeout_s: float = ANSWER_S) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(argv, capture_output=True, text=True, timeout=timeout_s, check=False)

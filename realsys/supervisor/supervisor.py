@@ -180,7 +180,11 @@ class Supervisor:
         return first is None and not self.stop_watch.is_requested
 
     def _goes_on(self) -> bool:
-        """Returns whether no stop was requested; meanwhile does what must not wait."""
+        """Does what must not wait; returns whether no stop was requested.
+
+        Raises:
+            StaleAttempt: Slurm has requeued the job, and its new incarnation runs.
+        """
         self.look_after_store()
         self.stop_watch.poll()
         self._refuse_if_requeued()
@@ -248,9 +252,7 @@ class Supervisor:
         """
         master = next(t for t in tasks if t.worker.startswith("master_worker/"))
         while True:
-            self.look_after_store()
-            self.stop_watch.poll()
-            self._refuse_if_requeued()
+            self._goes_on()
             if self.stop_watch.is_over:
                 logger.warning("grace period over, ending the workers")
                 return Result.STOPPED
@@ -321,9 +323,7 @@ class Supervisor:
         leave meanwhile."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
-            self.look_after_store()
-            self.stop_watch.poll()
-            self._refuse_if_requeued()
+            self._goes_on()
             self.restarts.advance(tasks)
             here = [t for t in tasks if is_optional(t.worker)]
             up = [t for t in here if not self.restarts.is_down(t.worker)]

@@ -19,11 +19,11 @@ from realsys.runtime.parent_death import die_with_parent
 from realsys.slurm.lost_nodes import lost_nodes
 from realsys.supervisor.attempt.attempt import Job, claim_attempt, end_attempt
 from realsys.supervisor.health.preflight_check import preflight
-from realsys.supervisor.health.requeue_elsewhere import leave_out
 from realsys.supervisor.job_etcd.job_store import JobStore, former_store
 from realsys.supervisor.signals import (
     cancel_job,
     is_cancelled,
+    leave_out,
     listen_to_signals,
     requeue_job,
 )

@@ -1,13 +1,14 @@
 """Authentication of connections: only holders of the trial's client key may connect.
 
-For server.py. Answers libzmq's authentication requests (ZAP, rfc.zeromq.org/spec/27) within the
-process, and counts handshakes that fail before that: no CURVE, another server's key. (libzmq drops
-bytes that are not ZeroMQ without an event: not counted.) Refusals are logged at counts 1, 2, 4, 8,
-...: a refused peer reconnects many times a second.
+For servers of messages (server.py) and of tensors. Answers libzmq's authentication requests (ZAP,
+rfc.zeromq.org/spec/27) within the process, and counts handshakes that fail before that: no CURVE,
+another server's key. (libzmq drops bytes that are not ZeroMQ without an event: not counted.)
+Refusals are logged at counts 1, 2, 4, 8, ...: a refused peer reconnects many times a second.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import Counter
 
@@ -15,6 +16,8 @@ import zmq
 import zmq.asyncio
 from zmq.utils import z85
 from zmq.utils.monitor import parse_monitor_message
+
+from realsys.transport.curve_keys import TrialKeypairs
 
 logger = logging.getLogger(__name__)
 
@@ -50,27 +53,58 @@ class Refusals:
             )
 
 
-class Authenticator:
-    """The ZAP handler of one context. Bind it before any socket of that context accepts peers."""
+class SecureRouter:
+    """A ROUTER socket for holders of the trial's client key, to be bound by its owner.
+
+    Args:
+        name: of the server, in names of tasks.
+        max_bytes: limit of a message; also for unauthenticated peers, before any handshake.
+    """
 
     def __init__(
-        self, context: zmq.asyncio.Context, *, client_public: bytes, refusals: Refusals
+        self,
+        keypairs: TrialKeypairs,
+        *,
+        name: str,
+        refusals: Refusals,
+        max_bytes: int,
+        linger_ms: int = 0,
     ) -> None:
-        self._client_public, self._refusals = client_public, refusals
-        self._socket = context.socket(zmq.ROUTER)
-        self._socket.linger = 0
-        self._socket.bind(_ZAP_ADDRESS)
+        self._client_public, self._refusals, self._name = keypairs.client_public, refusals, name
+        self._context = zmq.asyncio.Context()  # its own: ZAP is answered per context
+        self._zap = self._context.socket(zmq.ROUTER)
+        self._zap.linger = 0
+        self._zap.bind(_ZAP_ADDRESS)
+        self.socket = self._context.socket(zmq.ROUTER)
+        self.socket.curve_server = True
+        self.socket.curve_secretkey = keypairs.server_secret
+        self.socket.zap_domain = DOMAIN
+        self.socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # no answer from ZAP means no
+        self.socket.maxmsgsize = max_bytes
+        self.socket.handshake_ivl = HANDSHAKE_MS
+        self.socket.sndhwm = 0  # a ROUTER drops what is above the mark
+        self.socket.linger = linger_ms
+        self._monitor = open_monitor(self.socket)
 
     def close(self) -> None:
-        self._socket.close()
+        self.socket.disable_monitor()
+        self._monitor.close(linger=0)
+        self.socket.close()
+        self._zap.close()
+        self._context.term()
 
-    async def run(self) -> None:
+    def start(self, tasks: asyncio.TaskGroup) -> None:
+        """Starts to admit peers and to count refused ones."""
+        tasks.create_task(self._authenticate(), name=f"authenticator {self._name}")
+        tasks.create_task(self._count_failed_handshakes(), name=f"handshakes {self._name}")
+
+    async def _authenticate(self) -> None:
         while True:
-            route, _, version, request_id, *question = await self._socket.recv_multipart()
+            route, _, version, request_id, *question = await self._zap.recv_multipart()
             allowed = version == _ZAP_VERSION and self._allowed(question)
             status = (b"200", b"OK") if allowed else (b"400", b"not a client of this trial")
             reply = [route, b"", _ZAP_VERSION, request_id, *status, b"", b""]
-            await self._socket.send_multipart(reply)
+            await self._zap.send_multipart(reply)
 
     def _allowed(self, question: list[bytes]) -> bool:
         domain, address, _identity, mechanism, *credentials = question
@@ -80,13 +114,11 @@ class Authenticator:
         self._refusals.count("wrong_key", f"from {address.decode(errors='replace')}")
         return False
 
-
-async def count_failed_handshakes(monitor: zmq.asyncio.Socket, refusals: Refusals) -> None:
-    """Counts connections that failed the handshake. ``monitor`` is from ``open_monitor``."""
-    while True:
-        event = parse_monitor_message(await monitor.recv_multipart())
-        if event["event"] != zmq.EVENT_HANDSHAKE_FAILED_AUTH:  # already counted by _allowed
-            refusals.count("no_handshake", f"error {event['value']}")
+    async def _count_failed_handshakes(self) -> None:
+        while True:
+            event = parse_monitor_message(await self._monitor.recv_multipart())
+            if event["event"] != zmq.EVENT_HANDSHAKE_FAILED_AUTH:  # already counted by _allowed
+                self._refusals.count("no_handshake", f"error {event['value']}")
 
 
 def open_monitor(socket: zmq.asyncio.Socket, events: int = _FAILED) -> zmq.asyncio.Socket:

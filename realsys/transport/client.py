@@ -13,6 +13,7 @@ import logging
 import resource
 import socket
 import uuid
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Self
 
 import zmq
@@ -81,6 +82,7 @@ def too_many_peers(num_peers: int, max_files: int) -> ClusterError | None:
     )
 
 
+@dataclass(eq=False, repr=False)
 class RequestClient:
     """Calls one peer. Use as ``async with``, or ``open`` and ``close``; within one event loop.
 
@@ -92,25 +94,20 @@ class RequestClient:
         resend_s: interval at which a call is resent until it is answered.
     """
 
-    def __init__(
-        self,
-        endpoint: str,
-        *,
-        peer_name: str,
-        sender: str,
-        trial: str,
-        attempt: int,
-        token: str = "",
-        keypairs: TrialKeypairs,
-        reply_type: Any,
-        context: zmq.asyncio.Context,
-        resend_s: float = RESEND_S,
-        max_message_bytes: int = MAX_MESSAGE_BYTES,
-    ) -> None:
-        self.endpoint, self.peer_name = endpoint, peer_name
-        self._sender, self._trial, self._attempt, self._token = sender, trial, attempt, token
-        self._keypairs, self._reply_type, self._context = keypairs, reply_type, context
-        self._resend_s, self._max_bytes = resend_s, max_message_bytes
+    endpoint: str
+    _: KW_ONLY
+    peer_name: str
+    sender: str
+    trial: str
+    attempt: int
+    token: str = ""
+    keypairs: TrialKeypairs
+    reply_type: Any
+    context: zmq.asyncio.Context
+    resend_s: float = RESEND_S
+    max_message_bytes: int = MAX_MESSAGE_BYTES
+
+    def __post_init__(self) -> None:
         self._waiting: dict[str, asyncio.Future[Any]] = {}
         self._calls: dict[str, str] = {}  # request id -> what, for errors
         self._tasks: list[asyncio.Task[None]] = []
@@ -121,11 +118,11 @@ class RequestClient:
     def open(self) -> Self:
         """Connects in the background. Needs a running event loop, which owns the client from now
         on."""
-        self._socket = self._context.socket(zmq.DEALER)
-        self._socket.curve_serverkey = self._keypairs.server_public
-        self._socket.curve_publickey = self._keypairs.client_public
-        self._socket.curve_secretkey = self._keypairs.client_secret
-        self._socket.maxmsgsize = self._max_bytes
+        self._socket = self.context.socket(zmq.DEALER)
+        self._socket.curve_serverkey = self.keypairs.server_public
+        self._socket.curve_publickey = self.keypairs.client_public
+        self._socket.curve_secretkey = self.keypairs.client_secret
+        self._socket.maxmsgsize = self.max_message_bytes
         self._socket.sndhwm = 0  # sending never blocks; the queue is bounded by calls and resends
         self._socket.linger = 0
         self._socket.heartbeat_ivl = _HEARTBEAT_MS
@@ -170,7 +167,7 @@ class RequestClient:
             RemoteError: the peer failed; or the RealsysError that it raised.
             ProtocolError: the request or the reply can't be encoded or decoded.
         """
-        data = encode(body, max_bytes=self._max_bytes)
+        data = encode(body, max_bytes=self.max_message_bytes)
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + timeout_s
         request_id = uuid.uuid4().hex
@@ -181,7 +178,7 @@ class RequestClient:
                 raise self._lost(what, self._failed)
             while (left_s := deadline_s - loop.time()) > 0:
                 await self._socket.send(self._frame(request_id, left_s, data))
-                await asyncio.wait({reply}, timeout=min(self._resend_s, left_s))
+                await asyncio.wait({reply}, timeout=min(self.resend_s, left_s))
                 if reply.done():
                     return reply.result()
             raise WaitTimeout(
@@ -220,18 +217,20 @@ class RequestClient:
 
     def _take(self, data: bytes) -> None:
         try:
-            frame: ReplyFrame = decode(data, ReplyFrame, max_bytes=self._max_bytes)
+            frame: ReplyFrame = decode(data, ReplyFrame, max_bytes=self.max_message_bytes)
         except ProtocolError as error:
             self._drop(error.what)
             return
         reply = self._waiting.get(frame.request_id)
         if reply is None or reply.done():
             self._drop("no call waits for it")
-        elif frame.ok and frame.attempt < self._attempt:
-            self._drop(f"of attempt {frame.attempt}, ours is {self._attempt}")
+        elif frame.ok and frame.attempt < self.attempt:
+            self._drop(f"of attempt {frame.attempt}, ours is {self.attempt}")
         elif frame.ok and frame.version == PROTOCOL_VERSION:
             try:
-                reply.set_result(decode(frame.body, self._reply_type, max_bytes=self._max_bytes))
+                reply.set_result(
+                    decode(frame.body, self.reply_type, max_bytes=self.max_message_bytes)
+                )
             except ProtocolError as error:
                 reply.set_exception(error)
         else:
@@ -256,15 +255,15 @@ class RequestClient:
     def _frame(self, request_id: str, left_s: float, body: bytes) -> bytes:
         frame = RequestFrame(
             version=PROTOCOL_VERSION,
-            trial=self._trial,
-            attempt=self._attempt,
-            token=self._token,
+            trial=self.trial,
+            attempt=self.attempt,
+            token=self.token,
             request_id=request_id,
-            sender=self._sender,
+            sender=self.sender,
             deadline_s=left_s,
             body=body,
         )
-        return encode(frame, max_bytes=self._max_bytes)
+        return encode(frame, max_bytes=self.max_message_bytes)
 
     def _lost(self, what: str, reason: str) -> WorkerLost:
         return WorkerLost(

@@ -29,6 +29,15 @@ class ProtocolError(RealsysError):
     version."""
 
 
+def mismatch_error(what: str, *, where: str) -> ProtocolError:
+    """Returns the error for a readable message that no peer of this version sends."""
+    return ProtocolError(
+        what,
+        where=where,
+        fix="both workers must run the same version of realsys; else report this as a bug",
+    )
+
+
 def encode(message: object, *, max_bytes: int = MAX_MESSAGE_BYTES) -> bytes:
     """Encodes a message. Raises ProtocolError if it is too large or not representable in msgpack."""
     try:

@@ -137,27 +137,15 @@ class GenerationClient(Protocol):
     async def abort(self, rid: str = "", *, every: bool = False) -> None:
         """Ends one request, or all; each returns its tokens so far with finish ``abort``."""
 
-    async def pause(self, mode: PauseMode = PauseMode.RETRACT) -> None:
-        """Stops decoding; new requests wait."""
-
-    async def resume(self) -> None:
-        """Resumes decoding."""
-
     async def update_weights(self, source: WeightSource, *, timeout_s: float) -> WeightsTaken:
         """Switches to another version between two decoding steps; running requests continue with
         it."""
-
-    async def flush_cache(self) -> None:
-        """Drops cached prefixes."""
 
     async def info(self, *, timeout_s: float = 5.0) -> ServerInfo:
         """Returns the server's state, which also shows that it is alive."""
 
     async def healthy(self, *, timeout_s: float = 5.0) -> bool:
         """Returns whether the server passes a health check that generates a token."""
-
-    async def metrics(self) -> str:
-        """Returns metrics as Prometheus text."""
 
     async def close(self) -> None:
         """Closes the connections."""

@@ -15,7 +15,7 @@ import msgspec
 
 from realsys.api.errors import RealsysError, RemoteError
 
-PROTOCOL_VERSION = 2  # incremented whenever a frame or a body changes its meaning
+PROTOCOL_VERSION = 3  # incremented whenever a frame or a body changes its meaning
 
 MAX_TRACEBACK_CHARS = 20_000
 

@@ -13,21 +13,15 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, Self
 
 import zmq
 import zmq.asyncio
 
 from realsys.api.errors import ClusterError, StaleAttempt
-from realsys.transport.authentication import (
-    DOMAIN,
-    HANDSHAKE_MS,
-    Authenticator,
-    Refusals,
-    count_failed_handshakes,
-    open_monitor,
-)
-from realsys.transport.binding import bind, in_url
+from realsys.transport.authentication import Refusals, SecureRouter
+from realsys.transport.binding import bind
 from realsys.transport.codec import MAX_MESSAGE_BYTES, ProtocolError, decode, encode
 from realsys.transport.curve_keys import TrialKeypairs
 from realsys.transport.messages import (
@@ -47,6 +41,7 @@ YOUNG_S = 60.0  # a client resends after 10 s, and after it has detected a broke
 _LINGER_MS = 500  # time for the last replies; a peer that does not read blocks no longer
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class RequestServer:
     """Serves one handler. Use as ``async with``; then ``endpoint`` is known.
 
@@ -55,37 +50,24 @@ class RequestServer:
         trial, attempt, token: of the requests that are accepted.
         request_type: a Struct or a union of tagged ones that bodies are decoded to.
         bind_host: name or address of the interface to listen on; 0.0.0.0 for all.
-        publish_host: what others connect to, if it differs from ``bind_host``.
         ports: to try, in order; None: any free one.
     """
 
-    def __init__(
-        self,
-        *,
-        name: str,
-        trial: str,
-        attempt: int,
-        token: str = "",
-        keypairs: TrialKeypairs,
-        request_type: Any,
-        bind_host: str = "127.0.0.1",
-        publish_host: str | None = None,
-        ports: Iterable[int] | None = None,
-        max_message_bytes: int = MAX_MESSAGE_BYTES,
-    ) -> None:
-        self.name, self.trial, self.attempt, self._token = name, trial, attempt, token
-        self._keypairs, self._request_type = keypairs, request_type
-        self._bind_host, self._publish_host, self._ports = bind_host, publish_host, ports
-        self._max_bytes = max_message_bytes
-        self._refusals = Refusals(name)
+    name: str
+    trial: str
+    attempt: int
+    token: str = ""
+    keypairs: TrialKeypairs
+    request_type: Any
+    bind_host: str = "127.0.0.1"
+    ports: Iterable[int] | None = None
+    max_message_bytes: int = MAX_MESSAGE_BYTES
+
+    def __post_init__(self) -> None:
+        self._refusals = Refusals(self.name)
         self._running: dict[str, set[bytes]] = {}  # request id -> peers that wait for it
         self._replies = KeptReplies(MAX_KEPT_REPLIES, MAX_KEPT_BYTES)
-        self._endpoint = ""
-
-    @property
-    def endpoint(self) -> str:
-        """Where clients connect, e.g. ``tcp://node7:40123``."""
-        return self._endpoint
+        self.endpoint = ""  # where clients connect, e.g. tcp://node7:40123
 
     @property
     def refused(self) -> dict[str, int]:
@@ -93,39 +75,32 @@ class RequestServer:
         return dict(self._refusals.counts)
 
     async def __aenter__(self) -> Self:
-        self._context = zmq.asyncio.Context()  # its own: ZAP is answered per context
-        public = self._keypairs.client_public
-        self._authenticator = Authenticator(
-            self._context, client_public=public, refusals=self._refusals
+        self._router = SecureRouter(
+            self.keypairs,
+            name=self.name,
+            refusals=self._refusals,
+            max_bytes=self.max_message_bytes,
+            linger_ms=_LINGER_MS,
         )
-        self._socket = self._context.socket(zmq.ROUTER)
-        self._socket.curve_server = True
-        self._socket.curve_secretkey = self._keypairs.server_secret
-        self._socket.zap_domain = DOMAIN
-        self._socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # no answer from ZAP means no
-        self._socket.maxmsgsize = self._max_bytes
-        self._socket.handshake_ivl = HANDSHAKE_MS
-        self._socket.sndhwm = 0  # a ROUTER drops what is above the mark
-        self._socket.linger = _LINGER_MS
-        self._monitor = open_monitor(self._socket)
+        self._socket = self._router.socket
         try:
-            self._bind()
+            self.endpoint = bind(self._socket, self.bind_host, self.ports)
         except ClusterError as error:
-            self._close()
+            self._router.close()
             raise ClusterError(
                 f"{self.name} can't listen: {error.what}", where=error.where, fix=error.fix
             ) from error
         except (zmq.ZMQError, OSError) as error:
-            self._close()
+            self._router.close()
             raise ClusterError(
                 f"{self.name} can't listen: {error}",
-                where=f"tcp://{self._bind_host}",
+                where=f"tcp://{self.bind_host}",
                 fix="name an interface of this host in bind_host, and a free port (0: any)",
             ) from error
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        self._close()
+        self._router.close()
 
     async def serve(self, handler: Handler) -> None:
         """Serves until cancelled. Each request is a task of its own, in no particular order.
@@ -134,11 +109,7 @@ class RequestServer:
         stopped when its caller's deadline passes: half an optimizer step is of no use.
         """
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._authenticator.run(), name=f"authenticator {self.name}")
-            tasks.create_task(
-                count_failed_handshakes(self._monitor, self._refusals),
-                name=f"handshakes {self.name}",
-            )
+            self._router.start(tasks)
             while True:
                 peer, *parts = await self._socket.recv_multipart()
                 frame = await self._admit(peer, parts)
@@ -178,7 +149,7 @@ class RequestServer:
                 ),
             )
             return None
-        if (frame.attempt, frame.token) != (self.attempt, self._token):
+        if (frame.attempt, frame.token) != (self.attempt, self.token):
             self._refusals.count("stale", f"{frame.sender} attempt {frame.attempt}")
             older = self.name if frame.attempt > self.attempt else frame.sender
             await self._refuse(
@@ -199,7 +170,9 @@ class RequestServer:
             return None
         for kind in (RequestFrame, FrameHead):
             try:
-                frame: RequestFrame | FrameHead = decode(parts[0], kind, max_bytes=self._max_bytes)
+                frame: RequestFrame | FrameHead = decode(
+                    parts[0], kind, max_bytes=self.max_message_bytes
+                )
             except ProtocolError:
                 continue
             # A frame of our version that does not parse as a RequestFrame is malformed, not old.
@@ -230,10 +203,10 @@ class RequestServer:
 
     async def _run(self, frame: RequestFrame, handler: Handler) -> bytes:
         try:
-            request = decode(frame.body, self._request_type, max_bytes=self._max_bytes)
-            body = encode(await handler(request), max_bytes=self._max_bytes)
+            request = decode(frame.body, self.request_type, max_bytes=self.max_message_bytes)
+            body = encode(await handler(request), max_bytes=self.max_message_bytes)
             reply = self._reply(frame.request_id, ok=True, body=body)
-            return encode(reply, max_bytes=self._max_bytes)
+            return encode(reply, max_bytes=self.max_message_bytes)
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is None or task.cancelling():
@@ -273,20 +246,6 @@ class RequestServer:
             body=body,
             error=error_to_info(error) if error is not None else None,
         )
-
-    def _bind(self) -> None:
-        # /etc/hosts may map the host name to 127.0.1.1 (Debian): such a host must pass
-        # bind_host="0.0.0.0" and its name as publish_host.
-        bound = bind(self._socket, self._bind_host, self._ports)
-        port = bound.rsplit(":", 1)[1]
-        self._endpoint = f"tcp://{in_url(self._publish_host or self._bind_host)}:{port}"
-
-    def _close(self) -> None:
-        self._socket.disable_monitor()
-        self._monitor.close(linger=0)
-        self._socket.close()
-        self._authenticator.close()
-        self._context.term()
 
 
 class KeptReplies:

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from realsys.api.data import SequenceMeta
+from realsys.api.model import FinetuneSpec
 
 
 class _WorkerRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -64,10 +65,7 @@ class Initialize(_WorkerRequest, frozen=True, kw_only=True, tag=True):
     """Makes the backends create their engines for a run of this length."""
 
     order: int
-    total_train_epochs: int
-    dataset_size: int
-    train_batch_size: int
-    benchmark_steps: int | None
+    spec: FinetuneSpec
 
 
 class Fetch(_WorkerRequest, frozen=True, kw_only=True, tag=True):

@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import shlex
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +29,7 @@ OWN_PREFIX = "realsys-"
 ANYBODY = "anybody"
 _ACL = "system.posix_acl_access"
 _LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+_FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,13 +199,9 @@ def check_ours(files: TrialFiles) -> None:
     attempts = [attempt.root for attempt in files.all_attempts()]
     for path in (files.root, files.submitit, files.attempts, *attempts):
         try:
-            fd = os.open(path, _LOOK)
+            facts = _facts_at(path, _LOOK)
         except FileNotFoundError:
             continue
-        try:
-            facts = _facts(fd, str(path))
-        finally:
-            os.close(fd)
         if facts.owner not in (os.getuid(), 0):
             owner = user_of(facts.owner)
             raise ClusterError(
@@ -221,13 +218,9 @@ def above(top: Path) -> list[tuple[str, bool]]:
     found = []
     for path in top.resolve().parents:
         try:
-            fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            facts = _facts_at(path, _FOLDER)
         except OSError:
             continue
-        try:
-            facts = _facts(fd, str(path))
-        finally:
-            os.close(fd)
         if facts.owner not in (os.getuid(), 0):
             found.append((f"{path} belongs to {user_of(facts.owner)}, whom you trust", False))
         if facts.open_to and not facts.sticky:
@@ -275,7 +268,7 @@ def _opened(target: Path, *, root: Path, mode: int | None = None) -> Iterator[in
     if mode is not None:
         _make_parents(top)
     try:
-        fd = os.open(top, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        fd = os.open(top, _FOLDER)
     except FileNotFoundError:
         yield -1
         return
@@ -301,7 +294,7 @@ def _make_parents(top: Path) -> None:
     """Creates missing folders above the file root."""
     lacking = [path for path in (top, *top.parents) if not path.exists()]
     for path in reversed(lacking):
-        above = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        above = os.open(path.parent, _FOLDER)
         try:
             with suppress(FileExistsError):
                 _make(path.name, above, READABLE)
@@ -338,7 +331,7 @@ def _enter(part: str, above: int, path: Path, mode: int | None, *, is_open: bool
     found = os.fstat(fd)
     if stat.S_ISLNK(found.st_mode) and not is_open and found.st_uid in (os.getuid(), 0):
         os.close(fd)
-        return os.open(part, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=above)
+        return os.open(part, _FOLDER, dir_fd=above)
     return fd
 
 
@@ -355,16 +348,20 @@ def _make(name: str, above: int, mode: int) -> None:
         os.close(fd)
 
 
+def _facts_at(path: Path, flags: int) -> FolderFacts:
+    fd = os.open(path, flags)
+    try:
+        return _facts(fd, str(path))
+    finally:
+        os.close(fd)
+
+
 def _facts(fd: int, path: str) -> FolderFacts:
     found = os.fstat(fd)
-    kinds: Sequence[tuple[Callable[[int], bool], str]] = (
-        (stat.S_ISDIR, "folder"),
-        (stat.S_ISLNK, "link"),
-    )
-    kind = next((name for test, name in kinds if test(found.st_mode)), "file")
+    kinds = {stat.S_IFDIR: "folder", stat.S_IFLNK: "link"}
     return FolderFacts(
         path=path,
-        kind=kind,
+        kind=kinds.get(stat.S_IFMT(found.st_mode), "file"),
         owner=found.st_uid,
         open_to=_open_to(found, fd),
         sticky=bool(found.st_mode & stat.S_ISVTX),

@@ -19,6 +19,7 @@ from pathlib import Path
 from realsys.trial.records import process_start
 
 TRIAL_VARIABLE = "REALSYS_TRIAL_DIR"
+KILL_S, POLL_S = 5.0, 0.05  # of end_processes
 
 
 class Liveness(StrEnum):
@@ -77,11 +78,7 @@ def processes_of(trial_dir: Path) -> list[Process]:
 
 
 def end_processes(
-    find: Callable[[], Iterable[Process]],
-    *,
-    term_s: float,
-    kill_s: float = 5.0,
-    poll_s: float = 0.05,
+    find: Callable[[], Iterable[Process]], *, term_s: float
 ) -> tuple[list[int], list[int], list[int]]:
     """Sends SIGTERM, then SIGKILL, to the processes that ``find`` returns, until it returns none.
 
@@ -91,7 +88,7 @@ def end_processes(
         pids that got SIGTERM, that got SIGKILL, and that still run.
     """
     signalled: dict[signal.Signals, list[int]] = {signal.SIGTERM: [], signal.SIGKILL: []}
-    for number, timeout_s in ((signal.SIGTERM, term_s), (signal.SIGKILL, kill_s)):
+    for number, timeout_s in ((signal.SIGTERM, term_s), (signal.SIGKILL, KILL_S)):
         deadline = time.monotonic() + timeout_s
         while left := list(find()):
             for process in left:
@@ -99,5 +96,5 @@ def end_processes(
                     signalled[number].append(process.pid)
             if time.monotonic() > deadline:
                 break
-            time.sleep(poll_s)
+            time.sleep(POLL_S)
     return signalled[signal.SIGTERM], signalled[signal.SIGKILL], [p.pid for p in find()]

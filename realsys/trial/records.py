@@ -29,7 +29,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -431,6 +430,8 @@ def _damaged_key(kind: type[Any], key: str, what: object) -> TrialError:
 
 def write_record(path: Path, record: Any) -> None:
     """Writes a record atomically: temporary file beside it, fsync, rename."""
+    import tempfile  # with shutil, slow to import for those that only read
+
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:

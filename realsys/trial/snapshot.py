@@ -11,13 +11,13 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.util
-import shutil
 import subprocess
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Thread
 
 from realsys.api.plan import LaunchPlan
 from realsys.trial.records import TrialFiles, TrialRecord, read_record, write_record
@@ -30,30 +30,27 @@ GIT_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class CodeSnapshot:
-    """``snapshot.json``: origin of the copied code."""
+class Provenance:
+    """Which code a checkout holds, according to git."""
+
+    revision: str = ""  # empty outside git, or where git refuses
+    changed: bool | None = None  # it differs from the revision; None: unknown
+    problem: str = ""  # why git could not identify the code; empty outside git
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodeSnapshot(Provenance):
+    """``snapshot.json``: origin of the copied code. If it was changed: see dirty.diff."""
 
     root: str
-    revision: str  # empty outside git, or where git refuses
-    changed: bool | None  # the copy differs from the revision: see dirty.diff; None: unknown
     files: int
     taken_at: float
     left_out: tuple[str, ...] = ()  # larger than MAX_FILE_BYTES
-    problem: str = ""  # why git could not identify the code
 
 
 def code_root() -> Path:
     """Returns the folder that holds realsys' packages: a checkout, or site-packages."""
     return Path(__file__).resolve().parents[2]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Provenance:
-    """Which code a checkout holds, according to git. ``changed`` None: unknown."""
-
-    revision: str = ""
-    changed: bool | None = None
-    problem: str = ""  # why it is unknown; empty outside git
 
 
 def provenance(root: Path | None = None) -> Provenance:
@@ -74,6 +71,20 @@ def revision(root: Path | None = None) -> str:
     unknown; empty outside git, or if git refuses."""
     found = provenance(root)
     return found.revision + {True: "+", False: "", None: "?" * bool(found.revision)}[found.changed]
+
+
+def revision_meanwhile() -> Callable[[], str]:
+    """Has git look for the revision on a thread, since it reads the whole checkout; returns what waits
+    for it, as long as git may take."""
+    found = list[str]()
+    thread = Thread(target=lambda: found.append(revision()), name="revision", daemon=True)
+    thread.start()
+
+    def wait() -> str:
+        thread.join()
+        return found[0]
+
+    return wait
 
 
 def code_that_made(record: TrialRecord, plan_revision: str) -> tuple[str, str]:
@@ -159,6 +170,8 @@ def take_snapshot(
 
     root = root or code_root()
     copied, left_out = 0, []
+    import shutil  # slow to import for those that make no copy
+
     shutil.rmtree(files.code, ignore_errors=True)
     files.code.mkdir(mode=0o700)  # it may contain private files of the checkout
     for name in _listed(root):
@@ -182,20 +195,17 @@ def take_snapshot(
             (files.code / "imports").mkdir(parents=True, exist_ok=True)
             shutil.copy2(path, files.code / "imports" / Path(path).name)
     found = provenance(root)
-    problem = found.problem
     if found.changed:
         diff, why = _git(root, "diff", "HEAD")
-        problem = problem or why
+        found = replace(found, problem=found.problem or why)
         if diff is not None:
             (files.root / "dirty.diff").write_text(diff, encoding="utf-8", errors="surrogateescape")
     taken = CodeSnapshot(
         root=str(root),
-        revision=found.revision,
-        changed=found.changed,
         files=copied,
         taken_at=time.time(),
         left_out=tuple(left_out),
-        problem=problem,
+        **vars(found),
     )
     write_record(files.snapshot, taken)
     return taken
@@ -205,6 +215,8 @@ def _copy_compiled(source: Path, target: Path) -> None:
     """Copies the compiled file: it stores its source's age and size, which the copy shares."""
     compiled = Path(importlib.util.cache_from_source(str(source)))
     if compiled.is_file():
+        import shutil
+
         copy = Path(importlib.util.cache_from_source(str(target)))
         copy.parent.mkdir(exist_ok=True)
         shutil.copyfile(compiled, copy)

@@ -56,6 +56,7 @@ class State(StrEnum):
     RUNNING = "running"
     PAUSED = "paused"  # suspended by Slurm
     STOPPING = "stopping"
+    # Those of a Result have its values.
     COMPLETED = "completed"
     STOPPED = "stopped"
     FAILED = "failed"
@@ -105,13 +106,6 @@ class TrialFacts:
     cancelled: bool = False
 
 
-_RESULTS = {
-    Result.COMPLETED: State.COMPLETED,
-    Result.STOPPED: State.STOPPED,
-    Result.FAILED: State.FAILED,
-}
-
-
 def decide(facts: TrialFacts) -> State:
     """Decides the state from the facts. Total."""
     return _on_this_machine(facts) if facts.job is None else _on_slurm(facts, facts.job)
@@ -129,7 +123,7 @@ def _on_slurm(facts: TrialFacts, job: JobState) -> State:
     if facts.pending is not Liveness.NONE or not attempted or facts.requeued:
         return _before_an_attempt(facts, job)
     if facts.result is not None:
-        return _RESULTS[facts.result]
+        return State(facts.result.value)
     if job in _IN_QUEUE:  # WAITING: requeued without an exit marker, e.g. after a lost node
         return _IN_QUEUE[job]
     if job is JobState.UNKNOWN and not facts.leases:
@@ -162,7 +156,7 @@ def _on_this_machine(facts: TrialFacts) -> State:
     if facts.supervisor is Liveness.NONE:
         return State.PLANNED if facts.planned else State.UNKNOWN
     if facts.result is not None:
-        return _RESULTS[facts.result]
+        return State(facts.result.value)
     if facts.supervisor is Liveness.DEAD:
         return State.LOST
     if facts.supervisor is Liveness.UNKNOWN and not facts.leases:

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from realsys.api.errors import KeyNotFound, TrialError
+from realsys.api.errors import TrialError
 from realsys.api.scheduling import SCALED, WorkerType
 from realsys.name_resolve.key_table import TrialKeys
-from realsys.name_resolve.store import Compare, NameResolve, Put
+from realsys.name_resolve.store import Compare, NameResolve, Put, find
 from realsys.trial.records import AttemptRecord, dumps, loads
 
 TRIES = 5  # attempts of a change, while others change it too
@@ -98,9 +98,7 @@ def read_scaling(
     Raises:
         StoreError: it can't be read. TrialError: it can't be decoded.
     """
-    try:
-        entry = store.get(keys.scaling)
-    except KeyNotFound:
+    if (entry := find(store, keys.scaling)) is None:
         return None
     found = loads(Scaling, entry.value, where=keys.scaling)
     return found if found.token == token and phase in ("", found.phase) else None
@@ -131,12 +129,10 @@ def change_scaling(
                 where=keys.scaling,
                 fix="try again",
             )
-        try:
-            entry = store.get(keys.scaling)
+        before, there = None, Compare.absent(keys.scaling)
+        if (entry := find(store, keys.scaling)) is not None:
             before = loads(Scaling, entry.value, where=keys.scaling)
             there = Compare.at_revision(keys.scaling, entry.revision)
-        except KeyNotFound:
-            before, there = None, Compare.absent(keys.scaling)
         if before is None or (before.token, before.phase) != (attempt.token, phase):
             before = Scaling(attempt=attempt.number, token=attempt.token, phase=phase)
         after = change(before)

@@ -161,18 +161,18 @@ class WorkerRunner:
             attempt=self.attempt.number,
             token=self.attempt.token,
             store_url=self.plan.name_resolve_url,
+            keys=self.keys,
             etcd=asdict(self.plan.cluster.etcd),
             attempt_dir=str(self.attempt_files.root),
             patience_s=self.patience_s,
-            **asdict(self.keys),
         )
-        self._heartbeat = Heartbeat.start(
+        self._heartbeat = Heartbeat(
             begin,
             on_stop=self._on_stop_request,
             on_command=self._on_command,
             on_terminate=on_terminate,
             on_watched=self._on_watched,
-        )
+        ).start()
 
     def register(self, *, control: str = "", data: str = "", rendezvous: str = "") -> None:
         """Publishes this worker's addresses under a lease that is renewed from now on.

@@ -46,8 +46,11 @@ LEFT_OUT = {
     r"rollout/servers_at_version$": "servers that had the weights at the moment of asking",
 }
 # A setting that has another name in an older tree: today's name → the older one, used where the tree's
-# `show --config` does not list today's.
-FORMER_NAMES: dict[str, str] = {}
+# `show --config --json` does not list today's.
+FORMER_NAMES: dict[str, str] = {
+    "scheduling.model_worker.cpu": "cpus_per_model_worker",
+    "sft.scheduling.model_worker.cpu": "sft.cpus_per_model_worker",
+}
 
 SMALL = (
     "sft.init.hidden_size=32",
@@ -55,7 +58,7 @@ SMALL = (
     "sft.task.train_size=960",
     "sft.task.eval_size=16",
     "sft.exp_ctrl.eval_freq_steps=8",
-    "sft.cpus_per_model_worker=1",
+    "sft.scheduling.model_worker.cpu=1",
     "task.train_size=96",
     "train_bs_n_seqs=8",
     "task.eval_size=16",
@@ -68,7 +71,7 @@ SMALL = (
     "exp_ctrl.ckpt_freq_secs=none",
     "exp_ctrl.eval_freq_steps=4",
     "exp_ctrl.save_freq_steps=6",
-    "cpus_per_model_worker=1",
+    "scheduling.model_worker.cpu=1",
     "tensorboard=false",
     "sft.tensorboard=false",
 )
@@ -157,7 +160,7 @@ class Tree:
 
     def launch(self, experiment: str, trial: str, settings: tuple[str, ...]) -> Path:
         """Starts a trial; returns its folder."""
-        listed = self.realsys("show", "--config", experiment) if FORMER_NAMES else ""
+        listed = self.realsys("show", "--config", experiment, "--json") if FORMER_NAMES else ""
         critic = ("critic.optimizer.lr=1e-3",) if experiment.startswith("ppo") else ()
         words = [as_named_in(listed, word) for word in (*SMALL, *critic, *settings)]
         self.realsys("launch", experiment, "--trial", trial, "--detach", *words)
@@ -181,9 +184,9 @@ class Tree:
 
 
 def as_named_in(listed: str, word: str) -> str:
-    """A setting, by the name that it has in a tree whose `show --config` listed so."""
+    """A setting, by the name that it has in a tree whose `show --config --json` listed so."""
     name, _, value = word.partition("=")
-    if name in FORMER_NAMES and not re.search(rf"(?m)^{re.escape(name)} ", listed):
+    if name in FORMER_NAMES and f'"path": "{name}"' not in listed:
         name = FORMER_NAMES[name]
     return f"{name}={value}"
 

@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 from engines.serve import HELD
 from engines.small_models import SmallModel
+from full_client import FullClient
 
 from realsys.api.errors import DataError, RealsysError, RemoteError, WaitTimeout, WorkerLost
 from realsys.generation.http.http_answers import read_answer
-from realsys.generation.http.http_client import HttpGenerationClient
 from realsys.generation.http.http_session import HttpSession
 from realsys.models.hf import load_tokenizer
 from realsys.transport.generation_messages import (
@@ -71,8 +71,8 @@ class Served:
             return WeightSource(version=version, path=path)
         return WeightSource(version=version, parts=(WeightPart(endpoint=HELD, name=path),))
 
-    def client(self) -> HttpGenerationClient:
-        return HttpGenerationClient(self.url, self.key, name=self.name)
+    def client(self) -> FullClient:
+        return FullClient(self.url, self.key, name=self.name)
 
     def http(self, key: str | None = None, *, url: str = "") -> HttpSession:
         """A bare session, closed when the case ends."""
@@ -81,7 +81,7 @@ class Served:
         return session
 
 
-Case = Callable[[Served, HttpGenerationClient], Awaitable[None]]
+Case = Callable[[Served, FullClient], Awaitable[None]]
 CASES: dict[str, Case] = {}
 
 
@@ -115,9 +115,7 @@ def request(rid: str, prompt: tuple[int, ...] = PROMPT, **sampling: Any) -> Gene
     )
 
 
-async def _take(
-    served: Served, client: HttpGenerationClient, model: SmallModel, version: int
-) -> None:
+async def _take(served: Served, client: FullClient, model: SmallModel, version: int) -> None:
     source = served.source(str(model.path), version)
     taken = await client.update_weights(source, timeout_s=S)
     assert taken.version == version
@@ -135,7 +133,7 @@ def assert_close(found: Any, expected: Any, tolerance: float = CLOSE) -> None:
 
 
 @case
-async def logprobs_are_those_of_a_forward(served: Served, client: HttpGenerationClient) -> None:
+async def logprobs_are_those_of_a_forward(served: Served, client: FullClient) -> None:
     for i, temperature in enumerate((1.0, 0.7)):
         asked = request(f"lp{i}", temperature=temperature, max_new_tokens=24, sampling_seed=i)
         result = await client.generate(asked, timeout_s=S)
@@ -146,14 +144,14 @@ async def logprobs_are_those_of_a_forward(served: Served, client: HttpGeneration
 
 
 @case
-async def greedy_picks_the_best_token(served: Served, client: HttpGenerationClient) -> None:
+async def greedy_picks_the_best_token(served: Served, client: FullClient) -> None:
     result = await client.generate(request("greedy", temperature=0, max_new_tokens=32), timeout_s=S)
     assert served.first.lead(PROMPT, result.output_ids) < CLOSE
     assert_close(result.logprobs, served.first.logprobs(PROMPT, result.output_ids))
 
 
 @case
-async def length_is_kept(served: Served, client: HttpGenerationClient) -> None:
+async def length_is_kept(served: Served, client: FullClient) -> None:
     for n in (1, 7):
         result = await client.generate(request(f"n{n}", max_new_tokens=n), timeout_s=S)
         assert len(result.output_ids) == len(result.logprobs) == len(result.versions) == n
@@ -161,9 +159,7 @@ async def length_is_kept(served: Served, client: HttpGenerationClient) -> None:
 
 
 @case
-async def a_stop_token_ends_the_answer_and_is_in_it(
-    served: Served, client: HttpGenerationClient
-) -> None:
+async def a_stop_token_ends_the_answer_and_is_in_it(served: Served, client: FullClient) -> None:
     free = await client.generate(request("free", temperature=0, max_new_tokens=16), timeout_s=S)
     stop = free.output_ids[5]
     length = free.output_ids.index(stop) + 1
@@ -177,7 +173,7 @@ async def a_stop_token_ends_the_answer_and_is_in_it(
 
 
 @case
-async def a_stop_text_ends_the_answer(served: Served, client: HttpGenerationClient) -> None:
+async def a_stop_text_ends_the_answer(served: Served, client: FullClient) -> None:
     if not served.stop_texts:
         return
     tokenizer = load_tokenizer(served.first.path)
@@ -194,7 +190,7 @@ async def a_stop_text_ends_the_answer(served: Served, client: HttpGenerationClie
 
 
 @case
-async def seeds_repeat_and_differ(served: Served, client: HttpGenerationClient) -> None:
+async def seeds_repeat_and_differ(served: Served, client: FullClient) -> None:
     async def sample(rid: str, seed: int) -> GenerateResult:
         return await client.generate(
             request(rid, max_new_tokens=12, sampling_seed=seed), timeout_s=S
@@ -210,7 +206,7 @@ async def seeds_repeat_and_differ(served: Served, client: HttpGenerationClient) 
 
 
 @case
-async def a_stream_is_the_answer_growing(served: Served, client: HttpGenerationClient) -> None:
+async def a_stream_is_the_answer_growing(served: Served, client: FullClient) -> None:
     asked = request("stream", temperature=0, max_new_tokens=20)
     parts = [p async for p in client.stream(asked, timeout_s=S)]
     whole = await client.generate(request("whole", temperature=0, max_new_tokens=20), timeout_s=S)
@@ -224,7 +220,7 @@ async def a_stream_is_the_answer_growing(served: Served, client: HttpGenerationC
 
 
 @case
-async def batches_and_n_come_in_order(served: Served, client: HttpGenerationClient) -> None:
+async def batches_and_n_come_in_order(served: Served, client: FullClient) -> None:
     http = served.http()
     params = {"max_new_tokens": 5, "temperature": 0, "ignore_eos": True}
     prompts = [list(PROMPT), [7, 7], [200, 3, 11]]
@@ -241,7 +237,7 @@ async def batches_and_n_come_in_order(served: Served, client: HttpGenerationClie
 
 
 @case
-async def many_at_once_are_each_their_own(served: Served, client: HttpGenerationClient) -> None:
+async def many_at_once_are_each_their_own(served: Served, client: FullClient) -> None:
     asked = [
         request(f"m{i}", (3 + i, 40, 5 + i % 7), max_new_tokens=4 + i % 9, sampling_seed=i)
         for i in range(48)
@@ -260,7 +256,7 @@ async def many_at_once_are_each_their_own(served: Served, client: HttpGeneration
 
 
 @case
-async def an_answer_in_chunks_is_the_answer(served: Served, client: HttpGenerationClient) -> None:
+async def an_answer_in_chunks_is_the_answer(served: Served, client: FullClient) -> None:
     if not served.position:
         return
     whole = await client.generate(request("w", max_new_tokens=20, sampling_seed=4), timeout_s=S)
@@ -283,7 +279,7 @@ async def an_answer_in_chunks_is_the_answer(served: Served, client: HttpGenerati
 class Long:
     """A long greedy answer under way, read as a stream."""
 
-    def __init__(self, client: HttpGenerationClient, rid: str, **sampling: Any) -> None:
+    def __init__(self, client: FullClient, rid: str, **sampling: Any) -> None:
         self.rid, self._client = rid, client
         self._asked = request(rid, **{"temperature": 0, "max_new_tokens": LONG, **sampling})
         self.count = 0
@@ -320,7 +316,7 @@ class Long:
 
 
 @case
-async def an_aborted_answer_keeps_its_tokens(served: Served, client: HttpGenerationClient) -> None:
+async def an_aborted_answer_keeps_its_tokens(served: Served, client: FullClient) -> None:
     async with Long(client, "long") as long, Long(client, "other") as other:
         await client.abort("long")
         result = await long.result()
@@ -335,7 +331,7 @@ async def an_aborted_answer_keeps_its_tokens(served: Served, client: HttpGenerat
     assert len((await client.generate(request("r", max_new_tokens=3), timeout_s=S)).output_ids) == 3
 
 
-async def _paused(served: Served, client: HttpGenerationClient, mode: PauseMode) -> None:
+async def _paused(served: Served, client: FullClient, mode: PauseMode) -> None:
     async with Long(client, f"long-{mode}") as long:
         await client.pause(mode)
         assert (await client.info()).paused
@@ -366,29 +362,29 @@ async def _paused(served: Served, client: HttpGenerationClient, mode: PauseMode)
 
 
 @case
-async def a_pause_that_aborts(served: Served, client: HttpGenerationClient) -> None:
+async def a_pause_that_aborts(served: Served, client: FullClient) -> None:
     await _paused(served, client, PauseMode.ABORT)
 
 
 @case
-async def a_pause_that_retracts(served: Served, client: HttpGenerationClient) -> None:
+async def a_pause_that_retracts(served: Served, client: FullClient) -> None:
     await _paused(served, client, PauseMode.RETRACT)
 
 
 @case
-async def a_pause_in_place(served: Served, client: HttpGenerationClient) -> None:
+async def a_pause_in_place(served: Served, client: FullClient) -> None:
     await _paused(served, client, PauseMode.IN_PLACE)
 
 
 @case
-async def a_late_answer_is_aborted(served: Served, client: HttpGenerationClient) -> None:
+async def a_late_answer_is_aborted(served: Served, client: FullClient) -> None:
     with pytest.raises(WaitTimeout, match=served.name):
         await client.generate(request("late", max_new_tokens=LONG), timeout_s=0.3)
     await _until_idle(client)
 
 
 @case
-async def who_hangs_up_is_aborted(served: Served, client: HttpGenerationClient) -> None:
+async def who_hangs_up_is_aborted(served: Served, client: FullClient) -> None:
     http = served.http()
     body = {"input_ids": list(PROMPT), "sampling_params": {"max_new_tokens": LONG}}
     body["sampling_params"] |= {"ignore_eos": True}
@@ -401,7 +397,7 @@ async def who_hangs_up_is_aborted(served: Served, client: HttpGenerationClient) 
     await _until_idle(client)
 
 
-async def _until_idle(client: HttpGenerationClient) -> None:
+async def _until_idle(client: FullClient) -> None:
     async with asyncio.timeout(20):
         while (info := await client.info()).num_running + info.num_waiting:
             await asyncio.sleep(0.02)
@@ -411,7 +407,7 @@ async def _until_idle(client: HttpGenerationClient) -> None:
 
 
 @case
-async def new_weights_are_used(served: Served, client: HttpGenerationClient) -> None:
+async def new_weights_are_used(served: Served, client: FullClient) -> None:
     # The prompt is cached: what the old weights made of it must not be used.
     await client.generate(request("before", temperature=0, max_new_tokens=12), timeout_s=S)
     await _take(served, client, served.second, 1)
@@ -425,7 +421,7 @@ async def new_weights_are_used(served: Served, client: HttpGenerationClient) -> 
     assert_close(result.logprobs, served.first.logprobs(PROMPT, result.output_ids))
 
 
-async def _switched(served: Served, client: HttpGenerationClient, mode: PauseMode | None) -> None:
+async def _switched(served: Served, client: FullClient, mode: PauseMode | None) -> None:
     async with Long(client, f"switched-{mode}") as long:
         if mode is not None:
             await client.pause(mode)
@@ -451,26 +447,22 @@ async def _switched(served: Served, client: HttpGenerationClient, mode: PauseMod
 
 
 @case
-async def a_running_answer_goes_on_with_new_weights(
-    served: Served, client: HttpGenerationClient
-) -> None:
+async def a_running_answer_goes_on_with_new_weights(served: Served, client: FullClient) -> None:
     await _switched(served, client, None)
 
 
 @case
-async def a_retracted_answer_goes_on_with_new_weights(
-    served: Served, client: HttpGenerationClient
-) -> None:
+async def a_retracted_answer_goes_on_with_new_weights(served: Served, client: FullClient) -> None:
     await _switched(served, client, PauseMode.RETRACT)
 
 
 @case
-async def an_answer_in_place_keeps_its_cache(served: Served, client: HttpGenerationClient) -> None:
+async def an_answer_in_place_keeps_its_cache(served: Served, client: FullClient) -> None:
     await _switched(served, client, PauseMode.IN_PLACE)
 
 
 @case
-async def weights_from_a_folder(served: Served, client: HttpGenerationClient) -> None:
+async def weights_from_a_folder(served: Served, client: FullClient) -> None:
     http = served.http()
     body = {"model_path": str(served.second.path), "weight_version": "4"}
     told = json.loads(await http.call("POST", "/update_weights_from_disk", body, timeout_s=S))
@@ -491,9 +483,7 @@ async def weights_from_a_folder(served: Served, client: HttpGenerationClient) ->
 
 
 @case
-async def weights_that_do_not_come_change_nothing(
-    served: Served, client: HttpGenerationClient
-) -> None:
+async def weights_that_do_not_come_change_nothing(served: Served, client: FullClient) -> None:
     nowhere = served.source(str(served.first.path) + "-nowhere", 9)
     with pytest.raises(RealsysError, match=served.name):
         await client.update_weights(nowhere, timeout_s=S)
@@ -506,7 +496,7 @@ async def weights_that_do_not_come_change_nothing(
 
 
 @case
-async def it_says_how_it_does(served: Served, client: HttpGenerationClient) -> None:
+async def it_says_how_it_does(served: Served, client: FullClient) -> None:
     assert await client.healthy(timeout_s=30)
     info = await client.info()
     assert (info.weight_version, info.paused, info.num_running) == (0, False, 0)
@@ -529,7 +519,7 @@ async def it_says_how_it_does(served: Served, client: HttpGenerationClient) -> N
 
 
 @case
-async def a_full_server_is_well(served: Served, client: HttpGenerationClient) -> None:
+async def a_full_server_is_well(served: Served, client: FullClient) -> None:
     """Its health check does not wait behind everybody until one of them has ended."""
     count = (await client.info()).max_running + 2
     asked = [request(f"full{i}", sampling_seed=i, max_new_tokens=LONG) for i in range(count)]
@@ -545,7 +535,7 @@ async def a_full_server_is_well(served: Served, client: HttpGenerationClient) ->
 
 
 @case
-async def mistakes_are_told(served: Served, client: HttpGenerationClient) -> None:
+async def mistakes_are_told(served: Served, client: FullClient) -> None:
     http = served.http()
     good = {"input_ids": [1, 2], "sampling_params": {"max_new_tokens": 2}}
     wrong: list[tuple[dict[str, Any], str]] = [
@@ -571,7 +561,7 @@ async def mistakes_are_told(served: Served, client: HttpGenerationClient) -> Non
 
 
 @case
-async def strangers_are_refused(served: Served, client: HttpGenerationClient) -> None:
+async def strangers_are_refused(served: Served, client: FullClient) -> None:
     for key in ("", "another key"):
         stranger = served.http(key)
         for method, path in (("GET", "/server_info"), ("POST", "/generate"), ("GET", "/metrics")):

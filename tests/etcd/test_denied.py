@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from etcd_server import ADDRESS, EtcdCluster
-from history_check import check_history
+from history_check import check_history, read_history
 from paced import Pace
 from real_trials import Trials, explain, small_ppo, trained_ids
 from runs_without_store import steps_of
@@ -24,7 +24,6 @@ from realsys.name_resolve.etcd.access import EtcdAccess
 from realsys.name_resolve.etcd.expiry import endings
 from realsys.name_resolve.open import open_store
 from realsys.name_resolve.retry import retry_while_unavailable
-from realsys.observability.history import read_history
 from realsys.runtime.certificates import LIFE, Authority
 from realsys.trial.records import TrialFiles
 from realsys.trial.trial_state import State

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from etcd_server import EtcdCluster
-from history_check import check_history
+from history_check import check_history, read_history
 from paced import Pace
 from real_trials import (
     LONG_PPO,
@@ -20,7 +20,6 @@ from real_trials import (
     weights_of,
 )
 
-from realsys.observability.history import read_history
 from realsys.trial.records import TrialFiles
 from realsys.trial.trial_state import State
 

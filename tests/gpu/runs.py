@@ -67,8 +67,12 @@ def policy(folder: Path, device: Device) -> Path:
 
 def commands(folder: Path, device: Device) -> dict[str, list[str]]:
     """Name → what follows ``realsys launch``."""
-    gpu = [] if device.small else ["gpus_per_model_worker=1"]
-    half = [] if device.small else ["gpus_per_model_worker=0.5", "schedule.gpus_per_server=0.5"]
+    gpu = [] if device.small else ["scheduling.model_worker.gpu=1"]
+    half = (
+        []
+        if device.small
+        else ["scheduling.model_worker.gpu=0.5", "scheduling.generation_server.gpu=0.5"]
+    )
     answer, steps, questions = (16, 2, 8) if device.small else (1024, 4, 32)
     own = [
         f"actor.path={folder}",
@@ -91,7 +95,7 @@ def commands(folder: Path, device: Device) -> dict[str, list[str]]:
             f"exp_ctrl.benchmark_steps={steps if device.small else 10}",
         ],
         "ppo_math": [
-            *("ppo-math", *gpu, *([] if device.small else ["sft.gpus_per_model_worker=1"])),
+            *("ppo-math", *gpu),
             f"exp_ctrl.benchmark_steps={2 if device.small else 20}",
             *(["sft.exp_ctrl.benchmark_steps=2"] if device.small else []),
         ],

@@ -39,7 +39,6 @@ SMALL = (
     "sft.init.num_kv_heads=1",
     "sft.init.vocab_size=300",
     "sft.dataset.train_size=96",
-    "sft.cpus_per_model_worker=1",
     "dataset.train_size=48",
     "dataset.train_bs_n_seqs=8",
     "dataset.eval_size=8",
@@ -50,7 +49,7 @@ SMALL = (
     "exp_ctrl.ckpt_freq_secs=none",
     "exp_ctrl.ckpt_keep=1",
     "exp_ctrl.eval_freq_steps=3",
-    "cpus_per_model_worker=1",
+    "scheduling.model_worker.cpu=1",
     "tensorboard=false",
     "sft.tensorboard=false",
 )

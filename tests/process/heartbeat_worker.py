@@ -16,11 +16,12 @@ from pathlib import Path
 from realsys.api.errors import RealsysError
 from realsys.heartbeat.heartbeat_link import ARGV, Heartbeat
 from realsys.heartbeat.heartbeat_messages import Init, Terminate
+from realsys.name_resolve.key_table import TrialKeys
 from realsys.observability.worker_logs import configure_logging
 from realsys.runtime.progress import tick
 from realsys.trial.records import WorkerRecord, WorkerStatus, process_start
 
-NAMES = {"cluster": "here", "user": "anna", "experiment": "ppo", "trial": "run"}
+KEYS = TrialKeys(cluster="here", user="anna", experiment="ppo", trial="run")
 
 
 def say(text: str) -> None:
@@ -36,7 +37,7 @@ def main() -> None:
     store, attempt_dir, plan = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])
     configure_logging("model_worker/0")
     say(f"pid {os.getpid()}")
-    link = Heartbeat.start(
+    link = Heartbeat(
         Init(
             worker_type="model_worker",
             index=0,
@@ -45,13 +46,12 @@ def main() -> None:
             token="ours",
             store_url=store,
             attempt_dir=str(attempt_dir),
-            **NAMES,
+            keys=KEYS,
         ),
         on_stop=lambda request: say(f"stop {request.by}"),
         on_command=lambda value: say(f"command {value.decode()}"),
         on_terminate=over,
-        argv=plan.get("argv") or ARGV,
-    )
+    ).start(argv=plan.get("argv") or ARGV)
     say(f"heartbeat {link.process.pid}")
     status = {"attempt": 1, "token": "ours"}
     record = WorkerRecord(

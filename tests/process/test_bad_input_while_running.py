@@ -43,7 +43,7 @@ SMALL_SFT = (
     "train_bs_n_seqs=16",
     "exp_ctrl.benchmark_steps=4",
     "tensorboard=false",
-    "cpus_per_model_worker=1",
+    "scheduling.model_worker.cpu=1",
 )
 PLUG_IN = '''
 from dataclasses import dataclass, replace

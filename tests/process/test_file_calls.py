@@ -41,7 +41,7 @@ def test_a_trial_at_rest_asks_little_of_a_shared_file_system(tmp_path: Path) -> 
                 "train_bs_n_seqs=8",
                 "group_size=2",
                 "exp_ctrl.eval_freq_steps=none",
-                "cpus_per_model_worker=1",
+                "scheduling.model_worker.cpu=1",
             )
             for name, trials in places.items()
         }

@@ -16,13 +16,14 @@ from urllib.parse import urlsplit
 import pytest
 import torch
 from aiohttp import web
+from full_client import FullClient
 from real_trials import make_policy
 from safetensors.torch import load_file
 from serving_double import ServerDouble
 
 from realsys.api.errors import WaitTimeout, WorkerLost
+from realsys.api.worker_configs import GenerationServer
 from realsys.generation.http import http_session
-from realsys.generation.http.http_client import HttpGenerationClient
 from realsys.generation.http.served_engine import FetchedWeights
 from realsys.generation.served_engines import fronted, sglang, vllm
 from realsys.generation.served_engines.child import ChildServer
@@ -84,10 +85,7 @@ async def fronted_by(kind: str, folder: Path) -> AsyncIterator[tuple[FrontedEngi
     """The engine over a stand-in, started."""
     policy = str(make_policy(folder / "policy"))
     common: dict[str, Any] = {
-        "model_path": policy,
-        "backend_args": {},
-        "base_seed": 1,
-        "tp_size": 1,
+        "config": GenerationServer(model_path=policy),
         "name": "generation_server/0",
         "log": folder / "child.log",
         "guard": _as_it_is,
@@ -177,7 +175,7 @@ def test_clients_control_calls_do_not_wait_behind_their_answers() -> None:
     async def main() -> None:
         async with ServerDouble() as server:
             server.engine.hang = True
-            client: HttpGenerationClient = server.client()
+            client: FullClient = server.client()
             requests = [GenerateRequest(rid=f"r{i}", input_ids=(1,)) for i in range(ANSWERS)]
             asking = [asyncio.create_task(client.generate(r, timeout_s=S)) for r in requests]
             async with asyncio.timeout(S):

@@ -393,10 +393,15 @@ async def test_a_child_that_is_killed_takes_its_own_along(tmp_path: Path) -> Non
     child = child_of(log, SERVER_OF_OTHERS)
     await child.start(lambda: _well(log), timeout_s=S)
     server, its_own = pids_in(log)
-    ended = asyncio.create_task(child.ended())
+
+    async def ended() -> None:
+        while True:
+            child.check()
+            await asyncio.sleep(0.05)
+
     os.kill(server, signal.SIGKILL)
     with pytest.raises(WorkerLost, match="status 137"):
-        await asyncio.wait_for(ended, S)
+        await asyncio.wait_for(ended(), S)
     await until(lambda: not alive(its_own))
 
 

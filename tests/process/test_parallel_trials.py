@@ -36,7 +36,7 @@ OPTIONS = (
     "algorithm.ppo_n_minibatches=2",
     "algorithm.kl_ctl=0.1",
     "task.reward=by_length",
-    "cpus_per_model_worker=1",
+    "scheduling.model_worker.cpu=1",
     *(
         f"{role}.optimizer.{setting}"
         for role in ("actor", "critic")

@@ -38,7 +38,7 @@ OPTIONS = (
     f"algorithm.gae_lambda={LAM}",
     "algorithm.entropy_coef=0",
     "task.reward=by_length",
-    "cpus_per_model_worker=1",
+    "scheduling.model_worker.cpu=1",
     *(
         f"{role}.optimizer.{setting}"
         for role in ("actor", "critic")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from history_check import check_history
+from history_check import check_history, read_history
 
 from experiments.ppo_math import ppo_math
 from launcher.trials.status import trial_view
@@ -23,7 +23,6 @@ from realsys.api.scheduling import Scheduling, TasksGroup
 from realsys.name_resolve.key_table import TrialKeys
 from realsys.name_resolve.open import open_store
 from realsys.name_resolve.store import NameResolve
-from realsys.observability.history import read_history
 from realsys.observability.jsonl import read_jsonl
 from realsys.supervisor.attempt.attempt import Job, claim_attempt
 from realsys.supervisor.steps.local_steps import LocalSteps

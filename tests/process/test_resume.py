@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from history_check import check_history
+from history_check import check_history, read_history
 from paced import Pace
 from real_trials import (
     Trials,
@@ -22,7 +22,6 @@ from real_trials import (
 )
 
 from realsys.master.checkpoint.recover import read_resumed
-from realsys.observability.history import read_history
 from realsys.observability.metrics import read_metrics
 from realsys.trial.records import TrialFiles
 from realsys.trial.trial_state import State

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from history_check import check_history
+from history_check import check_history, read_history
 from real_trials import (
     LONG_PPO,
     Trials,
@@ -24,7 +24,6 @@ from real_trials import (
 
 from realsys.data.sources.math_questions import MathPrompts
 from realsys.master.graph.data_schedule import DataSchedule
-from realsys.observability.history import read_history
 from realsys.observability.metrics import read_metrics
 from realsys.trial.records import TrialFiles
 from realsys.trial.trial_state import State

@@ -24,7 +24,7 @@ SHORT = (
     "sft.init.num_kv_heads=1",
     "sft.task.train_size=480",
     "sft.task.eval_size=0",
-    "sft.cpus_per_model_worker=1",
+    "sft.scheduling.model_worker.cpu=1",
 )
 PARTS = {"worked", "worked/steps", "worked/cut", "worked/correct", "brief", "on_topic"}
 

@@ -312,7 +312,7 @@ def offered(server: TensorServer):
 
 def test_an_offer_is_for_its_key_once_and_for_a_while():
     with served() as server:
-        server._streams._hello_s = 0.2
+        server._streams.hello_s = 0.2
         offer = offered(server)
         address = ("127.0.0.1", offer.port)
         assert refused(address, hello(offer)[:-1] + b"\0")  # it has not used the offer up
@@ -328,7 +328,7 @@ def test_an_offer_is_for_its_key_once_and_for_a_while():
 
 def test_who_says_nothing_is_cut_off():
     with served() as server:
-        server._streams._hello_s = 0.2
+        server._streams.hello_s = 0.2
         port = offered(server).port
         with CONNECT(("127.0.0.1", port), timeout=WAIT_S) as socket:
             assert socket.recv(1) == b""
@@ -388,7 +388,7 @@ def test_a_server_that_ends_waits_for_the_threads_of_clients_that_left(monkeypat
 
 def test_a_client_that_reads_nothing_is_let_go():
     with served() as server:
-        server._streams._stalled_s = 0.3
+        server._streams.stalled_s = 0.3
         offer = offered(server)
         with CONNECT(("127.0.0.1", offer.port), timeout=WAIT_S) as socket:
             socket.sendall(hello(offer))

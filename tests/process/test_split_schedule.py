@@ -29,7 +29,7 @@ SMALL = (
     "exp_ctrl.ckpt_freq_secs=none",
     "exp_ctrl.save_freq_epochs=none",
     "algorithm.ppo_n_minibatches=2",
-    "cpus_per_model_worker=1",
+    "scheduling.model_worker.cpu=1",
     "tensorboard=false",
 )
 APART = (

@@ -613,7 +613,7 @@ def test_a_lost_lease_is_taken_again(trial: Trial):
     agent = trial.joined(trial.agent())
     wait_until(lambda: agent._member is not None)
     before = trial.store.get(trial.keys.component(1)).lease_id
-    agent._member._renewer.end("the test says so")
+    agent._member._renewer._end("the test says so")
     wait_until(lambda: trial.store.get(trial.keys.component(1)).lease_id != before)
     assert trial.left == []
     steps.close()
@@ -670,7 +670,7 @@ def test_an_old_supervisor_takes_and_says_nothing_of_a_newer_attempt(trial: Tria
     assert keeper is not None
     keeper._lost = True  # its lease is lost: it is reacquired only if the attempt is ours
     wait_until(lambda: keeper.lease_status is LeaseStatus.EXPIRED, timeout_s=30.0)
-    assert "attempt 2 on n9 has taken over" in keeper.reason
+    assert "attempt 2 on n9 has taken over" in keeper._validity.reason
     assert board.components() == {}
     assert board.order(Action.LEAVE, 1, {}), "there is nothing to try again"
     leaving = replace(board._member.record, leaving="time limit", leaving_grace_s=5.0)

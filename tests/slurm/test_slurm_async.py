@@ -55,7 +55,7 @@ def test_servers_and_rollout_workers_are_steps_and_a_killed_server_is_started_ag
         f"actor.path={tiny_policy}",
         "schedule.max_staleness=2",
         "schedule.servers=2",
-        "schedule.gpus_per_server=0.5",
+        "scheduling.generation_server.gpu=0.5",
         *("--import", str(PLUGIN), "task.agent=crawl"),
         f"task.agent_args={{version: 4, go: {go}, slow_s: 3600}}",
         *LONGER,

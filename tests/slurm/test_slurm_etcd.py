@@ -6,13 +6,12 @@ import os
 import signal
 from pathlib import Path
 
-from history_check import check_history
+from history_check import check_history, read_history
 from real_trials import LONG_PPO, SMALL_PPO, explain
 from slurm_cluster import SlurmCluster
 from slurm_trials import SlurmTrials
 from test_slurm_faults import TWO_NODES, nothing_left
 
-from realsys.observability.history import read_history
 from realsys.trial.trial_state import State
 
 

@@ -25,7 +25,8 @@ from realsys.api.scheduling import WorkerType
 from realsys.trial.records import TrialFiles
 from realsys.trial.trial_state import State
 
-TWO_NODES = ("actor.parallel=d2t1p1", "scheduling.model_worker.cpu=40")  # of 64: one a node
+# Of 1,000,000 MiB: one a node.
+TWO_NODES = ("actor.parallel=d2t1p1", "scheduling.model_worker.mem=600000")
 
 
 @pytest.fixture
@@ -249,7 +250,7 @@ def test_a_step_for_which_nothing_is_free(
         view = until(files, lambda view: "srun can't start" in view.reason, timeout_s=150)
         row("a step finds what it needs taken").check(view)
         told = list(explain(view))
-        assert any("cpus_per_model_worker" in line for line in told), told
+        assert any("scheduling.<worker type>.cpu" in line for line in told), told
         assert not any("nothing; watch it" in line for line in told)
         assert trials.run("stop", name_of(files), "--grace", "1").returncode == 0
 

@@ -69,7 +69,9 @@ register_reward("spy", fixed)
 def test_a_part_of_one_node_and_nothing_more_is_asked_for(
     slurm: SlurmCluster, completed: Callable[..., TrialFiles]
 ) -> None:
-    files = completed("part", TWO, "gpus_per_model_worker=1", "mem_per_model_worker=5000")
+    files = completed(
+        "part", TWO, "scheduling.model_worker.gpu=1", "scheduling.model_worker.mem=5000"
+    )
     (job_id,) = trial_view(files).job_ids
     job = slurm.show_job(job_id)
     # 2 × 1 CPU and the master's own; 2 × 5,000 MiB, the master's 2,048, the supervisor's 512; two GPUs
@@ -83,7 +85,7 @@ def test_each_task_sees_its_own_gpu(completed: Callable[..., TrialFiles], tmp_pa
     spy = tmp_path / "spy.py"
     spy.write_text(SPY)
     mine = ("--import", str(spy), "task.reward=spy")
-    whole = completed("whole", TWO, "gpus_per_model_worker=1", *mine)
+    whole = completed("whole", TWO, "scheduling.model_worker.gpu=1", *mine)
     assert [devices(whole, f"model_worker/{i}") for i in range(2)] == ["0", "1"]
     assert devices(whole, "master_worker/0") == ""  # a CPU task on a GPU node
 
@@ -94,7 +96,7 @@ def test_slurms_own_binding(completed: Callable[..., TrialFiles], slurm_trials: 
     spy.write_text(SPY)
     slurm_trials.write_spec(slurm={"gpu_binding": "per_task"})
     mine = ("--import", str(spy), "task.reward=spy")
-    files = completed("bound", TWO, "gpus_per_model_worker=1", *mine)
+    files = completed("bound", TWO, "scheduling.model_worker.gpu=1", *mine)
     assert [devices(files, f"model_worker/{i}") for i in range(2)] == ["0", "1"]
 
 
@@ -106,7 +108,7 @@ def test_groups_that_want_different_nodes_become_one_heterogeneous_job(
         TWO,
         "scheduling.master_worker.nodelist=n3",
         "scheduling.model_worker.constraint=n1|n2",
-        "scheduling.model_worker.cpu=40",
+        "scheduling.model_worker.mem=600000",
     )
     plan = read_plan(files.plan)
     assert plan.job is not None
@@ -148,7 +150,7 @@ def test_options_reach_slurm_as_they_were_meant(
     options = (
         *("--nodelist", "n[2-3]", "--exclude", "n4", "--constraint", "n2|n3", "--time", "1:00:00"),
         *("--begin", "2099-01-01T10:00", "--deadline", "2099-01-02", "--qos", "spot"),
-        *("--requeue", "scheduling.model_worker.cpu=40"),
+        *("--requeue", "scheduling.model_worker.mem=600000"),
     )
     files = slurm_trials.launch("ppo-math", "o", *words, *options)
     (job_id,) = trial_view(files).job_ids

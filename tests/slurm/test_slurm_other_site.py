@@ -10,7 +10,7 @@ from pathlib import Path
 
 import other_site
 import yaml
-from real_trials import LONG_PPO, SMALL_PPO, explain
+from real_trials import LONG_PPO, explain, small_ppo
 from slurm_cluster import SlurmCluster
 from slurm_trials import SlurmTrials
 
@@ -96,7 +96,7 @@ def test_runs_with_their_defaults_complete_where_a_core_is_two_cpus(
         other_trials.launch(f"ppo-math{kind}", "a", *short, *(() if kind else beside))
         for kind in ("", "-async", "-detached", "-split")
     ]
-    halves = ("cpus_per_model_worker=1", "scheduling.master_worker.cpu=1")
+    halves = ("scheduling.model_worker.cpu=1", "scheduling.master_worker.cpu=1")
     runs.append(other_trials.launch("ppo-math", "halves", *short, *halves))
     for files in runs:
         whole_cores(files)
@@ -136,7 +136,7 @@ def test_a_site_file_from_what_slurm_says_counts_threads(
     threads = {name: partition["threads_per_core"] for name, partition in partitions.items()}
     assert threads["main"] == threads["gpu"] == threads["all"] == 2
     assert threads["big"] == 1
-    words = (*SMALL_PPO, f"actor.path={tiny_policy}", "scheduling.model_worker.cpu=3")
+    words = (*small_ppo("scheduling.model_worker.cpu=3"), f"actor.path={tiny_policy}")
     plans = [
         other_trials.run("plan", "ppo-math", "--cluster", cluster, "--account", "lab", *words)
         for cluster in ("found", "lab")  # the second says nothing of threads: Slurm is asked

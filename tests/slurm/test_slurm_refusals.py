@@ -60,7 +60,7 @@ def test_a_full_queue(
         (["--nodelist", "n9"], "no node 'n9' at this site"),
         (["--exclude", "n[1-9]"], "no node 'n5' at this site"),
         (["--partition", "small", "--time", "10"], "small"),
-        (["gpus_per_model_worker=9"], "computes on one GPU, but 9 are requested for each"),
+        (["scheduling.model_worker.gpu=9"], "computes on one GPU, but 9 are requested for each"),
         (["--deadline", "now+5minutes", "--time", "10"], "can't end before the deadline"),
         (["--nodelist", "./nodes"], "for the name of a file"),
     ],

@@ -52,7 +52,7 @@ def test_ppo_on_two_nodes_with_two_tasks_each_is_bit_for_bit_the_local_run(
         f"exp_ctrl.benchmark_steps={steps}",
         f"actor.path={tiny_policy}",
         "actor.parallel=d4t1p1",
-        "scheduling.model_worker.cpu=31",  # two a node of 64 CPUs
+        "scheduling.model_worker.mem=450000",  # two a node of 1,000,000 MiB
     )
     planned = slurm_trials.run("plan", "ppo-math", "--trial", "a", *words)
     assert planned.returncode == 0, planned.stderr

@@ -42,7 +42,7 @@ def test_a_server_with_gpus_comes_in_the_place_of_one_that_left(
     slurm_trials: SlurmTrials, tiny_policy: Path
 ) -> None:
     name = "ppo-math-async/live"
-    gpus = ("schedule.servers=2", "schedule.gpus_per_server=1")
+    gpus = ("schedule.servers=2", "scheduling.generation_server.gpu=1")
     files = live_runs.launch(slurm_trials, "ppo-math-async", tiny_policy, *gpus)
     places = [place_of(files, f"generation_server/{i}") for i in range(2)]
     assert places[0] != places[1]

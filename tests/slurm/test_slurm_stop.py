@@ -29,7 +29,7 @@ def test_stops_at_random_moments_leave_nothing(
     moments = random.Random(2)
     words = (*LONG_PPO, "actor.parallel=d2t1p1")
     files = slurm_trials.launch(
-        "ppo-math", "s", *words, "scheduling.model_worker.cpu=40", f"actor.path={tiny_policy}"
+        "ppo-math", "s", *words, "scheduling.model_worker.mem=600000", f"actor.path={tiny_policy}"
     )
     for number in range(STOPS):
         time.sleep(moments.uniform(0.0, LONGEST_S if number % 2 else 2.0))

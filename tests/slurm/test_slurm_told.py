@@ -218,7 +218,7 @@ def fall_silent(cluster: SlurmCluster, node: str, job_id: int) -> Callable[[], N
 def test_after_a_node_fell_silent_a_requeue_takes_the_others(
     slurm: SlurmCluster, slurm_trials: SlurmTrials, tiny_policy: Path
 ) -> None:
-    words = ("actor.parallel=d2t1p1", "scheduling.model_worker.cpu=40", "--requeue")
+    words = ("actor.parallel=d2t1p1", "scheduling.model_worker.mem=600000", "--requeue")
     files = slurm_trials.launch("ppo-math", "n", *LONG_PPO, *words, f"actor.path={tiny_policy}")
     view = slurm_trials.wait_for_step(files, 2)
     node = next(w.host for w in view.workers if w.host != view.host)
@@ -239,7 +239,7 @@ def test_after_a_node_fell_silent_a_requeue_takes_the_others(
 def test_after_a_node_fell_silent_a_resume_offers_the_others(
     slurm: SlurmCluster, slurm_trials: SlurmTrials, tiny_policy: Path
 ) -> None:
-    words = ("actor.parallel=d2t1p1", "scheduling.model_worker.cpu=40")
+    words = ("actor.parallel=d2t1p1", "scheduling.model_worker.mem=600000")
     files = slurm_trials.launch("ppo-math", "o", *LONG_PPO, *words, f"actor.path={tiny_policy}")
     view = slurm_trials.wait_for_step(files, 2)
     node = next(w.host for w in view.workers if w.host != view.host)

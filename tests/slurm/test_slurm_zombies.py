@@ -16,13 +16,12 @@ from pathlib import Path
 
 import pytest
 from etcd_server import EtcdCluster
-from history_check import check_history
+from history_check import check_history, read_history
 from paced import Pace
 from real_trials import Trials, explain, metrics_of, small_ppo, trained_ids, wait_until, weights_of
 from slurm_cluster import SlurmCluster
 from slurm_trials import SlurmTrials
 
-from realsys.observability.history import read_history
 from realsys.trial.records import TrialFiles
 from realsys.trial.trial_state import State
 

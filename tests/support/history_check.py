@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from realsys.api.errors import RealsysError
-from realsys.observability.history import Op, read_history
+from realsys.observability.history import Op
+from realsys.observability.jsonl import read_jsonl
 from realsys.trial.lineage import Lineage
-from realsys.trial.records import Resumed
+from realsys.trial.records import Resumed, TrialFiles
 
 Row = Mapping[str, Any]
 
@@ -24,6 +25,19 @@ FENCED = (Op.CHECKPOINT, Op.SAVE, Op.DONE)
 SUPERVISOR = "supervisor"
 HARNESS = (Op.DIED, Op.CUT_OFF, Op.HUNG)
 DETECT_WITHIN_S = 60.0
+
+
+def read_history(trial_dir: Path) -> list[dict[str, Any]]:
+    """Reads all rows of all attempts, oldest first.
+
+    Raises:
+        DataError: a damaged line; a torn last one of a killed process is left out.
+    """
+    rows: list[dict[str, Any]] = []
+    for attempt in TrialFiles(trial_dir).all_attempts():
+        for path in sorted(attempt.history.glob("*.jsonl")):
+            rows += read_jsonl(path)
+    return sorted(rows, key=lambda row: float(row["at"]))
 
 
 def check_history(

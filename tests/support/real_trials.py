@@ -41,7 +41,7 @@ SMALL_PPO = (
     "exp_ctrl.ckpt_freq_steps=3",
     "exp_ctrl.ckpt_freq_secs=none",
     "exp_ctrl.eval_freq_steps=4",
-    "cpus_per_model_worker=1",
+    "scheduling.model_worker.cpu=1",
 )
 SMALL_PPO_STEPS = 24
 SLURM_AGE_S = 0.2  # of an answer of Slurm's that is looked at again

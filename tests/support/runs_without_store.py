@@ -15,11 +15,10 @@ from itertools import pairwise
 from pathlib import Path
 
 from etcd_server import EtcdCluster
-from history_check import check_history
+from history_check import check_history, read_history
 from paced import Pace
 from real_trials import Trials, explain, metrics_of, small_ppo, trained_ids, weights_of
 
-from realsys.observability.history import read_history
 from realsys.trial.records import TrialFiles
 from realsys.trial.trial_state import State
 

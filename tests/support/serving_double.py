@@ -15,12 +15,14 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import sys
+import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
+from full_client import FullClient
+
 from realsys.api.errors import ConfigError, DataError, RealsysError, WorkerLost
-from realsys.generation.http.http_client import HttpGenerationClient
 from realsys.generation.http.served_engine import Counters, EngineAnswer
 from realsys.generation.server.http_app import generation_app
 from realsys.generation.server.listener import HttpsListener
@@ -175,9 +177,8 @@ class DoubleEngine:
         if source.path.startswith("/nowhere"):
             raise ConfigError(f"no folder {source.path}", where="path", fix="give one that exists")
         self.version = source.version
-        taken = WeightsTaken(version=source.version, seconds=self.update_s, num_bytes=1)
-        self.counters.count_update(taken)
-        return taken
+        began_s = time.perf_counter() - self.update_s
+        return self.counters.count_update(source.version, began_s, paused_s=0.0, num_bytes=1)
 
     async def set_version(self, version: int) -> None:
         self.version = version
@@ -229,7 +230,7 @@ class ServerDouble:
         self.index, self.key, self.name = index, key, f"generation_server/{index}"
         app = generation_app(self.engine, key=key, max_requests=max_requests)
         self._listener = HttpsListener(app)
-        self._clients: list[HttpGenerationClient] = []
+        self._clients: list[FullClient] = []
 
     @property
     def url(self) -> str:
@@ -240,9 +241,9 @@ class ServerDouble:
     def address(self) -> ServerAddress:
         return ServerAddress(index=self.index, url=self.url)
 
-    def client(self, *, key: str | None = None) -> HttpGenerationClient:
+    def client(self, *, key: str | None = None) -> FullClient:
         """A client of it, closed with the server."""
-        client = HttpGenerationClient(self.url, key or self.key, name=self.name)
+        client = FullClient(self.url, key or self.key, name=self.name)
         self._clients.append(client)
         return client
 

@@ -213,19 +213,19 @@ class _Run:
             self._at(end, partial(self._trained, batch, tokens))
 
     def _trained(self, batch: tuple[int, ...], tokens: int) -> None:
+        behind = [self.ledger.version - self.ledger._taken[number].oldest for number in batch]
         self.ledger.trained(batch)
         for server in self.servers:
             self._advance(server)
-        former, step = self.marks[-1], self.ledger.last_batch
-        assert step is not None
+        former = self.marks[-1]
         self.marks.append(
             _Mark(
                 now=self.now,
                 tokens=former.tokens + tokens,
                 row_s=self.row_s,
                 dropped=self.dropped,
-                staleness=former.staleness + step.mean,
-                stalest=step.max,
+                staleness=former.staleness + sum(behind) / len(behind),
+                stalest=max(behind),
             )
         )
         self._at(self.now + self.setting.publish_s, partial(self._published, self.ledger.version))

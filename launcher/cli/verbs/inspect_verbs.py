@@ -1,7 +1,7 @@
 """The verbs that inspect: status, watch, explain, logs, ls, show, graph, report, experiments.
 
-They read the records of a trial and work from any terminal, also after the launching one has closed. Each
-returns its exit status; `status` of a failed run succeeds.
+They read the records of a trial and work from any terminal, also after the launching one has closed. Those
+that can end in several ways return their exit status; `status` of a failed run succeeds.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from launcher.terminal.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from realsys.api.dataflow import DataflowGraph
-    from realsys.api.plan import LaunchPlan
     from realsys.trial.records import TrialFiles
 
 
@@ -44,8 +43,8 @@ def ls(json: o.Json = False, cluster: o.Cluster = None) -> int:
 
 def watch(trial: o.Trial, cluster: o.Cluster = None) -> int:
     """Attach the live view to a trial; the exit status is its result."""
-    from launcher.cli.watching import watch_until_over
     from launcher.trials.find_trials import find_trial, trial_name
+    from launcher.trials.render import watch_until_over
 
     files = find_trial(trial, cluster=cluster)
     return watch_until_over(files, trial_name(files))
@@ -83,7 +82,8 @@ def logs(
         raise typer.BadParameter("--json prints one document and can't be used with --follow")
     files = find_trial(trial, cluster=cluster)
     if first_error:
-        return _first_error(files)
+        _first_error(files)
+        return ExitCode.OK
     stamp = since_stamp(since, datetime.now()) if since else ""
     found = TrialLogs(files, pattern=workers, grep=grep, attempt=attempt, since=stamp)
     found.check()
@@ -107,7 +107,7 @@ def logs(
     return ExitCode.OK
 
 
-def _first_error(files: TrialFiles) -> int:
+def _first_error(files: TrialFiles) -> None:
     """Prints the first failure, else the first line that mentions an error."""
     from launcher.terminal import output
     from launcher.trials.merged_logs import TrialLogs, prefixes
@@ -119,17 +119,16 @@ def _first_error(files: TrialFiles) -> int:
         output.data(f"{failure.who}: {failure.why}")
         for line in failure.log_tail:
             output.data(f"{failure.worker} | {line}")
-        return ExitCode.OK
+        return
     errors = TrialLogs(files, grep=r" (ERROR|CRITICAL) |Error: |srun: error")
     shown = prefixes(errors.workers(), attempts=True)
     for found in errors.read(last=True):
         output.data(shown(found))
-        return ExitCode.OK
+        return
     output.say(f"no log of {view.trial} mentions an error; it is {view.state.value}")
-    return ExitCode.OK
 
 
-def explain(trial: o.Trial, json: o.Json = False, cluster: o.Cluster = None) -> int:
+def explain(trial: o.Trial, json: o.Json = False, cluster: o.Cluster = None) -> None:
     """Explain why a trial waits, hangs or has failed, and what to do about it."""
     from launcher.terminal import output
     from launcher.trials.explain import explain as lines_of
@@ -141,7 +140,6 @@ def explain(trial: o.Trial, json: o.Json = False, cluster: o.Cluster = None) -> 
         output.document(lines=lines)
     else:
         output.data(*lines)
-    return ExitCode.OK
 
 
 def show(
@@ -156,11 +154,12 @@ def show(
     imports: o.Imports = None,
     json: o.Json = False,
     cluster: o.Cluster = None,
-) -> int:
+) -> None:
     """Show the settings of a trial, or every setting of an experiment (--config)."""
     words = [word for word in (trial, *(overrides or [])) if word is not None]
     if config is not None:
-        return _show_experiment(config, words, imports or [], json)
+        _show_experiment(config, words, imports or [], json)
+        return
     if len(words) != 1:
         raise typer.BadParameter("give either a TRIAL or --config EXPERIMENT [NAME=VALUE]...")
     from launcher.terminal import output
@@ -173,18 +172,12 @@ def show(
     plan, record = read_plan(files.plan), read_record(TrialRecord, files.record)
     changes = record.changes if record else ()
     if json:
-        scheduling = plan.scheduling_options
-        output.document(
-            trial=plan.trial, options=plan.options, scheduling=scheduling, changes=changes
-        )
-        return ExitCode.OK
+        output.document(trial=plan.trial, options=plan.options, changes=changes)
+        return
     for name, value in _flat(plan.options):
-        output.data(f"{name}={value}")
-    if plan.scheduling_options:
-        for name, value in _flat({"scheduling": plan.scheduling_options}):
+        if not name.endswith("scheduling"):  # nothing of it is set
             output.data(f"{name}={value}")
     output.say(*change_lines(changes))
-    return ExitCode.OK
 
 
 def graph(
@@ -193,7 +186,7 @@ def graph(
     imports: o.Imports = None,
     json: o.Json = False,
     cluster: o.Cluster = None,
-) -> int:
+) -> None:
     """Show the model function calls of an experiment and the keys between them."""
     from launcher.terminal import output
     from realsys.observability.pictures.graph_picture import draw, graph_text
@@ -211,10 +204,9 @@ def graph(
         output.document(levels=found.levels, edges=found.edges(), calls=found.nodes)
     else:
         output.data(graph_text(found))
-    return ExitCode.OK
 
 
-def report(trial: o.Trial, json: o.Json = False, cluster: o.Cluster = None) -> int:
+def report(trial: o.Trial, json: o.Json = False, cluster: o.Cluster = None) -> None:
     """Write the trial's report page (curves, samples, graph) and print its path."""
     from launcher.terminal import output
     from launcher.trials.find_trials import find_trial
@@ -225,30 +217,26 @@ def report(trial: o.Trial, json: o.Json = False, cluster: o.Cluster = None) -> i
         output.document(report=str(path))
     else:
         output.data(str(path))
-    return ExitCode.OK
 
 
 def schema(
     experiment: Annotated[str, o.argument("EXPERIMENT", "Whose settings.")],
     imports: o.Imports = None,
-) -> int:
+) -> None:
     """Print the JSON Schema of an experiment's settings, for completion in an editor."""
     import json
 
-    from launcher.plan.scheduling_options import SchedulingOptions
     from launcher.submit.planning import default_experiment, import_all
     from launcher.terminal import output
     from realsys.config.json_schema import json_schema
 
     import_all(imports or [])
-    found = json_schema(default_experiment(experiment), {"scheduling": SchedulingOptions})
+    found = json_schema(default_experiment(experiment))
     output.data(json.dumps(found, indent=1))
-    return ExitCode.OK
 
 
-def experiments(imports: o.Imports = None, json: o.Json = False) -> int:
+def experiments(imports: o.Imports = None, json: o.Json = False) -> None:
     """List the experiments that can be launched."""
-    from launcher.cli.tables import print_experiments
     from launcher.submit import planning
     from launcher.terminal import output
 
@@ -257,11 +245,10 @@ def experiments(imports: o.Imports = None, json: o.Json = False) -> int:
     if json:
         output.document(experiments=[{"name": name, "doc": doc} for name, doc in found])
     else:
-        print_experiments(found)
-    return ExitCode.OK
+        output.table(("experiment", "what it does"), found)
 
 
-def _show_experiment(name: str, words: list[str], imports: list[str], json: bool) -> int:
+def _show_experiment(name: str, words: list[str], imports: list[str], json: bool) -> None:
     import shutil
 
     from launcher.cli.tables import print_options
@@ -280,30 +267,23 @@ def _show_experiment(name: str, words: list[str], imports: list[str], json: bool
             experiment=name,
             options=[row for row in found if row.default is not None or not row.section],
         )
-        return ExitCode.OK
+        return
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 10_000
     print_options(found, width=width)
-    return ExitCode.OK
 
 
 def _graph_of(name: str, imports: list[str], cluster: str | None) -> DataflowGraph:
     from launcher.submit.planning import default_experiment, import_all
+    from launcher.trials.find_trials import find_trial
     from realsys.api import registry
+    from realsys.api.plan import read_plan
 
     import_all(imports)
     if name in registry.names("experiment"):
         return default_experiment(name).initial_setup().graph()
     if "/" not in name:
         registry.find("experiment", name, where="command line")  # raises with the nearest names
-    return _plan_of(name, cluster).phases[-1].config.graph()
-
-
-def _plan_of(trial: str, cluster: str | None) -> LaunchPlan:
-    from launcher.trials.find_trials import find_trial
-    from realsys.api.plan import read_plan
-
-    files: TrialFiles = find_trial(trial, cluster=cluster)
-    return read_plan(files.plan)
+    return read_plan(find_trial(name, cluster=cluster).plan).phases[-1].config.graph()
 
 
 def _flat(options: object, prefix: str = "") -> list[tuple[str, str]]:

@@ -27,7 +27,7 @@ def rm(
     cluster: o.Cluster = None,
 ) -> int:
     """Remove ended trials with their checkpoints, logs and keys; asks first."""
-    from launcher.cli.verbs.sweep_verbs import MAX_NAMED, is_confirmed
+    from launcher.cli.verbs.sweep_verbs import agrees
     from launcher.control.remove import remove
     from launcher.terminal import output
     from launcher.trials.find_trials import trial_name
@@ -40,15 +40,9 @@ def rm(
     if not found:
         output.say("none of your trials ended before that time; nothing was done")
         return ExitCode.OK
-    output.say(f"trials to remove, with their checkpoints: {len(found)}")
-    for _, view in found[:MAX_NAMED]:
-        output.say(f"  {view.trial}  {view.state.value}  {view.folder}")
-    if len(found) > MAX_NAMED:
-        output.say(f"  and {len(found) - MAX_NAMED} more")
-    if not yes and not is_confirmed(
-        f"removing {len(found)} trials", f"Remove them ({len(found)})?"
-    ):
-        output.say("nothing was done")
+    title = "trials to remove, with their checkpoints"
+    lines = [f"{view.trial}  {view.state.value}  {view.folder}" for _, view in found]
+    if not agrees(title, lines, doing="removing", order="Remove", yes=yes):
         return ExitCode.OK
     status, total = int(ExitCode.OK), 0
     # A sweep's first trial holds files that the others use, so it is removed last.

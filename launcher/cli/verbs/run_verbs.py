@@ -1,7 +1,7 @@
 """The verbs that start, stop and wait for runs: launch, plan, resume, replay, stop, wait.
 
 They parse, call and print; planning.py, submit.py, stop.py and render.py do the work and are imported
-when a verb runs, so that the command line itself starts quickly. Each returns its exit status.
+when a verb runs, so that the command line itself starts quickly. All but `plan` return an exit status.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from launcher.terminal.exit_codes import ExitCode
 if TYPE_CHECKING:
     from launcher.trials.submission import Submission
     from launcher.trials.trial_view import TrialView
-    from realsys.api.plan import LaunchPlan
     from realsys.trial.records import TrialFiles
 
 START_TIMEOUT_S = 60.0
@@ -94,68 +93,28 @@ def plan(
     ] = None,
     *,
     job: o.Job,
-) -> int:
+) -> None:
     """Show what `launch` would do: phases, tasks, calls, files. Starts nothing."""
-    from launcher.cli.plan_tables import print_plan
-    from launcher.plan.memory_check import ModelsTooLarge
-    from launcher.submit.planning import make_plan
-    from launcher.terminal import output
-    from realsys.api.plan import plan_hash, plan_text
+    from launcher.cli.verbs.quick_verbs import show_plan
 
-    try:
-        made: LaunchPlan = make_plan(
-            experiment,
-            overrides or (),
-            config=config,
-            trial=trial,
-            cluster=cluster,
-            imports=imports or (),
-            job=job,
-            snapshot=not no_snapshot,
-            fits_memory=not search,
-        )
-    except ModelsTooLarge as refused:
-        if not json:
-            print_plan(refused.plan)
-        raise
-    if search:
-        from launcher.plan.plan_search import print_proposal, propose
-
-        proposal = propose(
-            made,
-            gpus=gpus,
-            profiles=profile or (),
-            device=device,
-            cluster=cluster,
-            within_s=within,
-        )
-        if json:
-            output.document(search=proposal)
-        else:
-            print_proposal(made, proposal)
-        return ExitCode.OK
-    if gpus is not None:
+    if gpus is not None and not search:
         raise typer.BadParameter("--gpus needs --search")
-    text = plan_text(made)
-    if json:
-        output.document(hash=plan_hash(text), plan=made)
-    else:
-        from launcher.plan.time_predictions import show_prediction
-
-        print_plan(made)
-        found = show_prediction(made, profiles=profile or (), device=device, cluster=cluster)
-        if made.job is not None:
-            from launcher.slurm.plan_lines import plan_lines, time_limit_warning
-
-            if found and (late := time_limit_warning(made, found.step_s)):
-                output.warn(late)
-            output.data(*plan_lines(made, plan_hash(text)))
-    if check:
-        from launcher.slurm.submit_check import check_plan
-
-        for answer in check_plan(made):
-            output.say(answer)
-    return ExitCode.OK
+    show_plan(
+        experiment,
+        *(overrides or ()),
+        json=json,
+        cluster=cluster,
+        check=check,
+        search_s=within if search else None,
+        gpus=gpus,
+        profiles=profile or (),
+        device=device,
+        trial=trial,
+        config=config,
+        imports=imports or (),
+        job=job,
+        snapshot=not no_snapshot,
+    )
 
 
 @o.with_job_options
@@ -247,20 +206,18 @@ def stop(
     """Stop a trial, or all of a sweep, after the current step; leaves no process behind."""
     from launcher.control.stop import stop as stop_trial
     from launcher.terminal import output
-    from launcher.trials.find_trials import find_sweep, find_trial
+    from launcher.trials.find_trials import all_trials, find_sweep, find_trial
     from realsys.trial.trial_state import State
 
     if (trial is None) != everything:
         raise typer.BadParameter("give either a TRIAL or --all")
-    if trial is None:
-        from launcher.cli.verbs.sweep_verbs import stop_all
+    several = (
+        list(all_trials(cluster=cluster)) if trial is None else find_sweep(trial, cluster=cluster)
+    )
+    if trial is None or several:
+        from launcher.cli.verbs.sweep_verbs import stop_trials
 
-        return stop_all(grace_s=grace, yes=yes, cluster=cluster)
-    if sweep := find_sweep(trial, cluster=cluster):
-        from launcher.cli.verbs.sweep_verbs import stop_sweep
-
-        return stop_sweep(sweep, grace_s=grace, yes=yes)
-
+        return stop_trials(several, grace_s=grace, yes=yes)
     report = stop_trial(find_trial(trial, cluster=cluster), grace_s=grace, on_action=output.say)
     view = report.view
     if report.was_over:
@@ -302,7 +259,7 @@ def _attached(files: TrialFiles, trial: str) -> int:
 
     output.say(f"folder {files.root}")
     output.say(f"Ctrl-C leaves it running; stop it with: realsys stop {trial}")
-    from launcher.cli.watching import watch_until_over
+    from launcher.trials.render import watch_until_over
 
     return watch_until_over(files, trial)
 

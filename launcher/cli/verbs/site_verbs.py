@@ -1,7 +1,7 @@
 """The verbs for sites: clusters, doctor, image, etcd, completion.
 
-They need no trial. Each returns its exit status; ``doctor`` returns 0 only if every check was made and
-passed.
+They need no trial. ``doctor`` returns an exit status, 0 only if every check was made and passed; the others
+succeed or raise.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ def clusters(
     ] = None,
     write: Annotated[bool, o.option("--write", "Write it to your folder of site files.")] = False,
     json: o.Json = False,
-) -> int:
+) -> None:
     """List the sites available for launches; `clusters init` drafts a file for this one."""
     from launcher.terminal import output
 
     if action == "init":
-        return _init(name, write=write, json=json)
+        _init(name, write=write, json=json)
+        return
     if action is not None or write:
         raise typer.BadParameter(f"no action {action!r}; use `realsys clusters init`")
     rows = list(_known())
     if json:
         output.document(clusters=rows)
-        return ExitCode.OK
+        return
     columns = ("name", "scheduler", "file root", "partitions", "file")
     output.table(columns, [tuple(row[c.replace(" ", "_")] for c in columns) for row in rows])
     for row in rows:
         if row["problem"]:
             output.warn(f"{row['name']}: {row['problem']}")
-    return ExitCode.OK
 
 
 def doctor(
@@ -111,7 +111,7 @@ def image(
     timeout: Annotated[float, o.option("--timeout SECONDS", "Give up after this.", min=1)] = 7200.0,
     json: o.Json = False,
     cluster: o.Cluster = None,
-) -> int:
+) -> None:
     """Store a container image as one file for all nodes of a site."""
     from launcher.sites.clusters import find_cluster
     from launcher.slurm.images.image_build import build, recipe_of
@@ -126,10 +126,9 @@ def image(
         raise typer.BadParameter(f"no action {action!r}; use pull SOURCE or build KIND")
     if json:
         output.document(image=str(pulled.path), already=pulled.already)
-        return ExitCode.OK
+        return
     output.say("it exists already:" if pulled.already else "created; name it in the site file:")
     output.data(str(pulled.path))
-    return ExitCode.OK
 
 
 def etcd(
@@ -139,7 +138,7 @@ def etcd(
     ] = None,
     json: o.Json = False,
     cluster: o.Cluster = None,
-) -> int:
+) -> None:
     """Print the commands that give one user exclusive access to their part of a site's etcd."""
     from launcher.sites import places
     from launcher.sites.clusters import find_cluster
@@ -154,25 +153,23 @@ def etcd(
     found = roles(spec, user or places.user_name(), etcd_user=login)
     if json:
         output.document(cluster=spec.name, **vars(found))
-        return ExitCode.OK
+        return
     output.say(f"to give user {found.user} access to {found.prefix} only, etcd's root runs")
     output.data(*found.commands)
     output.say(
         "and, once: etcdctl auth enable. Options of etcdctl: --user root, --cacert, --cert, --key"
     )
-    return ExitCode.OK
 
 
 def completion(
     shell: Annotated[str, typer.Argument(metavar="bash|zsh|fish", help="Your shell.")],
-) -> int:
+) -> None:
     """Print a script that makes Tab complete verbs, experiments, trials and workers."""
     from launcher.cli.completion import SCRIPTS
 
     if shell not in SCRIPTS:
         raise typer.BadParameter(f"no completion for {shell!r}; use one of {', '.join(SCRIPTS)}")
     sys.stdout.write(SCRIPTS[shell])
-    return ExitCode.OK
 
 
 def _known() -> list[dict[str, str]]:
@@ -195,7 +192,7 @@ def _known() -> list[dict[str, str]]:
     return rows
 
 
-def _init(name: str | None, *, write: bool, json: bool) -> int:
+def _init(name: str | None, *, write: bool, json: bool) -> None:
     from launcher.sites.clusters import new_spec_file, write_spec
     from launcher.slurm.discovery.discover import discover_site
     from launcher.slurm.discovery.site_yaml import site_yaml
@@ -215,7 +212,6 @@ def _init(name: str | None, *, write: bool, json: bool) -> int:
         then = f"realsys doctor --cluster {found.spec.name}"
         output.say(f"written; fill in the lines marked EDIT, then: {then}")
         output.data(str(path))
-    return ExitCode.OK
 
 
 def _print_finding(finding: Finding) -> None:

@@ -13,14 +13,15 @@ from typing import Unpack
 
 import typer
 
-from launcher.control.stop_several import Pair, running, stop_several
+from launcher.control.stop_several import running, stop_several
 from launcher.sites import places
 from launcher.submit.planning import LaunchOptions
 from launcher.submit.submit import launch_warnings
 from launcher.submit.submit_sweep import PlannedSweep, make_trials, plan_sweep, submit_jobs
 from launcher.terminal import output
 from launcher.terminal.exit_codes import ExitCode
-from launcher.trials.find_trials import all_trials, point_of
+from launcher.terminal.text import listed
+from launcher.trials.find_trials import point_of
 from realsys.api.errors import ConfigError, TrialError
 from realsys.trial.records import TrialFiles
 
@@ -73,8 +74,8 @@ def launch_sweep(
 
 def _run_in_sequence(planned: PlannedSweep, trials: Sequence[TrialFiles]) -> int:
     """Runs the trials in sequence. A failed trial does not prevent the next one; a stopped one does."""
-    from launcher.cli.watching import watch_until_over
     from launcher.submit.submit import start_attempt, translate_os_errors
+    from launcher.trials.render import watch_until_over
     from realsys.api.plan import plan_hash, plan_text
 
     output.say(f"{len(trials)} trials, one after the other; Ctrl-C leaves the running one")
@@ -96,12 +97,14 @@ def _run_in_sequence(planned: PlannedSweep, trials: Sequence[TrialFiles]) -> int
 
 def _report_unstarted(names: Sequence[str]) -> None:
     if names:
-        output.say(f"not started: {_listed(names)}.  start one: realsys resume {names[0]}")
+        output.say(
+            f"not started: {listed(names, MAX_NAMED)}.  start one: realsys resume {names[0]}"
+        )
 
 
 def _jobs_text(jobs: Sequence[str]) -> str:
     kind = "job array" if jobs[0].endswith("]") else "job"
-    return f"{kind} {jobs[0]}" if len(jobs) == 1 else f"jobs {_listed(jobs)}"
+    return f"{kind} {jobs[0]}" if len(jobs) == 1 else f"jobs {listed(jobs, MAX_NAMED)}"
 
 
 def show_sweep(name: str, trials: Sequence[TrialFiles], *, json: bool) -> int:
@@ -118,28 +121,14 @@ def show_sweep(name: str, trials: Sequence[TrialFiles], *, json: bool) -> int:
     return ExitCode.OK
 
 
-def stop_all(*, grace_s: float, yes: bool, cluster: str | None) -> int:
-    """Stops all of the user's trials: `stop --all`."""
-    found = running(list(all_trials(cluster=cluster)))
-    return _stop(found, grace_s=grace_s, yes=yes)
-
-
-def stop_sweep(trials: Sequence[TrialFiles], *, grace_s: float, yes: bool) -> int:
-    """Stops the trials of a sweep."""
-    return _stop(running(trials), grace_s=grace_s, yes=yes)
-
-
-def _stop(found: Sequence[Pair], *, grace_s: float, yes: bool) -> int:
+def stop_trials(trials: Sequence[TrialFiles], *, grace_s: float, yes: bool) -> int:
+    """Stops those of the trials that have not ended: a sweep's, or all of the user's."""
+    found = running(trials)
     if not found:
         output.say("none of the trials is running or queued; nothing was done")
         return ExitCode.OK
-    output.say(f"running and queued trials: {len(found)}")
-    for _, view in found[:MAX_NAMED]:
-        output.say(f"  {view.trial}  {view.state.value}")
-    if len(found) > MAX_NAMED:
-        output.say(f"  and {len(found) - MAX_NAMED} more")
-    if not yes and not is_confirmed(f"stopping {len(found)} trials", f"Stop them ({len(found)})?"):
-        output.say("nothing was done")
+    lines = [f"{view.trial}  {view.state.value}" for _, view in found]
+    if not agrees("running and queued trials", lines, doing="stopping", order="Stop", yes=yes):
         return ExitCode.OK
     failed = stop_several(found, grace_s=grace_s, on_action=output.say)
     for error in failed.values():
@@ -151,15 +140,21 @@ def _stop(found: Sequence[Pair], *, grace_s: float, yes: bool) -> int:
     return ExitCode.OK
 
 
+def agrees(title: str, lines: Sequence[str], *, doing: str, order: str, yes: bool) -> bool:
+    """Lists trials and asks whether to go on, unless ``yes``; says so if nothing is done."""
+    count = len(lines)
+    output.say(f"{title}: {count}", *(f"  {line}" for line in lines[:MAX_NAMED]))
+    if count > MAX_NAMED:
+        output.say(f"  and {count - MAX_NAMED} more")
+    if yes or is_confirmed(f"{doing} {count} trials", f"{order} them ({count})?"):
+        return True
+    output.say("nothing was done")
+    return False
+
+
 def is_confirmed(doing: str, question: str) -> bool:
     """Asks for confirmation on the terminal; without one, raises with the command that needs none."""
     if not sys.stdin.isatty():
         command = shlex.join(["realsys", *sys.argv[1:], "--yes"])
         raise typer.BadParameter(f"{doing} needs confirmation, but there is no terminal: {command}")
     return typer.confirm(question, err=True)
-
-
-def _listed(names: Sequence[str]) -> str:
-    """Renders ``a, b, c``, limited to MAX_NAMED names."""
-    shown = ", ".join(names[:MAX_NAMED])
-    return shown + (f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else "")

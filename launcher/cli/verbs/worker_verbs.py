@@ -8,7 +8,6 @@ from typing import Annotated, Any
 import typer
 
 from launcher.cli import shared_options as o
-from launcher.terminal.exit_codes import ExitCode
 
 Worker = Annotated[str, typer.Argument(metavar="WORKER", help="E.g. model_worker/0.")]
 
@@ -20,7 +19,7 @@ def exec_(
         list[str] | None, o.argument("COMMAND", "After --; default: a shell.")
     ] = None,
     cluster: o.Cluster = None,
-) -> int:
+) -> None:
     """Open a shell, or run a command, beside a running worker, on its node and in its image."""
     from launcher.control.worker_shell import run_in_place, shell_command
     from launcher.trials.find_trials import find_own_trial
@@ -30,7 +29,6 @@ def exec_(
     argv, environment = shell_command(reader, worker, command or [], terminal=sys.stdin.isatty())
     reader.close()
     run_in_place(argv, environment)
-    return ExitCode.OK
 
 
 def tell(
@@ -46,7 +44,7 @@ def tell(
         float, o.option("--timeout SECONDS", "Time-out for the worker's reply.")
     ] = 60.0,
     cluster: o.Cluster = None,
-) -> int:
+) -> None:
     """Send a command to a running worker: pause it, resume it, dump its stacks."""
     from contextlib import closing
 
@@ -62,7 +60,6 @@ def tell(
     if command == "dump":
         kind, _, index = worker.partition("/")
         output.data(str(files.all_attempts()[-1].stacks / f"{kind}-{index}.txt"))
-    return ExitCode.OK
 
 
 def _number(kind: str) -> Any:
@@ -87,7 +84,7 @@ def scale(
         float, o.option("--timeout SECONDS", "Time-out for added ones to start.")
     ] = 180.0,
     cluster: o.Cluster = None,
-) -> int:
+) -> None:
     """Add makers, servers or rollout workers to a running asynchronous trial, or remove some."""
     from contextlib import closing
 
@@ -108,4 +105,3 @@ def scale(
     with closing(StatusReader(find_own_trial(trial, cluster=cluster))) as reader:
         for row in scale_trial(reader, request, timeout_s=timeout, say=output.say):
             output.data("  ".join(row))
-    return ExitCode.OK

@@ -28,38 +28,29 @@ def with_threads(spec: ClusterSpec) -> ClusterSpec:
         done = run_slurm(argv, timeout_s=SINFO_TIMEOUT_S)
     except ClusterError:
         return spec
-    output = done.stdout if done.returncode == 0 else ""
-    threads, times = threads_by_partition(output), default_times(output)
+    known = seen_by_partition(done.stdout if done.returncode == 0 else "")
     measured = {
         name: replace(
             spec.partitions[name],
-            threads_per_core=threads[name],
-            default_time=spec.partitions[name].default_time or times.get(name),
+            threads_per_core=known[name][0],
+            default_time=spec.partitions[name].default_time or known[name][1],
         )
         for name in unknown
-        if name in threads
+        if name in known
     }
     return replace(spec, partitions={**spec.partitions, **measured})
 
 
-def threads_by_partition(text: str) -> dict[str, int]:
-    """Parses threads per core by partition from sinfo's lines in SINFO_FORMAT; mixed nodes give the
-    maximum (pure).
+def seen_by_partition(text: str) -> dict[str, tuple[int, str | None]]:
+    """Parses (threads per core, DefaultTime) by partition from sinfo's lines in SINFO_FORMAT; mixed nodes
+    give the most threads, and without a DefaultTime MaxTime holds (pure).
     """
-    found: dict[str, int] = {}
-    for line in text.splitlines():
-        fields = line.strip().split("|")
-        if len(fields) == 4 and (threads := threads_of(fields[1], fields[2])):
-            found[fields[0]] = max(threads, found.get(fields[0], 1))
+    found: dict[str, tuple[int, str | None]] = {}
+    for row in (line.strip().split("|") for line in text.splitlines()):
+        if len(row) == 4 and (threads := threads_of(row[1], row[2])):
+            most = max(threads, found.get(row[0], (1, None))[0])
+            found[row[0]] = most, row[3] if row[3][:1].isdigit() else None
     return found
-
-
-def default_times(text: str) -> dict[str, str]:
-    """Parses DefaultTime by partition from the same lines; partitions without one are left out, MaxTime
-    holds there (pure).
-    """
-    rows = (line.strip().split("|") for line in text.splitlines())
-    return {row[0]: row[3] for row in rows if len(row) == 4 and row[3][:1].isdigit()}
 
 
 def threads_of(cpus: str, shape: str) -> int | None:

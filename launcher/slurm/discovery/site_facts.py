@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from launcher.slurm.query.states import NODE_IS_OUT
 from launcher.slurm.query.waiting import one_line
-from launcher.slurm.slurm_commands import last_error_line, run_slurm
+from launcher.slurm.slurm_commands import failure_text, run_slurm
 from realsys.api.errors import ClusterError, ConfigError
 from realsys.slurm.hostlist import expand
 
@@ -192,7 +192,7 @@ def slurm_output(argv: list[str]) -> str:
     done = run_slurm(argv, timeout_s=20)
     if done.returncode != 0:
         raise ClusterError(
-            f"{argv[0]} failed: {last_error_line(done.stderr) or f'exit {done.returncode}'}",
+            f"{argv[0]} failed: {failure_text(done)}",
             where=" ".join(argv),
             fix="run it in this shell; if it still fails, ask the site's administrators",
         )

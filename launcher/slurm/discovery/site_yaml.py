@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from launcher.slurm.discovery.discover import Discovered, NodeKind, described_kinds
 from launcher.slurm.discovery.site_facts import PartitionFacts, SiteFacts, hosts_of
+from launcher.terminal.text import listed
 from realsys.api.cluster import PartitionSpec
 
 _PLAIN = re.compile(r"[A-Za-z/][\w./+-]*( [\w./+-]+)*")
@@ -90,8 +91,8 @@ def _mine(facts: SiteFacts) -> Iterator[str]:
         return
     names = [a.name + " (default)" * a.is_default for a in facts.accounts]
     qos = dict.fromkeys(q for a in facts.accounts for q in a.qos)
-    yield f"  # account:                  # yours: {_few(dict.fromkeys(names))}"
-    yield f"  # qos:                      # yours: {_few(qos)}"
+    yield f"  # account:                  # yours: {listed(dict.fromkeys(names), _MOST_NAMES)}"
+    yield f"  # qos:                      # yours: {listed(qos, _MOST_NAMES)}"
 
 
 def _about(
@@ -107,7 +108,7 @@ def _about(
         ("not QOS", facts.deny_qos),
     ):
         if names:
-            yield f"{word} {_few(names)}"
+            yield f"{word} {listed(names, _MOST_NAMES)}"
     if facts.max_mib_per_node is not None:
         yield f"MaxMemPerNode: a job can use at most {facts.max_mib_per_node} MiB per node"
     if facts.max_mib_per_cpu is not None:
@@ -120,12 +121,6 @@ def _about(
         yield f"{node} is {why}"
     if len(out) > _MOST_NODES:
         yield f"and {len(out) - _MOST_NODES} more are down or drained"
-
-
-def _few(names: Iterable[str]) -> str:
-    listed = list(names)
-    more = len(listed) - _MOST_NAMES
-    return ", ".join(listed[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 def _partition(

@@ -8,26 +8,37 @@ nodes (gpu_job.py). Changes nothing except creating the file root; every check h
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib import metadata
+from itertools import islice
 from pathlib import Path
 
+from launcher.sites import places
 from launcher.sites.clusters import check_store, check_writable
 from launcher.sites.site_problems import IMAGES, missing_secrets
 from launcher.slurm.doctor.findings import Finding, of_error, unchecked
-from launcher.slurm.doctor.folder_checks import folder_findings
 from launcher.slurm.doctor.gpu_job import GPU_NODES, GpuProbeRequest, gpu_findings
-from launcher.slurm.doctor.kernel_checks import local_kernel_findings
 from launcher.slurm.doctor.login_checks import slurm_findings
-from launcher.slurm.doctor.node_checks import NEEDED, local_python, node_findings, unchecked_node
+from launcher.slurm.doctor.node_checks import (
+    NEEDED,
+    local_python,
+    no_pidfd,
+    node_findings,
+    unchecked_node,
+)
 from launcher.slurm.doctor.node_job import QUEUE_S, NodeJob, NodeReport, node_job, run_node_job
 from launcher.slurm.doctor.store_checks import local_store_finding
 from realsys.api.cluster import ClusterSpec
 from realsys.api.errors import ClusterError, ConfigError
+from realsys.runtime.linux import pidfd_open
 from realsys.slurm.containers import image_warnings, missing_files
+from realsys.trial.folders import above, check_trial, top_of
+from realsys.trial.records import TrialFiles
 
+MOST_TRIALS = 1000  # whose folders are examined
 LEAST_FREE_GIB = 5.0  # a checkpoint or two of a small model
 
 
@@ -81,6 +92,38 @@ def local_findings(spec: ClusterSpec) -> Iterator[Finding]:
         yield of_error("secrets", problem)
 
 
+def folder_findings(root: str) -> Iterator[Finding]:
+    """Checks which other users could replace or write trial folders.
+
+    A launch checks the path from its file root to its own folder; this checks all of a user's trials and
+    the folders above the file root, which no launch checks. Nothing is changed.
+    """
+    own, user = Path(root), places.user_name()
+    wrong: dict[str, ClusterError] = {}  # by folder: many trials share one
+    for plan in islice((own / "runs" / user).glob("*/*/plan.json"), MOST_TRIALS):
+        try:
+            check_trial(TrialFiles(plan.parent))
+        except ClusterError as error:
+            wrong.setdefault(error.where, error)
+    if wrong:
+        first, *rest = wrong.values()
+        more = f" (and {len(rest)} more folders)" if rest else ""
+        yield Finding("folders", False, first.what + more, first.fix)
+    else:
+        yield Finding("folders", True, "no other user can replace or write your trials' folders")
+    yield from _above(top_of(own))
+
+
+def _above(top: Path) -> Iterator[Finding]:
+    problems = above(top)
+    if any(severe for _, severe in problems):
+        what = next(sentence for sentence, severe in problems if severe)
+        fix = "ask its owner for chmod +t, or use a file root elsewhere (REALSYS_FILE_ROOT)"
+        yield Finding("folders above", False, what, fix)
+    elif problems:
+        yield Finding("folders above", True, "; ".join(sentence for sentence, _ in problems))
+
+
 def space_finding(root: str) -> Finding:
     """Checks that the file system has enough free space for a run."""
     existing = next(path for path in (Path(root), *Path(root).parents) if path.exists())
@@ -99,6 +142,14 @@ def packages_finding() -> Finding:
     return Finding("packages", True, f"Python {local_python()}, torch {found['torch']}")
 
 
+def local_kernel_findings() -> Iterator[Finding]:
+    """Checks this host's kernel, if tasks run here; yields nothing if it has what they need."""
+    try:
+        os.close(pidfd_open(os.getpid()))
+    except ClusterError:
+        yield no_pidfd("kernel", platform.release())
+
+
 def image_findings(spec: ClusterSpec) -> Iterator[Finding]:
     """Checks that image files exist, and warns of image names that can change their content."""
     for where in IMAGES:
@@ -114,34 +165,26 @@ def image_findings(spec: ClusterSpec) -> Iterator[Finding]:
 
 def _there(job: NodeJob, login_findings: list[Finding]) -> Iterator[Finding]:
     """Runs the node job and yields its findings; skipped if Slurm already refused such a job."""
+    again = "or look at another partition: --partition"
     if refused := _refused(login_findings):
-        error = ClusterError(refused[0].what, where=refused[0].name, fix=refused[0].fix)
-        yield from unchecked_node(job, error)
+        yield from unchecked_node(job, refused[0].what, refused[0].fix)
         return
     try:
         seen = run_node_job(job)
-    except ClusterError as error:
-        yield from unchecked_node(job, _no_node(error))
+    except (
+        ClusterError
+    ) as error:  # Slurm accepted the job moments ago, so no node became free in time
+        what = f"no node was free within {QUEUE_S} s ({error.what})"
+        yield from unchecked_node(job, what, f"try again later, {again}")
     except OSError as error:
-        problem = ClusterError(
-            f"the file root can't be written: {error}", where=job.spec.file_root, fix=""
-        )
-        yield from unchecked_node(job, problem)
+        what = f"the file root can't be written: {error}"
+        yield from unchecked_node(job, what, f"try again when a node is free, {again}")
     else:
         yield from node_findings(job, with_write_visibility(job, seen))
 
 
 def _refused(login_findings: list[Finding]) -> list[Finding]:
     return [f for f in login_findings if f.name in ("slurm", "submission") and not f.ok]
-
-
-def _no_node(error: ClusterError) -> ClusterError:
-    """Explains a failed salloc: Slurm accepted the job moments ago, so no node became free in time."""
-    return ClusterError(
-        f"no node was free within {QUEUE_S} s ({error.what})",
-        where=error.where,
-        fix="try again later, or look at another partition: --partition",
-    )
 
 
 def with_write_visibility(job: NodeJob, seen: dict[str, NodeReport]) -> dict[str, NodeReport]:

@@ -20,8 +20,7 @@ from typing import Any
 
 import realsys
 from launcher.slurm.doctor.findings import Finding
-from launcher.slurm.doctor.node_job import QUEUE_S, site_request
-from launcher.slurm.slurm_commands import last_error_line, run_slurm
+from launcher.slurm.doctor.node_job import QUEUE_S, run_in_job, site_request, why_not
 from realsys.api.cluster import ClusterSpec, PartitionSpec
 from realsys.api.errors import ClusterError, ConfigError
 from realsys.slurm.hostlist import compress, expand
@@ -138,19 +137,12 @@ def _in_job(wanted: Wanted, place: ProbeTarget, request: list[str]) -> tuple[Wan
     Raises:
         ClusterError: no nodes became free in time, or Slurm refused; the queue is left without the job.
     """
-    name = f"realsys-doctor-{secrets.token_hex(8)}"
-    argv = ["salloc", "--quiet", *request, f"--job-name={name}", f"--immediate={QUEUE_S}"]
-    limit_s = QUEUE_S + wanted.longest_s + ALLOCATION_S
-    try:
-        done = run_slurm([*argv, "sh", "-c", _driver(wanted, place)], timeout_s=limit_s)
-    except BaseException:
-        run_slurm(["scancel", "--quiet", f"--name={name}"], timeout_s=20)
-        raise
+    done = run_in_job(request, _driver(wanted, place), limit_s=wanted.longest_s + ALLOCATION_S)
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if not lines:
         raise ClusterError(
             f"{len(wanted.nodes)} nodes were not free within {QUEUE_S} s, or nothing ran on them "
-            f"({last_error_line(done.stderr) or f'salloc ended with {done.returncode}'})",
+            f"({why_not(done)})",
             where="salloc",
             fix="try again later, with fewer --nodes, or on another --partition",
         )

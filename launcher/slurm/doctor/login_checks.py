@@ -14,9 +14,9 @@ from launcher.slurm.doctor.findings import Finding, of_error, unchecked
 from launcher.slurm.images.image_pull import PROGRAMS
 from launcher.slurm.sbatch_refusals import refusal
 from launcher.slurm.slurm_commands import last_error_line, run_slurm
+from launcher.terminal.text import listed
 from realsys.api.cluster import ClusterSpec, PartitionSpec
-from realsys.api.errors import ClusterError
-from realsys.config.problems import collected
+from realsys.api.errors import ClusterError, collected
 
 OLDEST = (22, 5)
 _MOST_NODES = 5
@@ -114,43 +114,30 @@ def account_findings(spec: ClusterSpec, site: Discovered) -> Iterator[Finding]:
 def partition_findings(spec: ClusterSpec, site: Discovered) -> Iterator[Finding]:
     """Checks that the site file's partitions exist and have the resources it states (pure)."""
     there = site.spec.partitions
-    wanted = spec.slurm.partition
+    wanted, unknown = spec.slurm.partition, "Slurm has no such partition"
     if wanted and wanted not in {*spec.partitions, *there}:
-        yield Finding(
-            f"partition {wanted}",
-            False,
-            "Slurm has no such partition",
-            f"set slurm.partition to one of {', '.join(there)}",
-        )
+        fix = f"set slurm.partition to one of {', '.join(there)}"
+        yield Finding(f"partition {wanted}", False, unknown, fix)
     for name, described in spec.partitions.items():
+        title = f"partition {name}"
         if name not in there:
-            yield Finding(
-                f"partition {name}",
-                False,
-                "Slurm has no such partition",
-                f"remove it from partitions; there are {', '.join(there)}",
-            )
+            fix = f"remove it from partitions; there are {', '.join(there)}"
+            yield Finding(title, False, unknown, fix)
             continue
         lacks = list(_missing_resources(described, there[name]))
         shut = list(_access_problems(name, spec, site))
         out = site.facts.unavailable(h for k in site.kinds[name] for h in hosts_of(k.nodelist))
         if shut:
             fix = "choose another partition, account or QOS, or wait until the site opens it"
-            yield Finding(f"partition {name}", False, "; ".join([*shut, *lacks]), fix)
+            yield Finding(title, False, "; ".join([*shut, *lacks]), fix)
         elif lacks:
             fix = "compare with `realsys clusters init`, and correct the site file"
-            yield Finding(f"partition {name}", False, "; ".join(lacks), fix)
+            yield Finding(title, False, "; ".join(lacks), fix)
         else:
-            yield Finding(
-                f"partition {name}", True, _resources_text(described) + _unavailable_text(out)
-            )
+            yield Finding(title, True, _resources_text(described) + _unavailable_text(out))
     if not spec.partitions:
-        yield Finding(
-            "partitions",
-            False,
-            "the site file describes none, so plans can't be checked before they are queued",
-            "take them from `realsys clusters init`",
-        )
+        what = "the site file describes none, so plans can't be checked before they are queued"
+        yield Finding("partitions", False, what, "take them from `realsys clusters init`")
 
 
 def _access_problems(name: str, spec: ClusterSpec, site: Discovered) -> Iterator[str]:
@@ -170,9 +157,8 @@ def _access_problems(name: str, spec: ClusterSpec, site: Discovered) -> Iterator
 
 def _unavailable_text(out: Mapping[str, str]) -> str:
     """Renders ``; down or drained: n3 (DRAIN: bad fan)``; empty if all nodes are up."""
-    named = [f"{node} ({why})" for node, why in list(out.items())[:_MOST_NODES]]
-    more = f" and {len(out) - _MOST_NODES} more" if len(out) > _MOST_NODES else ""
-    return f"; down or drained: {', '.join(named)}{more}" if named else ""
+    named = listed((f"{node} ({why})" for node, why in out.items()), _MOST_NODES)
+    return f"; down or drained: {named}" if named else ""
 
 
 def _missing_resources(configured: PartitionSpec, actual: PartitionSpec) -> Iterator[str]:

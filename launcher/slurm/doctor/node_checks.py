@@ -8,12 +8,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from launcher.slurm.doctor.findings import Finding, unchecked
-from launcher.slurm.doctor.kernel_checks import node_kernel_findings
 from launcher.slurm.doctor.node_job import NodeJob, NodeReport
 from launcher.slurm.doctor.store_checks import node_store_finding
 from launcher.slurm.images.image_pull import PROGRAMS
 from realsys.api.cluster import ClusterSpec
-from realsys.api.errors import RealsysError
 
 OLDEST_PYTHON = (3, 11)
 MOST_SKEW_S = 2.0
@@ -39,12 +37,11 @@ def _insides(job: NodeJob) -> dict[str, str]:
     return {f"inside {option}": option for option in job.images}
 
 
-def unchecked_node(job: NodeJob, error: RealsysError) -> list[Finding]:
+def unchecked_node(job: NodeJob, what: str, fix: str) -> list[Finding]:
     """Makes the findings if no step ran: nothing was checked."""
     first, *rest = check_names(job)
-    fix = "try again when a node is free, or look at another partition: --partition"
     return [
-        Finding(first, None, f"not checked: {error.what}", error.fix or fix),
+        Finding(first, None, f"not checked: {what}", fix),
         *unchecked(rest, "no compute node", f"see {first}"),
     ]
 
@@ -73,7 +70,8 @@ def _host_findings(
         yield _locks(report["shared"].get("locks", ""))
     yield node_store_finding(job.spec, report["store"])
     yield _clock(seen["host"], report)
-    yield from node_kernel_findings(report)
+    if report.get("pidfd") is False:
+        yield no_pidfd("kernel there", str(report.get("kernel", "?")))
     yield _ports(job.spec, report["ports"])
     if job.spec.interface:
         yield _interface(job.spec.interface, report["addresses"])
@@ -102,20 +100,18 @@ def _no_report(name: str, seen: NodeReport | None) -> Finding:
 
 def _shared(job: NodeJob, shared: Mapping[str, Any]) -> Finding:
     name, root = "shared file root", job.spec.file_root
-    fix = "set file_root to a folder shared by login and compute nodes that you can write"
     if shared["read"] is None:
-        return Finding(name, False, f"the node does not see {root}: {shared['error']}", fix)
-    if shared["read"] != job.token:
-        return Finding(
-            name, False, f"the node sees a different file than was written in {root}", fix
-        )
-    if not shared["wrote"]:
-        return Finding(name, False, f"the node can't write: {shared['error']}", fix)
-    if not shared.get("seen_back"):
-        return Finding(
-            name, False, f"the file that the node wrote in {root} is not visible here", fix
-        )
-    return Finding(name, True, f"{root}: each side sees what the other writes")
+        problem = f"the node does not see {root}: {shared['error']}"
+    elif shared["read"] != job.token:
+        problem = f"the node sees a different file than was written in {root}"
+    elif not shared["wrote"]:
+        problem = f"the node can't write: {shared['error']}"
+    elif not shared.get("seen_back"):
+        problem = f"the file that the node wrote in {root} is not visible here"
+    else:
+        return Finding(name, True, f"{root}: each side sees what the other writes")
+    fix = "set file_root to a folder shared by login and compute nodes that you can write"
+    return Finding(name, False, problem, fix)
 
 
 def _locks(found: str) -> Finding:
@@ -152,15 +148,11 @@ def _clock(host: NodeReport, report: Mapping[str, Any]) -> Finding:
 
 def _ports(spec: ClusterSpec, ports: list[int]) -> Finding:
     tried, bound = ports
-    wanted = spec.port_range or "any port"
-    if 2 * bound < tried:
-        return Finding(
-            "ports",
-            False,
-            f"{wanted}: {bound} of {tried} ports tried can be used",
-            "choose another port_range, below the node's own (/proc/sys/net/ipv4/ip_local_port_range)",
-        )
-    return Finding("ports", True, f"{wanted}: {bound} of {tried} ports tried can be used")
+    what = f"{spec.port_range or 'any port'}: {bound} of {tried} ports tried can be used"
+    if 2 * bound >= tried:
+        return Finding("ports", True, what)
+    fix = "choose another port_range, below the node's own (/proc/sys/net/ipv4/ip_local_port_range)"
+    return Finding("ports", False, what, fix)
 
 
 def _interface(wanted: str, addresses: list[list[str]]) -> Finding:
@@ -233,3 +225,9 @@ def _gpu(seen: NodeReport | None) -> Finding:
 def local_python() -> str:
     """Returns this process's Python version, in the reports' format."""
     return ".".join(map(str, sys.version_info[:3]))
+
+
+def no_pidfd(name: str, release: str) -> Finding:
+    """Makes the finding of a kernel without pidfd_open(2), which every worker's heartbeat process needs."""
+    fix = "use nodes with Linux 5.3 or later (or a distribution's kernel that has pidfd_open)"
+    return Finding(name, False, f"Linux {release} has no pidfd_open(2): no worker starts", fix)

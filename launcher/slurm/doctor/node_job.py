@@ -11,12 +11,14 @@ import json
 import re
 import secrets
 import shlex
+import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from launcher.job.groups import SITE_DEFAULTS
 from launcher.slurm.doctor import node_probe
 from launcher.slurm.doctor.store_checks import node_store_probe
 from launcher.slurm.slurm_commands import last_error_line, run_slurm
@@ -76,14 +78,9 @@ class NodeJob:
 
 def site_request(spec: ClusterSpec, partition: str | None) -> list[str]:
     """Builds the options of sbatch and salloc common to all of the site's jobs."""
-    options = {
-        "partition": partition or spec.slurm.partition,
-        "account": spec.slurm.account,
-        "qos": spec.slurm.qos,
-        "reservation": spec.slurm.reservation,
-        "constraint": spec.slurm.constraint,
-    }
-    return [f"--{option}={value}" for option, value in options.items() if value]
+    given = {name: getattr(spec.slurm, name) for name in SITE_DEFAULTS}
+    given["partition"] = partition or given["partition"]
+    return [f"--{option}={value}" for option, value in given.items() if value]
 
 
 def small_request(spec: ClusterSpec, partition: str | None) -> list[str]:
@@ -126,20 +123,15 @@ def run_node_job(job: NodeJob) -> dict[str, NodeReport]:
     make_folders(root, root=root)
     login = root / f"{job.probe_file}.login"
     login.write_text(job.token, encoding="utf-8")
-    name = f"realsys-doctor-{job.token}"
-    argv = ["salloc", "--quiet", *job.request, f"--job-name={name}", f"--immediate={QUEUE_S}"]
     refused = ""
-    limit = QUEUE_S + HOST_S + len(job.images) * IMAGE_S + 30
     try:
         with login.open("r+") as held:
             try:
                 fcntl.flock(held, fcntl.LOCK_EX)  # the node tests whether it sees this lock
             except OSError as error:
                 refused = f"on this host: {error}"
-            done = run_slurm([*argv, "sh", "-c", script(job)], timeout_s=limit)
-    except BaseException:
-        run_slurm(["scancel", "--quiet", f"--name={name}"], timeout_s=20)
-        raise
+            limit_s = HOST_S + len(job.images) * IMAGE_S + 30
+            done = run_in_job(job.request, script(job), limit_s=limit_s)
     finally:
         login.unlink(missing_ok=True)
     seen = parse(done.stdout)
@@ -147,11 +139,35 @@ def run_node_job(job: NodeJob) -> dict[str, NodeReport]:
         host.report["shared"]["locks"] = refused
     if not seen:
         raise ClusterError(
-            last_error_line(done.stderr) or f"salloc ended with {done.returncode}",
+            why_not(done),
             where="salloc",
             fix="see what `sinfo` and `realsys doctor`'s other lines say",
         )
     return seen
+
+
+def run_in_job(
+    request: Sequence[str], command: str, *, limit_s: float
+) -> subprocess.CompletedProcess[str]:
+    """Runs a shell command inside an allocation, on this host.
+
+    Args:
+        limit_s: of the command, after the wait for nodes.
+    Raises:
+        ClusterError: it took too long, or Slurm does not answer; the queue is left without the job.
+    """
+    name = f"realsys-doctor-{secrets.token_hex(8)}"
+    argv = ["salloc", "--quiet", *request, f"--job-name={name}", f"--immediate={QUEUE_S}"]
+    try:
+        return run_slurm([*argv, "sh", "-c", command], timeout_s=QUEUE_S + limit_s)
+    except BaseException:
+        run_slurm(["scancel", "--quiet", f"--name={name}"], timeout_s=20)
+        raise
+
+
+def why_not(done: subprocess.CompletedProcess[str]) -> str:
+    """Returns why an allocation gave no result."""
+    return last_error_line(done.stderr) or f"salloc ended with {done.returncode}"
 
 
 def script(job: NodeJob) -> str:

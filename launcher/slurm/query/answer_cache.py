@@ -44,13 +44,10 @@ class CachedAnswer:
     accounting_off: bool = False
 
 
-def cache_file(cluster: str = "") -> Path:
-    """Returns the cache file of this cluster, or of this host if ``cluster`` is empty.
-
-    Each slurm.conf has its own file.
-    """
+def cache_file() -> Path:
+    """Returns the cache file of this host; each slurm.conf has its own."""
     which = f"{os.environ.get('SLURM_CONF', '')}\0{os.environ.get('SLURM_CLUSTERS', '')}"
-    name = re.sub(r"[^A-Za-z0-9.-]", "_", cluster or socket.gethostname()).lstrip(".") or "_"
+    name = re.sub(r"[^A-Za-z0-9.-]", "_", socket.gethostname()).lstrip(".") or "_"
     digest = hashlib.sha256(f"{os.geteuid()}\0{which}".encode(errors="replace")).hexdigest()[:8]
     return Path(places.state_home(), "slurm", f"{name}-{digest}.json")
 

@@ -10,8 +10,9 @@ id, once. job_rows.py parses the output, answer_cache.py caches it.
 from __future__ import annotations
 
 import re
+import subprocess
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from launcher.slurm.query import answer_cache
@@ -27,14 +28,13 @@ from launcher.slurm.query.job_rows import (
     read_sacct,
     read_squeue,
 )
-from launcher.slurm.slurm_commands import is_unknown_job, last_error_line, run_slurm
+from launcher.slurm.slurm_commands import failure_text, is_unknown_job, run_slurm
 from realsys.api.errors import ClusterError
 from realsys.trial.trial_state import JobState
 
 __all__ = ["CachedAnswer", "JobInfo", "query_jobs"]
 
-SQUEUE_FORMAT = ",".join(f"{name}:{FIELD_END}" for name in SQUEUE_FIELDS[:-1])
-SQUEUE_FORMAT += f",{SQUEUE_FIELDS[-1]}:{ROW_END}"
+SQUEUE_FORMAT = f":{FIELD_END},".join(SQUEUE_FIELDS) + f":{ROW_END}"
 SECONDS = {"SLURM_TIME_FORMAT": "%s"}
 
 _JOB_ID = re.compile(r"\d{1,10}(?:_\d{1,10}|\+\d{1,4})?", re.ASCII)
@@ -48,7 +48,6 @@ def query_jobs(
     *,
     accounting: bool | None,
     max_age_s: float = 0.0,
-    cluster: str = "",
     timeout_s: float = 30.0,
 ) -> CachedAnswer:
     """Queries these jobs. Problems are part of the answer and make jobs UNKNOWN, never GONE.
@@ -61,23 +60,22 @@ def query_jobs(
         accounting: whether sacct works; None: try. Pass ``not answer.accounting_off`` next time.
         max_age_s: accept a cached answer up to this age, also one of another process: for repeated
             queries (then at least 10 s).
-        cluster: names the cache file; the host does if empty.
         timeout_s: per program.
     """
     names = list(dict.fromkeys(job_ids))
     ids = {name: name.strip().partition(";")[0] for name in names}
     valid = list(dict.fromkeys(found for found in ids.values() if _JOB_ID.fullmatch(found)))
     if max_age_s > 0 and valid:
-        answer = _through_cache(valid, accounting, max_age_s, cluster, timeout_s)
+        answer = _through_cache(valid, accounting, max_age_s, timeout_s)
     else:
         answer = _fresh(valid, accounting, timeout_s)
     return _picked(answer, ids)
 
 
 def _through_cache(
-    ids: list[str], accounting: bool | None, max_age_s: float, cluster: str, timeout_s: float
+    ids: list[str], accounting: bool | None, max_age_s: float, timeout_s: float
 ) -> CachedAnswer:
-    path = answer_cache.cache_file(cluster)
+    path = answer_cache.cache_file()
     kept = answer_cache.load(path, max_age_s=max_age_s)
     if kept and not _unknown_in(kept, ids):
         return kept
@@ -92,10 +90,9 @@ def _through_cache(
 def _fresh(ids: list[str], accounting: bool | None, timeout_s: float) -> CachedAnswer:
     if not ids:
         return CachedAnswer(asked_at=time.time())
-    if len(ids) == 1:
-        return _completed(_from_squeue(_by_id(ids), timeout_s), ids, accounting, timeout_s)
-    mine = _from_squeue(["--me"], timeout_s)
-    return _completed(mine, ids, accounting, timeout_s, only_mine=True)
+    several = len(ids) > 1
+    seen = _from_squeue(["--me"] if several else _by_id(ids), timeout_s)
+    return _completed(seen, ids, accounting, timeout_s, only_mine=several)
 
 
 def _completed(
@@ -152,9 +149,7 @@ def _from_squeue(which: list[str], timeout_s: float) -> CachedAnswer:
     if is_unknown_job(done):
         return CachedAnswer(asked_at=asked_at)
     rows = read_squeue(done.stdout)
-    problems = _unreadable("squeue", rows)
-    if done.returncode != 0:
-        problems += (f"squeue failed: {last_error_line(done.stderr) or f'exit {done.returncode}'}",)
+    problems = tuple(_problems(done, rows))
     return CachedAnswer(
         jobs=dict(rows.jobs), asked_at=asked_at, problems=problems, reached=not problems
     )
@@ -174,17 +169,17 @@ def _with_sacct(
         problems = seen.problems if accounting is None else (*seen.problems, disabled)
         return replace(seen, problems=problems, accounting_off=True)
     rows = read_sacct(done.stdout)
-    problems = _unreadable("sacct", rows)
-    if done.returncode != 0:
-        problems += (f"sacct failed: {last_error_line(done.stderr) or f'exit {done.returncode}'}",)
     # For an array that is partly queued, squeue's entry for the whole takes precedence.
-    return replace(seen, jobs={**rows.jobs, **seen.jobs}, problems=(*seen.problems, *problems))
+    problems = (*seen.problems, *_problems(done, rows))
+    return replace(seen, jobs={**rows.jobs, **seen.jobs}, problems=problems)
 
 
-def _unreadable(program: str, rows: Rows) -> tuple[str, ...]:
-    if not rows.unreadable:
-        return ()
-    return (f"{program} printed {rows.unreadable} rows that can't be read, first {rows.example!r}",)
+def _problems(done: subprocess.CompletedProcess[str], rows: Rows) -> Iterator[str]:
+    if rows.unreadable:
+        found = f"{rows.unreadable} rows that can't be read, first {rows.example!r}"
+        yield f"{done.args[0]} printed {found}"
+    if done.returncode != 0:
+        yield f"{done.args[0]} failed: {failure_text(done)}"
 
 
 def _unknown_in(seen: CachedAnswer, ids: list[str]) -> list[str]:

@@ -19,15 +19,18 @@ from realsys.trial.trial_state import JobState
 
 FIELD_END = "\x1f"
 ROW_END = "\x1e"
-# squeue -O; a field that carries a suffix and no width is printed in full. The free text comes last.
-SQUEUE_FIELDS = (
-    "JobArrayID", "JobID", "State", "Reason", "NodeList", "StartTime", "SubmitTime", "EndTime",
-    "TimeLimit", "RestartCnt", "exit_code", "Comment",
-)  # fmt: skip
-SACCT_FIELDS = (
-    "JobID", "JobIDRaw", "State", "Reason", "NodeList", "Start", "Submit", "End", "TimelimitRaw",
-    "ExitCode", "Comment",
-)  # fmt: skip
+# Slurm's name of a field: ours. squeue -O: one with a suffix and no width is printed in full. The free text
+# comes last.
+SQUEUE_FIELDS = {
+    "JobArrayID": "job_id", "JobID": "raw_id", "State": "state", "Reason": "reason", "NodeList": "nodes",
+    "StartTime": "start", "SubmitTime": "submit", "EndTime": "end", "TimeLimit": "limit",
+    "RestartCnt": "restarts", "exit_code": "exit", "Comment": "comment",
+}  # fmt: skip
+SACCT_FIELDS = {
+    "JobID": "job_id", "JobIDRaw": "raw_id", "State": "state", "Reason": "reason", "NodeList": "nodes",
+    "Start": "start", "Submit": "submit", "End": "end", "TimelimitRaw": "limit", "ExitCode": "exit",
+    "Comment": "comment",
+}  # fmt: skip
 
 _ROW_ID = re.compile(r"\d+(?:_(?:\d+|\[[^\x1f\n]*\])|\+\d+)?", re.ASCII)
 _SACCT_ROW = re.compile(rf"\n(?={_ROW_ID.pattern}\x1f)")
@@ -86,24 +89,9 @@ class Rows:
 
 def read_squeue(text: str) -> Rows:
     """Parses the output of ``squeue -h -r -O`` with SQUEUE_FIELDS."""
-    found: list[tuple[str, JobInfo]] = []
-    bad: list[str] = []
-    for row in text.split(ROW_END):
-        row = _BEFORE_ROW.sub("", row)
-        if not row.strip():
-            continue
-        values = row.split(FIELD_END, len(SQUEUE_FIELDS) - 1)
-        if len(values) < len(SQUEUE_FIELDS) or not _ROW_ID.fullmatch(values[0]):
-            bad.append(row)
-            continue
-        at = dict(zip(SQUEUE_FIELDS, values, strict=True))
-        status = _exit_status(at["exit_code"])
-        info = _info(
-            at["JobArrayID"], at["State"], at["Reason"], at["NodeList"], at["Comment"], status,
-            start=at["StartTime"], submit=at["SubmitTime"], end=at["EndTime"],
-            restarts=_number(at["RestartCnt"]), limit=_seconds(at["TimeLimit"]), source="squeue",
-        )  # fmt: skip
-        found.append((at["JobID"], info))
+    rows = (_BEFORE_ROW.sub("", row) for row in text.split(ROW_END))
+    good, bad = _split((row for row in rows if row.strip()), SQUEUE_FIELDS)
+    found = [(row["raw_id"], _info(row, _seconds(row["limit"]), "squeue")) for row in good]
     return Rows(_by_name(found), len(bad), bad[0][:80] if bad else "")
 
 
@@ -115,58 +103,62 @@ def read_sacct(text: str) -> Rows:
     """
     runs: dict[str, list[JobInfo]] = defaultdict(list)
     raw_ids: dict[str, str] = {}
-    bad: list[str] = []
-    for row in _SACCT_ROW.split(text.removesuffix("\n")) if text.strip() else ():
-        values = row.split(FIELD_END, len(SACCT_FIELDS) - 1)
-        if len(values) < len(SACCT_FIELDS) or not _ROW_ID.fullmatch(values[0]):
-            bad.append(row)
-            continue
-        at = dict(zip(SACCT_FIELDS, values, strict=True))
-        minutes = _number(at["TimelimitRaw"])
-        info = _info(
-            at["JobID"], at["State"], at["Reason"], at["NodeList"], at["Comment"],
-            _exit_status(at["ExitCode"]), start=at["Start"], submit=at["Submit"], end=at["End"],
-            restarts=None, limit=None if minutes is None else minutes * 60, source="sacct",
-        )  # fmt: skip
+    rows = _SACCT_ROW.split(text.removesuffix("\n")) if text.strip() else ()
+    good, bad = _split(rows, SACCT_FIELDS)
+    for row in good:
+        minutes = _number(row["limit"])
+        info = _info(row, None if minutes is None else minutes * 60, "sacct")
         runs[info.job_id].append(info)
-        raw_ids[info.job_id] = at["JobIDRaw"]
+        raw_ids[info.job_id] = row["raw_id"]
     latest = []
-    for job_id, rows in runs.items():
-        rows.sort(key=lambda row: (row.submitted_at or 0, row.started_at or float("inf")))
-        over = [row.slurm_state != "RESIZING" for row in rows[:-1]]
-        restarts = sum(over) + (rows[-1].slurm_state == "REQUEUED")  # its next row will follow
-        latest.append((raw_ids[job_id], replace(rows[-1], restarts=restarts)))
+    for job_id, found in runs.items():
+        found.sort(key=lambda info: (info.submitted_at or 0, info.started_at or float("inf")))
+        over = [info.slurm_state != "RESIZING" for info in found[:-1]]
+        restarts = sum(over) + (found[-1].slurm_state == "REQUEUED")  # its next row will follow
+        latest.append((raw_ids[job_id], replace(found[-1], restarts=restarts)))
     return Rows(_by_name(latest), len(bad), bad[0][:80] if bad else "")
 
 
-def _info(
-    job_id: str, slurm_state: str, reason: str, nodes: str, comment: str, status: tuple[int, int] | None,
-    *, start: str, submit: str, end: str, restarts: int | None, limit: int | None, source: str,
-) -> JobInfo:  # fmt: skip
-    state = job_state(slurm_state)
+def _split(
+    rows: Iterable[str], fields: Mapping[str, str]
+) -> tuple[list[dict[str, str]], list[str]]:
+    """Returns the rows by our names of their fields, and those that can't be read."""
+    good, bad = [], []
+    for row in rows:
+        values = row.split(FIELD_END, len(fields) - 1)
+        if len(values) < len(fields) or not _ROW_ID.fullmatch(values[0]):
+            bad.append(row)
+        else:
+            good.append(dict(zip(fields.values(), values, strict=True)))
+    return good, bad
+
+
+def _info(row: Mapping[str, str], time_limit_s: int | None, source: str) -> JobInfo:
+    state, reason = job_state(row["state"]), row["reason"]
     if state is JobState.WAITING and reasons.is_hold(reason):
         state = JobState.HELD
     waits = state in _BEFORE_START
     if source == "sacct" and not waits:
         reason = ""  # sacct keeps the reason of an earlier wait
     ending = state.has_ended or state is JobState.FINISHING
-    code, signal = status if status and ending else (0, 0)
+    code, signal = (ending and _exit_status(row["exit"])) or (0, 0)
+    restarts = _number(row.get("restarts", ""))
     return JobInfo(
-        job_id=job_id,
+        job_id=row["job_id"],
         state=state,
-        slurm_state=slurm_state,
+        slurm_state=row["state"],
         reason=_text(reason),
         reason_words=reasons.reason_sentence(reason, restarts=restarts or 0),
-        expected_start=_epoch(start) if state is JobState.WAITING else None,
-        submitted_at=_epoch(submit),
-        started_at=None if waits else _epoch(start),
-        ended_at=_epoch(end) if ending else None,
-        time_limit_s=limit,
-        nodes="" if waits else _text(nodes),
+        expected_start=_epoch(row["start"]) if state is JobState.WAITING else None,
+        submitted_at=_epoch(row["submit"]),
+        started_at=None if waits else _epoch(row["start"]),
+        ended_at=_epoch(row["end"]) if ending else None,
+        time_limit_s=time_limit_s,
+        nodes="" if waits else _text(row["nodes"]),
         restarts=restarts,
         exit_code=code if (code or (state is JobState.DONE and not signal)) else None,
         signal=signal or None,
-        comment="" if comment == "(null)" else comment,
+        comment="" if row["comment"] == "(null)" else row["comment"],
         source=source,
     )
 

@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from launcher.job.time_spec import parse_time_limit
+from launcher.sites.places import user_name
 from launcher.slurm.query import reasons
 from launcher.slurm.query.job_rows import JobInfo
 from launcher.slurm.query.states import NODE_IS_OUT
@@ -152,7 +153,7 @@ def _associations(account: str, ask: RunQuery) -> Iterator[tuple[str, dict[str, 
                 parent = row.pop("ParentName", "") or parent
                 user = row.pop("User", "")
                 row.pop("Account", "")
-                if not user or user == _me():
+                if not user or user == user_name():
                     yield f"account {account}" + (f", user {user}" if user else ""), row
         if not parent or parent == account:
             return
@@ -165,12 +166,6 @@ def _row(output: str, columns: Sequence[str]) -> dict[str, str]:
     if len(values) != len(columns):
         return {}
     return {name: value for name, value in zip(columns, values, strict=True) if value}
-
-
-def _me() -> str:
-    from launcher.sites.places import user_name
-
-    return user_name()
 
 
 # ---- nodes and reservations -----------------------------------------------------------------

@@ -9,9 +9,7 @@ differ from the one that sampled.
 
 from __future__ import annotations
 
-import abc
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,108 +17,21 @@ import torch
 from torch import Tensor, nn
 
 from realsys.algorithms.predictions import Predictions
-from realsys.api.data import MicroBatchSpec
-from realsys.api.errors import ConfigError
-from realsys.api.model import (
-    GenerationHyperparameters,
-    LossFn,
-    LossWeightFn,
-    Model,
-    PipelinableEngine,
-)
+from realsys.api.model import Model
 from realsys.api.options import LoRAOptions
 from realsys.backends.hf import lora
 from realsys.backends.hf.data_parallel import DataParallel
 from realsys.backends.hf.loading import save_streamed
-from realsys.backends.hf.offload import Offloadable
+from realsys.backends.hf.local_engine import LocalEngine, MicroBatches, UseOutput
 from realsys.backends.hf.sharding import boxes, free_gathered_weights, local_shard, plain_copy
-from realsys.backends.hf.slot_generation import generate_in_slot
-from realsys.backends.hf.weighted_means import WeightedMeans
 from realsys.backends.kernels.cpu_linear import multiply_by_onednn
 from realsys.backends.kernels.packed_attention import can_pack, predict_packed, run_packed
-from realsys.data.answers_layout import INPUT, answer_row, answers_sample
-from realsys.data.packing import Run
+from realsys.data.answers_layout import INPUT
 from realsys.data.ragged import pad_packed, unpad_to_packed
 from realsys.data.sequence_sample import SequenceSample
-from realsys.generation.cache_bytes import ROWS_OF_GPU
-from realsys.generation.engine.cache_room import room_on_gpu
-from realsys.generation.engine.embedded_engine import GenerationResult, generate
-from realsys.generation.engine.sampling import row_seed
-from realsys.models.hf import end_token_ids, untied
+from realsys.models.hf import untied
 from realsys.runtime.progress import tick
 from realsys.weights.layouts.boxes import Box
-
-PROMPTS = "packed_prompts"
-PostHook = Callable[[Any, SequenceSample], Tensor]
-
-
-class LocalEngine(Offloadable, PipelinableEngine):
-    """What engines over Hugging Face modules and over parts of Megatron's have in common.
-
-    Attributes:
-        slot: group of the processes that see the same data; None if this one is alone.
-    """
-
-    base_seed: int
-    slot: Any
-
-    @abc.abstractmethod
-    def whole_module(self) -> nn.Module:
-        """Returns a plain Hugging Face module with full weights; collective over the slot."""
-
-    def generate(
-        self,
-        input_: SequenceSample,
-        *,
-        tokenizer: Any,
-        gconfig: GenerationHyperparameters,
-        mb_spec: MicroBatchSpec | None = None,
-        seed: int = 0,
-    ) -> SequenceSample:
-        """As in the base class. Each process of a data-parallel slot generates a share of the answers."""
-        return answer_prompts(
-            self.whole_module(),
-            input_,
-            tokenizer=tokenizer,
-            gconfig=gconfig,
-            mb_spec=mb_spec,
-            base_seed=self.base_seed ^ seed,
-            generate=partial(generate_in_slot, group=self.slot) if self.slot else generate,
-        )
-
-    def microbatches(
-        self, input_: SequenceSample, mb_spec: MicroBatchSpec | None
-    ) -> list[tuple[list[Run], SequenceSample]]:
-        """Splits ``input_`` into micro-batches on this engine's device, each with its runs of sequences.
-
-        Equal on all processes of a slot. Other data-parallel ranks may have more or fewer: they synchronise
-        only at the end of a step. Where a pass is collective over ranks too, a subclass adds micro-batches
-        without runs: repeats that keep ranks in step, whose output is ignored.
-        """
-        self.require_onloaded("a pass")
-        return input_.to(self.device).microbatches(mb_spec or MicroBatchSpec())
-
-
-class ForwardOnly(PipelinableEngine):
-    """Engine that refuses to train. Precedes the engine that it restricts among the bases."""
-
-    trained_by = "fsdp"  # a backend that would train the same model
-
-    def train_batch(
-        self,
-        input_: SequenceSample,
-        *,
-        loss_fn: LossFn,
-        loss_weight_fn: LossWeightFn,
-        token_normalize_scope: Literal["global", "dp"] = "global",
-        mb_spec: MicroBatchSpec | None = None,
-        version_steps: int = 0,
-    ) -> dict[str, float]:
-        raise ConfigError(
-            "a model with the inference backend can't be trained",
-            where=f"{type(self).__name__}.train_batch",
-            fix=f"give this role a training backend, e.g. backend={self.trained_by}",
-        )
 
 
 class HFEngine(LocalEngine):
@@ -154,38 +65,6 @@ class HFEngine(LocalEngine):
         self._plain_class = type(self.module)
         self._copy: nn.Module | None = None  # plain copy for generation
         self._old_in_copy: Literal["nothing", "what trains", "all"] = "all"
-
-    @torch.no_grad()
-    def eval_batch(
-        self,
-        input_: SequenceSample,
-        *,
-        loss_fn: LossFn,
-        loss_weight_fn: LossWeightFn,
-        mb_spec: MicroBatchSpec | None = None,
-    ) -> dict[str, float]:
-        microbatches = self.microbatches(input_, mb_spec)
-        means = WeightedMeans(
-            self.ranks, microbatch_weights(microbatches, loss_weight_fn), "global"
-        )
-        for (_, mb), scale in zip(microbatches, means.scales, strict=True):
-            means.add(loss_fn(self.run_module(mb), mb), scale)
-        return means.result()
-
-    @torch.no_grad()
-    def forward(
-        self,
-        input_: SequenceSample,
-        *,
-        mb_spec: MicroBatchSpec | None = None,
-        post_hook: PostHook | None = None,
-    ) -> Tensor:
-        by_run: dict[Run, Tensor] = {}
-        for runs, mb in self.microbatches(input_, mb_spec):
-            output = apply_post_hook(self.run_module(mb), mb, post_hook)
-            rows = torch.split(output, list(mb.meta.rows_per_id(INPUT)))
-            by_run.update(zip(runs, rows, strict=False))  # a repeat has no runs
-        return torch.cat([by_run[run] for run in sorted(by_run)])
 
     def save_to_hf(self, *, tokenizer: Any, save_dir: str) -> None:
         """As in the base class; with adapters, writes the merged model and the adapters beside it."""
@@ -276,6 +155,10 @@ class HFEngine(LocalEngine):
 
     # ---- one pass -----------------------------------------------------------------------------
 
+    def _run(self, pieces: MicroBatches, use_output: UseOutput) -> None:
+        for i, (_, mb) in enumerate(pieces):
+            use_output(self.run_module(mb), i)
+
     def run_module(self, mb: SequenceSample) -> Tensor | Predictions:
         """Returns a language model's predictions, or a critic's values ``[tokens]``."""
         tick()
@@ -289,66 +172,3 @@ class HFEngine(LocalEngine):
             logits_BTV = self.module(input_ids=input_ids_BT, use_cache=False).logits
             output = unpad_to_packed(logits_BTV, lengths)
         return Predictions.of_logits(output) if self._predicts_tokens else output.squeeze(-1)
-
-
-def apply_post_hook(
-    output: Tensor | Predictions, mb: SequenceSample, post_hook: PostHook | None
-) -> Tensor:
-    """Returns the output of one micro-batch as ``PipelinableEngine.forward`` specifies."""
-    if post_hook is not None:
-        return post_hook(output, mb)
-    return output.logits() if isinstance(output, Predictions) else output
-
-
-def microbatch_weights(
-    microbatches: Sequence[tuple[list[Run], SequenceSample]], loss_weight_fn: LossWeightFn
-) -> list[float]:
-    """Weight of each micro-batch; 0 for a repeat."""
-    return [loss_weight_fn(mb) if runs else 0.0 for runs, mb in microbatches]
-
-
-def answer_prompts(
-    module: nn.Module,
-    input_: SequenceSample,
-    *,
-    tokenizer: Any,
-    gconfig: GenerationHyperparameters,
-    mb_spec: MicroBatchSpec | None,
-    base_seed: int,
-    generate: Callable[..., GenerationResult] = generate,
-) -> SequenceSample:
-    """Generates as ``PipelinableEngine.generate`` specifies, with a plain module of whole weights.
-
-    Args:
-        generate: generates for rows of prompts as ``generation.engine.generate`` does.
-    """
-    device = next(module.parameters()).device
-    prompts = [x.data[PROMPTS].to(device) for x in input_.select([PROMPTS]).unpack()]
-    seeds = [row_seed(base_seed, i, k, 0) for i in input_.ids for k in range(gconfig.n)]
-    asked = [prompt for prompt in prompts for _ in range(gconfig.n)]
-    result = generate(
-        module,
-        asked,
-        gconfig,
-        eos_token_ids=end_token_ids(tokenizer, getattr(module, "generation_config", None)),
-        pad_token_id=tokenizer.pad_token_id or 0,
-        row_seeds=torch.tensor(seeds, dtype=torch.int64),
-        max_batch=ROWS_OF_GPU if device.type == "cuda" else None,
-        max_tokens=_cache_tokens(module, mb_spec, len(asked)),
-    )
-    rows = list(map(answer_row, asked, result.tokens, result.logprobs))
-    groups = [rows[i : i + gconfig.n] for i in range(0, len(rows), gconfig.n)]
-    return answers_sample(input_.ids, groups, result.truncated, metadata=input_.meta.metadata)
-
-
-def _cache_tokens(module: nn.Module, mb_spec: MicroBatchSpec | None, num_rows: int) -> int | None:
-    """Size of the key-value cache in tokens, independent of the trainer's micro-batch.
-
-    On a CPU the default is that of the micro-batch, since decoding few rows there costs little more
-    per row.
-    """
-    if mb_spec is not None and mb_spec.max_cache_tokens is not None:
-        return mb_spec.max_cache_tokens
-    if next(module.parameters()).is_cuda:
-        return room_on_gpu(module, num_rows=num_rows)
-    return None if mb_spec is None else mb_spec.max_tokens_per_mb

@@ -10,18 +10,38 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from realsys.api.model import Model, ModuleSource
+from realsys.api.model import Model, ModelBackend, ModuleSource
+from realsys.backends.backend_arguments import InferenceArguments
 from realsys.backends.hf.lora import exchange_name
 from realsys.backends.hf.sharding import boxes, local_shard
 from realsys.models.hf import StreamedWeights, can_stream, save_hf
 from realsys.models.skeleton import make_memory
 from realsys.models.source import module_of
 from realsys.models.weight_writer import WeightSpec
+from realsys.weights.layouts.holdings import held_dtype
+
+
+class HFBackend(InferenceArguments, ModelBackend):
+    """Base of the backends that hold a Hugging Face module; ``kind`` is their name."""
+
+    kind: ClassVar[str]
+
+    def held_dtype(
+        self, dtype: str, *, trained: bool, averaged: bool = False, weight: str = ""
+    ) -> str:
+        return held_dtype(
+            dtype,
+            self.kind,
+            trained=trained,
+            averaged=averaged,
+            adapters=self.adapters is not None,
+            weight=weight,
+        )
 
 
 @dataclass(frozen=True)

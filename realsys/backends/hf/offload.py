@@ -104,6 +104,7 @@ class Offloadable(abc.ABC):
     @abc.abstractmethod
     def own_memory(self) -> list[Tensor]:
         """Lists all tensors that this engine keeps between two calls."""
+        return []
 
     def transient_memory(self) -> list[Tensor]:
         """Memory kept between calls whose content matters only during a call: gradients."""

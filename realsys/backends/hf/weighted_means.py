@@ -46,11 +46,12 @@ class WeightedMeans:
         self._ranks = ranks
         self._sums: dict[str, torch.Tensor] = {}
 
-    def add(self, loss_and_stats: Any, scale: float) -> torch.Tensor:
-        """Adds what a ``LossFn`` returned; returns the loss times ``scale``.
+    def add(self, loss_and_stats: Any, number: int) -> torch.Tensor:
+        """Adds what a ``LossFn`` returned; of a micro-batch; returns the loss times its scale.
 
         With scale 0 only the names are recorded: means over nothing are often nan.
         """
+        scale = self.scales[number]
         loss, stats = loss_and_stats if isinstance(loss_and_stats, tuple) else (loss_and_stats, {})
         for name, value in {"loss": loss, **stats}.items():
             part = value.detach().double() * scale if scale else value.new_zeros(()).double()

@@ -14,42 +14,22 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from realsys.algorithms.predictions import Predictions
-from realsys.api.data import MicroBatchSpec
-from realsys.api.model import (
-    LossFn,
-    LossWeightFn,
-    Model,
-)
-from realsys.backends.hf.averages import Averages
+from realsys.api.model import Model
 from realsys.backends.hf.data_parallel import DataParallel
-from realsys.backends.hf.engine import (
-    ForwardOnly,
-    LocalEngine,
-    PostHook,
-    apply_post_hook,
-    microbatch_weights,
-)
 from realsys.backends.hf.loading import save_streamed
+from realsys.backends.hf.local_engine import ForwardOnly, LocalEngine, MicroBatches, UseOutput
 from realsys.backends.hf.weighted_means import WeightedMeans
 from realsys.backends.megatron.megatron_groups import MegatronGroups
 from realsys.backends.megatron.megatron_weights import views_of
 from realsys.backends.megatron.part import Part
-from realsys.backends.megatron.pipeline_schedule import UseOutput, run_microbatches
+from realsys.backends.megatron.pipeline_schedule import run_microbatches
 from realsys.backends.megatron.whole_model import gather_weights, plain_module, skeleton_of
-from realsys.data.answers_layout import INPUT
-from realsys.data.packing import Run
-from realsys.data.sequence_sample import SequenceSample
-from realsys.models.weight_writer import WeightSpec
+from realsys.models.weight_writer import DTYPE_NAMES, WeightSpec
 from realsys.weights.layouts.boxes import Box
 
-Pieces = Sequence[tuple[list[Run], SequenceSample]]
 
-
-class MegatronInferenceEngine(ForwardOnly, LocalEngine):
-    """Engine with ``forward``, ``eval_batch``, ``generate`` and ``save_to_hf``; can't train."""
-
-    trained_by = "megatron"
+class StageEngine(LocalEngine):
+    """Base of the engines over one process's part of a model."""
 
     def __init__(self, model: Model, part: Part) -> None:
         self.module: nn.Module = part.stage
@@ -58,54 +38,12 @@ class MegatronInferenceEngine(ForwardOnly, LocalEngine):
         self.base_seed, self.rank = model.base_seed, model.rank
         self.ranks = DataParallel.of(model)
         self._config: Any = part.stage.config
-        self._averages: Averages | None = None
         self._replica: nn.Module | None = None
         self._replica_is_old = True
         self.module.requires_grad_(False)
 
-    @torch.no_grad()
-    def eval_batch(
-        self,
-        input_: SequenceSample,
-        *,
-        loss_fn: LossFn,
-        loss_weight_fn: LossWeightFn,
-        mb_spec: MicroBatchSpec | None = None,
-    ) -> dict[str, float]:
-        pieces = self.microbatches(input_, mb_spec)
-        means = WeightedMeans(self.ranks, microbatch_weights(pieces, loss_weight_fn), "global")
-
-        def count(output: Tensor | Predictions, i: int) -> None:
-            means.add(loss_fn(output, pieces[i][1]), means.scales[i])
-
-        self._run(pieces, count)
-        return self._metrics(means)
-
-    @torch.no_grad()
-    def forward(
-        self,
-        input_: SequenceSample,
-        *,
-        mb_spec: MicroBatchSpec | None = None,
-        post_hook: PostHook | None = None,
-    ) -> Tensor:
-        pieces = self.microbatches(input_, mb_spec)
-        by_run: dict[Run, Tensor] = {}
-
-        def keep(output: Tensor | Predictions, i: int) -> None:
-            runs, mb = pieces[i]
-            rows = torch.split(
-                apply_post_hook(output, mb, post_hook), list(mb.meta.rows_per_id(INPUT))
-            )
-            by_run.update(zip(runs, rows, strict=True))
-
-        self._run(pieces, keep)
-        of_last_stage = self.groups.is_last_stage
-        joined = torch.cat([by_run[run] for run in sorted(by_run)]) if of_last_stage else None
-        return tensor_from_last_stage(joined, self.groups, self.device)
-
     def _run(
-        self, pieces: Pieces, use_output: UseOutput, *, trained: nn.Module | None = None
+        self, pieces: MicroBatches, use_output: UseOutput, *, trained: nn.Module | None = None
     ) -> None:
         """Runs all micro-batches through all stages; the last stage passes them to ``use_output``.
 
@@ -128,23 +66,20 @@ class MegatronInferenceEngine(ForwardOnly, LocalEngine):
         figures = means.result() if self.groups.is_last_stage else None
         return metrics_from_last_stage(figures, self.groups, self.device)
 
+    def _joined(self, outputs: list[Tensor]) -> Tensor:
+        joined = torch.cat(outputs) if self.groups.is_last_stage else None
+        return tensor_from_last_stage(joined, self.groups, self.device)
+
     # ---- weights ------------------------------------------------------------------------------
 
-    def keep_averages(self) -> None:
-        """Holds float32 weights from now on, beside those that compute."""
-        self._averages = Averages(self._computing())
-
     def held_weights(self) -> Mapping[str, Sequence[tuple[Box, Tensor]]]:
-        computing = self._computing()
-        return computing if self._averages is None else self._averages.views
+        return self._computing()
 
     def _computing(self) -> Mapping[str, Sequence[tuple[Box, Tensor]]]:
         self.require_onloaded("held_weights")
         return views_of(self.module, self.part.holdings[self.rank])
 
     def weights_changed(self) -> None:
-        if self._averages is not None:
-            self._averages.round_into(self._computing())
         self._replica_is_old = True
 
     def whole_module(self) -> nn.Module:
@@ -188,8 +123,13 @@ class MegatronInferenceEngine(ForwardOnly, LocalEngine):
 
     def own_memory(self) -> list[Tensor]:
         """Lists all tensors that this engine keeps between two calls."""
-        averages = self._averages.memory if self._averages is not None else ()
-        return [*(p.data for p in self.module.parameters()), *averages]
+        return [p.data for p in self.module.parameters()]
+
+
+class MegatronInferenceEngine(ForwardOnly, StageEngine):
+    """Engine with ``forward``, ``eval_batch``, ``generate`` and ``save_to_hf``; can't train."""
+
+    trained_by = "megatron"
 
 
 # ---- Broadcasts results of the last pipeline stage to all processes of the slot.
@@ -198,15 +138,7 @@ class MegatronInferenceEngine(ForwardOnly, LocalEngine):
 # based on a figure must be equal everywhere. Plain tensors are sent, nothing is pickled.
 
 
-_DTYPES = (
-    torch.float32,
-    torch.bfloat16,
-    torch.float16,
-    torch.float64,
-    torch.int64,
-    torch.uint8,
-    torch.bool,
-)
+_DTYPES = tuple(DTYPE_NAMES)
 
 
 def metrics_from_last_stage(

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from realsys.algorithms.predictions import Predictions, nothing_of
-from realsys.api.data import MicroBatchSpec
-from realsys.api.errors import CheckpointError
-from realsys.api.model import LossFn, LossWeightFn, Model
+from realsys.api.model import Model
 from realsys.api.options import OptimizerOptions
-from realsys.backends.hf.engine import microbatch_weights
-from realsys.backends.hf.lr_schedule import learning_rate
-from realsys.backends.hf.weighted_means import WeightedMeans
-from realsys.backends.megatron.inference_engine import MegatronInferenceEngine
+from realsys.backends.hf.local_engine import MicroBatches, TrainingEngine, UseOutput, other_layout
+from realsys.backends.megatron.inference_engine import StageEngine
 from realsys.backends.megatron.optimizer import StageOptimizer
 from realsys.backends.megatron.part import Part
-from realsys.data.sequence_sample import SequenceSample
 
 
-class MegatronEngine(MegatronInferenceEngine):
+class MegatronEngine(TrainingEngine, StageEngine):
     """Trains this process's part with AdamW; StageOptimizer describes what is sharded."""
 
     def __init__(
@@ -47,34 +41,17 @@ class MegatronEngine(MegatronInferenceEngine):
                 grads_in_float32=grads_in_float32,
             )
 
-    def train_batch(
-        self,
-        input_: SequenceSample,
-        *,
-        loss_fn: LossFn,
-        loss_weight_fn: LossWeightFn,
-        token_normalize_scope: Literal["global", "dp"] = "global",
-        mb_spec: MicroBatchSpec | None = None,
-        version_steps: int = 0,
-    ) -> dict[str, float]:
-        pieces = self.microbatches(input_, mb_spec)
-        weights = microbatch_weights(pieces, loss_weight_fn)
-        means = WeightedMeans(self.ranks, weights, token_normalize_scope)
-
-        def loss(output: Tensor | Predictions, i: int) -> Tensor:
-            scale = means.scales[i]
-            scaled = means.add(loss_fn(output, pieces[i][1]), scale)
-            # Gradients are summed over ranks, while the scales assume a mean over them.
-            return scaled / self.ranks.size if scale else nothing_of(output)
-
+    def _accumulate(self, pieces: MicroBatches, loss: UseOutput) -> None:
+        # Gradients are summed over ranks, while the losses' scales assume a mean over them.
+        num_ranks = self.ranks.size
         self.optimizer.zero_grad()
-        self._run(pieces, loss, trained=self.optimizer.ddp)
-        stats = self._metrics(means)
-        lr = learning_rate(self.options, step=version_steps, total_steps=self.total_steps)
+        self._run(pieces, lambda x, i: loss(x, i) / num_ranks, trained=self.optimizer.ddp)
+
+    def _step(self, lr: float) -> float:
         with self.groups.active():
-            stats["grad_norm"] = self.optimizer.step(lr)
+            norm = self.optimizer.step(lr)
         self._replica_is_old = True
-        return {**stats, "lr": lr}
+        return norm
 
     def weights_changed(self) -> None:
         super().weights_changed()
@@ -102,11 +79,10 @@ class MegatronEngine(MegatronInferenceEngine):
         if saved != (here := {n: tuple(p.shape) for n, p in own.items()}):
             differing = sorted(n for n in {*saved, *here} if saved.get(n) != here.get(n))
             first = differing[0]
-            raise CheckpointError(
+            raise other_layout(
+                self,
                 f"{len(differing)} weights differ, e.g. {first}: {saved.get(first)}, "
                 f"{here.get(first)} here",
-                where="MegatronEngine.load_state_dict",
-                fix="resume with the model and the parallel layout that wrote the checkpoint",
             )
         for name, parameter in own.items():
             parameter.data.copy_(state["weights"][name])

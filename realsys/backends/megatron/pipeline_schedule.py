@@ -16,13 +16,13 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor, nn
 
 from realsys.algorithms.predictions import Predictions
+from realsys.backends.hf.local_engine import UseOutput
 from realsys.data.ragged import pad_packed, unpad_to_packed
 from realsys.data.sequence_sample import SequenceSample
 from realsys.runtime.progress import tick
 
 INPUT = "packed_input_ids"
 # (output, index of the micro-batch) → loss
-UseOutput = Callable[[Tensor | Predictions, int], Tensor | None]
 
 
 def run_microbatches(

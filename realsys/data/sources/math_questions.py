@@ -34,9 +34,8 @@ SETTINGS = {
     "answer": "max_answer_len",
 }  # settings of the built-in experiments
 _PROBE = "1 + 1 = ?"
-_MARGIN = (
-    64  # bytes by which a chat template's text around one question may exceed that around another
-)
+# Bytes by which a chat template's text around one question may exceed that around another.
+_MARGIN = 64
 _TICK_EVERY = 1000
 
 

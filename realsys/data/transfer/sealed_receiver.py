@@ -27,7 +27,7 @@ from realsys.data.transfer.sealed_frames import (
     place_of,
 )
 from realsys.data.transfer.transfer_messages import SealedBytes
-from realsys.transport.codec import ProtocolError
+from realsys.transport.codec import mismatch_error
 
 CONNECT_S = 10.0
 
@@ -115,10 +115,9 @@ class SealedReceiver:
             ProtocolError: it is not the stream's next message.
         """
         if (expected.stream, expected.number) != (self.stream, self._next):
-            raise ProtocolError(
+            raise mismatch_error(
                 f"message {expected.number} of a stream was announced, {self._next} comes next",
                 where="receiving tensors",
-                fix="both workers must run the same version of realsys; else report this as a bug",
             )
         self._next += 1
         self._wanted.put((request_id, expected, out))

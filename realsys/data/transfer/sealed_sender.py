@@ -13,6 +13,7 @@ import socket as tcp
 import threading
 from collections.abc import Coroutine, Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any
 
@@ -95,12 +96,7 @@ class SealedStream:
                     length = sealer.seal(frame, place_of(number, offset, len(whole)), out)
                     self._send(out[:length])
                 # Otherwise these rows stay allocated until the next ones arrive
-                del (
-                    item,
-                    x,
-                    whole,
-                    frame,
-                )
+                del item, x, whole, frame
         except OSError as error:
             if not self.is_over:
                 logger.warning("tensor stream cut by=%s error=%s", self._thread.name, error)
@@ -120,6 +116,7 @@ class SealedStream:
             data = data[self.socket.send(data) :]
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class SealedSender:
     """All streams of one tensor server; used by its event loop. The first offer opens the port.
 
@@ -127,18 +124,14 @@ class SealedSender:
         host, ports: address that clients connect to: the server's host and the site's port range.
     """
 
-    def __init__(
-        self,
-        *,
-        name: str,
-        host: str,
-        ports: Iterable[int] | None,
-        refusals: Refusals,
-        hello_s: float = HELLO_S,
-        stalled_s: float = STALLED_S,
-    ) -> None:
-        self._name, self._host, self._ports, self._refusals = name, host, ports, refusals
-        self._hello_s, self._stalled_s = hello_s, stalled_s
+    name: str
+    host: str
+    ports: Iterable[int] | None
+    refusals: Refusals
+    hello_s: float = HELLO_S
+    stalled_s: float = STALLED_S
+
+    def __post_init__(self) -> None:
         self._listener: tcp.socket | None = None
         self._offered: dict[bytes, SealedStream] = {}  # oldest first
         self._open: dict[bytes, SealedStream] = {}
@@ -162,14 +155,14 @@ class SealedSender:
             ClusterError: no port is free.
         """
         if self._listener is None:
-            self._listener = _listen(self._host, self._ports)
+            self._listener = _listen(self.host, self.ports)
             self._start(self._accept(self._listener), "accept")
         while len(self._offered) >= MAX_OFFERS:
             self._offered.pop(next(iter(self._offered))).close()
         offer = new_offer(int(self._listener.getsockname()[1]))
-        stream = SealedStream(offer, name=f"sealed {self._name}", stalled_s=self._stalled_s)
+        stream = SealedStream(offer, name=f"sealed {self.name}", stalled_s=self.stalled_s)
         self._offered[offer.stream] = stream
-        asyncio.get_running_loop().call_later(self._hello_s, self._withdraw, offer.stream)
+        asyncio.get_running_loop().call_later(self.hello_s, self._withdraw, offer.stream)
         return offer
 
     def close(self) -> None:
@@ -193,7 +186,7 @@ class SealedSender:
             stream.close()
 
     def _start(self, work: Coroutine[Any, Any, None], what: str) -> None:
-        task = asyncio.create_task(work, name=f"sealed {what} {self._name}")
+        task = asyncio.create_task(work, name=f"sealed {what} {self.name}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -203,7 +196,7 @@ class SealedSender:
             try:
                 socket, (host, *_) = await loop.sock_accept(listener)
             except OSError as error:  # no file descriptors left; wait until some are closed
-                logger.warning("tensor stream not accepted name=%s error=%s", self._name, error)
+                logger.warning("tensor stream not accepted name=%s error=%s", self.name, error)
                 await asyncio.sleep(0.5)
                 continue
             self._start(self._handshake(socket, host), "hello")
@@ -213,7 +206,7 @@ class SealedSender:
         socket.setblocking(False)
         received = b""
         try:
-            async with asyncio.timeout(self._hello_s):
+            async with asyncio.timeout(self.hello_s):
                 while len(received) < HELLO_BYTES:
                     more = await asyncio.get_running_loop().sock_recv(
                         socket, HELLO_BYTES - len(received)
@@ -229,7 +222,7 @@ class SealedSender:
         name = stream_of(received)
         stream = self._offered.get(name) if name is not None else None
         if stream is None or not is_hello(received, stream.offer):
-            self._refusals.count("no_handshake" if name is None else "wrong_key", f"from {host}")
+            self.refusals.count("no_handshake" if name is None else "wrong_key", f"from {host}")
             socket.close()
             return
         self._open[stream.offer.stream] = self._offered.pop(stream.offer.stream)

@@ -9,34 +9,27 @@ are freed.
 
 from __future__ import annotations
 
-import fcntl
 import mmap
 import os
 import threading
 import weakref
 from collections import deque
 from collections.abc import Sequence
-from contextlib import suppress
 
-import msgspec
 import numpy as np
 import torch
 
-from realsys.runtime.linux import (
-    F_ADD_SEALS,
-    F_GET_SEALS,
-    F_SEAL_GROW,
-    F_SEAL_SHRINK,
-    MFD_ALLOW_SEALING,
-    MFD_CLOEXEC,
-    memfd_create,
+from realsys.data.transfer.shared_memory import (
+    FREE,
+    IN_USE,
+    PAGE,
+    address_of_map,
+    is_dead_reader,
+    is_sealed,
+    new_shared_file,
 )
-from realsys.runtime.process_identity import is_known_dead, this_process
 
-_PAGE = 4096
 _ALIGNED = 64
-_FREE, _IN_USE = 0, 1
-_SEALS = F_SEAL_SHRINK | F_SEAL_GROW
 
 
 def arena_bytes(sizes: Sequence[int]) -> int:
@@ -48,22 +41,14 @@ class Arena:
     """A shared-memory file, filled from its beginning. Owns ``fd``."""
 
     def __init__(self, num_bytes: int) -> None:
-        self.size = _PAGE + num_bytes
-        self.fd = memfd_create("realsys-weights", MFD_CLOEXEC | MFD_ALLOW_SEALING)
-        try:
-            os.fchmod(self.fd, 0o600)
-            os.ftruncate(self.fd, self.size)
-            fcntl.fcntl(self.fd, F_ADD_SEALS, _SEALS)
-            self._map = mmap.mmap(self.fd, self.size)
-        except BaseException:
-            os.close(self.fd)
-            raise
-        self._address = int(np.frombuffer(self._map, np.uint8, 1).ctypes.data)
+        self.size = PAGE + num_bytes
+        self.fd, self._map = new_shared_file("realsys-weights", self.size)
+        self._address = address_of_map(self._map)
         self._readers: dict[int, tuple[int, int]] = {}  # flag → PID, start
         self._reset()
 
     def _reset(self) -> None:
-        self._end, self._num_allocated = _PAGE, 0
+        self._end, self._num_allocated = PAGE, 0
         self._freed: deque[None] = deque()  # no lock: a finalizer may run in any thread
 
     def allocate(self, num_bytes: int) -> torch.Tensor:
@@ -79,26 +64,26 @@ class Arena:
     def offset_of(self, x: torch.Tensor) -> int | None:
         """Returns the offset of a tensor's bytes in this arena; None if they are elsewhere."""
         start = x.data_ptr() - self._address
-        inside = start >= _PAGE and start + x.numel() * x.element_size() <= self.size
+        inside = start >= PAGE and start + x.numel() * x.element_size() <= self.size
         return start if inside else None
 
     def add_reader(self, reader: tuple[int, int]) -> int:
         """Adds a reader, given as PID and start (clock ticks after boot); returns its flag."""
-        flag = next(i for i in range(_PAGE) if i not in self._readers)
+        flag = next(i for i in range(PAGE) if i not in self._readers)
         self._readers[flag] = reader
-        self._map[flag] = _IN_USE
+        self._map[flag] = IN_USE
         return flag
 
     def remove_reader(self, flag: int) -> None:
         """Removes a reader that never received the arena."""
-        self._map[flag] = _FREE
+        self._map[flag] = FREE
 
     @property
     def is_free(self) -> bool:
         """True if no process has a tensor in it."""
         for flag, reader in list(self._readers.items()):
-            if self._map[flag] == _FREE or _is_dead(*reader):
-                self._map[flag] = _FREE
+            if self._map[flag] == FREE or is_dead_reader(*reader):
+                self._map[flag] = FREE
                 del self._readers[flag]
         return not self._readers and len(self._freed) == self._num_allocated
 
@@ -123,7 +108,7 @@ class ArenaPool:
         with self._lock:
             fits = None
             for arena in [a for a in self._arenas if a.is_free]:
-                if arena.size == _PAGE + num_bytes and fits is None:
+                if arena.size == PAGE + num_bytes and fits is None:
                     fits = arena
                 else:
                     self._arenas.remove(arena)
@@ -169,7 +154,7 @@ class MappedArena:
 
     def __init__(self, fd: int, *, size: int, flag: int) -> None:
         found = os.fstat(fd)
-        if found.st_size != size or not _is_sealed(fd) or not 0 <= flag < _PAGE:
+        if found.st_size != size or not is_sealed(fd) or not 0 <= flag < PAGE:
             raise OSError(f"a file of {found.st_size} bytes is not an arena of {size}")
         self._map, self._flag = mmap.mmap(fd, size), flag
         self._num_mapped, self._freed = 0, deque[None]()
@@ -177,7 +162,7 @@ class MappedArena:
 
     def tensor(self, offset: int, num_bytes: int) -> torch.Tensor:
         """Maps bytes of it as an uint8 tensor. Raises ValueError if they are outside."""
-        if offset < _PAGE or num_bytes < 1:
+        if offset < PAGE or num_bytes < 1:
             raise ValueError(f"{num_bytes} bytes at {offset}")
         array = np.frombuffer(self._map, np.uint8, num_bytes, offset)
         self._num_mapped += 1
@@ -188,20 +173,9 @@ class MappedArena:
         """Ends the taking of tensors: the flag is cleared when the last of them is freed."""
         self._released = True
         if len(self._freed) == self._num_mapped:
-            self._map[self._flag] = _FREE
+            self._map[self._flag] = FREE
 
     def _on_tensor_freed(self) -> None:
         self._freed.append(None)
         if self._released and len(self._freed) == self._num_mapped:
-            self._map[self._flag] = _FREE
-
-
-def _is_sealed(fd: int) -> bool:
-    with suppress(OSError):
-        return fcntl.fcntl(fd, F_GET_SEALS) & _SEALS == _SEALS
-    return False
-
-
-def _is_dead(pid: int, start_ticks: int) -> bool:
-    here = this_process()
-    return is_known_dead(msgspec.structs.replace(here, pid=pid, start_ticks=start_ticks))
+            self._map[self._flag] = FREE

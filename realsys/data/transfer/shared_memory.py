@@ -39,15 +39,15 @@ from realsys.runtime.linux import (
     memfd_create,
 )
 from realsys.runtime.process_identity import is_known_dead, this_process
-from realsys.transport.codec import ProtocolError
+from realsys.transport.codec import ProtocolError, mismatch_error
 
 logger = logging.getLogger(__name__)
 
 MIN_SHARED_BYTES = 16 << 10  # below it, one encrypted frame is as fast
 SEGMENT_BYTES = 256 << 20  # pages are allocated when first written
 KEEP_BYTES = 1 << 30  # written memory that is kept for reuse
-_PAGE = 4096
-_FREE, _IN_USE = 0, 1
+PAGE = 4096  # the first one of a file holds the flags of its readers
+FREE, IN_USE = 0, 1
 _SEALS = F_SEAL_SHRINK | F_SEAL_GROW
 
 
@@ -57,6 +57,37 @@ def host_name() -> str:
     if not here.boot_id:
         return ""
     return f"{here.boot_id} {here.pid_namespace} {os.geteuid()}"
+
+
+def new_shared_file(name: str, size: int) -> tuple[int, mmap.mmap]:
+    """Makes an anonymous file, sealed against shrinking; returns its descriptor and mapping."""
+    fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING)
+    try:
+        os.fchmod(fd, 0o600)
+        os.ftruncate(fd, size)
+        fcntl.fcntl(fd, F_ADD_SEALS, _SEALS)
+        return fd, mmap.mmap(fd, size)
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+def is_sealed(fd: int) -> bool:
+    """Returns whether the file can't be shrunk."""
+    with suppress(OSError):  # a file on disk has no seals
+        return fcntl.fcntl(fd, F_GET_SEALS) & _SEALS == _SEALS
+    return False
+
+
+def address_of_map(memory: mmap.mmap) -> int:
+    """Returns where a file is mapped."""
+    return int(np.frombuffer(memory, np.uint8, 1).ctypes.data)
+
+
+def is_dead_reader(pid: int, start_ticks: int) -> bool:
+    """Returns whether a process of this host has certainly ended."""
+    here = this_process()
+    return is_known_dead(msgspec.structs.replace(here, pid=pid, start_ticks=start_ticks))
 
 
 class SegmentPool:
@@ -90,7 +121,7 @@ class SegmentPool:
                 if (slot := segment.allocate(num_bytes, reader)) is not None:
                     return slot, segment.bytes_of(slot)
         self._trim()
-        size = _PAGE + max(self._segment_bytes, _whole_pages(num_bytes))
+        size = PAGE + max(self._segment_bytes, _whole_pages(num_bytes))
         segment = _Segment(self._next_number, size)
         self._segments[segment.number] = segment
         self._next_number += 1
@@ -129,17 +160,9 @@ class _Segment:
     def __init__(self, number: int, size: int) -> None:
         self.number, self.size = number, size
         self.written = 0  # extent ever allocated, which is the memory that it costs
-        self._fd = memfd_create(f"realsys-{number}", MFD_CLOEXEC | MFD_ALLOW_SEALING)
-        try:
-            os.fchmod(self._fd, 0o600)
-            os.ftruncate(self._fd, size)
-            fcntl.fcntl(self._fd, F_ADD_SEALS, _SEALS)
-            self._inode = os.fstat(self._fd).st_ino
-            self._map = mmap.mmap(self._fd, size)
-        except BaseException:
-            os.close(self._fd)
-            raise
-        self._ranges = FreeRanges(size - _PAGE)
+        self._fd, self._map = new_shared_file(f"realsys-{number}", size)
+        self._inode = os.fstat(self._fd).st_ino
+        self._ranges = FreeRanges(size - PAGE)
         self._allocated: dict[int, tuple[int, int]] = {}  # index → start, bytes
         self._readers: dict[int, tuple[int, int]] = {}  # index → PID, start
         self._pinned: bool | None = None
@@ -151,21 +174,21 @@ class _Segment:
     def collect(self, *, with_dead: bool = False) -> None:
         """Frees slots whose flag was cleared or, if asked, whose reader is dead."""
         if with_dead:
-            dead = {reader for reader in set(self._readers.values()) if _is_dead(*reader)}
+            dead = {reader for reader in set(self._readers.values()) if is_dead_reader(*reader)}
             for index in [i for i in self._allocated if self._readers[i] in dead]:
                 self.release(index)
-        flags = self._map[:_PAGE]
-        for index in [i for i in self._allocated if flags[i] == _FREE]:
+        flags = self._map[:PAGE]
+        for index in [i for i in self._allocated if flags[i] == FREE]:
             self._ranges.free(*self._allocated.pop(index))
             del self._readers[index]
 
     def allocate(self, num_bytes: int, reader: tuple[int, int]) -> SharedSlot | None:
         length = _whole_pages(num_bytes)
-        if len(self._allocated) == _PAGE or (start := self._ranges.allocate(length)) is None:
+        if len(self._allocated) == PAGE or (start := self._ranges.allocate(length)) is None:
             return None
-        index = next(i for i in range(_PAGE) if i not in self._allocated)
+        index = next(i for i in range(PAGE) if i not in self._allocated)
         self._allocated[index], self._readers[index] = (start, length), reader
-        self._map[index] = _IN_USE
+        self._map[index] = IN_USE
         self.written = max(self.written, start + length)
         return SharedSlot(
             segment=self.number,
@@ -174,7 +197,7 @@ class _Segment:
             inode=self._inode,
             size=self.size,
             index=index,
-            offset=_PAGE + start,
+            offset=PAGE + start,
             num_bytes=num_bytes,
         )
 
@@ -183,21 +206,19 @@ class _Segment:
 
     def release(self, index: int) -> None:
         if index in self._allocated:
-            self._map[index] = _FREE
+            self._map[index] = FREE
 
     def pin(self) -> None:
         if self._pinned is None:
             runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-            self._pinned = int(runtime.cudaHostRegister(self._address, self.size, 0)) == 0
-
-    @property
-    def _address(self) -> int:
-        return int(np.frombuffer(self._map, dtype=np.uint8, count=1).ctypes.data)
+            self._pinned = (
+                int(runtime.cudaHostRegister(address_of_map(self._map), self.size, 0)) == 0
+            )
 
     def close(self) -> None:
         if self._pinned:
             runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-            runtime.cudaHostUnregister(self._address)
+            runtime.cudaHostUnregister(address_of_map(self._map))
         os.close(self._fd)  # the mapping ends with its last tensor
 
 
@@ -219,10 +240,10 @@ class SegmentMaps:
         if key not in self._maps:
             self._maps[key] = _open(slot)
         memory = self._maps[key]
-        if len(memory) != slot.size or memory[slot.index] != _IN_USE:
+        if len(memory) != slot.size or memory[slot.index] != IN_USE:
             raise _refusal(slot, "the slot is not allocated")
         array = _array(memory, slot)
-        weakref.finalize(array, memory.__setitem__, slot.index, _FREE).atexit = False
+        weakref.finalize(array, memory.__setitem__, slot.index, FREE).atexit = False
         return torch.from_numpy(array)
 
     def keep_only(self, worker: int, segments: tuple[int, ...]) -> None:
@@ -235,44 +256,31 @@ class SegmentMaps:
         self._maps.clear()
 
 
-def _is_dead(pid: int, start_ticks: int) -> bool:
-    """True if a reader has certainly ended. It named this host, so its PID is of this namespace."""
-    here = this_process()
-    return is_known_dead(msgspec.structs.replace(here, pid=pid, start_ticks=start_ticks))
-
-
 def _open(slot: SharedSlot) -> mmap.mmap:
     flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
     fd = os.open(f"/proc/{slot.pid}/fd/{slot.fd}", flags)
     try:
         found = os.fstat(fd)
         same = (found.st_ino, found.st_size) == (slot.inode, slot.size)
-        if not (stat.S_ISREG(found.st_mode) and same and _is_sealed(fd)):
+        if not (stat.S_ISREG(found.st_mode) and same and is_sealed(fd)):
             raise _refusal(slot, "it is another file")
         return mmap.mmap(fd, slot.size)
     finally:
         os.close(fd)
 
 
-def _is_sealed(fd: int) -> bool:
-    with suppress(OSError):  # a file on disk has no seals
-        return fcntl.fcntl(fd, F_GET_SEALS) & _SEALS == _SEALS
-    return False
-
-
 def _check(slot: SharedSlot) -> None:
-    inside = slot.offset >= _PAGE and slot.offset + slot.num_bytes <= slot.size
+    inside = slot.offset >= PAGE and slot.offset + slot.num_bytes <= slot.size
     if not (
-        inside and slot.num_bytes > 0 and 0 <= slot.index < _PAGE and min(slot.pid, slot.fd) >= 0
+        inside and slot.num_bytes > 0 and 0 <= slot.index < PAGE and min(slot.pid, slot.fd) >= 0
     ):
         raise _refusal(slot, "its numbers don't fit together")
 
 
 def _refusal(slot: SharedSlot, why: str) -> ProtocolError:
-    return ProtocolError(
+    return mismatch_error(
         f"{slot.num_bytes} bytes at {slot.offset} of segment {slot.segment} ({slot.size} bytes): {why}",
         where=f"receiving tensors through /proc/{slot.pid}/fd/{slot.fd}",
-        fix="both workers must run the same version of realsys; else report this as a bug",
     )
 
 
@@ -281,7 +289,7 @@ def _array(memory: mmap.mmap, slot: SharedSlot) -> np.ndarray:
 
 
 def _whole_pages(num_bytes: int) -> int:
-    return -(-num_bytes // _PAGE) * _PAGE
+    return -(-num_bytes // PAGE) * PAGE
 
 
 # ---- First-fit allocator of byte ranges in a memory segment (pure).

@@ -42,7 +42,7 @@ from realsys.data.transfer.transfer_messages import (
 from realsys.data.transfer.transfer_plan import Source
 from realsys.runtime.process_identity import this_process
 from realsys.transport.binding import connect
-from realsys.transport.codec import MAX_MESSAGE_BYTES, ProtocolError, decode, encode
+from realsys.transport.codec import MAX_MESSAGE_BYTES, ProtocolError, decode, encode, mismatch_error
 from realsys.transport.curve_keys import TrialKeypairs
 
 logger = logging.getLogger(__name__)
@@ -117,7 +117,8 @@ class TensorClient:
             WaitTimeout: names the peers that did not reply. RemoteError: a peer refused, with its reason.
         """
         assert self._store is not None, "made without a store"
-        for (_, key, ids), rows in self._answers(sources, timeout_s, waiting_for):
+        found = self.stream(sources, timeout_s=timeout_s, waiting_for=waiting_for)
+        for (_, key, ids), rows in found:
             self._store.put_rows(key, zip(ids, rows, strict=True))
 
     def fetch(
@@ -126,31 +127,8 @@ class TensorClient:
         """Fetches the rows of ``ids`` under ``key`` from model worker ``worker``. Raises as
         ``fetch_all``.
         """
-        ((_, rows),) = self._answers([(worker, key, tuple(ids))], timeout_s)
+        ((_, rows),) = self.stream([(worker, key, tuple(ids))], timeout_s=timeout_s)
         return rows
-
-    def stream(
-        self,
-        sources: Sequence[Source],
-        *,
-        timeout_s: float,
-        in_flight: int,
-        silence_s: float | None = None,
-        sink_for: SinkFor | None = None,
-    ) -> Generator[tuple[Source, list[torch.Tensor]], None, None]:
-        """Yields each source with its rows as they arrive, prefetching the next source.
-
-        Args:
-            timeout_s: for all sources. in_flight: maximum number of outstanding requests per peer.
-            silence_s: raises sooner if no peer has sent anything for this long.
-            sink_for: returns the sink for a source that arrives by a stream, which is then yielded without
-                rows. If it is or returns None, new memory is used.
-        Raises:
-            WaitTimeout, RemoteError: as ``fetch_all``.
-        """
-        return self._answers(
-            sources, timeout_s, in_flight=in_flight, silence_s=silence_s, sink_for=sink_for
-        )
 
     def put(self, worker: int, sample: SequenceSample, *, timeout_s: float) -> None:
         """Sends ``sample`` to model worker ``worker``, which stores it; returns when it is stored.
@@ -200,24 +178,35 @@ class TensorClient:
             os.close(self._wake)
             self._wake = -1
 
-    def _answers(
+    def stream(
         self,
         sources: Sequence[Source],
+        *,
         timeout_s: float,
         waiting_for: WaitingFor = _not_reported,
-        *,
         in_flight: int | None = None,
         silence_s: float | None = None,
         sink_for: SinkFor | None = None,
     ) -> Generator[tuple[Source, list[torch.Tensor]], None, None]:
+        """Yields each source with its rows as they arrive, prefetching the next source.
+
+        Args:
+            timeout_s: for all sources.
+            in_flight: maximum number of outstanding requests per peer; None: all.
+            waiting_for: as in ``fetch_all``.
+            silence_s: raises sooner if no peer has sent anything for this long.
+            sink_for: returns the sink for a source that arrives by a stream, which is then yielded without
+                rows. If it is or returns None, new memory is used.
+        Raises:
+            WaitTimeout, RemoteError: as ``fetch_all``.
+        """
         later: dict[int, deque[Source]] = {}  # not requested yet, by peer
         for source in sources:
             later.setdefault(source[0], deque()).append(source)
         firsts = [s for of_peer in later.values() for s in _pop(of_peer, in_flight)]
         waiting = {self._request(source): source for source in firsts}
-        coming: dict[
-            bytes, tuple[TensorReply, torch.Tensor | None]
-        ] = {}  # replies whose rows come by stream
+        # Replies whose rows come by stream.
+        coming: dict[bytes, tuple[TensorReply, torch.Tensor | None]] = {}
         opened: Counter[int] = Counter()  # number of streams opened, by peer
         earlier_requests: dict[bytes, int] = {}  # request → number of earlier requests for its rows
         deadline_s = time.monotonic() + timeout_s
@@ -237,10 +226,8 @@ class TensorClient:
                 else:
                     header = self._header(source, answer)
                     if header.sealed is not None and self._has_stream(source[0], header):
-                        coming[request_id] = (
-                            header,
-                            self._expect(source, request_id, header, sink_for),
-                        )
+                        whole = self._expect(source, request_id, header, sink_for)
+                        coming[request_id] = header, whole
                         continue
                     if header.offer is not None:
                         self._open(source, request_id, header, opened, until_s)
@@ -264,10 +251,9 @@ class TensorClient:
 
     def _not_delivered_error(self, source: Source) -> ProtocolError:
         worker, key, _ = source
-        return ProtocolError(
+        return mismatch_error(
             f"{self.names[worker]} replied {MAX_REPEATS} times for {key!r} without delivering it",
             where=self._endpoints[worker],
-            fix="both workers must run the same version of realsys; else report this as a bug",
         )
 
     # ---- streams ----------------------------------------------------------------------------
@@ -465,11 +451,7 @@ class TensorClient:
     def _header(self, source: Source, parts: Sequence[Any], verb: str = "send") -> TensorReply:
         worker, key, _ = source
         if not parts:
-            raise ProtocolError(
-                "a reply without a header arrived",
-                where=self.names[worker],
-                fix="both workers must run the same version of realsys; else report this as a bug",
-            )
+            raise mismatch_error("a reply without a header arrived", where=self.names[worker])
         header: TensorReply = decode(parts[0].bytes, TensorReply)
         if header.error:
             raise RemoteError(

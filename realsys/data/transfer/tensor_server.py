@@ -13,8 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 import torch
-import zmq
-import zmq.asyncio
 
 from realsys.api.errors import ClusterError, RealsysError
 from realsys.data.transfer.sealed_sender import SealedSender
@@ -31,14 +29,7 @@ from realsys.data.transfer.transfer_messages import (
 )
 from realsys.devices.streams import read_beside
 from realsys.runtime.event_loop_thread import EventLoopThread
-from realsys.transport.authentication import (
-    DOMAIN,
-    HANDSHAKE_MS,
-    Authenticator,
-    Refusals,
-    count_failed_handshakes,
-    open_monitor,
-)
+from realsys.transport.authentication import Refusals, SecureRouter
 from realsys.transport.binding import bind
 from realsys.transport.codec import MAX_MESSAGE_BYTES, ProtocolError, decode, encode
 from realsys.transport.curve_keys import TrialKeypairs
@@ -109,30 +100,18 @@ class TensorServer:
             self._on_failure()
 
     async def _serve(self, ready: Callable[[], None]) -> None:
-        context = zmq.asyncio.Context()
-        authenticator = Authenticator(
-            context, client_public=self._keypairs.client_public, refusals=self._refusals
+        router = SecureRouter(
+            self._keypairs,
+            name=f"{self.name} tensors",
+            refusals=self._refusals,
+            max_bytes=MAX_MESSAGE_BYTES,
         )
-        socket = context.socket(zmq.ROUTER)
-        socket.curve_server = True
-        socket.curve_secretkey = self._keypairs.server_secret
-        socket.zap_domain = DOMAIN
-        socket.handshake_ivl = HANDSHAKE_MS
-        socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
-        monitor = open_monitor(socket)
-        socket.sndhwm, socket.linger = 0, 0
-        socket.maxmsgsize = (
-            MAX_MESSAGE_BYTES  # also limits unauthenticated peers, before any handshake
-        )
+        socket = router.socket
         try:
             self.endpoint = bind(socket, self._host, self._ports)
             ready()
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(authenticator.run(), name=f"tensor authenticator {self.name}")
-                tasks.create_task(
-                    count_failed_handshakes(monitor, self._refusals),
-                    name=f"tensor handshakes {self.name}",
-                )
+                router.start(tasks)
                 while True:
                     peer, request_id, *body = await socket.recv_multipart()
                     header, buffers = self._answer(body)
@@ -140,11 +119,7 @@ class TensorServer:
                     await socket.send_multipart(parts, copy=False)
         finally:
             self._streams.close()
-            socket.disable_monitor()
-            monitor.close(linger=0)
-            socket.close()
-            authenticator.close()
-            context.term()
+            router.close()
             if self._pool is not None:
                 self._pool.close()
 

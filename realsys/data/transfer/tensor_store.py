@@ -24,9 +24,8 @@ class TensorStore:
 
     def __init__(self) -> None:
         self._rows: dict[str, dict[str, torch.Tensor]] = {}
-        self._write_events: dict[
-            str, Any
-        ] = {}  # datapoint → events after which the GPU has written all of it
+        # Datapoint → events after which the GPU has written all of it.
+        self._write_events: dict[str, Any] = {}
         self._lock = threading.Lock()
 
     def put(self, sample: SequenceSample) -> None:

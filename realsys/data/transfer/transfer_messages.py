@@ -16,7 +16,7 @@ from realsys.api.data import SequenceMeta
 from realsys.data.sequence_sample import SequenceSample
 from realsys.data.tensor_bytes import Buffer, bytes_of, tensor_from_frames
 from realsys.data.transfer.sealed_frames import StreamOffer
-from realsys.transport.codec import ProtocolError
+from realsys.transport.codec import ProtocolError, mismatch_error
 
 FRAME_BYTES = 1 << 20  # fastest in a loopback measurement
 
@@ -131,9 +131,10 @@ def checked_layout(
         or min((*header.rows, *header.trailing_shape), default=0) < 0
         or math.prod(shape) * dtype.itemsize != num_bytes
     ):
-        raise _mismatch_error(
+        raise mismatch_error(
             f"{num_bytes} bytes of {len(header.rows)} datapoints came for {num_rows}, as "
-            f"{header.dtype[:40]!r} of shape {shape[:8]}"
+            f"{header.dtype[:40]!r} of shape {shape[:8]}",
+            where="receiving tensors",
         )
     return dtype, shape
 
@@ -151,8 +152,9 @@ def sample_of(put: TensorPut, frames: Sequence[Buffer]) -> SequenceSample:
         or min(put.frames, default=0) < 0
         or sum(put.frames) != len(frames)
     ):
-        raise _mismatch_error(
-            f"{len(frames)} frames came for keys {list(put.keys)[:8]} of {put.frames[:8]}"
+        raise mismatch_error(
+            f"{len(frames)} frames came for keys {list(put.keys)[:8]} of {put.frames[:8]}",
+            where="receiving tensors",
         )
     data, start = {}, 0
     for key, num_frames in zip(put.keys, put.frames, strict=True):
@@ -166,14 +168,6 @@ def sample_of(put: TensorPut, frames: Sequence[Buffer]) -> SequenceSample:
         dtype, shape = checked_layout(header, num_rows=meta.batch_size, num_bytes=num_bytes)
         data[key] = tensor_from_frames(dtype, shape, mine)
     return SequenceSample.from_meta(meta, data)
-
-
-def _mismatch_error(what: str) -> ProtocolError:
-    return ProtocolError(
-        what,
-        where="receiving tensors",
-        fix="both workers must run the same version of realsys; else report this as a bug",
-    )
 
 
 def frames_of(x: torch.Tensor) -> list[memoryview]:

@@ -73,9 +73,8 @@ def _missing_tensors(
     owners: Callable[[str, str], frozenset[int]],
     host_of: Callable[[int], object],
 ) -> Iterator[_MissingTensor]:
-    near: dict[
-        tuple[int, frozenset[int]], tuple[int, ...]
-    ] = {}  # few distinct sets of owners, many tensors
+    # Few distinct sets of owners, many tensors.
+    near: dict[tuple[int, frozenset[int]], tuple[int, ...]] = {}
     for consumer, names in consumers.items():
         for key in keys:
             for name in dict.fromkeys(names):

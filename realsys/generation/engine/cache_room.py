@@ -12,9 +12,8 @@ from torch import nn
 
 from realsys.generation.cache_bytes import READ_CELLS, READ_TOKENS_FUSED, BytesOfGeneration
 
-_LEFT_FREE = (
-    0.08  # of what is free: pieces that the allocator can't join, workspaces of matrix kernels
-)
+# Of what is free: pieces that the allocator can't join, workspaces of matrix kernels.
+_LEFT_FREE = 0.08
 
 
 def needs_of(config: Any, item: int) -> BytesOfGeneration:

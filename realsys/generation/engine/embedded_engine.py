@@ -85,9 +85,15 @@ def generate(
     if (obstacle := fast_path_obstacle(module)) is None:
         # Without a limit the maximum that all can reach, so that the cache does not outgrow it.
         room = num_rows * (longest + _AHEAD) if max_tokens is None else max(max_tokens, longest)
-        return _generate_continuously(
-            module, prompts, gconfig, stop_ids, pad_token_id, row_seeds, order, num_rows, room
+        engine = ContinuousEngine(
+            module,
+            eos_token_ids=sorted(stop_ids),
+            pad_token_id=pad_token_id,
+            max_running=num_rows,
+            max_tokens=room,
+            keep_answers=False,
         )
+        return _generate_continuously(engine, prompts, gconfig, row_seeds, order)
     logger.debug("generic decoder chosen reason=%r", obstacle)
     if max_tokens is not None:
         num_rows = min(num_rows, max(1, max_tokens // longest))
@@ -97,24 +103,12 @@ def generate(
 
 
 def _generate_continuously(
-    module: nn.Module,
+    engine: ContinuousEngine,
     prompts: Sequence[Tensor],
     gconfig: GenerationHyperparameters,
-    stop_ids: frozenset[int],
-    pad_token_id: int,
     row_seeds: Tensor,
     order: Sequence[int],
-    max_batch: int,
-    max_tokens: int,
 ) -> GenerationResult:
-    engine = ContinuousEngine(
-        module,
-        eos_token_ids=sorted(stop_ids),
-        pad_token_id=pad_token_id,
-        max_running=max_batch,
-        max_tokens=max_tokens,
-        keep_answers=False,
-    )
     seeds = row_seeds.tolist()
     for i in order:
         prompt = tuple(prompts[i].tolist())
@@ -123,7 +117,7 @@ def _generate_continuously(
     while engine.num_running or engine.num_waiting:
         ended.update((int(o.rid), o) for o in engine.step() if o.finish)
         tick()
-    device = next(module.parameters()).device
+    device = engine.device
     outputs = [ended[i] for i in range(len(prompts))]
     return GenerationResult(
         [torch.tensor(o.tokens, device=device) for o in outputs],

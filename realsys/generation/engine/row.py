@@ -67,9 +67,8 @@ class Row:
         return "length" if num >= gconfig.max_new_tokens else ""
 
 
-Rooms = Sequence[
-    tuple[str, int | None]
-]  # names and bounds on prompt and new tokens; None: no bound
+# Names and bounds on prompt and new tokens; None: no bound.
+Rooms = Sequence[tuple[str, int | None]]
 
 
 def room_left(num_tokens: int, rooms: Rooms) -> int | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import msgspec
 
@@ -11,11 +10,9 @@ from realsys.api.errors import RealsysError, WaitTimeout
 from realsys.generation.http.http_answers import read_answer
 from realsys.generation.http.http_json import generate_body
 from realsys.generation.http.http_session import HttpSession
-from realsys.generation.http.served_engine import EngineAnswer
 from realsys.transport.generation_messages import (
     GenerateRequest,
     GenerateResult,
-    PauseMode,
     ServerInfo,
     WeightSource,
     WeightsTaken,
@@ -57,32 +54,9 @@ class HttpGenerationClient:
             raise
         return read_answer(data, rid=request.rid).result()
 
-    async def stream(
-        self, request: GenerateRequest, *, timeout_s: float
-    ) -> AsyncIterator[EngineAnswer]:
-        """Yields the growing answer, complete so far each time. Raises as ``generate``."""
-        body, finished = generate_body(request, stream=True), False
-        try:
-            async for data in self._http.events("/generate", body, timeout_s=timeout_s):
-                if data.startswith(b'{"error"'):
-                    raise self._http.refusal(data, 200, "/generate")
-                answer = read_answer(data, rid=request.rid)
-                finished = answer.finish is not None
-                yield answer
-        finally:
-            if not finished:
-                self._abort_soon(request.rid)
-
     async def abort(self, rid: str = "", *, every: bool = False) -> None:
         body = {"rid": rid, "abort_all": every}
         await self._control.call("POST", "/abort_request", body, timeout_s=CONTROL_S)
-
-    async def pause(self, mode: PauseMode = PauseMode.RETRACT) -> None:
-        body = {"mode": mode.value}
-        await self._control.call("POST", "/pause_generation", body, timeout_s=CONTROL_S)
-
-    async def resume(self) -> None:
-        await self._control.call("POST", "/continue_generation", {}, timeout_s=CONTROL_S)
 
     async def update_weights(self, source: WeightSource, *, timeout_s: float) -> WeightsTaken:
         """Updates the weights. Raises RemoteError if the server can't get them; it then keeps its own."""
@@ -90,9 +64,6 @@ class HttpGenerationClient:
             "POST", "/update_weights_from_stream", source, timeout_s=timeout_s
         )
         return msgspec.json.decode(data, type=WeightsTaken)
-
-    async def flush_cache(self) -> None:
-        await self._control.call("POST", "/flush_cache", timeout_s=CONTROL_S)
 
     async def info(self, *, timeout_s: float = 5.0) -> ServerInfo:
         data = await self._control.call("GET", "/server_info", timeout_s=timeout_s)
@@ -104,9 +75,6 @@ class HttpGenerationClient:
         except RealsysError:
             return False
         return True
-
-    async def metrics(self) -> str:
-        return (await self._control.call("GET", "/metrics", timeout_s=CONTROL_S)).decode()
 
     async def close(self) -> None:
         """Closes the client after sending pending aborts, for a few seconds at most."""

@@ -6,6 +6,7 @@ process), and by test doubles. No torch here, no HTTP.
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -90,11 +91,21 @@ class Counters(msgspec.Struct, kw_only=True):
         self.finished += 1
         self.aborted += answer.finish is Finish.ABORT
 
-    def count_update(self, taken: WeightsTaken) -> None:
-        """Adds a weight update."""
+    def count_update(
+        self, version: int, began_s: float, paused_s: float, num_bytes: int
+    ) -> WeightsTaken:
+        """Adds a weight update that has just ended; returns the reply to it.
+
+        Args:
+            began_s: by ``time.perf_counter``.
+        """
+        seconds = time.perf_counter() - began_s
         self.weight_updates += 1
-        self.update_s += taken.seconds
-        self.update_paused_s += taken.paused_s
+        self.update_s += seconds
+        self.update_paused_s += paused_s
+        return WeightsTaken(
+            version=version, seconds=seconds, paused_s=paused_s, num_bytes=num_bytes
+        )
 
 
 class ServedEngine(Protocol):

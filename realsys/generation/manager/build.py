@@ -13,7 +13,7 @@ from realsys.api.worker_configs import GserverManager
 from realsys.generation.http.http_client import HttpGenerationClient
 from realsys.generation.http.secret import bearer_key
 from realsys.generation.manager.fleet import Fleet, MakeClient
-from realsys.generation.manager.manager import Dismiss, Manager, dismiss_none
+from realsys.generation.manager.manager import Dismiss, Manager
 from realsys.generation.manager.manager_record import GenerationRecord, ManagerEvent
 from realsys.generation.manager.quarantine import Quarantine, Rules
 from realsys.generation.manager.registrations import Registrations, RegistrationWatch
@@ -58,7 +58,7 @@ def make_manager(
     *,
     make_client: MakeClient,
     record: GenerationRecord,
-    dismiss: Dismiss = dismiss_none,
+    dismiss: Dismiss,
 ) -> Manager:
     """Makes the configured manager. Needs a running event loop, which owns it."""
     fleet = Fleet(

@@ -13,7 +13,7 @@ import contextlib
 import logging
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Protocol
 
 from realsys.api.errors import RealsysError
@@ -29,9 +29,8 @@ from realsys.transport.generation_messages import (
 
 logger = logging.getLogger(__name__)
 
-LIMIT_FACTOR = (
-    2.0  # requests held beyond those running, so that a free row has its next request at once
-)
+# Requests held beyond those running, so that a free row has its next request at once.
+LIMIT_FACTOR = 2.0
 CLOSE_S = 5.0
 MakeClient = Callable[[ServerAddress], GenerationClient]
 
@@ -78,6 +77,7 @@ class Member:
         return f"generation_server/{self.index}"
 
 
+@dataclass(eq=False, repr=False)
 class Fleet:
     """All servers by index.
 
@@ -91,21 +91,17 @@ class Fleet:
         like: added server → the planned server with the same weight source.
     """
 
-    def __init__(
-        self,
-        router: Router,
-        quarantine: Quarantine,
-        *,
-        make_client: MakeClient,
-        record: Recorder,
-        server_limit: int = 0,
-        on_change: Callable[[], None] = lambda: None,
-    ) -> None:
-        self.router, self.quarantine, self.record = router, quarantine, record
+    router: Router
+    quarantine: Quarantine
+    _: KW_ONLY
+    make_client: MakeClient
+    record: Recorder
+    server_limit: int = 0
+    on_change: Callable[[], None] = lambda: None
+
+    def __post_init__(self) -> None:
         self.members: dict[int, Member] = {}
         self.like: dict[int, int] = {}
-        self.on_change = on_change
-        self._make_client, self._server_limit = make_client, server_limit
         self._left: list[Member] = []
 
     # ---- membership ------------------------------------------------------------------------
@@ -144,7 +140,7 @@ class Fleet:
             self._left.append(self.members.pop(index))
             self.quarantine.left(index)
         try:
-            client = self._make_client(one.address)
+            client = self.make_client(one.address)
         except RealsysError as error:  # one bad registration must not affect the others
             logger.warning("server can't be used server=%d error=%s", index, error.what)
             self.router.restarted(index, why=f"can't be used: {error.what}")
@@ -173,7 +169,7 @@ class Fleet:
         """Stores a server's information about itself."""
         load = self.router.servers[member.index]
         load.version = info.weight_version
-        load.limit = self._server_limit or math.ceil(LIMIT_FACTOR * info.max_running)
+        load.limit = self.server_limit or math.ceil(LIMIT_FACTOR * info.max_running)
 
     def took(self, member: Member, taken: WeightsTaken) -> None:
         """Records that the server has new weights."""

@@ -38,10 +38,6 @@ DISMISS_EVERY_S = 5.0  # a dismissed server that still exists is dismissed again
 Dismiss = Callable[[int], Coroutine[Any, Any, None]]
 
 
-async def dismiss_none(index: int) -> None:
-    """Dismisses no server."""
-
-
 class Manager:
     """Handles ``ToManager`` messages (``handle``) and monitors the servers (``run``).
 
@@ -54,7 +50,7 @@ class Manager:
         fleet: Fleet,
         updates: Updates,
         *,
-        dismiss: Dismiss = dismiss_none,
+        dismiss: Dismiss,
     ) -> None:
         self.fleet, self.updates, self._router = fleet, updates, fleet.router
         self._dismiss, self._leaving_servers = dismiss, DrainDeadlines()
@@ -111,9 +107,8 @@ class Manager:
         if self._router.done(done.rid, done.server) and done.server in self.fleet.members:
             if done.broken:
                 self.fleet.request_broke(self.fleet.members[done.server], done.why)
-            elif (
-                done.num_new_tokens
-            ):  # otherwise it was cancelled, which is no evidence about the server
+            # Otherwise it was cancelled, which is no evidence about the server.
+            elif done.num_new_tokens:
                 self.fleet.quarantine.request_ended(done.server)
         self._assign_servers()
         return rm.Accepted()

@@ -24,9 +24,8 @@ class ManagerEvent(StrEnum):
     SERVER_UP = "server_up"  # a new process responds, has the newest weights and accepts requests
     SERVER_SICK = "server_sick"  # ``why``; it gets no requests
     SERVER_BACK = "server_back"  # the same process again
-    SERVER_LEAVING = (
-        "server_leaving"  # it is leaving, and gets no new requests if others are available
-    )
+    # It is leaving, and gets no new requests if others are available.
+    SERVER_LEAVING = "server_leaving"
     SERVER_LEFT = "server_left"  # it has left for good
     UPDATE_START = "update_start"  # to ``version``, of ``servers``
     UPDATE_END = "update_end"  # ``seconds``, ``paused_s`` (the longest), ``failed``: server → why

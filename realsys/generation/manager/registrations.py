@@ -111,9 +111,8 @@ class RegistrationWatch:
                             told = found
                             self._on_change(found)
                         self._wait_for_changes(watch)
-            except (
-                RealsysError
-            ) as error:  # the store is unavailable; servers are still checked meanwhile
+            # The store is unavailable; servers are still checked meanwhile.
+            except RealsysError as error:
                 logger.warning("registrations not read error=%s", error.what)
                 self._thread.pause(POLL_S)
 

@@ -161,9 +161,8 @@ class Updates:
                 )
             if taken.version < source.version:
                 raise InternalError(f"it took version {taken.version}", where=member.name)
-        except (
-            Exception
-        ) as error:  # after any error: the others continue, and this one is tried again
+        # After any error: the others continue, and this one is tried again.
+        except Exception as error:
             return error_line(error)
         if self._fleet.is_current(member):
             self._fleet.took(member, taken)

@@ -94,12 +94,6 @@ class ChildServer:
             return f"(its log can't be read: {error})"
         return failure_line(text.splitlines()) or "(nothing)"
 
-    async def ended(self) -> None:
-        """Waits until the process ends, then raises WorkerLost."""
-        while True:
-            self.check()
-            await asyncio.sleep(_POLL_S)
-
     async def close(self) -> None:
         """Ends the process and all its descendants."""
         process = self._process

@@ -60,7 +60,6 @@ class EmbeddedEngine:
         base_seed: of requests that bring no seed of their own.
         fetch: gets the weights of a ``WeightSource``; called in a thread of its own, one at a time.
             What it gives is only read, and let go of after the switch.
-        make_engine: for tests.
     """
 
     def __init__(
@@ -72,17 +71,15 @@ class EmbeddedEngine:
         tokenizer: Any = None,
         model_path: str = "",
         base_seed: int = 1,
-        version: int = 0,
         settings: EmbeddedSettings | None = None,
         fetch: Fetch,
-        make_engine: Callable[..., ContinuousEngine] = ContinuousEngine,
     ) -> None:
         self.settings = settings or EmbeddedSettings()
         self.counters = Counters()
         self._module = module.requires_grad_(False).eval()
         self._eos, self._pad, self._tokenizer = tuple(eos_token_ids), pad_token_id, tokenizer
-        self._model_path, self._base_seed, self._version = model_path, base_seed, version
-        self._fetch, self._make_engine = fetch, make_engine
+        self._model_path, self._base_seed, self._version = model_path, base_seed, 0
+        self._fetch = fetch
         self._wait_there = self.settings.staging == "host"  # new weights, until the switch
         self._open: dict[str, _OpenRequest] = {}
         self._pause_mode: PauseMode | None = None
@@ -180,14 +177,7 @@ class EmbeddedEngine:
             return time.perf_counter() - paused_from_s
 
         paused_s = await self._call(switch, fatal=True)
-        taken = WeightsTaken(
-            version=source.version,
-            seconds=time.perf_counter() - began_s,
-            paused_s=paused_s,
-            num_bytes=num_bytes,
-        )
-        self.counters.count_update(taken)
-        return taken
+        return self.counters.count_update(source.version, began_s, paused_s, num_bytes)
 
     async def set_version(self, version: int) -> None:
         def rename(engine: ContinuousEngine) -> None:
@@ -235,7 +225,7 @@ class EmbeddedEngine:
         if self.settings.num_threads is not None:
             torch.set_num_threads(self.settings.num_threads)
         # Its EOS is each request's own stop token: a request may ignore it.
-        return self._make_engine(
+        return ContinuousEngine(
             self._module,
             eos_token_ids=(),
             pad_token_id=self._pad,

@@ -12,16 +12,16 @@ import abc
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, suppress
 from functools import partial
-from typing import Any
 
 import torch
 from msgspec import structs
 
 from realsys.api.errors import ConfigError, DataError, RealsysError, WorkerLost
+from realsys.api.worker_configs import GenerationServer
 from realsys.generation.http.http_session import HttpSession
 from realsys.generation.http.served_engine import Counters, EngineAnswer, Fetch, full_answer
 from realsys.generation.served_engines.child import START_TIMEOUT_S, ChildServer
@@ -63,9 +63,9 @@ class FrontedEngine(abc.ABC):
     """A ``ServedEngine`` over a child server. For its methods see ``ServedEngine``.
 
     Args:
-        backend_args: options of the server's command line, and of ours: ``python`` (interpreter of the
-            environment that it is installed in), ``env`` (variables), ``start_timeout_s``,
-            ``kv_on_update`` (recompute | keep).
+        config: its ``backend_args`` are options of the server's command line, and of ours: ``python``
+            (interpreter of the environment that it is installed in), ``env`` (variables),
+            ``start_timeout_s``, ``kv_on_update`` (recompute | keep).
         fetch: gets the weights of a ``WeightSource`` from trainers.
     """
 
@@ -73,20 +73,13 @@ class FrontedEngine(abc.ABC):
     length_option = ""  # command-line option: tokens of prompt and answer together
     positions_kept_back = 0  # positions of the model that no request can use
 
-    def __init__(
-        self,
-        *,
-        model_path: str,
-        backend_args: Mapping[str, Any],
-        fetch: Fetch,
-        version: int,
-    ) -> None:
+    def __init__(self, config: GenerationServer, fetch: Fetch) -> None:
         self.counters = Counters()
-        self._model_path, self._version = model_path, version
-        self._ours = {k: v for k, v in backend_args.items() if k in _OUR_ARGS}
-        self._theirs = {k: v for k, v in backend_args.items() if k not in _OUR_ARGS}
+        self._model_path, self._version = config.model_path, 0
+        self._ours = {k: v for k, v in config.backend_args.items() if k in _OUR_ARGS}
+        self._theirs = {k: v for k, v in config.backend_args.items() if k not in _OUR_ARGS}
         self._max_positions = self._theirs.get(self.length_option) or (
-            check_hf_directory(model_path, need_tokenizer=False).max_positions
+            check_hf_directory(config.model_path, need_tokenizer=False).max_positions
         )
         self._open: dict[str, int] = {}  # rid → tokens of its prompt and its answer so far
         self._paused: PauseMode | None = None
@@ -240,14 +233,7 @@ class FrontedEngine(abc.ABC):
                 )
             finally:
                 await asyncio.to_thread(folder.close)
-        taken = WeightsTaken(
-            version=source.version,
-            seconds=time.perf_counter() - began_s,
-            paused_s=paused_s,
-            num_bytes=num_bytes,
-        )
-        self.counters.count_update(taken)
-        return taken
+        return self.counters.count_update(source.version, began_s, paused_s, num_bytes)
 
     def _stage(self, source: WeightSource) -> tuple[MemoryFolder, int]:
         """Fetches a version, verifies it, and puts it where the child can read it."""

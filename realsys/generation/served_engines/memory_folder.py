@@ -92,7 +92,7 @@ class MemoryFolder:
             raise ClusterError(
                 f"{self.num_bytes} bytes of weights can't be put into {place.value}: {error}",
                 where=self.path,
-                fix="give the servers more memory (schedule.mem_per_server), or use "
+                fix="give the servers more memory (scheduling.generation_server.mem), or use "
                 "schedule.weights_through=disk",
             ) from None
         except BaseException:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
+from realsys.api.worker_configs import GenerationServer
 from realsys.generation.http.http_answers import read_answer
 from realsys.generation.http.http_json import generate_body
 from realsys.generation.http.http_session import HttpSession
@@ -40,41 +40,36 @@ class SGLangEngine(FrontedEngine):
 
     def __init__(
         self,
+        config: GenerationServer,
+        fetch: Fetch,
         *,
-        model_path: str,
-        backend_args: Mapping[str, Any],
-        base_seed: int,
-        tp_size: int,
         name: str,
         log: Path,
         scratch: Path,
         guard: Guard,
-        fetch: Fetch,
-        version: int = 0,
     ) -> None:
-        super().__init__(
-            model_path=model_path, backend_args=backend_args, fetch=fetch, version=version
-        )
+        super().__init__(config, fetch)
         key, port = secrets.token_hex(32), _free_port()
-        config = scratch / f"{name.replace('/', '-')}-sglang.yaml"
-        descriptor = os.open(config, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+        self._config = scratch / f"{name.replace('/', '-')}-sglang.yaml"
+        descriptor = os.open(
+            self._config, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600
+        )
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             os.fchmod(file.fileno(), 0o600)  # if it was there already
             file.write(f"api-key: {key}\n")
         args = {
-            "model_path": model_path,
-            "tp_size": tp_size,
-            "random_seed": base_seed,
+            "model_path": config.model_path,
+            "tp_size": config.tp_size,
+            "random_seed": config.base_seed,
             "skip_tokenizer_init": True,
             "skip_server_warmup": True,
             **self._theirs,
             "host": _HOST,
             "port": port,
-            "config": config,
+            "config": self._config,
         }
         argv = [self._python(), "-m", "sglang.launch_server", *options(args)]
         whole = f"SGLang of {name}"
-        self._config = config
         self._child = ChildServer(argv, name=whole, log=log, env=self._env(), guard=guard)
         url = f"http://{_HOST}:{port}"
         self._http = HttpSession(url, key, name=whole, limit=0, idle_s=IDLE_S)

@@ -8,7 +8,7 @@ us: ``position`` is left out, and with ``top_p`` or ``top_k`` log-probs are of w
 from __future__ import annotations
 
 import tempfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from realsys.api.errors import DataError, RemoteError
+from realsys.api.worker_configs import GenerationServer
 from realsys.generation.http.http_answers import TokenSpan, version_number, versions_of
 from realsys.generation.http.http_session import HttpSession
 from realsys.generation.http.served_engine import EngineAnswer, Fetch
@@ -65,27 +66,21 @@ class VLLMEngine(FrontedEngine):
 
     def __init__(
         self,
+        config: GenerationServer,
+        fetch: Fetch,
         *,
-        model_path: str,
-        backend_args: Mapping[str, Any],
-        base_seed: int,
-        tp_size: int,
         name: str,
         log: Path,
         guard: Guard,
-        fetch: Fetch,
-        version: int = 0,
     ) -> None:
-        super().__init__(
-            model_path=model_path, backend_args=backend_args, fetch=fetch, version=version
-        )
+        super().__init__(config, fetch)
         # In the system's own folder: a socket's path may have 107 characters.
         self._folder = tempfile.TemporaryDirectory(prefix="realsys-vllm-")
         uds = str(Path(self._folder.name) / "http")
         args = {
-            "model": model_path,
-            "tensor_parallel_size": tp_size,
-            "seed": base_seed,
+            "model": config.model_path,
+            "tensor_parallel_size": config.tp_size,
+            "seed": config.base_seed,
             "skip_tokenizer_init": True,
             "enable_scale_out": True,
             "logprobs_mode": "processed_logprobs",  # at the sampling temperature

@@ -189,30 +189,19 @@ def make_engine(
     Raises:
         ConfigError: an unknown backend or setting. CheckpointError: ``model_path`` is not whole.
     """
-    makers: dict[str, Callable[[], ServedEngine]] = {
-        "embedded": lambda: _embedded(
-            config, fetch, name=name, gpus=gpus, deterministic=deterministic
-        ),
-        "sglang": lambda: SGLangEngine(scratch=scratch, **child),
-        "vllm": lambda: VLLMEngine(**child),
-    }
-    if config.backend_type not in makers:
-        raise ConfigError(
-            f"no generation backend {config.backend_type!r}",
-            where=f"{name}, backend_type",
-            fix=did_you_mean(config.backend_type, BACKENDS),
-        )
-    child: dict[str, Any] = {
-        "model_path": config.model_path,
-        "backend_args": config.backend_args,
-        "base_seed": config.base_seed,
-        "tp_size": config.tp_size,
-        "name": name,
-        "log": log,
-        "guard": guarded,
-        "fetch": fetch,
-    }
-    return makers[config.backend_type]()
+    child: dict[str, Any] = {"name": name, "log": log, "guard": guarded}
+    match config.backend_type:
+        case "embedded":
+            return _embedded(config, fetch, name=name, gpus=gpus, deterministic=deterministic)
+        case "sglang":
+            return SGLangEngine(config, fetch, scratch=scratch, **child)
+        case "vllm":
+            return VLLMEngine(config, fetch, **child)
+    raise ConfigError(
+        f"no generation backend {config.backend_type!r}",
+        where=f"{name}, backend_type",
+        fix=did_you_mean(config.backend_type, BACKENDS),
+    )
 
 
 def _embedded(

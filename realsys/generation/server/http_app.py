@@ -116,9 +116,8 @@ class _Generate:
         """Server-sent events, each the whole answer so far; the last is ``[DONE]``."""
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
-        queue: asyncio.Queue[tuple[int, EngineAnswer] | RealsysError | None] = asyncio.Queue(
-            maxsize=2 * len(call.requests)  # a slow reader slows its own requests' events
-        )
+        queue: asyncio.Queue[tuple[int, EngineAnswer] | RealsysError | None]
+        queue = asyncio.Queue(2 * len(call.requests))  # a slow reader slows its own events
 
         async def follow(index: int, one: GenerateRequest) -> None:
             async with aclosing(self._engine.generate(one, stream=True)) as answers:  # type: ignore[type-var]

@@ -24,9 +24,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
+
 from realsys.api.errors import CheckpointError, ClusterError
 from realsys.master.graph.master_state import FILE as STATE
-from realsys.master.graph.master_state import MasterState, write_state
+from realsys.master.graph.master_state import MasterState
 from realsys.observability.jsonl import read_jsonl
 from realsys.transport.worker_requests import RecoverSaved
 from realsys.trial.folders import PRIVATE
@@ -99,7 +101,7 @@ def complete(
     }
     try:
         if state is not None:
-            write_state(folder / STATE, state)
+            _write_synced(folder / STATE, msgspec.json.encode(state))
             data = {"file": STATE, "sha256": _hash(folder / STATE)}
             manifest["files"][MASTER] = {**data, "bytes": (folder / STATE).stat().st_size}
         _write_synced(folder / MANIFEST, json.dumps(manifest, indent=1).encode())

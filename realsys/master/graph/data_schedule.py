@@ -39,6 +39,10 @@ class DataSchedule:
         first = step * self.batch_size
         return [self.at(position) for position in range(first, first + self.batch_size)]
 
+    def indexed_ids(self, step: int) -> list[tuple[int, str]]:
+        """Returns index and id of each datapoint of a step, from 1."""
+        return [(point.index, point.id) for point in self.batch(step - 1)]
+
     def epoch_of(self, step: int) -> int:
         """Epoch of a step's last datapoint."""
         return ((step + 1) * self.batch_size - 1) // self.dataset_size

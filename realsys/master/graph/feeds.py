@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -10,7 +11,6 @@ from typing import Protocol
 from realsys.api.data import SequenceMeta
 from realsys.api.errors import DataError
 from realsys.data.packing import contiguous
-from realsys.master.graph.data_schedule import DataSchedule
 from realsys.master.graph.model_workers import ModelWorkers
 from realsys.observability.jsonl import read_jsonl
 from realsys.transport.worker_requests import Fetch, Fetched
@@ -30,44 +30,34 @@ class Feed(Protocol):
         """Notes that step ``step`` is done: its datapoints will not be requested again."""
 
 
-class DataSetFeed:
-    """Makes the workers that hold the data set load each step's records."""
+@dataclass(frozen=True)
+class StoredFeed:
+    """Makes the workers that hold the data set, or a dump of rollouts, load each step's records.
 
-    def __init__(
-        self, schedule: DataSchedule, *, workers: ModelWorkers, data_workers: Sequence[int]
-    ) -> None:
-        self._schedule, self._workers = schedule, workers
-        self._data_workers = list(data_workers)
-
-    async def load(self, step: int) -> list[Held]:
-        """Implements ``Feed.load``."""
-        points = [(point.index, point.id) for point in self._schedule.batch(step - 1)]
-        return await fetch(points, step, workers=self._workers, data_workers=self._data_workers)
-
-    async def trained(self, step: int) -> None:
-        """Does nothing: the schedule depends only on the step."""
-
-
-class ReplayFeed:
-    """Makes the workers load what an earlier run trained on, step by step (sources/replayed_rollouts.py).
-
-    Args:
-        steps: the ids of each step, from the earlier run's ledger.
+    Attributes:
+        records: step (from 1) → index and id of each; the index counts in a data set, the id in a dump.
     """
 
-    def __init__(
-        self, steps: Sequence[Sequence[str]], *, workers: ModelWorkers, data_workers: Sequence[int]
-    ) -> None:
-        self._steps, self._workers = steps, workers
-        self._data_workers = list(data_workers)
+    records: Callable[[int], Sequence[tuple[int, str]]]
+    workers: ModelWorkers
+    data_workers: Sequence[int]
 
     async def load(self, step: int) -> list[Held]:
-        """Implements ``Feed.load``."""
-        points = [(0, name) for name in self._steps[step - 1]]
-        return await fetch(points, step, workers=self._workers, data_workers=self._data_workers)
+        """Makes each data worker load a contiguous part."""
+        records = self.records(step)
+        requests = {}
+        parts = contiguous(len(records), len(self.data_workers))
+        for worker, part in zip(self.data_workers, parts, strict=True):
+            indices, ids = zip(*(records[i] for i in part), strict=True) if part else ((), ())
+            requests[worker] = partial(Fetch, indices=indices, ids=ids)
+        replies: dict[int, Fetched] = await self.workers.call(
+            requests, timeout_s=FETCH_TIMEOUT_S, what=f"fetch step {step}"
+        )
+        # In the given order, so that a batch does not depend on who answered first.
+        return [(replies[worker].meta, worker) for worker in self.data_workers]
 
     async def trained(self, step: int) -> None:
-        """Does nothing: the ledger is already written."""
+        """Does nothing: the records depend only on the step."""
 
 
 def recorded_steps(ledger: Path) -> list[list[str]]:
@@ -85,25 +75,3 @@ def recorded_steps(ledger: Path) -> list[list[str]]:
             fix="replay a run with a complete ledger",
         )
     return [steps[step] for step in sorted(steps)]
-
-
-async def fetch(
-    points: Sequence[tuple[int, str]],
-    step: int,
-    *,
-    workers: ModelWorkers,
-    data_workers: Sequence[int],
-) -> list[Held]:
-    """Loads (index, id) in runs, on the workers that hold the data set."""
-    requests = {}
-    parts = contiguous(len(points), len(data_workers))
-    for worker, part in zip(data_workers, parts, strict=True):
-        mine = [points[i] for i in part]
-        requests[worker] = partial(
-            Fetch, indices=tuple(i for i, _ in mine), ids=tuple(name for _, name in mine)
-        )
-    replies: dict[int, Fetched] = await workers.call(
-        requests, timeout_s=FETCH_TIMEOUT_S, what=f"fetch step {step}"
-    )
-    # In the given order, so that a batch does not depend on who answered first.
-    return [(replies[worker].meta, worker) for worker in data_workers]

@@ -6,7 +6,6 @@ samples again, with newer weights than the uninterrupted run used), and which ro
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -68,16 +67,8 @@ class MasterState(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(d.meta.ids[0] for d in self.rollouts.delivered if d.holder == worker)
 
 
-def write_state(path: Path, state: MasterState) -> None:
-    """Writes and syncs the state."""
-    with path.open("wb") as file:
-        file.write(msgspec.json.encode(state))
-        file.flush()
-        os.fsync(file.fileno())
-
-
 def read_state(path: Path) -> MasterState:
-    """Reads a file of ``write_state``. Raises CheckpointError."""
+    """Reads a file that a checkpoint keeps (recover.py). Raises CheckpointError."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=MasterState)
     except (OSError, msgspec.MsgspecError) as error:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import Any
 
@@ -55,26 +55,22 @@ class CallReport:
         return sum(reply.tokens for reply in self.replies.values() if reply.is_head)
 
 
+@dataclass(eq=False, repr=False)
 class ModelFunctionCall:
     """One node of the graph, connected to the workers that hold its model."""
 
-    def __init__(
-        self,
-        call: MFCDef,
-        *,
-        topo: ProcessTopology,
-        placement: dict[int, int],
-        buffer: AsyncIOSequenceBuffer,
-        storage: StorageTracker,
-        workers: ModelWorkers,
-        hooks: WeightHooks,
-        on_change: Callable[[str, tuple[str, ...]], None],
-    ) -> None:
-        self.call, self.topo = call, topo
-        self._worker_of = placement  # parallelism rank → model worker
-        self._buffer, self._storage, self._workers = buffer, storage, workers
-        self._hooks, self._on_change = hooks, on_change
-        self._heads = [placement[rank] for rank in topo.data_parallel_heads()]
+    call: MFCDef
+    _: KW_ONLY
+    topo: ProcessTopology
+    placement: dict[int, int]  # parallelism rank → model worker
+    buffer: AsyncIOSequenceBuffer
+    storage: StorageTracker
+    workers: ModelWorkers
+    hooks: WeightHooks
+    on_change: Callable[[str, tuple[str, ...]], None]
+
+    def __post_init__(self) -> None:
+        self._heads = [self.placement[rank] for rank in self.topo.data_parallel_heads()]
 
     async def run(self, step: int, *, issued: asyncio.Event | None = None) -> CallReport:
         """Waits for a batch, has it computed, and puts the new keys into the buffer.
@@ -82,16 +78,16 @@ class ModelFunctionCall:
         Args:
             issued: set when all requests are numbered: later requests run after them.
         """
-        batch = await self._buffer.get_batch_for_rpc(self.call.name, timeout_s=CALL_TIMEOUT_S)
+        batch = await self.buffer.get_batch_for_rpc(self.call.name, timeout_s=CALL_TIMEOUT_S)
         queued = time.time()
         inputs = self._inputs(batch)
         # No await until the last of these has its number.
-        before = [(m.what, self._workers.number(m.requests)) for m in self._before(step)]
-        bodies = self._workers.number(self._requests(inputs, step))
-        after = [(m.what, self._workers.number(m.requests)) for m in self._after(step)]
+        before = self._numbered(self.hooks.before(self.call, step=step))
+        bodies = self.workers.number(self._requests(inputs, step))
+        after = self._numbered(self.hooks.after(self.call, step=step))
         if issued is not None:
             issued.set()
-        self._on_change(self.call.name, tuple(self._workers.records[w].worker for w in bodies))
+        self.on_change(self.call.name, tuple(self.workers.records[w].worker for w in bodies))
         try:
             async with first_error(), asyncio.TaskGroup() as group:
                 moving = {
@@ -100,33 +96,30 @@ class ModelFunctionCall:
                 }
                 running = group.create_task(self._exchange(bodies, self.call.name, step))
         finally:
-            self._on_change(self.call.name, ())
+            self.on_change(self.call.name, ())
         replies: dict[int, CallDone] = running.result()
         # Not before: a worker that is still to fetch a tensor can't give it to others.
         for worker, meta in inputs.items():
-            self._storage.add(meta, worker)
+            self.storage.add(meta, worker)
         await self._take_outputs(replies)
         stats = dict(replies[self._heads[0]].stats)
         moves = {what: task.result() for what, task in moving.items()}
         return CallReport(self.call.name, queued, replies, stats, batch.ids, moves)
 
     async def _exchange(self, bodies: Mapping[int, Any], what: str, step: int) -> dict[int, Any]:
-        return await self._workers.exchange(
+        return await self.workers.exchange(
             bodies, timeout_s=CALL_TIMEOUT_S, what=f"{what} step {step}"
         )
 
-    def _before(self, step: int) -> list[WeightMovement]:
-        return self._hooks.before(self.call, step=step)
-
-    def _after(self, step: int) -> list[WeightMovement]:
-        return self._hooks.after(self.call, step=step)
+    def _numbered(self, movements: list[WeightMovement]) -> list[tuple[str, dict[int, Any]]]:
+        return [(m.what, self.workers.number(m.requests)) for m in movements]
 
     def _inputs(self, batch: SequenceMeta) -> dict[int, SequenceMeta]:
         """Returns worker → its part of the batch; workers of one data-parallel slot have the same."""
         parts = split_over_ranks(self.call, batch, self.topo.data)
         metas = [batch.take(part) for part in parts]
         return {
-            worker: metas[self.topo.coordinate(rank)[1]] for rank, worker in self._worker_of.items()
+            worker: metas[self.topo.coordinate(rank)[1]] for rank, worker in self.placement.items()
         }
 
     def _requests(
@@ -135,8 +128,8 @@ class ModelFunctionCall:
         sources = plan_redistribution(
             consumers={worker: meta.ids for worker, meta in inputs.items()},
             keys=self.call.input_keys,
-            owners=self._storage.owners,
-            num_bytes=self._storage.num_bytes,
+            owners=self.storage.owners,
+            num_bytes=self.storage.num_bytes,
             host_of=self._host_of,
         )
         return {
@@ -151,7 +144,7 @@ class ModelFunctionCall:
         }
 
     def _host_of(self, worker: int) -> str:
-        return self._workers.records[worker].host
+        return self.workers.records[worker].host
 
     async def _take_outputs(self, replies: dict[int, CallDone]) -> None:
         """Puts new keys into the buffer. All ranks of a data-parallel slot store the same: each is an
@@ -161,10 +154,10 @@ class ModelFunctionCall:
             if meta is None:
                 continue
             for rank in self.topo.slot(data):
-                worker = self._worker_of[rank]
+                worker = self.placement[rank]
                 if replies[worker].kept:
-                    self._storage.add(meta, worker)
-            await self._buffer.amend_batch(meta)
+                    self.storage.add(meta, worker)
+            await self.buffer.amend_batch(meta)
 
 
 def placement_of(

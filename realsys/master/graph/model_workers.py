@@ -109,12 +109,7 @@ class ModelWorkers:
 
     async def tell(self, workers: Sequence[int], body: Any, *, timeout_s: float, what: str) -> None:
         """Sends one unordered request to each of ``workers``."""
-        async with first_error(), asyncio.TaskGroup() as group:
-            for worker in workers:
-                group.create_task(
-                    self._clients[worker].call(body, timeout_s=timeout_s, what=what),
-                    name=f"{what} to {self.records[worker].worker}",
-                )
+        await self.exchange(dict.fromkeys(workers, body), timeout_s=timeout_s, what=what)
 
     def fail(self, worker: str, reason: str) -> None:
         """Marks ``worker`` as ended: fails all calls that wait for it."""

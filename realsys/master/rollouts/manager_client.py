@@ -163,7 +163,8 @@ class GserverManagerClient:
                     fix=f"see its log: realsys logs TRIAL {MANAGER}",
                 )
             try:
-                return await self._call_once(body, timeout_s=left, what=what)
+                client, _ = await self._connected()
+                return await client.call(body, timeout_s=left, what=what)
             except WorkerLost as error:
                 logger.warning("manager lost, asking the next error=%s", error.what)
                 await asyncio.sleep(RETRY_S)
@@ -174,10 +175,6 @@ class GserverManagerClient:
             self._client.fail(reason)
             client, self._client = self._client, None
             self._closing = asyncio.ensure_future(client.close())
-
-    async def _call_once(self, body: Any, *, timeout_s: float, what: str) -> Any:
-        client, _ = await self._connected()
-        return await client.call(body, timeout_s=timeout_s, what=what)
 
     async def _connected(self) -> tuple[RequestClient, int]:
         """Returns the connection to the present manager, and its pid."""

@@ -28,6 +28,7 @@ from realsys.name_resolve.etcd.etcd_failures import (
     unavailable,
 )
 from realsys.name_resolve.etcd.protocol import Method, grpc
+from realsys.name_resolve.store_refusals import closed
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +86,7 @@ class Channels:
             channel, token, try_s = self._channel(), self._token, time.monotonic()
             try:
                 if token is None and self.access.user is not None and method is not _LOGIN:
-                    token = self._log_in(None, deadline_s)
+                    token = self._log_in(deadline_s)
                 timeout_s = self._try_s(left_s, deadline_s - began_s)
                 reply = channel.stub(method)(request, timeout=timeout_s, metadata=_metadata(token))
                 channel.heard_s = time.monotonic()
@@ -120,7 +121,7 @@ class Channels:
         """Starts a streaming call on the current server, without retries."""
         channel, token = self._channel(), self._token
         if token is None and self.access.user is not None:
-            token = self._log_in(None, deadline_s)
+            token = self._log_in(deadline_s)
         return Stream(self, channel, method, request, token)
 
     def close(self) -> None:
@@ -128,9 +129,7 @@ class Channels:
             self._closed = True
             channels, self._channels = self._channels, [None] * len(self._channels)
         if os.getpid() == self._pid:  # in a forked child the channels belong to the parent
-            for channel in channels:
-                if channel is not None:
-                    channel.grpc_channel.close()
+            _close(channels)
 
     def move_on(self, channel: Channel, *, is_silent: bool) -> None:
         """Switches to the next server, unless another thread has already done so."""
@@ -157,9 +156,7 @@ class Channels:
             )
         with self._lock:
             if self._closed:
-                raise StoreError(
-                    "the store is closed", where=self.access.where, fix="open it again"
-                )
+                raise closed(where=self.access.where)
             if (channel := self._channels[self._now]) is None:
                 channel = self._channels[self._now] = Channel(self.access, self._now)
             return channel
@@ -176,9 +173,9 @@ class Channels:
             pause_s = PAUSES_S[min(rounds, len(PAUSES_S)) - 1]
             time.sleep(max(0.0, min(pause_s, deadline_s - time.monotonic())))
 
-    def _log_in(self, refused: str | None, deadline_s: float) -> str:
+    def _log_in(self, deadline_s: float) -> str:
         with self._login_lock:
-            if self._token is None or self._token == refused:
+            if self._token is None:
                 if self._read_files_again():
                     self._denied = None
                 elif self._denied is not None and time.monotonic() < self._denied_until_s:
@@ -205,9 +202,7 @@ class Channels:
             self.access = access
             old, self._channels = self._channels, [None] * len(self._channels)
         logger.warning("etcd credentials reloaded where=%s", access.where)
-        for channel in old:
-            if channel is not None:
-                channel.grpc_channel.close()
+        _close(old)
         return True
 
     def _forget_token(self, refused: str | None) -> None:
@@ -231,10 +226,9 @@ class Channel:
         else:
             if access.server_name is not None:
                 options["grpc.ssl_target_name_override"] = access.server_name
-            credentials = grpc.ssl_channel_credentials(
-                _bytes(access.ca_pem), _bytes(access.key_pem), _bytes(access.cert_pem)
+            self.grpc_channel = grpc.secure_channel(
+                target, credentials_of(access), list(options.items())
             )
-            self.grpc_channel = grpc.secure_channel(target, credentials, list(options.items()))
         self._stubs: dict[str, Any] = {}
 
     def was_silent_since(self, try_s: float) -> bool:
@@ -307,11 +301,18 @@ def _read(error: Any) -> tuple[str, str]:
     raise error
 
 
+def _close(channels: list[Channel | None]) -> None:
+    for channel in filter(None, channels):
+        channel.grpc_channel.close()
+
+
 def _metadata(token: str | None) -> tuple[tuple[str, str], ...]:
     # A member that has lost its quorum must refuse at once and end its watches.
     needed = (("hasleader", "true"),)
     return needed if token is None else (*needed, ("token", token))
 
 
-def _bytes(text: str | None) -> bytes | None:
-    return None if text is None else text.encode()
+def credentials_of(access: EtcdAccess) -> Any:
+    """Returns gRPC's credentials for an encrypted connection."""
+    pems = (access.ca_pem, access.key_pem, access.cert_pem)
+    return grpc.ssl_channel_credentials(*(None if pem is None else pem.encode() for pem in pems))

@@ -1,6 +1,6 @@
-"""The ten or so RPCs that the store makes to etcd, each with a deadline.
+"""The seven RPCs that the store makes to etcd, each with a deadline.
 
-For etcd_store.py, transaction.py, etcd_watch.py and etcd_lease.py. Requests and replies are etcd's
+For etcd_store.py, transaction.py and etcd_watch.py. Requests and replies are etcd's
 own messages (protocol.py). Reads are retried until the deadline; a transaction is not
 (transaction.py retries it after it has checked what became of the first attempt). Thread-safe; not
 to be used across a fork.
@@ -91,13 +91,6 @@ class EtcdClient:
         )
         request = protocol.WatchRequest(create_request=create)
         return self._channels.stream(protocol.WATCH, request, deadline_s=self.deadline_s())
-
-    def status(self) -> Any:
-        """Returns version, database size and leader, as the answering member sees them."""
-        return self._call(protocol.STATUS, protocol.StatusRequest())
-
-    def members(self) -> Any:
-        return self._call(protocol.MEMBERS, protocol.MemberListRequest())
 
     def deadline_s(self) -> float:
         """Returns the deadline of a call that begins now, on ``time.monotonic()``."""

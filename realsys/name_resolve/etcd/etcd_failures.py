@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from realsys.api.errors import ConfigError, LeaseLost, StoreDenied, StoreError, StoreUnavailable
+from realsys.api.errors import ConfigError, StoreDenied, StoreError, StoreUnavailable
+from realsys.name_resolve.store_refusals import lease_lost
 
 
 class FailureVerdict(StrEnum):
@@ -59,11 +60,7 @@ def final_error(
 ) -> StoreError | ConfigError:
     """Returns the exception for an answer that no retry will change."""
     if "requested lease not found" in details:
-        return LeaseLost(
-            "the lease has ended",
-            where=where,
-            fix="stop this process's side effects and let it exit; others take it for dead",
-        )
+        return lease_lost("the lease has ended", where=where)
     if "database space exceeded" in details:
         return StoreUnavailable(
             "etcd is full (alarm NOSPACE): it serves reads and deletes but accepts no writes",

@@ -9,23 +9,26 @@ soon as etcd is back. Thread-safe; thousands of leases share one connection. Ope
 from __future__ import annotations
 
 import logging
+import math
+import secrets
 import time
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Self, TypeVar
 
-from realsys.api.errors import LeaseLost, StoreUnavailable
+from realsys.api.errors import LeaseLost, StoreUnavailable, WaitTimeout
 from realsys.name_resolve import store_refusals
-from realsys.name_resolve.etcd import etcd_keys, etcd_lease, protocol
+from realsys.name_resolve.etcd import etcd_keys, protocol
 from realsys.name_resolve.etcd.access import EtcdAccess
 from realsys.name_resolve.etcd.channels import Unsure
 from realsys.name_resolve.etcd.etcd_client import CALL_TIMEOUT_S, EtcdClient
-from realsys.name_resolve.etcd.etcd_lease import EtcdLease
+from realsys.name_resolve.etcd.etcd_failures import LeaseExists
 from realsys.name_resolve.etcd.etcd_watch import EtcdWatch
 from realsys.name_resolve.etcd.listing import entries_of, entries_under, revisions_under
 from realsys.name_resolve.etcd.transaction import Transaction, TransactionOutcome, delete_keys
 from realsys.name_resolve.store import (
+    MAX_TXN_OPS,
     Compare,
     Entry,
     EventKind,
@@ -40,6 +43,7 @@ from realsys.name_resolve.store import (
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
+MAX_REVOKE_ROUNDS = 100
 LOOK_EVERY_S = 1.0  # how often ``wait`` checks its time limit
 
 
@@ -47,7 +51,7 @@ class EtcdStore:
     """A NameResolve on etcd. ``open`` returns one that answers; ``close`` also closes the client."""
 
     def __init__(self, client: EtcdClient) -> None:
-        self.client, self.where = client, client.where
+        self._client, self.where = client, client.where
         self._watches: weakref.WeakSet[EtcdWatch] = weakref.WeakSet()
         self._readable: str | None = None  # a key with read permission, for revision()
         self._closed = False
@@ -70,10 +74,16 @@ class EtcdStore:
         self._closed = True
         for watch in list(self._watches):
             watch.end(store_refusals.closed(where=self.where))
-        self.client.close()
+        self._client.close()
+
+    @property
+    def client(self) -> EtcdClient:
+        """The client of an open store. Raises StoreError once it is closed."""
+        if self._closed:
+            raise store_refusals.closed(where=self.where)
+        return self._client
 
     def revision(self) -> int:
-        self._check_open()
         if self._readable is None:
             # No readable key is known yet, and most keys may be forbidden. A lagging member may answer
             # this read; the result is never below the newest revision seen.
@@ -99,7 +109,6 @@ class EtcdStore:
 
     def get(self, key: str) -> Entry:
         key = canonical(key)
-        self._check_open()
         found = self.client.range(etcd_keys.to_etcd(key)).kvs
         self._readable = key
         if not found:
@@ -108,28 +117,24 @@ class EtcdStore:
 
     def get_subtree(self, prefix: str) -> list[Entry]:
         prefix = canonical(prefix)
-        self._check_open()
         entries, _ = entries_under(self.client, [prefix])
         self._readable = prefix
         return entries
 
     def find_subtree(self, prefix: str) -> list[str]:
         prefix = canonical(prefix)
-        self._check_open()
         found, _ = revisions_under(self.client, [prefix])
         self._readable = prefix
         return sorted(found)
 
     def delete(self, key: str, *, missing_ok: bool = False) -> None:
         key = canonical(key)
-        self._check_open()
         outcome = delete_keys(self.client, [key], [etcd_keys.exists(key)])
         if not outcome.happened and not missing_ok:
             raise store_refusals.not_there_to_delete(key, where=self.where)
 
     def clear_subtree(self, prefix: str) -> int:
         prefix = check_clearable(prefix)
-        self._check_open()
         if not self.find_subtree(prefix):
             return 0
         ranges = [(etcd_keys.to_etcd(prefix), b""), etcd_keys.below(prefix)]
@@ -152,32 +157,21 @@ class EtcdStore:
     ) -> dict[str, bytes]:
         keys = [canonical(key) for key in keys]
         wanted = frozenset(keys)
-        began_s = announced_s = time.monotonic()
-        found, revision = self._retry_until(
-            lambda: self._values_of(sorted(wanted)), began_s + timeout_s
-        )
+        wait = store_refusals.KeyWait(keys, timeout_s, describe_missing, self.where)
+        read = partial(self._values_of, sorted(wanted))
+        found, revision = self._retry_until(read, wait.deadline_s)
         if len(found) == len(wanted):
             return found
         begin = partial(self.watch, *wanted, from_revision=revision + 1)
-        with self._retry_until(begin, began_s + timeout_s) as watch:
+        with self._retry_until(begin, wait.deadline_s) as watch:
             while True:
-                now_s = time.monotonic()
-                missing = [key for key in keys if key not in found]
-                left_s = began_s + timeout_s - now_s
-                if left_s <= 0 and not watch.is_connected:
-                    # Raises StoreUnavailable: the store is away, no key missing
-                    self.client.read([])
-                if left_s <= 0:
-                    raise store_refusals.timed_out(
-                        missing,
-                        keys,
-                        timeout_s=timeout_s,
-                        describe_missing=describe_missing,
-                        where=self.where,
-                    )
-                if now_s - announced_s >= store_refusals.ANNOUNCE_EVERY_S:
-                    announced_s = now_s
-                    store_refusals.announce(missing, keys, timeout_s=timeout_s)
+                try:
+                    left_s = wait.left_s(found)
+                except WaitTimeout:
+                    if not watch.is_connected:
+                        # Raises StoreUnavailable: the store is away, no key missing
+                        self.client.read([])
+                    raise
                 for event in watch.poll(min(left_s, LOOK_EVERY_S)):
                     if event.key not in wanted:
                         continue  # below an awaited key
@@ -192,19 +186,29 @@ class EtcdStore:
         self, *prefixes: str, from_revision: int | None = None, judges_leases: bool = True
     ) -> EtcdWatch:
         prefixes = check_prefixes(prefixes)
-        self._check_open()
         watch = EtcdWatch(self.client, prefixes, from_revision)
         self._watches.add(watch)
         return watch
 
     def grant(self, ttl_s: float) -> EtcdLease:
         store_refusals.check_ttl(ttl_s)
-        self._check_open()
-        return etcd_lease.grant(self.client, ttl_s)
+        client, number = self.client, secrets.randbits(62) + 1
+        try:
+            return EtcdLease(client, number, client.grant(number, math.ceil(ttl_s)).TTL)
+        except LeaseExists:  # granted by an earlier attempt whose reply was lost
+            reply = client.time_to_live(number)
+            if reply.TTL <= 0:
+                raise StoreUnavailable(
+                    "a lease ended before its grant was answered",
+                    where=self.where,
+                    fix="etcd answers too slowly for leases this short",
+                ) from None
+            return EtcdLease(client, number, reply.grantedTTL)
 
     def renewed_ago_s(self, lease_id: str) -> float | None:
-        self._check_open()
-        return etcd_lease.renewed_ago_s(self.client, lease_id)
+        """In whole seconds of the server's clock; None also if the lease has ended."""
+        reply = self.client.time_to_live(etcd_keys.lease_number(lease_id))
+        return None if reply.TTL < 0 else float(max(0, reply.grantedTTL - reply.TTL))
 
     def transaction(
         self, compares: Sequence[Compare], *, puts: Sequence[Put] = (), deletes: Sequence[str] = ()
@@ -218,12 +222,7 @@ class EtcdStore:
         )
         return outcome.happened
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise store_refusals.closed(where=self.where)
-
     def _run(self, *, puts: Sequence[Put] = (), **parts: Any) -> TransactionOutcome:
-        self._check_open()
         try:
             return Transaction(self.client, puts=puts, **parts).run()
         except LeaseLost as error:
@@ -240,7 +239,6 @@ class EtcdStore:
     def _retry_until(self, call: Callable[[], T], deadline_s: float) -> T:
         """Returns the call's result; retries through an outage until the deadline."""
         while True:
-            self._check_open()
             try:
                 return call()
             except StoreUnavailable:
@@ -255,3 +253,42 @@ class EtcdStore:
             self.client.transaction(request, deadline_s=self.client.deadline_s())
         except (Unsure, StoreUnavailable):
             logger.warning("marker deletion failed trial=%s", trial)
+
+
+class EtcdLease:
+    """A Lease of an EtcdStore. It costs only its entry in etcd: thousands share one client.
+
+    Granted and expired by the server alone. No local clock ends it: a server that was unavailable
+    restarts every lease's full time, so a late renewal may still be in time. When to stop without an
+    answer is the holder's decision (lease_renewer.py). etcd's leases have whole seconds, and none is
+    shorter than about two election timeouts.
+    """
+
+    def __init__(self, client: EtcdClient, number: int, ttl_s: int) -> None:
+        self._client, self._number = client, number
+        self.id, self.ttl_s = etcd_keys.lease_text(number), float(ttl_s)
+        # Two more attempts must fit into the TTL after one that got no answer.
+        self._timeout_s = min(client.call_timeout_s, max(1.0, ttl_s / 3))
+
+    def keep_alive(self) -> None:
+        reply = self._client.keep_alive(self._number, timeout_s=self._timeout_s)
+        if reply.TTL <= 0:
+            what = f"lease {self.id} (ttl {self.ttl_s:g} s) has ended: it was not renewed in time"
+            raise store_refusals.lease_lost(what, where=self._client.where)
+
+    def revoke(self) -> None:
+        # Keys are deleted first, by a transaction, so that watchers see DELETE and not EXPIRE.
+        for _ in range(MAX_REVOKE_ROUNDS):
+            keys = self._client.time_to_live(self._number, keys=True).keys
+            if not keys:
+                break
+            self._delete(keys[:MAX_TXN_OPS])
+        try:
+            self._client.revoke(self._number)
+        except LeaseLost:
+            pass
+
+    def _delete(self, keys: Sequence[bytes]) -> None:
+        # Excludes keys that another process has just taken over.
+        ours = [etcd_keys.is_under_lease(key, self._number) for key in keys]
+        delete_keys(self._client, [etcd_keys.from_etcd(key) for key in keys], ours)

@@ -16,8 +16,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
-from typing import Any, Self
+from collections.abc import Sequence
+from typing import Any
 
 from realsys.api.errors import RealsysError, StoreDenied, StoreError, StoreUnavailable
 from realsys.name_resolve.etcd.channels import Stream, Unsure
@@ -35,7 +35,7 @@ from realsys.name_resolve.etcd.etcd_keys import (
 )
 from realsys.name_resolve.etcd.listing import entries_under, revisions_under
 from realsys.name_resolve.keyspace import MAX_HISTORY_EVENTS, difference
-from realsys.name_resolve.store import MAX_TXN_OPS, Event, EventKind
+from realsys.name_resolve.store import MAX_TXN_OPS, Event, EventKind, Watch
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ MAX_DENIALS = 3  # an expired login is denied once, a user without permission ev
 _DELETE = 1  # etcd's Event.EventType
 
 
-class EtcdWatch:
+class EtcdWatch(Watch):
     """A Watch of an EtcdStore. ``poll`` is for one thread; ``close`` is safe from another."""
 
     def __init__(
@@ -108,16 +108,6 @@ class EtcdWatch:
             stream = self._stream
         if stream is not None:
             stream.cancel()
-
-    def __iter__(self) -> Iterator[Event]:
-        while not self._closed:
-            yield from self.poll(1.0)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
 
     def _initial_state(self, from_revision: int | None) -> tuple[dict[str, int], int]:
         """Returns the revisions of the keys that exist when the watch begins, and its first

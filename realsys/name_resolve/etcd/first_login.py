@@ -12,6 +12,7 @@ from typing import Any
 from realsys.api.errors import StoreError, StoreUnavailable
 from realsys.name_resolve.etcd import protocol
 from realsys.name_resolve.etcd.access import EtcdAccess
+from realsys.name_resolve.etcd.channels import credentials_of
 
 ADMINISTRATOR = "root"  # etcd's name for the user and the role that may do everything
 OPTIONS = (
@@ -38,10 +39,7 @@ def make_administrator(
     """
     assert access.user == ADMINISTRATOR, access.user
     grpc = protocol.grpc
-    credentials = grpc.ssl_channel_credentials(
-        _bytes(access.ca_pem), _bytes(access.key_pem), _bytes(access.cert_pem)
-    )
-    with grpc.secure_channel(access.endpoints[0], credentials, OPTIONS) as channel:
+    with grpc.secure_channel(access.endpoints[0], credentials_of(access), OPTIONS) as channel:
         if not _connects(channel, time.monotonic() + timeout_s, still_there):
             raise StoreUnavailable(
                 f"etcd did not answer in {timeout_s:g} s",
@@ -81,7 +79,3 @@ def _calls(access: EtcdAccess) -> Iterator[tuple[protocol.Method, Any]]:
     yield protocol.USER_ADD, user
     yield protocol.USER_GRANT_ROLE, role
     yield protocol.AUTH_ENABLE, protocol.AuthEnableRequest()
-
-
-def _bytes(pem: str | None) -> bytes | None:
-    return None if pem is None else pem.encode()

@@ -1,7 +1,7 @@
 """Applies a write exactly once: if no reply arrives, checks whether it happened before resending
 it.
 
-For etcd_store.py and etcd_lease.py. A transaction is identified by what it wrote: the value and the
+For etcd_store.py. A transaction is identified by what it wrote: the value and the
 lease of its first put. If another process could have written the same (a deletion, or a condition
 without a lease), it also writes a random name of its own to the trial's marker (etcd_keys.py) in
 the same revision. It is searched for in the key's history, back to the newest revision before it

@@ -10,8 +10,7 @@ import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from realsys.api.dataflow import DataflowGraph, Hook, MFCDef, OffloadHook, ParamReallocHook
-from realsys.api.model import ModelName
+from realsys.api.dataflow import DataflowGraph, MFCDef, hooks_text
 from realsys.observability.pictures.graph_layout import (
     BOX,
     BOX_HEIGHT,
@@ -201,21 +200,3 @@ def _sources(graph: DataflowGraph, node: MFCDef) -> list[tuple[str, list[str]]]:
     for key in node.input_keys:
         found.setdefault(graph.producers.get(key, "data set"), []).append(key)
     return list(found.items())
-
-
-def hooks_text(call: MFCDef) -> str:
-    """Returns ``before: weights from actor@0; after: to CPU memory``."""
-    parts = []
-    for when, hooks in (("before", call.pre_hooks), ("after", call.post_hooks)):
-        if hooks:
-            parts.append(f"{when}: " + ", ".join(_hook(hook, call.model_name) for hook in hooks))
-    return "; ".join(parts)
-
-
-def _hook(hook: Hook, own: ModelName) -> str:
-    if isinstance(hook, OffloadHook):
-        return "to CPU memory"
-    assert isinstance(hook, ParamReallocHook)
-    blend = "" if hook.eta == 1 else f" (eta {hook.eta:g})"
-    words = f"weights from {hook.source}" if hook.source else f"weights to {hook.target}"
-    return words + blend

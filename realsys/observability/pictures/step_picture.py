@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from realsys.api.errors import DataError
@@ -17,20 +16,13 @@ if TYPE_CHECKING:
 Lane = tuple[str, str]  # worker, call
 
 
-def draw_step(
-    events: Sequence[Event], step: int, path: Path, *, roles: Mapping[str, str] | None = None
-) -> None:
-    """Draws a step to a .png or .svg file. ``roles`` (call → role) gives the colours.
-
-    Raises DataError when no call of that step is known.
-    """
-    step_figure(events, step, roles=roles).savefig(path, dpi=150)
-
-
 def step_png(
     events: Sequence[Event], step: int, *, roles: Mapping[str, str] | None = None
 ) -> bytes:
-    """Draws a step and returns PNG bytes."""
+    """Draws a step and returns PNG bytes. ``roles`` (call → role) gives the colours.
+
+    Raises DataError when no call of that step is known.
+    """
     out = io.BytesIO()
     step_figure(events, step, roles=roles).savefig(out, format="png", dpi=150)
     return out.getvalue()

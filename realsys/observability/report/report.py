@@ -7,16 +7,14 @@ Works while the trial runs, after it failed and when it is done; the page loads 
 from __future__ import annotations
 
 import argparse
-import os
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
 from realsys.api.errors import RealsysError
-from realsys.observability.jsonl import write_error
+from realsys.observability.jsonl import replace_file, write_errors
 from realsys.observability.report import report_details as details
 from realsys.observability.report import report_sections as parts
 from realsys.observability.report.report_evaluations import evaluations, samples
@@ -38,7 +36,9 @@ def write_report(trial_dir: Path, *, output: Path | None = None) -> Path:
     """
     trial = read_trial_report(Path(trial_dir).absolute())
     path = output or TrialFiles(trial.root).report
-    _write_whole(path, report_html(trial))
+    html = report_html(trial).encode(errors="replace")
+    with write_errors(path):
+        replace_file(path, html)
     return path
 
 
@@ -105,20 +105,6 @@ def _newest_checkpoint(trial: TrialReport) -> Path | None:
 def _footer(trial: TrialReport) -> str:
     written = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime())
     return f"<footer>Written {written} from <code>{escape(str(trial.root))}</code>.</footer>"
-
-
-def _write_whole(path: Path, text: str) -> None:
-    temporary = ""
-    try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with os.fdopen(handle, "w", encoding="utf-8", errors="replace") as file:
-            os.fchmod(file.fileno(), 0o644)
-            file.write(text)
-        os.replace(temporary, path)
-    except OSError as error:
-        if temporary:
-            Path(temporary).unlink(missing_ok=True)
-        raise write_error(error, path) from error
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -16,7 +16,7 @@ ADVICE = {
     "average": "leave ref_ema_eta out, or compute the reference in float32, which is its own average",
     "whole copy": "sample where nothing trains: on other model workers (allocation=actor_gen:d4@…), or on "
     "servers that cut the model over several GPUs (schedule=async schedule.server_backend=sglang "
-    "schedule.gpus_per_server=4, with task.eval_size=0)",
+    "scheduling.generation_server.gpu=4, with task.eval_size=0)",
     "gradients": "cut the model over more GPUs, or train adapters (lora.rank)",
     "whole gradients": "train adapters (lora.rank)",
     "optimizer": "cut the model over more GPUs, or cpu_offload=true (backend fsdp)",
@@ -70,9 +70,7 @@ def out_of_memory(
         f"{size(reserved)} and others {size(others)} of {size(total)}"
     )
     if planned is None:
-        return OutOfMemory(
-            what, where=where, fix=advice([(word, 0.0) for word in ("activations",)])
-        )
+        return OutOfMemory(what, where=where, fix=ADVICE["activations"])
     parts = largest(planned, doing)
     sum_ = sum(n for _, n in parts)
     what += f"; planned are {size(sum_)}: " + "; ".join(

@@ -5,8 +5,9 @@ Copies on a worker coexist; calls run one at a time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 from realsys.api.dataflow import MFCDef, OffloadHook, averaged_models
@@ -29,7 +30,13 @@ from realsys.planner.memory.copy_memory import (
     call_terms,
     permanent_terms,
 )
-from realsys.planner.placed import allocation_of, tiny_llama_shape
+from realsys.planner.placed import (
+    allocation_of,
+    interface_arguments,
+    own_shards,
+    tiny_llama_shape,
+)
+from realsys.planner.time.costs import Allocation
 
 DEFAULT_TOKENS = 256  # assumed for a prompt or answer without a configured limit
 
@@ -200,7 +207,7 @@ def model_shapes(
     """Returns the shape of each role's model; roles without weights or of unknown sizes are omitted."""
     found = {
         role: _shape_or_reason(shard.model, made_before)
-        for role, shard in _own_shards(config).items()
+        for role, shard in own_shards(config).items()
     }
     return {role: shape for role, shape in found.items() if isinstance(shape, ModelShape)}
 
@@ -210,7 +217,7 @@ def memory_unknown(
 ) -> dict[str, str]:
     """Returns why no memory is estimated, for each role with weights of which none is."""
     found: dict[str, str] = {}
-    for role, shard in _own_shards(config).items():
+    for role, shard in own_shards(config).items():
         shape = _shape_or_reason(shard.model, made_before)
         if isinstance(shape, str):
             found[role] = shape
@@ -249,19 +256,9 @@ def held_models(config: ExperimentConfig, shapes: Mapping[str, ModelShape]) -> d
     trained = {call.role for call in config.model_rpcs if call.is_train}
     return {
         role: _held(role, shard, shapes[role], config, trained=role in trained)
-        for role, shard in _own_shards(config).items()
+        for role, shard in own_shards(config).items()
         if role in shapes
     }
-
-
-def _own_shards(config: ExperimentConfig) -> dict[str, ModelShard]:
-    """Returns a shard of each role's copy 0."""
-    own: dict[str, ModelShard] = {}
-    for worker in config.model_worker:
-        for shard in worker.shards:
-            if shard.id.model_name.replica_id == 0:
-                own.setdefault(shard.id.model_name.role, shard)
-    return own
 
 
 def _held(
@@ -288,9 +285,7 @@ def _held(
 
 def step_sizes(config: ExperimentConfig) -> StepSizes:
     """Computes the largest step that the configuration allows."""
-    args: dict[str, Any] = {}
-    for call in config.model_rpcs:
-        args = {**call.interface_impl.args, **args}
+    args = interface_arguments(config)
     data: dict[str, Any] = {}
     # If servers sample, rollout workers have the questions.
     given = [w.datasets for w in config.model_worker[:1]]
@@ -305,3 +300,52 @@ def step_sizes(config: ExperimentConfig) -> StepSizes:
         answer_tokens=int(answer),
         updates_per_pass=int(args.get("ppo_n_minibatches", 1)),
     )
+
+
+# ---- for many plans, fast: the same, cached by role ------------------------------------------------------
+#
+# Roles on one worker are independent: permanent bytes add up, and of the calls' bytes the largest
+# counts, since calls run one at a time.
+
+
+def fullest_worker(
+    config: ExperimentConfig, allocation: Allocation, made_before: ModelShape | None = None
+) -> WorkerMemory:
+    """Returns what the worker with the most bytes holds in an allocation of the experiment's calls."""
+    models = held_models(config, model_shapes(config, made_before))
+    found = memory_of_workers(config.model_rpcs, allocation, models, step_sizes(config))
+    return max(found.values(), key=lambda memory: memory.bytes, default=WorkerMemory())
+
+
+def memory_of_plans(
+    config: ExperimentConfig, made_before: ModelShape | None = None
+) -> Callable[[Allocation], Mapping[int, float]]:
+    """Makes a function from an allocation of the experiment's calls to bytes of each worker with
+    weights.
+    """
+    models = held_models(config, model_shapes(config, made_before))
+    sizes = step_sizes(config)
+    calls = {
+        role: tuple(c for c in config.model_rpcs if c.role == role)
+        for role in dict.fromkeys(c.role for c in config.model_rpcs)
+        if role in models
+    }
+
+    @cache
+    def of_role(role: str, places: tuple[CallAllocation, ...]) -> dict[int, tuple[float, float]]:
+        """Returns worker → (permanent bytes, the largest call's bytes)."""
+        own = {c.name: p for c, p in zip(calls[role], places, strict=True)}
+        found = memory_of_workers(calls[role], own, models, sizes)
+        return {w: (m.staying_bytes, m.bytes - m.staying_bytes) for w, m in found.items()}
+
+    def of_plan(allocation: Allocation) -> dict[int, float]:
+        stays: dict[int, float] = {}
+        most: dict[int, float] = {}
+        for role, mine in calls.items():
+            places = tuple(allocation[c.name] for c in mine)
+            for worker, (stay, add) in of_role(role, places).items():
+                stays[worker] = stays.get(worker, 0.0) + stay
+                most[worker] = max(most.get(worker, 0.0), add)
+        return {worker: stay + most[worker] for worker, stay in stays.items()}
+
+    return of_plan

@@ -9,15 +9,14 @@ manage their GPUs themselves: only the weights' size is checked.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from realsys.api.errors import CheckpointError, ConfigError
 from realsys.api.experiment import ExperimentConfig
 from realsys.api.model import ModelInterfaceType, ProcessTopology
 from realsys.api.worker_configs import Evaluator, GenerationServer
 from realsys.generation.embedded_settings import EmbeddedSettings, stages_on_gpu
-from realsys.models.shape import DTYPE_BYTES, ModelShape, read_shape
+from realsys.models.shape import DTYPE_BYTES, ModelShape
 from realsys.planner.memory.copy_memory import (
     HeldModel,
     StepSizes,
@@ -27,6 +26,7 @@ from realsys.planner.memory.copy_memory import (
 )
 from realsys.planner.memory.host_memory import PROCESS_BYTES
 from realsys.planner.memory.memory_of_workers import model_shapes, step_sizes
+from realsys.planner.placed import shape_at
 
 _ONE = ProcessTopology()
 
@@ -73,7 +73,7 @@ def memory_of_server(
     if not config.generation_server:
         return None
     server = config.generation_server[0]
-    shape = _shape_of(server.model_path, made_before)
+    shape = shape_at(server.model_path, made_before)
     if shape is None:
         return None
     sizes = step_sizes(config)
@@ -111,20 +111,20 @@ def _embedded(
     }
     if settings.quantize != "none":
         terms["weights of eight bits"] = weights / model.item_bytes
-    server = ServerMemory(what="embedded", terms=terms, cache_token=token, longest=sizes.length)
-    staging = settings.staging
-    if staging == "auto" and usable is not None:
-        beside = server.tokens_beside(usable - weights)
-        staging = "gpu" if stages_on_gpu(beside, settings.max_tokens or sizes.length) else "host"
-    if staging != "host":
-        terms["new weights"] = weights
-    return ServerMemory(
-        what="embedded" if staging != "host" else "embedded, new weights in host memory",
+    server = ServerMemory(
+        what="embedded",
         terms=terms,
         cache_token=token,
         longest=sizes.length,
         host={"process": float(PROCESS_BYTES), "new weights": weights},
     )
+    staging = settings.staging
+    if staging == "auto" and usable is not None:
+        beside = server.tokens_beside(usable - weights)
+        staging = "gpu" if stages_on_gpu(beside, settings.max_tokens or sizes.length) else "host"
+    if staging == "host":
+        return replace(server, what="embedded, new weights in host memory")
+    return replace(server, terms={**terms, "new weights": weights})
 
 
 def memory_of_evaluator(
@@ -154,12 +154,3 @@ def memory_of_evaluator(
         longest=sizes.length,
         host={"process": float(PROCESS_BYTES), "loading": 2.0 * largest * DTYPE_BYTES["float32"]},
     )
-
-
-def _shape_of(path: str, made_before: ModelShape | None) -> ModelShape | None:
-    try:
-        return read_shape(path, critic=False)
-    except CheckpointError:
-        return made_before
-    except ConfigError:
-        return None

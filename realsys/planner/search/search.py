@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from realsys.api.dataflow import DataflowGraph, MFCDef
-from realsys.api.errors import ConfigError, ConfigErrors
+from realsys.api.errors import ConfigError, Problems, raise_all
 from realsys.planner.allocation import CallAllocation
 from realsys.planner.meshes import Degrees, leftmost, places
 from realsys.planner.search.branch_and_bound import EPSILON, BranchAndBound
@@ -118,7 +118,7 @@ def options_of(graph: DataflowGraph, limits: Limits) -> list[list[CallAllocation
     Raises:
         ConfigErrors: every call without an allowed place, with the rules that exclude them.
     """
-    problems: list[ConfigError] = []
+    problems = Problems()
     found = []
     for call in graph.nodes:
         degrees = limits.degrees.get(call.role) or limits.degrees.get("", Degrees())
@@ -130,17 +130,14 @@ def options_of(graph: DataflowGraph, limits: Limits) -> list[list[CallAllocation
             why = "; ".join(
                 f"{reason} ({n} of {len(every)})" for reason, n in counts.most_common(3)
             )
-            problems.append(
-                ConfigError(
-                    f"no layout of {call.name} is possible on {limits.num_workers} GPUs: "
-                    + (why or "no topology has such small degrees"),
-                    where=f"plan search, {call.name}",
-                    fix="change the batch, the model or the number of GPUs, or allow more axes",
-                )
+            problems.add(
+                f"no layout of {call.name} is possible on {limits.num_workers} GPUs: "
+                + (why or "no topology has such small degrees"),
+                where=f"plan search, {call.name}",
+                fix="change the batch, the model or the number of GPUs, or allow more axes",
             )
         found.append(allowed)
-    if problems:
-        raise problems[0] if len(problems) == 1 else ConfigErrors(problems)
+    raise_all(problems)
     return found
 
 

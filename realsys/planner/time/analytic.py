@@ -16,9 +16,10 @@ from dataclasses import dataclass, field, replace
 from realsys.api.dataflow import MFCDef
 from realsys.api.errors import ConfigError
 from realsys.api.model import ModelInterfaceType, ProcessTopology
-from realsys.models.shape import DTYPE_BYTES, ModelShape
+from realsys.models.shape import ModelShape
 from realsys.planner.allocation import CallAllocation
 from realsys.planner.gpu_models import Device, Efficiency
+from realsys.planner.placed import RoleModel, Workload
 from realsys.planner.time.costs import Allocation
 from realsys.planner.time.simulated_timeline import Overheads
 from realsys.weights.layouts.holdings import FSDP_WHOLE_BYTES
@@ -28,52 +29,6 @@ OPTIMIZER_BYTES = 28  # a weight: master, two moments and gradient are read, thr
 OPTIMIZER_STATE_BYTES = 12
 GRADIENT_BYTES = 4
 KEY_BYTES = 8  # a token of a key that another call made
-
-
-@dataclass(frozen=True, kw_only=True)
-class Workload:
-    """Workload of a step.
-
-    ``updates`` are optimizer steps of a training call, ``epochs`` its passes over the batch.
-    """
-
-    sequences: int
-    prompt_tokens: float
-    answer_tokens: float
-    updates: int = 1
-    epochs: int = 1
-
-    @property
-    def length(self) -> float:
-        """Tokens of a sequence."""
-        return self.prompt_tokens + self.answer_tokens
-
-    @property
-    def tokens(self) -> float:
-        """Tokens of a step."""
-        return self.sequences * self.length
-
-
-@dataclass(frozen=True, kw_only=True)
-class RoleModel:
-    """A role's model as the formulas need it. ``shape`` None: a rule without weights."""
-
-    shape: ModelShape | None
-    dtype: str = "bfloat16"
-    backend: str = "fsdp"
-    recompute: bool = False
-    adapters: bool = False
-    max_tokens_per_mb: int | None = None
-
-    @property
-    def item_bytes(self) -> int:
-        """Bytes of a weight."""
-        return DTYPE_BYTES[self.dtype]
-
-    @property
-    def weight_bytes(self) -> float:
-        """Bytes of all weights."""
-        return float(self.shape.num_params * self.item_bytes) if self.shape else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -277,9 +232,8 @@ def forward_flops(shape: ModelShape, *, tokens: float, length: float) -> float:
 
 def decode_flops(shape: ModelShape, *, sequences: float, length: float) -> float:
     """Operations of decoding one more token for each of ``sequences`` sequences of ``length`` tokens."""
-    layer, head = matmul_weights(shape)
-    products = 2.0 * sequences * (shape.num_layers * layer + head)
-    return products + 4.0 * sequences * length * shape.q_size * shape.num_layers
+    # The new token looks at all others, those of a forward pass at half of them on average.
+    return forward_flops(shape, tokens=sequences, length=2 * length)
 
 
 def cache_bytes_per_token(shape: ModelShape, *, item_bytes: int) -> int:

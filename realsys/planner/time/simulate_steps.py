@@ -99,10 +99,8 @@ def _begin(state: _Simulation, step: int, at: _Moment, ahead: Collection[str]) -
     sources = [i for i, w in enumerate(state.works) if not state.parents[w.call]]
     state.loaded[step] = at
     if state.overheads.load_s:
-        load = MovementWork(
-            name="load", workers=state.works[sources[0]].workers, seconds=state.overheads.load_s
-        )
-        state.loaded[step] = _move(state, load, step, *at, kind="load")
+        load_s, workers = state.overheads.load_s, state.works[sources[0]].workers
+        state.loaded[step] = _occupy(state, step, "load", "load", workers, load_s, at)
     for index in sources:
         if state.works[index].call in ahead:
             _issue(state, state.works[index], step, state.loaded[step])
@@ -147,7 +145,9 @@ def _issue(state: _Simulation, work: CallWork, step: int, at: _Moment) -> None:
     moment = (at[0] + half, at[1])
     for movement in work.before:
         moment = _copy(state, movement, step, moment)
-    moment = _compute(state, work, step, *moment)
+    moment = _occupy(
+        state, step, work.call, "call", work.workers, work.own_s, moment, together=work.together
+    )
     if work.trains:
         state.trained[work.trains] = state.trained.get(work.trains, 0) + 1
     for movement in work.after:
@@ -162,72 +162,35 @@ def _copy(state: _Simulation, movement: MovementWork, step: int, at: _Moment) ->
         if state.copied.get(movement.name) == version:
             return at
         state.copied[movement.name] = version
-    return _move(state, movement, step, *at)
+    return _occupy(state, step, movement.name, "realloc", movement.workers, movement.seconds, at)
 
 
-def _compute(state: _Simulation, work: CallWork, step: int, issued: float, cause: int) -> _Moment:
-    starts = {w: max(issued, state.free[w]) for w in work.workers}
-    together = max(starts.values())
-    latest = max(work.workers, key=lambda w: starts[w])
-    latest_cause = state.last[latest] if starts[latest] > issued else cause
-    first = len(state.spans)
-    for worker, start in starts.items():
-        own_cause = state.last[worker] if start > issued else cause
-        begin = together if work.together else start
-        state.spans.append(
-            SimulatedSpan(
-                step,
-                work.call,
-                "call",
-                worker,
-                issued,
-                start,
-                begin,
-                begin + work.own_s,
-                latest_cause if work.together else own_cause,
-            )
-        )
-    return _occupy(state, first)
-
-
-def _move(
+def _occupy(
     state: _Simulation,
-    movement: MovementWork,
     step: int,
-    issued: float,
-    cause: int,
+    name: str,
+    kind: SpanKind,
+    workers: Sequence[int],
+    seconds: float,
+    at: _Moment,
     *,
-    kind: SpanKind = "realloc",
+    together: bool = True,
 ) -> _Moment:
-    begin = issued
-    for worker in movement.workers:
-        if state.free[worker] > begin:
-            begin, cause = state.free[worker], state.last[worker]
-    first = len(state.spans)
-    for worker in movement.workers:
-        start = max(issued, state.free[worker])
-        state.spans.append(
-            SimulatedSpan(
-                step,
-                movement.name,
-                kind,
-                worker,
-                issued,
-                start,
-                begin,
-                begin + movement.seconds,
-                cause,
-            )
-        )
-    return _occupy(state, first)
-
-
-def _occupy(state: _Simulation, first: int) -> _Moment:
-    """Assigns the spans from ``first`` on to their workers; returns (end of the last, its index)."""
-    done, index = -1.0, first
-    for i in range(first, len(state.spans)):
-        span = state.spans[i]
+    """Occupies each worker once it is free, or all once the last is; returns the last span's end."""
+    issued, cause = at
+    starts = {w: max(issued, state.free[w]) for w in workers}
+    latest = max(workers, key=lambda w: starts[w])
+    spans = []
+    for worker, start in starts.items():
+        awaited = latest if together else worker
+        begin = starts[awaited]
+        why = state.last[awaited] if begin > issued else cause
+        end = begin + seconds
+        spans.append(SimulatedSpan(step, name, kind, worker, issued, start, begin, end, why))
+    done, index = -1.0, len(state.spans)
+    for i, span in enumerate(spans, len(state.spans)):
         state.free[span.worker], state.last[span.worker] = span.end, i
         if span.end > done:
             done, index = span.end, i
+    state.spans += spans
     return done, index

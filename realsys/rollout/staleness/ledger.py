@@ -20,7 +20,6 @@ Used by the master's event loop only. It uses no clock, tensors or sockets.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,7 +27,6 @@ from typing import Any
 from realsys.api.errors import ConfigError, InternalError, did_you_mean
 from realsys.rollout.staleness import deadline_steps
 from realsys.rollout.staleness.tickets import (
-    BatchStaleness,
     PromptGrant,
     StalenessPolicy,
     TicketVerdict,
@@ -82,7 +80,6 @@ class StalenessLedger:
         self._ready: dict[int, _Ready] = {}  # in order of arrival
         self._taken: dict[int, _Ready] = {}
         self._filtered = self._num_dropped = self._num_returned = 0
-        self._last_batch: BatchStaleness | None = None
 
     # ---- state ------------------------------------------------------------------------------------
 
@@ -100,11 +97,6 @@ class StalenessLedger:
     def over(self) -> bool:
         """True when all steps are trained."""
         return self._version >= self.total_steps
-
-    @property
-    def last_batch(self) -> BatchStaleness | None:
-        """Staleness of the last trained step; None before the first, and after a restart."""
-        return self._last_batch
 
     def counts(self) -> dict[str, int]:
         """Numbers of prompts now (in_flight, ready, waiting) and since the run began, for metrics.
@@ -360,13 +352,6 @@ class StalenessLedger:
                 f"max_staleness is {self.max_staleness}",
                 where="StalenessLedger.trained",
             )
-        self._last_batch = BatchStaleness(
-            step=self._version + 1,
-            min=min(behind.values()),
-            mean=sum(behind.values()) / len(behind),
-            max=max(behind.values()),
-            by_version=dict(sorted(Counter(s.oldest for s in self._taken.values()).items())),
-        )
         self._taken = {}
         self._version += 1
 
@@ -406,7 +391,7 @@ class StalenessLedger:
         self._returned = dict(state["again"])
         self._ready = {number: _Ready(*rest) for number, *rest in state["ready"]}
         self._open = sorted([*self._returned, *self._ready])
-        self._in_flight, self._taken, self._last_batch = {}, {}, None
+        self._in_flight, self._taken = {}, {}
         self._filtered = state["filtered"]
         self._num_dropped, self._num_returned = state["dropped"], state["returned"]
 

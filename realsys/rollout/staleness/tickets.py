@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -31,16 +30,3 @@ class TicketVerdict:
 
     kept: bool
     why: str = ""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BatchStaleness:
-    """Staleness of the samples of one step, and the number of samples by the version of their
-    oldest token.
-    """
-
-    step: int
-    min: int
-    mean: float
-    max: int
-    by_version: Mapping[int, int]

@@ -14,12 +14,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from realsys.api.errors import ConfigError, ConfigErrors, did_you_mean
+from realsys.api.errors import ConfigError, Problems, did_you_mean, raise_all
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
-MAX_TRAINERS = (
-    12  # beyond this only the whole set and single trainers are checked, not every subset
-)
+# Beyond this only the whole set and single trainers are checked, not every subset.
+MAX_TRAINERS = 12
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,20 +77,16 @@ def parse_graph(
         ConfigErrors: all problems: no makers or trainers, invalid or duplicate names, edges to unknown
             names, makers without receivers or without weights, trainers without experience.
     """
-    problems: list[ConfigError] = []
+    problems = Problems()
     for kind, named in (("makers", makers), ("trainers", trainers)):
         if not named:
-            problems.append(
-                ConfigError(f"no {kind}", where=f"{path}{kind}", fix="name at least one")
-            )
+            problems.add(f"no {kind}", where=f"{path}{kind}", fix="name at least one")
         problems += _name_problems(named, f"{path}{kind}")
     for name in sorted(set(makers) & set(trainers)):
-        problems.append(
-            ConfigError(
-                f"{name!r} is a maker and a trainer",
-                where=f"{path}makers and {path}trainers",
-                fix="give each a name of its own",
-            )
+        problems.add(
+            f"{name!r} is a maker and a trainer",
+            where=f"{path}makers and {path}trainers",
+            fix="give each a name of its own",
         )
     graph = TransmissionGraph(
         experience={
@@ -105,8 +100,7 @@ def parse_graph(
     )
     if not problems:
         problems += _dead_ends(graph, path)
-    if problems:
-        raise problems[0] if len(problems) == 1 else ConfigErrors(problems)
+    raise_all(problems)
     return graph
 
 
@@ -126,25 +120,21 @@ def _targets(
     known: Mapping[str, str],
     kind: str,
     where: str,
-    problems: list[ConfigError],
+    problems: Problems,
 ) -> Iterator[str]:
     seen = set()
     for name in (part.strip() for part in text.split(",")):
         if not name:
             continue
         if name not in known:
-            problems.append(
-                ConfigError(
-                    f"{sender} sends to {name!r}, which is no {kind}",
-                    where=f"{where}.{sender}",
-                    fix=did_you_mean(name, list(known)),
-                )
+            problems.add(
+                f"{sender} sends to {name!r}, which is no {kind}",
+                where=f"{where}.{sender}",
+                fix=did_you_mean(name, list(known)),
             )
         elif name in seen:
-            problems.append(
-                ConfigError(
-                    f"{sender} sends to {name} twice", where=f"{where}.{sender}", fix="name it once"
-                )
+            problems.add(
+                f"{sender} sends to {name} twice", where=f"{where}.{sender}", fix="name it once"
             )
         else:
             seen.add(name)

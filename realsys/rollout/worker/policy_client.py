@@ -32,9 +32,8 @@ from realsys.transport.rollout_messages import AskServer, DoneWith, Ticket, UseS
 logger = logging.getLogger(__name__)
 
 ASK_S = 5.0  # time for which the manager holds a request
-GRACE_S = (
-    3.0  # extra time without reply after which it is looked up again: it may have been restarted
-)
+# Extra time without reply after which it is looked up again: it may have been restarted.
+GRACE_S = 3.0
 DONE_S = 2.0
 CALL_BACK_S = 5.0  # time limit for a server's tokens after it was asked to stop
 MAX_REFUSALS = 10  # in a row for one answer; the pauses between them add up to about 11 s

@@ -59,6 +59,7 @@ class RolloutLimits:
         return ""
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class RolloutLoop:
     """Work of one rollout worker. ``run`` is called once.
 
@@ -66,18 +67,14 @@ class RolloutLoop:
         connect: tensor servers' endpoints → function that sends a sample to a model worker by index.
     """
 
-    def __init__(
-        self,
-        *,
-        name: str,
-        master: Peer,
-        groups: GroupRunner,
-        connect: Callable[[tuple[str, ...]], Put],
-        log: RolloutLog,
-        limits: RolloutLimits,
-    ) -> None:
-        self.name, self._master, self._groups = name, master, groups
-        self._connect, self._log, self._limits = connect, log, limits
+    name: str
+    master: Peer
+    groups: GroupRunner
+    connect: Callable[[tuple[str, ...]], Put]
+    log: RolloutLog
+    limits: RolloutLimits
+
+    def __post_init__(self) -> None:
         self._running: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
@@ -87,7 +84,7 @@ class RolloutLoop:
             WaitTimeout: the master does not answer.
         """
         places = await self._places()
-        put = self._connect(places.endpoints)
+        put = self.connect(places.endpoints)
         async with first_error(), asyncio.TaskGroup() as tasks:
             while True:
                 room = await self._room()
@@ -106,8 +103,8 @@ class RolloutLoop:
 
     async def _places(self) -> Places:
         """Requests the destinations of results from the master, which replies when everything is set up."""
-        ask = AskPlaces(worker=self.name, dataset_size=len(self._groups.dataset))
-        call = self._master.call(ask, what="the first question", timeout_s=SETUP_S)
+        ask = AskPlaces(worker=self.name, dataset_size=len(self.groups.dataset))
+        call = self.master.call(ask, what="the first question", timeout_s=SETUP_S)
         async with first_error(), asyncio.TaskGroup() as tasks:
             asking = tasks.create_task(call, name="first question")
             while not asking.done():
@@ -117,14 +114,14 @@ class RolloutLoop:
         if not places.holders:
             raise ClusterError(
                 "no model worker accepts trajectories",
-                where=self._master.name,
+                where=self.master.name,
                 fix="report this as a bug",
             )
         return places
 
     async def _room(self) -> int:
         """Returns how many more tickets may be started; waits for one to end if there are enough."""
-        limit = self._limits.max_concurrent_rollouts
+        limit = self.limits.max_concurrent_rollouts
         while len(self._running) >= limit:
             tick()
             await asyncio.wait(self._running, timeout=POLL_S, return_when=asyncio.FIRST_COMPLETED)
@@ -134,7 +131,7 @@ class RolloutLoop:
         tick()
         clock = asyncio.get_running_loop().time
         began_s = clock()
-        work: Work = await self._master.call(
+        work: Work = await self.master.call(
             TakeWork(worker=self.name, room=room, wait_s=POLL_S),
             what="a question for work",
             timeout_s=MASTER_S,
@@ -150,14 +147,13 @@ class RolloutLoop:
         began_s = clock()
         group: EpisodeGroup | None = None
         try:
-            group = await self._groups.run(ticket)
-            if why := self._limits.why_filtered(group.rewards):
+            group = await self.groups.run(ticket)
+            if why := self.limits.why_filtered(group.rewards):
                 outcome = TicketOutcome.FILTERED
             else:
                 await put(holder, group.sample)
-        except (
-            Exception
-        ) as error:  # an error of agent, environment or server: the prompt is tried again
+        # An error of agent, environment or server: the prompt is tried again.
+        except Exception as error:
             outcome, why = TicketOutcome.FAILED, _first_line(error)
             # Errors of realsys already carry place and reason
             with_trace = not isinstance(error, RealsysError)
@@ -171,7 +167,7 @@ class RolloutLoop:
                 outcome, why = await self._deliver(ticket, holder, group, clock() - began_s)
         if outcome in (TicketOutcome.FILTERED, TicketOutcome.FAILED, TicketOutcome.UNSCORED):
             await self._give_up(ticket, outcome, why, group, clock() - began_s)
-        self._log.note(ticket, outcome, why=why, group=group, seconds=clock() - began_s)
+        self.log.note(ticket, outcome, why=why, group=group, seconds=clock() - began_s)
         tick()
 
     async def _deliver(
@@ -187,7 +183,7 @@ class RolloutLoop:
             newest=group.newest,
             stats=stats_of(group, seconds=seconds),
         )
-        verdict: Verdict = await self._master.call(
+        verdict: Verdict = await self.master.call(
             deliver, what=f"the delivery of {ticket.id}", timeout_s=MASTER_S
         )
         if not verdict.kept:
@@ -211,7 +207,7 @@ class RolloutLoop:
             unscored=outcome is TicketOutcome.UNSCORED,
             stats=stats_of(group, seconds=seconds) if group is not None else {},
         )
-        await self._master.call(give_up, what=f"giving up {ticket.id}", timeout_s=MASTER_S)
+        await self.master.call(give_up, what=f"giving up {ticket.id}", timeout_s=MASTER_S)
 
 
 def stats_of(group: EpisodeGroup, *, seconds: float) -> dict[str, float]:

@@ -381,13 +381,11 @@ class _Found:
         if not tried:
             return Check("flock", None, "not checked: no other node answered", "see nodes")
         for node, outcome in sorted(tried.items()):
-            if outcome == "held":
-                continue
-            if not outcome or outcome == "None":
-                return Check(
-                    "flock", False, f"{node} got a lock that {holder} held at that time", fix
-                )
-            return Check("flock", False, f"{node} can't lock a file there: {outcome}", fix)
+            if outcome != "held":
+                what = f"can't lock a file there: {outcome}"
+                if outcome in ("", "None"):
+                    what = f"got a lock that {holder} held at that time"
+                return Check("flock", False, f"{node} {what}", fix)
         return Check("flock", True, f"a lock held on {holder} is seen by {len(tried)} other nodes")
 
     def skew(self) -> Check:
@@ -460,8 +458,7 @@ class _Found:
         links = self._bad_links(rates, failed, against, best)
         if links and not against:
             return Check(name, False, "; ".join(links), fix)
-        checked = _check(name, f"{_span(rates.values(), _gigabytes)}; {self._how()}", against, fix)
-        return checked
+        return _check(name, f"{_span(rates.values(), _gigabytes)}; {self._how()}", against, fix)
 
     def _bad_links(
         self,
@@ -482,12 +479,9 @@ class _Found:
         name = "all-reduce of all"
         nodes = able(self.wanted.nodes, self.of_look())
         if len(nodes) < 3:
-            why = (
-                "two nodes are a pair"
-                if len(nodes) == 2
-                else "not checked: too few nodes were able"
-            )
-            return Check(name, True if len(nodes) == 2 else None, why, "see the lines above")
+            ok = True if len(nodes) == 2 else None
+            why = "two nodes are a pair" if ok else "not checked: too few nodes were able"
+            return Check(name, ok, why, "see the lines above")
         found = [r for r in self.of("reduce", step="reduce") if len(r["nodes"]) > 2]
         if found:
             what = f"{_gigabytes(self._bus(found[0]))} over {len(nodes)} nodes; {self._how()}"

@@ -21,12 +21,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
-from realsys.api.errors import KeyNotFound, StoreError, TrialError, TrialIsLive
+from realsys.api.errors import StoreError, TrialError, TrialIsLive
 from realsys.name_resolve.fence import AttemptFence
 from realsys.name_resolve.key_table import TrialKeys
 from realsys.name_resolve.lease_validity import MANY_TTL_S
 from realsys.name_resolve.retry import retry_while_unavailable
-from realsys.name_resolve.store import Compare, Entry, NameResolve, Put
+from realsys.name_resolve.store import Compare, Entry, NameResolve, Put, find
 from realsys.transport.curve_keys import TrialKeypairs
 from realsys.trial.records import (
     AttemptFiles,
@@ -158,9 +158,8 @@ def _before(files: TrialFiles, store: NameResolve, keys: TrialKeys) -> _Before:
     old = files.all_attempts()
     number = old[-1].number + 1 if old else 1
     newest = read_record(AttemptRecord, old[-1].record) if old else None
-    try:
-        entry = store.get(keys.attempt)
-    except KeyNotFound:  # the store may be younger than the trial
+    entry = find(store, keys.attempt)
+    if entry is None:  # the store may be younger than the trial
         return _Before(attempt=newest, next_number=number, compare=Compare.absent(keys.attempt))
     compare, recorded = Compare.at_revision(keys.attempt, entry.revision), _understood(entry)
     if recorded is None or (newest is not None and recorded.number < newest.number):

@@ -10,10 +10,10 @@ import logging
 import time
 from dataclasses import dataclass, field
 
-from realsys.api.errors import KeyNotFound, StaleAttempt, StoreError, TrialError
+from realsys.api.errors import StaleAttempt, StoreError, TrialError
 from realsys.name_resolve.fence import AttemptFence
 from realsys.name_resolve.key_table import TrialKeys
-from realsys.name_resolve.store import EventKind, NameResolve, Put, Watch
+from realsys.name_resolve.store import EventKind, NameResolve, Put, Watch, find
 from realsys.supervisor.health.store_poller import StorePoller
 from realsys.trial.records import AttemptRecord, StopRequest, dumps, loads
 
@@ -99,10 +99,8 @@ class StopWatch:
         """Returns the key's value through a watch, which costs the store nothing while nothing changes."""
         if self._watch is None:
             revision = self.store.revision()
-            try:
-                self._newest = self.store.get(self.keys.stop).value
-            except KeyNotFound:
-                self._newest = None
+            found = find(self.store, self.keys.stop)
+            self._newest = found.value if found is not None else None
             self._watch = self.store.watch(self.keys.stop, from_revision=revision + 1)
         try:
             for event in self._watch.poll(0.0):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from realsys.runtime import worker_exit_codes
@@ -47,16 +47,11 @@ class FailureReporter:
 
     def of_task(self, task: StepTask, known: WorkerRecord | None) -> Failure:
         """Reports a worker that has ended, or whose lease has."""
-        words = read_record(Failure, self.files.failure_record(task.worker))
-        return self._failure(
-            task,
-            known,
-            why=words.why if words is not None else self._why(task),
-            at=words.at if words is not None else (task.ended_at or time.time()),
-            kind=words.kind if words is not None else "",
-            fix=words.fix if words is not None else what_to_do(task.hint) or self._memory_fix(task),
-            resume_with=words.resume_with if words is not None else "",
-        )
+        failure = read_record(Failure, self.files.failure_record(task.worker))
+        if failure is None:
+            fix = what_to_do(task.hint) or self._memory_fix(task)
+            failure = _unfinished(self._why(task), at=task.ended_at or time.time(), fix=fix)
+        return self._completed(failure, task, known)
 
     def _why(self, task: StepTask) -> str:
         why = _why(task)
@@ -72,51 +67,26 @@ class FailureReporter:
 
     def of_stall(self, task: StepTask, known: WorkerRecord | None, status: WorkerStatus) -> Failure:
         """Reports a worker that is alive but makes no progress."""
-        if not status.stalled_s:
-            return self._failure(
-                task,
-                known,
-                why="does not answer: other workers wait for it without progress",
-                at=time.time(),
-                kind=STALLED,
-                fix=f"stacks of all workers: {self.files.stacks}",
-            )
-        doing = f" in {status.mfc}" if status.mfc else ""
-        where = f", {status.stalled_where}" if status.stalled_where else ""
-        return self._failure(
-            task,
-            known,
-            why=f"stalled: no progress for {status.stalled_s:.0f} s{doing} "
-            f"of step {status.step}{where}",
-            at=time.time() - status.stalled_s,
-            kind=STALLED,
-            fix=f"stacks of all workers: {self.files.stacks}; a step may really take this long: raise "
-            "REALSYS_STALL_FLOOR_S",
-        )
+        fix = f"stacks of all workers: {self.files.stacks}"
+        why = "does not answer: other workers wait for it without progress"
+        if status.stalled_s:
+            doing = f" in {status.mfc}" if status.mfc else ""
+            where = f", {status.stalled_where}" if status.stalled_where else ""
+            why = f"stalled: no progress for {status.stalled_s:.0f} s{doing} of step {status.step}{where}"
+            fix += "; a step may really take this long: raise REALSYS_STALL_FLOOR_S"
+        failure = _unfinished(why, at=time.time() - status.stalled_s, kind=STALLED, fix=fix)
+        return self._completed(failure, task, known)
 
-    def _failure(
-        self,
-        task: StepTask,
-        known: WorkerRecord | None,
-        *,
-        why: str,
-        at: float,
-        kind: str,
-        fix: str,
-        resume_with: str = "",
-    ) -> Failure:
+    def _completed(self, failure: Failure, task: StepTask, known: WorkerRecord | None) -> Failure:
+        """Adds who it was, where, and the end of its log."""
         log = self._log_of(task.worker)
-        return Failure(
+        return replace(
+            failure,
             worker=task.worker,
             host=task.host or (known.host if known else "") or self.attempt.host,
             pid=task.pid or (known.pid if known else 0),
-            why=why,
-            at=at,
-            kind=kind,
-            fix=fix,
             log=str(log or ""),
             log_tail=log_tail(log) if log else (),
-            resume_with=resume_with,
         )
 
     def _log_of(self, worker: str) -> Path | None:
@@ -126,6 +96,10 @@ class FailureReporter:
         of_srun += sorted(self.files.logs.glob(f"srun-{kind}-{index}-*.log"), reverse=True)
         found = (log for log in (self.files.log(worker), *of_srun) if log.exists())
         return next(found, None)
+
+
+def _unfinished(why: str, *, at: float, fix: str, kind: str = "") -> Failure:
+    return Failure(worker="", host="", pid=0, why=why, at=at, kind=kind, fix=fix)
 
 
 def suspects(statuses: Mapping[str, WorkerStatus]) -> Sequence[str]:

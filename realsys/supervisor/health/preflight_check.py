@@ -19,8 +19,12 @@ from realsys.slurm.hostlist import compress
 from realsys.slurm.preflight.drive import examine, place_of
 from realsys.slurm.preflight.node_verdicts import Check, judge, to_leave_out
 from realsys.slurm.preflight.rounds import Wanted, program
-from realsys.slurm.step_command import het_group, step_environment
-from realsys.supervisor.steps.slurm_steps import component_nodes
+from realsys.slurm.step_command import het_group
+from realsys.supervisor.steps.slurm_steps import (
+    component_nodes,
+    known_environment,
+    srun_environment,
+)
 from realsys.supervisor.steps.step_numbers import note_steps, skip_former_numbers
 from realsys.trial.records import (
     AttemptFiles,
@@ -31,7 +35,7 @@ from realsys.trial.records import (
     read_record,
     write_record,
 )
-from realsys.worker.environment import read_exports, worker_environment
+from realsys.worker.environment import read_exports
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +66,7 @@ def preflight(
     if plan.job is None or plan.job.preflight == "off":
         return []
     began = time.time()
-    skip_former_numbers(attempt_files, _known(plan))
+    skip_former_numbers(attempt_files, known_environment(plan))
     checks: list[Check] = []
     nodes: list[str] = []
     for index, held in enumerate(component_nodes(plan.job, dict(os.environ))):
@@ -106,35 +110,24 @@ def failures(
         former: nodes that earlier attempts found faulty. One that appears again was not left out, so the
             job is not requeued because of it: it would be requeued for ever.
     """
-    now = time.time()
-    hosts = compress(sorted(ill))
-    again = set(ill) & set(former)
+    how = "found again by" if set(ill) & set(former) else "failed"
+    leave_out = f"realsys resume {trial} --exclude {compress(sorted(ill))}"
+    anyway = f"realsys resume {trial} --preflight warn"
     found = [
-        Failure(
-            worker="preflight",
-            host=node,
-            pid=0,
-            why=f"{why} ({'found again by' if again else 'failed'} the preflight)",
-            at=now,
-            kind="Preflight",
-            fix=f"realsys resume {trial} --exclude {hosts}",
-        )
-        for node, why in sorted(ill.items())
-    ]
-    if found:
-        return found
-    return [
-        Failure(
-            worker="preflight",
-            host=host,
-            pid=0,
-            why=f"{check.name}: {check.what} (the preflight)",
-            at=now,
-            kind="Preflight",
-            fix=f"{check.fix}; to run all the same: realsys resume {trial} --preflight warn",
+        (node, f"{why} ({how} the preflight)", leave_out) for node, why in sorted(ill.items())
+    ] or [
+        (
+            host,
+            f"{check.name}: {check.what} (the preflight)",
+            f"{check.fix}; to run all the same: {anyway}",
         )
         for check in checks
         if check.ok is False
+    ]
+    worker, now = "preflight", time.time()
+    return [
+        Failure(worker=worker, host=where, pid=0, why=why, at=now, kind="Preflight", fix=fix)
+        for where, why, fix in found
     ]
 
 
@@ -172,23 +165,15 @@ def _checks(
         in_shell=False,  # the batch script has done that
         options=het_group(plan.job, step),
     )
-    known = _known(plan)
-    environ = {**step_environment(known), **worker_environment(plan, known, step.worker_type)}
     text = program()
 
     def note(argv: list[str]) -> None:
-        short = [
-            "(realsys/slurm/preflight/node_program.py)" if word == text else word for word in argv
-        ]
+        name = "(realsys/slurm/preflight/node_program.py)"
+        short = [name if word == text else word for word in argv]
         note_steps(attempt_files, [{"phase": "", "step": "preflight", "argv": short}])
 
-    seen = examine(wanted, place, environ, goes_on=goes_on, note=note)
+    seen = examine(wanted, place, srun_environment(plan, step), goes_on=goes_on, note=note)
     return judge(wanted, seen)
-
-
-def _known(plan: LaunchPlan) -> dict[str, str]:
-    """Returns our environment without secrets."""
-    return {n: value for n, value in os.environ.items() if n not in plan.cluster.secrets}
 
 
 def _formerly_ill(files: TrialFiles, attempt: AttemptRecord) -> set[str]:

@@ -25,8 +25,8 @@ from typing import Self
 
 from realsys.api.errors import ClusterError, StoreError
 from realsys.name_resolve.etcd.access import EtcdAccess
+from realsys.runtime.parent_death import tied
 from realsys.supervisor.job_etcd import etcd_setup as setup
-from realsys.supervisor.job_etcd.tied_program import tied
 
 logger = logging.getLogger(__name__)
 

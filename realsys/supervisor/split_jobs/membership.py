@@ -11,16 +11,18 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
-from realsys.api.errors import KeyNotFound, StaleAttempt, StoreError
+from realsys.api.errors import StaleAttempt, StoreError
 from realsys.name_resolve.fence import AttemptFence
 from realsys.name_resolve.lease_renewer import LeaseRenewer
 from realsys.name_resolve.lease_validity import TTL_S, LeaseStatus
-from realsys.name_resolve.store import Lease, NameResolve, Put
+from realsys.name_resolve.store import Lease, NameResolve, Put, find
 from realsys.supervisor.split_jobs.components import ComponentRecord
 from realsys.trial.records import dumps, loads
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 @dataclass
@@ -88,9 +90,7 @@ class Membership:
         self._renewer = None
 
 
-def read_component(store: NameResolve, key: str) -> ComponentRecord | None:
-    """Reads the record at ``key``; None if there is none. Raises StoreError."""
-    try:
-        return loads(ComponentRecord, store.get(key).value, where=key)
-    except KeyNotFound:
-        return None
+def read_key(kind: type[T], store: NameResolve, key: str) -> T | None:
+    """Reads the record at ``key``; None if there is none. Raises StoreError, TrialError."""
+    entry = find(store, key)
+    return None if entry is None else loads(kind, entry.value, where=key)

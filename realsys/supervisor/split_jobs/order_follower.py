@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 
 from realsys.api.errors import (
     ClusterError,
-    KeyNotFound,
     RealsysError,
     StaleAttempt,
     StoreError,
@@ -37,10 +36,10 @@ from realsys.supervisor.split_jobs.components import (
     is_joinable,
     report_of,
 )
-from realsys.supervisor.split_jobs.membership import Membership, read_component
+from realsys.supervisor.split_jobs.membership import Membership, read_key
 from realsys.supervisor.steps.steps import Steps, StepTask
 from realsys.supervisor.supervisor import END_GRACE_S
-from realsys.trial.records import AttemptRecord, TrialFiles, dumps, fresh, loads
+from realsys.trial.records import AttemptRecord, TrialFiles, dumps, fresh
 
 logger = logging.getLogger(__name__)
 
@@ -101,8 +100,8 @@ class OrderFollower:
                 time.sleep(self.poll_s)
 
     def _try_to_join(self) -> None:
-        attempt = self._attempt()
-        supervisor = read_component(self.store, self.keys.component(0))
+        attempt = read_key(AttemptRecord, self.store, self.keys.attempt)
+        supervisor = read_key(ComponentRecord, self.store, self.keys.component(0))
         if attempt is None or not is_joinable(attempt, supervisor, number=self.number):
             return
         record = ComponentRecord(
@@ -135,20 +134,13 @@ class OrderFollower:
             fix=f"see realsys status {self.plan.trial}",
         )
 
-    def _attempt(self) -> AttemptRecord | None:
-        try:
-            entry = self.store.get(self.keys.attempt)
-        except KeyNotFound:
-            return None
-        return loads(AttemptRecord, entry.value, where=self.keys.attempt)
-
     def _is_over(self) -> bool:
         """Returns whether the attempt has its exit marker, or is not the newest."""
         fresh(self.files.attempt(self.number).root)
         if self.files.attempt(self.number).exit.exists():
             return True
         try:
-            attempt = self._attempt()
+            attempt = read_key(AttemptRecord, self.store, self.keys.attempt)
         except StoreError:
             return False
         if attempt is None or attempt.number <= self.number:
@@ -175,7 +167,8 @@ class OrderFollower:
         try:
             member.hold()
             self._announce_end(member)
-            ordered = self._follow(member, self._order())
+            order = read_key(Order, self.store, self.keys.component_order)
+            ordered = self._follow(member, order)
             gone = self._is_supervisor_gone(member)
             self._silent = False
         except StoreError as error:
@@ -202,13 +195,6 @@ class OrderFollower:
                 return False
         self._report_once(member)
         return None
-
-    def _order(self) -> Order | None:
-        try:
-            entry = self.store.get(self.keys.component_order)
-        except KeyNotFound:
-            return None
-        return loads(Order, entry.value, where=entry.key)
 
     def _follow(self, member: Membership, order: Order | None) -> bool | None:
         mine = member.record
@@ -267,7 +253,7 @@ class OrderFollower:
         self._silent = True
 
     def _is_supervisor_gone(self, member: Membership) -> bool:
-        found = read_component(self.store, self.keys.component(0))
+        found = read_key(ComponentRecord, self.store, self.keys.component(0))
         there = found is not None and found.token == member.record.token
         return self._supervisor.is_gone(there, now_s=time.monotonic())
 

@@ -49,6 +49,19 @@ def component_nodes(job: JobPlan, environ: dict[str, str]) -> list[list[str]]:
     return [list(expand(environ[name])) for name in names]
 
 
+def known_environment(plan: LaunchPlan) -> dict[str, str]:
+    """Returns our environment without secrets: tasks read them from their file, so they need not be in
+    Slurm's messages."""
+    secrets = plan.cluster.secrets
+    return {name: value for name, value in os.environ.items() if name not in secrets}
+
+
+def srun_environment(plan: LaunchPlan, step: StepPlan) -> dict[str, str]:
+    """Returns the environment of the srun that starts the step."""
+    known = known_environment(plan)
+    return {**step_environment(known), **worker_environment(plan, known, step.worker_type)}
+
+
 def least_used(nodes: Sequence[str], used: Sequence[str]) -> str:
     """Returns the node that occurs least often in ``used``; of several the first (pure)."""
     return min(nodes, key=used.count)
@@ -87,7 +100,7 @@ class SlurmSteps:
         """Starts one srun for each worker type of this job."""
         if not self._has_begun:
             self._has_begun = True
-            skip_former_numbers(self.attempt_files, self._known_environment())
+            skip_former_numbers(self.attempt_files, known_environment(self.plan))
         self._replaced.clear()
         found: list[StepTask] = []
         try:
@@ -205,21 +218,10 @@ class SlurmSteps:
         ]
         return started
 
-    def _known_environment(self) -> dict[str, str]:
-        """Returns our environment without secrets: tasks read them from their file, so they need not be
-        in Slurm's messages."""
-        secrets = self.plan.cluster.secrets
-        return {name: value for name, value in os.environ.items() if name not in secrets}
-
     def _srun(
         self, argv: list[str], step: StepPlan, host_file: str, again: Again | None
     ) -> tuple[subprocess.Popen[bytes], int]:
-        known = self._known_environment()
-        environment = {
-            **step_environment(known),
-            **worker_environment(self.plan, known, step.worker_type),
-            "SLURM_HOSTFILE": host_file,
-        }
+        environment = {**srun_environment(self.plan, step), "SLURM_HOSTFILE": host_file}
         with srun_log(self.attempt_files, step, again).open("ab") as log:
             start = log.tell()  # before srun runs: it shares the file's position
             try:

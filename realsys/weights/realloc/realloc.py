@@ -6,7 +6,6 @@ directly; everything else is sent in buckets, of which one is filled while anoth
 
 from __future__ import annotations
 
-import time
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -40,16 +39,14 @@ class ReallocReport:
     bytes_sent: int
     bytes_received: int
     bytes_copied: int
-    seconds: float
 
 
-def report_of(plan: ReallocPlan, worker: int, *, seconds: float) -> ReallocReport:
+def report_of(plan: ReallocPlan, worker: int) -> ReallocReport:
     """Computes what ``worker`` has moved after completing its part of ``plan``."""
     return ReallocReport(
         bytes_sent=sum(map(plan.num_bytes, plan.sends(worker).values())),
         bytes_received=sum(map(plan.num_bytes, plan.receives(worker).values())),
         bytes_copied=plan.num_bytes(plan.copies.get(worker, ())),
-        seconds=seconds,
     )
 
 
@@ -94,22 +91,14 @@ class Reallocator:
                 where=f"weight reallocation, model_worker/{self.worker}",
                 fix="start a new attempt",
             )
-        began_s = time.perf_counter()
         try:
             with torch.no_grad():
-                _Transfer(
-                    self.worker,
-                    self._link,
-                    plan,
-                    source_views,
-                    target_views,
-                    eta,
-                    self._prepared,
-                ).run()
+                views = source_views or {}, target_views or {}
+                _Transfer(self.worker, self._link, plan, *views, eta, self._prepared).run()
         except BaseException as error:
             self._broken = str(error) or type(error).__name__
             raise
-        return report_of(plan, self.worker, seconds=time.perf_counter() - began_s)
+        return report_of(plan, self.worker)
 
 
 class _Message(NamedTuple):
@@ -132,41 +121,37 @@ class _PreparedMessages(NamedTuple):
 _PreparedByPair = dict[tuple[int, int, int, bool], _PreparedMessages]
 
 
+@dataclass(eq=False, repr=False)
 class _Transfer:
     """One run of a plan on one worker."""
 
-    def __init__(
-        self,
-        worker: int,
-        link: Link | None,
-        plan: ReallocPlan,
-        source: Views | None,
-        target: Views | None,
-        eta: float,
-        prepared: _PreparedByPair,
-    ) -> None:
-        self.worker, self._plan, self._eta = worker, plan, eta
-        self._prepared = prepared
-        self._source, self._target = source or {}, target or {}
-        self._sends, self._receives = plan.sends(worker), plan.receives(worker)
-        self._maybe_link = link
+    worker: int
+    maybe_link: Link | None
+    plan: ReallocPlan
+    source: Views
+    target: Views
+    eta: float
+    prepared: _PreparedByPair
+
+    def __post_init__(self) -> None:
+        self._sends, self._receives = self.plan.sends(self.worker), self.plan.receives(self.worker)
 
     @property
     def _link(self) -> Link:
-        if self._maybe_link is None:
+        if self.maybe_link is None:
             raise InternalError(
                 f"weights must come from or go to model_worker/"
                 f"{min([*self._sends, *self._receives])}, and there is no link",
                 where=f"weight reallocation, model_worker/{self.worker}",
             )
-        return self._maybe_link
+        return self.maybe_link
 
     def run(self) -> None:
         if self._sends or self._receives:
             self._link.connect(self._sends, self._receives)
         outgoing = {peer: self._messages(self.worker, peer) for peer in self._sends}
         incoming = {peer: self._messages(peer, self.worker) for peer in self._receives}
-        own = iter(self._plan.copies.get(self.worker, ()))
+        own = iter(self.plan.copies.get(self.worker, ()))
         for sends, receives, arrivals in rounds(outgoing, incoming):
             self._link.post(
                 {peer: self._filled(peer, message) for peer, message in sends.items()},
@@ -182,9 +167,9 @@ class _Transfer:
         """Yields the prepared messages of the plan's last run if the weights' memory is unchanged,
         else new ones.
         """
-        key = (id(self._plan), sender, receiver, self._eta == 1.0)
-        views = addresses_of(self._source if sender == self.worker else self._target)
-        known = self._prepared.get(key)
+        key = (id(self.plan), sender, receiver, self.eta == 1.0)
+        views = addresses_of(self.source if sender == self.worker else self.target)
+        known = self.prepared.get(key)
         if known is not None and known.views == views:
             yield from known.messages
             return
@@ -192,32 +177,32 @@ class _Transfer:
         for message in self._new_messages(sender, receiver):
             made.append(message)
             yield message
-        self._prepared[key] = _PreparedMessages(self._plan, views, made)
+        self.prepared[key] = _PreparedMessages(self.plan, views, made)
 
     def _new_messages(self, sender: int, receiver: int) -> Iterator[_Message]:
         """Prepares messages in batches, because copying in between evicts everything from the CPU
         caches.
         """
         fan_out, alone = (
-            self._plan.fan_out(sender, receiver),
+            self.plan.fan_out(sender, receiver),
             self._link.alone_bytes(sender, receiver),
         )
         buckets = cut_into_buckets(
-            self._plan.streams[sender, receiver],
-            self._plan.dtypes,
+            self.plan.streams[sender, receiver],
+            self.plan.dtypes,
             max_bytes=self._link.bucket_bytes(sender, receiver, fan_out),
             alone_bytes=alone,
         )
         is_sender = sender == self.worker
-        views = self._source if is_sender else self._target
+        views = self.source if is_sender else self.target
         while batch := list(islice(buckets, PREPARED_AT_ONCE)):
             found = []
             for bucket in batch:
-                moves = moves_of(views, bucket, self._plan.dtypes)
+                moves = moves_of(views, bucket, self.plan.dtypes)
                 if is_sender:
                     names = {piece.name for piece in bucket.pieces}
-                    check_lossless(views, names, self._plan.dtypes, self._plan.rounded)
-                may_skip_buffer = alone is not None and (is_sender or self._eta == 1.0)
+                    check_lossless(views, names, self.plan.dtypes, self.plan.rounded)
+                may_skip_buffer = alone is not None and (is_sender or self.eta == 1.0)
                 own = message_in_place(moves, bucket.num_bytes) if may_skip_buffer else None
                 if own is not None and not self._link.accepts(own):
                     own = None
@@ -237,8 +222,8 @@ class _Transfer:
         receives = {peer: message.receive for peer, message in messages.items()}
         for peer, buffer in self._link.arrivals(receives):
             if receives[peer].into is None:
-                unpack(messages[peer].moves, buffer, self._eta)
+                unpack(messages[peer].moves, buffer, self.eta)
 
     def _copy_own(self, pieces: Iterator[WeightPiece]) -> None:
         for piece in pieces:
-            copy_within(self._source, self._target, piece, self._eta)
+            copy_within(self.source, self.target, piece, self.eta)

@@ -274,19 +274,16 @@ class HostShare:
         connection.settimeout(self._silence_s)
         try:
             asked, _ = _receive(connection, _ShareRequest)
-            source = asked.source
             if _peer(connection)[0] != asked.pid:
                 raise _Refused("it sees other processes")
-            whole = self._wait(connection, self._submit(source, asked.timeout_s))
+            coming = self._fetching.submit(self._fetch, asked.source, asked.timeout_s)
+            whole = self._wait(connection, coming)
             self._share(connection, whole, (asked.pid, asked.start_ticks))
         except (_Refused, RealsysError) as error:
             with suppress(OSError):
                 _send(connection, encode(_ShareReply(state="refused", why=str(error)[:2000])))
         except (_Ended, OSError, RuntimeError, CancelledError) as error:
             logger.info("neighbour got no weights error=%s", error)
-
-    def _submit(self, source: VersionSource, timeout_s: float) -> Future[WholeVersion]:
-        return self._fetching.submit(self._fetch, source, timeout_s)
 
     def _wait(self, connection: unix.socket, future: Future[WholeVersion]) -> WholeVersion:
         beat = encode(_ShareReply(state="fetching"))
@@ -319,9 +316,8 @@ class HostShare:
             _send(connection, encode(reply), [arena.fd for arena, _ in arenas])
             has_it = connection.recv(1) != b""
         except TimeoutError:
-            has_it = (
-                True  # possibly in use: its flag is cleared when its process ends at the latest
-            )
+            # Possibly in use: its flag is cleared when its process ends at the latest.
+            has_it = True
             raise
         finally:
             if not has_it:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import msgspec
 
 from realsys.models.shape import DTYPE_BYTES
-from realsys.transport.codec import ProtocolError, decode, encode
+from realsys.transport.codec import decode, encode, mismatch_error
 from realsys.weights.layouts.boxes import Box
 from realsys.weights.realloc.buckets import Bucket, WeightPiece
 
@@ -129,10 +129,9 @@ def decode_manifest(data: bytes) -> Manifest:
     """
     manifest: Manifest = decode(data, Manifest)
     if problem := next(_problems(manifest), ""):
-        raise ProtocolError(
+        raise mismatch_error(
             f"the manifest of {manifest.model[:80]!r} is inconsistent: {problem}",
             where="receiving weights",
-            fix="both workers must run the same version of realsys; else report this as a bug",
         )
     return manifest
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from realsys.transport.codec import ProtocolError
+from realsys.transport.codec import ProtocolError, mismatch_error
 
 Bytes = np.ndarray[Any, Any]
 _STRIDE = 0xFFFF
@@ -65,8 +65,4 @@ def _words(x: Bytes) -> Bytes:
 
 
 def _refusal(why: str) -> ProtocolError:
-    return ProtocolError(
-        f"a change of weights can't be applied: {why}",
-        where="receiving weights",
-        fix="both workers must run the same version of realsys; else report this as a bug",
-    )
+    return mismatch_error(f"a change of weights can't be applied: {why}", where="receiving weights")

@@ -1,7 +1,6 @@
 """Plug-ins by name: what is built in exists, what is unknown comes with the nearest name."""
 
 import ast
-import importlib.metadata
 import importlib.util
 import sys
 from dataclasses import dataclass
@@ -210,11 +209,10 @@ def test_a_plug_ins_own_config_error_is_passed_on(tmp_path):
 def test_entry_points_are_imported(tmp_path, monkeypatch):
     (tmp_path / "reward_package_for_a_test.py").write_text(PLUGIN)
     monkeypatch.syspath_prepend(str(tmp_path))
-    point = importlib.metadata.EntryPoint(
-        "mine", "reward_package_for_a_test:one", "realsys.plugins"
-    )
-    monkeypatch.setattr(
-        importlib.metadata, "entry_points", lambda group: [point] * (group == "realsys.plugins")
-    )
+    package = tmp_path / "mine-1.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Name: mine\nVersion: 1.0\n")
+    points = "[realsys.plugins]\nmine = reward_package_for_a_test:one\n"
+    (package / "entry_points.txt").write_text(points)
     registry.load_plugins()
     assert registry.find_reward("one")() == 1.0

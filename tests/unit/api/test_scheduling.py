@@ -1,40 +1,19 @@
-"""Resources of a task: the defaults per worker type, what is refused, the order of start."""
+"""Resources of a task: what is refused, the order of start; and what a user wants of them."""
 
 import pickle
 
 import pytest
 
 from realsys.api.errors import ConfigError
-from realsys.api.scheduling import ExperimentScheduling, Scheduling, TasksGroup, WorkerType
-
-GIB = 1024  # MiB
-
-
-@pytest.mark.parametrize(
-    ("made", "cpu", "gpu", "mem"),
-    [
-        (Scheduling.master_worker_default(), 16, 0, 20 * GIB),
-        (Scheduling.model_worker_default(), 2, 1, 60 * GIB),
-        (Scheduling.generation_server_default(), 4, 1, 60 * GIB),
-        (Scheduling.gserver_manager_default(), 4, 0, 10 * GIB),
-        (Scheduling.rollout_worker_default(), 4, 0, 20 * GIB),
-        (Scheduling.evaluator_default(), 4, 1, 60 * GIB),
-    ],
-    ids=[kind.value for kind in (list(WorkerType))],
+from realsys.api.plain import from_plain, to_plain
+from realsys.api.scheduling import (
+    ExperimentScheduling,
+    GroupOptions,
+    Scheduling,
+    SchedulingOptions,
+    TasksGroup,
+    WorkerType,
 )
-def test_each_worker_type_has_its_default(made, cpu, gpu, mem):
-    assert (made.cpu, made.gpu, made.mem) == (cpu, gpu, mem)
-    assert made.container_image is None  # the cluster spec's is taken
-
-
-def test_an_override_replaces_one_field_of_a_default():
-    made = Scheduling.model_worker_default(gpu=0.5, partition="a100")
-    assert made == Scheduling(cpu=2, gpu=0.5, mem=60 * GIB, partition="a100")
-
-
-def test_a_misspelt_override_is_refused():
-    with pytest.raises(TypeError, match="cpus"):
-        Scheduling.model_worker_default(cpus=4)
 
 
 @pytest.mark.parametrize("gpu", [0, 0.25, 1, 8])
@@ -96,3 +75,44 @@ def test_groups_without_tasks_are_left_out():
 def test_scheduling_survives_pickling():
     made = Scheduling(gpu=0.5, env_vars={"A": "1"}, extra={"nice": "10"})
     assert pickle.loads(pickle.dumps(made)) == made
+
+
+WANTED = SchedulingOptions(
+    all=GroupOptions(cpu=2, gpu=1, env_vars={"A": "1", "B": "1"}),
+    model_worker=GroupOptions(cpu=4, gpu=0, env_vars={"B": "2"}),
+)
+
+
+def test_a_types_own_wins_over_that_of_all():
+    assert WANTED.of(WorkerType.EVALUATOR) == WANTED.all
+    assert WANTED.of(WorkerType.MODEL_WORKER) == GroupOptions(
+        cpu=4, gpu=0, env_vars={"A": "1", "B": "2"}
+    )
+
+
+def test_what_is_not_set_stays_as_the_experiment_has_it():
+    task = Scheduling(cpu=9, gpu=1, mem=5, env_vars={"C": "3"}, qos="high")
+    groups = ExperimentScheduling(
+        model_worker=TasksGroup(count=2, scheduling=task),
+        master_worker=TasksGroup(count=1, scheduling=task),
+    )
+    found = WANTED.apply_to(groups).model_worker
+    variables = {"A": "1", "B": "2", "C": "3"}
+    wanted = Scheduling(cpu=4, gpu=0, mem=5, env_vars=variables, qos="high")
+    assert found == TasksGroup(count=2, scheduling=wanted)
+    assert SchedulingOptions().apply_to(groups) == groups
+
+
+def test_those_of_a_phase_win_over_those_of_the_run():
+    own = SchedulingOptions(model_worker=GroupOptions(cpu=1))
+    assert own.on(WANTED).of(WorkerType.MODEL_WORKER).cpu == 1
+    assert own.on(WANTED).of(WorkerType.MODEL_WORKER).gpu == 0
+    assert own.on(WANTED).all == WANTED.all
+
+
+def test_only_what_is_set_is_written():
+    assert to_plain(SchedulingOptions()) == {}
+    plain = to_plain(WANTED)
+    assert plain["model_worker"] == {"cpu": 4, "gpu": 0, "env_vars": {"B": "2"}}
+    assert plain.keys() == {"all", "model_worker"}
+    assert from_plain(SchedulingOptions, plain) == WANTED

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import pytest
 
-from launcher.plan.scheduling_options import LaunchSettings
+from experiments.sft import SFTExperiment
 from launcher.submit.job_options import JobOptions
 from realsys.api.errors import ConfigError, ConfigErrors
 from realsys.api.options import option
@@ -411,10 +411,10 @@ def test_what_a_program_writes_into_a_pipe_is_read() -> None:
 def test_an_option_of_the_command_line_and_a_word_for_the_same_are_refused() -> None:
     words = list(read_words(["scheduling.all.partition=b"], []))
     option = list(JobOptions(partition="a").settings())
-    (problem,) = apply_overrides(LaunchSettings(), [*words, *option]).problems
+    (problem,) = apply_overrides(SFTExperiment(), [*words, *option]).problems
     assert problem.what == "scheduling.all.partition is given twice"
     assert "'scheduling.all.partition=b' and command line --partition" in problem.where
-    assert not apply_overrides(LaunchSettings(), option).problems
+    assert not apply_overrides(SFTExperiment(), option).problems
 
 
 def test_a_group_that_may_be_absent_is_not_there_for_a_refused_setting() -> None:

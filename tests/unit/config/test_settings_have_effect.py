@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from launcher.plan.idle_settings import consumed, idle_settings
-from launcher.plan.scheduling_options import SchedulingOptions
 from launcher.submit.planning import default_experiment, make_plan
 from realsys.api import registry
 from realsys.api.errors import ConfigError
@@ -25,7 +24,7 @@ from realsys.config.settings import read_words
 
 CONTEXTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "ppo-math": (
-        ("auto_eval=true", "exp_ctrl.save_freq_steps=5", "gpus_per_model_worker=1"),
+        ("auto_eval=true", "exp_ctrl.save_freq_steps=5", "scheduling.model_worker.gpu=1"),
         ("actor.lora.rank=4", "critic.lora.rank=4", "ref.lora.rank=4", "algorithm.ref_ema_eta=0.5"),
         ("sft.model.lora.rank=4", "placement=split", "placement.n_model_workers=2"),
     ),
@@ -39,6 +38,10 @@ NOWHERE = {
     "critic": "none, where the algorithm has none",
     "sft.task.agent_args": "fine-tuning asks nobody",
     "sft.task.env_args": "fine-tuning asks nobody",
+    "sft.scheduling.generation_server": "fine-tuning has none",
+    "sft.scheduling.gserver_manager": "fine-tuning has none",
+    "sft.scheduling.rollout_worker": "fine-tuning has none",
+    "sft.scheduling.evaluator": "fine-tuning has none",
 }
 
 
@@ -77,9 +80,9 @@ def kind_of(options: Any, path: str) -> Any:
 
 def outcome(options: Any) -> tuple[Any, ...]:
     """What reaches workers and scheduler, and what is refused."""
-    phases = (options, *(p.experiment for p in options.preparations()))
+    phases = (options, *(p.experiment for p in options.prepared_by()))
     refused = [problem.what for phase in phases for problem in phase.problems()]
-    return consumed(options, SchedulingOptions()), refused
+    return consumed(options), refused
 
 
 def has_effect(options: Any, base: tuple[Any, ...], row: OptionRow) -> bool:
@@ -120,7 +123,7 @@ def table_in(schema: Any, at: Any, group: Any) -> Any:
 @pytest.mark.parametrize("name", registry.names("experiment"))
 def test_every_setting_has_a_meaning_and_stands_in_the_schema(name: str) -> None:
     options = default_experiment(name)
-    schema = json_schema(options, {"scheduling": SchedulingOptions})
+    schema = json_schema(options)
     for row in rows(options):
         assert row.meaning, row.path
         at, here = schema, options
@@ -128,7 +131,6 @@ def test_every_setting_has_a_meaning_and_stands_in_the_schema(name: str) -> None
             at = table_in(schema, at, here)["properties"][part]
             here = getattr(here, part)
         assert str(at["description"]).startswith(row.meaning), row.path
-    assert schema["properties"]["scheduling"] == {"$ref": "#/$defs/SchedulingOptions"}
 
 
 @pytest.mark.usefixtures("file_root")
@@ -149,10 +151,25 @@ def test_a_plan_warns_of_settings_without_effect(word: str, idle: bool) -> None:
     assert any(f"{word.partition('=')[0]} has no effect" in w for w in warnings) == idle
 
 
+CPUS = {"model_worker": 8, "generation_server": 7, "evaluator": 6, "all": 5}
+
+
 @pytest.mark.usefixtures("file_root")
-def test_a_plan_warns_of_cpus_that_no_thread_uses() -> None:
-    warnings = make_plan("ppo-math", ["scheduling.model_worker.cpu=8"], trial="a").warnings
-    assert any("reserve 8 CPUs and compute on 2" in w for w in warnings)
+def test_cores_are_threads_that_compute() -> None:
+    words = [f"scheduling.{kind}.cpu={n}" for kind, n in CPUS.items()]
+    evaluated = [
+        "auto_eval=true",
+        "exp_ctrl.save_freq_steps=5",
+        "sft.scheduling.model_worker.cpu=4",
+    ]
+    sft, main = make_plan("ppo-math-async", [*words, *evaluated], trial="a").phases
+    assert {w.num_threads for w in sft.config.model_worker} == {4}
+    assert {w.num_threads for w in main.config.model_worker} == {8}
+    assert {s.backend_args["num_threads"] for s in main.config.generation_server} == {7}
+    assert {e.num_threads for e in main.config.evaluator} == {6}
+    cpus = {kind.value: group.scheduling.cpu for kind, group in main.scheduling.groups().items()}
+    rest = dict.fromkeys(("master_worker", "gserver_manager", "rollout_worker"), 5)
+    assert cpus == {"model_worker": 8, "generation_server": 7, "evaluator": 6, **rest}
 
 
 @pytest.mark.usefixtures("file_root")

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 from real_shapes import HALF_A_BILLION, SEVEN_BILLION, Config, model_folder
+from wanted_resources import model_workers
 
 from experiments.asynchronous import Async
 from experiments.grpo_math import grpo_math
@@ -108,8 +109,9 @@ def test_answers_beyond_the_models_positions_are_refused(given):
 
 
 def test_who_computes_on_cpus_beside_gpus_is_told():
-    experiment = replace(grpo_math(), schedule=Async(), auto_eval=True, gpus_per_model_worker=1)
+    gpus = model_workers(gpu=1)
+    experiment = replace(grpo_math(), schedule=Async(), auto_eval=True, scheduling=gpus)
     told = " ".join(experiment.remarks(()))
-    assert "Set schedule.gpus_per_server=1" in told
-    assert "Set evaluator.gpus=1" in told
+    assert "Set scheduling.generation_server.gpu=1" in told
+    assert "Set scheduling.evaluator.gpu=1" in told
     assert "compute on CPUs" not in " ".join(replace(grpo_math(), schedule=Async()).remarks(()))

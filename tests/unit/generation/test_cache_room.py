@@ -13,7 +13,7 @@ from realsys.api.model import (
     ModelInterfaceType,
     ProcessTopology,
 )
-from realsys.backends.hf.engine import _cache_tokens
+from realsys.backends.hf.local_engine import _cache_tokens
 from realsys.generation.decoding.attention import KeyValues
 from realsys.generation.decoding.slots import grown_size
 from realsys.generation.embedded_settings import EmbeddedSettings

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 from experiments.asynchronous import Async
 from realsys.api.errors import ConfigError, RealsysError, WaitTimeout, WorkerLost
+from realsys.api.worker_configs import GenerationServer
 from realsys.generation.http.served_engine import EngineAnswer, Fetch, FetchedWeights
 from realsys.generation.served_engines import fronted
 from realsys.generation.served_engines.child import ChildServer
@@ -43,7 +44,7 @@ class SlowChild(FrontedEngine):
     kind = "slow"
 
     def __init__(self, model_path: str) -> None:
-        super().__init__(model_path=model_path, backend_args={}, fetch=_nobody, version=0)
+        super().__init__(GenerationServer(model_path=model_path), _nobody)
         self._child = cast(ChildServer, SimpleNamespace(check=dict))  # it runs
         self.loaded, self.resumed = asyncio.Event(), 0
 

@@ -437,14 +437,14 @@ def test_a_missing_registration_alone_makes_nobody_sick(run):
 
 def test_a_registration_that_can_not_be_used_costs_the_others_nothing(run):
     async def test(cluster: Cluster) -> None:
-        made = cluster.manager.fleet._make_client
+        made = cluster.manager.fleet.make_client
 
         def refuse(address: ServerAddress) -> Any:
             if address.url == "https://s0:2":
                 raise ConfigError("no fingerprint", where=address.url, fix="none")
             return made(address)
 
-        cluster.manager.fleet._make_client = refuse
+        cluster.manager.fleet.make_client = refuse
         cluster.restart(0)
         cluster.restart(1)
         await asyncio.sleep(10.0)  # it would have been checked again

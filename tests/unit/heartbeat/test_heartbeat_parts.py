@@ -12,6 +12,7 @@ from realsys.heartbeat.heartbeat_link import STILL_S, Heartbeat
 from realsys.heartbeat.heartbeat_messages import (
     Deregistered,
     HeartbeatMemory,
+    Init,
     PacketSocket,
     StatusUpdate,
 )
@@ -154,19 +155,24 @@ def test_a_worker_is_as_patient_as_its_site_says():
         progress.count_in(before)
 
 
-class AnotherProcess:
-    pid = 1
-
-
 def test_a_heartbeat_process_that_stands_still_is_noticed_in_time_awake(monkeypatch):
     """Sooner than a store that is away: it renews nothing, and is not coming back."""
     now_s, before = [1000.0], progress._memory
     monkeypatch.setattr(heartbeat_link.time, "monotonic", lambda: now_s[0])
-    here, there = PacketSocket.pair()
+    begin = Init(
+        worker_type="w",
+        index=0,
+        pid=1,
+        attempt=1,
+        token="ours",
+        store_url="",
+        attempt_dir="",
+        keys=None,
+    )
+    quiet = dict.fromkeys(("on_stop", "on_command", "on_terminate", "on_watched"))
+    link = Heartbeat(begin, **quiet)
     try:
-        pulse = HeartbeatMemory.make()
-        quiet = dict.fromkeys(("on_stop", "on_command", "on_terminate", "on_watched"))
-        link = Heartbeat("w/0", AnotherProcess(), here, pulse, **quiet)
+        pulse = link._pulse = HeartbeatMemory.make()
 
         def turn(seconds: float, *, looks: bool) -> bool:
             now_s[0] += seconds
@@ -183,5 +189,3 @@ def test_a_heartbeat_process_that_stands_still_is_noticed_in_time_awake(monkeypa
         os.close(pulse.fd)
     finally:
         progress.count_in(before)
-        here.close()
-        there.close()

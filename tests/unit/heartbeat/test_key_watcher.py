@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from realsys.generation.server import build
-from realsys.heartbeat.heartbeat_messages import ToWorker, WatchedProcess
+from realsys.heartbeat.heartbeat_messages import Init, ToWorker, WatchedProcess
 from realsys.heartbeat.key_watcher import KeyWatcher
 from realsys.heartbeat.worker_keys import WorkerKeys
 from realsys.name_resolve.key_table import TrialKeys
@@ -33,10 +33,17 @@ def store(heard: queue.Queue[ToWorker]) -> Iterator[MemoryStore]:
     store = MemoryStore()
     for key in (MASTER, OTHER):
         store.add(key, b"x")
-    keys = WorkerKeys(
-        store, KEYS, worker_type="generation_server", index=0, attempt=1, token="ours"
+    begin = Init(
+        worker_type="generation_server",
+        index=0,
+        pid=1,
+        attempt=1,
+        token="ours",
+        store_url="memory://",
+        attempt_dir="",
+        keys=KEYS,
     )
-    watcher = KeyWatcher(keys, attempt=1, watch_keys=[MASTER, OTHER], on_message=heard.put)
+    watcher = KeyWatcher(WorkerKeys(store, begin), watch_keys=[MASTER, OTHER], on_message=heard.put)
     watcher.start()
     yield store
     watcher.stop()

@@ -99,6 +99,6 @@ def test_an_older_tree_gets_the_names_that_it_knows(
     bits: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bits, "FORMER_NAMES", {"new.name": "old"})
-    assert bits.as_named_in("new.name  1  ...\nother  2", "new.name=3") == "new.name=3"
-    assert bits.as_named_in("old  1  ...\nother  2", "new.name=3") == "old=3"
+    assert bits.as_named_in('"path": "new.name",\n"path": "other",', "new.name=3") == "new.name=3"
+    assert bits.as_named_in('"path": "old",\n"path": "other",', "new.name=3") == "old=3"
     assert bits.as_named_in("", "other=x=y") == "other=x=y"

@@ -11,7 +11,7 @@ PARTS = ("realsys", "launcher", "experiments")
 # Nothing of ours reads these names, for a reason. A name that is read again must leave the list.
 KEPT = {
     # words of the seed documents, and what plug-ins call or implement
-    *("controller_image", "worker_tag", "epoch_step", "destroy", "cu_seqlens"),
+    *("controller_image", "worker_tag", "host_key", "epoch_step", "destroy", "cu_seqlens"),
     *("max_head_offpolicyness", "tokenizer_name_or_path"),
     *("register_interface", "register_backend", "register_model", "register_dataset"),
     *("register_agent", "register_environment", "TableCosts"),
@@ -20,14 +20,11 @@ KEPT = {
     # parts of messages of other programs, named so that they are checked or refused when wrong
     *("token_id", "torch_empty_cache", "keep_pause", "token_step"),
     # in what is written or printed for people as a whole
-    *("known_at", "taken_at", "by_version", "architecture", "lifetime"),
+    *("known_at", "taken_at", "architecture"),
     # what a report says, which tests and benchmarks hold it to
     *("id_index", "bytes_copied", "new_bytes", "copy_s"),
     # how the tests look into what stands
     *("block_bytes", "full_weight", "all_free", "num_open", "spare_bytes"),
-    *("last_batch", "read_history"),
-    # how a benchmark draws a step (benchmarks/plot_ppo_math.py)
-    "draw_step",
 }
 
 

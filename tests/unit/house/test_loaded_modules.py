@@ -66,8 +66,12 @@ def test_looking_at_trials_loads_no_planner_and_nothing_that_acts(verb: str, tri
 
 @pytest.mark.usefixtures("file_root")
 def test_planning_loads_nothing_that_reads_the_state_of_trials() -> None:
-    loaded = modules_after("plan", "ppo-math")
-    assert {name.partition(".")[0] for name in loaded} & HEAVY == set()
+    modules_after("plan", "ppo-math")  # writes the table for Tab
+    loaded = modules_after("plan", "ppo-math", "actor.optimizer.lr=1e-5", "seed=2")
+    assert {name.partition(".")[0] for name in loaded} & (HEAVY | OF_SETTINGS) == set()
+    assert not {"logging", "tempfile", "importlib.metadata", "launcher.job.job_allocation"} & loaded
+    assert within(loaded, "realsys.planner.time", "realsys.observability") == set()
+    assert not {"experiments.asynchronous", "experiments.detached"} & loaded
     assert within(loaded, "realsys.name_resolve", "realsys.supervisor", "launcher.control") == set()
     assert within(loaded, "launcher.trials") <= {
         "launcher.trials.copies",
@@ -79,4 +83,4 @@ def test_planning_loads_nothing_that_reads_the_state_of_trials() -> None:
         "launcher.submit.setting_table",
     }
     assert "compileall" not in loaded
-    assert within(loaded, "launcher.cli.verbs") == {"launcher.cli.verbs.run_verbs"}
+    assert within(loaded, "launcher.cli.verbs") == {"launcher.cli.verbs.quick_verbs"}

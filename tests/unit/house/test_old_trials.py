@@ -218,7 +218,7 @@ def test_a_replay_is_refused_likewise(file_root: Path, capsys: pytest.CaptureFix
 def test_a_trial_of_this_machine_records_its_revision(
     file_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launcher.submit.planning.revision", lambda: "abc+")
+    monkeypatch.setattr("realsys.trial.snapshot.revision", lambda: "abc+")
     assert make_plan("ppo-math").revision == "abc+"
 
 

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 from checkpoints import commit
+from history_check import read_history
 
 from realsys.api.errors import StaleAttempt, StoreUnavailable
 from realsys.master.build import _resume
@@ -19,7 +20,7 @@ from realsys.master.checkpoint.recover import MANIFEST, RecoverCheckpoint, begin
 from realsys.master.graph.master_state import MasterState
 from realsys.name_resolve.key_table import TrialKeys
 from realsys.name_resolve.open import open_store
-from realsys.observability.history import Op, read_history
+from realsys.observability.history import Op
 from realsys.trial.records import (
     AttemptFiles,
     AttemptRecord,

@@ -17,10 +17,10 @@ from realsys.api.model import (
 )
 from realsys.master.graph.buffer import AsyncIOSequenceBuffer
 from realsys.master.graph.data_schedule import DataSchedule
-from realsys.master.graph.feeds import DataSetFeed
+from realsys.master.graph.feeds import StoredFeed
 from realsys.master.graph.function_executor import FunctionExecutor
 from realsys.master.graph.idle import pools_of
-from realsys.master.graph.master_state import MasterState, PrefetchedStep, read_state, write_state
+from realsys.master.graph.master_state import MasterState, PrefetchedStep, read_state
 from realsys.master.graph.model_function_call import ModelFunctionCall
 from realsys.master.graph.model_workers import RequestOrder
 from realsys.master.graph.storage_tracker import StorageTracker
@@ -111,6 +111,7 @@ def make_executor(workers, max_staleness):
     graph = build_graph(CALLS, dataset_keys=["prompts"])
     buffer, storage, hooks = AsyncIOSequenceBuffer(graph), StorageTracker(), WeightHooks(SHARDS)
     placement = {shard.model_name: worker for shard, worker in SHARDS}
+    schedule = DataSchedule(dataset_size=100, batch_size=BATCH, seed=1, shuffle=False)
     calls = [
         ModelFunctionCall(
             node,
@@ -131,11 +132,7 @@ def make_executor(workers, max_staleness):
         storage=storage,
         workers=workers,
         hooks=hooks,
-        feed=DataSetFeed(
-            DataSchedule(dataset_size=100, batch_size=BATCH, seed=1, shuffle=False),
-            workers=workers,
-            data_workers=[1],
-        ),
+        feed=StoredFeed(schedule.indexed_ids, workers, data_workers=[1]),
         after_call=None,
         pools=pools_of(SHARDS),
         max_staleness=max_staleness,
@@ -240,7 +237,7 @@ def test_a_run_goes_on_with_what_had_run_ahead(tmp_path):
 
     ahead = asyncio.run(first())
     assert ahead.step == 3
-    write_state(tmp_path / "master.json", MasterState(ahead=ahead))
+    (tmp_path / "master.json").write_bytes(msgspec.json.encode(MasterState(ahead=ahead)))
     assert read_state(tmp_path / "master.json").ahead == ahead
     assert msgspec.json.decode(msgspec.json.encode(ahead), type=PrefetchedStep) == ahead
 

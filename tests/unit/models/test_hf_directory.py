@@ -63,7 +63,6 @@ def test_facts_of_a_whole_directory(model_dir):
     assert (facts.vocab_size, facts.hidden_size, facts.num_layers) == (10, 4, 1)
     assert (facts.num_heads, facts.num_kv_heads, facts.max_positions) == (2, 1, 64)
     assert facts.tied_embeddings
-    assert not facts.has_chat_template
     assert facts.num_params == 44  # 10 · 4 + 4
     assert facts.tensors == set(SHAPES)
 
@@ -78,12 +77,6 @@ def test_gpt2_spells_its_sizes_otherwise(model_dir):
     facts = check_hf_directory(model_dir)
     assert (facts.hidden_size, facts.num_layers, facts.num_heads) == (4, 3, 2)
     assert (facts.num_kv_heads, facts.max_positions, facts.tied_embeddings) == (2, 16, True)
-
-
-@pytest.mark.parametrize("where", ["chat_template.jinja", "tokenizer_config.json"])
-def test_a_chat_template_is_found_in_both_places(model_dir, where):
-    (model_dir / where).write_text(json.dumps({"chat_template": "{{ messages }}"}))
-    assert check_hf_directory(model_dir).has_chat_template
 
 
 def test_half_written_weights_are_refused_with_both_sizes(model_dir):

@@ -35,7 +35,7 @@ from realsys.backends.inference import InferenceBackend
 from realsys.models import hf
 from realsys.models.hf import (
     StreamedWeights,
-    empty_causal_lm,
+    empty_model,
     load_causal_lm,
     load_critic,
     readable_skeleton,
@@ -149,7 +149,7 @@ def test_ends_of_an_answer_come_along(folders):
 
 def test_an_empty_model_draws_nothing_and_has_its_frequencies(folders):
     before = torch.random.get_rng_state()
-    made = empty_causal_lm(folders / "llama3", dtype="bfloat16")
+    made = empty_model(folders / "llama3", dtype="bfloat16")
     assert torch.equal(torch.random.get_rng_state(), before)
     theirs = AutoModelForCausalLM.from_pretrained(folders / "llama3", dtype=torch.bfloat16)
     for name, buffer in theirs.named_buffers():

@@ -16,7 +16,7 @@ from experiments.task import MathTask
 from launcher.submit.planning import make_plan
 from realsys.api.options import ModelOptions
 
-RL = ("actor.optimizer.lr", "gen.max_new_tokens", "task.eval_size", "mem_per_model_worker")
+RL = ("actor.optimizer.lr", "gen.max_new_tokens", "task.eval_size", "scheduling.model_worker.mem")
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def test_a_real_model_is_told_the_toys_defaults_that_it_would_get(model, file_ro
     for setting in (
         "actor.optimizer.lr=0.0003",
         "task.eval_size=500",
-        "mem_per_model_worker=8192",
+        "scheduling.model_worker.mem=8192",
     ):
         assert setting in told
     assert "max_new_tokens" not in told  # it was set, if to the same value
@@ -53,7 +53,7 @@ def test_the_preparing_phase_says_it_too(model):
         (*RL, "critic.optimizer.lr", "sft.model.optimizer.lr")
     )
     assert told.startswith("phase sft: ")
-    assert "toy: mem_per_model_worker=8192. " in told
+    assert "toy: scheduling.model_worker.mem=8192. " in told
 
 
 def test_a_plan_says_how_many_questions_it_has_counted(model, tmp_path, monkeypatch):

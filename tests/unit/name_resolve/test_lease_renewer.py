@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,16 @@ class FakeLease:
 
     def revoke(self) -> None:
         self.is_revoked = True
+
+
+@contextmanager
+def kept(*args, **kwargs) -> Iterator[LeaseRenewer]:
+    """A keeper between its start and its stop."""
+    keeper = LeaseRenewer(*args, **kwargs).start()
+    try:
+        yield keeper
+    finally:
+        keeper.stop()
 
 
 class Heard:
@@ -63,15 +74,11 @@ def test_it_keeps_a_lease_and_gives_it_back(tmp_path: Path):
         store.add(f"{ROOT}/a", b"x", lease=lease, replace=True)
         return lease
 
-    keeper = LeaseRenewer(
-        take, name="w/0", on_change=heard, on_renewed=lambda *told: renewals.append(told)
-    )
-    with keeper:
-        began_s = keeper.renewed_s
+    told = {"on_change": heard, "on_renewed": lambda *renewal: renewals.append(renewal)}
+    with kept(take, name="w/0", **told) as keeper:
         time.sleep(0.8)
         assert store.get(f"{ROOT}/a").value == b"x"
-        assert keeper.renewed_s > began_s
-        keeper.check()
+        assert keeper.lease_status is LeaseStatus.VALID
     assert store.find_subtree(ROOT) == []
     assert heard.changes == []
     assert len(renewals) > 5
@@ -83,13 +90,12 @@ def test_it_keeps_a_lease_and_gives_it_back(tmp_path: Path):
 @pytest.mark.parametrize("renew", [lambda: time.sleep(0.6), refuse], ids=["hangs", "refuses"])
 def test_a_store_that_is_away_suspends_first(renew):
     heard, lease = Heard(), FakeLease(renew)
-    with LeaseRenewer(lambda: lease, name="w/0", on_change=heard, give_up_s=0.8) as keeper:
+    with kept(lambda: lease, name="w/0", on_change=heard, give_up_s=0.8) as keeper:
         time.sleep(0.4)
         assert keeper.lease_status is LeaseStatus.UNCERTAIN
-        keeper.check()
         assert heard.over.wait(5)
-        with pytest.raises(LeaseLost, match="has not answered for"):
-            keeper.check()
+        assert keeper.lease_status is LeaseStatus.EXPIRED
+    assert "has not answered for" in heard.changes[-1][1]
     assert heard.lease_statuses == [LeaseStatus.UNCERTAIN, LeaseStatus.EXPIRED]
     assert not lease.is_revoked, "a lease that is over is left alone"
 
@@ -97,7 +103,7 @@ def test_a_store_that_is_away_suspends_first(renew):
 def test_a_store_that_comes_back_ends_the_suspension():
     away, heard = threading.Event(), Heard()
     lease = FakeLease(lambda: refuse() if away.is_set() else None)
-    with LeaseRenewer(lambda: lease, name="w/0", on_change=heard):
+    with kept(lambda: lease, name="w/0", on_change=heard):
         away.set()
         time.sleep(0.4)
         away.clear()
@@ -109,7 +115,7 @@ def test_a_store_that_comes_back_ends_the_suspension():
 def test_a_lease_that_the_store_forgot_is_taken_anew():
     leases = [FakeLease(lose, ttl_s=1.0), FakeLease(ttl_s=0.5)]
     left, heard = iter(leases), Heard()
-    with LeaseRenewer(lambda: next(left), name="w/0", on_change=heard) as keeper:
+    with kept(lambda: next(left), name="w/0", on_change=heard) as keeper:
         time.sleep(0.5)
         assert keeper.lease is leases[1]
         assert keeper.lease_status is LeaseStatus.VALID
@@ -125,7 +131,7 @@ def test_taking_it_anew_goes_on_while_the_store_is_away():
         answer = next(answers)
         return answer() if callable(answer) else answer
 
-    with LeaseRenewer(take, name="w/0", on_change=heard) as keeper:
+    with kept(take, name="w/0", on_change=heard) as keeper:
         time.sleep(1.2)
         assert keeper.lease_status is LeaseStatus.VALID
     assert next(answers, None) is None
@@ -140,7 +146,7 @@ def test_a_lease_that_ended_in_its_own_time_is_taken_anew_too():
 
     leases = [FakeLease(end_late), FakeLease(ttl_s=1.0)]
     left, heard = iter(leases), Heard()
-    with LeaseRenewer(lambda: next(left), name="w/0", on_change=heard) as keeper:
+    with kept(lambda: next(left), name="w/0", on_change=heard) as keeper:
         time.sleep(0.9)
         assert keeper.lease is leases[1]
         assert keeper.lease_status is LeaseStatus.VALID
@@ -156,7 +162,7 @@ def test_whoever_stood_still_until_its_attempt_was_ended_is_over():
         lose()
 
     answers, heard = iter([lambda: FakeLease(end_late), ended]), Heard()
-    with LeaseRenewer(lambda: next(answers)(), name="w/0", on_change=heard):
+    with kept(lambda: next(answers)(), name="w/0", on_change=heard):
         assert heard.over.wait(5)
     assert heard.changes[-1] == (LeaseStatus.EXPIRED, "attempt 1 was ended by its supervisor")
 
@@ -166,21 +172,16 @@ def test_keys_that_are_another_attempts_are_not_taken_anew():
         raise StaleAttempt("attempt 2 has taken over", where="attempt", fix="none")
 
     answers, heard = iter([lambda: FakeLease(lose), stale]), Heard()
-    with LeaseRenewer(lambda: next(answers)(), name="w/0", on_change=heard):
+    with kept(lambda: next(answers)(), name="w/0", on_change=heard):
         assert heard.over.wait(5)
     assert heard.changes == [(LeaseStatus.EXPIRED, "attempt 2 has taken over")]
 
 
-def test_a_broken_renewal_is_told_and_an_owner_may_end_it():
+def test_a_broken_renewal_is_told():
     heard = Heard()
-    with LeaseRenewer(lambda: FakeLease(lambda: 1 / 0), name="w/0", on_change=heard):
+    with kept(lambda: FakeLease(lambda: 1 / 0), name="w/0", on_change=heard):
         assert heard.over.wait(5)
     assert "ZeroDivisionError" in heard.changes[0][1]
-    heard = Heard()
-    with LeaseRenewer(FakeLease, name="w/0", on_change=heard) as keeper:
-        keeper.end("asked")
-        assert heard.over.wait(5)
-    assert heard.changes == [(LeaseStatus.EXPIRED, "asked")]
 
 
 def test_what_can_t_be_taken_is_the_callers_error():
@@ -206,7 +207,7 @@ def test_a_job_that_slurm_suspended_for_an_hour_goes_on(monkeypatch: pytest.Monk
         leases.append(FakeLease(renew if not leases else lambda: None, ttl_s=10.0))
         return leases[-1]
 
-    with LeaseRenewer(take, name="w/0", on_change=heard) as keeper:
+    with kept(take, name="w/0", on_change=heard) as keeper:
         naps_s[0] = 3600.0
         wait_until(lambda: heard.lease_statuses == [LeaseStatus.UNCERTAIN])
         assert keeper.lease_status is LeaseStatus.UNCERTAIN

@@ -26,12 +26,12 @@ from realsys.name_resolve.etcd.etcd_failures import judge
 from realsys.name_resolve.file import commit_log, file_store, folder_changes
 from realsys.name_resolve.file.commit_log import file_system_of
 from realsys.name_resolve.file.file_store import FileStore, PollSchedule
-from realsys.name_resolve.key_table import KEY_TABLE, TrialKeys
+from realsys.name_resolve.key_table import TrialKeys
 from realsys.name_resolve.keyspace import MAX_HISTORY_EVENTS
 from realsys.name_resolve.keyspace_store import KeySpaceStore
 from realsys.name_resolve.memory_store import MemoryStore, SharedMemory
 from realsys.name_resolve.open import open_store
-from realsys.name_resolve.store import Compare, EventKind, Lease, NameResolve, Put, canonical
+from realsys.name_resolve.store import Compare, EventKind, Lease, NameResolve, Put
 from realsys.runtime.process_identity import is_known_dead, this_process
 
 ROOT = "realsys/v1/site/anna/ppo-math/run1"
@@ -101,32 +101,6 @@ def passing(clock: HandClock) -> PassingByHand:
 @pytest.fixture
 def store(open_another: OpenAnother) -> NameResolve:
     return open_another()
-
-
-def test_the_table_has_every_key_of_a_trial_and_its_pattern():
-    keys = TrialKeys(cluster="site", user="anna", experiment="ppo-math", trial="run1")
-    arguments = {"<type>": "model_worker", "<index>": 3}
-    for row in KEY_TABLE:
-        blanks = [part for part in row.pattern.split("/") if part.startswith("<")]
-        filled = [arguments.get(blank, "actor") for blank in blanks]
-        member = getattr(keys, row.name)
-        key = member(*filled) if blanks else member
-        expected = row.pattern
-        for blank, value in zip(blanks, filled, strict=True):
-            expected = expected.replace(blank, str(value))
-        assert key == canonical(f"{ROOT}/{expected}")
-    others = {
-        "of",
-        "root",
-        "workers",
-        "worker_statuses",
-        "components",
-        "component_reports",
-        "commands",
-    }
-    slots = set(TrialKeys.__slots__)
-    members = {name for name in dir(TrialKeys) if not name.startswith("_")} - slots
-    assert members - others == {row.name for row in KEY_TABLE}
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "..", "."])

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from history_check import check_history, lineages, main
+from history_check import check_history, lineages, main, read_history
 
-from realsys.observability.history import HistoryLog, Op, history_file, read_history
+from realsys.observability.history import HistoryLog, Op, history_file
 from realsys.trial.records import TrialFiles
 
 MASTER, WORKER, SUPERVISOR = "master_worker/0", "model_worker/0", "supervisor"

@@ -22,7 +22,7 @@ from realsys.api.errors import NoSuchTrial
 from realsys.api.options import WandbOptions
 from realsys.api.plain import to_plain
 from realsys.api.plan import LaunchPlan, PhasePlan, plan_text
-from realsys.observability.events import EventLog
+from realsys.observability.events import EventLog, MfcEvent, PeriodicEvent, StepEvent
 from realsys.observability.jsonl import JsonlAppender
 from realsys.observability.metrics import MetricsWriter
 from realsys.observability.report import report
@@ -159,13 +159,11 @@ def _write_events(path: Path, steps: int) -> None:
         for name, (offset, compute) in CALLS.items():
             begin = start + offset
             end = begin + compute + 0.012
-            log.mfc(
-                step, name, "model_worker/0",
-                queued=begin - 0.01, start=begin, end=end, compute_s=compute, tokens=4096,
-            )  # fmt: skip
+            times = {"queued": begin - 0.01, "start": begin, "end": end, "compute_s": compute}
+            log.note(MfcEvent(step=step, name=name, worker="model_worker/0", **times, tokens=4096))
         if step % 20 == 0:
-            log.periodic("evaluate", step, start + 1.95, start + 2.9)
-        log.step(step, start, start + 2.0)
+            log.note(PeriodicEvent(kind="evaluate", step=step, start=start + 1.95, end=start + 2.9))
+        log.note(StepEvent(step=step, start=start, end=start + 2.0))
     log.close()
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.parts.placement_requests import (
+from experiments.parts.call_placement import (
     PlacementRequest,
     allocate_calls,
     placement_requests,

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from wanted_resources import model_workers
 
 from experiments.placement import Shared
 from experiments.ppo_math import ppo_math, ppo_math_async
@@ -44,11 +45,11 @@ def plan_of(**settings):
     )
 
 
-def large(**settings):
+def large(**wanted):
     """A toy of 3.4 billion numbers: nothing is read or made for a plan."""
     sft = ppo_math().sft
     init = replace(sft.init, hidden_size=4096, num_layers=16, num_heads=32, num_kv_heads=8)
-    return {"sft": replace(sft, init=init), "gpus_per_model_worker": 1, **settings}
+    return {"sft": replace(sft, init=init), "scheduling": model_workers(gpu=1, **wanted)}
 
 
 def task(plan, phase="main"):
@@ -89,29 +90,31 @@ def test_versions_for_servers_are_counted_once_among_those_who_give_them():
 
 
 def test_a_worker_with_a_gpu_is_given_what_its_models_need():
-    toy, real = task(plan_of(gpus_per_model_worker=1)), task(plan_of(**large()))
+    toy, real = task(plan_of(scheduling=model_workers(gpu=1))), task(plan_of(**large()))
     assert (toy.mem, toy.cpu) == (8192, 6)
     assert real.mem > 60_000, "weights, moments: 40 GB are copied for a checkpoint"
     assert real.mem % 1024 == 0
-    asked = task(plan_of(**large(mem_per_model_worker=5000, cpus_per_model_worker=3)))
+    asked = task(plan_of(**large(mem=5000, cpu=3)))
     assert (asked.mem, asked.cpu) == (5000, 3)
     assert (task(plan_of()).mem, task(plan_of()).cpu) == (8192, 2), "without GPUs as ever"
 
 
 def test_too_little_of_it_is_a_warning_with_its_terms():
-    plan = plan_of(**large(mem_per_model_worker=9000))
+    plan = plan_of(**large(mem=9000))
     (told,) = (w for w in plan.warnings if "host's memory" in w and w.startswith("phase main"))
     for words in ("their tasks have 8.8 GiB", "checkpoint", "loading", "process 3.0 GiB"):
         assert words in told
-    enough = int(told.split("raise mem_per_model_worker to ")[1].split(",")[0])
+    enough = int(told.split("raise scheduling.model_worker.mem to ")[1].split(",")[0])
     assert enough == task(plan_of(**large())).mem
     assert not any("host's memory" in w for w in plan_of(**large()).warnings)
-    assert not any("host's memory" in w for w in plan_of(mem_per_model_worker=700).warnings)
+    assert not any(
+        "host's memory" in w for w in plan_of(scheduling=model_workers(mem=700)).warnings
+    )
 
 
 @pytest.mark.parametrize("gpus", [0, 1])
 def test_the_table_of_a_plan_shows_it(gpus):
-    plan = plan_of(gpus_per_model_worker=gpus)
+    plan = plan_of(scheduling=model_workers(gpu=gpus))
     rows = [row for row in memory_rows(memory_of_plan(plan)["main"]) if row[1] == "host memory"]
     assert len(rows) == gpus
     assert not gpus or rows[0][3].startswith("of 8.0 GiB: process 3.0 GiB, ")

@@ -16,6 +16,7 @@ from transformers import (
     Qwen3Config,
     Qwen3ForCausalLM,
 )
+from wanted_resources import model_workers
 
 from experiments.algorithm import PPO
 from experiments.compose import RLExperiment
@@ -386,7 +387,7 @@ def cluster(**partition: object) -> ClusterSpec:
 
 
 def plan_of(where: ClusterSpec, **settings: object) -> LaunchPlan:
-    experiment = replace(ppo_math(), gpus_per_model_worker=1, **settings)  # type: ignore[arg-type]
+    experiment = replace(ppo_math(), scheduling=model_workers(gpu=1), **settings)  # type: ignore[arg-type]
     return resolve("ppo-math", experiment, cluster=where, trial_name="run1", user="ada")
 
 
@@ -419,7 +420,7 @@ def test_what_is_not_known_is_not_compared():
 
 
 def test_a_cpu_worker_that_needs_more_than_its_task_has_is_a_warning():
-    small = replace(ppo_math(), mem_per_model_worker=700)
+    small = replace(ppo_math(), scheduling=model_workers(mem=700))
     spec = ClusterSpec(file_root="/tmp/root")
     plan = resolve("ppo-math", small, cluster=spec, trial_name="a", user="ada")
     assert any("MiB, but their tasks have 700" in warning for warning in plan.warnings)

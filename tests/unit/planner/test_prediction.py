@@ -20,10 +20,11 @@ from realsys.observability.predicted import error_text, predicted_rows
 from realsys.observability.report.report import write_report
 from realsys.planner.allocation import CallAllocation
 from realsys.planner.gpu_models import DEVICES, device_of
-from realsys.planner.memory.memory_limit import memory_of_plans
-from realsys.planner.memory.memory_of_workers import memory_of_experiment
+from realsys.planner.memory.memory_of_workers import memory_of_experiment, memory_of_plans
 from realsys.planner.placed import (
+    RoleModel,
     ServedGeneration,
+    Workload,
     allocation_of,
     place_experiment,
     refusal,
@@ -32,8 +33,6 @@ from realsys.planner.predict import predict
 from realsys.planner.read_profile import formulas_of, profile_of
 from realsys.planner.time.analytic import (
     AnalyticCosts,
-    RoleModel,
-    Workload,
     bytes_to_receive,
     forward_flops,
 )

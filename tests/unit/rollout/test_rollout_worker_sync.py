@@ -17,7 +17,7 @@ from realsys.api.model import (
     ParallelGroups,
     ProcessTopology,
 )
-from realsys.backends.hf.engine import answer_prompts
+from realsys.backends.hf.local_engine import answer_prompts
 from realsys.data.sequence_sample import SequenceSample
 from realsys.data.sources.math_questions import MathPrompts
 from realsys.generation.engine.continuous import ContinuousEngine

@@ -280,23 +280,6 @@ def test_policy_drop_throws_out_ready_ones_when_their_last_step_is_taken() -> No
     assert admit_all(of) == [(0, 1, 1, 3), (3, 0, 2, 4)]
 
 
-def test_the_last_batchs_staleness_is_told() -> None:
-    of = ledger(max_staleness=2, batch_size=3)
-    admit_all(of)
-    deliver(of, *range(6))
-    train(of)
-    admit_all(of)
-    deliver(of, 6, 7)
-    deliver(of, 8, oldest=1)
-    train(of)
-    assert of.last_batch is not None
-    assert (of.last_batch.step, of.last_batch.max) == (2, 1)
-    train(of)
-    last = of.last_batch
-    assert (last.step, last.min, last.mean, last.max) == (3, 1, 5 / 3, 2)
-    assert last.by_version == {0: 2, 1: 1}
-
-
 # ---- checkpoints --------------------------------------------------------------------------------
 
 

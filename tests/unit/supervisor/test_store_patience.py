@@ -62,7 +62,7 @@ def test_half_an_hour_unless_the_site_says_otherwise():
 
 def test_a_workers_heartbeat_process_is_told(runner: WorkerRunner, monkeypatch: pytest.MonkeyPatch):
     told: list[Init] = []
-    monkeypatch.setattr(Heartbeat, "start", lambda begin, **on: told.append(begin))
+    monkeypatch.setattr(Heartbeat, "start", lambda link: told.append(link._begin))
     runner.start_heartbeat(on_terminate=lambda over: None)
     assert told[0].patience_s == PATIENCE_S
 

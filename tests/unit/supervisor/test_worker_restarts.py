@@ -12,13 +12,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from history_check import read_history
 from stand_in_slurm import make_plan, wait_until, write_plan
 
 from realsys.api.errors import ClusterError, KeyNotFound
 from realsys.api.scheduling import Scheduling, TasksGroup
 from realsys.name_resolve.key_table import TrialKeys
 from realsys.name_resolve.open import open_store
-from realsys.observability.history import Op, read_history
+from realsys.observability.history import Op
 from realsys.runtime import worker_exit_codes
 from realsys.supervisor import supervisor as supervisor_module
 from realsys.supervisor.attempt.attempt import Job, claim_attempt

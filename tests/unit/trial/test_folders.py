@@ -16,7 +16,7 @@ import pytest
 from launcher.cli.completion import _runs_folders
 from launcher.sites.clusters import check_store
 from launcher.sites.places import user_name
-from launcher.slurm.doctor.folder_checks import folder_findings
+from launcher.slurm.doctor.doctor import folder_findings
 from realsys.api.cluster import ClusterSpec
 from realsys.api.errors import ClusterError
 from realsys.trial import folders

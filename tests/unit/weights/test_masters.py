@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 import torch
 from safetensors.torch import load_file
+from wanted_resources import model_workers
 
 from experiments.grpo_math import grpo_math
 from experiments.ppo_math import ppo_math, ppo_math_async
@@ -17,7 +18,6 @@ from realsys.api.model import FinetuneSpec, ModelName, ParallelGroups, ProcessTo
 from realsys.api.options import LoRAOptions, ModelOptions, OptimizerOptions
 from realsys.backends.fsdp import FSDPBackend
 from realsys.backends.hf import sharding
-from realsys.backends.hf.averages import Averages
 from realsys.backends.hf.recompute import recompute_layers
 from realsys.backends.inference import InferenceBackend
 from realsys.backends.megatron_backend import inference_engine
@@ -313,13 +313,14 @@ def test_an_average_is_parked_with_its_model(tiny_policy):
     assert {x.data_ptr() for x in held} < own
 
 
-def test_averages_begin_as_the_weights_are():
-    box, x = Box.whole((3,)), torch.tensor([0.1, 3.0, -2.0]).bfloat16()
-    averages = Averages({"w": [(box, x)]})
-    ((_, average),) = averages.views["w"]
+def test_averages_begin_as_the_weights_are(tiny_policy):
+    engine = inference_engine(hf_causal_lm(path=str(tiny_policy), dtype="bfloat16", **COMPANY))
+    ((_, x),) = engine.held_weights()["model.norm.weight"]
+    engine.keep_averages()
+    ((_, average),) = engine.held_weights()["model.norm.weight"]
     assert torch.equal(average, x.float())
     average.add_(1.0)
-    averages.round_into({"w": [(box, x)]})
+    engine.weights_changed()
     assert torch.equal(x, average.bfloat16())
 
 
@@ -409,9 +410,9 @@ FULL = ModelOptions(dtype="float32")
     ("settings", "actor", "others"),
     [
         ({}, "float32", "float32"),
-        ({"gpus_per_model_worker": 1}, "bfloat16", "bfloat16"),
+        ({"scheduling": model_workers(gpu=1)}, "bfloat16", "bfloat16"),
         ({"actor": HALF}, "bfloat16", "bfloat16"),
-        ({"gpus_per_model_worker": 1, "actor": FULL}, "float32", "float32"),
+        ({"scheduling": model_workers(gpu=1), "actor": FULL}, "float32", "float32"),
         ({"actor": HALF, "ref": replace(FULL, backend="inference"), "critic": FULL}, "bfloat16", "float32"),
         ({"ref": replace(HALF, backend="inference"), "critic": HALF}, "float32", "bfloat16"),
     ],
@@ -424,7 +425,7 @@ def test_roles_without_a_dtype_compute_in_the_actors(settings, actor, others):
 
 
 def test_servers_and_the_evaluator_compute_in_the_actors_dtype():
-    run = replace(ppo_math_async(), gpus_per_model_worker=1, auto_eval=True)
+    run = replace(ppo_math_async(), scheduling=model_workers(gpu=1), auto_eval=True)
     config = run.with_prepared("sft", "/not/there").initial_setup()
     assert config.generation_server[0].backend_args["dtype"] == "bfloat16"
     assert config.evaluator[0].dtype == "bfloat16"
@@ -435,4 +436,4 @@ def test_fine_tuning_on_gpus_computes_in_bfloat16():
         config = replace(sft_math(), **settings).initial_setup()
         return config.model_worker[0].shards[0].model.args["dtype"]
 
-    assert (dtype(), dtype(gpus_per_model_worker=1)) == ("float32", "bfloat16")
+    assert (dtype(), dtype(scheduling=model_workers(gpu=1))) == ("float32", "bfloat16")

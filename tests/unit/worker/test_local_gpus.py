@@ -174,8 +174,8 @@ def test_who_computes_in_one_process_has_one_gpu_at_most():
 
 def test_a_server_told_to_use_a_gpu_has_one():
     for gpus, problems in ((0.0, 1), (1.0, 0)):
-        options = Async(server_args={"device": "cuda"}, gpus_per_server=gpus)
-        assert len(list(options.problems(batch_size=1, num_prompts=None))) == problems
+        options = Async(server_args={"device": "cuda"})
+        assert len(list(options.device_problems(Scheduling(gpu=gpus)))) == problems
 
 
 def test_workers_on_this_machine_have_their_own_gpus(trial, monkeypatch, tmp_path):

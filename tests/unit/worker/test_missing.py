@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from realsys.name_resolve.store_refusals import MOST_NAMED, timed_out
+from realsys.api.errors import WaitTimeout
+from realsys.name_resolve.store_refusals import MOST_NAMED, KeyWait
 from realsys.trial.records import AttemptFiles, Failure, WorkerExit, write_record
 from realsys.worker.missing import MAX_NAMED, describe_missing
 
@@ -71,6 +72,9 @@ def test_of_very_many_some_are_named(files):
 
 def test_a_wait_for_very_many_names_some():
     keys = [f"a/b/c/d/e/f/{i}" for i in range(MOST_NAMED + 5)]
-    error = timed_out(keys, keys, timeout_s=3.0, describe_missing=None, where="memory://x")
-    assert error.what.startswith("25 of 25 keys did not appear in 3 s: a/b/c/d/e/f/0, ")
+    wait = KeyWait(keys, 0.0, describe_missing=None, where="memory://x")
+    with pytest.raises(WaitTimeout) as raised:
+        wait.left_s({})
+    error = raised.value
+    assert error.what.startswith("25 of 25 keys did not appear in 0 s: a/b/c/d/e/f/0, ")
     assert error.what.endswith(f"a/b/c/d/e/f/{MOST_NAMED - 1} and 5 more")

@@ -28,6 +28,13 @@ PLAIN: dict[str, dict[str, Any]] = {
     },
     "ls": NO_LS,
     "ls --cluster ./x.yaml --json": {"json": True, "cluster": "./x.yaml"},
+    "plan a": {"words": ("a",), "trial": None, **NO_LS},
+    "plan --cluster x a b=1 --json c.d=[-2] --trial t": {
+        "words": ("a", "b=1", "c.d=[-2]"),
+        "trial": "t",
+        "json": True,
+        "cluster": "x",
+    },
 }
 LEFT_TO_TYPER = (
     *(
@@ -37,10 +44,16 @@ LEFT_TO_TYPER = (
         "ls a",
         "status --cluster",
         "ls --report",
-        "launch x",
     ),
     *("status --cluster=x", "status -- a", "status --jso", "ls --cluster --json", "status -x"),
-    *("status --cluster x --cluster y", "ls --json --json"),
+    *(
+        "status --cluster x --cluster y",
+        "ls --json --json",
+        "plan",
+        "plan --json",
+        "plan a --report",
+    ),
+    *("plan a --search", "plan a -p gpu", "plan a --trial", "plan a -- b=1", "plan a --config f"),
 )
 
 
@@ -48,7 +61,7 @@ LEFT_TO_TYPER = (
 def test_typer_understands_the_same(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[dict[str, Any]] = []
 
-    def show_status(trial: str | None, **options: Any) -> int:
+    def show_status(trial: str | None = None, **options: Any) -> int:
         asked.append({"trial": trial, **options})
         return 0
 
@@ -56,6 +69,12 @@ def test_typer_understands_the_same(line: str, monkeypatch: pytest.MonkeyPatch) 
         asked.append(options)
         return 0
 
+    def show_plan(*words: str, json: bool, trial: str | None, **options: Any) -> int:
+        own = {"words": words, "json": json, "trial": trial, "cluster": options["cluster"]}
+        asked.append(own)
+        return 0
+
+    monkeypatch.setattr(quick_verbs, "show_plan", show_plan)
     monkeypatch.setattr(quick_verbs, "show_status", show_status)
     monkeypatch.setattr(quick_verbs, "list_trials", list_trials)
     verb = quick_verb(line.split())

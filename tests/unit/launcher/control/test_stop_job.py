@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 from stand_in_slurm import calls, make_plan, program, queue_row, write_plan
 
-from launcher.control import stop_job as module
-from launcher.control.stop_job import stop_job
+from launcher.control import stop as module
 from launcher.sites.places import user_name
 from launcher.trials.status import StatusReader
 from launcher.trials.submission import Submission, read_submission
@@ -89,9 +88,8 @@ class Trial:
         write_record(self.files.attempt(1).exit, marker)
 
     def stop(self, grace_s: float = 0.05) -> bool:
-        with closing(StatusReader(self.files)) as reader:
-            view = reader.view()
-            return stop_job(reader, self.submission, view, grace_s, 0.05, self._did)
+        stopping = module.stop(self.files, grace_s=grace_s, extra_s=0.05, on_action=self._did)
+        return not stopping.was_over
 
     def _did(self, text: str) -> None:
         self.told.append(text)

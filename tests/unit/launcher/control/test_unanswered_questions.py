@@ -20,7 +20,6 @@ from stand_in_slurm import calls, make_plan, program, queue_row, write_plan
 
 from launcher.cli.verbs.run_verbs import wait
 from launcher.control import stop as stop_module
-from launcher.control import stop_job as stop_job_module
 from launcher.control.stop import stop
 from launcher.terminal.exit_codes import ExitCode
 from launcher.trials.status import StatusReader
@@ -127,13 +126,13 @@ def no_store(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: object) -> None:
         raise StoreUnavailable("the store does not answer", where="here", fix="wait")
 
-    monkeypatch.setattr("launcher.control.stop_request.open_trial_store", refuse)
+    monkeypatch.setattr("launcher.control.stop.open_trial_store", refuse)
 
 
 def test_a_stop_that_the_store_does_not_take_goes_through_slurm_and_kills_nobody(
     bin_folder: Path, trial: TrialFiles, no_store: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stop_job_module, "POLL_PAUSES_S", (0.01,))
+    monkeypatch.setattr(stop_module, "POLL_PAUSES_S", (0.01,))
     write_record(trial.attempt(1).record, attempt())
     write_record(bin_folder / "exit.json", marker(Result.STOPPED))
     (bin_folder / "queue").write_text(queue_row("7", "RUNNING"))
@@ -265,8 +264,8 @@ def test_a_stop_ends_the_job_that_has_the_attempt(
     no_store: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(stop_job_module, "POLL_PAUSES_S", (0.01,))
-    monkeypatch.setattr(stop_job_module, "QUIET_S", 0.05)
+    monkeypatch.setattr(stop_module, "POLL_PAUSES_S", (0.01,))
+    monkeypatch.setattr(stop_module, "QUIET_S", 0.05)
     monkeypatch.setattr(stop_module, "EXTRA_S", 0.05)
     states_in_slurm(bin_folder, job8="RUNNING", job9="FAILED")
     over = "".join(queue_row(job, "CANCELLED") for job in "89")

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pytest
 from test_resolve import CLUSTER, Tiny
+from wanted_resources import model_workers
 
 from launcher.plan.resolve import resolve
-from launcher.plan.scheduling_options import GroupOptions, SchedulingOptions
 from realsys.api.errors import ConfigError
 from realsys.worker.device import STAND_IN, compute_device
 from realsys.worker.machine_gpus import machine_gpus
 
 
 def plan(gpu: float, machine: int | None) -> None:
-    wanted = SchedulingOptions(model_worker=GroupOptions(gpu=gpu))
-    given = {"cluster": CLUSTER, "trial_name": "a", "user": "me", "scheduling": wanted}
-    resolve("tiny", Tiny(), machine_gpus=None if machine is None else lambda: machine, **given)
+    given = {"cluster": CLUSTER, "trial_name": "a", "user": "me"}
+    tiny = Tiny(scheduling=model_workers(gpu=gpu))
+    resolve("tiny", tiny, machine_gpus=None if machine is None else lambda: machine, **given)
 
 
 @pytest.mark.parametrize(("gpu", "machine"), [(0.5, 1), (1, 1), (0, 0), (1, None)])

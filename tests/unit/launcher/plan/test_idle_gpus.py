@@ -31,14 +31,19 @@ def site(file_root: Path) -> str:
     ("experiment", "words", "who", "fix"),
     [
         ("ppo-math", [], "model_worker tasks (phase sft, main)", ALL_MODELS),
-        ("ppo-math", ["gpus_per_model_worker=1"], "model_worker tasks (phase sft)", ALL_MODELS),
+        (
+            "ppo-math",
+            [ALL_MODELS, "sft.scheduling.model_worker.gpu=0"],
+            "model_worker tasks (phase sft)",
+            ALL_MODELS,
+        ),
         ("ppo-math", [ALL_MODELS], "", ""),
         ("ppo-math", ["scheduling.all.partition=cpu"], "", ""),
         (
             "ppo-math-async",
             [],
             "model_worker tasks (phase sft, main) and generation_server tasks (phase main)",
-            f"{ALL_MODELS} schedule.gpus_per_server=1",
+            f"{ALL_MODELS} scheduling.generation_server.gpu=1",
         ),
     ],
 )

@@ -43,7 +43,7 @@ def words(tmp_path: Path) -> list[str]:
 
 
 def test_on_gpus_a_warning_says_it(words: list[str], site: str) -> None:
-    plan = make_plan("grpo-math", [*words, "gpus_per_model_worker=1"], cluster=site)
+    plan = make_plan("grpo-math", [*words, "scheduling.model_worker.gpu=1"], cluster=site)
     (told,) = (w for w in plan.warnings if GAP in w)
     assert told.startswith("phase main: ")
     assert "actor, ref: " in told

@@ -24,10 +24,9 @@ from launcher.plan.memory_check import (
 )
 from launcher.plan.plan_view import server_rows
 from launcher.plan.resolve import resolve
-from launcher.plan.scheduling_options import GroupOptions, SchedulingOptions
 from launcher.submit.planning import make_plan
 from realsys.api.cluster import ClusterSpec
-from realsys.api.scheduling import WorkerType
+from realsys.api.scheduling import GroupOptions, SchedulingOptions, WorkerType
 from realsys.generation.embedded_settings import EmbeddedSettings, stages_on_gpu
 from realsys.generation.http.served_engine import FetchedWeights
 from realsys.generation.served_engines import embedded
@@ -71,7 +70,7 @@ def words_of(given: Path, model: str, *more: str) -> list[str]:
         "train_bs_n_seqs": 64,
         "group_size": 8,
         "gen.max_new_tokens": 8192,
-        "gpus_per_model_worker": 1,
+        "scheduling.model_worker.gpu": 1,
         "placement.n_model_workers": 8,
     }
     return put(usual, more)
@@ -88,7 +87,7 @@ SERVED = (
     "schedule=async",
     "schedule.server_backend=sglang",
     "schedule.weights_through=disk",
-    "schedule.gpus_per_server=4",
+    "scheduling.generation_server.gpu=4",
     "schedule.servers=2",
     "task.eval_size=0",
     "actor.backend=megatron",
@@ -313,7 +312,7 @@ def test_the_first_stage_of_70b_by_hand(given):
 
 # ---- servers and evaluators -----------------------------------------------------------------------
 
-ASYNC = ("schedule=async", RECOMPUTE, "task.eval_size=0", "schedule.gpus_per_server=1")
+ASYNC = ("schedule=async", RECOMPUTE, "task.eval_size=0", "scheduling.generation_server.gpu=1")
 
 
 def servers(given: Path, model: str, gpu: str, *settings: str):
@@ -362,7 +361,7 @@ def test_a_server_of_32b_has_no_room_for_two_copies(given):
 
 def test_engines_that_divide_their_gpus_themselves_must_hold_the_weights(given):
     sglang = ("schedule.server_backend=sglang", "schedule.weights_through=disk")
-    plan, (server,) = servers(given, "70b", "h100", *sglang, "schedule.gpus_per_server=4")
+    plan, (server,) = servers(given, "70b", "h100", *sglang, "scheduling.generation_server.gpu=4")
     assert server.memory.terms == {"weights": 2 * 70_553_706_496 / 4}
     assert plan.phases[0].config.generation_server[0].tp_size == 4
     ((_, what, *_), (*_, together), _) = server_rows([server])
@@ -376,7 +375,7 @@ def test_an_evaluator_counts_too(given):
     evaluated = (
         "auto_eval=true",
         "exp_ctrl.save_freq_steps=10",
-        "evaluator.gpus=1",
+        "scheduling.evaluator.gpu=1",
         "task.eval_size=32",
     )
     plan, (_, evaluator) = servers(given, "7b", "h100", *evaluated)
@@ -469,31 +468,29 @@ def test_eight_of_the_longest_answers_are_worth_a_second_copy():
     assert not stages_on_gpu(8 * 9216 - 1, 9216)
 
 
-# ---- two spellings ------------------------------------------------------------------------------
+# ---- of one type, of all ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("where", ["model_worker", "all"])
-def test_gpus_by_scheduling_are_gpus_by_setting(where):
-    def phases(**settings):
+def test_what_workers_compute_follows_from_their_gpus_in_every_phase(where):
+    def phases(**wanted):
         return resolve(
             "ppo-math",
-            replace(ppo_math(), **settings.pop("own", {})),
+            replace(ppo_math(), scheduling=SchedulingOptions(**wanted)),
             cluster=ClusterSpec(file_root="/tmp/root"),
             trial_name="a",
             user="ada",
             machine_gpus=lambda: 8,
-            **settings,
         ).phases
 
-    own = phases(own={"gpus_per_model_worker": 1})
-    other = phases(scheduling=SchedulingOptions(**{where: GroupOptions(gpu=1)}))
-    assert [p.name for p in other] == ["sft", "main"]
-    for phase, same in zip(other[1:], own[1:], strict=True):
-        assert {s.model.args.get("dtype") for s in phase.config.model_worker[0].shards} == {
-            s.model.args.get("dtype") for s in same.config.model_worker[0].shards
-        }
-        assert phase.scheduling.model_worker == same.scheduling.model_worker
-    assert phases()[1].config != other[1].config
+    found = phases(**{where: GroupOptions(gpu=1)})
+    assert [p.name for p in found] == ["sft", "main"]
+    for phase in found:
+        (worker,) = phase.config.model_worker
+        assert {s.model.args.get("dtype") for s in worker.shards} <= {"bfloat16", None}
+        task = phase.scheduling.model_worker.scheduling
+        assert (task.gpu, task.cpu, worker.num_threads) == (1, 6, 6)
+    assert phases()[1].config != found[1].config
 
 
 @pytest.mark.parametrize("where", ["ref.parallel=d1t1p1", "ref.pool=one"])

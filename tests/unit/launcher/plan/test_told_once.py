@@ -6,15 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from wanted_resources import model_workers
 
 from experiments.compose import RLExperiment
 from experiments.ppo_math import ppo_math
 from launcher.plan.resolve import resolve
 from launcher.submit.planning import make_plan
 from realsys.api.cluster import ClusterSpec
-from realsys.api.errors import ConfigError
+from realsys.api.errors import ConfigError, flat
 from realsys.api.options import range_problems, with_defaults_out_of_range
-from realsys.config.problems import flat
 
 SITE = """
 name: site
@@ -37,14 +37,14 @@ def site(file_root: Path) -> str:
 @pytest.mark.parametrize(
     ("experiment", "what"),
     [
-        (replace(PPO, gpus_per_model_worker=-1), "gpus_per_model_worker is -1"),
+        (replace(PPO, scheduling=model_workers(gpu=-1)), "scheduling.model_worker.gpu is -1"),
         (
             replace(PPO, actor=replace(PPO.actor, max_cache_tokens=0)),
             "actor.max_cache_tokens is 0",
         ),
         (
-            replace(PPO, sft=replace(PPO.sft, cpus_per_model_worker=0)),
-            "sft.cpus_per_model_worker is 0",
+            replace(PPO, sft=replace(PPO.sft, scheduling=model_workers(cpu=0))),
+            "sft.scheduling.model_worker.cpu is 0",
         ),
     ],
 )
@@ -62,8 +62,12 @@ def test_a_value_out_of_range_has_no_follow_up(
     ("setting", "what", "fix"),
     [
         ("scheduling.all.gpu=1.5", "a task asks for 1.5 GPUs", "use 0, 1, or a fraction below 1"),
-        ("gpus_per_model_worker=1.5", "a task asks for 1.5 GPUs", "use 0, 1, or a fraction"),
-        ("gpus_per_model_worker=1e30", "a task asks for 1e+30 GPUs", "use 0, 1, or a fraction"),
+        ("scheduling.model_worker.gpu=1.5", "a task asks for 1.5 GPUs", "use 0, 1, or a fraction"),
+        (
+            "scheduling.model_worker.gpu=1e30",
+            "a task asks for 1e+30 GPUs",
+            "use 0, 1, or a fraction",
+        ),
         (
             "scheduling.model_worker.gpu=9",
             "a model worker computes on one GPU, but 9 are requested for each",

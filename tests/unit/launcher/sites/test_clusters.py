@@ -9,7 +9,7 @@ import pytest
 
 from launcher.sites import clusters, places
 from launcher.sites.clusters import check_writable, find_cluster
-from launcher.sites.file_roots import file_roots
+from launcher.trials.find_trials import file_roots
 from realsys.api.cluster import ClusterSpec
 from realsys.api.errors import ClusterError, ConfigError, ConfigErrors, UnknownName
 from realsys.name_resolve.open import open_store

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from launcher.sites import places
-from launcher.sites.file_roots import file_roots
+from launcher.trials.find_trials import file_roots
 from realsys.api.errors import ConfigError
 
 SPECS = (

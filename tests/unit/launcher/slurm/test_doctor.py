@@ -16,8 +16,9 @@ from launcher.sites.clusters import read_spec, write_spec
 from launcher.slurm.discovery.discover import Discovered, site_from_output
 from launcher.slurm.discovery.site_facts import site_facts
 from launcher.slurm.discovery.site_yaml import site_yaml
-from launcher.slurm.doctor import kernel_checks, node_probe
+from launcher.slurm.doctor import doctor as doctor_module
 from launcher.slurm.doctor import node_job as jobs
+from launcher.slurm.doctor import node_probe
 from launcher.slurm.doctor.doctor import examine, space_finding
 from launcher.slurm.doctor.findings import Finding
 from launcher.slurm.doctor.gpu_job import GpuProbeRequest
@@ -520,13 +521,13 @@ def test_clusters_lists_sites_and_their_mistakes(
     calls: Callable[[], list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_spec("bad", "file_rot: /x\n")
-    assert site_verbs.clusters(json=True) == 0
+    site_verbs.clusters(json=True)
     rows = json.loads(capsys.readouterr().out)["clusters"]
     assert [(r["name"], r["scheduler"], r["problem"]) for r in rows] == [
         ("bad", "?", "no option called 'file_rot'; see realsys doctor --cluster bad"),
         ("local", "local", ""),
     ]
-    assert site_verbs.clusters() == 0
+    site_verbs.clusters()
     with pytest.raises(typer.BadParameter):
         site_verbs.clusters("unit")
 
@@ -534,9 +535,9 @@ def test_clusters_lists_sites_and_their_mistakes(
 def test_clusters_init_writes_once(
     calls: Callable[[], list[str]], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    assert site_verbs.clusters("init") == 0
+    site_verbs.clusters("init")
     text = capsys.readouterr().out
-    assert site_verbs.clusters("init", write=True) == 0
+    site_verbs.clusters("init", write=True)
     path = tmp_path / "config/realsys/clusters/lab.yaml"
     assert capsys.readouterr().out == f"{path}\n"
     assert path.read_text() == text
@@ -763,7 +764,7 @@ def test_a_kernel_that_can_not_hold_a_process_is_told(
     spec: ClusterSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert node_probe.pidfd() is True
-    assert list(kernel_checks.local_kernel_findings()) == []
+    assert list(doctor_module.local_kernel_findings()) == []
     told = judged(spec, pidfd=False, kernel="4.18.0-553.el8_10.x86_64")
     finding = told["kernel there"]
     assert finding.ok is False
@@ -774,7 +775,7 @@ def test_a_kernel_that_can_not_hold_a_process_is_told(
     def lacks(pid: int) -> int:
         raise ClusterError("no pidfd_open", where="here", fix="another kernel")
 
-    monkeypatch.setattr(kernel_checks, "pidfd_open", lacks)
+    monkeypatch.setattr(doctor_module, "pidfd_open", lacks)
     assert found(replace(spec, scheduler="local"))["kernel"].ok is False
 
 

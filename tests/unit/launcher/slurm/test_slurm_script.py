@@ -18,10 +18,8 @@ from experiments.ppo_math import ppo_math
 from launcher.job.entry_command import SUPERVISOR, entry_command
 from launcher.job.job_allocation import JobRequest
 from launcher.plan.resolve import resolve
-from launcher.plan.scheduling_options import GroupOptions, SchedulingOptions
 from launcher.slurm.plan_lines import plan_lines
 from launcher.slurm.script import (
-    MAX_SCRIPT_BYTES,
     comment,
     render_script,
     sbatch_argv,
@@ -72,14 +70,13 @@ MODULES = replace(
 def plan_of(
     cluster: ClusterSpec,
     *words: str,
-    scheduling: SchedulingOptions | None = None,
     **request: object,
 ) -> LaunchPlan:
     """ppo-math on two GPUs of one node, with what is given."""
     settings = (
         "actor.path=/models/start",
         "actor.parallel=d2t1p1",
-        "gpus_per_model_worker=1",
+        "scheduling.model_worker.gpu=1",
         "train_bs_n_seqs=64",
     )
     last = {word.partition("=")[0]: word for word in (*settings, *words)}
@@ -95,7 +92,6 @@ def plan_of(
         cluster=cluster,
         trial_name="run1",
         user="ada",
-        scheduling=scheduling,
         request=JobRequest(**request),  # type: ignore[arg-type]
         now=NOW,
         snapshot=True,
@@ -109,15 +105,15 @@ def text_of(plan: LaunchPlan) -> str:
     return shown.replace(sys.executable, "/venv/bin/python") + "\n"
 
 
-MASTER_ON_CPU = SchedulingOptions(master_worker=GroupOptions(partition="cpu", mem=4096))
+MASTER_ON_CPU = ("scheduling.master_worker.partition=cpu", "scheduling.master_worker.mem=4096")
 CASES = {
     "single": lambda: plan_of(SITE),
     "modules_requeue": lambda: plan_of(MODULES, begin="tomorrow08:00", dependency="afterok:77"),
     "pyxis": lambda: plan_of(PYXIS),
     "apptainer": lambda: plan_of(APPTAINER),
-    "het": lambda: plan_of(SITE, scheduling=MASTER_ON_CPU),
-    "split": lambda: plan_of(SITE, scheduling=MASTER_ON_CPU, layout="split"),
-    "shared_gpu": lambda: plan_of(SITE, "actor.parallel=d1t1p1", "gpus_per_model_worker=0.5"),
+    "het": lambda: plan_of(SITE, *MASTER_ON_CPU),
+    "split": lambda: plan_of(SITE, *MASTER_ON_CPU, layout="split"),
+    "shared_gpu": lambda: plan_of(SITE, "actor.parallel=d1t1p1", "scheduling.model_worker.gpu=0.5"),
 }
 
 
@@ -141,13 +137,13 @@ def test_a_large_job_has_a_small_script():
         "actor.parallel=d4999t1p1",
         "train_bs_n_seqs=19996",
         "task.train_size=40000",
+        "scheduling.model_worker.cpu=7",
     ]
-    eight = SchedulingOptions(model_worker=GroupOptions(cpu=7))
-    plan = plan_of(big, *words, scheduling=eight)
+    plan = plan_of(big, *words)
     assert plan.job is not None
     assert plan.job.components[0].nodes == 625
     script = render_script(plan, attempt=1, command="true")
-    assert len(script.encode()) < MAX_SCRIPT_BYTES / 32
+    assert len(script.encode()) < 2048
 
 
 def test_no_environment_and_no_secret_stands_in_the_script(monkeypatch):

@@ -18,8 +18,7 @@ from launcher.job.job_allocation import Allocation, JobRequest, allocate
 from launcher.sites.site_problems import cluster_problems
 from launcher.slurm.discovery import core_threads
 from launcher.slurm.discovery.core_threads import (
-    default_times,
-    threads_by_partition,
+    seen_by_partition,
     threads_of,
     with_threads,
 )
@@ -200,8 +199,10 @@ def test_a_partition_has_the_most_threads_of_its_nodes() -> None:
     said = (
         "main|16|2:4:2|n/a\nmain|24|1:24:1|n/a\nbig|24|1:24:1|3:00\nslurm_load_partitions: error\n"
     )
-    assert threads_by_partition(said) == {"main": 2, "big": 1}
-    assert default_times(said) == {"big": "3:00"}  # of main it is MaxTime
+    assert seen_by_partition(said) == {
+        "main": (2, None),
+        "big": (1, "3:00"),
+    }  # of main it is MaxTime
 
 
 def test_slurm_is_asked_only_for_what_the_site_file_does_not_say(

@@ -19,7 +19,6 @@ from launcher.cli.command_line import run
 from launcher.control.replay_trial import replay_warnings
 from launcher.job.job_allocation import JobRequest
 from launcher.plan.resolve import resolve
-from launcher.plan.scheduling_options import LaunchSettings
 from launcher.sites.places import user_name
 from launcher.submit import plan_change
 from launcher.submit import submit as submit_module
@@ -89,15 +88,12 @@ class Site:
         change: Callable[[LaunchPlan], LaunchPlan] = lambda plan: plan,
     ) -> TrialFiles:
         """A trial's folder as a launch leaves it."""
-        own = [w for w in words if not w.startswith("scheduling.")]
-        launch = [w for w in words if w.startswith("scheduling.")]
         plan = resolve(
             name,
-            with_settings(default_experiment(name), words=own),
+            with_settings(default_experiment(name), words=words),
             cluster=self.cluster(slurm=slurm),
             trial_name="run1",
             user=user_name(),
-            scheduling=with_settings(LaunchSettings, words=launch).scheduling,
             request=request,
         )
         plan = change(plan)
@@ -338,28 +334,12 @@ def test_a_plan_that_this_code_would_not_make_is_not_changed(site: Site) -> None
     assert site.resume(files) == read_plan(files.plan)
 
 
-def test_a_plan_of_before_scheduling_was_recorded(site: Site) -> None:
-    """Read as ever, and changed where nothing had been set; a copy of older code could not read ours."""
-    files = site.launched()
-    write_plan_text(files, lambda plan: plan.pop("scheduling_options"))
-    assert read_plan(files.plan).scheduling_options == {}
-    assert site.resume(files, "task.max_prompt_len=256").scheduling_options == {}
-
-
 def test_of_an_older_trial_with_resources_of_its_own_settings_stay(site: Site) -> None:
     files = site.launched("scheduling.model_worker.mem=5000")
-    write_plan_text(files, lambda plan: plan.pop("scheduling_options"))
+    write_plan_text(files, lambda plan: plan["options"].pop("scheduling"))
     with pytest.raises(ConfigError) as refusal:
         site.resume(files, "task.max_prompt_len=256")
     assert "scheduling.mem was 5000, would be 8192" in refusal.value.what
-
-
-def test_a_copy_of_older_code_could_not_read_a_plan_of_ours(site: Site) -> None:
-    files = site.launched(slurm=True, change=lambda plan: replace(plan, snapshot=True))
-    write_plan_text(files, lambda plan: plan.pop("scheduling_options"))
-    with pytest.raises(ConfigError, match="an older version made it"):
-        site.resume(files, time="2:00:00")
-    assert site.resume(files).snapshot
 
 
 def write_plan_text(files: TrialFiles, change: Callable[[dict[str, Any]], Any]) -> None:
@@ -394,7 +374,7 @@ def test_time_partition_and_memory_of_the_job(site: Site) -> None:
         "--partition: none → short",
         "--time: none → 2:00:00",
     ]
-    assert plan.scheduling_options == {
+    assert plan.options["scheduling"] == {
         "all": {"time_limit": "2:00:00", "partition": "short"},
         "model_worker": {"mem": 9000},
     }

@@ -229,8 +229,8 @@ def test_one_folder_that_can_not_be_made_takes_all_away(file_root: Path) -> None
 @pytest.fixture
 def views(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, int]], list[str]]:
     """Stands in for starting and watching: trials end with the given status, 0 if not named."""
-    from launcher.cli import watching
     from launcher.submit import submit as submit_module
+    from launcher.trials import render
 
     started: list[str] = []
 
@@ -241,7 +241,7 @@ def views(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, int]], list[st
             lambda files, plan, hash_: started.append(plan.trial_name),
         )
         monkeypatch.setattr(
-            watching,
+            render,
             "watch_until_over",
             lambda files, trial: ExitCode(ends.get(files.root.name, 0)),
         )

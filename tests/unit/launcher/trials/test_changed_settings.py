@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -16,7 +16,6 @@ from experiments.compose import RLExperiment
 from experiments.sft import SFTExperiment
 from launcher.plan import resolve as resolve_module
 from launcher.plan.resolve import resolve
-from launcher.plan.scheduling_options import GroupOptions, SchedulingOptions
 from launcher.submit.planning import default_experiment
 from launcher.trials.changed_settings import (
     ABSENT,
@@ -32,6 +31,7 @@ from launcher.trials.changed_settings import (
 from realsys.api.cluster import ClusterSpec
 from realsys.api.errors import ConfigError
 from realsys.api.plain import to_plain
+from realsys.api.scheduling import GroupOptions, SchedulingOptions
 from realsys.config.option_tree import OptionRow, rows
 from realsys.trial.records import PlanChange
 
@@ -53,22 +53,26 @@ EXPERIMENTS: tuple[tuple[str, dict[str, Any]], ...] = (
 
 # ROLE stands for actor, critic, ref and model; what begins with sft. is settings of a preparation.
 CAN = """
-mem_per_model_worker tensorboard exp_ctrl.save_freq_epochs exp_ctrl.save_freq_steps
+tensorboard exp_ctrl.save_freq_epochs exp_ctrl.save_freq_steps
 exp_ctrl.save_freq_secs exp_ctrl.ckpt_freq_epochs exp_ctrl.ckpt_freq_steps exp_ctrl.ckpt_freq_secs
 exp_ctrl.ckpt_keep exp_ctrl.eval_freq_epochs exp_ctrl.eval_freq_steps exp_ctrl.eval_freq_secs
 ROLE.max_tokens_per_mb ROLE.max_cache_tokens task.max_prompt_len gen.max_new_tokens
 schedule.flush_request_timeout schedule.max_concurrent_rollouts schedule.max_in_flight
 schedule.new_tokens_per_chunk schedule.rollout_request_timeout schedule.dump_limit_gib
-schedule.mem_per_server schedule.cpus_per_worker schedule.mem_per_worker evaluator.batch_size
-evaluator.max_tries evaluator.retry_s evaluator.poll_s evaluator.mem wandb.mode wandb.project
+evaluator.batch_size evaluator.max_tries evaluator.retry_s evaluator.poll_s wandb.mode wandb.project
 wandb.entity max_answer_len
 """.split()
+# CPUs of those who compute are threads, which decide how sums are rounded.
+COMPUTE = ["all", "model_worker", "generation_server", "evaluator"]
+OTHERS = ["master_worker", "gserver_manager", "rollout_worker"]
+CAN += [f"scheduling.{kind}.mem" for kind in (*COMPUTE, *OTHERS)]
+CAN += [f"scheduling.{kind}.cpu" for kind in OTHERS]
 CAN_WITH_A_CONSTANT_LEARNING_RATE = "exp_ctrl.total_train_epochs exp_ctrl.benchmark_steps".split()
 CANNOT = """
 seed group_size task.reward placement.pools placement.allocation placement.n_model_workers
 schedule.max_staleness auto_eval placement.copies_through algorithm.ref_ema_eta deterministic
-cpus_per_model_worker gpus_per_model_worker ROLE.path ROLE.dtype ROLE.backend ROLE.parallel
-ROLE.pool ROLE.recompute ROLE.cpu_offload ROLE.offload ROLE.optimizer.lr ROLE.optimizer.weight_decay
+ROLE.path ROLE.dtype ROLE.backend ROLE.parallel ROLE.pool ROLE.recompute ROLE.cpu_offload
+ROLE.offload ROLE.optimizer.lr ROLE.optimizer.weight_decay
 ROLE.optimizer.beta1 ROLE.optimizer.beta2 ROLE.optimizer.eps ROLE.optimizer.lr_schedule
 ROLE.optimizer.warmup_steps_proportion ROLE.optimizer.min_lr_ratio ROLE.optimizer.gradient_clipping
 ROLE.lora.rank ROLE.lora.alpha ROLE.lora.target_modules task.path task.eval_path task.train_size
@@ -89,10 +93,11 @@ algorithm.mismatch_kl_max algorithm.on_mismatch gen.n gen.min_new_tokens gen.gre
 gen.top_p gen.top_k gen.stop_token_ids schedule.staleness_policy schedule.servers
 schedule.server_backend schedule.server_args schedule.schedule_policy schedule.update_mode
 schedule.weights_through schedule.wire_dtype schedule.delta schedule.workers task.agent
-task.agent_args task.env task.env_args schedule.success_range schedule.dump schedule.cpus_per_server
-schedule.gpus_per_server evaluator.n evaluator.cpus evaluator.gpus init.hidden_size init.num_layers
-init.num_heads init.num_kv_heads init.vocab_size
+task.agent_args task.env task.env_args schedule.success_range schedule.dump evaluator.n
+init.hidden_size init.num_layers init.num_heads init.num_kv_heads init.vocab_size
 """.split()
+CANNOT += [f"scheduling.{kind}.gpu" for kind in (*COMPUTE, *OTHERS)]
+CANNOT += [f"scheduling.{kind}.cpu" for kind in COMPUTE]
 
 # Where a changed value can't be guessed from the type.
 VALUES: dict[str, Any] = {
@@ -118,14 +123,13 @@ def uncheck(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(kind, "remarks", lambda experiment, given: ())
 
 
-def plan_of(name: str, options: Any, scheduling: SchedulingOptions | None = None) -> Any:
+def plan_of(name: str, options: Any) -> Any:
     plan = resolve(
         name,
         options,
         cluster=ClusterSpec(file_root="/r", name_resolve="file:///r/name_resolve"),
         trial_name="t",
         user="u",
-        scheduling=scheduling,
         fits_memory=False,
     )
     return to_plain(plan)
@@ -167,6 +171,12 @@ def general(path: str) -> str:
     return re.sub(r"\b(actor|critic|ref|model)\.", "ROLE.", path)
 
 
+def not_of_resources(path: str) -> bool:
+    """Of tasks, what says nothing of CPUs, GPUs and memory (see ``test_resources_of_tasks``)."""
+    _, of_tasks, rest = f".{path}".partition(".scheduling.")
+    return bool(of_tasks) and rest.partition(".")[2] not in ("cpu", "gpu", "mem")
+
+
 def verdicts(name: str, needed: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """(setting, yes | no | moot | unjudged) of each of an experiment's settings."""
     options = default_experiment(name)
@@ -174,7 +184,7 @@ def verdicts(name: str, needed: dict[str, Any]) -> Iterator[tuple[str, str]]:
         options = with_value(options, path, value)
     before = plan_of(name, options)
     for row in rows(options):
-        if row.section or row.type.startswith("group"):
+        if row.section or row.type.startswith("group") or not_of_resources(row.path):
             continue
         try:
             after = plan_of(name, with_value(options, row.path, other_value(row)))
@@ -218,7 +228,8 @@ def test_what_cannot_is_refused_wherever_it_means_anything(found: dict[str, set[
 
 def test_of_a_preparation_only_memory_can_be_changed(found: dict[str, set[str]]) -> None:
     its = {name for name, sides in found.items() if name.startswith("sft.") and "yes" in sides}
-    assert its == {"sft.mem_per_model_worker"}
+    memory = {f"sft.scheduling.{kind}.mem" for kind in ("all", "model_worker", "master_worker")}
+    assert its == {*memory, "sft.scheduling.master_worker.cpu"}
 
 
 CONSTANT = {
@@ -269,17 +280,19 @@ def test_a_data_set_that_may_leave_records_out_keeps_its_lengths() -> None:
 
 LONGER = ("task.max_prompt_len", 256)
 # How many there are, on what they compute and with which software: not a matter of resources.
-TASK_CANNOT = ("gpu", "container_image")
+# CPUs are threads too.
+TASK_CANNOT = ("cpu", "gpu", "container_image")
 
 
-@pytest.mark.parametrize("field", list(GroupOptions.__dataclass_fields__))
+@pytest.mark.parametrize("field", [f.name for f in fields(GroupOptions)])
 def test_resources_of_tasks(field: str) -> None:
     values: dict[str, Any] = {"cpu": 3, "gpu": 1.0, "mem": 99, "env_vars": {"A": "1"}}
     values["extra"] = {"comment": "x"}
     group = GroupOptions(**{field: values.get(field, "x")})
     options = default_experiment("ppo-math")
     before = plan_of("ppo-math", options)
-    after = plan_of("ppo-math", options, SchedulingOptions(model_worker=group))
+    wanted = replace(options, scheduling=SchedulingOptions(model_worker=group))
+    after = plan_of("ppo-math", wanted)
     assert relevant_differences(before, after)
     assert bool(refused_changes(before, after)) == (field in TASK_CANNOT)
 

@@ -14,8 +14,8 @@ from launcher.trials.trial_view import view_of
 from realsys.api.cluster import PartitionSpec
 from realsys.api.errors import ConfigError
 from realsys.slurm.lost_nodes import lost_nodes, without_lost
-from realsys.supervisor.health import requeue_elsewhere
-from realsys.supervisor.health.requeue_elsewhere import leave_out
+from realsys.supervisor import signals
+from realsys.supervisor.signals import leave_out
 from realsys.trial.records import ExitMarker, Failure, Result, TrialFiles, write_record
 from realsys.trial.trial_state import JobState, State
 
@@ -83,8 +83,8 @@ def test_a_job_does_without_a_lost_node_if_it_can(excluded, pinned, of_partition
 @pytest.fixture
 def slurm(tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
-    monkeypatch.setattr(requeue_elsewhere, "TRY_EVERY_S", 0.01)
-    caplog.set_level(logging.INFO, logger=requeue_elsewhere.__name__)
+    monkeypatch.setattr(signals, "TRY_EVERY_S", 0.01)
+    caplog.set_level(logging.INFO, logger=signals.__name__)
     program(tmp_path / "bin", "sinfo", "echo 3; echo 1")
     return tmp_path / "bin"
 
