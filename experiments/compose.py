@@ -122,6 +122,7 @@ class RLExperiment(TrainingRun):
         yield from self.task.problems(
             batch_size=self.train_bs_n_seqs, tokenizer_dir=self.actor.path
         )
+        yield from self.task.reward_problems()
         if not self.schedule.has_servers:
             yield from self.task.agent_problems()
         yield from start_problems(self.task, self.actor, self.sft)

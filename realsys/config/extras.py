@@ -18,6 +18,7 @@ _PACKAGES = {
     "megatron": "megatron",
     "report": "matplotlib tensorboard",
     "wandb": "wandb",
+    "data": "pyarrow",
 }
 EXTRA_OF = {name: extra for extra, names in _PACKAGES.items() for name in names.split()}
 

@@ -36,6 +36,8 @@ BUILTIN: dict[str, dict[str, str]] = {
         "rollout_dump": "realsys.data.sources.replayed_rollouts:RolloutDumpData",
     },
     "reward": {"math_verify": "realsys.rewards.math_verify:math_verify_reward"},
+    "filter": {},
+    "transform": {},
     "agent": {
         "math_single_step": "realsys.rollout.agents.math_single_step:MathSingleStep",
         "math_multi_turn": "realsys.rollout.agents.math_multi_turn:MathMultiTurn",
@@ -45,7 +47,7 @@ BUILTIN: dict[str, dict[str, str]] = {
         "math_verify": "realsys.rollout.environments.math_question:MathVerify",
         "calculator": "realsys.rollout.environments.calculator:Calculator",
     },
-    "task": {"math": "experiments.task:MathTask"},
+    "task": {"file": "experiments.task:FileTask", "math": "experiments.task:MathTask"},
     "algorithm": {
         "grpo": "experiments.algorithm:GRPO",
         "ppo": "experiments.algorithm:PPO",
