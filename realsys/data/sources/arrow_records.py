@@ -1,8 +1,8 @@
 """Records of Parquet files, Arrow files and folders of ``datasets.save_to_disk``, by number. No torch.
 
 They need pyarrow (``pip install 'realsys[data]'``), which is imported when such a file is opened. A
-Parquet file is read by row groups, of which a few are kept: files that are shuffled should have small ones. An Arrow
-file is mapped into memory, which the system pages in and out.
+Parquet file is read by row groups, of which a few are kept: files that are shuffled should have small ones.
+An Arrow file is mapped into memory, which the system pages in and out.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ their beginnings.
 from __future__ import annotations
 
 import gzip
-import os
 import time
 import zlib
 from collections.abc import Iterator, Sequence
@@ -16,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from realsys.api.basics.bounded_files import bounded_lines, open_regular
 from realsys.api.errors import DataError
@@ -30,6 +29,7 @@ WHOLE_ROWS = 20_000  # and one in Parquet or Arrow of so many rows
 RUNS, RUN_RECORDS = 8, 125
 SAMPLING_S = 5.0  # then no further run is begun
 _MAGIC_OF_ROWS = (b"PAR1", b"ARRO")
+_MEASURED_BYTES = 4 << 20  # unpacked, to see how well a file is packed
 _TAIL_BYTES = 256 << 10  # before a file's end, where its last run begins
 
 
@@ -108,17 +108,17 @@ class _ReadRecords:
 
 def _sample_of_texts(files: Sequence[Path], sizes: Sequence[int]) -> RecordSample:
     found: dict[str, dict[str, Any]] = {}
-    num_bytes, until_s, total = 0, time.monotonic() + SAMPLING_S, sum(sizes)
+    num_bytes, until_s, total = 0.0, time.monotonic() + SAMPLING_S, sum(sizes)
     for file, start in dict.fromkeys(_places(files, sizes)):
         if found and time.monotonic() > until_s:
             break
         with _named(file):
-            for end, where, record in islice(_run(file, start), RUN_RECORDS):
-                num_bytes += end if where not in found else 0
+            for size, where, record in islice(_run(file, start), RUN_RECORDS):
+                num_bytes += size if where not in found else 0
                 found[where] = record
     if not found:
         raise DataError("the data set is empty", where=str(files[0]), fix="add records to it")
-    about = max(len(found), total * len(found) // max(num_bytes, 1))
+    about = max(len(found), int(total * len(found) / max(num_bytes, 1)))
     return RecordSample(_ReadRecords(list(found.items())), about, is_exact=False, is_whole=False)
 
 
@@ -135,12 +135,13 @@ def _places(files: Sequence[Path], sizes: Sequence[int]) -> Iterator[tuple[Path,
             left -= size
 
 
-def _run(file: Path, start: int) -> Iterator[tuple[int, str, dict[str, Any]]]:
+def _run(file: Path, start: int) -> Iterator[tuple[float, str, dict[str, Any]]]:
     """Yields bytes (in the file as it is stored), place and content of records from a byte on."""
     with open_regular(file) as raw:
         if _start(file)[:2] == b"\x1f\x8b":
-            unpacked = gzip.GzipFile(fileobj=raw)
-            yield from _measured(raw, _parsed(file, unpacked, 0))
+            share = _packed_share(file)
+            for size, where, record in _parsed(file, gzip.GzipFile(fileobj=raw), 0):
+                yield size * share, where, record
             return
         if start:
             raw.seek(start - 1)
@@ -148,15 +149,11 @@ def _run(file: Path, start: int) -> Iterator[tuple[int, str, dict[str, Any]]]:
         yield from _parsed(file, raw, start)
 
 
-def _measured(
-    raw: BinaryIO, records: Iterator[tuple[int, str, dict[str, Any]]]
-) -> Iterator[tuple[int, str, dict[str, Any]]]:
-    """Replaces unpacked sizes by packed ones, by the share that unpacking has read."""
-    unpacked = 0
-    for size, where, record in records:
-        unpacked += size
-        share = min(raw.tell(), os.fstat(raw.fileno()).st_size) / max(unpacked, 1)
-        yield max(1, int(size * min(share, 1.0))), where, record
+def _packed_share(file: Path) -> float:
+    """Returns stored bytes over unpacked ones, of the beginning of a compressed file."""
+    with open_regular(file) as raw:
+        unpacked = len(gzip.GzipFile(fileobj=raw).read(_MEASURED_BYTES))
+        return min(raw.tell() / max(unpacked, 1), 1.0)
 
 
 def _parsed(file: Path, opened: Any, start: int) -> Iterator[tuple[int, str, dict[str, Any]]]:
