@@ -92,6 +92,8 @@ class Task(Choice, abc.ABC):
                 where="task.train_size and train_bs_n_seqs",
                 fix=f"use task.train_size={batch_size} or more",
             )
+        if self.rule and (problem := registry.check("reward", self.rule, where="task.reward")):
+            yield problem
         for kind, name, where in (
             ("agent", self.agent, "task.agent"),
             ("environment", self.env, "task.env"),
@@ -100,15 +102,13 @@ class Task(Choice, abc.ABC):
                 yield problem
 
     def reward_problems(self) -> Iterator[ConfigError]:
-        """Yields an unknown reward rule, or none."""
+        """Yields that no rule is named, which fine-tuning does without."""
         if not self.rule:
             yield ConfigError(
                 f"task {self.kind} has no rule that scores an answer",
                 where="task.reward",
                 fix="name a registered one, e.g. task.reward=math_verify; docs/your_data.md shows your own",
             )
-        elif problem := registry.check("reward", self.rule, where="task.reward"):
-            yield problem
 
     def answer_problems(self) -> Iterator[ConfigError]:
         """Yields what fine-tuning on the task's answers would fail at."""

@@ -12,7 +12,7 @@ from realsys.api.errors import CheckpointError, ConfigError, DataError
 from realsys.data.sources.dataset_arguments import MathRecordsArguments
 
 if TYPE_CHECKING:
-    from realsys.data.sources.record_parts import Records
+    from realsys.data.sources.record_parts import RecordSource
     from realsys.data.sources.record_samples import RecordSample
     from realsys.data.sources.record_shape import Question
 
@@ -128,7 +128,7 @@ class _Sampled:
 
         self._data = data
         self.sample: RecordSample = sample_records(Path(file).expanduser())
-        self.kept: Records = chosen_records(
+        self.kept: RecordSource = chosen_records(
             self.sample.records, keep=data.keep, transform=data.transform, name=file
         )
         self.num_dropped = len(self.sample.records) - len(self.kept)

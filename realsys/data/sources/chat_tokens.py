@@ -80,21 +80,21 @@ class PromptTokenizer:
         """
         if not self.has_template:
             raise no_template("a conversation")
-        said = with_system(tuple(messages), self._system)
-        whole, end_id = self._rendered(said), self.tokenizer.eos_token_id
+        turns = with_system(tuple(messages), self._system)
+        whole, end_id = self._rendered(turns), self.tokenizer.eos_token_id
         tokens: list[int] = []
         no_loss: list[bool] = []
         at = num_rewritten = 0
-        for place, message in enumerate(said):
+        for place, message in enumerate(turns):
             if message["role"] != "assistant":
                 continue
-            opening = self._rendered(said[:place], opens_answer=True)
-            turn = self._rendered(said[: place + 1])
+            opening = self._rendered(turns[:place], opens_answer=True)
+            turn = self._rendered(turns[: place + 1])
             if not turn.startswith(opening) or not whole.startswith(turn) or len(opening) < at:
                 num_rewritten += 1
                 continue
             before, answer = self.ids(whole[at : len(opening)]), self.ids(turn[len(opening) :])
-            if end_id not in answer and place + 1 == len(said):
+            if end_id not in answer and place + 1 == len(turns):
                 answer.append(end_id)
             # White space behind the end token is the template's
             trained = len(answer) - answer[::-1].index(end_id) if end_id in answer else len(answer)
@@ -138,11 +138,6 @@ def no_template(what: str) -> DataError:
         where=what,
         fix="use an instruction-tuned model, or prompts as plain text without system and template_args",
     )
-
-
-def tokenize_prompt(tokenizer: Any, prompt: str) -> list[int]:
-    """Tokenizes a question, up to where the answer begins."""
-    return PromptTokenizer(tokenizer).tokens(prompt)
 
 
 def _bos(tokenizer: Any) -> list[int]:

@@ -18,7 +18,7 @@ from typing import Any
 
 from realsys.api import registry
 from realsys.api.errors import DataError
-from realsys.data.sources.record_parts import PartOfRecords, Records
+from realsys.data.sources.record_parts import PartOfRecords, RecordSource
 from realsys.runtime.progress import tick
 
 logger = logging.getLogger(__name__)
@@ -26,8 +26,8 @@ _TICK_EVERY = 1000
 
 
 def chosen_records(
-    records: Records, *, keep: Sequence[str], transform: Sequence[str], name: str
-) -> Records:
+    records: RecordSource, *, keep: Sequence[str], transform: Sequence[str], name: str
+) -> RecordSource:
     """Drops records by filters and shows the others as transforms make them.
 
     Args:
@@ -62,16 +62,10 @@ def chosen_records(
     return TransformedRecords(records, transform) if transform else records
 
 
-def num_dropped(records: Records, keep: Sequence[str]) -> int:
-    """Counts the records that the filters would drop."""
-    filters = [(name, registry.find("filter", name)) for name in keep]
-    return sum(not _is_kept(filters, records, index) for index in range(len(records)))
-
-
 class TransformedRecords:
     """Records as transforms make them, when they are read."""
 
-    def __init__(self, records: Records, transform: Sequence[str]) -> None:
+    def __init__(self, records: RecordSource, transform: Sequence[str]) -> None:
         self._records = records
         self._transforms = [(name, registry.find("transform", name)) for name in transform]
 
@@ -97,7 +91,7 @@ class TransformedRecords:
 
 
 def _is_kept(
-    filters: Sequence[tuple[str, Callable[..., Any]]], records: Records, index: int
+    filters: Sequence[tuple[str, Callable[..., Any]]], records: RecordSource, index: int
 ) -> bool:
     record = records[index] if filters else {}
     return all(

@@ -26,7 +26,7 @@ from realsys.data.sources.chat_tokens import PromptTokenizer
 from realsys.data.sources.chosen_records import chosen_records
 from realsys.data.sources.dataset_arguments import MathRecordsArguments, MathSFTArguments
 from realsys.data.sources.record_files import open_records
-from realsys.data.sources.record_parts import ListedRecords, PartOfRecords, Records
+from realsys.data.sources.record_parts import ListedRecords, PartOfRecords, RecordSource
 from realsys.data.sources.record_shape import (
     Message,
     Question,
@@ -56,7 +56,7 @@ class _MathRecords(MathRecordsArguments):
 
     tokenizer: Any
     seed: int
-    records: Records = field(init=False, repr=False)
+    records: RecordSource = field(init=False, repr=False)
     _prompts: PromptTokenizer = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -92,7 +92,7 @@ class _MathRecords(MathRecordsArguments):
     def __len__(self) -> int:
         return len(self.records)
 
-    def _read(self) -> Records:
+    def _read(self) -> RecordSource:
         is_test = self.split == "test"
         if self.task is not None:
             task = from_plain(registry.find("task", self.task[KIND]), self.task, where="task")

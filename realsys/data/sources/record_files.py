@@ -23,7 +23,7 @@ from realsys.data.sources.arrow_records import (
     files_of_saved_dataset,
     is_saved_dataset,
 )
-from realsys.data.sources.record_parts import JoinedRecords, Records
+from realsys.data.sources.record_parts import JoinedRecords, RecordSource
 from realsys.data.sources.text_records import (
     CsvRows,
     JsonLines,
@@ -40,7 +40,7 @@ _GZIP, _PARQUET, _ARROW = b"\x1f\x8b", b"PAR1", b"ARROW1"
 _CHUNK_BYTES = 1 << 20
 
 
-def open_records(path: str | Path) -> Records:
+def open_records(path: str | Path) -> RecordSource:
     """Opens all records under ``path``.
 
     Raises:
@@ -86,7 +86,7 @@ def _is_shard(file: Path) -> bool:
     return not name.startswith((".", "_")) and name.endswith(SUFFIXES) and file.is_file()
 
 
-def _open(path: Path, spool: Spool) -> Records:
+def _open(path: Path, spool: Spool) -> RecordSource:
     """Opens one file, by what it begins with and the end of its name."""
     try:
         with open_regular(path) as file:

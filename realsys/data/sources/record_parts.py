@@ -1,7 +1,7 @@
 """Views of records: several sources as one, a range of one, lists. No torch, no file.
 
-``Records`` is what every source of records is to its readers: a length, any record by its number, and a
-name for it in messages.
+``RecordSource`` is what every source of records is to its readers: a length, any record by its number, and
+a name for it in messages.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from itertools import accumulate
 from typing import Any, Protocol
 
 
-class Records(Protocol):
+class RecordSource(Protocol):
     """Records by number, from 0. Reading one costs bounded time and memory."""
 
     def __len__(self) -> int: ...
@@ -49,7 +49,7 @@ class ListedRecords:
 class PartOfRecords:
     """The records at ``numbers`` of another source, in their order."""
 
-    records: Records
+    records: RecordSource
     numbers: Sequence[int]
 
     def __len__(self) -> int:
@@ -66,7 +66,7 @@ class PartOfRecords:
 class JoinedRecords:
     """The records of several sources, one source after another."""
 
-    def __init__(self, parts: Sequence[Records]) -> None:
+    def __init__(self, parts: Sequence[RecordSource]) -> None:
         self._parts = parts
         self._ends = list(accumulate(map(len, parts)))
 

@@ -20,7 +20,7 @@ from typing import Any
 from realsys.api.basics.bounded_files import bounded_lines, open_regular
 from realsys.api.errors import DataError
 from realsys.data.sources.record_files import is_csv, open_records, record_paths
-from realsys.data.sources.record_parts import PartOfRecords, Records
+from realsys.data.sources.record_parts import PartOfRecords, RecordSource
 from realsys.data.sources.text_records import column_names, csv_record, csv_rows, json_record
 
 WHOLE_BYTES = 32 << 20  # a data set of this size is read whole,
@@ -43,7 +43,7 @@ class RecordSample:
         is_whole: ``records`` are all.
     """
 
-    records: Records
+    records: RecordSource
     total: int
     is_exact: bool
     is_whole: bool
@@ -80,7 +80,7 @@ def _start(file: Path) -> bytes:
         return opened.read(4)
 
 
-def _sample_of_rows(records: Records) -> RecordSample:
+def _sample_of_rows(records: RecordSource) -> RecordSample:
     total = len(records)
     if total <= WHOLE_ROWS:
         return RecordSample(records, total, is_exact=True, is_whole=True)

@@ -60,8 +60,8 @@ def question_of(
                 where=where,
                 fix="begin with a user's message",
             )
-        said = messages[end]["content"] if end < len(messages) else None
-        answer = _answer(record, columns, where, needed=needs_answer and not said) or said or None
+        reply = messages[end]["content"] if end < len(messages) else None
+        answer = _answer(record, columns, where, needed=needs_answer and not reply) or reply or None
         return Question(messages[:end], answer, messages, record)
     name, value = _prompt_field(record, columns, where)
     prompt: str | tuple[Message, ...]
@@ -122,8 +122,8 @@ def _message(message: Any, name: str, where: str) -> Message:
     content = message.get("content")
     if isinstance(content, list):  # parts: [{"type": "text", "text": …}]
         texts = [part.get("text") if isinstance(part, dict) else part for part in content]
-        said = [text for text in texts if isinstance(text, str)]
-        content = "".join(said) if len(said) == len(texts) else content
+        found = [text for text in texts if isinstance(text, str)]
+        content = "".join(found) if len(found) == len(texts) else content
     if content is None and message.get("tool_calls"):
         content = ""
     if not isinstance(content, str):

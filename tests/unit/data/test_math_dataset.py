@@ -9,7 +9,7 @@ import torch
 
 from realsys.api.errors import DataError
 from realsys.data.sources.arithmetic_problems import arithmetic_word_problems
-from realsys.data.sources.chat_tokens import tokenize_prompt
+from realsys.data.sources.chat_tokens import PromptTokenizer
 from realsys.data.sources.dataset_arguments import Columns
 from realsys.data.sources.math_questions import MathPrompts, MathSFT
 from realsys.data.sources.record_files import open_records
@@ -17,6 +17,10 @@ from realsys.data.sources.record_shape import question_of
 from realsys.models.tiny_llama import train_tokenizer
 
 TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
+
+
+def tokenize_prompt(tokenizer, prompt):
+    return PromptTokenizer(tokenizer).tokens(prompt)
 
 
 def read_records(path):

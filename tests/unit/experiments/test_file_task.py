@@ -84,8 +84,8 @@ def test_reinforcement_learning_needs_a_rule_and_fine_tuning_none(file: str) -> 
     told = [p.where for p in grpo(unnamed, train_bs_n_seqs=8).problems()]
     assert "task.reward" in told
     assert list(SFTExperiment(task=unnamed, train_bs_n_seqs=8).problems()) == []
-    (wrong,) = task(file, reward="gradd").reward_problems()
-    assert "did you mean 'graded'?" in wrong.fix
+    (wrong,) = problems(task(file, reward="gradd"))
+    assert "did you mean 'graded'?" in wrong
 
 
 def test_fine_tuning_on_records_without_answers_is_told(tmp_path: Path) -> None:

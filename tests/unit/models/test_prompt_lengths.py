@@ -10,7 +10,7 @@ import pytest
 from experiments.parts import question_files
 from experiments.parts.question_files import dataset_problems, sample_of
 from realsys.api.errors import CheckpointError
-from realsys.data.sources.chat_tokens import tokenize_prompt
+from realsys.data.sources.chat_tokens import PromptTokenizer
 from realsys.data.sources.dataset_arguments import MathRecordsArguments
 from realsys.models.hf import load_tokenizer
 from realsys.models.prompt_lengths import prompt_lengths, special_tokens, tokenizer_faults
@@ -48,7 +48,7 @@ def test_lengths_are_those_that_the_worker_finds(model, template):
     tokenizer = load_tokenizer(model)
     if isinstance(template, list):
         tokenizer.chat_template = CHAT  # what transformers takes of several
-    expected = [len(tokenize_prompt(tokenizer, q)) for q in QUESTIONS]
+    expected = [len(PromptTokenizer(tokenizer).tokens(q)) for q in QUESTIONS]
     assert prompt_lengths(model, QUESTIONS) == expected
     assert special_tokens(model)["eos_token"] == tokenizer.eos_token
 
