@@ -31,7 +31,8 @@ from realsys.api.errors import ConfigError, DataError
 from realsys.api.model import DatasetAbstraction
 from realsys.api.options import option
 from realsys.api.plain import from_plain, to_plain
-from realsys.data.sources.dataset_arguments import Columns, MathRecordsArguments
+from realsys.data.sources.dataset_arguments import Columns as Columns
+from realsys.data.sources.dataset_arguments import MathRecordsArguments
 
 T = TypeVar("T", bound="type[Task]")
 TEST_PERCENT = 10  # of a generated task's questions, by what they say
