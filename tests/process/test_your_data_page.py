@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -74,8 +76,18 @@ def records(example: dict[str, Any]) -> Iterator[str]:
     """Records of the shape of the page's, about other words."""
     text = json.dumps(example)
     for number, word in enumerate(WORDS):
-        made = text.replace("cab", word).replace("bac", word[::-1])
+        made = re.sub(r"\bbac\b", word[::-1], re.sub(r"\bcab\b", word, text))
         yield made.replace('"level": 1', f'"level": {number % 4}') + "\n"
+
+
+def test_the_page_shows_its_records(folder: Path) -> None:
+    """`realsys data show` of the page, run as a user would."""
+    (line,) = re.findall(r"^realsys (data show .*)$", PAGE, flags=re.MULTILINE)
+    words = [in_folder(folder, word) for word in line.split()]
+    command = [sys.executable, "-m", "launcher.cli.entry", *words, "task.eval_size=8"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    assert "template        the tokenizer's chat template" in done.stdout
+    assert "<|user|>Write it backwards: aab<eos>\n<|assistant|>\nknown answer: baa" in done.stdout
 
 
 def launches(name: str) -> list[list[str]]:

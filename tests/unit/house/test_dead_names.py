@@ -12,7 +12,7 @@ PARTS = ("realsys", "launcher", "experiments")
 KEPT = {
     # words of the seed documents, and what plug-ins call or implement
     *("controller_image", "worker_tag", "epoch_step", "destroy", "cu_seqlens"),
-    *("max_head_offpolicyness", "tokenizer_name_or_path"),
+    "max_head_offpolicyness",
     *("register_interface", "register_backend", "register_model", "register_dataset"),
     *("register_agent", "register_environment", "TableCosts"),
     *("register_filter", "register_transform"),
