@@ -259,15 +259,16 @@ def test_record_paths_of_one_file_is_that_file(tmp_path: Path) -> None:
 
 
 STREAM = """
-import resource, sys, json
+import json, re, sys
 from realsys.data.sources.record_files import open_records
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+peak = lambda: int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1])
+before = peak()
 records = open_records(sys.argv[1])
 n = len(records)
 total = sum(records[i]["n"] for i in range(0, n, 5))
 step = 7919
 spread = sum(records[i * step % n]["n"] for i in range(5000))
-after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+after = peak()
 print(json.dumps([n, total, spread, (after - before) * 1024]))
 """
 
