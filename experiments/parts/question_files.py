@@ -231,8 +231,9 @@ def sampled_remarks(data: MathRecordsArguments, tokenizer_dir: str | None) -> It
             )
         if not found.sample.is_whole:
             yield (
-                f"{read:,} of {about}{total:,} records of {path} were read, from its "
-                "beginning, its end and between; a worker reads the others"
+                f"{read:,} of {about}{total:,} records of {path} were read, from its beginning"
+                + ", its end and between" * found.sample.is_spread
+                + "; a worker reads the others"
             )
         elif tokenizer_dir is not None and len(found.kept) > MAX_SAMPLED_QUESTIONS:
             num_sampled = len(sample_of(found.lengths()))

@@ -102,15 +102,7 @@ class PromptTokenizer:
             no_loss += [True] * len(before) + [i >= trained for i in range(len(answer))]
             at = len(turn)
         if all(no_loss):
-            raise DataError(
-                "the chat template writes every assistant turn otherwise than it opens an answer"
-                if num_rewritten
-                else "the conversation has no assistant turn",
-                where="chat template" if num_rewritten else "messages",
-                fix="give prompt and answer instead, or try other task.template_args"
-                if num_rewritten
-                else "give conversations with answers, or leave these out by a filter",
-            )
+            raise _no_turn(num_rewritten)
         return tokens, no_loss, num_rewritten
 
     def _rendered(self, messages: Sequence[Message], *, opens_answer: bool = False) -> str:
@@ -137,6 +129,21 @@ def no_template(what: str) -> DataError:
         "the tokenizer has no chat template",
         where=what,
         fix="use an instruction-tuned model, or prompts as plain text without system and template_args",
+    )
+
+
+def _no_turn(num_rewritten: int) -> DataError:
+    """Makes the error for a conversation without anything to train on."""
+    if num_rewritten:
+        return DataError(
+            "the chat template writes every assistant turn otherwise than it opens an answer",
+            where="chat template",
+            fix="give prompt and answer instead, or try other task.template_args",
+        )
+    return DataError(
+        "the conversation has no assistant turn",
+        where="messages",
+        fix="give conversations with answers, or leave these out by a filter",
     )
 
 

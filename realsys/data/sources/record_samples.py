@@ -41,12 +41,14 @@ class RecordSample:
         records: those that can be read.
         total: number of records in all; about, unless ``is_exact``.
         is_whole: ``records`` are all.
+        is_spread: they are from everywhere, not only from the beginning of files.
     """
 
     records: RecordSource
     total: int
     is_exact: bool
     is_whole: bool
+    is_spread: bool = True
 
 
 def sample_records(path: str | Path) -> RecordSample:
@@ -109,17 +111,24 @@ class _ReadRecords:
 def _sample_of_texts(files: Sequence[Path], sizes: Sequence[int]) -> RecordSample:
     found: dict[str, dict[str, Any]] = {}
     num_bytes, until_s, total = 0.0, time.monotonic() + SAMPLING_S, sum(sizes)
-    for file, start in dict.fromkeys(_places(files, sizes)):
+    places = list(dict.fromkeys(_places(files, sizes)))
+    for file, start in places:
         if found and time.monotonic() > until_s:
             break
         with _named(file):
-            for size, where, record in islice(_run(file, start), RUN_RECORDS):
+            for size, where, record in islice(_run(file, start), RUNS * RUN_RECORDS // len(places)):
                 num_bytes += size if where not in found else 0
                 found[where] = record
     if not found:
         raise DataError("the data set is empty", where=str(files[0]), fix="add records to it")
     about = max(len(found), int(total * len(found) / max(num_bytes, 1)))
-    return RecordSample(_ReadRecords(list(found.items())), about, is_exact=False, is_whole=False)
+    return RecordSample(
+        _ReadRecords(list(found.items())),
+        about,
+        is_exact=False,
+        is_whole=False,
+        is_spread=any(start for _, start in places) or len(places) > 2,
+    )
 
 
 def _places(files: Sequence[Path], sizes: Sequence[int]) -> Iterator[tuple[Path, int]]:
@@ -143,10 +152,28 @@ def _run(file: Path, start: int) -> Iterator[tuple[float, str, dict[str, Any]]]:
             for size, where, record in _parsed(file, gzip.GzipFile(fileobj=raw), 0):
                 yield size * share, where, record
             return
+        if is_csv(file):
+            share = _line_growth(file)
+            for size, where, record in _parsed(file, raw, 0):
+                yield size * share, where, record
+            return
         if start:
             raw.seek(start - 1)
             start += len(raw.readline()) - 1  # to the next beginning of a line
         yield from _parsed(file, raw, start)
+
+
+def _line_growth(file: Path) -> float:
+    """Returns the mean length of a file's lines over that of its first lines."""
+    with open_regular(file) as opened:
+        first = opened.read(_TAIL_BYTES)
+        size = opened.seek(0, 2)
+        pieces = [first]
+        for run in range(1, RUNS):
+            opened.seek(max(size - _TAIL_BYTES, 0) * run // (RUNS - 1))
+            pieces.append(opened.read(_TAIL_BYTES))
+    per_byte = [piece.count(b"\n") / max(len(piece), 1) for piece in pieces]
+    return per_byte[0] * len(per_byte) / max(sum(per_byte), 1e-9)
 
 
 def _packed_share(file: Path) -> float:
