@@ -69,6 +69,7 @@ class SFTExperiment(TrainingRun):
         yield from self.task.problems(
             batch_size=self.train_bs_n_seqs, tokenizer_dir=self.model.path
         )
+        yield from self.task.answer_problems()
         if self.train_bs_n_seqs % self._topo.data:
             yield ConfigError(
                 f"a batch of {self.train_bs_n_seqs} does not divide over "

@@ -1,6 +1,7 @@
 """Tasks: what is learned. Questions, how an answer is scored, how an episode runs. ``task=math``.
 
-``MathTask`` has questions from files, or arithmetic. A task of one's own is a ``GeneratedTask`` with a
+``FileTask`` has questions from files of any shape (docs/your_data.md); ``MathTask`` those with a checkable
+answer, or arithmetic. A task of one's own is a ``GeneratedTask`` with a
 method that makes a question and one that scores an answer (docs/your_task.md).
 """
 
@@ -15,11 +16,13 @@ import traceback
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from experiments.parts.question_files import (
     absolute,
+    answer_problems,
     dataset_problems,
+    question_files,
     sampled_remarks,
 )
 from realsys.api import registry
@@ -27,14 +30,16 @@ from realsys.api.basics.choice import Choice, register_kind
 from realsys.api.errors import ConfigError, DataError
 from realsys.api.model import DatasetAbstraction
 from realsys.api.options import option
-from realsys.api.plain import to_plain
+from realsys.api.plain import from_plain, to_plain
 from realsys.api.reward import (
     OF_RECORD,
     Completion,
     fields_of,
     fields_of_expression,
-    reward_problems,
+    rule_problems,
 )
+from realsys.data.sources.dataset_arguments import Columns as Columns
+from realsys.data.sources.dataset_arguments import MathRecordsArguments
 
 T = TypeVar("T", bound="type[Task]")
 TEST_PERCENT = 10  # of a generated task's questions, by what they say
@@ -122,13 +127,27 @@ class Task(Choice, abc.ABC):
                 where="task.train_size and train_bs_n_seqs",
                 fix=f"use task.train_size={batch_size} or more",
             )
-        yield from reward_problems(self.rule, self.reward_args, where="task.reward")
+        if self.rule:
+            yield from rule_problems(self.rule, self.reward_args, where="task.reward")
         for kind, name, where in (
             ("agent", self.agent, "task.agent"),
             ("environment", self.env, "task.env"),
         ):
             if problem := registry.check(kind, name, where=where):
                 yield problem
+
+    def reward_problems(self) -> Iterator[ConfigError]:
+        """Yields that no rule is named, which fine-tuning does without."""
+        if not self.rule:
+            yield ConfigError(
+                f"task {self.kind} has no rule that scores an answer",
+                where="task.reward",
+                fix="name a registered one, e.g. task.reward=math_verify; docs/your_data.md shows your own",
+            )
+
+    def answer_problems(self) -> Iterator[ConfigError]:
+        """Yields what fine-tuning on the task's answers would fail at."""
+        yield from ()
 
     def agent_problems(self) -> Iterator[ConfigError]:
         """Yields what a run without generation servers would not act on."""
@@ -156,22 +175,101 @@ class Task(Choice, abc.ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MathTask(Task):
+class FileTask(Task):
+    """Questions from files of any shape, scored by a rule of one's own."""
+
+    kind = "file"
+
+    path: str | None = option(
+        None, "records: JSONL, CSV, Parquet, a save_to_disk folder; a folder or pattern of shards"
+    )
+    eval_path: str | None = option(None, "held-out records; none takes the last eval_size of path")
+    columns: Columns = option(Columns(), "which fields of a record are asked and known")
+    system: str | None = option(None, "system prompt of messages that have none of their own")
+    template_args: Mapping[str, Any] = option(
+        {}, "keyword arguments of the tokenizer's chat template, e.g. {enable_thinking: false}"
+    )
+    keep: tuple[str, ...] = option((), "registered filters; a record stays if all return True")
+    transform: tuple[str, ...] = option(
+        (), "registered transforms of the records that stay, in this order"
+    )
+
+    whole_answers: ClassVar[bool] = True  # else rules get what follows the last ####
+    needs_answer: ClassVar[bool] = False  # a rule may need only the record
+
+    @property
+    def is_generated(self) -> bool:
+        """Whether questions are made."""
+        return False
+
+    @property
+    def rule(self) -> str:
+        """The registered reward rule; empty: none is named."""
+        return self.reward or ""
+
+    def data_args(self) -> dict[str, Any]:
+        """Arguments of the data sets, besides the split."""
+        given = {
+            "columns": to_plain(self.columns) if self.columns != Columns() else None,
+            "system": self.system,
+            "template_args": dict(self.template_args),
+            "keep": list(self.keep),
+            "transform": list(self.transform),
+            "whole_answers": self.whole_answers,
+        }
+        return {
+            "path": absolute(self.path),
+            "eval_path": absolute(self.eval_path),
+            "eval_size": self.eval_size,
+            "max_prompt_len": self.max_prompt_len,
+            **{name: value for name, value in given.items() if value},
+            **({} if self.needs_answer else {"needs_answer": False}),
+        }
+
+    def problems(self, *, batch_size: int, tokenizer_dir: str | None) -> Iterator[ConfigError]:
+        """Yields unknown names, and unreadable or incomplete files."""
+        yield from super().problems(batch_size=batch_size, tokenizer_dir=tokenizer_dir)
+        if self.path is None and not self.is_generated:
+            yield ConfigError(
+                f"task {self.kind} has no file", where="task.path", fix="set task.path=FILE"
+            )
+        yield from dataset_problems(self._data, batch_size=batch_size, tokenizer_dir=tokenizer_dir)
+
+    def answer_problems(self) -> Iterator[ConfigError]:
+        """Yields records without anything to fine-tune on."""
+        if not self.needs_answer:
+            yield from answer_problems(self._data)
+
+    def remarks(self, tokenizer_dir: str | None) -> Iterator[str]:
+        """Reports how many questions of large files were counted, and what filters drop."""
+        yield from sampled_remarks(self._data, tokenizer_dir)
+
+    def input_files(self) -> tuple[str, ...]:
+        """The question files."""
+        return question_files(self._data)
+
+    @property
+    def _data(self) -> MathRecordsArguments:
+        return from_plain(MathRecordsArguments, {"split": "train", **self.data_args()})
+
+
+@dataclass(frozen=True, kw_only=True)
+class MathTask(FileTask):
     """Questions with a checkable answer, from files, or arithmetic word problems."""
 
     kind = "math"
 
     path: str | None = option(
-        None, 'JSONL of {"prompt", "answer"} or GSM8K\'s {"question", "answer"}; none: arithmetic'
-    )
-    eval_path: str | None = option(
-        None, "JSONL of held-out questions; none takes the last eval_size of path"
+        None, 'records of {"prompt", "answer"} or GSM8K\'s {"question", "answer"}; none: arithmetic'
     )
     train_size: int = option(16384, "questions to make when path is none", ge=1)
     slip_share: float = option(
         0.0, "share of made questions with a carry whose answer forgets it", ge=0, le=1
     )
     reward: str | None = option("math_verify", "rules that score an answer, e.g. a + 0.2*b")
+
+    whole_answers = False
+    needs_answer = True
 
     @property
     def is_generated(self) -> bool:
@@ -191,33 +289,10 @@ class MathTask(Task):
     def data_args(self) -> dict[str, Any]:
         """Arguments of the data sets, besides the split."""
         return {
-            "path": absolute(self.path),
-            "eval_path": absolute(self.eval_path),
+            **super().data_args(),
             "train_size": self.train_size,
-            "eval_size": self.eval_size,
-            "max_prompt_len": self.max_prompt_len,
             "slip_share": self.slip_share,
         }
-
-    def problems(self, *, batch_size: int, tokenizer_dir: str | None) -> Iterator[ConfigError]:
-        """Yields unknown names, and unreadable or incomplete files."""
-        yield from super().problems(batch_size=batch_size, tokenizer_dir=tokenizer_dir)
-        yield from dataset_problems(
-            path=self.path,
-            eval_path=self.eval_path,
-            eval_size=self.eval_size,
-            batch_size=batch_size,
-            max_prompt_len=self.max_prompt_len,
-            tokenizer_dir=tokenizer_dir,
-        )
-
-    def remarks(self, tokenizer_dir: str | None) -> Iterator[str]:
-        """Reports how many questions of large files were counted."""
-        yield from sampled_remarks((self.path, self.eval_path), tokenizer_dir)
-
-    def input_files(self) -> tuple[str, ...]:
-        """The question files."""
-        return tuple(str(absolute(path)) for path in (self.path, self.eval_path) if path)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -300,7 +375,7 @@ class GeneratedTask(Task):
         except Exception as error:  # a user's code may raise anything
             yield _raised(self.kind, "question(rng)", error)
             return
-        if self.reward is None and not list(reward_problems(self.rule, {}, where="")):
+        if self.reward is None and not list(rule_problems(self.rule, {}, where="")):
             yield from _score_problems(self.kind, registry.find_reward(self.rule), record)
 
 

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from realsys.api import registry
 from realsys.api.errors import CheckpointError, ConfigError, DataError
+from realsys.data.sources.dataset_arguments import MathRecordsArguments
+
+if TYPE_CHECKING:
+    from realsys.data.sources.record_parts import RecordSource
+    from realsys.data.sources.record_samples import RecordSample
+    from realsys.data.sources.record_shape import Question
 
 MAX_SAMPLED_QUESTIONS = (
     1000  # questions of a file whose tokens a plan counts; workers count the others
 )
+_RESERVED = ("add_generation_prompt", "conversation", "messages", "tokenize")
 
 
 def absolute(path: str | None) -> str | None:
@@ -17,76 +27,218 @@ def absolute(path: str | None) -> str | None:
     return None if path is None else str(Path(path).expanduser().resolve())
 
 
+def question_files(data: MathRecordsArguments) -> tuple[str, ...]:
+    """Lists the files that questions are read from; a path that can't be read stands for itself."""
+    from realsys.data.sources.record_files import record_paths
+
+    found: list[str] = []
+    for path in (data.path, data.eval_path):
+        if path is not None:
+            with suppress(DataError):
+                found += map(str, record_paths(path))
+                continue
+            found.append(path)
+    return tuple(found)
+
+
 def dataset_problems(
-    *,
-    path: str | None,
-    eval_path: str | None,
-    eval_size: int,
-    batch_size: int,
-    max_prompt_len: int,
-    tokenizer_dir: str | None,
+    data: MathRecordsArguments, *, batch_size: int, tokenizer_dir: str | None
 ) -> Iterator[ConfigError]:
-    """Yields unreadable or incomplete files, too few questions, and questions over the limit."""
-    for name, file in (("path", path), ("eval_path", eval_path)):
+    """Yields unreadable or incomplete files, too few questions, and questions over the limit.
+
+    Args:
+        data: what the data sets are made with; their split is ignored.
+    """
+    wrong = [
+        problem
+        for kind, names in (("filter", data.keep), ("transform", data.transform))
+        for name in names
+        if (problem := registry.check(kind, name, where=_setting(kind)))
+    ]
+    if problem := _template_problem(data, tokenizer_dir):
+        wrong.append(problem)
+    yield from wrong
+    if wrong:
+        return
+    for name, file in (("path", data.path), ("eval_path", data.eval_path)):
         if file is None:
             continue
         try:
-            records = _records(file)
+            yield from _file_problems(data, name, file, batch_size, tokenizer_dir)
         except DataError as error:
             yield ConfigError(error.what, where=f"task.{name}, {error.where}", fix=error.fix)
+        except ConfigError as error:  # a package is missing
+            yield error
+
+
+def answer_problems(data: MathRecordsArguments) -> Iterator[ConfigError]:
+    """Yields questions that fine-tuning could learn no answer to, of those that a plan reads."""
+    for name, file in (("path", data.path), ("eval_path", data.eval_path)):
+        if file is None:
             continue
-        needed = batch_size if name == "path" else eval_size
-        spare = eval_size if name == "path" and eval_path is None else 0
-        if len(records) - spare < needed:
-            yield ConfigError(
-                f"{len(records)} questions are too few: {needed} per batch"
-                + (f" and {spare} held out" if spare else ""),
-                where=f"task.{name}, {file}",
-                fix="lower train_bs_n_seqs or task.eval_size, or give more questions",
-            )
-        if tokenizer_dir is not None:
-            yield from _length_problems(records, file, tokenizer_dir, max_prompt_len)
+        try:
+            found = _Sampled(data, file)
+            for index in range(len(found.kept)):
+                if not found.question(index).answer and not found.question(index).messages:
+                    yield ConfigError(
+                        "the record has no answer to learn",
+                        where=f"task.{name}, {found.kept.where(index)}",
+                        fix="give answers or whole conversations (messages)",
+                    )
+                    break
+        except (DataError, ConfigError):
+            continue  # told by dataset_problems
 
 
-def _records(path: str) -> list[dict[str, str]]:
-    from realsys.data.sources.qa_records import read_records
+def _setting(kind: str) -> str:
+    return "task.keep" if kind == "filter" else "task.transform"
 
-    return read_records(Path(path).expanduser())
+
+def _template_problem(data: MathRecordsArguments, tokenizer_dir: str | None) -> ConfigError | None:
+    """Returns what is wrong with settings of the chat template."""
+    from realsys.models.prompt_lengths import chat_template
+
+    if reserved := [name for name in _RESERVED if name in data.template_args]:
+        return ConfigError(
+            f"{reserved[0]} is given to the template by realsys itself",
+            where="task.template_args",
+            fix="leave it out",
+        )
+    setting = "task.system" if data.system is not None else "task.template_args"
+    if tokenizer_dir is None or (data.system is None and not data.template_args):
+        return None
+    try:
+        if chat_template(Path(tokenizer_dir).expanduser()) is not None:
+            return None
+    except CheckpointError:
+        return None  # reported by the check of the directory
+    return ConfigError(
+        "the tokenizer has no chat template",
+        where=f"{setting} and {tokenizer_dir}",
+        fix="use an instruction-tuned model, or leave the setting out",
+    )
+
+
+class _Sampled:
+    """The records of a file that a plan reads, after filters and transforms."""
+
+    def __init__(self, data: MathRecordsArguments, file: str) -> None:
+        from realsys.data.sources.chosen_records import chosen_records
+        from realsys.data.sources.record_samples import sample_records
+
+        self._data = data
+        self.sample: RecordSample = sample_records(Path(file).expanduser())
+        self.kept: RecordSource = chosen_records(
+            self.sample.records, keep=data.keep, transform=data.transform, name=file
+        )
+        self.num_dropped = len(self.sample.records) - len(self.kept)
+
+    @property
+    def total(self) -> int:
+        """Questions of the file that filters keep; about, unless all records were read."""
+        return self.sample.total * len(self.kept) // len(self.sample.records)
+
+    def question(self, index: int) -> Question:
+        """Raises DataError: the record lacks what is asked or known."""
+        from realsys.data.sources.record_shape import question_of
+
+        where = self.kept.where(index)
+        needed = self._data.needs_answer
+        return question_of(self.kept[index], self._data.columns, where, needs_answer=needed)
+
+    def lengths(self) -> list[int]:
+        """Counts the characters of all questions that were read."""
+        from realsys.data.sources.record_shape import prompt_texts
+
+        everything = range(len(self.kept))
+        return [sum(map(len, prompt_texts(self.question(i).prompt))) for i in everything]
+
+
+def _file_problems(
+    data: MathRecordsArguments, name: str, file: str, batch_size: int, tokenizer_dir: str | None
+) -> Iterator[ConfigError]:
+    """Raises DataError: a record that was read is faulty."""
+    found = _Sampled(data, file)
+    lengths = found.lengths()
+    needed = batch_size if name == "path" else data.eval_size
+    spare = data.eval_size if name == "path" and data.eval_path is None else 0
+    if found.total - spare < needed:
+        yield ConfigError(
+            f"{found.total} questions are too few: {needed} per batch"
+            + (f" and {spare} held out" if spare else ""),
+            where=f"task.{name}, {file}",
+            fix="lower train_bs_n_seqs or task.eval_size, or give more questions",
+        )
+    if tokenizer_dir is not None:
+        yield from _length_problems(data, found, lengths, file, tokenizer_dir)
 
 
 def _length_problems(
-    records: list[dict[str, str]], path: str, tokenizer_dir: str, limit: int
+    data: MathRecordsArguments, found: _Sampled, lengths: list[int], path: str, tokenizer_dir: str
 ) -> Iterator[ConfigError]:
     """Yields the longest question over the limit, counted with the chat template."""
-    from realsys.models.prompt_lengths import prompt_lengths
+    from realsys.models.prompt_lengths import chat_template, prompt_lengths
 
-    chosen = sample_of([len(r["prompt"]) for r in records])
+    chosen, limit = sample_of(lengths), data.max_prompt_len
+    root = Path(tokenizer_dir).expanduser()
+    prompts = [found.question(i).prompt for i in chosen]
     try:
-        root = Path(tokenizer_dir).expanduser()
-        lengths = prompt_lengths(root, [records[i]["prompt"] for i in chosen])
-    except CheckpointError:
-        return  # reported by the check of the directory
-    if not lengths:
+        if chat_template(root) is None and not all(isinstance(p, str) for p in prompts):
+            yield ConfigError(
+                "the tokenizer has no chat template, and the questions are messages",
+                where=f"{path} and {tokenizer_dir}",
+                fix="use an instruction-tuned model, or give prompts as plain text",
+            )
+            return
+        counted = prompt_lengths(
+            root, prompts, system=data.system, template_args=data.template_args
+        )
+    except CheckpointError as error:
+        if data.system is not None or data.template_args or data.columns.messages:
+            yield ConfigError(error.what, where=error.where, fix=error.fix)
+        return  # else reported by the check of the directory
+    if not counted:
         return
-    longest, record = max(zip(lengths, chosen, strict=True), key=lambda pair: pair[0])
+    longest, record = max(zip(counted, chosen, strict=True), key=lambda pair: pair[0])
     if longest > limit:
-        sampled = "" if len(chosen) == len(records) else f" sampled from {len(records)}"
+        sampled = "" if len(chosen) == found.total else f" sampled from {found.total}"
+        named = (
+            f"record {record + 1}"
+            if found.sample.is_whole
+            else f"that of {found.kept.where(record)}"
+        )
         yield ConfigError(
-            f"{sum(n > limit for n in lengths)} of {len(chosen)} questions{sampled} are longer than "
-            f"{limit} tokens; record {record + 1} has {longest}",
+            f"{sum(n > limit for n in counted)} of {len(chosen)} questions{sampled} are longer than "
+            f"{limit} tokens; {named} has {longest}",
             where=f"task.max_prompt_len and {path}",
             fix=f"raise task.max_prompt_len to {longest}, or drop these questions",
         )
 
 
-def sampled_remarks(files: Sequence[str | None], tokenizer_dir: str | None) -> Iterator[str]:
-    """Reports how many questions of large files a plan has counted the tokens of."""
-    for path in dict.fromkeys(files if tokenizer_dir is not None else ()):
-        records = [] if path is None else _records(path)
-        if len(records) > MAX_SAMPLED_QUESTIONS:
-            num_sampled = len(sample_of([len(r["prompt"]) for r in records]))
+def sampled_remarks(data: MathRecordsArguments, tokenizer_dir: str | None) -> Iterator[str]:
+    """Reports how many questions of large files a plan has read and counted the tokens of, and how many
+    records filters drop.
+    """
+    for path in dict.fromkeys(path for path in (data.path, data.eval_path) if path is not None):
+        found = _Sampled(data, path)
+        read, total = len(found.sample.records), found.sample.total
+        about = "" if found.sample.is_exact else "about "
+        if data.keep:
             yield (
-                f"{num_sampled:,} of {len(records):,} questions of {path} were counted in tokens, the "
+                f"filters ({', '.join(data.keep)}) drop {found.num_dropped:,} of "
+                + (f"{total:,} records" if found.sample.is_whole else f"{read:,} records read")
+                + f" of {path}"
+            )
+        if not found.sample.is_whole:
+            yield (
+                f"{read:,} of {about}{total:,} records of {path} were read, from its beginning"
+                + ", its end and between" * found.sample.is_spread
+                + "; a worker reads the others"
+            )
+        elif tokenizer_dir is not None and len(found.kept) > MAX_SAMPLED_QUESTIONS:
+            num_sampled = len(sample_of(found.lengths()))
+            yield (
+                f"{num_sampled:,} of {len(found.kept):,} questions of {path} were counted in tokens, the "
                 "longest texts among them; a worker counts the others before step 1"
             )
 

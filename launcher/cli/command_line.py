@@ -37,6 +37,7 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "show": (INSPECT, "inspect_verbs", "show"),
     "graph": (INSPECT, "inspect_verbs", "graph"),
     "report": (INSPECT, "inspect_verbs", "report"),
+    "data": (INSPECT, "data_verbs", "data"),
     "experiments": (SETUP, "inspect_verbs", "experiments"),
     "schema": (SETUP, "inspect_verbs", "schema"),
     "clusters": (SETUP, "site_verbs", "clusters"),

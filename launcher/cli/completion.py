@@ -42,7 +42,7 @@ TAKES_TRIAL = (
     *("status", "watch", "logs", "stop", "resume", "wait", "show", "graph", "report"),
     *("explain", "exec", "tell", "scale", "replay", "rm"),
 )
-TAKES_SETTINGS = ("launch", "plan", "resume", "show")
+TAKES_SETTINGS = ("launch", "plan", "resume", "show", "data")
 TAKES_WORKER = ("logs", "exec", "tell")
 
 
@@ -84,8 +84,10 @@ def _possible(before: list[str], partial: str) -> list[str]:
         return list(SCRIPTS)
     if verb in TAKES_WORKER and position == 1:
         return workers(before[1])
-    if position:
+    if position and not (verb == "data" and position == 1):
         return []
+    if verb == "data":
+        return experiments() if position else ["show"]
     names = experiments() if verb in TAKES_EXPERIMENT else []
     return names + (trials() if verb in TAKES_TRIAL else [])
 

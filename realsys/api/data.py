@@ -66,7 +66,7 @@ class SequenceMeta:
         seqlens: key → for each id the lengths of its pieces along dimension 0.
         dtypes: key → torch dtype name, e.g. ``"int64"``, ``"float32"``, ``"bool"``.
         trailing_shapes: key → shape behind dimension 0; ``()`` for one value a token.
-        metadata: name → one plain value (str, int, float, bool, None) per id.
+        metadata: name → one plain value (str, int, float, bool, None; of ``record`` a table) per id.
     """
 
     ids: tuple[str, ...]

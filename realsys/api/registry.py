@@ -267,6 +267,16 @@ def reward_options(name: str) -> RewardOptions:
     return _reward_options.get(name, RewardOptions())
 
 
+def register_filter(name: str, function: Callable[[dict[str, Any]], bool]) -> None:
+    """Registers a filter of records: ``function(record)`` → whether to keep it."""
+    register("filter", name, function)
+
+
+def register_transform(name: str, function: Callable[[dict[str, Any]], Mapping[str, Any]]) -> None:
+    """Registers a transform of records: ``function(record)`` → the record to use in its place."""
+    register("transform", name, function)
+
+
 def register_experiment(name: str, recipe: Callable[[], Any]) -> None:
     """Makes ``realsys launch NAME`` run what ``recipe`` makes.
 

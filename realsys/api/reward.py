@@ -112,9 +112,7 @@ def fields_of_expression(expression: str) -> frozenset[str]:
     return frozenset().union(*(fields_of(registry.find_reward(n)) for n in _names(expression)))
 
 
-def reward_problems(
-    expression: str, args: Mapping[str, Any], *, where: str
-) -> Iterator[ConfigError]:
+def rule_problems(expression: str, args: Mapping[str, Any], *, where: str) -> Iterator[ConfigError]:
     """Yields a wrong expression, unknown rules, parameters that no answer has, arguments of no rule."""
     try:
         names = _names(expression)

@@ -1,4 +1,4 @@
-"""Counts the prompt tokens of questions as sources/math_questions.py would tokenize them. No torch.
+"""Counts the prompt tokens of questions as sources/chat_tokens.py would tokenize them. No torch.
 
 For the plan: the tokenizer is read with ``tokenizers`` alone, a chat template is rendered by
 render_template.py. Tokenizers in other formats than ``tokenizer.json`` are left to the worker.
@@ -10,12 +10,13 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from realsys.api.basics.bounded_files import read_bounded_text
 from realsys.api.errors import CheckpointError
+from realsys.data.sources.record_shape import Message, with_system
 from realsys.models import render_template
 from realsys.models.hf_directory import read_json
 
@@ -55,24 +56,45 @@ def tokenizer_faults(path: str | Path, *, rows: int) -> list[CheckpointError]:
     return []
 
 
-def prompt_lengths(path: str | Path, prompts: Sequence[str]) -> list[int] | None:
+def prompt_lengths(
+    path: str | Path,
+    prompts: Sequence[str | Sequence[Message]],
+    *,
+    system: str | None = None,
+    template_args: Mapping[str, Any] | None = None,
+) -> list[int] | None:
     """Counts the prompt tokens of each question; None if only the worker can tokenize.
 
+    Args:
+        prompts: texts, or messages for the chat template.
+        system: system prompt for those that have none.
+        template_args: keyword arguments of the template.
     Raises:
-        CheckpointError: the tokenizer or its chat template is faulty.
+        CheckpointError: the tokenizer or its chat template is faulty, or messages have none.
     """
     root = Path(path)
     tokenizer, template = read_tokenizer(root), chat_template(root)
     if tokenizer is None:
         return None
     if template is not None:
-        texts, begin = render(template, special_tokens(root), prompts, where=str(root)), 0
+        asked = [_messages(prompt, system) for prompt in prompts]
+        special = special_tokens(root)
+        texts = render(template, special, asked, where=str(root), args=template_args)
+        begin = 0
     else:
-        texts = [p if p[-1:].isspace() else p + "\n" for p in prompts]
+        plain = [p for p in prompts if isinstance(p, str)]
+        if len(plain) < len(prompts):
+            raise _template_error("there is none, and prompts are messages", str(root))
+        texts = [p if p[-1:].isspace() else p + "\n" for p in plain]
         bos = special_tokens(root).get("bos_token")
         begin = int(bos is not None and tokenizer.encode("a").tokens[:1] == [bos])
     encodings = tokenizer.encode_batch(texts, add_special_tokens=False)
     return [begin + len(e.ids) for e in encodings]
+
+
+def _messages(prompt: str | Sequence[Message], system: str | None) -> list[Message]:
+    given = ({"role": "user", "content": prompt},) if isinstance(prompt, str) else tuple(prompt)
+    return list(with_system(given, system))
 
 
 def read_tokenizer(root: Path) -> Any | None:
@@ -128,14 +150,26 @@ def chat_template(root: Path) -> str | None:
 
 
 def render(
-    template: str, special: dict[str, str], prompts: Sequence[str], *, where: str
+    template: str,
+    special: dict[str, str],
+    conversations: Sequence[Sequence[Message]],
+    *,
+    where: str,
+    args: Mapping[str, Any] | None = None,
 ) -> list[str]:
     """Renders the template for each question, in a process with limits.
 
     Raises:
         CheckpointError: rendering failed or exceeded the limits.
     """
-    asked = json.dumps({"template": template, "special": special, "prompts": list(prompts)})
+    asked = json.dumps(
+        {
+            "template": template,
+            "special": special,
+            "conversations": [list(messages) for messages in conversations],
+            "args": dict(args or {}),
+        }
+    )
     try:
         done = subprocess.run(
             [sys.executable, "-P", render_template.__file__],

@@ -49,18 +49,23 @@ def environment() -> Any:
     return made
 
 
-def render_all(template: str, special: dict[str, str], prompts: list[str]) -> dict[str, Any]:
-    """Renders all prompts: ``{"texts": […]}``, or ``{"error": what}``."""
+def render_all(
+    template: str,
+    special: dict[str, str],
+    conversations: list[list[dict[str, Any]]],
+    args: dict[str, Any],
+) -> dict[str, Any]:
+    """Renders all conversations: ``{"texts": […]}``, or ``{"error": what}``."""
     try:
         compiled = environment().from_string(template)
     except Exception as error:  # a template may raise anything
         return {"error": f"it does not compile: {_describe(error)}"}
     texts: list[str] = []
     chars = 0
-    for prompt in prompts:
+    for messages in conversations:
         try:
-            message = {"role": "user", "content": prompt}
-            text = compiled.render(messages=[message], add_generation_prompt=True, **special)
+            given = {**special, **args, "messages": messages}
+            text = compiled.render(**given, add_generation_prompt=True)
         except MemoryError:
             return {"error": f"it needs more than {MEMORY_BYTES >> 20} MiB for one question"}
         except Exception as error:
@@ -83,5 +88,5 @@ if __name__ == "__main__":
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    answer = render_all(asked["template"], asked["special"], asked["prompts"])
+    answer = render_all(asked["template"], asked["special"], asked["conversations"], asked["args"])
     json.dump(answer, sys.stdout)

@@ -19,7 +19,7 @@ import itertools
 import logging
 import re
 
-from realsys.data.sources.qa_records import FINAL
+from realsys.data.sources.record_shape import FINAL
 from realsys.rewards.guarded import RAISED, CallFailed, Guarded
 from realsys.rewards.plain_numbers import (
     NUMBERS,

@@ -40,6 +40,8 @@ BUILTIN: dict[str, dict[str, str]] = {
         "math_verify": "realsys.rewards.math_verify:math_verify_reward",
         "reasoning_gym": "realsys.rewards.reasoning_gym_rule:reasoning_gym_reward",
     },
+    "filter": {},
+    "transform": {},
     "agent": {
         "math_single_step": "realsys.rollout.agents.math_single_step:MathSingleStep",
         "math_multi_turn": "realsys.rollout.agents.math_multi_turn:MathMultiTurn",
@@ -50,6 +52,7 @@ BUILTIN: dict[str, dict[str, str]] = {
         "calculator": "realsys.rollout.environments.calculator:Calculator",
     },
     "task": {
+        "file": "experiments.task:FileTask",
         "math": "experiments.task:MathTask",
         "reasoning_gym": "experiments.reasoning_gym_task:ReasoningGymTask",
     },

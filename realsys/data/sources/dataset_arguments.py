@@ -6,8 +6,21 @@ Each data set inherits the class of its arguments; a plan is checked against it 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
+
+from realsys.api.options import option
+
+
+@dataclass(frozen=True, kw_only=True)
+class Columns:
+    """Names of a user's columns; a field within one is named with dots (``meta.solution``)."""
+
+    prompt: str | None = option(None, "what is asked: a text or messages; none: prompt or question")
+    answer: str | None = option(None, "what is known; none: answer, where there is one")
+    messages: str | None = option(
+        None, "conversations in place of prompt; none: messages, where there is no prompt"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,14 +29,21 @@ class MathRecordsArguments:
 
     Attributes:
         split: ``train``, or ``test`` for the held-out records.
-        path: JSONL file, None for arithmetic.
-        eval_path: JSONL of held-out records; None holds out the last ``eval_size`` of ``path``.
+        path: records (record_files.py), None for arithmetic.
+        eval_path: held-out records; None holds out the last ``eval_size`` of ``path``.
         train_size: number of problems to generate if ``path`` is None.
         eval_size: number of held-out records.
         max_prompt_len: token limit of a prompt.
         slip_share: of the training problems generated if ``path`` is None, see arithmetic_problems.py.
         with_record: give the key ``record`` too, the whole record, for a reward rule that looks at it.
         task: a user's task with its settings under ``kind`` and their names; it makes the records.
+        columns: which fields of a record are asked and known.
+        system: system prompt put before messages that have none.
+        template_args: keyword arguments of the tokenizer's chat template.
+        keep: filters, by their registered names.
+        transform: transforms, by their registered names.
+        whole_answers: the known answer is all of it; else what follows the last ``####``.
+        needs_answer: a record without an answer is refused.
     """
 
     split: Literal["train", "test"]
@@ -35,11 +55,23 @@ class MathRecordsArguments:
     slip_share: float = 0.0
     with_record: bool = False
     task: Mapping[str, Any] | None = None
+    columns: Columns = Columns()
+    system: str | None = None
+    template_args: Mapping[str, Any] = field(default_factory=dict)
+    keep: tuple[str, ...] = ()
+    transform: tuple[str, ...] = ()
+    whole_answers: bool = False
+    needs_answer: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
 class MathSFTArguments(MathRecordsArguments):
-    """Arguments of ``math_sft``; ``max_answer_len`` limits an answer's tokens, without the end token."""
+    """Arguments of ``math_sft``.
+
+    Attributes:
+        max_answer_len: token limit of an answer, without the end token; of a conversation, together with
+            ``max_prompt_len``.
+    """
 
     max_answer_len: int = 128
 

@@ -1,16 +1,15 @@
-"""Data sets of questions with a known answer: prompts for PPO, prompts and answers for fine-tuning.
+"""Data sets of questions: prompts to sample from; with answers, or as conversations, to fine-tune on.
 
-Read from a JSONL file (qa_records.py) or generated (arithmetic_problems.py). A record is tokenized when
-it is requested and its tokens are not cached: each is used once an epoch, and a million of them is
-gigabytes. Prompt tokens are the same in both data sets, so that PPO prompts with what fine-tuning taught:
-
-- with a chat template: the question as a user's message, and the template's opening of the answer;
-- without: the question, ending in white space (a newline is added where it doesn't), behind a BOS
-  token if the tokenizer puts one.
+Records come from files (record_files.py) or are made (arithmetic_problems.py, a user's task), pass a user's
+filters and transforms (chosen_records.py) and become questions (record_shape.py). A record is read and
+tokenized when it is requested and neither is kept: each is used once an epoch, and ten million of them are
+gigabytes. Prompt tokens are the same in both data sets, so that sampling begins with what fine-tuning
+taught (chat_tokens.py).
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,10 +23,21 @@ from realsys.api.plain import from_plain
 from realsys.data.record_bytes import RECORD, as_json, record_key
 from realsys.data.sequence_sample import SequenceSample
 from realsys.data.sources.arithmetic_problems import arithmetic_word_problems
+from realsys.data.sources.chat_tokens import PromptTokenizer
+from realsys.data.sources.chosen_records import chosen_records
 from realsys.data.sources.dataset_arguments import MathRecordsArguments, MathSFTArguments
-from realsys.data.sources.qa_records import final_answer, read_records
+from realsys.data.sources.record_files import open_records
+from realsys.data.sources.record_parts import ListedRecords, PartOfRecords, RecordSource
+from realsys.data.sources.record_shape import (
+    Message,
+    Question,
+    final_answer,
+    prompt_texts,
+    question_of,
+)
 from realsys.runtime.progress import tick
 
+logger = logging.getLogger(__name__)
 SPLITS = ("train", "test")
 SETTINGS = {
     "prompt": "task.max_prompt_len",
@@ -37,6 +47,7 @@ _PROBE = "1 + 1 = ?"
 # Bytes by which a chat template's text around one question may exceed that around another.
 _MARGIN = 64
 _TICK_EVERY = 1000
+MOST_CHECKED = 1_000_000  # prompts that are measured before the first step, evenly spread
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -45,7 +56,8 @@ class _MathRecords(MathRecordsArguments):
 
     tokenizer: Any
     seed: int
-    records: list[dict[str, str]] = field(init=False, repr=False)
+    records: RecordSource = field(init=False, repr=False)
+    _prompts: PromptTokenizer = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.split not in SPLITS:
@@ -54,6 +66,10 @@ class _MathRecords(MathRecordsArguments):
                 where="data set",
                 fix=did_you_mean(self.split, SPLITS),
             )
+        prompts = PromptTokenizer(
+            self.tokenizer, system=self.system, template_args=self.template_args
+        )
+        object.__setattr__(self, "_prompts", prompts)
         object.__setattr__(self, "records", self._read())
         if self.path is not None or self.task is not None:
             self._check_prompts()
@@ -61,40 +77,56 @@ class _MathRecords(MathRecordsArguments):
     def _check_prompts(self) -> None:
         """Checks all prompts against the limit before the first step; the plan checked only a sample.
 
-        A text has at least one byte per token, so a short enough text is not tokenized.
+        A text has at least one byte per token, so a short enough text is not tokenized. Of more than
+        MOST_CHECKED records an even spread is checked.
         """
-        around = len(prompt_text(self.tokenizer, _PROBE).encode()) - len(_PROBE) + _MARGIN
-        for index, record in enumerate(self.records):
-            if len(record["prompt"].encode()) + around > self.max_prompt_len:
+        around = len(self._prompts.text(_PROBE).encode()) - len(_PROBE) + _MARGIN
+        step = -(-len(self.records) // MOST_CHECKED) or 1
+        for index in range(0, len(self.records), step):
+            texts = prompt_texts(self.question(index).prompt)
+            if sum(len(text.encode()) + around for text in texts) > self.max_prompt_len:
                 self.prompt_tokens(index)
-            if index % _TICK_EVERY == 0:
+            if index // step % _TICK_EVERY == 0:
                 tick()
 
     def __len__(self) -> int:
         return len(self.records)
 
-    def _read(self) -> list[dict[str, str]]:
+    def _read(self) -> RecordSource:
         is_test = self.split == "test"
         if self.task is not None:
             task = from_plain(registry.find("task", self.task[KIND]), self.task, where="task")
-            made: list[dict[str, str]] = task.records(self.split, self.seed)
-            return made
+            return ListedRecords(task.records(self.split, self.seed), f"task {task.kind}")
         if self.path is None:
-            return arithmetic_word_problems(
-                num_problems=self.eval_size if is_test else self.train_size,
-                seed=self.seed,
-                split=self.split,
-                slip_share=0.0 if is_test else self.slip_share,
+            return ListedRecords(
+                arithmetic_word_problems(
+                    num_problems=self.eval_size if is_test else self.train_size,
+                    seed=self.seed,
+                    split=self.split,
+                    slip_share=0.0 if is_test else self.slip_share,
+                ),
+                "arithmetic",
             )
+        path = self.eval_path if is_test and self.eval_path is not None else self.path
+        records = chosen_records(
+            open_records(path), keep=self.keep, transform=self.transform, name=path
+        )
         if self.eval_path is not None:
-            return (
-                read_records(self.eval_path)[: self.eval_size]
-                if is_test
-                else read_records(self.path)
-            )
-        records = read_records(self.path)
+            end = min(self.eval_size, len(records)) if is_test else len(records)
+            return PartOfRecords(records, range(end))
         num_train = max(len(records) - self.eval_size, 0)
-        return records[num_train:] if is_test else records[:num_train]
+        return PartOfRecords(
+            records, range(num_train, len(records)) if is_test else range(num_train)
+        )
+
+    def question(self, index: int) -> Question:
+        """Reads the question of record ``index``.
+
+        Raises:
+            DataError: the record can't be read, or lacks what is asked or known.
+        """
+        where = self.records.where(index)
+        return question_of(self.records[index], self.columns, where, needs_answer=self.needs_answer)
 
     def prompt_tokens(self, index: int) -> list[int]:
         """Tokenizes the question of record ``index``, up to where the answer begins.
@@ -102,14 +134,23 @@ class _MathRecords(MathRecordsArguments):
         Raises:
             DataError: it has more than ``max_prompt_len`` tokens.
         """
-        tokens = tokenize_prompt(self.tokenizer, self.records[index]["prompt"])
+        return self._prompt_tokens(index, self.question(index))
+
+    def _prompt_tokens(self, index: int, question: Question) -> list[int]:
+        tokens = self._prompts.tokens(question.prompt)
         self._check_length(index, "prompt", tokens, self.max_prompt_len)
         return tokens
 
     def record(self, index: int) -> dict[str, Any]:
-        """Returns record ``index`` for environments and rules: all of it, with the final ``answer``."""
-        record = self.records[index]
-        return as_json({**record, "answer": final_answer(record["answer"])})
+        """Returns record ``index`` for environments and rules, with ``prompt`` and the known ``answer``."""
+        question = self.question(index)
+        whole = {**question.record, "prompt": question.prompt, "answer": self.known(question)}
+        return as_json(whole)
+
+    def known(self, question: Question) -> str:
+        """Returns the answer that rules compare with; empty if there is none."""
+        answer = question.answer or ""
+        return answer if self.whole_answers else final_answer(answer)
 
     def _check_length(self, index: int, what: str, tokens: Sequence[int], limit: int) -> None:
         if len(tokens) > limit:
@@ -125,7 +166,7 @@ class _MathRecords(MathRecordsArguments):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MathPrompts(_MathRecords):
-    """Data set of ``packed_prompts``, with the final answer as ``metadata["answer"]``."""
+    """Data set of ``packed_prompts``, with the known answer as metadata."""
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -134,12 +175,13 @@ class MathPrompts(_MathRecords):
 
     def batch(self, indices: Sequence[int], ids: Sequence[str]) -> SequenceSample:
         """Returns the records at ``indices`` under the names ``ids``."""
-        prompts = [self.prompt_tokens(i) for i in indices]
+        questions = [self.question(i) for i in indices]
+        prompts = [self._prompt_tokens(i, q) for i, q in zip(indices, questions, strict=True)]
         sample = SequenceSample.from_tensors(
             ids,
             {"packed_prompts": [[len(p)] for p in prompts]},
             {"packed_prompts": _packed(prompts)},
-            metadata={"answer": [final_answer(self.records[i]["answer"]) for i in indices]},
+            metadata={"answer": [self.known(q) for q in questions]},
         )
         if not self.with_record:
             return sample
@@ -148,7 +190,12 @@ class MathPrompts(_MathRecords):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MathSFT(_MathRecords, MathSFTArguments):
-    """Data set of ``packed_input_ids`` (prompt, answer, end token) and ``prompt_mask``."""
+    """Data set of ``packed_input_ids`` and ``prompt_mask``: prompt, answer and end token, or conversations.
+
+    In a conversation every assistant turn has a loss (``PromptTokenizer.conversation``).
+    """
+
+    _rewritten: list[int] = field(init=False, repr=False, default_factory=list)
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -161,50 +208,71 @@ class MathSFT(_MathRecords, MathSFTArguments):
         Raises:
             DataError: it has more than ``max_answer_len`` tokens, the end token not counted.
         """
-        tokens = _token_ids(self.tokenizer, self.records[index]["answer"])
+        return self._answer_tokens(index, self.question(index))
+
+    def _answer_tokens(self, index: int, question: Question) -> list[int]:
+        if not question.answer:
+            raise DataError(
+                "the record has no answer to learn",
+                where=self.records.where(index),
+                fix="give answers or whole conversations (messages), or leave it out by a filter",
+            )
+        tokens = self._prompts.ids(question.answer)
         self._check_length(index, "answer", tokens, self.max_answer_len)
         return [*tokens, self.tokenizer.eos_token_id]
 
+    def tokens_and_mask(self, index: int) -> tuple[list[int], list[bool]]:
+        """Tokenizes record ``index`` as it is trained on; the mask is True on tokens without loss.
+
+        Raises:
+            DataError: it has no answer, or is longer than the limits.
+        """
+        question = self.question(index)
+        if question.messages is not None:
+            return self._conversation(index, question.messages)
+        prompt = self._prompt_tokens(index, question)
+        answer = self._answer_tokens(index, question)
+        return prompt + answer, [True] * len(prompt) + [False] * len(answer)
+
+    def _conversation(
+        self, index: int, messages: Sequence[Message]
+    ) -> tuple[list[int], list[bool]]:
+        try:
+            tokens, mask, num_rewritten = self._prompts.conversation(messages)
+        except DataError as error:
+            where = f"{self.records.where(index)}, {error.where}"
+            raise DataError(error.what, where=where, fix=error.fix) from error
+        if num_rewritten and not self._rewritten:
+            self._rewritten.append(index)
+            logger.warning(
+                "the chat template rewrites earlier assistant turns, which get no loss record=%s turns=%d",
+                self.records.where(index),
+                num_rewritten,
+            )
+        limit = self.max_prompt_len + self.max_answer_len
+        if len(tokens) > limit:
+            raise DataError(
+                f"the conversation has {len(tokens)} tokens, the limit is {limit}: max_prompt_len + "
+                "max_answer_len",
+                where=self.records.where(index),
+                fix=f"raise max_answer_len to {len(tokens) - self.max_prompt_len}, or drop the record",
+            )
+        return tokens, mask
+
     def batch(self, indices: Sequence[int], ids: Sequence[str]) -> SequenceSample:
         """Returns the records at ``indices`` under the names ``ids``."""
-        pairs = [(self.prompt_tokens(i), self.answer_tokens(i)) for i in indices]
-        lengths = [[len(prompt) + len(answer)] for prompt, answer in pairs]
-        masks = [[True] * len(prompt) + [False] * len(answer) for prompt, answer in pairs]
+        rows = [self.tokens_and_mask(i) for i in indices]
+        lengths = [[len(tokens)] for tokens, _ in rows]
         return SequenceSample.from_tensors(
             ids,
             {"packed_input_ids": lengths, "prompt_mask": lengths},
             {
-                "packed_input_ids": _packed([prompt + answer for prompt, answer in pairs]),
-                "prompt_mask": torch.tensor([m for mask in masks for m in mask], dtype=torch.bool),
+                "packed_input_ids": _packed([tokens for tokens, _ in rows]),
+                "prompt_mask": torch.tensor(
+                    [m for _, mask in rows for m in mask], dtype=torch.bool
+                ),
             },
         )
-
-
-def tokenize_prompt(tokenizer: Any, prompt: str) -> list[int]:
-    """Tokenizes a question, up to where the answer begins."""
-    tokens = _token_ids(tokenizer, prompt_text(tokenizer, prompt))
-    return tokens if getattr(tokenizer, "chat_template", None) else [*_bos(tokenizer), *tokens]
-
-
-def prompt_text(tokenizer: Any, prompt: str) -> str:
-    """Formats a question as the model's input text, without a BOS token that a template doesn't put."""
-    if getattr(tokenizer, "chat_template", None):
-        text: str = tokenizer.apply_chat_template(
-            [{"role": "user", "content": prompt}], add_generation_prompt=True, tokenize=False
-        )
-        return text
-    return prompt if prompt[-1:].isspace() else prompt + "\n"
-
-
-def _bos(tokenizer: Any) -> list[int]:
-    """Returns the BOS token if the tokenizer adds one itself. (Some would add an EOS as well.)"""
-    with_special = tokenizer("a").input_ids
-    return [with_special[0]] if with_special[:1] == [tokenizer.bos_token_id] else []
-
-
-def _token_ids(tokenizer: Any, text: str) -> list[int]:
-    ids: list[int] = tokenizer(text, add_special_tokens=False).input_ids
-    return ids
 
 
 def _packed(rows: Sequence[Sequence[int]]) -> torch.Tensor:

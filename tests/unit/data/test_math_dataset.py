@@ -9,11 +9,28 @@ import torch
 
 from realsys.api.errors import DataError
 from realsys.data.sources.arithmetic_problems import arithmetic_word_problems
-from realsys.data.sources.math_questions import MathPrompts, MathSFT, tokenize_prompt
-from realsys.data.sources.qa_records import read_records
+from realsys.data.sources.chat_tokens import PromptTokenizer
+from realsys.data.sources.dataset_arguments import Columns
+from realsys.data.sources.math_questions import MathPrompts, MathSFT
+from realsys.data.sources.record_files import open_records
+from realsys.data.sources.record_shape import question_of
 from realsys.models.tiny_llama import train_tokenizer
 
 TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
+
+
+def tokenize_prompt(tokenizer, prompt):
+    return PromptTokenizer(tokenizer).tokens(prompt)
+
+
+def read_records(path):
+    """Prompts and answers of a whole file."""
+    records = open_records(path)
+    shaped = [
+        question_of(record, Columns(), records.where(i), needs_answer=True)
+        for i, record in enumerate(records)
+    ]
+    return [{"prompt": q.prompt, "answer": q.answer} for q in shaped]
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +114,7 @@ def test_a_chat_template_is_used_by_both(tokenizer, file):
 
 
 def prompts_of(data):
-    return [record["prompt"] for record in data.records]
+    return [data.question(i).prompt for i in range(len(data))]
 
 
 def test_the_last_records_are_held_out(tokenizer, file):

@@ -15,6 +15,7 @@ from experiments.sft import sft_math
 from experiments.task import MathTask
 from launcher.submit.planning import make_plan
 from realsys.api.options import ModelOptions
+from realsys.data.sources.dataset_arguments import MathRecordsArguments
 
 RL = ("actor.optimizer.lr", "gen.max_new_tokens", "task.eval_size", "scheduling.model_worker.mem")
 
@@ -63,9 +64,9 @@ def test_a_plan_says_how_many_questions_it_has_counted(model, tmp_path, monkeypa
         + "\n"
         + '{"prompt": "a", "answer": "1"}\n' * 9
     )
-    files = (str(path), None)
-    assert not list(question_files.sampled_remarks(files, str(model)))
+    data = MathRecordsArguments(split="train", path=str(path))
+    assert not list(question_files.sampled_remarks(data, str(model)))
     monkeypatch.setattr(question_files, "MAX_SAMPLED_QUESTIONS", 4)
-    (told,) = question_files.sampled_remarks(files, str(model))
+    (told,) = question_files.sampled_remarks(data, str(model))
     assert told.startswith(f"3 of 10 questions of {path} were counted")
-    assert not list(question_files.sampled_remarks(files, None))  # a made model: counted by workers
+    assert not list(question_files.sampled_remarks(data, None))  # a made model: counted by workers

@@ -10,7 +10,8 @@ import pytest
 from experiments.parts import question_files
 from experiments.parts.question_files import dataset_problems, sample_of
 from realsys.api.errors import CheckpointError
-from realsys.data.sources.math_questions import tokenize_prompt
+from realsys.data.sources.chat_tokens import PromptTokenizer
+from realsys.data.sources.dataset_arguments import MathRecordsArguments
 from realsys.models.hf import load_tokenizer
 from realsys.models.prompt_lengths import prompt_lengths, special_tokens, tokenizer_faults
 from realsys.models.tiny_llama import build_tiny_llama
@@ -47,7 +48,7 @@ def test_lengths_are_those_that_the_worker_finds(model, template):
     tokenizer = load_tokenizer(model)
     if isinstance(template, list):
         tokenizer.chat_template = CHAT  # what transformers takes of several
-    expected = [len(tokenize_prompt(tokenizer, q)) for q in QUESTIONS]
+    expected = [len(PromptTokenizer(tokenizer).tokens(q)) for q in QUESTIONS]
     assert prompt_lengths(model, QUESTIONS) == expected
     assert special_tokens(model)["eos_token"] == tokenizer.eos_token
 
@@ -102,14 +103,10 @@ def test_a_question_is_as_long_as_its_chat_template_makes_it(model, tmp_path):
     path = tmp_path / "q.jsonl"
     path.write_text("".join(json.dumps({"prompt": q, "answer": "1"}) + "\n" for q in QUESTIONS[:2]))
     (longest, _) = sorted(prompt_lengths(model, QUESTIONS[:2]), reverse=True)
-    (problem,) = dataset_problems(
-        path=str(path),
-        eval_path=None,
-        eval_size=0,
-        batch_size=2,
-        max_prompt_len=longest - 1,
-        tokenizer_dir=str(model),
+    data = MathRecordsArguments(
+        split="train", path=str(path), eval_size=0, max_prompt_len=longest - 1
     )
+    (problem,) = dataset_problems(data, batch_size=2, tokenizer_dir=str(model))
     assert f"are longer than {longest - 1} tokens" in problem.what
     assert problem.fix.startswith(f"raise task.max_prompt_len to {longest},")
 

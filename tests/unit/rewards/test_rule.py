@@ -18,8 +18,8 @@ from realsys.api.reward import (
     Score,
     fields_of,
     fields_of_expression,
-    reward_problems,
     reward_terms,
+    rule_problems,
 )
 from realsys.rewards.rule import MOST_AT_ONCE, RewardRule, made_rule
 
@@ -184,7 +184,7 @@ def test_a_rule_may_be_a_dataclass_with_arguments(rules: Any) -> None:
         0.0,
     ]
     assert values(RewardRule("longer").score_all(answers("abcd"))) == [1.0]
-    assert [e.what for e in reward_problems("longer", {"longr": {}}, where="task.reward")] == [
+    assert [e.what for e in rule_problems("longer", {"longr": {}}, where="task.reward")] == [
         "arguments of 'longr', which is not used"
     ]
     with pytest.raises(ConfigError, match="does not take these arguments"):
@@ -193,7 +193,7 @@ def test_a_rule_may_be_a_dataclass_with_arguments(rules: Any) -> None:
 
 def test_a_plan_names_unknown_rules(rules: Any) -> None:
     rules("exact", lambda response, answer: 1.0)
-    (unknown,) = reward_problems("exact + 0.1*exakt", {}, where="task.reward")
+    (unknown,) = rule_problems("exact + 0.1*exakt", {}, where="task.reward")
     assert (unknown.what, unknown.where) == ("no reward called 'exakt'", "task.reward")
-    (form,) = reward_problems("exact +", {}, where="task.reward")
+    (form,) = rule_problems("exact +", {}, where="task.reward")
     assert form.where == "task.reward"

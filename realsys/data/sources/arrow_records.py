@@ -1,0 +1,205 @@
+"""Records of Parquet files, Arrow files and folders of ``datasets.save_to_disk``, by number. No torch.
+
+They need pyarrow (``pip install 'realsys[data]'``), which is imported when such a file is opened. A
+Parquet file is read by row groups, of which a few are kept: files that are shuffled should have small ones.
+An Arrow file is mapped into memory, which the system pages in and out.
+"""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import math
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from realsys.api.basics.bounded_files import parse_json, read_bounded_text
+from realsys.api.errors import DataError, did_you_mean
+from realsys.config.extras import missing_packages
+from realsys.data.sources.record_parts import locate
+
+MAX_GROUP_BYTES = 512 << 20  # of one row group, unpacked
+KEPT_BYTES = 256 << 20  # of row groups; the newest is kept in any case
+
+
+class ParquetRows:
+    """Rows of one Parquet file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with _opened_parquet(path) as file:
+            found = file.metadata
+        groups = [found.row_group(i) for i in range(found.num_row_groups)]
+        self._ends = list(accumulate(group.num_rows for group in groups))
+        self._bytes = [int(group.total_byte_size) for group in groups]
+        self._kept: OrderedDict[int, Any] = OrderedDict()
+        if max(self._bytes, default=0) > MAX_GROUP_BYTES:
+            raise DataError(
+                f"a row group has {max(self._bytes) >> 20:,} MiB unpacked, and one is read as a whole; the "
+                f"limit is {MAX_GROUP_BYTES >> 20:,}",
+                where=str(path),
+                fix="write it again with smaller ones: pyarrow.parquet.write_table(…, row_group_size=1000)",
+            )
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        group, row = locate(self._ends, index)
+        (found,) = self._table(group).slice(row, 1).to_pylist()
+        return plain_record(found, self.where(index))
+
+    def where(self, index: int) -> str:
+        """Returns the file and the number of a row, from 1."""
+        return f"{self.path}, row {index + 1}"
+
+    def _table(self, group: int) -> Any:
+        if group not in self._kept:
+            with _opened_parquet(self.path) as file:
+                self._kept[group] = file.read_row_group(group)
+            while len(self._kept) > 1 and sum(self._bytes[g] for g in self._kept) > KEPT_BYTES:
+                self._kept.popitem(last=False)
+        self._kept.move_to_end(group)
+        return self._kept[group]
+
+
+class ArrowRows:
+    """Rows of one Arrow file (stream or random-access format), as ``datasets`` writes them."""
+
+    def __init__(self, path: Path) -> None:
+        pyarrow = imported(path)
+        self.path = path
+        with _readable(path, pyarrow):
+            from pyarrow import ipc
+
+            mapped = pyarrow.memory_map(str(path))
+            is_file = mapped.read(6) == b"ARROW1"
+            mapped.seek(0)
+            table = (ipc.open_file if is_file else ipc.open_stream)(mapped).read_all()
+        self._batches = table.to_batches()
+        self._ends = list(accumulate(batch.num_rows for batch in self._batches))
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        batch, row = locate(self._ends, index)
+        (found,) = self._batches[batch].slice(row, 1).to_pylist()
+        return plain_record(found, self.where(index))
+
+    def where(self, index: int) -> str:
+        """Returns the file and the number of a row, from 1."""
+        return f"{self.path}, row {index + 1}"
+
+
+def imported(path: Path) -> Any:
+    """Imports pyarrow. Raises ConfigError with the command that installs it."""
+    for problem in missing_packages(["pyarrow"], where=str(path)):
+        raise problem
+    import pyarrow
+
+    return pyarrow
+
+
+def is_saved_dataset(folder: Path) -> bool:
+    """True for a folder that ``save_to_disk`` of a data set, or of one with splits, wrote."""
+    return (folder / "state.json").is_file() or (folder / "dataset_dict.json").is_file()
+
+
+def files_of_saved_dataset(folder: Path) -> list[Path]:
+    """Lists the Arrow files of a folder that ``save_to_disk`` wrote, in the order of their rows.
+
+    Raises:
+        DataError: it holds several splits, an unknown state, or rows in an order of their own.
+    """
+    if (folder / "dataset_dict.json").is_file():
+        splits = _json(folder / "dataset_dict.json").get("splits") or []
+        raise DataError(
+            f"the folder holds the splits {', '.join(map(str, splits))}",
+            where=str(folder),
+            fix=f"give one of them, e.g. {folder}/{splits[0] if splits else 'train'}",
+        )
+    state = _json(folder / "state.json")
+    if state.get("_indices_data_files"):
+        raise DataError(
+            "the rows are in an order that stands in files of indices",
+            where=str(folder),
+            fix="save it again: dataset.flatten_indices().save_to_disk(…)",
+        )
+    names = [file.get("filename") for file in state.get("_data_files") or []]
+    found = [folder / str(name) for name in names if name and Path(str(name)).name == name]
+    if not found or len(found) < len(names):
+        known = [path.name for path in folder.glob("*.arrow")]
+        raise DataError(
+            f"state.json names the files {names!r:.200}",
+            where=str(folder),
+            fix=f"save the data set again; {did_you_mean('data.arrow', known)}",
+        )
+    return found
+
+
+def _json(file: Path) -> dict[str, Any]:
+    try:
+        found = parse_json(read_bounded_text(file))
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"it can't be read: {error}", where=str(file), fix="save the data set again"
+        ) from error
+    return found if isinstance(found, dict) else {}
+
+
+@contextmanager
+def _opened_parquet(path: Path) -> Iterator[Any]:
+    """Opens a Parquet file for one read: a data set may have thousands."""
+    with _readable(path, imported(path)):
+        from pyarrow import parquet
+
+        with parquet.ParquetFile(path) as file:
+            yield file
+
+
+@contextmanager
+def _readable(path: Path, pyarrow: Any) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, pyarrow.ArrowException) as error:
+        raise DataError(
+            f"the data set can't be read: {error}"[:500],
+            where=str(path),
+            fix="copy the file again, whole",
+        ) from error
+
+
+def plain_record(row: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Turns a row's values into JSON's: dates to texts, decimals to numbers, NaN to null.
+
+    Raises:
+        DataError: a value is binary, or of another kind that JSON has not.
+    """
+    return {name: _plain(value, name, where) for name, value in row.items()}
+
+
+def _plain(value: Any, name: str, where: str) -> Any:
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v, f"{name}.{k}", where) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v, name, where) for v in value]
+    if isinstance(value, decimal.Decimal):
+        return int(value) if value == value.to_integral_value() else float(value)
+    if isinstance(value, datetime.date | datetime.time):  # and datetime
+        return value.isoformat()
+    if isinstance(value, datetime.timedelta):
+        return value.total_seconds()
+    raise DataError(
+        f"column {name!r} holds a {type(value).__name__}, which is no text, number, list or table",
+        where=where,
+        fix="leave the column out when you write the file",
+    )

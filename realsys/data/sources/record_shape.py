@@ -1,0 +1,210 @@
+"""Turns a user's record into a question: prompt or messages, answer, and all of its fields. No torch.
+
+A record is any JSON object. Which of its fields are asked and known is said by ``Columns``; without it a
+record has ``prompt`` or ``question``, a text or a list of chat messages, or ``messages``, a conversation
+that may end with the answer; and ``answer``. A field within a field is named with dots:
+``reward_model.ground_truth``, ``turns.0.content``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from realsys.api.errors import DataError, did_you_mean
+from realsys.data.sources.dataset_arguments import Columns
+
+FINAL = "####"
+Message = Mapping[str, Any]  # role, content, and what else the template reads
+_ROLES = ("system", "developer", "user", "assistant", "tool")
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is asked, and what is known about it.
+
+    Attributes:
+        prompt: a text, or messages up to where the answer begins.
+        answer: the known answer with its steps; None: there is none.
+        messages: the whole conversation, if the record has one: ``prompt`` and what follows.
+        record: all fields of the user's record.
+    """
+
+    prompt: str | tuple[Message, ...]
+    answer: str | None
+    messages: tuple[Message, ...] | None
+    record: Mapping[str, Any]
+
+
+def final_answer(answer: str) -> str:
+    """Returns the text after the last ``####``, or the whole text if there is none."""
+    return answer.rpartition(FINAL)[2].strip()
+
+
+def question_of(
+    record: Mapping[str, Any], columns: Columns, where: str, *, needs_answer: bool
+) -> Question:
+    """Finds prompt and answer in a record.
+
+    Raises:
+        DataError: one that is needed is missing, empty, or no text.
+    """
+    if columns.messages or (not columns.prompt and _has_messages_only(record)):
+        name = columns.messages or "messages"
+        messages = read_messages(_field(record, name, where), name, where)
+        end = len(messages) - (messages[-1]["role"] == "assistant")
+        if not end:
+            raise DataError(
+                f"{name!r} has an answer and no question",
+                where=where,
+                fix="begin with a user's message",
+            )
+        reply = messages[end]["content"] if end < len(messages) else None
+        answer = _answer(record, columns, where, needed=needs_answer and not reply) or reply or None
+        return Question(messages[:end], answer, messages, record)
+    name, value = _prompt_field(record, columns, where)
+    prompt: str | tuple[Message, ...]
+    if isinstance(value, list):
+        prompt = read_messages(value, name, where)
+        if prompt[-1]["role"] == "assistant":
+            raise DataError(
+                f"{name!r} ends with an assistant's message",
+                where=where,
+                fix=f"name the column of whole conversations: columns.messages={name}",
+            )
+    else:
+        prompt = _text(record, name, value, where)
+    answer = _answer(record, columns, where, needed=needs_answer)
+    return Question(prompt, answer, None, record)
+
+
+def prompt_texts(prompt: str | tuple[Message, ...]) -> list[str]:
+    """Returns the texts of a prompt, what templates read beside the contents (tool calls) as text too."""
+    if isinstance(prompt, str):
+        return [prompt]
+    return [m["content"] + repr({**m, "content": ""}) * (len(m) > 2) for m in prompt]
+
+
+def with_system(messages: tuple[Message, ...], system: str | None) -> tuple[Message, ...]:
+    """Puts a system prompt before messages that don't begin with one of their own."""
+    if system is None or messages[0]["role"] in ("system", "developer"):
+        return messages
+    return ({"role": "system", "content": system}, *messages)
+
+
+def read_messages(value: Any, name: str, where: str) -> tuple[Message, ...]:
+    """Checks chat messages; a content in parts becomes one text.
+
+    Raises:
+        DataError: a message has no known role, or a content that is no text.
+    """
+    if not isinstance(value, list) or not value:
+        kind = "empty" if value == [] else f"a {type(value).__name__}"
+        raise DataError(
+            f"{name!r} is {kind}, not a list of messages",
+            where=where,
+            fix='write [{"role": "user", "content": …}, …]',
+        )
+    return tuple(_message(m, f"{name}.{i}", where) for i, m in enumerate(value))
+
+
+def _message(message: Any, name: str, where: str) -> Message:
+    if not isinstance(message, dict) or message.get("role") not in _ROLES:
+        role = message.get("role") if isinstance(message, dict) else None
+        fix = (
+            did_you_mean(str(role), _ROLES)
+            if role
+            else 'write {"role": "user", "content": …}; a transform can rename other spellings'
+        )
+        what = f"the role {role!r}" if role else f"{message!r:.80}, which has no role"
+        raise DataError(f"{name!r} has {what}", where=where, fix=fix)
+    content = message.get("content")
+    if isinstance(content, list):  # parts: [{"type": "text", "text": …}]
+        texts = [part.get("text") if isinstance(part, dict) else part for part in content]
+        found = [text for text in texts if isinstance(text, str)]
+        content = "".join(found) if len(found) == len(texts) else content
+    if content is None and message.get("tool_calls"):
+        content = ""
+    if not isinstance(content, str):
+        raise DataError(
+            f"'{name}.content' is {_kind(content)}, not a text",
+            where=where,
+            fix="give text; images and sounds are not trained on",
+        )
+    return {**message, "content": content}
+
+
+def _has_messages_only(record: Mapping[str, Any]) -> bool:
+    return (
+        record.get("prompt") is None
+        and record.get("question") is None
+        and isinstance(record.get("messages"), list)
+    )
+
+
+def _prompt_field(record: Mapping[str, Any], columns: Columns, where: str) -> tuple[str, Any]:
+    """Returns the name and value of what is asked."""
+    if columns.prompt:
+        return columns.prompt, _field(record, columns.prompt, where)
+    if record.get("prompt") is None and record.get("question") is not None:
+        return "question", record["question"]
+    return "prompt", record.get("prompt")
+
+
+def _answer(record: Mapping[str, Any], columns: Columns, where: str, *, needed: bool) -> str | None:
+    if columns.answer:
+        value = _field(record, columns.answer, where)
+        if value is None and not needed:
+            return None
+    else:
+        value = record.get("answer")
+        if not needed and (value is None or isinstance(value, list | dict)):
+            return None  # a rule may read it from the record
+    return _text(record, columns.answer or "answer", value, where)
+
+
+def _text(record: Mapping[str, Any], name: str, value: Any, where: str) -> str:
+    if isinstance(value, bool) or not isinstance(value, str | int | float) or value == "":
+        missing = value is None and name in ("prompt", "answer") and name not in record
+        fault = "is missing" if missing else f"is {_kind(value)}"
+        advice = did_you_mean(name, record) if missing else ""
+        raise DataError(
+            f"{name!r} {fault}",
+            where=where,
+            fix="every record needs a prompt and an answer"
+            + (f" ({advice}; columns.{name}=… names another column)" if missing else ""),
+        )
+    return str(value)
+
+
+def _kind(value: Any) -> str:
+    return "empty" if value == "" else "null" if value is None else f"a {type(value).__name__}"
+
+
+def _field(record: Mapping[str, Any], name: str, where: str) -> Any:
+    """Returns the value of a column, or of a field within one.
+
+    Raises:
+        DataError: there is none of that name.
+    """
+    if name in record:
+        return record[name]
+    value: Any = record
+    for at, part in enumerate(parts := name.split(".")):
+        known: Sequence[str] = ()
+        if isinstance(value, Mapping):
+            if part in value:
+                value = value[part]
+                continue
+            known = [".".join([*parts[:at], str(key)]) for key in value]
+        elif isinstance(value, list) and part.isdecimal() and int(part) < len(value):
+            value = value[int(part)]
+            continue
+        tried = ".".join(parts[: at + 1])
+        raise DataError(
+            f"no column {tried!r}",
+            where=where,
+            fix=did_you_mean(tried, known) if known else f"a {type(value).__name__} has no fields",
+        )
+    return value

@@ -1,0 +1,289 @@
+"""Records of any shape become prompts, answers and conversations; what has a loss is what was said."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from realsys.api import registry
+from realsys.api.basics import plugin_table
+from realsys.api.errors import DataError
+from realsys.data.record_bytes import records_of
+from realsys.data.sources.chat_tokens import PromptTokenizer
+from realsys.data.sources.dataset_arguments import Columns
+from realsys.data.sources.math_questions import MathPrompts, MathSFT
+from realsys.data.sources.record_shape import question_of
+from realsys.models.tiny_llama import train_tokenizer
+
+TURNS = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<eos>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% if quiet %}(quiet){% endif %}{% endif %}"
+)
+# Writes the thoughts of the last turn alone, as reasoning models' templates do.
+FORGETS = (
+    "{% for m in messages %}<|{{ m.role }}|>"
+    "{% if m.role == 'assistant' and not loop.last %}{{ m.content.split('</think>')[-1] }}"
+    "{% else %}{{ m.content }}{% endif %}<eos>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+CHAT = [
+    {"role": "user", "content": "one"},
+    {"role": "assistant", "content": "two"},
+    {"role": "user", "content": "three"},
+    {"role": "assistant", "content": "four"},
+]
+
+
+@pytest.fixture(scope="module")
+def plain_tokenizer() -> Any:
+    return train_tokenizer(["one two three four <|user|> <|assistant|> system"], vocab_size=264)
+
+
+@pytest.fixture
+def tokenizer(plain_tokenizer: Any) -> Any:
+    plain_tokenizer.chat_template = TURNS
+    yield plain_tokenizer
+    plain_tokenizer.chat_template = None
+
+
+def written(tmp_path: Path, *records: dict) -> str:
+    path = tmp_path / "r.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return str(path)
+
+
+def shaped(record: dict, *, needs_answer: bool = True, **columns: str) -> Any:
+    return question_of(record, Columns(**columns), "r.jsonl:1", needs_answer=needs_answer)
+
+
+# ---- columns
+
+
+def test_columns_name_fields_and_fields_within_fields() -> None:
+    record = {"problem": "1 + 1", "meta": {"solutions": ["2", "two"]}, "level": 3, "a.b": "dot"}
+    found = shaped(record, prompt="problem", answer="meta.solutions.1")
+    assert (found.prompt, found.answer, found.record) == ("1 + 1", "two", record)
+    assert shaped(record, prompt="a.b", answer="level").prompt == "dot"
+    assert shaped(record, prompt="a.b", answer="level").answer == "3"
+
+
+@pytest.mark.parametrize(
+    ("columns", "what", "fix"),
+    [
+        ({"prompt": "probelm"}, "no column 'probelm'", "did you mean 'problem'"),
+        ({"prompt": "meta.tilte"}, "no column 'meta.tilte'", "'meta.title'"),
+        ({"prompt": "problem.x"}, "no column 'problem.x'", "a str has no fields"),
+        ({"prompt": "meta"}, "'meta' is a dict", ""),
+        ({}, "'prompt' is missing", "did you mean 'promt'"),
+        ({"prompt": "problem", "answer": "none"}, "'none' is null", ""),
+        ({"messages": "problem"}, "'problem' is a str, not a list of messages", "role"),
+    ],
+)
+def test_a_column_that_is_not_there_is_told_with_the_nearest(
+    columns: dict[str, str], what: str, fix: str
+) -> None:
+    record = {"problem": "1", "promt": "x", "meta": {"title": "t"}, "none": None, "answer": "1"}
+    with pytest.raises(DataError) as refused:
+        shaped(record, **columns)
+    assert refused.value.what == what
+    assert fix in refused.value.fix
+    assert refused.value.where == "r.jsonl:1"
+
+
+def test_an_answer_may_be_missing_where_a_rule_reads_the_record() -> None:
+    assert shaped({"prompt": "a"}, needs_answer=False).answer is None
+    assert shaped({"prompt": "a", "answer": ["1"]}, needs_answer=False).answer is None
+    with pytest.raises(DataError, match="'answer' is missing"):
+        shaped({"prompt": "a"})
+
+
+def test_a_conversation_is_a_prompt_and_its_last_answer() -> None:
+    found = shaped({"messages": CHAT})
+    assert (found.prompt, found.answer, found.messages) == (tuple(CHAT[:3]), "four", tuple(CHAT))
+    found = shaped({"chat": CHAT[:3], "answer": "5"}, messages="chat")
+    assert (found.prompt, found.answer) == (tuple(CHAT[:3]), "5")
+    found = shaped({"prompt": CHAT[:1], "answer": "2"})
+    assert (found.prompt, found.messages) == (tuple(CHAT[:1]), None)
+    parts = [{"role": "user", "content": [{"type": "text", "text": "a"}, {"text": "b"}]}]
+    assert shaped({"prompt": parts, "answer": "2"}).prompt[0]["content"] == "ab"
+
+
+@pytest.mark.parametrize(
+    ("messages", "what"),
+    [
+        ([], "'messages' is empty"),
+        ([{"role": "usr", "content": "a"}], "the role 'usr'"),
+        ([{"from": "human", "value": "a"}], "which has no role"),
+        ([{"role": "user", "content": [{"type": "image"}]}], "'messages.0.content' is a list"),
+        ([{"role": "assistant", "content": "a"}], "an answer and no question"),
+    ],
+)
+def test_messages_that_are_none_are_told(messages: list, what: str) -> None:
+    with pytest.raises(DataError, match=what):
+        shaped({"messages": messages})
+
+
+# ---- tokens
+
+
+def rendered(tokenizer: Any, tokens: list[int], mask: list[bool]) -> str:
+    """The text, with what has a loss in brackets."""
+    out, inside = "", False
+    for token, masked in zip(tokens, mask, strict=True):
+        if masked == inside:
+            out += "]" if inside else "["
+            inside = not inside
+        out += tokenizer.decode([token])
+    return out + "]" * inside
+
+
+def test_every_assistant_turn_has_a_loss_up_to_its_end_token(tokenizer: Any) -> None:
+    tokens, mask, rewritten = PromptTokenizer(tokenizer).conversation(CHAT)
+    assert rendered(tokenizer, tokens, mask) == (
+        "<|user|>one<eos>\n<|assistant|>[two<eos>]\n<|user|>three<eos>\n<|assistant|>[four<eos>]\n"
+    )
+    assert rewritten == 0
+    # What follows the last answer is left out
+    tokens, mask, _ = PromptTokenizer(tokenizer).conversation(CHAT[:3])
+    assert rendered(tokenizer, tokens, mask) == "<|user|>one<eos>\n<|assistant|>[two<eos>]\n"
+
+
+def test_a_turn_that_the_template_rewrites_has_no_loss(tokenizer: Any) -> None:
+    tokenizer.chat_template = FORGETS
+    chat = [
+        {**m, "content": f"<think>hm</think>{m['content']}"} if m["role"] == "assistant" else m
+        for m in CHAT
+    ]
+    tokens, mask, rewritten = PromptTokenizer(tokenizer).conversation(chat)
+    assert rewritten == 1
+    assert rendered(tokenizer, tokens, mask) == (
+        "<|user|>one<eos>\n<|assistant|>two<eos>\n"
+        "<|user|>three<eos>\n<|assistant|>[<think>hm</think>four<eos>]\n"
+    )
+    with pytest.raises(DataError, match="writes every assistant turn otherwise"):
+        PromptTokenizer(tokenizer).conversation(chat[:3])
+    with pytest.raises(DataError, match="no assistant turn"):
+        PromptTokenizer(tokenizer).conversation(chat[:1])
+
+
+def test_a_system_prompt_stands_before_messages_that_have_none(tokenizer: Any) -> None:
+    prompts = PromptTokenizer(tokenizer, system="four", template_args={"quiet": True})
+    assert prompts.text("one") == ("<|system|>four<eos>\n<|user|>one<eos>\n<|assistant|>(quiet)")
+    own = ({"role": "system", "content": "two"}, *CHAT[:1])
+    assert prompts.text(own) == "<|system|>two<eos>\n<|user|>one<eos>\n<|assistant|>(quiet)"
+
+
+def test_what_needs_a_template_is_refused_without_one(plain_tokenizer: Any) -> None:
+    for given in ({"system": "a"}, {"template_args": {"a": 1}}):
+        with pytest.raises(DataError, match="no chat template"):
+            PromptTokenizer(plain_tokenizer, **given)
+    with pytest.raises(DataError, match="no chat template"):
+        PromptTokenizer(plain_tokenizer).text(tuple(CHAT))
+    with pytest.raises(DataError, match="no chat template"):
+        PromptTokenizer(plain_tokenizer).conversation(CHAT)
+
+
+def test_a_template_that_refuses_messages_is_told(tokenizer: Any) -> None:
+    tokenizer.chat_template = "{{ raise_exception('System role not supported') }}"
+    with pytest.raises(DataError, match="System role not supported") as refused:
+        PromptTokenizer(tokenizer, system="a").text("one")
+    assert refused.value.where == "messages of system, user"
+
+
+# ---- data sets
+
+
+def test_prompts_of_a_conversation_end_where_the_fine_tuned_answer_begins(
+    tokenizer: Any, tmp_path: Path
+) -> None:
+    path = written(tmp_path, {"messages": CHAT, "id": 7})
+    given = {"tokenizer": tokenizer, "seed": 1, "split": "train", "path": path, "eval_size": 0}
+    data = MathPrompts(**given, whole_answers=True, needs_answer=False)
+    batch = data.batch([0], ["x"])
+    assert batch.meta.metadata["answer"] == ("four",)
+    assert data.record(0) == {"messages": CHAT, "id": 7, "prompt": CHAT[:-1], "answer": "four"}
+    tokens, mask = MathSFT(**given, needs_answer=False).tokens_and_mask(0)
+    prompt = data.prompt_tokens(0)
+    assert tokens[: len(prompt)] == prompt
+    assert mask[len(prompt) - 1 : len(prompt) + 1] == [True, False]
+    short = MathSFT(**given, max_prompt_len=len(prompt), max_answer_len=1, needs_answer=False)
+    with pytest.raises(DataError, match=f"conversation has {len(tokens)} tokens, the limit is"):
+        short.batch([0], ["x"])
+
+
+def test_a_record_without_answer_can_be_asked_and_not_learnt(
+    tokenizer: Any, tmp_path: Path
+) -> None:
+    path = written(tmp_path, {"prompt": "one", "tests": ["a"]})
+    given = {"tokenizer": tokenizer, "seed": 1, "split": "train", "path": path, "eval_size": 0}
+    batch = MathPrompts(**given, needs_answer=False, with_record=True).batch([0], ["x"])
+    assert batch.meta.metadata["answer"] == ("",)
+    assert records_of(batch) == [{"prompt": "one", "tests": ["a"], "answer": ""}]
+    with pytest.raises(DataError, match="no answer to learn") as refused:
+        MathSFT(**given, needs_answer=False).batch([0], ["x"])
+    assert refused.value.where == f"{path}:1"
+
+
+def test_the_known_answer_is_whole_or_what_follows_the_hashes(
+    tokenizer: Any, tmp_path: Path
+) -> None:
+    path = written(tmp_path, {"prompt": "one", "answer": "#### Title\ntext"})
+    given = {"tokenizer": tokenizer, "seed": 1, "split": "train", "path": path, "eval_size": 0}
+    for whole, expected in ((True, "#### Title\ntext"), (False, "Title\ntext")):
+        data = MathPrompts(**given, whole_answers=whole)
+        assert data.batch([0], ["x"]).meta.metadata["answer"] == (expected,)
+
+
+# ---- filters and transforms
+
+
+@pytest.fixture
+def functions(monkeypatch: pytest.MonkeyPatch) -> None:
+    for kind in ("filter", "transform"):
+        monkeypatch.setitem(plugin_table.registered, kind, {})
+    registry.register_filter("even", lambda record: record["n"] % 2 == 0)
+    registry.register_filter("none", lambda record: False)
+    registry.register_filter("breaks", lambda record: record["missing"])
+    registry.register_transform("asks", lambda r: {**r, "prompt": f"n is {r['n']}", "answer": "x"})
+    registry.register_transform("loud", lambda r: {**r, "prompt": r["prompt"].upper()})
+    registry.register_transform("forgets", lambda r: None)
+
+
+def numbers(tmp_path: Path, tokenizer: Any, **given: Any) -> MathPrompts:
+    path = written(tmp_path, *({"n": n} for n in range(10)))
+    return MathPrompts(
+        tokenizer=tokenizer, seed=1, path=path, **{"split": "train", "eval_size": 2, **given}
+    )
+
+
+def test_records_are_filtered_then_transformed_then_held_out(
+    functions: None, tokenizer: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    given = {"keep": ("even",), "transform": ("asks", "loud")}
+    with caplog.at_level("INFO"):
+        train = numbers(tmp_path, tokenizer, **given)
+    assert [train.question(i).prompt for i in range(len(train))] == ["N IS 0", "N IS 2", "N IS 4"]
+    test = numbers(tmp_path, tokenizer, split="test", **given)
+    assert [test.question(i).prompt for i in range(len(test))] == ["N IS 6", "N IS 8"]
+    assert test.records.where(1).endswith("r.jsonl:9")
+    assert "filters=even kept=5 dropped=5" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("given", "what", "where"),
+    [
+        ({"keep": ("none",)}, "keep none of 10 records", "r.jsonl"),
+        ({"keep": ("breaks",)}, "filter 'breaks' raised KeyError: 'missing'", "r.jsonl:1"),
+        ({"transform": ("asks", "forgets")}, "returned a NoneType", "r.jsonl:1"),
+        ({"transform": ("loud",)}, "transform 'loud' raised KeyError", "r.jsonl:1"),
+    ],
+)
+def test_a_function_that_fails_is_told_with_the_record(
+    functions: None, tokenizer: Any, tmp_path: Path, given: dict, what: str, where: str
+) -> None:
+    with pytest.raises(DataError, match=what) as refused:
+        numbers(tmp_path, tokenizer, **given)
+    assert refused.value.where.endswith(where)

@@ -1,0 +1,296 @@
+"""Records of any file by number: the same records, their places in messages, bounded memory."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from realsys.api.errors import ConfigError, DataError
+from realsys.config import extras
+from realsys.data.sources import record_samples, text_records
+from realsys.data.sources.record_files import open_records, record_paths
+from realsys.data.sources.record_samples import sample_records
+
+ROWS = [
+    {"prompt": f'Question {i}?\nwith a line, a "quote" and ä', "answer": str(i * 10)}
+    for i in range(500)
+]
+
+
+def jsonl(rows: list[dict]) -> str:
+    return "".join(json.dumps(row, ensure_ascii=i % 2 == 0) + "\n" for i, row in enumerate(rows))
+
+
+def csv_text(rows: list[dict], delimiter: str = ",") -> str:
+    out = io.StringIO()
+    writer = csv.DictWriter(out, list(rows[0]), delimiter=delimiter)
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue()
+
+
+def written(tmp_path: Path, kind: str) -> Path:
+    """The same rows in a file of one kind."""
+    path = tmp_path / f"rows.{kind}"
+    if kind in ("jsonl", "weird"):
+        path.write_text(jsonl(ROWS))
+    elif kind == "jsonl.gz":
+        path.write_bytes(gzip.compress(jsonl(ROWS).encode()))
+    elif kind in ("csv", "tsv"):
+        path.write_text(csv_text(ROWS, "\t" if kind == "tsv" else ","), newline="")
+    elif kind == "csv.gz":
+        path.write_bytes(gzip.compress(csv_text(ROWS).encode("utf-8-sig")))
+    elif kind == "parquet":
+        pyarrow = pytest.importorskip("pyarrow")
+        parquet = pytest.importorskip("pyarrow.parquet")
+        parquet.write_table(pyarrow.Table.from_pylist(ROWS), path, row_group_size=70)
+    else:
+        write_arrow(path, ROWS, stream=kind == "stream.arrow")
+    return path
+
+
+def write_arrow(path: Path, rows: list[dict], *, stream: bool) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    table = pyarrow.Table.from_pylist(rows)
+    make = pyarrow.ipc.new_stream if stream else pyarrow.ipc.new_file
+    with pyarrow.OSFile(str(path), "wb") as sink, make(sink, table.schema) as writer:
+        writer.write_table(table, max_chunksize=90)
+
+
+KINDS = "jsonl weird jsonl.gz csv tsv csv.gz parquet stream.arrow file.arrow".split()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("block", [64, 7, 1])
+def test_every_kind_of_file_gives_the_same_records_in_any_order(
+    tmp_path: Path, kind: str, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text_records, "BLOCK_RECORDS", block)
+    records = open_records(written(tmp_path, kind))
+    assert len(records) == len(ROWS)
+    order = list(range(len(ROWS)))
+    random.Random(1).shuffle(order)
+    assert [records[i] for i in order] == [ROWS[i] for i in order]
+    assert list(records) == ROWS
+    for outside in (-1, len(ROWS)):
+        with pytest.raises(IndexError):
+            records[outside]
+
+
+def test_a_place_is_the_line_where_the_record_begins(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    path.write_text('\n{"a": 1}\n\n \n{"a": 2}\n{"a": 3}')
+    records = open_records(path)
+    assert [records.where(i) for i in range(3)] == [f"{path}:{n}" for n in (2, 5, 6)]
+    table = tmp_path / "r.csv"
+    table.write_text('a,b\n"one\ntwo",2\n\nthree,4\n')
+    records = open_records(table)
+    assert list(records) == [{"a": "one\ntwo", "b": "2"}, {"a": "three", "b": "4"}]
+    assert [records.where(i) for i in range(2)] == [f"{table}:{n}" for n in (2, 5)]
+
+
+def test_shards_are_read_in_the_order_of_their_names(tmp_path: Path) -> None:
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    (folder / "part-2.jsonl").write_text(jsonl(ROWS[200:]))
+    (folder / "part-0.jsonl.gz").write_bytes(gzip.compress(jsonl(ROWS[:100]).encode()))
+    (folder / "part-1.jsonl.gz").write_bytes(gzip.compress(jsonl(ROWS[100:200]).encode()))
+    for other in ("_SUCCESS", ".part-9.jsonl", "README.md"):
+        (folder / other).write_text("x")
+    for path in (folder, f"{folder}/part-*", f"{folder}/part-?.jsonl*"):
+        records = open_records(path)
+        assert list(records) == ROWS
+        assert records.where(150) == f"{folder}/part-1.jsonl.gz:51"
+    with pytest.raises(DataError, match="no files of records"):
+        open_records(f"{folder}/parts-*")
+    with pytest.raises(DataError, match="no files of records"):
+        open_records(tmp_path)
+
+
+def test_a_saved_dataset_is_its_arrow_files_in_their_order(tmp_path: Path) -> None:
+    """As ``datasets.Dataset.save_to_disk`` of 4.x lays them out."""
+    folder = tmp_path / "saved" / "train"
+    folder.mkdir(parents=True)
+    names = ["data-00000-of-00002.arrow", "data-00001-of-00002.arrow"]
+    for name, rows in zip(names, (ROWS[:300], ROWS[300:]), strict=True):
+        write_arrow(folder / name, rows, stream=True)
+    state = {"_data_files": [{"filename": name} for name in names], "_fingerprint": "x"}
+    (folder / "state.json").write_text(json.dumps(state))
+    (folder.parent / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    assert list(open_records(folder)) == ROWS
+    with pytest.raises(DataError, match="holds the splits train, test") as refused:
+        open_records(folder.parent)
+    assert str(folder) in refused.value.fix
+    (folder / "state.json").write_text(json.dumps({**state, "_indices_data_files": [{}]}))
+    with pytest.raises(DataError, match="files of indices"):
+        open_records(folder)
+
+
+def test_values_that_json_has_not_become_such_that_it_has(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    import datetime
+    import decimal
+
+    from pyarrow import parquet
+
+    row = {
+        "when": datetime.datetime(2026, 1, 2, 3, 4),
+        "price": decimal.Decimal("1.50"),
+        "nothing": float("nan"),
+        "nested": [{"a": [1, None]}],
+    }
+    parquet.write_table(pyarrow.Table.from_pylist([row]), tmp_path / "v.parquet")
+    (found,) = open_records(tmp_path / "v.parquet")
+    assert found == {
+        "when": "2026-01-02T03:04:00",
+        "price": 1.5,
+        "nothing": None,
+        "nested": [{"a": [1, None]}],
+    }
+    parquet.write_table(pyarrow.Table.from_pylist([{"image": b"\xff"}]), tmp_path / "i.parquet")
+    with pytest.raises(DataError, match="column 'image' holds a bytes"):
+        list(open_records(tmp_path / "i.parquet"))
+
+
+def test_a_row_group_too_large_for_memory_is_refused_with_the_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = written(tmp_path, "parquet")
+    monkeypatch.setattr("realsys.data.sources.arrow_records.MAX_GROUP_BYTES", 100)
+    with pytest.raises(DataError, match="row group") as refused:
+        open_records(path)
+    assert "row_group_size" in refused.value.fix
+
+
+def test_without_pyarrow_the_command_that_installs_it_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "r.parquet"
+    path.write_bytes(b"PAR1 and more")
+    monkeypatch.setattr(extras, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="pyarrow is not installed") as refused:
+        open_records(path)
+    assert "pip install 'realsys[data]'" in refused.value.fix
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "what", "where"),
+    [
+        ("a.jsonl", '[\n{"a": 1}\n]\n', "not JSON", ":1"),
+        ("a.jsonl", '{"a": 1}\n[1]\n', "a list, not an object", ":2"),
+        ("a.jsonl", '{"a": 1}\n{"a": NaN}\n', "NaN is no finite number", ":2"),
+        ("a.csv", "a,b\n1,2\n1\n", "1 cells under 2 columns", ":3"),
+        ("a.csv", "a,a\n1,2\n", "names the columns", ":1"),
+        ("a.csv", 'a,b\n1,"2\n3,4\n', "can't be read", ":2"),
+        ("a.jsonl", "\n\n", "is empty", ""),
+        ("a.csv", "a,b\n", "is empty", ""),
+        ("a.parquet", "PAR1", "can't be read", ""),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_said_with_its_place(
+    tmp_path: Path, name: str, text: str, what: str, where: str
+) -> None:
+    if name.endswith(".parquet"):
+        pytest.importorskip("pyarrow")
+    path = tmp_path / name
+    path.write_text(text)
+    with pytest.raises(DataError, match=what) as refused:
+        list(open_records(path))
+    assert refused.value.where == f"{path}{where}"
+
+
+def test_what_is_no_file_to_read_is_refused_in_bounded_time(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    for path in (tmp_path / "pipe.jsonl", Path("/dev/zero"), tmp_path / "none.jsonl"):
+        with pytest.raises(DataError, match="can't be read"):
+            open_records(path)
+        with pytest.raises(DataError, match="can't be read"):
+            sample_records(path)
+
+
+def test_a_file_that_changes_while_it_is_read_is_told(tmp_path: Path) -> None:
+    path = written(tmp_path, "jsonl")
+    records = open_records(path)
+    path.write_text(jsonl(ROWS[1:]))
+    with pytest.raises(DataError, match="changed while it is read"):
+        records[400]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz", "csv", "parquet"])
+def test_of_a_large_file_a_plan_reads_beginning_end_and_between(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(record_samples, "WHOLE_BYTES", 1000)
+    monkeypatch.setattr(record_samples, "WHOLE_PACKED_BYTES", 100)
+    monkeypatch.setattr(record_samples, "WHOLE_ROWS", 100)
+    monkeypatch.setattr(record_samples, "RUN_RECORDS", 5)
+    monkeypatch.setattr(record_samples, "_TAIL_BYTES", 500)
+    found = sample_records(written(tmp_path, kind))
+    assert not found.is_whole
+    numbers = [int(record["answer"]) // 10 for record in found.records]
+    assert numbers[:5] == [0, 1, 2, 3, 4]
+    assert all(found.records[i] == ROWS[n] for i, n in enumerate(numbers))
+    if kind in ("jsonl", "parquet"):
+        assert numbers == sorted(numbers)
+        assert len(numbers) == len(set(numbers)) >= 35
+        assert numbers[-1] >= 495
+    assert found.total == pytest.approx(500, rel=0.35)
+    assert found.is_exact == (kind == "parquet")
+
+
+def test_a_small_file_is_read_whole_by_a_plan(tmp_path: Path) -> None:
+    found = sample_records(written(tmp_path, "jsonl"))
+    assert (found.is_whole, found.is_exact, found.total) == (True, True, 500)
+
+
+def test_record_paths_of_one_file_is_that_file(tmp_path: Path) -> None:
+    path = tmp_path / "with [brackets].jsonl"
+    path.write_text("{}")
+    assert record_paths(path) == [path]
+
+
+STREAM = """
+import json, re, sys
+from realsys.data.sources.record_files import open_records
+peak = lambda: int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1])
+before = peak()
+records = open_records(sys.argv[1])
+n = len(records)
+total = sum(records[i]["n"] for i in range(0, n, 5))
+step = 7919
+spread = sum(records[i * step % n]["n"] for i in range(5000))
+after = peak()
+print(json.dumps([n, total, spread, (after - before) * 1024]))
+"""
+
+
+def test_a_million_lines_take_a_few_megabytes(tmp_path: Path) -> None:
+    """In a process of its own, whose peak is measured; the file has 60 MB."""
+    path, count = tmp_path / "stream.jsonl", 1_000_000
+    with path.open("w") as file:
+        for start in range(0, count, 1000):
+            file.writelines(
+                f'{{"n": {i}, "text": "some words of a record, number {i}"}}\n'
+                for i in range(start, start + 1000)
+            )
+    done = subprocess.run(
+        [sys.executable, "-c", STREAM, str(path)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    num, total, spread, grown = json.loads(done.stdout)
+    assert num == count
+    assert total == sum(range(0, count, 5))
+    assert spread == sum(i * 7919 % count for i in range(5000))
+    assert grown < 16 << 20

@@ -1,0 +1,137 @@
+"""``task=file``: what a plan finds in a user's data before anything starts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from experiments.recipes import grpo
+from experiments.sft import SFTExperiment
+from experiments.task import FileTask, MathTask
+from realsys.api import registry
+from realsys.api.basics import plugin_table
+from realsys.api.options import ModelOptions
+from realsys.api.plain import from_plain, to_plain
+from realsys.data.sources import record_samples
+from realsys.data.sources.dataset_arguments import Columns, MathRecordsArguments
+from realsys.models.tiny_llama import build_tiny_llama
+
+
+@pytest.fixture(autouse=True)
+def functions(monkeypatch: pytest.MonkeyPatch) -> None:
+    for kind in ("filter", "reward"):
+        monkeypatch.setitem(plugin_table.registered, kind, {})
+    registry.register_reward("graded", lambda response, answer: 0.5)
+    registry.register_filter("easy", lambda record: record["level"] < 3)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    rows = [{"problem": f"{i} + 1", "meta": {"solution": i + 1}, "level": i % 4} for i in range(40)]
+    path = tmp_path / "own.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def task(file: str, **changes: object) -> FileTask:
+    columns = Columns(prompt="problem", answer="meta.solution")
+    given = {"path": file, "columns": columns, "reward": "graded", "eval_size": 4, **changes}
+    return FileTask(**given)  # type: ignore[arg-type]
+
+
+def problems(task: FileTask, tokenizer_dir: str | None = None) -> list[str]:
+    found = task.problems(batch_size=8, tokenizer_dir=tokenizer_dir)
+    return [f"{p.what} | {p.where} | {p.fix}" for p in found]
+
+
+def test_a_plan_of_columns_of_ones_own_has_what_the_data_set_is_made_with(file: str) -> None:
+    found = task(file, keep=("easy",))
+    assert problems(found) == []
+    dataset = found.prompts("train")
+    read = from_plain(MathRecordsArguments, to_plain(dataset.args))
+    assert read.columns == Columns(prompt="problem", answer="meta.solution")
+    assert (read.keep, read.whole_answers, read.needs_answer) == (("easy",), True, False)
+    assert found.input_files() == (file,)
+    assert list(found.remarks(None)) == [f"filters (easy) drop 10 of 40 records of {file}"]
+
+
+def test_the_arguments_of_math_tasks_are_as_they_were() -> None:
+    names = "eval_path eval_size max_prompt_len path slip_share train_size".split()
+    assert sorted(MathTask().data_args()) == names
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"columns": Columns(prompt="problm")}, "no column 'problm' | task.path, FILE:1 | did you"),
+        ({"keep": ("esy",)}, "no filter called 'esy' | task.keep | did you mean 'easy'?"),
+        ({"transform": ("x",)}, "no transform called 'x' | task.transform"),
+        ({"path": None}, "task file has no file | task.path"),
+        ({"eval_size": 40}, "40 questions are too few: 8 per batch and 40 held out"),
+        ({"keep": ("easy",), "eval_size": 25}, "30 questions are too few"),
+        ({"template_args": {"tokenize": True}}, "tokenize is given to the template by realsys"),
+    ],
+)
+def test_what_is_wrong_is_told_before_anything_starts(file: str, changes: dict, told: str) -> None:
+    (found,) = problems(task(file, **changes))
+    assert found.startswith(told.replace("FILE", file))
+
+
+def test_reinforcement_learning_needs_a_rule_and_fine_tuning_none(file: str) -> None:
+    unnamed = task(file, reward=None)
+    told = [p.where for p in grpo(unnamed, train_bs_n_seqs=8).problems()]
+    assert "task.reward" in told
+    assert list(SFTExperiment(task=unnamed, train_bs_n_seqs=8).problems()) == []
+    (wrong,) = problems(task(file, reward="gradd"))
+    assert "did you mean 'graded'?" in wrong
+
+
+def test_fine_tuning_on_records_without_answers_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "q.jsonl"
+    path.write_text('{"prompt": "a"}\n' * 20)
+    unanswered = FileTask(path=str(path), eval_size=0, reward="graded")
+    assert problems(unanswered) == []
+    (told,) = SFTExperiment(task=unanswered, train_bs_n_seqs=8).problems()
+    assert told.what == "the record has no answer to learn"
+
+
+def test_settings_of_a_template_are_checked_with_the_model(file: str, tmp_path: Path) -> None:
+    model = tmp_path / "m"
+    build_tiny_llama(
+        model, seed=1, corpus=["1 + 1"], hidden_size=8, num_layers=1, num_heads=2,
+        num_kv_heads=1, vocab_size=261,
+    )  # fmt: skip
+    (told,) = problems(task(file, system="Be brief."), str(model))
+    assert told.startswith(f"the tokenizer has no chat template | task.system and {model}")
+    config = model / "tokenizer_config.json"
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}{{ style }}"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "chat_template": template}))
+    plain = {"max_prompt_len": 16}
+    assert problems(task(file, **plain), str(model)) == []
+    for more in ({"system": "Be brief. " * 10}, {"template_args": {"style": "plain " * 20}}):
+        (told,) = problems(task(file, **plain, **more), str(model))
+        assert "questions are longer than 16 tokens" in told
+
+
+def test_of_a_large_file_a_sample_is_read_and_said(
+    file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(record_samples, "WHOLE_BYTES", 100)
+    monkeypatch.setattr(record_samples, "RUN_RECORDS", 2)
+    monkeypatch.setattr(record_samples, "_TAIL_BYTES", 100)
+    large = task(file, keep=("easy",))
+    assert problems(large) == []
+    told = list(large.remarks(None))
+    assert "records read" in told[0]
+    assert "were read, from its beginning, its end and between" in told[1]
+
+
+def test_settings_reach_a_nested_column_by_name(file: str) -> None:
+    from realsys.config.overrides import with_settings
+
+    words = ["task=file", f"task.path={file}", "task.columns.prompt=problem", "task.reward=graded"]
+    made = with_settings(grpo(MathTask(), actor=ModelOptions(path="x")), words=words)
+    assert isinstance(made.task, FileTask)
+    assert made.task.columns.prompt == "problem"

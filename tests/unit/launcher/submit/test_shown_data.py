@@ -1,0 +1,117 @@
+"""``realsys data show``: the tokens and masks of the data sets that workers make."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.cli import completion
+from launcher.cli.command_line import run
+from launcher.submit import shown_data as module
+from launcher.submit.shown_data import shown_data
+from realsys.api.errors import ConfigError
+from realsys.config import extras
+from realsys.models.tiny_llama import build_tiny_llama
+
+TEMPLATE = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<eos>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+CHAT = [
+    {"role": "user", "content": "one"},
+    {"role": "assistant", "content": "two"},
+    {"role": "user", "content": "three"},
+    {"role": "assistant", "content": "\x1b[31mfour"},
+]
+
+
+@pytest.fixture
+def words(tmp_path: Path) -> list[str]:
+    """Settings of a fine-tuning on conversations."""
+    build_tiny_llama(
+        tmp_path / "m", seed=1, corpus=["one two"], hidden_size=8, num_layers=1, num_heads=2,
+        num_kv_heads=1, vocab_size=261,
+    )  # fmt: skip
+    config = tmp_path / "m" / "tokenizer_config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "chat_template": TEMPLATE}))
+    path = tmp_path / "chats.jsonl"
+    path.write_text((json.dumps({"messages": CHAT, "answer": "7"}) + "\n") * 5)
+    return ["task=file", f"task.path={path}", "task.eval_size=2", f"model.path={tmp_path / 'm'}"]
+
+
+def shown(name: str, words: list[str], **changes: Any) -> Any:
+    given = {"config": None, "imports": (), "phase": "main", "split": "train", "num": 2}
+    return shown_data(name, words, **{**given, **changes})
+
+
+def test_a_conversation_is_shown_in_parts_with_and_without_a_loss(words: list[str]) -> None:
+    found = shown("sft-math", words)
+    assert (found.type, found.size, found.chat_template) == ("math_sft", 3, TEMPLATE)
+    first, second = found.records
+    assert first.where.endswith("chats.jsonl:1")
+    assert second.where.endswith("chats.jsonl:2")
+    assert first.parts == (
+        ("<|user|>one<eos>\n<|assistant|>", False),
+        ("two<eos>", True),
+        ("\n<|user|>three<eos>\n<|assistant|>", False),
+        ("\x1b[31mfour<eos>", True),
+        ("\n", False),
+    )
+    assert first.num_loss_tokens < first.num_tokens
+    assert shown("sft-math", words, split="test", num=9).size == 2
+
+
+def test_a_prompt_is_shown_with_the_known_answer_of_every_phase(words: list[str]) -> None:
+    *task, model = words
+    rl = [*task, model.replace("model.path", "actor.path")]
+    record = shown("grpo-math", rl).records[0]
+    before, answer, between = (text for text, _ in shown("sft-math", words).records[0].parts[:3])
+    assert record.parts == ((before + answer + between, False),)
+    assert (record.answer, record.num_loss_tokens) == ("7", 0)
+    assert shown("grpo-math", [*rl, "schedule=async"]).records[0] == record
+    tuned = [*task, *(f"sft.{word}" for word in words)]
+    assert shown("grpo-math", tuned).records[0] == record
+    assert shown("grpo-math", tuned, phase="sft").records == shown("sft-math", words).records
+
+
+def test_what_is_missing_is_told(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="makes its tokenizer with its first model"):
+        shown("ppo-math", [])
+    with pytest.raises(ConfigError, match="no phase 'sfd'") as refused:
+        shown("grpo-math", [], phase="sfd")
+    assert "'sft'" in refused.value.fix
+    with pytest.raises(ConfigError, match="columms"):
+        shown("sft-math", [*words, "task.columms.prompt=x"])
+    monkeypatch.setattr(extras, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="torch and transformers are not installed") as refused:
+        shown("sft-math", words)
+    assert "pip install 'realsys[train]'" in refused.value.fix
+
+
+def test_what_is_printed_has_the_loss_in_brackets_and_no_control_codes(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["data", "show", "sft-math", *words, "--num", "1"]) == 0
+    text = capsys.readouterr().out
+    assert "<|assistant|>⟦two<eos>⟧\n<|user|>three<eos>\n<|assistant|>⟦four<eos>⟧" in text
+    assert "\x1b" not in text
+    assert "math_sft, 3 records" in text
+    assert run(["data", "show", "sft-math", *words, "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["data"]["records"]) == 3
+    for wrong in (["data", "shwo", "sft-math"], ["data", "show", "sft-math", "--split", "x"]):
+        assert run(wrong) == 2
+
+
+def test_tab_completes_the_action_and_the_experiment() -> None:
+    assert completion.candidates(["data", "s"]) == ["show"]
+    assert "sft-math" in completion.candidates(["data", "show", "sft"])
+
+
+def test_the_names_of_keys_are_those_of_the_batches() -> None:
+    """The launcher may not import them."""
+    from realsys.interfaces import answers
+
+    assert (module.INPUT, module.PROMPT_MASK) == (answers.INPUT, answers.PROMPT_MASK)
