@@ -27,17 +27,17 @@ from experiments.parts.question_files import (
 )
 from realsys.api import registry
 from realsys.api.basics.choice import Choice, register_kind
-from realsys.api.errors import ConfigError, DataError
-from realsys.api.model import DatasetAbstraction
-from realsys.api.options import option
-from realsys.api.plain import from_plain, to_plain
-from realsys.api.reward import (
+from realsys.api.basics.reward import (
     OF_RECORD,
     Completion,
     fields_of,
     fields_of_expression,
     rule_problems,
 )
+from realsys.api.errors import ConfigError, DataError
+from realsys.api.model import DatasetAbstraction
+from realsys.api.options import option
+from realsys.api.plain import from_plain, to_plain
 from realsys.data.sources.dataset_arguments import Columns as Columns
 from realsys.data.sources.dataset_arguments import MathRecordsArguments
 

@@ -239,7 +239,7 @@ def make_environment(name: str, **args: Any) -> Any:
 def register_reward(
     name: str, rule: Callable[..., Any], *, right: float = CORRECT_SCORE, batched: bool = False
 ) -> None:
-    """Registers a reward rule: what it looks at and may return stands in realsys.api.reward.
+    """Registers a reward rule: what it looks at and may return stands in realsys.api.basics.reward.
 
     Args:
         rule: a function, blocking or ``async``; or a dataclass, whose fields are the rule's arguments and

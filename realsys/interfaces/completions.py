@@ -1,4 +1,4 @@
-"""Answers of a batch as reward rules see them (realsys.api.reward)."""
+"""Answers of a batch as reward rules see them (realsys.api.basics.reward)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 import torch
 
+from realsys.api.basics.reward import OF_RECORD, Completion
 from realsys.api.errors import DataError
-from realsys.api.reward import OF_RECORD, Completion
 from realsys.data.record_bytes import RECORD, records_of
 from realsys.data.sequence_sample import SequenceSample
 from realsys.interfaces.answers import INPUT, PROMPT_MASK, answer_mask

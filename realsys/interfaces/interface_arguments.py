@@ -59,7 +59,7 @@ class PPOCriticArguments(PPOSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class MathRewardArguments:
-    """Arguments of interface ``math_reward``: rules (realsys.api.reward) and their arguments."""
+    """Arguments of interface ``math_reward``: rules (realsys.api.basics.reward) and their arguments."""
 
     reward: str = "math_verify"
     reward_args: Mapping[str, Any] = field(default_factory=dict)

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from realsys.api.basics.reward import Score
 from realsys.api.data import MicroBatchSpec
 from realsys.api.model import GenerationHyperparameters, Model
-from realsys.api.reward import Score
 from realsys.backends.hf.data_parallel import DataParallel
 from realsys.data.sequence_sample import SequenceSample
 from realsys.interfaces.answers import answer_lengths

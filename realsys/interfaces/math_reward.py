@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 import torch
 
+from realsys.api.basics.reward import PARTS, Score
 from realsys.api.data import MicroBatchSpec
 from realsys.api.model import Model, ModelInterface
-from realsys.api.reward import PARTS, Score
 from realsys.data.sequence_sample import SequenceSample
 from realsys.interfaces.answers import one_per_sequence
 from realsys.interfaces.completions import answered_records

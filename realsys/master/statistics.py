@@ -7,8 +7,8 @@ from collections import defaultdict
 from collections.abc import Mapping
 from statistics import fmean
 
+from realsys.api.basics.reward import PARTS
 from realsys.api.dataflow import DataflowGraph
-from realsys.api.reward import PARTS
 from realsys.master.graph.function_executor import StepReport
 from realsys.master.graph.model_function_call import CallReport
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from realsys.api import registry
+from realsys.api.basics.reward import CORRECT, REWARD, Completion, Score, fields_of, reward_terms
 from realsys.api.errors import RewardError
-from realsys.api.reward import CORRECT, REWARD, Completion, Score, fields_of, reward_terms
 from realsys.rewards.scores import checked_score, exception_error
 
 MOST_AT_ONCE = 64  # answers of a process that asynchronous rules score at the same time
@@ -53,7 +53,7 @@ class RewardRule:
     """The rules of an expression, made with their arguments.
 
     Args:
-        expression: ``name`` or ``name + 0.2*other`` (realsys.api.reward).
+        expression: ``name`` or ``name + 0.2*other`` (realsys.api.basics.reward).
         args: rule's name → its arguments, for rules that are dataclasses.
     Raises:
         ConfigError: the expression is wrong, a rule is unknown or doesn't take its arguments.

@@ -10,8 +10,8 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from realsys.api.basics.reward import Completion, Score
 from realsys.api.errors import RewardError
-from realsys.api.reward import Completion, Score
 from realsys.rewards.rule import RewardRule
 from realsys.rewards.scores import too_many, with_record
 

@@ -54,7 +54,7 @@ BUILTIN: dict[str, dict[str, str]] = {
     "task": {
         "file": "experiments.task:FileTask",
         "math": "experiments.task:MathTask",
-        "reasoning_gym": "experiments.reasoning_gym_task:ReasoningGymTask",
+        "reasoning_gym": "experiments.tasks.reasoning_gym:ReasoningGymTask",
     },
     "algorithm": {
         "grpo": "experiments.algorithm:GRPO",

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from realsys.api.agent import Answer
+from realsys.api.basics.reward import Completion, Score
 from realsys.api.errors import DataError
-from realsys.api.reward import Completion, Score
 from realsys.rewards.rule import rule_of
 
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from experiments.reasoning_gym_task import ReasoningGymTask
+from experiments.tasks.reasoning_gym import ReasoningGymTask
 from realsys.config import extras
-from realsys.rewards import reasoning_gym_rule
+from realsys.data.sources.reasoning_gym_questions import made_entry
 from realsys.rewards.reasoning_gym_rule import reasoning_gym_reward
 
 
@@ -51,7 +51,7 @@ def package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "reasoning_gym", made)
     monkeypatch.setitem(sys.modules, "reasoning_gym.factory", factory)
     monkeypatch.setattr(extras, "find_spec", lambda name: SimpleNamespace())
-    reasoning_gym_rule._made.cache_clear()
+    made_entry.cache_clear()
 
 
 def problems(task: ReasoningGymTask) -> list[str]:

@@ -15,6 +15,7 @@ from torch.testing import assert_close
 
 from realsys.api import registry
 from realsys.api.basics import plugin_table
+from realsys.api.basics.reward import Completion
 from realsys.api.data import MicroBatchSpec, SequenceMeta
 from realsys.api.errors import DataError, RewardError, RolloutError
 from realsys.api.model import (
@@ -25,7 +26,6 @@ from realsys.api.model import (
     ProcessTopology,
 )
 from realsys.api.options import OptimizerOptions
-from realsys.api.reward import Completion
 from realsys.backends.fsdp import FSDPBackend
 from realsys.backends.hf.data_parallel import DataParallel
 from realsys.backends.inference import InferenceBackend

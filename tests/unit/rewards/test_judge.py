@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from realsys.api.basics.reward import Completion, Score
 from realsys.api.errors import ConfigError, RewardError
-from realsys.api.reward import Completion, Score
 from realsys.rewards import judge as judge_module
 from realsys.rewards.judge import Judge
 from realsys.rewards.rule import RewardRule

@@ -12,8 +12,7 @@ import pytest
 
 from realsys.api import registry
 from realsys.api.basics import plugin_table
-from realsys.api.errors import ConfigError, RewardError
-from realsys.api.reward import (
+from realsys.api.basics.reward import (
     Completion,
     Score,
     fields_of,
@@ -21,6 +20,7 @@ from realsys.api.reward import (
     reward_terms,
     rule_problems,
 )
+from realsys.api.errors import ConfigError, RewardError
 from realsys.rewards.rule import MOST_AT_ONCE, RewardRule, made_rule
 
 

@@ -35,7 +35,7 @@ class ReasoningGymTask(GeneratedTask):
 
     def question(self, rng: random.Random) -> dict[str, Any]:
         """Makes a question of a generator drawn by the weights."""
-        from realsys.rewards.reasoning_gym_rule import question_of
+        from realsys.data.sources.reasoning_gym_questions import question_of
 
         (name,) = rng.choices(self.names, self.weights or None)
         record = {"generator": name, "seed": rng.randrange(_SEEDS), "config": self._config(name)}
@@ -60,7 +60,7 @@ class ReasoningGymTask(GeneratedTask):
             yield from super().problems(batch_size=batch_size, tokenizer_dir=tokenizer_dir)
 
     def _own_problems(self) -> Iterator[ConfigError]:
-        from realsys.rewards.reasoning_gym_rule import generators
+        from realsys.data.sources.reasoning_gym_questions import generators
 
         if not self.names:
             fix = "name some, e.g. task.names=[chain_sum]"

@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from realsys.api import registry
 from realsys.api.basics import plugin_table
 from realsys.api.errors import ConfigError, did_you_mean
 
@@ -109,7 +108,9 @@ def fields_of(rule: Callable[..., Any]) -> frozenset[str]:
 
 def fields_of_expression(expression: str) -> frozenset[str]:
     """The fields that the rules of an expression look at. Raises ConfigError for an unknown rule."""
-    return frozenset().union(*(fields_of(registry.find_reward(n)) for n in _names(expression)))
+    return frozenset().union(
+        *(fields_of(plugin_table.find("reward", n)) for n in _names(expression))
+    )
 
 
 def rule_problems(expression: str, args: Mapping[str, Any], *, where: str) -> Iterator[ConfigError]:
@@ -124,7 +125,7 @@ def rule_problems(expression: str, args: Mapping[str, Any], *, where: str) -> It
             yield problem
             continue
         try:
-            fields_of(registry.find_reward(name))
+            fields_of(plugin_table.find("reward", name))
         except ConfigError as error:
             yield error
     for name in set(args) - set(names):
