@@ -274,8 +274,9 @@ def _regular_file(name: str, most_bytes: int) -> bytes | None:
         return None
     finally:
         os.close(folder)
+    about = os.fstat(file)
+    if not stat.S_ISREG(about.st_mode) or about.st_size > most_bytes:
+        os.close(file)
+        return None
     with open(file, "rb") as opened:
-        about = os.fstat(file)
-        if not stat.S_ISREG(about.st_mode) or about.st_size > most_bytes:
-            return None
         return opened.read(most_bytes)
