@@ -118,15 +118,15 @@ def _watched_program(
     env = environment(request.env)
     pipes = [os.pipe(), os.pipe()]
     kills_before = oom_kills()
-    begun_s = time.monotonic()
+    started_s = time.monotonic()
     if (program := os.fork()) == 0:
         run_program(request.argv, env, limits, [stdin, *(write for _, write in pipes)])
     outputs = [_Output(read, limits.output_bytes) for read, _ in pipes]
     for descriptor in [stdin, *(write for _, write in pipes)]:
         os.close(descriptor)
     watch = _Watch(program, outputs, limits, channel)
-    limit = watch.until_ended(begun_s + limits.wall_s)
-    wall_s = time.monotonic() - begun_s
+    limit = watch.until_ended(started_s + limits.wall_s)
+    wall_s = time.monotonic() - started_s
     watch.kill_all()
     for output in outputs:
         while not output.flooded and output.read():
@@ -169,7 +169,8 @@ class _Watch:
         self, program: int, outputs: list[_Output], limits: BoxLimits, channel: socket.socket
     ) -> None:
         self._program, self._outputs, self._limits = program, outputs, limits
-        self.status: int | None = None
+        self.status = -1  # as waitpid gives it
+        self._ended = False
         self._by_descriptor = {output.descriptor: output for output in outputs}
         self._channel = channel
         self._poll = select.poll()
@@ -195,7 +196,7 @@ class _Watch:
                 return "wall_time"
             self._take(min(check_s, deadline_s) - now_s)
             self._reap(os.WNOHANG)
-            if self.status is not None:
+            if self._ended:
                 return None
             if any(output.flooded for output in self._outputs):
                 return "output"
@@ -242,7 +243,7 @@ class _Watch:
             if pid == 0:
                 return
             if pid == self._program:
-                self.status = status
+                self.status, self._ended = status, True
 
 
 def _collected(names: list[str], limits: BoxLimits) -> dict[str, bytes]:

@@ -89,12 +89,17 @@ def _run_warm(arguments: list[str], env: dict[str, str]) -> NoReturn:
     """Runs a Python script in this interpreter and exits as Python would."""
     os.environ.clear()
     os.environ.update(env)
-    sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)
-    sys.stdout = open(1, "w", encoding="utf-8", errors="surrogateescape", closefd=False)
-    sys.stderr = open(
-        2, "w", encoding="utf-8", errors="backslashreplace", closefd=False, buffering=1
-    )
-    sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        stream = open(  # noqa: SIM115  # for as long as the process lives
+            number,
+            "w" if number else "r",
+            encoding="utf-8",
+            errors="backslashreplace" if number == 2 else "surrogateescape",
+            buffering=1 if number == 2 else -1,
+            closefd=False,
+        )
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
     for name in [name for name in sys.modules if name.partition(".")[0] == "realsys"]:
         del sys.modules[name]
     random.seed()  # or every box would draw the same

@@ -87,7 +87,7 @@ def map_own_ids(inside_uid: int, inside_gid: int, outside_uid: int, outside_gid:
 
 
 def mount(source: str, target: str, kind: str = "", flags: int = 0, data: str = "") -> None:
-    """Calls mount(2)."""
+    """Calls mount(2); an empty text is given as NULL."""
     texts = [ctypes.c_char_p(os.fsencode(text) or None) for text in (source, target, kind)]
     more = ctypes.c_char_p(data.encode() or None)
     result = _libc().mount(*texts, ctypes.c_ulong(flags), more)

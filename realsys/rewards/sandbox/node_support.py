@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 
@@ -22,7 +23,9 @@ _PROBE_WITHIN_S = 120.0
 # Without these nothing can be contained; without those, a sandbox runs if it is told to.
 INDISPENSABLE = ("user", "mount", "pid")
 NEEDED = (*INDISPENSABLE, "net", "ipc", "uts", "seccomp")
-_SYSCTLS = "user.max_user_namespaces above 0; on Debian kernel.unprivileged_userns_clone=1; on Ubuntu "
+_SYSCTLS = (
+    "user.max_user_namespaces above 0; on Debian kernel.unprivileged_userns_clone=1; on Ubuntu "
+)
 _SYSCTLS += "kernel.apparmor_restrict_unprivileged_userns=0"
 FIXES = {
     "user": f"ask the administrator to allow user namespaces: {_SYSCTLS}",
@@ -74,7 +77,7 @@ def probe() -> NodeSupport:
             missing=dict.fromkeys(NEEDED, reason), landlock_abi=0, kernel=platform.release()
         )
     trials: dict[str, Callable[[], None]] = {"user": _user, "mount": _mount, "pid": _pid}
-    trials |= {name: (lambda flag=flag: _namespace(flag)) for name, flag in NAMESPACES.items()}
+    trials |= {name: partial(_namespace, flag) for name, flag in NAMESPACES.items()}
     trials["seccomp"] = _seccomp
     failures = {name: _failure(trial) for name, trial in trials.items()}
     return NodeSupport(

@@ -179,14 +179,14 @@ class Sandbox:
         with ours:
             try:
                 with theirs:
-                    server.tell(messages.RUN, number, [theirs.fileno()])
+                    server.command(messages.RUN, number, [theirs.fileno()])
                 ours.settimeout(limits.wall_s + _GRACE_S)
                 messages.send(ours, request)
                 most = 2 * limits.output_bytes + limits.file_bytes + _FRAME_BYTES
                 reply: messages.BoxReply = messages.receive(ours, messages.BoxReply, most)
                 return reply
             except (OSError, EOFError, ValueError, msgspec.DecodeError) as error:
-                server.tell(messages.KILL, number)
+                server.command(messages.KILL, number)
                 raise _failure(f"{type(error).__name__}: {error}") from error
 
     def close(self) -> None:
@@ -205,7 +205,9 @@ def _check_arguments(argv: Sequence[str], names: list[str], env: Mapping[str, st
             where="Sandbox.run",
             fix="put data into files or stdin",
         )
-    wrong = [n for n in names if "\0" in n or posixpath.normpath(n) != n or n.startswith((".", "/"))]
+    wrong = [
+        n for n in names if "\0" in n or posixpath.normpath(n) != n or n.startswith((".", "/"))
+    ]
     if wrong:
         raise ConfigError(
             f"names of files must be relative, below the work folder, and not hidden: {wrong}",
@@ -259,7 +261,7 @@ class _ForkServer:
         """Returns whether it runs, as this process's own: not after a fork of this process."""
         return self._owner == os.getpid() and self._process.poll() is None
 
-    def tell(self, what: bytes, number: int, descriptors: Sequence[int] = ()) -> None:
+    def command(self, what: bytes, number: int, descriptors: Sequence[int] = ()) -> None:
         """Sends a command about a box. A fork server that has died says nothing here."""
         message = what + messages.NUMBER.pack(number)
         try:
