@@ -359,3 +359,39 @@ def test_this_node_is_described(sandbox: Sandbox) -> None:
     words = support.node_support().words()
     assert "user: yes" in words
     assert "landlock: " in words
+
+
+def test_several_programs_in_one_box(sandbox: Sandbox) -> None:
+    double = "n = int(input()); open('seen', 'a').write(str(n)); print(2 * n)"
+    spin = python_argv("while True: pass")
+    programs = [(python_argv(double), b"1"), (["/bin/cat"], b"two"), (python_argv(double), b"x")]
+    outcomes = sandbox.run_each(programs, collect=["seen"])
+    assert [outcome.stdout for outcome in outcomes] == [b"2\n", b"two", b""]
+    assert [outcome.exit_code for outcome in outcomes] == [0, 0, 1]
+    assert outcomes[0].files == {"seen": b"1"}
+    limits = BoxLimits(cpu_s=0.5, wall_s=60)
+    programs = [(python_argv(double), b"1"), (spin, b""), (python_argv(double), b"2")]
+    stopped = sandbox.run_each(programs, limits=limits, stop_after=["cpu_time"])
+    assert [outcome.ended for outcome in stopped] == ["exit", "cpu_time"]
+    whole = sandbox.run_each(programs, limits=limits)
+    assert [outcome.ended for outcome in whole] == ["exit", "cpu_time", "exit"]
+    assert whole[1].cpu_s >= 0.4
+    assert whole[2].cpu_s < 0.4  # its own
+
+
+def test_a_program_can_not_spoil_the_next_ones_input(sandbox: Sandbox) -> None:
+    spoil = """
+import os
+os.symlink("/etc/passwd", ".stdin")
+os.kill(-1, 9) if os.fork() else None
+"""
+    fill = "open('fill', 'wb').write(bytes(1 << 30))"
+    programs = [(python_argv(spoil), b""), (python_argv(fill), b""), (["/bin/cat"], b"mine" * 5000)]
+    assert sandbox.run_each(programs)[2].stdout == b"mine" * 5000
+
+
+def test_too_many_programs_are_refused(sandbox: Sandbox) -> None:
+    for count in (0, 257):
+        with pytest.raises(ConfigError, match=f"{count} programs"):
+            sandbox.run_each([(["true"], b"")] * count)
+    assert len(sandbox.run_each([(["true"], b"")] * 256)) == 256

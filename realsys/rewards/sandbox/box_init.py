@@ -23,7 +23,13 @@ from realsys.api.errors import ClusterError
 from realsys.rewards.sandbox import box_root, landlock_rules, seccomp_filter
 from realsys.rewards.sandbox import kernel_calls as kernel
 from realsys.rewards.sandbox.box_limits import BoxLimits, Ended
-from realsys.rewards.sandbox.box_messages import BoxReply, BoxRequest, receive, send
+from realsys.rewards.sandbox.box_messages import (
+    BoxReply,
+    BoxRequest,
+    ProgramReply,
+    receive,
+    send,
+)
 from realsys.rewards.sandbox.box_program import environment, run_program
 from realsys.rewards.sandbox.box_usage import exact_memory_bytes, oom_kills, read_usage
 from realsys.runtime.linux import pidfd_open
@@ -31,7 +37,7 @@ from realsys.runtime.linux import pidfd_open
 _REQUEST_WITHIN_S, _REPLY_WITHIN_S = 60.0, 60.0
 _MOST_REQUEST_BYTES = 1 << 32
 _CHECK_S, _CHECK_OFTEN_S = 0.05, 0.02  # how often usage is read; often: near a limit
-_PIECE_BYTES = 1 << 16
+_PIECE_BYTES, _PAGE_BYTES = 1 << 16, os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,8 +57,13 @@ def run_box(channel: socket.socket, features: BoxFeatures) -> NoReturn:
         kernel.map_own_ids(box_root.BOX_ID, box_root.BOX_ID, *features.outside_ids)
         request: BoxRequest = receive(channel, BoxRequest, _MOST_REQUEST_BYTES)
         limits = BoxLimits(**request.limits)  # type: ignore[arg-type]
-        stdin = _set_up(request, limits, features)
-        reply = _watched_program(request, limits, stdin, channel)
+        inputs = _set_up(request, limits, features)
+        outcomes: list[ProgramReply] = []
+        for program, stdin in zip(request.programs, inputs, strict=True):
+            outcomes.append(_watched_program(program.argv, stdin, request, limits, channel))
+            if outcomes[-1].ended in request.stop_after:
+                break
+        reply = BoxReply(outcomes=outcomes, files=_collected(request.collect, limits))
     except Exception as error:  # a failure of the box, not of the program
         reply = BoxReply(failure=f"{type(error).__name__}: {error}")
     try:
@@ -62,10 +73,11 @@ def run_box(channel: socket.socket, features: BoxFeatures) -> NoReturn:
         os._exit(0)
 
 
-def _set_up(request: BoxRequest, limits: BoxLimits, features: BoxFeatures) -> int:
-    """Builds the box around this process and gives up all power; returns standard input."""
+def _set_up(request: BoxRequest, limits: BoxLimits, features: BoxFeatures) -> list[int]:
+    """Builds the box around this process and gives up all power; returns the standard inputs."""
     Path("/proc/self/oom_score_adj").write_text("1000")  # rather a box than the worker
-    given_bytes = len(request.stdin) + sum(map(len, request.files.values()))
+    given = [*(program.stdin for program in request.programs), *request.files.values()]
+    given_bytes = sum(-(-len(content) // _PAGE_BYTES) * _PAGE_BYTES for content in given)
     box_root.add_writable(limits, given_bytes, features.read_only)
     if "uts" not in features.without:
         socket.sethostname("box")
@@ -74,16 +86,22 @@ def _set_up(request: BoxRequest, limits: BoxLimits, features: BoxFeatures) -> in
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).write_bytes(content)
         os.chmod(name, 0o755)
-    Path(".stdin").write_bytes(request.stdin)
-    stdin = os.open(".stdin", os.O_RDONLY | os.O_CLOEXEC)
-    os.unlink(".stdin")
+    inputs = [_unnamed_file(program.stdin) for program in request.programs]
     kernel.drop_capabilities()
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
     if features.landlock_abi:
         landlock_rules.restrict(features.landlock_abi, box_root.WRITABLE)
     if "seccomp" not in features.without:
         seccomp_filter.install()
-    return stdin
+    return inputs
+
+
+def _unnamed_file(content: bytes) -> int:
+    """Returns a descriptor to read ``content`` from, of a file that the program can't find."""
+    Path(".stdin").write_bytes(content)
+    descriptor = os.open(".stdin", os.O_RDONLY | os.O_CLOEXEC)
+    os.unlink(".stdin")
+    return descriptor
 
 
 class _Output:
@@ -112,15 +130,15 @@ class _Output:
 
 
 def _watched_program(
-    request: BoxRequest, limits: BoxLimits, stdin: int, channel: socket.socket
-) -> BoxReply:
-    """Runs the program to its end or to a limit, then kills what is left of it."""
+    argv: list[str], stdin: int, request: BoxRequest, limits: BoxLimits, channel: socket.socket
+) -> ProgramReply:
+    """Runs one program to its end or to a limit, then kills what is left of it."""
     env = environment(request.env)
     pipes = [os.pipe(), os.pipe()]
-    kills_before = oom_kills()
+    kills_before, cpu_before_s = oom_kills(), _cpu_of_ended_s()
     started_s = time.monotonic()
     if (program := os.fork()) == 0:
-        run_program(request.argv, env, limits, [stdin, *(write for _, write in pipes)])
+        run_program(argv, env, limits, [stdin, *(write for _, write in pipes)])
     outputs = [_Output(read, limits.output_bytes) for read, _ in pipes]
     for descriptor in [stdin, *(write for _, write in pipes)]:
         os.close(descriptor)
@@ -131,8 +149,8 @@ def _watched_program(
     for output in outputs:
         while not output.flooded and output.read():
             pass
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu_s = used.ru_utime + used.ru_stime
+    cpu_s = _cpu_of_ended_s() - cpu_before_s
+    watch.close()
     code = os.waitstatus_to_exitcode(watch.status)
     if not limit and code == -signal.SIGKILL and oom_kills() > kills_before:
         raise ClusterError(
@@ -143,7 +161,7 @@ def _watched_program(
     if not limit and any(output.flooded for output in outputs):
         limit = "output"
     ended = limit or ended_by(code, cpu_s, limits)
-    return BoxReply(
+    return ProgramReply(
         ended=ended,
         exit_code=code if ended == "exit" else None,
         signal=-code if ended == "signal" else None,
@@ -151,8 +169,13 @@ def _watched_program(
         stderr=outputs[1].kept(),
         wall_s=wall_s,
         cpu_s=cpu_s,
-        files=_collected(request.collect, limits),
     )
+
+
+def _cpu_of_ended_s() -> float:
+    """Returns the CPU time of all processes that this one has waited for, and of theirs."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def ended_by(code: int, cpu_s: float, limits: BoxLimits) -> Ended:
@@ -169,6 +192,7 @@ class _Watch:
         self, program: int, outputs: list[_Output], limits: BoxLimits, channel: socket.socket
     ) -> None:
         self._program, self._outputs, self._limits = program, outputs, limits
+        self._cpu_before_s = _cpu_of_ended_s()
         self.status = -1  # as waitpid gives it
         self._ended = False
         self._by_descriptor = {output.descriptor: output for output in outputs}
@@ -177,9 +201,11 @@ class _Watch:
         for descriptor in self._by_descriptor:
             self._poll.register(descriptor, select.POLLIN)
         self._poll.register(channel, select.POLLRDHUP if hasattr(select, "POLLRDHUP") else 0)
+        self._pidfd: int | None = None
         try:
-            self._poll.register(pidfd_open(program), select.POLLIN)
-        except ClusterError:  # an old kernel: noticed at the next check
+            self._pidfd = pidfd_open(program)
+            self._poll.register(self._pidfd, select.POLLIN)
+        except ClusterError:  # an old kernel: the end is noticed at the next check
             pass
 
     def until_ended(self, deadline_s: float) -> Ended | None:
@@ -213,8 +239,7 @@ class _Watch:
     def _over_limit(self) -> tuple[Ended | None, float]:
         """Returns the limit that is exceeded now, and the time until the next check."""
         limits, usage = self._limits, read_usage()
-        ended = resource.getrusage(resource.RUSAGE_CHILDREN)
-        if usage.cpu_s + ended.ru_utime + ended.ru_stime >= limits.cpu_s:
+        if usage.cpu_s + _cpu_of_ended_s() - self._cpu_before_s >= limits.cpu_s:
             return "cpu_time", 0.0
         if usage.processes > limits.processes:
             return "processes", 0.0
@@ -232,6 +257,12 @@ class _Watch:
         except ProcessLookupError:  # none is left
             pass
         self._reap(0)
+
+    def close(self) -> None:
+        """Closes the descriptors of this program."""
+        for descriptor in [*self._by_descriptor, self._pidfd]:
+            if descriptor is not None:
+                os.close(descriptor)
 
     def _reap(self, options: int) -> None:
         """Collects processes that have ended; waits for all of them unless WNOHANG."""

@@ -17,28 +17,41 @@ RUN, KILL = b"R", b"K"  # to the fork server, with the number of the box: NUMBER
 NUMBER = struct.Struct("<Q")
 
 
-class BoxRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One program to run. Names of files are relative to the work folder."""
+class BoxProgram(msgspec.Struct, frozen=True, kw_only=True):
+    """One program that a box runs."""
 
     argv: list[str]
-    files: dict[str, bytes]
     stdin: bytes
+
+
+class BoxRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Programs to run one after another. Names of files are relative to the work folder."""
+
+    programs: list[BoxProgram]
+    files: dict[str, bytes]
     env: dict[str, str]
     collect: list[str]
     limits: dict[str, int | float]
+    stop_after: list[str]  # ways to end after which no further program is run
+
+
+class ProgramReply(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields of BoxOutcome but for the files."""
+
+    ended: str
+    exit_code: int | None
+    signal: int | None
+    stdout: bytes
+    stderr: bytes
+    wall_s: float
+    cpu_s: float
 
 
 class BoxReply(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields of BoxOutcome, or why the box failed."""
+    """What the programs did that were run, or why the box failed."""
 
     failure: str = ""
-    ended: str = ""
-    exit_code: int | None = None
-    signal: int | None = None
-    stdout: bytes = b""
-    stderr: bytes = b""
-    wall_s: float = 0.0
-    cpu_s: float = 0.0
+    outcomes: list[ProgramReply] = []
     files: dict[str, bytes] = {}
 
 
