@@ -71,6 +71,13 @@ class ServerReady(msgspec.Struct, frozen=True, kw_only=True):
     missing: list[str] = []  # features without which it runs
 
 
+def prepare_codec() -> None:
+    """Builds the codec of requests and replies, so that boxes cloned later need not."""
+    empty = BoxRequest(programs=[], files={}, env={}, collect=[], limits={}, stop_after=[])
+    msgspec.msgpack.decode(msgspec.msgpack.encode(empty), type=BoxRequest)
+    msgspec.msgpack.encode(BoxReply())
+
+
 def send(channel: socket.socket, message: msgspec.Struct) -> None:
     """Writes a message; blocks as the socket's time-out says."""
     body = msgspec.msgpack.encode(message)

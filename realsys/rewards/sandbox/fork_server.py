@@ -9,8 +9,10 @@ boxes, which are in namespaces below its own. Neither reads what boxes are given
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
+import platform
 import select
 import signal
 import socket
@@ -19,7 +21,7 @@ from typing import NoReturn
 
 import msgspec
 
-from realsys.rewards.sandbox import box_root, landlock_rules
+from realsys.rewards.sandbox import box_root, landlock_rules, seccomp_filter
 from realsys.rewards.sandbox import kernel_calls as kernel
 from realsys.rewards.sandbox.box_init import BoxFeatures, run_box
 from realsys.rewards.sandbox.box_messages import (
@@ -29,6 +31,7 @@ from realsys.rewards.sandbox.box_messages import (
     BoxReply,
     ServerReady,
     ServerStart,
+    prepare_codec,
     send,
 )
 from realsys.runtime.linux import pidfd_open
@@ -105,6 +108,9 @@ def _prepare(start: ServerStart, privileged: bool) -> BoxFeatures:
     kernel.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))  # last: a change of user clears it
     for name in start.preload:
         importlib.import_module(name)
+    prepare_codec()
+    seccomp_filter.assemble(platform.machine())
+    gc.freeze()  # a collection in a box would copy the pages of all that is here
     return BoxFeatures(
         read_only=start.read_only,
         without=start.without,

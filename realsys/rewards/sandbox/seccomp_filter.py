@@ -11,6 +11,7 @@ import ctypes
 import errno
 import platform
 import struct
+from functools import lru_cache
 
 from realsys.rewards.sandbox.kernel_calls import PR_SET_SECCOMP, SECCOMP_MODE_FILTER, prctl
 
@@ -60,6 +61,7 @@ _NUMBER_AT, _ARCH_AT, _FIRST_ARGUMENT_AT, _SECOND_ARGUMENT_AT = 0, 4, 16, 24  # 
 _ALLOW, _KILL_PROCESS, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 
 
+@lru_cache(maxsize=1)
 def assemble(machine: str) -> bytes:
     """Returns the filter's instructions (struct sock_filter, 8 bytes each) for a processor."""
     column = list(_ARCHITECTURE).index(machine)
