@@ -11,6 +11,7 @@ The class says who must act::
      │   ├─ NoSuchTrial
      │   └─ TrialIsLive
      ├─ ClusterError         the cluster or its administrator (Slurm, file system, ports)
+     │   └─ SandboxFailure   a box for untrusted code failed; the code in it was not judged
      ├─ StoreError           the name-resolution store
      │   ├─ KeyExists / KeyNotFound
      │   ├─ StoreUnavailable
@@ -144,6 +145,10 @@ class ClusterError(RealsysError):
     """Slurm, the file system or a port failed or refused; the site's administrator must act."""
 
     exit_code = 5
+
+
+class SandboxFailure(ClusterError):
+    """A sandbox's box failed: nothing is known about the program in it, which may be run again."""
 
 
 class StoreError(RealsysError):

@@ -1,0 +1,180 @@
+"""Grades a program in a response by its tests, in a sandbox.
+
+A test is ``{"stdin": …, "stdout": …}``: the program, run anew, must print that; or ``{"code": …}``:
+Python appended to the program, such as asserts, must come to its end. What a program should print is
+compared here, never in the box.
+
+A program and the asserts on it share one process, so an assert can be cheated by code that sets out
+to (an object that equals everything, say). Leaving early is not enough: a test passes only if its
+last line was reached.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from realsys.api.errors import DataError
+from realsys.rewards.sandbox.box_limits import BoxLimits, BoxOutcome, Ended
+from realsys.rewards.sandbox.sandbox import MOST_PROGRAMS, Sandbox, python_argv, python_file_argv
+
+PROGRAM = "program.py"
+# After these, further tests are not run: an endless loop costs its time limit once.
+_STOP_AFTER: tuple[Ended, ...] = ("wall_time", "cpu_time")
+_FENCED = re.compile(r"^[ \t]*(```+|~~~+)[ \t]*([\w+-]*)[^\n]*\n(.*?)^[ \t]*\1[ \t]*$", re.M | re.S)
+_PYTHON = ("python", "python3", "py", "")
+_NUMBER = re.compile(r"[+-]?(\d+\.\d*|\.\d+|\d+(?=[eE]))([eE][+-]?\d+)?$")
+_TOLERANCE = 1e-6
+# Secret and test are read before the program runs, whose standard input is then empty.
+_REACHED_END = f"""
+def _run():
+    import hashlib, json, sys
+    secret, test = json.load(sys.stdin)
+    names = {{"__name__": "__main__", "__builtins__": __builtins__}}
+    digest, write = hashlib.sha256, sys.stdout.write
+    with open({PROGRAM!r}, encoding="utf-8") as file:
+        program = file.read()
+    sys.argv[:] = [{PROGRAM!r}]
+    exec(compile(program, {PROGRAM!r}, "exec"), names)
+    exec(compile(test, "test", "exec"), names)
+    write("\\n" + digest(secret.encode() + b"reached").hexdigest() + "\\n")
+_run()
+"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CaseVerdict:
+    """What one test of a program came to."""
+
+    passed: bool
+    why: str  # passed, wrong, exit 1, signal 11, wall_time …, not_run
+    wall_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CodeGrade:
+    """How many tests a program passes."""
+
+    tests: tuple[CaseVerdict, ...]  # in the order given
+
+    @property
+    def passed(self) -> int:
+        """Tests passed."""
+        return sum(test.passed for test in self.tests)
+
+    @property
+    def fraction(self) -> float:
+        """The share of tests passed, from 0 to 1."""
+        return self.passed / len(self.tests)
+
+
+def last_code_block(response: str) -> str | None:
+    """Returns the last fenced block of Python, or of no named language; None if there is none."""
+    blocks = [text for _, name, text in _FENCED.findall(response) if name.lower() in _PYTHON]
+    return blocks[-1] if blocks else None
+
+
+def grade(
+    response: str, tests: Sequence[Mapping[str, Any]], sandbox: Sandbox, limits: BoxLimits
+) -> CodeGrade:
+    """Runs the program of ``response`` on its tests, all in one box; ``limits`` are of each test.
+
+    A response without a program passes none.
+
+    Raises:
+        DataError: a test is of neither kind, or there is none.
+        SandboxFailure: a box failed; the response was not judged.
+    """
+    _check_tests(tests)
+    program = last_code_block(response)
+    if program is None:
+        missing = CaseVerdict(passed=False, why="no program in the response")
+        return CodeGrade(tests=(missing,) * len(tests))
+    verdicts: list[CaseVerdict] = []
+    for begin in range(0, len(tests), MOST_PROGRAMS):
+        part = tests[begin : begin + MOST_PROGRAMS]
+        verdicts += _verdicts(program, part, sandbox, limits)
+        if len(verdicts) < begin + len(part):
+            break
+    not_run = CaseVerdict(passed=False, why="not_run")
+    return CodeGrade(tests=(*verdicts, *[not_run] * (len(tests) - len(verdicts))))
+
+
+def _verdicts(
+    program: str, tests: Sequence[Mapping[str, Any]], sandbox: Sandbox, limits: BoxLimits
+) -> list[CaseVerdict]:
+    """Runs tests in one box; the list is shorter if a time limit ended it."""
+    files = {PROGRAM: program.encode(errors="replace")}
+    secret = secrets.token_hex(16)
+    reached = hashlib.sha256(secret.encode() + b"reached").hexdigest()
+    programs: list[tuple[list[str], bytes]] = []
+    for test in tests:
+        if "code" in test:
+            programs.append(
+                (python_argv(_REACHED_END), json.dumps([secret, test["code"]]).encode())
+            )
+        else:
+            programs.append((python_file_argv(PROGRAM), str(test["stdin"]).encode()))
+    outcomes = sandbox.run_each(programs, files=files, limits=limits, stop_after=_STOP_AFTER)
+    return [
+        _verdict(outcome, test, reached) for outcome, test in zip(outcomes, tests, strict=False)
+    ]
+
+
+def _verdict(outcome: BoxOutcome, test: Mapping[str, Any], reached: str) -> CaseVerdict:
+    """Judges one outcome; ``reached`` is the last line of a test by code that came to its end."""
+    text = outcome.stdout.decode(errors="replace")
+    if not outcome.succeeded:
+        status = outcome.exit_code if outcome.ended == "exit" else outcome.signal
+        why = outcome.ended if status is None else f"{outcome.ended} {status}"
+        return CaseVerdict(passed=False, why=why, wall_s=outcome.wall_s)
+    by_code = "code" in test
+    passed = text.rstrip().endswith(reached) if by_code else same_output(text, test["stdout"])
+    return CaseVerdict(passed=passed, why="passed" if passed else "wrong", wall_s=outcome.wall_s)
+
+
+def same_output(printed: str, expected: str) -> bool:
+    """Compares line by line and word by word; decimal fractions may differ by 1e-6.
+
+    Blanks at the ends of lines and empty lines at the end do not count.
+    """
+    lines, wanted = (
+        [line.split() for line in t.rstrip().splitlines()] for t in (printed, expected)
+    )
+    return len(lines) == len(wanted) and all(
+        len(words) == len(others) and all(map(_same_word, words, others))
+        for words, others in zip(lines, wanted, strict=True)
+    )
+
+
+def _same_word(word: str, wanted: str) -> bool:
+    if word == wanted:
+        return True
+    if not _NUMBER.match(wanted):  # only what is expected as a fraction is compared as a number
+        return False
+    try:
+        difference = abs(float(word) - float(wanted))
+    except ValueError:
+        return False
+    return difference <= _TOLERANCE * max(1.0, abs(float(wanted)))
+
+
+def _check_tests(tests: Sequence[Mapping[str, Any]]) -> None:
+    """Refuses what is no test: a program must not pass, or fail, for want of tests."""
+    kinds = ({"code"}, {"stdin", "stdout"})
+    for number, test in enumerate(tests):
+        if set(test) not in kinds or not all(isinstance(text, str) for text in test.values()):
+            raise DataError(
+                f"test {number} has the fields {sorted(test)}",
+                where="tests of a record",
+                fix='a test is {"stdin": text, "stdout": text} or {"code": text}',
+            )
+    if not tests:
+        raise DataError(
+            "a record has no tests", where="tests of a record", fix="leave such records out"
+        )

@@ -1,0 +1,132 @@
+"""What of a response is its program, and when printed text counts as the expected one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from realsys.api.errors import DataError
+from realsys.rewards import code_tests
+from realsys.rewards.code_tests import CodeGrade, grade, last_code_block, same_output
+from realsys.rewards.sandbox.box_limits import BoxLimits, BoxOutcome
+
+BLOCK = "```python\nprint(1)\n```"
+
+
+@pytest.mark.parametrize(
+    ("response", "program"),
+    [
+        (BLOCK, "print(1)\n"),
+        (f"first\n{BLOCK}\nthen\n```py\nprint(2)\n```\ndone", "print(2)\n"),
+        (f"{BLOCK}\nIt prints:\n```text\n1\n```", "print(1)\n"),
+        ("```\nprint(3)\n```", "print(3)\n"),
+        ("~~~python\nprint(4)\n~~~", "print(4)\n"),
+        ("  ```python\n  x = 1\n  ```", "  x = 1\n"),
+        ("````python\ns = '''\n```\n'''\n````", "s = '''\n```\n'''\n"),
+        (f"{BLOCK}\n```python\nprint('cut off", "print(1)\n"),
+        ("```python\nprint('cut off", None),
+        ("print(1)", None),
+        ("", None),
+        ("```python\n```", ""),
+    ],
+)
+def test_the_last_fenced_block_is_the_program(response: str, program: str | None) -> None:
+    assert last_code_block(response) == program
+
+
+@pytest.mark.parametrize(
+    ("printed", "expected", "same"),
+    [
+        ("1 2\n3\n", "1 2\n3", True),
+        ("1 2 \n3\n\n", "1  2\n3", True),
+        ("1 2 3", "1 2\n3", False),
+        ("", "", True),
+        ("1", "", False),
+        ("0.3333333", "0.33333333333", True),
+        ("1e-7", "0.0", True),
+        ("0.334", "0.333", False),
+        ("1000000.5", "1000000.0", True),
+        ("3", "3.0", True),
+        ("3.0", "3", False),
+        ("nan", "0.5", False),
+        ("inf", "0.5", False),
+        ("abc", "0.5", False),
+        ("Yes", "YES", False),
+        ("123456789012345678", "123456789012345679", False),
+    ],
+)
+def test_outputs_that_count_as_the_same(printed: str, expected: str, same: bool) -> None:
+    assert same_output(printed, expected) is same
+
+
+class _Boxes:
+    """Stands in for a sandbox: gives outcomes by number of the test."""
+
+    def __init__(self, stop_at: int = 10**9) -> None:
+        self.asked: list[int] = []
+        self.stop_at = stop_at
+
+    def run_each(self, programs: Sequence[Any], **_: Any) -> list[BoxOutcome]:
+        begin = sum(self.asked)
+        self.asked.append(len(programs))
+        outcomes = []
+        for number in range(begin, begin + len(programs)):
+            late = number == self.stop_at
+            outcomes.append(
+                BoxOutcome(
+                    ended="wall_time" if late else "exit",
+                    exit_code=None if late else 0,
+                    signal=None,
+                    stdout=f"{number}".encode(),
+                    stderr=b"",
+                    wall_s=1.0,
+                    cpu_s=1.0,
+                )
+            )
+            if late:
+                break
+        return outcomes
+
+
+def graded(boxes: Any, count: int) -> CodeGrade:
+    tests = [{"stdin": "", "stdout": str(n)} for n in range(count)]
+    return grade(BLOCK, tests, boxes, BoxLimits())
+
+
+def test_many_tests_take_several_boxes() -> None:
+    boxes = _Boxes()
+    assert graded(boxes, 600).passed == 600
+    assert boxes.asked == [256, 256, 88]
+
+
+def test_tests_after_a_time_out_are_not_run() -> None:
+    boxes = _Boxes(stop_at=3)
+    found = graded(boxes, 600)
+    assert (found.passed, len(found.tests), found.fraction) == (3, 600, 3 / 600)
+    assert [test.why for test in found.tests[2:6]] == ["passed", "wall_time", "not_run", "not_run"]
+    assert boxes.asked == [256]
+
+
+def test_a_response_without_a_program_passes_nothing() -> None:
+    boxes: Any = _Boxes()
+    found = grade("no program", [{"code": "assert True"}], boxes, BoxLimits())
+    assert (found.passed, boxes.asked) == (0, [])
+    assert found.tests[0].why == "no program in the response"
+
+
+@pytest.mark.parametrize(
+    "tests",
+    [
+        [],
+        [{"stdin": "1"}],
+        [{"code": "x", "stdout": "1"}],
+        [{"stdin": 1, "stdout": "1"}],
+        [{"code": "pass"}, {}],
+    ],
+)
+def test_what_is_no_test_is_refused(tests: list[dict[str, Any]]) -> None:
+    boxes: Any = _Boxes()
+    with pytest.raises(DataError):
+        code_tests.grade(BLOCK, tests, boxes, BoxLimits())
