@@ -80,18 +80,23 @@ def last_code_block(response: str) -> str | None:
 
 
 def grade(
-    response: str, tests: Sequence[Mapping[str, Any]], sandbox: Sandbox, limits: BoxLimits
+    response: str,
+    tests: Sequence[Mapping[str, Any]],
+    sandbox: Sandbox,
+    limits: BoxLimits,
+    *,
+    is_fenced: bool = True,
 ) -> CodeGrade:
     """Runs the program of ``response`` on its tests, all in one box; ``limits`` are of each test.
 
-    A response without a program passes none.
+    The program is the last fenced block, without which none passes; or, not ``is_fenced``, the whole.
 
     Raises:
         DataError: a test is of neither kind, or there is none.
         SandboxFailure: a box failed; the response was not judged.
     """
     _check_tests(tests)
-    program = last_code_block(response)
+    program = last_code_block(response) if is_fenced else response
     if program is None:
         missing = CaseVerdict(passed=False, why="no program in the response")
         return CodeGrade(tests=(missing,) * len(tests))

@@ -17,7 +17,7 @@ from typing import Any
 
 from realsys.api import registry
 from realsys.api.basics.reward import CORRECT, REWARD, Completion, Score, fields_of, reward_terms
-from realsys.api.errors import RewardError
+from realsys.api.errors import ClusterError, RewardError, SandboxFailure
 from realsys.rewards.scores import checked_score, exception_error
 
 MOST_AT_ONCE = 64  # answers of a process that asynchronous rules score at the same time
@@ -111,10 +111,8 @@ class RewardRule:
                 where=source,
                 fix="make it quicker, or give it a deadline of its own",
             )
-        except RewardError as error:
-            return error
         except Exception as error:  # a plug-in may raise anything
-            return exception_error(error, source)
+            return _error_of(error, source)
 
     @staticmethod
     def _blocking(term: _Term, answers: Sequence[Completion]) -> list[Result]:
@@ -167,12 +165,19 @@ async def _awaited(term: _Term, answers: Sequence[Completion]) -> Any:
 def _one(term: _Term, answer: Completion) -> Result:
     try:
         return _as_score(term.function(**term.arguments([answer])), term)
-    except RewardError as error:
-        return error
     except Exception as error:  # a plug-in may raise anything
-        made = exception_error(error, f"reward rule {term.name!r}")
-        made.__cause__ = error
-        return made
+        return _error_of(error, f"reward rule {term.name!r}")
+
+
+def _error_of(error: Exception, source: str) -> RewardError:
+    """The error of one answer. What no other answer would fare better with is raised: it ends the run."""
+    if isinstance(error, RewardError):
+        return error
+    if isinstance(error, ClusterError) and not isinstance(error, SandboxFailure):
+        raise error
+    made = exception_error(error, source)
+    made.__cause__ = error
+    return made
 
 
 def _batch(term: _Term, answers: Sequence[Completion]) -> list[Result]:
@@ -182,7 +187,7 @@ def _batch(term: _Term, answers: Sequence[Completion]) -> list[Result]:
     try:
         values = list(term.function(**term.arguments(answers)))
     except Exception as error:  # a plug-in may raise anything
-        return [exception_error(error, source)] * len(answers)
+        return [_error_of(error, source)] * len(answers)
     if len(values) != len(answers):
         fix = "return one score for each response, in their order"
         what = f"{source} gave {len(values)} scores for {len(answers)} answers"

@@ -36,6 +36,7 @@ BUILTIN: dict[str, dict[str, str]] = {
         "rollout_dump": "realsys.data.sources.replayed_rollouts:RolloutDumpData",
     },
     "reward": {
+        "code_tests": "realsys.rewards.code_rule:CodeTests",
         "judge": "realsys.rewards.judge:Judge",
         "math_verify": "realsys.rewards.math_verify:math_verify_reward",
         "reasoning_gym": "realsys.rewards.reasoning_gym_rule:reasoning_gym_reward",
