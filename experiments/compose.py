@@ -142,8 +142,8 @@ class RLExperiment(TrainingRun):
         if total is not None and self.exp_ctrl.benchmark_steps is not None:
             total = min(total, self.exp_ctrl.benchmark_steps * size)
         yield from self.schedule.problems(batch_size=size, num_prompts=total)
-        if isinstance(self.schedule, Serving):
-            yield from self.schedule.device_problems(self.resources(WorkerType.GENERATION_SERVER))
+        if serving := self._serving:
+            yield from serving.device_problems(self.resources(WorkerType.GENERATION_SERVER))
         if self.auto_eval and not self.schedule.trains:
             yield ConfigError(
                 f"nothing trains with schedule={self.schedule.kind}, so there is no checkpoint to evaluate",
