@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from realsys.api.dataflow import MFCDef, OffloadHook, averaged_models
 from realsys.api.errors import CheckpointError, ConfigError
@@ -36,7 +36,9 @@ from realsys.planner.placed import (
     own_shards,
     tiny_llama_shape,
 )
-from realsys.planner.time.costs import Allocation
+
+if TYPE_CHECKING:
+    from realsys.planner.time.costs import Allocation
 
 DEFAULT_TOKENS = 256  # assumed for a prompt or answer without a configured limit
 

@@ -51,7 +51,7 @@ attempt = files.attempt(1)
 reader = StatusReader(TrialFiles(root / "ended"))
 worker = SimpleNamespace(worker="model_worker/0")
 here = SimpleNamespace(attempt_files=attempt, attempt=attempt, files=files, number=1)
-here._attempt = lambda: None
+here.store, here.keys = FileStore(root / "store"), SimpleNamespace(attempt="no_attempt")
 record = loads(AttemptRecord, attempt.record.read_bytes(), where="")
 watch = FileStore(root / "store").watch({KEY!r})
 
