@@ -23,7 +23,7 @@ from realsys.config.extras import missing_packages
 from realsys.data.sources.record_parts import locate
 
 MAX_GROUP_BYTES = 512 << 20  # of one row group, unpacked
-KEPT_BYTES = 256 << 20  # of row groups; the newest is kept in any case
+KEPT_BYTES = 128 << 20  # of row groups; the newest is kept in any case
 
 
 class ParquetRows:
@@ -32,7 +32,7 @@ class ParquetRows:
     def __init__(self, path: Path) -> None:
         self.path = path
         with _opened_parquet(path) as file:
-            found = file.metadata
+            self._metadata = found = file.metadata
         groups = [found.row_group(i) for i in range(found.num_row_groups)]
         self._ends = list(accumulate(group.num_rows for group in groups))
         self._bytes = [int(group.total_byte_size) for group in groups]
@@ -59,7 +59,7 @@ class ParquetRows:
 
     def _table(self, group: int) -> Any:
         if group not in self._kept:
-            with _opened_parquet(self.path) as file:
+            with _opened_parquet(self.path, self._metadata) as file:
                 self._kept[group] = file.read_row_group(group)
             while len(self._kept) > 1 and sum(self._bytes[g] for g in self._kept) > KEPT_BYTES:
                 self._kept.popitem(last=False)
@@ -153,12 +153,12 @@ def _json(file: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def _opened_parquet(path: Path) -> Iterator[Any]:
-    """Opens a Parquet file for one read: a data set may have thousands."""
+def _opened_parquet(path: Path, metadata: Any = None) -> Iterator[Any]:
+    """Opens a Parquet file for one read: a data set may have thousands. Its metadata are read once."""
     with _readable(path, imported(path)):
         from pyarrow import parquet
 
-        with parquet.ParquetFile(path) as file:
+        with parquet.ParquetFile(path, metadata=metadata) as file:
             yield file
 
 
