@@ -31,6 +31,7 @@ from realsys.data.sources.record_shape import (
     Message,
     Question,
     final_answer,
+    plain_record,
     prompt_texts,
     question_of,
 )
@@ -144,7 +145,8 @@ class _MathRecords(MathRecordsArguments):
     def record(self, index: int) -> dict[str, Any]:
         """Returns record ``index`` for an environment: its fields, ``prompt``, and the final ``answer``."""
         question = self.question(index)
-        return {**question.record, "prompt": question.prompt, "answer": self.known(question)}
+        record = plain_record(question.record, self.records.where(index))
+        return {**record, "prompt": question.prompt, "answer": self.known(question)}
 
     def known(self, question: Question) -> str:
         """Returns the answer that rules compare with; empty if there is none."""
@@ -182,7 +184,10 @@ class MathPrompts(_MathRecords):
             {"packed_prompts": _packed(prompts)},
             metadata={
                 "answer": [self.known(q) for q in questions],
-                "record": [dict(q.record) for q in questions],
+                "record": [
+                    plain_record(q.record, self.records.where(i))
+                    for i, q in zip(indices, questions, strict=True)
+                ],
             },
         )
 
