@@ -17,15 +17,9 @@ from realsys.data.sequence_sample import SequenceSample
 RECORD = "record"
 
 
-def as_json(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the record as every worker sees it: as JSON has it, dates and the like as text."""
-    read: dict[str, Any] = json.loads(json.dumps(record, default=str))
-    return read
-
-
 def record_key(ids: Sequence[str], records: Sequence[Mapping[str, Any]]) -> SequenceSample:
     """Returns a batch of the key ``record``: uint8, the bytes of each record's JSON."""
-    texts = [json.dumps(record, default=str).encode() for record in records]
+    texts = [json.dumps(record).encode() for record in records]
     joined = bytearray(b"".join(texts))
     data = (
         torch.frombuffer(joined, dtype=torch.uint8) if joined else torch.empty(0, dtype=torch.uint8)

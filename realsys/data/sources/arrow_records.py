@@ -7,11 +7,8 @@ An Arrow file is mapped into memory, which the system pages in and out.
 
 from __future__ import annotations
 
-import datetime
-import decimal
-import math
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
@@ -21,9 +18,10 @@ from realsys.api.basics.bounded_files import parse_json, read_bounded_text
 from realsys.api.errors import DataError, did_you_mean
 from realsys.config.extras import missing_packages
 from realsys.data.sources.record_parts import locate
+from realsys.data.sources.record_shape import plain_record
 
 MAX_GROUP_BYTES = 512 << 20  # of one row group, unpacked
-KEPT_BYTES = 256 << 20  # of row groups; the newest is kept in any case
+KEPT_BYTES = 128 << 20  # of row groups; the newest is kept in any case
 
 
 class ParquetRows:
@@ -32,7 +30,7 @@ class ParquetRows:
     def __init__(self, path: Path) -> None:
         self.path = path
         with _opened_parquet(path) as file:
-            found = file.metadata
+            self._metadata = found = file.metadata
         groups = [found.row_group(i) for i in range(found.num_row_groups)]
         self._ends = list(accumulate(group.num_rows for group in groups))
         self._bytes = [int(group.total_byte_size) for group in groups]
@@ -59,7 +57,7 @@ class ParquetRows:
 
     def _table(self, group: int) -> Any:
         if group not in self._kept:
-            with _opened_parquet(self.path) as file:
+            with _opened_parquet(self.path, self._metadata) as file:
                 self._kept[group] = file.read_row_group(group)
             while len(self._kept) > 1 and sum(self._bytes[g] for g in self._kept) > KEPT_BYTES:
                 self._kept.popitem(last=False)
@@ -153,12 +151,12 @@ def _json(file: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def _opened_parquet(path: Path) -> Iterator[Any]:
-    """Opens a Parquet file for one read: a data set may have thousands."""
+def _opened_parquet(path: Path, metadata: Any = None) -> Iterator[Any]:
+    """Opens a Parquet file for one read: a data set may have thousands. Its metadata are read once."""
     with _readable(path, imported(path)):
         from pyarrow import parquet
 
-        with parquet.ParquetFile(path) as file:
+        with parquet.ParquetFile(path, metadata=metadata) as file:
             yield file
 
 
@@ -172,34 +170,3 @@ def _readable(path: Path, pyarrow: Any) -> Iterator[None]:
             where=str(path),
             fix="copy the file again, whole",
         ) from error
-
-
-def plain_record(row: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Turns a row's values into JSON's: dates to texts, decimals to numbers, NaN to null.
-
-    Raises:
-        DataError: a value is binary, or of another kind that JSON has not.
-    """
-    return {name: _plain(value, name, where) for name, value in row.items()}
-
-
-def _plain(value: Any, name: str, where: str) -> Any:
-    if value is None or isinstance(value, str | bool | int):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(k): _plain(v, f"{name}.{k}", where) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(v, name, where) for v in value]
-    if isinstance(value, decimal.Decimal):
-        return int(value) if value == value.to_integral_value() else float(value)
-    if isinstance(value, datetime.date | datetime.time):  # and datetime
-        return value.isoformat()
-    if isinstance(value, datetime.timedelta):
-        return value.total_seconds()
-    raise DataError(
-        f"column {name!r} holds a {type(value).__name__}, which is no text, number, list or table",
-        where=where,
-        fix="leave the column out when you write the file",
-    )

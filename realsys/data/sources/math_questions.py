@@ -20,7 +20,7 @@ from realsys.api import registry
 from realsys.api.basics.choice import KIND
 from realsys.api.errors import DataError, did_you_mean
 from realsys.api.plain import from_plain
-from realsys.data.record_bytes import RECORD, as_json, record_key
+from realsys.data.record_bytes import RECORD, record_key
 from realsys.data.sequence_sample import SequenceSample
 from realsys.data.sources.arithmetic_problems import arithmetic_word_problems
 from realsys.data.sources.chat_tokens import PromptTokenizer
@@ -32,6 +32,7 @@ from realsys.data.sources.record_shape import (
     Message,
     Question,
     final_answer,
+    plain_record,
     prompt_texts,
     question_of,
 )
@@ -144,8 +145,8 @@ class _MathRecords(MathRecordsArguments):
     def record(self, index: int) -> dict[str, Any]:
         """Returns record ``index`` for environments and rules, with ``prompt`` and the known ``answer``."""
         question = self.question(index)
-        whole = {**question.record, "prompt": question.prompt, "answer": self.known(question)}
-        return as_json(whole)
+        record = plain_record(question.record, self.records.where(index))
+        return {**record, "prompt": question.prompt, "answer": self.known(question)}
 
     def known(self, question: Question) -> str:
         """Returns the answer that rules compare with; empty if there is none."""

@@ -30,6 +30,7 @@ RUNS, RUN_RECORDS = 8, 125
 SAMPLING_S = 5.0  # then no further run is begun
 _MAGIC_OF_ROWS = (b"PAR1", b"ARRO")
 _MEASURED_BYTES = 4 << 20  # unpacked, to see how well a file is packed
+_GROWTH_BYTES = 32 << 10  # read at each of several places, to see how lines grow
 _TAIL_BYTES = 256 << 10  # before a file's end, where its last run begins
 
 
@@ -166,12 +167,12 @@ def _run(file: Path, start: int) -> Iterator[tuple[float, str, dict[str, Any]]]:
 def _line_growth(file: Path) -> float:
     """Returns the mean length of a file's lines over that of its first lines."""
     with open_regular(file) as opened:
-        first = opened.read(_TAIL_BYTES)
+        first = opened.read(_GROWTH_BYTES)
         size = opened.seek(0, 2)
         pieces = [first]
         for run in range(1, RUNS):
-            opened.seek(max(size - _TAIL_BYTES, 0) * run // (RUNS - 1))
-            pieces.append(opened.read(_TAIL_BYTES))
+            opened.seek(max(size - _GROWTH_BYTES, 0) * run // (RUNS - 1))
+            pieces.append(opened.read(_GROWTH_BYTES))
     per_byte = [piece.count(b"\n") / max(len(piece), 1) for piece in pieces]
     return per_byte[0] * len(per_byte) / max(sum(per_byte), 1e-9)
 

@@ -8,6 +8,9 @@ that may end with the answer; and ``answer``. A field within a field is named wi
 
 from __future__ import annotations
 
+import datetime
+import decimal
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -208,3 +211,38 @@ def _field(record: Mapping[str, Any], name: str, where: str) -> Any:
             fix=did_you_mean(tried, known) if known else f"a {type(value).__name__} has no fields",
         )
     return value
+
+
+def plain_record(row: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Turns a record's values into those that messages between workers carry.
+
+    Dates become texts, decimals numbers, NaN null, and whole numbers of more than 64 bits texts.
+
+    Raises:
+        DataError: a value is binary, or of another kind that JSON has not.
+    """
+    return {name: _plain(value, name, where) for name, value in row.items()}
+
+
+def _plain(value: Any, name: str, where: str) -> Any:
+    if value is None or isinstance(value, str | bool):
+        return value
+    if isinstance(value, int):
+        return value if -(2**63) <= value < 2**64 else str(value)
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v, f"{name}.{k}", where) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v, name, where) for v in value]
+    if isinstance(value, decimal.Decimal):
+        return int(value) if value == value.to_integral_value() else float(value)
+    if isinstance(value, datetime.date | datetime.time):  # and datetime
+        return value.isoformat()
+    if isinstance(value, datetime.timedelta):
+        return value.total_seconds()
+    raise DataError(
+        f"column {name!r} holds a {type(value).__name__}, which is no text, number, list or table",
+        where=where,
+        fix="leave it out when you write the file, or by a transform",
+    )

@@ -287,3 +287,26 @@ def test_a_function_that_fails_is_told_with_the_record(
     with pytest.raises(DataError, match=what) as refused:
         numbers(tmp_path, tokenizer, **given)
     assert refused.value.where.endswith(where)
+
+
+def test_a_record_is_such_that_messages_carry_it(tokenizer: Any, tmp_path: Path) -> None:
+    """Of whole numbers msgpack has 64 bits."""
+    import msgspec
+
+    big = {"prompt": "one", "n": [10**30, 2**64 - 1, -(2**63)], "x": {"y": 10**20}}
+    given = {"tokenizer": tokenizer, "seed": 1, "split": "train", "eval_size": 0}
+    data = MathPrompts(**given, path=written(tmp_path, big), needs_answer=False)
+    (record,) = data.batch([0], ["x"]).meta.metadata["record"]
+    assert record["n"] == [str(10**30), 2**64 - 1, -(2**63)]
+    assert record["x"] == {"y": str(10**20)}
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(record)) == record
+
+
+def test_a_transform_that_gives_what_no_message_carries_is_told(
+    functions: None, tokenizer: Any, tmp_path: Path
+) -> None:
+    registry.register_transform("odd", lambda r: {"prompt": "a", "answer": "b", "it": {object()}})
+    data = numbers(tmp_path, tokenizer, transform=("odd",))
+    with pytest.raises(DataError, match="column 'it' holds a set") as refused:
+        data.batch([3], ["x"])
+    assert refused.value.where.endswith("r.jsonl:4")
