@@ -145,8 +145,8 @@ class _MathRecords(MathRecordsArguments):
     def record(self, index: int) -> dict[str, Any]:
         """Returns record ``index`` for environments and rules, with ``prompt`` and the known ``answer``."""
         question = self.question(index)
-        record = plain_record(question.record, self.records.where(index))
-        return {**record, "prompt": question.prompt, "answer": self.known(question)}
+        whole = {**question.record, "prompt": question.prompt, "answer": self.known(question)}
+        return plain_record(whole, self.records.where(index))
 
     def known(self, question: Question) -> str:
         """Returns the answer that rules compare with; empty if there is none."""
