@@ -29,11 +29,11 @@ def absolute(path: str | None) -> str | None:
 
 def question_files(data: MathRecordsArguments) -> tuple[str, ...]:
     """Lists the files that questions are read from; a path that can't be read stands for itself."""
-    from realsys.data.sources.record_files import record_paths
-
     found: list[str] = []
     for path in (data.path, data.eval_path):
         if path is not None:
+            from realsys.data.sources.record_files import record_paths  # for those who read files
+
             with suppress(DataError):
                 found += map(str, record_paths(path))
                 continue
@@ -96,8 +96,6 @@ def _setting(kind: str) -> str:
 
 def _template_problem(data: MathRecordsArguments, tokenizer_dir: str | None) -> ConfigError | None:
     """Returns what is wrong with settings of the chat template."""
-    from realsys.models.prompt_lengths import chat_template
-
     if reserved := [name for name in _RESERVED if name in data.template_args]:
         return ConfigError(
             f"{reserved[0]} is given to the template by realsys itself",
@@ -107,6 +105,8 @@ def _template_problem(data: MathRecordsArguments, tokenizer_dir: str | None) -> 
     setting = "task.system" if data.system is not None else "task.template_args"
     if tokenizer_dir is None or (data.system is None and not data.template_args):
         return None
+    from realsys.models.prompt_lengths import chat_template
+
     try:
         if chat_template(Path(tokenizer_dir).expanduser()) is not None:
             return None

@@ -52,6 +52,8 @@ class Completion:
 
 
 FIELDS = (*(f.name for f in dataclasses.fields(Completion)), "prompt")
+# Of built-in rules, so that a plan need not import them; all others are looked at.
+KNOWN_FIELDS = {"math_verify": frozenset({"response", "answer"})}
 OF_RECORD = frozenset({"record", "prompt"})  # fields for which the record has to travel along
 
 
@@ -108,9 +110,9 @@ def fields_of(rule: Callable[..., Any]) -> frozenset[str]:
 
 def fields_of_expression(expression: str) -> frozenset[str]:
     """The fields that the rules of an expression look at. Raises ConfigError for an unknown rule."""
-    return frozenset().union(
-        *(fields_of(plugin_table.find("reward", n)) for n in _names(expression))
-    )
+    names = _names(expression)
+    found = (KNOWN_FIELDS.get(n) or fields_of(plugin_table.find("reward", n)) for n in names)
+    return frozenset().union(*found)
 
 
 def rule_problems(expression: str, args: Mapping[str, Any], *, where: str) -> Iterator[ConfigError]:
@@ -123,6 +125,7 @@ def rule_problems(expression: str, args: Mapping[str, Any], *, where: str) -> It
     for name in names:
         if problem := plugin_table.check("reward", name, where=where):
             yield problem
+        if problem or name in KNOWN_FIELDS:
             continue
         try:
             fields_of(plugin_table.find("reward", name))

@@ -11,7 +11,7 @@ PARTS = ("realsys", "launcher", "experiments")
 # Nothing of ours reads these names, for a reason. A name that is read again must leave the list.
 KEPT = {
     # words of the seed documents, and what plug-ins call or implement
-    *("controller_image", "worker_tag", "epoch_step", "destroy", "cu_seqlens"),
+    *("controller_image", "worker_tag", "host_key", "epoch_step", "destroy", "cu_seqlens"),
     "max_head_offpolicyness",
     *("register_interface", "register_backend", "register_model", "register_dataset"),
     *("register_agent", "register_environment", "TableCosts"),

@@ -29,6 +29,7 @@ DISTRIBUTIONS = {
     "grpc": "grpcio",
     "google": "protobuf",
     "megatron": "megatron-core",
+    "reasoning_gym": "reasoning-gym",
     "math_verify": "math-verify",
 }
 # Read as files (etcd3's messages), or imported by transformers (accelerate).

@@ -13,6 +13,7 @@ import pytest
 from realsys.api import registry
 from realsys.api.basics import plugin_table
 from realsys.api.basics.reward import (
+    KNOWN_FIELDS,
     Completion,
     Score,
     fields_of,
@@ -189,6 +190,11 @@ def test_a_rule_may_be_a_dataclass_with_arguments(rules: Any) -> None:
     ]
     with pytest.raises(ConfigError, match="does not take these arguments"):
         RewardRule("longer", {"longer": {"then": 1}})
+
+
+def test_what_is_known_of_built_in_rules_is_so() -> None:
+    for name, fields in KNOWN_FIELDS.items():
+        assert fields_of(registry.find_reward(name)) == fields
 
 
 def test_a_plan_names_unknown_rules(rules: Any) -> None:
