@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from real_trials import SMALL_PPO, Trials, explain, metrics_of
 
+from realsys.models.tiny_llama import build_tiny_llama
 from realsys.trial.trial_state import State
 
 pytestmark = pytest.mark.process
@@ -42,7 +43,7 @@ def test_the_page_runs_as_written(module_trials: Trials, tmp_path: Path) -> None
     assert len(block.strip().splitlines()) <= 40
     code = tmp_path / "my_rewards.py"
     code.write_text(block)
-    lines = re.findall(r"^realsys launch (.*)$", PAGE, flags=re.MULTILINE)
+    lines = re.findall(r"^realsys launch (.*my_rewards.py.*)$", PAGE, flags=re.MULTILINE)
     assert len(lines) == 3
     for number, line in enumerate(lines):
         words = [quoted or plain for quoted, plain in re.findall(r'"([^"]*)"|(\S+)', line)]
@@ -66,3 +67,38 @@ def test_the_page_runs_as_written(module_trials: Trials, tmp_path: Path) -> None
                     + 0.05 * row[f"{where}on_topic"]
                 )
                 assert row["actor_train/reward/mean"] == pytest.approx(given_mean, abs=1e-5)
+
+
+@pytest.mark.parametrize("schedule", ["sync", "async"])
+def test_programs_are_scored_by_their_tests(
+    module_trials: Trials, tmp_path: Path, schedule: str
+) -> None:
+    (records,) = re.findall(r"```json\n(.*?)```", PAGE, flags=re.DOTALL)
+    assert len(records.splitlines()) == 2
+    problems = tmp_path / "problems.jsonl"
+    problems.write_text(records * 20)
+    (command,) = re.findall(r"realsys launch ([^`]*code_tests[^`]*)```", PAGE)
+    model = tmp_path / "MODEL"
+    build_tiny_llama(
+        model, seed=1, corpus=records.splitlines(), hidden_size=32, num_layers=1, num_heads=2,
+        num_kv_heads=1, vocab_size=300,
+    )  # fmt: skip
+    for name, path in (("problems.jsonl", problems), ("MODEL", model)):
+        command = command.replace(name, str(path))
+    words = command.replace("\\\n", " ").split()
+    given = [word for word in SHORT if not re.match(r"sft\.|task\.", word)]
+    files = module_trials.launch(
+        words[0], f"code-{schedule}", *words[1:], *given, f"schedule={schedule}"
+    )
+    view = module_trials.wait(files)
+    assert view.state is State.COMPLETED, explain(files, view)
+    rows = [row for row in metrics_of(files) if "actor_train/reward/mean" in row]
+    assert len(rows) == STEPS
+    where = "rollout/reward/" if schedule == "async" else "rew_inf/reward/"
+    for row in rows:
+        assert 0 <= float(str(row[f"{where}tests_passed"])) <= 1
+    if schedule == "sync":
+        shares = [float(str(row[f"{where}tests_passed"])) for row in rows]
+        means = [float(str(row["actor_train/reward/mean"])) for row in rows]
+        assert shares == pytest.approx(means, abs=1e-6)
+        assert "answers_set_aside" not in " ".join(rows[0])

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.process
 PAGE = (Path(__file__).parents[2] / "docs" / "your_data.md").read_text()
 STEPS = 3
 SMALL = (
-    "cpus_per_model_worker=1",
+    "scheduling.model_worker.cpu=1",
     "task.eval_size=8",
     "train_bs_n_seqs=8",
     "group_size=4",
@@ -31,7 +31,7 @@ SMALL = (
 SMALL_SFT = (
     "sft.task.eval_size=8",
     "sft.train_bs_n_seqs=8",
-    "sft.cpus_per_model_worker=1",
+    "sft.scheduling.model_worker.cpu=1",
     "sft.exp_ctrl.benchmark_steps=6",
 )
 TEMPLATE = (
