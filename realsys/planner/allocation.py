@@ -86,7 +86,7 @@ def parse_pools(
                 f"pool {name!r} is model workers {workers_text(workers)}, "
                 f"there are {n_workers} (0-{n_workers - 1})",
                 where=f"{here} and placement.n_model_workers",
-                fix=f"use n_model_workers={max(workers) + 1}, or a smaller pool",
+                fix=f"use placement.n_model_workers={max(workers) + 1}, or a smaller pool",
             )
         found[name] = workers
     raise_all(problems)

@@ -158,7 +158,7 @@ class TimeoutEnvironment(Environment):
             raise WaitTimeout(
                 f"{what} of environment {self._name!r} took more than {self._timeout_s:g} s",
                 where=f"environment {self._name!r}",
-                fix="make it quicker, or raise rollout_request_timeout",
+                fix="make it quicker, or raise schedule.rollout_request_timeout",
             ) from error
 
 

@@ -309,5 +309,5 @@ class _AnswerRequests:
             f"{len(part.tokens)} of at most {part.limit} tokens of an answer to {self._ticket.id} came in "
             f"{self._caller.settings.timeout_s:g} s; {why}{before}",
             where=self._caller.worker,
-            fix="see the logs of those named; raise rollout_request_timeout if they are only slow",
+            fix="see the logs of those named; raise schedule.rollout_request_timeout if they are only slow",
         )
