@@ -17,8 +17,7 @@ from typing import Any
 from realsys.api.errors import CheckpointError, ConfigError, did_you_mean
 from realsys.api.options import ALL_LINEAR
 from realsys.models.hf_directory import check_hf_directory, read_config, weight_shapes
-from realsys.models.linear_layers import has_experts, linear_names
-from realsys.models.shape import FAMILIES, Weight, shape_of
+from realsys.models.shape import FAMILIES, Weight, has_experts, linear_names, shape_of
 
 ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional")
 MEGATRON_ROPE_TYPES = ("default", "linear", "llama3")

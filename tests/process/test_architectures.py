@@ -17,8 +17,7 @@ from realsys.api.options import LoRAOptions
 from realsys.backends.hf.lora import add_adapters
 from realsys.models.consistency import lora_fault
 from realsys.models.hf_directory import weight_shapes
-from realsys.models.linear_layers import linear_names
-from realsys.models.shape import Weight
+from realsys.models.shape import Weight, linear_names
 
 
 @pytest.fixture(autouse=True)

@@ -25,8 +25,7 @@ from realsys.api.errors import ConfigError, did_you_mean
 from realsys.api.model import ProcessTopology
 from realsys.api.options import ALL_LINEAR, LoRAOptions
 from realsys.backends.hf.sharding import full_weights
-from realsys.models.linear_layers import adapted, linear_names
-from realsys.models.shape import Weight
+from realsys.models.shape import Weight, adapted, linear_names
 from realsys.models.weight_writer import WeightSpec
 from realsys.weights.layouts.boxes import Layout
 from realsys.weights.layouts.holdings import COLUMN_SPLIT, ROW_SPLIT, TRAINED_HEADS

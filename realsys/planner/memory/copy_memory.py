@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from realsys.api.data import logits_at_once
 from realsys.api.model import ModelInterfaceType, ProcessTopology
 from realsys.generation.cache_bytes import READ_TOKENS_FUSED, BytesOfGeneration
-from realsys.models.linear_layers import adapted
-from realsys.models.shape import DTYPE_BYTES, ModelShape, Weight
+from realsys.models.shape import DTYPE_BYTES, ModelShape, Weight, adapted
 from realsys.weights.layouts.holdings import (
     FSDP_VOCABULARY,
     FSDP_WHOLE_BYTES,
