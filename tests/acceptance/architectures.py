@@ -39,7 +39,8 @@ engine inside a trainer and of a generation server's: the tokens of `generate` o
 prompt alone (sampled ones drawn from its own logits); log-probabilities within 1e-4 of a plain forward |
 | train | loss and gradient of a supervised step through backend fsdp: those of a plain loop, within 1e-5 |
 | recompute | `actor.recompute=true` gives the same gradient within 1e-6 |
-| save | transformers reads the trained model and computes the same logits within 1e-5 |
+| save | transformers reads the trained model and computes the same logits within 1e-5; weights for other \
+copies and servers are laid out by the names that the trained model has |
 | lora | `actor.lora.rank=2 actor.lora.target_modules=all-linear`: adapters alone train; peft reads the \
 adapters and transformers the merged model, with the same logits |
 

@@ -36,6 +36,7 @@ from realsys.generation.engine.sampling import Picking, SlotSampler
 from realsys.interfaces.answers import num_answer_tokens
 from realsys.interfaces.supervised import next_token_loss
 from realsys.models.factories import hf_causal_lm
+from realsys.models.source import HFSource
 
 PROMPTS = [torch.tensor(p) for p in ([1, 9, 8], [1, *range(20, 32)], [40, 50, 60, 5, 6, 7])]
 SEEDS = torch.tensor([11, 12, 13])
@@ -255,6 +256,11 @@ def check_saving(path: Path, to: Path) -> None:
     model = trainer(path)
     train(model)
     _check_saved(model, to)
+    # What is sent to copies of the model is laid out before there is one.
+    source = HFSource(str(path), critic=False, dtype="float32", device="cpu")
+    laid_out = {weight.name: weight.shape for weight in source.weights()}
+    held = {name: box.shape for name, ((box, _),) in model.module.held_weights().items()}
+    assert laid_out == held
 
 
 def _check_saved(model: Model, to: Path) -> None:
