@@ -36,7 +36,7 @@ checks run in `tests/process/test_architectures.py`.
 |---|---|
 | generate | answers to three prompts of different lengths, greedy and sampled with fixed seeds, of the \
 engine inside a trainer and of a generation server's: the tokens of `generate` of transformers to each \
-prompt alone (sampled ones drawn from its own logits); log-probabilities within 1e-4 of a plain forward |
+prompt alone (sampled ones drawn from its logits by our sampler); log-probabilities within 1e-4 of a plain forward |
 | train | loss and gradient of a supervised step through backend fsdp: those of a plain loop, within 1e-5 |
 | recompute | `actor.recompute=true` gives the same gradient within 1e-6 |
 | save | transformers reads the trained model and computes the same logits within 1e-5; weights for other \
