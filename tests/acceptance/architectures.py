@@ -36,7 +36,8 @@ checks run in `tests/process/test_architectures.py`.
 |---|---|
 | generate | answers to three prompts of different lengths, greedy and sampled with fixed seeds, of the \
 engine inside a trainer and of a generation server's: the tokens of `generate` of transformers to each \
-prompt alone (sampled ones drawn from its logits by our sampler); log-probabilities within 1e-4 of a plain forward |
+prompt alone (sampled ones drawn from its logits by our sampler); \
+log-probabilities within 1e-4 of a plain forward |
 | train | loss and gradient of a supervised step through backend fsdp: those of a plain loop, within 1e-5 |
 | recompute | `actor.recompute=true` gives the same gradient within 1e-6 |
 | save | transformers reads the trained model and computes the same logits within 1e-5; weights for other \
@@ -52,7 +53,7 @@ Their memory is not predicted.
 
 `all-linear` means what peft means by it: every linear layer but the head. Two differences: the experts of
 a mixture, which transformers holds as one weight, get no adapters, nor do shared experts of the same names,
-which peft can't tell from them; and where adapters would be read past (Mamba) or layers are none of torch's
+which peft can't tell from them in some mixtures; and where adapters would be read past (Mamba) or layers are none of torch's
 linear ones (GPT-2), the plan refuses them. `actor.lora.target_modules=query_key_value,dense` names layers.
 
 Refused answers: with `schedule=async schedule.server_backend=sglang` (or `vllm`), `task.eval_size=0` and
