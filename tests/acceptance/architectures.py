@@ -54,7 +54,8 @@ Their memory is not predicted.
 `all-linear` means what peft means by it: every linear layer but the head. Two differences: the experts of
 a mixture, which transformers holds as one weight, get no adapters, nor do shared experts of the same names,
 which peft can't tell from them in some mixtures; and where adapters would be read past
-(Mamba) or layers are none of torch's linear ones (GPT-2), the plan refuses them. `actor.lora.target_modules=query_key_value,dense` names layers.
+(Mamba) or layers are none of torch's linear ones (GPT-2), the plan refuses them.
+`actor.lora.target_modules=query_key_value,dense` names layers.
 
 Refused answers: with `schedule=async schedule.server_backend=sglang` (or `vllm`), `task.eval_size=0` and
 without `auto_eval`, our engine makes none, and the plan leaves it to the server whether it can. That was
