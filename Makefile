@@ -42,6 +42,7 @@ acceptance: install etcd-packages
 	$(BIN)/python tests/acceptance/grpo_smollm2.py
 	$(BIN)/python tests/acceptance/store_away.py
 	$(BIN)/python tests/acceptance/bits.py
+	$(BIN)/python tests/acceptance/architectures.py
 
 # Real SGLang and vLLM behind our front. Makes an environment of its own for each: network, 6 GB, minutes.
 test-engines: install

@@ -122,7 +122,10 @@ class RLExperiment(TrainingRun):
             return
         for role in self._model_roles:
             yield from model_problems(
-                self._options(role), role, critic=role == "critic", generates=role == "actor"
+                self._options(role),
+                role,
+                critic=role == "critic",
+                generates=role == "actor" and self._our_engine_answers,
             )
         yield from self.task.problems(
             batch_size=self.train_bs_n_seqs, tokenizer_dir=self.actor.path
@@ -136,6 +139,12 @@ class RLExperiment(TrainingRun):
         yield from idle_problems(self.gen, self.ref, follows=self._ref_follows)
         yield from self._schedule_problems()
         yield from self._layout_problems()
+
+    @property
+    def _our_engine_answers(self) -> bool:
+        """True if answers of the run, or of an evaluation, are made by the engine of this package."""
+        served = isinstance(self.schedule, Serving) and self.schedule.server_backend != "embedded"
+        return not served or self.auto_eval or self.task.eval_size > 0
 
     def _schedule_problems(self) -> Iterator[ConfigError]:
         size, made = self.train_bs_n_seqs, self.task.num_questions

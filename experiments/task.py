@@ -91,7 +91,7 @@ class Task(Choice, abc.ABC):
     @property
     def reward_rule(self) -> dict[str, Any]:
         """The rules as arguments of interfaces, environments and evaluators."""
-        args = {name: dict(given) for name, given in self.reward_args.items()}
+        args = to_plain(self.reward_args)
         return {"reward": self.rule, **({"reward_args": args} if args else {})}
 
     @property

@@ -85,6 +85,7 @@ class OptimizerOptions:
     gradient_clipping: float = option(1.0, "largest norm of the gradient; 0 is off", ge=0)
 
 
+ALL_LINEAR = "all-linear"
 LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
@@ -95,7 +96,9 @@ class LoRAOptions:
     rank: int = option(0, "rank of the adapters; 0 trains the whole model", ge=0)
     alpha: float = option(16.0, "scale of the adapters, times their rank", gt=0)
     target_modules: tuple[str, ...] = option(
-        LORA_TARGETS, "linear layers that get an adapter, by the last part of their name"
+        LORA_TARGETS,
+        "linear layers that get an adapter, by the last part of their name; all-linear: every one but "
+        "the head",
     )
 
 

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from realsys.api.errors import CheckpointError, ConfigError, did_you_mean
+from realsys.api.options import ALL_LINEAR
 from realsys.models.hf_directory import check_hf_directory, read_config, weight_shapes
-from realsys.models.shape import FAMILIES, shape_of
+from realsys.models.shape import FAMILIES, Weight, has_experts, linear_names, shape_of
 
 ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional")
 MEGATRON_ROPE_TYPES = ("default", "linear", "llama3")
@@ -25,6 +26,10 @@ _RECURRENT_KEYS = (
     "ssm_state_size", "state_size", "mamba_d_state", "conv_L_cache", "linear_conv_kernel_dim",
     "lru_width", "hybrid_override_pattern", "mamba_d_ssm",
 )  # fmt: skip
+_MAMBA_KEYS = (
+    "ssm_state_size", "state_size", "mamba_d_state", "mamba_d_ssm", "hybrid_override_pattern",
+)  # fmt: skip
+_CONV1D_TYPES = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer")
 _RECURRENT_TYPES = ("rwkv", "xlstm", "recurrent_gemma")
 _ROW_SELECTING_TYPES = ("minimax",)  # linear attention whose cache supports row selection
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.(\d+)\.")
@@ -175,9 +180,10 @@ def backend_faults(path: str | Path, *, backend: str, generates: bool) -> Iterat
         )
     if generates and (found := recurrent_part(config)) is not None:
         yield CheckpointError(
-            f"{kind} has {found}: its state can't be split between answers, so it can't generate",
+            f"{kind} has {found}: its state can't be split between answers, so our engine makes none of it",
             where=where,
-            fix="use a model with attention layers only",
+            fix="use a model with attention layers only; or servers that can: schedule=async "
+            "schedule.server_backend=sglang (or vllm), with task.eval_size=0 and auto_eval=false",
         )
 
 
@@ -212,17 +218,25 @@ def lora_fault(path: str | Path, targets: tuple[str, ...]) -> ConfigError | None
     Raises:
         CheckpointError: the weights' headers can't be read.
     """
-    shapes = weight_shapes(path)
-    layers = {
-        name.split(".")[-2]
-        for name, shape in shapes.items()
-        if name.endswith(".weight") and len(shape) == 2 and name.count(".") > 1
-    }
-    for target in targets:
+    shapes, config = weight_shapes(path), read_config(Path(path))
+    layers = linear_names(Weight(name, tuple(shape)) for name, shape in shapes.items())
+    text = {**config, **(config.get("text_config") or {})}
+    kind = str(text.get("model_type") or "")
+    others = "layers of transformers' class Conv1D" if kind in _CONV1D_TYPES else ""
+    if any(text.get(key) for key in _MAMBA_KEYS):
+        others = "Mamba layers, which read some weights past their adapters"
+    if others:
+        return ConfigError(
+            f"adapters are for linear layers, and {kind} has {others}",
+            where="lora.rank",
+            fix="leave it out, which trains the whole model, or use another model",
+        )
+    for target in targets if ALL_LINEAR not in targets else ():
         if target not in layers:
+            mixed = " that can have an adapter beside a mixture's experts" * has_experts(shapes)
             return ConfigError(
-                f"the model has no linear layer {target!r}",
+                f"the model has no linear layer {target!r}{mixed}",
                 where="lora.target_modules",
-                fix=did_you_mean(target, layers),
+                fix=f"{did_you_mean(target, layers)}; {ALL_LINEAR} means all that can",
             )
     return None

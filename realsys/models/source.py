@@ -18,12 +18,13 @@ from realsys.api.model import Model, ModuleSource
 from realsys.models.consistency import check_consistency
 from realsys.models.hf import (
     empty_model,
+    hf_skeleton,
     load_causal_lm,
     load_critic,
     load_hf_config,
     readable_skeleton,
 )
-from realsys.models.hf_directory import check_hf_directory, weight_shapes
+from realsys.models.hf_directory import check_hf_directory
 from realsys.models.shape import ModelShape, Weight, read_shape, shape_of
 from realsys.models.weight_files import WeightFiles
 
@@ -113,8 +114,9 @@ class HFSource(ModuleSource):
     def weights(self) -> tuple[Weight, ...]:
         with suppress(ConfigError):
             return self.shape().weights()
-        shapes = weight_shapes(self.path)
-        return tuple(Weight(name, tuple(shape)) for name, shape in shapes.items())
+        # Named as in the module: files name some otherwise, and each expert of a mixture.
+        module = hf_skeleton(self.path, critic=self.critic, dtype=self.dtype)
+        return tuple(Weight(n, tuple(p.shape)) for n, p in module.named_parameters())
 
 
 class ModuleInMemory(ModuleSource):

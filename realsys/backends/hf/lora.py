@@ -23,9 +23,9 @@ from torch import Tensor, nn
 
 from realsys.api.errors import ConfigError, did_you_mean
 from realsys.api.model import ProcessTopology
-from realsys.api.options import LoRAOptions
+from realsys.api.options import ALL_LINEAR, LoRAOptions
 from realsys.backends.hf.sharding import full_weights
-from realsys.models.shape import Weight
+from realsys.models.shape import Weight, adapted, linear_names
 from realsys.models.weight_writer import WeightSpec
 from realsys.weights.layouts.boxes import Layout
 from realsys.weights.layouts.holdings import COLUMN_SPLIT, ROW_SPLIT, TRAINED_HEADS
@@ -46,9 +46,17 @@ def add_adapters(
     Raises:
         ConfigError: a target is not a linear layer of the module.
     """
-    layers = {n for n, m in module.named_modules() if isinstance(m, nn.Linear) and "." in n}
-    linear = {n.split(".")[-1] for n in layers}  # a head's name has no dot
-    for target in options.target_modules:
+    linear = {n.split(".")[-1] for n, m in module.named_modules() if isinstance(m, nn.Linear)}
+    linear &= linear_names(Weight(n, tuple(p.shape)) for n, p in module.named_parameters())
+    every = ALL_LINEAR in options.target_modules
+    if every and not linear:
+        raise ConfigError(
+            f"{type(module).__name__} has no linear layers besides its head",
+            where=f"{where}.target_modules",
+            fix="leave lora.rank out for this model",
+        )
+    targets = sorted(linear) if every else options.target_modules
+    for target in targets:
         if target not in linear:
             raise ConfigError(
                 f"the model has no linear layer {target!r}",
@@ -61,7 +69,7 @@ def add_adapters(
     with torch.random.fork_rng(devices=devices), warnings.catch_warnings(), _on_cpu(module):
         warnings.simplefilter("ignore")  # it warns of tied weights, which stay unchanged
         torch.manual_seed(seed)
-        peft.inject_adapter_in_model(_config(peft, options), module)
+        peft.inject_adapter_in_model(_config(peft, options, targets), module)
     for name, parameter in module.named_parameters():
         trains = is_adapter(name) or name.startswith(TRAINED_HEADS)
         parameter.requires_grad_(trains)
@@ -97,11 +105,11 @@ def _on_cpu(module: nn.Module) -> Iterator[None]:
             part.weight = weight
 
 
-def _config(peft: Any, options: LoRAOptions) -> Any:
+def _config(peft: Any, options: LoRAOptions, targets: Iterable[str]) -> Any:
     return peft.LoraConfig(
         r=options.rank,
         lora_alpha=options.alpha,
-        target_modules=list(options.target_modules),
+        target_modules=list(targets),
         lora_dropout=0.0,
         bias="none",
     )
@@ -204,7 +212,9 @@ def save_adapter(folder: Path, tensors: Mapping[str, Tensor], options: LoRAOptio
     """Writes ``folder`` in peft's format; the reader loads the base model itself."""
     import peft
 
-    config = _config(peft, options)
+    adapted = {n.split(".")[-3] for n in tensors if ".lora_A." in n}
+    every = ALL_LINEAR in options.target_modules
+    config = _config(peft, options, sorted(adapted) if every else options.target_modules)
     critic = any(name.startswith(tuple(_PREFIX + h for h in TRAINED_HEADS)) for name in tensors)
     config.task_type = "TOKEN_CLS" if critic else "CAUSAL_LM"
     if critic:
@@ -221,15 +231,15 @@ def adapter_weights(
     weights: Sequence[Weight], options: LoRAOptions | None
 ) -> dict[str, tuple[Weight, Weight]]:
     """Maps each adapted base weight to its A ``[rank, in]`` and B ``[out, rank]``, by exchange names."""
+    if options is None:
+        return {}
     found = {}
-    for weight in weights if options else ():
-        layer = weight.name.removesuffix(".weight")
-        if layer != weight.name and layer.split(".")[-1] in options.target_modules:  # type: ignore[union-attr]
-            (rows, columns), rank = weight.shape, options.rank  # type: ignore[union-attr]
-            found[weight.name] = (
-                Weight(f"{_PREFIX}{layer}.lora_A.weight", (rank, columns)),
-                Weight(f"{_PREFIX}{layer}.lora_B.weight", (rows, rank)),
-            )
+    for weight in adapted(weights, options.target_modules):
+        layer, (rows, columns), rank = weight.name[: -len(".weight")], weight.shape, options.rank
+        found[weight.name] = (
+            Weight(f"{_PREFIX}{layer}.lora_A.weight", (rank, columns)),
+            Weight(f"{_PREFIX}{layer}.lora_B.weight", (rows, rank)),
+        )
     return found
 
 

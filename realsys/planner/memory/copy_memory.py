@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from realsys.api.data import logits_at_once
 from realsys.api.model import ModelInterfaceType, ProcessTopology
 from realsys.generation.cache_bytes import READ_TOKENS_FUSED, BytesOfGeneration
-from realsys.models.shape import DTYPE_BYTES, ModelShape, Weight
+from realsys.models.shape import DTYPE_BYTES, ModelShape, Weight, adapted
 from realsys.weights.layouts.holdings import (
     FSDP_VOCABULARY,
     FSDP_WHOLE_BYTES,
@@ -182,9 +182,7 @@ def _of_stage(shape: ModelShape, topo: ProcessTopology, stage: int) -> list[Weig
 
 
 def _adapter_numbers(model: HeldModel, weight: Weight) -> int:
-    module = weight.name.removesuffix(".weight").rpartition(".")[2]
-    fits = len(weight.shape) == 2 and module in model.lora_targets
-    return model.lora_rank * sum(weight.shape) if fits else 0
+    return model.lora_rank * sum(sum(w.shape) for w in adapted((weight,), model.lora_targets))
 
 
 # ---- added by a call -------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Adapters: they alone train, the base stays pristine, and what is exported is base plus adapters."""
 
 import io
+import json
 import warnings
 from dataclasses import replace
 
@@ -27,6 +28,7 @@ from realsys.interfaces.supervised import next_token_loss
 from realsys.models.factories import hf_causal_lm, hf_critic
 from realsys.models.shape import Weight
 from realsys.models.source import source_of
+from realsys.planner.memory.copy_memory import HeldModel, held_numbers
 from realsys.weights.layouts.holdings import fsdp_layout
 
 torch.set_num_threads(1)
@@ -271,3 +273,31 @@ def test_the_ranks_of_a_layout_hold_each_adapter_as_often_as_it_is_needed(
             assert holding[b.name][0].start[0] == holding[base.name][0].start[0]
         if not by_rows and a.name in holding and data == 1:
             assert holding[a.name][0].start[1] == holding[base.name][0].start[1]
+
+
+def test_all_linear_is_every_layer_of_a_llama_for_layouts_memory_and_the_module(
+    tiny_policy, tmp_path
+):
+    every = LoRAOptions(rank=2, target_modules=("all-linear",))
+    names = LoRAOptions(rank=2)  # Llama's
+    loaded = source_of(hf_causal_lm(path=str(tiny_policy), **COMPANY))
+    assert adapter_weights(loaded.weights(), every) == adapter_weights(loaded.weights(), names)
+    topo = ProcessTopology(data=2)
+    assert with_adapters(loaded.weights(), every, topo, fsdp_layout) == with_adapters(
+        loaded.weights(), names, topo, fsdp_layout
+    )
+    held = [
+        held_numbers(
+            HeldModel(shape=loaded.shape(), lora_rank=2, lora_targets=lora.target_modules), topo, 0
+        )
+        for lora in (every, names)
+    ]
+    assert held[0] == held[1]
+    model = trainer(tiny_policy, lora={"target_modules": every.target_modules})
+    assert (
+        model.module.adapter_names
+        == trainer(tiny_policy, lora={"target_modules": names.target_modules}).module.adapter_names
+    )
+    model.module.save_to_hf(tokenizer=model.tokenizer, save_dir=str(tmp_path / "out"))
+    written = json.loads((tmp_path / "out" / "adapter" / "adapter_config.json").read_text())
+    assert sorted(written["target_modules"]) == sorted(names.target_modules), "for every reader"

@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from test_hf_directory import write_safetensors
 
+from experiments.asynchronous import Async
 from experiments.parts.model_files import model_problems
-from realsys.api.errors import CheckpointError
+from experiments.ppo_math import ppo_math
+from realsys.api.errors import CheckpointError, ConfigError
 from realsys.api.options import LoRAOptions, ModelOptions
 from realsys.models.consistency import (
     check_consistency,
@@ -175,3 +179,37 @@ def test_the_launcher_needs_no_torch_for_it(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.split("\n")[:2] == ["1", "[]"], done.stderr
+
+
+MAMBA: dict[str, Any] = {**CONFIG, "model_type": "mamba", "mamba_d_state": 16}
+
+
+def of_mamba(found: Iterator[ConfigError]) -> list[ConfigError]:
+    return [problem for problem in found if "recurrent layers" in problem.what]
+
+
+def test_a_recurrent_policy_is_refused_unless_servers_make_all_its_answers(tmp_path):
+    path = write(tmp_path, MAMBA, shapes())
+    run = ppo_math()
+    run = replace(run, actor=replace(run.actor, path=str(path)))
+    (problem,) = of_mamba(run.problems())
+    assert problem.what.startswith("mamba has recurrent layers: its state can't be split")
+    assert str(path) in problem.where
+    assert "schedule.server_backend=sglang" in problem.fix
+    assert of_mamba(replace(run, schedule=Async()).problems())
+    served = replace(run, schedule=Async(server_backend="sglang"))
+    assert of_mamba(served.problems()), "our engine makes the answers of evaluations"
+    served = replace(served, task=replace(served.task, eval_size=0))
+    assert not of_mamba(served.problems())
+    assert of_mamba(replace(served, auto_eval=True).problems())
+
+
+def test_adapters_are_refused_where_they_would_be_read_past(tmp_path):
+    lora = LoRAOptions(rank=2, target_modules=("all-linear",))
+    path = write(tmp_path, MAMBA, shapes())
+    assert problems(path, generates=False, lora=lora) == [
+        "adapters are for linear layers, and mamba has Mamba layers, which read some weights past "
+        "their adapters"
+    ]
+    path = write(tmp_path, CONFIG, shapes())
+    assert problems(path, lora=lora) == []
