@@ -143,7 +143,8 @@ class RLExperiment(TrainingRun):
     @property
     def _our_engine_answers(self) -> bool:
         """True if answers of the run, or of an evaluation, are made by the engine of this package."""
-        served = isinstance(self.schedule, Serving) and self.schedule.server_backend != "embedded"
+        serving = self._serving
+        served = serving is not None and serving.server_backend != "embedded"
         return not served or self.auto_eval or self.task.eval_size > 0
 
     def _schedule_problems(self) -> Iterator[ConfigError]:
