@@ -16,7 +16,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from realsys.api import registry
-from realsys.api.basics.reward import CORRECT, REWARD, Completion, Score, fields_of, reward_terms
+from realsys.api.basics.reward import (
+    BY_SOURCE,
+    CORRECT,
+    REWARD,
+    Completion,
+    Score,
+    fields_of,
+    reward_terms,
+)
 from realsys.api.errors import ClusterError, RewardError, SandboxFailure
 from realsys.rewards.scores import checked_score, exception_error
 
@@ -58,6 +66,8 @@ class RewardRule:
     Raises:
         ConfigError: the expression is wrong, a rule is unknown or doesn't take its arguments.
     """
+
+    sources: tuple[str, ...] = ()  # of a mixture, whose answers are counted by source
 
     def __init__(
         self, expression: str, args: Mapping[str, Mapping[str, Any]] | None = None
@@ -146,6 +156,10 @@ def rule_of(expression: str, args: Mapping[str, Any] | None = None) -> RewardRul
 @functools.lru_cache(maxsize=64)
 def made_rule(expression: str, args: str) -> RewardRule:
     """Makes a rule from its arguments' JSON."""
+    if expression == BY_SOURCE:
+        from realsys.rewards.mixture import RewardsOfSources  # which is made of rules
+
+        return RewardsOfSources(json.loads(args))
     return RewardRule(expression, json.loads(args))
 
 
