@@ -32,7 +32,9 @@ def rules(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(plugin_table.registered, "reward", {})
     made_rule.cache_clear()
     registry.register_reward("length", lambda response: float(len(response)))
-    registry.register_reward("batch_size", lambda response: [len(response)] * len(response), batched=True)  # fmt: skip
+    registry.register_reward(
+        "batch_size", lambda response: [len(response)] * len(response), batched=True
+    )
 
     async def later(response: str, answer: str) -> dict[str, float]:
         await asyncio.sleep(0)
