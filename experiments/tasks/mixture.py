@@ -17,7 +17,7 @@ from realsys.api.basics.reward import BY_SOURCE
 from realsys.api.errors import ConfigError, did_you_mean
 from realsys.api.model import DatasetAbstraction
 from realsys.api.options import option
-from realsys.data.sources.mixture_order import items_of_epoch
+from realsys.data.sources.record_parts import items_of_epoch
 
 _OF_SOURCES = ("eval_size", "max_prompt_len", "reward", "reward_args")
 _OF_MIXTURE = ("shuffle", "agent", "agent_args", "env", "env_args")

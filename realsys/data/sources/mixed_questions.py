@@ -1,6 +1,6 @@
 """Data set ``mixture``: several sources of questions as one, each with arguments of its own.
 
-An index stands for a source and a record of it (mixture_order.py). The order of an epoch, the ledger and a
+An index stands for a source and a record of it (record_parts.py). The order of an epoch, the ledger and a
 resume know only the index, so what holds for one source's records holds for a mixture's.
 """
 
@@ -17,7 +17,7 @@ from realsys.api.errors import DataError
 from realsys.api.model import DatasetAbstraction
 from realsys.data.sequence_sample import SequenceSample
 from realsys.data.sources.dataset_arguments import MixtureArguments
-from realsys.data.sources.mixture_order import items_of_epoch, place
+from realsys.data.sources.record_parts import items_of_epoch, place
 
 logger = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from realsys.api.plain import from_plain, to_plain
 from realsys.config.overrides import apply_settings
 from realsys.data.record_bytes import records_of
 from realsys.data.sources.arithmetic_problems import arithmetic_word_problems
-from realsys.data.sources.mixture_order import items_of_epoch, place
+from realsys.data.sources.record_parts import items_of_epoch, place
 from realsys.models.tiny_llama import train_tokenizer
 from realsys.rewards.rule import made_rule, rule_of
 
