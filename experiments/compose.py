@@ -162,7 +162,7 @@ class RLExperiment(TrainingRun):
                 fix="leave auto_eval out, or use schedule=async",
             )
         elif self.auto_eval:
-            yield from self.evaluator.problems(self.exp_ctrl, eval_size=self.task.eval_size)
+            yield from self.evaluator.problems(self.exp_ctrl, eval_size=self.task.num_held_out)
 
     def _layout_problems(self) -> Iterator[ConfigError]:
         start, built_in = self.actor.path or self.sft.model.path, self.sft.init.shape()
@@ -177,7 +177,7 @@ class RLExperiment(TrainingRun):
         )
         if (evaluated := self._allocated.calls.get(self._sampled_by)) is not None:
             yield from held_out_problems(
-                self.task.eval_size,
+                self.task.num_held_out,
                 evaluated.topology.data,
                 where="placement.allocation" if by_allocation else "actor.parallel",
             )
@@ -199,7 +199,7 @@ class RLExperiment(TrainingRun):
         values = {
             "actor.optimizer.lr": self.actor.optimizer.lr,
             "gen.max_new_tokens": self.gen.max_new_tokens,
-            "task.eval_size": self.task.eval_size,
+            "task.eval_size": self.task.num_held_out,
             **self.mem_of_toy,
         }
         if self.critic is not None and "critic" in self._model_roles:
@@ -207,7 +207,7 @@ class RLExperiment(TrainingRun):
         yield from toy_remarks(self.actor.path or self.sft.model.path, values, given)
         yield from self.task.remarks(self.actor.path)
         yield from position_remarks(
-            self.actor.path, prompt=self.task.max_prompt_len, answers=self.gen.max_new_tokens
+            self.actor.path, prompt=self.task.longest_prompt, answers=self.gen.max_new_tokens
         )
         yield from self._without_gpus()
         for phase in self.prepared_by():
@@ -302,7 +302,7 @@ class RLExperiment(TrainingRun):
                 seed=self.seed,
                 model_path=start,
                 dtype=self._dtype("actor"),
-                longest=self.task.max_prompt_len + self.gen.max_new_tokens,
+                longest=self.task.longest_prompt + self.gen.max_new_tokens,
                 task=self.resources(WorkerType.GENERATION_SERVER),
             ),
             "gserver_manager": (schedule.manager(batch_size=self.train_bs_n_seqs),),
@@ -426,7 +426,7 @@ class RLExperiment(TrainingRun):
             )
         options = self._options(role)
         kind = "hf_critic" if role == "critic" else "hf_causal_lm"
-        evaluated = role == "actor" and self.task.eval_size > 0
+        evaluated = role == "actor" and self.task.num_held_out > 0
         return RolePlacement(
             model=ModelAbstraction(
                 kind,

@@ -77,7 +77,9 @@ class SFTExperiment(TrainingRun):
                 where="train_bs_n_seqs and model.parallel",
                 fix=f"use a multiple of {self._topo.data}",
             )
-        yield from held_out_problems(self.task.eval_size, self._topo.data, where="model.parallel")
+        yield from held_out_problems(
+            self.task.num_held_out, self._topo.data, where="model.parallel"
+        )
         if self.model.pool is not None:
             yield ConfigError(
                 "this experiment has one model and no pools", where="model.pool", fix="leave it out"
@@ -125,7 +127,7 @@ class SFTExperiment(TrainingRun):
         role = RolePlacement(
             model=model,
             backend=backend_of(self.model, trained=True),
-            eval_dataset=self._answers("test") if self.task.eval_size else None,
+            eval_dataset=self._answers("test") if self.task.num_held_out else None,
         )
         train = MFCDef(
             name="sft_train",

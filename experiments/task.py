@@ -84,6 +84,16 @@ class Task(Choice, abc.ABC):
         return None
 
     @property
+    def num_held_out(self) -> int:
+        """Held-out questions."""
+        return self.eval_size
+
+    @property
+    def longest_prompt(self) -> int:
+        """Tokens of the longest question that is allowed."""
+        return self.max_prompt_len
+
+    @property
     def rule(self) -> str:
         """The registered reward rule."""
         return self.reward or self.kind

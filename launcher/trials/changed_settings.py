@@ -86,6 +86,8 @@ ALLOWED: dict[str, _Unless | None] = {
     **_rules("model_rpcs.*.interface_impl.args.gen", "max_new_tokens", _scales_loss),
     **_rules("rollout_worker.*.gconfig", "max_new_tokens", _scales_loss),
     **_rules("evaluator.*.gconfig", "max_new_tokens"),
+    **_rules("*.*.datasets.*.args.sources.*", "max_prompt_len max_answer_len"),
+    **_rules("model_worker.*.shards.*.eval_dataset.args.sources.*", "max_prompt_len"),
     # Memory and concurrency limits; time-outs.
     **_rules("model_rpcs.*.mb_spec evaluator.*.mb_spec", "max_tokens_per_mb max_cache_tokens"),
     **_rules("rollout_worker.*", "new_tokens_per_chunk rollout_request_timeout"),

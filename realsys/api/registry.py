@@ -63,6 +63,7 @@ ARGUMENTS: dict[str, dict[str, str]] = {
     "dataset": {
         "math_prompts": "realsys.data.sources.dataset_arguments:MathRecordsArguments",
         "math_sft": "realsys.data.sources.dataset_arguments:MathSFTArguments",
+        "mixture": "realsys.data.sources.dataset_arguments:MixtureArguments",
         "rollout_dump": "realsys.data.sources.dataset_arguments:RolloutDumpArguments",
     },
 }

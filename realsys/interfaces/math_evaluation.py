@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from realsys.api.basics.reward import Score
+from realsys.api.basics.reward import TASK_SOURCE, Score
 from realsys.api.data import MicroBatchSpec
 from realsys.api.model import GenerationHyperparameters, Model
 from realsys.backends.hf.data_parallel import DataParallel
@@ -33,7 +33,8 @@ def evaluate_math(
     """Evaluates greedy answers to held-out questions, over all ranks.
 
     Returns ``accuracy``, ``mean_reward``, ``num_problems``, ``response_length/mean`` and
-    ``samples``: this rank's first records, with prompt and response as text. Which answers are correct the
+    ``samples``: this rank's first records, with prompt and response as text; of a mixture also
+    ``accuracy/<source>`` and ``num_problems/<source>``. Which answers are correct the
     rule says. An answer that the rule can't score counts as wrong and is
     left out of the mean reward. Every rank needs at least one batch: the first may gather sharded
     weights. At most as many rows are decoded at a time as ``mb_spec`` has tokens for; answers don't
@@ -45,6 +46,7 @@ def evaluate_math(
     judge, greedy = AnswerScorer(reward, reward_args), replace(gen, n=1, greedy=True)
     num_correct = num_tokens = num_problems = num_scored = 0
     reward_sum = 0.0
+    by_source = {source: [0, 0] for source in judge.sources}  # correct, asked
     samples: list[dict[str, Any]] = []
     for batch in eval_batches:
         sample = model.module.generate(
@@ -53,6 +55,9 @@ def evaluate_math(
         for record, scores in judge.scores(sample, model.tokenizer, asked=batch):
             correct = bool(scores) and scores[0].correct
             num_correct += correct
+            if by_source:
+                counts = by_source[str(record.answers[0].record.get(TASK_SOURCE))]
+                counts[0], counts[1] = counts[0] + correct, counts[1] + 1
             num_scored, reward_sum = (
                 num_scored + len(scores),
                 reward_sum + sum(score.value for score in scores),
@@ -69,15 +74,27 @@ def evaluate_math(
         num_tokens += sum(answer_lengths(sample))
         num_problems += batch.batch_size
     own = [num_correct, num_tokens, num_problems, num_scored, reward_sum]
+    own += [count for counts in by_source.values() for count in counts]
     sums = DataParallel.of(model).sum(torch.tensor(own, dtype=torch.float64)).tolist()
-    correct_sum, token_sum, problem_sum, scored_sum, reward_sum = sums
+    correct_sum, token_sum, problem_sum, scored_sum, reward_sum, *of_sources = sums
     return {
         "accuracy": correct_sum / max(problem_sum, 1.0),
         "mean_reward": reward_sum / max(scored_sum, 1.0),
         "num_problems": int(problem_sum),
         "response_length/mean": token_sum / max(problem_sum, 1.0),
+        **_of_sources(judge.sources, of_sources),
         "samples": samples,
     }
+
+
+def _of_sources(sources: Sequence[str], sums: Sequence[float]) -> dict[str, float]:
+    """Accuracy and number of the questions of each source; ``sums``: correct and asked, by turns."""
+    found: dict[str, float] = {}
+    for source, correct, asked in zip(sources, sums[::2], sums[1::2], strict=True):
+        found[f"num_problems/{source}"] = asked
+        if asked:
+            found[f"accuracy/{source}"] = correct / asked
+    return found
 
 
 class AnswerScorer:
@@ -85,6 +102,7 @@ class AnswerScorer:
 
     def __init__(self, reward: str, reward_args: Mapping[str, Any] | None = None) -> None:
         self._rule, self._set_aside = rule_of(reward, reward_args), SetAsideRecords()
+        self.sources = self._rule.sources  # of a mixture, else none
 
     def scores(
         self, data: SequenceSample, tokenizer: Any, *, asked: SequenceSample

@@ -110,7 +110,14 @@ class PPOActorInterface(PPOActorArguments, ModelInterface):
         self, model: Model, eval_batches: Iterable[SequenceSample], mb_spec: MicroBatchSpec
     ) -> dict[str, Any]:
         """Measures the accuracy of greedy answers to held-out prompts, see ``evaluate_math``."""
-        return evaluate_math(model, eval_batches, gen=self.gen, reward=self.reward, mb_spec=mb_spec)
+        return evaluate_math(
+            model,
+            eval_batches,
+            gen=self.gen,
+            reward=self.reward,
+            reward_args=self.reward_args,
+            mb_spec=mb_spec,
+        )
 
     def save(self, model: Model, save_dir: str) -> None:
         """Writes a Hugging Face directory."""

@@ -12,15 +12,25 @@ import inspect
 import json
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from realsys.api import registry
-from realsys.api.basics.reward import CORRECT, REWARD, Completion, Score, fields_of, reward_terms
+from realsys.api.basics.reward import (
+    BY_SOURCE,
+    CORRECT,
+    REWARD,
+    TASK_SOURCE,
+    Completion,
+    Score,
+    fields_of,
+    reward_terms,
+)
 from realsys.api.errors import ClusterError, RewardError, SandboxFailure
 from realsys.rewards.scores import checked_score, exception_error
 
 MOST_AT_ONCE = 64  # answers of a process that asynchronous rules score at the same time
+SHARE = "share"  # part of a mixture's scores
 CALL_S = 600.0  # for one answer by an asynchronous rule
 _one_at_a_time = threading.Lock()
 
@@ -58,6 +68,8 @@ class RewardRule:
     Raises:
         ConfigError: the expression is wrong, a rule is unknown or doesn't take its arguments.
     """
+
+    sources: tuple[str, ...] = ()  # of a mixture, whose answers are counted by source
 
     def __init__(
         self, expression: str, args: Mapping[str, Mapping[str, Any]] | None = None
@@ -138,6 +150,60 @@ class RewardRule:
         return Score(value=value, correct=scores[0].correct, parts=parts)
 
 
+class RewardsOfSources(RewardRule):
+    """Rules of a mixture: each answer is scored by those of the source that its question is from.
+
+    Parts of a score are named by the source: ``<source>`` is the score itself, ``<source>/correct``,
+    ``<source>/share`` (1 for an answer of this source, else 0) and ``<source>/<part>``.
+
+    Args:
+        sources: source's name → ``{"reward": …, "reward_args": …}``.
+    Raises:
+        ConfigError: as for ``RewardRule``.
+    """
+
+    def __init__(self, sources: Mapping[str, Mapping[str, Any]]) -> None:
+        self._rules = {
+            name: rule_of(given["reward"], given.get("reward_args"))
+            for name, given in sources.items()
+        }
+        self.terms = ()
+        self.sources = tuple(sources)
+        self.fields = frozenset({"record"}).union(*(rule.fields for rule in self._rules.values()))
+
+    def score_all(self, answers: Sequence[Completion]) -> list[Result]:
+        """Scores answers, in order; blocks. The answers of a source are scored together."""
+        found: dict[int, Result] = {}
+        for name, rule in self._rules.items():
+            own = [i for i, answer in enumerate(answers) if self._source_of(answer) == name]
+            given = rule.score_all([answers[i] for i in own]) if own else []
+            for i, result in zip(own, given, strict=True):
+                found[i] = self._named(result, name) if isinstance(result, Score) else result
+        return [found[i] for i in range(len(answers))]
+
+    async def score(self, answer: Completion) -> Score:
+        """Scores one answer without blocking the event loop. Raises RewardError."""
+        name = self._source_of(answer)
+        return self._named(await self._rules[name].score(answer), name)
+
+    def _source_of(self, answer: Completion) -> str:
+        name = str(answer.record.get(TASK_SOURCE))
+        if name in self._rules:
+            return name
+        raise RewardError(
+            f"an answer's record is of source {name!r}, which has no rule",
+            where="rewards of task mixture",
+            fix=f"use data whose records have {TASK_SOURCE}, one of {', '.join(self._rules)}",
+        )
+
+    def _named(self, score: Score, name: str) -> Score:
+        """The score with its parts named by its source."""
+        own = {f"{name}/{part}": number for part, number in score.parts.items()}
+        shares = {f"{other}/{SHARE}": float(other == name) for other in self._rules}
+        parts = {name: score.value, f"{name}/{CORRECT}": float(score.correct), **own, **shares}
+        return replace(score, parts=parts)
+
+
 def rule_of(expression: str, args: Mapping[str, Any] | None = None) -> RewardRule:
     """Returns the rule of an expression, made once a process. Raises ConfigError."""
     return made_rule(expression, json.dumps(args or {}, sort_keys=True, default=dict))
@@ -146,6 +212,8 @@ def rule_of(expression: str, args: Mapping[str, Any] | None = None) -> RewardRul
 @functools.lru_cache(maxsize=64)
 def made_rule(expression: str, args: str) -> RewardRule:
     """Makes a rule from its arguments' JSON."""
+    if expression == BY_SOURCE:
+        return RewardsOfSources(json.loads(args))
     return RewardRule(expression, json.loads(args))
 
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from realsys.api.registry import register_reward
 from realsys.rewards.math_verify import math_verify_reward
 
-def paced(**about):
+def paced(response, answer):
     time.sleep(float(Path({seconds!r}).read_text()))
-    return math_verify_reward(**about)
+    return math_verify_reward(response=response, answer=answer)
 
 register_reward("paced", paced)
 """

@@ -33,6 +33,7 @@ BUILTIN: dict[str, dict[str, str]] = {
     "dataset": {
         "math_prompts": "realsys.data.sources.math_questions:MathPrompts",
         "math_sft": "realsys.data.sources.math_questions:MathSFT",
+        "mixture": "realsys.data.sources.mixed_questions:MixedQuestions",
         "rollout_dump": "realsys.data.sources.replayed_rollouts:RolloutDumpData",
     },
     "reward": {
@@ -55,6 +56,7 @@ BUILTIN: dict[str, dict[str, str]] = {
     "task": {
         "file": "experiments.task:FileTask",
         "math": "experiments.task:MathTask",
+        "mixture": "experiments.tasks.mixture:Mixture",
         "reasoning_gym": "experiments.tasks.reasoning_gym:ReasoningGymTask",
     },
     "algorithm": {

@@ -22,6 +22,10 @@ from realsys.api.basics import plugin_table
 from realsys.api.errors import ConfigError, did_you_mean
 
 REWARD, CORRECT = "reward", "correct"  # parts with a meaning
+# Field of a mixture's records, and the argument of their data sets: the name of the source.
+TASK_SOURCE = "task_source"
+# In place of an expression: each answer by the rules of its source, which are the arguments.
+BY_SOURCE = "@source"
 PARTS = "reward_parts"  # metadata of a batch: JSON of one mapping per answer of an id
 _TERM = re.compile(r"\s*(?:(?P<weight>[-+0-9.eE]+)\s*\*\s*)?(?P<name>[A-Za-z_][\w.-]*)\s*\Z")
 _FIX = "name registered rules, e.g. math_verify, or math_verify + 0.2*brief"

@@ -44,6 +44,7 @@ class MathRecordsArguments:
         transform: transforms, by their registered names.
         whole_answers: the known answer is all of it; else what follows the last ``####``.
         needs_answer: a record without an answer is refused.
+        task_source: name of the source in a mixture, which records then have as a field.
     """
 
     split: Literal["train", "test"]
@@ -62,6 +63,7 @@ class MathRecordsArguments:
     transform: tuple[str, ...] = ()
     whole_answers: bool = False
     needs_answer: bool = True
+    task_source: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +76,25 @@ class MathSFTArguments(MathRecordsArguments):
     """
 
     max_answer_len: int = 128
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixtureArguments:
+    """Arguments of ``mixture``.
+
+    Attributes:
+        split: ``train``, or ``test`` for the held-out records.
+        of: data set that each source is.
+        sources: source's name → arguments of its data set, without the split.
+        weights: how many records of a source come per record of the others; none: ``temperature`` says it.
+        temperature: sources come in proportion to ``size ** (1 / temperature)``.
+    """
+
+    split: Literal["train", "test"]
+    of: Literal["math_prompts", "math_sft"]
+    sources: Mapping[str, Mapping[str, Any]]
+    weights: Mapping[str, float] = field(default_factory=dict)
+    temperature: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)

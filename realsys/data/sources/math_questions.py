@@ -18,6 +18,7 @@ import torch
 
 from realsys.api import registry
 from realsys.api.basics.choice import KIND
+from realsys.api.basics.reward import TASK_SOURCE
 from realsys.api.errors import DataError, did_you_mean
 from realsys.api.plain import from_plain
 from realsys.data.record_bytes import RECORD, record_key
@@ -146,6 +147,7 @@ class _MathRecords(MathRecordsArguments):
         """Returns record ``index`` for environments and rules, with ``prompt`` and the known ``answer``."""
         question = self.question(index)
         whole = {**question.record, "prompt": question.prompt, "answer": self.known(question)}
+        whole |= {TASK_SOURCE: self.task_source} if self.task_source is not None else {}
         return plain_record(whole, self.records.where(index))
 
     def known(self, question: Question) -> str:
@@ -161,7 +163,10 @@ class _MathRecords(MathRecordsArguments):
                 where=f"{self.split} records of {source or 'arithmetic'}",
                 fix=f"raise max_{what}_len to {len(tokens)}, or drop the record",
             )
-            error.resume_with = f"{SETTINGS[what]}={len(tokens)}"
+            setting = SETTINGS[what]
+            if self.task_source is not None:
+                setting = setting.replace("task.", f"task.sources.{self.task_source}.")
+            error.resume_with = f"{setting}={len(tokens)}"
             raise error
 
 

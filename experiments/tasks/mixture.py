@@ -1,0 +1,193 @@
+"""Several tasks learned as one: ``task=mixture task.sources.sums=math task.sources.words=file …``.
+
+Each source is a task of any kind with its own questions, limits, held-out records and rewards;
+``weights`` say how many of a source's records come per record of the others (docs/mixtures.md).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from experiments.task import Task
+from realsys.api.basics.reward import BY_SOURCE
+from realsys.api.errors import ConfigError, did_you_mean
+from realsys.api.model import DatasetAbstraction
+from realsys.api.options import option
+from realsys.data.sources.record_parts import items_of_epoch
+
+_OF_SOURCES = ("eval_size", "max_prompt_len", "reward", "reward_args")
+_OF_MIXTURE = ("shuffle", "agent", "agent_args", "env", "env_args")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mixture(Task):
+    """Questions of several tasks, each scored by the rules of its own."""
+
+    kind = "mixture"
+
+    sources: Mapping[str, Task] = option({}, "tasks by names of yours, e.g. task.sources.sums=math")
+    weights: Mapping[str, float] = option(
+        {}, "how many of a source's records come per record of the others; none: each record once"
+    )
+    temperature: float = option(
+        1.0, "without weights: sources come as size**(1/temperature); 1: each record once", gt=0
+    )
+
+    @property
+    def rule(self) -> str:
+        """No expression: each source has its own."""
+        return BY_SOURCE
+
+    @property
+    def reward_rule(self) -> dict[str, Any]:
+        """The rules of all sources."""
+        args = {name: source.reward_rule for name, source in self.sources.items()}
+        return {"reward": BY_SOURCE, "reward_args": args}
+
+    @property
+    def reward_keys(self) -> tuple[str, ...]:
+        """Keys of a batch that the rules look at; the record says which source it is of."""
+        keys = {key for source in self.sources.values() for key in source.reward_keys}
+        return ("record", *sorted(keys - {"record"}))
+
+    @property
+    def is_generated(self) -> bool:
+        """Whether no source reads a file."""
+        return all(source.is_generated for source in self.sources.values())
+
+    @property
+    def num_questions(self) -> int | None:
+        """Questions of an epoch; None: a source has as many as its file."""
+        sizes = {name: source.num_questions for name, source in self.sources.items()}
+        known = {name: size for name, size in sizes.items() if size is not None}
+        if not known or len(known) < len(sizes) or min(self.weights.values(), default=1) <= 0:
+            return None
+        return sum(items_of_epoch(known, self.weights, temperature=self.temperature).values())
+
+    @property
+    def num_held_out(self) -> int:
+        """Held-out questions of all sources."""
+        return sum(source.num_held_out for source in self.sources.values())
+
+    @property
+    def longest_prompt(self) -> int:
+        """The longest question that any source allows, in tokens."""
+        return max((source.longest_prompt for source in self.sources.values()), default=1)
+
+    def data_args(self) -> dict[str, Any]:
+        """Arguments of the data set ``mixture``, besides the split and what the sources are."""
+        return {
+            "sources": {
+                name: {**source.data_args(), "with_record": True}
+                for name, source in self.sources.items()
+            },
+            "weights": dict(self.weights),
+            "temperature": self.temperature,
+        }
+
+    def prompts(self, split: str) -> DatasetAbstraction:
+        """The questions of a split of all sources."""
+        return DatasetAbstraction(
+            "mixture", {**self.data_args(), "of": "math_prompts", "split": split}
+        )
+
+    def answers(self, split: str, *, max_answer_len: int) -> DatasetAbstraction:
+        """Questions with their worked answers, for fine-tuning."""
+        args = self.data_args()
+        sources = {
+            name: {**given, "max_answer_len": max_answer_len}
+            for name, given in args["sources"].items()
+        }
+        return DatasetAbstraction(
+            "mixture", {**args, "sources": sources, "of": "math_sft", "split": split}
+        )
+
+    def problems(self, *, batch_size: int, tokenizer_dir: str | None) -> Iterator[ConfigError]:
+        """Yields what is wrong with the mixture, and with each source."""
+        wrong = list(self._own_problems())
+        yield from wrong
+        if wrong:
+            return
+        if self.num_questions is not None and self.num_questions < batch_size:
+            yield ConfigError(
+                f"{self.num_questions} questions are too few for a batch of {batch_size}",
+                where="task.sources and train_bs_n_seqs",
+                fix="raise task.sources.<name>.train_size, or lower train_bs_n_seqs",
+            )
+        for name, source in self.sources.items():
+            found = source.problems(batch_size=1, tokenizer_dir=tokenizer_dir)
+            yield from (_of_source(name, source, problem) for problem in found)
+
+    def _own_problems(self) -> Iterator[ConfigError]:
+        if not self.sources:
+            fix = "name tasks, e.g. task.sources.sums=math task.sources.words=file"
+            yield ConfigError("a mixture without sources", where="task.sources", fix=fix)
+        yield from _changed(self, _OF_SOURCES, "task", "each source has its own", "task.sources.*")
+        for name, source in self.sources.items():
+            where = f"task.sources.{name}"
+            if isinstance(source, Mixture) or not _NAME.fullmatch(name):
+                what = "a mixture in a mixture" if isinstance(source, Mixture) else f"name {name!r}"
+                fix = "use other tasks, and names of letters, digits, - and _"
+                yield ConfigError(f"{what} is not possible", where=where, fix=fix)
+            yield from _changed(source, _OF_MIXTURE, where, "all sources have one", "task")
+        for name, weight in self.weights.items():
+            if name not in self.sources or not 0 < weight < float("inf"):
+                yield ConfigError(
+                    f"weight {weight:g} of source {name!r}",
+                    where=f"task.weights.{name}",
+                    fix="use a number above 0"
+                    if name in self.sources
+                    else did_you_mean(name, self.sources),
+                )
+        if self.weights and self.temperature != 1.0:
+            yield ConfigError(
+                "weights are given, and a temperature that would make others",
+                where="task.weights and task.temperature",
+                fix="leave one of them out",
+            )
+
+    def reward_problems(self) -> Iterator[ConfigError]:
+        """Yields sources without a rule."""
+        for name, source in self.sources.items():
+            yield from (_of_source(name, source, p) for p in source.reward_problems())
+
+    def answer_problems(self) -> Iterator[ConfigError]:
+        """Yields sources without anything to fine-tune on."""
+        for name, source in self.sources.items():
+            yield from (_of_source(name, source, p) for p in source.answer_problems())
+
+    def remarks(self, tokenizer_dir: str | None) -> Iterator[str]:
+        """Reports what each source has to say."""
+        for name, source in self.sources.items():
+            yield from (f"source {name}: {remark}" for remark in source.remarks(tokenizer_dir))
+
+    def input_files(self) -> tuple[str, ...]:
+        """The files of all sources."""
+        files = [file for source in self.sources.values() for file in source.input_files()]
+        return tuple(dict.fromkeys(files))
+
+
+def _changed(
+    task: Task, names: tuple[str, ...], where: str, why: str, instead: str
+) -> Iterator[ConfigError]:
+    """Yields settings that stand on the wrong level, where nothing would read them."""
+    defaults = type(task)()
+    for name in names:
+        if getattr(task, name) != getattr(defaults, name):
+            fix = f"set {instead}.{name}, and leave this out"
+            yield ConfigError(f"{name} is not read here: {why}", where=f"{where}.{name}", fix=fix)
+
+
+def _of_source(name: str, source: Task, problem: ConfigError) -> ConfigError:
+    """A task's problem with the names that its settings have in a mixture."""
+    fields = "|".join(f.name for f in dataclasses.fields(source))
+    where, fix = (
+        re.sub(rf"(?<![\w./])task\.(?=(?:{fields})\b)", f"task.sources.{name}.", text)
+        for text in (problem.where, problem.fix)
+    )
+    return type(problem)(problem.what, where=where, fix=fix)

@@ -1,0 +1,253 @@
+"""``task=mixture``: what a plan of several sources has, its data, its rewards, what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments.recipes import grpo
+from experiments.task import FileTask, MathTask, Task
+from experiments.tasks.mixture import Mixture
+from realsys.api import registry
+from realsys.api.basics import plugin_table
+from realsys.api.basics.reward import BY_SOURCE, Completion, Score
+from realsys.api.errors import DataError, RewardError
+from realsys.api.options import ModelOptions
+from realsys.api.plain import from_plain, to_plain
+from realsys.config.overrides import apply_settings
+from realsys.data.record_bytes import records_of
+from realsys.data.sources.arithmetic_problems import arithmetic_word_problems
+from realsys.data.sources.record_parts import items_of_epoch, place
+from realsys.models.tiny_llama import train_tokenizer
+from realsys.rewards.rule import made_rule, rule_of
+
+
+@pytest.fixture(autouse=True)
+def rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(plugin_table.registered, "reward", {})
+    made_rule.cache_clear()
+    registry.register_reward("length", lambda response: float(len(response)))
+    registry.register_reward(
+        "batch_size", lambda response: [len(response)] * len(response), batched=True
+    )
+
+    async def later(response: str, answer: str) -> dict[str, float]:
+        await asyncio.sleep(0)
+        return {"reward": 0.5, "correct": response == answer, "tries": 2.0}
+
+    registry.register_reward("later", later)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    problems = arithmetic_word_problems(num_problems=300, seed=0, split="train")
+    return train_tokenizer([p["prompt"] + p["answer"] for p in problems], vocab_size=400)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    path = tmp_path / "own.jsonl"
+    rows = [{"prompt": f"{i} + 1", "answer": str(i + 1), "source": "web"} for i in range(9)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def mixture(file: str, **changes: Any) -> Mixture:
+    sources: dict[str, Task] = {
+        "sums": MathTask(train_size=12, eval_size=3),
+        "own": FileTask(path=file, eval_size=4, reward="length", max_prompt_len=64),
+    }
+    return Mixture(**{"sources": sources, **changes})
+
+
+# ---- order ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("temperature", [1.0, 2.0])
+@pytest.mark.parametrize("weights", [{}, {"a": 2}, {"a": 0.1, "b": 0.2, "c": 0.7}])
+@pytest.mark.parametrize("sizes", [{"a": 1}, {"a": 3, "b": 5, "c": 2}, {"b": 40, "a": 1, "c": 7}])
+def test_every_item_of_a_source_has_one_index(
+    sizes: dict[str, int], weights: dict[str, float], temperature: float
+) -> None:
+    items = items_of_epoch(sizes, weights, temperature=temperature)
+    found = [place(items, i) for i in range(sum(items.values()))]
+    assert sorted(found) == sorted((name, k) for name, own in items.items() for k in range(own))
+    assert all(items[name] >= size for name, size in sizes.items()), "no record is left out"
+    for outside in (-1, len(found)):
+        with pytest.raises(IndexError):
+            place(items, outside)
+
+
+def test_weights_are_proportions_and_repeat_what_is_small_for_its_weight() -> None:
+    assert items_of_epoch({"a": 3, "b": 5}, {}) == {"a": 3, "b": 5}
+    assert items_of_epoch({"a": 3, "b": 5}, {"a": 1, "b": 1}) == {"a": 5, "b": 5}
+    assert items_of_epoch({"a": 3, "b": 5}, {"a": 2}) == {"a": 10, "b": 5}
+    assert items_of_epoch({"a": 30, "b": 50}, {"a": 0.1, "b": 0.3}) == {"a": 30, "b": 90}
+    assert items_of_epoch({"a": 100, "b": 10000}, {}, temperature=2.0) == {"a": 1000, "b": 10000}
+
+
+def test_sources_take_turns() -> None:
+    items = {"a": 2, "b": 4}
+    assert [place(items, i)[0] for i in range(6)] == ["b", "a", "b", "b", "a", "b"]
+    large = {"a": 10**7, "b": 3 * 10**7}
+    assert place(large, 4 * 10**6 + 1) == ("a", 10**6)
+
+
+# ---- data ----------------------------------------------------------------------------------------
+
+
+def test_an_index_is_a_record_of_a_source_with_its_metadata(file: str, tokenizer: Any) -> None:
+    task = mixture(file, weights={"sums": 1, "own": 1})
+    data = registry.make_dataset(task.prompts("train"), tokenizer=tokenizer, seed=1)
+    assert data.items == {"sums": 12, "own": 12}  # 5 records of own, which begin anew
+    counts = Counter(data.find(i) for i in range(len(data)))
+    assert [counts["own", k] for k in range(5)] == [3, 3, 2, 2, 2]
+    assert [counts["sums", k] for k in range(12)] == [1] * 12
+    batch = data.batch([1, 0, 3], ["x", "y", "z"])
+    assert batch.ids == ("x", "y", "z")
+    records = records_of(batch)
+    assert [r["task_source"] for r in records] == [data.find(i)[0] for i in (1, 0, 3)]
+    assert records == [data.record(i) for i in (1, 0, 3)]
+    assert [r["answer"] for r in records] == list(batch.meta.metadata["answer"])
+    own = next(r for r in records if r["task_source"] == "own")
+    assert own["source"] == "web", "a record's own field of that name stays"
+    assert data.where(1).split(": ")[0] == data.find(1)[0]
+
+
+def test_held_out_records_come_once_and_fine_tuning_has_all_sources(
+    file: str, tokenizer: Any
+) -> None:
+    task = mixture(file, weights={"own": 9})
+    test = registry.make_dataset(task.prompts("test"), tokenizer=tokenizer, seed=1)
+    assert test.items == {"sums": 3, "own": 4}
+    assert task.num_held_out == 7
+    made = task.answers("train", max_answer_len=64)
+    sft = registry.make_dataset(made, tokenizer=tokenizer, seed=1)
+    assert sft.batch([0, 1], ["a", "b"]).keys == {"packed_input_ids", "prompt_mask"}
+
+
+def test_a_source_without_records_is_told(file: str, tokenizer: Any) -> None:
+    empty = FileTask(path=file, eval_size=9, reward="length")
+    task = Mixture(sources={"sums": MathTask(train_size=4), "none": empty})
+    with pytest.raises(DataError, match="source 'none' has no records"):
+        registry.make_dataset(task.prompts("train"), tokenizer=tokenizer, seed=1)
+
+
+def test_a_long_prompt_names_the_setting_of_its_source(file: str, tokenizer: Any) -> None:
+    task = Mixture(
+        sources={"own": FileTask(path=file, reward="length", eval_size=2, max_prompt_len=1)}
+    )
+    with pytest.raises(DataError) as caught:
+        registry.make_dataset(task.prompts("train"), tokenizer=tokenizer, seed=1).batch([0], ["a"])
+    assert caught.value.resume_with.startswith("task.sources.own.max_prompt_len=")
+
+
+# ---- rewards -------------------------------------------------------------------------------------
+
+RULES = {
+    "plain": {"reward": "length"},
+    "slow": {"reward": "later"},
+    "many": {"reward": "batch_size + 0.5*length"},
+}
+
+
+def answer(source: str, text: str = "four") -> Completion:
+    return Completion(response=text, answer="four", record={"task_source": source})
+
+
+def test_each_answer_is_scored_by_the_rules_of_its_source() -> None:
+    rule = rule_of(BY_SOURCE, RULES)
+    assert rule.fields == {"record", "response", "answer"}
+    assert set(rule.sources) == set(RULES)
+    asked = [answer("many"), answer("slow"), answer("plain"), answer("many"), answer("slow", "x")]
+    found = rule.score_all(asked)
+    assert [r.value for r in found if isinstance(r, Score)] == [4.0, 0.5, 4.0, 4.0, 0.5]
+    scores = [r for r in found if isinstance(r, Score)]
+    assert [s.correct for s in scores] == [True, True, True, True, False]
+    assert scores[4].parts == {
+        "slow": 0.5,
+        "slow/correct": 0.0,
+        "slow/tries": 2.0,
+        "slow/share": 1.0,
+        "plain/share": 0.0,
+        "many/share": 0.0,
+    }
+    assert scores[0].parts["many/batch_size"] == 2.0  # the answers of its source alone, together
+
+
+def test_one_answer_at_a_time_is_scored_the_same() -> None:
+    rule = rule_of(BY_SOURCE, RULES)
+    assert asyncio.run(rule.score(answer("slow"))).parts["slow/tries"] == 2.0
+    assert asyncio.run(rule.score(answer("many"))).value == 3.0
+    with pytest.raises(RewardError, match="source 'other', which has no rule"):
+        asyncio.run(rule.score(answer("other")))
+
+
+# ---- settings and plans --------------------------------------------------------------------------
+
+
+def told(task: Mixture) -> list[str]:
+    found = task.problems(batch_size=8, tokenizer_dir=None)
+    return [f"{p.what} | {p.where} | {p.fix}" for p in (*found, *task.reward_problems())]
+
+
+def test_sources_are_settings_each_of_any_kind(file: str) -> None:
+    words = (
+        "task=mixture task.sources.sums=math task.sources.sums.train_size=12 task.sources.own=file "
+        f"task.sources.own.path={file} task.sources.own.reward=length task.weights.own=0.5 "
+        "task.sources.sums.eval_size=3 task.sources.own.eval_size=4 task.sources.own.max_prompt_len=64"
+    )
+    applied = apply_settings(grpo(MathTask()), words=words.split())
+    assert applied.problems == []
+    found = applied.options.task
+    assert found == mixture(file, weights={"own": 0.5})
+    assert from_plain(Task, to_plain(found)) == found  # type: ignore[type-abstract]
+    assert told(found) == []
+    assert (found.longest_prompt, found.num_held_out, found.num_questions) == (128, 7, None)
+    assert found.input_files() == (file,)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"sources": {}}, "a mixture without sources | task.sources | "),
+        ({"reward": "length"}, "reward is not read here: each source has its own | task.reward"),
+        ({"eval_size": 3}, "eval_size is not read here"),
+        ({"weights": {"sms": 1}}, "weight 1 of source 'sms' | task.weights.sms | did you mean"),
+        ({"weights": {"own": 0}}, "weight 0 of source 'own' | task.weights.own"),
+        ({"weights": {"own": 2}, "temperature": 2.0}, "weights are given, and a temperature"),
+        ({"sources": {"a": Mixture()}}, "a mixture in a mixture is not possible | task.sources.a"),
+        ({"sources": {"a": MathTask(env="calculator")}}, "env is not read here: all sources have"),
+        ({"sources": {"a": FileTask(path="none.jsonl", reward="length")}}, "the data set can't"),
+        ({"sources": {"a": MathTask(train_size=4)}}, "4 questions are too few for a batch of 8"),
+        (
+            {"sources": {"a": MathTask(reward="lngth")}},
+            "no reward called 'lngth' | task.sources.a.",
+        ),
+    ],
+)
+def test_what_is_wrong_is_told_with_the_settings_that_it_is_about(
+    file: str, changes: dict[str, Any], said: str
+) -> None:
+    assert told(mixture(file, **changes))[0].startswith(said)
+
+
+def test_a_source_needs_a_rule(file: str) -> None:
+    (found,) = told(Mixture(sources={"own": FileTask(path=file, eval_size=2)}))
+    assert "has no rule" in found
+    assert "| task.sources.own.reward |" in found
+
+
+def test_a_plan_gives_every_call_what_the_rules_look_at(file: str) -> None:
+    experiment = grpo(mixture(file), actor=ModelOptions(path="/model"))
+    config = experiment.initial_setup()
+    (scored,) = [c for c in config.model_rpcs if c.name == "rew_inf"]
+    assert "record" in scored.input_keys
+    assert scored.interface_impl.args["reward"] == BY_SOURCE
+    assert scored.interface_impl.args["reward_args"]["own"] == {"reward": "length"}
+    assert config.dataset_keys == ("packed_prompts", "record")
