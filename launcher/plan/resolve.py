@@ -20,7 +20,6 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.plan.memory_advice import memory_fix
 from launcher.plan.memory_check import (
     ModelsTooLarge,
     WorkerGroup,
@@ -152,6 +151,8 @@ def resolve(
 
         refused = list(memory_problems(memory))
         if refused:
+            from launcher.plan.memory_advice import memory_fix  # for plans that are refused
+
             refused = list(memory_problems(memory, memory_fix(experiment, plan, memory_with)))
         refused += server_problems(servers_of_plan(plan))
         if refused:
