@@ -1,9 +1,11 @@
-"""The verb for data: ``data show`` prints records as the trainer sees them."""
+"""The verbs for data: ``data show`` prints records, ``rescore`` scores stored rollouts by another rule."""
 
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,7 +14,10 @@ from launcher.cli import shared_options as o
 from launcher.terminal.exit_codes import ExitCode
 
 if TYPE_CHECKING:
+    from launcher.control.rescore_trial import RescoredMeans, RescoredSums, Rescoring
     from launcher.submit.shown_data import ShownData, ShownRecord
+
+PROGRESS_S = 5.0  # between two lines that say how far a rescoring is
 
 
 def data(
@@ -97,3 +102,80 @@ def _print_record(number: int, record: ShownRecord) -> None:
         output.data("".join(marked))
     if record.answer:
         output.data(f"known answer: {record.answer}")
+
+
+def rescore(
+    trial: o.Trial,
+    arguments: Annotated[
+        list[str] | None,
+        o.argument("NAME=VALUE", "Arguments of rules: task.reward_args.RULE.FIELD=VALUE."),
+    ] = None,
+    reward: Annotated[
+        str | None,
+        o.option("--reward RULE", "The rule, e.g. 'a + 0.2*b'; default: the trial's own."),
+    ] = None,
+    imports: o.Imports = None,
+    out: Annotated[
+        Path | None, o.option("--out FILE", "Also write a JSON line for each datapoint.")
+    ] = None,
+    json: o.Json = False,
+    cluster: o.Cluster = None,
+) -> int:
+    """Score an asynchronous trial's stored answers by another reward rule; changes nothing in it."""
+    from launcher.control.rescore_trial import rescoring
+    from launcher.terminal import output
+    from launcher.trials.find_trials import find_trial
+
+    files = find_trial(trial, cluster=cluster)
+    found = rescoring(files, reward=reward, words=arguments or [], imports=imports or [])
+    sums = _rescored(found, out)
+    if sums.problem:
+        output.warn(f"{sums.all().unscored} datapoints got no score; the first: {sums.problem}")
+    if json:
+        output.document(
+            reward=found.reward,
+            reward_args=found.reward_args,
+            all=sums.all(),
+            by_version={str(version): row for version, row in sums.by_version().items()},
+        )
+        return ExitCode.OK
+    output.data(found.reward)
+    _print_means(sums)
+    return ExitCode.OK
+
+
+def _rescored(found: Rescoring, out: Path | None) -> RescoredSums:
+    """Scores all datapoints; says on stderr how far it is, and writes them to ``out``."""
+    from contextlib import ExitStack
+
+    from launcher.control.rescore_trial import RescoredSums
+    from launcher.terminal import output
+    from realsys.trial.records import dumps
+
+    sums, told = RescoredSums(), time.monotonic()
+    with ExitStack() as stack:
+        file = stack.enter_context(out.open("wb")) if out is not None else None
+        for number, datapoint in enumerate(found.datapoints, 1):
+            sums.add(datapoint)
+            if file is not None:
+                file.write(dumps(datapoint) + b"\n")
+            if time.monotonic() - told > PROGRESS_S:
+                told = time.monotonic()
+                output.say(f"{number:,} of {len(found.datapoints):,} datapoints")
+    return sums
+
+
+def _print_means(sums: RescoredSums) -> None:
+    """Prints a row for each version of the weights, and one for all."""
+    from launcher.terminal import output
+
+    parts = sorted(sums.all().parts)
+
+    def cells(name: str, row: RescoredMeans) -> list[str]:
+        means = [row.old, row.new, row.correct, *(row.parts.get(part) for part in parts)]
+        shown = ["-" if mean is None else f"{mean:.4f}" for mean in means]
+        return [name, str(row.datapoints), str(row.answers), str(row.unscored), *shown]
+
+    rows = [cells(str(version), row) for version, row in sums.by_version().items()]
+    head = ("weights", "datapoints", "answers", "unscored", "old", "new", "correct", *parts)
+    output.table(head, [*rows, cells("all", sums.all())])
