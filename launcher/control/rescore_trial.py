@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 _CODE = "realsys.evaluator.rescore"  # with torch, so imported when it is used
 _NEEDED = ("torch", "transformers")
+_PART = "part "  # in front of names of parts, in sums
+ALL = "all"
 _ENVIRONMENT = "math_verify"  # whose rewards are the rule's
 
 
@@ -40,19 +42,10 @@ class _Settings:
     task: _Rule
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rescoring:
-    """Stored rollouts, and the rule that scores them now."""
-
-    reward: str
-    reward_args: Mapping[str, Any]
-    datapoints: StoredRollouts
-
-
-def rescoring(
+def stored_rollouts(
     files: TrialFiles, *, reward: str | None, words: Sequence[str], imports: Sequence[str]
-) -> Rescoring:
-    """Finds a trial's stored rollouts and makes the rule.
+) -> StoredRollouts:
+    """Opens a trial's stored rollouts, to be scored by a rule.
 
     Args:
         reward: an expression of rules; None: the trial's own.
@@ -69,13 +62,8 @@ def rescoring(
     worker = _rollout_worker(plan, files)
     rule = _rule(worker.env_args, reward, words)
     raise_all(missing_packages(_NEEDED, where="realsys rescore"))
-    stored = importlib.import_module(_CODE).StoredRollouts
-    folder = PhaseFiles(files.root).rollout_dump
-    return Rescoring(
-        reward=rule.reward,
-        reward_args=rule.reward_args,
-        datapoints=stored(worker, folder, rule.reward, rule.reward_args),
-    )
+    make: type[StoredRollouts] = importlib.import_module(_CODE).StoredRollouts
+    return make(worker, PhaseFiles(files.root).rollout_dump, rule.reward, rule.reward_args)
 
 
 def _rollout_worker(plan: LaunchPlan, files: TrialFiles) -> RolloutWorker:
@@ -121,72 +109,44 @@ def _rule(env_args: Mapping[str, Any], reward: str | None, words: Sequence[str])
     return rule
 
 
-@dataclass(frozen=True, kw_only=True)
-class RescoredMeans:
-    """Means over the answers of some datapoints; ``None``: there are none.
+class RescoredSums:
+    """Sums over rescored datapoints, by version of the weights and of all.
 
     Attributes:
-        datapoints, answers: with a new score.
-        unscored: datapoints without, which no mean counts.
-        correct: share of answers that are correct by the new rule.
-        parts: means of the new rule's named parts.
+        problem: why the first datapoint without a score has none; empty: all have one.
     """
 
-    datapoints: int
-    answers: int
-    unscored: int
-    old: float | None
-    new: float | None
-    correct: float | None
-    parts: Mapping[str, float]
-
-
-class RescoredSums:
-    """Sums over rescored datapoints, by version of the weights."""
-
     def __init__(self) -> None:
-        self._sums: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+        self._sums: dict[str, dict[str, float]] = {}
         self.problem = ""
 
     def add(self, found: RescoredDatapoint) -> None:
         """Adds a datapoint."""
-        sums = self._sums[found.version]
-        if not found.new:
-            sums["unscored"] += 1
-            self.problem = self.problem or found.problem
-            return
-        sums["datapoints"] += 1
-        sums["answers"] += len(found.new)
-        sums["old"] += sum(found.old)
-        sums["new"] += sum(found.new)
-        sums["correct"] += sum(found.correct)
-        for name, value in (item for parts in found.parts for item in parts.items()):
-            sums[f"parts/{name}"] += value
+        self.problem = self.problem or found.problem
+        row = [("datapoints", 1.0), ("unscored", float(not found.new))]
+        if found.new:
+            columns = {"old": found.old, "new": found.new, "correct": found.correct}
+            row += [("answers", len(found.new)), *((k, sum(v)) for k, v in columns.items())]
+            row += [(f"{_PART}{k}", v) for parts in found.parts for k, v in parts.items()]
+        for key in (str(found.version), ALL):
+            sums = self._sums.setdefault(key, defaultdict(float))
+            for name, value in row:
+                sums[name] += value
 
-    def by_version(self) -> dict[int, RescoredMeans]:
-        """Means of each version's datapoints."""
-        return {version: _means([self._sums[version]]) for version in sorted(self._sums)}
+    def rows(self) -> dict[str, dict[str, Any]]:
+        """Returns a row for each version of the weights, then one for all.
 
-    def all(self) -> RescoredMeans:
-        """Means of all datapoints."""
-        return _means(self._sums.values())
+        It has ``datapoints``, those of them that are ``unscored``, of the others the number of ``answers``,
+        means of ``old`` and ``new`` rewards, the share that is ``correct`` by the new rule, and means of
+        its ``parts``. None: no answer has a score.
+        """
+        versions = sorted(self._sums.keys() - {ALL}, key=int)
+        return {key: _row(self._sums[key]) for key in (*versions, *([ALL] if versions else []))}
 
 
-def _means(rows: Iterable[Mapping[str, float]]) -> RescoredMeans:
-    sums: dict[str, float] = defaultdict(float)
-    for name, value in (item for row in rows for item in row.items()):
-        sums[name] += value
-    count = int(sums["answers"])
-    return RescoredMeans(
-        datapoints=int(sums["datapoints"]),
-        answers=count,
-        unscored=int(sums["unscored"]),
-        old=sums["old"] / count if count else None,
-        new=sums["new"] / count if count else None,
-        correct=sums["correct"] / count if count else None,
-        parts={
-            name.removeprefix("parts/"): value / count
-            for name, value in sums.items()
-            if name.startswith("parts/")
-        },
-    )
+def _row(sums: Mapping[str, float]) -> dict[str, Any]:
+    count = int(sums.get("answers", 0))
+    means = {name: sums[name] / count if count else None for name in ("old", "new", "correct")}
+    parts = {k.removeprefix(_PART): v / count for k, v in sums.items() if k.startswith(_PART)}
+    counts = {name: int(sums[name]) for name in ("datapoints", "unscored")}
+    return {**counts, "answers": count, **means, "parts": parts}

@@ -58,7 +58,7 @@ class StoredRollouts:
     Args:
         config: of the trial's rollout workers: tokenizer, data set and its seed.
         folder: the phase's ``rollout_dump``.
-        reward, reward_args: registered rules, and the arguments of those that take some.
+        reward, reward_args: registered rules, and the arguments of those that take some; attributes too.
     Raises:
         ConfigError: the rule can't be made. DataError: the data set can't be read any more.
     """
@@ -66,6 +66,7 @@ class StoredRollouts:
     def __init__(
         self, config: RolloutWorker, folder: Path, reward: str, reward_args: Mapping[str, Any]
     ) -> None:
+        self.reward, self.reward_args = reward, reward_args
         self._rule = rule_of(reward, reward_args)
         self._dump = RolloutDump(sorted(folder.glob(f"*{SUFFIX}")))
         self._tokenizer = load_tokenizer(config.tokenizer_path)

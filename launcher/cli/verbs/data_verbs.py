@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,8 +15,9 @@ from launcher.cli import shared_options as o
 from launcher.terminal.exit_codes import ExitCode
 
 if TYPE_CHECKING:
-    from launcher.control.rescore_trial import RescoredMeans, RescoredSums, Rescoring
+    from launcher.control.rescore_trial import RescoredSums
     from launcher.submit.shown_data import ShownData, ShownRecord
+    from realsys.evaluator.rescore import StoredRollouts
 
 PROGRESS_S = 5.0  # between two lines that say how far a rescoring is
 
@@ -122,60 +124,51 @@ def rescore(
     cluster: o.Cluster = None,
 ) -> int:
     """Score an asynchronous trial's stored answers by another reward rule; changes nothing in it."""
-    from launcher.control.rescore_trial import rescoring
+    from launcher.control.rescore_trial import stored_rollouts
     from launcher.terminal import output
     from launcher.trials.find_trials import find_trial
 
     files = find_trial(trial, cluster=cluster)
-    found = rescoring(files, reward=reward, words=arguments or [], imports=imports or [])
-    sums = _rescored(found, out)
+    stored = stored_rollouts(files, reward=reward, words=arguments or [], imports=imports or [])
+    sums = _rescored(stored, out)
+    rows = sums.rows()
     if sums.problem:
-        output.warn(f"{sums.all().unscored} datapoints got no score; the first: {sums.problem}")
+        output.warn(f"{rows['all']['unscored']} datapoints got no score; the first: {sums.problem}")
     if json:
-        output.document(
-            reward=found.reward,
-            reward_args=found.reward_args,
-            all=sums.all(),
-            by_version={str(version): row for version, row in sums.by_version().items()},
-        )
+        output.document(reward=stored.reward, reward_args=stored.reward_args, weights=rows)
         return ExitCode.OK
-    output.data(found.reward)
-    _print_means(sums)
+    output.data(stored.reward)
+    _print_means(rows)
     return ExitCode.OK
 
 
-def _rescored(found: Rescoring, out: Path | None) -> RescoredSums:
+def _rescored(stored: StoredRollouts, out: Path | None) -> RescoredSums:
     """Scores all datapoints; says on stderr how far it is, and writes them to ``out``."""
-    from contextlib import ExitStack
-
     from launcher.control.rescore_trial import RescoredSums
     from launcher.terminal import output
     from realsys.trial.records import dumps
 
-    sums, told = RescoredSums(), time.monotonic()
-    with ExitStack() as stack:
-        file = stack.enter_context(out.open("wb")) if out is not None else None
-        for number, datapoint in enumerate(found.datapoints, 1):
+    sums, said_at = RescoredSums(), time.monotonic()
+    with out.open("wb") if out is not None else nullcontext() as file:
+        for number, datapoint in enumerate(stored, 1):
             sums.add(datapoint)
             if file is not None:
                 file.write(dumps(datapoint) + b"\n")
-            if time.monotonic() - told > PROGRESS_S:
-                told = time.monotonic()
-                output.say(f"{number:,} of {len(found.datapoints):,} datapoints")
+            if time.monotonic() - said_at > PROGRESS_S:
+                said_at = time.monotonic()
+                output.say(f"{number:,} of {len(stored):,} datapoints")
     return sums
 
 
-def _print_means(sums: RescoredSums) -> None:
+def _print_means(rows: Mapping[str, Mapping[str, Any]]) -> None:
     """Prints a row for each version of the weights, and one for all."""
     from launcher.terminal import output
 
-    parts = sorted(sums.all().parts)
-
-    def cells(name: str, row: RescoredMeans) -> list[str]:
-        means = [row.old, row.new, row.correct, *(row.parts.get(part) for part in parts)]
-        shown = ["-" if mean is None else f"{mean:.4f}" for mean in means]
-        return [name, str(row.datapoints), str(row.answers), str(row.unscored), *shown]
-
-    rows = [cells(str(version), row) for version, row in sums.by_version().items()]
-    head = ("weights", "datapoints", "answers", "unscored", "old", "new", "correct", *parts)
-    output.table(head, [*rows, cells("all", sums.all())])
+    counts, means = ("datapoints", "unscored", "answers"), ("old", "new", "correct")
+    parts = sorted({part for row in rows.values() for part in row["parts"]})
+    shown = []
+    for name, row in rows.items():
+        numbers = [row[mean] for mean in means] + [row["parts"].get(part) for part in parts]
+        texts = ["-" if number is None else f"{number:.4f}" for number in numbers]
+        shown.append([name, *(str(row[count]) for count in counts), *texts])
+    output.table(("weights", *counts, *means, *parts), shown)
