@@ -111,7 +111,7 @@ def rescore(trials: Trials, files: TrialFiles, out: Path, *words: str) -> dict[s
 
 
 def test_a_new_rule_gives_the_rewards_of_a_run_that_had_it(
-    trials: Trials, launched: list[TrialFiles], tmp_path: Path
+    trials: Trials, launched: list[TrialFiles], rules: Path, tmp_path: Path
 ) -> None:
     old = launched[0]
     before = sorted((p, p.stat().st_mtime_ns) for p in old.root.rglob("*"))
@@ -119,7 +119,8 @@ def test_a_new_rule_gives_the_rewards_of_a_run_that_had_it(
     for rows in own:  # the trial's own rule: exactly what it stored
         assert len(rows) == 24
         assert all(row["new"] == row["old"] for row in rows.values())
-    changed = rescore(trials, old, tmp_path / "changed", "--reward", *NEW)
+    words = ("--import", str(rules), "--reward", *NEW)
+    changed = rescore(trials, old, tmp_path / "changed", *words)
     stored = {id_: row["old"] for id_, row in own[1].items()}
     assert {id_: row["new"] for id_, row in changed.items()} == stored
     assert len({reward for rewards in stored.values() for reward in rewards}) > 10
@@ -140,6 +141,8 @@ def test_the_table_the_document_and_what_gets_no_score(
         "weights", "datapoints", "unscored", "answers", "old", "new", "correct",
     ]  # fmt: skip
     assert lines[-1].split()[:4] == ["all", "24", "0", "48"]
+    nowhere = trials.run("rescore", name, "--out", str(tmp_path / "no" / "file"))
+    assert (nowhere.returncode, "can't be written" in nowhere.stderr) == (4, True)
     done = trials.run("rescore", name, "--reward", "picky", "--json")
     assert "too heavy" in done.stderr
     found = json.loads(done.stdout)["weights"]["all"]

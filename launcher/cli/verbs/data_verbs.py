@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
@@ -149,7 +149,7 @@ def _rescored(stored: StoredRollouts, out: Path | None) -> RescoredSums:
     from realsys.trial.records import dumps
 
     sums, said_at = RescoredSums(), time.monotonic()
-    with out.open("wb") if out is not None else nullcontext() as file:
+    with _opened(out) as file:
         for number, datapoint in enumerate(stored, 1):
             sums.add(datapoint)
             if file is not None:
@@ -158,6 +158,16 @@ def _rescored(stored: StoredRollouts, out: Path | None) -> RescoredSums:
                 said_at = time.monotonic()
                 output.say(f"{number:,} of {len(stored):,} datapoints")
     return sums
+
+
+def _opened(out: Path | None) -> AbstractContextManager[BinaryIO | None]:
+    from realsys.api.errors import ConfigError
+
+    try:
+        return out.open("wb") if out is not None else nullcontext()
+    except OSError as error:
+        what = f"{out} can't be written: {error.strerror}"
+        raise ConfigError(what, where="--out", fix="name a file in a folder that exists") from error
 
 
 def _print_means(rows: Mapping[str, Mapping[str, Any]]) -> None:
