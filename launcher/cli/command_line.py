@@ -38,6 +38,7 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "graph": (INSPECT, "inspect_verbs", "graph"),
     "report": (INSPECT, "inspect_verbs", "report"),
     "data": (INSPECT, "data_verbs", "data"),
+    "rescore": (INSPECT, "data_verbs", "rescore"),
     "experiments": (SETUP, "inspect_verbs", "experiments"),
     "schema": (SETUP, "inspect_verbs", "schema"),
     "clusters": (SETUP, "site_verbs", "clusters"),

@@ -142,6 +142,11 @@ class RolloutDump:
     def __len__(self) -> int:
         return len(self._place)
 
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """Ids of all datapoints, file by file, in the order in which they were written first."""
+        return tuple(self._place)
+
     def read(self, ids: Sequence[str]) -> SequenceSample:
         """Reads the datapoints ``ids``, in that order.
 

@@ -1,10 +1,13 @@
-"""The verb for data: ``data show`` prints records as the trainer sees them."""
+"""The verbs for data: ``data show`` prints records, ``rescore`` scores stored rollouts by another rule."""
 
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
@@ -12,7 +15,11 @@ from launcher.cli import shared_options as o
 from launcher.terminal.exit_codes import ExitCode
 
 if TYPE_CHECKING:
+    from launcher.control.rescore_trial import RescoredSums
     from launcher.submit.shown_data import ShownData, ShownRecord
+    from realsys.evaluator.rescore import StoredRollouts
+
+PROGRESS_S = 5.0  # between two lines that say how far a rescoring is
 
 
 def data(
@@ -97,3 +104,81 @@ def _print_record(number: int, record: ShownRecord) -> None:
         output.data("".join(marked))
     if record.answer:
         output.data(f"known answer: {record.answer}")
+
+
+def rescore(
+    trial: o.Trial,
+    arguments: Annotated[
+        list[str] | None,
+        o.argument("NAME=VALUE", "Arguments of rules: task.reward_args.RULE.FIELD=VALUE."),
+    ] = None,
+    reward: Annotated[
+        str | None,
+        o.option("--reward RULE", "The rule, e.g. 'a + 0.2*b'; default: the trial's own."),
+    ] = None,
+    imports: o.Imports = None,
+    out: Annotated[
+        Path | None, o.option("--out FILE", "Also write a JSON line for each datapoint.")
+    ] = None,
+    json: o.Json = False,
+    cluster: o.Cluster = None,
+) -> int:
+    """Score an asynchronous trial's stored answers by another reward rule; changes nothing in it."""
+    from launcher.control.rescore_trial import stored_rollouts
+    from launcher.terminal import output
+    from launcher.trials.find_trials import find_trial
+
+    files = find_trial(trial, cluster=cluster)
+    stored = stored_rollouts(files, reward=reward, words=arguments or [], imports=imports or [])
+    sums = _rescored(stored, out)
+    rows = sums.rows()
+    if sums.problem:
+        output.warn(f"{rows['all']['unscored']} datapoints got no score; the first: {sums.problem}")
+    if json:
+        output.document(reward=stored.reward, reward_args=stored.reward_args, weights=rows)
+        return ExitCode.OK
+    output.data(stored.reward)
+    _print_means(rows)
+    return ExitCode.OK
+
+
+def _rescored(stored: StoredRollouts, out: Path | None) -> RescoredSums:
+    """Scores all datapoints; says on stderr how far it is, and writes them to ``out``."""
+    from launcher.control.rescore_trial import RescoredSums
+    from launcher.terminal import output
+    from realsys.trial.records import dumps
+
+    sums, said_at = RescoredSums(), time.monotonic()
+    with _opened(out) as file:
+        for number, datapoint in enumerate(stored, 1):
+            sums.add(datapoint)
+            if file is not None:
+                file.write(dumps(datapoint) + b"\n")
+            if time.monotonic() - said_at > PROGRESS_S:
+                said_at = time.monotonic()
+                output.say(f"{number:,} of {len(stored):,} datapoints")
+    return sums
+
+
+def _opened(out: Path | None) -> AbstractContextManager[BinaryIO | None]:
+    from realsys.api.errors import ConfigError
+
+    try:
+        return out.open("wb") if out is not None else nullcontext()
+    except OSError as error:
+        what = f"{out} can't be written: {error.strerror}"
+        raise ConfigError(what, where="--out", fix="name a file in a folder that exists") from error
+
+
+def _print_means(rows: Mapping[str, Mapping[str, Any]]) -> None:
+    """Prints a row for each version of the weights, and one for all."""
+    from launcher.terminal import output
+
+    counts, means = ("datapoints", "unscored", "answers"), ("old", "new", "correct")
+    parts = sorted({part for row in rows.values() for part in row["parts"]})
+    shown = []
+    for name, row in rows.items():
+        numbers = [row[mean] for mean in means] + [row["parts"].get(part) for part in parts]
+        texts = ["-" if number is None else f"{number:.4f}" for number in numbers]
+        shown.append([name, *(str(row[count]) for count in counts), *texts])
+    output.table(("weights", *counts, *means, *parts), shown)

@@ -1,0 +1,88 @@
+"""Which trials can be rescored, and the rule that a rescoring makes of settings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from launcher.control.rescore_trial import ALL, RescoredSums, stored_rollouts
+from launcher.plan.resolve import resolve
+from launcher.submit.planning import default_experiment
+from realsys.api.cluster import ClusterSpec
+from realsys.api.errors import ConfigError, TrialError
+from realsys.api.plan import plan_text
+from realsys.config.overrides import with_settings
+from realsys.evaluator.rescore import RescoredDatapoint
+from realsys.trial.records import PhaseFiles, TrialFiles
+
+
+def trial(root: Path, name: str, *words: str, stored: bool = True) -> TrialFiles:
+    """A trial's folder with its plan, and a dump that holds nothing."""
+    plan = resolve(
+        name,
+        with_settings(default_experiment(name), words=words),
+        cluster=ClusterSpec(file_root=str(root), name_resolve=f"file://{root}/names"),
+        trial_name="run1",
+        user="u",
+    )
+    files = TrialFiles(Path(plan.trial_dir))
+    files.root.mkdir(parents=True)
+    files.plan.write_text(plan_text(plan))
+    if stored:
+        folder = PhaseFiles(files.root).rollout_dump
+        folder.mkdir()
+        (folder / "0.rollouts").touch()
+    return files
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "stored", "why"),
+    [
+        ("grpo-math", (), True, "its trainers sampled the answers, and keep none"),
+        ("grpo-math-async", ("schedule.dump=false",), False, "it ran with schedule.dump=false"),
+        ("grpo-math-async", (), False, "it has no stored rollouts"),
+        ("grpo-math-async", ("task.env=calculator",), True, "the environment 'calculator'"),
+    ],
+)
+def test_trials_without_answers_or_with_other_rewards_are_refused_in_words(
+    tmp_path: Path, name: str, words: tuple[str, ...], stored: bool, why: str
+) -> None:
+    files = trial(tmp_path, name, *words, stored=stored)
+    with pytest.raises(TrialError, match="can't be rescored") as caught:
+        stored_rollouts(files, reward="math_verify", words=(), imports=())
+    assert why in caught.value.what
+    assert "schedule=async" in caught.value.fix
+
+
+def test_a_wrong_rule_is_refused_before_anything_is_read(tmp_path: Path) -> None:
+    files = trial(tmp_path, "grpo-math-async")
+    for reward, words, what in (
+        ("math_verify + ", (), "no weighted rule"),
+        ("math_verify", ("task.reward=judge",), "no argument of a rule"),
+        ("math_verify", ("task.reward_args.judge.url=http://x",), "'judge', which is not used"),
+        ("code_tests", ("task.reward_args.code_tests.wall_s=soon",), "wall_s"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            stored_rollouts(files, reward=reward, words=words, imports=())
+        assert what in f"{caught.value.what} {caught.value.where}"
+
+
+def test_means_count_answers_with_a_score_alone() -> None:
+    sums = RescoredSums()
+    assert sums.rows() == {}
+    old = {"old": (0.0, 1.0)}
+    more = {"new": (1.0, 2.0), "correct": (False, True), "parts": ({"a": 1.0}, {"a": 3.0})}
+    sums.add(RescoredDatapoint(id="1-0", version=10, **old, **more))
+    sums.add(RescoredDatapoint(id="1-1", version=9, **old, problem="why"))
+    rows = sums.rows()
+    assert list(rows) == ["9", "10", ALL]
+    assert rows["9"] == {
+        "datapoints": 1, "unscored": 1, "answers": 0, "old": None, "new": None, "correct": None,
+        "parts": {},
+    }  # fmt: skip
+    assert rows[ALL] == {
+        "datapoints": 2, "unscored": 1, "answers": 2, "old": 0.5, "new": 1.5, "correct": 0.5,
+        "parts": {"a": 2.0},
+    }  # fmt: skip
+    assert sums.problem == "why"
