@@ -148,14 +148,14 @@ def _rescored(stored: StoredRollouts, out: Path | None) -> RescoredSums:
     from launcher.terminal import output
     from realsys.trial.records import dumps
 
-    sums, said_at = RescoredSums(), time.monotonic()
+    sums, reported_at = RescoredSums(), time.monotonic()
     with _opened(out) as file:
         for number, datapoint in enumerate(stored, 1):
             sums.add(datapoint)
             if file is not None:
                 file.write(dumps(datapoint) + b"\n")
-            if time.monotonic() - said_at > PROGRESS_S:
-                said_at = time.monotonic()
+            if time.monotonic() - reported_at > PROGRESS_S:
+                reported_at = time.monotonic()
                 output.say(f"{number:,} of {len(stored):,} datapoints")
     return sums
 
