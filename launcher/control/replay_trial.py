@@ -52,7 +52,7 @@ def plan_replay(files: TrialFiles, *, trial: str | None) -> LaunchPlan:
     }
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / "options.yaml"
-        config.write_text(yaml.safe_dump(options))
+        config.write_text(yaml.safe_dump(_with_what_is_set(options)))
         return make_plan(
             old.experiment_name,
             config=config,
@@ -60,6 +60,12 @@ def plan_replay(files: TrialFiles, *, trial: str | None) -> LaunchPlan:
             cluster=None if old.job is None else old.cluster.name,
             imports=old.imports,
         )
+
+
+def _with_what_is_set(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options without groups in which nothing is set: a file of settings gives values."""
+    read = {k: _with_what_is_set(v) if isinstance(v, dict) else v for k, v in options.items()}
+    return {k: v for k, v in read.items() if k != "scheduling" or v}
 
 
 def _layouts(options: Mapping[str, Any]) -> dict[str, Any]:
