@@ -21,6 +21,7 @@ from realsys.api.data import SequenceMeta
 from realsys.api.errors import DataError, RealsysError
 from realsys.api.model import FinetuneSpec
 from realsys.heartbeat import heartbeat_messages as h
+from realsys.name_resolve.key_table import TrialKeys
 from realsys.runtime.worker_commands import Command, Verb
 from realsys.transport import worker_requests as r
 from realsys.transport.client import RequestClient
@@ -84,10 +85,7 @@ BEGIN = h.Init(
     attempt=ATTEMPT,
     token=TOKEN,
     store_url="file:///x",
-    cluster="local",
-    user="u",
-    experiment="e",
-    trial="t",
+    keys=TrialKeys(cluster="local", user="u", experiment="e", trial="t"),
     attempt_dir="/x",
     etcd={"user": None},
 )

@@ -100,7 +100,7 @@ def fields_of(rule: Callable[..., Any]) -> frozenset[str]:
         ConfigError: a parameter without a default is no such field.
     """
     taken = inspect.signature(rule.__call__ if isinstance(rule, type) else rule).parameters
-    rest = {name for name, p in taken.items() if p.kind is p.VAR_KEYWORD}
+    rest = {name for name, p in taken.items() if p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
     own = set(taken) - rest - ({"self"} if isinstance(rule, type) else set())
     for name in sorted(own):
         if name not in FIELDS and taken[name].default is inspect.Parameter.empty:

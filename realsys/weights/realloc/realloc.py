@@ -34,7 +34,7 @@ PREPARED_AT_ONCE = 64  # messages of a pair that are prepared at once
 
 @dataclass(frozen=True, kw_only=True)
 class ReallocReport:
-    """Transfer statistics of one worker: bytes in the source copy's dtype, and wall time."""
+    """Transfer statistics of one worker: bytes in the source copy's dtype."""
 
     bytes_sent: int
     bytes_received: int
