@@ -54,7 +54,7 @@ def code(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def commands() -> list[list[str]]:
     """Words of the page's launches behind ``launch``."""
-    lines = re.findall(r"^realsys launch (.*)$", PAGE, flags=re.MULTILINE)
+    lines = re.findall(r"^realsys launch (.*backwards\.py.*)$", PAGE, flags=re.MULTILINE)
     return [line.partition("#")[0].split() for line in lines]
 
 
