@@ -289,7 +289,7 @@ def test_the_time_limit_is_announced_and_the_run_saves(
     done = slurm_trials.run("resume", name_of(files), *words, "--detach")
     assert done.returncode == 0, done.stderr
     assert "--time: 2 → 20" in done.stderr
-    assert "scheduling.model_worker.mem: none → 1200" in done.stderr
+    assert "scheduling.model_worker.mem: 600000 → 1200" in done.stderr
     later = slurm_trials.wait_for_step(files, stopped.step + 1)
     assert (later.attempt, later.job_ids != stopped.job_ids) == (2, True)
     assert slurm.show_job(later.job_ids[0])["TimeLimit"] == "00:20:00"
