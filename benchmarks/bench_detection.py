@@ -68,7 +68,7 @@ DEADLINE_S = 120.0
 def play_worker(store: str, folder: str, index: int, host: str) -> None:
     """Registers, then says each change of its standing and when it was."""
     configure_logging(f"{TYPE}/{index}")
-    link = Heartbeat.start(
+    link = Heartbeat(
         Init(
             worker_type=TYPE,
             index=index,
@@ -77,15 +77,12 @@ def play_worker(store: str, folder: str, index: int, host: str) -> None:
             token=ATTEMPT.token,
             store_url=store,
             attempt_dir=folder,
-            cluster=KEYS.cluster,
-            user=KEYS.user,
-            experiment=KEYS.experiment,
-            trial=KEYS.trial,
+            keys=KEYS,
         ),
         on_stop=lambda request: None,
         on_command=lambda value: None,
         on_terminate=lambda over: None,
-    )
+    ).start()
     record = WorkerRecord(
         worker=f"{TYPE}/{index}",
         host=host,

@@ -32,6 +32,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "etcd"))
 from etcd_server import EtcdCluster
 
 from realsys.api.errors import LeaseLost, StoreError
+from realsys.heartbeat.heartbeat_messages import Init
 from realsys.heartbeat.worker_keys import WorkerKeys
 from realsys.name_resolve.key_table import TrialKeys
 from realsys.name_resolve.lease_validity import (
@@ -170,7 +171,17 @@ class Fleet:
 
 
 def worker_keys(store: NameResolve, index: int) -> WorkerKeys:
-    return WorkerKeys(store, KEYS, worker_type=TYPE, index=index, attempt=1, token=ATTEMPT.token)
+    begin = Init(
+        worker_type=TYPE,
+        index=index,
+        pid=os.getpid(),
+        attempt=1,
+        token=ATTEMPT.token,
+        store_url="",
+        keys=KEYS,
+        attempt_dir="",
+    )
+    return WorkerKeys(store, begin)
 
 
 def play_workers(end: Connection, url: str, indices: Sequence[int], **how: Any) -> None:
