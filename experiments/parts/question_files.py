@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -24,7 +25,7 @@ _RESERVED = ("add_generation_prompt", "conversation", "messages", "tokenize")
 
 def absolute(path: str | None) -> str | None:
     """Returns the absolute path, valid in every worker's working directory."""
-    return None if path is None else str(Path(path).expanduser().resolve())
+    return None if path is None else os.path.realpath(os.path.expanduser(path))
 
 
 def question_files(data: MathRecordsArguments) -> tuple[str, ...]:

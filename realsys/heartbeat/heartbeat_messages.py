@@ -18,6 +18,7 @@ from typing import Any, Self, TypeVar
 
 import msgspec
 
+from realsys.api.errors import ConfigError
 from realsys.name_resolve.key_table import TrialKeys
 from realsys.name_resolve.lease_validity import GIVE_UP_S, LeaseStatus, LeaseValidity, ProcessPauses
 from realsys.runtime.linux import memfd_create
@@ -202,7 +203,7 @@ def _decoded(decoder: msgspec.msgpack.Decoder[T], data: bytes) -> T | None:
     trusted."""
     try:
         return decoder.decode(data)
-    except (msgspec.MsgspecError, ValueError, RecursionError):
+    except (msgspec.MsgspecError, ValueError, RecursionError, ConfigError):
         logger.exception("message not decoded bytes=%d", len(data))
         return None
 
