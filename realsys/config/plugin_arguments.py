@@ -1,18 +1,20 @@
 """Checks what plug-ins are given against the fields that they declare, before anything starts.
 
-For resolve.py, of interfaces, backends, models, data sets, agents and environments: the class that their
-arguments are read into (``registry.arguments_class``) has a field for each. Makes no plug-in: what it
-checks itself is checked when a worker makes it, except by a class of arguments alone.
+For resolve.py, of interfaces, backends, models, data sets, agents, environments and reward rules: the class
+that their arguments are read into (``registry.arguments_class``) has a field for each. Makes no plug-in but
+rules: what it checks itself is checked when a worker makes it, except by a class of arguments alone.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import MISSING
 from typing import Any
 
 from realsys.api import registry
+from realsys.api.basics.reward import BY_SOURCE, KNOWN_FIELDS, reward_terms
 from realsys.api.errors import ConfigError, UnknownName, collected, did_you_mean
 from realsys.api.experiment import ExperimentConfig
 from realsys.api.options import range_problems
@@ -43,6 +45,7 @@ def _uses(config: ExperimentConfig) -> Iterator[_Use]:
     for call in config.model_rpcs:
         interface = call.interface_impl
         yield "interface", interface.type_, interface.args, f"call {call.name!r}"
+        yield from _rules(interface.args, "task")
     for worker in config.model_worker:
         for shard in worker.shards:
             role = f"role {shard.id.model_name.role!r}"
@@ -60,6 +63,21 @@ def _uses(config: ExperimentConfig) -> Iterator[_Use]:
             yield "dataset", data.type_, data.args, "training data"
         yield "agent", rollout.agent, rollout.agent_args, "task.agent_args"
         yield "environment", rollout.env, rollout.env_args, "task.env_args"
+        yield from _rules(rollout.env_args, "task")
+
+
+def _rules(given: Mapping[str, Any], place: str) -> Iterator[_Use]:
+    """The reward rules that arguments name, with theirs; what is wrong with names, the task tells."""
+    expression, args = given.get("reward"), given.get("reward_args") or {}
+    if expression == BY_SOURCE:
+        for source, own in args.items():
+            yield from _rules(own, f"{place}.sources.{source}")
+    elif isinstance(expression, str):
+        with suppress(ConfigError):
+            for name, _ in reward_terms(expression):
+                known = name in registry.names("reward")
+                if known and (name not in KNOWN_FIELDS or name in args):  # no import for nothing
+                    yield "reward", name, args.get(name, {}), f"{place}.reward_args.{name}"
 
 
 def argument_problems(
@@ -84,7 +102,8 @@ def argument_problems(
             fix = f"give it: {type_text(types[f.name])}"
             wrong.append(ConfigError(f"{kind} {name!r} needs {f.name}", where=where, fix=fix))
     # Read arguments check themselves, but a plug-in is not made here.
-    alone = name in registry.ARGUMENTS.get(kind, ()) or fields_of is not registry.find(kind, name)
+    made_freely = kind == "reward" or name in registry.ARGUMENTS.get(kind, ())
+    alone = made_freely or fields_of is not registry.find(kind, name)
     if alone and not wrong:
         with collected(wrong):
             wrong += range_problems(fields_of(**registry.read_arguments(kind, name, args)))

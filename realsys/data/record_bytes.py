@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from realsys.data.sequence_sample import SequenceSample
+from realsys.data.tensor_bytes import bytes_of
 
 RECORD = "record"
 
@@ -33,4 +34,4 @@ def records_of(data: SequenceSample) -> list[dict[str, Any]]:
     """Returns the record of each id. Raises DataError: the batch has no such key."""
     lengths = data.meta.rows_per_id(RECORD)
     pieces = torch.split(data.data[RECORD].cpu(), list(lengths))
-    return [json.loads(bytes(piece.tolist())) for piece in pieces]
+    return [json.loads(bytes(bytes_of(piece))) for piece in pieces]

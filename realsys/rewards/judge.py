@@ -25,6 +25,7 @@ Known answer: {answer}
 Answer to grade: {response}
 Reply with the number alone."""
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+_PLACE = re.compile(r"\{(prompt|answer|response)\}")
 _CACHED = 65536  # grades kept in memory
 _LONGEST_REPLY = 1 << 20  # bytes
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 60.0
@@ -71,10 +72,9 @@ class Judge:
 
     async def __call__(self, prompt: Any, response: str, answer: str) -> dict[str, float]:
         """Returns the score with its parts. Raises RewardError: no grade after all retries."""
-        text = self.question
-        # Not str.format: braces of an answer are text.
-        for name, value in (("prompt", prompt), ("answer", answer), ("response", response)):
-            text = text.replace("{" + name + "}", str(value))
+        given = {"prompt": prompt, "answer": answer, "response": response}
+        # In one pass, and not str.format: braces of a prompt or an answer are text.
+        text = _PLACE.sub(lambda place: str(given[place[1]]), self.question)
         key = hashlib.blake2b(text.encode(errors="replace")).hexdigest()
         if (grade := self._grades.get(key)) is not None:
             return {"reward": grade, "judge_tokens": 0.0, "judge_cached": 1.0}

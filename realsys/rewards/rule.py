@@ -28,6 +28,7 @@ from realsys.api.basics.reward import (
 )
 from realsys.api.errors import ClusterError, RewardError, SandboxFailure
 from realsys.rewards.scores import checked_score, exception_error
+from realsys.runtime.first_error import first_error
 
 MOST_AT_ONCE = 64  # answers of a process that asynchronous rules score at the same time
 SHARE = "share"  # part of a mixture's scores
@@ -105,7 +106,7 @@ class RewardRule:
                 except RewardError as error:
                     return error
 
-        async with asyncio.TaskGroup() as group:
+        async with first_error(), asyncio.TaskGroup() as group:
             tasks = [group.create_task(one(answer)) for answer in answers]
         return [task.result() for task in tasks]
 
@@ -114,17 +115,17 @@ class RewardRule:
             return (await asyncio.to_thread(self._blocking, term, [answer]))[0]
         source = f"reward rule {term.name!r}"
         try:
-            async with asyncio.timeout(CALL_S):
+            async with asyncio.timeout(CALL_S) as limit:
                 value = await _awaited(term, [answer])
             return _as_score(value[0] if term.batched else value, term)
-        except TimeoutError:
+        except Exception as error:  # a plug-in may raise anything
+            if not (isinstance(error, TimeoutError) and limit.expired()):
+                return _error_of(error, source)
             return RewardError(
                 f"{source} took more than {CALL_S:g} s",
                 where=source,
                 fix="make it quicker, or give it a deadline of its own",
             )
-        except Exception as error:  # a plug-in may raise anything
-            return _error_of(error, source)
 
     @staticmethod
     def _blocking(term: _Term, answers: Sequence[Completion]) -> list[Result]:

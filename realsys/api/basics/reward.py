@@ -77,7 +77,7 @@ def reward_terms(expression: str) -> tuple[tuple[str, float], ...]:
         ConfigError: it has another form, or names a rule twice.
     """
     terms: list[tuple[str, float]] = []
-    for text in re.split(r"(?<![eE])\+", expression):
+    for text in re.split(r"(?<!\d[eE])(?<!\.[eE])\+", expression):  # not that of 1e+2
         term = _TERM.match(text)
         try:
             weight = float(term["weight"] or 1.0) if term else float("nan")
@@ -129,12 +129,16 @@ def rule_problems(expression: str, args: Mapping[str, Any], *, where: str) -> It
     for name in names:
         if problem := plugin_table.check("reward", name, where=where):
             yield problem
-        if problem or name in KNOWN_FIELDS:
+        if problem or (name in KNOWN_FIELDS and name not in args):
             continue
+        rule = plugin_table.find("reward", name)
         try:
-            fields_of(plugin_table.find("reward", name))
+            fields_of(rule)
         except ConfigError as error:
             yield error
+        if name in args and not isinstance(rule, type):
+            what, fix = f"reward {name!r} is a function and takes no arguments", "leave them out"
+            yield ConfigError(what, where=f"{where}_args.{name}", fix=fix)
     for name in set(args) - set(names):
         fix = did_you_mean(name, names)
         yield ConfigError(

@@ -308,3 +308,33 @@ def test_checking_loads_no_torch() -> None:
         "sys.exit('torch' in sys.modules or len(found) < 15)"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+
+
+TAKES_NONE = "reward 'math_verify' is a function and takes no arguments"
+
+
+@pytest.mark.parametrize("experiment", ["grpo-math", "grpo-math-async"])
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (("judge.urll=x",), "reward 'judge' takes no 'urll'"),
+        (("judge.url=http://x",), "the judge has no model"),
+        (("judge.url=http://x", "judge.model=m", "judge.at_once=0"), "at_once is 0"),
+        (
+            ("judge.url=http://x", "judge.model=m", "judge.tokens=1"),
+            "reward 'judge' takes no 'tokens'",
+        ),
+        (("judge.url=http://x", "judge.model=m", "math_verify.strict=1"), TAKES_NONE),
+        (("judge.url=http://x", "judge.model=m"), None),
+    ],
+)
+def test_arguments_of_reward_rules_are_checked_once(
+    experiment: str, words: tuple[str, ...], what: str | None
+) -> None:
+    given = ["task.reward=math_verify + 0.1*judge", *(f"task.reward_args.{w}" for w in words)]
+    if what is None:
+        assert make_plan(experiment, given, trial="a").phases
+        return
+    with pytest.raises(ConfigError) as refused:
+        make_plan(experiment, given, trial="a")
+    assert refused.value.what == what

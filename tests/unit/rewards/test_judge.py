@@ -100,9 +100,11 @@ def test_the_last_number_over_out_of_is_the_score(server: Server, monkeypatch: A
     (body,) = server.seen
     text = body["messages"][0]["content"]
     assert "Answer to grade: a{x}" in text
+    asked(judge, response="none", prompt="say {response} or {answer}")
+    assert "Question: say {response} or {answer}\n" in server.seen.pop()["messages"][0]["content"]
     assert "Known answer: 4" in text
     assert (body["model"], body["temperature"]) == ("m", 0)
-    assert server.keys == ["Bearer secret"]
+    assert set(server.keys) == {"Bearer secret"}
     assert "secret" not in repr(judge)
 
 

@@ -21,7 +21,7 @@ from realsys.api.basics.reward import (
     reward_terms,
     rule_problems,
 )
-from realsys.api.errors import ConfigError, RewardError
+from realsys.api.errors import ClusterError, ConfigError, RewardError, SandboxFailure
 from realsys.rewards.rule import MOST_AT_ONCE, RewardRule, made_rule
 
 
@@ -48,6 +48,7 @@ def values(results: list[Score | RewardError]) -> list[float]:
     [
         ("a", [("a", 1.0)]),
         (" a+ 0.5 * b ", [("a", 1.0), ("b", 0.5)]),
+        ("code+2*brie+1.e+1*c", [("code", 1.0), ("brie", 2.0), ("c", 10.0)]),
         ("2*a + -1e-3*b.c + 1e+2*d-e", [("a", 2.0), ("b.c", -0.001), ("d-e", 100.0)]),
     ],
 )
@@ -133,6 +134,27 @@ def test_asynchronous_rules_run_side_by_side_and_in_order(rules: Any) -> None:
     texts = [str(i) for i in range(2 * MOST_AT_ONCE)]
     assert values(RewardRule("service").score_all(answers(*texts))) == list(map(float, texts))
     assert now["most"] == MOST_AT_ONCE
+
+
+def test_what_no_answer_would_fare_better_with_ends_the_run_in_its_own_words(rules: Any) -> None:
+    async def lacking(response: str) -> float:
+        raise ClusterError("no user namespaces", where="n1", fix="enable them")
+
+    async def own_limit(response: str) -> float:
+        raise TimeoutError("of its own")
+
+    async def box(response: str) -> float:
+        raise SandboxFailure("the box failed", where="n1", fix="again")
+
+    rules("lacking", lacking)
+    with pytest.raises(ClusterError, match="no user namespaces"):
+        RewardRule("lacking").score_all(answers("a", "b"))
+    rules("own_limit", own_limit)
+    rules("box", box)
+    for name, told in (("own_limit", "TimeoutError: of its own"), ("box", "the box failed")):
+        (error,) = RewardRule(name).score_all(answers("a"))
+        assert isinstance(error, RewardError)
+        assert told in error.what
 
 
 def test_a_blocking_rule_is_called_by_one_thread_at_a_time(rules: Any) -> None:
