@@ -361,6 +361,24 @@ def test_an_agent_waits_for_its_attempt_and_makes_no_folder(trial: Trial):
     assert fake_srun.cancelled(trial.bin) == []
 
 
+def test_an_agent_that_leaves_at_once_is_not_cancelled(
+    trial: Trial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trial.serve(trial.agent())
+    steps = trial.split_steps()
+    wait_until(lambda: trial.component(1) is not None)
+    order = steps._order
+
+    def ordered_and_obeyed(action: Action, phase: str = "") -> bool:
+        done = order(action, phase)
+        wait_until(lambda: trial.component(1) is None)
+        return done
+
+    monkeypatch.setattr(steps, "_order", ordered_and_obeyed)
+    steps.close()
+    assert fake_srun.cancelled(trial.bin) == []
+
+
 def test_an_agent_says_whom_it_waited_for(trial: Trial):
     slurm = SlurmSpec(rendezvous_seconds=1)
     trial.plan = replace(trial.plan, cluster=replace(trial.plan.cluster, slurm=slurm))

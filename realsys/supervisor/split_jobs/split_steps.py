@@ -189,8 +189,8 @@ class SplitSteps:
     def close(self) -> None:
         """Ends the other jobs: by an order to leave, or by cancelling those without an agent."""
         deadline = time.monotonic() + self.leave_s
+        present = self._components()  # before the order: an agent may obey it at once
         ordered = self._order(Action.LEAVE)
-        present = self._components()
         left = list(self.others) if present is None else [i for i in self.others if i in present]
         cancel_jobs(self._ids(i for i in self.others if i not in left))
         while left and time.monotonic() < deadline:
