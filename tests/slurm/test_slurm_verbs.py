@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from datetime import datetime
 from pathlib import Path
 
 import yaml
@@ -87,9 +88,12 @@ def test_logs_since_a_moment_and_the_first_error(
     words = [*LONG_PPO, f"actor.path={tiny_policy}"]
     files = slurm_trials.launch("ppo-math", "l", *words)
     slurm_trials.wait_for_step(files, 2)
-    time.sleep(2.0)
+    time.sleep(1.0)  # stamps have whole seconds
+    moment = datetime.now().isoformat(timespec="seconds")
+    seen = trial_view(files).step or 0
+    slurm_trials.wait_for_step(files, seen + 2)
     everything = slurm_trials.run("logs", "ppo-math/l").stdout
-    recent = slurm_trials.run("logs", "ppo-math/l", "--since", "1s").stdout
+    recent = slurm_trials.run("logs", "ppo-math/l", "--since", moment).stdout
     assert "srun-model_worker " in everything
     assert "phase started" in everything
     assert "phase started" not in recent
