@@ -333,7 +333,18 @@ def _import(name: str, *, origin: str) -> None:
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(
-            f"importing it failed: {type(error).__name__}: {error}",
+            f"importing it failed: {type(error).__name__}: {error}{_line_of(error)}",
             where=origin,
             fix="repair the file, or give a path ending in .py or an importable module name",
         ) from error
+
+
+def _line_of(error: BaseException) -> str:
+    """Where user code raised ``error``: the innermost line that is not of the import system."""
+    at, place = error.__traceback__, ""
+    while at is not None and not isinstance(error, SyntaxError):  # which names its own
+        name = at.tb_frame.f_code.co_filename
+        if name != __file__ and not name.startswith("<frozen"):
+            place = f" ({name}, line {at.tb_lineno})"
+        at = at.tb_next
+    return place

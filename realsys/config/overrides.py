@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -307,7 +307,18 @@ class _Overrides:
             fix = f"add {_alternatives(path.rstrip('.'), having)}, or leave it out"
             return UnknownName(what, where=f"{setting.path}, {setting.origin}", fix=fix)
         fix = nearest(setting.path, self._top, path=self._path)
+        for choice, kind in _choices(group) if not path else ():  # schedule=async for mode=async
+            if setting.written == Text(kind):
+                fix = f"did you mean {choice}={kind}?"
         return UnknownName(f"no option called {setting.path!r}", where=setting.origin, fix=fix)
+
+
+def _choices(group: Any) -> Iterator[tuple[str, str]]:
+    """Names of a group's choices, each with the names of its kinds."""
+    for f in dataclasses.fields(group):
+        if is_choice(type(getattr(group, f.name))):
+            choice = getattr(group, f.name).choice
+            yield from ((f.name, kind) for kind in registry.names(choice))
 
 
 def _alternatives(path: str, kinds: Sequence[str]) -> str:

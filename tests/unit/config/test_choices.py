@@ -518,6 +518,8 @@ def test_verbs(capsys: pytest.CaptureFixture[str]) -> None:
     assert completion.candidates(["plan", "chosen", "schedule.s"]) == ["schedule.servers."]
     assert run(["plan", "chosen", "schedule=x"]) == 4
     assert "no schedule called 'x'" in capsys.readouterr().err
+    assert run(["plan", "chosen", "mode=async"]) == 4
+    assert "did you mean schedule=async?" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("file_root")

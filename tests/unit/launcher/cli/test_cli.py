@@ -759,7 +759,8 @@ def test_an_import_that_leaves_is_one_that_failed(
     path = tmp_path / "leaves.py"
     path.write_text("raise SystemExit(3)\n")
     assert run(["experiments", "--import", str(path)]) == 4
-    assert "importing it failed: SystemExit: 3" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert f"importing it failed: SystemExit: 3 ({path}, line 1)" in told
 
 
 def test_a_picture_of_an_unknown_kind_is_refused(
