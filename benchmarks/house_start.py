@@ -335,7 +335,8 @@ build_tiny_llama(
     corpus=[p["prompt"] + p["answer"] for p in problems],
 )
 """
-    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=60)
+    # Not where we stand: -c puts that folder before PYTHONPATH.
+    subprocess.run([sys.executable, "-c", code], env=environment, cwd=folder.parent, check=True, timeout=60)
     return folder
 
 
