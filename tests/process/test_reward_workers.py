@@ -16,8 +16,8 @@ from realsys.trial.trial_state import State
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
 
-STEPS = 4
-NUM_ANSWERS = 4 * 8 * 2  # steps, questions, answers to each
+STEPS = 3
+NUM_ANSWERS = STEPS * 8 * 2  # steps, questions, answers to each
 # Notes which process scored an answer, and takes long enough for one to be killed meanwhile.
 RULE = """
 import os, pathlib, sys, time
@@ -27,7 +27,7 @@ from realsys.rewards.math_verify import math_verify_reward
 def noted(response, answer):
     scorer = "-".join([*sys.argv[1:3], str(os.getpid())])  # reward_worker-0-4711
     with open(pathlib.Path({folder!r}, scorer), "a") as file:
-        file.write(response.replace(chr(10), " ") + chr(10))
+        file.write(".")
     time.sleep({pause_s})
     return 0.5 + math_verify_reward(response=response, answer=answer)
 
@@ -43,7 +43,7 @@ def module_trials(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trials]:
 
 
 def launched(trials: Trials, name: str, *settings: str) -> tuple[TrialFiles, Path]:
-    """A run of four steps from a policy that is there; and the folder with a file for each scorer."""
+    """A run of three steps from a policy that is there; and the folder with a file for each scorer."""
     folder = trials.file_root.parent / name
     folder.mkdir()
     rule = folder.with_suffix(".py")
@@ -65,7 +65,7 @@ def launched(trials: Trials, name: str, *settings: str) -> tuple[TrialFiles, Pat
 
 def scorers(folder: Path) -> dict[str, int]:
     """Number of answers scored by each process: ``reward_worker-0-4711``."""
-    return {file.name: len(file.read_text().splitlines()) for file in folder.iterdir()}
+    return {file.name: len(file.read_text()) for file in folder.iterdir()}
 
 
 def kill_one(folder: Path) -> str:
