@@ -204,15 +204,15 @@ class RewardWorkers:
     ) -> AsyncIterator[tuple[int, Connection]]:
         """Waits until a worker has room, and takes it while the block runs. Raises WaitTimeout."""
         clock = asyncio.get_running_loop().time
-        there_s = said_s = clock()
+        there_s = logged_s = clock()
         while (index := self.choice.take(num_answers, avoid=avoid)) is None:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), timeout=LOOK_S)
             now_s = clock()
             if self.choice.candidates(avoid):
                 there_s = now_s  # they are at work: no time-out
-            if now_s - said_s > SAY_S:
-                said_s = now_s
+            if now_s - logged_s > SAY_S:
+                logged_s = now_s
                 logger.info("waiting for=%s", self.choice.describe())
             if now_s - there_s > self.none_s:
                 raise WaitTimeout(
