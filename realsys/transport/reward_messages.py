@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, is_dataclass
+from typing import Any
 
 import msgspec
 
@@ -57,14 +58,20 @@ def answer_to_json(answer: Completion, looked_at: Collection[str]) -> str:
     """
     names = {"response", *looked_at} | ({"record"} if OF_RECORD & set(looked_at) else set())
     try:
-        found = {name: value for name, value in asdict(answer).items() if name in names}
-        return json.dumps(found, default=dict)
+        found = {f.name: getattr(answer, f.name) for f in fields(answer) if f.name in names}
+        return json.dumps(found, default=_plain)
     except (TypeError, ValueError) as error:
         raise DataError(
             f"a record can't be sent to a reward worker: {error}",
             where=f"a record with the fields {sorted(answer.record)}",
             fix="use values that JSON has, or reward_workers=0",
         ) from error
+
+
+def _plain(value: Any) -> dict[str, Any]:
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    return dict(value)
 
 
 def answer_of_json(text: str) -> Completion:
