@@ -19,7 +19,7 @@ from dataclasses import KW_ONLY, dataclass
 from functools import partial
 
 from realsys.api.basics.reward import Completion, Score
-from realsys.api.errors import RealsysError, RewardError, StoreError, WaitTimeout, WorkerLost
+from realsys.api.errors import RealsysError, RewardError, WaitTimeout, WorkerLost
 from realsys.api.scheduling import WorkerType
 from realsys.reward_worker.connection import Connection
 from realsys.reward_worker.time_limit import not_counted
@@ -47,7 +47,7 @@ class RewardWorkers:
     """The client of all reward workers of a run; a ``Grader``. Use as a context manager.
 
     Args:
-        look_up: returns the registered workers of this attempt by index; blocks, and may raise StoreError.
+        look_up: returns the registered workers of this attempt by index; blocks, and may raise a RealsysError.
         connect: endpoint, name of the worker and a context → a client, not yet open.
         looked_at: fields of an answer that the rules look at.
         waiting_for: shows whom a blocked caller waits for.
@@ -64,6 +64,7 @@ class RewardWorkers:
     def __post_init__(self) -> None:
         self._connections: dict[int, Connection] = {}
         self._waiting = 0  # answers of this process without a score
+        self._trouble = ""  # why the last look at registrations failed
         self._thread = EventLoopThread(self._serve, name="reward workers")
 
     def __enter__(self) -> RewardWorkers:
@@ -119,9 +120,11 @@ class RewardWorkers:
             tick()  # waiting is no stall: it has a deadline of its own
             try:
                 found = await asyncio.to_thread(self.look_up)
-            except StoreError as error:  # those that are connected still score
+            except RealsysError as error:  # those that are connected still score
+                self._trouble = f"; {error.what}"
                 logger.info("reward workers not looked up error=%s", error.what)
             else:
+                self._trouble = ""
                 await self._connect_to(found)
             await asyncio.sleep(LOOK_S)
 
@@ -216,7 +219,8 @@ class RewardWorkers:
                 logger.info("waiting for=%s", self.choice.describe())
             if now_s - there_s > self.none_s:
                 raise WaitTimeout(
-                    f"no reward worker was there for {self.none_s:g} s: {self.choice.describe()}",
+                    f"no reward worker was there for {self.none_s:g} s: {self.choice.describe()}"
+                    f"{self._trouble}",
                     where="name resolution",
                     fix="see their logs: realsys logs TRIAL reward_worker",
                 )

@@ -226,7 +226,7 @@ def test_without_any_worker_the_wait_ends_and_names_them() -> None:
 
     with (
         client(PlayedWorkers(2), none_s=0.05, look_up=look_up) as made,
-        pytest.raises(WaitTimeout, match=r"reward_worker/1 \(not connected\)"),
+        pytest.raises(WaitTimeout, match=r"reward_worker/1 \(not connected\); away"),
     ):
         made.score_all(answers("a"))
 
