@@ -33,7 +33,9 @@ from realsys.trial.records import WorkerRecord
 
 logger = logging.getLogger(__name__)
 
-LOOK_S = 1.0  # interval of looking for registrations, while answers are waited for
+# Intervals of looking for registrations while answers are waited for; the latter while all are connected.
+# Each look lists a folder if the store is one.
+LOOK_S, LOOK_WHOLE_S = 1.0, 3.0
 NONE_S = 300.0  # how long none may be connected; the supervisor restarts them, or ends the run
 SAY_S = 30.0  # interval of saying whom is waited for
 MOST_LOSSES = 3  # an answer with which so many workers were lost is taken for the cause
@@ -47,7 +49,7 @@ class RewardWorkers:
     """The client of all reward workers of a run; a ``Grader``. Use as a context manager.
 
     Args:
-        look_up: returns the registered workers of this attempt by index; blocks, and may raise a RealsysError.
+        look_up: returns the registered workers of this attempt by index; blocks; may raise a RealsysError.
         connect: endpoint, name of the worker and a context → a client, not yet open.
         looked_at: fields of an answer that the rules look at.
         waiting_for: shows whom a blocked caller waits for.
@@ -104,7 +106,11 @@ class RewardWorkers:
 
     async def _serve(self, ready: Callable[[], None]) -> None:
         self._loop, self._changed = asyncio.get_running_loop(), asyncio.Event()
-        self._has_work, self._context = asyncio.Event(), client_context()
+        self._has_work, self._turn, self._context = (
+            asyncio.Event(),
+            asyncio.Lock(),
+            client_context(),
+        )
         ready()
         try:
             await self._follow()
@@ -126,7 +132,8 @@ class RewardWorkers:
             else:
                 self._trouble = ""
                 await self._connect_to(found)
-            await asyncio.sleep(LOOK_S)
+            is_whole = len(self.choice.up) == self.choice.num_workers
+            await asyncio.sleep(LOOK_WHOLE_S if is_whole else LOOK_S)
 
     async def _connect_to(self, found: Mapping[int, WorkerRecord]) -> None:
         for index, connection in list(self._connections.items()):
@@ -184,7 +191,9 @@ class RewardWorkers:
             losses: workers that were lost with them.
         """
         try:
-            async with self._worker(len(answers), avoid) as (index, connection):
+            # At last alone on a worker, so that no answer is taken for the cause that was only beside it.
+            room = self.choice.limit if losses + 1 == MOST_LOSSES else len(answers)
+            async with self._worker(room, avoid) as (index, connection):
                 results = await connection.score(answers)
         except WorkerLost as error:
             if error.from_worker:
@@ -205,7 +214,18 @@ class RewardWorkers:
     async def _worker(
         self, num_answers: int, avoid: Collection[int]
     ) -> AsyncIterator[tuple[int, Connection]]:
-        """Waits until a worker has room, and takes it while the block runs. Raises WaitTimeout."""
+        """Takes a worker with room while the block runs. Raises WaitTimeout: none was there."""
+        # In turn, or one that needs much room would never get it; but none waits for one that may have
+        # to wait for another worker's restart.
+        async with nullcontext() if avoid else self._turn:
+            index = await self._free_worker(num_answers, avoid)
+        try:
+            yield index, self._connections[index]
+        finally:
+            self.choice.give_back(index, num_answers)
+            self._notify()
+
+    async def _free_worker(self, num_answers: int, avoid: Collection[int]) -> int:
         clock = asyncio.get_running_loop().time
         there_s = logged_s = clock()
         while (index := self.choice.take(num_answers, avoid=avoid)) is None:
@@ -224,11 +244,7 @@ class RewardWorkers:
                     where="name resolution",
                     fix="see their logs: realsys logs TRIAL reward_worker",
                 )
-        try:
-            yield index, self._connections[index]
-        finally:
-            self.choice.give_back(index, num_answers)
-            self._notify()
+        return index
 
 
 def _lost_error(error: RealsysError) -> RewardError:

@@ -59,6 +59,7 @@ class PlayedWorkers:
     most_at_once: int = 0
     _starts: dict[int, int] = field(default_factory=dict)
     _at_once: int = 0
+    _ended: set[asyncio.Event] = field(default_factory=set)
 
     def look_up(self) -> dict[int, WorkerRecord]:
         return {i: self.record(i) for i in range(self.num_workers)}
@@ -86,8 +87,10 @@ class PlayedWorkers:
             results = [self.rule(index, text) for text in texts]
         except RuntimeError:
             self._starts[index] = self._starts.get(index, 0) + 1  # another process from now on
+            self._ended.add(lost)
+        if lost in self._ended:  # with all that it has
             await lost.wait()
-            raise WorkerLost("it ended", where=f"{index}", fix="none") from None
+            raise WorkerLost("it ended", where=f"{index}", fix="none")
         return ScoredAnswers(answers=tuple(map(scored_answer, results)))
 
 
@@ -123,6 +126,7 @@ def client(workers: PlayedWorkers, *, limit: int = 32, **given: Any) -> Iterator
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reward_workers, "LOOK_S", 0.02)
+    monkeypatch.setattr(reward_workers, "LOOK_WHOLE_S", 0.02)
     monkeypatch.setattr(connection, "ASK_S", 0.02)
 
 
@@ -158,17 +162,22 @@ def test_answers_of_a_lost_worker_go_to_others_one_by_one_and_all_get_their_scor
     assert sorted(texts for _, texts in workers.scored[1:]) == [("a",), ("bb",), ("ccc",)]
 
 
-def test_an_answer_with_which_three_workers_were_lost_is_the_only_one_without_a_score() -> None:
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_an_answer_with_which_three_workers_were_lost_is_the_only_one_without_a_score(
+    num_workers: int,
+) -> None:
     def ends_by_bad(worker: int, response: str) -> Score:
         if response == "bad":
             raise LOST
         return length(worker, response)
 
-    with client(PlayedWorkers(2, ends_by_bad)) as made:
-        good, bad, other = made.score_all(answers("good", "bad", "other"))
+    workers = PlayedWorkers(num_workers, ends_by_bad, pause_s=0.02)
+    with client(workers) as made:
+        bad, *others = made.score_all(answers("bad", *["good"] * 20))
     assert isinstance(bad, RewardError)
     assert "3 reward workers were lost" in bad.what
-    assert [s.value for s in (good, other) if isinstance(s, Score)] == [4.0, 5.0]
+    assert [s.value for s in others if isinstance(s, Score)] == [4.0] * 20
+    assert sum("bad" in texts for _, texts in workers.scored) == 3
 
 
 def test_what_fails_on_one_worker_is_scored_by_another() -> None:
