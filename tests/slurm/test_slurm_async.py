@@ -46,7 +46,7 @@ def assert_asks_little(calls: FileCalls) -> None:
 def test_servers_and_rollout_workers_are_steps_and_a_killed_server_is_started_again(
     slurm_trials: SlurmTrials, tiny_policy: Path, tmp_path: Path
 ) -> None:
-    """At rest it asks little of the file system, though most of its workers have parents that look."""
+    """At rest it asks little of the file system, though most of its six workers have parents that look."""
     calls, go = FileCalls(slurm_trials.file_root, tmp_path / "scratch"), tmp_path / "go"
     slurm_trials.write_spec(setup=calls.setup)
     files = slurm_trials.launch(
@@ -55,7 +55,6 @@ def test_servers_and_rollout_workers_are_steps_and_a_killed_server_is_started_ag
         f"actor.path={tiny_policy}",
         "schedule.max_staleness=2",
         "schedule.servers=2",
-        "reward_workers=1",
         "scheduling.generation_server.gpu=0.5",
         *("--import", str(PLUGIN), "task.agent=crawl"),
         f"task.agent_args={{version: 4, go: {go}, slow_s: 3600}}",
@@ -84,7 +83,6 @@ def test_servers_and_rollout_workers_are_steps_and_a_killed_server_is_started_ag
         "model_worker",
         "master_worker",
         "rollout_worker",
-        "reward_worker",
     }
     assert kinds["generation_server"] == 2, "its first step, and one for the second start"
     assert set(Counter(trained_ids(files)).values()) == {1}

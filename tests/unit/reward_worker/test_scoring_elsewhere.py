@@ -55,10 +55,12 @@ class PlayedWorkers:
     num_workers: int
     rule: Rule = length
     pause_s: float = 0.0
+    uneven: bool = False  # some take up to seven times as long
     scored: list[tuple[int, tuple[str, ...]]] = field(default_factory=list)
     most_at_once: int = 0
     _starts: dict[int, int] = field(default_factory=dict)
     _at_once: int = 0
+    _requests: int = 0
     _ended: set[asyncio.Event] = field(default_factory=set)
 
     def look_up(self) -> dict[int, WorkerRecord]:
@@ -79,7 +81,8 @@ class PlayedWorkers:
         assert isinstance(request, ScoreAnswers)
         self._at_once += 1
         self.most_at_once = max(self.most_at_once, self._at_once)
-        await asyncio.sleep(self.pause_s)
+        self._requests += 1
+        await asyncio.sleep(self.pause_s * (1 + self.uneven * (self._requests % 7)))
         self._at_once -= 1
         texts = tuple(answer_of_json(text).response for text in request.answers)
         self.scored.append((index, texts))
@@ -139,10 +142,10 @@ def test_scores_come_in_order_from_all_workers() -> None:
 
 
 def test_no_more_answers_are_at_a_worker_than_the_limit_and_the_rest_waits() -> None:
-    workers = PlayedWorkers(1, pause_s=0.01)
+    workers = PlayedWorkers(1, pause_s=0.2)
     with client(workers, limit=16, none_s=0.05) as made:  # waits longer for one that is at work
-        found = made.score_all(answers(*["a"] * 200))
-    assert len(found) == 200
+        found = made.score_all(answers(*["a"] * 32))
+    assert [score.value for score in found if isinstance(score, Score)] == [1.0] * 32
     assert workers.most_at_once == 2, "requests of eight answers"
 
 
@@ -190,6 +193,27 @@ def test_what_fails_on_one_worker_is_scored_by_another() -> None:
         found = made.score_all(answers("a", "bb"))
     assert [score.value for score in found if isinstance(score, Score)] == [1.0, 2.0]
     assert (1, ("bb",)) in workers.scored or workers.scored[0][0] == 1
+
+
+def test_a_request_that_needs_a_worker_alone_waits_for_those_before_it_only() -> None:
+    workers = PlayedWorkers(1, pause_s=0.005, uneven=True)
+
+    async def run(made: RewardWorkers) -> None:
+        async def load() -> None:
+            while len(workers.scored) < 400:
+                await made.score(Completion(response="a"))
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(20):
+                group.create_task(load())
+            while len(workers.scored) < 100:
+                await asyncio.sleep(0.005)
+            group.create_task(asyncio.to_thread(made.score_all, answers(*["b"] * 8)))
+
+    with client(workers, limit=8) as made:
+        asyncio.run(run(made))
+    requests = [texts for _, texts in workers.scored]
+    assert requests.index(("b",) * 8) < 200, "at most 20 were before it"
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])
