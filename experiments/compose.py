@@ -67,7 +67,7 @@ from realsys.api.model import (
 )
 from realsys.api.options import ModelOptions, OptimizerOptions, option
 from realsys.api.scheduling import ExperimentScheduling, WorkerType
-from realsys.api.worker_configs import Evaluator, ExperimentSaveEvalControl
+from realsys.api.worker_configs import Evaluator, ExperimentSaveEvalControl, RewardWorker
 
 if TYPE_CHECKING:
     from experiments.asynchronous import Serving
@@ -110,6 +110,11 @@ class RLExperiment(TrainingRun):
         False, "evaluate every saved checkpoint of the actor beside the training (evaluator.*)"
     )
     evaluator: EvaluationOptions = option(EvaluationOptions(), "how")
+    reward_workers: int = option(
+        0,
+        "processes that only score answers; 0: the workers that have the answers score them",
+        ge=0,
+    )
 
     # ---- called by the launcher -------------------------------------------------------------
 
@@ -145,7 +150,11 @@ class RLExperiment(TrainingRun):
         """True if answers of the run, or of an evaluation, are made by the engine of this package."""
         serving = self._serving
         served = serving is not None and serving.server_backend != "embedded"
-        return not served or self.auto_eval or self.task.eval_size > 0
+        return not served or self._evaluates
+
+    @property
+    def _evaluates(self) -> bool:
+        return self.auto_eval or self.task.eval_size > 0
 
     def _schedule_problems(self) -> Iterator[ConfigError]:
         size, made = self.train_bs_n_seqs, self.task.num_questions
@@ -155,6 +164,13 @@ class RLExperiment(TrainingRun):
         yield from self.schedule.problems(batch_size=size, num_prompts=total)
         if serving := self._serving:
             yield from serving.device_problems(self.resources(WorkerType.GENERATION_SERVER))
+        if self.reward_workers and isinstance(self.schedule, Replay) and not self._evaluates:
+            yield ConfigError(
+                f"{self.reward_workers} reward workers would have nothing to score: the rollouts of "
+                "schedule=replay have their rewards",
+                where="reward_workers",
+                fix="leave it out",
+            )
         if self.auto_eval and not self.schedule.trains:
             yield ConfigError(
                 f"nothing trains with schedule={self.schedule.kind}, so there is no checkpoint to evaluate",
@@ -247,6 +263,8 @@ class RLExperiment(TrainingRun):
         counts = {WorkerType.MODEL_WORKER: self._allocated.n_workers}
         if self.auto_eval:
             counts[WorkerType.EVALUATOR] = 1
+        if self.reward_workers:
+            counts[WorkerType.REWARD_WORKER] = self.reward_workers
         if serving := self._serving:
             counts |= serving.counts
         return self.tasks(counts, self.sft.init.shape())
@@ -278,6 +296,7 @@ class RLExperiment(TrainingRun):
             pools=self._allocated.pools,
             replay=schedule.ledger if isinstance(schedule, Replay) else None,
             evaluator=self._evaluators(),
+            reward_worker=(RewardWorker(**self.task.reward_rule),) * self.reward_workers,
             **(self._rollout_fields(serving) if (serving := self._serving) else {}),
         )
 

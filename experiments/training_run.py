@@ -22,6 +22,7 @@ DEFAULTS = {
     WorkerType.GSERVER_MANAGER: Scheduling(cpu=1, mem=1024),
     WorkerType.ROLLOUT_WORKER: Scheduling(cpu=1, mem=2048),
     WorkerType.EVALUATOR: Scheduling(cpu=1, mem=4096),
+    WorkerType.REWARD_WORKER: Scheduling(cpu=1, mem=2048),
 }
 # Threads for compute, backward pass, NCCL, tensor server and control. Six per GPU on 8 GPUs leave room on a
 # node of 64 cores for the master and servers; eight would not.

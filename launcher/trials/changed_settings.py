@@ -95,6 +95,9 @@ ALLOWED: dict[str, _Unless | None] = {
     **_rules("gserver_manager.*", "flush_request_timeout max_concurrent_rollouts"),
     **_rules("rollout master_worker.*.rollout", "max_in_flight"),
     **_rules("evaluator.*", "batch_size poll_s max_tries retry_s"),
+    # Who calls the reward rules, which give the same scores wherever they run.
+    f"{_MAIN}.reward_worker": None,
+    **dict.fromkeys(f"phases.*.scheduling.reward_worker{leaf}" for leaf in ("", ".count")),
     # Destinations of metrics.
     f"{_MAIN}.tensorboard": None,
     f"{_MAIN}.wandb.**": None,

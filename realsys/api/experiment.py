@@ -44,6 +44,7 @@ from realsys.api.worker_configs import (
     GserverManager,
     MasterWorker,
     ModelWorker,
+    RewardWorker,
     RolloutControl,
     RolloutWorker,
 )
@@ -83,6 +84,7 @@ class ExperimentConfig:
     wandb: WandbOptions = field(default_factory=WandbOptions)
     tensorboard: bool = True
     evaluator: tuple[Evaluator, ...] = ()
+    reward_worker: tuple[RewardWorker, ...] = ()
     max_staleness: int = 0
     weights_through: str = "memory"
     rollout: RolloutControl | None = None
@@ -145,13 +147,16 @@ class ExperimentConfig:
     def set_worker_information(self, experiment_name: str, trial_name: str) -> ExperimentConfig:
         """Returns the configuration with every worker's name and place in the trial filled in.
 
-        Workers watch the master's key, except those that keep working after the master has exited.
+        Workers watch the master's key, except those that keep working after the master has exited; reward
+        workers also the keys of these, which they may score for.
         """
         changed: dict[str, Any] = {}
         for kind in WorkerType:
             workers = self.workers(kind)
             alone = kind is WorkerType.MASTER_WORKER or kind in OPTIONAL
-            watch = () if alone else ("worker/master_worker/0",)
+            watch = [] if alone else ["worker/master_worker/0"]
+            if kind is WorkerType.REWARD_WORKER and self.evaluator:
+                watch.append("worker/evaluator/0")
             changed[kind.value] = tuple(
                 replace(
                     w,
@@ -163,7 +168,7 @@ class ExperimentConfig:
                         worker_index=i,
                         worker_count=len(workers),
                         host_key=f"worker/{kind.value}/{i}",
-                        watch_keys=watch,
+                        watch_keys=tuple(watch),
                     ),
                 )
                 for i, w in enumerate(workers)

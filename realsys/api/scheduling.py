@@ -27,6 +27,7 @@ class WorkerType(StrEnum):
     GSERVER_MANAGER = "gserver_manager"
     ROLLOUT_WORKER = "rollout_worker"
     EVALUATOR = "evaluator"
+    REWARD_WORKER = "reward_worker"
 
 
 # The supervisor restarts such a worker when it exits or hangs; any other worker's exit ends the trial.
@@ -36,6 +37,7 @@ INDEPENDENTLY_RESTARTABLE = frozenset(
         WorkerType.GSERVER_MANAGER,
         WorkerType.ROLLOUT_WORKER,
         WorkerType.EVALUATOR,
+        WorkerType.REWARD_WORKER,
     }
 )
 # The trial continues without such a worker if it can't be restarted, and waits for it at the end.
@@ -122,6 +124,7 @@ class ExperimentScheduling:
     gserver_manager: TasksGroup | None = None
     rollout_worker: TasksGroup | None = None
     evaluator: TasksGroup | None = None
+    reward_worker: TasksGroup | None = None
     controller_image: str | None = None
 
     def groups(self) -> dict[WorkerType, TasksGroup]:
@@ -129,6 +132,7 @@ class ExperimentScheduling:
         order = (
             WorkerType.GENERATION_SERVER,
             WorkerType.GSERVER_MANAGER,
+            WorkerType.REWARD_WORKER,
             WorkerType.MODEL_WORKER,
             WorkerType.MASTER_WORKER,
             WorkerType.ROLLOUT_WORKER,
@@ -197,6 +201,7 @@ class SchedulingOptions:
     gserver_manager: GroupOptions = option(GroupOptions(), "of the generation servers' manager")
     rollout_worker: GroupOptions = option(GroupOptions(), "of rollout workers")
     evaluator: GroupOptions = option(GroupOptions(), "of the evaluator")
+    reward_worker: GroupOptions = option(GroupOptions(), "of reward workers")
 
     def of(self, kind: WorkerType) -> GroupOptions:
         """Returns what is set of a worker type, by its own name or for all."""

@@ -307,3 +307,16 @@ class Evaluator:
     def __post_init__(self) -> None:
         for problem in range_problems(self, path="evaluator."):
             raise problem
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardWorker:
+    """A process that scores answers for the workers that sample or evaluate them.
+
+    Attributes:
+        reward, reward_args: registered rules with their arguments, as of the calls that it scores for.
+    """
+
+    reward: str
+    reward_args: Mapping[str, Any] = field(default_factory=dict)
+    worker_info: WorkerInformation = field(default_factory=WorkerInformation)

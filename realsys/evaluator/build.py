@@ -17,6 +17,7 @@ from realsys.evaluator.pending import SavedCheckpoint
 from realsys.evaluator.results import Results
 from realsys.observability.evaluations import metric_rows
 from realsys.observability.tensorboard_files import TensorBoardFiles
+from realsys.reward_worker.scoring_elsewhere import scoring_elsewhere
 from realsys.runtime import worker_exit_codes
 from realsys.runtime.lifecycle import WorkerEvent
 from realsys.runtime.worker_commands import Verb
@@ -34,6 +35,7 @@ def run(runner: WorkerRunner) -> int:
     files = runner.phase_files
     done = runner.attempt_files.done(runner.phase.name)
     with ExitStack() as stack:
+        stack.enter_context(scoring_elsewhere(runner))
         shows: Callable[[Sequence[Mapping[str, Any]]], None] = lambda rows: None  # noqa: E731
         if runner.phase.config.tensorboard:
             shows = _tensorboard(files, stack)

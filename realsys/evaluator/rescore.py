@@ -25,7 +25,6 @@ from realsys.interfaces.answers import INPUT, answer_mask
 from realsys.interfaces.completions import answered_records
 from realsys.models.hf import load_tokenizer
 from realsys.rewards.rule import rule_of
-from realsys.rewards.set_aside import scored_twice
 
 DATAPOINTS_AT_ONCE = 16  # read and scored together
 _ID = re.compile(r"\d+-(\d+)(?:\.\d+)?")  # <epoch>-<index>[.<tries>]
@@ -88,7 +87,7 @@ class StoredRollouts:
     def _scored(self, data: SequenceSample) -> list[RescoredDatapoint]:
         asked = self._asked(data)
         records = answered_records(data, self._tokenizer, self._rule.fields, asked=asked)
-        given = iter(scored_twice(self._rule, [a for r in records for a in r.answers]))
+        given = iter(self._rule.score_twice([a for r in records for a in r.answers]))
         return [
             _rescored(data.take([i]), [next(given) for _ in record.answers])
             for i, record in enumerate(records)

@@ -22,6 +22,7 @@ from realsys.model_worker.process_groups import make_process_groups
 from realsys.model_worker.publishing import WeightPublications
 from realsys.model_worker.rendezvous import Rendezvous
 from realsys.model_worker.shards import Shards
+from realsys.reward_worker.scoring_elsewhere import scoring_elsewhere
 from realsys.runtime import worker_exit_codes
 from realsys.runtime.worker_commands import Verb
 from realsys.weights.realloc.links import Link
@@ -85,7 +86,8 @@ def run(runner: WorkerRunner) -> int:
         make_client=lambda endpoints: TensorClient(endpoints, store=tensors, **identity),
     )
     try:
-        loop.run()
+        with scoring_elsewhere(runner):
+            loop.run()
         control.raise_failure()  # the loop also ends if one of the servers failed
         tensor_server.raise_failure()
     finally:

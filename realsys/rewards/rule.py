@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from realsys.api import registry
+from realsys.api.basics.grader import Grader, grader_of
 from realsys.api.basics.reward import (
     BY_SOURCE,
     CORRECT,
@@ -24,11 +25,13 @@ from realsys.api.basics.reward import (
     Completion,
     Score,
     fields_of,
+    fields_of_rules,
     reward_terms,
 )
 from realsys.api.errors import ClusterError, RewardError, SandboxFailure
 from realsys.rewards.scores import checked_score, exception_error
 from realsys.runtime.first_error import first_error
+from realsys.runtime.progress import tick
 
 MOST_AT_ONCE = 64  # answers of a process that asynchronous rules score at the same time
 SHARE = "share"  # part of a mixture's scores
@@ -83,10 +86,29 @@ class RewardRule:
 
     def score_all(self, answers: Sequence[Completion]) -> list[Result]:
         """Scores answers, in order; blocks. An answer that a rule can't score gets its RewardError."""
-        if any(term.is_async for term in self.terms):
+        if self.is_async:
             return asyncio.run(self._side_by_side(answers))
         found = [self._blocking(term, answers) for term in self.terms]
         return [self._sum(given) for given in zip(*found, strict=True)]
+
+    def score_twice(self, answers: Sequence[Completion]) -> list[Result]:
+        """Scores answers, in order; those that get no score once more."""
+        found = self.score_all(answers)
+        failed = [i for i, result in enumerate(found) if isinstance(result, RewardError)]
+        for i, again in zip(failed, self.score_all([answers[i] for i in failed]), strict=True):
+            found[i] = again
+        return found
+
+    async def score_side_by_side(self, answers: Sequence[Completion]) -> list[Result]:
+        """As ``score_all``, without blocking the event loop."""
+        if self.is_async:
+            return await self._side_by_side(answers)
+        return await asyncio.to_thread(self.score_all, answers)
+
+    @property
+    def is_async(self) -> bool:
+        """Whether some rule is asynchronous."""
+        return any(term.is_async for term in self.terms)
 
     async def score(self, answer: Completion) -> Score:
         """Scores one answer without blocking the event loop. Raises RewardError."""
@@ -117,6 +139,7 @@ class RewardRule:
         try:
             async with asyncio.timeout(CALL_S) as limit:
                 value = await _awaited(term, [answer])
+            tick()
             return _as_score(value[0] if term.batched else value, term)
         except Exception as error:  # a plug-in may raise anything
             if not (isinstance(error, TimeoutError) and limit.expired()):
@@ -172,6 +195,11 @@ class RewardsOfSources(RewardRule):
         self.sources = tuple(sources)
         self.fields = frozenset({"record"}).union(*(rule.fields for rule in self._rules.values()))
 
+    @property
+    def is_async(self) -> bool:
+        """Whether some source has an asynchronous rule."""
+        return any(rule.is_async for rule in self._rules.values())
+
     def score_all(self, answers: Sequence[Completion]) -> list[Result]:
         """Scores answers, in order; blocks. The answers of a source are scored together."""
         found: dict[int, Result] = {}
@@ -205,8 +233,31 @@ class RewardsOfSources(RewardRule):
         return replace(score, parts=parts)
 
 
+class RuleElsewhere(RewardRule):
+    """Rules that the run's reward workers call, which are made there alone."""
+
+    def __init__(self, expression: str, args: Mapping[str, Any], grader: Grader) -> None:
+        self._grader, self.terms = grader, ()
+        self.sources = tuple(args) if expression == BY_SOURCE else ()
+        self.fields = fields_of_rules(expression, args)
+
+    def score_all(self, answers: Sequence[Completion]) -> list[Result]:
+        """Scores answers, in order, each on a second worker if the first gives no score; blocks."""
+        return self._grader.score_all(answers)
+
+    def score_twice(self, answers: Sequence[Completion]) -> list[Result]:
+        """As ``score_all``."""
+        return self.score_all(answers)
+
+    async def score(self, answer: Completion) -> Score:
+        """Scores one answer without blocking the event loop. Raises RewardError."""
+        return await self._grader.score(answer)
+
+
 def rule_of(expression: str, args: Mapping[str, Any] | None = None) -> RewardRule:
-    """Returns the rule of an expression, made once a process. Raises ConfigError."""
+    """Returns the rule of an expression, made once a process, or called elsewhere. Raises ConfigError."""
+    if (grader := grader_of(expression, args)) is not None:
+        return RuleElsewhere(expression, args or {}, grader)
     return made_rule(expression, json.dumps(args or {}, sort_keys=True, default=dict))
 
 
@@ -232,6 +283,7 @@ async def _awaited(term: _Term, answers: Sequence[Completion]) -> Any:
 
 
 def _one(term: _Term, answer: Completion) -> Result:
+    tick()
     try:
         return _as_score(term.function(**term.arguments([answer])), term)
     except Exception as error:  # a plug-in may raise anything

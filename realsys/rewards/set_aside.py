@@ -27,15 +27,6 @@ class Answered:
     answers: Sequence[Completion]
 
 
-def scored_twice(rule: RewardRule, answers: Sequence[Completion]) -> list[Score | RewardError]:
-    """Scores answers, in order; those that get no score once more."""
-    found = rule.score_all(answers)
-    failed = [i for i, result in enumerate(found) if isinstance(result, RewardError)]
-    for i, again in zip(failed, rule.score_all([answers[i] for i in failed]), strict=True):
-        found[i] = again
-    return found
-
-
 class SetAsideRecords:
     """Records that a process has set aside; logs each.
 
@@ -54,7 +45,7 @@ class SetAsideRecords:
         Raises:
             RewardError: too many records were set aside.
         """
-        rest = iter(scored_twice(rule, [answer for record in records for answer in record.answers]))
+        rest = iter(rule.score_twice([answer for record in records for answer in record.answers]))
         return [self._settle(record, [next(rest) for _ in record.answers]) for record in records]
 
     def _settle(self, record: Answered, given: Sequence[Score | RewardError]) -> list[Score] | None:

@@ -1,9 +1,14 @@
-"""Raises the first failure of several tasks as itself, not as a group."""
+"""Several tasks together: the first failure as itself, not as a group; the first that ends."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
+from typing import Any
+
+logger = logging.getLogger(__name__)
 
 
 @asynccontextmanager
@@ -16,3 +21,17 @@ async def first_error() -> AsyncIterator[None]:
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
         raise error from None
+
+
+async def first_of(waits: dict[str, Coroutine[Any, Any, Any]]) -> None:
+    """Waits until one of them ends; raises what it raised. The others are cancelled."""
+    tasks = [asyncio.create_task(wait, name=name) for name, wait in waits.items()]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    for task in done:
+        logger.info("leaving because=%s", task.get_name())
+        task.result()

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from realsys.api.errors import StaleAttempt
 from realsys.api.plan import LaunchPlan, PhasePlan
+from realsys.api.scheduling import WorkerType
 from realsys.name_resolve.fence import AttemptFence
 from realsys.name_resolve.key_table import TrialKeys
 from realsys.name_resolve.store import NameResolve
@@ -319,18 +320,20 @@ class Supervisor:
         return recorded is not None and recorded.returncode == worker_exit_codes.DONE
 
     def _wait_for_evaluators(self, tasks: list[StepTask], *, timeout_s: float) -> None:
-        """Waits until they have left, restarting them if they fail, or a stop is requested. The others
-        leave meanwhile."""
+        """Waits until they have left, restarting them and the reward workers that score for them if they
+        fail, or a stop is requested. The others leave meanwhile."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             self._goes_on()
             self.restarts.advance(tasks)
             here = [t for t in tasks if is_optional(t.worker)]
             up = [t for t in here if not self.restarts.is_down(t.worker)]
+            well = (None, worker_exit_codes.DONE, worker_exit_codes.STOPPED)
+            scoring = [t for t in tasks if t.worker.startswith(WorkerType.REWARD_WORKER)]
             bad = [
                 t
-                for t in up
-                if t.poll() not in (None, worker_exit_codes.DONE, worker_exit_codes.STOPPED)
+                for t in up + scoring
+                if t.poll() not in well and not self.restarts.is_down(t.worker)
             ]
             self._without_restarted(bad, Op.EXITED)
             at_work = [t.worker for t in up if t.poll() is None]

@@ -33,6 +33,7 @@ class TaskCounts(msgspec.Struct, frozen=True):
     master_worker: TaskCount | None
     rollout_worker: TaskCount | None
     evaluator: TaskCount | None
+    reward_worker: TaskCount | None = None
 
     def groups(self) -> dict[str, TaskCount]:
         """Groups that have tasks, in start order."""

@@ -45,6 +45,7 @@ ROLES = {
     "gserver_manager": "realsys.generation.manager.build:run",
     "rollout_worker": "realsys.rollout.worker.build:run",
     "evaluator": "realsys.evaluator.build:run",
+    "reward_worker": "realsys.reward_worker.build:run",
 }
 
 

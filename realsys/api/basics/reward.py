@@ -119,6 +119,14 @@ def fields_of_expression(expression: str) -> frozenset[str]:
     return frozenset().union(*found)
 
 
+def fields_of_rules(expression: str, args: Mapping[str, Any]) -> frozenset[str]:
+    """As ``fields_of_expression``, also of a mixture (``BY_SOURCE``), whose records name their source."""
+    if expression != BY_SOURCE:
+        return fields_of_expression(expression)
+    of_sources = (fields_of_rules(s["reward"], s.get("reward_args") or {}) for s in args.values())
+    return frozenset({"record"}).union(*of_sources)
+
+
 def rule_problems(expression: str, args: Mapping[str, Any], *, where: str) -> Iterator[ConfigError]:
     """Yields a wrong expression, unknown rules, parameters that no answer has, arguments of no rule."""
     try:

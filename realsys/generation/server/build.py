@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from realsys.generation.served_engines.vllm import VLLMEngine
 from realsys.generation.server.http_app import generation_app
 from realsys.generation.server.listener import HttpsListener
 from realsys.runtime import worker_exit_codes
+from realsys.runtime.first_error import first_of
 from realsys.runtime.lifecycle import WorkerEvent
 from realsys.runtime.progress import tick
 from realsys.runtime.transfer_time import transfer_time_s
@@ -106,7 +107,7 @@ async def _serve(runner: WorkerRunner, engine: ServedEngine, key: str) -> None:
         await asyncio.to_thread(runner.register, control=listener.url)
         runner.ticks_within_s = TICKS_WITHIN_S
         runner.move(WorkerEvent.STARTED, mfc="serving")
-        await _first_of(
+        await first_of(
             {
                 "commands": over.wait(),
                 "end of the phase": _phase_done(runner),
@@ -118,20 +119,6 @@ async def _serve(runner: WorkerRunner, engine: ServedEngine, key: str) -> None:
     finally:
         await engine.close()  # answers end with their tokens so far, and are sent
         await listener.stop()
-
-
-async def _first_of(waits: dict[str, Coroutine[Any, Any, Any]]) -> None:
-    """Waits until one of them ends; raises what it raised."""
-    tasks = [asyncio.create_task(wait, name=name) for name, wait in waits.items()]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-    for task in done:
-        logger.info("leaving because=%s", task.get_name())
-        task.result()
 
 
 async def _phase_done(runner: WorkerRunner) -> None:

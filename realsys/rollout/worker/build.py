@@ -22,6 +22,7 @@ from realsys.data.transfer.tensor_client import TensorClient
 from realsys.generation.http.http_client import HttpGenerationClient
 from realsys.generation.http.secret import bearer_key
 from realsys.models.hf import end_token_ids, load_generation_config, load_tokenizer
+from realsys.reward_worker.scoring_elsewhere import scoring_elsewhere
 from realsys.rollout.worker.chunks import AnswerSettings
 from realsys.rollout.worker.group import GroupRunner
 from realsys.rollout.worker.peers import Peer
@@ -116,6 +117,7 @@ async def _run(runner: WorkerRunner, parts: Parts) -> None:
     who = channel_identity(runner)
     path = rollouts_file(runner.phase_files, attempt=runner.attempt.number, index=runner.index)
     async with AsyncExitStack() as stack:
+        stack.enter_context(scoring_elsewhere(runner))
         context = client_context()
         stack.callback(context.term)  # closed last
         master, manager = (

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from realsys.api.agent import Agent, Answer, Environment, Observation, Trajectory
 from realsys.api.errors import DataError, RealsysError, RewardError, WaitTimeout
 from realsys.data.sequence_sample import SequenceSample
+from realsys.reward_worker.time_limit import time_limit
 from realsys.rewards import scores
 from realsys.rollout.worker.policy_client import EpisodeAsk, PolicyCaller, RequestStats
 from realsys.rollout.worker.trajectories import check, trajectories_sample, versions_of
@@ -150,7 +151,7 @@ class TimeoutEnvironment(Environment):
 
     async def _in_time(self, call: Coroutine[Any, Any, T], what: str) -> T:
         try:
-            async with asyncio.timeout(self._timeout_s) as limit:
+            async with time_limit(self._timeout_s) as limit:
                 return await call
         except TimeoutError as error:
             if not limit.expired():

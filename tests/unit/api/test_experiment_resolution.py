@@ -311,5 +311,5 @@ def test_an_index_beyond_the_workers_is_refused_with_their_number():
 
 def test_an_unknown_kind_of_worker_is_refused_by_name():
     config = experiment([gen(), train()], [shard(ACTOR)]).lazy_init()
-    with pytest.raises(ConfigError, match="reward_worker"):
-        config.resolve_worker_config("reward_worker", 0)
+    with pytest.raises(ConfigError, match="judge_worker"):
+        config.resolve_worker_config("judge_worker", 0)

@@ -28,7 +28,7 @@ CONTEXTS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("actor.lora.rank=4", "critic.lora.rank=4", "ref.lora.rank=4", "algorithm.ref_ema_eta=0.5"),
         ("sft.model.lora.rank=4", "placement=split", "placement.n_model_workers=2"),
     ),
-    "grpo-math-async": ((), ("schedule.success_range=0,1", "auto_eval=true")),
+    "grpo-math-async": ((), ("schedule.success_range=0,1", "auto_eval=true", "reward_workers=1")),
     "ppo-math-detached": ((),),
     "sft-math": (("model.lora.rank=2",),),
 }
@@ -42,6 +42,7 @@ NOWHERE = {
     "sft.scheduling.gserver_manager": "fine-tuning has none",
     "sft.scheduling.rollout_worker": "fine-tuning has none",
     "sft.scheduling.evaluator": "fine-tuning has none",
+    "sft.scheduling.reward_worker": "fine-tuning has none",
 }
 
 

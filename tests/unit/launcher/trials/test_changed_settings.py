@@ -42,6 +42,7 @@ EXPERIMENTS: tuple[tuple[str, dict[str, Any]], ...] = (
         "ppo-math",
         {
             "auto_eval": True,
+            "reward_workers": 1,
             "actor.lora.rank": 4,
             "placement.pools": {"all": "1", "more": "1"},
         },
@@ -60,11 +61,11 @@ ROLE.max_tokens_per_mb ROLE.max_cache_tokens task.max_prompt_len gen.max_new_tok
 schedule.flush_request_timeout schedule.max_concurrent_rollouts schedule.max_in_flight
 schedule.new_tokens_per_chunk schedule.rollout_request_timeout schedule.dump_limit_gib
 evaluator.batch_size evaluator.max_tries evaluator.retry_s evaluator.poll_s wandb.mode wandb.project
-wandb.entity max_answer_len
+wandb.entity max_answer_len reward_workers
 """.split()
 # CPUs of those who compute are threads, which decide how sums are rounded.
 COMPUTE = ["all", "model_worker", "generation_server", "evaluator"]
-OTHERS = ["master_worker", "gserver_manager", "rollout_worker"]
+OTHERS = ["master_worker", "gserver_manager", "rollout_worker", "reward_worker"]
 CAN += [f"scheduling.{kind}.mem" for kind in (*COMPUTE, *OTHERS)]
 CAN += [f"scheduling.{kind}.cpu" for kind in OTHERS]
 CAN_WITH_A_CONSTANT_LEARNING_RATE = "exp_ctrl.total_train_epochs exp_ctrl.benchmark_steps".split()
