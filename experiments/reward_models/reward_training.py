@@ -61,7 +61,9 @@ class RewardTraining(SFTExperiment):
 
     def start(self, dtype: str) -> ModelAbstraction:
         """The starting model, with a new head if it has none."""
-        return ModelAbstraction("hf_critic", {"path": absolute(self.model.path) or "", "dtype": dtype})
+        return ModelAbstraction(
+            "hf_critic", {"path": absolute(self.model.path) or "", "dtype": dtype}
+        )
 
 
 def reward_model() -> RewardTraining:
