@@ -5,7 +5,8 @@
 A policy is fine-tuned once (``sft-math``). For each seed, its answers to arithmetic questions are sampled,
 pairs are made of a right and a wrong one to the same question, a reward model is trained on them, and
 GRPO runs with the model as the only reward (``rule_weight=0``): the true score is only measured, on
-held-out questions. The control is the same run with less KL penalty: it shows over-optimization where there is any.
+held-out questions. The control is the same run with less KL penalty: it shows over-optimization where there
+is any.
 Recipe and seeds were fixed before the runs; all results are written, whatever they are.
 """
 
