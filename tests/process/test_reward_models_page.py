@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from real_trials import SMALL_PPO, Trials, explain, metrics_of
 
+from realsys.data.sources.arithmetic_problems import arithmetic_word_problems
 from realsys.models.tiny_llama import build_tiny_llama
 from realsys.trial.trial_state import State
 
@@ -17,13 +19,15 @@ pytestmark = pytest.mark.process
 PAGE = (Path(__file__).parents[2] / "docs" / "reward_models.md").read_text()
 TRAINING = ("exp_ctrl.total_train_epochs=2", "train_bs_n_seqs=16", "task.eval_size=16")
 STEPS = 2
+SIZES = {"hidden_size": 32, "num_layers": 1, "num_heads": 2, "num_kv_heads": 1}
 
 
 def test_the_page_runs_as_written(tmp_path: Path) -> None:
     policy, pairs = tmp_path / "policy", tmp_path / "pairs.jsonl"
     record = json.loads(re.findall(r"```json\n(.*?)```", PAGE, flags=re.DOTALL)[0])
-    sizes = {"hidden_size": 32, "num_layers": 1, "num_heads": 2, "num_kv_heads": 1}
-    build_tiny_llama(policy, seed=1, corpus=[" ".join(record.values())] * 9, **sizes)
+    problems = arithmetic_word_problems(num_problems=300, seed=0, split="train")
+    corpus = [problem["prompt"] + problem["answer"] for problem in problems]
+    build_tiny_llama(policy, seed=1, corpus=corpus, vocab_size=320, **SIZES)
     pairs.write_text("".join(json.dumps(record) + "\n" for _ in range(80)))
     trials = Trials(tmp_path / "root")
     try:
@@ -58,5 +62,5 @@ def _run_all(trials: Trials, names: dict[str, str]) -> None:
             )
 
 
-def _of(names: dict[str, str]):
+def _of(names: dict[str, str]) -> Callable[[re.Match[str]], str]:
     return lambda match: names[match[1]]

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
 from transformers import AutoModelForSequenceClassification
 
-from experiments.reward_models.scored_calls import RewardModelOptions
 from launcher.submit.planning import default_experiment
 from realsys.api.data import MicroBatchSpec
 from realsys.api.errors import ConfigError
@@ -19,6 +17,7 @@ from realsys.backends.inference import InferenceBackend
 from realsys.config.overrides import with_settings
 from realsys.data.preferences.preference_pairs import PreferencePairs
 from realsys.data.sequence_sample import SequenceSample
+from realsys.data.sources.arithmetic_problems import arithmetic_word_problems
 from realsys.interfaces.preference_training import PreferenceInterface
 from realsys.interfaces.reward_model import RewardModelInterface
 from realsys.models.factories import hf_critic
@@ -26,7 +25,9 @@ from realsys.models.hf import load_tokenizer
 from realsys.models.tiny_llama import build_tiny_llama
 
 MB = MicroBatchSpec()
-CORPUS = ["What is 2 + 3? 2 + 3 = 5 6 a b c"] * 9
+PROBLEMS = arithmetic_word_problems(num_problems=300, seed=0, split="train")
+CORPUS = [problem["prompt"] + problem["answer"] for problem in PROBLEMS]
+SIZES = {"hidden_size": 32, "num_layers": 1, "num_heads": 2, "num_kv_heads": 1}
 RECORDS = [
     {"prompt": "2 + 3?", "chosen": "5", "rejected": "6"},
     {"prompt": "a?", "chosen": [{"role": "assistant", "content": "b"}], "rejected": "c"},
@@ -36,8 +37,7 @@ RECORDS = [
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory):
     folder = tmp_path_factory.mktemp("reward") / "policy"
-    sizes = {"hidden_size": 32, "num_layers": 1, "num_heads": 2, "num_kv_heads": 1}
-    build_tiny_llama(folder, seed=1, corpus=CORPUS, **sizes)
+    build_tiny_llama(folder, seed=1, corpus=CORPUS, vocab_size=320, **SIZES)
     return folder
 
 
@@ -121,8 +121,7 @@ def test_what_a_plan_refuses(policy, tmp_path):
     classifier(policy, tmp_path / "one")
     classifier(policy, tmp_path / "three", labels=3)
     other = tmp_path / "other"
-    sizes = {"hidden_size": 32, "num_layers": 1, "num_heads": 2, "num_kv_heads": 1}
-    build_tiny_llama(other, seed=1, corpus=["quite other words"] * 9, **sizes)
+    build_tiny_llama(other, seed=1, corpus=CORPUS, vocab_size=310, **SIZES)
     actor = f"actor.path={policy}"
 
     def of(*words):
@@ -168,5 +167,3 @@ def test_updates_read_the_weighed_reward(name, schedule):
     for call in (c for c in calls.values() if c.is_train):
         assert "rewards" not in call.input_keys
         assert call.input_key_remap == {"weighed_rewards": "rewards"}
-    assert RewardModelOptions().backend == "inference"
-    assert SimpleNamespace(**vars(scored.interface_impl)).type_ == "reward_model"
