@@ -90,7 +90,7 @@ def write_pairs(folder: Path, file: Path, tokenizer: Any) -> int:
 
 def column(folder: Path, ending: str) -> list[float]:
     """All values of a metric, in the order of steps."""
-    rows = [json.loads(x) for f in sorted(folder.rglob("metrics.jsonl")) for x in f.open()]
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").open()]
     return [row[key] for row in rows for key in row if re.search(ending, key)]
 
 
