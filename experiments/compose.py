@@ -47,6 +47,11 @@ from experiments.parts.model_files import (
 )
 from experiments.parts.question_files import absolute
 from experiments.placement import Placement, Shared
+from experiments.reward_models.scored_calls import (
+    RewardModelOptions,
+    reward_model_problems,
+    scored_calls,
+)
 from experiments.run_checks import idle_problems, missing_critic, start_problems
 from experiments.schedule import Replay, Schedule, Sync
 from experiments.sft import SFTExperiment
@@ -73,6 +78,7 @@ if TYPE_CHECKING:
     from experiments.asynchronous import Serving
 
 WEIGHTLESS_ROLES = ("reward",)  # roles without weights
+ROLES_OF_ANY = ("reward_model", *WEIGHTLESS_ROLES)  # roles that every algorithm may have
 # Keys of a datapoint from a rollout worker.
 ROLLOUT_KEYS = tuple(
     "packed_input_ids prompt_mask packed_logprobs packed_versions seq_no_eos_mask rewards".split()
@@ -101,6 +107,9 @@ class RLExperiment(TrainingRun):
     ref: ModelOptions = option(
         ModelOptions(backend="inference"), "the frozen reference; without a path, the actor's start"
     )
+    reward_model: RewardModelOptions | None = option(
+        None, "a classifier that scores answers beside the rule"
+    )
     gen: GenerationHyperparameters = option(GenerationHyperparameters(), "how the actor samples")
     group_size: int = option(4, "answers a question", ge=1)
     sft: SFTExperiment = option(
@@ -125,7 +134,16 @@ class RLExperiment(TrainingRun):
         if "critic" in self.algorithm.roles and self.critic is None:
             yield missing_critic(self.algorithm.kind)
             return
+        if self.reward_model is not None:
+            yield from reward_model_problems(
+                self.reward_model,
+                actor_path=self.actor.path,
+                longest=self.task.longest_prompt + self.gen.max_new_tokens,
+                trains=self.schedule.trains,
+            )
         for role in self._model_roles:
+            if role == "reward_model":
+                continue  # checked above
             yield from model_problems(
                 self._options(role),
                 role,
@@ -368,7 +386,9 @@ class RLExperiment(TrainingRun):
             max_staleness=self.schedule.staleness if is_async else None,
         )
         made = CALLS_OF_ROLLOUT_WORKERS if is_async else ()
-        return tuple(call for call in self.algorithm.calls(maker) if call.name not in made)
+        calls = tuple(call for call in self.algorithm.calls(maker) if call.name not in made)
+        scored = self.reward_model
+        return calls if scored is None else scored_calls(calls, scored, self._call)
 
     def _call(
         self, name: str, role: str, kind: str, interface: ModelInterfaceAbstraction, **more: Any
@@ -389,7 +409,7 @@ class RLExperiment(TrainingRun):
     def _roles(self) -> tuple[str, ...]:
         """Roles that have calls, in the algorithm's order."""
         used = {call.role for call in self._calls}
-        return tuple(role for role in (*self.algorithm.roles, *WEIGHTLESS_ROLES) if role in used)
+        return tuple(role for role in (*self.algorithm.roles, *ROLES_OF_ANY) if role in used)
 
     @property
     def _model_roles(self) -> tuple[str, ...]:
@@ -417,7 +437,7 @@ class RLExperiment(TrainingRun):
                 role: (m.parallel or default, m.pool) if (m := models.get(role)) else (None, None)
                 for role in self._roles
             },
-            right_roles=self.algorithm.right_roles,
+            right_roles=(*self.algorithm.right_roles, "reward_model"),
             trained={call.role: call.name for call in calls if call.is_train},
             rules=WEIGHTLESS_ROLES,
             n_seqs=self.train_bs_n_seqs,
@@ -444,14 +464,14 @@ class RLExperiment(TrainingRun):
                 backend=ModelBackendAbstraction("inference"),
             )
         options = self._options(role)
-        kind = "hf_critic" if role == "critic" else "hf_causal_lm"
+        kind = "hf_critic" if role in ("critic", "reward_model") else "hf_causal_lm"
         evaluated = role == "actor" and self.task.num_held_out > 0
         return RolePlacement(
             model=ModelAbstraction(
                 kind,
                 {"path": absolute(options.path or self.actor.path), "dtype": self._dtype(role)},
             ),
-            backend=backend_of(options, trained=role != "ref"),
+            backend=backend_of(options, trained=role not in ("ref", "reward_model")),
             replica_backend=replica_backend_of(options),
             eval_dataset=self.task.prompts("test") if evaluated else None,
         )

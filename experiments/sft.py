@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from experiments.parts.backend_args import backend_of, compute_dtype, mb_spec_of
 from experiments.parts.call_placement import RolePlacement, place_models
@@ -53,6 +54,9 @@ class SFTExperiment(TrainingRun):
     )
     train_bs_n_seqs: int = option(48, "questions a step", ge=1)
     max_answer_len: int = option(128, "longest answer", unit="tokens", ge=1)
+
+    call: ClassVar[str] = "sft_train"
+    keys: ClassVar[tuple[str, ...]] = ("packed_input_ids", "prompt_mask")
 
     @property
     def _topo(self) -> ProcessTopology:
@@ -116,32 +120,24 @@ class SFTExperiment(TrainingRun):
     def initial_setup(self) -> ExperimentConfig:
         """Builds the configuration: one model, one call."""
         dtype = compute_dtype(self.model, gpus=self.resources().gpu)
-        if self.model.path is None:
-            model = ModelAbstraction(
-                "tiny_llama", {"dtype": dtype, "seed": self.seed, **to_plain(self.init)}
-            )
-        else:
-            model = ModelAbstraction(
-                "hf_causal_lm", {"path": absolute(self.model.path), "dtype": dtype}
-            )
         role = RolePlacement(
-            model=model,
+            model=self.start(dtype),
             backend=backend_of(self.model, trained=True),
             eval_dataset=self._answers("test") if self.task.num_held_out else None,
         )
         train = MFCDef(
-            name="sft_train",
+            name=self.call,
             n_seqs=self.train_bs_n_seqs,
             interface_type=ModelInterfaceType.TRAIN_STEP,
-            interface_impl=ModelInterfaceAbstraction("sft"),
+            interface_impl=self.interface(),
             model_name=ModelName("model"),
-            input_keys=("packed_input_ids", "prompt_mask"),
+            input_keys=self.keys,
             mb_spec=mb_spec_of(self.model),
         )
         return ExperimentConfig(
             exp_ctrl=self.exp_ctrl,
             model_rpcs=(train,),
-            dataset_keys=("packed_input_ids", "prompt_mask"),
+            dataset_keys=self.keys,
             deterministic=self.deterministic,
             model_worker=place_models(
                 self._places,
@@ -156,6 +152,17 @@ class SFTExperiment(TrainingRun):
             wandb=self.wandb,
             tensorboard=self.tensorboard,
         )
+
+    def interface(self) -> ModelInterfaceAbstraction:
+        """The interface that trains and evaluates."""
+        return ModelInterfaceAbstraction("sft")
+
+    def start(self, dtype: str) -> ModelAbstraction:
+        """The starting model: of ``model.path``, or made from scratch."""
+        if self.model.path is None:
+            args = {"dtype": dtype, "seed": self.seed, **to_plain(self.init)}
+            return ModelAbstraction("tiny_llama", args)
+        return ModelAbstraction("hf_causal_lm", {"path": absolute(self.model.path), "dtype": dtype})
 
     def _answers(self, split: str) -> DatasetAbstraction:
         return self.task.answers(split, max_answer_len=self.max_answer_len)

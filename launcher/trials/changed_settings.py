@@ -48,7 +48,7 @@ def _length_matters(plan: Mapping[str, Any], path: Path) -> str:
 def _cuts(plan: Mapping[str, Any], path: Path) -> str:
     """Refuses a new length limit for data sets that may drop records by it; ours end the run instead."""
     kind = at(plan, (*path[:-2], "type_"))
-    if kind in ("math_prompts", "math_sft"):
+    if kind in ("math_prompts", "math_sft", "preference_pairs"):
         return ""
     return f"data set {kind} may drop records by it, which would change their order"
 

@@ -46,6 +46,8 @@ ARGUMENTS: dict[str, dict[str, str]] = {
         "ppo_actor": "realsys.interfaces.interface_arguments:PPOActorArguments",
         "ppo_critic": "realsys.interfaces.interface_arguments:PPOCriticArguments",
         "math_reward": "realsys.interfaces.interface_arguments:MathRewardArguments",
+        "preference": "realsys.interfaces.interface_arguments:PreferenceArguments",
+        "reward_model": "realsys.interfaces.interface_arguments:RewardModelArguments",
         "rollout_end": "realsys.api.registry:NoArguments",
         "sft": "realsys.api.registry:NoArguments",
     },
@@ -64,6 +66,7 @@ ARGUMENTS: dict[str, dict[str, str]] = {
         "math_prompts": "realsys.data.sources.dataset_arguments:MathRecordsArguments",
         "math_sft": "realsys.data.sources.dataset_arguments:MathSFTArguments",
         "mixture": "realsys.data.sources.dataset_arguments:MixtureArguments",
+        "preference_pairs": "realsys.data.sources.dataset_arguments:PreferencePairsArguments",
         "rollout_dump": "realsys.data.sources.dataset_arguments:RolloutDumpArguments",
     },
 }

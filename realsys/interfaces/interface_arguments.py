@@ -63,3 +63,27 @@ class MathRewardArguments:
 
     reward: str = "math_verify"
     reward_args: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardModelArguments:
+    """Arguments of interface ``reward_model``: reward = rule_weight · rule + weight · clipped score.
+
+    Attributes:
+        clip: the model's score is clipped to ± this; None: it is not.
+    """
+
+    weight: float = 1.0
+    rule_weight: float = 1.0
+    clip: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreferenceArguments:
+    """Arguments of interface ``preference``.
+
+    Attributes:
+        centering: weight of (chosen + rejected)², which keeps scores around 0.
+    """
+
+    centering: float = 0.0

@@ -16,6 +16,8 @@ BUILTIN: dict[str, dict[str, str]] = {
         "ppo_actor": "realsys.interfaces.ppo_actor:PPOActorInterface",
         "ppo_critic": "realsys.interfaces.ppo_critic:PPOCriticInterface",
         "math_reward": "realsys.interfaces.math_reward:MathRewardInterface",
+        "preference": "realsys.interfaces.preference_training:PreferenceInterface",
+        "reward_model": "realsys.interfaces.reward_model:RewardModelInterface",
         "rollout_end": "realsys.interfaces.rollout_end:RolloutEndInterface",
         "sft": "realsys.interfaces.supervised:SFTInterface",
     },
@@ -34,6 +36,7 @@ BUILTIN: dict[str, dict[str, str]] = {
         "math_prompts": "realsys.data.sources.math_questions:MathPrompts",
         "math_sft": "realsys.data.sources.math_questions:MathSFT",
         "mixture": "realsys.data.sources.mixed_questions:MixedQuestions",
+        "preference_pairs": "realsys.data.preferences.preference_pairs:PreferencePairs",
         "rollout_dump": "realsys.data.sources.replayed_rollouts:RolloutDumpData",
     },
     "reward": {
@@ -57,6 +60,7 @@ BUILTIN: dict[str, dict[str, str]] = {
         "file": "experiments.task:FileTask",
         "math": "experiments.task:MathTask",
         "mixture": "experiments.tasks.mixture:Mixture",
+        "preferences": "experiments.tasks.preferences:PreferencesTask",
         "reasoning_gym": "experiments.tasks.reasoning_gym:ReasoningGymTask",
     },
     "algorithm": {
@@ -84,6 +88,7 @@ BUILTIN: dict[str, dict[str, str]] = {
         "ppo-math-split": "experiments.ppo_math:ppo_math_split",
         "qwen2.5-0.5b-gsm8k": "experiments.known_results:qwen_gsm8k",
         "qwen2.5-7b-dapo": "experiments.known_results:qwen_dapo",
+        "reward-model": "experiments.reward_models.reward_training:reward_model",
         "sft-math": "experiments.sft:sft_math",
     },
 }

@@ -108,3 +108,11 @@ class RolloutDumpArguments:
 
     folder: str
     keys: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreferencePairsArguments(MathSFTArguments):
+    """Arguments of ``preference_pairs``: the columns of the better and of the worse answer."""
+
+    chosen: str = "chosen"
+    rejected: str = "rejected"

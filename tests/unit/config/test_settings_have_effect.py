@@ -35,6 +35,7 @@ CONTEXTS: dict[str, tuple[tuple[str, ...], ...]] = {
 # Without effect in any run, by the setting's group; a plan warns of them.
 NOWHERE = {
     "ref.optimizer": "the reference is not trained",
+    "reward_model": "none, unless its path is given",
     "critic": "none, where the algorithm has none",
     "sft.task.agent_args": "fine-tuning asks nobody",
     "sft.task.env_args": "fine-tuning asks nobody",

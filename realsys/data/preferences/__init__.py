@@ -1,0 +1,1 @@
+"""Pairs of answers, of which one is preferred; enter at preference_pairs.py."""

@@ -1,0 +1,169 @@
+"""Reward models: the loss and the weighed reward by hand; what a plan refuses; the calls it makes."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification
+
+from launcher.submit.planning import default_experiment
+from realsys.api.data import MicroBatchSpec
+from realsys.api.errors import ConfigError
+from realsys.api.model import ParallelGroups, ProcessTopology
+from realsys.backends.inference import InferenceBackend
+from realsys.config.overrides import with_settings
+from realsys.data.preferences.preference_pairs import PreferencePairs
+from realsys.data.sequence_sample import SequenceSample
+from realsys.data.sources.arithmetic_problems import arithmetic_word_problems
+from realsys.interfaces.preference_training import PreferenceInterface
+from realsys.interfaces.reward_model import RewardModelInterface
+from realsys.models.factories import hf_critic
+from realsys.models.hf import load_tokenizer
+from realsys.models.tiny_llama import build_tiny_llama
+
+MB = MicroBatchSpec()
+PROBLEMS = arithmetic_word_problems(num_problems=300, seed=0, split="train")
+CORPUS = [problem["prompt"] + problem["answer"] for problem in PROBLEMS]
+SIZES = {"hidden_size": 32, "num_layers": 1, "num_heads": 2, "num_kv_heads": 1}
+RECORDS = [
+    {"prompt": "2 + 3?", "chosen": "5", "rejected": "6"},
+    {"prompt": "a?", "chosen": [{"role": "assistant", "content": "b"}], "rejected": "c"},
+]
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("reward") / "policy"
+    build_tiny_llama(folder, seed=1, corpus=CORPUS, vocab_size=320, **SIZES)
+    return folder
+
+
+def classifier(policy, folder, labels=1):
+    """Another program's classifier, with a head of its own."""
+    torch.manual_seed(3)
+    made = AutoModelForSequenceClassification.from_pretrained(policy, num_labels=labels)
+    made.config.pad_token_id = load_tokenizer(policy).pad_token_id
+    made.save_pretrained(folder)
+    load_tokenizer(policy).save_pretrained(folder)
+    return made.eval()
+
+
+def batch(lengths, tokens, **more):
+    keys = {"packed_input_ids": lengths, **{k: [[1] * len(x) for x in lengths] for k in more}}
+    data = {"packed_input_ids": torch.tensor(tokens), **more}
+    return SequenceSample.from_tensors([str(i) for i in range(len(lengths))], keys, data)
+
+
+def test_the_loss_by_hand():
+    values = torch.tensor([9.0, 2.0, 9.0, 9.0, 0.5, -1.0, 9.0, 1.0])
+    pairs = batch([[2, 3], [1, 2]], [0] * 8)
+    loss, figures = PreferenceInterface(centering=0.1).pair_loss(values, pairs)
+    by_hand = [
+        math.log1p(math.exp(-1.5)) + 0.1 * 2.5**2,
+        math.log1p(math.exp(2.0)) + 0.1 * 0.0,
+    ]
+    assert float(loss) == pytest.approx(sum(by_hand) / 2)
+    assert float(figures["accuracy"]) == 0.5
+    assert float(figures["margin"]) == pytest.approx(-0.25)
+
+
+def test_a_parted_pair_is_refused():
+    with pytest.raises(ConfigError, match="do not fit one micro-batch"):
+        PreferenceInterface().pair_loss(torch.zeros(3), batch([[3]], [0] * 3))
+
+
+def test_scores_are_those_of_transformers_and_weighed(policy, tmp_path):
+    theirs = classifier(policy, tmp_path / "classifier")
+    context = {"device": "cpu", "topology": ProcessTopology(), "rank": 0, "base_seed": 1}
+    ours = hf_critic(
+        path=str(tmp_path / "classifier"), name="m", groups=ParallelGroups(), **context
+    )
+    model = InferenceBackend().initialize(ours, None)
+    rows = [[5, 6, 7], [8, 9], [10, 11, 12, 13]]
+    rule = torch.tensor([1.0, 0.0, math.nan])
+    data = batch([[3, 2], [4]], [token for row in rows for token in row], rewards=rule)
+    does = RewardModelInterface(weight=2.0, rule_weight=0.5, clip=1e-3)
+    out = does.inference(model, data, MB)
+    with torch.no_grad():
+        scores = [float(theirs(torch.tensor([row])).logits) for row in rows]
+    parts = [part for text in out.meta.metadata["reward_parts"] for part in json.loads(text)]
+    assert [part["model"] for part in parts] == pytest.approx(scores, abs=1e-6)
+    assert [part.get("rule") for part in parts] == [1.0, 0.0, None]
+    by_hand = [
+        0.5 * r + 2 * max(-1e-3, min(1e-3, s)) for r, s in zip(rule.tolist(), scores, strict=True)
+    ]
+    assert out.data["rewards"].tolist()[:2] == pytest.approx(by_hand[:2], abs=1e-7)
+    assert math.isnan(out.data["rewards"][2])
+
+
+def test_a_pair_is_the_prompt_with_either_answer(policy, tmp_path):
+    file = tmp_path / "pairs.jsonl"
+    file.write_text("".join(json.dumps(r) + "\n" for r in RECORDS))
+    tokenizer = load_tokenizer(policy)
+    pairs = PreferencePairs(
+        tokenizer=tokenizer, seed=1, split="train", path=str(file), eval_size=0, needs_answer=False
+    ).batch([0, 1], ["x", "y"])
+    texts = [
+        tokenizer.decode(tokens.tolist(), skip_special_tokens=True)
+        for tokens in pairs.data["packed_input_ids"].split(pairs.piece_lengths("packed_input_ids"))
+    ]
+    assert texts == ["2 + 3?\n5", "2 + 3?\n6", "a?\nb", "a?\nc"]
+
+
+def problems(experiment, *words):
+    return [p.what for p in with_settings(default_experiment(experiment), words=words).problems()]
+
+
+def test_what_a_plan_refuses(policy, tmp_path):
+    classifier(policy, tmp_path / "one")
+    classifier(policy, tmp_path / "three", labels=3)
+    other = tmp_path / "other"
+    build_tiny_llama(other, seed=1, corpus=CORPUS, vocab_size=310, **SIZES)
+    actor = f"actor.path={policy}"
+
+    def of(*words):
+        return problems("grpo-math", actor, "task.eval_size=0", *words)
+
+    good = f"reward_model.path={tmp_path / 'one'}"
+    assert of(good) == []
+    assert of(f"reward_model.path={policy}") == [
+        "it is no sequence classifier: it has no weights score.weight"
+    ]
+    assert of(f"reward_model.path={tmp_path / 'three'}") == [
+        "the classifier has 3 labels, and a reward is one number"
+    ]
+    assert "another tokenizer than the policy" in " ".join(of(f"reward_model.path={other}"))
+    assert "its weight is 0" in of(good, "reward_model.weight=0")[0]
+    assert any("256 positions" in p for p in of(good, "gen.max_new_tokens=200"))
+    assert any("actor.path is not given" in p for p in problems("grpo-math", good))
+    assert any("nothing trains" in p for p in of(good, "schedule=rollout"))
+
+
+def test_what_training_refuses(policy, tmp_path):
+    file = tmp_path / "pairs.jsonl"
+    file.write_text(json.dumps({"prompt": "a", "chosen": "b"}) + "\n")
+    given = (f"model.path={policy}", f"task.path={file}", "task.eval_size=0", "train_bs_n_seqs=1")
+    assert problems("reward-model", *given) == ["no column 'rejected'"]
+    file.write_text("".join(json.dumps(r) + "\n" for r in RECORDS))
+    found = problems("reward-model", *given, "task.columns.prompt=prompt")
+    assert found == []
+    assert any(
+        "a micro-batch" in p for p in problems("reward-model", *given, "model.max_tokens_per_mb=99")
+    )
+    assert any("no pairs" in p for p in problems("reward-model", "task=math"))
+
+
+@pytest.mark.parametrize("schedule", ["sync", "async"])
+@pytest.mark.parametrize("name", ["grpo-math", "ppo-math"])
+def test_updates_read_the_weighed_reward(name, schedule):
+    words = ["reward_model.path=/m", "actor.path=/p", f"schedule={schedule}"]
+    calls = {c.name: c for c in with_settings(default_experiment(name), words=words)._calls}
+    assert ("rule_inf" in calls) == (schedule == "sync")
+    scored = calls["rew_inf"]
+    assert (scored.role, scored.output_keys) == ("reward_model", ("weighed_rewards",))
+    for call in (c for c in calls.values() if c.is_train):
+        assert "rewards" not in call.input_keys
+        assert call.input_key_remap == {"weighed_rewards": "rewards"}
