@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from realsys.api.experiment import Experiment, ExperimentConfig
+from experiments.parts.chosen_settings import OF_RECIPES, is_given
+from realsys.api.experiment import ChosenSetting, Experiment, ExperimentConfig
 from realsys.api.options import LARGEST_SEED, WandbOptions, option
 from realsys.api.scheduling import ExperimentScheduling, Scheduling, TasksGroup, WorkerType
 from realsys.api.worker_configs import ExperimentSaveEvalControl
+from realsys.config.option_tree import value_at
 from realsys.models.shape import ModelShape
 from realsys.planner.memory.copy_memory import Terms
-from realsys.planner.memory.host_memory import host_memory_of_experiment, host_mib
+from realsys.planner.memory.host_memory import (
+    host_memory_of_experiment,
+    host_mib,
+    memory_on_cpus,
+)
 from realsys.planner.memory.server_memory import memory_of_evaluator, memory_of_server
 
 # Cores, host memory in MiB: far more than the built-in model needs.
@@ -51,11 +57,18 @@ class TrainingRun(Experiment):
             default = replace(default, cpu=CPUS_WITH_GPU)
         return wanted.on(default)
 
-    @property
-    def mem_of_toy(self) -> dict[str, int]:
-        """The default memory of model workers, by its setting; empty if it is set or follows from GPUs."""
-        task, given = self.resources(), self.scheduling.of(WorkerType.MODEL_WORKER).mem
-        return {} if task.gpu or given is not None else {"scheduling.model_worker.mem": task.mem}
+    def not_given(
+        self, proposed: Iterable[ChosenSetting], given: Collection[str]
+    ) -> tuple[ChosenSetting, ...]:
+        """Those of ``proposed`` that neither the user nor a recipe sets, and that change something."""
+        declared = type(self)()
+        return tuple(
+            one
+            for one in proposed
+            if not is_given(one.path, given)
+            and (now := value_at(self, one.path)) != one.value
+            and now in (value_at(declared, one.path), OF_RECIPES.get(one.path))
+        )
 
     def tasks(
         self, counts: Mapping[WorkerType, int], made_before: ModelShape | None = None
@@ -68,23 +81,26 @@ class TrainingRun(Experiment):
         groups: dict[str, TasksGroup] = {}
         for kind, count in {**counts, WorkerType.MASTER_WORKER: 1}.items():
             task = self.resources(kind)
-            if task.gpu and self.scheduling.of(kind).mem is None:
-                needs = host_needs(kind, self.initial_setup(), made_before)
+            if (task.gpu or kind is WorkerType.MODEL_WORKER) and self.scheduling.of(
+                kind
+            ).mem is None:
+                needs = host_needs(kind, self.initial_setup(), made_before, gpu=bool(task.gpu))
                 task = replace(task, mem=max([task.mem, *map(host_mib, needs)]))
             groups[kind.value] = TasksGroup(count=count, scheduling=task)
         return ExperimentScheduling(**groups)  # type: ignore[arg-type]
 
 
 def host_needs(
-    kind: WorkerType, config: ExperimentConfig, made_before: ModelShape | None
+    kind: WorkerType, config: ExperimentConfig, made_before: ModelShape | None, *, gpu: bool
 ) -> Iterable[Terms]:
-    """Yields what workers with GPUs need of their hosts' memory, as far as their models are known.
+    """Yields what workers need of their hosts' memory, as far as their models are known.
 
     Args:
         made_before: sizes of a model that an earlier phase makes.
     """
     if kind is WorkerType.MODEL_WORKER:
-        yield from host_memory_of_experiment(config, made_before).values()
+        of_workers = host_memory_of_experiment if gpu else memory_on_cpus
+        yield from of_workers(config, made_before).values()
     elif kind in (WorkerType.GENERATION_SERVER, WorkerType.EVALUATOR):
         of = memory_of_evaluator if kind is WorkerType.EVALUATOR else memory_of_server
         if (found := of(config, made_before=made_before)) is not None:

@@ -18,7 +18,11 @@ from realsys.api.scheduling import Scheduling, WorkerType
 from realsys.planner.allocation import workers_text
 from realsys.planner.gpu_models import device_of
 from realsys.planner.memory.copy_memory import Terms
-from realsys.planner.memory.host_memory import host_memory_of_experiment, host_mib
+from realsys.planner.memory.host_memory import (
+    CPU_PROCESS_BYTES,
+    host_memory_of_experiment,
+    host_mib,
+)
 from realsys.planner.memory.memory_messages import GiB, MiB, advice, largest, size
 from realsys.planner.memory.memory_of_workers import (
     WorkerMemory,
@@ -28,7 +32,6 @@ from realsys.planner.memory.memory_of_workers import (
 )
 from realsys.planner.memory.server_memory import ServerMemory, memory_of_evaluator, memory_of_server
 
-PROCESS_MIB = 600  # a worker's libraries, without any model
 RESERVE = 0.04  # share of a GPU that the allocator can't use
 # Assumed, not measured: a process's CUDA context with its kernels, and one NCCL communicator's buffers
 # (4 MiB per channel and direction by NCCL's defaults, some tens of channels).
@@ -270,7 +273,7 @@ def memory_warnings(plan: LaunchPlan, memory: Mapping[str, list[WorkerGroup]]) -
     for phase in plan.phases:
         scheduling = scheduling_of(phase)
         for group in memory[phase.name]:
-            needs = PROCESS_MIB + group.memory.bytes / MiB
+            needs = (CPU_PROCESS_BYTES + group.memory.bytes) / MiB
             if not scheduling.gpu and needs > scheduling.mem:
                 yield (
                     f"phase {phase.name}: model workers {workers_text(group.workers)} need about "
