@@ -94,13 +94,14 @@ class HeldModel:
 class StepSizes:
     """Largest possible step: every prompt and answer at its limit.
 
-    ``updates_per_pass`` are the minibatches of a train step.
+    ``updates_per_pass`` are the minibatches of a train step; ``group_size`` answers share a prompt.
     """
 
     sequences: int
     prompt_tokens: int
     answer_tokens: int
     updates_per_pass: int = 1
+    group_size: int = 1
 
     @property
     def length(self) -> int:
@@ -208,8 +209,7 @@ def call_terms(
 def _training(
     model: HeldModel, topo: ProcessTopology, stage: int, sizes: StepSizes
 ) -> dict[str, float]:
-    rank_tokens = _tokens_of_a_rank(topo, sizes, parts=sizes.updates_per_pass)
-    tokens = _microbatch_tokens(model, rank_tokens, sizes)
+    rank_tokens, tokens = _computed_tokens(model, topo, sizes, parts=sizes.updates_per_pass)
     # Micro-batches of a stage that still await their backward pass.
     kept = min(tokens * (topo.pipeline - stage), rank_tokens)
     layer = layer_activation_bytes(model.shape, topo.tensor, model.item_bytes)
@@ -237,7 +237,7 @@ def _training(
 def _forward(
     model: HeldModel, topo: ProcessTopology, stage: int, sizes: StepSizes
 ) -> dict[str, float]:
-    tokens = _microbatch_tokens(model, _tokens_of_a_rank(topo, sizes), sizes)
+    _, tokens = _computed_tokens(model, topo, sizes)
     return {
         "activations": tokens * layer_activation_bytes(model.shape, topo.tensor, model.item_bytes),
         "logits": _logits(model, topo, stage, tokens, sizes, backward=False),
@@ -364,11 +364,32 @@ def _gathered_numbers(model: HeldModel, topo: ProcessTopology) -> tuple[float, f
     return layer, rest
 
 
-def _tokens_of_a_rank(topo: ProcessTopology, sizes: StepSizes, *, parts: int = 1) -> int:
-    return math.ceil(sizes.sequences / topo.data / parts) * sizes.length
+def _computed_tokens(
+    model: HeldModel, topo: ProcessTopology, sizes: StepSizes, *, parts: int = 1
+) -> tuple[int, int]:
+    """Tokens that a process computes in one of ``parts`` of a step, and in its largest micro-batch.
+
+    Groups of answers are split if they don't fit, sequences never. Backend megatron computes a prompt for
+    each of its answers, the others once for those of a micro-batch (backends/kernels/packed_attention.py).
+    """
+    sequences = math.ceil(sizes.sequences / topo.data / parts)
+    all_tokens = sequences * sizes.length
+    limit = all_tokens if model.max_tokens_per_mb is None else model.max_tokens_per_mb
+    counted = min(all_tokens, max(limit, sizes.length))
+    if model.backend == "megatron":
+        return all_tokens, counted
+    return _distinct(all_tokens, sequences, sizes), _distinct(counted, sequences, sizes)
 
 
-def _microbatch_tokens(model: HeldModel, tokens: int, sizes: StepSizes) -> int:
-    """Tokens of the largest micro-batch; groups of answers are split if they don't fit, sequences never."""
-    limit = model.max_tokens_per_mb
-    return tokens if limit is None else min(tokens, max(limit, sizes.length))
+def _distinct(counted: int, sequences: int, sizes: StepSizes) -> int:
+    """Most distinct tokens among ``counted`` of so many sequences: prompts may be shorter than allowed."""
+    answers = sequences * sizes.answer_tokens
+    if answers >= counted:
+        return counted
+    together = min(sizes.group_size, max(1, counted // sizes.length))
+    prompts = min(
+        math.ceil(sequences / sizes.group_size) * sizes.prompt_tokens,
+        (counted - answers) // sizes.group_size,
+    )
+    one_group = sizes.prompt_tokens + together * sizes.answer_tokens
+    return min(counted, max(answers + prompts, one_group))
