@@ -32,7 +32,7 @@ from experiments.parts.call_placement import (
     place_models,
     with_copies,
 )
-from experiments.parts.chosen_settings import chosen_for_rl, is_given
+from experiments.parts.chosen_settings import chosen_for_rl
 from experiments.parts.evaluation import EvaluationOptions
 from experiments.parts.layout_checks import (
     batch_problems,
@@ -201,14 +201,16 @@ class RLExperiment(TrainingRun):
         path = self.actor.path or self.sft.model.path
         if path is not None and (model := starting_model(path)) is not None:
             trained = {"actor": self.actor, "critic": self.critic}
+            questions = self.task.measured(path)
+            measures = questions is not None and self.is_open("task.max_prompt_len", given)
             proposed = chosen_for_rl(
                 model,
-                self.task.measured(path),
+                questions,
                 gpus=self.resources().gpu > 0,
                 critic="critic" in self.algorithm.roles and self.critic is not None,
                 adapters=frozenset(role for role, m in trained.items() if m and m.lora.rank),
-                group_size=self.group_size if is_given("group_size", given) else None,
-                max_prompt_len=self.task.longest_prompt,
+                group_size=None if self.is_open("group_size", given) else self.group_size,
+                max_prompt_len=None if measures else self.task.longest_prompt,
                 min_new_tokens=self.gen.min_new_tokens,
             )
             found = self.not_given(proposed, given)

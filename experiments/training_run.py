@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from experiments.parts.chosen_settings import OF_RECIPES, is_given
+from experiments.parts.chosen_settings import OF_RECIPES
 from realsys.api.experiment import ChosenSetting, Experiment, ExperimentConfig
 from realsys.api.options import LARGEST_SEED, WandbOptions, option
 from realsys.api.scheduling import ExperimentScheduling, Scheduling, TasksGroup, WorkerType
@@ -61,14 +61,21 @@ class TrainingRun(Experiment):
         self, proposed: Iterable[ChosenSetting], given: Collection[str]
     ) -> tuple[ChosenSetting, ...]:
         """Those of ``proposed`` that neither the user nor a recipe sets, and that change something."""
-        declared = type(self)()
         return tuple(
             one
             for one in proposed
-            if not is_given(one.path, given)
-            and (now := value_at(self, one.path)) != one.value
-            and now in (value_at(declared, one.path), OF_RECIPES.get(one.path))
+            if self.is_open(one.path, given) and value_at(self, one.path) != one.value
         )
+
+    def is_open(self, path: str, given: Collection[str]) -> bool:
+        """True if the user does not set it, and it has the default of its class or of the recipes."""
+        if any(path == one or path.startswith(f"{one}.") for one in given):
+            return False
+        try:
+            usual = value_at(type(self)(), path)
+        except TypeError:  # a user's own class has settings without a default: all is the recipe's
+            return False
+        return value_at(self, path) in (usual, OF_RECIPES.get(path, usual))
 
     def tasks(
         self, counts: Mapping[WorkerType, int], made_before: ModelShape | None = None

@@ -6,7 +6,7 @@ those. For a larger one this file says what else to begin with. `realsys plan` p
 Sources:
 
 learning rates  RL: 1e-6 from 1 B weights on, as verl's examples and TRL's ``GRPOConfig``; 3e-6
-    below, as prime-rl for 0.6 B; 1e-5 below 0.3 B, measured with SmolLM2-135M (docs/models.md). The
+    below, as prime-rl for 0.6 B; 1e-5 below 0.3 B, measured with SmolLM2-135M (docs/configuration.md). The
     critic's is ten times the policy's (verl's PPO examples). Fine-tuning: 1e-5 (verl's SFT examples), 2e-5
     (TRL's ``SFTConfig``). Adapters learn best at about ten times the rate of the whole model (Schulman et
     al., "LoRA Without Regret", 2025).
@@ -20,7 +20,7 @@ memory          recomputed activations from 1 B weights on (verl's examples, all
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from realsys.api.experiment import ChosenSetting
@@ -76,11 +76,6 @@ class MeasuredQuestions:
     held_out: int | None = None
 
 
-def is_given(path: str, given: Collection[str]) -> bool:
-    """Whether the user set the setting, or a group that has it."""
-    return any(path == one or path.startswith(f"{one}.") for one in given)
-
-
 def chosen_for_rl(
     model: StartingModel,
     questions: MeasuredQuestions | None,
@@ -89,23 +84,24 @@ def chosen_for_rl(
     critic: bool,
     adapters: frozenset[str],
     group_size: int | None,
-    max_prompt_len: int,
+    max_prompt_len: int | None,
     min_new_tokens: int = 0,
 ) -> Iterator[ChosenSetting]:
     """Yields settings of reinforcement learning.
 
     Args:
-        questions: None: they are made, and their lengths not measured.
+        questions: those of a file; None: they are made, and not measured.
         adapters: roles of which adapters alone train.
-        group_size: answers a question, where given.
-        max_prompt_len: longest question, where given or not measured.
+        group_size: answers a question; None: to be chosen.
+        max_prompt_len: longest question; None: to be chosen, by ``questions``.
     """
     trained = ("actor", "critic") if critic else ("actor",)
     for role in trained:
         yield _learning_rate(model, role, lora=role in adapters, critic=role == "critic")
-    if questions is not None:
+    if max_prompt_len is None:
+        assert questions is not None
         found = _longest_prompt(model, questions)
-        max_prompt_len = found.value
+        max_prompt_len = int(found.value)
         yield found
     yield _longest_answer(model, max_prompt_len, least=min_new_tokens)
     if group_size is None:

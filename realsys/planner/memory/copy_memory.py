@@ -209,15 +209,17 @@ def call_terms(
 def _training(
     model: HeldModel, topo: ProcessTopology, stage: int, sizes: StepSizes
 ) -> dict[str, float]:
-    rank_tokens, tokens = _computed_tokens(model, topo, sizes, parts=sizes.updates_per_pass)
+    rank_tokens, tokens, again = _computed_tokens(model, topo, sizes, parts=sizes.updates_per_pass)
     # Micro-batches of a stage that still await their backward pass.
     kept = min(tokens * (topo.pipeline - stage), rank_tokens)
     layer = layer_activation_bytes(model.shape, topo.tensor, model.item_bytes)
+    attended = again * attention_activation_bytes(model.shape, topo.tensor, model.item_bytes)
     layers = math.ceil(model.shape.num_layers / topo.pipeline)
     if model.recompute:  # the input of each layer, and one layer at a time
         activations = kept * layers * model.shape.hidden_size * model.item_bytes + tokens * layer
+        activations += attended
     else:
-        activations = kept * layers * layer
+        activations = layers * (kept * layer + attended)
     found = {
         "activations": activations,
         "logits": _logits(model, topo, stage, tokens, sizes, backward=True),
@@ -237,7 +239,7 @@ def _training(
 def _forward(
     model: HeldModel, topo: ProcessTopology, stage: int, sizes: StepSizes
 ) -> dict[str, float]:
-    _, tokens = _computed_tokens(model, topo, sizes)
+    _, tokens, _ = _computed_tokens(model, topo, sizes)
     return {
         "activations": tokens * layer_activation_bytes(model.shape, topo.tensor, model.item_bytes),
         "logits": _logits(model, topo, stage, tokens, sizes, backward=False),
@@ -286,10 +288,16 @@ def layer_activation_bytes(shape: ModelShape, tensor: int, item: int) -> float:
     attention's output; gate, up, silu(gate) and their product. The tensor axis cuts all but the norms
     of the hidden state. Compared with what autograd saves in tests/unit/planner/test_memory.py.
     """
-    cut = item * (2 * shape.q_size + 2 * shape.kv_size + 4 * shape.intermediate_size)
+    cut = item * 4 * shape.intermediate_size
     if shape.qk_norm:
         cut += (_FLOAT32 + item) * (shape.q_size + shape.kv_size)
-    return (2 * _FLOAT32 + 4 * item) * shape.hidden_size + cut / tensor
+    attention = attention_activation_bytes(shape, tensor, item)
+    return (2 * _FLOAT32 + 4 * item) * shape.hidden_size + cut / tensor + attention
+
+
+def attention_activation_bytes(shape: ModelShape, tensor: int, item: int) -> float:
+    """Those of them that attention keeps: queries, keys, values and its output."""
+    return item * (2 * shape.q_size + 2 * shape.kv_size) / tensor
 
 
 def _logits(
@@ -366,8 +374,9 @@ def _gathered_numbers(model: HeldModel, topo: ProcessTopology) -> tuple[float, f
 
 def _computed_tokens(
     model: HeldModel, topo: ProcessTopology, sizes: StepSizes, *, parts: int = 1
-) -> tuple[int, int]:
-    """Tokens that a process computes in one of ``parts`` of a step, and in its largest micro-batch.
+) -> tuple[int, int, int]:
+    """Tokens that a process computes in one of ``parts`` of a step, and in its largest micro-batch, and how
+    many more attention has there, for which a prompt stands before each answer.
 
     Groups of answers are split if they don't fit, sequences never. Backend megatron computes a prompt for
     each of its answers, the others once for those of a micro-batch (backends/kernels/packed_attention.py).
@@ -377,8 +386,9 @@ def _computed_tokens(
     limit = all_tokens if model.max_tokens_per_mb is None else model.max_tokens_per_mb
     counted = min(all_tokens, max(limit, sizes.length))
     if model.backend == "megatron":
-        return all_tokens, counted
-    return _distinct(all_tokens, sequences, sizes), _distinct(counted, sequences, sizes)
+        return all_tokens, counted, 0
+    once = _distinct(counted, sequences, sizes)
+    return _distinct(all_tokens, sequences, sizes), once, counted - once
 
 
 def _distinct(counted: int, sequences: int, sizes: StepSizes) -> int:

@@ -84,6 +84,7 @@ RL: tuple[
         },
     ),
     (SEVEN, None, {"gpus": True, "group_size": 16}, {"train_bs_n_seqs": 32}),
+    (SHORT, SUMS, {"max_prompt_len": 100}, {"gen.max_new_tokens": 156}),
     (SEVEN, None, {"adapters": frozenset({"actor"})}, {"actor.optimizer.lr": 1e-5}),
     (SMOL, None, {"adapters": frozenset({"actor"})}, {"actor.optimizer.lr": 1e-4}),
     (
@@ -108,7 +109,7 @@ def test_reinforcement_learning_begins_with(model, questions, more, expected):
         "critic": False,
         "adapters": frozenset(),
         "group_size": None,
-        "max_prompt_len": 128,
+        "max_prompt_len": 128 if questions is None else None,
         **more,
     }
     made = list(chosen_for_rl(model, questions, **asked))
@@ -162,7 +163,10 @@ def test_what_the_user_or_a_recipe_gives_stays(real):
     assert not any(one.path == "actor.optimizer.lr" for one in chosen)
     adam = OptimizerOptions(lr=7e-5)
     recipe = grpo(MathTask(), actor=replace(ACTOR, path=str(real), optimizer=adam))
-    assert "actor.optimizer.lr" not in {one.path for one in recipe.chosen(())}
+    found = {one.path: one.value for one in replace(recipe, group_size=16).chosen(())}
+    assert "actor.optimizer.lr" not in found
+    assert "group_size" not in found
+    assert found["train_bs_n_seqs"] == 4  # for 64 answers
     published = replace(qwen_gsm8k(), actor=ModelOptions(path=str(real)))
     assert published.chosen(()) == ()
 
