@@ -213,6 +213,8 @@ class RLExperiment(TrainingRun):
                 max_prompt_len=None if measures else self.task.longest_prompt,
                 min_new_tokens=self.gen.min_new_tokens,
             )
+            asked = self.task.asks_itself
+            proposed = (p for p in proposed if asked or not p.path.startswith("task."))
             found = self.not_given(proposed, given)
         for phase in self.preparations():
             of_phase = [g.removeprefix("sft.") for g in given if g.startswith("sft.")]

@@ -54,6 +54,7 @@ class Task(Choice, abc.ABC):
     """Base: settings of every task."""
 
     choice = "task"
+    asks_itself: ClassVar[bool] = True  # else other tasks do, which have settings of their own
 
     eval_size: int = option(500, "held-out questions", ge=0)
     max_prompt_len: int = option(

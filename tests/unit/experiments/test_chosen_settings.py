@@ -193,6 +193,13 @@ def test_questions_are_measured_and_the_preparing_phase_chooses_too(real, tmp_pa
     assert found["actor.optimizer.lr"] == 3e-6
 
 
+def test_a_mixture_s_sources_keep_their_questions(real, file_root):
+    sources = ("task=mixture", "task.sources.a=math", "task.sources.a.max_prompt_len=16")
+    plan = make_plan("grpo-math", (f"actor.path={real}", *sources))
+    assert {one.path for one in plan.chosen} >= {"actor.optimizer.lr", "gen.max_new_tokens"}
+    assert not any(one.path.startswith("task.") for one in plan.chosen)
+
+
 @pytest.mark.parametrize("path", ["/nowhere", ""])
 def test_a_model_that_can_t_be_read_is_the_checks_business(path):
     assert replace(grpo_math(), actor=ModelOptions(path=path)).chosen(()) == ()
