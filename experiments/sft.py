@@ -12,7 +12,7 @@ from pathlib import Path
 
 from experiments.parts.backend_args import backend_of, compute_dtype, mb_spec_of
 from experiments.parts.call_placement import RolePlacement, place_models
-from experiments.parts.chosen_settings import chosen_for_sft
+from experiments.parts.chosen_settings import SMALL_SFT_LR, chosen_for_sft
 from experiments.parts.layout_checks import held_out_problems, layout_problems_of
 from experiments.parts.model_files import model_problems, starting_model
 from experiments.parts.question_files import absolute
@@ -42,7 +42,9 @@ class SFTExperiment(TrainingRun):
 
     model: ModelOptions = option(
         ModelOptions(
-            optimizer=OptimizerOptions(lr=2e-3, weight_decay=0.0, warmup_steps_proportion=0.05)
+            optimizer=OptimizerOptions(
+                lr=SMALL_SFT_LR, weight_decay=0.0, warmup_steps_proportion=0.05
+            )
         ),
         "the model",
     )

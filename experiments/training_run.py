@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from experiments.parts.chosen_settings import OF_RECIPES
 from realsys.api.experiment import ChosenSetting, Experiment, ExperimentConfig
@@ -68,14 +68,15 @@ class TrainingRun(Experiment):
         )
 
     def is_open(self, path: str, given: Collection[str]) -> bool:
-        """True if the user does not set it, and it has the default of its class or of the recipes."""
+        """True if the user does not set it, and its value is the declared default or that of recipes."""
         if any(path == one or path.startswith(f"{one}.") for one in given):
             return False
-        try:
-            usual = value_at(type(self)(), path)
-        except TypeError:  # a user's own class has settings without a default: all is the recipe's
+        group, _, name = path.rpartition(".")
+        owner = value_at(self, group) if group else self
+        declared = {f.name: f.default for f in fields(owner)}
+        if name not in declared:
             return False
-        return value_at(self, path) in (usual, OF_RECIPES.get(path, usual))
+        return getattr(owner, name) in (declared[name], OF_RECIPES.get(path, declared[name]))
 
     def tasks(
         self, counts: Mapping[WorkerType, int], made_before: ModelShape | None = None
@@ -88,9 +89,8 @@ class TrainingRun(Experiment):
         groups: dict[str, TasksGroup] = {}
         for kind, count in {**counts, WorkerType.MASTER_WORKER: 1}.items():
             task = self.resources(kind)
-            if (task.gpu or kind is WorkerType.MODEL_WORKER) and self.scheduling.of(
-                kind
-            ).mem is None:
+            computes = task.gpu or kind is WorkerType.MODEL_WORKER
+            if computes and self.scheduling.of(kind).mem is None:
                 needs = host_needs(kind, self.initial_setup(), made_before, gpu=bool(task.gpu))
                 task = replace(task, mem=max([task.mem, *map(host_mib, needs)]))
             groups[kind.value] = TasksGroup(count=count, scheduling=task)

@@ -26,11 +26,12 @@ from dataclasses import dataclass, replace
 from realsys.api.experiment import ChosenSetting
 
 SMALL_PARAMS = 10_000_000
-SMALL_LR, SMALL_CRITIC_LR, SMALL_ANSWER = 3e-4, 1e-3, 16  # of the recipes (recipes.py)
-# Defaults of recipes that are not those of the experiment's class: they count as not given.
+# Of the built-in recipes for small models (recipes.py, sft.py); for a larger one they count as not given.
+SMALL_LR, SMALL_CRITIC_LR, SMALL_SFT_LR, SMALL_ANSWER = 3e-4, 1e-3, 2e-3, 16
 OF_RECIPES = {
     "actor.optimizer.lr": SMALL_LR,
     "critic.optimizer.lr": SMALL_CRITIC_LR,
+    "model.optimizer.lr": SMALL_SFT_LR,
     "gen.max_new_tokens": SMALL_ANSWER,
 }
 BILLION = 1_000_000_000
@@ -175,10 +176,8 @@ def _batch(
         if most is None:
             most = questions.total // HELD_OUT_PART
         if most < held_out:
-            held_out, why = (
-                most,
-                f"of {questions.total} questions" if questions.held_out is None else "all",
-            )
+            why = f"of {questions.total} questions" if questions.held_out is None else "all"
+            held_out = most
         left = questions.total - (held_out if questions.held_out is None else 0)
         if 0 < left < size:
             size, of = left, "all questions"

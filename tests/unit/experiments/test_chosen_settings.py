@@ -156,6 +156,14 @@ def test_a_plan_and_its_record_say_what_was_chosen_and_why(real, file_root, caps
     assert "chosen: 494 M weights, no chat template; longest answer" in told
 
 
+def test_a_critic_is_chosen_for_too(real, file_root):
+    plan = make_plan("ppo-math", (f"actor.path={real}", "train_bs_n_seqs=8"))
+    found = {one.path: one.value for one in plan.chosen}
+    assert found["critic.optimizer.lr"] == 3e-5
+    assert found["critic.max_tokens_per_mb"] == 2048
+    assert found["group_size"] == 1
+
+
 def test_what_the_user_or_a_recipe_gives_stays(real):
     given = [f"actor.path={real}", "actor.optimizer.lr=3e-4", "task.max_prompt_len=16"]
     options, chosen = chosen_experiment("grpo-math", given)
