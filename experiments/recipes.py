@@ -13,20 +13,21 @@ from typing import Any
 
 from experiments.algorithm import GRPO, PPO
 from experiments.compose import RLExperiment
+from experiments.parts.chosen_settings import SMALL_ANSWER, SMALL_CRITIC_LR, SMALL_LR
 from experiments.sft import SFTExperiment
 from experiments.task import Task
 from realsys.api.model import GenerationHyperparameters
 from realsys.api.options import ModelOptions, OptimizerOptions
 
-GEN = GenerationHyperparameters(max_new_tokens=16)
+GEN = GenerationHyperparameters(max_new_tokens=SMALL_ANSWER)
 # The policy of the last steps is the product: without a decay it swings by several points of accuracy.
 OPTIMIZER: dict[str, Any] = {
     "weight_decay": 0.0,
     "lr_schedule": "linear",
     "warmup_steps_proportion": 0.05,
 }
-ACTOR = ModelOptions(optimizer=OptimizerOptions(lr=3e-4, **OPTIMIZER))
-CRITIC = ModelOptions(optimizer=OptimizerOptions(lr=1e-3, **OPTIMIZER))
+ACTOR = ModelOptions(optimizer=OptimizerOptions(lr=SMALL_LR, **OPTIMIZER))
+CRITIC = ModelOptions(optimizer=OptimizerOptions(lr=SMALL_CRITIC_LR, **OPTIMIZER))
 
 
 PPO_DEFAULTS = PPO(kl_ctl=0.01, gae_lambda=0.95, entropy_coef=0.01)

@@ -13,14 +13,15 @@ from typing import ClassVar
 
 from experiments.parts.backend_args import backend_of, compute_dtype, mb_spec_of
 from experiments.parts.call_placement import RolePlacement, place_models
+from experiments.parts.chosen_settings import SMALL_SFT_LR, chosen_for_sft
 from experiments.parts.layout_checks import held_out_problems, layout_problems_of
-from experiments.parts.model_files import model_problems, toy_remarks
+from experiments.parts.model_files import model_problems, starting_model
 from experiments.parts.question_files import absolute
 from experiments.task import MathTask, Task
 from experiments.training_run import TrainingRun
 from realsys.api.dataflow import MFCDef
 from realsys.api.errors import ConfigError
-from realsys.api.experiment import ExperimentConfig
+from realsys.api.experiment import ChosenSetting, ExperimentConfig
 from realsys.api.model import (
     DatasetAbstraction,
     ModelAbstraction,
@@ -42,7 +43,9 @@ class SFTExperiment(TrainingRun):
 
     model: ModelOptions = option(
         ModelOptions(
-            optimizer=OptimizerOptions(lr=2e-3, weight_decay=0.0, warmup_steps_proportion=0.05)
+            optimizer=OptimizerOptions(
+                lr=SMALL_SFT_LR, weight_decay=0.0, warmup_steps_proportion=0.05
+            )
         ),
         "the model",
     )
@@ -101,10 +104,17 @@ class SFTExperiment(TrainingRun):
             built_in=self.init.shape(),
         )
 
+    def chosen(self, given: Collection[str]) -> tuple[ChosenSetting, ...]:
+        """For a real model: learning rate, lengths, memory (parts/chosen_settings.py)."""
+        path = self.model.path
+        if path is None or (model := starting_model(path)) is None:
+            return ()
+        gpus, lora = self.resources().gpu > 0, self.model.lora.rank > 0
+        proposed = chosen_for_sft(model, self.task.measured(path), gpus=gpus, lora=lora)
+        return self.not_given(proposed, given)
+
     def remarks(self, given: Collection[str]) -> Iterator[str]:
-        """Warns of toy defaults on a real model, and reports how many questions were counted."""
-        values = {"model.optimizer.lr": self.model.optimizer.lr, **self.mem_of_toy}
-        yield from toy_remarks(self.model.path, values, given)
+        """Reports how many questions were counted."""
         yield from self.task.remarks(self.model.path)
 
     def input_files(self) -> tuple[str, ...]:

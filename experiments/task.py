@@ -18,10 +18,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
+from experiments.parts.chosen_settings import MeasuredQuestions
 from experiments.parts.question_files import (
     absolute,
     answer_problems,
     dataset_problems,
+    measured_questions,
     question_files,
     sampled_remarks,
 )
@@ -52,6 +54,7 @@ class Task(Choice, abc.ABC):
     """Base: settings of every task."""
 
     choice = "task"
+    asks_itself: ClassVar[bool] = True  # else other tasks do, which have settings of their own
 
     eval_size: int = option(500, "held-out questions", ge=0)
     max_prompt_len: int = option(
@@ -179,6 +182,10 @@ class Task(Choice, abc.ABC):
         """Yields what a user should know about the questions."""
         yield from ()
 
+    def measured(self, tokenizer_dir: str) -> MeasuredQuestions | None:
+        """How many and how long the questions are; None: that is not known before a worker reads them."""
+        return None
+
     def input_files(self) -> tuple[str, ...]:
         """Files that the questions come from."""
         return ()
@@ -253,6 +260,10 @@ class FileTask(Task):
     def remarks(self, tokenizer_dir: str | None) -> Iterator[str]:
         """Reports how many questions of large files were counted, and what filters drop."""
         yield from sampled_remarks(self._data, tokenizer_dir)
+
+    def measured(self, tokenizer_dir: str) -> MeasuredQuestions | None:
+        """Those of the files."""
+        return None if self.path is None else measured_questions(self._data, tokenizer_dir)
 
     def input_files(self) -> tuple[str, ...]:
         """The question files."""

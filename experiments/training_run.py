@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, fields, replace
 
-from realsys.api.experiment import Experiment, ExperimentConfig
+from experiments.parts.chosen_settings import OF_RECIPES
+from realsys.api.experiment import ChosenSetting, Experiment, ExperimentConfig
 from realsys.api.options import LARGEST_SEED, WandbOptions, option
 from realsys.api.scheduling import ExperimentScheduling, Scheduling, TasksGroup, WorkerType
 from realsys.api.worker_configs import ExperimentSaveEvalControl
+from realsys.config.option_tree import value_at
 from realsys.models.shape import ModelShape
 from realsys.planner.memory.copy_memory import Terms
-from realsys.planner.memory.host_memory import host_memory_of_experiment, host_mib
+from realsys.planner.memory.host_memory import (
+    host_memory_of_experiment,
+    host_mib,
+    memory_on_cpus,
+)
 from realsys.planner.memory.server_memory import memory_of_evaluator, memory_of_server
 
 # Cores, host memory in MiB: far more than the built-in model needs.
@@ -52,11 +58,26 @@ class TrainingRun(Experiment):
             default = replace(default, cpu=CPUS_WITH_GPU)
         return wanted.on(default)
 
-    @property
-    def mem_of_toy(self) -> dict[str, int]:
-        """The default memory of model workers, by its setting; empty if it is set or follows from GPUs."""
-        task, given = self.resources(), self.scheduling.of(WorkerType.MODEL_WORKER).mem
-        return {} if task.gpu or given is not None else {"scheduling.model_worker.mem": task.mem}
+    def not_given(
+        self, proposed: Iterable[ChosenSetting], given: Collection[str]
+    ) -> tuple[ChosenSetting, ...]:
+        """Those of ``proposed`` that neither the user nor a recipe sets, and that change something."""
+        return tuple(
+            one
+            for one in proposed
+            if self.is_open(one.path, given) and value_at(self, one.path) != one.value
+        )
+
+    def is_open(self, path: str, given: Collection[str]) -> bool:
+        """True if the user does not set it, and its value is the declared default or that of recipes."""
+        if any(path == one or path.startswith(f"{one}.") for one in given):
+            return False
+        group, _, name = path.rpartition(".")
+        owner = value_at(self, group) if group else self
+        declared = {f.name: f.default for f in fields(owner)}
+        if name not in declared:
+            return False
+        return getattr(owner, name) in (declared[name], OF_RECIPES.get(path, declared[name]))
 
     def tasks(
         self, counts: Mapping[WorkerType, int], made_before: ModelShape | None = None
@@ -69,23 +90,25 @@ class TrainingRun(Experiment):
         groups: dict[str, TasksGroup] = {}
         for kind, count in {**counts, WorkerType.MASTER_WORKER: 1}.items():
             task = self.resources(kind)
-            if task.gpu and self.scheduling.of(kind).mem is None:
-                needs = host_needs(kind, self.initial_setup(), made_before)
+            computes = task.gpu or kind is WorkerType.MODEL_WORKER
+            if computes and self.scheduling.of(kind).mem is None:
+                needs = host_needs(kind, self.initial_setup(), made_before, gpu=bool(task.gpu))
                 task = replace(task, mem=max([task.mem, *map(host_mib, needs)]))
             groups[kind.value] = TasksGroup(count=count, scheduling=task)
         return ExperimentScheduling(**groups)  # type: ignore[arg-type]
 
 
 def host_needs(
-    kind: WorkerType, config: ExperimentConfig, made_before: ModelShape | None
+    kind: WorkerType, config: ExperimentConfig, made_before: ModelShape | None, *, gpu: bool
 ) -> Iterable[Terms]:
-    """Yields what workers with GPUs need of their hosts' memory, as far as their models are known.
+    """Yields what workers need of their hosts' memory, as far as their models are known.
 
     Args:
         made_before: sizes of a model that an earlier phase makes.
     """
     if kind is WorkerType.MODEL_WORKER:
-        yield from host_memory_of_experiment(config, made_before).values()
+        of_workers = host_memory_of_experiment if gpu else memory_on_cpus
+        yield from of_workers(config, made_before).values()
     elif kind in (WorkerType.GENERATION_SERVER, WorkerType.EVALUATOR):
         of = memory_of_evaluator if kind is WorkerType.EVALUATOR else memory_of_server
         if (found := of(config, made_before=made_before)) is not None:

@@ -1,18 +1,17 @@
-"""Checks folders of models, and warns of settings that do not suit them. No torch."""
+"""Reads and checks folders of models, and warns of settings that do not suit them. No torch."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from experiments.parts.backend_args import backend_problems
+from experiments.parts.chosen_settings import SMALL_PARAMS, StartingModel
 from realsys.api import registry
 from realsys.api.basics.bounded_files import parse_json, read_bounded_text
 from realsys.api.errors import CheckpointError, ConfigError, RealsysError
 from realsys.api.options import ModelOptions
-
-TOY_PARAMS = 10_000_000  # the defaults suit models up to this size, such as the built-in one
 
 
 def model_problems(
@@ -88,26 +87,24 @@ def max_positions_of(path: str | None) -> int:
         return 0
 
 
-def toy_remarks(
-    path: str | None, values: Mapping[str, Any], given: Collection[str]
-) -> Iterator[str]:
-    """Warns of defaults that suit the built-in model but apply to a real one.
-
-    Args:
-        path: the user's model; None: the built-in one.
-        values: the settings concerned, by name.
+def starting_model(path: str | None) -> StartingModel | None:
+    """Returns what settings are chosen by; None: the defaults suit the model, or it can't be read, which
+    other checks report.
     """
     if path is None:
-        return
+        return None
     from realsys.models.hf_directory import check_hf_directory
+    from realsys.models.prompt_lengths import chat_template
 
-    params = check_hf_directory(Path(path).expanduser(), need_tokenizer=False).num_params
-    unset = [f"{name}={value}" for name, value in values.items() if name not in given]
-    if params > TOY_PARAMS and unset:
-        yield (
-            f"the model in {path} has {params:,} parameters, but these defaults were chosen for the "
-            f"built-in toy: {' '.join(unset)}. Set each of them, even to the same value"
-        )
+    root = Path(path).expanduser()
+    try:
+        params = check_hf_directory(root, need_tokenizer=False).num_params
+        chats = chat_template(root) is not None
+    except (RealsysError, OSError):
+        return None
+    if params <= SMALL_PARAMS:
+        return None
+    return StartingModel(params=params, positions=max_positions_of(path), chats=chats)
 
 
 def _as_problem(check: Any, path: str, where: str) -> Iterator[ConfigError]:

@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from experiments.parts.chosen_settings import MeasuredQuestions
 from realsys.api import registry
 from realsys.api.errors import CheckpointError, ConfigError, DataError
 from realsys.data.sources.dataset_arguments import MathRecordsArguments
@@ -214,6 +215,34 @@ def _length_problems(
             where=f"task.max_prompt_len and {path}",
             fix=f"raise task.max_prompt_len to {longest}, or drop these questions",
         )
+
+
+def measured_questions(data: MathRecordsArguments, tokenizer_dir: str) -> MeasuredQuestions | None:
+    """Returns the numbers of questions and the length of the longest, of those that a plan reads; None if
+    they can't be read or counted, which other checks report.
+    """
+    from realsys.models.prompt_lengths import prompt_lengths
+
+    try:
+        files = [_Sampled(data, file) for file in (data.path, data.eval_path) if file is not None]
+        counted, exact = [0], True
+        for found in files:
+            chosen = sample_of(found.lengths())
+            exact &= len(chosen) == found.total
+            prompts = [found.question(i).prompt for i in chosen]
+            root = Path(tokenizer_dir).expanduser()
+            counted += (
+                prompt_lengths(root, prompts, system=data.system, template_args=data.template_args)
+                or []
+            )
+    except (ConfigError, DataError, CheckpointError, ZeroDivisionError):
+        return None
+    if not files or not max(counted):
+        return None
+    held_out = None if data.eval_path is None else files[-1].total
+    return MeasuredQuestions(
+        longest=max(counted), exact=exact, total=files[0].total, held_out=held_out
+    )
 
 
 def sampled_remarks(data: MathRecordsArguments, tokenizer_dir: str | None) -> Iterator[str]:

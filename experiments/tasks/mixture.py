@@ -10,7 +10,7 @@ import dataclasses
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from experiments.task import Task
 from realsys.api.basics.reward import BY_SOURCE
@@ -29,6 +29,7 @@ class Mixture(Task):
     """Questions of several tasks, each scored by the rules of its own."""
 
     kind = "mixture"
+    asks_itself: ClassVar[bool] = False
 
     sources: Mapping[str, Task] = option({}, "tasks by names of yours, e.g. task.sources.sums=math")
     weights: Mapping[str, float] = option(

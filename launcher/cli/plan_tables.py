@@ -15,8 +15,10 @@ from launcher.plan.memory_check import (
 )
 from launcher.plan.plan_view import (
     ALLOCATION_HEAD,
+    CHOSEN_HEAD,
     MEMORY_HEAD,
     allocation_rows,
+    chosen_rows,
     memory_rows,
     rollout_lines,
     server_rows,
@@ -37,6 +39,9 @@ def print_plan(plan: LaunchPlan) -> None:
     say(f"  store   {plan.name_resolve_url}")
     for name in plan.imports:
         say(f"  import  {name}")
+    if plan.chosen:
+        say("")
+        output.table(CHOSEN_HEAD, chosen_rows(plan.chosen))
     for i, phase in enumerate(plan.phases, 1):
         say("")
         _print_phase(

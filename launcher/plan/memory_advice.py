@@ -18,6 +18,7 @@ from realsys.api.experiment import ExperimentConfig
 from realsys.api.model import ModelInterfaceType, ModelName
 from realsys.api.options import ModelOptions
 from realsys.api.plan import LaunchPlan
+from realsys.config.option_tree import with_value
 from realsys.planner.memory.memory_messages import ADVICE, advice, largest, size
 from realsys.planner.memory.memory_of_workers import step_sizes
 
@@ -41,7 +42,7 @@ class SettingChange:
 
     def on(self, experiment: Any) -> Any:
         """Returns the experiment with this change."""
-        return _replaced(experiment, self.path.split("."), self.value)
+        return with_value(experiment, self.path, self.value)
 
 
 Candidate = tuple[SettingChange, ...]  # changes that help only together
@@ -190,12 +191,6 @@ def _with(experiment: Any, candidates: Sequence[Candidate]) -> Any:
     for change in _flat(candidates):
         experiment = change.on(experiment)
     return experiment
-
-
-def _replaced(options: Any, names: Sequence[str], value: Any) -> Any:
-    first, *rest = names
-    new = _replaced(getattr(options, first), rest, value) if rest else value
-    return dataclasses.replace(options, **{first: new})
 
 
 def memory_fix(

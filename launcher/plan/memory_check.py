@@ -18,7 +18,11 @@ from realsys.api.scheduling import Scheduling, WorkerType
 from realsys.planner.allocation import workers_text
 from realsys.planner.gpu_models import device_of
 from realsys.planner.memory.copy_memory import Terms
-from realsys.planner.memory.host_memory import host_memory_of_experiment, host_mib
+from realsys.planner.memory.host_memory import (
+    host_memory_of_experiment,
+    host_mib,
+    memory_on_cpus,
+)
 from realsys.planner.memory.memory_messages import GiB, MiB, advice, largest, size
 from realsys.planner.memory.memory_of_workers import (
     WorkerMemory,
@@ -28,7 +32,6 @@ from realsys.planner.memory.memory_of_workers import (
 )
 from realsys.planner.memory.server_memory import ServerMemory, memory_of_evaluator, memory_of_server
 
-PROCESS_MIB = 600  # a worker's libraries, without any model
 RESERVE = 0.04  # share of a GPU that the allocator can't use
 # Assumed, not measured: a process's CUDA context with its kernels, and one NCCL communicator's buffers
 # (4 MiB per channel and direction by NCCL's defaults, some tens of channels).
@@ -43,7 +46,7 @@ class WorkerGroup:
     workers: tuple[int, ...]
     memory: WorkerMemory
     limit: float | None
-    host: Terms = field(default_factory=dict)  # host memory of a worker with a GPU
+    host: Terms = field(default_factory=dict)  # host memory, where the models are too without a GPU
     host_limit: float = 0.0
 
 
@@ -55,7 +58,8 @@ def memory_of_plan(plan: LaunchPlan) -> dict[str, list[WorkerGroup]]:
         limit = gpu_bytes(plan.cluster, scheduling)
         groups: dict[str, list[int]] = {}
         memory = memory_of_experiment(phase.config, made)
-        host = host_memory_of_experiment(phase.config, made) if scheduling.gpu else {}
+        of_host = host_memory_of_experiment if scheduling.gpu else memory_on_cpus
+        host = of_host(phase.config, made)
         for worker, needs in memory.items():
             groups.setdefault(repr((needs, host.get(worker))), []).append(worker)
         found[phase.name] = [
@@ -268,15 +272,7 @@ def memory_warnings(plan: LaunchPlan, memory: Mapping[str, list[WorkerGroup]]) -
                     f"scheduling.{server.kind.value}.mem to {host_mib(host)}, or leave it out"
                 )
     for phase in plan.phases:
-        scheduling = scheduling_of(phase)
         for group in memory[phase.name]:
-            needs = PROCESS_MIB + group.memory.bytes / MiB
-            if not scheduling.gpu and needs > scheduling.mem:
-                yield (
-                    f"phase {phase.name}: model workers {workers_text(group.workers)} need about "
-                    f"{needs:,.0f} MiB, but their tasks have {scheduling.mem}; raise "
-                    "scheduling.model_worker.mem or lower max_tokens_per_mb"
-                )
             if sum(group.host.values()) > group.host_limit:
                 terms = sorted(group.host.items(), key=lambda part: -part[1])
                 yield (

@@ -5,18 +5,20 @@ Also its lines on servers, rollout workers, staleness and the transmission graph
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from launcher.plan.memory_check import ServerGroup, WorkerGroup, usable_by_worker
 from realsys.api.dataflow import hooks_text
-from realsys.api.experiment import ExperimentConfig
+from realsys.api.experiment import ChosenSetting, ExperimentConfig
 from realsys.api.worker_configs import RolloutControl
+from realsys.config.option_tree import value_text
 from realsys.planner.allocation import workers_text
 from realsys.planner.memory.copy_memory import Terms
 from realsys.planner.memory.memory_messages import size
 from realsys.planner.placed import allocation_of
 
 ALLOCATION_HEAD = ("call", "copy", "backend", "dtype", "layout", "workers", "pool", "around it")
+CHOSEN_HEAD = ("chosen for the model", "value", "why")
 MEMORY_HEAD = ("workers", "what", "bytes", "of which")
 
 
@@ -44,6 +46,17 @@ def allocation_rows(config: ExperimentConfig) -> list[tuple[str, ...]]:
             )
         )
     return rows
+
+
+def chosen_rows(chosen: Iterable[ChosenSetting]) -> list[tuple[str, ...]]:
+    """One row per setting that was chosen for the model."""
+    return [(one.path, value_text(one.value), one.why) for one in chosen]
+
+
+def chosen_lines(chosen: Iterable[ChosenSetting]) -> Iterator[str]:
+    """Yields the same as words with reasons, for those who read a trial's settings."""
+    for path, value, why in chosen_rows(chosen):
+        yield f"chosen for the model: {path}={value}  ({why})"
 
 
 def memory_rows(groups: Sequence[WorkerGroup]) -> list[tuple[str, ...]]:

@@ -31,7 +31,7 @@ from launcher.plan.memory_check import (
 )
 from realsys.api.cluster import ClusterSpec
 from realsys.api.errors import ConfigError, collected, flat, raise_all
-from realsys.api.experiment import Experiment, ExperimentConfig
+from realsys.api.experiment import ChosenSetting, Experiment, ExperimentConfig
 from realsys.api.options import range_problems, with_defaults_out_of_range
 from realsys.api.plain import to_plain
 from realsys.api.plan import LaunchPlan, PhasePlan
@@ -62,6 +62,7 @@ def resolve(
     machine_cpus: int | None = None,
     machine_gpus: Callable[[], int] | None = None,
     given: Collection[str] = (),
+    chosen: Sequence[ChosenSetting] = (),
     earlier: Sequence[ConfigError] = (),
     request: JobRequest | None = None,
     now: datetime | None = None,
@@ -78,6 +79,7 @@ def resolve(
         machine_gpus: counts the GPUs of this machine, which may take seconds; a local run that requests
             more is refused.
         given: paths of the settings that the user set.
+        chosen: settings of ``experiment`` that were chosen for its model.
         earlier: problems found while reading the settings, reported together with those found here.
         request, now: on Slurm, the user's job options, and the local time from which relative times
             count.
@@ -121,6 +123,7 @@ def resolve(
         cluster=cluster,
         phases=tuple(done),
         options=to_plain(requested),
+        chosen=(*chosen, *(_chosen_memory(experiment, done[-1]) if chosen else ())),
         imports=snapshot_imports(imports, folder) if snapshot else tuple(imports),
         warnings=(
             *experiment.remarks(given),
@@ -382,6 +385,16 @@ def _option_problems(experiment: Experiment) -> Iterable[ConfigError]:
         if in_range:  # as in _Phases._resolved
             raise
     return found
+
+
+def _chosen_memory(experiment: Experiment, phase: PhasePlan) -> Iterator[ChosenSetting]:
+    """The memory of model workers, which follows from their models, where it is not given."""
+    if experiment.scheduling.of(WorkerType.MODEL_WORKER).mem is None:
+        yield ChosenSetting(
+            path=f"scheduling.{WorkerType.MODEL_WORKER.value}.mem",
+            value=phase.scheduling.model_worker.scheduling.mem,
+            why="MiB: what models and calls need, and a tenth; at least the default",
+        )
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
@@ -25,11 +25,11 @@ from launcher.submit import setting_table
 from launcher.submit.job_options import JobOptions
 from launcher.trials.find_trials import next_free_name
 from realsys.api import registry
-from realsys.api.errors import ConfigError, RealsysError
-from realsys.api.experiment import Experiment
+from realsys.api.errors import ConfigError, RealsysError, raise_all
+from realsys.api.experiment import ChosenSetting, Experiment
 from realsys.api.plan import LaunchPlan
-from realsys.config.option_tree import paths
-from realsys.config.overrides import apply_overrides, defaults_of, read_settings
+from realsys.config.option_tree import paths, with_value
+from realsys.config.overrides import apply_overrides, apply_settings, defaults_of, read_settings
 from realsys.trial.records import trial_dir
 from realsys.trial.snapshot import revision_meanwhile
 from realsys.worker.machine_gpus import machine_gpus
@@ -124,9 +124,10 @@ class Planner:
         problems += [*applied.problems, *self._job.problems(self.cluster)]
         if self.on_slurm:
             problems += missing_secrets(self.cluster, os.environ)
+        options, chosen = with_chosen(applied.options, applied.origins)
         plan = resolve(
             self.experiment,
-            applied.options,
+            options,
             cluster=self.cluster,
             trial_name=trial,
             user=self._user,
@@ -136,6 +137,7 @@ class Planner:
             if self.on_slurm
             else partial(machine_gpus, {**os.environ, **self.cluster.env_vars}),
             given=frozenset(applied.origins),
+            chosen=chosen,
             earlier=problems,
             request=self._request,
             now=self._now,
@@ -194,6 +196,33 @@ def default_experiment(name: str) -> Experiment:
             fix="decorate it: @dataclass(frozen=True, kw_only=True)",
         )
     return found
+
+
+def with_chosen(
+    options: Experiment, given: Collection[str]
+) -> tuple[Experiment, tuple[ChosenSetting, ...]]:
+    """Returns the experiment with the settings that are chosen for its model, and these.
+
+    Args:
+        given: paths of the settings that the user set.
+    """
+    chosen = options.chosen(given)
+    for one in chosen:
+        options = with_value(options, one.path, one.value)
+    return options, chosen
+
+
+def chosen_experiment(
+    name: str, words: Sequence[str], config: Path | None = None
+) -> tuple[Experiment, tuple[ChosenSetting, ...]]:
+    """Returns a registered experiment with the settings given and chosen, and the chosen ones.
+
+    Raises:
+        ConfigErrors: every mistake in the settings.
+    """
+    applied = apply_settings(default_experiment(name), words=words, config=config)
+    raise_all(applied.problems)
+    return with_chosen(applied.options, applied.origins)
 
 
 def setting_names(words: Iterable[str]) -> list[str]:

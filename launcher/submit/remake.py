@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import dataclasses
 import os
 import re
 import shlex
@@ -38,6 +37,7 @@ from launcher.trials.changed_settings import (
 from realsys.api.errors import ConfigError, collected, flat, raise_all
 from realsys.api.plain import from_plain, to_plain
 from realsys.api.plan import LaunchPlan
+from realsys.config.option_tree import value_at
 from realsys.config.overrides import apply_overrides, read_settings
 from realsys.config.settings import UserSetting
 from realsys.trial.records import TrialFiles, TrialRecord
@@ -129,7 +129,7 @@ def remake(
         after = replace(after, job=replace(after.job, begin=None))
     warnings = tuple(w for w in after.warnings if w not in before.warnings)
     return RemadePlan(
-        plan=replace(after, warnings=(*plan.warnings, *warnings)),
+        plan=replace(after, chosen=plan.chosen, warnings=(*plan.warnings, *warnings)),
         settings={**requested.changes, **of_job},
         extends_run=extends_run(to_plain(before), to_plain(after)),
         warnings=warnings,
@@ -286,19 +286,6 @@ def _alternative(maker: _PlanMaker, origin: str) -> str:
 def _typed(path: str, origin: str) -> str:
     """Returns the setting's name as on the command line."""
     return origin.removeprefix("command line ") if origin.startswith(_OPTION) else path
-
-
-def value_at(options: Any, path: str) -> Any:
-    """Returns the value at a dotted path of a dataclass, also within a table; None if there is none."""
-    head, _, rest = path.partition(".")
-    if dataclasses.is_dataclass(options):
-        value = getattr(options, head, None)
-        return value_at(value, rest) if rest else value
-    if isinstance(options, Mapping):
-        if path in options:
-            return options[path]
-        return value_at(options.get(head), rest) if rest else None
-    return None
 
 
 def _changed_job_options(plan: LaunchPlan, job: JobOptions) -> dict[str, tuple[Any, Any]]:

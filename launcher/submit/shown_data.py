@@ -12,7 +12,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from launcher.submit.planning import default_experiment, import_all
+from launcher.submit.planning import chosen_experiment, import_all
 from realsys.api import registry
 from realsys.api.errors import ConfigError, DataError, did_you_mean
 from realsys.api.experiment import Experiment, ExperimentConfig
@@ -24,7 +24,6 @@ from realsys.api.model import (
     ProcessTopology,
 )
 from realsys.config.extras import missing_packages
-from realsys.config.overrides import with_settings
 
 MAIN = "main"
 INPUT, PROMPTS, PROMPT_MASK = "packed_input_ids", "packed_prompts", "prompt_mask"
@@ -92,7 +91,7 @@ def shown_data(
             can't be read.
     """
     import_all(imports)
-    experiment = with_settings(default_experiment(name), words=words, config=config)
+    experiment, _ = chosen_experiment(name, words, config)
     chosen, tokenizer_dir = _phase(name, experiment, phase)
     for problem in missing_packages(_NEEDED, where="realsys data show"):
         raise problem

@@ -237,7 +237,7 @@ def matches(path: Sequence[str], pattern: Sequence[str]) -> bool:
 
 
 # Leaves that do not affect the run; leaves that are set anew for each start.
-_IGNORED = ("options.**", "warnings.**")
+_IGNORED = ("options.**", "chosen.**", "warnings.**")
 PER_START = (
     *(f"job.{name}" for name in ("begin", "deadline", "dependency", "after")),
     *(f"phases.*.scheduling.*.scheduling.{name}" for name in ("begin", "deadline")),

@@ -225,6 +225,15 @@ class ExperimentConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ChosenSetting:
+    """A value that neither user nor recipe gave, chosen for the model at hand, and why."""
+
+    path: str
+    value: Any
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Preparation:
     """An experiment that must run first, once; its product is cached by content.
 
@@ -259,6 +268,12 @@ class Experiment(abc.ABC):
     def problems(self) -> Iterator[ConfigError]:
         """Yields mistakes that only this experiment can detect, before anything starts. No torch."""
         yield from ()
+
+    def chosen(self, given: Collection[str]) -> tuple[ChosenSetting, ...]:
+        """Values for settings that are not in ``given``, where a default suits this run better than the
+        declared one. What can't be read is ``problems``' business.
+        """
+        return ()
 
     def remarks(self, given: Collection[str]) -> Iterator[str]:
         """Yields warnings that are no errors, such as defaults that the user should know about.

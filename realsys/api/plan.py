@@ -18,7 +18,7 @@ from urllib.parse import quote
 from realsys.api.basics.like_before import fold, unfold
 from realsys.api.cluster import ClusterSpec
 from realsys.api.errors import ConfigError, MadeByOtherCode
-from realsys.api.experiment import ExperimentConfig
+from realsys.api.experiment import ChosenSetting, ExperimentConfig
 from realsys.api.plain import from_plain, to_plain
 from realsys.api.scheduling import ExperimentScheduling, WorkerType
 
@@ -166,6 +166,7 @@ class LaunchPlan:
         trial_dir: absolute folder of the trial.
         options: the experiment's options as plain values, for ``show``, the report and a resume with
             others.
+        chosen: those of the options that were chosen for the model, and why.
         imports: ``--import`` files and modules, absolute, imported by every worker.
         job: the Slurm request; None on this machine.
         snapshot: the trial runs the copy of the code in its own folder (``TrialFiles.code``).
@@ -180,6 +181,7 @@ class LaunchPlan:
     cluster: ClusterSpec
     phases: tuple[PhasePlan, ...]
     options: Mapping[str, Any] = field(default_factory=dict)
+    chosen: tuple[ChosenSetting, ...] = ()
     imports: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     job: JobPlan | None = None

@@ -151,6 +151,26 @@ def values(f: dataclasses.Field[Any], kind: Any) -> tuple[str, ...] | None:
     return tuple(value_text(value) for value in known)
 
 
+def value_at(options: Any, path: str) -> Any:
+    """The value at a dotted path of a dataclass, also within a table; None if there is none."""
+    head, _, rest = path.partition(".")
+    if dataclasses.is_dataclass(options):
+        value = getattr(options, head, None)
+        return value_at(value, rest) if rest else value
+    if isinstance(options, Mapping):
+        if path in options:
+            return options[path]
+        return value_at(options.get(head), rest) if rest else None
+    return None
+
+
+def with_value(options: Any, path: str, value: Any) -> Any:
+    """The dataclass with another value at a dotted path. Raises ConfigError: its own checks refuse it."""
+    head, _, rest = path.partition(".")
+    new = with_value(getattr(options, head), rest, value) if rest else value
+    return dataclasses.replace(options, **{head: new})
+
+
 def nearest(wrong: str, options: Any, *, path: str = "") -> str:
     """What the writer of an unknown dotted name probably meant, as a sentence.
 

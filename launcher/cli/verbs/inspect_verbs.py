@@ -7,6 +7,7 @@ that can end in several ways return their exit status; `status` of a failed run 
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -162,6 +163,7 @@ def show(
         return
     if len(words) != 1:
         raise typer.BadParameter("give either a TRIAL or --config EXPERIMENT [NAME=VALUE]...")
+    from launcher.plan.plan_view import chosen_lines
     from launcher.terminal import output
     from launcher.trials.changed_settings import change_lines
     from launcher.trials.find_trials import find_trial
@@ -172,12 +174,12 @@ def show(
     plan, record = read_plan(files.plan), read_record(TrialRecord, files.record)
     changes = record.changes if record else ()
     if json:
-        output.document(trial=plan.trial, options=plan.options, changes=changes)
+        output.document(trial=plan.trial, options=plan.options, chosen=plan.chosen, changes=changes)
         return
     for name, value in _flat(plan.options):
         if not name.endswith("scheduling"):  # nothing of it is set
             output.data(f"{name}={value}")
-    output.say(*change_lines(changes))
+    output.say(*chosen_lines(plan.chosen), *change_lines(changes))
 
 
 def graph(
@@ -253,15 +255,15 @@ def _show_experiment(name: str, words: list[str], imports: list[str], json: bool
 
     from launcher.cli.tables import print_options
     from launcher.submit import setting_table
-    from launcher.submit.planning import default_experiment, import_all
+    from launcher.submit.planning import chosen_experiment, default_experiment, import_all
     from launcher.terminal import output
     from realsys.config.option_tree import rows
-    from realsys.config.overrides import with_settings
 
     import_all(imports)
-    defaults = default_experiment(name)
-    setting_table.remember(name, defaults)
-    found = list(rows(with_settings(defaults, words=words)))
+    setting_table.remember(name, default_experiment(name))
+    options, chosen = chosen_experiment(name, words)
+    why = {one.path: f"chosen: {one.why}; " for one in chosen}
+    found = [replace(row, meaning=why.get(row.path, "") + row.meaning) for row in rows(options)]
     if json:
         output.document(
             experiment=name,

@@ -41,6 +41,7 @@ def launch(
     job: o.Job,
 ) -> int:
     """Start an experiment and watch it; Ctrl-C leaves it running."""
+    from launcher.plan.plan_view import chosen_lines
     from launcher.slurm.plan_lines import limit_lines
     from launcher.submit.planning import LaunchOptions
     from launcher.submit.submit import launch_trial, launch_warnings
@@ -61,7 +62,7 @@ def launch(
     plan, files = launch_trial(experiment, words, trial=trial, command=command, **options)
     output.warn(*launch_warnings(plan))
     output.data(plan.trial)
-    output.say(*limit_lines(plan))
+    output.say(*limit_lines(plan), *chosen_lines(plan.chosen))
     return _detached(files, plan.trial) if detach else _attached(files, plan.trial)
 
 

@@ -94,13 +94,14 @@ class HeldModel:
 class StepSizes:
     """Largest possible step: every prompt and answer at its limit.
 
-    ``updates_per_pass`` are the minibatches of a train step.
+    ``updates_per_pass`` are the minibatches of a train step; ``group_size`` answers share a prompt.
     """
 
     sequences: int
     prompt_tokens: int
     answer_tokens: int
     updates_per_pass: int = 1
+    group_size: int = 1
 
     @property
     def length(self) -> int:
@@ -208,16 +209,17 @@ def call_terms(
 def _training(
     model: HeldModel, topo: ProcessTopology, stage: int, sizes: StepSizes
 ) -> dict[str, float]:
-    rank_tokens = _tokens_of_a_rank(topo, sizes, parts=sizes.updates_per_pass)
-    tokens = _microbatch_tokens(model, rank_tokens, sizes)
+    rank_tokens, tokens, again = _computed_tokens(model, topo, sizes, parts=sizes.updates_per_pass)
     # Micro-batches of a stage that still await their backward pass.
     kept = min(tokens * (topo.pipeline - stage), rank_tokens)
     layer = layer_activation_bytes(model.shape, topo.tensor, model.item_bytes)
+    attended = again * attention_activation_bytes(model.shape, topo.tensor, model.item_bytes)
     layers = math.ceil(model.shape.num_layers / topo.pipeline)
     if model.recompute:  # the input of each layer, and one layer at a time
         activations = kept * layers * model.shape.hidden_size * model.item_bytes + tokens * layer
+        activations += attended
     else:
-        activations = kept * layers * layer
+        activations = layers * (kept * layer + attended)
     found = {
         "activations": activations,
         "logits": _logits(model, topo, stage, tokens, sizes, backward=True),
@@ -237,7 +239,7 @@ def _training(
 def _forward(
     model: HeldModel, topo: ProcessTopology, stage: int, sizes: StepSizes
 ) -> dict[str, float]:
-    tokens = _microbatch_tokens(model, _tokens_of_a_rank(topo, sizes), sizes)
+    _, tokens, _ = _computed_tokens(model, topo, sizes)
     return {
         "activations": tokens * layer_activation_bytes(model.shape, topo.tensor, model.item_bytes),
         "logits": _logits(model, topo, stage, tokens, sizes, backward=False),
@@ -286,10 +288,16 @@ def layer_activation_bytes(shape: ModelShape, tensor: int, item: int) -> float:
     attention's output; gate, up, silu(gate) and their product. The tensor axis cuts all but the norms
     of the hidden state. Compared with what autograd saves in tests/unit/planner/test_memory.py.
     """
-    cut = item * (2 * shape.q_size + 2 * shape.kv_size + 4 * shape.intermediate_size)
+    cut = item * 4 * shape.intermediate_size
     if shape.qk_norm:
         cut += (_FLOAT32 + item) * (shape.q_size + shape.kv_size)
-    return (2 * _FLOAT32 + 4 * item) * shape.hidden_size + cut / tensor
+    attention = attention_activation_bytes(shape, tensor, item)
+    return (2 * _FLOAT32 + 4 * item) * shape.hidden_size + cut / tensor + attention
+
+
+def attention_activation_bytes(shape: ModelShape, tensor: int, item: int) -> float:
+    """Those of them that attention keeps: queries, keys, values and its output."""
+    return item * (2 * shape.q_size + 2 * shape.kv_size) / tensor
 
 
 def _logits(
@@ -364,11 +372,34 @@ def _gathered_numbers(model: HeldModel, topo: ProcessTopology) -> tuple[float, f
     return layer, rest
 
 
-def _tokens_of_a_rank(topo: ProcessTopology, sizes: StepSizes, *, parts: int = 1) -> int:
-    return math.ceil(sizes.sequences / topo.data / parts) * sizes.length
+def _computed_tokens(
+    model: HeldModel, topo: ProcessTopology, sizes: StepSizes, *, parts: int = 1
+) -> tuple[int, int, int]:
+    """Tokens that a process computes in one of ``parts`` of a step, and in its largest micro-batch, and how
+    many more attention has there, for which a prompt stands before each answer.
+
+    Groups of answers are split if they don't fit, sequences never. Backend megatron computes a prompt for
+    each of its answers, the others once for those of a micro-batch (backends/kernels/packed_attention.py).
+    """
+    sequences = math.ceil(sizes.sequences / topo.data / parts)
+    all_tokens = sequences * sizes.length
+    limit = all_tokens if model.max_tokens_per_mb is None else model.max_tokens_per_mb
+    counted = min(all_tokens, max(limit, sizes.length))
+    if model.backend == "megatron":
+        return all_tokens, counted, 0
+    once = _distinct(counted, sequences, sizes)
+    return _distinct(all_tokens, sequences, sizes), once, counted - once
 
 
-def _microbatch_tokens(model: HeldModel, tokens: int, sizes: StepSizes) -> int:
-    """Tokens of the largest micro-batch; groups of answers are split if they don't fit, sequences never."""
-    limit = model.max_tokens_per_mb
-    return tokens if limit is None else min(tokens, max(limit, sizes.length))
+def _distinct(counted: int, sequences: int, sizes: StepSizes) -> int:
+    """Most distinct tokens among ``counted`` of so many sequences: prompts may be shorter than allowed."""
+    answers = sequences * sizes.answer_tokens
+    if answers >= counted:
+        return counted
+    together = min(sizes.group_size, max(1, counted // sizes.length))
+    prompts = min(
+        math.ceil(sequences / sizes.group_size) * sizes.prompt_tokens,
+        (counted - answers) // sizes.group_size,
+    )
+    one_group = sizes.prompt_tokens + together * sizes.answer_tokens
+    return min(counted, max(answers + prompts, one_group))

@@ -19,11 +19,17 @@ from realsys.api.model import ProcessTopology
 from realsys.api.worker_configs import RolloutControl
 from realsys.models.shape import DTYPE_BYTES, ModelShape
 from realsys.planner.memory.copy_memory import HeldModel, Terms, permanent_terms
-from realsys.planner.memory.memory_of_workers import copies_of, held_models, model_shapes
+from realsys.planner.memory.memory_of_workers import (
+    copies_of,
+    held_models,
+    memory_of_experiment,
+    model_shapes,
+)
 from realsys.planner.placed import allocation_of
 
 GiB = 1 << 30
 PROCESS_BYTES = 3 * GiB
+CPU_PROCESS_BYTES = 600 * 2**20  # a worker's libraries, without any model
 VERSIONS = 2  # that a trainer keeps for servers to fetch (sync/publisher.py)
 _NOT_SAVED = ("gradients", "whole copy")  # of what stays: neither saved nor parked
 
@@ -57,6 +63,14 @@ def host_memory_of_experiment(
                 larger = max(size, terms.get(what, 0.0))  # one weight is read at a time
                 terms[what] = larger if what == "loading" else terms.get(what, 0.0) + size
     return {worker: {w: n for w, n in terms.items() if n} for worker, terms in found.items()}
+
+
+def memory_on_cpus(
+    config: ExperimentConfig, made_before: ModelShape | None = None
+) -> dict[int, Terms]:
+    """Computes the memory of each model worker without GPU: its libraries, copies, most demanding call."""
+    found = memory_of_experiment(config, made_before).items()
+    return {w: {"process": CPU_PROCESS_BYTES, "models": m.bytes} for w, m in found}
 
 
 def of_copy(model: HeldModel, topo: ProcessTopology, stage: int) -> dict[str, float]:

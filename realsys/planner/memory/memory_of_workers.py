@@ -301,6 +301,7 @@ def step_sizes(config: ExperimentConfig) -> StepSizes:
         prompt_tokens=int(data.get("max_prompt_len", DEFAULT_TOKENS)),
         answer_tokens=int(answer),
         updates_per_pass=int(args.get("ppo_n_minibatches", 1)),
+        group_size=int(args.get("group_size", 1)),
     )
 
 

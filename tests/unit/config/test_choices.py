@@ -16,7 +16,6 @@ from launcher.cli.command_line import run
 from launcher.plan.idle_settings import idle_settings
 from launcher.python_api import settings_words
 from launcher.submit.planning import default_experiment, make_plan
-from launcher.submit.remake import value_at
 from realsys.api import registry
 from realsys.api.basics import plugin_table
 from realsys.api.basics.choice import Choice, register_kind
@@ -24,7 +23,7 @@ from realsys.api.errors import ConfigError, UnknownName
 from realsys.api.options import option, range_problems
 from realsys.api.plain import from_plain, to_plain
 from realsys.config.json_schema import json_schema
-from realsys.config.option_tree import nearest, paths, rows
+from realsys.config.option_tree import nearest, paths, rows, value_at
 from realsys.config.overrides import apply_settings, with_settings
 from realsys.config.settings import read_words
 from realsys.observability.report.option_rows import option_rows

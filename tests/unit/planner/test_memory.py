@@ -423,7 +423,7 @@ def test_a_cpu_worker_that_needs_more_than_its_task_has_is_a_warning():
     small = replace(ppo_math(), scheduling=model_workers(mem=700))
     spec = ClusterSpec(file_root="/tmp/root")
     plan = resolve("ppo-math", small, cluster=spec, trial_name="a", user="ada")
-    assert any("MiB, but their tasks have 700" in warning for warning in plan.warnings)
+    assert any("their tasks have 0.7 GiB" in warning for warning in plan.warnings)
     usual = resolve("ppo-math", ppo_math(), cluster=spec, trial_name="a", user="ada")
     assert not any("their tasks have" in warning for warning in usual.warnings)
 

@@ -31,9 +31,11 @@ from realsys.models.shape import shape_of
 from realsys.planner.memory.copy_memory import (
     HeldModel,
     StepSizes,
+    attention_activation_bytes,
     call_terms,
     head_states_bytes,
     last_norm_bytes,
+    layer_activation_bytes,
 )
 
 torch.set_num_threads(1)
@@ -54,18 +56,22 @@ def config(layers: int = LAYERS) -> Qwen2Config:
     )
 
 
-def batch(length: int) -> SequenceSample:
-    """Sequences that have nothing in common, half of each an answer."""
+def batch(length: int, group: int = 1) -> SequenceSample:
+    """Sequences, half of each an answer; those of a group have one prompt, others nothing in common."""
     num, draw = SEQUENCES * length, torch.Generator().manual_seed(0)
     per_token = ("packed_logprobs", "advantages")
     data = {key: torch.rand(num, generator=draw) - 8 for key in per_token}
     data["packed_input_ids"] = torch.randint(0, VOCABULARY, (num,), generator=draw)
+    rows = data["packed_input_ids"].view(-1, group, length)
+    rows[..., : length // 2] = rows[:, :1, : length // 2].clone()
     data["prompt_mask"] = (torch.arange(length) < length // 2).repeat(SEQUENCES)
-    lengths = ((length,),) * SEQUENCES
-    return SequenceSample.from_tensors("abcd", dict.fromkeys(data, lengths), data)
+    lengths = ((length,) * group,) * (SEQUENCES // group)
+    return SequenceSample.from_tensors("abcd"[: len(lengths)], dict.fromkeys(data, lengths), data)
 
 
-def saved_bytes(length: int, dtype: torch.dtype, *, layers: int, recompute: bool) -> float:
+def saved_bytes(
+    length: int, dtype: torch.dtype, *, layers: int, recompute: bool, group: int = 1
+) -> float:
     """Of a step's forward pass: all that autograd keeps but weights."""
     torch.manual_seed(0)
     module: Any = AutoModelForCausalLM.from_config(config(layers), dtype=dtype)
@@ -76,8 +82,8 @@ def saved_bytes(length: int, dtype: torch.dtype, *, layers: int, recompute: bool
     )
     engine = InferenceBackend().initialize(model, SPEC).module
     module.requires_grad_(True)
-    settings = PPOSettings(entropy_coef=0.01, group_size=1)
-    objective, sample = PolicyObjective(settings), batch(length)
+    settings = PPOSettings(entropy_coef=0.01, group_size=group)
+    objective, sample = PolicyObjective(settings), batch(length, group)
     own = {p.untyped_storage().data_ptr() for p in module.parameters()}
     own |= {x.untyped_storage().data_ptr() for x in sample.data.values()}
     kept: dict[int, Tensor] = {}
@@ -119,6 +125,44 @@ def test_a_step_keeps_what_the_planner_says(monkeypatch, length, dtype):
     terms, head = planned(length, dtype, recompute=False)
     found = saved_bytes(length, dtype, layers=LAYERS, recompute=False)
     assert found == pytest.approx(terms["activations"] + head, rel=0.1)
+
+
+@pytest.mark.parametrize("group", [2, 4])
+def test_a_prompt_that_answers_share_is_kept_once(monkeypatch, group):
+    monkeypatch.setattr(data, "LOGITS_AT_ONCE", 16 * VOCABULARY)
+    model = HeldModel(shape=shape_of(config().to_dict()), trained=True)
+    sizes = StepSizes(sequences=SEQUENCES, prompt_tokens=48, answer_tokens=48, group_size=group)
+    terms = call_terms(model, ONE, 0, ModelInterfaceType.TRAIN_STEP, sizes)
+    tokens = SEQUENCES // group * 48 + SEQUENCES * 48
+    head = last_norm_bytes(model.shape, tokens, 4) + SEQUENCES * 48 * HIDDEN * 4
+    found = saved_bytes(96, torch.float32, layers=LAYERS, recompute=False, group=group)
+    assert found == pytest.approx(terms["activations"] + head, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("limit", "prompt", "answer", "group", "tokens"),
+    [
+        (None, 64, 10, 8, 8 * 64 + 64 * 10),  # all of 8 groups
+        (2048, 64, 10, 8, 640 + (2048 - 640) // 8),  # all answers with shorter prompts
+        (2048, 64, 512, 8, 2048),  # answers alone fill it
+        (2048, 1000, 10, 8, 1000 + 2 * 10),  # two answers to one question
+        (512, 1000, 10, 8, 1010),  # a sequence is never cut
+        (2048, 64, 10, 1, 2048),  # nothing is shared
+    ],
+)
+def test_the_largest_micro_batch_counts_shared_prompts_once(limit, prompt, answer, group, tokens):
+    shape = shape_of(config().to_dict())
+    sizes = StepSizes(sequences=64, prompt_tokens=prompt, answer_tokens=answer, group_size=group)
+
+    def activations(**fields: Any) -> float:
+        model = HeldModel(shape=shape, max_tokens_per_mb=limit, trained=True, **fields)
+        return call_terms(model, ONE, 0, ModelInterfaceType.TRAIN_STEP, sizes)["activations"]
+
+    each = LAYERS * layer_activation_bytes(shape, 1, 4)
+    attended = LAYERS * attention_activation_bytes(shape, 1, 4)
+    plain = min(64 * (prompt + answer), max(limit or 1 << 30, prompt + answer))
+    assert activations() == tokens * each + (plain - tokens) * attended
+    assert activations(backend="megatron") == plain * each
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

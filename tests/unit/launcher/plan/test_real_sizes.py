@@ -13,6 +13,7 @@ import yaml
 from real_shapes import SEVEN_BILLION, SEVENTY_BILLION, THIRTY_TWO_BILLION, Config, model_folder
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from experiments.parts import model_files
 from experiments.ppo_math import ppo_math, ppo_math_async
 from launcher.cli.command_line import run
 from launcher.plan.memory_check import (
@@ -39,8 +40,9 @@ MODELS: dict[str, Config] = {"7b": SEVEN_BILLION, "32b": THIRTY_TWO_BILLION, "70
 
 
 @pytest.fixture
-def given(tmp_path: Path, file_root: Path) -> Path:
-    """Questions, and sites of 8 nodes with 8 GPUs."""
+def given(tmp_path: Path, file_root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Questions, and sites of 8 nodes with 8 GPUs. Nothing is chosen: what does not fit is to be said."""
+    monkeypatch.setattr(model_files, "SMALL_PARAMS", 1 << 60)
     lines = "".join(json.dumps({"prompt": "a a", "answer": str(i)}) + "\n" for i in range(256))
     (tmp_path / "q.jsonl").write_text(lines)
     (tmp_path / "shared").mkdir()

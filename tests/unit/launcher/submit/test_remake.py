@@ -31,6 +31,7 @@ from launcher.trials.status import trial_view
 from launcher.trials.submission import Submission
 from realsys.api.cluster import ClusterSpec, PartitionSpec, SlurmSpec
 from realsys.api.errors import ClusterError, ConfigError, ConfigErrors, RealsysError, TrialError
+from realsys.api.experiment import ChosenSetting
 from realsys.api.plan import LaunchPlan, plan_hash, plan_text, read_plan
 from realsys.config.overrides import with_settings
 from realsys.trial.records import (
@@ -196,6 +197,13 @@ def test_a_setting_is_changed_told_and_noted_down(site: Site) -> None:
     assert told == "task.max_prompt_len: 128 → 256 since attempt 2"
     (remark,) = replay_warnings(files)
     assert "task.max_prompt_len: 128 → 256 since attempt 2" in remark
+
+
+def test_what_was_chosen_for_the_model_stays_in_the_record(site: Site) -> None:
+    chosen = (ChosenSetting(path="gen.max_new_tokens", value=16, why="long enough"),)
+    files = site.launched(change=lambda plan: replace(plan, chosen=chosen))
+    site.ended(files, Result.FAILED)
+    assert site.resume(files, "exp_ctrl.ckpt_freq_steps=5").chosen == chosen
 
 
 def test_changes_add_up_and_can_be_taken_back(site: Site) -> None:
