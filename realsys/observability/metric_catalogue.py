@@ -12,10 +12,8 @@ An author of a metric adds a line here and runs ``python -m realsys.observabilit
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 SAME = "same"
@@ -182,15 +180,3 @@ def current_name(written: str) -> str:
 def with_current_names(row: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a row of metrics under today's names, whatever revision wrote it."""
     return {current_name(key): value for key, value in row.items()}
-
-
-@cache
-def metric_of(name: str) -> Metric | None:
-    """Returns the catalogue's row of a metric; None for one that an interface of a user's writes."""
-    return next((metric for metric in METRICS if _pattern(metric.name).fullmatch(name)), None)
-
-
-@cache
-def _pattern(name: str) -> re.Pattern[str]:
-    several = re.sub(r"<(part|figure)>", ".+", re.escape(name))
-    return re.compile(re.sub(r"<\w+>", "[^/]+", several))

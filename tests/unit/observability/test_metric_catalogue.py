@@ -6,14 +6,15 @@ from __future__ import annotations
 
 import json
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from realsys.observability.metric_catalogue import (
     METRICS,
+    Metric,
     current_name,
-    metric_of,
     with_current_names,
 )
 from realsys.observability.metrics import read_metrics
@@ -22,6 +23,18 @@ from realsys.observability.write_metrics_page import PAGE, text
 ROOT = Path(__file__).parents[3]
 RUNS = json.loads((ROOT / "tests/acceptance/results/bits.json").read_text())["runs"]
 ADD = "add a line to realsys/observability/metric_catalogue.py, then write_metrics_page"
+
+
+@cache
+def metric_of(name: str) -> Metric | None:
+    """Returns the catalogue's row of a metric; None if it has none."""
+    return next((metric for metric in METRICS if _pattern(metric.name).fullmatch(name)), None)
+
+
+@cache
+def _pattern(name: str) -> re.Pattern[str]:
+    several = re.sub(r"<(part|figure)>", ".+", re.escape(name))
+    return re.compile(re.sub(r"<\w+>", "[^/]+", several))
 
 
 @pytest.mark.parametrize("run", RUNS)
