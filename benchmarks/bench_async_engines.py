@@ -97,7 +97,7 @@ def trained_per_s(files: TrialFiles, batch: int) -> float:
     """New tokens a second that were trained on, without the first and last steps."""
     phase = files.phase(files.root)
     ends = {e.step: e.end for e in read_events(phase.events) if isinstance(e, StepEvent)}
-    length = "actor_train/response_length/mean"
+    length = "response_length/mean"
     tokens = {r["step"]: r[length] * batch for r in read_metrics(phase.metrics) if length in r}
     first, last = EDGE, max(ends) - EDGE
     return sum(tokens[step] for step in range(first + 1, last + 1)) / (ends[last] - ends[first])

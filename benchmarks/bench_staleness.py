@@ -69,11 +69,11 @@ def accuracies(files: TrialFiles) -> list[tuple[int, float]]:
 def figures(files: TrialFiles) -> tuple[float, float, float]:
     """First and last held-out accuracy (the last is the mean of the last two), and mean staleness."""
     found = [accuracy for _, accuracy in accuracies(files)]
-    lags = [float(r["actor_train/staleness/mean"]) for r in rows_of(files) if _LAG in r]
+    lags = [float(r["actor/staleness/mean"]) for r in rows_of(files) if _LAG in r]
     return found[0], statistics.fmean(found[-2:]), statistics.fmean(lags) if lags else 0.0
 
 
-_LAG = "actor_train/staleness/mean"
+_LAG = "actor/staleness/mean"
 
 
 def draw(found: dict[tuple[str, int], TrialFiles], path: Path) -> None:

@@ -20,8 +20,8 @@ from realsys.trial.records import TrialFiles
 
 CURVES = (
     ("held-out accuracy", "eval/accuracy", (0.4, 1.0)),
-    ("reward", "actor_train/reward/mean", (0.4, 1.0)),
-    ("KL to the reference, nats an answer", "actor_train/kl_ref/per_sequence", None),
+    ("reward", "critic/score/mean", (0.4, 1.0)),
+    ("KL to the reference, nats an answer", "actor/kl_ref/per_sequence", None),
 )
 
 

@@ -25,6 +25,7 @@ from realsys.name_resolve.key_table import TrialKeys
 from realsys.name_resolve.store import NameResolve
 from realsys.observability.evaluations import last_figures
 from realsys.observability.jsonl import read_jsonl
+from realsys.observability.metric_catalogue import with_current_names
 from realsys.slurm.srun_messages import step_wait
 from realsys.trial.last_lines import last_lines
 from realsys.trial.liveness import Liveness, liveness
@@ -366,5 +367,5 @@ def last_metrics(path: Path) -> dict[str, Any]:
         except ValueError:
             continue  # being written right now
         if isinstance(content, dict):
-            return content
+            return with_current_names(content)
     return {}

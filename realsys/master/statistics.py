@@ -11,10 +11,11 @@ from realsys.api.basics.reward import PARTS
 from realsys.api.dataflow import DataflowGraph
 from realsys.master.graph.function_executor import StepReport
 from realsys.master.graph.model_function_call import CallReport
+from realsys.observability.metric_catalogue import current_name
 
 # What a person looks at first, by the end of a metric's name; the first that there is counts.
 HEADLINES = {
-    "reward": ("/reward/mean", "rollout/reward"),
+    "reward": ("critic/score/mean", "/reward/mean", "rollout/reward"),
     "kl": ("/kl_ref/per_sequence",),
     "accuracy": ("eval/accuracy",),
     "held_out_reward": ("eval/mean_reward",),
@@ -23,14 +24,14 @@ HEADLINES = {
 
 
 def metrics_row(report: StepReport, graph: DataflowGraph, *, epoch: int) -> dict[str, float]:
-    """Returns ``<call>/<statistic>`` of every call, and times under ``time/`` and ``perf/``.
+    """Returns every call's statistics under their metrics' names, and times under ``time/`` and ``perf/``.
 
     Everything outside those two is a function of the seed.
     """
     row: dict[str, float] = {"epoch": epoch}
     compute_s = 0.0
     for name, call in report.calls.items():
-        row |= {f"{name}/{key}": value for key, value in call.stats.items()}
+        row |= {current_name(f"{name}/{key}"): value for key, value in call.stats.items()}
         row |= {f"{name}/reward/{part}": mean for part, mean in reward_parts(call).items()}
         row[f"time/{name}_s"] = call.compute_s
         if call.moves:

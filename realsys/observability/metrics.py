@@ -17,6 +17,7 @@ from typing import Any
 
 from realsys.api.options import WandbOptions
 from realsys.observability.jsonl import JsonlAppender, copy_rows, read_jsonl, write_errors
+from realsys.observability.metric_catalogue import with_current_names
 from realsys.observability.tensorboard_files import TensorBoardFiles
 from realsys.observability.wandb_run import WandbRun, start_wandb
 from realsys.trial.records import PhaseFiles, replace_symlink
@@ -172,11 +173,12 @@ def _of_rows(files: PhaseFiles) -> tuple[Path, ...]:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Reads rows in order of writing; ``"nan"`` and ``"inf"`` stay text, so that rows compare equal.
+    """Reads rows in order of writing, under today's names; ``"nan"`` and ``"inf"`` stay text, so that rows
+    compare equal.
 
     Raises DataError for a damaged line other than a torn last one.
     """
-    return read_jsonl(path)
+    return [with_current_names(row) for row in read_jsonl(path)]
 
 
 def deterministic(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -34,6 +34,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from realsys.observability.metric_catalogue import with_current_names
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 RESULT = HERE / "results" / "bits.json"
@@ -320,9 +322,10 @@ def phase_difference(name: str, a: dict[str, Any] | None, b: dict[str, Any] | No
         return f"phase {name} is missing in the {'first' if a is None else 'second'}"
     if a["steps"] != b["steps"]:
         return f"{name}: steps {a['steps']} and {b['steps']}"
+    columns = [with_current_names(x["metrics"]) for x in (a, b)]  # of an older tree, too
     for row, step in enumerate(a["steps"]):
-        for key in sorted(filter(is_kept, a["metrics"].keys() | b["metrics"].keys())):
-            values = [x["metrics"][key][row] if key in x["metrics"] else None for x in (a, b)]
+        for key in sorted(filter(is_kept, columns[0].keys() | columns[1].keys())):
+            values = [x[key][row] if key in x else None for x in columns]
             if values[0] != values[1]:
                 return f"{name}, step {step}, {key}: {values[0]!r} and {values[1]!r}"
     return next((f"{name}: {what}" for what in ("ledger", "samples") if a[what] != b[what]), None)

@@ -35,9 +35,9 @@ SHAPE_OF_HALF_A_BILLION = {
 FIGURES = (
     "time/step_s",
     "perf/tokens_per_s",
-    "actor_train/reward/mean",
-    "actor_train/grad_norm",
-    "actor_train/first_minibatch/max_abs_log_ratio",
+    "critic/score/mean",
+    "actor/grad_norm",
+    "actor/first_minibatch/max_abs_log_ratio",
     "eval/accuracy",
 )
 Figures = dict[str, Any]

@@ -98,7 +98,7 @@ def test_staleness_0_is_the_synchronous_run_bit_for_bit(
     assert comparable(files) == comparable(synchronous)
     for role in ("actor", "critic"):
         assert weights_of(files, role) == weights_of(synchronous, role)
-    assert set(column(files, "actor_train/staleness/max")) == {0.0}
+    assert set(column(files, "actor/staleness/max")) == {0.0}
 
 
 def test_adapters_alone_reach_the_servers_and_make_the_same_bits(
@@ -128,10 +128,10 @@ def test_the_bound_holds_for_every_token_and_every_prompt_is_trained_once(
         "schedule.new_tokens_per_chunk=4",
         *SMALL_PPO,
     )
-    lags = column(files, "actor_train/staleness/max")
+    lags = column(files, "actor/staleness/max")
     assert max(lags) <= 2
     assert max(lags) > 0, "it never ran ahead"
-    assert sum(column(files, "actor_train/staleness/tokens_checked")) > 0
+    assert sum(column(files, "actor/staleness/tokens_checked")) > 0
     assert set(Counter(trained_ids(files)).values()) == {1}
     assert len(trained_ids(files)) == 24 * 8
 
@@ -160,7 +160,7 @@ def test_killed_workers_are_started_again_alone_and_nothing_is_lost(
     assert (done.state, done.attempt) == (State.COMPLETED, 1), explain(files, done)
     assert set(Counter(trained_ids(files)).values()) == {1}
     assert len(trained_ids(files)) == LONGER_STEPS * 8
-    assert max(column(files, "actor_train/staleness/max")) == 2
+    assert max(column(files, "actor/staleness/max")) == 2
     told = [json.loads(line) for line in files.attempt(1).restarts.read_text().splitlines()]
     assert [row["worker"] for row in told] == list(killed)
 
@@ -181,7 +181,7 @@ def test_a_stopped_run_goes_on_with_what_was_delivered(
     assert view.state is State.COMPLETED, explain(files, view)
     assert set(Counter(trained_ids(files)).values()) == {1}
     assert len(trained_ids(files)) == LONGER_STEPS * 8
-    assert max(column(files, "actor_train/staleness/max")) <= 3
+    assert max(column(files, "actor/staleness/max")) <= 3
 
 
 def test_rollouts_alone_can_be_trained_on_later(module_trials: Trials, tiny_policy: Path) -> None:
@@ -195,7 +195,7 @@ def test_rollouts_alone_can_be_trained_on_later(module_trials: Trials, tiny_poli
     assert all(len(row["texts"]["answers"]) == 2 for row in kept)
     rows = list(read_metrics(made.phase(made.root).metrics))
     assert len(rows) == SMALL_PPO_STEPS
-    assert all("rollout/reward" in row and "actor_train/actor_loss" not in row for row in rows)
+    assert all("rollout/reward" in row and "actor/actor_loss" not in row for row in rows)
     learns = (
         "schedule=replay",
         f"schedule.folder={made.root}",
@@ -203,4 +203,4 @@ def test_rollouts_alone_can_be_trained_on_later(module_trials: Trials, tiny_poli
     )
     learnt = run_to_the_end(module_trials, "grpo-math", "learnt", start, *SMALL_PPO, *learns)
     assert trained_ids(learnt) == trained_ids(made)
-    assert column(learnt, "actor_train/staleness/max") == [float(i) for i in range(SMALL_PPO_STEPS)]
+    assert column(learnt, "actor/staleness/max") == [float(i) for i in range(SMALL_PPO_STEPS)]

@@ -256,7 +256,7 @@ register_reward("odd", odd)
 @pytest.mark.parametrize(
     ("experiment", "worker", "counted"),
     [
-        ("ppo-math", "model_worker", "actor_train/reward/answers_set_aside"),
+        ("ppo-math", "model_worker", "actor/reward/answers_set_aside"),
         ("ppo-math-async", "master_worker", "rollout/set_aside"),
     ],
 )

@@ -79,7 +79,7 @@ def test_three_makers_two_trainers_and_one_maker_is_killed(
     done = module_trials.wait(files, timeout_s=240)
     assert (done.state, done.attempt) == (State.COMPLETED, 1), explain(files, done)
     assert_each_trained_once(files)
-    assert max(column(files, "actor_train/staleness/max")) == 3
+    assert max(column(files, "actor/staleness/max")) == 3
     told = [json.loads(line) for line in files.attempt(1).restarts.read_text().splitlines()]
     assert sorted(row["worker"] for row in told) == ["generation_server/1", "rollout_worker/1"]
     made = files.phase(files.root).rows_of(1).root / "rollouts"
@@ -102,7 +102,7 @@ def test_each_trainer_feeds_its_maker_and_a_lost_trainer_costs_nothing(
     view = module_trials.wait(files, timeout_s=240)
     assert view.state is State.COMPLETED, explain(files, view)
     assert_each_trained_once(files)
-    assert max(column(files, "actor_train/staleness/max")) <= 2
+    assert max(column(files, "actor/staleness/max")) <= 2
 
 
 def test_a_replay_trains_the_same_weights(module_trials: Trials, policy: Path) -> None:

@@ -143,7 +143,7 @@ def test_the_page_runs_as_written(module_trials: Trials, folder: Path, schedule:
     assert view.state is State.COMPLETED, explain(files, view)
     assert_each_record_as_often_as_its_weight_says(files)
     where = "rew_inf/reward/" if schedule == "sync" else "rollout/reward/"
-    rows = [row for row in metrics_of(files) if "actor_train/reward/mean" in row]
+    rows = [row for row in metrics_of(files) if "critic/score/mean" in row]
     assert len(rows) == STEPS
     told = [
         {k.removeprefix(where): float(str(v)) for k, v in row.items() if where in k} for row in rows
@@ -159,7 +159,7 @@ def test_the_page_runs_as_written(module_trials: Trials, folder: Path, schedule:
         assert shares == Counter({name: EPOCHS * num for name, num in ITEMS.items()})
         for row, parts in zip(rows, told, strict=True):
             mean = sum(parts[name] * parts[f"{name}/share"] for name in SIZES if name in parts)
-            assert row["actor_train/reward/mean"] == pytest.approx(mean, abs=1e-5)
+            assert row["critic/score/mean"] == pytest.approx(mean, abs=1e-5)
     (last,) = [row for row in metrics_of(files) if "eval/accuracy" in row][-1:]
     assert {name: last[f"eval/num_problems/{name}"] for name in SIZES} == HELD_OUT
     right = sum(float(str(last[f"eval/accuracy/{name}"])) * HELD_OUT[name] for name in SIZES)

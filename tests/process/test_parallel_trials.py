@@ -97,7 +97,7 @@ def one(run) -> TrialFiles:
 
 
 def rows_of(files: TrialFiles) -> list[dict[str, Any]]:
-    return [row for row in metrics_of(files) if "actor_train/actor_loss" in row]
+    return [row for row in metrics_of(files) if "actor/actor_loss" in row]
 
 
 def assert_same_run(files: TrialFiles, other: TrialFiles, tolerance: float) -> None:

@@ -155,7 +155,7 @@ def test_three_steps_of_ppo_math_equal_a_plain_loop(
     view = trials.wait(files)
     assert view.state is State.COMPLETED, explain(files, view)
     losses, modules = plain_ppo(tiny_policy)
-    found = [(r["actor_train/actor_loss"], r["critic_train/value_loss"]) for r in metrics_of(files)]
+    found = [(r["actor/actor_loss"], r["critic/vf_loss"]) for r in metrics_of(files)]
     assert found == [pytest.approx(pair, abs=1e-6) for pair in losses]
     kinds = (AutoModelForCausalLM, AutoModelForTokenClassification)
     for role, kind, module in zip(("actor", "critic"), kinds, modules, strict=True):
@@ -169,11 +169,11 @@ def test_the_first_step_of_every_run_is_on_policy(trials: Trials, options: list[
     files = trials.launch("ppo-math", "first", *options)
     assert trials.wait(files).state is State.COMPLETED
     first, *others = metrics_of(files)
-    assert first["actor_train/kl_ref/per_sequence"] == pytest.approx(0, abs=1e-5)
+    assert first["actor/kl_ref/per_sequence"] == pytest.approx(0, abs=1e-5)
     for row in (first, *others):  # each step samples from the weights that it then trains
-        assert row["actor_train/first_minibatch/importance_weight"] == pytest.approx(1, abs=1e-5)
-        assert row["actor_train/first_minibatch/clip_ratio"] == 0
-        assert row["actor_train/first_minibatch/max_abs_log_ratio"] < 1e-4  # type: ignore[operator]
+        assert row["actor/first_minibatch/importance_weight"] == pytest.approx(1, abs=1e-5)
+        assert row["actor/first_minibatch/pg_clipfrac"] == 0
+        assert row["actor/first_minibatch/max_abs_log_ratio"] < 1e-4  # type: ignore[operator]
 
 
 def test_two_data_parallel_ranks_equal_the_plain_loop(
@@ -185,5 +185,5 @@ def test_two_data_parallel_ranks_equal_the_plain_loop(
     assert view.state is State.COMPLETED, explain(files, view)
     assert len(view.workers) == 3
     losses, _ = plain_ppo(tiny_policy)
-    found = [(r["actor_train/actor_loss"], r["critic_train/value_loss"]) for r in metrics_of(files)]
+    found = [(r["actor/actor_loss"], r["critic/vf_loss"]) for r in metrics_of(files)]
     assert found == [pytest.approx(pair, abs=1e-5) for pair in losses]

@@ -192,7 +192,7 @@ def test_an_asynchronous_run_goes_on_with_other_lengths_and_limits(
     assert trials.run("stop", name_of(files)).returncode == 0
     view = trials.wait(files)
     assert (view.state, view.attempt) == (State.STOPPED, 2), explain(files, view)
-    name = "actor_train/response_length/max"
+    name = "response_length/max"
     lengths = {row["step"]: row[name] for row in read_metrics(files.root / "metrics.jsonl")[1:]}
     assert max(n for step, n in lengths.items() if step <= stopped.step) > 5
     assert lengths[view.step] <= 5

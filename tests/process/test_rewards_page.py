@@ -51,7 +51,7 @@ def test_the_page_runs_as_written(module_trials: Trials, tmp_path: Path) -> None
         files = module_trials.launch(words[0], f"run{number}", *given, *SHORT)
         view = module_trials.wait(files)
         assert view.state is State.COMPLETED, explain(files, view)
-        rows = [row for row in metrics_of(files) if "actor_train/reward/mean" in row]
+        rows = [row for row in metrics_of(files) if "critic/score/mean" in row]
         assert len(rows) == STEPS, line
         where = "rollout/reward/" if "schedule=async" in line else "rew_inf/reward/"
         parts = {"correct", "steps", "cut"} if number == 0 else PARTS
@@ -66,7 +66,7 @@ def test_the_page_runs_as_written(module_trials: Trials, tmp_path: Path) -> None
                     + 0.1 * row[f"{where}brief"]
                     + 0.05 * row[f"{where}on_topic"]
                 )
-                assert row["actor_train/reward/mean"] == pytest.approx(given_mean, abs=1e-5)
+                assert row["critic/score/mean"] == pytest.approx(given_mean, abs=1e-5)
 
 
 @pytest.mark.parametrize("schedule", ["sync", "async"])
@@ -92,13 +92,13 @@ def test_programs_are_scored_by_their_tests(
     )
     view = module_trials.wait(files)
     assert view.state is State.COMPLETED, explain(files, view)
-    rows = [row for row in metrics_of(files) if "actor_train/reward/mean" in row]
+    rows = [row for row in metrics_of(files) if "critic/score/mean" in row]
     assert len(rows) == STEPS
     where = "rollout/reward/" if schedule == "async" else "rew_inf/reward/"
     for row in rows:
         assert 0 <= float(str(row[f"{where}tests_passed"])) <= 1
     if schedule == "sync":
         shares = [float(str(row[f"{where}tests_passed"])) for row in rows]
-        means = [float(str(row["actor_train/reward/mean"])) for row in rows]
+        means = [float(str(row["critic/score/mean"])) for row in rows]
         assert shares == pytest.approx(means, abs=1e-6)
         assert "answers_set_aside" not in " ".join(rows[0])

@@ -101,4 +101,4 @@ def test_calls_of_any_layouts_get_their_own_rows(trials: Trials) -> None:
     )
     rows = metrics_of(files)
     assert len(rows) == STEPS
-    assert rows[-1]["actor_train/loss"] == 1 / STEPS
+    assert rows[-1]["actor/loss"] == 1 / STEPS

@@ -114,7 +114,7 @@ def test_a_story_runs_as_written_on_both_schedules(
         files = module_trials.launch(experiment, f"run{number}", *given, *small)
         view = module_trials.wait(files)
         assert view.state is State.COMPLETED, explain(files, view)
-        rows = [row for row in metrics_of(files) if "actor_train/reward/mean" in row]
+        rows = [row for row in metrics_of(files) if "critic/score/mean" in row]
         assert len(rows) == STEPS, words
-        means = [float(row["actor_train/reward/mean"]) for row in rows]
+        means = [float(row["critic/score/mean"]) for row in rows]
         assert all(0 <= mean <= 1 for mean in means)

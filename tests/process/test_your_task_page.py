@@ -66,7 +66,7 @@ def test_the_page_runs_as_written_on_every_schedule(module_trials: Trials, code:
         files = module_trials.launch(experiment, f"run{number}", *given, *SMALL)
         view = module_trials.wait(files)
         assert view.state is State.COMPLETED, explain(files, view)
-        rows = [row for row in metrics_of(files) if "actor_train/actor_loss" in row]
+        rows = [row for row in metrics_of(files) if "actor/actor_loss" in row]
         assert len(rows) == STEPS, words
         if "auto_eval=true" in words:
             found = (files.root / "evaluations.jsonl").read_text().splitlines()
@@ -76,8 +76,8 @@ def test_the_page_runs_as_written_on_every_schedule(module_trials: Trials, code:
 def test_a_rewarded_answer_is_one_that_the_task_says(module_trials: Trials, code: Path) -> None:
     """By hand: the metrics' reward is the mean of the page's ``score`` over the answers."""
     files = module_trials.files("grpo-backwards", "run0")
-    rows = [row for row in metrics_of(files) if "actor_train/reward/mean" in row]
-    means = [float(row["actor_train/reward/mean"]) for row in rows]
+    rows = [row for row in metrics_of(files) if "critic/score/mean" in row]
+    means = [float(row["critic/score/mean"]) for row in rows]
     assert len(means) == STEPS
     # Shares of three letters, over 8 × 4 answers.
     for mean in means:

@@ -88,5 +88,5 @@ def test_servers_and_rollout_workers_are_steps_and_a_killed_server_is_started_ag
     assert set(Counter(trained_ids(files)).values()) == {1}
     assert len(trained_ids(files)) == 48 * 8
     rows = read_metrics(files.phase(files.root).metrics)
-    lags = [row["actor_train/staleness/max"] for row in rows if row["step"]]
+    lags = [row["actor/staleness/max"] for row in rows if row["step"]]
     assert max(map(float, lags)) <= 2

@@ -43,7 +43,15 @@ class Curve:
 
 REWARD = CurveKind(
     title="Reward",
-    patterns=("*/reward/mean", "*/reward", "reward", "*/reward_mean", "*/score*", "*reward*"),
+    patterns=(
+        "critic/score/mean",
+        "*/reward/mean",
+        "*/reward",
+        "reward",
+        "*/reward_mean",
+        "*/score*",
+        "*reward*",
+    ),
     without=("*std", "*min", "*max", "*kl*", "*clip*", "*coef*", *_ASIDE),
 )
 ACCURACY = CurveKind(
@@ -87,6 +95,7 @@ KINDS = (
     CurveKind(
         title="Response length",
         patterns=(
+            "response_length/mean",
             "*/response_length/mean",
             "*/response_length",
             "*response_len*",
@@ -98,8 +107,14 @@ KINDS = (
     ),
     CurveKind(
         title="Clip ratio",
-        patterns=("actor*/clip_fraction", "actor*/*clip_ratio*", "*clip_frac*", "*clip_ratio*"),
-        without=("*value*", "*dual*", "critic*", *_ASIDE),
+        patterns=(
+            "*/pg_clipfrac",
+            "actor*/clip_fraction",
+            "actor*/*clip_ratio*",
+            "*clip_frac*",
+            "*clip_ratio*",
+        ),
+        without=("*value*", "*dual*", "*_lower", "critic*", *_ASIDE),
         percent=True,
     ),
 )

@@ -15,6 +15,7 @@ from realsys.api.plan import LaunchPlan, PhasePlan
 from realsys.observability.evaluations import metric_rows
 from realsys.observability.events import Event, parse_events
 from realsys.observability.jsonl import Jsonl, parse_jsonl
+from realsys.observability.metric_catalogue import with_current_names
 from realsys.observability.report.attempt_outcomes import duration_s, first_failure, state_of
 from realsys.trial.records import (
     ExitMarker,
@@ -132,7 +133,7 @@ def _phase(name: str, folder: Path, reader: TrialReader) -> Phase:
     return Phase(
         name=name,
         files=files,
-        metrics=_rows(files.metrics, reader),
+        metrics=[with_current_names(row) for row in _rows(files.metrics, reader)],
         events=_events(files.events, reader),
         samples=_rows(files.samples, reader),
         evaluations=_rows(files.evaluations, reader),

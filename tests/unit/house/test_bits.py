@@ -52,9 +52,21 @@ def test_the_first_difference_is_named_with_both_values(
     run["weights"]["checkpoints/actor/step-000012/model.safetensors"] = "other"
     assert bits.compare(reference, other) == 1
     out = capsys.readouterr().out
-    assert f"main, step 3, actor_train/grad_norm: {was!r} and {column[3]!r}" in out
+    assert f"main, step 3, actor/grad_norm: {was!r} and {column[3]!r}" in out
     assert "megatron: first difference: checkpoints/actor/step-000012/model.safetensors" in out
     assert out.count("NO") == 2
+
+
+def test_a_metric_that_was_renamed_is_compared_under_todays_name(
+    bits: ModuleType, reference: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = copy.deepcopy(reference)
+    metrics = other["runs"]["grpo-math"]["phases"]["main"]["metrics"]
+    metrics["critic/score/mean"] = metrics.pop("actor_train/reward/mean")
+    assert bits.compare(reference, other) == 0
+    metrics["critic/score/mean"][1] = 9.0
+    assert bits.compare(reference, other) == 1
+    assert "step 1, critic/score/mean" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("what", ["samples", "ledger", "steps"])

@@ -78,7 +78,7 @@ def test_a_clock_that_was_set_back_does_not_end_the_run():
     ("row", "expected"),
     [
         ({"rew_inf/reward/mean": 0.5}, {"reward": 0.5}),
-        ({"actor_train/kl_ref/per_sequence": 0.1, "x": 1.0}, {"kl": 0.1}),
+        ({"actor/kl_ref/per_sequence": 0.1, "x": 1.0}, {"kl": 0.1}),
         ({"eval/accuracy": 0.75}, {"accuracy": 0.75}),
         ({"sft_train/loss": 2.0}, {"loss": 2.0}),
         ({"x": 1.0}, {}),

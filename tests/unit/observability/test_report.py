@@ -140,14 +140,14 @@ def _row(step: int) -> dict[str, float]:
     if step == 0:
         return row
     return row | {
-        "actor_train/reward/mean": 0.45 + 0.4 * (1 - math.exp(-step / 20)) + noise,
-        "actor_train/kl_ref/per_sequence": 0.0008 * step + abs(noise) * 0.1,
-        "actor_train/entropy": 1.2 - 0.01 * step + noise,
-        "actor_train/actor_loss": -0.01 + noise * 0.1,
-        "actor_train/clip_ratio": 0.02 + abs(noise) * 0.3,
-        "actor_train/grad_norm": 1 + noise,
-        "critic_train/value_loss": 0.3 * math.exp(-step / 15) + 0.02 + abs(noise) * 0.1,
-        "actor_train/response_length/mean": 18 + 4 * noise,
+        "critic/score/mean": 0.45 + 0.4 * (1 - math.exp(-step / 20)) + noise,
+        "actor/kl_ref/per_sequence": 0.0008 * step + abs(noise) * 0.1,
+        "actor/entropy": 1.2 - 0.01 * step + noise,
+        "actor/actor_loss": -0.01 + noise * 0.1,
+        "actor/pg_clipfrac": 0.02 + abs(noise) * 0.3,
+        "actor/grad_norm": 1 + noise,
+        "critic/vf_loss": 0.3 * math.exp(-step / 15) + 0.02 + abs(noise) * 0.1,
+        "response_length/mean": 18 + 4 * noise,
         "time/step_s": 2.0,
     }
 
@@ -408,6 +408,7 @@ def _marker(ended_at: float) -> ExitMarker:
     ("title", "key", "other"),
     [
         ("Reward", "actor_train/reward/mean", "actor_train/reward/std"),
+        ("Reward", "critic/score/mean", "actor/reward/overlong_penalty"),
         ("Reward", "rew_inf/reward", "actor_train/kl_reward"),
         ("Entropy", "actor_train/entropy", "actor_train/entropy_coef"),
         ("Value loss", "critic_train/loss", "actor_train/loss"),
@@ -415,6 +416,10 @@ def _marker(ended_at: float) -> ExitMarker:
         ("Loss", "actor_train/actor_loss", "critic_train/value_loss"),
         ("Value loss", "critic_train/value_loss", "actor_train/actor_loss"),
         ("Clip ratio", "actor_train/clip_ratio", "actor_train/dual_clip_ratio"),
+        ("Clip ratio", "actor/pg_clipfrac", "actor/pg_clipfrac_lower"),
+        ("Clip ratio", "actor/pg_clipfrac", "critic/vf_clipfrac"),
+        ("Value loss", "critic/vf_loss", "actor/actor_loss"),
+        ("Response length", "response_length/mean", "response_length/max"),
         ("Clip ratio", "actor_train/clip_fraction", "critic_train/value_clip_fraction"),
         ("KL to the reference", "actor_train/kl_ref/per_sequence", "actor_train/kl_ref/per_token"),
         ("KL to the reference", "actor_train/kl_to_ref", "actor_train/kl_coef"),

@@ -73,7 +73,7 @@ def test_status_tells_the_newest_figures(trial: TrialFiles) -> None:
     metrics = trial_view(trial).metrics
     assert metrics == {
         "step": 18,
-        "actor_train/loss": 0.5,
+        "actor/loss": 0.5,
         "auto_eval/step": 12,
         "auto_eval/accuracy": 0.75,
     }
