@@ -336,7 +336,9 @@ build_tiny_llama(
 )
 """
     # Not where we stand: -c puts that folder before PYTHONPATH.
-    subprocess.run([sys.executable, "-c", code], env=environment, cwd=folder.parent, check=True, timeout=60)
+    subprocess.run(
+        [sys.executable, "-c", code], env=environment, cwd=folder.parent, check=True, timeout=60
+    )
     return folder
 
 

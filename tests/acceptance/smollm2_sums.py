@@ -147,7 +147,7 @@ def main() -> int:
         "chosen": {one.path: [one.value, one.why] for one in plan.chosen},
         "accuracy": [[r["step"], r["eval/accuracy"]] for r in rows if "eval/accuracy" in r],
         "mean_rewards": [
-            round(r["actor_train/reward/mean"], 4) for r in rows if "actor_train/reward/mean" in r
+            round(r["critic/score/mean"], 4) for r in rows if "critic/score/mean" in r
         ],
         "cpu_seconds": round(sum(seen.seconds.values()), 1),
         "peak_bytes": seen.peak_bytes,

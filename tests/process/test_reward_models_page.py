@@ -52,12 +52,12 @@ def _run_all(trials: Trials, names: dict[str, str]) -> None:
             names["MODEL"] = str(files.root / "checkpoints" / "model" / "latest")
             assert [row for row in rows if "eval/accuracy" in row][-1]["eval/accuracy"] == 1.0
             continue
-        scored = [row for row in rows if "actor_train/reward/mean" in row]
+        scored = [row for row in rows if "critic/score/mean" in row]
         assert len(scored) == STEPS
         weight, rule_weight = (0.3, 1.0) if number == 1 else (1.0, 0.0)
         for row in scored:
             parts = [float(row[f"rew_inf/reward/{part}"]) for part in ("model", "rule")]
-            assert row["actor_train/reward/mean"] == pytest.approx(
+            assert row["critic/score/mean"] == pytest.approx(
                 weight * parts[0] + rule_weight * parts[1], abs=1e-5
             )
 

@@ -89,9 +89,9 @@ def check_scores(trials: Trials, files: TrialFiles, folder: Path, killed: str) -
     assert sum(by.values()) >= NUM_ANSWERS
     log = (files.attempt(1).logs / "supervisor.log").read_text()
     assert "worker down worker=" + "/".join(killed.split("-")[:2]) in log
-    rows = [row for row in metrics_of(files) if "actor_train/reward/mean" in row]
+    rows = [row for row in metrics_of(files) if "critic/score/mean" in row]
     assert len(rows) == STEPS
-    assert all(float(str(row["actor_train/reward/mean"])) >= 0.5 for row in rows), "none scored 0"
+    assert all(float(str(row["critic/score/mean"])) >= 0.5 for row in rows), "none scored 0"
     assert "set aside" not in " ".join(p.read_text() for p in files.attempt(1).logs.iterdir())
 
 
