@@ -153,6 +153,7 @@ class Scene:
         """As far as the role uses a ``WorkerRunner``."""
         return SimpleNamespace(
             config=config,
+            phase=SimpleNamespace(config=SimpleNamespace(reward_worker=[])),
             name="rollout_worker/0",
             index=0,
             plan=SimpleNamespace(trial=WHO["trial"]),

@@ -164,7 +164,8 @@ def _answer(record: Mapping[str, Any], columns: Columns, where: str, *, needed: 
         value = record.get("answer")
         if not needed and (value is None or isinstance(value, list | dict)):
             return None  # a rule may read it from the record
-    if needed and isinstance(value, list):  # a conversation that ends in the answer
+    if needed and isinstance(value, list) and value and isinstance(value[-1], dict):
+        # a conversation that ends in the answer
         value = read_messages(value, columns.answer or "answer", where)[-1]["content"]
     return _text(record, columns.answer or "answer", value, where)
 
