@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 from pathlib import Path
@@ -12,8 +13,10 @@ import slurm_daemons
 
 
 def test_ports_that_nobody_listens_on_yet_are_given_once(monkeypatch):
+    first = 100_000 * os.getpid()  # no cluster of another fork claims these
+
     class Draws:
-        given = iter([21_000, 21_003, 21_010])
+        given = iter([first, first + 3, first + 10])
 
         def randrange(self, *_):
             return next(self.given)
@@ -23,10 +26,10 @@ def test_ports_that_nobody_listens_on_yet_are_given_once(monkeypatch):
     monkeypatch.setattr(slurm_daemons, "_is_free", lambda port: True)
     monkeypatch.setattr(slurm_daemons, "_mine", [])
     try:
-        assert slurm_daemons.free_ports(5) == 21_000
-        assert slurm_daemons.free_ports(5) == 21_010, "21003 and 21004 are promised"
+        assert slurm_daemons.free_ports(5) == first
+        assert slurm_daemons.free_ports(5) == first + 10, "two of the second five are promised"
     finally:
         for claim in slurm_daemons._mine:
             claim.close()
     with socket.socket(socket.AF_UNIX) as again:
-        again.bind("\0realsys test port 21000")
+        again.bind(f"\0realsys test port {first}")
