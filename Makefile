@@ -3,10 +3,14 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 unexport PYTHONDONTWRITEBYTECODE # each of hundreds of processes would compile us anew
 
-$(VENV)/.installed: pyproject.toml
+# The versions that the tests passed with; `make install CONSTRAINTS=/dev/null` takes the newest.
+CONSTRAINTS ?= constraints.txt
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS)
+
+$(VENV)/.installed: pyproject.toml constraints.txt
 	python3 -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 -e '.[dev]'
+	$(PIP_INSTALL) torch==2.13.0
+	$(PIP_INSTALL) torch==2.13.0 -e '.[dev]'
 	touch $@
 
 .PHONY: install ppo-math slurm-packages etcd-packages test test-fast acceptance test-engines gpu-kit check format \

@@ -25,6 +25,8 @@ class GenericDecoder:
         self.module: Any = module
         accepted = inspect.signature(module.forward).parameters
         self.takes_positions = "position_ids" in accepted
+        # transformers calls it `cache` since 5.24, in what a model takes and in what it returns.
+        self.cache_name = "cache" if "cache" in accepted else "past_key_values"
         # Otherwise prefill would compute the logits of every prompt token, only to drop them.
         self.last_only = {"logits_to_keep": 1} if "logits_to_keep" in accepted else {}
 
@@ -55,17 +57,18 @@ class GenericDecoder:
         self.next_position = self.next_position[rows]
 
     def _forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
-        extra = {"position_ids": positions} if self.takes_positions else {}
+        extra = {self.cache_name: self.cache}
+        if self.takes_positions:
+            extra["position_ids"] = positions
         output = self.module(
             input_ids=input_ids,
             attention_mask=self.attention_mask,
-            past_key_values=self.cache,
             use_cache=True,
             return_dict=True,
             **extra,
             **self.last_only,
         )
-        self.cache = output.past_key_values
+        self.cache = output[self.cache_name]
         logits: Tensor = output.logits[:, -1]
         return logits
 
