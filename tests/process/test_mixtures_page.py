@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from doc_pages import DocPage, in_folder
 from paced import Pace
 from real_trials import (
     Trials,
@@ -25,9 +24,7 @@ from realsys.models.tiny_llama import build_tiny_llama
 from realsys.trial.records import TrialFiles
 from realsys.trial.trial_state import State
 
-pytestmark = pytest.mark.process
-
-PAGE = (Path(__file__).parents[2] / "docs" / "mixtures.md").read_text()
+PAGE = DocPage("mixtures.md")
 SIZES, HELD_OUT = {"sums": 24, "words": 5, "stories": 12}, {"sums": 4, "words": 6, "stories": 8}
 WEIGHTS = {"sums": 2.0, "words": 1.0, "stories": 1.0}  # of the page
 ITEMS = {"sums": 24, "words": 12, "stories": 12}
@@ -53,19 +50,11 @@ PARTS = {
 
 
 @pytest.fixture(scope="module")
-def module_trials(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trials]:
-    trials = Trials(tmp_path_factory.mktemp("mixtures") / "root")
-    yield trials
-    trials.end_all()
-
-
-@pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page's files, its data in larger numbers, and a model."""
     folder = tmp_path_factory.mktemp("data")
-    (code,) = blocks("python")
-    (folder / "mixed.py").write_text(code)
-    sums, words = map(json.loads, blocks("json"))
+    PAGE.write_code(folder, "mixed.py")
+    sums, words = map(json.loads, PAGE.blocks("json"))
     assert set(sums) == {"prompt", "answer"}
     assert words["meta"] == {"solution": "bac"}
     rows = [{"prompt": f"{i} + {i} = ", "answer": str(2 * i)} for i in range(28)]
@@ -80,19 +69,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", PAGE, flags=re.DOTALL)
-
-
 def launches(folder: Path) -> list[list[str]]:
     """Words of the page's launches, with the files of ``folder``."""
-
-    def in_folder(word: str) -> str:
-        name, equals, value = word.rpartition("=")
-        return f"{name}{equals}{folder / value}" if (folder / value).exists() else word
-
-    lines = re.findall(r"^realsys launch (grpo-mixed .*)$", PAGE, flags=re.MULTILINE)
-    return [[in_folder(word) for word in line.split()] for line in lines]
+    return [in_folder(folder, words) for words in PAGE.commands("launch", "grpo-mixed")]
 
 
 def assert_each_record_as_often_as_its_weight_says(files: TrialFiles) -> None:
@@ -127,11 +106,6 @@ def undisturbed(module_trials: Trials, folder: Path) -> TrialFiles:
 
 def slowed(words: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(word.replace("task.reward=", "task.sources.stories.reward=") for word in words)
-
-
-def test_the_pages_code_is_short() -> None:
-    (code,) = blocks("python")
-    assert len(code.strip().splitlines()) <= 40
 
 
 @pytest.mark.parametrize("schedule", ["sync", "async"])

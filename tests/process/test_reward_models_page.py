@@ -8,15 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from doc_pages import DocPage
 from real_trials import SMALL_PPO, Trials, explain, metrics_of
 
 from realsys.data.sources.arithmetic_problems import arithmetic_word_problems
 from realsys.models.tiny_llama import build_tiny_llama
 from realsys.trial.trial_state import State
 
-pytestmark = pytest.mark.process
-
-PAGE = (Path(__file__).parents[2] / "docs" / "reward_models.md").read_text()
+PAGE = DocPage("reward_models.md")
 TRAINING = ("exp_ctrl.total_train_epochs=2", "train_bs_n_seqs=16", "task.eval_size=16")
 STEPS = 2
 SIZES = {"hidden_size": 32, "num_layers": 1, "num_heads": 2, "num_kv_heads": 1}
@@ -24,7 +23,7 @@ SIZES = {"hidden_size": 32, "num_layers": 1, "num_heads": 2, "num_kv_heads": 1}
 
 def test_the_page_runs_as_written(tmp_path: Path) -> None:
     policy, pairs = tmp_path / "policy", tmp_path / "pairs.jsonl"
-    record = json.loads(re.findall(r"```json\n(.*?)```", PAGE, flags=re.DOTALL)[0])
+    record = json.loads(PAGE.blocks("json")[0])
     problems = arithmetic_word_problems(num_problems=300, seed=0, split="train")
     corpus = [problem["prompt"] + problem["answer"] for problem in problems]
     build_tiny_llama(policy, seed=1, corpus=corpus, vocab_size=320, **SIZES)
@@ -37,10 +36,10 @@ def test_the_page_runs_as_written(tmp_path: Path) -> None:
 
 
 def _run_all(trials: Trials, names: dict[str, str]) -> None:
-    launches = re.findall(r"^realsys launch (\S+) (.*)$", PAGE, flags=re.MULTILINE)
+    launches = PAGE.commands("launch")
     assert len(launches) == 3
-    for number, (experiment, line) in enumerate(launches):
-        given = [re.sub(r"(?<==)(POLICY|MODEL|pairs\.jsonl)$", _of(names), w) for w in line.split()]
+    for number, (experiment, *words) in enumerate(launches):
+        given = [re.sub(r"(?<==)(POLICY|MODEL|pairs\.jsonl)$", _of(names), w) for w in words]
         is_training = experiment == "reward-model"
         small = TRAINING if is_training else (*SMALL_PPO, f"exp_ctrl.benchmark_steps={STEPS}")
         small = (*small, "scheduling.model_worker.cpu=1", "tensorboard=false")

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from doc_pages import DocPage, in_folder
 from real_trials import Trials, explain, metrics_of
 
 from realsys.trial.trial_state import State
 
-pytestmark = pytest.mark.process
-
-PAGE = (Path(__file__).parents[2] / "docs" / "your_task.md").read_text()
+PAGE = DocPage("your_task.md")
 STEPS = 4
 SMALL = (
     "sft.init.hidden_size=32",
@@ -33,36 +30,21 @@ SMALL = (
 
 
 @pytest.fixture(scope="module")
-def module_trials(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trials]:
-    """One file root for all: the starting policy is made once."""
-    trials = Trials(tmp_path_factory.mktemp("your_task") / "root")
-    yield trials
-    trials.end_all()
-
-
-@pytest.fixture(scope="module")
-def code(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The page's file."""
-    (block,) = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
-    assert len(block.strip().splitlines()) <= 40
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Has the page's file."""
+    (block,) = PAGE.blocks("python")
     for call in ("actor_gen", "rew_inf", "actor_train", "inference"):
         assert call not in block
-    path = tmp_path_factory.mktemp("task") / "backwards.py"
-    path.write_text(block)
-    return path
+    folder = tmp_path_factory.mktemp("task")
+    PAGE.write_code(folder, "backwards.py")
+    return folder
 
 
-def commands() -> list[list[str]]:
-    """Words of the page's launches behind ``launch``."""
-    lines = re.findall(r"^realsys launch (.*backwards\.py.*)$", PAGE, flags=re.MULTILINE)
-    return [line.partition("#")[0].split() for line in lines]
-
-
-def test_the_page_runs_as_written_on_every_schedule(module_trials: Trials, code: Path) -> None:
+def test_the_page_runs_as_written_on_every_schedule(module_trials: Trials, folder: Path) -> None:
     """One after another under one file root: the starting policy is made once."""
-    for number, (experiment, *words) in enumerate(commands()):
-        given = [str(code) if word == code.name else word for word in words]
-        given = [re.sub("save_freq_steps=10", "save_freq_steps=2", word) for word in given]
+    for number, (experiment, *words) in enumerate(PAGE.commands("launch", "grpo-backwards")):
+        given = [word.replace("save_freq_steps=10", "save_freq_steps=2") for word in words]
+        given = in_folder(folder, given)
         files = module_trials.launch(experiment, f"run{number}", *given, *SMALL)
         view = module_trials.wait(files)
         assert view.state is State.COMPLETED, explain(files, view)
@@ -73,7 +55,7 @@ def test_the_page_runs_as_written_on_every_schedule(module_trials: Trials, code:
             assert found, "saved checkpoints were evaluated"
 
 
-def test_a_rewarded_answer_is_one_that_the_task_says(module_trials: Trials, code: Path) -> None:
+def test_a_rewarded_answer_is_one_that_the_task_says(module_trials: Trials, folder: Path) -> None:
     """By hand: the metrics' reward is the mean of the page's ``score`` over the answers."""
     files = module_trials.files("grpo-backwards", "run0")
     rows = [row for row in metrics_of(files) if "critic/score/mean" in row]

@@ -65,8 +65,9 @@ def _print_head(found: ShownData) -> None:
         for name, value in found.args.items()
         if value not in (None, [], {}) and name != "task"
     }
+    none_left = "" if found.size else ": all are held out or dropped (see eval_size and keep)"
     rows = [
-        ("data set", f"{found.type}, {found.size:,} records"),
+        ("data set", f"{found.type}, {found.size:,} records{none_left}"),
         *((name, _plain(value)) for name, value in shown.items()),
         ("tokenizer", found.tokenizer),
         (

@@ -20,7 +20,8 @@ from realsys.slurm.preflight.rounds import Wanted, bus_bandwidth
 K = TypeVar("K")
 Record = Mapping[str, Any]
 
-# Equal GPUs differ by a few percent; a CPU's rate depends on who else computes there.
+# Equal GPUs differ by a few percent. Without any, only links are judged, and leniently: a CPU's rate
+# depends on what else computes there.
 BELOW = {"cuda": 0.8, "cpu": 0.1}
 # NCCL and torch keep buffers of several MiB a peer there; containers often have 64 MiB.
 LEAST_SHM = 1 << 30
@@ -502,12 +503,15 @@ class _Found:
         how: str,
         kinds: Mapping[tuple[str, int], str] | None = None,
     ) -> Check:
-        """Evaluates rates by (node, GPU or -1), each within its kind."""
+        """Evaluates rates by (node, GPU or -1), each within its kind. Those of CPUs are only reported:
+        they follow what else the node computes.
+        """
         kinds = self.kind_of() if kinds is None else kinds
         against = dict(broken)
-        for kind in sorted({kinds.get(key, "") for key in rates}):
-            mine = {key: rate for key, rate in rates.items() if kinds.get(key, "") == kind}
-            for (node, gpu), (rate, median) in slow(mine, below=BELOW[self.wanted.device]).items():
+        judged = rates if self.wanted.device == "cuda" else {}
+        for kind in sorted({kinds.get(key, "") for key in judged}):
+            mine = {key: rate for key, rate in judged.items() if kinds.get(key, "") == kind}
+            for (node, gpu), (rate, median) in slow(mine, below=BELOW["cuda"]).items():
                 which = f"GPU {gpu} " if gpu >= 0 else ""
                 against.setdefault(node, f"{which}{words(rate)}, the median is {words(median)}")
         if not rates and not against:

@@ -350,6 +350,13 @@ def test_a_node_that_is_ill_is_named_and_left_out(n3: dict[str, Any], name: str,
     assert finding.fix.endswith("--exclude n3")
 
 
+def test_how_fast_a_cpu_is_says_nothing_of_its_node() -> None:
+    busy = looked("n3", slow_gpu=(5, 1e9), inside_s=2.0)
+    seen = everything({**WELL, "n3": busy})
+    assert set(bad(seen)) == {"matmul", "all-reduce in a node"}
+    assert bad(seen, replace(WANTED, device="cpu")) == {}
+
+
 def test_what_all_nodes_have_in_common_is_the_sites() -> None:
     checks = judge(WANTED, everything({n: looked(n, shm=[1 << 20, 0]) for n in NODES}))
     assert to_leave_out(checks, NODES) == {}
