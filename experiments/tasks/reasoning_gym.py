@@ -1,7 +1,8 @@
 """Questions made by the package reasoning-gym: ``task=reasoning_gym task.names=[chain_sum,leg_counting]``.
 
 https://github.com/open-thought/reasoning-gym has over a hundred generators, each with a scorer. A record
-holds the generator's name, arguments and seed, so the rule asks the very same question's scorer.
+holds the generator's name and arguments and the question's number, so that the rule can ask the scorer of
+the very same question.
 """
 
 from __future__ import annotations
@@ -15,8 +16,6 @@ from experiments.task import GeneratedTask
 from realsys.api.errors import ConfigError, did_you_mean
 from realsys.api.options import option
 from realsys.config.extras import missing_packages
-
-_SEEDS = 2**31
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,10 +34,11 @@ class ReasoningGymTask(GeneratedTask):
 
     def question(self, rng: random.Random) -> dict[str, Any]:
         """Makes a question of a generator drawn by the weights."""
-        from realsys.data.sources.reasoning_gym_questions import question_of
+        from realsys.data.sources.reasoning_gym_questions import NUM_QUESTIONS, question_of
 
         (name,) = rng.choices(self.names, self.weights or None)
-        record = {"generator": name, "seed": rng.randrange(_SEEDS), "config": self._config(name)}
+        number = rng.randrange(NUM_QUESTIONS)
+        record = {"generator": name, "number": number, "config": self._config(name)}
         question, answer = question_of(record)
         prompt = f"{self.instruction}\n{question}" if self.instruction else question
         return {"prompt": prompt, "answer": answer, **record}

@@ -1,7 +1,7 @@
 """Questions of the package reasoning-gym, made again wherever they are scored. No torch.
 
 Its scorers read an entry's metadata, which JSON could not carry for all generators; so a record has the
-generator's name, arguments and seed, and the entry is made from them.
+generator's name and arguments and the question's number, and the entry is made from them.
 """
 
 from __future__ import annotations
@@ -10,6 +10,10 @@ import functools
 import json
 from collections.abc import Mapping
 from typing import Any
+
+DATASET_SIZE = 16384  # word_ladder makes at most 20,000
+NUM_DATASETS = 16
+NUM_QUESTIONS = DATASET_SIZE * NUM_DATASETS  # of each generator, for each set of arguments
 
 
 def generators() -> tuple[str, ...]:
@@ -20,7 +24,7 @@ def generators() -> tuple[str, ...]:
 
 
 def question_of(record: Mapping[str, Any]) -> tuple[str, str]:
-    """Returns the question and the known answer of a record with ``generator``, ``seed`` and ``config``."""
+    """Returns question and answer of a record with ``generator``, ``number`` and ``config``."""
     _, entry = entry_of(record)
     return str(entry["question"]), str(entry["answer"])
 
@@ -28,13 +32,22 @@ def question_of(record: Mapping[str, Any]) -> tuple[str, str]:
 def entry_of(record: Mapping[str, Any]) -> tuple[Any, Any]:
     """Returns the data set and the entry that a record names."""
     config = json.dumps(record["config"], sort_keys=True)
-    return made_entry(record["generator"], record["seed"], config)
+    return _entry(record["generator"], record["number"], config)
 
 
 @functools.lru_cache(maxsize=4096)
-def made_entry(name: str, seed: int, config: str) -> tuple[Any, Any]:
-    """Makes the one entry of a data set; ``config`` is JSON."""
+def _entry(name: str, number: int, config: str) -> tuple[Any, Any]:
+    seed, index = divmod(number, DATASET_SIZE)
+    data = _dataset(name, seed, config)
+    return data, data[index]
+
+
+# Some generators read a dictionary when they are made: not for each question.
+@functools.lru_cache(maxsize=4 * NUM_DATASETS)
+def _dataset(name: str, seed: int, config: str) -> Any:
     import reasoning_gym  # type: ignore[import-not-found,import-untyped,unused-ignore]
 
-    data = reasoning_gym.create_dataset(name, size=1, seed=seed, **json.loads(config))
-    return data, data[0]
+    # Entry i is drawn from seed + i: the next data set begins where this one ends.
+    return reasoning_gym.create_dataset(
+        name, size=DATASET_SIZE, seed=seed * DATASET_SIZE, **json.loads(config)
+    )

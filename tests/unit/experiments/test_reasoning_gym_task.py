@@ -12,24 +12,26 @@ import pytest
 
 from experiments.tasks.reasoning_gym import ReasoningGymTask
 from realsys.config import extras
-from realsys.data.sources.reasoning_gym_questions import made_entry
+from realsys.data.sources import reasoning_gym_questions
+from realsys.data.sources.reasoning_gym_questions import DATASET_SIZE, NUM_DATASETS
 from realsys.rewards.reasoning_gym_rule import reasoning_gym_reward
 
 
 class Sums:
     """One question of the stand-in; the scorer reads metadata that JSON could not carry."""
 
+    made = 0
+
     def __init__(self, seed: int, terms: int) -> None:
-        self._numbers = tuple(random.Random(seed).randrange(10) for _ in range(terms))
+        self._seed, self._terms = seed, terms
+        Sums.made += 1
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        assert index == 0
-        question = " + ".join(map(str, self._numbers))
-        return {
-            "question": question,
-            "answer": str(sum(self._numbers)),
-            "metadata": {self._numbers},
-        }
+        assert 0 <= index < DATASET_SIZE
+        rng = random.Random(self._seed + index)
+        numbers = tuple(rng.randrange(10) for _ in range(self._terms))
+        question = " + ".join(map(str, numbers))
+        return {"question": question, "answer": str(sum(numbers)), "metadata": {numbers}}
 
     def score_answer(self, answer: str, entry: dict[str, Any]) -> float:
         (numbers,) = entry["metadata"]
@@ -44,14 +46,16 @@ def package(monkeypatch: pytest.MonkeyPatch) -> None:
     factory.DATASETS = {"sums": None, "long_sums": None}  # type: ignore[attr-defined]
 
     def create_dataset(name: str, *, size: int, seed: int, terms: int = 2) -> Sums:
-        assert size == 1
+        assert size == DATASET_SIZE
         return Sums(seed, terms if name == "sums" else 5)
 
     made.create_dataset, made.factory = create_dataset, factory  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "reasoning_gym", made)
     monkeypatch.setitem(sys.modules, "reasoning_gym.factory", factory)
     monkeypatch.setattr(extras, "find_spec", lambda name: SimpleNamespace())
-    made_entry.cache_clear()
+    for cache in (reasoning_gym_questions._entry, reasoning_gym_questions._dataset):
+        cache.cache_clear()
+    Sums.made = 0
 
 
 def problems(task: ReasoningGymTask) -> list[str]:
@@ -72,6 +76,7 @@ def test_generators_are_drawn_by_their_weights_with_their_arguments() -> None:
         2
     }
     assert records == task.records("train", seed=1) != task.records("train", seed=2)
+    assert Sums.made <= 2 * NUM_DATASETS  # some generators read a dictionary when they are made
     held_out = {record["prompt"] for record in task.records("test", seed=1)}
     assert not held_out & {record["prompt"] for record in records}
 
