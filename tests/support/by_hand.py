@@ -9,8 +9,13 @@ from __future__ import annotations
 
 import datetime
 import json
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 TESTS = Path(__file__).parents[1]
 
@@ -49,3 +54,41 @@ def result_of(check: str) -> Result:
     said = json.loads(file.read_text())
     at = datetime.datetime.fromisoformat(said["at"])
     return Result(check, said["command"], said["revision"], at, said["ok"])
+
+
+class HandCheck:
+    """A check that begins now, of the code as it is now.
+
+    Args:
+        script: its file.
+    """
+
+    def __init__(self, script: str) -> None:
+        self._script = Path(script).resolve()
+        self._began_s = time.time()
+        self._revision = _git("rev-parse", "HEAD")
+        self._changed = bool(_git("status", "--porcelain", "--untracked-files=no"))
+
+    def write(self, what: str, problems: Sequence[str], *, args: str = "", **found: Any) -> int:
+        """Writes its result, and says where; returns the exit status, 1 where there are problems."""
+        name = self._script.relative_to(TESTS.parent)
+        result = {
+            "what": what,
+            "command": f"python {name} {args}".rstrip(),
+            "revision": self._revision,
+            "changed": self._changed,
+            "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._began_s)),
+            "minutes": round((time.time() - self._began_s) / 60, 1),
+            "ok": not problems,
+            "problems": list(problems),
+            **found,
+        }
+        file = self._script.parent / "results" / f"{self._script.stem}.json"
+        file.write_text(json.dumps(result, indent=1) + "\n")
+        sys.stdout.write("\n".join([*(problems or ["all held"]), str(file)]) + "\n")
+        return 1 if problems else 0
+
+
+def _git(*words: str) -> str:
+    done = subprocess.run(["git", *words], cwd=TESTS, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
