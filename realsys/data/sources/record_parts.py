@@ -138,14 +138,15 @@ def place(items: Mapping[str, int], index: int) -> tuple[str, int]:
     if not 0 <= index < sum(items.values()):
         raise IndexError(index)
     for name, own in items.items():
-        number = bisect_left(range(own), index, key=lambda k, at=name: _rank(items, at, k))  # type: ignore[misc]
-        if number < own and _rank(items, name, number) == index:
+        number = bisect_left(range(own), index, key=lambda k, at=name: index_of(items, at, k))  # type: ignore[misc]
+        if number < own and index_of(items, name, number) == index:
             return name, number
     raise IndexError(index)
 
 
-def _rank(items: Mapping[str, int], name: str, number: int) -> int:
-    """Counts the items before item ``number`` of source ``name``; of equals the first source's."""
+def index_of(items: Mapping[str, int], name: str, number: int) -> int:
+    """Returns the index at which ``place`` finds item ``number`` of source ``name``."""
+    # The number of items before it; of equals the first source's comes first.
     rank, own, is_earlier = number, items[name], True
     for other, count in items.items():
         if other == name:
