@@ -184,9 +184,9 @@ class Mixture(Task):
             yield from self._curriculum_problems()
 
     def _curriculum_problems(self) -> Iterator[ConfigError]:
-        if len(self.sources) < 2:
+        if len(self.sources) == 1:
             yield ConfigError(
-                f"a curriculum chooses among sources, and there are {len(self.sources)}",
+                "a curriculum chooses among sources, and there is 1",
                 where="task.curriculum and task.sources",
                 fix="name two sources or more, or use task.curriculum=none",
             )
