@@ -6,8 +6,8 @@ Foster et al., arXiv:2502.12272). Each source has epochs of its own: a record co
 source have come.
 
 Records of step t are drawn by the answers of steps up to t − 1 − ``lag``, the schedule's staleness bound:
-they are trained before any record of step t is given out. So the order does not depend on timing, and a
-resumed run, which restores ``snapshot``, goes on in that of an uninterrupted one.
+they are trained before any record of step t is given out. So the order depends on answers, not on how early
+it is drawn, and a resumed run, which restores ``snapshot``, goes on in that of an uninterrupted one.
 
 Used by the master's event loop only. It uses no clock, tensors or sockets.
 """
