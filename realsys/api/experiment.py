@@ -72,7 +72,7 @@ class ExperimentConfig:
     With ``rollout`` the datapoints come from rollout workers, not from a data set on model workers.
     ``replay`` is the ledger of an earlier run: each step trains on the datapoints of that run's step.
     ``deterministic``: equal runs give equal bits, on a GPU too; None: on the CPU they do.
-    ``curriculum``: a data set of several sources, whose records come in no fixed proportion.
+    ``curriculum``: how often the data set's sources come, by their success; None: as the data set has them.
     """
 
     exp_ctrl: ExperimentSaveEvalControl

@@ -125,6 +125,7 @@ class Curriculum:
         self.sizes, self.control, self.batch_size, self.lag = dict(sizes), control, batch_size, lag
         self._seed, self._shuffle = seed, shuffle
         self._orders: dict[str, tuple[int, Sequence[int]]] = {}  # source → an epoch, and its order
+        self._due: tuple[int, Mapping[str, int]] = 0, {}  # a step, and the shares of its records
         self._drawn = dict.fromkeys(sizes, 0)
         self._credits = dict.fromkeys(sizes, 0)
         # Of the last step the success rates are asked for once more, by ``metrics``.
@@ -151,8 +152,11 @@ class Curriculum:
                 f"a record of step {step} is drawn after step {self._step}, with a lag of {self.lag}",
                 where="Curriculum.draw",
             )
-        due = shares(self.success(step), weights=self.control.weights, floor=self.control.floor)
-        name, self._credits = next_source(self._credits, due)
+        if self._due[0] != step:
+            control = self.control
+            due = shares(self.success(step), weights=control.weights, floor=control.floor)
+            self._due = step, due
+        name, self._credits = next_source(self._credits, self._due[1])
         epoch, position = divmod(self._drawn[name], self.sizes[name])
         self._drawn[name] += 1
         number = self._order(name, epoch)[position]

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from experiments.asynchronous import Async, RolloutOnly
 from experiments.recipes import grpo
@@ -27,7 +29,7 @@ from realsys.api.worker_configs import CurriculumControl
 from realsys.config.overrides import apply_settings
 from realsys.data.record_bytes import records_of
 from realsys.data.sources.arithmetic_problems import arithmetic_word_problems
-from realsys.data.sources.record_parts import items_of_epoch, place
+from realsys.data.sources.record_parts import index_of, items_of_epoch, place
 from realsys.models.tiny_llama import train_tokenizer
 from realsys.rewards.rule import made_rule, rule_of
 
@@ -81,11 +83,22 @@ def test_every_item_of_a_source_has_one_index(
 ) -> None:
     items = items_of_epoch(sizes, weights, temperature=temperature)
     found = [place(items, i) for i in range(sum(items.values()))]
+    assert [index_of(items, *item) for item in found] == list(range(len(found)))
     assert sorted(found) == sorted((name, k) for name, own in items.items() for k in range(own))
     assert all(items[name] >= size for name, size in sizes.items()), "no record is left out"
     for outside in (-1, len(found)):
         with pytest.raises(IndexError):
             place(items, outside)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.integers(1, 10**13), min_size=1, max_size=12), st.data())
+def test_items_of_large_and_of_many_sources_are_found(
+    sizes: list[int], data: st.DataObject
+) -> None:
+    items = {f"s{i}": size for i, size in enumerate(sizes)}
+    index = data.draw(st.integers(0, sum(sizes) - 1))
+    assert index_of(items, *place(items, index)) == index
 
 
 def test_weights_are_proportions_and_repeat_what_is_small_for_its_weight() -> None:
