@@ -50,7 +50,10 @@ class Mixture(Task):
         0.1, "least of 4p(1-p), for what is always right or always wrong", gt=0, le=1
     )
     curriculum_steps: int = option(
-        8, "newest steps with answers of a source whose mean is p", unit="steps", ge=1
+        8,
+        "p is that of all answers in so many newest steps that had some of the source",
+        unit="steps",
+        ge=1,
     )
 
     @property
