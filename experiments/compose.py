@@ -190,6 +190,13 @@ class RLExperiment(TrainingRun):
                 where="reward_workers",
                 fix="leave it out",
             )
+        if self.task.curriculum_control is not None and not self.schedule.trains:
+            yield ConfigError(
+                f"nothing trains with schedule={self.schedule.kind}, so a curriculum would follow a policy "
+                "that stays the same",
+                where="task.curriculum and schedule",
+                fix="use task.curriculum=none, or schedule=async",
+            )
         if self.auto_eval and not self.schedule.trains:
             yield ConfigError(
                 f"nothing trains with schedule={self.schedule.kind}, so there is no checkpoint to evaluate",
@@ -332,6 +339,8 @@ class RLExperiment(TrainingRun):
             deterministic=self.deterministic,
             pools=self._allocated.pools,
             replay=schedule.ledger if isinstance(schedule, Replay) else None,
+            # A replay trains on what was chosen then.
+            curriculum=None if isinstance(schedule, Replay) else self.task.curriculum_control,
             evaluator=self._evaluators(),
             reward_worker=(RewardWorker(**self.task.reward_rule),) * self.reward_workers,
             **(self._rollout_fields(serving) if (serving := self._serving) else {}),

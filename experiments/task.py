@@ -40,6 +40,7 @@ from realsys.api.errors import ConfigError, DataError
 from realsys.api.model import DatasetAbstraction
 from realsys.api.options import option
 from realsys.api.plain import from_plain, to_plain
+from realsys.api.worker_configs import CurriculumControl
 from realsys.data.sources.dataset_arguments import Columns as Columns
 from realsys.data.sources.dataset_arguments import MathRecordsArguments
 
@@ -95,6 +96,11 @@ class Task(Choice, abc.ABC):
     def longest_prompt(self) -> int:
         """Tokens of the longest question that is allowed."""
         return self.max_prompt_len
+
+    @property
+    def curriculum_control(self) -> CurriculumControl | None:
+        """How records are chosen by success; None: they are not."""
+        return None
 
     @property
     def rule(self) -> str:

@@ -1,7 +1,8 @@
 """Several tasks learned as one: ``task=mixture task.sources.sums=math task.sources.words=file …``.
 
 Each source is a task of any kind with its own questions, limits, held-out records and rewards;
-``weights`` say how many of a source's records come per record of the others (docs/mixtures.md).
+``weights`` say how many of a source's records come per record of the others; with a curriculum, so does how
+often answers to its questions are right (docs/mixtures.md).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from realsys.api.basics.reward import BY_SOURCE
 from realsys.api.errors import ConfigError, did_you_mean
 from realsys.api.model import DatasetAbstraction
 from realsys.api.options import option
+from realsys.api.worker_configs import CurriculumControl
 from realsys.data.sources.record_parts import items_of_epoch
 
 _OF_SOURCES = ("eval_size", "max_prompt_len", "reward", "reward_args")
@@ -37,6 +39,21 @@ class Mixture(Task):
     )
     temperature: float = option(
         1.0, "without weights: sources come as size**(1/temperature); 1: each record once", gt=0
+    )
+    curriculum: str | None = option(
+        None,
+        "learnability: sources come as their weight times 4p(1-p), p their success rate, so that what is "
+        "half right comes most; none: as their weight",
+        choices=("learnability",),
+    )
+    curriculum_floor: float = option(
+        0.1, "least of 4p(1-p), for what is always right or always wrong", gt=0, le=1
+    )
+    curriculum_steps: int = option(
+        8,
+        "p is that of all answers in so many newest steps that had some of the source",
+        unit="steps",
+        ge=1,
     )
 
     @property
@@ -68,7 +85,22 @@ class Mixture(Task):
         known = {name: size for name, size in sizes.items() if size is not None}
         if not known or len(known) < len(sizes) or min(self.weights.values(), default=1) <= 0:
             return None
-        return sum(items_of_epoch(known, self.weights, temperature=self.temperature).values())
+        weights = self._weights_of_items
+        return sum(items_of_epoch(known, weights, temperature=self.temperature).values())
+
+    @property
+    def _weights_of_items(self) -> dict[str, float]:
+        """Weights that the data set repeats records by; with a curriculum the master looks at them."""
+        return {} if self.curriculum_control else dict(self.weights)
+
+    @property
+    def curriculum_control(self) -> CurriculumControl | None:
+        """How often sources come by their success."""
+        if self.curriculum is None:
+            return None
+        return CurriculumControl(
+            weights=dict(self.weights), floor=self.curriculum_floor, steps=self.curriculum_steps
+        )
 
     @property
     def num_held_out(self) -> int:
@@ -87,7 +119,7 @@ class Mixture(Task):
                 name: {**source.data_args(), "with_record": True}
                 for name, source in self.sources.items()
             },
-            "weights": dict(self.weights),
+            "weights": self._weights_of_items,
             "temperature": self.temperature,
         }
 
@@ -151,6 +183,23 @@ class Mixture(Task):
                 where="task.weights and task.temperature",
                 fix="leave one of them out",
             )
+        if self.curriculum_control is not None:
+            yield from self._curriculum_problems()
+
+    def _curriculum_problems(self) -> Iterator[ConfigError]:
+        if len(self.sources) == 1:
+            yield ConfigError(
+                "a curriculum chooses among sources, and there is 1",
+                where="task.curriculum and task.sources",
+                fix="name two sources or more, or use task.curriculum=none",
+            )
+        if self.temperature != 1.0:
+            yield ConfigError(
+                f"temperature {self.temperature:g} makes weights of sizes, which a curriculum does not "
+                "look at",
+                where="task.curriculum and task.temperature",
+                fix="set task.weights.<name> instead, or use task.curriculum=none",
+            )
 
     def reward_problems(self) -> Iterator[ConfigError]:
         """Yields sources without a rule."""
@@ -158,7 +207,13 @@ class Mixture(Task):
             yield from (_of_source(name, source, p) for p in source.reward_problems())
 
     def answer_problems(self) -> Iterator[ConfigError]:
-        """Yields sources without anything to fine-tune on."""
+        """Yields a curriculum, and sources without anything to fine-tune on."""
+        if self.curriculum_control is not None:
+            yield ConfigError(
+                "a curriculum goes by the success of sampled answers, and fine-tuning samples none",
+                where="task.curriculum",
+                fix="leave it out here; a run with rewards takes it",
+            )
         for name, source in self.sources.items():
             yield from (_of_source(name, source, p) for p in source.answer_problems())
 

@@ -21,8 +21,8 @@ from realsys.api.plan import LaunchPlan, read_plan
 from realsys.observability.metrics import deterministic, read_metrics
 from realsys.trial.records import PhaseFiles, TrialFiles, TrialRecord, read_record
 
-# Metrics that only the original has, because its answers came from rollout workers.
-_OF_ROLLOUTS = ("rollout/",)
+# Metrics that only the original has, because its answers came from rollout workers, for chosen questions.
+_OF_ROLLOUTS = ("rollout/", "curriculum/")
 
 
 def plan_replay(files: TrialFiles, *, trial: str | None) -> LaunchPlan:

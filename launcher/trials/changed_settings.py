@@ -114,6 +114,8 @@ _REASONS: tuple[tuple[str, str], ...] = (
     ("config.model_worker.*.datasets.**", "{data}"),
     ("config.rollout_worker.*.datasets.**", "{data}"),
     ("config.*.*.shuffle_dataset", "{data}"),
+    ("config.curriculum.**", "{data}"),
+    ("config.master_worker.*.curriculum.**", "{data}"),
     ("config.model_rpcs.*.n_seqs", "it is the batch size: {data}"),
     ("config.model_rpcs.*.n_minibatches", "the number of updates per step depends on it"),
     ("config.**.eval_dataset.**", "evaluations before and after it would not be comparable"),

@@ -38,6 +38,7 @@ from realsys.api.scheduling import (
     WorkerType,
 )
 from realsys.api.worker_configs import (
+    CurriculumControl,
     Evaluator,
     ExperimentSaveEvalControl,
     GenerationServer,
@@ -71,6 +72,7 @@ class ExperimentConfig:
     With ``rollout`` the datapoints come from rollout workers, not from a data set on model workers.
     ``replay`` is the ledger of an earlier run: each step trains on the datapoints of that run's step.
     ``deterministic``: equal runs give equal bits, on a GPU too; None: on the CPU they do.
+    ``curriculum``: how often the data set's sources come, by their success; None: as the data set has them.
     """
 
     exp_ctrl: ExperimentSaveEvalControl
@@ -90,6 +92,7 @@ class ExperimentConfig:
     rollout: RolloutControl | None = None
     replay: str | None = None
     deterministic: bool | None = None
+    curriculum: CurriculumControl | None = None
     pools: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     resolved: Resolution | None = None
 
@@ -132,6 +135,7 @@ class ExperimentConfig:
             max_staleness=self.max_staleness,
             rollout=self.rollout,
             replay=self.replay,
+            curriculum=self.curriculum,
         )
         return replace(self, master_worker=(master,), resolved=resolved)
 

@@ -254,6 +254,21 @@ class RolloutControl:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CurriculumControl:
+    """How often the sources of a mixture come, by how often answers to them are right.
+
+    Attributes:
+        weights: source → its weight where success rates are equal; 1 for those without.
+        floor: least factor of a weight, of a source that is always right or always wrong; half right has 1.
+        steps: number of a source's newest steps with answers that its success rate is of.
+    """
+
+    weights: Mapping[str, float]
+    floor: float
+    steps: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class MasterWorker:
     """The process that executes the dataflow graph."""
 
@@ -264,6 +279,7 @@ class MasterWorker:
     max_staleness: int = 0
     rollout: RolloutControl | None = None
     replay: str | None = None
+    curriculum: CurriculumControl | None = None
     # resolved
     model_rpcs: tuple[MFCDef, ...] = ()
     msid2mwid: tuple[tuple[ModelShardID, int], ...] = ()

@@ -17,6 +17,7 @@ from realsys.api.worker_configs import RolloutControl
 from realsys.master.checkpoint import recover
 from realsys.master.checkpoint.publication import Publisher
 from realsys.master.graph.buffer import AsyncIOSequenceBuffer
+from realsys.master.graph.curriculum import Curriculum
 from realsys.master.graph.data_schedule import DataSchedule
 from realsys.master.graph.feeds import Feed, StoredFeed, recorded_steps
 from realsys.master.graph.function_executor import AfterCall, FunctionExecutor
@@ -110,7 +111,7 @@ async def _make_loop(
     runner: WorkerRunner, workers: ModelWorkers, side: RolloutService | None
 ) -> MasterWorkerLoop:
     graph = runner.phase.config.graph()
-    dataset_size = await _set_up(workers, graph, side)
+    dataset_size, source_items = await _set_up(workers, graph, side)
     total_steps = await _initialize(runner, workers, graph, dataset_size)
     publisher = Publisher(runner)
     step, state = await _resume(runner, workers, publisher)
@@ -120,6 +121,7 @@ async def _make_loop(
         seed=runner.config.base_seed,
         shuffle=runner.config.shuffle_dataset,
     )
+    curriculum = _make_curriculum(runner, schedule, source_items, state)
     feed: Feed
     after_call = None
     if side is not None:
@@ -132,10 +134,12 @@ async def _make_loop(
             version=step or 0,
             total_steps=total_steps,
             saved=state.rollouts,
+            curriculum=curriculum,
         )
         feed = side.desk
     else:
-        feed, total_steps = await _data_feed(runner, workers, graph, schedule, total_steps)
+        order = curriculum or schedule
+        feed, total_steps = await _data_feed(runner, workers, graph, order, total_steps)
     progress = ProgressBoard(runner, total_steps=total_steps)
     progress.step = step or 0
     progress.publish("starting")
@@ -149,6 +153,7 @@ async def _make_loop(
         executor=executor,
         workers=workers,
         schedule=schedule,
+        curriculum=curriculum,
         files=_open_files(runner, step, publisher.lineage),
         progress=progress,
         publisher=publisher,
@@ -158,6 +163,29 @@ async def _make_loop(
         total_steps=total_steps,
         step=step or 0,
     )
+
+
+def _make_curriculum(
+    runner: WorkerRunner,
+    schedule: DataSchedule,
+    source_items: Mapping[str, int],
+    state: MasterState,
+) -> Curriculum | None:
+    """Makes what chooses the records of a run with a curriculum, as far as the checkpoint has it."""
+    config = runner.config
+    if config.curriculum is None:
+        return None
+    curriculum = Curriculum(
+        source_items,
+        control=config.curriculum,
+        batch_size=schedule.batch_size,
+        lag=config.max_staleness if config.rollout is None else config.rollout.max_staleness,
+        seed=schedule.seed,
+        shuffle=schedule.shuffle,
+    )
+    if state.curriculum is not None:
+        curriculum.restore(state.curriculum)
+    return curriculum
 
 
 async def _initialize(
@@ -188,13 +216,13 @@ async def _data_feed(
     runner: WorkerRunner,
     workers: ModelWorkers,
     graph: DataflowGraph,
-    schedule: DataSchedule,
+    order: DataSchedule | Curriculum,
     total_steps: int,
 ) -> tuple[Feed, int]:
     """Returns the source of datapoints without rollout workers, and for how many steps it lasts."""
     data_workers = _data_workers(graph, runner.config.msid2mwid)
     if (replay := runner.config.replay) is None:
-        return StoredFeed(schedule.indexed_ids, workers, data_workers), total_steps
+        return StoredFeed(order.indexed_ids, workers, data_workers), total_steps
     steps = await asyncio.to_thread(recorded_steps, Path(replay))
     feed = StoredFeed(lambda step: [(0, name) for name in steps[step - 1]], workers, data_workers)
     return feed, min(total_steps, len(steps))
@@ -214,8 +242,12 @@ def _evaluated(runner: WorkerRunner) -> tuple[ModelName, ...]:
     return tuple(dict.fromkeys(names))
 
 
-async def _set_up(workers: ModelWorkers, graph: DataflowGraph, side: RolloutService | None) -> int:
-    """Sets up modules and data sets on every worker; returns the data set's size."""
+async def _set_up(
+    workers: ModelWorkers, graph: DataflowGraph, side: RolloutService | None
+) -> tuple[int, Mapping[str, int]]:
+    """Sets up modules and data sets on every worker; returns the data set's size, of a mixture also by
+    source.
+    """
     endpoints = tuple(record.data for record in workers.records)
     replies: list[rq.SetupDone] = await workers.call_all(
         partial(rq.Setup, data_endpoints=endpoints, rendezvous=workers.records[0].rendezvous),
@@ -223,7 +255,7 @@ async def _set_up(workers: ModelWorkers, graph: DataflowGraph, side: RolloutServ
         what="set-up",
     )
     if side is not None:
-        return await side.desk.dataset_size()
+        return await side.desk.dataset_size(), side.desk.source_items
     found = next(reply for reply in replies if reply.dataset_keys)
     missing = sorted(graph.dataset_keys - set(found.dataset_keys))
     if missing:
@@ -232,7 +264,7 @@ async def _set_up(workers: ModelWorkers, graph: DataflowGraph, side: RolloutServ
             where="ExperimentConfig.dataset_keys",
             fix="use a data set that makes these keys, or correct dataset_keys",
         )
-    return found.dataset_size
+    return found.dataset_size, found.source_items
 
 
 async def _resume(

@@ -21,6 +21,7 @@ from realsys.api.worker_configs import ExperimentSaveEvalControl
 from realsys.master.checkpoint import recover
 from realsys.master.checkpoint.outbox import Outbox
 from realsys.master.checkpoint.publication import Publisher
+from realsys.master.graph.curriculum import Curriculum
 from realsys.master.graph.data_schedule import DataSchedule
 from realsys.master.graph.function_executor import FunctionExecutor, StepReport
 from realsys.master.graph.master_state import MasterState
@@ -29,7 +30,7 @@ from realsys.master.periodic import Periodic
 from realsys.master.rollouts.rollout_dispatcher import base_ids
 from realsys.master.rollouts.rollout_service import RolloutService
 from realsys.master.run_progress import ProgressBoard
-from realsys.master.statistics import headline, metrics_row
+from realsys.master.statistics import headline, metrics_row, success_rates
 from realsys.observability.events import (
     EventLog,
     MfcEvent,
@@ -81,6 +82,7 @@ class MasterWorkerLoop:
     executor: FunctionExecutor
     workers: ModelWorkers
     schedule: DataSchedule
+    curriculum: Curriculum | None
     files: RunFiles
     progress: ProgressBoard
     publisher: Publisher
@@ -147,6 +149,8 @@ class MasterWorkerLoop:
         row = metrics_row(report, self.executor.graph, epoch=epoch)
         if self.rollouts is not None:
             row |= self.rollouts.metrics()
+        if self.curriculum is not None:
+            row |= self._follow_success(self.curriculum, report)
         self.progress.step_done(
             self.step, epoch=epoch, seconds=report.wall_s, tokens_per_s=row["perf/tokens_per_s"]
         )
@@ -162,6 +166,14 @@ class MasterWorkerLoop:
             " ".join(f"{k}={v:.4g}" for k, v in self.progress.headline.items()),
         )
         await self._save_what_is_due()
+
+    def _follow_success(self, curriculum: Curriculum, report: StepReport) -> dict[str, float]:
+        """Tells the curriculum which answers of a step were correct; returns its metrics."""
+        if self.rollouts is None:  # else the dispatcher has, before it granted more prompts
+            for id, rate in success_rates(report, curriculum.source_of).items():
+                curriculum.answered(id, rate)
+            curriculum.trained(report.step)
+        return curriculum.metrics(report.step, base_ids(report.ids))
 
     async def _record_first(self, evaluation: dict[str, float]) -> None:
         """Records the evaluation before the first step."""
@@ -300,6 +312,7 @@ class MasterWorkerLoop:
         state = MasterState(
             ahead=await self.executor.prefetched(),
             rollouts=self.rollouts.desk.snapshot() if self.rollouts is not None else None,
+            curriculum=self.curriculum.snapshot() if self.curriculum is not None else None,
         )
         folder = recover.begin(
             self._phase.recover, step=self.step, attempt=self.runner.attempt.number

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from statistics import fmean
 
-from realsys.api.basics.reward import PARTS
+from realsys.api.basics.reward import CORRECT, PARTS
 from realsys.api.dataflow import DataflowGraph
 from realsys.master.graph.function_executor import StepReport
 from realsys.master.graph.model_function_call import CallReport
@@ -48,13 +48,34 @@ def metrics_row(report: StepReport, graph: DataflowGraph, *, epoch: int) -> dict
 def reward_parts(call: CallReport) -> dict[str, float]:
     """Returns the mean of each named part of the scores that a call gave, over the answers that have it."""
     given: dict[str, list[float]] = defaultdict(list)
+    for _, answers in _scored(call):
+        for parts in answers:
+            for part, value in parts.items():
+                given[part].append(value)
+    return {part: fmean(values) for part, values in sorted(given.items())}
+
+
+def success_rates(report: StepReport, source_of: Callable[[str], str]) -> dict[str, float]:
+    """Returns which share of the answers to each datapoint is correct, of those that were scored.
+
+    Args:
+        source_of: id → source of the mixture.
+    """
+    found = {}
+    for call in report.calls.values():
+        for id, answers in _scored(call):
+            name = f"{source_of(id)}/{CORRECT}"
+            if correct := [parts[name] for parts in answers if name in parts]:
+                found[id] = fmean(correct)
+    return found
+
+
+def _scored(call: CallReport) -> Iterator[tuple[str, list[dict[str, float]]]]:
+    """Yields the datapoints that a call scored by named parts, with those of each answer."""
     for reply in call.replies.values():
         if reply.is_head and reply.meta is not None:
-            for text in reply.meta.metadata.get(PARTS, ()):
-                for parts in json.loads(text):
-                    for part, value in parts.items():
-                        given[part].append(value)
-    return {part: fmean(values) for part, values in sorted(given.items())}
+            for id, text in zip(reply.meta.ids, reply.meta.metadata.get(PARTS, ()), strict=False):
+                yield id, json.loads(text)
 
 
 def headline(row: Mapping[str, float], last: Mapping[str, float]) -> dict[str, float]:

@@ -146,7 +146,11 @@ class ModelWorkerLoop:
         models = ",".join(map(str, self.shards.models))
         logger.info("models made models=%s dataset=%s", models, size)
         keys = () if self._dataset is None else tuple(self._dataset.keys)
-        return rq.SetupDone(dataset_size=size or 0, dataset_keys=keys)
+        return rq.SetupDone(
+            dataset_size=size or 0,
+            dataset_keys=keys,
+            source_items=getattr(self._dataset, "source_items", {}),
+        )
 
     def _loads_dataset(self) -> bool:
         """True if this worker loads the data set: it has a data-parallel head of a source call,

@@ -127,6 +127,10 @@ GROUPS: dict[str, tuple[Metric, ...]] = {
         Metric("rollout/set_aside", "questions", "that got no reward", "absent", "the rule's log"),
         Metric("rollout/servers_at_version", "version", "oldest weights at any server", "at most one behind the step"),
     ),
+    "Curriculum of a mixture": (
+        Metric("curriculum/share/<source>", "share", "questions of the step that are the source's", "follows `4p(1 − p)` of `curriculum/success/<source>`"),
+        Metric("curriculum/success/<source>", "share", "correct answers to the source by which the step's questions were chosen: of its newest `task.curriculum_steps` steps; 0.5 before the first", "between 0 and 1", "at 0 for long: too hard, or its rule never says correct; at 1: learned"),
+    ),
     "Evaluation": (
         Metric("eval/accuracy", "share", "greedy answers to held-out questions that the rule calls right", "rises", "falls while `critic/score/mean` rises: overfitting, or a rule that is gamed", verl="`val-core/<source>/…/mean@N` is of sampled answers"),
         Metric("eval/accuracy/<source>", "share", "the same of one source of a mixture"),

@@ -50,10 +50,12 @@ class AskPlaces(_RolloutMessage, frozen=True, kw_only=True, tag=True):
     are granted again.
 
     ``dataset_size``: number of records in the worker's data set, which bounds a ticket's ``index``.
+    ``source_items``: of a mixture, its items by source.
     """
 
     worker: str
     dataset_size: int
+    source_items: Mapping[str, int] = {}
 
 
 class Places(_RolloutMessage, frozen=True, kw_only=True, tag=True):

@@ -55,10 +55,11 @@ class Setup(_WorkerRequest, frozen=True, kw_only=True, tag=True):
 
 
 class SetupDone(_WorkerRequest, frozen=True, kw_only=True, tag=True):
-    """Size and keys of the worker's data set."""
+    """Size and keys of the worker's data set; ``source_items``: of a mixture, its items by source."""
 
     dataset_size: int  # 0 if the worker has no data set
     dataset_keys: tuple[str, ...]
+    source_items: Mapping[str, int] = {}
 
 
 class Initialize(_WorkerRequest, frozen=True, kw_only=True, tag=True):

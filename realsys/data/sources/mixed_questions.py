@@ -63,6 +63,11 @@ class MixedQuestions(MixtureArguments):
         return sum(self.items.values())
 
     @property
+    def source_items(self) -> dict[str, int]:
+        """Items of an epoch by source, as the master is told."""
+        return self.items
+
+    @property
     def keys(self) -> tuple[str, ...]:
         """Names of each datapoint's tensors."""
         return tuple(next(iter(self._parts.values())).keys)

@@ -9,7 +9,7 @@ sources' sizes and weights alone: a run that goes on after a kill finds the same
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -103,6 +103,10 @@ def locate(ends: Sequence[int], index: int) -> tuple[int, int]:
 
 # ---- mixtures ------------------------------------------------------------------------------------
 
+_BITS = (
+    128  # places in an epoch are compared as whole numbers: exact up to 2 ** 64 items of a source
+)
+
 
 def items_of_epoch(
     sizes: Mapping[str, int], weights: Mapping[str, float], *, temperature: float = 1.0
@@ -135,17 +139,25 @@ def place(items: Mapping[str, int], index: int) -> tuple[str, int]:
     Raises:
         IndexError: the epoch has no such item.
     """
-    if not 0 <= index < sum(items.values()):
+    total, num = sum(items.values()), len(items)
+    if not 0 <= index < total:
         raise IndexError(index)
-    for name, own in items.items():
-        number = bisect_left(range(own), index, key=lambda k, at=name: _rank(items, at, k))  # type: ignore[misc]
-        if number < own and _rank(items, name, number) == index:
-            return name, number
-    raise IndexError(index)
+    # Each source has at most half an item more or less than its share before any place in the epoch. So
+    # only items near the index come into question: of source n, those at (index + 1 - num / 2) / total to
+    # (index + num / 2) / total.
+    before, near = 0, []
+    for order, (name, own) in enumerate(items.items()):
+        first = min(max(0, -((num - 2 * index - 2) * own // total) // 2), own)
+        end = min((((2 * index + num) * own) // total + 1) // 2, own)
+        before += first
+        near += [(((2 * k + 1) << _BITS) // own, order, name, k) for k in range(first, end)]
+    _, _, name, number = sorted(near)[index - before]
+    return name, number
 
 
-def _rank(items: Mapping[str, int], name: str, number: int) -> int:
-    """Counts the items before item ``number`` of source ``name``; of equals the first source's."""
+def index_of(items: Mapping[str, int], name: str, number: int) -> int:
+    """Returns the index at which ``place`` finds item ``number`` of source ``name``."""
+    # The number of items before it; of equals the first source's comes first.
     rank, own, is_earlier = number, items[name], True
     for other, count in items.items():
         if other == name:

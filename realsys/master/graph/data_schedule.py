@@ -24,6 +24,12 @@ class Datapoint:
         """Id, unique over the run."""
         return f"{self.epoch}-{self.index}"
 
+    @classmethod
+    def of(cls, id: str) -> Datapoint:
+        """Returns the datapoint with this id."""
+        epoch, _, index = id.partition("-")
+        return cls(int(epoch), int(index))
+
 
 @dataclass(frozen=True, kw_only=True)
 class DataSchedule:
@@ -57,7 +63,12 @@ class DataSchedule:
 
 @lru_cache(maxsize=4)
 def _permutation(size: int, seed: int, epoch: int) -> list[int]:
+    return shuffled(size, f"{seed}/{epoch}")
+
+
+def shuffled(size: int, seed: str) -> list[int]:
+    """Returns 0 … ``size`` − 1 in the order of a seed."""
     order = list(range(size))
     # A text seed is hashed by SHA-512: the same in every process, unlike hash().
-    random.Random(f"{seed}/{epoch}").shuffle(order)
+    random.Random(seed).shuffle(order)
     return order

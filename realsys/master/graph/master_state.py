@@ -14,6 +14,8 @@ import msgspec
 
 from realsys.api.data import SequenceMeta
 from realsys.api.errors import CheckpointError
+from realsys.master.graph.curriculum import CurriculumState
+from realsys.master.graph.data_schedule import Datapoint
 from realsys.master.graph.model_function_call import CallReport
 
 FILE = "master.json"
@@ -44,11 +46,15 @@ class Delivered(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rollouts(msgspec.Struct, frozen=True, kw_only=True):
-    """Consumed and answered prompts; ``ledger`` is the staleness ledger's own snapshot."""
+    """Consumed and answered prompts; ``ledger`` is the staleness ledger's own snapshot.
+
+    ``drawn``: with a curriculum, the records of prompts that are neither trained nor filtered, by number.
+    """
 
     ledger: dict[str, Any]
     delivered: tuple[Delivered, ...]
     dataset_size: int
+    drawn: dict[int, Datapoint] = {}
 
 
 class MasterState(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,6 +62,7 @@ class MasterState(msgspec.Struct, frozen=True, kw_only=True):
 
     ahead: PrefetchedStep | None = None
     rollouts: Rollouts | None = None
+    curriculum: CurriculumState | None = None
 
     def kept(self, worker: int) -> tuple[str, ...] | None:
         """Returns the datapoints that model worker ``worker`` needs after a resume; None: all it saved.

@@ -14,13 +14,16 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
+from realsys.api.basics.reward import CORRECT
 from realsys.api.errors import InternalError, RolloutError, WaitTimeout
-from realsys.master.graph.data_schedule import DataSchedule
+from realsys.master.graph.curriculum import Curriculum
+from realsys.master.graph.data_schedule import Datapoint, DataSchedule
 from realsys.master.graph.feeds import Held
 from realsys.master.graph.master_state import Delivered, Rollouts
 from realsys.master.rollouts.routes import Routes
 from realsys.rewards.scores import too_many
 from realsys.rollout.staleness.ledger import StalenessLedger
+from realsys.rollout.staleness.tickets import PromptGrant
 from realsys.transport import rollout_messages as rm
 from realsys.worker.live_scaling import DrainDeadlines, Scaling
 
@@ -47,9 +50,12 @@ class RolloutDispatcher:
         self._unused: list[tuple[int, str]] = []
         self._changed = asyncio.Condition()
         self._sizes: dict[str, int] = {}
+        self.source_items: Mapping[str, int] = {}  # of the rollout workers' data set, a mixture
         self._routes: Routes | None = None
         self._ledger: StalenessLedger | None = None
         self._schedule: DataSchedule | None = None
+        self._curriculum: Curriculum | None = None
+        self._drawn: dict[int, Datapoint] = {}  # a datapoint's place → it, with a curriculum
         self._numbers: dict[str, int] = {}  # id of a datapoint that was given out → its place
         self._given: dict[int, str] = {}  # its place → the try of it that was given out last
         self._delivered: dict[int, Delivered] = {}
@@ -85,15 +91,23 @@ class RolloutDispatcher:
         return next(iter(self._sizes.values()))
 
     async def open(
-        self, ledger: StalenessLedger, schedule: DataSchedule, *, routes: Routes, clear: Clear
+        self,
+        ledger: StalenessLedger,
+        schedule: DataSchedule,
+        *,
+        routes: Routes,
+        clear: Clear,
+        curriculum: Curriculum | None = None,
     ) -> None:
         """Starts granting prompts.
 
         Args:
             clear: makes a model worker drop unused datapoints.
+            curriculum: chooses the records instead of ``schedule``.
         """
         async with self._changed:
             self._ledger, self._schedule, self._routes = ledger, schedule, routes
+            self._curriculum = curriculum
             for found in self._delivered.values():
                 routes.took(found.number, found.holder)
             self._clear = clear
@@ -126,7 +140,14 @@ class RolloutDispatcher:
                 where=request.worker,
                 fix="all rollout workers must see the same files",
             )
-        self._sizes[request.worker] = request.dataset_size
+        sources = self.source_items if self._sizes else request.source_items
+        if sources != request.source_items:
+            raise RolloutError(
+                f"its sources have {dict(request.source_items)} records, another worker's {dict(sources)}",
+                where=request.worker,
+                fix="all rollout workers must see the same files",
+            )
+        self._sizes[request.worker], self.source_items = request.dataset_size, sources
         self._changed.notify_all()
         await self._changed.wait_for(
             lambda: self._routes is not None and self._routes.is_known(request.worker)
@@ -167,7 +188,7 @@ class RolloutDispatcher:
         if target is None or self._ledger.admit(worker) is None:
             return None
         self._routes.gave(offer.number, worker, target)
-        point = self._schedule.at(offer.number)
+        point = self._datapoint(offer)
         self._numbers[point.id] = offer.number
         self._given[offer.number] = rm.sample_id(point.id, offer.tries)
         return rm.Ticket(
@@ -177,6 +198,15 @@ class RolloutDispatcher:
             min_version=offer.min_version,
             target=target,
         )
+
+    def _datapoint(self, grant: PromptGrant) -> Datapoint:
+        """Returns the record of a prompt that is granted, the same one each time."""
+        if self._curriculum is None:
+            assert self._schedule is not None
+            return self._schedule.at(grant.number)
+        if grant.number not in self._drawn:
+            self._drawn[grant.number] = self._curriculum.draw(grant.target_step)
+        return self._drawn[grant.number]
 
     def _deliver(self, request: rm.Deliver) -> rm.Verdict:
         number = self._numbers.get(request.id)
@@ -221,7 +251,9 @@ class RolloutDispatcher:
             self._left(number, rm.sample_id(request.id, request.tries))
             if gone:
                 self._stats.append(request.stats)
+                self._note_success(request.id, request.stats)
                 del self._numbers[request.id], self._given[number]
+                self._drawn.pop(number, None)
                 if set_aside:
                     self._put_aside(number, request)
             else:
@@ -239,6 +271,15 @@ class RolloutDispatcher:
                     )
             self._changed.notify_all()
         return rm.Accepted()
+
+    def _note_success(self, id: str, stats: Mapping[str, float]) -> bool:
+        """Notes for the curriculum how many answers to a prompt are correct; False if nothing says it."""
+        if self._curriculum is None:
+            return True
+        rate = stats.get(f"reward/{self._curriculum.source_of(id)}/{CORRECT}")
+        if rate is not None:
+            self._curriculum.answered(id, rate)
+        return rate is not None
 
     def _put_aside(self, number: int, request: rm.GiveUp) -> None:
         """Treats a prompt as filtered, and counts it, after its reward was not a number for the second
@@ -344,18 +385,33 @@ class RolloutDispatcher:
             return [(delivered.meta, delivered.holder) for delivered in batch]
 
     async def trained(self, step: int) -> None:
-        """Notes that a step is done: one version more, and room for new prompts."""
+        """Notes that a step is done: one version more, and room for new prompts.
+
+        Raises:
+            RolloutError: a curriculum does not get to know which answers are correct.
+        """
         async with self._changed:
             self._open_ledger().trained(self._taken)
             for number in self._taken:
                 delivered = self._delivered.pop(number)
                 self._stats.append(delivered.stats)
-                self._numbers.pop(base_id(delivered.meta.ids[0]), None)
+                id = base_id(delivered.meta.ids[0])
+                if not self._note_success(id, delivered.stats):
+                    raise RolloutError(
+                        f"nothing says how many answers to prompt {id} are correct",
+                        where="task.agent, task.env and task.curriculum",
+                        fix="score with AnswerScoring and keep its info in the trajectory's stats "
+                        "(docs/adding_an_agent.md), or use task.curriculum=none",
+                    )
+                self._drawn.pop(number, None)
+                self._numbers.pop(id, None)
                 self._failures.pop(number, None)
                 self._unscored.discard(number)
                 self._given.pop(number, None)
                 if self._routes is not None:
                     self._routes.left(number)
+            if self._curriculum is not None:
+                self._curriculum.trained(step)
             unused, self._unused = self._unused, []
             self._changed.notify_all()
         for holder in sorted({holder for holder, _ in unused}):
@@ -386,11 +442,13 @@ class RolloutDispatcher:
             ledger=self._open_ledger().snapshot(),
             delivered=tuple(self._delivered[number] for number in sorted(self._delivered)),
             dataset_size=next(iter(self._sizes.values())),
+            drawn=dict(self._drawn),
         )
 
     def restore(self, rollouts: Rollouts) -> None:
         """Restores what ``snapshot`` returned; before ``open``."""
         self._delivered = {found.number: found for found in rollouts.delivered}
+        self._drawn = dict(rollouts.drawn)
 
 
 def base_id(sample_id: str) -> str:

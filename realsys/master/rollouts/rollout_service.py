@@ -18,6 +18,7 @@ from typing import Self
 from realsys.api.errors import CheckpointError, RealsysError
 from realsys.api.model import ModelShardID
 from realsys.api.worker_configs import RolloutControl
+from realsys.master.graph.curriculum import Curriculum
 from realsys.master.graph.data_schedule import DataSchedule
 from realsys.master.graph.function_executor import AfterCall
 from realsys.master.graph.master_state import Rollouts
@@ -119,6 +120,7 @@ class RolloutService:
         version: int,
         total_steps: int,
         saved: Rollouts | None,
+        curriculum: Curriculum | None,
     ) -> AfterCall | None:
         """Brings the current weights to the servers and starts granting prompts.
 
@@ -127,6 +129,7 @@ class RolloutService:
             trained_by: the call that makes a new version; None: no call does.
             version: of the current weights.
             saved: from the checkpoint that the run resumes from.
+            curriculum: chooses the records instead of ``schedule``.
         Returns:
             What brings them the weights after a call.
         """
@@ -159,7 +162,7 @@ class RolloutService:
             makers=control.makers,
             buffer_limit=control.buffer_limit,
         )
-        await self.desk.open(ledger, schedule, routes=routes, clear=clear)
+        await self.desk.open(ledger, schedule, routes=routes, clear=clear, curriculum=curriculum)
         scaling = self._group.create_task(self._follow_scaling(), name="workers that come and go")
         self._tasks.append(scaling)
         return None if self.weights is None else self.weights.after_call

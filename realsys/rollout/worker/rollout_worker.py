@@ -103,7 +103,12 @@ class RolloutLoop:
 
     async def _places(self) -> Places:
         """Requests the destinations of results from the master, which replies when everything is set up."""
-        ask = AskPlaces(worker=self.name, dataset_size=len(self.groups.dataset))
+        dataset = self.groups.dataset
+        ask = AskPlaces(
+            worker=self.name,
+            dataset_size=len(dataset),
+            source_items=getattr(dataset, "source_items", {}),
+        )
         call = self.master.call(ask, what="the first question", timeout_s=SETUP_S)
         async with first_error(), asyncio.TaskGroup() as tasks:
             asking = tasks.create_task(call, name="first question")

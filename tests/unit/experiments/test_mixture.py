@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from experiments.asynchronous import Async, RolloutOnly
 from experiments.recipes import grpo
+from experiments.schedule import Replay
+from experiments.sft import SFTExperiment
 from experiments.task import FileTask, MathTask, Task
 from experiments.tasks.mixture import Mixture
 from realsys.api import registry
@@ -19,10 +25,11 @@ from realsys.api.basics.reward import BY_SOURCE, Completion, Score
 from realsys.api.errors import DataError, RewardError
 from realsys.api.options import ModelOptions
 from realsys.api.plain import from_plain, to_plain
+from realsys.api.worker_configs import CurriculumControl
 from realsys.config.overrides import apply_settings
 from realsys.data.record_bytes import records_of
 from realsys.data.sources.arithmetic_problems import arithmetic_word_problems
-from realsys.data.sources.record_parts import items_of_epoch, place
+from realsys.data.sources.record_parts import index_of, items_of_epoch, place
 from realsys.models.tiny_llama import train_tokenizer
 from realsys.rewards.rule import made_rule, rule_of
 
@@ -76,11 +83,22 @@ def test_every_item_of_a_source_has_one_index(
 ) -> None:
     items = items_of_epoch(sizes, weights, temperature=temperature)
     found = [place(items, i) for i in range(sum(items.values()))]
+    assert [index_of(items, *item) for item in found] == list(range(len(found)))
     assert sorted(found) == sorted((name, k) for name, own in items.items() for k in range(own))
     assert all(items[name] >= size for name, size in sizes.items()), "no record is left out"
     for outside in (-1, len(found)):
         with pytest.raises(IndexError):
             place(items, outside)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.integers(1, 10**13), min_size=1, max_size=12), st.data())
+def test_items_of_large_and_of_many_sources_are_found(
+    sizes: list[int], data: st.DataObject
+) -> None:
+    items = {f"s{i}": size for i, size in enumerate(sizes)}
+    index = data.draw(st.integers(0, sum(sizes) - 1))
+    assert index_of(items, *place(items, index)) == index
 
 
 def test_weights_are_proportions_and_repeat_what_is_small_for_its_weight() -> None:
@@ -251,3 +269,86 @@ def test_a_plan_gives_every_call_what_the_rules_look_at(file: str) -> None:
     assert scored.interface_impl.args["reward"] == BY_SOURCE
     assert scored.interface_impl.args["reward_args"]["own"] == {"reward": "length"}
     assert config.dataset_keys == ("packed_prompts", "record")
+
+
+# ---- curriculum ----------------------------------------------------------------------------------
+
+
+def with_curriculum(file: str, **changes: Any) -> Mixture:
+    return mixture(file, curriculum="learnability", **changes)
+
+
+def test_a_curriculum_takes_the_weights_to_the_master_and_each_record_once_to_the_data(
+    file: str, tokenizer: Any
+) -> None:
+    weights = {"sums": 1.0, "own": 9.0}
+    task = with_curriculum(file, weights=weights, curriculum_floor=0.2, curriculum_steps=5)
+    assert told(task) == []
+    data = registry.make_dataset(task.prompts("train"), tokenizer=tokenizer, seed=1)
+    assert data.source_items == {"sums": 12, "own": 5}
+    control = CurriculumControl(weights=weights, floor=0.2, steps=5)
+    experiment = grpo(task, actor=ModelOptions(path="/model"))
+    for schedule in (experiment.schedule, Async()):
+        config = dataclasses.replace(experiment, schedule=schedule).initial_setup().lazy_init()
+        assert config.curriculum == control
+        (master,) = config.master_worker
+        assert master.curriculum == control
+        assert from_plain(type(config), to_plain(config)).curriculum == control
+    replay = dataclasses.replace(experiment, schedule=Replay(folder="/run"))
+    assert replay.initial_setup().curriculum is None, "it trains on what was chosen then"
+    assert grpo(mixture(file)).initial_setup().curriculum is None
+    assert grpo(MathTask()).initial_setup().curriculum is None
+
+
+def test_an_epoch_with_a_curriculum_has_as_many_questions_as_there_are(file: str) -> None:
+    sources = {"a": MathTask(train_size=12), "b": MathTask(train_size=8)}
+    assert Mixture(sources=sources, weights={"a": 9}).num_questions == 80
+    assert Mixture(sources=sources, weights={"a": 9}, curriculum="learnability").num_questions == 20
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"sources": {"own": MathTask(train_size=12)}},
+            "a curriculum chooses among sources, and there is 1 | task.curriculum and task.sources | ",
+        ),
+        (
+            {"temperature": 2.0},
+            "temperature 2 makes weights of sizes, which a curriculum does not look at | "
+            "task.curriculum and task.temperature | set task.weights.<name>",
+        ),
+    ],
+)
+def test_what_a_curriculum_can_not_go_with_is_told(
+    file: str, changes: dict[str, Any], said: str
+) -> None:
+    (found,) = told(with_curriculum(file, **changes))
+    assert found.startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("task.curriculum=easy_first", "task.curriculum"),
+        ("task.curriculum_floor=0", "task.curriculum_floor"),
+        ("task.curriculum_floor=1.5", "task.curriculum_floor"),
+        ("task.curriculum_steps=0", "task.curriculum_steps"),
+    ],
+)
+def test_a_curriculum_out_of_its_range_is_refused(file: str, word: str, said: str) -> None:
+    applied = apply_settings(grpo(with_curriculum(file)), words=[word])
+    (problem,) = applied.problems
+    assert said in problem.where
+
+
+def test_a_curriculum_is_for_answers_that_are_sampled_and_trained_on(file: str) -> None:
+    task = with_curriculum(file)
+    fine_tuning = SFTExperiment(task=task)
+    assert [p.where for p in fine_tuning.problems() if "fine-tuning" in p.what] == [
+        "task.curriculum"
+    ]
+    experiment = grpo(task, actor=ModelOptions(path="/model"), schedule=RolloutOnly())
+    (found,) = [p for p in experiment.problems() if "curriculum" in p.where]
+    assert "nothing trains with schedule=rollout" in found.what
+    assert found.where == "task.curriculum and schedule"

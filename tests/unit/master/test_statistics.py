@@ -1,12 +1,16 @@
 """A step's report as rows of numbers."""
 
+import json
+from dataclasses import replace
+
 import pytest
 
+from realsys.api.data import SequenceMeta
 from realsys.api.dataflow import MFCDef, build_graph
 from realsys.api.model import ModelInterfaceAbstraction, ModelInterfaceType, ModelName
 from realsys.master.graph.function_executor import StepReport
 from realsys.master.graph.model_function_call import CallReport
-from realsys.master.statistics import headline, metrics_row
+from realsys.master.statistics import headline, metrics_row, success_rates
 from realsys.transport.worker_requests import CallDone
 
 
@@ -98,3 +102,25 @@ def test_a_report_counts_tokens_over_ranks_and_seconds_of_the_slowest():
     assert REPORT.calls["gen"].tokens == 40
     assert REPORT.calls["gen"].compute_s == 2.0
     assert REPORT.wall_s == 4.0
+
+
+def test_success_rates_are_of_each_datapoint_by_its_source():
+    def scored(**answers):
+        meta = SequenceMeta(
+            ids=tuple(answers),
+            seqlens={"rewards": ((1, 1),) * len(answers)},
+            dtypes={"rewards": "float32"},
+            trailing_shapes={"rewards": ()},
+            metadata={"reward_parts": tuple(map(json.dumps, answers.values()))},
+        )
+        return CallDone(meta=meta)
+
+    right, wrong = {"s/correct": 1.0, "s": 2.0}, {"s/correct": 0.0, "s": 0.0}
+    replies = {
+        0: scored(x=[right, wrong], y=[{"t/correct": 1.0}] * 2),
+        1: scored(z=[], w=[right, right, wrong]),  # z was set aside
+        2: CallDone(is_head=False),
+    }
+    calls = {"rew": CallReport(name="rew", queued=0.0, replies=replies, stats={}, ids=())}
+    found = success_rates(replace(REPORT, calls={**REPORT.calls, **calls}), lambda id: "s")
+    assert found == {"x": 0.5, "w": 2 / 3}

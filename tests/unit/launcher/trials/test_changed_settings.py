@@ -14,6 +14,8 @@ import pytest
 
 from experiments.compose import RLExperiment
 from experiments.sft import SFTExperiment
+from experiments.task import MathTask
+from experiments.tasks.mixture import Mixture
 from launcher.plan import resolve as resolve_module
 from launcher.plan.resolve import resolve
 from launcher.submit.planning import default_experiment
@@ -227,6 +229,37 @@ def test_what_can_be_changed_can_in_every_experiment(found: dict[str, set[str]])
 
 def test_what_cannot_is_refused_wherever_it_means_anything(found: dict[str, set[str]]) -> None:
     assert [name for name in CANNOT if "no" not in found[name]] == []
+
+
+@pytest.mark.parametrize(
+    ("former", "later"),
+    [
+        ({}, {"curriculum": "learnability"}),
+        ({"curriculum": "learnability"}, {}),
+        (
+            {"curriculum": "learnability"},
+            {"curriculum": "learnability", "curriculum_floor": 0.2},
+        ),
+    ],
+)
+def test_a_curriculum_stays(former: dict[str, Any], later: dict[str, Any]) -> None:
+    sources = {"a": MathTask(train_size=96), "b": MathTask(train_size=96)}
+    with pytest.MonkeyPatch.context() as patch:
+        uncheck(patch)
+        before, after = (
+            plan_of(
+                "grpo-math",
+                replace(default_experiment("grpo-math"), task=Mixture(sources=sources, **given)),
+            )
+            for given in (former, later)
+        )
+    refused = refused_changes(before, after)
+    assert {"phases.main.config.curriculum", "phases.main.config.master_worker.*.curriculum"} <= {
+        change.difference.name.removesuffix(".floor") for change in refused
+    }
+    assert {change.why for change in refused} == {
+        "the assignment of records to steps depends on it"
+    }
 
 
 def test_of_a_preparation_only_memory_can_be_changed(found: dict[str, set[str]]) -> None:
