@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import subprocess
 import sys
 import tempfile
@@ -171,7 +172,8 @@ def _bytes_in(folders: Sequence[Path]) -> int:
     for folder in folders:
         for path in folder.rglob("*"):
             with suppress(OSError):
-                total += path.lstat().st_size
+                found = path.lstat()
+                total += found.st_size if stat.S_ISREG(found.st_mode) else 0
     return total
 
 

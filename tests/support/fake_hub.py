@@ -18,6 +18,7 @@ class FakeHub:
     """Data sets by name and revision.
 
     Attributes:
+        commits: (data set, revision) → a commit's hash and its files.
         requests: method and path of each request.
         refusals: data set → (status, error code) with which all requests for it are refused.
         token: what a refused data set is given for.
@@ -32,7 +33,7 @@ class FakeHub:
         self.break_after: dict[str, tuple[int, int]] = {}
         self.is_silent = False
         self._ended = threading.Event()
-        self._commits: dict[tuple[str, str], tuple[str, dict[str, bytes]]] = {}
+        self.commits: dict[tuple[str, str], tuple[str, dict[str, bytes]]] = {}
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler_of(self))
         self._server.daemon_threads = True
         self._thread = threading.Thread(
@@ -62,16 +63,12 @@ class FakeHub:
         text = json.dumps({name: content.hex() for name, content in files.items()})
         commit = hashlib.sha1(text.encode()).hexdigest()
         for name in (revision, commit):
-            self._commits[repo, name] = (commit, dict(files))
+            self.commits[repo, name] = (commit, dict(files))
         return commit
 
     def has(self, repo: str) -> bool:
         """Whether there is a data set of the name."""
-        return any(known == repo for known, _ in self._commits)
-
-    def commit(self, repo: str, revision: str) -> tuple[str, dict[str, bytes]] | None:
-        """A commit's hash and its files."""
-        return self._commits.get((repo, revision))
+        return any(known == repo for known, _ in self.commits)
 
     def wait_until_ended(self) -> None:
         """What a silent hub does with a request."""
@@ -104,7 +101,7 @@ def _handler_of(hub: FakeHub) -> type[BaseHTTPRequestHandler]:
             authorized = self.headers.get("Authorization") == f"Bearer {hub.token}"
             if repo in hub.refusals and not (hub.token and authorized):
                 return self._refused(*hub.refusals[repo])
-            commit = hub.commit(repo, revision)
+            commit = hub.commits.get((repo, revision))
             if commit is None:
                 return self._refused(404, "RevisionNotFound" if hub.has(repo) else "RepoNotFound")
             if api:
@@ -142,9 +139,9 @@ def _handler_of(hub: FakeHub) -> type[BaseHTTPRequestHandler]:
             if self.command == "HEAD":
                 return
             limit, times = hub.break_after.get(name, (0, 0))
-            if times and start < limit:
+            if times:
                 hub.break_after[name] = (limit, times - 1)
-                self.wfile.write(whole[start:limit])
+                self.wfile.write(whole[start : start + limit])
                 self.close_connection = True
                 return
             self.wfile.write(whole[start:])
