@@ -40,16 +40,16 @@ def is_unreachable(answer: Mapping[str, Any]) -> bool:
 def refusal(answer: Mapping[str, Any], name: HubName, *, where: str) -> ConfigError:
     """Makes the error for an answer that failed."""
     status, repo = answer["status"], name.repo
-    page = f"the data set's page, {repo}, on the hub"
+    page = f"the page of {repo} on the hub"
     if answer["errno"] in _OF_DISKS:
         what = f"files of {name} can't be kept: {answer['failed']}"
         fix = "free space, or set REALSYS_FILE_ROOT to a folder of yours on another disk"
     elif answer["code"] == "GatedRepo":
         what = f"{repo} is gated, and this account was not let in ({status})"
-        fix = f"ask for access on {page}; then export HF_TOKEN=<a token of that account>"
+        fix = f"ask for access on {page}, then export HF_TOKEN=<a token of that account>"
     elif answer["code"] == "RevisionNotFound":
         what = f"{repo} has no revision {name.revision!r}"
-        fix = f"use a branch, tag or commit of {page}; without one it is main"
+        fix = f"use a branch, tag or commit that {page} shows; without one it is main"
     elif answer["code"] == "EntryNotFound":
         what = f"the hub lists files of {name} that it does not have"
         fix = "launch again; the data set may just have changed"

@@ -46,18 +46,10 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
             local_dir=request["staging"],
             etag_timeout=answer_s,
         )
-        _put(fetched, Path(request["to"], file))
-    return {}
-
-
-def _put(fetched: str, to: Path) -> None:
-    """Moves a file that is whole to its place."""
-    to.parent.mkdir(parents=True, exist_ok=True)
-    try:
+        to = Path(request["to"], file)
+        to.parent.mkdir(parents=True, exist_ok=True)
         os.replace(fetched, to)
-    except FileNotFoundError:  # another launch has moved it
-        if not to.exists():
-            raise
+    return {}
 
 
 def _failure(error: BaseException) -> dict[str, Any]:

@@ -15,7 +15,6 @@ import os
 import stat
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -121,6 +120,8 @@ class DataHub:
         self, name: HubName, request: dict[str, Any], folders: Sequence[Path], where: str
     ) -> dict[str, Any]:
         """Runs the client for a request; what it fetches appears in ``folders``."""
+        import tempfile  # slow to import for plans without such data
+
         for problem in missing_packages(["huggingface_hub"], where=where):
             raise problem
         asked = {**request, "repo": name.repo, "revision": name.revision, "answer_s": ANSWER_S}
@@ -180,6 +181,8 @@ def _bytes_in(folders: Sequence[Path]) -> int:
 @contextmanager
 def _staging(parent: Path) -> Iterator[Path]:
     """Makes a folder for files that are not whole yet; removes it, whatever is left in it."""
+    import tempfile
+
     try:
         parent.mkdir(parents=True, exist_ok=True)
         made = tempfile.TemporaryDirectory(

@@ -187,9 +187,10 @@ def test_a_private_data_set_needs_a_token(
 
 
 def test_a_revision_that_is_not_there(hub: FakeHub, tmp_path: Path) -> None:
-    hub.publish("lab/sums", data_set(0), revision="v1")
+    hub.publish("lab/sums", data_set(0), revision="refs/convert/parquet")
     assert Asked(tmp_path).refusal() == "lab/sums has no revision 'main'"
-    assert len(Asked(tmp_path, "hf:lab/sums@v1").fetch()) == 2
+    for _ in range(2):
+        assert len(Asked(tmp_path, "hf:lab/sums@refs/convert/parquet/data").fetch()) == 2
 
 
 def test_files_are_asked_for_once(hub: FakeHub, tmp_path: Path) -> None:

@@ -168,7 +168,7 @@ def answer(status: int, code: str = "", number: int = 0) -> dict[str, Any]:
         (answer(503), "the hub can't be asked for hf:lab/set@v1: some text", "later"),
         (answer(429), "the hub can't be asked for hf:lab/set@v1: some text", "later"),
         (answer(0, "", errno.ENOSPC), "files of hf:lab/set@v1 can't be kept: some text", "space"),
-        (answer(418), "the hub's answer for hf:lab/set@v1: some text", "the data set's page"),
+        (answer(418), "the hub's answer for hf:lab/set@v1: some text", "see the page of lab/set"),
     ],
 )
 def test_refusals_in_words(given: dict[str, Any], what: str, fix: str) -> None:
