@@ -46,11 +46,11 @@ class DataHub:
 
     Args:
         folder: where they are kept.
-        report: gets lines about what is being fetched; None: nothing is fetched.
+        report: gets lines about what is being fetched; None: nothing may be.
     """
 
     def __init__(self, folder: Path, report: Callable[[str], None] | None) -> None:
-        self._folder, self._report = folder, report
+        self._folder, self.report = folder, report
         self._listings: dict[tuple[str, str], HubListing | ConfigError] = {}
         self.warnings: list[str] = []
 
@@ -76,24 +76,31 @@ class DataHub:
             raise found
         return found
 
-    def has(self, name: HubName, files: Sequence[str], listing: HubListing, *, where: str) -> bool:
-        """Fetches the files of a name with a commit that are not kept; whether all are.
+    def missing(self, name: HubName, files: Sequence[str]) -> list[str]:
+        """Lists those files of a name with a commit that are not kept."""
+        folder = self.folder(name)
+        return [file for file in files if not (folder / file).exists()]
+
+    def fetch(
+        self, name: HubName, missing: Sequence[str], listing: HubListing, *, where: str
+    ) -> None:
+        """Fetches files of a name with a commit.
 
         Raises:
             ConfigError: the hub refuses, can't be reached, or sends nothing for SILENCE_S.
             ClusterError: nothing can be written there.
         """
         folder = self.folder(name)
-        missing = [file for file in files if not (folder / file).exists()]
-        if not missing or self._report is None:
-            return not missing
-        self._report(f"fetching {name}: {amount(missing, listing)}, into {folder}")
+        self._say(f"fetching {name}: {amount(missing, listing)}, into {folder}")
         with _staging(folder.parent) as staging:
-            request = {"files": missing, "staging": str(staging), "to": str(folder)}
+            request = {"files": list(missing), "staging": str(staging), "to": str(folder)}
             answer = self._ask(name, request, (staging, folder), where)
         if "failed" in answer:
             raise refusal(answer, name, where=where)
-        return True
+
+    def _say(self, line: str) -> None:
+        if self.report is not None:
+            self.report(line)
 
     def _asked(self, name: HubName, where: str) -> HubListing:
         kept, known = self._folder / name.repo / "revisions", None
@@ -162,8 +169,8 @@ class DataHub:
                 num_bytes, grown_at = num_now, now
             if now - grown_at > SILENCE_S:
                 return False
-            if self._report is not None and folders and now - reported_at > REPORT_S:
-                self._report(f"  {size(num_bytes)} fetched")
+            if folders and now - reported_at > REPORT_S:
+                self._say(f"  {size(num_bytes)} fetched")
                 reported_at = now
 
 

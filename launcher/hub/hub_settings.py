@@ -24,43 +24,55 @@ class LocatedData:
     """An experiment whose data are local, as far as they are here.
 
     Attributes:
+        is_complete: whether all are.
         chosen: each setting that named data on a hub, with the name of exactly these files.
     """
 
     experiment: Experiment
+    is_complete: bool = True
     chosen: list[ChosenSetting] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     problems: list[ConfigError] = field(default_factory=list)
 
 
-def with_local_data(experiment: Experiment, hub: DataHub) -> LocatedData:
+def with_local_data(experiment: Experiment, hub: DataHub, *, fetch: bool = False) -> LocatedData:
     """Replaces names on a hub by local paths. A name that means no files stays, with a problem; so does one
-    of files that are not fetched, with its commit and a warning.
+    of files that are not here, with its commit and a warning.
+
+    Args:
+        fetch: fetch what is not here.
     """
     found = LocatedData(experiment)
 
     def locate(setting: str, text: str, split: str) -> str:
         try:
-            return _located(setting, text, split, hub, found)
+            return _located(setting, text, split, hub, found, fetch=fetch)
         except ConfigError as problem:
             found.problems.append(problem)
             return text
 
     local = _replaced(experiment, "", locate)
     warnings = [*hub.warnings, *found.warnings]
-    return dataclasses.replace(found, experiment=local, warnings=warnings)
+    return dataclasses.replace(
+        found, experiment=local, is_complete=not found.warnings, warnings=warnings
+    )
 
 
-def _located(setting: str, text: str, split: str, hub: DataHub, found: LocatedData) -> str:
+def _located(
+    setting: str, text: str, split: str, hub: DataHub, found: LocatedData, *, fetch: bool
+) -> str:
     """Returns the local path of a name, or the name with its commit. Raises ConfigError."""
     name = parse_hub_name(text, where=setting)
     listing = hub.listing(name, where=setting)
     name = pinned(name, listing, split, where=setting)
     files = files_of(name, listing)
-    is_here = hub.has(name, files, listing, where=setting)
-    why = amount(files, listing) + ("" if is_here else ", not here yet")
+    missing = hub.missing(name, files)
+    if missing and fetch:
+        hub.fetch(name, missing, listing, where=setting)
+        missing = []
+    why = amount(files, listing) + (", not here yet" if missing else "")
     found.chosen.append(ChosenSetting(path=setting, value=str(name), why=why))
-    if is_here:
+    if not missing:
         return str(hub.folder(name) / name.files)
     found.warnings.append(
         f"{setting}: {why}. `realsys launch` and `realsys data show` fetch them; this plan knows nothing "

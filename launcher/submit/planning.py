@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TypedDict, Unpack
 
 from launcher.hub.hub_data import DataHub
-from launcher.hub.hub_settings import with_local_data
+from launcher.hub.hub_settings import LocatedData, with_local_data
 from launcher.plan.idle_settings import idle_gpu_warnings, idle_warnings
 from launcher.plan.resolve import resolve
 from launcher.sites import places
@@ -132,9 +132,33 @@ class Planner:
         problems += [*applied.problems, *self._job.problems(self.cluster)]
         if self.on_slurm:
             problems += missing_secrets(self.cluster, os.environ)
+        make = partial(self._resolved, problems, applied.origins, trial, fits_memory)
         located = with_local_data(applied.options, self._hub)
-        problems += located.problems
-        options, chosen = with_chosen(located.experiment, applied.origins)
+        if self._hub.report is not None and not located.is_complete:
+            make(located)  # raises what is wrong before anything is fetched
+            located = with_local_data(applied.options, self._hub, fetch=True)
+        plan = make(located)
+        idle = idle_warnings(self._defaults, settings)
+        tasks = idle_gpu_warnings(plan.phases, self.cluster) if self.on_slurm else ()
+        return dataclasses.replace(plan, warnings=(*plan.warnings, *idle, *tasks))
+
+    def _resolved(
+        self,
+        problems: Sequence[ConfigError],
+        given: Collection[str],
+        trial: str,
+        fits_memory: bool,
+        located: LocatedData,
+    ) -> LaunchPlan:
+        """Makes the plan of an experiment with settings that are chosen for it.
+
+        Args:
+            problems: found in the settings.
+            given: paths of the settings that the user set.
+        Raises:
+            ConfigErrors: these problems, and all others.
+        """
+        options, chosen = with_chosen(located.experiment, given)
         plan = resolve(
             self.experiment,
             options,
@@ -146,21 +170,19 @@ class Planner:
             machine_gpus=None
             if self.on_slurm
             else partial(machine_gpus, {**os.environ, **self.cluster.env_vars}),
-            given=frozenset(applied.origins),
+            given=frozenset(given),
             chosen=chosen,
-            earlier=problems,
+            earlier=[*problems, *located.problems],
             request=self._request,
             now=self._now,
             snapshot=self._snapshot,
             revision=self._revision(),
             fits_memory=fits_memory,
         )
-        idle = idle_warnings(self._defaults, settings)
-        tasks = idle_gpu_warnings(plan.phases, self.cluster) if self.on_slurm else ()
         return dataclasses.replace(
             plan,
             chosen=(*located.chosen, *plan.chosen),
-            warnings=(*located.warnings, *plan.warnings, *idle, *tasks),
+            warnings=(*located.warnings, *plan.warnings),
         )
 
 
@@ -237,16 +259,16 @@ def chosen_experiment(
     """Returns a registered experiment with the settings given and chosen, and the chosen ones.
 
     Args:
-        hub: where settings that name data on a hub get local files; None: they stay as they are.
+        hub: from which data are fetched that settings name; None: the names stay as they are.
     Raises:
         ConfigErrors: every mistake in the settings.
     """
     applied = apply_settings(default_experiment(name), words=words, config=config)
+    raise_all(applied.problems)
     if hub is None:
-        raise_all(applied.problems)
         return with_chosen(applied.options, applied.origins)
-    located = with_local_data(applied.options, hub)
-    raise_all([*applied.problems, *located.problems])
+    located = with_local_data(applied.options, hub, fetch=True)
+    raise_all(located.problems)
     return with_chosen(located.experiment, applied.origins)
 
 

@@ -80,7 +80,7 @@ def shown_data(
     split: str,
     num: int,
     cluster: str | None = None,
-    fetch: Callable[[str], None] | None = None,
+    report: Callable[[str], None] = lambda _: None,
 ) -> ShownData:
     """Makes the data set of an experiment's phase, and reads its first records.
 
@@ -90,14 +90,16 @@ def shown_data(
         split: ``train`` or ``test``.
         num: number of records.
         cluster: the site under whose file root data of a hub are kept.
-        fetch: gets lines about data that are fetched from there; None: none are.
+        report: gets lines about data that are fetched from a hub.
     Raises:
         ConfigError: wrong settings, no such phase, or missing packages or tokenizer. DataError: the data
             can't be read.
     """
     import_all(imports)
-    hub = hub_of(find_cluster(cluster), fetch)
+    hub = hub_of(find_cluster(cluster), report)
     experiment, _ = chosen_experiment(name, words, config, hub=hub)
+    for warning in hub.warnings:
+        report(f"warning: {warning}")
     chosen, tokenizer_dir = _phase(name, experiment, phase)
     for problem in missing_packages(_NEEDED, where="realsys data show"):
         raise problem

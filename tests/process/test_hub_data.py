@@ -136,6 +136,17 @@ def test_what_is_wrong_with_names_and_settings_is_told_at_once_and_nothing_start
     assert not (trials.file_root / "runs").exists()
 
 
+def test_a_mistake_is_told_before_anything_is_fetched(
+    hub: FakeHub, trials: Trials, tiny_policy: Path
+) -> None:
+    hub.publish("lab/sums", data_set(0))
+    words = (f"actor.path={tiny_policy}", *RUN, "actor.parallel=d3", "task.path=hf:lab/sums")
+    done = trials.run("launch", "grpo-math", *words, "--detach")
+    assert done.returncode == 4
+    assert "train_bs_n_seqs" in done.stderr  # 8 do not divide over 3 ranks
+    assert [path for _, path in hub.requests if "/resolve/" in path] == []
+
+
 def test_data_show_fetches(hub: FakeHub, trials: Trials, tiny_policy: Path) -> None:
     hub.publish("lab/sums", data_set(0))
     words = (f"actor.path={tiny_policy}", "task.path=hf:lab/sums", *RUN)
@@ -165,7 +176,8 @@ class Asked:
         listing = self.listing()
         name: HubName = pinned(self._name, listing, "train", where="task.path")
         files = files_of(name, listing)
-        assert self._hub.has(name, files, listing, where="task.path")
+        if missing := self._hub.missing(name, files):
+            self._hub.fetch(name, missing, listing, where="task.path")
         return {file: (self._hub.folder(name) / file).read_bytes() for file in files}
 
     def refusal(self) -> str:

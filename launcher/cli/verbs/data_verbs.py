@@ -54,7 +54,7 @@ def data(
         split=split,
         num=num,
         cluster=cluster,
-        fetch=output.say,
+        report=output.say,
     )
     if json:
         output.document(data=found)

@@ -40,8 +40,8 @@ class KnownHub(DataHub):
         files = ("test.csv", *(f"data/train-0000{i}-of-00002.csv" for i in range(2)))
         return HubListing(COMMIT, dict.fromkeys(files, 1 << 20))
 
-    def has(self, name: HubName, files: Sequence[str], listing: HubListing, *, where: str) -> bool:
-        return self._keeps_all
+    def missing(self, name: HubName, files: Sequence[str]) -> list[str]:
+        return [] if self._keeps_all else list(files)
 
 
 def run_on(task: Task) -> Any:
@@ -67,7 +67,7 @@ def test_every_setting_of_files_may_name_them_on_a_hub(
     experiment: Experiment, setting: str, tmp_path: Path
 ) -> None:
     found = located(experiment, tmp_path)
-    assert found.problems == found.warnings == []
+    assert (found.problems, found.warnings, found.is_complete) == ([], [], True)
     path = str(tmp_path / "lab/set" / COMMIT / MANY)
     assert value_at(found.experiment, setting) == path
     (chosen,) = found.chosen
@@ -96,6 +96,7 @@ def test_files_that_are_not_here_keep_their_name_and_are_not_read(tmp_path: Path
     found = located(experiment, tmp_path, keeps_all=False)
     name = f"hf:lab/set@{COMMIT}/{MANY}"
     assert found.experiment.task.path == name
+    assert not found.is_complete
     (warning,) = found.warnings
     assert warning.startswith("task.path: 2 files, 2.0 MiB, not here yet. `realsys launch` and")
     task = found.experiment.task
