@@ -31,6 +31,7 @@ class Source:
     name: str
     revision: str = ""  # empty: it does not change
     also: str = ""  # further instructions
+    setting: str = ""  # names exactly these data on the hub; empty: they need the instructions
 
     def __str__(self) -> str:
         pinned = f" at revision {self.revision[:12]}" if self.revision else ""
@@ -44,7 +45,9 @@ def missing(needs: Mapping[str, tuple[object, Source]]) -> Iterator[ConfigError]
             yield ConfigError(
                 "this recipe is compared with a published run and provides no model or data itself",
                 where=setting,
-                fix=f"download {source}; then give {setting}=",
+                fix=f"give {setting}={source.setting}, or download {source}; then give {setting}="
+                if source.setting
+                else f"download {source}; then give {setting}=",
             )
 
 
@@ -69,11 +72,15 @@ class KnownResult(RLExperiment):
         return ()
 
 
-GSM8K = Source(
-    name="data set openai/gsm8k (config main)",
-    revision="e53f048856ff4f594e959d75785d2c2d37b678ee",
-    also='as JSONL of its fields "question" and "answer"',
-)
+def gsm8k(split: str) -> Source:
+    """A split of GSM8K."""
+    revision = "e53f048856ff4f594e959d75785d2c2d37b678ee"
+    return Source(
+        name=f"data set openai/gsm8k (config main, split {split})",
+        revision=revision,
+        also='as JSONL of its fields "question" and "answer"',
+        setting=f"hf:openai/gsm8k@{revision}/main/{split}-00000-of-00001.parquet",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,8 +91,8 @@ class QwenGSM8K(KnownResult):
         "actor.path": Source(
             name="Qwen/Qwen2.5-0.5B-Instruct", revision="7ae557604adf67be50417f59c2c2f167def9a775"
         ),
-        "task.path": GSM8K,
-        "task.eval_path": GSM8K,
+        "task.path": gsm8k("train"),
+        "task.eval_path": gsm8k("test"),
     }
 
 

@@ -204,9 +204,14 @@ class FileTask(Task):
     kind = "file"
 
     path: str | None = option(
-        None, "records: JSONL, CSV, Parquet, a save_to_disk folder; a folder or pattern of shards"
+        None,
+        "records: JSONL, CSV, Parquet, a save_to_disk folder; a folder or pattern of shards; on a hub "
+        "hf:OWNER/NAME[@REVISION][/FILES]",
+        hub_split="train",
     )
-    eval_path: str | None = option(None, "held-out records; none takes the last eval_size of path")
+    eval_path: str | None = option(
+        None, "held-out records; none takes the last eval_size of path", hub_split=""
+    )
     columns: Columns = option(Columns(), "which fields of a record are asked and known")
     system: str | None = option(None, "system prompt of messages that have none of their own")
     template_args: Mapping[str, Any] = option(
@@ -287,7 +292,9 @@ class MathTask(FileTask):
     kind = "math"
 
     path: str | None = option(
-        None, 'records of {"prompt", "answer"} or GSM8K\'s {"question", "answer"}; none: arithmetic'
+        None,
+        'records of {"prompt", "answer"} or GSM8K\'s {"question", "answer"}; none: arithmetic',
+        hub_split="train",
     )
     train_size: int = option(16384, "questions to make when path is none", ge=1)
     slip_share: float = option(

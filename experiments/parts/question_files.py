@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from experiments.parts.chosen_settings import MeasuredQuestions
 from realsys.api import registry
+from realsys.api.basics.record_names import is_hub_name
 from realsys.api.errors import CheckpointError, ConfigError, DataError
 from realsys.data.sources.dataset_arguments import MathRecordsArguments
 
@@ -25,8 +26,10 @@ _RESERVED = ("add_generation_prompt", "conversation", "messages", "tokenize")
 
 
 def absolute(path: str | None) -> str | None:
-    """Returns the absolute path, valid in every worker's working directory."""
-    return None if path is None else os.path.realpath(os.path.expanduser(path))
+    """Returns the absolute path, valid in every worker's working directory; names on a hub as they are."""
+    if path is None or is_hub_name(path):
+        return path
+    return os.path.realpath(os.path.expanduser(path))
 
 
 def question_files(data: MathRecordsArguments) -> tuple[str, ...]:
@@ -46,7 +49,8 @@ def question_files(data: MathRecordsArguments) -> tuple[str, ...]:
 def dataset_problems(
     data: MathRecordsArguments, *, batch_size: int, tokenizer_dir: str | None
 ) -> Iterator[ConfigError]:
-    """Yields unreadable or incomplete files, too few questions, and questions over the limit.
+    """Yields unreadable or incomplete files, too few questions, and questions over the limit. Files of a
+    hub that are not here yet are not checked.
 
     Args:
         data: what the data sets are made with; their split is ignored.
@@ -63,7 +67,7 @@ def dataset_problems(
     if wrong:
         return
     for name, file in (("path", data.path), ("eval_path", data.eval_path)):
-        if file is None:
+        if file is None or is_hub_name(file):
             continue
         try:
             yield from _file_problems(data, name, file, batch_size, tokenizer_dir)
@@ -249,7 +253,8 @@ def sampled_remarks(data: MathRecordsArguments, tokenizer_dir: str | None) -> It
     """Reports how many questions of large files a plan has read and counted the tokens of, and how many
     records filters drop.
     """
-    for path in dict.fromkeys(path for path in (data.path, data.eval_path) if path is not None):
+    paths = [path for path in (data.path, data.eval_path) if path is not None]
+    for path in dict.fromkeys(path for path in paths if not is_hub_name(path)):
         found = _Sampled(data, path)
         read, total = len(found.sample.records), found.sample.total
         about = "" if found.sample.is_exact else "about "

@@ -26,7 +26,7 @@ VERBS: dict[str, tuple[str, ...]] = {
     'show': ('--cluster', '--config', '--import', '--json'),
     'graph': ('--cluster', '--import', '--json', '--out'),
     'report': ('--cluster', '--json'),
-    'data': ('--config', '--import', '--json', '--num', '--phase', '--split'),
+    'data': ('--cluster', '--config', '--import', '--json', '--num', '--phase', '--split'),
     'rescore': ('--cluster', '--import', '--json', '--out', '--reward'),
     'experiments': ('--import', '--json'),
     'schema': ('--import',),

@@ -18,7 +18,7 @@ from realsys.planner.memory.memory_messages import size
 from realsys.planner.placed import allocation_of
 
 ALLOCATION_HEAD = ("call", "copy", "backend", "dtype", "layout", "workers", "pool", "around it")
-CHOSEN_HEAD = ("chosen for the model", "value", "why")
+CHOSEN_HEAD = ("chosen", "value", "why")
 MEMORY_HEAD = ("workers", "what", "bytes", "of which")
 
 
@@ -49,14 +49,14 @@ def allocation_rows(config: ExperimentConfig) -> list[tuple[str, ...]]:
 
 
 def chosen_rows(chosen: Iterable[ChosenSetting]) -> list[tuple[str, ...]]:
-    """One row per setting that was chosen for the model."""
+    """One row per setting that was chosen for the model or names data on a hub."""
     return [(one.path, value_text(one.value), one.why) for one in chosen]
 
 
 def chosen_lines(chosen: Iterable[ChosenSetting]) -> Iterator[str]:
     """Yields the same as words with reasons, for those who read a trial's settings."""
     for path, value, why in chosen_rows(chosen):
-        yield f"chosen for the model: {path}={value}  ({why})"
+        yield f"chosen: {path}={value}  ({why})"
 
 
 def memory_rows(groups: Sequence[WorkerGroup]) -> list[tuple[str, ...]]:

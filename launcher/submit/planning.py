@@ -1,20 +1,23 @@
 """Turns the command line into a LaunchPlan, for `plan` and `launch`.
 
-Imports the user's files, finds experiment and cluster, reads settings, chooses the trial's name, and lets
-launcher/plan/resolve.py decide. Writes nothing.
+Imports the user's files, finds experiment and cluster, reads settings, puts local files in place of those
+on a hub (launcher/hub), chooses the trial's name, and lets launcher/plan/resolve.py decide. Writes no
+trial.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import TypedDict, Unpack
 
+from launcher.hub.hub_data import DataHub
+from launcher.hub.hub_settings import LocatedData, with_local_data
 from launcher.plan.idle_settings import idle_gpu_warnings, idle_warnings
 from launcher.plan.resolve import resolve
 from launcher.sites import places
@@ -25,6 +28,7 @@ from launcher.submit import setting_table
 from launcher.submit.job_options import JobOptions
 from launcher.trials.find_trials import next_free_name
 from realsys.api import registry
+from realsys.api.cluster import ClusterSpec
 from realsys.api.errors import ConfigError, RealsysError, raise_all
 from realsys.api.experiment import ChosenSetting, Experiment
 from realsys.api.plan import LaunchPlan
@@ -40,7 +44,8 @@ class LaunchOptions(TypedDict, total=False):
 
     ``config`` is a YAML file of settings; ``cluster`` a site's name or file; ``imports`` files and modules
     that register plug-ins; ``job`` the command line's options for the Slurm job. With ``snapshot``, a copy
-    of the code runs on Slurm; locally the code itself runs at once.
+    of the code runs on Slurm; locally the code itself runs at once. With ``fetch``, data on a hub are
+    fetched, and it gets lines about that; without, a plan only says what would be.
     """
 
     config: Path | None
@@ -48,6 +53,7 @@ class LaunchOptions(TypedDict, total=False):
     imports: Sequence[str]
     job: JobOptions | None
     snapshot: bool
+    fetch: Callable[[str], None] | None
 
 
 def make_plan(
@@ -90,6 +96,7 @@ class Planner:
         imports: Sequence[str] = (),
         job: JobOptions | None = None,
         snapshot: bool = True,
+        fetch: Callable[[str], None] | None = None,
     ) -> None:
         self._revision = revision_meanwhile()
         self.experiment, self._config, self._job = experiment, config, job or JobOptions()
@@ -101,6 +108,7 @@ class Planner:
         check_store(self.cluster)
         self.on_slurm = self.cluster.scheduler == "slurm"
         self._user = places.user_name()
+        self._hub = hub_of(self.cluster, fetch)
         self.folder = trial_dir(self.cluster.file_root, self._user, experiment, "_").parent
         self._snapshot, self._now = snapshot and self.on_slurm, datetime.now()
         self._request = self._job.request(self._dependency()) if self.on_slurm else None
@@ -124,7 +132,33 @@ class Planner:
         problems += [*applied.problems, *self._job.problems(self.cluster)]
         if self.on_slurm:
             problems += missing_secrets(self.cluster, os.environ)
-        options, chosen = with_chosen(applied.options, applied.origins)
+        make = partial(self._resolved, problems, applied.origins, trial, fits_memory)
+        located = with_local_data(applied.options, self._hub)
+        if self._hub.report is not None and not located.is_complete:
+            make(located)  # raises what is wrong before anything is fetched
+            located = with_local_data(applied.options, self._hub, fetch=True)
+        plan = make(located)
+        idle = idle_warnings(self._defaults, settings)
+        tasks = idle_gpu_warnings(plan.phases, self.cluster) if self.on_slurm else ()
+        return dataclasses.replace(plan, warnings=(*plan.warnings, *idle, *tasks))
+
+    def _resolved(
+        self,
+        problems: Sequence[ConfigError],
+        given: Collection[str],
+        trial: str,
+        fits_memory: bool,
+        located: LocatedData,
+    ) -> LaunchPlan:
+        """Makes the plan of an experiment with settings that are chosen for it.
+
+        Args:
+            problems: found in the settings.
+            given: paths of the settings that the user set.
+        Raises:
+            ConfigErrors: these problems, and all others.
+        """
+        options, chosen = with_chosen(located.experiment, given)
         plan = resolve(
             self.experiment,
             options,
@@ -136,18 +170,25 @@ class Planner:
             machine_gpus=None
             if self.on_slurm
             else partial(machine_gpus, {**os.environ, **self.cluster.env_vars}),
-            given=frozenset(applied.origins),
+            given=frozenset(given),
             chosen=chosen,
-            earlier=problems,
+            earlier=[*problems, *located.problems],
             request=self._request,
             now=self._now,
             snapshot=self._snapshot,
             revision=self._revision(),
             fits_memory=fits_memory,
         )
-        idle = idle_warnings(self._defaults, settings)
-        tasks = idle_gpu_warnings(plan.phases, self.cluster) if self.on_slurm else ()
-        return dataclasses.replace(plan, warnings=(*plan.warnings, *idle, *tasks))
+        return dataclasses.replace(
+            plan,
+            chosen=(*located.chosen, *plan.chosen),
+            warnings=(*located.warnings, *plan.warnings),
+        )
+
+
+def hub_of(cluster: ClusterSpec, fetch: Callable[[str], None] | None) -> DataHub:
+    """Returns the hub whose data sets are kept under a site's file root."""
+    return DataHub(Path(cluster.file_root, "cache", "hf"), fetch)
 
 
 def import_all(names: Sequence[str]) -> list[str]:
@@ -213,16 +254,22 @@ def with_chosen(
 
 
 def chosen_experiment(
-    name: str, words: Sequence[str], config: Path | None = None
+    name: str, words: Sequence[str], config: Path | None = None, *, hub: DataHub | None = None
 ) -> tuple[Experiment, tuple[ChosenSetting, ...]]:
     """Returns a registered experiment with the settings given and chosen, and the chosen ones.
 
+    Args:
+        hub: from which data are fetched that settings name; None: the names stay as they are.
     Raises:
         ConfigErrors: every mistake in the settings.
     """
     applied = apply_settings(default_experiment(name), words=words, config=config)
     raise_all(applied.problems)
-    return with_chosen(applied.options, applied.origins)
+    if hub is None:
+        return with_chosen(applied.options, applied.origins)
+    located = with_local_data(applied.options, hub, fetch=True)
+    raise_all(located.problems)
+    return with_chosen(located.experiment, applied.origins)
 
 
 def setting_names(words: Iterable[str]) -> list[str]:

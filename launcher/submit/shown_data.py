@@ -6,13 +6,14 @@ worker makes it. That needs the packages of ``realsys[train]``; no model is load
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from launcher.submit.planning import chosen_experiment, import_all
+from launcher.sites.clusters import find_cluster
+from launcher.submit.planning import chosen_experiment, hub_of, import_all
 from realsys.api import registry
 from realsys.api.errors import ConfigError, DataError, did_you_mean
 from realsys.api.experiment import Experiment, ExperimentConfig
@@ -78,6 +79,8 @@ def shown_data(
     phase: str,
     split: str,
     num: int,
+    cluster: str | None = None,
+    report: Callable[[str], None] = lambda _: None,
 ) -> ShownData:
     """Makes the data set of an experiment's phase, and reads its first records.
 
@@ -86,12 +89,17 @@ def shown_data(
         phase: MAIN, or the name of a phase that runs before, e.g. ``sft``.
         split: ``train`` or ``test``.
         num: number of records.
+        cluster: the site under whose file root data of a hub are kept.
+        report: gets lines about data that are fetched from a hub.
     Raises:
         ConfigError: wrong settings, no such phase, or missing packages or tokenizer. DataError: the data
             can't be read.
     """
     import_all(imports)
-    experiment, _ = chosen_experiment(name, words, config)
+    hub = hub_of(find_cluster(cluster), report)
+    experiment, _ = chosen_experiment(name, words, config, hub=hub)
+    for warning in hub.warnings:
+        report(f"warning: {warning}")
     chosen, tokenizer_dir = _phase(name, experiment, phase)
     for problem in missing_packages(_NEEDED, where="realsys data show"):
         raise problem

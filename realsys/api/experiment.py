@@ -230,7 +230,8 @@ class ExperimentConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ChosenSetting:
-    """A value that neither user nor recipe gave, chosen for the model at hand, and why."""
+    """A value that neither user nor recipe gave, chosen for the model at hand, and why; or what exactly a
+    name on a hub stands for."""
 
     path: str
     value: Any

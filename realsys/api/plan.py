@@ -166,7 +166,8 @@ class LaunchPlan:
         trial_dir: absolute folder of the trial.
         options: the experiment's options as plain values, for ``show``, the report and a resume with
             others.
-        chosen: those of the options that were chosen for the model, and why.
+        chosen: those of the options that were chosen for the model, and why; and where data are of a hub,
+            which commit's.
         imports: ``--import`` files and modules, absolute, imported by every worker.
         job: the Slurm request; None on this machine.
         snapshot: the trial runs the copy of the code in its own folder (``TrialFiles.code``).

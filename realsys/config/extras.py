@@ -19,7 +19,7 @@ _PACKAGES = {
     "report": "matplotlib tensorboard",
     "wandb": "wandb",
     "gym": "reasoning_gym",
-    "data": "pyarrow",
+    "data": "pyarrow huggingface_hub",
 }
 EXTRA_OF = {name: extra for extra, names in _PACKAGES.items() for name in names.split()}
 

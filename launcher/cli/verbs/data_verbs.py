@@ -34,6 +34,7 @@ def data(
         str, o.option("--phase NAME", "Of an earlier phase, e.g. sft; default: the last.")
     ] = "main",
     json: o.Json = False,
+    cluster: o.Cluster = None,
 ) -> int:
     """Show records as the trainer sees them: rendered, counted, with what has a loss."""
     from launcher.submit.shown_data import shown_data
@@ -45,7 +46,15 @@ def data(
         raise typer.BadParameter(f"--split {split}: use train or test")
     words = overrides or []
     found = shown_data(
-        experiment, words, config=config, imports=imports or [], phase=phase, split=split, num=num
+        experiment,
+        words,
+        config=config,
+        imports=imports or [],
+        phase=phase,
+        split=split,
+        num=num,
+        cluster=cluster,
+        report=output.say,
     )
     if json:
         output.document(data=found)

@@ -49,7 +49,12 @@ def launch(
 
     words, command, snapshot = overrides or (), ("realsys", *sys.argv[1:]), not no_snapshot
     options = LaunchOptions(
-        config=config, cluster=cluster, imports=imports or (), job=job, snapshot=snapshot
+        config=config,
+        cluster=cluster,
+        imports=imports or (),
+        job=job,
+        snapshot=snapshot,
+        fetch=output.say,
     )
     if sweep:
         from launcher.cli.verbs.sweep_verbs import launch_sweep

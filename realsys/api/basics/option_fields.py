@@ -22,11 +22,17 @@ def option(
     le: float | None = None,
     lt: float | None = None,
     choices: tuple[str, ...] = (),
+    hub_split: str | None = None,
 ) -> Any:
-    """A dataclass field with its meaning, unit and allowed range."""
+    """A dataclass field with its meaning, unit and allowed range.
+
+    Args:
+        hub_split: the field names files of records, also by names on a hub: the split that such a name
+            means if it says none; empty: it must say one. None: no such field.
+    """
     # "description" and the ranges are pydantic's names.
     metadata: dict[str, Any] = {"ge": ge, "gt": gt, "le": le, "lt": lt, "choices": choices}
-    metadata |= {"meaning": meaning, "unit": unit}
+    metadata |= {"meaning": meaning, "unit": unit, "hub_split": hub_split}
     metadata["description"] = f"{meaning} ({unit})" if unit else meaning
     if choices:
         metadata["json_schema_extra"] = {"enum": [*choices, *([None] if default is None else [])]}

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from realsys.api.basics.bounded_files import MAX_LINE_BYTES, open_regular
+from realsys.api.basics.record_names import RECORD_SUFFIXES, is_record_name
 from realsys.api.errors import DataError
 from realsys.data.sources.arrow_records import (
     ArrowRows,
@@ -33,7 +34,6 @@ from realsys.data.sources.text_records import (
 )
 from realsys.runtime.progress import tick
 
-SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".arrow")
 MAX_UNPACKED_BYTES = 64 << 30  # of all compressed files of a data set
 MAX_FILES = 100_000
 _GZIP, _PARQUET, _ARROW = b"\x1f\x8b", b"PAR1", b"ARROW1"
@@ -67,8 +67,8 @@ def record_paths(path: str | Path) -> list[Path]:
     if given.is_dir():
         if is_saved_dataset(given):
             return files_of_saved_dataset(given)
-        found = sorted(file for file in given.iterdir() if _is_shard(file))
-        fix = f"give a folder with files that end in {', '.join(SUFFIXES)} (.gz)"
+        found = sorted(f for f in given.iterdir() if is_record_name(f.name) and f.is_file())
+        fix = f"give a folder with files that end in {', '.join(RECORD_SUFFIXES)} (.gz)"
     elif not given.exists() and any(char in str(given) for char in "*?["):
         pattern = given.relative_to(given.anchor) if given.is_absolute() else given
         found = sorted(Path(given.anchor or ".").glob(str(pattern)))
@@ -79,11 +79,6 @@ def record_paths(path: str | Path) -> list[Path]:
         what = f"{len(found):,} files, more than {MAX_FILES:,}" if found else "no files of records"
         raise DataError(what, where=str(path), fix=fix)
     return found
-
-
-def _is_shard(file: Path) -> bool:
-    name = file.name.removesuffix(".gz")
-    return not name.startswith((".", "_")) and name.endswith(SUFFIXES) and file.is_file()
 
 
 def _open(path: Path, spool: Spool) -> RecordSource:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from realsys.api.errors import OutOfMemory
 from realsys.planner.memory.memory_of_workers import WorkerMemory
 
-GiB, MiB = 1 << 30, 1 << 20
+GiB, MiB, KiB = 1 << 30, 1 << 20, 1 << 10
 TOLD = 3  # terms, and what to do about each
 ADVICE = {
     "activations": "lower max_tokens_per_mb, or recompute=true",
@@ -41,9 +41,11 @@ def advice(parts: list[tuple[str, float]]) -> str:
 
 
 def size(num_bytes: float) -> str:
-    """Formats bytes as ``3.1 GiB``, ``12 MiB``."""
+    """Formats bytes as ``3.1 GiB``, ``12 MiB``, ``36 KiB``."""
     if num_bytes >= GiB / 10:
         return f"{num_bytes / GiB:.1f} GiB"
+    if num_bytes < MiB / 10:
+        return f"{num_bytes / KiB:.0f} KiB"
     return f"{num_bytes / MiB:.1f} MiB" if num_bytes < 10 * MiB else f"{num_bytes / MiB:.0f} MiB"
 
 

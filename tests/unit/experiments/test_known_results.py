@@ -16,6 +16,7 @@ from experiments.asynchronous import Async
 from experiments.grpo_math import grpo_math
 from experiments.known_results import QwenDAPO, QwenGSM8K
 from experiments.task import MathTask
+from launcher.hub.hub_names import parse_hub_name
 from launcher.plan.memory_check import memory_of_plan
 from launcher.submit.planning import make_plan
 from realsys.api.errors import ConfigErrors
@@ -80,6 +81,19 @@ def test_without_model_and_data_it_says_which(recipe, file_root):
     told = {problem.where: problem.fix for problem in error.value.problems}
     assert {"actor.path", "task.path", "task.eval_path"} <= set(told)
     assert re.search(r"Qwen/Qwen2\.5-\S+ at revision [0-9a-f]{12}", told["actor.path"])
+
+
+def test_data_that_can_be_read_as_they_are_on_the_hub_are_named_so(file_root):
+    with pytest.raises(ConfigErrors) as error:
+        make_plan("qwen2.5-0.5b-gsm8k")
+    told = {problem.where: problem.fix for problem in error.value.problems}
+    page = (ROOT / "docs" / "known_results.md").read_text()
+    for setting, split in (("task.path", "train"), ("task.eval_path", "test")):
+        given = told[setting].removeprefix("give ").partition(",")[0]
+        name = parse_hub_name(given.removeprefix(f"{setting}="), where=setting)
+        assert (name.repo, name.has_commit) == ("openai/gsm8k", True)
+        assert name.files == f"main/{split}-00000-of-00001.parquet"
+        assert given in page
 
 
 def test_the_page_names_sources_and_revisions_and_what_was_not_reproduced():

@@ -28,6 +28,7 @@ DISTRIBUTIONS = {
     "zmq": "pyzmq",
     "grpc": "grpcio",
     "google": "protobuf",
+    "huggingface_hub": "huggingface-hub",
     "megatron": "megatron-core",
     "reasoning_gym": "reasoning-gym",
     "math_verify": "math-verify",
