@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from realsys.rewards.sandbox.box_limits import BoxLimits
 
-# Reads archives, one behind another, from standard input. Of the files' names the given ones only.
-UNPACK = ("tar", "--extract", "--file=-", "--directory=/", "--ignore-zeros")
-UNPACK += ("--preserve-permissions", "--delay-directory-restore")
+# Reads archives, one behind another, from standard input.
+UNPACK = [
+    *("tar", "--extract", "--file=-", "--directory=/", "--ignore-zeros"),
+    *("--preserve-permissions", "--delay-directory-restore"),
+]
 PACK_S = 30.0
 _HEADERS_BYTES = 2048  # of a file, with a long name
 

@@ -291,9 +291,7 @@ def _packed(
     """Packs folders; None: none were asked for, or the files in them can't be packed."""
     if not folders:
         return None
-    limits = replace(
-        limits, output_bytes=most_archive_bytes(limits), wall_s=PACK_S, cpu_s=PACK_S
-    )
+    limits = replace(limits, output_bytes=most_archive_bytes(limits), wall_s=PACK_S, cpu_s=PACK_S)
     empty = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
     packed = _watched_program(pack_argv(folders, read_only), empty, {}, limits, channel)
     return packed.stdout if packed.exit_code == 0 else None

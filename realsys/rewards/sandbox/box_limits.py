@@ -47,7 +47,7 @@ class BoxOutcome:
     wall_s: float
     cpu_s: float  # user and system time of all its processes that were waited for
     files: Mapping[str, bytes] = field(default_factory=dict)  # those asked for that are there
-    archive: bytes | None = None  # of the folders asked for; None: they can't be packed
+    archive: bytes | None = field(default=None, repr=False)  # of folders; None: can't be packed
 
     @property
     def succeeded(self) -> bool:

@@ -205,9 +205,7 @@ class Sandbox:
         if reply.failure:
             raise _failure(reply.failure)
         return [
-            BoxOutcome(
-                **msgspec.structs.asdict(outcome), files=reply.files, archive=reply.archive
-            )
+            BoxOutcome(**msgspec.structs.asdict(outcome), files=reply.files, archive=reply.archive)
             for outcome in reply.outcomes
         ]
 
