@@ -26,7 +26,7 @@ INSTRUCTION = (
     "Answer with one bash script in a fenced block: ```bash, the script, ```. It is run once, without "
     "a network, in the folder {workdir}."
 )
-_SHOWN = 5  # tasks that a warning names
+_SHOWN = 5  # tasks that a message names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,12 +54,10 @@ class HarborTask(Task):
         """The rules; ``harbor`` is given the folders, of which it checks all before the first answer."""
         found = super().reward_rule
         if self.kind in dict(reward_terms(self.rule)):
-            folders = [path for path in (absolute(self.path), absolute(self.eval_path)) if path]
-            args = found.get("reward_args", {})
-            found["reward_args"] = {
-                **args,
-                self.kind: {"tasks": folders, **args.get(self.kind, {})},
-            }
+            folders = [absolute(path) for path in (self.path, self.eval_path) if path]
+            args = {self.kind: {"tasks": folders}, **found.get("reward_args", {})}
+            args[self.kind] = {"tasks": folders, **args[self.kind]}
+            found["reward_args"] = args
         return found
 
     def data_args(self) -> dict[str, Any]:
@@ -75,10 +73,9 @@ class HarborTask(Task):
 
     def records(self, split: str, seed: int) -> list[dict[str, Any]]:
         """Reads the tasks of a split, whatever the seed. Raises DataError: one can't be used."""
-        found = self._tasks()
+        found = self._read()
         if found.problems:
-            error = found.problems[0]
-            raise DataError(error.what, where=error.where, fix=error.fix)
+            raise found.problems[0]
         return [self._record(task) for task in (found.test if split == "test" else found.train)]
 
     def _record(self, task: TaskDirectory) -> dict[str, Any]:
@@ -88,12 +85,10 @@ class HarborTask(Task):
             "task": task.name,
             "task_directory": str(task.path),
         }
-        return (
-            record if task.solution is None else {**record, "answer": self._answer(task.solution)}
-        )
+        return record if task.answer is None else {**record, "answer": self._answer(task.answer)}
 
     def _answer(self, solution: str) -> str:
-        """A solution as the answer that it would be."""
+        """The solution as the answer that it would be."""
         if not self._rule_args.get("fenced", True):
             return solution
         fence = "~~~" if "```" in solution else "```"
@@ -103,30 +98,25 @@ class HarborTask(Task):
     def _rule_args(self) -> Mapping[str, Any]:
         return self.reward_args.get(self.kind, {})
 
-    def _tasks(self) -> _Tasks:
-        """Reads all tasks, and all that is wrong with them."""
-        images = {str(name): str(file) for name, file in self._rule_args.get("images", {}).items()}
-        read: dict[str, list[TaskDirectory]] = {"path": [], "eval_path": []}
-        problems: list[ConfigError] = []
-        for name, path in (("path", self.path), ("eval_path", self.eval_path)):
-            wrong: list[DataError] = []
+    def _read(self) -> _ReadTasks:
+        """Reads all tasks. Held out are those whose names hash lowest, so that a new one moves few."""
+        tasks: dict[str, list[TaskDirectory]] = {"path": [], "eval_path": []}
+        problems: list[DataError] = []
+        for setting, path in (("path", self.path), ("eval_path", self.eval_path)):
             try:
-                for folder in task_paths(path) if path is not None else ():
-                    task, faults = checked_task(folder, images)
-                    read[name] += [task] if task is not None else []
-                    wrong += faults
+                folders = task_paths(path) if path is not None else []
             except DataError as error:
-                wrong.append(error)
-            problems += [
-                ConfigError(e.what, where=f"task.{name}, {e.where}", fix=e.fix) for e in wrong
-            ]
-        train, test = read["path"], read["eval_path"][: self.eval_size]
+                folders, problems = [], [*problems, error]
+            for folder in folders:
+                task, wrong = checked_task(folder, self._rule_args.get("images"))
+                tasks[setting] += [task] if task is not None else []
+                problems += wrong
+        train, test = tasks["path"], tasks["eval_path"][: self.eval_size]
         if self.eval_path is None:
-            by_name = sorted(train, key=lambda task: (zlib.crc32(task.name.encode()), task.name))
-            test = by_name[: self.eval_size]
-            held_out = {task.path for task in test}
-            train = [task for task in train if task.path not in held_out]
-        return _Tasks(train, test, problems)
+            hashed = sorted(train, key=lambda task: (zlib.crc32(task.name.encode()), task.name))
+            test, rest = hashed[: self.eval_size], hashed[self.eval_size :]
+            train = sorted(rest, key=lambda task: task.name)
+        return _ReadTasks(train, test, problems)
 
     def problems(self, *, batch_size: int, tokenizer_dir: str | None) -> Iterator[ConfigError]:
         """Yields what is wrong with the directories, too few of them, and instructions over the limit."""
@@ -135,32 +125,42 @@ class HarborTask(Task):
             fix = "set task.path=FOLDER, a task's directory or a folder of them"
             yield ConfigError("task harbor has no tasks", where="task.path", fix=fix)
             return
-        found = self._tasks()
-        yield from found.problems
-        if found.problems:
-            return
-        if len(found.train) < batch_size:
-            held_out = "" if self.eval_path else f" and {self.eval_size} held out"
+        found = self._read()
+        for error in found.problems:
+            yield ConfigError(error.what, where=f"task.path, {error.where}", fix=error.fix)
+        if not found.problems and len(found.train) < batch_size:
+            held_out = "" if self.eval_path else f" and {len(found.test)} held out"
             yield ConfigError(
-                f"{len(found.train)} tasks are left, too few for {batch_size} per batch{held_out}",
+                f"{len(found.train)} tasks are too few: {batch_size} per batch{held_out}",
                 where=f"task.path, {self.path}",
                 fix="lower train_bs_n_seqs or task.eval_size, or give more tasks",
             )
-        lengths = _lengths(self, found, tokenizer_dir)
-        if lengths and max(lengths)[0] > self.max_prompt_len:
-            longest, name = max(lengths)
+        longest, name = max(self._lengths(found, tokenizer_dir), default=(0, ""))
+        if longest > self.max_prompt_len:
             yield ConfigError(
-                f"{sum(n > self.max_prompt_len for n, _ in lengths)} of {len(lengths)} instructions are "
-                f"longer than {self.max_prompt_len} tokens; that of {name} has {longest}",
+                f"an instruction is longer than {self.max_prompt_len} tokens: {name} has {longest}",
                 where=f"task.max_prompt_len and {self.path}",
-                fix=f"raise task.max_prompt_len to {longest}, or leave these tasks out",
+                fix=f"raise task.max_prompt_len to {longest}, or leave such tasks out",
             )
+
+    def _lengths(self, found: _ReadTasks, tokenizer_dir: str | None) -> list[tuple[int, str]]:
+        """Counts the prompts' tokens, with the tasks' names; empty if only a worker can."""
+        from realsys.models.prompt_lengths import prompt_lengths  # loads a tokenizer
+
+        tasks = [*found.train, *found.test]
+        if tokenizer_dir is None or not tasks:
+            return []
+        prompts = [self._record(task)["prompt"] for task in tasks]
+        try:
+            counted = prompt_lengths(Path(tokenizer_dir).expanduser(), prompts) or []
+        except CheckpointError:  # reported by the check of the directory
+            return []
+        return [(length, task.name) for length, task in zip(counted, tasks, strict=False)]
 
     def answer_problems(self) -> Iterator[ConfigError]:
         """Yields tasks without a solution that an answer could be."""
-        found = self._tasks()
-        without = [task.name for task in (*found.train, *found.test) if not task.is_solved]
-        if without:
+        found = self._read()
+        if without := [t.name for t in (*found.train, *found.test) if t.answer is None]:
             yield ConfigError(
                 f"{len(without)} tasks have no solution that is solve.sh alone: {_some(without)}",
                 where=f"task.path, {self.path}",
@@ -169,71 +169,42 @@ class HarborTask(Task):
 
     def remarks(self, tokenizer_dir: str | None) -> Iterator[str]:
         """Reports packages that this node lacks, images that are not used, and tests that download."""
-        found = self._tasks()
+        found = self._read()
         tasks = [*found.train, *found.test]
         if lacking := lacking_packages(tasks, self._rule_args.get("assume", ())):
             yield f"nodes that score need packages that this one does not have: {lacking}"
-        if images := [task.base for task in tasks if task.base]:
-            yield (
-                f"images of {len(images)} tasks are not used ({_some(sorted(set(images)))}): a box has the "
-                "programs of its node"
-            )
+        images = [t.environment.docker_image or t.build.image for t in tasks if not t.sif]
+        if images := sorted({image for image in images if image}):
+            yield f"images are not used ({_some(images)}): boxes have the programs of their node"
         if downloads := [f"{t.name}/{t.downloads[0]}" for t in tasks if t.downloads]:
-            yield (
-                f"the tests of {len(downloads)} tasks use a network, which a box does not have: "
-                + (_some(downloads))
-            )
+            what = f"tests of {len(downloads)} tasks use a network, which a box does not have"
+            yield f"{what}: {_some(downloads)}"
 
     def measured(self, tokenizer_dir: str) -> MeasuredQuestions | None:
         """How many and how long the questions are; None if they can't be read or counted."""
-        found = self._tasks()
-        lengths = _lengths(self, found, tokenizer_dir)
+        found = self._read()
+        lengths = self._lengths(found, tokenizer_dir)
         if found.problems or not lengths:
             return None
-        given = self.eval_path is not None
+        held_out = None if self.eval_path is None else len(found.test)
+        total = len(found.train) + (len(found.test) if held_out is None else 0)
         return MeasuredQuestions(
-            longest=max(lengths)[0],
-            exact=True,
-            total=len(found.train) + (0 if given else len(found.test)),
-            held_out=len(found.test) if given else None,
+            longest=max(lengths)[0], exact=True, total=total, held_out=held_out
         )
 
     def input_files(self) -> tuple[str, ...]:
         """All files of the tasks."""
-        found = self._tasks()
-        return tuple(
-            str(file)
-            for task in (*found.train, *found.test)
-            for file in sorted(task.path.rglob("*"))
-            if file.is_file()
-        )
+        found = self._read()
+        files = [f for task in (*found.train, *found.test) for f in sorted(task.path.rglob("*"))]
+        return tuple(str(file) for file in files if file.is_file())
 
 
-class _Tasks(NamedTuple):
+class _ReadTasks(NamedTuple):
     """Those to train on, those held out, and what is wrong with any."""
 
     train: list[TaskDirectory]
     test: list[TaskDirectory]
-    problems: list[ConfigError]
-
-
-def _lengths(
-    task: HarborTask, found: _Tasks, tokenizer_dir: str | None
-) -> list[tuple[int, str]] | None:
-    """Counts the prompts' tokens, with the tasks' names; None: only a worker can."""
-    from realsys.models.prompt_lengths import prompt_lengths
-
-    records = [task._record(one) for one in (*found.train, *found.test)]
-    if tokenizer_dir is None or not records:
-        return None
-    try:
-        counted = prompt_lengths(
-            Path(tokenizer_dir).expanduser(), [record["prompt"] for record in records]
-        )
-    except CheckpointError:  # reported by the check of the directory
-        return None
-    names = [record["task"] for record in records]
-    return None if counted is None else list(zip(counted, names, strict=True))
+    problems: list[DataError]
 
 
 def _some(names: Sequence[str]) -> str:

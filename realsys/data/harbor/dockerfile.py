@@ -15,29 +15,29 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 HOME, WORKDIR = "/root", "/app"  # of a container's root; of the images that tasks begin with
-# A box has these, or has them for itself.
-_NO_FOLDERS = frozenset(
+# Folders that a box has already, or has for other things.
+_OWN = frozenset(
     "bin box dev etc lib lib32 lib64 libx32 logs mnt proc sbin solution sys tests tmp usr".split()
 )
 _MOST_FOLDERS = 32
 _ABSOLUTE = re.compile(r"(?<![\w.$}/:~-])/([A-Za-z_][\w.-]*)")
 _VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?-([^}]*))?\}|(\w+))")
 _HERE_DOCUMENT = re.compile(r"(?<!<)<<(?!<)-?\s*[\"']?\w")
-_ARCHIVE = re.compile(r"\.(tar|tgz|tbz2|txz)(\.\w+)?$")
+_NOT_COPIED = re.compile(r"://|\.(tar|tgz|tbz2|txz)\b|(^|/)\.\.(/|$)")
 _IDLE = frozenset(
-    "CMD ENTRYPOINT EXPOSE HEALTHCHECK LABEL MAINTAINER SHELL STOPSIGNAL USER".split()
+    "CMD ENTRYPOINT EXPOSE HEALTHCHECK LABEL MAINTAINER SHELL STOPSIGNAL USER VOLUME".split()
 )
-_SYSTEM_INSTALLERS = {"apt-get": "install", "apt": "install", "apk": "add", "dnf": "install"}
-_SYSTEM_INSTALLERS |= {"yum": "install", "microdnf": "install"}
+_SYSTEM = {"apt-get": "install", "apt": "install", "apk": "add", "dnf": "install", "yum": "install"}
+_PIP = re.compile(r"^(uv pip|python3? -m pip|pip3?) install ")
 _WITH_VALUE = frozenset(
     "-t --target-release -o --option -i --index-url --extra-index-url --target -c --constraint -f "
     "--find-links --python -p".split()
 )
-_REQUIREMENT = re.compile(r"[A-Za-z0-9][\w.-]*")
+_PACKAGE = re.compile(r"([A-Za-z0-9][\w.+-]*?)(?:\[[\w,.-]*\])?(?:\s*[=<>~!/;].*)?")
 # Shell functions in place of the programs that install, for RUN lines that also do something else.
 INSTALL_NOTHING = "; ".join(
     [
-        *(f"{name}() {{ :; }}" for name in (*_SYSTEM_INSTALLERS, "pip", "pip3")),
+        *(f"{name}() {{ :; }}" for name in (*_SYSTEM, "pip", "pip3")),
         'uv() { [ "$1" = pip ] || command uv "$@"; }',
         *(
             f'{p}() {{ [ "$1 $2" = "-m pip" ] || command {p} "$@"; }}'
@@ -56,9 +56,9 @@ class DockerfileProblem(NamedTuple):
 
 
 class PackageNeed(NamedTuple):
-    """A package that a RUN line installs. ``manager`` is "pip", or "system" for the distribution's."""
+    """A package that a RUN line installs, with pip or the distribution's installer."""
 
-    manager: str
+    by_pip: bool
     name: str
     line: int
 
@@ -79,14 +79,12 @@ class CopyStep:
 
     Attributes:
         into: ``target`` is a folder for them; else the name of the one file, or of a folder's contents.
-        mode: permissions of the files; None: those they have.
     """
 
     line: int
     sources: tuple[str, ...]
     target: str
     into: bool
-    mode: int | None = None
 
 
 @dataclass(kw_only=True, slots=True)
@@ -112,129 +110,153 @@ def read_dockerfile(text: str, requirements: Mapping[str, str]) -> BuildPlan:
     Args:
         requirements: texts of requirement files that ``pip install -r`` may name, by their last names.
     """
-    plan, arguments = BuildPlan(), dict[str, str]()
+    reader = _DockerfileReader(requirements)
     for line, name, rest in _instructions(text):
-        refused = _refusal(name, rest, plan)
-        if refused:
-            plan.problems.append(DockerfileProblem(line, *refused))
-        elif name == "FROM":
-            plan.image = _expanded(rest.split()[0], arguments) if rest else ""
-        elif name == "ARG":
-            key, _, value = rest.partition("=")
-            arguments.setdefault(key.strip(), _expanded(value.strip("\"' "), arguments))
-        elif name == "ENV":
-            for key, value in _assignments(rest):
-                plan.env[key] = _expanded(value, {**arguments, **plan.env})
-        elif name == "WORKDIR":
-            folder = _expanded(rest.strip("\"'"), {**arguments, **plan.env})
-            plan.workdir = posixpath.normpath(posixpath.join(plan.workdir, folder))
-            text = f"mkdir -p {shlex.quote(plan.workdir)}"
-            plan.steps.append(RunStep(line=line, text=text, workdir="/", env={}))
-        elif name == "RUN":
-            shell = _shell_text(rest)
-            plan.packages += _installed(shell, line, requirements, plan.problems)
-            env = {**arguments, **plan.env}
-            plan.steps.append(RunStep(line=line, text=shell, workdir=plan.workdir, env=env))
-        elif name in ("COPY", "ADD"):
-            plan.steps.append(_copy(line, rest, plan, {**arguments, **plan.env}))
-    return plan
+        reader.line = line
+        reader.read(name, rest)
+    return reader.plan
 
 
 def named_folders(*texts: str) -> list[str]:
     """Returns the uppermost folders of absolute paths in texts, but for those that a box has already."""
     found = dict.fromkeys(name for text in texts for name in _ABSOLUTE.findall(text))
-    return ["/" + name for name in found if name not in _NO_FOLDERS][:_MOST_FOLDERS]
+    return ["/" + name for name in found if name not in _OWN][:_MOST_FOLDERS]
 
 
 def _instructions(text: str) -> Iterator[tuple[int, str, str]]:
     """Yields line number, name and rest of each instruction; lines that go on are joined."""
     begin, joined = 0, ""
-    for number, line in enumerate(text.splitlines(), 1):
-        if line.lstrip().startswith("#") or (not line.strip() and joined):
+    for number, line in enumerate([*text.splitlines(), ""], 1):
+        if line.lstrip().startswith("#"):
             continue
-        begin = number if not joined else begin
-        if line.rstrip().endswith("\\"):
-            joined += line.rstrip()[:-1] + "\n"
-            continue
-        joined += line
-        if joined.strip():
-            name, _, rest = joined.strip().partition(" ")
-            yield begin, name.upper(), rest.strip()
-        joined = ""
-    if joined.strip():
-        name, _, rest = joined.strip().partition(" ")
-        yield begin, name.upper(), rest.strip()
+        begin = begin if joined else number
+        goes_on = line.rstrip().endswith("\\")
+        joined += line.rstrip().removesuffix("\\")
+        if not goes_on:
+            if words := joined.split(None, 1):
+                yield begin, words[0].upper(), words[1].strip() if len(words) > 1 else ""
+            joined = ""
 
 
-def _refusal(name: str, rest: str, plan: BuildPlan) -> tuple[str, str] | None:
-    """Returns what a box can't do of an instruction, and what to do about it."""
-    if name in _IDLE or name in ("ARG", "ENV", "VOLUME"):
-        return None
-    if name == "WORKDIR":
-        return _folder_refusal(rest.strip("\"'"))
-    if name == "FROM" and plan.image:
-        return "a second FROM: stages are not built", "write what the last one needs into one stage"
-    if name in ("RUN", "COPY", "ADD") and _HERE_DOCUMENT.search(rest):
-        return "here-documents are not read", "put the text into a file and COPY it"
-    if name in ("COPY", "ADD"):
-        return _copy_refusal(name, rest)
-    if name not in ("FROM", "RUN"):
-        return f"there is no instruction {name}", "leave it out"
-    return None
+class _DockerfileReader:
+    """Adds one instruction after another to a plan."""
 
+    def __init__(self, requirements: Mapping[str, str]) -> None:
+        self.plan, self.line = BuildPlan(), 0
+        self._requirements, self._arguments = requirements, dict[str, str]()
 
-def _copy_refusal(name: str, rest: str) -> tuple[str, str] | None:
-    words = _words(rest)
-    options = [word for word in words if word.startswith("--")]
-    if any(option.startswith("--from") for option in options):
-        return "COPY --from another image", "put the files into environment/"
-    *sources, target = [word for word in words if not word.startswith("--")] or [""]
-    if not sources:
-        return f"{name} without a source and a target", "write COPY SOURCE TARGET"
-    if name == "ADD" and any("://" in s or _ARCHIVE.search(s) for s in sources):
-        return "ADD of an address or an archive", "put the files into environment/ and COPY them"
-    if any(".." in source.split("/") for source in sources):
-        return "files outside of environment/", "put them into environment/"
-    return _folder_refusal(target)
+    def read(self, name: str, rest: str) -> None:
+        """Reads an instruction."""
+        plan = self.plan
+        if _HERE_DOCUMENT.search(rest):
+            self._problem("here-documents are not read", "put the text into a file and COPY it")
+        elif name == "FROM":
+            if plan.image:
+                fix = "write what the last one needs into one stage"
+                self._problem("stages before the last are not built", fix)
+            plan.image = self._expanded(rest.split(None, 1)[0])
+        elif name == "ARG":
+            key, _, value = rest.partition("=")
+            self._arguments.setdefault(key.strip(), self._expanded(value.strip("\"' ")))
+        elif name == "ENV":
+            for key, value in _assignments(rest):
+                plan.env[key] = self._expanded(value)
+        elif name == "WORKDIR":
+            plan.workdir = self._path(rest.strip("\"'"))
+            text = f"mkdir -p {shlex.quote(plan.workdir)}"
+            plan.steps.append(RunStep(line=self.line, text=text, workdir="/", env={}))
+        elif name == "RUN":
+            text = re.sub(r"^(?:--\S+\s+)+", "", rest)
+            text = shlex.join(_words(text)) if text.startswith("[") else text
+            self._packages(text)
+            env = {**self._arguments, **plan.env}
+            plan.steps.append(RunStep(line=self.line, text=text, workdir=plan.workdir, env=env))
+        elif name in ("COPY", "ADD"):
+            self._copy([self._expanded(word) for word in _words(rest)])
+        elif name not in _IDLE:
+            self._problem(f"there is no instruction {name}", "leave it out")
 
+    def _problem(self, what: str, fix: str) -> None:
+        self.plan.problems.append(DockerfileProblem(self.line, what, fix))
 
-def _folder_refusal(path: str) -> tuple[str, str] | None:
-    top = path.split("/")[1] if path.startswith("/") else ""
-    if top in _NO_FOLDERS - {"tmp"}:
-        return f"{path} is in a folder of the box's own", "use another one, such as /app"
-    return None
+    def _expanded(self, text: str) -> str:
+        """Puts in variables; one that is not known stays as it is."""
+        variables = {**self._arguments, **self.plan.env}
 
+        def value(found: re.Match[str]) -> str:
+            return variables.get(found[1] or found[3], found[0] if found[2] is None else found[2])
 
-def _copy(line: int, rest: str, plan: BuildPlan, variables: Mapping[str, str]) -> CopyStep:
-    words = [_expanded(word, variables) for word in _words(rest)]
-    *sources, given = [word for word in words if not word.startswith("--")]
-    modes = [word.partition("=")[2] for word in words if word.startswith("--chmod=")]
-    target = posixpath.normpath(posixpath.join(plan.workdir, given))
-    into = given.endswith("/") or posixpath.basename(given) in (".", "..") or len(sources) > 1
-    into = into or f"{plan.workdir}/".startswith(f"{target}/")  # it is there
-    mode = int(modes[0], 8) if modes and re.fullmatch("[0-7]{3,4}", modes[0]) else None
-    return CopyStep(line=line, sources=tuple(sources), target=target, into=into, mode=mode)
+        return _VARIABLE.sub(value, text)
+
+    def _path(self, given: str) -> str:
+        """Returns an absolute path, which must be in a folder that the box can have."""
+        path = posixpath.normpath(posixpath.join(self.plan.workdir, self._expanded(given)))
+        if path.split("/")[1] in _OWN - {"tmp"}:
+            self._problem(
+                f"{path} is in a folder of the box's own", "use another one, such as /app"
+            )
+        return path
+
+    def _copy(self, words: list[str]) -> None:
+        *sources, given = [word for word in words if not word.startswith("--")] or [""]
+        if not sources or any(word.startswith("--from") for word in words):
+            self._problem("it copies from another image", "put the files into environment/")
+        elif wrong := [source for source in sources if _NOT_COPIED.search(source)]:
+            fix = "put what is in it into environment/, and COPY that"
+            self._problem(f"{wrong[0]} is an address, an archive or outside of environment/", fix)
+        else:
+            target = self._path(given)
+            into = given.endswith("/") or posixpath.basename(given) in (".", "..")
+            into = into or len(sources) > 1 or f"{self.plan.workdir}/".startswith(f"{target}/")
+            self.plan.steps.append(
+                CopyStep(line=self.line, sources=tuple(sources), target=target, into=into)
+            )
+
+    def _packages(self, shell: str) -> None:
+        """Notes the packages that shell text installs."""
+        for command in re.split(r"&&|\|\||[;|\n]", shell):
+            try:
+                words = shlex.split(command)
+            except ValueError:  # a quote that is open here
+                continue
+            while words and re.match(r"\w+=|sudo$", words[0]):
+                del words[0]
+            by_pip = _PIP.match(" ".join([*words, ""]))
+            verb = "install" if by_pip else _SYSTEM.get(words[0]) if words else None
+            if verb in words:
+                self._names(bool(by_pip), iter(words[words.index(verb) + 1 :]))
+
+    def _names(self, by_pip: bool, words: Iterator[str]) -> None:
+        for word in words:
+            if word in ("-r", "--requirement") and by_pip:
+                file = posixpath.basename(next(words, ""))
+                if file not in self._requirements:
+                    self._problem(f"there is no {file} in environment/", "put it there")
+                lines = (line.strip() for line in self._requirements.get(file, "").splitlines())
+                self._names(by_pip, (line for line in lines if line and line[0] not in "#-"))
+            elif word in _WITH_VALUE:
+                next(words, None)
+            elif not word.startswith("-"):
+                name = _PACKAGE.fullmatch(word)
+                if name is None or "://" in word:
+                    fix = "install it on the nodes, and drop the line"
+                    self._problem(f"it installs {word}, which is no package's name", fix)
+                else:
+                    self.plan.packages.append(PackageNeed(by_pip, name[1], self.line))
 
 
 def _words(rest: str) -> list[str]:
     """Returns the words of an instruction, whichever of its two forms it has."""
-    options = re.match(r"(?:--\S+\s+)*", rest)
-    flags = options[0].split() if options else []
-    body = rest[options.end() :] if options else rest
-    if body.startswith("["):
-        try:
-            return [*flags, *map(str, json.loads(body))]
-        except ValueError:
-            pass
+    flags, body = rest[: rest.find("[")], rest[rest.find("[") :]
     try:
-        return [*flags, *shlex.split(body)]
+        if rest.startswith("[") or flags.startswith("--"):
+            return [*flags.split(), *map(str, json.loads(body))]
     except ValueError:
-        return [*flags, *body.split()]
-
-
-def _shell_text(rest: str) -> str:
-    text = re.sub(r"^(?:--\S+\s+)+", "", rest)
-    return shlex.join(_words(text)) if text.startswith("[") else text
+        pass
+    try:
+        return shlex.split(rest)
+    except ValueError:
+        return rest.split()
 
 
 def _assignments(rest: str) -> list[tuple[str, str]]:
@@ -243,60 +265,3 @@ def _assignments(rest: str) -> list[tuple[str, str]]:
         name, _, value = rest.partition(" ")
         return [(name, value.strip())]
     return [(key, value) for key, _, value in (word.partition("=") for word in words)]
-
-
-def _expanded(text: str, variables: Mapping[str, str]) -> str:
-    """Puts in variables; one that is not known stays as it is."""
-
-    def value(found: re.Match[str]) -> str:
-        name = found[1] or found[3]
-        return variables.get(name, found[0] if found[2] is None else found[2])
-
-    return _VARIABLE.sub(value, text)
-
-
-def _installed(
-    shell: str, line: int, requirements: Mapping[str, str], problems: list[DockerfileProblem]
-) -> Iterator[PackageNeed]:
-    """Yields the packages that shell text installs."""
-    for command in re.split(r"&&|\|\||[;|\n]", shell):
-        try:
-            words = [w for w in shlex.split(command) if not re.match(r"\w+=|sudo$", w)]
-        except ValueError:
-            continue
-        manager, rest = _install_arguments(words)
-        names = iter(rest)
-        for name in names:
-            if name in ("-r", "--requirement"):
-                file = posixpath.basename(next(names, ""))
-                if file in requirements:
-                    for wanted in requirements[file].splitlines():
-                        if found := _REQUIREMENT.match(wanted.strip()):
-                            yield PackageNeed(manager, found[0], line)
-                    continue
-                what = f"pip install -r {file}, which is not in environment/"
-                problems.append(DockerfileProblem(line, what, "put the file there"))
-            elif name in _WITH_VALUE:
-                next(names, None)
-            elif not name.startswith("-") or name == "-e":
-                found = _REQUIREMENT.match(name) if "/" not in name or manager == "system" else None
-                if found is None or name == "-e" or "://" in name:
-                    what = f"it installs {name}, which is no package's name"
-                    problems.append(
-                        DockerfileProblem(line, what, "install it on the nodes, and drop the line")
-                    )
-                else:
-                    yield PackageNeed(manager, found[0], line)
-
-
-def _install_arguments(words: list[str]) -> tuple[str, list[str]]:
-    """Returns "pip" or "system" and what is behind the word that installs; else nothing."""
-    for prefix in (["uv", "pip"], ["python", "-m", "pip"], ["python3", "-m", "pip"], ["pip3"]):
-        if words[: len(prefix)] == prefix:
-            words = ["pip", *words[len(prefix) :]]
-    if words[:2] == ["pip", "install"]:
-        return "pip", words[2:]
-    verb = _SYSTEM_INSTALLERS.get(words[0]) if words else None
-    if verb is not None and verb in words:
-        return "system", words[words.index(verb) + 1 :]
-    return "", []

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Collection, Iterable
 from importlib.metadata import PackageNotFoundError, distribution
 
@@ -24,38 +25,33 @@ def lacking_packages(tasks: Iterable[TaskDirectory], assume: Collection[str] = (
     Args:
         assume: names of packages that are taken to be there.
     """
-    users: dict[tuple[str, str], list[str]] = {}
+    users = defaultdict[tuple[bool, str], list[str]](list)
     for task in tasks:
         for need in task.build.packages:
-            if need.name not in assume:
-                users.setdefault((need.manager, need.name), []).append(f"{task.name}:{need.line}")
-    missing = _missing_system({name for manager, name in users if manager == "system"})
-    lacking = [
-        (name, found)
-        for (manager, name), found in sorted(users.items())
-        if (name in missing if manager == "system" else not _has_distribution(name))
-    ]
+            users[need.by_pip, need.name].append(f"{task.name}:{need.line}")
+    there = _system({name for by_pip, name in users if not by_pip})
+    there_by_pip = {name for by_pip, name in users if by_pip and _has_distribution(name)}
     return "; ".join(
         f"{name} ({', '.join(found[:_SHOWN])}{', …' * (len(found) > _SHOWN)})"
-        for name, found in lacking
+        for (by_pip, name), found in sorted(users.items())
+        if name not in (there_by_pip if by_pip else there) and name not in assume
     )
 
 
-def _missing_system(names: Collection[str]) -> set[str]:
+def _system(names: Collection[str]) -> set[str]:
+    """Returns those of the packages that are there."""
     path = os.pathsep.join([os.path.join(sys.prefix, "bin"), os.defpath, "/usr/sbin", "/sbin"])
-    missing = {name for name in names if not shutil.which(name, path=path)}
-    if not missing or not shutil.which("dpkg-query"):
-        return missing
-    command = ["dpkg-query", "-W", "-f", "${Package} ${db:Status-Status}\n", "--", *missing]
+    there = {name for name in names if shutil.which(name, path=path)}
+    if len(there) == len(names) or not shutil.which("dpkg-query"):
+        return there
+    command = ["dpkg-query", "-W", "-f", "${Package} ${db:Status-Status}\n", "--", *names]
     found = subprocess.run(command, capture_output=True, text=True, timeout=_LIST_S, check=False)
-    return missing - {
-        line.split()[0] for line in found.stdout.splitlines() if line.endswith(" installed")
-    }
+    lines = found.stdout.splitlines()
+    return there | {line.split()[0] for line in lines if line.endswith(" installed")}
 
 
 def _has_distribution(name: str) -> bool:
     try:
-        distribution(name)
+        return distribution(name) is not None
     except PackageNotFoundError:
         return False
-    return True

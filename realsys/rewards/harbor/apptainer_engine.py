@@ -12,14 +12,15 @@ import platform
 import shutil
 import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
+from tempfile import TemporaryFile
 
 from realsys.api.errors import ClusterError, SandboxFailure
 from realsys.data.harbor.task_directory import TaskDirectory
-from realsys.rewards.harbor.task_box import kept_folders
+from realsys.rewards.harbor.task_box import BoxCommand, command_argv, kept_folders
 from realsys.rewards.sandbox.box_archive import PACK_S, most_archive_bytes
 from realsys.rewards.sandbox.box_limits import BoxLimits, BoxOutcome, Ended
 
@@ -30,12 +31,13 @@ _OPTIONS = [
 ]
 _INHERITED = ("PATH", "HOME", "TMPDIR", "XDG_RUNTIME_DIR", "LANG")
 _STARTED, _START_S = b"started\n", 60.0
-# In the container. Standard output: that it runs, the program's status, an archive. Of the archive of the
+_PACKED = (0, 1)  # statuses of tar: 1 if a file has changed meanwhile
+# In the container. Standard output: that it runs, the command's status, an archive. Of the archive of the
 # last command, which that could have made up, no file but of its own folders is taken.
 _DRIVER = """
 echo started
 bytes=$1 kept=$2 folders=$3 packed=$4 wall_s=$5 data_kib=$6; shift 6; cd /
-(mkdir -p $folders; head -c "$bytes" | tar -x -p -i -f - $kept; tar -x -p -i -f -) 2>/dev/null
+(mkdir -p $folders $kept; head -c "$bytes" | tar -x -p -i -f - $kept; tar -x -p -i -f -) 2>/dev/null
 (ulimit -d "$data_kib"; exec timeout -s KILL "$wall_s" "$@") >&2 </dev/null
 echo $?
 exec tar -c -S --ignore-failed-read -f - $packed
@@ -46,11 +48,7 @@ class ApptainerEngine:
     """Boxes of images that are files on this node."""
 
     def prepared(self, task: TaskDirectory, limits: BoxLimits) -> bytes:
-        """As ``BoxEngine``: nothing, the image has what the task begins with.
-
-        Raises:
-            ClusterError: this node has no Apptainer, or no such file.
-        """
+        """As ``BoxEngine``: nothing, the image has what the task begins with."""
         what = "" if os.path.isfile(task.sif) else f"there is no file {task.sif}"
         what = what if shutil.which(PROGRAM) else f"{PROGRAM} is not on PATH"
         if what:
@@ -61,31 +59,34 @@ class ApptainerEngine:
             )
         return b""
 
-    def run(
-        self, task: TaskDirectory, argv: Sequence[str], kept: bytes, more: bytes, limits: BoxLimits,
-        *, folders: Sequence[str], archive: Sequence[str],
-    ) -> BoxOutcome:  # fmt: skip
-        """As ``BoxEngine``; both streams of the program are ``stderr``."""
-        most = most_archive_bytes(limits)
-        command = ["/bin/bash", "-c", f'ulimit -f {most >> 10}; exec "$@"', "bash"]
-        command += [PROGRAM, "exec", *_OPTIONS, task.sif, "/bin/bash", "-c", _DRIVER, "bash"]
-        names = [" ".join(f[1:] for f in of) for of in (kept_folders(task), folders, archive)]
-        command += [str(len(kept)), *names, f"{limits.wall_s:g}", str(limits.memory_bytes >> 10)]
+    def run(self, command: BoxCommand) -> BoxOutcome:
+        """As ``BoxEngine``; both streams of the command are ``stderr``."""
+        task, limits = command.task, command.limits
+        named = [kept_folders(task), command.folders, command.archive]
+        words = [str(len(command.kept)), *(" ".join(f[1:] for f in of) for of in named)]
+        words += [f"{limits.wall_s:g}", str(limits.memory_bytes >> 10), *command_argv(command)]
+        exec_ = [PROGRAM, "exec", *_OPTIONS, task.sif, "/bin/bash", "-c", _DRIVER, "bash", *words]
+        limited = f'ulimit -f {most_archive_bytes(limits) >> 10}; exec "$@"'
         begin_s = time.monotonic()
-        stdout, stderr = _streams([*command, *argv], kept + more, limits.wall_s)
+        status, stdout, stderr = _streams(
+            ["/bin/bash", "-c", limited, "bash", *exec_],
+            command.kept + command.more,
+            limits.wall_s + PACK_S + _START_S,
+        )
         if not stdout.startswith(_STARTED):
             raise SandboxFailure(
                 f"{PROGRAM} did not start a container: {stderr[-500:].decode(errors='replace')}",
                 where=platform.node(),
                 fix="run it again, here or on another node; never count it as wrong",
             )
-        return outcome_of(stdout, stderr, time.monotonic() - begin_s, limits)
+        outcome = outcome_of(stdout, stderr, time.monotonic() - begin_s, limits)
+        return outcome if status in _PACKED else replace(outcome, archive=None)
 
 
 def outcome_of(stdout: bytes, stderr: bytes, wall_s: float, limits: BoxLimits) -> BoxOutcome:
-    """Reads what the driver wrote; a program that has ended the driver too was killed."""
-    status, _, archive = stdout.removeprefix(_STARTED).partition(b"\n")
-    code = int(status) if status.isdigit() else None
+    """Reads what the driver wrote. Where it has no status, the command has killed it, or took too long."""
+    line, _, archive = stdout.removeprefix(_STARTED).partition(b"\n")
+    code = int(line) if line.isdigit() else None
     is_late = wall_s >= limits.wall_s and code in (None, 128 + signal.SIGKILL)
     ended: Ended = "wall_time" if is_late else "signal" if code is None else "exit"
     return BoxOutcome(
@@ -100,27 +101,23 @@ def outcome_of(stdout: bytes, stderr: bytes, wall_s: float, limits: BoxLimits) -
     )
 
 
-def _streams(command: Sequence[str], given: bytes, wall_s: float) -> tuple[bytes, bytes]:
-    """Runs a command to its end, or kills it late; its streams are files, whose size is limited."""
+def _streams(command: Sequence[str], given: bytes, within_s: float) -> tuple[int, bytes, bytes]:
+    """Runs a command to its end, or kills it late; returns its status and what it wrote, into files whose
+    size is limited.
+    """
     env = {name: os.environ[name] for name in _INHERITED if name in os.environ}
-    files = [tempfile.TemporaryFile() for _ in range(3)]  # noqa: SIM115  # closed below
-    try:
-        files[0].write(given)
-        files[0].seek(0)
+    with TemporaryFile() as stdin, TemporaryFile() as out, TemporaryFile() as err:
+        stdin.write(given)
+        stdin.seek(0)
         with subprocess.Popen(
-            command, stdin=files[0], stdout=files[1], stderr=files[2], env=env,
-            start_new_session=True,
-        ) as process:  # fmt: skip
+            command, stdin=stdin, stdout=out, stderr=err, env=env, start_new_session=True
+        ) as process:
             try:
-                process.wait(wall_s + PACK_S + _START_S)
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(within_s)
             finally:
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
-        for file in files[1:]:
-            file.seek(0)
-        return files[1].read(), files[2].read()
-    except subprocess.TimeoutExpired:
-        return files[1].read(), b""
-    finally:
-        for file in files:
-            file.close()
+        out.seek(0)
+        err.seek(0)
+        return process.returncode, out.read(), err.read()

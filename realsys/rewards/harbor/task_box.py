@@ -29,8 +29,7 @@ from realsys.rewards.sandbox.box_program import environment
 from realsys.rewards.sandbox.sandbox import Sandbox
 
 _LOGS = ("/logs/agent", "/logs/artifacts")
-_MOST_BUILT = 32
-_SHOWN_BYTES = 2000  # of a failed step's output
+_MOST_BUILT, _SHOWN = 32, 2000  # tasks whose first files are kept; characters of an output
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,40 +40,49 @@ class TaskLimits:
     verifier_s: float
     box: BoxLimits  # but for times
 
-    def of(self, task: TaskDirectory, wall_s: float, asked_s: float | None) -> BoxLimits:
+    def of(self, task: TaskDirectory, wall_s: float, asked_s: float | None = None) -> BoxLimits:
         """Returns the limits of one program; ``asked_s`` is the task's."""
-        wall_s = min(wall_s, asked_s or wall_s)
+        wall_s, asked = min(wall_s, asked_s or wall_s), task.environment
         return replace(
             self.box,
             wall_s=wall_s,
-            cpu_s=wall_s * max(1.0, task.cpus or 1.0),
-            memory_bytes=min(self.box.memory_bytes, task.memory_bytes or self.box.memory_bytes),
-            file_bytes=min(self.box.file_bytes, task.storage_bytes or self.box.file_bytes),
+            cpu_s=wall_s * max(1.0, asked.cpus),
+            memory_bytes=min(self.box.memory_bytes, asked.memory_bytes or self.box.memory_bytes),
+            file_bytes=min(self.box.file_bytes, asked.storage_bytes or self.box.file_bytes),
         )
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BoxCommand:
+    """A command of bash, and the files that it is run on.
+
+    Attributes:
+        kept: archive that a box of this task returned, of ``kept_folders``.
+        more: archive of files of the task's directory.
+        folders: those that may be written, besides /tmp and /box.
+        archive: folders of which the outcome is to have an archive.
+    """
+
+    task: TaskDirectory
+    text: str
+    env: Mapping[str, str]
+    kept: bytes
+    more: bytes
+    limits: BoxLimits
+    folders: Sequence[str]
+    archive: Sequence[str]
+
+
 class BoxEngine(Protocol):
-    """Runs programs of tasks, each in a new box."""
+    """Runs commands, each in a new box."""
 
     def prepared(self, task: TaskDirectory, limits: BoxLimits) -> bytes:
-        """Returns an archive of the files that the task's box begins with.
-
-        Raises:
-            DataError: it can't be made here.
-        """
+        """Returns an archive of what a task's box begins with. Raises DataError, ClusterError: it can't."""
         ...
 
-    def run(
-        self, task: TaskDirectory, argv: Sequence[str], kept: bytes, more: bytes, limits: BoxLimits,
-        *, folders: Sequence[str], archive: Sequence[str],
-    ) -> BoxOutcome:  # fmt: skip
-        """Unpacks two archives, runs a program, and packs folders.
+    def run(self, command: BoxCommand) -> BoxOutcome:
+        """Unpacks, runs and packs.
 
-        Args:
-            kept: archive that a box of this task returned, of ``kept_folders``.
-            more: archive of the task's own files.
-            folders: those that may be written, besides /tmp and a home.
-            archive: folders of which the outcome has an archive.
         Raises:
             SandboxFailure: the box failed. ClusterError: this node has no such boxes.
         """
@@ -86,40 +94,38 @@ class TaskBox:
 
     def __init__(self, task: TaskDirectory, engine: BoxEngine, limits: TaskLimits) -> None:
         self._task, self._engine, self._limits = task, engine, limits
-        self._folders = [*task.folders, *_LOGS]
-        self._files = engine.prepared(task, limits.of(task, limits.agent_s, None))
+        self._files = engine.prepared(task, limits.of(task, limits.agent_s))
 
     def run(
-        self, command: str, *, env: Mapping[str, str] | None = None, more: bytes = b""
+        self, text: str, *, env: Mapping[str, str] | None = None, solution: bytes = b""
     ) -> BoxOutcome:
         """Runs a command of bash in the task's working folder.
 
         Its files stay for the next one. Where these can't be kept, as there are too many say, the outcome's
         ``archive`` is None, and the box is as before.
 
-        Args:
-            more: an archive to unpack before.
         Raises:
             SandboxFailure: the box failed, and is as before.
         """
-        limits = self._limits.of(self._task, self._limits.agent_s, self._task.agent_s)
-        outcome = self._engine.run(
-            self._task,
-            self._argv(command, env or {}),
-            self._files,
-            more,
-            limits,
-            folders=[*self._folders, *(["/solution"] if more else [])],
+        wall_s, asked_s = self._limits.agent_s, self._task.agent.timeout_sec
+        command = BoxCommand(
+            task=self._task,
+            text=text,
+            env=env or {},
+            kept=self._files,
+            more=solution,
+            limits=self._limits.of(self._task, wall_s, asked_s),
+            folders=[*self._task.folders, *_LOGS, *(["/solution"] if solution else [])],
             archive=kept_folders(self._task),
         )
+        outcome = self._engine.run(command)
         self._files = self._files if outcome.archive is None else outcome.archive
         return outcome
 
     def run_solution(self) -> BoxOutcome:
         """Runs the task's own solution, with all files that it has."""
-        solution = packed_files([(self._task.path / "solution", "solution")], self._most_bytes)
-        command = "exec /bin/bash /solution/solve.sh"
-        return self.run(command, env=self._task.solution_env, more=solution)
+        text = "exec /bin/bash /solution/solve.sh"
+        return self.run(text, env=self._task.solution.env, solution=self._packed("solution"))
 
     def verify(self) -> TaskVerdict:
         """Runs the tests on the files that the commands left.
@@ -127,29 +133,22 @@ class TaskBox:
         Raises:
             SandboxFailure: the box failed; nothing is known about the files.
         """
-        tests = packed_files([(self._task.path / "tests", "tests")], self._most_bytes)
-        outcome = self._engine.run(
-            self._task,
-            self._argv(
-                f"exec /bin/bash /tests/test.sh > {FOLDER}/{OUTPUT} 2>&1",
-                self._task.verifier_env,
-            ),
-            self._files,
-            tests,
-            self._limits.of(self._task, self._limits.verifier_s, self._task.verifier_s),
-            folders=[*self._folders, "/tests", FOLDER],
+        wall_s, asked_s = self._limits.verifier_s, self._task.verifier.timeout_sec
+        command = BoxCommand(
+            task=self._task,
+            text=f"exec /bin/bash /tests/test.sh > {FOLDER}/{OUTPUT} 2>&1",
+            env=self._task.verifier.env,
+            kept=self._files,
+            more=self._packed("tests"),
+            limits=self._limits.of(self._task, wall_s, asked_s),
+            folders=[*self._task.folders, *_LOGS, "/tests", FOLDER],
             archive=[FOLDER],
         )
-        return verdict_of(outcome)
+        return verdict_of(self._engine.run(command))
 
-    @property
-    def _most_bytes(self) -> int:
-        return self._limits.of(self._task, 1.0, None).file_bytes
-
-    def _argv(self, command: str, env: Mapping[str, str]) -> list[str]:
-        return shell_argv(
-            command, self._task.workdir, {**self._task.build.env, **self._task.env, **env}
-        )
+    def _packed(self, name: str) -> bytes:
+        most_bytes = self._limits.of(self._task, 1.0).file_bytes
+        return packed_files([(self._task.path / name, name)], most_bytes)
 
 
 class SandboxEngine:
@@ -157,7 +156,7 @@ class SandboxEngine:
 
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox = sandbox
-        self._built: dict[Path, bytes] = {}  # those of the last tasks
+        self._built: dict[Path, bytes] = {}  # of the last tasks
         self._lock = threading.Lock()
 
     def prepared(self, task: TaskDirectory, limits: BoxLimits) -> bytes:
@@ -189,23 +188,25 @@ class SandboxEngine:
         )
         for step, outcome in zip(task.build.steps, outcomes, strict=True):
             if not outcome.succeeded or outcome.archive is None:
-                end = f"ended with {outcome.ended} {outcome.exit_code or ''}".strip()
                 output = (outcome.stdout + outcome.stderr).decode(errors="replace").strip()
                 raise DataError(
-                    f"a step of the Dockerfile {end}: {output[-_SHOWN_BYTES:]}",
+                    f"a step of the Dockerfile failed ({outcome.ended} {outcome.exit_code}): "
+                    f"{output[-_SHOWN:]}",
                     where=f"{task.path / DOCKERFILE}:{step.line}",
-                    fix="a box has this node's programs, no network and no root: change the step "
+                    fix="a box has this node's programs, no network and no root: change the step, "
                     "or leave the task out (docs/harbor.md)",
                 )
         return outcomes[-1].archive or b""
 
-    def run(
-        self, task: TaskDirectory, argv: Sequence[str], kept: bytes, more: bytes, limits: BoxLimits,
-        *, folders: Sequence[str], archive: Sequence[str],
-    ) -> BoxOutcome:  # fmt: skip
+    def run(self, command: BoxCommand) -> BoxOutcome:
         """As ``BoxEngine``."""
-        programs: list[tuple[Sequence[str], bytes]] = [(UNPACK, kept + more), (argv, b"")]
-        return self._sandbox.run_each(programs, limits=limits, folders=folders, archive=archive)[-1]
+        programs = [(UNPACK, command.kept + command.more), (command_argv(command), b"")]
+        return self._sandbox.run_each(
+            programs,
+            limits=command.limits,
+            folders=command.folders,
+            archive=command.archive,
+        )[-1]
 
 
 def kept_folders(task: TaskDirectory) -> list[str]:
@@ -213,22 +214,26 @@ def kept_folders(task: TaskDirectory) -> list[str]:
     return [*task.folders, "/tmp", "/box", *_LOGS]
 
 
-def shell_argv(command: str, folder: str, env: Mapping[str, str]) -> list[str]:
+def command_argv(command: BoxCommand) -> list[str]:
+    """Returns argv for a command, with the variables of its task."""
+    env = {**command.task.build.env, **command.task.environment.env, **command.env}
+    return shell_argv(command.text, command.task.workdir, env)
+
+
+def shell_argv(text: str, folder: str, env: Mapping[str, str]) -> list[str]:
     """Returns argv that runs a command of bash in a folder, with variables."""
     path = environment({})["PATH"]
     given = [f"{k}={v.replace('${PATH}', path).replace('$PATH', path)}" for k, v in env.items()]
-    return ["/usr/bin/env", f"--chdir={folder}", *given, "/bin/bash", "-c", command]
+    return ["/usr/bin/env", f"--chdir={folder}", *given, "/bin/bash", "-c", text]
 
 
-def packed_files(
-    named: Iterable[tuple[Path, str]], most_bytes: int, mode: int | None = None
-) -> bytes:
+def packed_files(named: Iterable[tuple[Path, str]], most_bytes: int) -> bytes:
     """Returns an archive of files and folders under other names; links stay links.
 
     Raises:
         DataError: a file can't be read, or they are larger than ``most_bytes``.
     """
-    size, made = 0, io.BytesIO()
+    size, made, path = 0, io.BytesIO(), Path()
 
     def counted(member: tarfile.TarInfo) -> tarfile.TarInfo:
         nonlocal size
@@ -239,11 +244,8 @@ def packed_files(
                 where=str(path),
                 fix="raise task.reward_args.harbor.disk",
             )
-        if mode is not None and member.isreg():
-            member.mode = mode
         return member
 
-    path = Path()
     try:
         with tarfile.open(fileobj=made, mode="w") as archive:
             for path, name in named:
@@ -255,13 +257,12 @@ def packed_files(
 
 
 def _copied(step: CopyStep, task: TaskDirectory, most_bytes: int) -> bytes:
-    """The files of a COPY as an archive."""
+    """Returns an archive of the files of a COPY."""
     folder, named = task.path / "environment", list[tuple[Path, str]]()
     target = step.target.strip("/")
-    for source in step.sources:
-        for path in copied_files(folder, source):
-            if path.is_dir() and not path.is_symlink():
-                named += [(inner, f"{target}/{inner.name}") for inner in sorted(path.iterdir())]
-            else:
-                named.append((path, f"{target}/{path.name}" if step.into else target))
-    return packed_files(named, most_bytes, step.mode)
+    for path in (path for source in step.sources for path in copied_files(folder, source)):
+        if path.is_dir() and not path.is_symlink():
+            named += [(inner, f"{target}/{inner.name}") for inner in sorted(path.iterdir())]
+        else:
+            named.append((path, f"{target}/{path.name}" if step.into else target))
+    return packed_files(named, most_bytes)

@@ -13,19 +13,22 @@ import yaml
 
 from realsys.api import registry
 from realsys.api.errors import RealsysError
+from realsys.data.harbor.node_packages import lacking_packages
 from realsys.data.harbor.task_directory import checked_task, task_paths
 from realsys.rewards.harbor.harbor_rule import HarborTests
 
 
 def tried(rule: HarborTests, path: Path) -> tuple[bool, str]:
-    """Returns whether a task can be used on this node, and a line about it. Raises ClusterError."""
+    """Returns whether a task can be used on this node, and a line about it."""
     task, problems = checked_task(path, rule.images)
     if task is None:
         return False, "; ".join(f"{problem.what} ({problem.where})" for problem in problems)
+    if lacking := lacking_packages([task], rule.assume):
+        return False, f"this node does not have {lacking}"
     try:
         box = rule.open_box(task)
         nothing = box.verify()
-        if task.solution is None:
+        if not (path / "solution").is_dir():
             return not nothing.why, f"no solution; nothing {nothing.reward:g} {nothing.why}".strip()
         outcome, solved = box.run_solution(), box.verify()
     except RealsysError as error:
@@ -40,6 +43,9 @@ def tried(rule: HarborTests, path: Path) -> tuple[bool, str]:
 
 def main(words: list[str]) -> int:
     """Tries all tasks of a folder."""
+    if not words:
+        sys.stderr.write(f"{__doc__}")
+        return 2
     given = dict(word.partition("=")[::2] for word in words[1:])
     args = {name: yaml.safe_load(value) for name, value in given.items()}
     rule = registry.make_reward("harbor", **args)
