@@ -8,8 +8,8 @@ FILES = {
     "task.toml": 'schema_version = "1.4"\n[agent]\ntimeout_sec = 10.0\n[environment]\nmemory_mb = 512\n',
     "instruction.md": "Write 42 into answer.txt.\n",
     "environment/Dockerfile": "FROM ubuntu:24.04\nWORKDIR /app\n",
-    "tests/test.sh": "#!/bin/bash\ngrep -qx 42 answer.txt\n"
-    "echo $((1 - $?)) > /logs/verifier/reward.txt\n",
+    "tests/test.sh": "#!/bin/bash\nif grep -qx 42 answer.txt; then echo 1; else echo 0; fi "
+    "> /logs/verifier/reward.txt\n",
     "solution/solve.sh": "#!/bin/bash\necho 42 > answer.txt\n",
 }
 

@@ -50,8 +50,8 @@ def verdict_of(outcome: BoxOutcome) -> TaskVerdict:
             raise ValueError("they did not come to their end")
         rewards = _rewards(files)
     except (ValueError, OverflowError) as error:  # also of JSON, and of what is no number
-        why = f"{error}; the tests ended with {outcome.ended} {status or ''}".strip()
-        return TaskVerdict(why=why, output=output)
+        why = f"{error}; the tests ended with {outcome.ended}"
+        return TaskVerdict(why=why if status is None else f"{why} {status}", output=output)
     return TaskVerdict(rewards=rewards, output=output)
 
 
