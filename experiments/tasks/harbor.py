@@ -100,6 +100,8 @@ class HarborTask(Task):
 
     def _read(self) -> _ReadTasks:
         """Reads all tasks. Held out are those whose names hash lowest, so that a new one moves few."""
+        images = self._rule_args.get("images", ())
+        images = () if isinstance(images, str) else tuple(map(str, images))
         tasks: dict[str, list[TaskDirectory]] = {"path": [], "eval_path": []}
         problems: list[DataError] = []
         for setting, path in (("path", self.path), ("eval_path", self.eval_path)):
@@ -108,7 +110,7 @@ class HarborTask(Task):
             except DataError as error:
                 folders, problems = [], [*problems, error]
             for folder in folders:
-                task, wrong = checked_task(folder, self._rule_args.get("images"))
+                task, wrong = checked_task(folder, images)
                 tasks[setting] += [task] if task is not None else []
                 problems += wrong
         train, test = tasks["path"], tasks["eval_path"][: self.eval_size]
@@ -128,10 +130,11 @@ class HarborTask(Task):
         found = self._read()
         for error in found.problems:
             yield ConfigError(error.what, where=f"task.path, {error.where}", fix=error.fix)
-        if not found.problems and len(found.train) < batch_size:
-            held_out = "" if self.eval_path else f" and {len(found.test)} held out"
+        few = len(found.train) < batch_size or len(found.test) < self.eval_size
+        if few and not found.problems:
+            total = f"{len(found.train) + len(found.test)} tasks are too few"
             yield ConfigError(
-                f"{len(found.train)} tasks are too few: {batch_size} per batch{held_out}",
+                f"{total}: {batch_size} per batch and {self.eval_size} held out",
                 where=f"task.path, {self.path}",
                 fix="lower train_bs_n_seqs or task.eval_size, or give more tasks",
             )

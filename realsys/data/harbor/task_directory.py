@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -140,7 +140,7 @@ def task_paths(path: str | Path) -> list[Path]:
     return sorted(found)
 
 
-def read_task(path: Path, images: Mapping[str, str] | None = None) -> TaskDirectory:
+def read_task(path: Path, images: Collection[str] = ()) -> TaskDirectory:
     """Reads one directory. Raises DataError: the first thing that is wrong with it."""
     task, problems = checked_task(path, images)
     if task is None:
@@ -149,18 +149,19 @@ def read_task(path: Path, images: Mapping[str, str] | None = None) -> TaskDirect
 
 
 def checked_task(
-    path: Path, images: Mapping[str, str] | None = None
+    path: Path, images: Collection[str] = ()
 ) -> tuple[TaskDirectory | None, list[DataError]]:
     """Returns the task, or None and all that is wrong with its directory.
 
     Args:
-        images: ``docker_image`` or name of a task → a file of its image.
+        images: ``NAME=FILE``: ``docker_image`` or the name of a task, and a file of the image.
     """
     reader = _TaskReader(path)
     texts = {name: reader.text(name) for name in (CONFIG, INSTRUCTION, TEST)}
     reader.read_config(texts[CONFIG])
     environment = reader.table("environment", TaskEnvironment)
-    sif = (images or {}).get(environment.docker_image) or (images or {}).get(path.name, "")
+    files = dict(text.partition("=")[::2] for text in images)
+    sif = files.get(environment.docker_image) or files.get(path.name, "")
     dockerfile = reader.text(DOCKERFILE) if (path / DOCKERFILE).exists() else ""
     if environment.docker_image and not sif and not dockerfile:
         what = f"the image {environment.docker_image}, of which there is no file and no Dockerfile"

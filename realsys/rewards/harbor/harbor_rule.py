@@ -46,8 +46,8 @@ class HarborTests:
     disk: int = option(256, "most that its files take, in memory", unit="MiB", ge=64)
     boxes_at_once: int = option(8, "boxes of one process at the same time", ge=1)
     assume: tuple[str, ...] = option((), "packages that nodes have under other names")
-    images: Mapping[str, str] = option(
-        {}, "docker_image, or a task's name: file of the image, for Apptainer"
+    images: tuple[str, ...] = option(
+        (), "NAME=FILE: docker_image or a task's name, and the image's file, for Apptainer"
     )
     allow_missing: tuple[str, ...] = option(
         (), "what a node may lack: net, ipc, uts, seccomp (docs/sandbox.md)"

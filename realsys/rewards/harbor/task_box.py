@@ -26,10 +26,11 @@ from realsys.rewards.harbor.verifier_rewards import FOLDER, OUTPUT, TaskVerdict,
 from realsys.rewards.sandbox.box_archive import UNPACK
 from realsys.rewards.sandbox.box_limits import BoxLimits, BoxOutcome
 from realsys.rewards.sandbox.box_program import environment
+from realsys.rewards.sandbox.box_root import WRITABLE
 from realsys.rewards.sandbox.sandbox import Sandbox
 
 _LOGS = ("/logs/agent", "/logs/artifacts")
-_MOST_BUILT, _SHOWN = 32, 2000  # tasks whose first files are kept; characters of an output
+_MOST_BUILT, _SHOWN = 32, 300  # tasks whose first files are kept; characters of an output
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -180,12 +181,7 @@ class SandboxEngine:
                 programs.append((shell_argv(text, step.workdir, step.env), b""))
             else:
                 programs.append((UNPACK, _copied(step, task, limits.file_bytes)))
-        outcomes = self._sandbox.run_each(
-            programs,
-            limits=limits,
-            folders=[*task.folders, *_LOGS],
-            archive=kept_folders(task),
-        )
+        outcomes = self._run_each(programs, limits, [*task.folders, *_LOGS], kept_folders(task))
         for step, outcome in zip(task.build.steps, outcomes, strict=True):
             if not outcome.succeeded or outcome.archive is None:
                 output = (outcome.stdout + outcome.stderr).decode(errors="replace").strip()
@@ -200,13 +196,21 @@ class SandboxEngine:
 
     def run(self, command: BoxCommand) -> BoxOutcome:
         """As ``BoxEngine``."""
-        programs = [(UNPACK, command.kept + command.more), (command_argv(command), b"")]
-        return self._sandbox.run_each(
-            programs,
-            limits=command.limits,
-            folders=command.folders,
-            archive=command.archive,
-        )[-1]
+        programs: list[tuple[Sequence[str], bytes]] = [(UNPACK, command.kept + command.more)]
+        programs.append((command_argv(command), b""))
+        return self._run_each(programs, command.limits, command.folders, command.archive)[-1]
+
+    def _run_each(
+        self,
+        programs: Sequence[tuple[Sequence[str], bytes]],
+        limits: BoxLimits,
+        folders: Sequence[str],
+        archive: Sequence[str],
+    ) -> list[BoxOutcome]:
+        """Runs programs in a box with those of the folders that it can have on this node."""
+        usable = self._sandbox.usable_folders(folders)
+        packed = [folder for folder in archive if folder in (*WRITABLE, *usable)]
+        return self._sandbox.run_each(programs, limits=limits, folders=usable, archive=packed)
 
 
 def kept_folders(task: TaskDirectory) -> list[str]:

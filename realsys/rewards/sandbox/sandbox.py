@@ -82,6 +82,10 @@ class Sandbox:
         self._numbers = itertools.count()
         self._server: _ForkServer | None = None
 
+    def usable_folders(self, folders: Sequence[str]) -> list[str]:
+        """Returns those of the folders that boxes on this node can make writable, each by itself."""
+        return [f for f in folders if not refused_folders([f], self._read_only)]
+
     def __enter__(self) -> Self:
         self.start()
         return self
@@ -223,7 +227,7 @@ class Sandbox:
                 ours.settimeout(count * limits.wall_s + PACK_S + _GRACE_S)
                 messages.send(ours, request)
                 most = 2 * count * limits.output_bytes + limits.file_bytes + _FRAME_BYTES
-                most += most_archive_bytes(limits)
+                most += most_archive_bytes(limits) if request.archive else 0
                 reply: messages.BoxReply = messages.receive(ours, messages.BoxReply, most)
                 return reply
             except (OSError, EOFError, ValueError, msgspec.DecodeError) as error:

@@ -22,9 +22,9 @@ from realsys.data.harbor.node_packages import lacking_packages
 from realsys.data.harbor.task_directory import checked_task, read_task, task_paths
 
 
-def faults(path: Path, **given: str) -> list[str]:
+def faults(path: Path) -> list[str]:
     """``FILE:LINE what`` of everything that is wrong."""
-    task, problems = checked_task(path, given)
+    task, problems = checked_task(path)
     assert (task is None) == bool(problems)
     return [f"{Path(p.where).relative_to(path)} {p.what}" for p in problems]
 
@@ -146,8 +146,8 @@ def test_an_image_that_is_at_hand_needs_no_dockerfile_that_a_box_can_do(tmp_path
     config = "[environment]\ndocker_image = 'some/image:1'\n"
     path = write_task(tmp_path / "one", **{TOML: config, DOCKER: docker})
     assert len(faults(path)) == 2
-    for images in ({"some/image:1": "/x.sif"}, {"one": "/x.sif"}):
-        task = read_task(path, images)
+    for name in ("some/image:1", "one"):
+        task = read_task(path, ["other=/y.sif", f"{name}=/x.sif"])
         assert (task.sif, task.workdir, task.build.steps) == ("/x.sif", "/usr/src", [])
 
 

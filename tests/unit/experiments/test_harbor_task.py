@@ -85,8 +85,12 @@ def test_a_plan_finds_everything_that_is_wrong(tasks: Path) -> None:
     assert problems(HarborTask(path=str(tasks), eval_size=4)) == []
     assert problems(HarborTask()) == ["task harbor has no tasks"]
     assert problems(HarborTask(path=str(tasks / "none"))) == ["0 folders in it have a task.toml"]
-    few = "3 tasks are too few: 4 per batch and 9 held out"
+    few = "12 tasks are too few: 4 per batch and 9 held out"
     assert problems(HarborTask(path=str(tasks), eval_size=9)) == [few]
+    apart = HarborTask(path=str(tasks), eval_path=str(tasks / "t03"), eval_size=1)
+    assert problems(apart, batch_size=12) == []
+    few = "13 tasks are too few: 12 per batch and 2 held out"
+    assert problems(replace(apart, eval_size=2), batch_size=12) == [few]
     write_task(tasks / "t01", **{"task.toml": "[environment]\ngpus = 1\n[[steps]]\n"})
     write_task(tasks / "t02", environment__Dockerfile="FROM a\nFROM b\n")
     found = problems(HarborTask(path=str(tasks), eval_path=str(tasks / "gone")))
@@ -150,7 +154,7 @@ def test_warnings_of_what_this_node_lacks(tasks: Path) -> None:
         "images are not used (python:3.12, ubuntu:24.04): boxes have the programs of their node",
         "tests of 1 tasks use a network, which a box does not have: t01/tests/test.sh:3: curl",
     ]
-    args = {"harbor": {"assume": ["no-such-program"], "images": {"t01": "/x.sif"}}}
+    args = {"harbor": {"assume": ["no-such-program"], "images": ["t01=/x.sif"]}}
     assert len(list(replace(task, reward_args=args).remarks(None))) == 2
 
 
