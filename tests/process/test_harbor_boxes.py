@@ -334,6 +334,10 @@ def test_a_container_that_does_not_start_is_no_score(apptainer: Path) -> None:
     (apptainer / "image.sif").unlink()
     with pytest.raises(ClusterError, match="there is no file"):
         rule.open_box(task)
+    images = (f"task={apptainer}/image.sif",)
+    all_checked = HarborTests(disk=64, images=images, tasks=(str(apptainer),))
+    with pytest.raises(ClusterError, match="there is no file"):  # before another task's box
+        reward(all_checked, "true", write_task(apptainer / "other"))
     (apptainer / "programs/apptainer").unlink()
     with pytest.raises(ClusterError, match="apptainer is not on PATH"):
         rule.open_box(task)

@@ -49,14 +49,7 @@ class ApptainerEngine:
 
     def prepared(self, task: TaskDirectory, limits: BoxLimits) -> bytes:
         """As ``BoxEngine``: nothing, the image has what the task begins with."""
-        what = "" if os.path.isfile(task.sif) else f"there is no file {task.sif}"
-        what = what if shutil.which(PROGRAM) else f"{PROGRAM} is not on PATH"
-        if what:
-            raise ClusterError(
-                f"{what}, and task {task.name} is to run in that image",
-                where=platform.node(),
-                fix="use nodes that have both, or correct task.reward_args.harbor.images",
-            )
+        check_image(task)
         return b""
 
     def run(self, command: BoxCommand) -> BoxOutcome:
@@ -81,6 +74,18 @@ class ApptainerEngine:
             )
         outcome = outcome_of(stdout, stderr, time.monotonic() - begin_s, limits)
         return outcome if status in _PACKED else replace(outcome, archive=None)
+
+
+def check_image(task: TaskDirectory) -> None:
+    """Raises ClusterError: this node has no Apptainer, or no file of the task's image."""
+    what = "" if os.path.isfile(task.sif) else f"there is no file {task.sif}"
+    what = what if shutil.which(PROGRAM) else f"{PROGRAM} is not on PATH"
+    if what:
+        raise ClusterError(
+            f"{what}, and task {task.name} is to run in that image",
+            where=platform.node(),
+            fix="use nodes that have both, or correct task.reward_args.harbor.images",
+        )
 
 
 def outcome_of(stdout: bytes, stderr: bytes, wall_s: float, limits: BoxLimits) -> BoxOutcome:

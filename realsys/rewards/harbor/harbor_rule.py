@@ -17,7 +17,7 @@ from realsys.api.options import option
 from realsys.data.harbor.node_packages import lacking_packages
 from realsys.data.harbor.task_directory import TaskDirectory, read_task, task_paths
 from realsys.rewards.code_tests import last_code_block
-from realsys.rewards.harbor.apptainer_engine import ApptainerEngine
+from realsys.rewards.harbor.apptainer_engine import ApptainerEngine, check_image
 from realsys.rewards.harbor.task_box import BoxEngine, SandboxEngine, TaskBox, TaskLimits
 from realsys.rewards.harbor.verifier_rewards import TaskVerdict
 from realsys.rewards.sandbox.box_limits import BoxLimits
@@ -38,7 +38,9 @@ class HarborTests:
 
     call_s: ClassVar[float | None] = None  # waiting for a box, which has limits, may take long
 
-    tasks: tuple[str, ...] = option((), "folders of tasks to check before the first; task.path's")
+    tasks: tuple[str, ...] = option(
+        (), "folders of tasks for which a node is checked before the first answer; task.path"
+    )
     fenced: bool = option(True, "the script is the last fenced block; else the whole answer")
     agent_s: float = option(30.0, "most that a task's script gets", unit="s", gt=0)
     verifier_s: float = option(60.0, "most that its tests get", unit="s", gt=0)
@@ -52,6 +54,7 @@ class HarborTests:
     allow_missing: tuple[str, ...] = option(
         (), "what a node may lack: net, ipc, uts, seccomp (docs/sandbox.md)"
     )
+    _is_checked: bool = field(init=False, repr=False, default=False)
     _sandbox: SandboxEngine | None = field(init=False, repr=False, default=None)
     _lock: threading.Lock = field(init=False, repr=False, default_factory=threading.Lock)
 
@@ -91,33 +94,41 @@ class HarborTests:
 
     def open_box(self, task: TaskDirectory) -> TaskBox:
         """Opens a task's box on this node. Errors: as the call's."""
-        sandbox = self._checked_sandbox()
-        engine: BoxEngine = ApptainerEngine() if task.sif else sandbox
         box = BoxLimits(
             memory_bytes=self.mem << 20,
             file_bytes=self.disk << 20,
             processes=128,
-            files=16384,
+            files=32768,
             open_files=1024,
         )
         limits = TaskLimits(agent_s=self.agent_s, verifier_s=self.verifier_s, box=box)
-        return TaskBox(task, engine, limits)
+        return TaskBox(task, self._engine(task), limits)
 
-    def _checked_sandbox(self) -> SandboxEngine:
-        """Returns the sandbox; before it is made, this node is checked for all tasks."""
+    def _engine(self, task: TaskDirectory) -> BoxEngine:
+        """Returns what runs a task's commands. Before the first, this node is checked for all tasks."""
         with self._lock:
+            if not self._is_checked:
+                self._check_node()
+                self._is_checked = True
+            if task.sif:
+                return ApptainerEngine()
             if self._sandbox is None:
-                paths = [path for folder in self.tasks for path in task_paths(folder)]
-                lacking = lacking_packages((read_task(p, self.images) for p in paths), self.assume)
-                if lacking:
-                    raise ClusterError(
-                        f"tasks need packages that this node does not have: {lacking}",
-                        where=platform.node(),
-                        fix="install them, leave these tasks out, or name in task.reward_args.harbor."
-                        "assume what is there under another name",
-                    )
                 made = Sandbox(allow_missing=self.allow_missing, boxes_at_once=self.boxes_at_once)
                 made.start()
                 atexit.register(made.close)
                 self._sandbox = SandboxEngine(made)
             return self._sandbox
+
+    def _check_node(self) -> None:
+        paths = [path for folder in self.tasks for path in task_paths(folder)]
+        tasks = [read_task(path, self.images) for path in paths]
+        for task in tasks:
+            if task.sif:
+                check_image(task)
+        if lacking := lacking_packages(tasks, self.assume):
+            raise ClusterError(
+                f"tasks need packages that this node does not have: {lacking}",
+                where=platform.node(),
+                fix="install them, leave these tasks out, or name in task.reward_args.harbor.assume "
+                "what is there under another name",
+            )

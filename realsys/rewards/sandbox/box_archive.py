@@ -14,7 +14,7 @@ UNPACK = [
     *("--preserve-permissions", "--delay-directory-restore"),
 ]
 PACK_S = 30.0
-_HEADERS_BYTES = 2048  # of a file, with a long name
+_HEADERS_BYTES = 1024  # of a file, with what fills its last block
 
 
 def pack_argv(folders: list[str], read_only: list[str]) -> list[str]:
