@@ -15,7 +15,7 @@ import hashlib
 import json
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,9 +73,9 @@ class CodeGrade:
         return self.passed / len(self.tests)
 
 
-def last_code_block(response: str) -> str | None:
-    """Returns the last fenced block of Python, or of no named language; None if there is none."""
-    blocks = [text for _, name, text in _FENCED.findall(response) if name.lower() in _PYTHON]
+def last_code_block(response: str, languages: Collection[str] = _PYTHON) -> str | None:
+    """Returns the last fenced block of a language, "" for no name; None if there is none."""
+    blocks = [text for _, name, text in _FENCED.findall(response) if name.lower() in languages]
     return blocks[-1] if blocks else None
 
 

@@ -57,6 +57,11 @@ class _Term:
         made = self.function
         return any(inspect.iscoroutinefunction(f) for f in (made, getattr(made, "__call__", None)))  # noqa: B004
 
+    @property
+    def call_s(self) -> float | None:
+        """For one answer, if asynchronous; None: the rule's own limits do."""
+        return getattr(self.function, "call_s", CALL_S)
+
     def arguments(self, answers: Sequence[Completion]) -> dict[str, Any]:
         if self.batched:
             return {name: [getattr(a, name) for a in answers] for name in self.fields}
@@ -137,7 +142,7 @@ class RewardRule:
             return (await asyncio.to_thread(self._blocking, term, [answer]))[0]
         source = f"reward rule {term.name!r}"
         try:
-            async with asyncio.timeout(CALL_S) as limit:
+            async with asyncio.timeout(term.call_s) as limit:
                 value = await _awaited(term, [answer])
             tick()
             return _as_score(value[0] if term.batched else value, term)
@@ -145,7 +150,7 @@ class RewardRule:
             if not (isinstance(error, TimeoutError) and limit.expired()):
                 return _error_of(error, source)
             return RewardError(
-                f"{source} took more than {CALL_S:g} s",
+                f"{source} took more than {term.call_s:g} s",
                 where=source,
                 fix="make it quicker, or give it a deadline of its own",
             )

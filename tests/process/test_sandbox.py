@@ -19,6 +19,7 @@ import pytest
 from realsys.api.errors import ClusterError, ConfigError, SandboxFailure
 from realsys.rewards.sandbox import node_support as support
 from realsys.rewards.sandbox import sandbox as door
+from realsys.rewards.sandbox.box_archive import UNPACK
 from realsys.rewards.sandbox.box_limits import BoxLimits, BoxOutcome
 from realsys.rewards.sandbox.sandbox import Sandbox, python_argv, python_file_argv
 
@@ -395,3 +396,72 @@ def test_too_many_programs_are_refused(sandbox: Sandbox) -> None:
         with pytest.raises(ConfigError, match=f"{count} programs"):
             sandbox.run_each([(["true"], b"")] * count)
     assert len(sandbox.run_each([(["true"], b"")] * 256)) == 256
+
+
+# ---- further folders, and archives of them ----------------------------------------------------
+
+
+def in_folders(sandbox: Sandbox, script: str, archive: bytes = b"", **given: Any) -> BoxOutcome:
+    """Runs a script of bash with /app and /logs/agent, on the files of an archive; packs /app and /tmp."""
+    programs = [(UNPACK, archive), (["/bin/bash", "-c", script], b"")]
+    folders, packed = ["/app", "/logs/agent"], ["/app", "/tmp"]
+    return sandbox.run_each(programs, folders=folders, archive=packed, **given)[-1]
+
+
+def test_files_of_folders_go_from_box_to_box(sandbox: Sandbox) -> None:
+    make = """
+        cd /app && mkdir -p deep/er && echo text > deep/er/file && ln deep/er/file same
+        ln -s /etc/passwd link && ln -s nowhere dangling && mkfifo fifo && chmod 640 same
+        echo secret > none && chmod 0 none && truncate -s 60M holes && chmod 555 deep/er
+        echo kept > /tmp/kept && echo gone > /box/gone && echo gone > /logs/agent/gone
+        sleep 600 & echo $!
+    """
+    first = in_folders(sandbox, make)
+    assert first.exit_code == 0, first.stderr
+    assert first.archive is not None
+    assert len(first.archive) < 1 << 20  # of a file with holes only the rest
+    look = """
+        cd /app && cat deep/er/file /tmp/kept && readlink link dangling && stat -c %a same deep/er
+        test deep/er/file -ef same && test -p fifo && ! test -e none && stat -c %s holes
+        ls /box /logs/agent && pgrep sleep || echo alone
+    """
+    second = in_folders(sandbox, look, first.archive)
+    words = "text kept /etc/passwd nowhere 640 555 62914560 /box: /logs/agent: alone"
+    assert second.stdout.decode().split() == words.split(), second.stderr
+    assert second.archive is not None
+
+
+def test_a_program_can_not_make_a_box_fail_by_what_is_packed(sandbox: Sandbox) -> None:
+    limits = BoxLimits(wall_s=60, cpu_s=30, file_bytes=8 << 20, files=5000, output_bytes=1000)
+    nest = "import os; os.chdir('/app'); [(os.mkdir('d'), os.chdir('d')) for _ in range(1000)]"
+    deep = f'python -c "{nest}"'
+    many = "cd /app; for i in {1..6000}; do : > $i; done 2>/dev/null; true"
+    for script in (deep, many, "chmod 0 /app", "rm -rf /app; ln -s / /app; mkfifo '/app/-rf /'"):
+        outcome = in_folders(sandbox, script, limits=limits)
+        assert outcome.ended == "exit"
+        again = in_folders(sandbox, "echo alive", outcome.archive or b"", limits=limits)
+        assert again.stdout == b"alive\n"
+    larger = in_folders(sandbox, "head -c 7M /dev/urandom > /app/x", limits=limits)
+    assert larger.archive is not None
+    fill = "cp /app/x /app/y; head -c 7M /dev/urandom > /tmp/z; head -c 7M /dev/urandom > /app/z"
+    # The box has room for what it was given too, but no more is packed than of a full box.
+    full = in_folders(sandbox, fill, larger.archive + bytes(16 << 20), limits=limits)
+    assert full.archive is None
+    assert full.ended == "exit"
+
+
+@pytest.mark.parametrize("folder", ["app", "/usr", "/etc/x", "/app/..", "/box", "/proc"])
+def test_folders_that_shadow_the_system_are_refused(sandbox: Sandbox, folder: str) -> None:
+    with pytest.raises(ConfigError, match="can't make writable"):
+        sandbox.run_each([(["true"], b"")], folders=[folder])
+    with pytest.raises(ConfigError, match="can't be packed"):
+        sandbox.run_each([(["true"], b"")], archive=["/app"])
+
+
+def test_the_interpreter_is_seen_in_a_further_folder(sandbox: Sandbox) -> None:
+    """Also where a folder with it, in a home say, is made writable."""
+    top = "/" + sys.base_prefix.split("/")[1]
+    folders = ["/app"] if top in ("/usr", "/tmp") else [top]
+    script = f"touch {folders[0]}/mine && python -c 'import sys, msgspec; print(sys.prefix)'"
+    outcome = sandbox.run_each([(["/bin/bash", "-c", script], b"")], folders=folders)[0]
+    assert outcome.stdout.decode().strip() == sys.prefix, outcome.stderr

@@ -113,7 +113,13 @@ def attempt(sandbox: Sandbox, attack: Attack, host: Host) -> BoxOutcome:
     argv = ["/bin/bash", "-c", attack.code] if attack.shell else python_argv(PRELUDE + attack.code)
     wall_s, cpu_s = {("exit",): (60, 60), ("cpu_time",): (60, 1)}.get(attack.ended, (3, 3))
     limits = replace(LIMITS, wall_s=wall_s, cpu_s=cpu_s)
-    return sandbox.run(argv, env=host.environment, limits=limits, collect=attack.collect)
+    return sandbox.run_each(
+        [(argv, b"")],
+        env=host.environment,
+        limits=limits,
+        collect=attack.collect,
+        folders=attack.folders,
+    )[0]
 
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.name.replace(" ", "_"))

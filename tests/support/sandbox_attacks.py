@@ -56,6 +56,7 @@ class Attack:
     shell: bool = False
     exit_code: int | None = 0  # of those that exit; None: any
     collect: tuple[str, ...] = ()
+    folders: tuple[str, ...] = ()
 
 
 ATTACKS = [
@@ -659,4 +660,36 @@ libc.prctl(22, 2, ctypes.byref(program), 0, 0)
 refused(syscall, 272, 97, 0x10000000)
 print("done")
 """),
+    # ---- further folders --------------------------------------------------------------------
+    Attack("the root in which further folders stand", """
+open("/app/mine", "w").close()
+for path in ("/mine", "/logs/mine", "/etc/mine", "/usr/mine", "/.read_only/mine", "/mnt/mine"):
+    refused(open, path, "w")
+    refused(os.mkdir, path)
+for path in ("/app", "/logs/agent", "/etc/passwd"):
+    refused(os.rename, path, "/box/moved")
+for path in ("/app", "/logs/agent", "/logs", "/mnt"):
+    refused(os.rmdir, path)
+for path in ("/bin", "/lib64", "/etc/hosts"):
+    refused(os.unlink, path)
+refused(os.chmod, "/", 0o777)
+refused(os.symlink, "/app", "/tests")
+refused(os.link, "/etc/passwd", "/app/passwd")
+refused(syscall, 165, 40, 0, 0, 0, 32 | 4096, 0)
+refused(syscall, 166, 39, 0, 0)
+assert os.listdir("/app") == ["mine"] and os.listdir("/mnt") == [], os.listdir("/mnt")
+print("done")
+""", folders=("/app", "/logs/agent")),
+    Attack("many files that fill further folders", """
+filled = 0
+for folder in ("/app", "/logs/agent", "/tmp", "/box", "/dev/shm"):
+    for number in range(20):
+        try:
+            with open(f"{folder}/{number}", "wb", buffering=0) as file:
+                filled += file.write(bytes(1 << 20))
+        except OSError as error:
+            print("refused:", error)
+assert 0 < filled <= 8 << 20, filled
+print("done")
+""", folders=("/app", "/logs/agent")),
 ]  # fmt: skip

@@ -41,6 +41,7 @@ BUILTIN: dict[str, dict[str, str]] = {
     },
     "reward": {
         "code_tests": "realsys.rewards.code_rule:CodeTests",
+        "harbor": "realsys.rewards.harbor.harbor_rule:HarborTests",
         "judge": "realsys.rewards.judge:Judge",
         "math_verify": "realsys.rewards.math_verify:math_verify_reward",
         "reasoning_gym": "realsys.rewards.reasoning_gym_rule:reasoning_gym_reward",
@@ -58,6 +59,7 @@ BUILTIN: dict[str, dict[str, str]] = {
     },
     "task": {
         "file": "experiments.task:FileTask",
+        "harbor": "experiments.tasks.harbor:HarborTask",
         "math": "experiments.task:MathTask",
         "mixture": "experiments.tasks.mixture:Mixture",
         "preferences": "experiments.tasks.preferences:PreferencesTask",

@@ -15,13 +15,14 @@ import signal
 import socket
 import stat
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
 from realsys.api.errors import ClusterError
 from realsys.rewards.sandbox import box_root, landlock_rules, seccomp_filter
 from realsys.rewards.sandbox import kernel_calls as kernel
+from realsys.rewards.sandbox.box_archive import PACK_S, most_archive_bytes, pack_argv
 from realsys.rewards.sandbox.box_limits import BoxLimits, Ended
 from realsys.rewards.sandbox.box_messages import (
     BoxReply,
@@ -60,10 +61,12 @@ def run_box(channel: socket.socket, features: BoxFeatures) -> NoReturn:
         inputs = _set_up(request, limits, features)
         outcomes: list[ProgramReply] = []
         for program, stdin in zip(request.programs, inputs, strict=True):
-            outcomes.append(_watched_program(program.argv, stdin, request, limits, channel))
+            outcomes.append(_watched_program(program.argv, stdin, request.env, limits, channel))
             if outcomes[-1].ended in request.stop_after:
                 break
-        reply = BoxReply(outcomes=outcomes, files=_collected(request.collect, limits))
+        archive = _packed(request.archive, features.read_only, limits, channel)
+        files = _collected(request.collect, limits)
+        reply = BoxReply(outcomes=outcomes, files=files, archive=archive)
     except Exception as error:  # a failure of the box, not of the program
         reply = BoxReply(failure=f"{type(error).__name__}: {error}")
     try:
@@ -78,7 +81,7 @@ def _set_up(request: BoxRequest, limits: BoxLimits, features: BoxFeatures) -> li
     Path("/proc/self/oom_score_adj").write_text("1000")  # rather a box than the worker
     given = [*(program.stdin for program in request.programs), *request.files.values()]
     given_bytes = sum(-(-len(content) // _PAGE_BYTES) * _PAGE_BYTES for content in given)
-    box_root.add_writable(limits, given_bytes, features.read_only)
+    box_root.add_writable(limits, given_bytes, features.read_only, request.folders)
     if "uts" not in features.without:
         socket.sethostname("box")
     os.chdir(box_root.WORK)
@@ -90,7 +93,8 @@ def _set_up(request: BoxRequest, limits: BoxLimits, features: BoxFeatures) -> li
     kernel.drop_capabilities()
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
     if features.landlock_abi:
-        landlock_rules.restrict(features.landlock_abi, box_root.WRITABLE)
+        writable = [*box_root.WRITABLE, *request.folders]
+        landlock_rules.restrict(features.landlock_abi, writable)
     if "seccomp" not in features.without:
         seccomp_filter.install()
     return inputs
@@ -130,10 +134,14 @@ class _Output:
 
 
 def _watched_program(
-    argv: list[str], stdin: int, request: BoxRequest, limits: BoxLimits, channel: socket.socket
+    argv: list[str],
+    stdin: int,
+    env: dict[str, str],
+    limits: BoxLimits,
+    channel: socket.socket,
 ) -> ProgramReply:
     """Runs one program to its end or to a limit, then kills what is left of it."""
-    env = environment(request.env)
+    env = environment(env)
     pipes = [os.pipe(), os.pipe()]
     kills_before, cpu_before_s = oom_kills(), _cpu_of_ended_s()
     started_s = time.monotonic()
@@ -275,6 +283,18 @@ class _Watch:
                 return
             if pid == self._program:
                 self.status, self._ended = status, True
+
+
+def _packed(
+    folders: list[str], read_only: list[str], limits: BoxLimits, channel: socket.socket
+) -> bytes | None:
+    """Packs folders; None: none were asked for, or the files in them can't be packed."""
+    if not folders:
+        return None
+    limits = replace(limits, output_bytes=most_archive_bytes(limits), wall_s=PACK_S, cpu_s=PACK_S)
+    empty = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+    packed = _watched_program(pack_argv(folders, read_only), empty, {}, limits, channel)
+    return packed.stdout if packed.exit_code == 0 else None
 
 
 def _collected(names: list[str], limits: BoxLimits) -> dict[str, bytes]:

@@ -22,7 +22,7 @@ class BoxLimits:
     memory_bytes: int = 512 << 20  # resident, of all processes; private memory of each process
     processes: int = 32  # processes and threads at a time
     output_bytes: int = 1 << 20  # of standard output, and again of standard error
-    file_bytes: int = 64 << 20  # written under /box, /tmp and /dev/shm together; held in memory
+    file_bytes: int = 64 << 20  # written under all writable folders together; held in memory
     files: int = 4096  # files and folders there
     open_files: int = 128  # descriptors of one process
 
@@ -47,6 +47,7 @@ class BoxOutcome:
     wall_s: float
     cpu_s: float  # user and system time of all its processes that were waited for
     files: Mapping[str, bytes] = field(default_factory=dict)  # those asked for that are there
+    archive: bytes | None = field(default=None, repr=False)  # of folders; None: can't be packed
 
     @property
     def succeeded(self) -> bool:

@@ -31,6 +31,8 @@ class BoxRequest(msgspec.Struct, frozen=True, kw_only=True):
     files: dict[str, bytes]
     env: dict[str, str]
     collect: list[str]
+    folders: list[str]  # further writable ones
+    archive: list[str]  # writable folders to pack at the end
     limits: dict[str, int | float]
     stop_after: list[str]  # ways to end after which no further program is run
 
@@ -53,6 +55,7 @@ class BoxReply(msgspec.Struct, frozen=True, kw_only=True):
     failure: str = ""
     outcomes: list[ProgramReply] = []
     files: dict[str, bytes] = {}
+    archive: bytes | None = None
 
 
 class ServerStart(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,7 +76,16 @@ class ServerReady(msgspec.Struct, frozen=True, kw_only=True):
 
 def prepare_codec() -> None:
     """Builds the codec of requests and replies, so that boxes cloned later need not."""
-    empty = BoxRequest(programs=[], files={}, env={}, collect=[], limits={}, stop_after=[])
+    empty = BoxRequest(
+        programs=[],
+        files={},
+        env={},
+        collect=[],
+        folders=[],
+        archive=[],
+        limits={},
+        stop_after=[],
+    )
     msgspec.msgpack.decode(msgspec.msgpack.encode(empty), type=BoxRequest)
     msgspec.msgpack.encode(BoxReply())
 

@@ -1,6 +1,7 @@
 """The folders that a box sees: a small root with read-only system folders, and writable memory.
 
-build_root runs once, in the fork server's mount namespace; add_writable in each box, on its copy.
+build_root runs once, in the fork server's mount namespace; add_writable in each box, on its copy. A box
+with further writable folders gets a root of its own, in which these have a place.
 A box can take none of it away: its mount namespace belongs to a lesser user namespace, in which
 inherited mounts are locked, and it keeps no capability.
 """
@@ -30,7 +31,8 @@ _MADE = {
     "etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
 }
 _BASE = "/tmp"  # where the root is put together; hidden in this mount namespace only
-_KEPT = "/.read_only"  # what lies below a writable folder, which would hide it
+_KEPT = "/.read_only"  # the folders shown, for those that a writable folder would hide
+_RESERVED = [*_SYSTEM, "/etc", "/dev", "/proc", "/sys", "/mnt", _KEPT, *WRITABLE]
 _SAFE = kernel.MS_NOSUID | kernel.MS_NODEV
 
 
@@ -56,10 +58,35 @@ def _is_in(path: str, folder: str) -> bool:
     return path == folder or path.startswith(folder + "/")
 
 
-def hidden_by_writable(paths: list[str]) -> dict[str, str]:
+def hidden_by_writable(paths: list[str], folders: list[str]) -> dict[str, str]:
     """Returns, for each path below a writable folder, where the root keeps it too."""
-    hidden = [path for path in paths if any(_is_in(path, folder) for folder in WRITABLE)]
-    return {path: f"{_KEPT}/{number}" for number, path in enumerate(hidden)}
+    writable = [*WRITABLE, *folders]
+    return {
+        path: kept for path, kept in _kept(paths).items() if any(_is_in(path, f) for f in writable)
+    }
+
+
+def _kept(paths: list[str]) -> dict[str, str]:
+    return {path: f"{_KEPT}/{number}" for number, path in enumerate(paths)}
+
+
+def refused_folders(folders: list[str], read_only: list[str]) -> list[str]:
+    """Returns those that can't be writable: no plain absolute path, or one within, above or over
+    what the box has already, another of them included; or within a folder that it shows read-only.
+    """
+    return [
+        folder
+        for number, folder in enumerate(folders)
+        if os.path.normpath(folder) != folder
+        or not folder.startswith("/")
+        or folder.startswith("//")
+        or "\0" in folder
+        or any(
+            _is_in(folder, other) or _is_in(other, folder)
+            for other in [*_RESERVED, *folders[:number]]
+        )
+        or any(_is_in(folder, path) for path in read_only)
+    ]
 
 
 def build_root(read_only: list[str]) -> None:
@@ -68,9 +95,8 @@ def build_root(read_only: list[str]) -> None:
     system = [path for path in _SYSTEM if os.path.exists(path)]
     etc = [f"/etc/{name}" for name in _ETC if os.path.exists(f"/etc/{name}")]
     devices = [f"/dev/{name}" for name in _DEVICES]
-    hidden = hidden_by_writable(read_only)
     shown = {path: path for path in [*system, *etc, *read_only] if not os.path.islink(path)}
-    shown |= {kept: path for path, kept in hidden.items()}
+    shown |= {kept: path for path, kept in _kept(read_only).items()}
     links = {path: os.readlink(path) for path in system if os.path.islink(path)}
     handles = {p: os.open(p, os.O_PATH | os.O_CLOEXEC) for p in [*shown.values(), *devices]}
     kernel.mount("tmpfs", _BASE, "tmpfs", _SAFE, "size=16m,nr_inodes=4096,mode=755")
@@ -104,18 +130,38 @@ def _bind(handle: int, target: str, flags: int) -> None:
     kernel.make_read_only(target, flags)
 
 
-def add_writable(limits: BoxLimits, given_bytes: int, read_only: list[str]) -> None:
+def add_writable(
+    limits: BoxLimits, given_bytes: int, read_only: list[str], folders: list[str]
+) -> None:
     """Mounts a box's own writable memory and its view of processes. Runs in the box, once."""
+    if folders:
+        _build_own_root(read_only, folders)
     size = limits.file_bytes + given_bytes
     options = f"size={size},nr_inodes={limits.files + 64},mode=755"
     kernel.mount("tmpfs", "/mnt", "tmpfs", _SAFE, options)
-    for number, path in enumerate(WRITABLE):
+    for number, path in enumerate([*WRITABLE, *folders]):
         os.mkdir(f"/mnt/{number}", 0o755)
         kernel.mount(f"/mnt/{number}", path, flags=kernel.MS_BIND)
-    for path, kept in hidden_by_writable(read_only).items():
+    for path, kept in hidden_by_writable(read_only, folders).items():
         os.makedirs(path, exist_ok=True)
         kernel.mount(kept, path, flags=kernel.MS_BIND | kernel.MS_REC)
     kernel.unmount("/mnt")
     flags = _SAFE | kernel.MS_NOEXEC | kernel.MS_RDONLY
     kernel.mount("proc", "/proc", "proc", flags)
     kernel.mount("/dev/null", "/proc/keys", flags=kernel.MS_BIND)
+
+
+def _build_own_root(read_only: list[str], folders: list[str]) -> None:
+    """Moves this process into a root with what the present one shows, and places for ``folders``."""
+    kernel.mount("tmpfs", "/mnt", "tmpfs", _SAFE, "size=1m,nr_inodes=1024,mode=755")
+    shown = [path for path in read_only if path not in hidden_by_writable(read_only, folders)]
+    for path in [*_SYSTEM, "/etc", "/dev", "/proc", _KEPT, *shown]:
+        if os.path.islink(path):
+            os.symlink(os.readlink(path), "/mnt" + path)
+        elif os.path.exists(path):
+            os.makedirs("/mnt" + path)
+            kernel.mount(path, "/mnt" + path, flags=kernel.MS_BIND | kernel.MS_REC)
+    for path in [*WRITABLE, *folders, "/mnt"]:
+        os.makedirs("/mnt" + path, exist_ok=True)
+    kernel.pivot_into("/mnt")
+    kernel.mount("", "/", flags=kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | _SAFE)

@@ -26,9 +26,15 @@ import msgspec
 
 from realsys.api.errors import ClusterError, ConfigError, SandboxFailure
 from realsys.rewards.sandbox import box_messages as messages
+from realsys.rewards.sandbox.box_archive import PACK_S, most_archive_bytes
 from realsys.rewards.sandbox.box_limits import BoxLimits, BoxOutcome, Ended
 from realsys.rewards.sandbox.box_program import WARM_PYTHON
-from realsys.rewards.sandbox.box_root import interpreter_folders, outermost
+from realsys.rewards.sandbox.box_root import (
+    WRITABLE,
+    interpreter_folders,
+    outermost,
+    refused_folders,
+)
 from realsys.rewards.sandbox.node_support import FIXES, INDISPENSABLE, NEEDED, node_support
 
 _START_S = 300.0  # allows for a busy machine and large libraries in ``preload``
@@ -75,6 +81,10 @@ class Sandbox:
         self._lock = threading.Lock()
         self._numbers = itertools.count()
         self._server: _ForkServer | None = None
+
+    def usable_folders(self, folders: Sequence[str]) -> list[str]:
+        """Returns those of the folders that boxes on this node can make writable, each by itself."""
+        return [f for f in folders if not refused_folders([f], self._read_only)]
 
     def __enter__(self) -> Self:
         self.start()
@@ -165,6 +175,8 @@ class Sandbox:
         limits: BoxLimits | None = None,
         collect: Sequence[str] = (),
         stop_after: Collection[Ended] = (),
+        folders: Sequence[str] = (),
+        archive: Sequence[str] = (),
     ) -> list[BoxOutcome]:
         """Runs programs, each argv and standard input, one after another in one box.
 
@@ -173,16 +185,22 @@ class Sandbox:
 
         Args:
             stop_after: ways to end after which no further program is run: the list is shorter then.
+            folders: further folders that may be written, e.g. ``/app``; empty at first.
+            archive: writable folders whose files are returned, as tar, to be unpacked in another box by
+                the program ``UNPACK`` (box_archive.py) with the same folders.
             Others, errors: as ``run``.
         """
         limits = limits or self._limits
         given = {n: c.encode() if isinstance(c, str) else c for n, c in (files or {}).items()}
         _check_arguments([argv for argv, _ in programs], [*given, *collect], env or {})
+        _check_folders(list(folders), archive, self._read_only)
         request = messages.BoxRequest(
             programs=[messages.BoxProgram(argv=list(a), stdin=stdin) for a, stdin in programs],
             files=given,
             env=dict(env or {}),
             collect=list(collect),
+            folders=list(folders),
+            archive=list(archive),
             limits=asdict(limits),
             stop_after=list(stop_after),
         )
@@ -191,7 +209,7 @@ class Sandbox:
         if reply.failure:
             raise _failure(reply.failure)
         return [
-            BoxOutcome(**msgspec.structs.asdict(outcome), files=reply.files)
+            BoxOutcome(**msgspec.structs.asdict(outcome), files=reply.files, archive=reply.archive)
             for outcome in reply.outcomes
         ]
 
@@ -206,9 +224,10 @@ class Sandbox:
                 with theirs:
                     server.command(messages.RUN, number, [theirs.fileno()])
                 count = len(request.programs)
-                ours.settimeout(count * limits.wall_s + _GRACE_S)
+                ours.settimeout(count * limits.wall_s + PACK_S + _GRACE_S)
                 messages.send(ours, request)
                 most = 2 * count * limits.output_bytes + limits.file_bytes + _FRAME_BYTES
+                most += most_archive_bytes(limits) if request.archive else 0
                 reply: messages.BoxReply = messages.receive(ours, messages.BoxReply, most)
                 return reply
             except (OSError, EOFError, ValueError, msgspec.DecodeError) as error:
@@ -248,6 +267,18 @@ def _check_arguments(
             f"names of files must be relative, below the work folder, and not hidden: {wrong}",
             where="Sandbox.run",
             fix="use names like 'main.py' or 'tests/case.txt'",
+        )
+
+
+def _check_folders(folders: list[str], archive: Sequence[str], read_only: list[str]) -> None:
+    """Refuses folders that a box can't have, or can't pack."""
+    wrong = refused_folders(folders, read_only)
+    wrong += [folder for folder in archive if folder not in (*WRITABLE, *folders)]
+    if wrong:
+        raise ConfigError(
+            f"folders that a box can't make writable, or that are not and can't be packed: {wrong}",
+            where="Sandbox.run_each",
+            fix="name absolute folders beside the system's, such as /app; none within another",
         )
 
 

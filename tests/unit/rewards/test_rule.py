@@ -22,6 +22,7 @@ from realsys.api.basics.reward import (
     rule_problems,
 )
 from realsys.api.errors import ClusterError, ConfigError, RewardError, SandboxFailure
+from realsys.rewards import rule
 from realsys.rewards.rule import MOST_AT_ONCE, RewardRule, made_rule
 
 
@@ -155,6 +156,31 @@ def test_what_no_answer_would_fare_better_with_ends_the_run_in_its_own_words(rul
         (error,) = RewardRule(name).score_all(answers("a"))
         assert isinstance(error, RewardError)
         assert told in error.what
+
+
+def test_a_rule_may_have_limits_of_its_own(rules: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    @dataclass
+    class Patient:
+        call_s = None
+
+        async def __call__(self, response: str) -> float:
+            await asyncio.sleep(0.05)
+            return 1.0
+
+    class Hurried(Patient):
+        call_s = 0.01  # type: ignore[assignment]
+
+    async def slow(response: str) -> float:
+        return await Patient()(response)
+
+    monkeypatch.setattr(rule, "CALL_S", 0.02)
+    for name, made in (("patient", Patient), ("hurried", Hurried), ("slow", slow)):
+        rules(name, made)
+    assert values(RewardRule("patient").score_all(answers("a"))) == [1.0]
+    for name, limit in (("hurried", "0.01"), ("slow", "0.02")):
+        (error,) = RewardRule(name).score_all(answers("a"))
+        assert isinstance(error, RewardError)
+        assert error.what == f"reward rule {name!r} took more than {limit} s"
 
 
 def test_a_blocking_rule_is_called_by_one_thread_at_a_time(rules: Any) -> None:

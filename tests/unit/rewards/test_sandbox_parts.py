@@ -15,10 +15,11 @@ from sandbox_attacks import ATTACKS
 
 from realsys.api.errors import ConfigError
 from realsys.rewards.sandbox import landlock_rules, seccomp_filter
+from realsys.rewards.sandbox.box_archive import pack_argv
 from realsys.rewards.sandbox.box_init import ended_by
 from realsys.rewards.sandbox.box_limits import BoxLimits
 from realsys.rewards.sandbox.box_program import environment, resource_limits
-from realsys.rewards.sandbox.box_root import hidden_by_writable, outermost
+from realsys.rewards.sandbox.box_root import hidden_by_writable, outermost, refused_folders
 from realsys.rewards.sandbox.box_usage import parse_stat
 from realsys.rewards.sandbox.fork_server import namespace_flags
 from realsys.rewards.sandbox.kernel_calls import mounts_below
@@ -142,10 +143,43 @@ def test_folders_inside_of_shown_ones_are_not_shown_twice() -> None:
 
 
 def test_folders_that_writable_ones_would_hide_are_kept_elsewhere() -> None:
-    assert hidden_by_writable(["/opt/a", "/tmp/venv", "/tmpfs", "/box/x"]) == {
-        "/tmp/venv": "/.read_only/0",
-        "/box/x": "/.read_only/1",
-    }
+    shown = ["/opt/a", "/tmp/venv", "/tmpfs", "/box/x"]
+    hidden = {"/tmp/venv": "/.read_only/1", "/box/x": "/.read_only/3"}
+    assert hidden_by_writable(shown, ["/app", "/op"]) == hidden
+    assert hidden_by_writable(shown, ["/opt"]) == {"/opt/a": "/.read_only/0", **hidden}
+
+
+def test_folders_that_a_box_can_not_make_writable() -> None:
+    good = ["/app", "/logs/agent", "/logs/verifier", "/home", "/opt", "/usrs", "/a b"]
+    assert refused_folders(good, ["/opt/conda", "/home/u/venv"]) == []
+    wrong = [
+        *("app", "", "/", "//app", "/app/", "/a/../usr", "/a/./b", "/a\0b"),
+        *(
+            "/usr",
+            "/usr/local",
+            "/bin",
+            "/lib64/x",
+            "/etc",
+            "/etc/x",
+            "/dev",
+            "/dev/shm",
+            "/proc/1",
+        ),
+        *("/sys", "/mnt", "/.read_only", "/box", "/box/x", "/tmp/x"),
+    ]
+    assert refused_folders(wrong, []) == wrong
+    assert refused_folders(["/opt/conda/x", "/opt/conda"], ["/opt/conda"]) == [
+        "/opt/conda/x",
+        "/opt/conda",
+    ]
+    assert refused_folders(["/app", "/app/x", "/logs/a", "/logs"], []) == ["/app/x", "/logs"]
+    assert refused_folders(["/app", "/app"], []) == ["/app"]
+
+
+def test_what_is_shown_in_a_folder_is_not_packed() -> None:
+    assert pack_argv(["/app", "/tmp"], ["/tmp/venv"])[-5:] == [
+        *("--no-wildcards", "--exclude=tmp/venv", "--", "app", "tmp"),
+    ]
 
 
 @pytest.mark.parametrize(
