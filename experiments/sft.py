@@ -171,6 +171,8 @@ class SFTExperiment(TrainingRun):
         """The starting model: of ``model.path``, or made from scratch."""
         if self.model.path is None:
             args = {"dtype": dtype, "seed": self.seed, **to_plain(self.init)}
+            if not self.task.is_arithmetic:
+                args["corpus"] = to_plain(self._answers("train"))
             return ModelAbstraction("tiny_llama", args)
         return ModelAbstraction("hf_causal_lm", {"path": absolute(self.model.path), "dtype": dtype})
 

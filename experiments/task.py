@@ -83,6 +83,11 @@ class Task(Choice, abc.ABC):
         """Whether questions are made, and none is read from a file."""
 
     @property
+    def is_arithmetic(self) -> bool:
+        """Whether all questions are the built-in arithmetic."""
+        return False
+
+    @property
     def num_questions(self) -> int | None:
         """Questions of an epoch; None: as many as a file has."""
         return None
@@ -309,6 +314,11 @@ class MathTask(FileTask):
     def is_generated(self) -> bool:
         """Whether it is arithmetic."""
         return self.path is None
+
+    @property
+    def is_arithmetic(self) -> bool:
+        """Whether no file is read."""
+        return self.is_generated
 
     @property
     def num_questions(self) -> int | None:

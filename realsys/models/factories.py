@@ -10,15 +10,12 @@ from __future__ import annotations
 import tempfile
 from typing import NotRequired, TypedDict, Unpack
 
-from realsys.api.model import Model, ModelName, ParallelGroups, ProcessTopology
-from realsys.data.sources.arithmetic_problems import arithmetic_word_problems
+from realsys.api.model import DatasetAbstraction, Model, ModelName, ParallelGroups, ProcessTopology
 from realsys.models.hf import load_tokenizer
 from realsys.models.model_arguments import HFModelArguments, TinyLlamaArguments
 from realsys.models.source import HFSource
 from realsys.models.tiny_llama import build_tiny_llama
-
-_NUM_CORPUS_PROBLEMS = 2000  # enough for a vocabulary of a few hundred tokens
-_CORPUS_SEED = 0  # the tokenizer must not depend on the run's seed
+from realsys.models.tokenizer_corpus import arithmetic_texts, texts_of
 
 
 class ModelContext(TypedDict):
@@ -58,17 +55,17 @@ def tiny_llama(
     num_heads: int = TinyLlamaArguments.num_heads,
     num_kv_heads: int = TinyLlamaArguments.num_kv_heads,
     vocab_size: int = TinyLlamaArguments.vocab_size,
+    corpus: DatasetAbstraction | None = None,
     **context: Unpack[ModelContext],
 ) -> Model:
-    """Makes a small Llama with random weights from ``seed`` and a tokenizer trained on arithmetic."""
-    problems = arithmetic_word_problems(
-        num_problems=_NUM_CORPUS_PROBLEMS, seed=_CORPUS_SEED, split="train"
-    )
+    """Makes a small Llama with random weights from ``seed`` and a tokenizer trained on ``corpus``, or on
+    arithmetic.
+    """
     with tempfile.TemporaryDirectory(prefix="realsys_tiny_llama_") as folder:
         build_tiny_llama(
             folder,
             seed=seed,
-            corpus=[p["prompt"] + p["answer"] for p in problems],
+            corpus=arithmetic_texts() if corpus is None else texts_of(corpus),
             hidden_size=hidden_size,
             num_layers=num_layers,
             num_heads=num_heads,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from realsys.api.basics.option_fields import option
+from realsys.api.model import DatasetAbstraction
 from realsys.models.shape import DTYPE_BYTES, ModelShape
 
 
@@ -54,7 +55,12 @@ class TinyLlamaOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class TinyLlamaArguments(TinyLlamaOptions):
-    """Arguments of ``tiny_llama``: sizes, compute dtype, seed of the weights."""
+    """Arguments of ``tiny_llama``: sizes, compute dtype, seed of the weights.
+
+    Attributes:
+        corpus: data set of fine-tuning on whose texts the tokenizer is trained; None: on arithmetic.
+    """
 
     dtype: str = option("float32", "compute dtype", choices=tuple(DTYPE_BYTES))
     seed: int = 1
+    corpus: DatasetAbstraction | None = None

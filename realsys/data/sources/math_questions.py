@@ -52,6 +52,37 @@ _TICK_EVERY = 1000
 MOST_CHECKED = 1_000_000  # prompts that are measured before the first step, evenly spread
 
 
+def records_of(args: MathRecordsArguments, seed: int) -> RecordSource:
+    """Opens the records of a split, or makes them; ``seed`` is that of made ones.
+
+    Raises:
+        DataError: they can't be read, or made.
+    """
+    is_test = args.split == "test"
+    if args.task is not None:
+        task = from_plain(registry.find("task", args.task[KIND]), args.task, where="task")
+        return ListedRecords(task.records(args.split, seed), f"task {task.kind}")
+    if args.path is None:
+        return ListedRecords(
+            arithmetic_word_problems(
+                num_problems=args.eval_size if is_test else args.train_size,
+                seed=seed,
+                split=args.split,
+                slip_share=0.0 if is_test else args.slip_share,
+            ),
+            "arithmetic",
+        )
+    path = args.eval_path if is_test and args.eval_path is not None else args.path
+    records = chosen_records(
+        open_records(path), keep=args.keep, transform=args.transform, name=path
+    )
+    if args.eval_path is not None:
+        end = min(args.eval_size, len(records)) if is_test else len(records)
+        return PartOfRecords(records, range(end))
+    num_train = max(len(records) - args.eval_size, 0)
+    return PartOfRecords(records, range(num_train, len(records)) if is_test else range(num_train))
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _MathRecords(MathRecordsArguments):
     """Records of one split, and their tokens; ``seed`` is that of generated problems."""
@@ -72,7 +103,7 @@ class _MathRecords(MathRecordsArguments):
             self.tokenizer, system=self.system, template_args=self.template_args
         )
         object.__setattr__(self, "_prompts", prompts)
-        object.__setattr__(self, "records", self._read())
+        object.__setattr__(self, "records", records_of(self, self.seed))
         if self.path is not None or self.task is not None:
             self._check_prompts()
 
@@ -93,33 +124,6 @@ class _MathRecords(MathRecordsArguments):
 
     def __len__(self) -> int:
         return len(self.records)
-
-    def _read(self) -> RecordSource:
-        is_test = self.split == "test"
-        if self.task is not None:
-            task = from_plain(registry.find("task", self.task[KIND]), self.task, where="task")
-            return ListedRecords(task.records(self.split, self.seed), f"task {task.kind}")
-        if self.path is None:
-            return ListedRecords(
-                arithmetic_word_problems(
-                    num_problems=self.eval_size if is_test else self.train_size,
-                    seed=self.seed,
-                    split=self.split,
-                    slip_share=0.0 if is_test else self.slip_share,
-                ),
-                "arithmetic",
-            )
-        path = self.eval_path if is_test and self.eval_path is not None else self.path
-        records = chosen_records(
-            open_records(path), keep=self.keep, transform=self.transform, name=path
-        )
-        if self.eval_path is not None:
-            end = min(self.eval_size, len(records)) if is_test else len(records)
-            return PartOfRecords(records, range(end))
-        num_train = max(len(records) - self.eval_size, 0)
-        return PartOfRecords(
-            records, range(num_train, len(records)) if is_test else range(num_train)
-        )
 
     def question(self, index: int) -> Question:
         """Reads the question of record ``index``.

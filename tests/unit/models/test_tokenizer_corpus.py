@@ -1,0 +1,77 @@
+"""The tokenizer of a model made from scratch is trained on its task's texts."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments.sft import SFTExperiment
+from experiments.task import Columns, FileTask, GeneratedTask, MathTask, Task, register_task
+from experiments.tasks.mixture import Mixture
+from realsys.config.plugin_arguments import argument_problems
+from realsys.models.tiny_llama import train_tokenizer
+from realsys.models.tokenizer_corpus import texts_of
+
+
+@register_task
+@dataclass(frozen=True, kw_only=True)
+class Planets(GeneratedTask):
+    """One word that arithmetic does not have."""
+
+    kind = "planets_of_this_test"
+
+    def question(self, rng: random.Random) -> dict[str, str]:
+        return {"prompt": f"jupiter {rng.randrange(10)}", "answer": "saturn"}
+
+    @staticmethod
+    def score(response: str, answer: str) -> float:
+        return float(response == answer)
+
+
+@pytest.fixture
+def words(tmp_path: Path) -> FileTask:
+    file = tmp_path / "words.jsonl"
+    rows = [{"asked": f"neptune {i}", "known": "uranus"} for i in range(30)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    columns = Columns(prompt="asked", answer="known")
+    return FileTask(path=str(file), columns=columns, eval_size=2, reward="math_verify")
+
+
+def tokens(task: Task, *texts: str) -> list[list[str]]:
+    corpus = texts_of(task.answers("train", max_answer_len=8))
+    tokenizer = train_tokenizer(corpus, vocab_size=400)
+    return [tokenizer.tokenize(text) for text in texts]
+
+
+def start_args(task: Task) -> dict[str, Any]:
+    args = SFTExperiment(task=task).start("float32").args
+    assert list(argument_problems("model", "tiny_llama", args, where="model")) == []
+    return dict(args)
+
+
+def test_words_of_the_task_are_tokens(words: FileTask) -> None:
+    assert tokens(Planets(train_size=8), "jupiter", "saturn") == [["jupiter"], ["saturn"]]
+    assert tokens(words, "neptune", "uranus") == [["neptune"], ["uranus"]]
+    mixed = Mixture(sources={"planets": Planets(train_size=8), "words": words})
+    assert tokens(mixed, "jupiter", "uranus") == [["jupiter"], ["uranus"]]
+
+
+def test_a_few_words_fill_a_vocabulary() -> None:
+    train_tokenizer(
+        ["a b", *texts_of(Planets().answers("train", max_answer_len=8))], vocab_size=512
+    )
+
+
+def test_arithmetic_needs_no_other_texts() -> None:
+    assert "corpus" not in start_args(MathTask())
+
+
+def test_the_experiment_names_the_tasks_texts(words: FileTask) -> None:
+    corpus = start_args(words)["corpus"]
+    assert corpus["args"]["path"] == words.path
+    assert "corpus" in start_args(Mixture(sources={"sums": MathTask(), "words": words}))
