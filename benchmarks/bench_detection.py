@@ -418,7 +418,7 @@ def bench_hung(num_runs: int, rng: random.Random) -> None:
     from real_trials import LONG_PPO, Trials
 
     from realsys.data.sources.arithmetic_problems import arithmetic_word_problems
-    from realsys.models.tiny_llama import build_tiny_llama
+    from realsys.models.from_scratch.tiny_llama import build_tiny_llama
 
     os.environ["REALSYS_STALL_FLOOR_S"] = f"{STALL_FLOOR_S:g}"
     settings = {**dict(word.split("=") for word in LONG_PPO), **LONG_STEPS}

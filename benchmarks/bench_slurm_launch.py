@@ -25,7 +25,7 @@ import yaml
 
 from launcher.trials.status import trial_view
 from realsys.data.sources.arithmetic_problems import arithmetic_word_problems
-from realsys.models.tiny_llama import build_tiny_llama
+from realsys.models.from_scratch.tiny_llama import build_tiny_llama
 from realsys.trial.records import TrialFiles
 
 ROOT = Path(__file__).parent.parent

@@ -32,7 +32,7 @@ from slurm_trials import SlurmTrials  # noqa: E402
 
 from launcher.trials.status import trial_view  # noqa: E402
 from realsys.data.sources.arithmetic_problems import arithmetic_word_problems  # noqa: E402
-from realsys.models.tiny_llama import build_tiny_llama  # noqa: E402
+from realsys.models.from_scratch.tiny_llama import build_tiny_llama  # noqa: E402
 from realsys.trial.records import TrialFiles  # noqa: E402
 from realsys.trial.trial_state import State  # noqa: E402
 

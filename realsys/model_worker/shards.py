@@ -28,6 +28,7 @@ from realsys.api.model import (
 from realsys.api.plain import to_plain
 from realsys.api.worker_configs import ModelShard, ModelWorker
 from realsys.model_worker.move_weights import copy_weights, restore_weights
+from realsys.models.hf import vocabulary_hash
 from realsys.models.source import source_of
 
 
@@ -40,6 +41,7 @@ class Shards:
         self._calls: dict[str, MFCDef] = {c.name: c for c in config.model_rpcs}
         self._interfaces: dict[tuple[ModelName, str], ModelInterface] = {}
         self._averaged = averaged_models(config.model_rpcs)
+        self._vocabularies: dict[ModelName, str] = {}
         self._trained = {c.model_name for c in config.model_rpcs if c.is_train}
         self.models: dict[ModelName, Model] = {}
         self.sources: dict[ModelName, ModuleSource] = {}
@@ -132,6 +134,7 @@ class Shards:
                 str(name): {
                     "engine": self._engine_state(model),
                     "version": vars(model.version),
+                    "vocabulary": self._vocabulary(model),
                 }
                 for name, model in self.models.items()
             },
@@ -147,6 +150,12 @@ class Shards:
         """
         return f"{name} {next(c.name for c in self._calls_of(name) if _settings(c) == settings)}"
 
+    def _vocabulary(self, model: Model) -> str:
+        """Hash of what its tokens stand for, computed once."""
+        if model.name not in self._vocabularies:
+            self._vocabularies[model.name] = vocabulary_hash(model.tokenizer)
+        return self._vocabularies[model.name]
+
     def _engine_state(self, model: Model) -> dict[str, Any]:
         if model.module is not None:
             model.module.onload()  # a hook may have offloaded it
@@ -158,17 +167,23 @@ class Shards:
         """Restores what ``state_dict`` returned.
 
         Raises:
-            CheckpointError: it belongs to other models or other interfaces.
+            CheckpointError: it belongs to other models, another tokenizer or other interfaces.
         """
-        mine = sorted(str(name) for name in self.models)
-        if sorted(state["models"]) != mine:
+        models = sorted(str(name) for name in self.models)
+        if sorted(state["models"]) != models:
             raise CheckpointError(
-                f"the checkpoint has models {sorted(state['models'])}, this worker has {mine}",
+                f"the checkpoint has models {sorted(state['models'])}, this worker has {models}",
                 where=where,
                 fix="resume with the plan that wrote the checkpoint",
             )
         for name, model in self.models.items():
             saved = state["models"][str(name)]
+            if saved.get("vocabulary", mine := self._vocabulary(model)) != mine:
+                raise CheckpointError(
+                    f"the tokens of {name} now stand for other texts than when the checkpoint was written",
+                    where=where,
+                    fix="restore the tokenizer's files, or the data file it was trained on, then resume",
+                )
             if name in self._averaged:
                 restore_weights(model.module, saved["engine"])
             elif model.module is not None:

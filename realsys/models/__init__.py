@@ -1,1 +1,1 @@
-"""Loading and saving Hugging Face models, checks of their directories, and small models from scratch."""
+"""Loading and saving Hugging Face models, and checks of their directories."""

@@ -11,11 +11,11 @@ import tempfile
 from typing import NotRequired, TypedDict, Unpack
 
 from realsys.api.model import DatasetAbstraction, Model, ModelName, ParallelGroups, ProcessTopology
+from realsys.models.from_scratch.tiny_llama import build_tiny_llama
+from realsys.models.from_scratch.tokenizer_corpus import arithmetic_texts, texts_of
 from realsys.models.hf import load_tokenizer
 from realsys.models.model_arguments import HFModelArguments, TinyLlamaArguments
 from realsys.models.source import HFSource
-from realsys.models.tiny_llama import build_tiny_llama
-from realsys.models.tokenizer_corpus import arithmetic_texts, texts_of
 
 
 class ModelContext(TypedDict):

@@ -12,8 +12,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from realsys.data.sources.arithmetic_problems import arithmetic_word_problems
+from realsys.models.from_scratch.tiny_llama import train_tokenizer
 from realsys.models.hf import load_causal_lm, save_hf
-from realsys.models.tiny_llama import train_tokenizer
 
 VOCAB_SIZE = 320
 MAX_POSITIONS = 4096

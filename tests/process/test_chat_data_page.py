@@ -10,7 +10,7 @@ import pytest
 from doc_pages import DocPage, in_folder
 from real_trials import Trials, explain, metrics_of
 
-from realsys.models.tiny_llama import build_tiny_llama
+from realsys.models.from_scratch.tiny_llama import build_tiny_llama
 from realsys.trial.trial_state import State
 
 PAGE = DocPage("chat_data.md")

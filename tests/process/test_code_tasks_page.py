@@ -8,7 +8,7 @@ import pytest
 from doc_pages import DocPage, in_folder
 from real_trials import Trials, explain, metrics_of, small_ppo
 
-from realsys.models.tiny_llama import build_tiny_llama
+from realsys.models.from_scratch.tiny_llama import build_tiny_llama
 from realsys.trial.records import TrialFiles
 from realsys.trial.trial_state import State
 

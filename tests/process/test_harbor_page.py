@@ -10,7 +10,7 @@ from doc_pages import DocPage, in_folder
 from real_trials import Trials, explain, metrics_of, small_ppo
 
 from realsys.data.harbor.task_directory import read_task
-from realsys.models.tiny_llama import build_tiny_llama
+from realsys.models.from_scratch.tiny_llama import build_tiny_llama
 from realsys.rewards.harbor import try_tasks
 from realsys.rewards.harbor.harbor_rule import HarborTests
 from realsys.trial.trial_state import State

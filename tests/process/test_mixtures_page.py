@@ -20,7 +20,7 @@ from real_trials import (
 )
 
 from realsys.data.sources.record_parts import items_of_epoch, place
-from realsys.models.tiny_llama import build_tiny_llama
+from realsys.models.from_scratch.tiny_llama import build_tiny_llama
 from realsys.trial.records import TrialFiles
 from realsys.trial.trial_state import State
 

@@ -12,7 +12,7 @@ from doc_pages import DocPage
 from real_trials import SMALL_PPO, Trials, explain, metrics_of
 
 from realsys.data.sources.arithmetic_problems import arithmetic_word_problems
-from realsys.models.tiny_llama import build_tiny_llama
+from realsys.models.from_scratch.tiny_llama import build_tiny_llama
 from realsys.trial.trial_state import State
 
 PAGE = DocPage("reward_models.md")

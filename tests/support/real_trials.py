@@ -65,7 +65,7 @@ LONG_PPO = (
 def make_policy(folder: Path, *, num_heads: int = 2, num_kv_heads: int = 1) -> Path:
     """A random policy of a few thousand weights with the demo's tokenizer, in ``folder``."""
     from realsys.data.sources.arithmetic_problems import arithmetic_word_problems
-    from realsys.models.tiny_llama import build_tiny_llama
+    from realsys.models.from_scratch.tiny_llama import build_tiny_llama
 
     problems = arithmetic_word_problems(num_problems=500, seed=0, split="train")
     build_tiny_llama(

@@ -14,7 +14,7 @@ from realsys.data.sources.dataset_arguments import Columns
 from realsys.data.sources.math_questions import MathPrompts, MathSFT
 from realsys.data.sources.record_files import open_records
 from realsys.data.sources.record_shape import question_of
-from realsys.models.tiny_llama import train_tokenizer
+from realsys.models.from_scratch.tiny_llama import train_tokenizer
 
 TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
 

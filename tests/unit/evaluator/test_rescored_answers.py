@@ -13,8 +13,8 @@ from realsys.api.model import DatasetAbstraction
 from realsys.api.worker_configs import RolloutWorker
 from realsys.data.rollout_dump import DumpWriter
 from realsys.evaluator.rescore import StoredRollouts
+from realsys.models.from_scratch.tiny_llama import build_tiny_llama
 from realsys.models.hf import load_tokenizer
-from realsys.models.tiny_llama import build_tiny_llama
 from realsys.rollout.worker.trajectories import trajectories_sample
 
 QUESTION = "1 + 2 = ?"

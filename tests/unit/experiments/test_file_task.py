@@ -16,7 +16,7 @@ from realsys.api.options import ModelOptions
 from realsys.api.plain import from_plain, to_plain
 from realsys.data.sources import record_samples
 from realsys.data.sources.dataset_arguments import Columns, MathRecordsArguments
-from realsys.models.tiny_llama import build_tiny_llama
+from realsys.models.from_scratch.tiny_llama import build_tiny_llama
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from experiments.tasks.harbor import HarborTask
 from realsys.api import registry
 from realsys.api.errors import DataError
 from realsys.api.plain import from_plain
-from realsys.models.tiny_llama import build_tiny_llama
+from realsys.models.from_scratch.tiny_llama import build_tiny_llama
 from realsys.rewards.code_tests import last_code_block
 from realsys.rewards.harbor.harbor_rule import SHELLS
 

@@ -30,7 +30,7 @@ from realsys.config.overrides import apply_settings
 from realsys.data.record_bytes import records_of
 from realsys.data.sources.arithmetic_problems import arithmetic_word_problems
 from realsys.data.sources.record_parts import index_of, items_of_epoch, place
-from realsys.models.tiny_llama import train_tokenizer
+from realsys.models.from_scratch.tiny_llama import train_tokenizer
 from realsys.rewards.rule import made_rule, rule_of
 
 

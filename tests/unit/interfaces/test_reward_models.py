@@ -21,8 +21,8 @@ from realsys.data.sources.arithmetic_problems import arithmetic_word_problems
 from realsys.interfaces.preference_training import PreferenceInterface
 from realsys.interfaces.reward_model import RewardModelInterface
 from realsys.models.factories import hf_critic
+from realsys.models.from_scratch.tiny_llama import build_tiny_llama
 from realsys.models.hf import load_tokenizer
-from realsys.models.tiny_llama import build_tiny_llama
 
 MB = MicroBatchSpec()
 PROBLEMS = arithmetic_word_problems(num_problems=300, seed=0, split="train")

@@ -12,9 +12,9 @@ from experiments.parts.question_files import dataset_problems, sample_of
 from realsys.api.errors import CheckpointError
 from realsys.data.sources.chat_tokens import PromptTokenizer
 from realsys.data.sources.dataset_arguments import MathRecordsArguments
+from realsys.models.from_scratch.tiny_llama import build_tiny_llama
 from realsys.models.hf import load_tokenizer
 from realsys.models.prompt_lengths import prompt_lengths, special_tokens, tokenizer_faults
-from realsys.models.tiny_llama import build_tiny_llama
 
 QUESTIONS = ["What is 1 plus 2?", "Ends in a space ", "Ünïcödé 🙂\nand more", "a" * 300]
 CHAT = (

@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from realsys.api.errors import DataError
 from realsys.data.sources.arithmetic_problems import arithmetic_word_problems
-from realsys.models.tiny_llama import build_tiny_llama, train_tokenizer
+from realsys.models.from_scratch.tiny_llama import build_tiny_llama, train_tokenizer
 
 
 def texts():

@@ -13,24 +13,33 @@ import pytest
 from experiments.sft import SFTExperiment
 from experiments.task import Columns, FileTask, GeneratedTask, MathTask, Task, register_task
 from experiments.tasks.mixture import Mixture
+from realsys.api import registry
+from realsys.api.basics import plugin_table
 from realsys.config.plugin_arguments import argument_problems
-from realsys.models.tiny_llama import train_tokenizer
-from realsys.models.tokenizer_corpus import texts_of
+from realsys.models.from_scratch.tiny_llama import train_tokenizer
+from realsys.models.from_scratch.tokenizer_corpus import texts_of
 
 
-@register_task
-@dataclass(frozen=True, kw_only=True)
-class Planets(GeneratedTask):
-    """One word that arithmetic does not have."""
+@pytest.fixture
+def planets(monkeypatch: pytest.MonkeyPatch) -> Task:
+    """A registered task with words that arithmetic does not have."""
+    monkeypatch.setattr(plugin_table, "registered", {kind: {} for kind in registry.BUILTIN})
 
-    kind = "planets_of_this_test"
+    @register_task
+    @dataclass(frozen=True, kw_only=True)
+    class Planets(GeneratedTask):
+        """Two words."""
 
-    def question(self, rng: random.Random) -> dict[str, str]:
-        return {"prompt": f"jupiter {rng.randrange(10)}", "answer": "saturn"}
+        kind = "planets"
 
-    @staticmethod
-    def score(response: str, answer: str) -> float:
-        return float(response == answer)
+        def question(self, rng: random.Random) -> dict[str, str]:
+            return {"prompt": f"jupiter {rng.randrange(10)}", "answer": "saturn"}
+
+        @staticmethod
+        def score(response: str, answer: str) -> float:
+            return float(response == answer)
+
+    return Planets(train_size=8)
 
 
 @pytest.fixture
@@ -54,17 +63,16 @@ def start_args(task: Task) -> dict[str, Any]:
     return dict(args)
 
 
-def test_words_of_the_task_are_tokens(words: FileTask) -> None:
-    assert tokens(Planets(train_size=8), "jupiter", "saturn") == [["jupiter"], ["saturn"]]
+def test_words_of_the_task_are_tokens(words: FileTask, planets: Task) -> None:
+    assert tokens(planets, "jupiter", "saturn") == [["jupiter"], ["saturn"]]
     assert tokens(words, "neptune", "uranus") == [["neptune"], ["uranus"]]
-    mixed = Mixture(sources={"planets": Planets(train_size=8), "words": words})
+    mixed = Mixture(sources={"planets": planets, "words": words})
     assert tokens(mixed, "jupiter", "uranus") == [["jupiter"], ["uranus"]]
 
 
-def test_a_few_words_fill_a_vocabulary() -> None:
-    train_tokenizer(
-        ["a b", *texts_of(Planets().answers("train", max_answer_len=8))], vocab_size=512
-    )
+def test_a_few_words_fill_a_vocabulary(planets: Task) -> None:
+    texts = texts_of(planets.answers("train", max_answer_len=8))
+    assert len(train_tokenizer(texts, vocab_size=512)) == 512
 
 
 def test_arithmetic_needs_no_other_texts() -> None:

@@ -87,11 +87,12 @@ class Site:
         request: JobRequest | None = None,
         name: str = "ppo-math",
         change: Callable[[LaunchPlan], LaunchPlan] = lambda plan: plan,
+        config: Path | None = None,
     ) -> TrialFiles:
         """A trial's folder as a launch leaves it."""
         plan = resolve(
             name,
-            with_settings(default_experiment(name), words=words),
+            with_settings(default_experiment(name), words=words, config=config),
             cluster=self.cluster(slurm=slurm),
             trial_name="run1",
             user=user_name(),
@@ -268,6 +269,27 @@ def test_relative_paths_begin_where_the_launch_was(
     (data,) = plan.phases[-1].config.model_worker[0].datasets
     assert data.args["path"] == str(tmp_path / "there" / "q.jsonl")
     assert Path.cwd() == tmp_path
+
+
+LEGS = "{kind: reasoning_gym, names: [leg_counting], max_prompt_len: 128}"
+MIXED = f"{{kind: mixture, sources: {{sums: {{kind: math}}, legs: {LEGS}}}}}"
+
+
+@pytest.mark.parametrize("name", ["grpo-math", "sft-math"])
+@pytest.mark.parametrize(
+    ("task", "setting"),
+    [(LEGS, "task.max_prompt_len"), (MIXED, "task.sources.legs.max_prompt_len")],
+    ids=["generated", "mixed"],
+)
+def test_a_longer_question_is_allowed_whatever_kind_of_task_it_is_of(
+    site: Site, tmp_path: Path, name: str, task: str, setting: str
+) -> None:
+    config = tmp_path / "task.yaml"
+    config.write_text(f"task: {task}\n" + (f"sft: {{task: {task}}}\n" if "sft" not in name else ""))
+    files = site.launched("train_bs_n_seqs=8", name=name, config=config)
+    plan = site.resume(files, f"{setting}=300")
+    assert site.told == [f"{setting}: 128 → 300"]
+    assert "300" in str(plan.options["task"])
 
 
 # ---- what is refused ------------------------------------------------------------------------------

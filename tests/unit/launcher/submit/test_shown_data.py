@@ -14,7 +14,7 @@ from launcher.submit import shown_data as module
 from launcher.submit.shown_data import shown_data
 from realsys.api.errors import ConfigError
 from realsys.config import extras
-from realsys.models.tiny_llama import build_tiny_llama
+from realsys.models.from_scratch.tiny_llama import build_tiny_llama
 
 TEMPLATE = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<eos>\n{% endfor %}"
