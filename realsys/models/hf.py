@@ -8,8 +8,6 @@ differ from those that it sampled with.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import os
 import shutil
@@ -79,17 +77,6 @@ def load_tokenizer(path: str | Path) -> Any:
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
-
-
-def vocabulary_hash(tokenizer: Any) -> str:
-    """Returns the SHA-256 of which token each id stands for; empty without a tokenizer.
-
-    It takes a fraction of a second for a vocabulary of 150,000.
-    """
-    if tokenizer is None:
-        return ""
-    by_id = sorted((i, token) for token, i in tokenizer.get_vocab().items())
-    return hashlib.sha256(json.dumps(by_id).encode()).hexdigest()
 
 
 def load_causal_lm(path: str | Path, *, dtype: str = "float32", device: str = "cpu") -> nn.Module:
