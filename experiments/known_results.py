@@ -16,6 +16,7 @@ from experiments.algorithm import GRPO, PPO
 from experiments.compose import RLExperiment
 from experiments.placement import Shared
 from experiments.task import MathTask
+from realsys.api.basics.policy_loss import PPOLoss
 from realsys.api.errors import ConfigError
 from realsys.api.experiment import ChosenSetting, Preparation
 from realsys.api.model import GenerationHyperparameters
@@ -152,9 +153,7 @@ def qwen_dapo() -> QwenDAPO:
         task=MathTask(eval_size=32, max_prompt_len=2048),
         algorithm=GRPO(
             kl_ctl=0.0,
-            eps_clip=0.2,
-            eps_clip_higher=0.28,
-            c_clip=10.0,
+            loss=PPOLoss(eps_clip=0.2, eps_clip_higher=0.28, c_clip=10.0),
             ppo_n_minibatches=16,
             overlong_buffer_len=4096,
             recompute_logprob=True,

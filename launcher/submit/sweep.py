@@ -101,7 +101,7 @@ def _problems(words: Sequence[str], axes: Sequence[Axis]) -> list[ConfigError]:
             ConfigError(
                 "--sweep without a setting that has several values",
                 where="command line",
-                fix="write them with commas, e.g. --sweep algorithm.eps_clip=0.1,0.2 seed=1,2,3",
+                fix="write them with commas, e.g. --sweep algorithm.loss.eps_clip=0.1,0.2 seed=1,2,3",
             )
         ]
     found = []

@@ -18,7 +18,7 @@ from typing import Literal, get_args
 import torch
 
 from realsys.algorithms.kl import kl_estimate
-from realsys.algorithms.policy_loss import sum_per_sequence
+from realsys.algorithms.sequence_sums import sum_per_sequence, to_tokens
 from realsys.algorithms.tensor_checks import require_same_shape
 from realsys.api.errors import ConfigError, did_you_mean
 
@@ -70,13 +70,13 @@ def correction_weights(
     off = ~mask.bool()
     log_ratio = (prox_logprobs.float() - behav_logprobs.float()).masked_fill(off, 0.0)
     if level == "sequence" and method != "sequence_mask":
-        log_ratio = _of_its_sequence(sum_per_sequence(log_ratio, lengths), log_ratio, lengths)
+        log_ratio = to_tokens(sum_per_sequence(log_ratio, lengths), log_ratio, lengths)
     weight = _bounded_exp(log_ratio)
     judged = weight
     if method == "sequence_mask":
         count = sum_per_sequence((~off).float(), lengths).clamp(min=1)
         mean = sum_per_sequence(log_ratio, lengths) / count
-        judged = _bounded_exp(_of_its_sequence(mean, log_ratio, lengths))
+        judged = _bounded_exp(to_tokens(mean, log_ratio, lengths))
 
     clamps = method == "tis" or (method == "cap" and cap_mode == "clamp")
     # Asked for what is inside: what is no number is left out.
@@ -130,16 +130,6 @@ def judge_mismatch(kl_k3: float, *, limit: float | None, on_mismatch: str) -> Ac
 
 def _bounded_exp(log_ratio: torch.Tensor) -> torch.Tensor:
     return log_ratio.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO).exp()
-
-
-def _of_its_sequence(
-    per_sequence_B: torch.Tensor, like: torch.Tensor, lengths: Sequence[int] | None
-) -> torch.Tensor:
-    """Each token's sequence's value, in the shape of ``like``."""
-    if lengths is None:
-        return per_sequence_B[:, None].expand_as(like)
-    repeats = torch.tensor(list(lengths), dtype=torch.int64, device=like.device)
-    return per_sequence_B.repeat_interleave(repeats)
 
 
 def _check(method: str, low: float, high: float, cap_mode: str, level: str) -> None:

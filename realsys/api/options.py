@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from realsys.api.basics.option_fields import option as option
+from realsys.api.basics.policy_loss import PolicyLoss, PPOLoss
 from realsys.api.errors import ConfigError
 from realsys.api.model import GenerationHyperparameters
 
@@ -145,15 +146,11 @@ class ModelOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyHyperparameters:
-    """Settings of a clipped policy update (arXiv:1707.06347) with a KL penalty (arXiv:1909.08593)."""
+    """Settings of a policy update with a KL penalty in the reward (arXiv:1909.08593)."""
 
     ppo_n_minibatches: int = option(4, "optimizer steps a pass over the batch", ge=1)
     ppo_epochs: int = option(1, "passes over the batch", ge=1)
-    eps_clip: float = option(0.2, "clip range of the importance ratio", gt=0, lt=1)
-    eps_clip_higher: float | None = option(
-        None, "upper clip range if it differs (clip-higher, arXiv:2503.14476)", gt=0
-    )
-    c_clip: float | None = option(None, "dual clip bound (arXiv:1912.09729); none is off", gt=1)
+    loss: PolicyLoss = option(PPOLoss(), "how the policy is pulled towards better answers")
     entropy_coef: float = option(0.0, "weight of the entropy bonus", ge=0)
     adv_norm: bool = option(True, "whiten advantages over the whole batch")
     kl_ctl: float = option(

@@ -150,13 +150,19 @@ def _is_plain_type(kind: Any) -> bool:
     )
 
 
+def present_arguments(kind: str, name: str, args: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the arguments by their present names: a plan may be of before they were renamed."""
+    renamed = getattr(arguments_class(kind, name), "renamed", dict)
+    return dict(renamed(args))
+
+
 def read_arguments(kind: str, name: str, args: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the arguments of a plug-in, each as its field's type: a table as the dataclass declared.
 
     Raises:
         ConfigError: the value of one is of another type.
     """
-    read, fields_of = dict(args), arguments_class(kind, name)
+    read, fields_of = present_arguments(kind, name, args), arguments_class(kind, name)
     for key, type_ in (argument_types(fields_of) if fields_of else {}).items():
         if key in read and type_ is not Any:
             read[key] = from_plain(type_, to_plain(read[key]), where=f"{kind} {name!r}, {key}")

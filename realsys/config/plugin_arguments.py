@@ -14,6 +14,7 @@ from dataclasses import MISSING
 from typing import Any
 
 from realsys.api import registry
+from realsys.api.basics.choice import KIND, is_choice, kinds_of
 from realsys.api.basics.reward import BY_SOURCE, KNOWN_FIELDS, reward_terms
 from realsys.api.errors import ConfigError, UnknownName, collected, did_you_mean
 from realsys.api.experiment import ExperimentConfig
@@ -92,7 +93,7 @@ def argument_problems(
     fields_of = registry.arguments_class(kind, name)
     if fields_of is None:
         return
-    where = f"{where}, {kind} {name!r}"
+    where, args = f"{where}, {kind} {name!r}", registry.present_arguments(kind, name, args)
     given_later = registry.CONTEXT.get(kind, ())
     types = {k: v for k, v in registry.argument_types(fields_of).items() if k not in given_later}
     wrong = list(_table_problems(types, args, where=where, taker=f"{kind} {name!r}"))
@@ -128,11 +129,18 @@ def _table_problems(
             from_plain(types[key], to_plain(args[key]), where=path + key)
         if not found:
             continue
-        inner, below = nested(types[key]), f"{path}{key}."
-        if inner is None or not isinstance(args[key], Mapping):
-            fix = f"use: {type_text(types[key])}"
+        inner, given, below = nested(types[key]), args[key], f"{path}{key}."
+        if inner is not None and is_choice(inner) and isinstance(given, Mapping) and KIND in given:
+            inner = kinds_of(inner).get(given[KIND])
+            given = {name: value for name, value in given.items() if name != KIND}
+            if inner is None:  # no such kind
+                yield from _at(where, found)
+                continue
+        if inner is None or not isinstance(given, Mapping):
+            table = "a table with kind: " if is_choice(inner) else ""
+            fix = f"use: {table}{type_text(types[key])}"
             yield ConfigError(f"{path}{key} is {args[key]!r:.200}", where=where, fix=fix)
             continue
         of_inner = registry.argument_types(inner)
-        each = list(_table_problems(of_inner, args[key], where=where, taker=taker, path=below))
+        each = list(_table_problems(of_inner, given, where=where, taker=taker, path=below))
         yield from each or _at(where, found)

@@ -10,8 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from realsys.api.basics.choice import KIND
+from realsys.api.basics.policy_loss import PPOLoss
 from realsys.api.errors import ConfigError
 from realsys.api.options import PPOHyperparameters, ppo_problems
+
+_CLIPS = ("eps_clip", "eps_clip_higher", "c_clip")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +29,15 @@ class PPOSettings(PPOHyperparameters):
 
     group_size: int = 1
     max_staleness: int | None = None
+
+    @staticmethod
+    def renamed(args: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns arguments as plans have them now: clip ranges stood beside the loss, not in it."""
+        clips = {name: args[name] for name in _CLIPS if name in args}
+        if not clips:
+            return dict(args)
+        rest = {name: value for name, value in args.items() if name not in clips}
+        return {**rest, "loss": {KIND: PPOLoss.kind, **clips}}
 
     def __post_init__(self) -> None:
         if self.group_size < 1:

@@ -1,6 +1,6 @@
-"""The policy's objective on one micro-batch: PPO's loss over its answer tokens, minus the entropy bonus.
+"""The policy's objective on one micro-batch: the loss over its answer tokens, minus the entropy bonus.
 
-Formulas are in realsys/algorithms/policy_loss.py; this module selects the batch's keys, the tokens that
+Formulas are in realsys/algorithms/token_losses.py; this module selects the batch's keys, the tokens that
 count, and the micro-batch weights that make results independent of the split.
 """
 
@@ -8,14 +8,10 @@ from __future__ import annotations
 
 import torch
 
-from realsys.algorithms.policy_loss import (
-    Aggregation,
-    aggregate,
-    aggregation_weight,
-    ppo_policy_loss,
-    sum_per_sequence,
-)
+from realsys.algorithms.aggregation import Aggregation, aggregate, aggregation_weight
+from realsys.algorithms.policy_loss import policy_loss
 from realsys.algorithms.predictions import Predictions
+from realsys.algorithms.sequence_sums import sum_per_sequence
 from realsys.data.sequence_sample import SequenceSample
 from realsys.interfaces.answers import INPUT, answer_mask, answer_tokens
 from realsys.interfaces.interface_arguments import PPOSettings
@@ -80,18 +76,16 @@ class PolicyObjective:
         old = PROXIMAL if settings.needs_prox_logprobs else BEHAVIOUR
         old_logprob_R = mb.data[old][mask_N]
         every_R = torch.ones_like(logprob_R, dtype=torch.bool)
-        loss_R, found = ppo_policy_loss(
+        weight, lengths_R = self._weight(mask_N, mb), self._lengths(mask_N, mb)
+        loss_R, found = policy_loss(
+            settings.loss,
             logprob_R,
             old_logprob_R,
             mb.data["advantages"][mask_N],
             every_R,
-            eps_clip=settings.eps_clip,
-            eps_clip_higher=settings.eps_clip_higher,
-            dual_clip=settings.c_clip,
+            lengths=lengths_R,
             weights=mb.data[WEIGHTS][mask_N] if WEIGHTS in mb.keys else None,
         )
-
-        weight, lengths_R = self._weight(mask_N, mb), self._lengths(mask_N, mb)
 
         def mean(per_token: torch.Tensor, by: Aggregation) -> torch.Tensor:
             return aggregate(per_token, every_R, by, denominator=weight, lengths=lengths_R)
@@ -131,8 +125,8 @@ class PolicyObjective:
         )
 
     def _lengths(self, mask_N: torch.Tensor, mb: SequenceSample) -> list[int] | None:
-        """Loss tokens of each sequence; None if the aggregation does not need them."""
-        if self.aggregation == "token_mean":
+        """Loss tokens of each sequence; None if neither aggregation nor loss needs them."""
+        if self.aggregation == "token_mean" and not self._settings.loss.of_sequences:
             return None
         counts_B = sum_per_sequence(mask_N.long(), mb.piece_lengths(INPUT))
         lengths: list[int] = counts_B.tolist()

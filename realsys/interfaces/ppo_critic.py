@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
+from realsys.algorithms.aggregation import aggregate
 from realsys.algorithms.kl import KLController
 from realsys.algorithms.logprobs import shift_to_next_token
-from realsys.algorithms.policy_loss import aggregate
 from realsys.algorithms.value_loss import clipped_value_loss, explained_variance
 from realsys.algorithms.value_norm import RunningMoments
 from realsys.api.data import MicroBatchSpec

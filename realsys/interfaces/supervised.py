@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from realsys.algorithms.policy_loss import aggregate
+from realsys.algorithms.aggregation import aggregate
 from realsys.algorithms.predictions import Predictions
 from realsys.api.data import MicroBatchSpec
 from realsys.api.model import Model, ModelInterface

@@ -60,7 +60,7 @@ GROUPS: dict[str, tuple[Metric, ...]] = {
     ),
     "Policy": (
         Metric("actor/actor_loss", "", "the loss that was minimised, entropy bonus included", "small, around 0: its course says little", verl="`actor/pg_loss` is without the bonus; the same with `entropy_coef=0`"),
-        Metric("actor/pg_clipfrac", "share", "tokens where clipping raised the loss", "0.001 to 0.2", "above: lower learning rate, fewer epochs or minibatches", verl=SAME, written="actor_train/clip_ratio"),
+        Metric("actor/pg_clipfrac", "share", "tokens where a bound of the loss held (`algorithm.loss`)", "0.001 to 0.2; gspo up to 0.3", "above: lower learning rate, fewer epochs or minibatches", verl=SAME, written="actor_train/clip_ratio"),
         Metric("actor/pg_clipfrac_lower", "share", "tokens where the dual clip bounded the loss", "near 0", "as for `actor/pg_clipfrac`", verl=SAME, written="actor_train/dual_clip_ratio"),
         Metric("actor/approx_kl", "nats a token", "KL to the denominator of the ratio, k3: `exp(d) − 1 − d`", "below 0.02", "lower learning rate; `early_stop_kl`", verl="`actor/ppo_kl` is k1, the mean of d, and may be negative"),
         Metric("actor/importance_weight", "", "mean ratio of new to old probability", "0.95 to 1.05", "as for `actor/approx_kl`"),

@@ -132,10 +132,12 @@ def test_a_stopped_run_refuses_what_it_can_not_change_and_goes_on_with_other_per
     assert trials.wait(files).state is State.STOPPED
     before = everything(files.root)
     periods = ("exp_ctrl.eval_freq_steps=5", "exp_ctrl.ckpt_freq_steps=7", "exp_ctrl.ckpt_keep=1")
-    refused = trials.run("resume", name_of(files), "seed=2", "algorithm.eps_clip=0.3", *periods)
+    refused = trials.run(
+        "resume", name_of(files), "seed=2", "algorithm.loss.eps_clip=0.3", *periods
+    )
     assert refused.returncode == 4
     assert "seed can't be changed in a trial that has started" in refused.stderr
-    assert "algorithm.eps_clip can't be changed in a trial that has started" in refused.stderr
+    assert "algorithm.loss.eps_clip can't be changed in a trial that has started" in refused.stderr
     assert everything(files.root) == before
     resumed = trials.run("resume", name_of(files), *periods, "--detach")
     assert resumed.returncode == 0, resumed.stderr

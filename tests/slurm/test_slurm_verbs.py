@@ -20,7 +20,7 @@ def test_a_sweep_is_one_array_and_one_table(
     slurm: SlurmCluster, slurm_trials: SlurmTrials, tiny_policy: Path
 ) -> None:
     words = [*SMALL_PPO, "exp_ctrl.benchmark_steps=1", f"actor.path={tiny_policy}"]
-    sweep = ["algorithm.eps_clip=0.1,0.2", "seed=1,2"]
+    sweep = ["algorithm.loss.eps_clip=0.1,0.2", "seed=1,2"]
     done = slurm_trials.run("launch", "ppo-math", "--sweep", "--trial", "s", *words, *sweep)
     assert done.returncode == 0, done.stderr
     trials = [slurm_trials.files("ppo-math", f"s-{i}") for i in range(4)]

@@ -69,6 +69,12 @@ BUILTIN: dict[str, dict[str, str]] = {
         "grpo": "experiments.algorithm:GRPO",
         "ppo": "experiments.algorithm:PPO",
     },
+    "loss": {
+        "cispo": "realsys.api.basics.policy_loss:CISPOLoss",
+        "gspo": "realsys.api.basics.policy_loss:GSPOLoss",
+        "ppo": "realsys.api.basics.policy_loss:PPOLoss",
+        "sapo": "realsys.api.basics.policy_loss:SAPOLoss",
+    },
     "schedule": {
         "async": "experiments.asynchronous:Async",
         "detached": "experiments.detached:Detached",

@@ -8,10 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
+from realsys.algorithms.aggregation import aggregate
 from realsys.algorithms.correction import correction_weights, judge_mismatch, mismatch
 from realsys.algorithms.overlong import overlong_penalty
-from realsys.algorithms.policy_loss import aggregate, ppo_policy_loss
+from realsys.algorithms.policy_loss import policy_loss
 from realsys.algorithms.staleness_figures import token_lags, tokens_by_lag
+from realsys.api.basics.policy_loss import PPOLoss
 from realsys.api.errors import ConfigError, DataError
 from realsys.data.ragged import pad_packed, unpad_to_packed
 
@@ -153,11 +155,11 @@ def test_decoupled_loss_by_hand():
     now = torch.tensor([0.75]).log().requires_grad_()
     one = torch.ones(1)
     weight, _ = correction_weights(proximal, behaviour, one, method="none")
-    loss, stats = ppo_policy_loss(now, proximal, one, one, eps_clip=0.2, weights=weight)
+    loss, stats = policy_loss(PPOLoss(), now, proximal, one, one, weights=weight)
     assert loss.item() == pytest.approx(-2.4)
     assert stats["importance_ratio"].item() == pytest.approx(1.5)
     # Of a bad action nothing is clipped there: the gradient is weight · ratio.
-    loss, _ = ppo_policy_loss(now, proximal, -one, one, eps_clip=0.2, weights=weight)
+    loss, _ = policy_loss(PPOLoss(), now, proximal, -one, one, weights=weight)
     loss.sum().backward()
     assert now.grad.item() == pytest.approx(3.0)
 
@@ -167,9 +169,7 @@ def test_what_is_left_out_does_not_make_the_others_count_more():
     proximal = torch.tensor([0.0, 0.0, 3.0, 3.0])  # weights 1, 1, 20, 20
     now = proximal.clone().requires_grad_()
     weight, _ = correction_weights(proximal, behaviour, torch.ones(4), method="cap", high=5.0)
-    loss, _ = ppo_policy_loss(
-        now, proximal, torch.ones(4), torch.ones(4), eps_clip=0.2, weights=weight
-    )
+    loss, _ = policy_loss(PPOLoss(), now, proximal, torch.ones(4), torch.ones(4), weights=weight)
     aggregate(loss, torch.ones(4), "token_mean", denominator=4.0).backward()
     assert now.grad.tolist() == [-0.25, -0.25, 0, 0]
 

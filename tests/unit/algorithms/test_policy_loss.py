@@ -5,16 +5,17 @@ import torch
 from torch.testing import assert_close
 
 from realsys.algorithms.advantages import masked_mean
-from realsys.algorithms.policy_loss import (
-    aggregate,
-    aggregation_weight,
-    ppo_policy_loss,
-    update_should_stop,
-)
+from realsys.algorithms.aggregation import aggregate, aggregation_weight
+from realsys.algorithms.policy_loss import policy_loss, update_should_stop
+from realsys.api.basics.policy_loss import PPOLoss
 from realsys.api.errors import ConfigError, DataError
 from realsys.data.ragged import pad_packed
 
 MODES = ["token_mean", "seq_mean_token_sum", "seq_mean_token_mean", "seq_mean_token_sum_norm"]
+
+
+def clipped_loss(*tensors, **settings):
+    return policy_loss(PPOLoss(**settings), *tensors)
 
 
 def loss_of(ratio, advantage, **options):
@@ -23,7 +24,7 @@ def loss_of(ratio, advantage, **options):
     logprobs = (old + math.log(ratio)).requires_grad_()
     advantages, mask = torch.tensor([advantage]), torch.ones(1)
     options = {"eps_clip": 0.2, **options}
-    loss, stats = ppo_policy_loss(logprobs, old, advantages, mask, **options)
+    loss, stats = clipped_loss(logprobs, old, advantages, mask, **options)
     loss.sum().backward()
     return loss.item(), {k: v.item() for k, v in stats.items()}, logprobs.grad.item()
 
@@ -59,7 +60,7 @@ def test_clipping_by_hand(ratio, advantage, options, loss, clipped, gradient):
     ],
 )
 def test_dual_clip_bounds_the_loss_of_bad_actions(ratio, advantage, loss, dual_clipped, gradient):
-    found, stats, found_gradient = loss_of(ratio, advantage, dual_clip=3.0)
+    found, stats, found_gradient = loss_of(ratio, advantage, c_clip=3.0)
     assert found == pytest.approx(loss)
     assert stats["dual_clip_fraction"] == dual_clipped
     assert found_gradient == pytest.approx(gradient)
@@ -77,8 +78,8 @@ def test_an_unchanged_policy_has_ratio_one_and_no_kl():
     logprobs = -torch.rand(3, 5) * 9
     logprobs.requires_grad_()
     advantages, mask = torch.randn(3, 5), torch.rand(3, 5) > 0.3
-    loss, stats = ppo_policy_loss(
-        logprobs, logprobs.detach().clone(), advantages, mask, eps_clip=0.2, dual_clip=3.0
+    loss, stats = clipped_loss(
+        logprobs, logprobs.detach().clone(), advantages, mask, eps_clip=0.2, c_clip=3.0
     )
     assert torch.equal(stats["importance_ratio"], mask.float())
     for name in ("clip_fraction", "dual_clip_fraction", "approx_kl_k1", "approx_kl_k3"):
@@ -91,7 +92,7 @@ def test_an_unchanged_policy_has_ratio_one_and_no_kl():
 def test_log_ratios_are_bounded_at_20():
     for sign in (1.0, -1.0):
         logprobs = torch.tensor([sign * 1000.0], requires_grad=True)
-        loss, stats = ppo_policy_loss(
+        loss, stats = clipped_loss(
             logprobs, torch.zeros(1), torch.tensor([-1.0]), torch.ones(1), eps_clip=0.2
         )
         assert stats["importance_ratio"].item() == pytest.approx(math.exp(sign * 20))
@@ -103,8 +104,8 @@ def test_garbage_on_padding_reaches_neither_loss_nor_gradient():
     logprobs = torch.tensor([-1.0, float("nan"), -torch.inf], requires_grad=True)
     old = torch.tensor([-1.0, 0.0, -torch.inf])
     advantages = torch.tensor([2.0, float("inf"), float("nan")])
-    loss, stats = ppo_policy_loss(
-        logprobs, old, advantages, torch.tensor([1, 0, 0]), eps_clip=0.2, dual_clip=3.0
+    loss, stats = clipped_loss(
+        logprobs, old, advantages, torch.tensor([1, 0, 0]), eps_clip=0.2, c_clip=3.0
     )
     assert loss.tolist() == [-2.0, 0.0, 0.0]
     assert all(torch.equal(x[1:], torch.zeros(2)) for x in stats.values())
@@ -127,74 +128,13 @@ def test_loss_agrees_with_a_loop_over_tokens():
     torch.manual_seed(0)
     old, mask = -3 * torch.rand(200), torch.rand(200) > 0.2
     logprobs, advantages = old + torch.randn(200), torch.randn(200)
-    loss, stats = ppo_policy_loss(
-        logprobs, old, advantages, mask, eps_clip=0.2, eps_clip_higher=0.28, dual_clip=3.0
+    loss, stats = clipped_loss(
+        logprobs, old, advantages, mask, eps_clip=0.2, eps_clip_higher=0.28, c_clip=3.0
     )
     rows = (x.tolist() for x in (logprobs, old, advantages, mask))
     assert_close(loss, torch.tensor(slow_loss(*rows, low=0.2, high=0.28, dual=3.0)))
     assert 0 < masked_mean(stats["clip_fraction"], mask) < 1
     assert 0 < masked_mean(stats["dual_clip_fraction"], mask) < 1
-
-
-def test_aggregation_by_hand():
-    # sequences (1, 2, 3), (4, 5 masked) and one without loss tokens
-    x = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 0.0], [6.0, 0.0, 0.0]])
-    mask = torch.tensor([[1, 1, 1], [1, 0, 0], [0, 0, 0]])
-    weights = {m: aggregation_weight(mask, m, norm_length=5) for m in MODES}
-    assert weights == {
-        "token_mean": 4.0,
-        "seq_mean_token_sum": 2.0,  # the empty sequence does not count
-        "seq_mean_token_mean": 2.0,
-        "seq_mean_token_sum_norm": 10.0,
-    }
-    found = [aggregate(x, mask, m, denominator=weights[m]).item() for m in MODES]
-    assert found == [10 / 4, (6 + 4) / 2, (2 + 4) / 2, 1.0]
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_micro_batches_of_any_cut_add_up_to_the_batch(mode):
-    """The trap: means of micro-batches averaged weigh short ones too much."""
-    torch.manual_seed(0)
-    lengths, num_tokens = [10, 6, 1, 3], 20
-    mask, scale = torch.rand(num_tokens) > 0.2, torch.randn(num_tokens)
-
-    def gradient(cuts):
-        x = torch.ones(num_tokens, requires_grad=True)
-        pieces = [slice(sum(lengths[:a]), sum(lengths[:b])) for a, b in cuts]
-        weights = [
-            aggregation_weight(mask[s], mode, lengths=lengths[a:b], norm_length=8)
-            for s, (a, b) in zip(pieces, cuts, strict=True)
-        ]
-        total = 0.0
-        for s, (a, b) in zip(pieces, cuts, strict=True):
-            part = aggregate(
-                (x * scale)[s], mask[s], mode, denominator=sum(weights), lengths=lengths[a:b]
-            )
-            part.backward()
-            total += part.item()
-        return x.grad, total
-
-    whole, loss = gradient([(0, 4)])
-    for cuts in ([(0, 1), (1, 4)], [(0, 1), (1, 2), (2, 3), (3, 4)]):
-        split, split_loss = gradient(cuts)
-        assert_close(split, whole)
-        assert split_loss == pytest.approx(loss)
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_a_micro_batch_by_its_own_weight_then_by_its_share_is_the_same(mode):
-    """What an engine does: mean over the micro-batch, times its weight, over all weights."""
-    torch.manual_seed(0)
-    x, lengths = torch.randn(9), [4, 5]
-    mask = torch.tensor([1, 1, 0, 1, 0, 0, 1, 1, 1])
-    cuts = [(slice(0, 4), [4]), (slice(4, 9), [5])]
-    weights = [aggregation_weight(mask[s], mode, lengths=n, norm_length=6) for s, n in cuts]
-    shares = [
-        aggregate(x[s], mask[s], mode, denominator=w, lengths=n) * w / sum(weights)
-        for (s, n), w in zip(cuts, weights, strict=True)
-    ]
-    whole = aggregate(x, mask, mode, denominator=sum(weights), lengths=lengths)
-    assert_close(sum(shares), whole)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -209,7 +149,7 @@ def test_packed_and_padded_batches_have_the_same_loss_and_gradient(mode):
         tensors = [logprobs, old, advantages, mask]
         if padded:
             tensors = [pad_packed(x, lengths) for x in tensors]
-        loss, stats = ppo_policy_loss(*tensors, eps_clip=0.2)
+        loss, stats = clipped_loss(*tensors, eps_clip=0.2)
         where = {"lengths": None if padded else lengths}
         weight = aggregation_weight(tensors[3], mode, norm_length=7, **where)
         total = aggregate(loss, tensors[3], mode, denominator=weight, **where)
@@ -218,34 +158,6 @@ def test_packed_and_padded_batches_have_the_same_loss_and_gradient(mode):
         results.append((torch.tensor(weight), total, logprobs.grad, clip))
     for packed, padded in zip(*results, strict=True):
         assert_close(packed, padded)
-
-
-def test_the_constant_length_does_not_follow_the_padding():
-    mask = torch.tensor([[1, 1, 0]])
-    wide = torch.tensor([[1, 1, 0, 0, 0, 0]])
-    mode = "seq_mean_token_sum_norm"
-    weights = [aggregation_weight(m, mode, norm_length=4) for m in (mask, wide)]
-    assert weights == [4.0, 4.0]
-    with pytest.raises(ConfigError, match="norm_length is None"):
-        aggregation_weight(mask, mode)
-
-
-def test_rejected_tokens_can_stay_in_the_denominator():
-    # two of four tokens rejected: the others weigh 1/4 each, as before
-    x, kept = torch.ones(4, requires_grad=True), torch.tensor([1, 0, 1, 0])
-    aggregate(x, kept, "token_mean", denominator=4.0).backward()
-    assert x.grad.tolist() == [0.25, 0.0, 0.25, 0.0]
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_a_batch_without_loss_tokens_has_loss_zero(mode):
-    x, mask = torch.ones(2, 2, requires_grad=True), torch.zeros(2, 2)
-    weight = aggregation_weight(mask, mode, norm_length=2)
-    assert weight == 0.0
-    loss = aggregate(x, mask, mode, denominator=weight)
-    loss.backward()
-    assert loss.item() == 0.0
-    assert torch.equal(x.grad, torch.zeros(2, 2))
 
 
 @pytest.mark.parametrize(
@@ -267,16 +179,8 @@ def test_an_update_stops_beyond_either_limit(ratio, kl, stop):
 def test_shapes_and_settings_that_clash_are_refused():
     x, column = torch.zeros(3), torch.zeros(3, 1)
     with pytest.raises(DataError, match=r"advantages has shape \(3, 1\), logprobs \(3,\)"):
-        ppo_policy_loss(x, x, column, x, eps_clip=0.2)
-    with pytest.raises(ConfigError, match=r"dual_clip is 1\.0"):
-        ppo_policy_loss(x, x, x, x, eps_clip=0.2, dual_clip=1.0)
+        clipped_loss(x, x, column, x)
+    with pytest.raises(ConfigError, match=r"c_clip is 1\.0"):
+        clipped_loss(x, x, x, x, c_clip=1.0)
     with pytest.raises(ConfigError, match=r"eps_clip is 1\.5"):
-        ppo_policy_loss(x, x, x, x, eps_clip=1.5)
-    with pytest.raises(ConfigError, match="no aggregation 'token_men'"):
-        aggregate(x, x, "token_men", denominator=1.0)
-    with pytest.raises(DataError, match="where its sequences end"):
-        aggregate(x, x, "seq_mean_token_mean", denominator=1.0)
-    with pytest.raises(DataError, match="lengths add up to 2"):
-        aggregation_weight(x, "seq_mean_token_sum", lengths=[2])
-    with pytest.raises(DataError, match="denominator is -1"):
-        aggregate(x, x, "token_mean", denominator=-1.0)
+        clipped_loss(x, x, x, x, eps_clip=1.5)

@@ -122,9 +122,13 @@ def config() -> ExperimentConfig:
 @pytest.mark.parametrize(
     ("kind", "args", "what", "fix"),
     [
-        ("interface", {"eps_klip": 0.2}, "'ppo_actor' takes no 'eps_klip'", "'eps_clip'"),
+        ("interface", {"kl_ctrl": 0.2}, "'ppo_actor' takes no 'kl_ctrl'", "'kl_ctl'"),
         ("interface", {"eps_clip": "wide"}, "eps_clip is 'wide'", "use: number"),
         ("interface", {"eps_clip": 2.0}, "eps_clip is 2.0", "less than 1"),
+        ("interface", {"loss": {"kind": "gsop"}}, "no loss called 'gsop'", "'gspo'"),
+        ("interface", {"loss": "gspo"}, "loss is 'gspo'", "a table with kind"),
+        ("interface", {"loss": {"kind": "gspo", "eps": 1}}, "takes no 'loss.eps'", "eps_clip"),
+        ("interface", {"loss": {"kind": "gspo", "eps_clip": 2}}, "loss.eps_clip is 2", "than 1"),
         ("interface", {"gen": {"temprature": 1}}, "takes no 'gen.temprature'", "'temperature'"),
         ("interface", {"gen": {"temperature": 0}}, "temperature is 0", "above 0"),
         ("interface", {"group_size": 0}, "group_size is 0", "1 or more"),
@@ -188,8 +192,8 @@ def test_an_unknown_plug_in_and_a_missing_argument_are_told(config: ExperimentCo
 
 def test_a_setting_out_of_range_is_told_once_by_its_own_name() -> None:
     with pytest.raises(ConfigError) as refused:
-        make_plan("grpo-math", ("algorithm.eps_clip=2",), trial="a")
-    assert refused.value.what == "algorithm.eps_clip is 2.0"
+        make_plan("grpo-math", ("algorithm.loss.eps_clip=2",), trial="a")
+    assert refused.value.what == "algorithm.loss.eps_clip is 2.0"
 
 
 # ---- a user's own ---------------------------------------------------------------------------------

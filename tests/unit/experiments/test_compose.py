@@ -22,6 +22,7 @@ from experiments.task import GeneratedTask, register_task
 from launcher.submit.planning import make_plan
 from realsys.api import registry
 from realsys.api.basics import plugin_table
+from realsys.api.basics.policy_loss import PPOLoss
 from realsys.api.errors import ConfigError, DataError
 from realsys.api.options import option
 from realsys.api.plain import from_plain, to_plain
@@ -154,14 +155,18 @@ def test_an_algorithm_of_ones_own_is_one_class(digits, file_root) -> None:
         kind = "careful"
         width: float = option(0.2, "twice the clip range", gt=0)
 
+        @property
+        def _loss(self) -> PPOLoss:
+            return PPOLoss(eps_clip=self.width / 2)
+
         def interface_args(self, maker: CallMaker) -> dict[str, Any]:
-            return {**super().interface_args(maker), "eps_clip": self.width / 2}
+            return {**super().interface_args(maker), "loss": to_plain(self._loss)}
 
     words = ["algorithm=careful", "algorithm.width=0.5", "actor.path=none", "schedule=one_step_off"]
     calls = {
         c.name: c for c in make_plan("grpo-math", words, trial="a").phases[-1].config.model_rpcs
     }
-    assert calls["actor_train"].interface_impl.args["eps_clip"] == 0.25
+    assert calls["actor_train"].interface_impl.args["loss"]["eps_clip"] == 0.25
 
 
 WRONG_TASKS: dict[str, tuple[dict[str, Any], str]] = {

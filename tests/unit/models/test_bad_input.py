@@ -97,7 +97,7 @@ def test_an_unknown_experiment_gets_the_nearest(refused: Refused) -> None:
 def test_an_unknown_key_gets_the_nearest(refused: Refused) -> None:
     message = refused("ppo-math", "ppo.eps_clp=0.2")
     assert_in_order(
-        message, "'ppo.eps_clp'", "command line 'ppo.eps_clp=0.2'", "'algorithm.eps_clip'"
+        message, "'ppo.eps_clp'", "command line 'ppo.eps_clp=0.2'", "'algorithm.loss.eps_clip'"
     )
 
 
@@ -107,7 +107,7 @@ def test_an_unknown_key_gets_the_nearest(refused: Refused) -> None:
         ("group_size=many", "group_size is 'many'", "whole number"),
         ("actor.optimizer.lr=fast", "actor.optimizer.lr is 'fast'", "number"),
         ("tensorboard=2", "tensorboard is '2'", "true or false"),
-        ("algorithm.eps_clip=1.5", "algorithm.eps_clip is 1.5", "less than 1"),
+        ("algorithm.loss.eps_clip=1.5", "algorithm.loss.eps_clip is 1.5", "less than 1"),
         ("actor.dtype=fp8", "actor.dtype is 'fp8'", "float32, bfloat16, float64"),
         ("actor.parallel=2x2", "'2x2' is no parallel layout", "d2t1p1"),
         ("gen.top_p=0", "top_p is 0", "(0, 1]"),

@@ -285,11 +285,11 @@ def test_settings_that_differ_come_first(trial: TrialFiles) -> None:
     changed, every = re.split(r"All \d+ options", settings)
     defaults = ppo_math()
     lr, steps = defaults.actor.optimizer.lr, defaults.exp_ctrl.benchmark_steps
-    clip = defaults.algorithm.eps_clip
+    clip = defaults.algorithm.loss.eps_clip
     assert f"actor.optimizer.lr 0.125 {lr} peak learning rate" in changed
     assert f"exp_ctrl.benchmark_steps 60 {'none' if steps is None else steps} stop" in changed
-    assert "algorithm.eps_clip" not in changed
-    assert f"algorithm.eps_clip {clip} {clip} clip range of the importance ratio" in every
+    assert "algorithm.loss.eps_clip" not in changed
+    assert f"algorithm.loss.eps_clip {clip} {clip} clip range of the importance ratio" in every
 
 
 def test_failed_trial_says_which_where_why_and_how_to_go_on(trial: TrialFiles) -> None:

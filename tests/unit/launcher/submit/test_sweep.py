@@ -87,21 +87,21 @@ def test_a_word_with_one_value_or_without_a_name_is_no_axis() -> None:
 
 
 def test_the_points_are_the_product_in_order_the_last_axis_fastest() -> None:
-    points = points_of(["algorithm.eps_clip=0.1,0.2", "steps=9", "seed=1,2,3"], "sweep4")
+    points = points_of(["algorithm.loss.eps_clip=0.1,0.2", "steps=9", "seed=1,2,3"], "sweep4")
     assert [str(p) for p in points] == [
-        "algorithm.eps_clip=0.1 seed=1",
-        "algorithm.eps_clip=0.1 seed=2",
-        "algorithm.eps_clip=0.1 seed=3",
-        "algorithm.eps_clip=0.2 seed=1",
-        "algorithm.eps_clip=0.2 seed=2",
-        "algorithm.eps_clip=0.2 seed=3",
+        "algorithm.loss.eps_clip=0.1 seed=1",
+        "algorithm.loss.eps_clip=0.1 seed=2",
+        "algorithm.loss.eps_clip=0.1 seed=3",
+        "algorithm.loss.eps_clip=0.2 seed=1",
+        "algorithm.loss.eps_clip=0.2 seed=2",
+        "algorithm.loss.eps_clip=0.2 seed=3",
     ]
     assert [p.number for p in points] == [0, 1, 2, 3, 4, 5]
     assert points[5] == Point(
         5,
         "sweep4-5",
-        {"algorithm.eps_clip": "0.2", "seed": "3"},
-        ("algorithm.eps_clip=0.2", "steps=9", "seed=3"),
+        {"algorithm.loss.eps_clip": "0.2", "seed": "3"},
+        ("algorithm.loss.eps_clip=0.2", "steps=9", "seed=3"),
     )
 
 
@@ -119,7 +119,7 @@ def test_names_are_padded_so_that_they_sort(count: int, first: str, last: str) -
         (
             ["seed=1", "sizes=[1,2]"],
             "--sweep without a setting that has several values",
-            "write them with commas, e.g. --sweep algorithm.eps_clip=0.1,0.2 seed=1,2,3",
+            "write them with commas, e.g. --sweep algorithm.loss.eps_clip=0.1,0.2 seed=1,2,3",
         ),
         ([], "--sweep without a setting that has several values", None),
         (["seed=1,2,1"], "seed has the value '1' twice", None),
@@ -194,14 +194,14 @@ def test_a_mistake_that_speaks_of_the_trial_is_still_one_and_keeps_its_class() -
 
 def test_all_mistakes_of_a_sweep_are_reported_and_nothing_is_written(file_root: Path) -> None:
     with pytest.raises(ConfigErrors) as caught:
-        plan_sweep("ppo-math", ["algorithm.eps_clip=0.1,-1", "seed=1,two", "no.such=1"])
+        plan_sweep("ppo-math", ["algorithm.loss.eps_clip=0.1,-1", "seed=1,two", "no.such=1"])
     problems = [(p.what, p.where) for p in caught.value.problems]
     assert len(problems) == 3
     assert any(what.startswith("no option called 'no.such'") for what, _ in problems)
     (seed,) = [where for what, where in problems if "'two'" in what]
     assert seed.endswith(", at seed=two")
     (clip,) = [where for what, where in problems if "eps_clip is -1" in what]
-    assert clip.endswith(", at algorithm.eps_clip=-1")
+    assert clip.endswith(", at algorithm.loss.eps_clip=-1")
     assert not list(file_root.glob("runs/*/*/*"))
 
 

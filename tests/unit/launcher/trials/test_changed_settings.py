@@ -80,7 +80,7 @@ ROLE.optimizer.beta1 ROLE.optimizer.beta2 ROLE.optimizer.eps ROLE.optimizer.lr_s
 ROLE.optimizer.warmup_steps_proportion ROLE.optimizer.min_lr_ratio ROLE.optimizer.gradient_clipping
 ROLE.lora.rank ROLE.lora.alpha ROLE.lora.target_modules task.path task.eval_path task.train_size
 task.slip_share task.eval_size train_bs_n_seqs task.shuffle algorithm.ppo_n_minibatches
-algorithm.ppo_epochs algorithm.eps_clip algorithm.eps_clip_higher algorithm.c_clip
+algorithm.ppo_epochs algorithm.loss.eps_clip algorithm.loss.eps_clip_higher algorithm.loss.c_clip
 algorithm.value_eps_clip algorithm.entropy_coef algorithm.discount algorithm.advantage
 algorithm.gae_lambda algorithm.adv_norm algorithm.kl_ctl algorithm.use_adaptive_kl_ctl
 algorithm.adaptive_kl_target algorithm.adaptive_kl_horizon algorithm.max_reward_clip
@@ -108,7 +108,7 @@ CANNOT += [f"scheduling.{kind}.cpu" for kind in COMPUTE]
 VALUES: dict[str, Any] = {
     "placement.allocation": "*:d2t1p1",
     "train_bs_n_seqs": 32,
-    "algorithm.c_clip": 3.0,
+    "algorithm.loss.c_clip": 3.0,
     "placement.n_model_workers": 2,
     "ROLE.dtype": "bfloat16",
     "ROLE.backend": "inference",

@@ -1,0 +1,64 @@
+"""The loss of docs/adding_an_algorithm.md and those that are built in, as a user launches them."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from doc_pages import DocPage, in_folder
+from real_trials import Trials, explain, make_policy, metrics_of, small_ppo
+
+from realsys.trial.records import TrialFiles
+from realsys.trial.trial_state import State
+
+PAGE = DocPage("adding_an_algorithm.md")
+STEPS = 3
+# A random policy is never right: this rule tells its answers apart.
+RULE = """
+from realsys.api.registry import register_reward
+
+register_reward("odd", lambda token_ids: float(sum(token_ids) % 2))
+"""
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    """A starting policy and a reward."""
+    folder = tmp_path_factory.mktemp("start")
+    (folder / "odd.py").write_text(RULE)
+    policy = make_policy(folder / "policy")
+    return "--import", str(folder / "odd.py"), "task.reward=odd", f"actor.path={policy}"
+
+
+def finished(trials: Trials, experiment: str, name: str, *words: str) -> TrialFiles:
+    small = (*small_ppo("gen.max_new_tokens=8"), f"exp_ctrl.benchmark_steps={STEPS}")
+    files = trials.launch(experiment, name, *words, *small)
+    view = trials.wait(files)
+    assert view.state is State.COMPLETED, explain(files, view)
+    return files
+
+
+def assert_trained(files: TrialFiles) -> None:
+    rows = [row for row in metrics_of(files) if "actor/actor_loss" in row]
+    assert len(rows) == STEPS
+    assert all(math.isfinite(float(str(row["actor/actor_loss"]))) for row in rows)
+    assert any(float(str(row["actor/grad_norm"])) > 0 for row in rows)
+
+
+def test_the_loss_of_the_page(
+    module_trials: Trials, start: tuple[str, ...], tmp_path: Path
+) -> None:
+    PAGE.write_code(tmp_path, "gmpo.py")
+    assert len(PAGE.blocks("python")[0].strip().splitlines()) <= 34
+    found = PAGE.commands("launch")
+    assert len(found) == 2
+    for number, (experiment, *words) in enumerate(found):
+        given = in_folder(tmp_path, words)
+        assert_trained(finished(module_trials, experiment, f"gmpo{number}", *given, *start))
+
+
+@pytest.mark.parametrize("loss", ["gspo", "cispo", "sapo"])
+def test_losses_that_are_built_in(module_trials: Trials, start: tuple[str, ...], loss: str) -> None:
+    chosen = f"algorithm.loss={loss}"
+    assert_trained(finished(module_trials, "grpo-math", loss, chosen, *start))
