@@ -16,7 +16,7 @@ from experiments.algorithm import GRPO, PPO
 from experiments.compose import RLExperiment
 from experiments.placement import Shared
 from experiments.task import MathTask
-from realsys.api.basics.policy_loss import PPOLoss
+from realsys.api.basics.losses import PPOLoss
 from realsys.api.errors import ConfigError
 from realsys.api.experiment import ChosenSetting, Preparation
 from realsys.api.model import GenerationHyperparameters

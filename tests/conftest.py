@@ -16,6 +16,8 @@ from at_once import CHILD, pytest_addoption, pytest_runtestloop  # noqa: F401 - 
 from by_hand import checks, result_of
 from hypothesis import settings
 
+from realsys.worker.environment import strict_sums
+
 if TYPE_CHECKING:
     from real_trials import Trials
 
@@ -25,7 +27,10 @@ pytest.register_assert_rewrite(
 )
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-os.environ.setdefault("GOMP_SPINCOUNT", "2000")  # before torch is imported; see the supervisor
+# Before torch is imported; see realsys/worker/environment.py.
+os.environ.setdefault("GOMP_SPINCOUNT", "2000")
+for name, value in strict_sums().items():
+    os.environ.setdefault(name, value)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from realsys.algorithms.tensor_checks import require_same_shape
 from realsys.algorithms.token_losses import PolicyTokens, token_losses
-from realsys.api.basics.policy_loss import PolicyLoss
+from realsys.api.basics.losses import PolicyLoss
 
 _MAX_LOG_RATIO = 20.0  # bounds the ratio by e^20 ≈ 5e8; past it there is no gradient
 

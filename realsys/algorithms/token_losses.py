@@ -1,7 +1,7 @@
 """The losses of a policy by name: each a short function of log-ratios, advantages and sequences.
 
 ``policy_loss.py`` prepares what they get, weights what they return and makes statistics. Settings and their
-meaning are in realsys/api/basics/policy_loss.py; how to add one: docs/adding_an_algorithm.md.
+meaning are in realsys/api/basics/losses.py; how to add one: docs/adding_an_algorithm.md.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from realsys.algorithms.sequence_sums import sum_per_sequence, to_tokens
-from realsys.api.basics.policy_loss import (
+from realsys.api.basics.losses import (
     CISPOLoss,
     GSPOLoss,
     PolicyLoss,

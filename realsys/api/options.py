@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from realsys.api.basics.losses import PolicyLoss, PPOLoss
 from realsys.api.basics.option_fields import option as option
-from realsys.api.basics.policy_loss import PolicyLoss, PPOLoss
 from realsys.api.errors import ConfigError
 from realsys.api.model import GenerationHyperparameters
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from realsys.api.basics.choice import KIND
-from realsys.api.basics.policy_loss import PPOLoss
+from realsys.api.basics.losses import PPOLoss
 from realsys.api.errors import ConfigError
 from realsys.api.options import PPOHyperparameters, ppo_problems
 

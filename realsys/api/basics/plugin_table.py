@@ -70,10 +70,10 @@ BUILTIN: dict[str, dict[str, str]] = {
         "ppo": "experiments.algorithm:PPO",
     },
     "loss": {
-        "cispo": "realsys.api.basics.policy_loss:CISPOLoss",
-        "gspo": "realsys.api.basics.policy_loss:GSPOLoss",
-        "ppo": "realsys.api.basics.policy_loss:PPOLoss",
-        "sapo": "realsys.api.basics.policy_loss:SAPOLoss",
+        "cispo": "realsys.api.basics.losses:CISPOLoss",
+        "gspo": "realsys.api.basics.losses:GSPOLoss",
+        "ppo": "realsys.api.basics.losses:PPOLoss",
+        "sapo": "realsys.api.basics.losses:SAPOLoss",
     },
     "schedule": {
         "async": "experiments.asynchronous:Async",

@@ -13,7 +13,7 @@ from realsys.algorithms.correction import correction_weights, judge_mismatch, mi
 from realsys.algorithms.overlong import overlong_penalty
 from realsys.algorithms.policy_loss import policy_loss
 from realsys.algorithms.staleness_figures import token_lags, tokens_by_lag
-from realsys.api.basics.policy_loss import PPOLoss
+from realsys.api.basics.losses import PPOLoss
 from realsys.api.errors import ConfigError, DataError
 from realsys.data.ragged import pad_packed, unpad_to_packed
 

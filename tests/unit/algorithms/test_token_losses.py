@@ -13,7 +13,7 @@ from torch.testing import assert_close
 from realsys.algorithms.aggregation import aggregate, aggregation_weight
 from realsys.algorithms.policy_loss import policy_loss
 from realsys.algorithms.token_losses import PolicyTokens, token_losses
-from realsys.api.basics.policy_loss import (
+from realsys.api.basics.losses import (
     CISPOLoss,
     GSPOLoss,
     PolicyLoss,

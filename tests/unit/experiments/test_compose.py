@@ -22,7 +22,7 @@ from experiments.task import GeneratedTask, register_task
 from launcher.submit.planning import make_plan
 from realsys.api import registry
 from realsys.api.basics import plugin_table
-from realsys.api.basics.policy_loss import PPOLoss
+from realsys.api.basics.losses import PPOLoss
 from realsys.api.errors import ConfigError, DataError
 from realsys.api.options import option
 from realsys.api.plain import from_plain, to_plain

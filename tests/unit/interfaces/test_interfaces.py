@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 from experiments.ppo_math import ppo_math
 from realsys.api import registry
-from realsys.api.basics.policy_loss import PPOLoss
+from realsys.api.basics.losses import PPOLoss
 from realsys.api.data import MicroBatchSpec
 from realsys.api.errors import ConfigError, DataError
 from realsys.api.model import (

@@ -90,6 +90,25 @@ def test_those_who_compute_keep_memory_in_large_pages(tmp_path, worker_type):
     assert "GLIBC_TUNABLES" not in worker_environment(plan(tmp_path), {}, "rollout_worker")
 
 
+@pytest.mark.parametrize(
+    ("vendor", "mode"), [("GenuineIntel", "AUTO,STRICT"), ("AuthenticAMD", None)]
+)
+def test_on_intel_sums_do_not_depend_on_company(tmp_path, monkeypatch, vendor, mode):
+    found = f"processor: 0\nvendor_id: {vendor}\n\nprocessor: 1\nvendor_id: {vendor}\n"
+    read = Path.read_text
+    monkeypatch.setattr(
+        Path,
+        "read_text",
+        lambda path, **how: found if str(path) == "/proc/cpuinfo" else read(path, **how),
+    )
+    made = worker_environment(plan(tmp_path), {}, "model_worker")
+    assert made.get("MKL_CBWR") == mode
+    assert worker_environment(plan(tmp_path), {}, "rollout_worker").get("MKL_CBWR") is None
+    if mode:
+        own = worker_environment(plan(tmp_path), {"MKL_CBWR": "AVX2"}, "model_worker")
+        assert own["MKL_CBWR"] == "AVX2"
+
+
 def test_a_task_gets_the_files_variables_over_those_of_its_image(tmp_path):
     files = TrialFiles(tmp_path)
     files.secrets.mkdir()
