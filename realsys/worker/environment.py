@@ -37,8 +37,8 @@ _MEMORY = {
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
 }
 
-# On Intel's processors each row of a matrix product is then summed in one order, whatever the number of rows
-# and threads (oneMKL developer guide, "Strict CNR Mode"), as generation relies on (decoder.py). Its code
+# On Intel's processors each row of a matrix product is then summed in one order, whatever the number of
+# rows and threads (oneMKL developer guide, "Strict CNR Mode"), as generation relies on (decoder.py). Its code
 # for other processors does so by itself.
 _STRICT_SUMS = {"MKL_CBWR": "AUTO,STRICT"}
 # torch resizes its segments of GPU memory, because tensor sizes differ in every batch.
