@@ -25,6 +25,7 @@ from experiments.parts.question_files import (
     dataset_problems,
     measured_questions,
     question_files,
+    rule_record_problems,
     sampled_remarks,
 )
 from realsys.api import registry
@@ -34,6 +35,7 @@ from realsys.api.basics.reward import (
     Completion,
     fields_of,
     fields_of_expression,
+    needs_answer,
     rule_problems,
 )
 from realsys.api.errors import ConfigError, DataError
@@ -228,7 +230,11 @@ class FileTask(Task):
     )
 
     whole_answers: ClassVar[bool] = True  # else rules get what follows the last ####
-    needs_answer: ClassVar[bool] = False  # a rule may need only the record
+
+    @property
+    def needs_answer(self) -> bool:
+        """Whether a record without an answer is refused: a rule may need only the record."""
+        return needs_answer(self.rule) if self.rule else False
 
     @property
     def is_generated(self) -> bool:
@@ -266,7 +272,12 @@ class FileTask(Task):
             yield ConfigError(
                 f"task {self.kind} has no file", where="task.path", fix="set task.path=FILE"
             )
-        yield from dataset_problems(self._data, batch_size=batch_size, tokenizer_dir=tokenizer_dir)
+        found = list(
+            dataset_problems(self._data, batch_size=batch_size, tokenizer_dir=tokenizer_dir)
+        )
+        yield from found
+        if not found and self.rule:
+            yield from rule_record_problems(self._data, self.rule, self.reward_args)
 
     def answer_problems(self) -> Iterator[ConfigError]:
         """Yields records without anything to fine-tune on."""
@@ -275,6 +286,8 @@ class FileTask(Task):
 
     def remarks(self, tokenizer_dir: str | None) -> Iterator[str]:
         """Reports how many questions of large files were counted, and what filters drop."""
+        if self.path is not None and absolute(self.path) == absolute(self.eval_path):
+            yield "task.eval_path is task.path: the held-out records are those that are trained on"
         yield from sampled_remarks(self._data, tokenizer_dir)
 
     def measured(self, tokenizer_dir: str) -> MeasuredQuestions | None:
@@ -308,7 +321,11 @@ class MathTask(FileTask):
     reward: str | None = option("math_verify", "rules that score an answer, e.g. a + 0.2*b")
 
     whole_answers = False
-    needs_answer = True
+
+    @property
+    def needs_answer(self) -> bool:
+        """True."""
+        return True
 
     @property
     def is_generated(self) -> bool:

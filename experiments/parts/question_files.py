@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from experiments.parts.chosen_settings import MeasuredQuestions
 from realsys.api import registry
 from realsys.api.basics.record_names import is_hub_name
+from realsys.api.basics.reward import KNOWN_FIELDS, reward_terms
 from realsys.api.errors import CheckpointError, ConfigError, DataError
 from realsys.data.sources.dataset_arguments import MathRecordsArguments
 
@@ -94,6 +95,38 @@ def answer_problems(data: MathRecordsArguments) -> Iterator[ConfigError]:
                     break
         except (DataError, ConfigError):
             continue  # told by dataset_problems
+
+
+def rule_record_problems(
+    data: MathRecordsArguments, expression: str, args: Mapping[str, Any]
+) -> Iterator[ConfigError]:
+    """Yields the first record of each file that a rule can't score, of those that a plan reads: rules with
+    a ``check_record(record)`` are asked.
+    """
+    for rule in _rules_that_check(expression, args):
+        for name, file in (("path", data.path), ("eval_path", data.eval_path)):
+            if file is None or is_hub_name(file):
+                continue
+            found = _Sampled(data, file)
+            for index in range(len(found.kept)):
+                try:
+                    rule.check_record(found.question(index).record)
+                except DataError as error:
+                    where = f"task.{name}, {found.kept.where(index)}"
+                    yield ConfigError(error.what, where=where, fix=error.fix)
+                    break
+
+
+def _rules_that_check(expression: str, args: Mapping[str, Any]) -> Iterator[Any]:
+    """Makes them; what is wrong with names and arguments, other checks tell."""
+    with suppress(ConfigError):
+        for name, _ in reward_terms(expression):
+            if name in KNOWN_FIELDS:  # no import for nothing
+                continue
+            rule = registry.find("reward", name)
+            if isinstance(rule, type) and hasattr(rule, "check_record"):
+                with suppress(ConfigError, TypeError):
+                    yield rule(**registry.read_arguments("reward", name, args.get(name, {})))
 
 
 def _setting(kind: str) -> str:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import json
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from realsys.api.errors import DataError
 from realsys.api.options import option
-from realsys.rewards.code_tests import grade
+from realsys.rewards.code_tests import check_tests, grade
 from realsys.rewards.sandbox.box_limits import BoxLimits
 from realsys.rewards.sandbox.sandbox import Sandbox
 
@@ -45,13 +47,7 @@ class CodeTests:
             DataError: the record has no usable tests. SandboxFailure: its box failed. ClusterError: this
                 node lacks what a sandbox needs.
         """
-        tests = record.get(self.tests)
-        if not isinstance(tests, list):
-            raise DataError(
-                f"the record has no list of tests in its field {self.tests!r}",
-                where=f"a record with the fields {sorted(record)}",
-                fix='give [{"stdin": …, "stdout": …}, …], or task.reward_args.code_tests.tests=FIELD',
-            )
+        tests = self._tests_of(record)
         limits = BoxLimits(wall_s=self.wall_s, cpu_s=self.cpu_s, memory_bytes=self.mem << 20)
         found = await asyncio.to_thread(
             grade, response, tests, self._open(), limits, is_fenced=self.fenced
@@ -62,6 +58,24 @@ class CodeTests:
             "correct": all_passed,
             "tests_passed": found.fraction,
         }
+
+    def check_record(self, record: Mapping[str, Any]) -> None:
+        """Raises DataError: the record has no usable tests. A plan asks about the records that it reads."""
+        check_tests(self._tests_of(record))
+
+    def _tests_of(self, record: Mapping[str, Any]) -> list[Any]:
+        """Returns the tests, which may be written as JSON."""
+        tests = record.get(self.tests)
+        if isinstance(tests, str):
+            with suppress(ValueError):
+                tests = json.loads(tests)
+        if not isinstance(tests, list):
+            raise DataError(
+                f"the record has no list of tests in its field {self.tests!r}",
+                where=f"a record with the fields {sorted(record)}",
+                fix='give [{"stdin": …, "stdout": …}, …], or task.reward_args.code_tests.tests=FIELD',
+            )
+        return tests
 
     def _open(self) -> Sandbox:
         with self._lock:

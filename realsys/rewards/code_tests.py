@@ -95,7 +95,7 @@ def grade(
         DataError: a test is of neither kind, or there is none.
         SandboxFailure: a box failed; the response was not judged.
     """
-    _check_tests(tests)
+    check_tests(tests)
     program = last_code_block(response) if is_fenced else response
     if program is None:
         missing = CaseVerdict(passed=False, why="no program in the response")
@@ -169,13 +169,15 @@ def _same_word(word: str, wanted: str) -> bool:
     return difference <= _TOLERANCE * max(1.0, abs(float(wanted)))
 
 
-def _check_tests(tests: Sequence[Mapping[str, Any]]) -> None:
+def check_tests(tests: Sequence[Mapping[str, Any]]) -> None:
     """Refuses what is no test: a program must not pass, or fail, for want of tests."""
     kinds = ({"code"}, {"stdin", "stdout"})
     for number, test in enumerate(tests):
-        if set(test) not in kinds or not all(isinstance(text, str) for text in test.values()):
+        fields = set(test) if isinstance(test, Mapping) else set()
+        if fields not in kinds or not all(isinstance(text, str) for text in test.values()):
+            shown = f"has the fields {sorted(fields)}" if fields else f"is {test!r:.60}"
             raise DataError(
-                f"test {number} has the fields {sorted(test)}",
+                f"test {number} {shown}",
                 where="tests of a record",
                 fix='a test is {"stdin": text, "stdout": text} or {"code": text}',
             )

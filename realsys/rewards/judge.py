@@ -70,7 +70,7 @@ class Judge:
                 fix="write {response} where the answer belongs",
             )
 
-    async def __call__(self, prompt: Any, response: str, answer: str) -> dict[str, float]:
+    async def __call__(self, prompt: Any, response: str, answer: str = "") -> dict[str, float]:
         """Returns the score with its parts. Raises RewardError: no grade after all retries."""
         given = {"prompt": prompt, "answer": answer, "response": response}
         # In one pass, and not str.format: braces of a prompt or an answer are text.

@@ -338,9 +338,13 @@ def _as_score(value: Any, term: _Term) -> Score:
         number = checked_score(value, source=source)
         return Score(value=number, correct=number >= term.right)
     parts = {str(k): checked_score(v, source=f"{source}, part {k!r}") for k, v in value.items()}
-    if not parts:
-        checked_score(None, source=source)
     counted = [number for name, number in parts.items() if name != CORRECT]
+    if not counted:
+        raise RewardError(
+            f"{source} returned {value!r:.100}, in which no number is to be trained on",
+            where=source,
+            fix="return a number under 'reward', or other named numbers, which are added",
+        )
     total = parts.pop(REWARD, None)
     total = sum(counted) if total is None else total
     correct = bool(parts[CORRECT]) if CORRECT in parts else total >= term.right

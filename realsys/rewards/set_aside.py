@@ -37,16 +37,20 @@ class SetAsideRecords:
 
     def __init__(self) -> None:
         self.ids: list[str] = []
+        self._last = RewardError("no record was scored yet", where="", fix="")
         self.num_records = 0
 
     def scores(self, rule: RewardRule, records: Sequence[Answered]) -> list[list[Score] | None]:
         """Scores all answers; None for a record that is set aside.
 
         Raises:
-            RewardError: too many records were set aside.
+            RewardError: too many records were set aside, or all of the first ones.
         """
         rest = iter(rule.score_twice([answer for record in records for answer in record.answers]))
-        return [self._settle(record, [next(rest) for _ in record.answers]) for record in records]
+        settled = [self._settle(record, [next(rest) for _ in record.answers]) for record in records]
+        if len(records) > 1 and len(self.ids) == self.num_records:
+            raise self._error("none of the first", self._last)
+        return settled
 
     def _settle(self, record: Answered, given: Sequence[Score | RewardError]) -> list[Score] | None:
         self.num_records += 1
@@ -64,9 +68,13 @@ class SetAsideRecords:
                 named.where,
             )
         if too_many(len(self.ids), self.num_records):
-            raise RewardError(
-                f"{len(self.ids)} of {self.num_records} records got no reward; the last: {named.what}",
-                where=named.where,
-                fix=named.fix,
-            ) from errors[0]
+            raise self._error(f"{len(self.ids)} of", named) from errors[0]
+        self._last = named
         return None
+
+    def _error(self, how_many: str, last: RewardError) -> RewardError:
+        return RewardError(
+            f"{how_many} {self.num_records} records got no reward; the last: {last.what}",
+            where=last.where,
+            fix=last.fix,
+        )

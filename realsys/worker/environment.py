@@ -38,8 +38,8 @@ _MEMORY = {
 }
 
 # On Intel's processors each row of a matrix product is then summed in one order, whatever the number of
-# rows and threads (oneMKL developer guide, "Strict CNR Mode"), as generation relies on (decoder.py). Its code
-# for other processors does so by itself.
+# rows and threads (oneMKL developer guide, "Strict CNR Mode"), as generation relies on (decoder.py). Its
+# code for other processors does so by itself.
 _STRICT_SUMS = {"MKL_CBWR": "AUTO,STRICT"}
 # torch resizes its segments of GPU memory, because tensor sizes differ in every batch.
 _ALLOCATOR = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}

@@ -218,7 +218,7 @@ def draw() -> int:
     ):
         for one in seeds:
             axes.plot(one["steps"], one["accuracy"], label=f"seed {one['seed']}", lw=1.6)
-        axes.set(title=title, xlabel="GRPO step", ylim=(0, 1))
+        axes.set(title=title, xlabel="GRPO step", ylim=(0, 1.03))
         axes.grid(alpha=0.3)
     figure.axes[0].set_ylabel("held-out accuracy")
     figure.axes[0].legend(loc="lower right", frameon=False)

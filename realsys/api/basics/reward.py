@@ -15,6 +15,7 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -117,6 +118,21 @@ def fields_of_expression(expression: str) -> frozenset[str]:
     names = _names(expression)
     found = (KNOWN_FIELDS.get(n) or fields_of(plugin_table.find("reward", n)) for n in names)
     return frozenset().union(*found)
+
+
+def needs_answer(expression: str) -> bool:
+    """Whether a rule of an expression takes ``answer``, without a default; False for unknown rules."""
+    with suppress(ConfigError):
+        return any(map(_takes_answer, _names(expression)))
+    return False
+
+
+def _takes_answer(name: str) -> bool:
+    if name in KNOWN_FIELDS:
+        return "answer" in KNOWN_FIELDS[name]
+    rule = plugin_table.find("reward", name)
+    taken = inspect.signature(rule.__call__ if isinstance(rule, type) else rule).parameters
+    return "answer" in taken and taken["answer"].default is inspect.Parameter.empty
 
 
 def fields_of_rules(expression: str, args: Mapping[str, Any]) -> frozenset[str]:

@@ -5,9 +5,9 @@ prefilling a prompt at once or in parts and decoding one more token per row are 
 models, or unusual variants of these, use a slower path; ``fast_path_obstacle`` returns why.
 
 **Batch invariance.** On a CPU, in float32, a token's output depends, bit for bit, only on the weights and
-the tokens of its row up to it: not on the other rows, their number, their lengths, nor on how the row's tokens
-were split into calls. It relies on observed behaviour of kernels (torch 2.13 with MKL, 1 and 2 threads, on
-Intel's processors with MKL_CBWR=AUTO,STRICT, see realsys/worker/environment.py;
+the tokens of its row up to it: not on the other rows, their number, their lengths, nor on how the row's
+tokens were split into calls. It relies on observed behaviour of kernels (torch 2.13 with MKL, 1 and 2
+threads, on Intel's processors with MKL_CBWR=AUTO,STRICT, see realsys/worker/environment.py;
 tests/unit/generation/test_continuous_invariance.py): a row of a matrix product is the same in every
 product of at least four rows a thread; zeros at the end of a short sum change nothing; a softmax and a
 norm look at their own row alone. So rows are padded to ``row_granule()``, queries to four, widths to
