@@ -341,7 +341,7 @@ def _as_score(value: Any, term: _Term) -> Score:
     counted = [number for name, number in parts.items() if name != CORRECT]
     if not counted:
         raise RewardError(
-            f"{source} returned {value!r:.100}, in which no number is to be trained on",
+            f"{source} returned {value!r:.100}, which is not a finite number, nor has one to train on",
             where=source,
             fix="return a number under 'reward', or other named numbers, which are added",
         )

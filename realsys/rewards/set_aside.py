@@ -49,7 +49,9 @@ class SetAsideRecords:
         rest = iter(rule.score_twice([answer for record in records for answer in record.answers]))
         settled = [self._settle(record, [next(rest) for _ in record.answers]) for record in records]
         if len(records) > 1 and len(self.ids) == self.num_records:
-            raise self._error("none of the first", self._last)
+            raise self._error(
+                f"none of the first {self.num_records} records got a reward", self._last
+            )
         return settled
 
     def _settle(self, record: Answered, given: Sequence[Score | RewardError]) -> list[Score] | None:
@@ -68,13 +70,10 @@ class SetAsideRecords:
                 named.where,
             )
         if too_many(len(self.ids), self.num_records):
-            raise self._error(f"{len(self.ids)} of", named) from errors[0]
+            what = f"{len(self.ids)} of {self.num_records} records got no reward"
+            raise self._error(what, named) from errors[0]
         self._last = named
         return None
 
-    def _error(self, how_many: str, last: RewardError) -> RewardError:
-        return RewardError(
-            f"{how_many} {self.num_records} records got no reward; the last: {last.what}",
-            where=last.where,
-            fix=last.fix,
-        )
+    def _error(self, what: str, last: RewardError) -> RewardError:
+        return RewardError(f"{what}; the last: {last.what}", where=last.where, fix=last.fix)

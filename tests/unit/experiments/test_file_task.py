@@ -24,6 +24,7 @@ def functions(monkeypatch: pytest.MonkeyPatch) -> None:
     for kind in ("filter", "reward"):
         monkeypatch.setitem(plugin_table.registered, kind, {})
     registry.register_reward("graded", lambda response, answer: 0.5)
+    registry.register_reward("lenient", lambda response, answer="": 0.5)
     registry.register_filter("easy", lambda record: record["level"] < 3)
 
 
@@ -52,7 +53,7 @@ def test_a_plan_of_columns_of_ones_own_has_what_the_data_set_is_made_with(file: 
     dataset = found.prompts("train")
     read = from_plain(MathRecordsArguments, to_plain(dataset.args))
     assert read.columns == Columns(prompt="problem", answer="meta.solution")
-    assert (read.keep, read.whole_answers, read.needs_answer) == (("easy",), True, False)
+    assert (read.keep, read.whole_answers, read.needs_answer) == (("easy",), True, True)
     assert found.input_files() == (file,)
     assert list(found.remarks(None)) == [f"filters (easy) drop 10 of 40 records of {file}"]
 
@@ -88,10 +89,64 @@ def test_reinforcement_learning_needs_a_rule_and_fine_tuning_none(file: str) -> 
     assert "did you mean 'graded'?" in wrong
 
 
+@pytest.mark.parametrize("answer", [{}, {"answer": None}, {"answer": [1]}, {"answer": ""}])
+def test_a_rule_that_takes_the_answer_gets_one(tmp_path: Path, answer: dict[str, object]) -> None:
+    path = tmp_path / "q.jsonl"
+    rows = [{"prompt": "a", **({"answer": "b"} if i != 17 else answer)} for i in range(20)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for rule, wrong in (("graded", 1), ("math_verify", 1), ("lenient + graded", 1)):
+        found = problems(FileTask(path=str(path), eval_size=0, reward=rule))
+        assert len(found) == wrong, found
+        assert "'answer' is" in found[0]
+        assert f"task.path, {path}:18" in found[0]
+    kept = FileTask(path=str(path), eval_size=0, reward="lenient")
+    assert (problems(kept) == []) is (answer.get("answer") != "")
+
+
+CASE = {"stdin": "1", "stdout": "1"}
+
+
+@pytest.mark.parametrize(
+    ("tests", "told"),
+    [
+        ([CASE], None),
+        (json.dumps([CASE]), None),
+        (None, "the record has no list of tests in its field 'tests'"),
+        ("[1", "the record has no list of tests in its field 'tests'"),
+        ([], "a record has no tests"),
+        ([{"input": "1", "output": "1"}], "test 0 has the fields ['input', 'output']"),
+        (["assert True"], "test 0 is 'assert True'"),
+    ],
+)
+def test_records_that_a_rule_can_not_score_are_told(
+    tmp_path: Path, tests: object, told: str | None
+) -> None:
+    path = tmp_path / "q.jsonl"
+    rows = [{"prompt": "a", "tests": [CASE] if i != 17 else tests} for i in range(20)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = problems(FileTask(path=str(path), eval_size=0, reward="lenient + code_tests"))
+    if told is None:
+        assert found == []
+        return
+    (wrong,) = found
+    assert wrong.startswith(f"{told} | task.path, {path}:18" if "no list" in told else told)
+    other = {"code_tests": {"tests": "checks"}}
+    (wrong,) = problems(
+        FileTask(path=str(path), eval_size=0, reward="code_tests", reward_args=other)
+    )
+    assert "in its field 'checks'" in wrong
+
+
+def test_records_that_are_trained_on_are_not_held_out(file: str) -> None:
+    (told,) = task(file, eval_path=file).remarks(None)
+    assert told.startswith("task.eval_path is task.path")
+    assert list(task(file).remarks(None)) == []
+
+
 def test_fine_tuning_on_records_without_answers_is_told(tmp_path: Path) -> None:
     path = tmp_path / "q.jsonl"
     path.write_text('{"prompt": "a"}\n' * 20)
-    unanswered = FileTask(path=str(path), eval_size=0, reward="graded")
+    unanswered = FileTask(path=str(path), eval_size=0, reward="lenient")
     assert problems(unanswered) == []
     (told,) = SFTExperiment(task=unanswered, train_bs_n_seqs=8).problems()
     assert told.what == "the record has no answer to learn"

@@ -145,6 +145,20 @@ def test_the_second_try_counts(rule: Any, caplog: pytest.LogCaptureFixture) -> N
     assert not caplog.records
 
 
+def test_where_no_record_has_a_reward_the_run_ends_with_the_rules_own_words(rule: Any) -> None:
+    rule(lambda response: "a text")
+    answers = [Completion(response="")]
+    records = [Answered(id=str(i), prompt=lambda: "?", answers=answers) for i in range(4)]
+    with pytest.raises(
+        RewardError, match="none of the first 4 records got a reward; the last: rew"
+    ):
+        SetAsideRecords().scores(RewardRule("mine"), records)
+    one = SetAsideRecords()
+    assert one.scores(RewardRule("mine"), records[:1]) == [
+        None
+    ]  # a single one may be at fault itself
+
+
 # ---- a synchronous run --------------------------------------------------------------------------
 
 

@@ -117,6 +117,13 @@ def test_what_is_no_number_is_an_error_of_the_rule(rules: Any, value: Any) -> No
     assert "'odd'" in error.what
 
 
+def test_named_numbers_without_one_to_train_on_are_an_error_of_the_rule(rules: Any) -> None:
+    rules("flag", lambda response: {"correct": True})
+    (result,) = RewardRule("flag").score_all(answers("a"))
+    assert isinstance(result, RewardError)
+    assert "nor has one to train on" in result.what
+
+
 def test_asynchronous_rules_run_side_by_side_and_in_order(rules: Any) -> None:
     now = {"running": 0, "most": 0}
     full = asyncio.Event()
