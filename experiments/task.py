@@ -22,6 +22,7 @@ from experiments.parts.chosen_settings import MeasuredQuestions
 from experiments.parts.question_files import (
     absolute,
     answer_problems,
+    count_questions,
     dataset_problems,
     measured_questions,
     question_files,
@@ -93,6 +94,10 @@ class Task(Choice, abc.ABC):
     def num_questions(self) -> int | None:
         """Questions of an epoch; None: as many as a file has."""
         return None
+
+    def counted_questions(self) -> int | None:
+        """Questions of an epoch, of a file as many as a plan counts; None: only workers know."""
+        return self.num_questions
 
     @property
     def num_held_out(self) -> int:
@@ -245,6 +250,10 @@ class FileTask(Task):
     def rule(self) -> str:
         """The registered reward rule; empty: none is named."""
         return self.reward or ""
+
+    def counted_questions(self) -> int | None:
+        """Those that are made, or of the file."""
+        return self.num_questions or count_questions(self._data)
 
     def data_args(self) -> dict[str, Any]:
         """Arguments of the data sets, besides the split."""

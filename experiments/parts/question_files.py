@@ -282,6 +282,19 @@ def measured_questions(data: MathRecordsArguments, tokenizer_dir: str) -> Measur
     )
 
 
+def count_questions(data: MathRecordsArguments) -> int | None:
+    """Counts the questions of ``path`` that are trained on, about if a plan reads only some; None: they are
+    not here yet, or can't be read, which other checks report.
+    """
+    if data.path is None or is_hub_name(data.path):
+        return None
+    try:
+        total = _Sampled(data, data.path).total
+    except (ConfigError, DataError, ZeroDivisionError):
+        return None
+    return max(0, total - (data.eval_size if data.eval_path is None else 0)) or None
+
+
 def sampled_remarks(data: MathRecordsArguments, tokenizer_dir: str | None) -> Iterator[str]:
     """Reports how many questions of large files a plan has read and counted the tokens of, and how many
     records filters drop.

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from experiments.task import Task
 from realsys.api.basics.reward import BY_SOURCE
-from realsys.api.errors import ConfigError, did_you_mean
+from realsys.api.errors import ConfigError, DataError, did_you_mean
 from realsys.api.model import DatasetAbstraction
 from realsys.api.options import option
 from realsys.api.worker_configs import CurriculumControl
@@ -24,6 +24,7 @@ from realsys.data.sources.record_parts import items_of_epoch
 _OF_SOURCES = ("eval_size", "max_prompt_len", "reward", "reward_args")
 _OF_MIXTURE = ("shuffle", "agent", "agent_args", "env", "env_args")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
+_LEAST_WEIGHT, _MOST_WEIGHT = 1e-100, 1e100  # their products are finite, and above 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,13 +81,18 @@ class Mixture(Task):
 
     @property
     def num_questions(self) -> int | None:
-        """Questions of an epoch; None: a source has as many as its file."""
+        """Questions of an epoch; None: a source has as many as its file, or they are too many."""
         sizes = {name: source.num_questions for name, source in self.sources.items()}
         known = {name: size for name, size in sizes.items() if size is not None}
         if not known or len(known) < len(sizes) or min(self.weights.values(), default=1) <= 0:
             return None
-        weights = self._weights_of_items
-        return sum(items_of_epoch(known, weights, temperature=self.temperature).values())
+        try:
+            return sum(self._items(known).values())
+        except DataError:  # reported by problems()
+            return None
+
+    def _items(self, sizes: Mapping[str, int]) -> dict[str, int]:
+        return items_of_epoch(sizes, self._weights_of_items, temperature=self.temperature)
 
     @property
     def _weights_of_items(self) -> dict[str, float]:
@@ -152,9 +158,22 @@ class Mixture(Task):
                 where="task.sources and train_bs_n_seqs",
                 fix="raise task.sources.<name>.train_size, or lower train_bs_n_seqs",
             )
+        yield from self._epoch_problems()
         for name, source in self.sources.items():
             found = source.problems(batch_size=1, tokenizer_dir=tokenizer_dir)
             yield from (_of_source(name, source, problem) for problem in found)
+
+    def _epoch_problems(self) -> Iterator[ConfigError]:
+        """Yields too long an epoch, where all sources can be counted; else workers refuse it."""
+        if not self._weights_of_items and self.temperature == 1.0:
+            return
+        sizes = {name: source.counted_questions() for name, source in self.sources.items()}
+        known = {name: size for name, size in sizes.items() if size is not None}
+        try:
+            if len(known) == len(sizes):
+                self._items(known)
+        except DataError as error:
+            yield ConfigError(error.what, where=error.where, fix=error.fix)
 
     def _own_problems(self) -> Iterator[ConfigError]:
         if not self.sources:
@@ -169,11 +188,11 @@ class Mixture(Task):
                 yield ConfigError(f"{what} is not possible", where=where, fix=fix)
             yield from _changed(source, _OF_MIXTURE, where, "all sources have one", "task")
         for name, weight in self.weights.items():
-            if name not in self.sources or not 0 < weight < float("inf"):
+            if name not in self.sources or not _LEAST_WEIGHT <= weight <= _MOST_WEIGHT:
                 yield ConfigError(
                     f"weight {weight:g} of source {name!r}",
                     where=f"task.weights.{name}",
-                    fix="use a number above 0"
+                    fix=f"use a number above 0, from {_LEAST_WEIGHT:g} to {_MOST_WEIGHT:g}"
                     if name in self.sources
                     else did_you_mean(name, self.sources),
                 )

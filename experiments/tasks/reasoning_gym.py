@@ -66,16 +66,56 @@ class ReasoningGymTask(GeneratedTask):
             fix = "name some, e.g. task.names=[chain_sum]"
             yield ConfigError("no generator is named", where="task.names", fix=fix)
         known = generators()
-        for name in (*self.names, *self.config):
+        for name in dict.fromkeys((*self.names, *self.config)):
             if name not in known:
                 yield ConfigError(
                     f"reasoning-gym has no generator {name!r}",
-                    where="task.names" if name in self.names else "task.config",
+                    where="task.names" if name in self.names else f"task.config.{name}",
                     fix=did_you_mean(name, known),
                 )
-        if self.weights and (len(self.weights) != len(self.names) or min(self.weights) <= 0):
+            elif name not in self.names and self.names:
+                yield ConfigError(
+                    f"no question is of generator {name!r}, so its arguments are not read",
+                    where=f"task.config.{name}",
+                    fix=f"add it to task.names, or leave it out; {did_you_mean(name, self.names)}",
+                )
+            else:
+                yield from _argument_problems(name, self._config(name))
+        yield from self._weight_problems()
+
+    def _weight_problems(self) -> Iterator[ConfigError]:
+        if self.weights and len(self.weights) != len(self.names):
             yield ConfigError(
                 f"{len(self.weights)} weights for {len(self.names)} generators",
                 where="task.weights",
                 fix="give one above 0 for each of task.names, or leave it out",
+            )
+            return
+        for name, weight in zip(self.names, self.weights, strict=False):
+            if not 0 < weight < float("inf"):
+                yield ConfigError(
+                    f"weight {weight:g} of generator {name!r}",
+                    where="task.weights",
+                    fix="use a number above 0, or leave the generator out of task.names",
+                )
+
+
+def _argument_problems(generator: str, config: Mapping[str, Any]) -> Iterator[ConfigError]:
+    """Yields arguments that the generator does not have, or that are not the user's."""
+    from realsys.data.sources.reasoning_gym_questions import SET_HERE, arguments_of
+
+    known = arguments_of(generator)
+    for name in config:
+        where = f"task.config.{generator}.{name}"
+        if name in SET_HERE:
+            yield ConfigError(
+                f"{name} of generator {generator!r} is set by realsys itself",
+                where=where,
+                fix="leave it out; task.train_size and seed are for the whole run",
+            )
+        elif known is not None and name not in known:
+            yield ConfigError(
+                f"generator {generator!r} has no argument {name!r}",
+                where=where,
+                fix=did_you_mean(name, known),
             )

@@ -27,7 +27,7 @@ class MixedQuestions(MixtureArguments):
     """Records of all sources in turns; of held-out ones, each once.
 
     Raises:
-        DataError: a source has no record, or can't be read.
+        DataError: a source has no record, or can't be read; weights make too long an epoch.
     """
 
     tokenizer: Any

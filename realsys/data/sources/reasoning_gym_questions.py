@@ -6,6 +6,7 @@ generator's name and arguments and the question's number, and the entry is made 
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ from typing import Any
 
 DATASET_SIZE = 16384  # word_ladder makes at most 20,000
 NUM_DATASETS = 16
+SET_HERE = ("seed", "size")  # arguments of every generator
 NUM_QUESTIONS = DATASET_SIZE * NUM_DATASETS  # of each generator, for each set of arguments
 
 
@@ -21,6 +23,16 @@ def generators() -> tuple[str, ...]:
     import reasoning_gym.factory as factory  # type: ignore[import-not-found,import-untyped,unused-ignore]
 
     return tuple(sorted(factory.DATASETS))
+
+
+def arguments_of(name: str) -> tuple[str, ...] | None:
+    """Names of a generator's arguments, besides the two that are set here; None: they can't be listed."""
+    import reasoning_gym.factory as factory
+
+    _, config = factory.DATASETS[name]
+    if not dataclasses.is_dataclass(config):
+        return None
+    return tuple(f.name for f in dataclasses.fields(config) if f.init and f.name not in SET_HERE)
 
 
 def question_of(record: Mapping[str, Any]) -> tuple[str, str]:

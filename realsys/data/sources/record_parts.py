@@ -12,9 +12,12 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from fractions import Fraction
 from itertools import accumulate
 from typing import Any, Protocol
+
+from realsys.api.errors import DataError
 
 
 class RecordSource(Protocol):
@@ -106,6 +109,8 @@ def locate(ends: Sequence[int], index: int) -> tuple[int, int]:
 _BITS = (
     128  # places in an epoch are compared as whole numbers: exact up to 2 ** 64 items of a source
 )
+# Of a mixture that repeats records; the master holds an epoch's order. Equal weights are never refused.
+MOST_ITEMS = 100_000_000
 
 
 def items_of_epoch(
@@ -120,15 +125,41 @@ def items_of_epoch(
 
     Args:
         sizes: numbers of records, at least 1 each.
+    Raises:
+        DataError: they are more than ``MOST_ITEMS``, and than equal weights could make of the records.
     """
     if not weights and temperature == 1.0:
         return dict(sizes)
-    shares = {
-        name: Fraction(repr(weights.get(name, 1.0) if weights else size ** (1 / temperature)))
-        for name, size in sizes.items()
-    }
+    try:
+        shares = {
+            name: Fraction(repr(weights.get(name, 1.0) if weights else size ** (1 / temperature)))
+            for name, size in sizes.items()
+        }
+    except (OverflowError, ValueError) as error:  # ValueError: infinite
+        what = f"{max(sizes.values()):,} records to the power of 1 / {temperature:g} are too large a number"
+        raise _too_far_apart(what, {}, sizes, sizes) from error
     unit = max(size / shares[name] for name, size in sizes.items())
-    return {name: round(unit * share) for name, share in shares.items()}
+    items = {name: round(unit * share) for name, share in shares.items()}
+    total, records = sum(items.values()), sum(sizes.values())
+    if total > (most := max(MOST_ITEMS, len(sizes) * records)):
+        what = f"an epoch would have {Decimal(total):.3g} items, made of {records:,} records"
+        raise _too_far_apart(f"{what}; at most {most:,} are possible", weights, items, sizes)
+    return items
+
+
+def _too_far_apart(
+    what: str, weights: Mapping[str, float], items: Mapping[str, int], sizes: Mapping[str, int]
+) -> DataError:
+    if not weights:
+        fix = "use a larger one; 1: each record once, above 1: small sources come more often"
+        return DataError(what, where="task.temperature", fix=fix)
+    by_repeats = sorted(items, key=lambda name: Fraction(items[name], sizes[name]))
+    seldom, often = (
+        f"task.weights.{name}={weights.get(name, 1.0):g}"
+        for name in (by_repeats[0], by_repeats[-1])
+    )
+    fix = f"bring {often} and {seldom} nearer together"
+    return DataError(what, where="task.weights", fix=fix)
 
 
 def place(items: Mapping[str, int], index: int) -> tuple[str, int]:

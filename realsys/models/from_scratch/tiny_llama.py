@@ -93,7 +93,12 @@ def train_tokenizer(corpus: Iterable[str], *, vocab_size: int) -> PreTrainedToke
     tokenizer.train_from_iterator(corpus, trainer)
     if (size := tokenizer.get_vocab_size()) != vocab_size:
         what = f"the corpus gives a vocabulary of {size} tokens, vocab_size={vocab_size}"
-        raise DataError(what, where="train_tokenizer", fix="pass more text or a smaller number")
+        raise DataError(
+            what,
+            where="vocab_size of the model made from scratch",
+            fix=f"use sft.init.vocab_size={size} or less (of sft-math: init.vocab_size={size}), or a task "
+            "with more different words",
+        )
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token=PAD_TOKEN,

@@ -109,6 +109,42 @@ def test_weights_are_proportions_and_repeat_what_is_small_for_its_weight() -> No
     assert items_of_epoch({"a": 100, "b": 10000}, {}, temperature=2.0) == {"a": 1000, "b": 10000}
 
 
+def test_equal_weights_of_any_sizes_make_an_epoch() -> None:
+    sizes = {"large": 10**7, "small": 1000}
+    assert items_of_epoch(sizes, {"small": 1.0}) == {"large": 10**7, "small": 10**7}
+    sizes = {"large": 3 * 10**9, "small": 1}
+    for weights, temperature in (({"small": 1.0}, 1.0), ({}, 1e300)):
+        items = items_of_epoch(sizes, weights, temperature=temperature)
+        assert sum(items.values()) == 6 * 10**9
+    assert items_of_epoch({"a": 5}, {"a": 1e9}) == {"a": 5}
+
+
+@pytest.mark.parametrize(
+    ("weights", "temperature", "reported", "where"),
+    [
+        ({"a": 1e9}, 1.0, "an epoch would have 5.00e+9 items, made of 8 records;", "task.weights"),
+        ({"a": 1e308, "b": 1e-308}, 1.0, "an epoch would have 5.00e+616 items", "task.weights"),
+        ({}, 0.02, "an epoch would have 3.71e+11 items, made of 8 records;", "task.temperature"),
+        ({}, 1e-9, "5 records to the power of 1 / 1e-09 are too large", "task.temperature"),
+        (
+            {},
+            1e-320,
+            "5 records to the power of 1 / 9.99989e-321 are too large",
+            "task.temperature",
+        ),
+    ],
+)
+def test_too_long_an_epoch_is_refused(
+    weights: dict[str, float], temperature: float, reported: str, where: str
+) -> None:
+    with pytest.raises(DataError) as caught:
+        items_of_epoch({"a": 3, "b": 5}, weights, temperature=temperature)
+    assert caught.value.what.startswith(reported)
+    assert caught.value.where == where
+    if where == "task.weights":
+        assert caught.value.fix.startswith(f"bring task.weights.a={weights['a']:g} and ")
+
+
 def test_sources_take_turns() -> None:
     items = {"a": 2, "b": 4}
     assert [place(items, i)[0] for i in range(6)] == ["b", "a", "b", "b", "a", "b"]
@@ -238,6 +274,16 @@ def test_sources_are_settings_each_of_any_kind(file: str) -> None:
         ({"eval_size": 3}, "eval_size is not read here"),
         ({"weights": {"sms": 1}}, "weight 1 of source 'sms' | task.weights.sms | did you mean"),
         ({"weights": {"own": 0}}, "weight 0 of source 'own' | task.weights.own"),
+        (
+            {"weights": {"own": 1e308}},
+            "weight 1e+308 of source 'own' | task.weights.own | use a num",
+        ),
+        (
+            {"weights": {"own": 1e9}},
+            "an epoch would have 1.20e+10 items, made of 17 records; at most 100,000,000 are possible | "
+            "task.weights | bring task.weights.own=1e+09 and task.weights.sums=1 nearer together",
+        ),
+        ({"temperature": 1e-9}, "12 records to the power of 1 / 1e-09 are too large"),
         ({"weights": {"own": 2}, "temperature": 2.0}, "weights are given, and a temperature"),
         ({"sources": {"a": Mixture()}}, "a mixture in a mixture is not possible | task.sources.a"),
         ({"sources": {"a": MathTask(env="calculator")}}, "env is not read here: all sources have"),
@@ -253,6 +299,32 @@ def test_what_is_wrong_is_told_with_the_settings_that_it_is_about(
     file: str, changes: dict[str, Any], said: str
 ) -> None:
     assert told(mixture(file, **changes))[0].startswith(said)
+
+
+def test_too_long_an_epoch_is_told_with_what_is_wrong_with_sources(file: str) -> None:
+    wrong = {"a": MathTask(reward="lngth"), "b": MathTask()}
+    for changes in ({"weights": {"a": 1e9}}, {"temperature": 1e-9}):
+        task = Mixture(sources=wrong, **changes)
+        assert task.num_questions is None
+        assert [text.split(" | ")[1] for text in told(task)[:2]] == [
+            f"task.{next(iter(changes))}",
+            "task.sources.a.reward",
+        ]
+    assert told(mixture(file, weights={"own": 1e9}, curriculum="learnability")) == []
+
+
+def test_workers_refuse_too_long_an_epoch_of_what_a_plan_could_not_count(
+    file: str, tokenizer: Any
+) -> None:
+    source = FileTask(path="hf:own/records", reward="length")
+    assert source.counted_questions() is None
+    assert FileTask(path=file, eval_size=4).counted_questions() == 5
+    assert FileTask(path=file, eval_size=9).counted_questions() is None
+    task = mixture(file, weights={"own": 1e9})
+    with pytest.raises(DataError, match="an epoch would have"):
+        registry.make_dataset(task.prompts("train"), tokenizer=tokenizer, seed=1)
+    held_out = registry.make_dataset(task.prompts("test"), tokenizer=tokenizer, seed=1)
+    assert len(held_out) == 7
 
 
 def test_a_source_needs_a_rule(file: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import sys
 from collections import Counter
+from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -39,11 +40,20 @@ class Sums:
         return 1.0 if answer == str(sum(numbers)) else 0.01
 
 
+@dataclass
+class SumsConfig:
+    """Its arguments, as the package declares them."""
+
+    terms: int = 2
+    seed: int | None = None
+    size: int = 500
+
+
 @pytest.fixture(autouse=True)
 def package(monkeypatch: pytest.MonkeyPatch) -> None:
     """A package ``reasoning_gym`` with two generators."""
     made, factory = ModuleType("reasoning_gym"), ModuleType("reasoning_gym.factory")
-    factory.DATASETS = {"sums": None, "long_sums": None}  # type: ignore[attr-defined]
+    factory.DATASETS = {"sums": (Sums, SumsConfig), "long_sums": (Sums, object)}  # type: ignore[attr-defined]
 
     def create_dataset(name: str, *, size: int, seed: int, terms: int = 2) -> Sums:
         assert size == DATASET_SIZE
@@ -103,9 +113,55 @@ def test_mistakes_are_told_with_the_nearest_name() -> None:
     assert problems(ReasoningGymTask(names=("sums",), weights=(1.0, 2.0))) == [
         "2 weights for 1 generators"
     ]
-    wrong = ReasoningGymTask(names=("sums",), config={"sums": {"term": 3}})
-    (told,) = problems(wrong)
+    unlisted = ReasoningGymTask(names=("long_sums",), config={"long_sums": {"term": 3}})
+    (told,) = problems(unlisted)
     assert told.startswith("question(rng) raised TypeError")
+
+
+@pytest.mark.parametrize(
+    ("config", "reported"),
+    [
+        (
+            {"sums": {"term": 3}},
+            "generator 'sums' has no argument 'term' | task.config.sums.term | did you mean 'terms'?",
+        ),
+        (
+            {"sums": {"nosuch": 3}},
+            "generator 'sums' has no argument 'nosuch' | task.config.sums.nosuch | use one of terms",
+        ),
+        (
+            {"sums": {"seed": 3}},
+            "seed of generator 'sums' is set by realsys itself | task.config.sums.seed | leave it out",
+        ),
+        (
+            {"sums": {"size": 3}},
+            "size of generator 'sums' is set by realsys itself | task.config.sums.size | leave it out",
+        ),
+        (
+            {"long_sums": {"terms": 3}},
+            "no question is of generator 'long_sums', so its arguments are not read | "
+            "task.config.long_sums | add it to task.names, or leave it out; did you mean 'sums'?",
+        ),
+        (
+            {"sms": {"terms": 3}},
+            "reasoning-gym has no generator 'sms' | task.config.sms | did you mean 'sums'",
+        ),
+    ],
+)
+def test_arguments_that_nothing_would_read_are_refused(
+    config: dict[str, dict[str, int]], reported: str
+) -> None:
+    task = ReasoningGymTask(names=("sums",), config=config)
+    (problem,) = task.problems(batch_size=4, tokenizer_dir=None)
+    assert f"{problem.what} | {problem.where} | {problem.fix}".startswith(reported)
+
+
+@pytest.mark.parametrize("weight", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_weight_that_draws_nothing_is_shown(weight: float) -> None:
+    named = ("sums", "long_sums")
+    reported = f"weight {weight:g} of generator 'sums'"
+    assert problems(ReasoningGymTask(names=named, weights=(weight, 2.0))) == [reported]
+    assert problems(ReasoningGymTask(names=("sums",), weights=(weight,))) == [reported]
 
 
 def test_without_the_package_the_plan_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from experiments.task import Columns, FileTask, GeneratedTask, MathTask, Task, r
 from experiments.tasks.mixture import Mixture
 from realsys.api import registry
 from realsys.api.basics import plugin_table
+from realsys.api.errors import DataError
 from realsys.config.plugin_arguments import argument_problems
 from realsys.models.from_scratch.tiny_llama import train_tokenizer
 from realsys.models.from_scratch.tokenizer_corpus import texts_of
@@ -73,6 +75,18 @@ def test_words_of_the_task_are_tokens(words: FileTask, planets: Task) -> None:
 def test_a_few_words_fill_a_vocabulary(planets: Task) -> None:
     texts = texts_of(planets.answers("train", max_answer_len=8))
     assert len(train_tokenizer(texts, vocab_size=512)) == 512
+
+
+def test_too_large_a_vocabulary_is_refused_with_the_setting_and_the_largest_that_works(
+    planets: Task,
+) -> None:
+    texts = texts_of(planets.answers("train", max_answer_len=8))
+    with pytest.raises(DataError, match="vocab_size=50000") as caught:
+        train_tokenizer(texts, vocab_size=50000)
+    (most,) = set(re.findall(r"(?:sft\.|: )init\.vocab_size=(\d+)", caught.value.fix))
+    assert len(train_tokenizer(texts, vocab_size=int(most))) == int(most)
+    with pytest.raises(DataError):
+        train_tokenizer(texts, vocab_size=int(most) + 1)
 
 
 def test_arithmetic_needs_no_other_texts() -> None:
