@@ -110,7 +110,7 @@ _BITS = (
     128  # places in an epoch are compared as whole numbers: exact up to 2 ** 64 items of a source
 )
 # Of a mixture that repeats records; the master holds an epoch's order. Equal weights are never refused.
-MOST_ITEMS = 100_000_000
+MOST_ITEMS = 20_000_000
 
 
 def items_of_epoch(

@@ -280,7 +280,7 @@ def test_sources_are_settings_each_of_any_kind(file: str) -> None:
         ),
         (
             {"weights": {"own": 1e9}},
-            "an epoch would have 1.20e+10 items, made of 17 records; at most 100,000,000 are possible | "
+            "an epoch would have 1.20e+10 items, made of 17 records; at most 20,000,000 are possible | "
             "task.weights | bring task.weights.own=1e+09 and task.weights.sums=1 nearer together",
         ),
         ({"temperature": 1e-9}, "12 records to the power of 1 / 1e-09 are too large"),
