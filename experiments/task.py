@@ -25,7 +25,7 @@ from experiments.parts.question_files import (
     dataset_problems,
     measured_questions,
     question_files,
-    sampled_remarks,
+    sampled_warnings,
 )
 from realsys.api import registry
 from realsys.api.basics.choice import Choice, register_kind
@@ -275,7 +275,7 @@ class FileTask(Task):
 
     def remarks(self, tokenizer_dir: str | None) -> Iterator[str]:
         """Reports how many questions of large files were counted, and what filters drop."""
-        yield from sampled_remarks(self._data, tokenizer_dir)
+        yield from sampled_warnings(self._data, tokenizer_dir)
 
     def measured(self, tokenizer_dir: str) -> MeasuredQuestions | None:
         """Those of the files."""

@@ -83,7 +83,7 @@ def answer_problems(data: MathRecordsArguments) -> Iterator[ConfigError]:
         if file is None:
             continue
         try:
-            found = _Sampled(data, file)
+            found = SampledQuestions(data, file)
             for index in range(len(found.kept)):
                 if not found.question(index).answer and not found.question(index).messages:
                     yield ConfigError(
@@ -125,7 +125,7 @@ def _template_problem(data: MathRecordsArguments, tokenizer_dir: str | None) -> 
     )
 
 
-class _Sampled:
+class SampledQuestions:
     """The records of a file that a plan reads, after filters and transforms."""
 
     def __init__(self, data: MathRecordsArguments, file: str) -> None:
@@ -164,7 +164,7 @@ def _file_problems(
     data: MathRecordsArguments, name: str, file: str, batch_size: int, tokenizer_dir: str | None
 ) -> Iterator[ConfigError]:
     """Raises DataError: a record that was read is faulty."""
-    found = _Sampled(data, file)
+    found = SampledQuestions(data, file)
     lengths = found.lengths()
     needed = batch_size if name == "path" else data.eval_size
     spare = data.eval_size if name == "path" and data.eval_path is None else 0
@@ -180,7 +180,11 @@ def _file_problems(
 
 
 def _length_problems(
-    data: MathRecordsArguments, found: _Sampled, lengths: list[int], path: str, tokenizer_dir: str
+    data: MathRecordsArguments,
+    found: SampledQuestions,
+    lengths: list[int],
+    path: str,
+    tokenizer_dir: str,
 ) -> Iterator[ConfigError]:
     """Yields the longest question over the limit, counted with the chat template."""
     from realsys.models.prompt_lengths import chat_template, prompt_lengths
@@ -228,7 +232,9 @@ def measured_questions(data: MathRecordsArguments, tokenizer_dir: str) -> Measur
     from realsys.models.prompt_lengths import prompt_lengths
 
     try:
-        files = [_Sampled(data, file) for file in (data.path, data.eval_path) if file is not None]
+        files = [
+            SampledQuestions(data, file) for file in (data.path, data.eval_path) if file is not None
+        ]
         counted, exact = [0], True
         for found in files:
             chosen = sample_of(found.lengths())
@@ -249,13 +255,13 @@ def measured_questions(data: MathRecordsArguments, tokenizer_dir: str) -> Measur
     )
 
 
-def sampled_remarks(data: MathRecordsArguments, tokenizer_dir: str | None) -> Iterator[str]:
+def sampled_warnings(data: MathRecordsArguments, tokenizer_dir: str | None) -> Iterator[str]:
     """Reports how many questions of large files a plan has read and counted the tokens of, and how many
     records filters drop.
     """
     paths = [path for path in (data.path, data.eval_path) if path is not None]
     for path in dict.fromkeys(path for path in paths if not is_hub_name(path)):
-        found = _Sampled(data, path)
+        found = SampledQuestions(data, path)
         read, total = len(found.sample.records), found.sample.total
         about = "" if found.sample.is_exact else "about "
         if data.keep:
