@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import abc
 import inspect
-import math
 import random
 import re
 import traceback
@@ -27,11 +26,12 @@ from experiments.parts.question_files import (
     measured_questions,
     question_files,
     rule_record_problems,
-    sampled_remarks,
+    sampled_warnings,
 )
 from realsys.api import registry
 from realsys.api.basics.choice import Choice, register_kind
 from realsys.api.basics.reward import (
+    LARGEST,
     OF_RECORD,
     Completion,
     fields_of,
@@ -297,7 +297,7 @@ class FileTask(Task):
         """Reports how many questions of large files were counted, and what filters drop."""
         if self.path is not None and absolute(self.path) == absolute(self.eval_path):
             yield "task.eval_path is task.path: the held-out records are those that are trained on"
-        yield from sampled_remarks(self._data, tokenizer_dir)
+        yield from sampled_warnings(self._data, tokenizer_dir)
 
     def measured(self, tokenizer_dir: str) -> MeasuredQuestions | None:
         """Those of the files."""
@@ -465,7 +465,7 @@ def _score_problems(
         value.close()
         return
     numbers = list(value.values()) if isinstance(value, Mapping) else [value]
-    if not numbers or not all(isinstance(x, int | float) and math.isfinite(x) for x in numbers):
+    if not numbers or not all(isinstance(x, int | float) and abs(x) <= LARGEST for x in numbers):
         yield ConfigError(
             f"score gave {value!r:.100} for the right answer, and not a finite number",
             where=f"task {kind!r}, score",

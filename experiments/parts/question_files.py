@@ -84,7 +84,7 @@ def answer_problems(data: MathRecordsArguments) -> Iterator[ConfigError]:
         if file is None:
             continue
         try:
-            found = _Sampled(data, file)
+            found = SampledQuestions(data, file)
             for index in range(len(found.kept)):
                 if not found.question(index).answer and not found.question(index).messages:
                     yield ConfigError(
@@ -107,7 +107,7 @@ def rule_record_problems(
         for name, file in (("path", data.path), ("eval_path", data.eval_path)):
             if file is None or is_hub_name(file):
                 continue
-            found = _Sampled(data, file)
+            found = SampledQuestions(data, file)
             for index in range(len(found.kept)):
                 try:
                     rule.check_record(found.question(index).record)
@@ -158,7 +158,7 @@ def _template_problem(data: MathRecordsArguments, tokenizer_dir: str | None) -> 
     )
 
 
-class _Sampled:
+class SampledQuestions:
     """The records of a file that a plan reads, after filters and transforms."""
 
     def __init__(self, data: MathRecordsArguments, file: str) -> None:
@@ -197,7 +197,7 @@ def _file_problems(
     data: MathRecordsArguments, name: str, file: str, batch_size: int, tokenizer_dir: str | None
 ) -> Iterator[ConfigError]:
     """Raises DataError: a record that was read is faulty."""
-    found = _Sampled(data, file)
+    found = SampledQuestions(data, file)
     lengths = found.lengths()
     needed = batch_size if name == "path" else data.eval_size
     spare = data.eval_size if name == "path" and data.eval_path is None else 0
@@ -213,7 +213,11 @@ def _file_problems(
 
 
 def _length_problems(
-    data: MathRecordsArguments, found: _Sampled, lengths: list[int], path: str, tokenizer_dir: str
+    data: MathRecordsArguments,
+    found: SampledQuestions,
+    lengths: list[int],
+    path: str,
+    tokenizer_dir: str,
 ) -> Iterator[ConfigError]:
     """Yields the longest question over the limit, counted with the chat template."""
     from realsys.models.prompt_lengths import chat_template, prompt_lengths
@@ -261,7 +265,9 @@ def measured_questions(data: MathRecordsArguments, tokenizer_dir: str) -> Measur
     from realsys.models.prompt_lengths import prompt_lengths
 
     try:
-        files = [_Sampled(data, file) for file in (data.path, data.eval_path) if file is not None]
+        files = [
+            SampledQuestions(data, file) for file in (data.path, data.eval_path) if file is not None
+        ]
         counted, exact = [0], True
         for found in files:
             chosen = sample_of(found.lengths())
@@ -289,19 +295,19 @@ def count_questions(data: MathRecordsArguments) -> int | None:
     if data.path is None or is_hub_name(data.path):
         return None
     try:
-        total = _Sampled(data, data.path).total
+        total = SampledQuestions(data, data.path).total
     except (ConfigError, DataError, ZeroDivisionError):
         return None
     return max(0, total - (data.eval_size if data.eval_path is None else 0)) or None
 
 
-def sampled_remarks(data: MathRecordsArguments, tokenizer_dir: str | None) -> Iterator[str]:
+def sampled_warnings(data: MathRecordsArguments, tokenizer_dir: str | None) -> Iterator[str]:
     """Reports how many questions of large files a plan has read and counted the tokens of, and how many
     records filters drop.
     """
     paths = [path for path in (data.path, data.eval_path) if path is not None]
     for path in dict.fromkeys(path for path in paths if not is_hub_name(path)):
-        found = _Sampled(data, path)
+        found = SampledQuestions(data, path)
         read, total = len(found.sample.records), found.sample.total
         about = "" if found.sample.is_exact else "about "
         if data.keep:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from experiments.parts.model_files import max_positions_of
 from experiments.parts.question_files import absolute
 from experiments.sft import SFTExperiment
 from experiments.task import Task
@@ -32,7 +33,7 @@ class RewardTraining(SFTExperiment):
     keys = ("packed_input_ids",)
 
     def problems(self) -> Iterator[ConfigError]:
-        """Yields what fine-tuning checks, a missing start, another task, and pairs that fit no batch."""
+        """Yields what fine-tuning checks, a missing start, another task, and pairs that can't be used."""
         if not isinstance(self.task, PreferencesTask):
             yield ConfigError(
                 f"task {self.task.kind} has no pairs of answers",
@@ -41,6 +42,11 @@ class RewardTraining(SFTExperiment):
             )
             return
         yield from super().problems()
+        yield from self.task.pair_problems(
+            max_answer_len=self.max_answer_len,
+            positions=max_positions_of(self.model.path),
+            tokenizer_dir=self.model.path,
+        )
         if self.model.path is None:
             yield ConfigError(
                 "there is no model to start from",

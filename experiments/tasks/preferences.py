@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from experiments.parts.answer_pairs import pair_problems, pair_warnings
 from experiments.parts.question_files import dataset_problems
 from experiments.task import FileTask
 from realsys.api.errors import ConfigError
@@ -41,6 +42,24 @@ class PreferencesTask(FileTask):
             columns = replace(self.columns, answer=column)
             found = _problems(replace(self._data, columns=columns, needs_answer=True))
             yield from (problem for problem in found if problem.what not in known)
+
+    def pair_problems(
+        self, *, max_answer_len: int, positions: int, tokenizer_dir: str | None
+    ) -> Iterator[ConfigError]:
+        """Yields files with nothing to learn, and answers longer than the limit."""
+        if self.chosen != self.rejected:
+            yield from pair_problems(
+                self._data,
+                (self.chosen, self.rejected),
+                max_answer_len=max_answer_len,
+                positions=positions,
+                tokenizer_dir=tokenizer_dir,
+            )
+
+    def remarks(self, tokenizer_dir: str | None) -> Iterator[str]:
+        """Reports what other files' questions do, and pairs with equal answers."""
+        yield from super().remarks(tokenizer_dir)
+        yield from pair_warnings(self._data, (self.chosen, self.rejected))
 
 
 def _problems(data: MathRecordsArguments) -> Iterator[ConfigError]:

@@ -133,6 +133,12 @@ class RescoredSums:
             for name, value in row:
                 sums[name] += value
 
+    @property
+    def is_unscored(self) -> bool:
+        """True if there are datapoints, and none of them has a score."""
+        found = self._sums.get(ALL)
+        return found is not None and found["unscored"] == found["datapoints"]
+
     def rows(self) -> dict[str, dict[str, Any]]:
         """Returns a row for each version of the weights, then one for all.
 

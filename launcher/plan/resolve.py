@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 MAIN_PHASE = "main"
 MAX_NAME_CHARS = 64
-_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
 def resolve(
@@ -416,7 +416,7 @@ def _name_problems(what: str, name: str) -> Iterator[ConfigError]:
     yield ConfigError(
         f"{what} name {name!r} can't be used in paths and keys",
         where=f"{what} name",
-        fix=f"use 1 to {MAX_NAME_CHARS} letters, digits, '-', '_' or '.', not '.' first",
+        fix=f"use 1 to {MAX_NAME_CHARS} letters, digits, '-', '_' or '.', not '-' or '.' first",
     )
 
 

@@ -73,7 +73,7 @@ def make_plan(
         ClusterError: trials can't be written under the file root.
     """
     planner = Planner(experiment, **options)
-    name = trial or next_free_name(planner.folder)
+    name = next_free_name(planner.folder) if trial is None else trial
     return planner.plan(words, trial=name, fits_memory=fits_memory)
 
 

@@ -78,7 +78,7 @@ def plan_sweep(
         TrialError: a sweep or a trial of that name exists.
     """
     planner = Planner(experiment, **options)
-    taken, name = name, name or next_free_name(planner.folder, "sweep")
+    taken, name = name, next_free_name(planner.folder, "sweep") if name is None else name
     if taken is not None:
         _check_free(planner.folder, experiment, taken)
     points, plans = points_of(words, name), []

@@ -92,6 +92,18 @@ def prompt_lengths(
     return [begin + len(e.ids) for e in encodings]
 
 
+def text_lengths(path: str | Path, texts: Sequence[str]) -> list[int] | None:
+    """Counts the tokens of texts alone, as answers are tokenized; None if only the worker can.
+
+    Raises:
+        CheckpointError: the tokenizer is faulty.
+    """
+    tokenizer = read_tokenizer(Path(path))
+    if tokenizer is None:
+        return None
+    return [len(e.ids) for e in tokenizer.encode_batch(texts, add_special_tokens=False)]
+
+
 def _messages(prompt: str | Sequence[Message], system: str | None) -> list[Message]:
     given = ({"role": "user", "content": prompt},) if isinstance(prompt, str) else tuple(prompt)
     return list(with_system(given, system))

@@ -8,11 +8,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from realsys.api.basics.reward import LARGEST
 from realsys.api.errors import RewardError
 
 NO_SCORE = float("nan")  # value in ``rewards`` of all answers to a record that was set aside
 _ALWAYS_ALLOWED, _SHARE_ALLOWED = 8, 0.01
-_LARGEST = 3.4e38  # largest float32
 _SHOWN = 200  # characters of a prompt in messages
 
 
@@ -27,10 +27,14 @@ def checked_score(value: Any, *, source: str) -> float:
     try:
         # float() would convert text to a number.
         number = float(value) if hasattr(type(value), "__float__") else None
+    except OverflowError as error:  # a whole number that no float holds
+        raise _too_large_error(value, source) from error
     except Exception as error:  # a tensor with several numbers, or any user object
         raise _not_finite_error(value, source) from error
-    if number is None or not math.isfinite(number) or abs(number) > _LARGEST:
+    if number is None or not math.isfinite(number):
         raise _not_finite_error(value, source)
+    if abs(number) > LARGEST:
+        raise _too_large_error(value, source)
     return number
 
 
@@ -54,6 +58,16 @@ def _not_finite_error(value: Any, source: str) -> RewardError:
         f"{source} returned {value!r:.100}, a {type(value).__name__}, which is not a finite number",
         where=source,
         fix="make it return a finite number for every answer; 0 is allowed",
+    )
+
+
+def _too_large_error(value: Any, source: str) -> RewardError:
+    kind = f"a {type(value).__name__}"
+    shown = f"{value!r}, {kind}" if isinstance(value, float) else kind  # an int may have any length
+    return RewardError(
+        f"{source} returned {shown}, which is beyond ±{LARGEST:g}, the limit of float32",
+        where=source,
+        fix="make it return a number of at most that size for every answer, such as 0 to 1",
     )
 
 

@@ -142,14 +142,16 @@ def rescore(
     stored = stored_rollouts(files, reward=reward, words=arguments or [], imports=imports or [])
     sums = _rescored(stored, out)
     rows = sums.rows()
+    status = ExitCode.RUN_FAILED if sums.is_unscored else ExitCode.OK
     if sums.problem:
-        output.warn(f"{rows['all']['unscored']} datapoints got no score; the first: {sums.problem}")
+        number = "all " * sums.is_unscored + str(rows["all"]["unscored"])
+        output.warn(f"{number} datapoints got no score; the first: {sums.problem}")
     if json:
         output.document(reward=stored.reward, reward_args=stored.reward_args, weights=rows)
-        return ExitCode.OK
+        return status
     output.data(stored.reward)
     _print_means(rows)
-    return ExitCode.OK
+    return status
 
 
 def _rescored(stored: StoredRollouts, out: Path | None) -> RescoredSums:

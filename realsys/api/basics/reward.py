@@ -23,6 +23,7 @@ from realsys.api.basics import plugin_table
 from realsys.api.errors import ConfigError, did_you_mean
 
 REWARD, CORRECT = "reward", "correct"  # parts with a meaning
+LARGEST = 3.4e38  # of a score: that of float32
 # Field of a mixture's records, and the argument of their data sets: the name of the source.
 TASK_SOURCE = "task_source"
 # In place of an expression: each answer by the rules of its source, which are the arguments.

@@ -50,6 +50,7 @@ _REFUSED_FILES = {
     "environment/.dockerignore": "a .dockerignore",
     "trajectory.json": "an agent's earlier turns",
 }
+_FOLDERS = ("tests", "solution", "environment")
 _MARKER = re.compile(r"\s*(<!--.*canary.*-->|#.*canary.*)\s*$", re.I)
 _TEMPLATE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
 _DOWNLOAD = re.compile(r"^\s*(?:sudo\s+)?(apt-get|apt|curl|wget|pip3?|uvx?|npm|git clone)\b", re.M)
@@ -159,6 +160,7 @@ def checked_task(
     reader = _TaskReader(path)
     texts = {name: reader.text(name) for name in (CONFIG, INSTRUCTION, TEST)}
     reader.read_config(texts[CONFIG])
+    reader.check_line_ends(TEST, texts[TEST])
     environment = reader.table("environment", TaskEnvironment)
     files = dict(text.partition("=")[::2] for text in images)
     sif = files.get(environment.docker_image) or files.get(path.name, "")
@@ -231,6 +233,16 @@ class _TaskReader:
         for name, what in _REFUSED_FILES.items():
             if (path / name).exists():
                 self.refuse(name, 1, what)
+        for name in (*_FOLDERS, TEST, SOLUTION):
+            if self._is_link(name):
+                what = f"{name} is a symbolic link, which a box does not follow out of the folder"
+                self.problem(name, 1, what, "put what it leads to in its place (cp -rL)")
+
+    def _is_link(self, name: str) -> bool:
+        """True for a link in place of a folder, or of a script that is not in its folder."""
+        file = self.path / name
+        inside = name not in _FOLDERS and file.resolve().is_relative_to(file.parent.resolve())
+        return file.is_symlink() and not inside
 
     def problem(self, name: str, line: int, what: str, fix: str) -> None:
         """Adds a problem of a file."""
@@ -252,6 +264,12 @@ class _TaskReader:
         fix = "a task has task.toml, instruction.md and tests/test.sh (docs/harbor.md)"
         self.problem(name, 1, f"{name} can't be used: {why}", fix)
         return ""
+
+    def check_line_ends(self, name: str, text: str) -> None:
+        """Adds a problem for a script in which bash would take CR for a part of words."""
+        if text.partition("\n")[0].endswith("\r"):
+            fix = f"write it with LF alone: sed -i 's/\\r$//' {name}"
+            self.problem(name, 1, f"{name} has CRLF line ends, with which bash can't run it", fix)
 
     def read_config(self, text: str) -> None:
         """Reads ``task.toml`` and refuses what it asks for in vain."""

@@ -73,6 +73,8 @@ def record_paths(path: str | Path) -> list[Path]:
         pattern = given.relative_to(given.anchor) if given.is_absolute() else given
         found = sorted(Path(given.anchor or ".").glob(str(pattern)))
         fix = "correct the pattern; * stands for any part of a name"
+        if "[" in str(given):
+            fix += ", [ ] for one of the characters between them: write [[] for a [ of a name"
     else:
         return [given]
     if not found or len(found) > MAX_FILES:

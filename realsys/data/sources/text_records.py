@@ -63,7 +63,8 @@ class PlainBytes:
                 raise DataError(
                     "the data set was changed while it is read",
                     where=str(self.path),
-                    fix="start the run again, and leave the file as it is; write a new one beside it",
+                    fix="put the file back as it was and resume the run; for other records "
+                    "write a new file beside it, and launch a new trial",
                 )
             return os.pread(file.fileno(), end - start, start)
 

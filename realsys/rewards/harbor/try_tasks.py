@@ -17,6 +17,8 @@ from realsys.data.harbor.node_packages import lacking_packages
 from realsys.data.harbor.task_directory import checked_task, task_paths
 from realsys.rewards.harbor.harbor_rule import HarborTests
 
+_SHOWN_LINES = 20  # of the output of a task's solution and tests
+
 
 def tried(rule: HarborTests, path: Path) -> tuple[bool, str]:
     """Returns whether a task can be used on this node, and a line about it."""
@@ -37,8 +39,13 @@ def tried(rule: HarborTests, path: Path) -> tuple[bool, str]:
     line = f"solution {solved.reward:g}, nothing {nothing.reward:g}"
     if not usable:
         output = outcome.stderr.decode(errors="replace") + solved.output
-        line += f" {solved.why}\n{output[-2000:]}".rstrip()
+        line += f" {solved.why}\n{_end_of(output)}".rstrip()
     return usable, line
+
+
+def _end_of(output: str) -> str:
+    """Returns the last lines of an output, of no more than 2000 characters."""
+    return "\n".join(output[-2000:].splitlines()[-_SHOWN_LINES:])
 
 
 def main(words: list[str]) -> int:

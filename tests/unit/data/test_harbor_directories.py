@@ -122,6 +122,8 @@ LACKS = "which a box does not have"
           "environment/Dockerfile:3 there is no *.csv in environment/"]),
         ({DOCKER: "FROM a\nCOPY x /y\n", "environment__x": ""},
          ["environment/Dockerfile:2 /y is a file in the root folder"]),
+        ({"tests__test.sh": "#!/bin/bash\r\necho 1\r\n"},
+         ["tests/test.sh:1 tests/test.sh has CRLF line ends, with which bash can't run it"]),
         ({DOCKER: "FROM a\nRUN pip install -r needs.txt\n"},
          ["environment/Dockerfile:2 there is no needs.txt in environment/"]),
     ],
@@ -132,6 +134,23 @@ def test_what_is_wrong_is_found_with_its_line(
     found = faults(write_task(tmp_path, **changes))
     assert len(found) == len(expected), found
     assert all(map(str.startswith, found, expected)), found
+
+
+@pytest.mark.parametrize("name", ["tests", "solution", "environment", "tests/test.sh"])
+def test_links_that_lead_out_of_a_folder_are_refused(tmp_path: Path, name: str) -> None:
+    task = write_task(tmp_path / "task")
+    (task / name).rename(tmp_path / "elsewhere")
+    (task / name).symlink_to(tmp_path / "elsewhere")
+    (found,) = faults(task)
+    assert found.startswith(f"{name}:1 {name} is a symbolic link")
+
+
+def test_links_within_a_folder_are_as_files(tmp_path: Path) -> None:
+    task = write_task(tmp_path / "task")
+    (task / "tests/test.sh").rename(task / "tests/run.sh")
+    (task / "tests/test.sh").symlink_to("run.sh")
+    (tmp_path / "other").symlink_to(task)
+    assert faults(task) == faults(tmp_path / "other") == []
 
 
 def test_a_file_that_is_no_text(tmp_path: Path) -> None:

@@ -112,6 +112,13 @@ def test_shards_are_read_in_the_order_of_their_names(tmp_path: Path) -> None:
         assert records.where(150) == f"{folder}/part-1.jsonl.gz:51"
     with pytest.raises(DataError, match="no files of records"):
         open_records(f"{folder}/parts-*")
+    named = tmp_path / "[v1]"
+    named.mkdir()
+    (named / "a.jsonl").write_text(jsonl(ROWS[:1]))
+    with pytest.raises(DataError, match="no files of records") as caught:
+        open_records(f"{tmp_path}/[v1]/*.jsonl")
+    assert "write [[] for a [ of a name" in caught.value.fix
+    assert list(open_records(f"{tmp_path}/[[]v1]/*.jsonl")) == ROWS[:1]
     with pytest.raises(DataError, match="no files of records"):
         open_records(tmp_path)
 
@@ -221,7 +228,7 @@ def test_a_file_that_changes_while_it_is_read_is_told(tmp_path: Path) -> None:
     path = written(tmp_path, "jsonl")
     records = open_records(path)
     path.write_text(jsonl(ROWS[1:]))
-    with pytest.raises(DataError, match="changed while it is read"):
+    with pytest.raises(DataError, match=r"changed while it is read(.|\n)*as it was and resume"):
         records[400]
 
 

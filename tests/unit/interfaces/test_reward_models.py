@@ -156,6 +156,48 @@ def test_what_training_refuses(policy, tmp_path):
     assert any("no pairs" in p for p in problems("reward-model", "task=math"))
 
 
+def test_answers_over_the_limit_are_refused_within_the_models_positions(policy, tmp_path):
+    file = tmp_path / "pairs.jsonl"
+
+    def told(length, *words):
+        rows = [*RECORDS, {"prompt": "a?", "chosen": "b", "rejected": " 7" * length}]
+        file.write_text("".join(json.dumps(r) + "\n" for r in rows))
+        given = (f"model.path={policy}", f"task.path={file}", "task.eval_size=0", *words)
+        made = with_settings(
+            default_experiment("reward-model"), words=[*given, "train_bs_n_seqs=1"]
+        )
+        return [f"{p.what} | {p.where} | {p.fix}" for p in made.problems()]
+
+    assert told(4) == []
+    (found,) = told(90, "max_answer_len=10", "task.max_prompt_len=20")
+    what, where, fix = found.split(" | ")
+    longest = int(what.rpartition(" ")[2])
+    assert what.startswith("1 of 3 pairs have an answer of more than 10 tokens; the longest has ")
+    assert where == f"max_answer_len and {file}:3"
+    assert fix.startswith(f"raise max_answer_len to {longest}, ")
+    assert told(90, f"max_answer_len={longest}", "task.max_prompt_len=20") == []
+    (found,) = told(900)
+    assert "raise max_answer_len" not in found
+    assert "set max_answer_len=127, and drop pairs with longer answers (task.keep)" in found
+    assert "the model's 256 positions hold task.max_prompt_len=128" in found
+    (found,) = told(900, "max_answer_len=5000", "task.max_prompt_len=256")
+    assert "an answer of more than 255 tokens" in found
+    assert "lower task.max_prompt_len" in found
+
+
+def test_pairs_of_equal_answers(policy, tmp_path):
+    file, same = tmp_path / "pairs.jsonl", {"prompt": "a?", "chosen": "b", "rejected": "b"}
+    given = (f"model.path={policy}", f"task.path={file}", "task.eval_size=0", "train_bs_n_seqs=1")
+    file.write_text(2 * (json.dumps(same) + "\n"))
+    (found,) = problems("reward-model", *given)
+    assert found.startswith("'chosen' and 'rejected' are equal in all 2 pairs")
+    file.write_text("".join(json.dumps(r) + "\n" for r in (*RECORDS, same)))
+    made = with_settings(default_experiment("reward-model"), words=given)
+    assert list(made.problems()) == []
+    (told,) = made.remarks(())
+    assert told.startswith(f"1 of 3 pairs of {file} have equal answers")
+
+
 @pytest.mark.parametrize("schedule", ["sync", "async"])
 @pytest.mark.parametrize("name", ["grpo-math", "ppo-math"])
 def test_updates_read_the_weighed_reward(name, schedule):

@@ -25,8 +25,8 @@ def test_a_plan_says_how_many_questions_it_has_counted(model, tmp_path, monkeypa
         + '{"prompt": "a", "answer": "1"}\n' * 9
     )
     data = MathRecordsArguments(split="train", path=str(path))
-    assert not list(question_files.sampled_remarks(data, str(model)))
+    assert not list(question_files.sampled_warnings(data, str(model)))
     monkeypatch.setattr(question_files, "MAX_SAMPLED_QUESTIONS", 4)
-    (told,) = question_files.sampled_remarks(data, str(model))
+    (told,) = question_files.sampled_warnings(data, str(model))
     assert told.startswith(f"3 of 10 questions of {path} were counted")
-    assert not list(question_files.sampled_remarks(data, None))  # a made model: counted by workers
+    assert not list(question_files.sampled_warnings(data, None))  # a made model: counted by workers

@@ -11,6 +11,7 @@ import pytest
 from harbor_tasks import write_task
 
 from realsys.data.harbor.task_directory import read_task
+from realsys.rewards.harbor import try_tasks
 from realsys.rewards.harbor.apptainer_engine import outcome_of
 from realsys.rewards.harbor.task_box import TaskLimits
 from realsys.rewards.harbor.verifier_rewards import verdict_of
@@ -91,6 +92,11 @@ def test_tests_that_a_limit_ended_have_no_verdict() -> None:
 )
 def test_what_is_no_plain_archive_has_no_verdict(packed: bytes | None) -> None:
     assert verdict_of(outcome(packed)).rewards == {}
+
+
+def test_of_a_flood_the_last_lines_are_shown() -> None:
+    assert try_tasks._end_of("y\n" * 5000 + "end\n").splitlines() == ["y"] * 19 + ["end"]
+    assert len(try_tasks._end_of("y" * 5000)) == 2000
 
 
 def test_links_and_folders_are_no_rewards() -> None:

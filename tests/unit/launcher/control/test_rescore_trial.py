@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from launcher.cli.verbs import data_verbs
 from launcher.control.rescore_trial import ALL, RescoredSums, stored_rollouts
 from launcher.plan.resolve import resolve
 from launcher.submit.planning import default_experiment
+from launcher.terminal.exit_codes import ExitCode
 from realsys.api.cluster import ClusterSpec
 from realsys.api.errors import ConfigError, TrialError
 from realsys.api.plan import plan_text
@@ -66,6 +68,32 @@ def test_a_wrong_rule_is_refused_before_anything_is_read(tmp_path: Path) -> None
         with pytest.raises(ConfigError) as caught:
             stored_rollouts(files, reward=reward, words=words, imports=())
         assert what in f"{caught.value.what} {caught.value.where}"
+
+
+def test_whether_nothing_has_a_score() -> None:
+    sums = RescoredSums()
+    assert not sums.is_unscored
+    sums.add(RescoredDatapoint(id="1-1", version=9, old=(0.0,), problem="why"))
+    assert sums.is_unscored
+    sums.add(RescoredDatapoint(id="1-0", version=10, old=(0.0,), new=(1.0,), correct=(True,)))
+    assert not sums.is_unscored
+
+
+def test_a_rule_that_scores_nothing_ends_with_an_error_and_its_table(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Stored(list[RescoredDatapoint]):
+        reward, reward_args = "mine", {}
+
+    made = Stored(RescoredDatapoint(id=f"1-{i}", version=9, old=(0.0,), problem="x") for i in "ab")
+    monkeypatch.setattr("launcher.trials.find_trials.find_trial", lambda *_, **__: None)
+    monkeypatch.setattr("launcher.control.rescore_trial.stored_rollouts", lambda *_, **__: made)
+    assert data_verbs.rescore("a/b") == ExitCode.RUN_FAILED
+    told = capsys.readouterr()
+    assert "all 2 datapoints got no score; the first: x" in told.err
+    assert told.out.splitlines()[-1].split()[:4] == ["all", "2", "2", "0"]
+    made.append(RescoredDatapoint(id="1-c", version=9, old=(0.0,), new=(1.0,), correct=(True,)))
+    assert data_verbs.rescore("a/b") == ExitCode.OK
 
 
 def test_means_count_answers_with_a_score_alone() -> None:
