@@ -109,12 +109,21 @@ def rule_record_problems(
                 continue
             found = SampledQuestions(data, file)
             for index in range(len(found.kept)):
-                try:
-                    rule.check_record(found.question(index).record)
-                except DataError as error:
+                if problem := _check_of_rule(rule, found.scored_record(index)):
                     where = f"task.{name}, {found.kept.where(index)}"
-                    yield ConfigError(error.what, where=where, fix=error.fix)
+                    yield ConfigError(problem.what, where=where, fix=problem.fix)
                     break
+
+
+def _check_of_rule(rule: Any, record: Mapping[str, Any]) -> DataError | None:
+    try:
+        rule.check_record(record)
+    except DataError as error:
+        return error
+    except Exception as error:  # a user's code may raise anything
+        what = f"check_record of {type(rule).__name__} raised {type(error).__name__}: {error}"
+        return DataError(what, where="", fix="let it raise DataError for a record it can't score")
+    return None
 
 
 def _rules_that_check(expression: str, args: Mapping[str, Any]) -> Iterator[Any]:
@@ -184,6 +193,15 @@ class SampledQuestions:
         where = self.kept.where(index)
         needed = self._data.needs_answer
         return question_of(self.kept[index], self._data.columns, where, needs_answer=needed)
+
+    def scored_record(self, index: int) -> dict[str, Any]:
+        """Returns a record as rules get it: whole, with prompt and known answer."""
+        from realsys.data.sources.record_shape import final_answer
+
+        found = self.question(index)
+        answer = found.answer or ""
+        known = answer if self._data.whole_answers else final_answer(answer)
+        return {**found.record, "prompt": found.prompt, "answer": known}
 
     def lengths(self) -> list[int]:
         """Counts the characters of all questions that were read."""

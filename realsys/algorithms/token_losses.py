@@ -111,9 +111,13 @@ def sapo_loss(loss: SAPOLoss, tokens: PolicyTokens) -> TokenLosses:
 
 
 def token_losses(loss: PolicyLoss, tokens: PolicyTokens) -> TokenLosses:
-    """Returns the losses of the kind that is chosen, built-in or a user's."""
-    formula = _FORMULAS.get(type(loss))
-    return loss.token_losses(tokens) if formula is None else formula(loss, tokens)
+    """Returns the losses of the kind that is chosen: a user's, or that of the built-in one it inherits."""
+    for kind in type(loss).__mro__:
+        if "token_losses" in vars(kind):
+            break
+        if kind in _FORMULAS:
+            return _FORMULAS[kind](loss, tokens)
+    return loss.token_losses(tokens)
 
 
 def _clip(

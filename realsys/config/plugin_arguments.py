@@ -121,7 +121,9 @@ def _table_problems(
 ) -> Iterator[ConfigError]:
     for key in args:
         if key not in types:
-            fix = did_you_mean(key, types) if types else "leave it out: it takes none"
+            within = [f"{k}.{n}" for k, v in args.items() if isinstance(v, Mapping) for n in v]
+            known = (*types, *within)
+            fix = did_you_mean(key, known) if types else "leave it out: it takes none"
             yield UnknownName(f"{taker} takes no {path + key!r}", where=where, fix=fix)
             continue
         found: list[ConfigError] = []

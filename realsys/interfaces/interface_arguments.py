@@ -32,9 +32,12 @@ class PPOSettings(PPOHyperparameters):
 
     @staticmethod
     def renamed(args: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns arguments as plans have them now: clip ranges stood beside the loss, not in it."""
+        """Returns arguments as plans have them now: PPO's clip ranges stood where the loss stands.
+
+        With a loss they are left as they are, and refused.
+        """
         clips = {name: args[name] for name in _CLIPS if name in args}
-        if not clips:
+        if not clips or "loss" in args:
             return dict(args)
         rest = {name: value for name, value in args.items() if name not in clips}
         return {**rest, "loss": {KIND: PPOLoss.kind, **clips}}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 import pytest
@@ -12,7 +12,7 @@ from torch.testing import assert_close
 
 from realsys.algorithms.aggregation import aggregate, aggregation_weight
 from realsys.algorithms.policy_loss import policy_loss
-from realsys.algorithms.token_losses import PolicyTokens, token_losses
+from realsys.algorithms.token_losses import PolicyTokens, TokenLosses, token_losses
 from realsys.api.basics.losses import (
     CISPOLoss,
     GSPOLoss,
@@ -136,6 +136,31 @@ def test_it_agrees_with_a_loop(loss: PolicyLoss, seed: int) -> None:
         of_loop = iter(slow(loss, new[mask].tolist(), old[mask].tolist(), float(a[0])))
         wanted += [next(of_loop) if m else 0.0 for m in mask]
     assert_close(found, torch.tensor(wanted))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Narrower(PPOLoss):
+    """Inherits a built-in kind's formula."""
+
+    kind = "narrower"
+    eps_clip: float = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plain(Narrower):
+    """Has a formula of its own."""
+
+    kind = "plain"
+
+    def token_losses(self, tokens: PolicyTokens) -> TokenLosses:
+        return TokenLosses(-tokens.advantages * tokens.logprobs, tokens.mask)
+
+
+def test_a_kind_that_inherits_has_the_formula_of_its_base_or_its_own() -> None:
+    assert one_sequence(Narrower(), [1.5], 1.0) == one_sequence(PPOLoss(eps_clip=0.1), [1.5], 1.0)
+    losses, clipped, gradient = one_sequence(Plain(), [1.5], 2.0)
+    assert losses == [pytest.approx(-2 * (OLD + math.log(1.5)))]
+    assert (clipped, gradient) == ([True], [-2.0])
 
 
 # ---- what holds for all ---------------------------------------------------------------------------

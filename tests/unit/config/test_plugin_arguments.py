@@ -16,6 +16,7 @@ import pytest
 from launcher.submit.planning import make_plan
 from realsys.api import registry
 from realsys.api.basics import plugin_table
+from realsys.api.basics.losses import PPOLoss
 from realsys.api.errors import ConfigError
 from realsys.api.experiment import ExperimentConfig
 from realsys.api.model import (
@@ -119,12 +120,22 @@ def config() -> ExperimentConfig:
     return make_plan("ppo-math", trial="a").phases[-1].config
 
 
+def test_clip_ranges_of_plans_of_before_are_those_of_ppo() -> None:
+    former = {"eps_clip": 0.1, "eps_clip_higher": None, "c_clip": 3.0, "kl_ctl": 0.0}
+    assert list(argument_problems("interface", "ppo_actor", former, where="x")) == []
+    read = registry.read_arguments("interface", "ppo_actor", former)
+    assert read == {"kl_ctl": 0.0, "loss": PPOLoss(eps_clip=0.1, c_clip=3.0)}
+    (wrong,) = argument_problems("interface", "ppo_actor", {"eps_clip": 2}, where="x")
+    assert wrong.what == "loss.eps_clip is 2.0"
+
+
 @pytest.mark.parametrize(
     ("kind", "args", "what", "fix"),
     [
         ("interface", {"kl_ctrl": 0.2}, "'ppo_actor' takes no 'kl_ctrl'", "'kl_ctl'"),
-        ("interface", {"eps_clip": "wide"}, "eps_clip is 'wide'", "use: number"),
-        ("interface", {"eps_clip": 2.0}, "eps_clip is 2.0", "less than 1"),
+        ("interface", {"eps_clip": 0.1}, "takes no 'eps_clip'", "'loss.eps_clip'"),
+        ("interface", {"loss": {"kind": "ppo", "eps_clip": "wide"}}, "is 'wide'", "use: number"),
+        ("interface", {"loss": {"kind": "ppo", "eps_clip": 2.0}}, "eps_clip is 2.0", "than 1"),
         ("interface", {"loss": {"kind": "gsop"}}, "no loss called 'gsop'", "'gspo'"),
         ("interface", {"loss": "gspo"}, "loss is 'gspo'", "a table with kind"),
         ("interface", {"loss": {"kind": "gspo", "eps": 1}}, "takes no 'loss.eps'", "eps_clip"),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +14,7 @@ from experiments.sft import SFTExperiment
 from experiments.task import FileTask, MathTask
 from realsys.api import registry
 from realsys.api.basics import plugin_table
+from realsys.api.errors import DataError
 from realsys.api.options import ModelOptions
 from realsys.api.plain import from_plain, to_plain
 from realsys.data.sources import record_samples
@@ -135,6 +138,28 @@ def test_records_that_a_rule_can_not_score_are_told(
         FileTask(path=str(path), eval_size=0, reward="code_tests", reward_args=other)
     )
     assert "in its field 'checks'" in wrong
+
+
+def test_a_rule_of_ones_own_checks_records_as_it_gets_them(file: str) -> None:
+    @dataclass(kw_only=True)
+    class Close:
+        def __call__(self, response: str, record: dict[str, Any]) -> float:
+            return 0.5
+
+        def check_record(self, record: dict[str, Any]) -> None:
+            if int(record["answer"]) > 30:  # not a field of this file
+                raise DataError("the answer is too large", where="a record", fix="leave it out")
+            _ = 1 / (record["level"] - self.refused)
+
+        refused: int = -1
+
+    registry.register_reward("close", Close)
+    (told,) = problems(task(file, reward="close"))
+    assert told == f"the answer is too large | task.path, {file}:31 | leave it out"
+    (told,) = problems(task(file, reward="close", reward_args={"close": {"refused": 2}}))
+    assert told.startswith(
+        f"check_record of Close raised ZeroDivisionError: division by zero | task.path, {file}:3"
+    )
 
 
 def test_records_that_are_trained_on_are_not_held_out(file: str) -> None:
