@@ -49,7 +49,7 @@ from realsys.backends.inference import InferenceBackend  # noqa: E402
 from realsys.data.sequence_sample import SequenceSample  # noqa: E402
 from realsys.data.sources.math_questions import MathPrompts  # noqa: E402
 from realsys.interfaces.math_reward import MathRewardInterface  # noqa: E402
-from realsys.interfaces.ppo_actor import PPOActorInterface  # noqa: E402
+from realsys.interfaces.ppo.ppo_actor import PPOActorInterface  # noqa: E402
 from realsys.models.factories import hf_causal_lm  # noqa: E402
 
 RESULT = HERE / "results" / "grpo_smollm2.json"

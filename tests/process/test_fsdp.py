@@ -22,8 +22,8 @@ from realsys.backends.fsdp import FSDPBackend
 from realsys.backends.hf import sharding
 from realsys.data.sequence_sample import SequenceSample
 from realsys.interfaces.answers import num_answer_tokens
-from realsys.interfaces.ppo_actor import PPOActorInterface
-from realsys.interfaces.ppo_critic import PPOCriticInterface
+from realsys.interfaces.ppo.ppo_actor import PPOActorInterface
+from realsys.interfaces.ppo.ppo_critic import PPOCriticInterface
 from realsys.interfaces.supervised import next_token_loss
 from realsys.models.factories import hf_causal_lm, hf_critic, tiny_llama
 from realsys.models.hf import save_hf

@@ -21,8 +21,8 @@ from realsys.backends.inference import InferenceBackend
 from realsys.backends.megatron.whole_model import plain_module, skeleton_of
 from realsys.backends.megatron_backend import MegatronBackend
 from realsys.data.sequence_sample import SequenceSample
-from realsys.interfaces.ppo_actor import PPOActorInterface
-from realsys.interfaces.ppo_critic import PPOCriticInterface
+from realsys.interfaces.ppo.ppo_actor import PPOActorInterface
+from realsys.interfaces.ppo.ppo_critic import PPOCriticInterface
 
 pytestmark = [pytest.mark.process, pytest.mark.together("megatron")]
 CUT = ("d1t2p1", "d1t1p2", "d1t2p2")

@@ -14,7 +14,7 @@ from realsys.api.model import FinetuneSpec, GenerationHyperparameters, Model, Mo
 from realsys.api.options import OptimizerOptions, PPOHyperparameters
 from realsys.backends.fsdp import FSDPBackend
 from realsys.data.sequence_sample import SequenceSample
-from realsys.interfaces.ppo_actor import PPOActorInterface
+from realsys.interfaces.ppo.ppo_actor import PPOActorInterface
 
 torch.set_num_threads(1)
 ADAMW = OptimizerOptions(lr=1e-3, weight_decay=0.01, eps=1e-5, gradient_clipping=0.5)

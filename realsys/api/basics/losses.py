@@ -1,5 +1,5 @@
 """The policy's loss, chosen by name: ``algorithm.loss=gspo``. No torch: formulas are in
-realsys/algorithms/token_losses.py.
+realsys/algorithms/policy/token_losses.py.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from realsys.api.basics.choice import Choice
 from realsys.api.basics.option_fields import option
 
 if TYPE_CHECKING:
-    from realsys.algorithms.token_losses import PolicyTokens, TokenLosses
+    from realsys.algorithms.policy.token_losses import PolicyTokens, TokenLosses
 
 
 @dataclass(frozen=True, kw_only=True)

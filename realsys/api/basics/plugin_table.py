@@ -13,11 +13,11 @@ from realsys.api.errors import ConfigError, UnknownName, did_you_mean
 
 BUILTIN: dict[str, dict[str, str]] = {
     "interface": {
-        "ppo_actor": "realsys.interfaces.ppo_actor:PPOActorInterface",
-        "ppo_critic": "realsys.interfaces.ppo_critic:PPOCriticInterface",
+        "ppo_actor": "realsys.interfaces.ppo.ppo_actor:PPOActorInterface",
+        "ppo_critic": "realsys.interfaces.ppo.ppo_critic:PPOCriticInterface",
         "math_reward": "realsys.interfaces.math_reward:MathRewardInterface",
-        "preference": "realsys.interfaces.preference_training:PreferenceInterface",
-        "reward_model": "realsys.interfaces.reward_model:RewardModelInterface",
+        "preference": "realsys.interfaces.preferences.preference_training:PreferenceInterface",
+        "reward_model": "realsys.interfaces.preferences.reward_model:RewardModelInterface",
         "rollout_end": "realsys.interfaces.rollout_end:RolloutEndInterface",
         "sft": "realsys.interfaces.supervised:SFTInterface",
     },

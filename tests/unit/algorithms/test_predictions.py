@@ -28,7 +28,7 @@ from realsys.backends.fsdp import FSDPBackend
 from realsys.backends.hf.singleton_group import singleton_group
 from realsys.backends.kernels.packed_attention import predict_packed, run_packed
 from realsys.data.sequence_sample import SequenceSample
-from realsys.interfaces.ppo_actor import PPOActorInterface
+from realsys.interfaces.ppo.ppo_actor import PPOActorInterface
 from realsys.interfaces.supervised import SFTInterface
 
 torch.set_num_threads(1)

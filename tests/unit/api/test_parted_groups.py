@@ -17,8 +17,8 @@ from realsys.api.options import OptimizerOptions
 from realsys.backends.fsdp import FSDPBackend
 from realsys.data.packing import runs_within
 from realsys.data.sequence_sample import SequenceSample
-from realsys.interfaces.ppo_actor import PPOActorInterface
-from realsys.interfaces.ppo_critic import PPOCriticInterface
+from realsys.interfaces.ppo.ppo_actor import PPOActorInterface
+from realsys.interfaces.ppo.ppo_critic import PPOCriticInterface
 from realsys.models.factories import hf_critic, tiny_llama
 
 torch.set_num_threads(1)

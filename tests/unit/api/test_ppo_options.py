@@ -6,7 +6,7 @@ from changed_settings import changed
 from experiments.ppo_math import ppo_math
 from realsys.api.errors import ConfigError
 from realsys.api.options import PPOHyperparameters, ppo_problems, range_problems
-from realsys.interfaces.ppo_actor import PPOActorInterface
+from realsys.interfaces.ppo.ppo_actor import PPOActorInterface
 
 CLASHES = [
     ({"correction": "tis"}, "algorithm.correction"),

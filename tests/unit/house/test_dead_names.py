@@ -47,7 +47,7 @@ def _used(node: ast.AST) -> Iterable[str]:
             return (name,)
         case ast.MatchClass(kwd_attrs=names):
             return names
-        case ast.Constant(value=str(text)) if len(text) < 60:
+        case ast.Constant(value=str(text)) if len(text) < 80:
             return re.findall(r"\w+", text)
     return ()
 

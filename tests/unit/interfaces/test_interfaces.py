@@ -32,9 +32,9 @@ from realsys.generation.engine import embedded_engine
 from realsys.generation.engine.continuous import ContinuousEngine
 from realsys.interfaces.interface_arguments import PPOSettings
 from realsys.interfaces.math_reward import MathRewardInterface
-from realsys.interfaces.ppo_actor import PPOActorInterface
-from realsys.interfaces.ppo_critic import PPOCriticInterface
-from realsys.interfaces.ppo_experience import minibatches, prepare_experience
+from realsys.interfaces.ppo.ppo_actor import PPOActorInterface
+from realsys.interfaces.ppo.ppo_critic import PPOCriticInterface
+from realsys.interfaces.ppo.ppo_experience import minibatches, prepare_experience
 from realsys.interfaces.supervised import SFTInterface
 from realsys.models.factories import hf_causal_lm, hf_critic, tiny_llama, tokenizer_only
 

@@ -34,9 +34,9 @@ from realsys.data.sources.math_questions import MathPrompts
 from realsys.interfaces.interface_arguments import PPOSettings
 from realsys.interfaces.math_evaluation import evaluate_math
 from realsys.interfaces.math_reward import MathRewardInterface
-from realsys.interfaces.ppo_actor import PPOActorInterface
-from realsys.interfaces.ppo_critic import PPOCriticInterface
-from realsys.interfaces.ppo_experience import prepare_experience
+from realsys.interfaces.ppo.ppo_actor import PPOActorInterface
+from realsys.interfaces.ppo.ppo_critic import PPOCriticInterface
+from realsys.interfaces.ppo.ppo_experience import prepare_experience
 from realsys.master.graph.data_schedule import DataSchedule
 from realsys.master.rollouts.rollout_dispatcher import RolloutDispatcher
 from realsys.master.rollouts.routes import Routes

@@ -26,7 +26,7 @@ from realsys.backends.hf.recompute import recompute_layers
 from realsys.backends.inference import InferenceBackend
 from realsys.data.sequence_sample import SequenceSample
 from realsys.interfaces.interface_arguments import PPOSettings
-from realsys.interfaces.policy_objective import PolicyObjective
+from realsys.interfaces.ppo.policy_objective import PolicyObjective
 from realsys.models.shape import shape_of
 from realsys.planner.memory.copy_memory import (
     HeldModel,

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from realsys.algorithms.advantages import masked_mean
+from realsys.algorithms.advantage.advantages import masked_mean
 from realsys.algorithms.aggregation import aggregate, aggregation_weight
-from realsys.algorithms.policy_loss import policy_loss, update_should_stop
+from realsys.algorithms.policy.policy_loss import policy_loss, update_should_stop
 from realsys.api.basics.losses import PPOLoss
 from realsys.api.errors import ConfigError, DataError
 from realsys.data.ragged import pad_packed

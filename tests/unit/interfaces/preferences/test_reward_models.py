@@ -18,8 +18,8 @@ from realsys.config.overrides import with_settings
 from realsys.data.preferences.preference_pairs import PreferencePairs
 from realsys.data.sequence_sample import SequenceSample
 from realsys.data.sources.arithmetic_problems import arithmetic_word_problems
-from realsys.interfaces.preference_training import PreferenceInterface
-from realsys.interfaces.reward_model import RewardModelInterface
+from realsys.interfaces.preferences.preference_training import PreferenceInterface
+from realsys.interfaces.preferences.reward_model import RewardModelInterface
 from realsys.models.factories import hf_critic
 from realsys.models.from_scratch.tiny_llama import build_tiny_llama
 from realsys.models.hf import load_tokenizer

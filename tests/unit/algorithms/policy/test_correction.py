@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
+from realsys.algorithms.advantage.overlong import overlong_penalty
 from realsys.algorithms.aggregation import aggregate
-from realsys.algorithms.correction import correction_weights, judge_mismatch, mismatch
-from realsys.algorithms.overlong import overlong_penalty
-from realsys.algorithms.policy_loss import policy_loss
+from realsys.algorithms.policy.correction import correction_weights, judge_mismatch, mismatch
+from realsys.algorithms.policy.policy_loss import policy_loss
 from realsys.algorithms.staleness_figures import token_lags, tokens_by_lag
 from realsys.api.basics.losses import PPOLoss
 from realsys.api.errors import ConfigError, DataError

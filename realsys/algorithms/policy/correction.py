@@ -17,7 +17,7 @@ from typing import Literal, get_args
 
 import torch
 
-from realsys.algorithms.kl import kl_estimate
+from realsys.algorithms.advantage.kl import kl_estimate
 from realsys.algorithms.sequence_sums import sum_per_sequence, to_tokens
 from realsys.algorithms.tensor_checks import require_same_shape
 from realsys.api.errors import ConfigError, did_you_mean

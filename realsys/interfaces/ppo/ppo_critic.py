@@ -12,18 +12,18 @@ from typing import Any
 
 import torch
 
+from realsys.algorithms.advantage.kl import KLController
 from realsys.algorithms.aggregation import aggregate
-from realsys.algorithms.kl import KLController
 from realsys.algorithms.logprobs import shift_to_next_token
-from realsys.algorithms.value_loss import clipped_value_loss, explained_variance
-from realsys.algorithms.value_norm import RunningMoments
+from realsys.algorithms.value.value_loss import clipped_value_loss, explained_variance
+from realsys.algorithms.value.value_norm import RunningMoments
 from realsys.api.data import MicroBatchSpec
 from realsys.api.model import Model, ModelInterface
 from realsys.backends.hf.data_parallel import DataParallel
 from realsys.data.sequence_sample import SequenceSample
 from realsys.interfaces.answers import INPUT, answer_mask, num_answer_tokens
 from realsys.interfaces.interface_arguments import PPOCriticArguments
-from realsys.interfaces.ppo_experience import (
+from realsys.interfaces.ppo.ppo_experience import (
     make_kl_controller,
     mean_and_std,
     minibatches,

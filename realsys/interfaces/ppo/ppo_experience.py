@@ -13,21 +13,21 @@ from itertools import accumulate
 
 import torch
 
-from realsys.algorithms.advantages import (
+from realsys.algorithms.advantage.advantages import (
     gae_advantages,
     group_advantages,
     masked_sums,
     num_equal_groups,
 )
-from realsys.algorithms.kl import (
+from realsys.algorithms.advantage.kl import (
     AdaptiveKLController,
     FixedKLController,
     KLController,
     kl_penalised_rewards,
     sequence_kl,
 )
+from realsys.algorithms.advantage.overlong import overlong_penalty
 from realsys.algorithms.logprobs import shift_to_next_token
-from realsys.algorithms.overlong import overlong_penalty
 from realsys.api.errors import DataError
 from realsys.backends.hf.data_parallel import DataParallel
 from realsys.data.ragged import pad_packed, unpad_to_packed

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from realsys.algorithms.advantages import masked_sums
-from realsys.algorithms.value_norm import RunningMoments
+from realsys.algorithms.advantage.advantages import masked_sums
+from realsys.algorithms.value.value_norm import RunningMoments
 from realsys.api.errors import CheckpointError, ConfigError
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from realsys.algorithms.advantages import group_advantages, num_equal_groups
+from realsys.algorithms.advantage.advantages import group_advantages, num_equal_groups
 from realsys.api.data import MicroBatchSpec
 from realsys.api.model import (
     FinetuneSpec,
@@ -25,8 +25,8 @@ from realsys.backends.hf.data_parallel import DataParallel
 from realsys.data.sequence_sample import SequenceSample
 from realsys.data.sources.math_questions import MathPrompts
 from realsys.interfaces.interface_arguments import PPOSettings
-from realsys.interfaces.ppo_actor import PPOActorInterface
-from realsys.interfaces.ppo_experience import FROM_SCORE, prepare_experience
+from realsys.interfaces.ppo.ppo_actor import PPOActorInterface
+from realsys.interfaces.ppo.ppo_experience import FROM_SCORE, prepare_experience
 from realsys.models.factories import tiny_llama
 
 COMPANY: dict[str, Any] = {

@@ -30,8 +30,8 @@ from realsys.backends.hf.data_parallel import DataParallel
 from realsys.data.sequence_sample import SequenceSample
 from realsys.interfaces.answers import answer_mask
 from realsys.interfaces.interface_arguments import PPOSettings
-from realsys.interfaces.off_policy import correct_batch, staleness_stats
-from realsys.interfaces.ppo_experience import prepare_experience
+from realsys.interfaces.ppo.off_policy import correct_batch, staleness_stats
+from realsys.interfaces.ppo.ppo_experience import prepare_experience
 
 PROX, VERSIONS = "packed_prox_logprobs", "packed_versions"
 ADVANTAGES = [

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch.nn import functional as F
 
-from realsys.algorithms.advantages import Reduce, masked_sums
+from realsys.algorithms.advantage.advantages import Reduce, masked_sums
 from realsys.algorithms.tensor_checks import require_same_shape
 from realsys.api.errors import ConfigError, did_you_mean
 

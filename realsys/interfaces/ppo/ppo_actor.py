@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from realsys.algorithms.advantages import masked_whiten
-from realsys.algorithms.kl import KLController
-from realsys.algorithms.policy_loss import update_should_stop
+from realsys.algorithms.advantage.advantages import masked_whiten
+from realsys.algorithms.advantage.kl import KLController
+from realsys.algorithms.policy.policy_loss import update_should_stop
 from realsys.algorithms.predictions import Predictions, next_token_logprobs
 from realsys.api.data import MicroBatchSpec
 from realsys.api.model import Model, ModelInterface
@@ -24,9 +24,9 @@ from realsys.data.sequence_sample import SequenceSample
 from realsys.interfaces.answers import INPUT
 from realsys.interfaces.interface_arguments import PPOActorArguments
 from realsys.interfaces.math_evaluation import evaluate_math
-from realsys.interfaces.off_policy import correct_batch, staleness_stats
-from realsys.interfaces.policy_objective import PolicyObjective
-from realsys.interfaces.ppo_experience import (
+from realsys.interfaces.ppo.off_policy import correct_batch, staleness_stats
+from realsys.interfaces.ppo.policy_objective import PolicyObjective
+from realsys.interfaces.ppo.ppo_experience import (
     FROM_SCORE,
     make_kl_controller,
     minibatches,

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from realsys.algorithms.kl import (
+from realsys.algorithms.advantage.kl import (
     AdaptiveKLController,
     FixedKLController,
     kl_estimate,

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 import torch
 
-from realsys.algorithms.advantages import Reduce, masked_sums
+from realsys.algorithms.advantage.advantages import Reduce, masked_sums
 from realsys.api.errors import CheckpointError, ConfigError
 
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from realsys.algorithms.advantages import masked_sums
-from realsys.algorithms.value_loss import clipped_value_loss, explained_variance
+from realsys.algorithms.advantage.advantages import masked_sums
+from realsys.algorithms.value.value_loss import clipped_value_loss, explained_variance
 from realsys.api.errors import ConfigError, DataError
 
 

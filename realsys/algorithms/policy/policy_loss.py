@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import torch
 
+from realsys.algorithms.policy.token_losses import PolicyTokens, token_losses
 from realsys.algorithms.tensor_checks import require_same_shape
-from realsys.algorithms.token_losses import PolicyTokens, token_losses
 from realsys.api.basics.losses import PolicyLoss
 
 _MAX_LOG_RATIO = 20.0  # bounds the ratio by e^20 ≈ 5e8; past it there is no gradient

@@ -1,7 +1,7 @@
 """The policy's objective on one micro-batch: the loss over its answer tokens, minus the entropy bonus.
 
-Formulas are in realsys/algorithms/token_losses.py; this module selects the batch's keys, the tokens that
-count, and the micro-batch weights that make results independent of the split.
+Formulas are in realsys/algorithms/policy/token_losses.py; this module selects the batch's keys, the tokens
+that count, and the micro-batch weights that make results independent of the split.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 import torch
 
 from realsys.algorithms.aggregation import Aggregation, aggregate, aggregation_weight
-from realsys.algorithms.policy_loss import policy_loss
+from realsys.algorithms.policy.policy_loss import policy_loss
 from realsys.algorithms.predictions import Predictions
 from realsys.algorithms.sequence_sums import sum_per_sequence
 from realsys.data.sequence_sample import SequenceSample
 from realsys.interfaces.answers import INPUT, answer_mask, answer_tokens
 from realsys.interfaces.interface_arguments import PPOSettings
-from realsys.interfaces.off_policy import WEIGHTS
-from realsys.interfaces.ppo_experience import BEHAVIOUR, PROXIMAL
+from realsys.interfaces.ppo.off_policy import WEIGHTS
+from realsys.interfaces.ppo.ppo_experience import BEHAVIOUR, PROXIMAL
 
 _TOKENS = "tokens_per_weight"
 

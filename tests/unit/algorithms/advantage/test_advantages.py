@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from realsys.algorithms.advantages import (
+from realsys.algorithms.advantage.advantages import (
     gae_advantages,
     group_advantages,
     masked_mean,

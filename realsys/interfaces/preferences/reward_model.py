@@ -13,7 +13,7 @@ from realsys.api.model import Model, ModelInterface
 from realsys.data.sequence_sample import SequenceSample
 from realsys.interfaces.answers import INPUT, one_per_sequence
 from realsys.interfaces.interface_arguments import RewardModelArguments
-from realsys.interfaces.preference_training import last_values
+from realsys.interfaces.preferences.preference_training import last_values
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,14 +14,14 @@ from typing import Any
 
 import torch
 
-from realsys.algorithms.correction import correction_weights, judge_mismatch, mismatch
+from realsys.algorithms.policy.correction import correction_weights, judge_mismatch, mismatch
 from realsys.algorithms.staleness_figures import LAG_BUCKETS, TokenLags, token_lags, tokens_by_lag
 from realsys.api.errors import DataError, InternalError, PolicyMismatch
 from realsys.backends.hf.data_parallel import DataParallel
 from realsys.data.sequence_sample import SequenceSample
 from realsys.interfaces.answers import INPUT, answer_mask
 from realsys.interfaces.interface_arguments import PPOSettings
-from realsys.interfaces.ppo_experience import BEHAVIOUR, PROXIMAL, VERSIONS
+from realsys.interfaces.ppo.ppo_experience import BEHAVIOUR, PROXIMAL, VERSIONS
 
 logger = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ import torch
 from torch.testing import assert_close
 
 from realsys.algorithms.aggregation import aggregate, aggregation_weight
-from realsys.algorithms.policy_loss import policy_loss
-from realsys.algorithms.token_losses import PolicyTokens, TokenLosses, token_losses
+from realsys.algorithms.policy.policy_loss import policy_loss
+from realsys.algorithms.policy.token_losses import PolicyTokens, TokenLosses, token_losses
 from realsys.api.basics.losses import (
     CISPOLoss,
     GSPOLoss,

@@ -17,9 +17,9 @@ from realsys.backends.hf.data_parallel import DataParallel
 from realsys.data.sequence_sample import SequenceSample
 from realsys.data.sources.math_questions import MathPrompts
 from realsys.interfaces.interface_arguments import PPOSettings
-from realsys.interfaces.ppo_actor import PPOActorInterface
-from realsys.interfaces.ppo_critic import PPOCriticInterface
-from realsys.interfaces.ppo_experience import REFERENCE, prepare_experience
+from realsys.interfaces.ppo.ppo_actor import PPOActorInterface
+from realsys.interfaces.ppo.ppo_critic import PPOCriticInterface
+from realsys.interfaces.ppo.ppo_experience import REFERENCE, prepare_experience
 from realsys.models.factories import tiny_llama
 
 COMPANY = {

@@ -1,0 +1,1 @@
+"""From scores to advantages of tokens: penalties, baselines, whitening."""

@@ -1,0 +1,1 @@
+"""Losses of a policy's tokens, and weights for answers of another policy."""

@@ -1,0 +1,1 @@
+"""Losses of a critic, and the scale of what it predicts."""

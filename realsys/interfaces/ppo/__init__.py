@@ -1,0 +1,1 @@
+"""A policy trained by its own answers, with a critic or without."""

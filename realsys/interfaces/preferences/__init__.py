@@ -1,0 +1,1 @@
+"""Models trained on pairs of answers, and scoring by one."""
