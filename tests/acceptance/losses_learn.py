@@ -5,8 +5,8 @@
 
 A policy is fine-tuned once (``sft-math``). From it ``grpo-math`` learns arithmetic with each loss of
 realsys/algorithms/policy/token_losses.py, each with its own defaults, and the share of held-out questions
-that is answered rightly must rise by 25 points with every seed. Recipe, seeds and bound were fixed before the
-runs; all results are written, whatever they are.
+that is answered rightly must rise by 25 points with every seed. Recipe, seeds and bound were fixed before
+the runs; all results are written, whatever they are.
 """
 
 from __future__ import annotations
