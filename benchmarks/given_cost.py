@@ -54,7 +54,8 @@ class GivenCostEngine(FSDPEngine):
         stats = self.eval_batch(
             input_, loss_fn=loss_fn, loss_weight_fn=loss_weight_fn, mb_spec=mb_spec
         )
-        counted = sum(microbatch_weights(self.microbatches(input_, mb_spec), loss_weight_fn))
+        weights = microbatch_weights(self.microbatches(input_, mb_spec), loss_weight_fn)
+        counted = sum(w for w in weights if isinstance(w, float))
         time.sleep(max(0.0, began_s + counted / self.tokens_per_s - time.perf_counter()))
         self.trained()
         return {**stats, "grad_norm": 0.0, "lr": 0.0}

@@ -16,10 +16,17 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from realsys.api.basics.choice import Choice
+from realsys.api.basics.estimators import (
+    GAE,
+    AdvantageEstimator,
+    AnswerEstimator,
+    GRPOAdvantage,
+    PassAtKAdvantage,
+)
 from realsys.api.dataflow import Hook, MFCDef, ParamReallocHook
 from realsys.api.errors import ConfigError
 from realsys.api.model import GenerationHyperparameters, ModelInterfaceAbstraction, ModelName
@@ -35,6 +42,7 @@ from realsys.api.plain import to_plain
 ANSWERS = ("packed_input_ids", "prompt_mask")
 PROXIMAL = "packed_prox_logprobs"
 REFERENCE = "packed_ref_logprobs"
+ENTROPY = "packed_prox_entropy"
 POLICY_KEYS = (*ANSWERS, "packed_logprobs", "rewards", "seq_no_eos_mask")  # read by every update
 
 
@@ -111,7 +119,20 @@ class PolicyAlgorithm(PolicyHyperparameters, Algorithm):
                 where="algorithm.ref_ema_eta and algorithm.kl_ctl",
                 fix="give algorithm.kl_ctl a value above 0, e.g. 0.01, or leave ref_ema_eta out",
             )
+        chosen = self.estimator
+        if self.adv_norm == "group" and (not chosen.compares or isinstance(chosen, GRPOAdvantage)):
+            yield ConfigError(
+                "adv_norm=group divides by the deviation of a group, and "
+                f"advantage={chosen.kind} {'does so already' if chosen.compares else 'has no groups'}",
+                where="algorithm.adv_norm",
+                fix="leave adv_norm out, or use algorithm=grpo algorithm.advantage=dr_grpo",
+            )
         yield from ppo_problems(self, longest=gen.max_new_tokens)
+
+    @property
+    @abc.abstractmethod
+    def estimator(self) -> AdvantageEstimator:
+        """How scores become advantages."""
 
     def interface_args(self, maker: CallMaker) -> dict[str, Any]:
         """Returns the hyper-parameters as arguments of the interfaces ``ppo_actor`` and ``ppo_critic``."""
@@ -147,8 +168,11 @@ class PolicyAlgorithm(PolicyHyperparameters, Algorithm):
         if self.needs_ref_logprobs:
             calls.append(_logprobs("ref_inf", "ref", maker, actor, REFERENCE))
         if self.needs_prox_logprobs:
-            calls.append(_logprobs("actor_inf", "actor", maker, actor, PROXIMAL))
-            read = (*read, PROXIMAL)
+            entropy = self.top_entropy_share < 1
+            interface = replace(actor, args={**args, "with_entropy": True}) if entropy else actor
+            more = {"entropy": ENTROPY} if entropy else {}
+            calls.append(_logprobs("actor_inf", "actor", maker, interface, PROXIMAL, **more))
+            read = (*read, PROXIMAL, *more.values())
         update = maker.make(
             "actor_train",
             "actor",
@@ -175,7 +199,12 @@ class PPO(PolicyAlgorithm, ValueHyperparameters):
     kind = "ppo"
     roles = ("actor", "critic", "ref", "reward")
     right_roles = ("critic", "reward")
-    advantage: ClassVar[str] = "gae"
+    advantage: ClassVar[AdvantageEstimator] = GAE()
+
+    @property
+    def estimator(self) -> AdvantageEstimator:
+        """By the critic's values."""
+        return self.advantage
 
     def calls(self, maker: CallMaker) -> tuple[MFCDef, ...]:
         """Builds six calls for four roles."""
@@ -211,31 +240,50 @@ class GRPO(PolicyAlgorithm):
     kind = "grpo"
     roles = ("actor", "ref", "reward")
     right_roles = ("ref", "reward")
-    adv_norm: bool = option(False, "whiten advantages over the whole batch")
-    advantage: str = option(
-        "grpo",
-        "how the answers of a group are compared: grpo (arXiv:2402.03300), dr_grpo (arXiv:2503.20783, no "
-        "division by the deviation), rloo (arXiv:2402.14740)",
-        choices=("grpo", "dr_grpo", "rloo"),
+    advantage: AnswerEstimator = option(
+        GRPOAdvantage(), "how the score of an answer becomes its advantage"
     )
 
     def problems(self, gen: GenerationHyperparameters, group_size: int) -> Iterator[ConfigError]:
         """Yields a group of one answer, and settings that don't go together."""
-        if group_size < 2:
+        if group_size < 2 and self.advantage.compares:
             yield ConfigError(
                 f"group_size is {group_size}, so there is nothing to compare an answer with",
                 where="group_size",
-                fix="use 2 or more, or algorithm=ppo",
+                fix="use 2 or more, algorithm.advantage=reinforce_pp, or algorithm=ppo",
             )
+        yield from _estimator_problems(self, group_size)
         yield from super().problems(gen, group_size)
+
+    @property
+    def estimator(self) -> AdvantageEstimator:
+        """The chosen one."""
+        return self.advantage
 
     def calls(self, maker: CallMaker) -> tuple[MFCDef, ...]:
         """Builds four calls for three roles."""
         return tuple(self.policy_calls(maker).values())
 
 
+def _estimator_problems(algorithm: GRPO, group_size: int) -> Iterator[ConfigError]:
+    """Yields settings that an estimator of advantages contradicts."""
+    chosen = algorithm.advantage
+    if isinstance(chosen, PassAtKAdvantage) and chosen.k is not None and chosen.k > group_size:
+        yield ConfigError(
+            f"algorithm.advantage.k is {chosen.k}, a group has {group_size} answers",
+            where="algorithm.advantage.k and group_size",
+            fix=f"use 2 … {group_size}, none for the whole group, or a larger group_size",
+        )
+    if chosen.reads_parts and algorithm.overlong_buffer_len is not None:
+        yield ConfigError(
+            f"overlong_buffer_len changes the score, and advantage={chosen.kind} looks at its parts",
+            where="algorithm.overlong_buffer_len",
+            fix="leave it out, and let the reward return the length's penalty as a part",
+        )
+
+
 def _logprobs(
-    name: str, role: str, maker: CallMaker, actor: ModelInterfaceAbstraction, key: str
+    name: str, role: str, maker: CallMaker, actor: ModelInterfaceAbstraction, key: str, **more: str
 ) -> MFCDef:
     return maker.make(
         name,
@@ -243,6 +291,6 @@ def _logprobs(
         "inference",
         actor,
         input_keys=("packed_input_ids",),
-        output_keys=(key,),
-        output_key_remap={"logprobs": key},
+        output_keys=(key, *more.values()),
+        output_key_remap={"logprobs": key, **more},
     )

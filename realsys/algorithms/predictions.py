@@ -148,3 +148,16 @@ def next_token_logprobs(
     """
     next_ids = packed_input_ids.roll(-1)  # the label at a sequence's end is dropped by the shift
     return shift_to_next_token(predictions.logprobs(next_ids, temperature=temperature), lengths)
+
+
+def next_token_figures(
+    predictions: Predictions,
+    packed_input_ids: Tensor,
+    lengths: Sequence[int],
+    *,
+    temperature: float = 1.0,
+) -> Tensor:
+    """float32 ``[N, 2]``: ``next_token_logprobs``, and the entropy of what each token was drawn from."""
+    next_ids = packed_input_ids.roll(-1)
+    found = predictions.logprobs_and_entropy(next_ids, temperature=temperature)
+    return torch.stack([shift_to_next_token(x, lengths) for x in found], 1)

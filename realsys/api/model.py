@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 # The first argument is a language model's ``Predictions`` (realsys.algorithms), or a critic's values.
 LossFn = Callable[[Any, "SequenceSample"], Any]
-LossWeightFn = Callable[["SequenceSample"], float]
+# One weight, or that of each component of the loss by name.
+LossWeightFn = Callable[["SequenceSample"], float | Mapping[str, float]]
 
 
 @dataclass(frozen=True, order=True)
@@ -343,16 +344,19 @@ class PipelinableEngine(abc.ABC):
 
         Args:
             loss_fn: (model output, micro-batch) → mean loss over the micro-batch's weight (scalar
-                tensor), or (loss, stats) with stats a dict of scalar tensors that are averaged by
-                weight. The output is a critic's values ``[tokens]``; of a language model it is
-                ``Predictions``, which computes log-probabilities and logits of selected rows. A
-                micro-batch may hold only some of an id's sequences (``SequenceSample.microbatches``).
-            loss_weight_fn: micro-batch → its weight (number of loss tokens).
+                tensor, or one for each component by name, which add up), or (loss, stats) with stats
+                a dict of scalar tensors that are averaged by the first component's weight. The output is a
+                critic's values ``[tokens]``; of a language model it is ``Predictions``, which computes
+                log-probabilities and logits of selected rows. A micro-batch may hold only some of an id's
+                sequences (``SequenceSample.microbatches``).
+            loss_weight_fn: micro-batch → its weight (number of loss tokens); of a loss in components,
+                the weight of each by name: each is divided by its own, over all micro-batches and ranks.
             token_normalize_scope: ``global`` divides by the weight of all data-parallel ranks,
                 ``dp`` by this rank's own.
             version_steps: global step, for the learning-rate schedule.
         Returns:
-            ``loss``, ``grad_norm``, ``lr`` and the averaged stats, equal on all ranks.
+            ``loss`` (of several components also ``loss/<name>``), ``grad_norm``, ``lr`` and the averaged
+            stats, equal on all ranks.
         """
 
     @abc.abstractmethod

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from realsys.api.basics.estimators import GAE, AdvantageEstimator
 from realsys.api.basics.losses import PolicyLoss, PPOLoss
 from realsys.api.basics.option_fields import option as option
 from realsys.api.errors import ConfigError
@@ -146,15 +147,54 @@ class ModelOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyHyperparameters:
-    """Settings of a policy update with a KL penalty in the reward (arXiv:1909.08593)."""
+    """Settings of a policy update with a KL penalty (arXiv:1909.08593)."""
 
     ppo_n_minibatches: int = option(4, "optimizer steps a pass over the batch", ge=1)
     ppo_epochs: int = option(1, "passes over the batch", ge=1)
     loss: PolicyLoss = option(PPOLoss(), "how the policy is pulled towards better answers")
     entropy_coef: float = option(0.0, "weight of the entropy bonus", ge=0)
-    adv_norm: bool = option(True, "whiten advantages over the whole batch")
+    entropy_target: float | None = option(
+        None,
+        "entropy aimed at: entropy_coef is where the weight starts, and it moves by entropy_step after "
+        "each batch; above it there is no bonus (arXiv:2505.22312); none: the weight is constant",
+        unit="nats a token",
+        gt=0,
+    )
+    entropy_step: float = option(0.005, "see entropy_target", gt=0)
+    top_entropy_share: float = option(
+        1.0,
+        "only this share of a batch's tokens, those of the highest entropy, pull the policy "
+        "(arXiv:2506.01939 takes 0.2); needs recompute_logprob or use_decoupled_loss",
+        gt=0,
+        le=1,
+    )
+    nll_coef: float = option(
+        0.0, "weight of −log π of answers with a reward above 0 (VAPO, arXiv:2504.05118)", ge=0
+    )
+    adv_norm: str | None = option(
+        None,
+        "what advantages are divided by: nothing; the deviation over the whole batch (whitening); over the "
+        "group; over all batches so far. None: what `advantage` was published with",
+        choices=("none", "batch", "group", "running"),
+    )
     kl_ctl: float = option(
-        0.01, "weight of the KL penalty in the reward; 0: there is no reference model", ge=0
+        0.01, "weight of the KL to the reference; 0: there is no reference model", ge=0
+    )
+    kl_in: str = option(
+        "reward",
+        "the KL is a penalty in the reward, or a term of the loss",
+        choices=("reward", "loss"),
+    )
+    kl_estimator: str | None = option(
+        None,
+        "how the KL of a token is estimated (docs/algorithms.md); k1+ and k3+ have the gradient of k2. "
+        "None: k1 in the reward, k3+ in the loss",
+        choices=("k1", "k2", "k3", "abs", "k1+", "k3+"),
+    )
+    kl_unbiased: bool = option(
+        False,
+        "of kl_in=loss: times the ratio of the policy to the one before the update, which makes value and "
+        "gradient right for answers of that one (arXiv:2512.02556)",
     )
     use_adaptive_kl_ctl: bool = option(False, "adapt kl_ctl to adaptive_kl_target")
     adaptive_kl_target: float = option(6.0, "KL per sequence aimed at", unit="nats", gt=0)
@@ -229,6 +269,13 @@ class PolicyHyperparameters:
         0.5, "of sequence_mask: smallest geometric mean of a sequence's weights", ge=0
     )
     sequence_mask_high: float = option(2.0, "of sequence_mask: largest one", gt=0)
+    opsm_delta: float | None = option(
+        None,
+        "answers of negative advantage teach nothing once the policy has moved from the sampling one by "
+        "more than this (k1, mean over the answer; off-policy sequence mask, arXiv:2512.02556); none: off",
+        unit="nats a token",
+        ge=0,
+    )
     mismatch_kl_max: float | None = option(
         None,
         "largest mean KL of sampling to proximal policy (k3) that is trained on; none is off",
@@ -247,6 +294,11 @@ class PolicyHyperparameters:
         return self.kl_ctl > 0
 
     @property
+    def kl_estimate_by(self) -> str:
+        """``kl_estimator``, or what suits the place of the KL."""
+        return self.kl_estimator or ("k1" if self.kl_in == "reward" else "k3+")
+
+    @property
     def needs_prox_logprobs(self) -> bool:
         """Whether the update reads ``packed_prox_logprobs``, which a call of the actor must make."""
         return self.recompute_logprob or self.use_decoupled_loss
@@ -256,9 +308,18 @@ class PolicyHyperparameters:
 class ValueHyperparameters:
     """Settings of a critic, and of the advantages by its values."""
 
-    value_eps_clip: float = option(0.2, "clip range of the value", gt=0)
+    value_eps_clip: float | None = option(0.2, "clip range of the value; none is off", gt=0)
+    value_huber_delta: float | None = option(
+        None, "an error of the value beyond this counts linearly (Huber); none: squared", gt=0
+    )
     discount: float = option(1.0, "gamma", ge=0, le=1)
     gae_lambda: float = option(1.0, "lambda of generalised advantage estimation", ge=0, le=1)
+    gae_length_alpha: float | None = option(
+        None,
+        "the policy's lambda is 1 − 1 / (alpha · tokens of the answer) (VAPO, arXiv:2504.05118, takes "
+        "0.05); returns keep gae_lambda; none is off",
+        gt=0,
+    )
     truncation: str = option(
         "terminal",
         "what follows an answer cut at max_new_tokens: nothing, or the critic's last value",
@@ -277,12 +338,14 @@ class PPOHyperparameters(PolicyHyperparameters, ValueHyperparameters):
     gen: GenerationHyperparameters = option(
         GenerationHyperparameters(max_new_tokens=32), "how the actor samples"
     )
-    advantage: str = option(
-        "gae",
-        "gae needs a critic; the others compare the answers of a group: grpo (arXiv:2402.03300), "
-        "dr_grpo (arXiv:2503.20783, no division by the deviation), rloo (arXiv:2402.14740)",
-        choices=("gae", "grpo", "dr_grpo", "rloo"),
+    advantage: AdvantageEstimator = option(
+        GAE(), "how scores become advantages; gae needs a critic"
     )
+
+    @property
+    def norm(self) -> str:
+        """What advantages are divided by: ``adv_norm``, or the estimator's own."""
+        return self.advantage.norm if self.adv_norm is None else self.adv_norm
 
 
 def ppo_problems(
@@ -302,6 +365,14 @@ def ppo_problems(
             where=f"{path}mismatch_kl_max",
             fix=f"set {proximal}, or mismatch_kl_max=none",
         )
+    if ppo.top_entropy_share < 1 and not ppo.needs_prox_logprobs:
+        yield ConfigError(
+            f"{path}top_entropy_share={ppo.top_entropy_share} compares entropies that nobody computes "
+            "before the update",
+            where=f"{path}top_entropy_share",
+            fix=f"set {proximal}, or top_entropy_share=1",
+        )
+    yield from _kl_problems(ppo, path)
     for name in ("icepop", "sequence_mask"):
         low, high = getattr(ppo, f"{name}_low"), getattr(ppo, f"{name}_high")
         if ppo.correction == name and not low < high:
@@ -316,6 +387,30 @@ def ppo_problems(
             f"{path}overlong_buffer_len is {buffer}, gen.max_new_tokens {longest}",
             where=f"{path}overlong_buffer_len",
             fix=f"use 1 … {longest}, or none",
+        )
+
+
+def _kl_problems(ppo: PolicyHyperparameters, path: str) -> Iterator[ConfigError]:
+    """Estimators that say nothing where the KL stands."""
+    if ppo.kl_in == "reward" and ppo.kl_unbiased:
+        yield ConfigError(
+            f"{path}kl_unbiased weighs a term of the loss, and the KL is in the reward",
+            where=f"{path}kl_unbiased",
+            fix=f"set {path}kl_in=loss, or leave kl_unbiased out",
+        )
+    if ppo.kl_in == "reward" and ppo.kl_estimate_by in ("k1+", "k3+"):
+        plain = ppo.kl_estimate_by.rstrip("+")
+        yield ConfigError(
+            f"{path}kl_estimator={ppo.kl_estimate_by} differs from {plain} in its gradient alone, and a "
+            "reward has none",
+            where=f"{path}kl_estimator",
+            fix=f"use {plain}, or {path}kl_in=loss",
+        )
+    if ppo.kl_in == "loss" and ppo.kl_estimate_by == "k1" and not ppo.kl_unbiased:
+        yield ConfigError(
+            f"{path}kl_estimator=k1 as a term of the loss has a gradient of 0 on average",
+            where=f"{path}kl_estimator",
+            fix=f"use k1+, k2 or k3+, or {path}kl_unbiased=true",
         )
 
 

@@ -9,6 +9,7 @@ import torch
 from realsys.data.sequence_sample import SequenceSample
 
 INPUT, PROMPT_MASK = "packed_input_ids", "prompt_mask"
+ANSWER_MASK = "answer_mask"  # what ``answer_mask`` found, kept in a batch that is asked often
 
 
 def answer_mask(data: SequenceSample) -> torch.Tensor:
@@ -17,6 +18,8 @@ def answer_mask(data: SequenceSample) -> torch.Tensor:
     Other tokens may lie between them, such as a tool's output. The first token of a sequence is never
     an answer token, not even without a prompt.
     """
+    if ANSWER_MASK in data.keys:
+        return data.data[ANSWER_MASK]
     mask = ~data.data[PROMPT_MASK]
     lengths = data.piece_lengths(INPUT)
     starts = list(accumulate(lengths, initial=0))[:-1]

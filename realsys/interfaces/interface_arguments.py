@@ -32,14 +32,20 @@ class PPOSettings(PPOHyperparameters):
 
     @staticmethod
     def renamed(args: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns arguments as plans have them now: PPO's clip ranges stood where the loss stands.
+        """Returns arguments as plans have them now.
 
-        With a loss they are left as they are, and refused.
+        PPO's clip ranges stood where the loss stands: with a loss they are left as they are, and refused.
+        An advantage was a name, ``adv_norm`` true for ``batch``.
         """
-        clips = {name: args[name] for name in _CLIPS if name in args}
-        if not clips or "loss" in args:
-            return dict(args)
-        rest = {name: value for name, value in args.items() if name not in clips}
+        now = dict(args)
+        if isinstance(now.get("advantage"), str):
+            now["advantage"] = {KIND: now["advantage"]}
+        if isinstance(now.get("adv_norm"), bool):
+            now["adv_norm"] = "batch" if now["adv_norm"] else "none"
+        clips = {name: now[name] for name in _CLIPS if name in now}
+        if not clips or "loss" in now:
+            return now
+        rest = {name: value for name, value in now.items() if name not in clips}
         return {**rest, "loss": {KIND: PPOLoss.kind, **clips}}
 
     def __post_init__(self) -> None:
@@ -53,10 +59,15 @@ class PPOSettings(PPOHyperparameters):
 
 @dataclass(frozen=True, kw_only=True)
 class PPOActorArguments(PPOSettings):
-    """Arguments of interface ``ppo_actor``; ``reward`` scores held-out answers."""
+    """Arguments of interface ``ppo_actor``; ``reward`` scores held-out answers.
+
+    Attributes:
+        with_entropy: inference computes the entropy of each token besides its log-prob.
+    """
 
     reward: str = "math_verify"
     reward_args: Mapping[str, Any] = field(default_factory=dict)
+    with_entropy: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,9 +76,9 @@ class PPOCriticArguments(PPOSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.advantage != "gae":
+        if not self.advantage.by_critic:
             raise ConfigError(
-                f"a critic is not used with advantage={self.advantage!r}",
+                f"a critic is not used with advantage={self.advantage.kind!r}",
                 where="ppo_critic, advantage",
                 fix="use gae, or leave the critic out",
             )

@@ -33,6 +33,7 @@ sys.path.insert(0, str(ROOT))
 import torch  # noqa: E402
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig  # noqa: E402
 
+from realsys.api.basics.estimators import GRPOAdvantage  # noqa: E402
 from realsys.api.data import MicroBatchSpec  # noqa: E402
 from realsys.api.model import (  # noqa: E402
     FinetuneSpec,
@@ -158,7 +159,9 @@ class Run:
         }
 
 
-GRPO = PPOHyperparameters(advantage="grpo", adv_norm=False, kl_ctl=0.01, entropy_coef=0.01)
+GRPO = PPOHyperparameters(
+    advantage=GRPOAdvantage(), adv_norm="none", kl_ctl=0.01, entropy_coef=0.01
+)
 
 
 def _model(path: str, name: str, dtype: str) -> Model:

@@ -7,6 +7,7 @@ trained on. What stands there under the keys per token is junk.
 from dataclasses import replace
 
 import torch
+from estimators_named import estimator
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from realsys.api.data import MicroBatchSpec
@@ -58,8 +59,8 @@ def interface(**changes):
     settings = {"max_staleness": changes.pop("max_staleness", None), "group_size": 2}
     ppo = PPOHyperparameters(
         gen=GenerationHyperparameters(max_new_tokens=8, temperature=0.8),
-        advantage="dr_grpo",
-        adv_norm=False,
+        advantage=estimator("dr_grpo"),
+        adv_norm="none",
         ppo_n_minibatches=1,
         kl_ctl=0.0,
         max_reward_clip=100.0,

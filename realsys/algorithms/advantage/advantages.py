@@ -28,7 +28,7 @@ def gae_advantages(
     mask_BT: torch.Tensor,
     *,
     gamma: float,
-    lam: float,
+    lam: float | torch.Tensor,
     truncation: Truncation = "terminal",
     truncated_B: torch.Tensor | None = None,
     bootstrap_value_B: torch.Tensor | None = None,
@@ -39,6 +39,7 @@ def gae_advantages(
     as if the token were not there; a reward on it is ignored.
 
     Args:
+        lam: of all sequences, or float ``[B]`` of each.
         truncation: what follows the last token of an answer that was cut off. ``terminal``:
             nothing, value 0, as after an end token. ``bootstrap``: ``bootstrap_value_B``.
         truncated_B: bool, True where the answer was cut off. Needed for ``bootstrap``.
@@ -62,6 +63,13 @@ def gae_advantages(
         advantage_BT[:, t] = next_advantage_B
     advantage_BT = advantage_BT.masked_fill(~mask_BT, 0.0)
     return advantage_BT, (advantage_BT + value_BT).masked_fill(~mask_BT, 0.0)
+
+
+def length_adaptive_lambda(lengths_B: torch.Tensor, alpha: float) -> torch.Tensor:
+    """float32 ``[B]``: 1 − 1 / (alpha · length), at least 0 (VAPO, arXiv:2504.05118, sec. 4.2): the same
+    share of an answer's tokens hears of its end, whatever its length.
+    """
+    return (1.0 - 1.0 / (alpha * lengths_B.clamp(min=1).float())).clamp(min=0.0)
 
 
 def _value_after_last_token(

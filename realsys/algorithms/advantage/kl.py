@@ -53,6 +53,28 @@ def kl_estimate(
     )
 
 
+def kl_loss(
+    logprobs: torch.Tensor,
+    ref_logprobs: torch.Tensor,
+    estimator: KLEstimator,
+    *,
+    old_logprobs: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """float32 KL(policy ‖ reference) of each token as a term of the loss, with its gradient.
+
+    Args:
+        old_logprobs: of the policy that sampled the tokens; the estimate is then weighted by the ratio to
+            it, which has a gradient too: value and gradient are right on average for its tokens, with k1 as
+            with k3 (DeepSeek-V3.2, arXiv:2512.02556, eq. 7). None: not weighted.
+    """
+    made = kl_estimate(logprobs, ref_logprobs.detach(), estimator)
+    if old_logprobs is None:
+        return made
+    require_same_shape("kl_loss", logprobs=logprobs, old_logprobs=old_logprobs)
+    log_ratio = logprobs.float() - old_logprobs.detach().float()
+    return log_ratio.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO).exp() * made
+
+
 @torch.no_grad()
 def sequence_kl(
     logprobs_BT: torch.Tensor, ref_logprobs_BT: torch.Tensor, mask_BT: torch.Tensor
@@ -70,11 +92,12 @@ def kl_penalised_rewards(
     mask_BT: torch.Tensor,
     *,
     kl_coef: float,
+    estimator: KLEstimator = "k1",
     score_clip: float | None = None,
     score_on_truncated: bool = True,
     truncated_B: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """float32 ``[B, T]``: -kl_coef · k1 on each token, plus the score on the last one with mask 1.
+    """float32 ``[B, T]``: -kl_coef · KL on each token, plus the score on the last one with mask 1.
 
     (Ziegler et al., arXiv:1909.08593, eq. 2.) A sequence without such a token gets nothing.
 
@@ -89,7 +112,7 @@ def kl_penalised_rewards(
     require_same_shape(where, logprobs_BT=logprobs_BT, mask_BT=mask_BT)
     require_same_shape(where, one_token_a_sequence=mask_BT[:, 0], score_B=score_B)
     mask_BT = mask_BT.bool()
-    penalty_BT = kl_coef * kl_estimate(logprobs_BT, ref_logprobs_BT, "k1")
+    penalty_BT = kl_coef * kl_estimate(logprobs_BT, ref_logprobs_BT, estimator)
     reward_BT = (-penalty_BT).masked_fill(~mask_BT, 0.0)
 
     score_B = score_B.float()

@@ -93,6 +93,31 @@ def correction_weights(
 
 
 @torch.no_grad()
+def drifted_sequences(
+    logprobs: torch.Tensor,
+    behav_logprobs: torch.Tensor,
+    advantages: torch.Tensor,
+    *,
+    lengths: Sequence[int],
+    delta: float,
+) -> torch.Tensor:
+    """bool ``[N]``: tokens of sequences of negative advantage whose mean of log behaviour − log π exceeds
+    ``delta`` nats (off-policy sequence masking, DeepSeek-V3.2, arXiv:2512.02556, eq. 8 and 9).
+
+    Args:
+        logprobs: of the policy being trained. All packed ``[N]``, of tokens that the policy wrote.
+        advantages: of tokens; a sequence's is their mean.
+    """
+    require_same_shape(
+        "drifted_sequences", logprobs=logprobs, behaviour=behav_logprobs, advantages=advantages
+    )
+    num_B = torch.tensor(list(lengths), device=logprobs.device).clamp(min=1)
+    apart_B = sum_per_sequence(behav_logprobs.float() - logprobs.float(), lengths) / num_B
+    worse_B = sum_per_sequence(advantages.float(), lengths) < 0
+    return to_tokens(worse_B & (apart_B > delta), logprobs, lengths)
+
+
+@torch.no_grad()
 def mismatch(
     prox_logprobs: torch.Tensor, behav_logprobs: torch.Tensor, mask: torch.Tensor
 ) -> dict[str, torch.Tensor]:

@@ -69,6 +69,17 @@ BUILTIN: dict[str, dict[str, str]] = {
         "grpo": "experiments.algorithm:GRPO",
         "ppo": "experiments.algorithm:PPO",
     },
+    "advantage": {
+        "dr_grpo": "realsys.api.basics.estimators:DrGRPOAdvantage",
+        "gae": "realsys.api.basics.estimators:GAE",
+        "gdpo": "realsys.api.basics.estimators:GDPOAdvantage",
+        "grpo": "realsys.api.basics.estimators:GRPOAdvantage",
+        "maxrl": "realsys.api.basics.estimators:MaxRLAdvantage",
+        "pass_at_k": "realsys.api.basics.estimators:PassAtKAdvantage",
+        "reinforce_pp": "realsys.api.basics.estimators:ReinforcePPAdvantage",
+        "reinforce_pp_baseline": "realsys.api.basics.estimators:ReinforcePPBaselineAdvantage",
+        "rloo": "realsys.api.basics.estimators:RLOOAdvantage",
+    },
     "loss": {
         "cispo": "realsys.api.basics.losses:CISPOLoss",
         "gspo": "realsys.api.basics.losses:GSPOLoss",

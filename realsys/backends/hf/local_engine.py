@@ -172,7 +172,7 @@ class TrainingEngine(LocalEngine):
 
         def loss(output: Tensor | Predictions, i: int) -> Tensor:
             scaled = means.add(loss_fn(output, pieces[i][1]), i)
-            return scaled if means.scales[i] else nothing_of(output)
+            return scaled if means.counts(i) else nothing_of(output)
 
         self._accumulate(pieces, loss)
         stats = self._metrics(means)
@@ -230,8 +230,10 @@ class ForwardOnly(LocalEngine):
         return [*super().own_memory(), *averages]
 
 
-def microbatch_weights(microbatches: MicroBatches, loss_weight_fn: LossWeightFn) -> list[float]:
-    """Weight of each micro-batch; 0 for a repeat."""
+def microbatch_weights(
+    microbatches: MicroBatches, loss_weight_fn: LossWeightFn
+) -> list[float | Mapping[str, float]]:
+    """Weight of each micro-batch, or those of its loss's components; 0 for a repeat."""
     return [loss_weight_fn(mb) if runs else 0.0 for runs, mb in microbatches]
 
 

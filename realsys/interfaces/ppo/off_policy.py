@@ -21,7 +21,7 @@ from realsys.backends.hf.data_parallel import DataParallel
 from realsys.data.sequence_sample import SequenceSample
 from realsys.interfaces.answers import INPUT, answer_mask
 from realsys.interfaces.interface_arguments import PPOSettings
-from realsys.interfaces.ppo.ppo_experience import BEHAVIOUR, PROXIMAL, VERSIONS
+from realsys.interfaces.ppo.batch_checks import BEHAVIOUR, PROXIMAL, VERSIONS
 
 logger = logging.getLogger(__name__)
 

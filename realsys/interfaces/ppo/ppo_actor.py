@@ -13,10 +13,11 @@ from typing import Any
 
 import torch
 
-from realsys.algorithms.advantage.advantages import masked_whiten
 from realsys.algorithms.advantage.kl import KLController
+from realsys.algorithms.policy.entropy_control import EntropyControl
 from realsys.algorithms.policy.policy_loss import update_should_stop
-from realsys.algorithms.predictions import Predictions, next_token_logprobs
+from realsys.algorithms.predictions import Predictions, next_token_figures, next_token_logprobs
+from realsys.algorithms.value.value_norm import RunningMoments
 from realsys.api.data import MicroBatchSpec
 from realsys.api.model import Model, ModelInterface
 from realsys.backends.hf.data_parallel import DataParallel
@@ -24,14 +25,15 @@ from realsys.data.sequence_sample import SequenceSample
 from realsys.interfaces.answers import INPUT
 from realsys.interfaces.interface_arguments import PPOActorArguments
 from realsys.interfaces.math_evaluation import evaluate_math
+from realsys.interfaces.ppo.advantage_norm import normalised
 from realsys.interfaces.ppo.off_policy import correct_batch, staleness_stats
 from realsys.interfaces.ppo.policy_objective import PolicyObjective
 from realsys.interfaces.ppo.ppo_experience import (
-    FROM_SCORE,
     make_kl_controller,
     minibatches,
     prepare_experience,
 )
+from realsys.interfaces.ppo.token_selection import keep_top_entropy
 
 MinibatchStats = dict[str, float]
 
@@ -43,10 +45,17 @@ class PPOActorInterface(PPOActorArguments, ModelInterface):
     """
 
     kl_controller: KLController = field(init=False, repr=False)
+    entropy_control: EntropyControl = field(init=False, repr=False)
+    running: RunningMoments = field(init=False, repr=False)  # of advantages, all batches so far
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        control = EntropyControl(
+            self.entropy_coef, target=self.entropy_target, step=self.entropy_step
+        )
         object.__setattr__(self, "kl_controller", make_kl_controller(self))
+        object.__setattr__(self, "entropy_control", control)
+        object.__setattr__(self, "running", RunningMoments())
 
     def generate(
         self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec
@@ -63,21 +72,23 @@ class PPOActorInterface(PPOActorArguments, ModelInterface):
     def inference(
         self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec
     ) -> SequenceSample:
-        """Computes float32 ``logprobs`` of every token at the sampling temperature; 0 at each
-        sequence's first.
+        """Computes float32 ``logprobs`` of every token at the sampling temperature, 0 at each sequence's
+        first; with ``with_entropy`` also the ``entropy`` that each was drawn from.
         """
 
-        def logprobs(predictions: Predictions, mb: SequenceSample) -> torch.Tensor:
-            return next_token_logprobs(
-                predictions,
-                mb.data[INPUT],
-                mb.piece_lengths(INPUT),
-                temperature=self.gen.temperature,
-            )
+        def found(predictions: Predictions, mb: SequenceSample) -> torch.Tensor:
+            about = (predictions, mb.data[INPUT], mb.piece_lengths(INPUT))
+            if self.with_entropy:
+                return next_token_figures(*about, temperature=self.gen.temperature)
+            return next_token_logprobs(*about, temperature=self.gen.temperature)
 
-        output = model.module.forward(data, mb_spec=mb_spec, post_hook=logprobs)
-        seqlens = {"logprobs": data.meta.seqlens[INPUT]}
-        return SequenceSample.from_tensors(data.ids, seqlens, {"logprobs": output})
+        output = model.module.forward(data, mb_spec=mb_spec, post_hook=found)
+        columns = output.unbind(1) if self.with_entropy else (output,)
+        made = dict(zip(("logprobs", "entropy"), columns, strict=False))
+        seqlens = dict.fromkeys(made, data.meta.seqlens[INPUT])
+        return SequenceSample.from_tensors(
+            data.ids, seqlens, {name: x.contiguous() for name, x in made.items()}
+        )
 
     def train_step(
         self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec
@@ -100,8 +111,16 @@ class PPOActorInterface(PPOActorArguments, ModelInterface):
         experience = prepare_experience(data, self, kl_coef=self.kl_controller.coef, ranks=ranks)
         ready = correct_batch(experience.batch, self, version=version, ranks=ranks)
         stats |= {**experience.stats, **ready.stats, "early_stopped": 0.0}
+        objective = PolicyObjective(
+            self, kl_coef=self.kl_controller.coef, entropy_coef=self.entropy_control.coef
+        )
         if version >= self.critic_warmup_steps and not ready.skipped:
-            stats |= self._update(model, self._whitened(ready.batch, ranks), mb_spec, ranks)
+            mask_N = objective.mask(ready.batch)
+            batch = normalised(ready.batch, self, mask_N, self.running, ranks)
+            batch = keep_top_entropy(batch, mask_N, self.top_entropy_share, ranks)
+            stats |= self._update(model, batch, objective, mb_spec, ranks)
+            self.entropy_control.update(stats.get("entropy", float("nan")))
+        stats |= {} if self.entropy_target is None else {"entropy_coef": objective.entropy_coef}
         self.kl_controller.update(experience.kl_per_sequence, experience.num_sequences)
         model.inc_version()
         return stats
@@ -124,33 +143,29 @@ class PPOActorInterface(PPOActorArguments, ModelInterface):
         model.module.save_to_hf(tokenizer=model.tokenizer, save_dir=save_dir)
 
     def state_dict(self) -> dict[str, Any]:
-        """State of the KL controller."""
-        return {"kl_controller": self.kl_controller.state_dict()}
+        """State of the KL controller, of the entropy's, and of the running moments of advantages."""
+        return {
+            "kl_controller": self.kl_controller.state_dict(),
+            "entropy_control": self.entropy_control.state_dict(),
+            "advantage_scale": self.running.state_dict(),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores what ``state_dict`` returned."""
+        """Restores what ``state_dict`` returned; older checkpoints have the KL controller's alone."""
         self.kl_controller.load_state_dict(state["kl_controller"])
+        self.entropy_control.load_state_dict(state.get("entropy_control", {}))
+        if "advantage_scale" in state:
+            self.running.load_state_dict(state["advantage_scale"])
 
     # ---- the update ---------------------------------------------------------------------------
 
-    def _whitened(self, batch: SequenceSample, ranks: DataParallel) -> SequenceSample:
-        """Whitens advantages; for groups only the score's part, where it is not 0.
-
-        So neither the KL penalty nor a group whose answers all scored the same is scaled up.
-        """
-        if not self.adv_norm:
-            return batch
-        mask_N, advantage_N = PolicyObjective(self).mask(batch), batch.data["advantages"]
-        score_N = batch.data.get(FROM_SCORE, advantage_N)
-        if FROM_SCORE in batch.keys:
-            mask_N = mask_N & (score_N != 0)
-        if (self.mask_truncated or FROM_SCORE in batch.keys) and _total(mask_N, ranks) < 2:
-            return batch  # too few for a variance; with none, nothing is trained
-        white_N = masked_whiten(score_N, mask_N, reduce=ranks.sum) + (advantage_N - score_N)
-        return SequenceSample(batch.meta, {**batch.data, "advantages": white_N})
-
     def _update(
-        self, model: Model, batch: SequenceSample, mb_spec: MicroBatchSpec, ranks: DataParallel
+        self,
+        model: Model,
+        batch: SequenceSample,
+        objective: PolicyObjective,
+        mb_spec: MicroBatchSpec,
+        ranks: DataParallel,
     ) -> dict[str, float]:
         """Trains on the minibatches and returns means of their statistics.
 
@@ -164,10 +179,10 @@ class PPOActorInterface(PPOActorArguments, ModelInterface):
             for minibatch in minibatches(batch, self.ppo_n_minibatches):
                 if stopped:
                     continue
-                if self._has_no_gradient(minibatch, ranks):
-                    empty += 1
+                if not total(objective.has_gradient(minibatch), ranks):
+                    empty += 1  # a step would move weights by momentum and decay alone
                     continue
-                done.append(self._train_minibatch(model, minibatch, mb_spec, ranks))
+                done.append(_train_minibatch(model, minibatch, objective, mb_spec, ranks))
                 stopped = update_should_stop(
                     done[-1]["importance_weight"],
                     done[-1]["approx_kl"],
@@ -178,38 +193,39 @@ class PPOActorInterface(PPOActorArguments, ModelInterface):
         stats = {**_means(done), "early_stopped": float(not all_done)}
         return stats | {"empty_minibatches": float(empty)}
 
-    def _has_no_gradient(self, minibatch: SequenceSample, ranks: DataParallel) -> bool:
-        """True if its gradient is 0 on all ranks: a step would move weights by momentum and decay alone."""
-        return _total(PolicyObjective(self).has_gradient(minibatch), ranks) == 0
 
-    def _train_minibatch(
-        self, model: Model, minibatch: SequenceSample, mb_spec: MicroBatchSpec, ranks: DataParallel
-    ) -> MinibatchStats:
-        objective, largest = PolicyObjective(self), 0.0
+def _train_minibatch(
+    model: Model,
+    minibatch: SequenceSample,
+    objective: PolicyObjective,
+    mb_spec: MicroBatchSpec,
+    ranks: DataParallel,
+) -> MinibatchStats:
+    largest = 0.0
 
-        def loss_fn(
-            predictions: Predictions, mb: SequenceSample
-        ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-            nonlocal largest
-            loss, figures, log_ratio_R = objective.loss(predictions, mb)
-            if len(log_ratio_R):
-                largest = max(largest, float(log_ratio_R.abs().max()))
-            return loss, figures
+    def loss_fn(
+        predictions: Predictions, mb: SequenceSample
+    ) -> tuple[Any, dict[str, torch.Tensor]]:
+        nonlocal largest
+        loss, figures, log_ratio_R = objective.loss(predictions, mb)
+        if len(log_ratio_R):
+            largest = max(largest, float(log_ratio_R.abs().max()))
+        return loss, figures
 
-        made: MinibatchStats = model.module.train_batch(
-            input_=minibatch,
-            loss_fn=loss_fn,
-            loss_weight_fn=objective.weight,
-            mb_spec=mb_spec,
-            version_steps=model.version.global_step,
-        )
-        stats = objective.means_over_tokens(made)
-        stats["actor_loss"] = stats.pop("loss")
-        stats["max_abs_log_ratio"] = ranks.max(largest)
-        return stats
+    made: MinibatchStats = model.module.train_batch(
+        input_=minibatch,
+        loss_fn=loss_fn,
+        loss_weight_fn=objective.weight,
+        mb_spec=mb_spec,
+        version_steps=model.version.global_step,
+    )
+    stats = objective.means_over_tokens(made)
+    stats["actor_loss"] = stats.pop("loss")
+    stats["max_abs_log_ratio"] = ranks.max(largest)
+    return stats
 
 
-def _total(mask_N: torch.Tensor, ranks: DataParallel) -> float:
+def total(mask_N: torch.Tensor, ranks: DataParallel) -> float:
     """Number of tokens where ``mask_N`` is True, on all ranks."""
     return float(ranks.sum(mask_N.sum().double()))
 

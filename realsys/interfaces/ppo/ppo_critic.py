@@ -23,9 +23,9 @@ from realsys.backends.hf.data_parallel import DataParallel
 from realsys.data.sequence_sample import SequenceSample
 from realsys.interfaces.answers import INPUT, answer_mask, num_answer_tokens
 from realsys.interfaces.interface_arguments import PPOCriticArguments
+from realsys.interfaces.ppo.batch_figures import mean_and_std
 from realsys.interfaces.ppo.ppo_experience import (
     make_kl_controller,
-    mean_and_std,
     minibatches,
     prepare_experience,
 )
@@ -142,6 +142,8 @@ class PPOCriticInterface(PPOCriticArguments, ModelInterface):
             mb.data["returns"],
             mask_N,
             eps_clip=self.value_eps_clip,
+            kind="mse" if self.value_huber_delta is None else "huber",
+            huber_delta=self.value_huber_delta or 1.0,
         )
         weight = float(mask_N.sum())
         clip_ratio = aggregate(figures["clip_fraction"], mask_N, "token_mean", denominator=weight)

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, Qwen2Config
 
 from realsys.algorithms.predictions import Predictions, next_token_logprobs, nothing_of
 from realsys.api import data
+from realsys.api.basics.estimators import GRPOAdvantage
 from realsys.api.data import MicroBatchSpec
 from realsys.api.model import (
     FinetuneSpec,
@@ -213,7 +214,7 @@ def ppo(**changes: Any) -> PPOActorInterface:
     settings = PPOHyperparameters(
         gen=GenerationHyperparameters(temperature=0.8),
         ppo_n_minibatches=1,
-        advantage="grpo",
+        advantage=GRPOAdvantage(),
         early_stop_imp_ratio=None,
         **changes,
     )

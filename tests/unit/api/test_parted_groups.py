@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from estimators_named import estimator
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -149,7 +150,7 @@ def trained(
         ("actor", {"loss_aggregation": "token_mean", "entropy_coef": 0.1}),
         ("actor", {"loss_aggregation": "seq_mean_token_sum"}),
         ("actor", {"loss_aggregation": "seq_mean_token_mean", "mask_truncated": True}),
-        ("actor", {"loss_aggregation": "seq_mean_token_sum_norm", "advantage": "grpo"}),
+        ("actor", {"loss_aggregation": "seq_mean_token_sum_norm", "advantage": estimator("grpo")}),
         ("critic", {}),
     ],
 )

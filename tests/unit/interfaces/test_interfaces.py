@@ -375,7 +375,7 @@ def test_critic_warm_up_leaves_the_policy_alone(path):
 def test_the_entropy_bonus_raises_entropy(path):
     entropies = []
     for coef in (0.0, 50.0):
-        roles = Roles(path, settings(entropy_coef=coef, adv_norm=False, early_stop_imp_ratio=None))
+        roles = Roles(path, settings(entropy_coef=coef, adv_norm="none", early_stop_imp_ratio=None))
         first = roles.experience(0)
         roles.actor_does.train_step(roles.actor, first, MB)
         entropies.append(roles.actor_does.train_step(roles.actor, first, MB)["entropy"])

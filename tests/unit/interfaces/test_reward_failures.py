@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from estimators_named import estimator
 from torch.testing import assert_close
 
 from realsys.api import registry
@@ -251,11 +252,11 @@ def test_the_policy_and_the_critic_learn_as_if_it_were_not_there(path: str, adva
     scores = [1.0, 0.0, 0.5, NAN, NAN, NAN, 0.0, 0.0, 1.0, 0.25, 1.0, 0.0]
     whole = experience(path, scores)
     ppo = {
-        "advantage": advantage,
+        "advantage": estimator(advantage),
         "gen": GenerationHyperparameters(max_new_tokens=6),
         "group_size": 3,
         "ppo_n_minibatches": 1,
-        "adv_norm": advantage == "gae",
+        "adv_norm": "batch" if advantage == "gae" else "none",
     }
     roles = [(PPOActorInterface, hf_causal_lm)]
     roles += [(PPOCriticInterface, hf_critic)] if advantage == "gae" else []

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from estimators_named import estimator
 from torch.testing import assert_close
 
 from realsys.algorithms.advantage.advantages import group_advantages, num_equal_groups
@@ -25,7 +26,9 @@ from realsys.backends.hf.data_parallel import DataParallel
 from realsys.data.sequence_sample import SequenceSample
 from realsys.data.sources.math_questions import MathPrompts
 from realsys.interfaces.interface_arguments import PPOSettings
-from realsys.interfaces.ppo.ppo_actor import PPOActorInterface
+from realsys.interfaces.ppo.advantage_norm import normalised
+from realsys.interfaces.ppo.policy_objective import PolicyObjective
+from realsys.interfaces.ppo.ppo_actor import PPOActorInterface, total
 from realsys.interfaces.ppo.ppo_experience import FROM_SCORE, prepare_experience
 from realsys.models.factories import tiny_llama
 
@@ -94,7 +97,7 @@ def test_the_penalty_is_not_divided_by_the_deviation(
 ) -> None:
     made = prepare_experience(
         two_groups([0.0, 0.0, 1.0, 0.0]),
-        PPOSettings(advantage=kind),
+        PPOSettings(advantage=estimator(kind)),
         kl_coef=0.01,
         ranks=DataParallel(),
     )
@@ -106,19 +109,24 @@ def test_the_penalty_is_not_divided_by_the_deviation(
     assert (made.stats["groups/equal_scores"], made.stats["groups/compared"]) == (1, 2)
 
 
+def whitened(does: PPOActorInterface, batch: SequenceSample) -> SequenceSample:
+    mask_N = PolicyObjective(does).mask(batch)
+    return normalised(batch, does, mask_N, does.running, DataParallel())
+
+
 def test_whitening_leaves_the_penalty_and_equal_groups_alone() -> None:
-    does = PPOActorInterface(advantage="dr_grpo", adv_norm=True)
+    does = PPOActorInterface(advantage=estimator("dr_grpo"), adv_norm="batch")
     batch = prepare_experience(
         two_groups([0.0, 0.0, 1.0, 0.0]), does, kl_coef=0.01, ranks=DataParallel()
     ).batch
-    white = does._whitened(batch, DataParallel()).data["advantages"][1::2]
+    white = whitened(does, batch).data["advantages"][1::2]
     # Scores of b: ±0.5, deviation 0.5 · √2. Those of a stay 0, and penalties what they are.
     expected = torch.tensor([0.005, -0.005, 0.5**0.5 + 0.005, -(0.5**0.5) - 0.005])
     assert_close(white, expected, rtol=0, atol=1e-6)
     nothing = prepare_experience(
         two_groups([2.0] * 4), does, kl_coef=0.01, ranks=DataParallel()
     ).batch
-    white = does._whitened(nothing, DataParallel()).data["advantages"]
+    white = whitened(does, nothing).data["advantages"]
     assert_close(white[1::2], torch.tensor([0.005, -0.005] * 2), rtol=0, atol=1e-7)
 
 
@@ -132,13 +140,16 @@ class TwoRanks(DataParallel):
 
 
 def test_all_ranks_decide_alike_whether_anything_is_to_be_learned() -> None:
-    does = PPOActorInterface(advantage="grpo", adv_norm=False)
+    does = PPOActorInterface(advantage=estimator("grpo"), adv_norm="none")
     batch = prepare_experience(two_groups([0.0] * 4), does, kl_coef=0.0, ranks=DataParallel()).batch
-    assert does._has_no_gradient(batch, DataParallel())
-    assert not does._has_no_gradient(batch, TwoRanks()), "another rank has something to learn from"
+    moves_N = PolicyObjective(does).has_gradient(batch)
+    assert total(moves_N, DataParallel()) == 0
+    assert total(moves_N, TwoRanks()) > 0, "another rank has something to learn from"
 
 
-GRPO = PPOHyperparameters(advantage="grpo", adv_norm=False, kl_ctl=0.01, entropy_coef=0.01)
+GRPO = PPOHyperparameters(
+    advantage=estimator("grpo"), adv_norm="none", kl_ctl=0.01, entropy_coef=0.01
+)
 
 # ---- a model --------------------------------------------------------------------------------------
 

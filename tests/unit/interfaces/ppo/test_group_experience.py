@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from estimators_named import estimator
 from torch.testing import assert_close
 
 from experiments.grpo_math import grpo_math
 from realsys.api import registry
+from realsys.api.basics.estimators import GAE, GRPOAdvantage
 from realsys.api.data import MicroBatchSpec
 from realsys.api.errors import ConfigError, DataError
 from realsys.api.model import FinetuneSpec, GenerationHyperparameters, ModelName, ProcessTopology
@@ -17,9 +19,10 @@ from realsys.backends.hf.data_parallel import DataParallel
 from realsys.data.sequence_sample import SequenceSample
 from realsys.data.sources.math_questions import MathPrompts
 from realsys.interfaces.interface_arguments import PPOSettings
+from realsys.interfaces.ppo.batch_checks import REFERENCE
 from realsys.interfaces.ppo.ppo_actor import PPOActorInterface
 from realsys.interfaces.ppo.ppo_critic import PPOCriticInterface
-from realsys.interfaces.ppo.ppo_experience import REFERENCE, prepare_experience
+from realsys.interfaces.ppo.ppo_experience import prepare_experience
 from realsys.models.factories import tiny_llama
 
 COMPANY = {
@@ -61,7 +64,7 @@ def hand_batch(scores: list[float]) -> SequenceSample:
     ],
 )
 def test_advantages_of_a_group_by_hand(advantage: str, first: float, second: float) -> None:
-    settings = PPOSettings(advantage=advantage)
+    settings = PPOSettings(advantage=estimator(advantage))
     data = hand_batch([1.0, 0.0, 1.0])
     made = prepare_experience(data, settings, kl_coef=0.1, ranks=DataParallel())
     expected = torch.tensor([0, 0, first, first, 0, 0, second, 0, 0.0])  # b is alone: no baseline
@@ -73,7 +76,7 @@ def test_advantages_of_a_group_by_hand(advantage: str, first: float, second: flo
 
 
 def test_without_a_penalty_nobody_misses_the_reference() -> None:
-    settings, data = PPOSettings(advantage="rloo"), hand_batch([1.0, 0.0, 1.0])
+    settings, data = PPOSettings(advantage=estimator("rloo")), hand_batch([1.0, 0.0, 1.0])
     alone = data.select([key for key in data.keys if key != REFERENCE])
     made = prepare_experience(alone, settings, kl_coef=0.0, ranks=DataParallel())
     beside = prepare_experience(data, settings, kl_coef=0.0, ranks=DataParallel())
@@ -94,7 +97,7 @@ def test_gae_misses_the_critics_values() -> None:
 
 def test_a_critic_refuses_to_be_of_no_use() -> None:
     with pytest.raises(ConfigError, match="not used with advantage='grpo'"):
-        PPOCriticInterface(advantage="grpo")
+        PPOCriticInterface(advantage=estimator("grpo"))
 
 
 def test_the_policy_learns_from_groups_without_values() -> None:
@@ -102,7 +105,12 @@ def test_the_policy_learns_from_groups_without_values() -> None:
     spec = FinetuneSpec(total_train_epochs=1, dataset_size=64, train_batch_size=4)
     gen = GenerationHyperparameters(max_new_tokens=8)
     ppo = PPOHyperparameters(
-        gen=gen, advantage="grpo", adv_norm=False, ppo_n_minibatches=1, kl_ctl=0.0, entropy_coef=0.0
+        gen=gen,
+        advantage=estimator("grpo"),
+        adv_norm="none",
+        ppo_n_minibatches=1,
+        kl_ctl=0.0,
+        entropy_coef=0.0,
     )
     does = PPOActorInterface(**vars(ppo), group_size=4)
     model = tiny_llama(hidden_size=32, num_layers=1, **COMPANY)
@@ -134,5 +142,5 @@ def test_the_policy_learns_from_groups_without_values() -> None:
 def test_options_of_the_interface_are_those_of_the_experiment() -> None:
     args = grpo_math().initial_setup().model_rpcs[0].interface_impl.args
     read = registry.read_arguments("interface", "ppo_actor", args)
-    assert PPOActorInterface(**read).advantage == "grpo"
-    assert PPOHyperparameters().advantage == "gae"
+    assert PPOActorInterface(**read).advantage == GRPOAdvantage()
+    assert PPOHyperparameters().advantage == GAE()

@@ -7,6 +7,7 @@ import threading
 
 import pytest
 import torch
+from estimators_named import estimator
 from off_policy_batches import (
     ADAMW,
     CUT,
@@ -70,7 +71,7 @@ def same(one, other, **tolerance):
 @pytest.mark.parametrize("correction", ["none", "cap", "tis", "icepop", "sequence_mask"])
 def test_at_staleness_zero_every_case_is_the_plain_update(case, correction):
     data = batch()
-    two = {"ppo_n_minibatches": 2, "ppo_epochs": 2, "adv_norm": True}
+    two = {"ppo_n_minibatches": 2, "ppo_epochs": 2, "adv_norm": "batch"}
     plain, other = actor(), actor()
     expected = interface(**two).train_step(plain, without(data, PROX), WHOLE)
     found = interface(**{case: True}, correction=correction, **two).train_step(other, data, WHOLE)
@@ -435,7 +436,7 @@ def test_nothing_is_learnt_from_answers_that_were_cut():
 def test_a_batch_of_cut_answers_makes_no_step():
     model = actor()
     before = weights_of(model)
-    ppo = interface(mask_truncated=True, adv_norm=True)
+    ppo = interface(mask_truncated=True, adv_norm="batch")
     stats = ppo.train_step(model, batch(truncated=range(8)), WHOLE)
     assert_close(weights_of(model), before, atol=0, rtol=0)
     assert stats["empty_minibatches"] == 1
@@ -445,7 +446,7 @@ def test_a_batch_of_cut_answers_makes_no_step():
 def test_nearly_too_long_answers_score_less():
     gen = GenerationHyperparameters(max_new_tokens=8)
     settings = PPOSettings(
-        gen=gen, advantage="dr_grpo", overlong_buffer_len=4, overlong_penalty_factor=2.0
+        gen=gen, advantage=estimator("dr_grpo"), overlong_buffer_len=4, overlong_penalty_factor=2.0
     )
     made = prepare_experience(batch(), settings, kl_coef=0.0, ranks=DataParallel())
     # Lengths 5, 4; 3, 5; 4, 2; 2, 6, of which 5 loses 1/4 · 2 and 6 loses 1. Observations don't count.
@@ -473,7 +474,7 @@ def test_junk_on_observations_changes_no_bit():
     changed = {k: torch.where(off, float("inf"), data.data[k]) for k in keys}
     other = SequenceSample(data.meta, {**data.data, **changed})
     models = actor(), actor()
-    ppo = interface(use_decoupled_loss=True, correction="tis", kl_ctl=0.1, adv_norm=True)
+    ppo = interface(use_decoupled_loss=True, correction="tis", kl_ctl=0.1, adv_norm="batch")
     found = [ppo.train_step(m, d, CUT) for m, d in zip(models, (data, other), strict=True)]
     assert found[0] == found[1]
     same(*models, atol=0, rtol=0)

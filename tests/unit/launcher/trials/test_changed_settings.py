@@ -81,7 +81,10 @@ ROLE.optimizer.warmup_steps_proportion ROLE.optimizer.min_lr_ratio ROLE.optimize
 ROLE.lora.rank ROLE.lora.alpha ROLE.lora.target_modules task.path task.eval_path task.train_size
 task.slip_share task.eval_size train_bs_n_seqs task.shuffle algorithm.ppo_n_minibatches
 algorithm.ppo_epochs algorithm.loss.eps_clip algorithm.loss.eps_clip_higher algorithm.loss.c_clip
-algorithm.value_eps_clip algorithm.entropy_coef algorithm.discount algorithm.advantage
+algorithm.value_eps_clip algorithm.entropy_coef algorithm.discount algorithm.entropy_target
+algorithm.entropy_step algorithm.top_entropy_share algorithm.nll_coef algorithm.kl_in
+algorithm.kl_estimator algorithm.kl_unbiased algorithm.opsm_delta algorithm.value_huber_delta
+algorithm.gae_length_alpha
 algorithm.gae_lambda algorithm.adv_norm algorithm.kl_ctl algorithm.use_adaptive_kl_ctl
 algorithm.adaptive_kl_target algorithm.adaptive_kl_horizon algorithm.max_reward_clip
 algorithm.reward_output_scaling algorithm.reward_output_bias algorithm.truncation
