@@ -26,6 +26,7 @@ def policy_loss(
     *,
     lengths: Sequence[int] | None = None,
     weights: torch.Tensor | None = None,
+    chosen: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Loss of each token, and statistics.
 
@@ -37,6 +38,7 @@ def policy_loss(
         weights: multiply the loss of each token, without gradient. With those of
             ``correction_weights`` and old = proximal log-probs it is the loss of decoupled PPO
             (Hilton et al., arXiv:2110.00641, sec. 3).
+        chosen: bool, for losses by covariance.
     Returns:
         float32 loss per token, and float32 statistics per token without gradient; all 0 where the
         mask is 0. The statistics know nothing of weights: ``importance_ratio``, of the token;
@@ -60,6 +62,7 @@ def policy_loss(
         advantages=advantages.detach().float().masked_fill(off, 0.0),
         mask=~off,
         lengths=None if lengths is None else tuple(lengths),
+        chosen=None if chosen is None else chosen.bool() & ~off,
     )
     made = token_losses(loss, tokens)
     per_token = made.losses

@@ -15,12 +15,17 @@ import torch
 from realsys.algorithms.sequence_sums import sum_per_sequence, to_tokens
 from realsys.api.basics.losses import (
     CISPOLoss,
+    ClipCovLoss,
+    DPPOLoss,
     GSPOLoss,
+    KLCovLoss,
     PolicyLoss,
     PPOLoss,
     SAPOLoss,
 )
-from realsys.api.errors import ConfigError
+from realsys.api.errors import ConfigError, DataError
+
+_LEAST = 1e-12  # of a probability, so that its logarithm is finite
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,7 @@ class PolicyTokens:
         advantages: constants.
         mask: bool, True on tokens that the policy wrote.
         lengths: of packed sequences; None if padded, or if the loss does not look at sequences.
+        chosen: bool, tokens that a loss by covariance treats in another way; None for other losses.
     """
 
     logprobs: torch.Tensor
@@ -40,6 +46,7 @@ class PolicyTokens:
     advantages: torch.Tensor
     mask: torch.Tensor
     lengths: tuple[int, ...] | None = None
+    chosen: torch.Tensor | None = None
 
     def sequence_mean(self, per_token: torch.Tensor) -> torch.Tensor:
         """Returns the mean over each sequence's tokens where the mask is 1, on each of its tokens."""
@@ -110,6 +117,43 @@ def sapo_loss(loss: SAPOLoss, tokens: PolicyTokens) -> TokenLosses:
     return TokenLosses(-tokens.advantages * gate, torch.zeros_like(positive))
 
 
+def dppo_loss(loss: DPPOLoss, tokens: PolicyTokens) -> TokenLosses:
+    """−A · r; 0 where the token moved out of the trust region, and A would move it further (DPPO, Qi et
+    al., arXiv:2602.04879, sec. 4): A > 0, r > 1, D > δ_high, or A < 0, r < 1, D > δ_low.
+
+    With p of π and q before the update, of the sampled token, D is the divergence of (q, 1 − q) and
+    (p, 1 − p): |p − q| (tv), or q log (q / p) + (1 − q) log ((1 − q) / (1 − p)) (kl).
+    """
+    log_ratio, advantages = tokens.log_ratio, tokens.advantages
+    with torch.no_grad():
+        new, old = tokens.logprobs.exp(), (tokens.logprobs - log_ratio).exp().clamp(max=1.0)
+        if loss.divergence == "tv":
+            apart = (new - old).abs()
+        else:
+            rest_old, rest_new = (1 - old).clamp(min=_LEAST), (1 - new).clamp(min=_LEAST)
+            apart = rest_old * (rest_old / rest_new).log() - old * log_ratio
+        further = (advantages > 0) & (log_ratio > 0) & (apart > loss.delta_high)
+        further |= (advantages < 0) & (log_ratio < 0) & (apart > loss.delta_low)
+    made = -advantages * log_ratio.exp()
+    return TokenLosses(made.masked_fill(further, 0.0), further)
+
+
+def clip_cov_loss(loss: ClipCovLoss, tokens: PolicyTokens) -> TokenLosses:
+    """PPO's loss, 0 on the chosen tokens (Clip-Cov, Cui et al., arXiv:2505.22617, eq. 13)."""
+    chosen = _chosen(tokens)
+    made = _clip(tokens.log_ratio.exp(), tokens.advantages, loss.eps_clip, loss.eps_clip_higher)
+    return TokenLosses(made.losses.masked_fill(chosen, 0.0), made.clipped | chosen)
+
+
+def kl_cov_loss(loss: KLCovLoss, tokens: PolicyTokens) -> TokenLosses:
+    """−A · r, and + coef · |log r| on the chosen tokens (KL-Cov, Cui et al., arXiv:2505.22617, eq. 14, with
+    the estimate of the authors' code). Nothing counts as clipped.
+    """
+    log_ratio, chosen = tokens.log_ratio, _chosen(tokens)
+    penalty = (loss.coef * log_ratio.abs()).masked_fill(~chosen, 0.0)
+    return TokenLosses(-tokens.advantages * log_ratio.exp() + penalty, torch.zeros_like(chosen))
+
+
 def token_losses(loss: PolicyLoss, tokens: PolicyTokens) -> TokenLosses:
     """Returns the losses of the kind that is chosen: a user's, or that of the built-in one it inherits."""
     for kind in type(loss).__mro__:
@@ -118,6 +162,16 @@ def token_losses(loss: PolicyLoss, tokens: PolicyTokens) -> TokenLosses:
         if kind in _FORMULAS:
             return _FORMULAS[kind](loss, tokens)
     return loss.token_losses(tokens)
+
+
+def _chosen(tokens: PolicyTokens) -> torch.Tensor:
+    if tokens.chosen is None:
+        raise DataError(
+            "nobody chose tokens for a loss by covariance",
+            where="policy loss",
+            fix="pass chosen=, see realsys/interfaces/ppo/token_selection.py",
+        )
+    return tokens.chosen
 
 
 def _clip(
@@ -140,5 +194,8 @@ _FORMULAS: dict[type[PolicyLoss], Callable[[Any, PolicyTokens], TokenLosses]] = 
     PPOLoss: ppo_loss,
     GSPOLoss: gspo_loss,
     CISPOLoss: cispo_loss,
+    ClipCovLoss: clip_cov_loss,
+    DPPOLoss: dppo_loss,
+    KLCovLoss: kl_cov_loss,
     SAPOLoss: sapo_loss,
 }

@@ -74,3 +74,65 @@ class SAPOLoss(PolicyLoss):
     kind = "sapo"
     tau_positive: float = option(1.0, "how fast it fades where the advantage is positive", gt=0)
     tau_negative: float = option(1.05, "how fast it fades where it is negative", gt=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DPPOLoss(PolicyLoss):
+    """DPPO (arXiv:2602.04879): −A · ratio; a token has no gradient that leads further away once its
+    probability has left a trust region.
+    """
+
+    kind = "dppo"
+    divergence: str = option(
+        "tv",
+        "of the sampled token against all others: tv, the change of its probability; kl, in nats (0.05 is "
+        "common)",
+        choices=("tv", "kl"),
+    )
+    delta_low: float = option(0.2, "largest divergence where the advantage is negative", gt=0)
+    delta_high: float = option(0.2, "largest divergence where it is positive", gt=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CovarianceLoss(PolicyLoss):
+    """Base: some tokens are treated in another way, by how their log-prob and advantage vary together
+    (arXiv:2505.22617): (A − mean) · (log π_old − mean), over the answer tokens of the batch.
+
+    Attributes:
+        at_random: tokens are drawn from those in ``covariance_range``; otherwise the largest are taken.
+    """
+
+    at_random: ClassVar[bool] = False
+    share: float = option(2e-4, "share of the batch's answer tokens that is chosen", gt=0, le=1)
+
+    @property
+    def covariance_range(self) -> tuple[float, float]:
+        """What a chosen token's covariance lies in."""
+        return float("-inf"), float("inf")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClipCovLoss(CovarianceLoss):
+    """Clip-Cov (arXiv:2505.22617, eq. 13): PPO's loss, 0 on tokens drawn from those of high covariance."""
+
+    kind = "clip_cov"
+    at_random = True
+    cov_low: float = option(1.0, "least covariance of a chosen token")
+    cov_high: float = option(5.0, "largest covariance of a chosen token")
+    eps_clip: float = option(0.2, "clip range of the ratio of the other tokens", gt=0, lt=1)
+    eps_clip_higher: float | None = option(None, "upper clip range if it differs", gt=0)
+
+    @property
+    def covariance_range(self) -> tuple[float, float]:
+        """As the settings say."""
+        return self.cov_low, self.cov_high
+
+
+@dataclass(frozen=True, kw_only=True)
+class KLCovLoss(CovarianceLoss):
+    """KL-Cov (arXiv:2505.22617, eq. 14): −A · ratio, with a penalty |log ratio| on the tokens of the
+    largest covariance.
+    """
+
+    kind = "kl_cov"
+    coef: float = option(1.0, "weight of the penalty", ge=0)

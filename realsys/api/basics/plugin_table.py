@@ -82,7 +82,10 @@ BUILTIN: dict[str, dict[str, str]] = {
     },
     "loss": {
         "cispo": "realsys.api.basics.losses:CISPOLoss",
+        "clip_cov": "realsys.api.basics.losses:ClipCovLoss",
+        "dppo": "realsys.api.basics.losses:DPPOLoss",
         "gspo": "realsys.api.basics.losses:GSPOLoss",
+        "kl_cov": "realsys.api.basics.losses:KLCovLoss",
         "ppo": "realsys.api.basics.losses:PPOLoss",
         "sapo": "realsys.api.basics.losses:SAPOLoss",
     },

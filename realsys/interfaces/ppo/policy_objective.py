@@ -25,6 +25,7 @@ from realsys.interfaces.answers import INPUT, answer_mask, answer_tokens
 from realsys.interfaces.interface_arguments import PPOSettings
 from realsys.interfaces.ppo.batch_checks import BEHAVIOUR, PROXIMAL, REFERENCE
 from realsys.interfaces.ppo.off_policy import WEIGHTS
+from realsys.interfaces.ppo.token_selection import CHOSEN
 
 POLICY, NLL = "policy", "nll"  # components of the loss
 _TOKENS = "tokens_per_weight"
@@ -49,6 +50,11 @@ class PolicyObjective:
     def aggregation(self) -> Aggregation:
         """How token losses are aggregated."""
         return self.settings.loss_aggregation  # type: ignore[return-value]  # checked at use
+
+    @property
+    def old_logprobs(self) -> str:
+        """Key of the log-probs that ratios are to."""
+        return PROXIMAL if self.settings.needs_prox_logprobs else BEHAVIOUR
 
     @property
     def has_kl(self) -> bool:
@@ -98,8 +104,7 @@ class PolicyObjective:
             temperature=settings.gen.temperature,
             train_entropy=self.entropy_coef > 0,
         )
-        old = PROXIMAL if settings.needs_prox_logprobs else BEHAVIOUR
-        old_logprob_R = mb.data[old][mask_N]
+        old_logprob_R = mb.data[self.old_logprobs][mask_N]
         every_R = torch.ones_like(logprob_R, dtype=torch.bool)
         weight, lengths_R = self._weight(mask_N, mb), self._lengths(mask_N, mb)
         weight_R, drifted_R = self._token_weights(mb, mask_N, logprob_R, lengths_R)
@@ -111,6 +116,7 @@ class PolicyObjective:
             every_R,
             lengths=lengths_R,
             weights=weight_R,
+            chosen=mb.data[CHOSEN][mask_N] if CHOSEN in mb.keys else None,
         )
 
         def mean(per_token: torch.Tensor, by: Aggregation) -> torch.Tensor:

@@ -33,7 +33,7 @@ from realsys.interfaces.ppo.ppo_experience import (
     minibatches,
     prepare_experience,
 )
-from realsys.interfaces.ppo.token_selection import keep_top_entropy
+from realsys.interfaces.ppo.token_selection import choose_by_covariance, keep_top_entropy
 
 MinibatchStats = dict[str, float]
 
@@ -118,6 +118,8 @@ class PPOActorInterface(PPOActorArguments, ModelInterface):
             mask_N = objective.mask(ready.batch)
             batch = normalised(ready.batch, self, mask_N, self.running, ranks)
             batch = keep_top_entropy(batch, mask_N, self.top_entropy_share, ranks)
+            old_logprob_N = batch.data[objective.old_logprobs]
+            batch = choose_by_covariance(batch, self.loss, old_logprob_N, mask_N, ranks)
             stats |= self._update(model, batch, objective, mb_spec, ranks)
             self.entropy_control.update(stats.get("entropy", float("nan")))
         stats |= {} if self.entropy_target is None else {"entropy_coef": objective.entropy_coef}

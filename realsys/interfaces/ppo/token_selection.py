@@ -7,14 +7,19 @@ the choice.
 from __future__ import annotations
 
 import math
+from zlib import crc32
 
 import torch
 
+from realsys.algorithms.advantage.advantages import masked_sums
+from realsys.api.basics.losses import CovarianceLoss, PolicyLoss
 from realsys.backends.hf.data_parallel import DataParallel
 from realsys.data.sequence_sample import SequenceSample
 from realsys.interfaces.answers import INPUT
 from realsys.interfaces.ppo.batch_checks import ENTROPY
 from realsys.interfaces.ppo.off_policy import WEIGHTS
+
+CHOSEN = "chosen_tokens"  # bool per token, of losses by covariance
 
 
 def keep_top_entropy(
@@ -31,6 +36,34 @@ def keep_top_entropy(
     return batch.update(
         SequenceSample.from_tensors(batch.ids, {WEIGHTS: batch.meta.seqlens[INPUT]}, new)
     )
+
+
+def choose_by_covariance(
+    batch: SequenceSample,
+    loss: PolicyLoss,
+    old_logprob_N: torch.Tensor,
+    mask_N: torch.Tensor,
+    ranks: DataParallel,
+) -> SequenceSample:
+    """Adds ``chosen_tokens`` for losses by covariance: the share of the batch's answer tokens with the
+    largest ones, or drawn from those in a range. The draw depends on the answer's id and the token's place
+    alone.
+    """
+    if not isinstance(loss, CovarianceLoss):
+        return batch
+    advantage_N = batch.data["advantages"]
+    means = [_mean(x_N, mask_N, ranks) for x_N in (advantage_N, old_logprob_N)]
+    together_N = (advantage_N - means[0]) * (old_logprob_N - means[1])
+    low, high = loss.covariance_range
+    inside_N = mask_N & (together_N > low) & (together_N < high)
+    count, found = ranks.sum(torch.stack([mask_N.sum(), inside_N.sum()]).double()).tolist()
+    rank_N = _draws(batch).to(together_N) if loss.at_random else together_N
+    share = min(loss.share * count / found, 1.0) if found else 1.0
+    chosen_N = largest_share(rank_N, inside_N, share, ranks)
+    new = SequenceSample.from_tensors(
+        batch.ids, {CHOSEN: batch.meta.seqlens[INPUT]}, {CHOSEN: chosen_N}
+    )
+    return batch.update(new)
 
 
 def largest_share(
@@ -53,6 +86,21 @@ def largest_share(
         else:
             high = middle
     return mask_N & (order_N >= low)
+
+
+def _mean(x_N: torch.Tensor, mask_N: torch.Tensor, ranks: DataParallel) -> float:
+    count, total, _ = masked_sums(x_N, mask_N, ranks.sum)
+    return total / max(count, 1.0)
+
+
+def _draws(batch: SequenceSample) -> torch.Tensor:
+    """float32 ``[N]`` in [0, 1), by the id and the place of each token."""
+    rows = zip(batch.ids, batch.meta.rows_per_id(INPUT), strict=True)
+    made = [
+        torch.rand(num, generator=torch.Generator().manual_seed(crc32(name.encode())))
+        for name, num in rows
+    ]
+    return torch.cat(made)
 
 
 def _ordered(x: torch.Tensor) -> torch.Tensor:
