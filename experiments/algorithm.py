@@ -25,6 +25,7 @@ from realsys.api.basics.estimators import (
     AdvantageEstimator,
     AnswerEstimator,
     GRPOAdvantage,
+    NoAdvantage,
     PassAtKAdvantage,
 )
 from realsys.api.dataflow import Hook, MFCDef, ParamReallocHook
@@ -79,6 +80,11 @@ class Algorithm(Choice, abc.ABC):
     choice = "algorithm"
     roles: ClassVar[tuple[str, ...]]
     right_roles: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def only_taught(self) -> bool:
+        """Whether nothing but teachers (``teachers.…``) says what the policy learns."""
+        return False
 
     @abc.abstractmethod
     def calls(self, maker: CallMaker) -> tuple[MFCDef, ...]:
@@ -259,6 +265,11 @@ class GRPO(PolicyAlgorithm):
     def estimator(self) -> AdvantageEstimator:
         """The chosen one."""
         return self.advantage
+
+    @property
+    def only_taught(self) -> bool:
+        """The score teaches nothing."""
+        return isinstance(self.advantage, NoAdvantage)
 
     def calls(self, maker: CallMaker) -> tuple[MFCDef, ...]:
         """Builds four calls for three roles."""

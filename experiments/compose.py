@@ -12,7 +12,7 @@ cached by content.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self, cast
@@ -47,6 +47,12 @@ from experiments.parts.model_files import (
     starting_model,
 )
 from experiments.parts.question_files import absolute
+from experiments.parts.teacher_calls import (
+    TeacherOptions,
+    taught_calls,
+    teacher_problems,
+    teacher_roles,
+)
 from experiments.placement import Placement, Shared
 from experiments.reward_models.scored_calls import (
     RewardModelOptions,
@@ -79,7 +85,6 @@ if TYPE_CHECKING:
     from experiments.asynchronous import Serving
 
 WEIGHTLESS_ROLES = ("reward",)  # roles without weights
-ROLES_OF_ANY = ("reward_model", *WEIGHTLESS_ROLES)  # roles that every algorithm may have
 # Keys of a datapoint from a rollout worker.
 ROLLOUT_KEYS = tuple(
     "packed_input_ids prompt_mask packed_logprobs packed_versions seq_no_eos_mask rewards".split()
@@ -110,6 +115,9 @@ class RLExperiment(TrainingRun):
     )
     reward_model: RewardModelOptions | None = option(
         None, "a classifier that scores answers beside the rule"
+    )
+    teachers: Mapping[str, TeacherOptions] = option(
+        {}, "frozen policies that the policy learns to be like on its own answers, by name"
     )
     gen: GenerationHyperparameters = option(GenerationHyperparameters(), "how the actor samples")
     group_size: int = option(4, "answers a question", ge=1)
@@ -142,8 +150,14 @@ class RLExperiment(TrainingRun):
                 longest=self.task.longest_prompt + self.gen.max_new_tokens,
                 trains=self.schedule.trains,
             )
+        yield from teacher_problems(
+            self.teachers,
+            actor_path=self.actor.path,
+            trains=self.schedule.trains,
+            needed=self.schedule.trains and self.algorithm.only_taught,
+        )
         for role in self._model_roles:
-            if role == "reward_model":
+            if role in self._scoring_roles:
                 continue  # checked above
             yield from model_problems(
                 self._options(role),
@@ -415,8 +429,9 @@ class RLExperiment(TrainingRun):
         )
         made = CALLS_OF_ROLLOUT_WORKERS if is_async else ()
         calls = tuple(call for call in self.algorithm.calls(maker) if call.name not in made)
-        scored = self.reward_model
-        return calls if scored is None else scored_calls(calls, scored, self._call)
+        if self.reward_model is not None:
+            calls = scored_calls(calls, self.reward_model, self._call)
+        return taught_calls(calls, self.teachers, self._call) if self.teachers else calls
 
     def _call(
         self, name: str, role: str, kind: str, interface: ModelInterfaceAbstraction, **more: Any
@@ -437,7 +452,13 @@ class RLExperiment(TrainingRun):
     def _roles(self) -> tuple[str, ...]:
         """Roles that have calls, in the algorithm's order."""
         used = {call.role for call in self._calls}
-        return tuple(role for role in (*self.algorithm.roles, *ROLES_OF_ANY) if role in used)
+        roles = (*self.algorithm.roles, *self._scoring_roles, *WEIGHTLESS_ROLES)
+        return tuple(dict.fromkeys(role for role in roles if role in used))
+
+    @property
+    def _scoring_roles(self) -> tuple[str, ...]:
+        """Roles of frozen models that every algorithm may have beside its own."""
+        return ("reward_model", *teacher_roles(self.teachers))
 
     @property
     def _model_roles(self) -> tuple[str, ...]:
@@ -465,7 +486,7 @@ class RLExperiment(TrainingRun):
                 role: (m.parallel or default, m.pool) if (m := models.get(role)) else (None, None)
                 for role in self._roles
             },
-            right_roles=(*self.algorithm.right_roles, "reward_model"),
+            right_roles=(*self.algorithm.right_roles, *self._scoring_roles),
             trained={call.role: call.name for call in calls if call.is_train},
             rules=WEIGHTLESS_ROLES,
             n_seqs=self.train_bs_n_seqs,
@@ -480,6 +501,9 @@ class RLExperiment(TrainingRun):
 
     def _options(self, role: str) -> ModelOptions:
         """The settings of a role with weights."""
+        teachers = dict(zip(teacher_roles(self.teachers), sorted(self.teachers), strict=True))
+        if role in teachers:
+            return self.teachers[teachers[role]]
         found: ModelOptions | None = getattr(self, role)
         if found is None:
             raise missing_critic(self.algorithm.kind)
@@ -499,7 +523,7 @@ class RLExperiment(TrainingRun):
                 kind,
                 {"path": absolute(options.path or self.actor.path), "dtype": self._dtype(role)},
             ),
-            backend=backend_of(options, trained=role not in ("ref", "reward_model")),
+            backend=backend_of(options, trained=role not in ("ref", *self._scoring_roles)),
             replica_backend=replica_backend_of(options),
             eval_dataset=self.task.prompts("test") if evaluated else None,
         )

@@ -1,14 +1,15 @@
-"""Recipes: a task of any kind, learned by PPO or GRPO, with defaults that suit a small model.
+"""Recipes: a task of any kind, learned by an algorithm, with defaults that suit a small model.
 
     register_experiment("grpo-reverse", lambda: grpo(Reverse()))
 
 A recipe is a function without arguments that returns an experiment; what it sets are defaults, which the
-command line changes. These two take a task and changes; ``ppo-math`` (ppo_math.py) and ``grpo-math``
+command line changes. These take a task and changes; ``ppo-math`` (ppo_math.py), ``grpo-math`` and the like
 (grpo_math.py) are made with them.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from experiments.algorithm import GRPO, PPO
@@ -16,6 +17,8 @@ from experiments.compose import RLExperiment
 from experiments.parts.chosen_settings import SMALL_ANSWER, SMALL_CRITIC_LR, SMALL_LR
 from experiments.sft import SFTExperiment
 from experiments.task import Task
+from realsys.api.basics.estimators import NoAdvantage, RLOOAdvantage
+from realsys.api.basics.losses import CISPOLoss, GSPOLoss
 from realsys.api.model import GenerationHyperparameters
 from realsys.api.options import ModelOptions, OptimizerOptions
 
@@ -44,6 +47,28 @@ def ppo(task: Task, **changes: Any) -> RLExperiment:
 def grpo(task: Task, **changes: Any) -> RLExperiment:
     """GRPO, without a critic; ``changes`` are fields of the experiment."""
     return _recipe(task, **{"algorithm": GRPO_DEFAULTS, "group_size": 8, **changes})
+
+
+def rloo(task: Task, **changes: Any) -> RLExperiment:
+    """RLOO: an answer is compared with the mean of the others (arXiv:2402.14740)."""
+    return grpo(task, **{"algorithm": replace(GRPO_DEFAULTS, advantage=RLOOAdvantage()), **changes})
+
+
+def gspo(task: Task, **changes: Any) -> RLExperiment:
+    """GSPO: one ratio an answer, every answer alike (arXiv:2507.18071)."""
+    by_answer = replace(GRPO_DEFAULTS, loss=GSPOLoss(), loss_aggregation="seq_mean_token_mean")
+    return grpo(task, **{"algorithm": by_answer, **changes})
+
+
+def cispo(task: Task, **changes: Any) -> RLExperiment:
+    """CISPO: bounded ratios weigh all tokens (arXiv:2506.13585)."""
+    return grpo(task, **{"algorithm": replace(GRPO_DEFAULTS, loss=CISPOLoss()), **changes})
+
+
+def distill(task: Task, **changes: Any) -> RLExperiment:
+    """On-policy distillation: the policy's own answers, pulled by ``teachers`` alone (arXiv:2306.13649)."""
+    taught = replace(GRPO_DEFAULTS, advantage=NoAdvantage(), kl_ctl=0.0, entropy_coef=0.0)
+    return grpo(task, **{"algorithm": taught, **changes})
 
 
 def _recipe(task: Task, **fields: Any) -> RLExperiment:

@@ -87,6 +87,21 @@ def max_positions_of(path: str | None) -> int:
         return 0
 
 
+def same_tokens(first: str, other: str) -> bool:
+    """Whether both tokenizers have the same vocabulary, merges and added tokens; no if that is unknown."""
+    try:
+        return _tokens(first) == _tokens(other)
+    except (OSError, ValueError, KeyError, TypeError, RealsysError):
+        return False
+
+
+def _tokens(path: str) -> tuple[Any, Any]:
+    text = read_bounded_text(Path(path, "tokenizer.json").expanduser())
+    read = parse_json(text)
+    added = {token["content"]: token["id"] for token in read.get("added_tokens") or ()}
+    return read["model"], added
+
+
 def starting_model(path: str | None) -> StartingModel | None:
     """Returns what settings are chosen by; None: the defaults suit the model, or it can't be read, which
     other checks report.

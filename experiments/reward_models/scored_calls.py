@@ -11,10 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from experiments.parts.model_files import max_positions_of, model_problems
-from realsys.api.basics.bounded_files import parse_json, read_bounded_text
+from experiments.parts.model_files import max_positions_of, model_problems, same_tokens
 from realsys.api.dataflow import MFCDef
 from realsys.api.errors import ConfigError, RealsysError
 from realsys.api.model import ModelInterfaceAbstraction
@@ -89,7 +87,7 @@ def reward_model_problems(
     if broken:
         return
     yield from head_problems(model.path, where="reward_model.path")
-    if not _same_tokens(model.path, actor_path):
+    if not same_tokens(model.path, actor_path):
         yield ConfigError(
             "the reward model has another tokenizer than the policy, whose tokens it reads",
             where=f"reward_model.path={model.path} and actor.path={actor_path}",
@@ -120,18 +118,3 @@ def head_problems(path: str, *, where: str) -> Iterator[ConfigError]:
             where=f"{where}={path}",
             fix="give a classifier with one label, e.g. made by realsys launch reward-model",
         )
-
-
-def _same_tokens(first: str, other: str) -> bool:
-    """True if both tokenizers have the same vocabulary, merges and added tokens; False if unknown."""
-    try:
-        return _tokens(first) == _tokens(other)
-    except (OSError, ValueError, KeyError, TypeError, RealsysError):
-        return False
-
-
-def _tokens(path: str) -> tuple[Any, Any]:
-    text = read_bounded_text(Path(path, "tokenizer.json").expanduser())
-    read = parse_json(text)
-    added = {token["content"]: token["id"] for token in read.get("added_tokens") or ()}
-    return read["model"], added

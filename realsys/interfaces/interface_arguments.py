@@ -63,11 +63,13 @@ class PPOActorArguments(PPOSettings):
 
     Attributes:
         with_entropy: inference computes the entropy of each token besides its log-prob.
+        teachers: key of a teacher's log-probs → weight of its part in advantages.
     """
 
     reward: str = "math_verify"
     reward_args: Mapping[str, Any] = field(default_factory=dict)
     with_entropy: bool = False
+    teachers: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

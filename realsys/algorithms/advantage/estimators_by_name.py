@@ -21,6 +21,7 @@ from realsys.api.basics.estimators import (
     GDPOAdvantage,
     GRPOAdvantage,
     MaxRLAdvantage,
+    NoAdvantage,
     PassAtKAdvantage,
     ReinforcePPAdvantage,
     ReinforcePPBaselineAdvantage,
@@ -67,6 +68,10 @@ def _rloo(_: RLOOAdvantage, answers: GroupScores) -> torch.Tensor:
 
 def _itself(_: ReinforcePPAdvantage, answers: GroupScores) -> torch.Tensor:
     return answers.scores.float()
+
+
+def _none(_: NoAdvantage, answers: GroupScores) -> torch.Tensor:
+    return torch.zeros_like(answers.scores, dtype=torch.float32)
 
 
 def _maxrl(_: MaxRLAdvantage, answers: GroupScores) -> torch.Tensor:
@@ -135,6 +140,7 @@ _FORMULAS: dict[type[AnswerEstimator], Callable[[Any, GroupScores], torch.Tensor
     ReinforcePPAdvantage: _itself,
     ReinforcePPBaselineAdvantage: _centred,
     MaxRLAdvantage: _maxrl,
+    NoAdvantage: _none,
     PassAtKAdvantage: _pass_at_k,
     GDPOAdvantage: _gdpo,
 }

@@ -83,6 +83,14 @@ class RLOOAdvantage(AnswerEstimator):
 
 
 @dataclass(frozen=True, kw_only=True)
+class NoAdvantage(AnswerEstimator):
+    """0: the score teaches nothing, and what is left is what teachers and penalties teach."""
+
+    kind = "none"
+    compares = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class ReinforcePPAdvantage(AnswerEstimator):
     """REINFORCE++ (arXiv:2501.03262): r itself; the batch's mean and deviation are the baseline."""
 

@@ -75,6 +75,7 @@ BUILTIN: dict[str, dict[str, str]] = {
         "gdpo": "realsys.api.basics.estimators:GDPOAdvantage",
         "grpo": "realsys.api.basics.estimators:GRPOAdvantage",
         "maxrl": "realsys.api.basics.estimators:MaxRLAdvantage",
+        "none": "realsys.api.basics.estimators:NoAdvantage",
         "pass_at_k": "realsys.api.basics.estimators:PassAtKAdvantage",
         "reinforce_pp": "realsys.api.basics.estimators:ReinforcePPAdvantage",
         "reinforce_pp_baseline": "realsys.api.basics.estimators:ReinforcePPBaselineAdvantage",
@@ -102,8 +103,11 @@ BUILTIN: dict[str, dict[str, str]] = {
         "split": "experiments.placement:Split",
     },
     "experiment": {
+        "cispo-math": "experiments.grpo_math:cispo_math",
+        "distill-math": "experiments.grpo_math:distill_math",
         "grpo-math": "experiments.grpo_math:grpo_math",
         "grpo-math-async": "experiments.grpo_math:grpo_math_async",
+        "gspo-math": "experiments.grpo_math:gspo_math",
         "ppo-math": "experiments.ppo_math:ppo_math",
         "ppo-math-async": "experiments.ppo_math:ppo_math_async",
         "ppo-math-detached": "experiments.ppo_math:ppo_math_detached",
@@ -111,6 +115,7 @@ BUILTIN: dict[str, dict[str, str]] = {
         "qwen2.5-0.5b-gsm8k": "experiments.known_results:qwen_gsm8k",
         "qwen2.5-7b-dapo": "experiments.known_results:qwen_dapo",
         "reward-model": "experiments.reward_models.reward_training:reward_model",
+        "rloo-math": "experiments.grpo_math:rloo_math",
         "sft-math": "experiments.sft:sft_math",
     },
 }

@@ -33,6 +33,7 @@ from realsys.interfaces.ppo.ppo_experience import (
     minibatches,
     prepare_experience,
 )
+from realsys.interfaces.ppo.teacher_advantages import with_teachers
 from realsys.interfaces.ppo.token_selection import choose_by_covariance, keep_top_entropy
 
 MinibatchStats = dict[str, float]
@@ -119,6 +120,8 @@ class PPOActorInterface(PPOActorArguments, ModelInterface):
             batch = normalised(ready.batch, self, mask_N, self.running, ranks)
             batch = keep_top_entropy(batch, mask_N, self.top_entropy_share, ranks)
             old_logprob_N = batch.data[objective.old_logprobs]
+            batch, figures = with_teachers(batch, self.teachers, old_logprob_N, ranks)
+            stats |= figures
             batch = choose_by_covariance(batch, self.loss, old_logprob_N, mask_N, ranks)
             stats |= self._update(model, batch, objective, mb_spec, ranks)
             self.entropy_control.update(stats.get("entropy", float("nan")))
