@@ -1,4 +1,4 @@
-"""Math questions without a critic: ``grpo-math``, the same run with generation servers, and its relatives."""
+"""Math questions without a critic: ``grpo-math``, also with generation servers, and its relatives."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ from realsys.algorithms.advantage.kl import (
     AdaptiveKLController,
     FixedKLController,
     kl_estimate,
+    kl_loss,
     kl_penalised_rewards,
     sequence_kl,
 )
@@ -194,3 +195,46 @@ def test_a_batch_of_many_horizons_does_not_turn_the_penalty_into_a_reward():
     for coef in (-0.1, 0.0, float("nan"), float("inf")):
         with pytest.raises(CheckpointError, match="coefficient is"):
             controller.load_state_dict({"coef": coef})
+
+
+# ---- as a term of the loss ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k3"])
+def test_weighted_by_the_ratio_value_and_gradient_are_those_of_the_kl(estimator: str) -> None:
+    """Over all tokens of a vocabulary, drawn by the old policy: exact, however far the policy moved."""
+    rng = torch.Generator().manual_seed(5)
+    old, ref = (
+        torch.log_softmax(torch.randn(6, generator=rng, dtype=torch.float64), 0) for _ in "or"
+    )
+    logits = torch.randn(6, generator=rng, dtype=torch.float64, requires_grad=True)
+    logprobs = torch.log_softmax(logits, 0)
+    estimate = kl_loss(logprobs, ref, estimator, old_logprobs=old)  # type: ignore[arg-type]
+    found = (old.exp() * estimate).sum()
+    wanted = (logprobs.exp() * (logprobs - ref)).sum()
+    assert_close(found.float(), wanted.float(), atol=1e-6, rtol=1e-5)
+    (gradient,) = torch.autograd.grad(found, logits, retain_graph=True)
+    (true,) = torch.autograd.grad(wanted, logits)
+    assert_close(gradient, true, atol=1e-6, rtol=1e-5)
+
+
+def test_unweighted_k1_has_a_gradient_of_0_on_average_and_k2_that_of_the_kl() -> None:
+    rng = torch.Generator().manual_seed(6)
+    logits = torch.randn(6, generator=rng, dtype=torch.float64, requires_grad=True)
+    ref = torch.log_softmax(torch.randn(6, generator=rng, dtype=torch.float64), 0)
+    logprobs = torch.log_softmax(logits, 0)
+    drawn = logprobs.detach().exp()
+    (true,) = torch.autograd.grad(
+        (logprobs.exp() * (logprobs - ref)).sum(), logits, retain_graph=True
+    )
+    for name, wanted in (("k1", torch.zeros(6)), ("k1+", true), ("k2", true), ("k3+", true)):
+        value = (drawn * kl_loss(logprobs, ref, name)).sum()  # type: ignore[arg-type]
+        (gradient,) = torch.autograd.grad(value, logits, retain_graph=True)
+        assert_close(gradient.float(), wanted.float(), atol=1e-6, rtol=1e-5)
+
+
+def test_the_reference_gets_no_gradient() -> None:
+    logprobs, ref = (torch.tensor([x], requires_grad=True) for x in (-1.0, -2.0))
+    kl_loss(logprobs, ref, "k3").sum().backward()
+    assert logprobs.grad is not None
+    assert ref.grad is None

@@ -10,7 +10,12 @@ from torch.testing import assert_close
 
 from realsys.algorithms.advantage.overlong import overlong_penalty
 from realsys.algorithms.aggregation import aggregate
-from realsys.algorithms.policy.correction import correction_weights, judge_mismatch, mismatch
+from realsys.algorithms.policy.correction import (
+    correction_weights,
+    drifted_sequences,
+    judge_mismatch,
+    mismatch,
+)
 from realsys.algorithms.policy.policy_loss import policy_loss
 from realsys.algorithms.staleness_figures import token_lags, tokens_by_lag
 from realsys.api.basics.losses import PPOLoss
@@ -248,3 +253,14 @@ def test_the_penalty_of_long_answers_by_hand():
     assert found.tolist() == [0, 0, -0.5, -1.5, -2, -2]
     with pytest.raises(ConfigError, match="overlong_buffer_len is 11"):
         overlong_penalty(lengths, max_length=10, buffer_length=11)
+
+
+def test_answers_of_negative_advantage_are_left_out_once_they_drifted() -> None:
+    """Four answers of 2, 1, 2 and 1 tokens; mean drifts 0.3, 0.3, −0.3 and 0.1 nats."""
+    behaviour = torch.zeros(6)
+    logprobs = torch.tensor([-0.2, -0.4, -0.3, 0.3, 0.3, -0.1])
+    advantages = torch.tensor([-1.0, -1.0, 1.0, -1.0, -1.0, -1.0])
+    found = drifted_sequences(logprobs, behaviour, advantages, lengths=[2, 1, 2, 1], delta=0.2)
+    assert found.tolist() == [True, True, False, False, False, False]
+    never = drifted_sequences(behaviour, behaviour, advantages, lengths=[2, 1, 2, 1], delta=0.0)
+    assert not never.any(), "the policy has not moved"

@@ -3,7 +3,6 @@
 import logging
 import math
 import pickle
-import threading
 
 import pytest
 import torch
@@ -22,6 +21,7 @@ from off_policy_batches import (
     weights_of,
     without,
 )
+from thread_ranks import on_two_ranks
 from torch.testing import assert_close
 
 from realsys.api.data import MicroBatchSpec
@@ -315,47 +315,6 @@ def test_without_versions_nothing_is_asserted():
 # ---- several ranks --------------------------------------------------------------------------------
 
 
-class ThreadRanks:
-    """Sums and maxima over threads that stand for data-parallel ranks."""
-
-    size = 2
-
-    def __init__(self):
-        self._barrier, self._parts = threading.Barrier(2, timeout=10), {}
-
-    def sum(self, x):
-        return sum(self._all(x))
-
-    def max(self, number):
-        return max(self._all(number))
-
-    def _all(self, mine):
-        self._parts[threading.get_ident()] = mine
-        self._barrier.wait()
-        everything = list(self._parts.values())
-        self._barrier.wait()
-        return everything
-
-
-def on_two_ranks(do):
-    """What ``do(half, ranks)`` gives, or raises, on each half of the batch."""
-    ranks, found = ThreadRanks(), [None, None]
-
-    def run(i, half):
-        try:
-            found[i] = do(half, ranks)
-        except Exception as error:
-            found[i] = error
-
-    halves = batch(shift=0.5).split([2, 2])
-    threads = [threading.Thread(target=run, args=x) for x in enumerate(halves)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=30)
-    return found
-
-
 def test_figures_are_those_of_the_whole_batch_on_every_rank():
     def both(data, ranks):
         settings = PPOSettings(use_decoupled_loss=True, correction="cap", behav_imp_weight_cap=1.2)
@@ -363,7 +322,7 @@ def test_figures_are_those_of_the_whole_batch_on_every_rank():
         return {**age, **correct_batch(data, settings, version=3, ranks=ranks).stats}
 
     whole = both(batch(shift=0.5), DataParallel())
-    first, second = on_two_ranks(both)
+    first, second = on_two_ranks(both, batch(shift=0.5))
     assert first == second
     assert first == pytest.approx(whole)
 
@@ -372,7 +331,7 @@ def test_all_ranks_raise_when_one_holds_a_token_too_old():
     def check(data, ranks):
         return staleness_stats(data, version=3, max_staleness=1, ranks=ranks)
 
-    first, second = on_two_ranks(check)
+    first, second = on_two_ranks(check, batch(shift=0.5))
     assert isinstance(first, InternalError)
     assert "another data-parallel rank holds others" in first.what
     assert isinstance(second, InternalError)
