@@ -76,7 +76,12 @@ GROUPS: dict[str, tuple[Metric, ...]] = {
         Metric("actor/advantage/std", "", "the same's standard deviation", "above 0"),
         Metric("actor/kl_ref/per_sequence", "nats an answer", "log π_old − log π_ref, summed over an answer", "rises slowly from 0", "runs away: larger `kl_ctl`, lower learning rate", verl="`actor/reward_kl_penalty` is a mean over an answer's tokens"),
         Metric("actor/kl_ref/per_token", "nats a token", "the same over the mean length", "below 0.1"),
-        Metric("actor/reward_kl_penalty_coeff", "", "β of the KL penalty in this step", "constant; with `use_adaptive_kl_ctl` it settles", verl=SAME, written="actor_train/kl_coef"),
+        Metric("actor/reward_kl_penalty_coeff", "", "β of the KL in this step, in the reward or in the loss", "constant; with `use_adaptive_kl_ctl` it settles", verl=SAME, written="actor_train/kl_coef"),
+        Metric("actor/kl_loss", "nats a token", "the KL to the reference as `kl_estimator` has it, with `kl_in=loss`", "rises slowly from 0", "as for `actor/kl_ref/per_sequence`", verl="aggregated like the loss"),
+        Metric("actor/loss/<component>", "", "components of the loss, each over its own count: `policy` with KL and entropy bonus; `nll`, with `nll_coef`"),
+        Metric("actor/drifted", "share", "tokens of answers that `opsm_delta` left out", "below 0.1", "lower learning rate, fewer minibatches, lower `max_staleness`"),
+        Metric("actor/entropy_coef", "", "weight of the entropy bonus in this step, with `entropy_target`", "settles; 0 above the target"),
+        Metric("actor/teacher/<teacher>/kl", "nats a token", "log π_old − log π of the teacher: the reverse KL to it", "falls towards 0", "steady: higher learning rate; the teacher may know what the policy can't"),
     ),
     "Critic": (
         Metric("critic/vf_loss", "", "half the squared error, clipped; in normalised units with `value_norm`", "falls, then steady", "rises: lower the critic's learning rate", verl=SAME, written="critic_train/value_loss"),

@@ -1,4 +1,4 @@
-"""The loss of docs/adding_an_algorithm.md and those that are built in, as a user launches them."""
+"""The loss and the advantage of docs/adding_an_algorithm.md, and built-in losses, as a user has them."""
 
 from __future__ import annotations
 
@@ -46,16 +46,17 @@ def assert_trained(files: TrialFiles) -> None:
     assert any(float(str(row["actor/grad_norm"])) > 0 for row in rows)
 
 
-def test_the_loss_of_the_page(
-    module_trials: Trials, start: tuple[str, ...], tmp_path: Path
+@pytest.mark.parametrize("number", range(4))
+def test_the_loss_and_the_advantage_of_the_page(
+    module_trials: Trials, start: tuple[str, ...], tmp_path: Path, number: int
 ) -> None:
-    PAGE.write_code(tmp_path, "gmpo.py")
-    assert len(PAGE.blocks("python")[0].strip().splitlines()) <= 34
+    PAGE.write_code(tmp_path, "gmpo.py", "opo.py")
+    assert all(len(block.strip().splitlines()) <= 30 for block in PAGE.blocks("python"))
     found = PAGE.commands("launch")
-    assert len(found) == 2
-    for number, (experiment, *words) in enumerate(found):
-        given = in_folder(tmp_path, words)
-        assert_trained(finished(module_trials, experiment, f"gmpo{number}", *given, *start))
+    assert len(found) == 4
+    experiment, *words = found[number]
+    given = in_folder(tmp_path, words)
+    assert_trained(finished(module_trials, experiment, f"own{number}", *given, *start))
 
 
 @pytest.mark.parametrize("loss", ["gspo", "cispo", "sapo"])
