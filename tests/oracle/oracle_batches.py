@@ -1,10 +1,10 @@
 """Random ragged batches that ours and theirs both read. The same seeds give the same numbers.
 
-Shapes: B answers, T tokens padded on the right, N rows of logits. What stands where the mask is 0 is garbage
-on purpose. Log-probabilities are multiples of 2^-12, so that their differences are exact in float32 too.
+Shapes: B answers, T tokens padded on the right, N rows of logits. What stands where the mask is 0 is
+garbage on purpose. Log-probabilities are multiples of 2^-12, so that their differences are exact in float32.
 
-Three sets. ``near``: log-ratios within ±2. ``far``: some within ±19, no bound against overflow acts. ``past``:
-some within ±30, where such bounds act; and some answers have no token with mask 1.
+Three sets. ``near``: log-ratios within ±2. ``far``: some within ±19, no bound against overflow acts.
+``past``: some within ±30, where such bounds act; and some answers have no token with mask 1.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ def _batch(rng: np.random.Generator, which: str, number: int) -> Arrays:
         mask[int(rng.integers(1, num_answers))] = False
 
     logprobs = _logprobs(rng, shape)
+    old_logprobs = _moved(rng, logprobs, which, number)
     groups = np.concatenate([np.repeat(np.arange(len(sizes)), sizes), len(sizes) + np.arange(ones)])
     ragged = np.where(groups < len(sizes), groups, 0)  # those alone join the first group
     order = rng.permutation(num_answers)
@@ -55,9 +56,9 @@ def _batch(rng: np.random.Generator, which: str, number: int) -> Arrays:
     return {
         "mask": mask,
         "logprobs": logprobs,
-        "old_logprobs": _moved(rng, logprobs, which, number),
+        "old_logprobs": old_logprobs,
         "ref_logprobs": _moved(rng, logprobs, which, number),
-        "behaviour_logprobs": _moved(rng, logprobs, which, number),
+        "behaviour_logprobs": _moved(rng, old_logprobs, which, number),
         "advantages": token_advantages,
         "advantage_B": advantage,
         "weights": rng.uniform(0.0, 2.0, size=shape),
@@ -97,7 +98,7 @@ def _scores(rng: np.random.Generator, count: int, groups: np.ndarray) -> np.ndar
     """Right or wrong, or any number; often a whole group alike."""
     found = np.round(rng.normal(size=count), 2) if rng.random() < 0.5 else _correct(rng, (count,))
     if rng.random() < 0.4:
-        found[groups == groups[0]] = 0.1
+        found[groups == groups[0]] = round(rng.normal(), 2)
     return np.asarray(found)
 
 
@@ -106,7 +107,7 @@ def _correct(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _pairs(rng: np.random.Generator) -> Arrays:
-    """For losses of preferences: log-probs of chosen answers, then of as many rejected ones, ``[2 P, T]``."""
+    """For losses of preferences, ``[2 P, T]``: log-probs of chosen answers, then of as many rejected ones."""
     pairs, width = int(rng.integers(2, 6)), int(rng.integers(2, 16))
     lengths = rng.integers(1, width + 1, size=2 * pairs)
     logprobs = _logprobs(rng, (2 * pairs, width))

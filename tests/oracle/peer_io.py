@@ -37,7 +37,11 @@ def evaluate(
         batch[name] = x.to(getattr(torch, dtype)) if x.is_floating_point() else x
     if wrt is not None:
         batch[wrt].requires_grad_()
-    said = form(batch, **(options or {}))
+    torch.set_default_dtype(getattr(torch, dtype))  # of numbers that a form makes tensors of
+    try:
+        said = form(batch, **(options or {}))
+    finally:
+        torch.set_default_dtype(torch.float32)
     found = {"value": said} if isinstance(said, torch.Tensor) else dict(said)
     if wrt is not None:
         (gradient,) = torch.autograd.grad(found["value"].sum(), batch[wrt], allow_unused=True)
@@ -47,7 +51,9 @@ def evaluate(
 
 def write_batches(file: Path, batches: list[Arrays]) -> None:
     """One set of batches."""
-    np.savez(file, **{f"{i}/{name}": x for i, batch in enumerate(batches) for name, x in batch.items()})
+    np.savez(
+        file, **{f"{i}/{name}": x for i, batch in enumerate(batches) for name, x in batch.items()}
+    )
 
 
 def read_batches(file: Path) -> list[Arrays]:
@@ -77,11 +83,17 @@ def run_jobs(forms: Mapping[str, Form], versions: Mapping[str, str]) -> None:
         try:
             found = [
                 evaluate(
-                    forms[job["form"]], dict(x), wrt=job["wrt"], dtype=job["dtype"], options=job["options"]
+                    forms[job["form"]],
+                    dict(x),
+                    wrt=job["wrt"],
+                    dtype=job["dtype"],
+                    options=job["options"],
                 )
                 for x in sets[name]
             ]
-        except Exception:  # whatever a peer's code raises is told to the driver, and the next job runs
+        except (
+            Exception
+        ):  # whatever a peer's code raises is told to the driver, and the next job runs
             failed[str(number)] = traceback.format_exc()
         else:
             write_batches(folder / f"{peer}-{number}.npz", found)

@@ -67,7 +67,11 @@ def grpo(
     """GRPOTrainer._compute_loss. ``advantages``: ``advantage_B``, or an input ``[B, T]``; none: zeros."""
     logprobs, mask = batch["logprobs"], batch["mask"].long()
     stub = trainer(
-        _get_per_token_logps_and_entropies=lambda *_, **__: (logprobs, torch.zeros_like(logprobs), None),
+        _get_per_token_logps_and_entropies=lambda *_, **__: (
+            logprobs,
+            torch.zeros_like(logprobs),
+            None,
+        ),
         top_entropy_quantile=1.0,
         off_policy_mask_threshold=None,
         importance_sampling_level=level,
@@ -109,9 +113,15 @@ def aggregation(batch: Batch, *, loss_type: str, max_length: int = 24) -> torch.
     return grpo(same, loss_type=loss_type, advantages="minus", max_length=max_length)
 
 
-def _generated(which: type, batch: Batch, scores: torch.Tensor, size: int, **own: Any) -> dict[str, Any]:
+def _generated(
+    which: type, batch: Batch, scores: torch.Tensor, size: int, **own: Any
+) -> dict[str, Any]:
     """What ``_generate_and_score_completions`` makes of these answers and scores."""
-    mask = batch["mask"].long() if len(scores) == len(batch["mask"]) else torch.ones(len(scores), 1).long()
+    mask = (
+        batch["mask"].long()
+        if len(scores) == len(batch["mask"])
+        else torch.ones(len(scores), 1).long()
+    )
     completions = [[1] * mask.shape[1] for _ in mask]
     prompts = [[2] for _ in mask]
     generated: tuple[Any, ...] = (prompts, completions, [""] * len(mask))
@@ -123,7 +133,9 @@ def _generated(which: type, batch: Batch, scores: torch.Tensor, size: int, **own
         _generate=lambda _: generated,
         _calculate_rewards=lambda *_: scores[:, None].clone(),
         _get_per_token_logps_and_entropies=lambda *_, **__: (
-            batch["old_logprobs"] if len(scores) == len(batch["mask"]) else torch.zeros(len(scores), 1),
+            batch["old_logprobs"]
+            if len(scores) == len(batch["mask"])
+            else torch.zeros(len(scores), 1),
             None,
             None,
         ),
@@ -159,7 +171,9 @@ def _generated(which: type, batch: Batch, scores: torch.Tensor, size: int, **own
             **own,
         },
     )
-    found: dict[str, Any] = which._generate_and_score_completions(stub, [{"prompt": "x"} for _ in mask])
+    found: dict[str, Any] = which._generate_and_score_completions(
+        stub, [{"prompt": "x"} for _ in mask]
+    )
     return found
 
 
@@ -172,7 +186,9 @@ def grpo_advantages(batch: Batch, *, scale: str) -> torch.Tensor:
 
 def rloo_advantages(batch: Batch) -> torch.Tensor:
     scores = batch["even_scores"]
-    found: torch.Tensor = _generated(RLOOTrainer, batch, scores.flatten(), scores.shape[1])["advantages"]
+    found: torch.Tensor = _generated(RLOOTrainer, batch, scores.flatten(), scores.shape[1])[
+        "advantages"
+    ]
     return found
 
 
@@ -201,7 +217,11 @@ def rloo(batch: Batch, *, low: float, high: float) -> torch.Tensor:
     """RLOOTrainer._compute_loss: one ratio an answer, the product of its tokens'."""
     logprobs, mask = batch["logprobs"], batch["mask"].long()
     stub = trainer(
-        _get_per_token_logps_and_entropies=lambda *_, **__: (logprobs, torch.zeros_like(logprobs), None),
+        _get_per_token_logps_and_entropies=lambda *_, **__: (
+            logprobs,
+            torch.zeros_like(logprobs),
+            None,
+        ),
         epsilon_low=low,
         epsilon_high=high,
     )
@@ -222,7 +242,10 @@ def _answers(batch: Batch) -> tuple[Any, dict[str, torch.Tensor], torch.Tensor]:
     mask = batch["pair_mask"].long()
     zeros = torch.zeros_like(batch["pair_logprobs"])
     said = SimpleNamespace(
-        log_probs=batch["pair_logprobs"] * mask, entropy=zeros, mean_logits=zeros, is_top1=zeros.bool()
+        log_probs=batch["pair_logprobs"] * mask,
+        entropy=zeros,
+        mean_logits=zeros,
+        is_top1=zeros.bool(),
     )
     whole = torch.cat([torch.zeros_like(mask[:, :1]), mask], 1)
     inputs = {
@@ -287,7 +310,8 @@ def simpo(batch: Batch, *, beta: float, gamma: float) -> torch.Tensor:
 def overlong(batch: Batch, *, max_length: int, buffer: int) -> torch.Tensor:
     answers = [[0] * n for n in batch["length_B"].tolist()]
     return torch.tensor(
-        get_soft_overlong_punishment(max_length, buffer)(completion_ids=answers), dtype=torch.float64
+        get_soft_overlong_punishment(max_length, buffer)(completion_ids=answers),
+        dtype=torch.float64,
     )
 
 

@@ -152,9 +152,7 @@ def compute_rewards(batch: Batch, *, coef: float) -> torch.Tensor:
     scores = torch.zeros_like(batch["logprobs"])
     last = batch["mask"].long().cumsum(1).argmax(1)
     scores[torch.arange(len(scores)), last] = batch["score_B"]
-    rewards = core_algos.compute_rewards(
-        scores, batch["old_logprobs"], batch["ref_logprobs"], coef
-    )
+    rewards = core_algos.compute_rewards(scores, batch["old_logprobs"], batch["ref_logprobs"], coef)
     return rewards * batch["mask"]
 
 
