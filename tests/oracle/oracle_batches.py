@@ -1,7 +1,7 @@
 """Random ragged batches that ours and theirs both read. The same seeds give the same numbers.
 
 Shapes: B answers, T tokens padded on the right, N rows of logits. What stands where the mask is 0 is
-garbage on purpose. Log-probabilities are multiples of 2^-12, so that their differences are exact in float32.
+garbage on purpose. Log-probabilities are multiples of 2^-12: their differences are exact in float32.
 
 Three sets. ``near``: log-ratios within ±2. ``far``: some within ±19, no bound against overflow acts.
 ``past``: some within ±30, where such bounds act; and some answers have no token with mask 1.
@@ -107,7 +107,7 @@ def _correct(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _pairs(rng: np.random.Generator) -> Arrays:
-    """For losses of preferences, ``[2 P, T]``: log-probs of chosen answers, then of as many rejected ones."""
+    """For losses of preferences, ``[2 P, T]``: chosen answers, then as many rejected ones."""
     pairs, width = int(rng.integers(2, 6)), int(rng.integers(2, 16))
     lengths = rng.integers(1, width + 1, size=2 * pairs)
     logprobs = _logprobs(rng, (2 * pairs, width))

@@ -1,10 +1,10 @@
 """What ``make oracle`` compares: a row is one formula of ours and the forms of it that others have.
 
 To add one: an entry in ``ROWS``. ``ours`` is a function of a batch (oracle_batches.py has the names of its
-tensors); each peer names a form of its runner (verl_runner.py, trl_runner.py, tinker_forms.py) and its options.
-Where definitions differ on purpose or by fact, ``differs`` has both formulas, who follows the source, and what
-they are said to compute, in code: oracle.py shows that this is what they return.
-``ours=None`` is a formula that others have and we don't: two peers are compared with one another, one is run.
+tensors); each peer names a form of its runner (verl_runner.py, trl_runner.py, tinker_forms.py) and options.
+Where definitions differ, on purpose or by fact, ``differs`` has both formulas, who follows the source, and
+what they are said to compute, in code: oracle.py shows that this is what they return.
+``ours=None`` is a formula that others have and we don't: two peers are compared with one another, one runs.
 """
 
 from __future__ import annotations
@@ -664,8 +664,8 @@ def _rows_that_differ() -> list[Row]:
             batches="far",
             differs=Difference(
                 "weight = min(r, 5)",
-                "weight = min(r, epsilon_high), which is epsilon = 0.2 unless it is set: the bound is on r, "
-                "not on r − 1",
+                "weight = min(r, epsilon_high), which is epsilon = 0.2 unless it is set: the bound is on "
+                "r, not on r − 1",
                 "ours: by the paper weights are near 1; trl's own help says to set 5.0",
                 _cispo(0.0, 0.2),
             ),
@@ -690,8 +690,10 @@ def _rows_that_differ() -> list[Row]:
                 "verl": Peer(
                     "gspo",
                     {
-                        **{"sequence_advantages": True, "aggregation": "seq-mean-token-mean"},
-                        **{"low": 3e-4, "high": 4e-4},
+                        "sequence_advantages": True,
+                        "aggregation": "seq-mean-token-mean",
+                        "low": 3e-4,
+                        "high": 4e-4,
                     },
                 )
             },
@@ -737,8 +739,8 @@ def _rows_that_differ() -> list[Row]:
             differs=Difference(
                 "coef · (1 + e · min(n / horizon, 1))",
                 "coef · (1 + e · n / horizon)",
-                "theirs: arXiv:1909.08593, sec. 2.2, has no bound; past five horizons the coefficient would "
-                "be negative",
+                "theirs: arXiv:1909.08593, sec. 2.2, has no bound; past five horizons the coefficient "
+                "would be negative",
                 _no_bound_of_batch,
             ),
         ),
@@ -807,7 +809,8 @@ def _rows_that_differ() -> list[Row]:
             dtype="float32",
             differs=Difference(
                 "0 exactly in a group of equal scores; sums in float64",
-                "(r − mean) / (std + 1e-6) in float32, in which the mean of equal scores isn't always the score",
+                "(r − mean) / (std + 1e-6) in float32, in which the mean of equal scores isn't always the "
+                "score",
                 "ours: by arXiv:2402.03300, sec. 4.1, r − mean is 0",
                 _grpo_rounded,
             ),
@@ -836,8 +839,8 @@ def _rows_that_differ() -> list[Row]:
             differs=Difference(
                 "low ≤ geometric mean of π_train / π_rollout ≤ high",
                 "low ≤ geometric mean of π_rollout / π_train ≤ high; the same only if low = 1 / high",
-                "a convention; GSPO's ratio (arXiv:2507.18071) and IcePop's bounds (arXiv:2510.18855) are on "
-                "train / rollout, as ours",
+                "a convention; GSPO's ratio (arXiv:2507.18071) and IcePop's bounds (arXiv:2510.18855) are "
+                "on train / rollout, as ours",
                 _inverse_within(0.8, 2.0),
             ),
         ),

@@ -1,8 +1,8 @@
 """What oracle.py and the runners of peers share: jobs, batches and outputs in files without pickle.
 
-A peer's interpreter imports this, so it knows numpy and torch and nothing of realsys. A *form* is a function
-of one batch (tensors by name) and of options, to a tensor or to tensors by name. A job asks a form for its
-outputs on all batches of a set, and for the gradient of ``value`` with respect to one input.
+A peer's interpreter imports this, so it knows numpy and torch and nothing of realsys. A *form* is a
+function of one batch (tensors by name) and of options, to a tensor or to tensors by name. A job asks a form
+for its outputs on all batches of a set, and for the gradient of ``value`` with respect to one input.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ def read_batches(file: Path) -> list[Arrays]:
 def run_jobs(forms: Mapping[str, Form], versions: Mapping[str, str]) -> None:
     """Main function of a runner: ``runner.py FOLDER PEER``.
 
-    Reads ``jobs-PEER.json`` and the sets of batches in the folder; writes for job n ``PEER-n.npz``, and last
-    ``said-PEER.json`` with versions, and the tracebacks of jobs that failed.
+    Reads ``jobs-PEER.json`` and the sets of batches in the folder; writes for job n ``PEER-n.npz``, and
+    last ``said-PEER.json`` with versions, and the tracebacks of jobs that failed.
     """
     folder, peer = Path(sys.argv[1]), sys.argv[2]
     torch.set_num_threads(1)

@@ -1,8 +1,8 @@
 """Calls functions of trl, in an environment of its own: ``env/install trl FOLDER`` makes it.
 
-Most of trl's losses are methods of its trainers. They are called as they stand, with a stand-in for ``self``
-that has the attributes which they read, and whose model says the log-probabilities of our batches. Nothing of
-trl's code is here. Each form is named after what it calls.
+Most of trl's losses are methods of its trainers. They are called as they stand, with a stand-in for
+``self`` that has the attributes which they read, and whose model says the log-probabilities of our batches.
+Nothing of trl's code is here. Each form is named after what it calls.
 """
 
 from __future__ import annotations
@@ -238,7 +238,7 @@ def rloo(batch: Batch, *, low: float, high: float) -> torch.Tensor:
 
 
 def _answers(batch: Batch) -> tuple[Any, dict[str, torch.Tensor], torch.Tensor]:
-    """A model that says the log-probs of pairs; inputs of one prompt token and answers; sums of the reference."""
+    """A model that says the log-probs of pairs, inputs for it, and the reference's sums."""
     mask = batch["pair_mask"].long()
     zeros = torch.zeros_like(batch["pair_logprobs"])
     said = SimpleNamespace(
