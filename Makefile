@@ -56,7 +56,7 @@ test-engines: install
 	$(BIN)/python -m pytest --timeout 900 tests/engines/real_engines.py
 
 # Our losses, advantages and weights against verl's, trl's and Tinker's. Makes an environment of its own for each of
-# the first two: network, 3 GB, five minutes, of which it computes for one. Commit the results.
+# the first two (network, 3 GB, six minutes), then computes for two. Commit the results.
 oracle: install
 	tests/oracle/env/install verl .oracle/verl
 	tests/oracle/env/install trl .oracle/trl

@@ -1,4 +1,4 @@
-"""What `make oracle` found is committed, whole, and fits the table of what it compares; no peer runs here."""
+"""What `make oracle` found is committed, whole, and fits the table of what it compares. Runs no peer."""
 
 from __future__ import annotations
 
