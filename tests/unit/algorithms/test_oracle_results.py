@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import oracle
 import oracle_rows
 import pytest
 import torch
@@ -66,7 +67,7 @@ def test_it_is_of_the_versions_that_are_pinned(said: dict[str, Any]) -> None:
     assert problems_of(said["rows"]) == []
     install = (Path(oracle_rows.__file__).parent / "env" / "install").read_text()
     for peer in ("verl", "trl"):
-        assert f"{peer}=={said['versions'][peer][peer]}" in install
+        assert f"{peer}=={said['versions'][peer]}" in install
 
 
 def test_the_tables_have_a_line_for_each_row(said: dict[str, Any]) -> None:
@@ -76,6 +77,25 @@ def test_the_tables_have_a_line_for_each_row(said: dict[str, Any]) -> None:
         assert f"| {row.name} |" in text
     widths = {line.count(" | ") for line in text.splitlines() if re.match(r"\| [^-]", line)}
     assert widths == {2, 4, 5}
+
+
+def test_differences_are_relative_and_of_all_batches() -> None:
+    theirs = [{"x": np.array([1.0, -2.0])}, {"x": np.array([4.0, 1e-9])}]
+    ours = [{"x": np.array([1.0, -2.0])}, {"x": np.array([4.0, 1e-9 + 1e-5])}]
+    # 1e-9 counts as a hundredth of the median of 1e-9, 1, 2, 4, which is 1.5
+    found = oracle.differences(ours, theirs, oracle.relative)
+    assert found["x"] == pytest.approx(1e-5 / 0.015)
+    narrow = oracle.differences(ours, theirs, oracle.relative_to_largest)
+    assert narrow["x"] == pytest.approx(1e-5 / 4)
+    with pytest.raises(ValueError, match="x of batch 1: ours is"):
+        oracle.differences([ours[0], {"x": np.ones(3)}], theirs, oracle.relative)
+
+
+def test_ours_compute_in_float64_for_the_comparison() -> None:
+    third = torch.tensor(1 / 3, dtype=torch.float64)
+    with oracle.wide():
+        assert third.float().item() == 1 / 3
+    assert third.float().item() != 1 / 3
 
 
 def test_what_failed_is_told_with_its_reason() -> None:
