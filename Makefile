@@ -13,8 +13,8 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PIP_INSTALL) torch==2.13.0 -e '.[dev]'
 	touch $@
 
-.PHONY: install ppo-math slurm-packages etcd-packages test test-fast acceptance test-engines gpu-kit check format \
-	coverage release-dry-run
+.PHONY: install ppo-math slurm-packages etcd-packages test test-fast acceptance test-engines oracle gpu-kit check \
+	format coverage release-dry-run
 install: $(VENV)/.installed
 
 ppo-math: install
@@ -54,6 +54,13 @@ test-engines: install
 	tests/engines/env/install sglang .engines/sglang
 	tests/engines/env/install vllm .engines/vllm
 	$(BIN)/python -m pytest --timeout 900 tests/engines/real_engines.py
+
+# Our losses, advantages and weights against verl's, trl's and Tinker's. Makes an environment of its own for each of
+# the first two (network, 3 GB, six minutes), then computes for two. Commit the results.
+oracle: install
+	tests/oracle/env/install verl .oracle/verl
+	tests/oracle/env/install trl .oracle/trl
+	$(BIN)/python tests/oracle/oracle.py
 
 # On a machine with a GPU: eight minutes, unattended; with what is installed there. Commit the results.
 gpu-kit:

@@ -1,0 +1,363 @@
+"""Calls functions of trl, in an environment of its own: ``env/install trl FOLDER`` makes it.
+
+Most of trl's losses are methods of its trainers. They are called as they stand, with a stand-in for
+``self`` that has the attributes which they read, and whose model says the log-probabilities of our batches.
+Nothing of trl's code is here. Each form is named after what it calls.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import warnings
+from collections import defaultdict
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from peer_io import Batch, Form, run_jobs
+
+warnings.simplefilter("ignore")
+
+from trl import DPOTrainer, GRPOTrainer, KTOTrainer, RLOOTrainer  # noqa: E402
+from trl.experimental.cpo import CPOTrainer  # noqa: E402
+from trl.rewards import get_soft_overlong_punishment  # noqa: E402
+from trl.trainer import utils  # noqa: E402
+
+ACCELERATOR = SimpleNamespace(
+    num_processes=1,
+    process_index=0,
+    sync_gradients=True,
+    device=torch.device("cpu"),
+    gather=lambda x: x,
+    gather_for_metrics=lambda x: x,
+    reduce=lambda x, reduction: x,
+)
+
+
+def trainer(**own: Any) -> SimpleNamespace:
+    """A stand-in for a trainer that trains by one step without accumulation, on one process."""
+    common = {
+        "accelerator": ACCELERATOR,
+        "model": SimpleNamespace(training=True, is_gradient_checkpointing=False),
+        "_metrics": defaultdict(lambda: defaultdict(list)),
+        "_total_train_tokens": 0,
+        "_tp_size": 1,
+        "aux_loss_enabled": False,
+        "use_vllm": False,
+        "current_gradient_accumulation_steps": 1,
+    }
+    return SimpleNamespace(**{**common, **own})
+
+
+def grpo(
+    batch: Batch,
+    *,
+    loss_type: str,
+    low: float = 0.2,
+    high: float = 0.2,
+    delta: float | None = None,
+    level: str = "token",
+    beta: float = 0.0,
+    weights: bool = False,
+    advantages: str = "advantages",
+    tau: tuple[float, float] = (1.0, 1.05),
+    max_length: int = 24,
+) -> torch.Tensor:
+    """GRPOTrainer._compute_loss. ``advantages``: ``advantage_B``, or an input ``[B, T]``; none: zeros."""
+    logprobs, mask = batch["logprobs"], batch["mask"].long()
+    stub = trainer(
+        _get_per_token_logps_and_entropies=lambda *_, **__: (
+            logprobs,
+            torch.zeros_like(logprobs),
+            None,
+        ),
+        top_entropy_quantile=1.0,
+        off_policy_mask_threshold=None,
+        importance_sampling_level=level,
+        beta=beta,
+        loss_type=loss_type,
+        epsilon_low=low,
+        epsilon_high=high,
+        use_vllm=weights,
+        vllm_importance_sampling_correction=weights,
+        max_completion_length=max_length,
+        _entropy_bonus_enabled=False,
+        args=SimpleNamespace(
+            use_bias_correction_kl=False,
+            delta=delta,
+            sapo_temperature_pos=tau[0],
+            sapo_temperature_neg=tau[1],
+            steps_per_generation=1,
+        ),
+    )
+    inputs = {
+        "prompt_ids": torch.zeros(len(mask), 1, dtype=torch.long),
+        "prompt_mask": torch.ones(len(mask), 1, dtype=torch.long),
+        "completion_ids": torch.zeros_like(mask),
+        "completion_mask": torch.ones_like(mask),
+        "tool_mask": mask,
+        "advantages": torch.zeros_like(logprobs) if advantages == "none" else batch[advantages],
+        "old_per_token_logps": batch["old_logprobs"],
+        "ref_per_token_logps": batch["ref_logprobs"],
+        "importance_sampling_ratio": batch["weights"],
+        "num_items_in_batch": mask.sum(),
+    }
+    loss: torch.Tensor = GRPOTrainer._compute_loss(stub, stub.model, inputs)
+    return loss
+
+
+def aggregation(batch: Batch, *, loss_type: str, max_length: int = 24) -> torch.Tensor:
+    """The same where the policy is unchanged: the loss of a token is -A then, so it only aggregates."""
+    same = {**batch, "old_logprobs": batch["logprobs"], "minus": -batch["losses"]}
+    return grpo(same, loss_type=loss_type, advantages="minus", max_length=max_length)
+
+
+def _generated(
+    which: type, batch: Batch, scores: torch.Tensor, size: int, **own: Any
+) -> dict[str, Any]:
+    """What ``_generate_and_score_completions`` makes of these answers and scores."""
+    mask = (
+        batch["mask"].long()
+        if len(scores) == len(batch["mask"])
+        else torch.ones(len(scores), 1).long()
+    )
+    completions = [[1] * mask.shape[1] for _ in mask]
+    prompts = [[2] for _ in mask]
+    generated: tuple[Any, ...] = (prompts, completions, [""] * len(mask))
+    if which is GRPOTrainer:
+        tools, logprobs = mask.tolist(), batch["behaviour_logprobs"].tolist()
+        logprobs = logprobs if own.get("use_vllm") else None
+        generated = (prompts, completions, tools, [""] * len(mask), logprobs, {}, None, None)
+    stub = trainer(
+        _generate=lambda _: generated,
+        _calculate_rewards=lambda *_: scores[:, None].clone(),
+        _get_per_token_logps_and_entropies=lambda *_, **__: (
+            batch["old_logprobs"]
+            if len(scores) == len(batch["mask"])
+            else torch.zeros(len(scores), 1),
+            None,
+            None,
+        ),
+        **{
+            "environment_factories": None,
+            "environments": None,
+            "tools": None,
+            "_tokenizer": SimpleNamespace(pad_token_id=0),
+            "pad_to_multiple_of": None,
+            "mask_truncated_completions": False,
+            "eos_token_ids": [1],
+            "args": SimpleNamespace(
+                per_device_train_batch_size=len(mask),
+                gradient_checkpointing_kwargs=None,
+                steps_per_generation=1,
+                gradient_accumulation_steps=1,
+            ),
+            "num_iterations": 1,
+            "beta": 0.0,
+            "num_generations": size,
+            "multi_objective_aggregation": "sum_then_normalize",
+            "reward_weights": torch.ones(1, dtype=scores.dtype),
+            "reward_clip_range": None,
+            "normalize_advantages": False,
+            "reward_func_names": ["score"],
+            "_logs": {
+                **{name: [] for name in ("prompt", "completion", "advantages", "images")},
+                **{name: defaultdict(list) for name in ("rewards", "extra")},
+            },
+            "_pending_extra_logs": {},
+            "_pending_metrics": {},
+            "log_multimodal": False,
+            **own,
+        },
+    )
+    found: dict[str, Any] = which._generate_and_score_completions(
+        stub, [{"prompt": "x"} for _ in mask]
+    )
+    return found
+
+
+def grpo_advantages(batch: Batch, *, scale: str) -> torch.Tensor:
+    scores = batch["even_scores"]
+    said = _generated(GRPOTrainer, batch, scores.flatten(), scores.shape[1], scale_rewards=scale)
+    found: torch.Tensor = said["advantages"]
+    return found
+
+
+def rloo_advantages(batch: Batch) -> torch.Tensor:
+    scores = batch["even_scores"]
+    found: torch.Tensor = _generated(RLOOTrainer, batch, scores.flatten(), scores.shape[1])[
+        "advantages"
+    ]
+    return found
+
+
+def correction(
+    batch: Batch, *, mode: str, low: float | None = None, high: float | None = None
+) -> torch.Tensor:
+    """The weights of vLLM's answers, on the tokens with mask 1."""
+    mask = batch["mask"]
+    said = _generated(
+        GRPOTrainer,
+        batch,
+        batch["score_B"],
+        1,
+        scale_rewards="none",
+        use_vllm=True,
+        vllm_importance_sampling_correction=True,
+        vllm_importance_sampling_mode=mode,
+        vllm_importance_sampling_clip_min=low,
+        vllm_importance_sampling_clip_max=high,
+    )
+    found: torch.Tensor = said["importance_sampling_ratio"].expand(mask.shape) * mask
+    return found
+
+
+def rloo(batch: Batch, *, low: float, high: float) -> torch.Tensor:
+    """RLOOTrainer._compute_loss: one ratio an answer, the product of its tokens'."""
+    logprobs, mask = batch["logprobs"], batch["mask"].long()
+    stub = trainer(
+        _get_per_token_logps_and_entropies=lambda *_, **__: (
+            logprobs,
+            torch.zeros_like(logprobs),
+            None,
+        ),
+        epsilon_low=low,
+        epsilon_high=high,
+    )
+    inputs = {
+        "prompt_ids": torch.zeros(len(mask), 1, dtype=torch.long),
+        "prompt_mask": torch.ones(len(mask), 1, dtype=torch.long),
+        "completion_ids": torch.zeros_like(mask),
+        "completion_mask": mask,
+        "advantages": batch["advantage_B"],
+        "old_logps": (batch["old_logprobs"] * mask).sum(1),
+    }
+    loss: torch.Tensor = RLOOTrainer._compute_loss(stub, stub.model, inputs)
+    return loss
+
+
+def _answers(batch: Batch) -> tuple[Any, dict[str, torch.Tensor], torch.Tensor]:
+    """A model that says the log-probs of pairs, inputs for it, and the reference's sums."""
+    mask = batch["pair_mask"].long()
+    zeros = torch.zeros_like(batch["pair_logprobs"])
+    said = SimpleNamespace(
+        log_probs=batch["pair_logprobs"] * mask,
+        entropy=zeros,
+        mean_logits=zeros,
+        is_top1=zeros.bool(),
+    )
+    whole = torch.cat([torch.zeros_like(mask[:, :1]), mask], 1)
+    inputs = {
+        "input_ids": torch.zeros_like(whole),
+        "attention_mask": torch.ones_like(whole),
+        "completion_mask": whole,
+    }
+    return (lambda **_: said), inputs, (batch["pair_ref_logprobs"] * mask).sum(1)
+
+
+def dpo(batch: Batch, *, loss_type: str, beta: float, label_smoothing: float = 0.0) -> torch.Tensor:
+    """DPOTrainer._compute_loss."""
+    model, inputs, reference = _answers(batch)
+    chosen, rejected = reference.chunk(2)
+    stub = trainer(
+        ld_alpha=None,
+        precompute_ref_logps=True,
+        f_divergence_type="reverse_kl",
+        loss_types=[loss_type],
+        loss_weights=[1.0],
+        beta=beta,
+        label_smoothing=label_smoothing,
+        use_weighting=False,
+    )
+    inputs.update(ref_chosen_logps=chosen, ref_rejected_logps=rejected)
+    loss: torch.Tensor = DPOTrainer._compute_loss(stub, model, inputs, False)
+    return loss
+
+
+def kto(batch: Batch, *, beta: float, desirable: float, undesirable: float) -> torch.Tensor:
+    """KTOTrainer._compute_loss, with the KL of mismatched answers."""
+    model, inputs, reference = _answers(batch)
+    mask = batch["pair_mask"].long()
+    stub = trainer(
+        _compute_kl_logps=lambda *_: (batch["pair_mismatched"] * mask).sum(1),
+        precompute_ref_logps=True,
+        calculate_KL=True,
+        loss_type="kto",
+        beta=beta,
+        desirable_weight=desirable,
+        undesirable_weight=undesirable,
+    )
+    inputs.update(
+        label=batch["pair_label"],
+        ref_logps=reference,
+        ref_KL_logps=(batch["pair_ref_mismatched"] * mask).sum(1),
+    )
+    loss: torch.Tensor = KTOTrainer._compute_loss(stub, model, inputs, False)
+    return loss
+
+
+def simpo(batch: Batch, *, beta: float, gamma: float) -> torch.Tensor:
+    """CPOTrainer.cpo_loss of mean log-probs."""
+    mask = batch["pair_mask"]
+    mean = (batch["pair_logprobs"] * mask).sum(1) / mask.sum(1)
+    stub = trainer(alpha=0.0, loss_type="simpo", simpo_gamma=gamma, beta=beta, label_smoothing=0.0)
+    losses, _, _ = CPOTrainer.cpo_loss(stub, *mean.chunk(2))
+    loss: torch.Tensor = losses.mean()
+    return loss
+
+
+def overlong(batch: Batch, *, max_length: int, buffer: int) -> torch.Tensor:
+    answers = [[0] * n for n in batch["length_B"].tolist()]
+    return torch.tensor(
+        get_soft_overlong_punishment(max_length, buffer)(completion_ids=answers),
+        dtype=torch.float64,
+    )
+
+
+def selective_log_softmax(batch: Batch, *, temperature: float) -> torch.Tensor:
+    found: torch.Tensor = utils.selective_log_softmax(batch["logits"], batch["labels"], temperature)
+    return found
+
+
+def entropy_from_logits(batch: Batch) -> torch.Tensor:
+    found: torch.Tensor = utils.entropy_from_logits(batch["logits"])
+    return found
+
+
+def off_policy_mask(batch: Batch, *, threshold: float) -> torch.Tensor:
+    found: torch.Tensor = GRPOTrainer.get_off_policy_mask(
+        batch["advantage_B"][:, None],
+        batch["logprobs"],
+        batch["old_logprobs"],
+        batch["mask"].long(),
+        threshold,
+    )
+    return found
+
+
+FORMS: dict[str, Form] = {
+    "GRPOTrainer._compute_loss": grpo,
+    "GRPOTrainer._compute_loss, at r = 1": aggregation,
+    "GRPOTrainer._generate_and_score_completions": grpo_advantages,
+    "GRPOTrainer._generate_and_score_completions, vLLM weights": correction,
+    "GRPOTrainer.get_off_policy_mask": off_policy_mask,
+    "RLOOTrainer._generate_and_score_completions": rloo_advantages,
+    "RLOOTrainer._compute_loss": rloo,
+    "DPOTrainer._compute_loss": dpo,
+    "KTOTrainer._compute_loss": kto,
+    "CPOTrainer.cpo_loss": simpo,
+    "get_soft_overlong_punishment": overlong,
+    "selective_log_softmax": selective_log_softmax,
+    "entropy_from_logits": entropy_from_logits,
+}
+
+if __name__ == "__main__":
+    run_jobs(
+        FORMS,
+        {
+            "trl": importlib.metadata.version("trl"),
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+        },
+    )
