@@ -1,4 +1,4 @@
-"""Updates by every algorithm on several ranks: the cases of test_algorithms_alike.py, as a rank runs them."""
+"""Updates by every algorithm on several ranks: cases of test_algorithms_alike.py, as a rank runs them."""
 
 from __future__ import annotations
 
