@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,11 +10,13 @@ from typing import Any
 import torch
 
 from realsys.api.agent import Trajectory
+from realsys.api.basics.reward import PARTS
 from realsys.api.errors import DataError
 from realsys.data.answers_layout import INPUT, AnswerRow, answers_sample
 from realsys.data.sequence_sample import SequenceSample
 
 REWARDS, VERSIONS = "rewards", "packed_versions"
+_PART = "reward/"  # before the name of a reward's part, in an episode's figures
 
 
 def trajectory_fault(trajectory: Trajectory, prompt: Sequence[int]) -> str:
@@ -68,7 +71,9 @@ def trajectories_sample(
     not the policy's). Observations are packed as prompt: ``prompt_mask`` is True on everything that
     the policy did not write.
 
-    Args:\n        metadata: metadata of this id, one value per name.
+    Args:
+        metadata: metadata of this id, one value per name. Parts of rewards, which environments report as
+            ``reward/<part>``, are added as ``rew_inf`` of a synchronous run gives them.
     """
     rows = [
         AnswerRow(
@@ -79,6 +84,7 @@ def trajectories_sample(
         for t in trajectories
     ]
     truncated = torch.tensor([t.truncated for t in trajectories], dtype=torch.bool)
+    metadata = {**metadata, **_reward_parts(trajectories)}
     answers = answers_sample(
         [id_], [rows], truncated, metadata={name: [value] for name, value in metadata.items()}
     )
@@ -93,3 +99,11 @@ def trajectories_sample(
         },
     )
     return answers.update(more)
+
+
+def _reward_parts(trajectories: Sequence[Trajectory]) -> dict[str, str]:
+    parts = [
+        {name.removeprefix(_PART): x for name, x in t.stats.items() if name.startswith(_PART)}
+        for t in trajectories
+    ]
+    return {PARTS: json.dumps(parts)} if any(parts) else {}

@@ -14,6 +14,7 @@ import torch
 from torch.testing import assert_close
 
 from realsys.api.agent import Agent, Answer, Environment, Observation, Trajectory
+from realsys.api.basics.reward import PARTS
 from realsys.api.data import SequenceMeta
 from realsys.api.errors import (
     ClusterError,
@@ -68,6 +69,13 @@ SHORT = Trajectory(
 
 
 # ---- the layout -----------------------------------------------------------------------------------
+
+
+def test_parts_of_rewards_travel_as_in_a_synchronous_run():
+    scored = replace(GOOD, stats={"turns": 2.0, "reward/short": 0.5, "reward/right": 1.0})
+    sample = trajectories_sample("0-1", [scored, SHORT], metadata={"answer": "42"})
+    (text,) = sample.meta.metadata[PARTS]
+    assert json.loads(text) == [{"short": 0.5, "right": 1.0}, {}]
 
 
 def test_a_group_is_packed_by_hand():
