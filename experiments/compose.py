@@ -48,7 +48,7 @@ from experiments.parts.model_files import (
 )
 from experiments.parts.question_files import absolute
 from experiments.placement import Placement, Shared
-from experiments.reward_models.scored_calls import (
+from experiments.preferences.scored_calls import (
     RewardModelOptions,
     reward_model_problems,
     scored_calls,
