@@ -39,12 +39,9 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
     record = json.loads(PAGE.blocks("json")[0])
     assert list(record) == ["prompt", "chosen", "rejected"]
     with (folder / "pairs.jsonl").open("w") as file:
-        for n in range(
-            192
-        ):  # the better answer is the one without a doubt: a model of this size sees it
+        for n in range(192):  # the worse answer has the same tokens in another order
             a, b = n % 9, n % 7
-            answer = f"{a} + {b} = {a + b}"
-            pair = (f"What is {a} + {b}?", answer, f"{answer} or {a + b + 1}?")
+            pair = (f"What is {a} + {b}?", f"{a} + {b} = {a + b}", f"{a + b} = {a} + {b}")
             file.write(json.dumps(dict(zip(record, pair, strict=True))) + "\n")
     PAGE.write_code(folder, "slic.py")
     return folder

@@ -49,7 +49,7 @@ def test_every_statistic_of_an_interface_is_in_the_catalogue() -> None:
     """Also those that only some settings have: `reward/overlong_penalty`, `groups/compared`, ..."""
     found = {
         name
-        for file in (ROOT / "realsys/interfaces").glob("*.py")
+        for file in (ROOT / "realsys/interfaces").rglob("*.py")
         for name in re.findall(
             r'^\s+(?:\S.*)?f?"([a-z_0-9]+/[a-z_0-9/]+)":?', file.read_text(), re.M
         )
