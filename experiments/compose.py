@@ -54,7 +54,7 @@ from experiments.parts.teacher_calls import (
     teacher_roles,
 )
 from experiments.placement import Placement, Shared
-from experiments.reward_models.scored_calls import (
+from experiments.preferences.scored_calls import (
     RewardModelOptions,
     reward_model_problems,
     scored_calls,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from experiments.parts.backend_args import backend_of, compute_dtype, mb_spec_of
 from experiments.parts.call_placement import RolePlacement, place_models
@@ -19,7 +19,7 @@ from experiments.parts.model_files import model_problems, starting_model
 from experiments.parts.question_files import absolute
 from experiments.task import MathTask, Task
 from experiments.training_run import TrainingRun
-from realsys.api.dataflow import MFCDef
+from realsys.api.dataflow import MFCDef, OffloadHook
 from realsys.api.errors import ConfigError
 from realsys.api.experiment import ChosenSetting, ExperimentConfig
 from realsys.api.model import (
@@ -62,13 +62,30 @@ class SFTExperiment(TrainingRun):
     keys: ClassVar[tuple[str, ...]] = ("packed_input_ids", "prompt_mask")
 
     @property
+    def held(self) -> dict[str, ModelOptions]:
+        """The models of a run by role, in the order in which a worker lists them."""
+        return {"model": self.model}
+
+    @property
     def _topo(self) -> ProcessTopology:
-        return ProcessTopology.parse(self.model.parallel or "d1t1p1", where="model.parallel")
+        return self._topo_of("model")
+
+    def _topo_of(self, role: str) -> ProcessTopology:
+        given = self.held[role].parallel or self.model.parallel or "d1t1p1"
+        return ProcessTopology.parse(given, where=f"{role}.parallel")
 
     @property
     def _places(self) -> dict[ModelName, CallAllocation]:
-        workers = tuple(range(self._topo.world_size))
-        return {ModelName("model"): CallAllocation(workers=workers, topology=self._topo)}
+        """Each model on the first workers, as many as its layout has processes."""
+        topologies = {role: self._topo_of(role) for role in self.held}
+        return {
+            ModelName(role): CallAllocation(workers=tuple(range(topo.world_size)), topology=topo)
+            for role, topo in topologies.items()
+        }
+
+    @property
+    def _n_workers(self) -> int:
+        return max(len(place.workers) for place in self._places.values())
 
     def problems(self) -> Iterator[ConfigError]:
         """Yields unreadable files, unknown names, and batches that do not divide."""
@@ -87,21 +104,21 @@ class SFTExperiment(TrainingRun):
         yield from held_out_problems(
             self.task.num_held_out, self._topo.data, where="model.parallel"
         )
-        if self.model.pool is not None:
-            yield ConfigError(
-                "this experiment has one model and no pools", where="model.pool", fix="leave it out"
-            )
-        if self.model.offload:
+        for role, options in self.held.items():
+            if options.pool is not None:
+                yield ConfigError(
+                    "this experiment has no pools of model workers",
+                    where=f"{role}.pool",
+                    fix="leave it out",
+                )
+        if self.model.offload and len(self.held) == 1:
             yield ConfigError(
                 "this experiment has one model, so no other would use the memory",
                 where="model.offload",
                 fix="leave it out; cpu_offload keeps the optimizer in CPU memory",
             )
         yield from layout_problems_of(
-            self._places,
-            {"model": self.model},
-            default_path=None,
-            built_in=self.init.shape(),
+            self._places, self.held, default_path=self.model.path, built_in=self.init.shape()
         )
 
     def chosen(self, given: Collection[str]) -> tuple[ChosenSetting, ...]:
@@ -124,35 +141,20 @@ class SFTExperiment(TrainingRun):
         return (*self.task.input_files(), *map(str, weights))
 
     def scheduling_setup(self) -> ExperimentScheduling:
-        """Schedules one master, and as many model workers as the model's layout has processes."""
-        return self.tasks({WorkerType.MODEL_WORKER: self._topo.world_size})
+        """Schedules one master, and as many model workers as the largest layout has processes."""
+        return self.tasks({WorkerType.MODEL_WORKER: self._n_workers})
 
     def initial_setup(self) -> ExperimentConfig:
-        """Builds the configuration: one model, one call."""
-        dtype = compute_dtype(self.model, gpus=self.resources().gpu)
-        role = RolePlacement(
-            model=self.start(dtype),
-            backend=backend_of(self.model, trained=True),
-            eval_dataset=self._answers("test") if self.task.num_held_out else None,
-        )
-        train = MFCDef(
-            name=self.call,
-            n_seqs=self.train_bs_n_seqs,
-            interface_type=ModelInterfaceType.TRAIN_STEP,
-            interface_impl=self.interface(),
-            model_name=ModelName("model"),
-            input_keys=self.keys,
-            mb_spec=mb_spec_of(self.model),
-        )
+        """Builds the configuration from models and calls."""
         return ExperimentConfig(
             exp_ctrl=self.exp_ctrl,
-            model_rpcs=(train,),
+            model_rpcs=self.calls(),
             dataset_keys=self.keys,
             deterministic=self.deterministic,
             model_worker=place_models(
                 self._places,
-                {"model": role},
-                n_workers=self._topo.world_size,
+                {role: self.role(role) for role in self.held},
+                n_workers=self._n_workers,
                 base_seed=self.seed,
                 datasets=(self._answers("train"),),
                 tokenizer_name_or_path=absolute(self.model.path),
@@ -161,6 +163,36 @@ class SFTExperiment(TrainingRun):
             ),
             wandb=self.wandb,
             tensorboard=self.tensorboard,
+        )
+
+    def calls(self) -> tuple[MFCDef, ...]:
+        """The calls of a step: the update."""
+        return (self.call_on("model", self.call, ModelInterfaceType.TRAIN_STEP, self.keys),)
+
+    def call_on(
+        self, role: str, name: str, kind: ModelInterfaceType, reads: tuple[str, ...], **more: Any
+    ) -> MFCDef:
+        """Builds a call of the interface on a model; ``more`` are further fields."""
+        options = self.held[role]
+        return MFCDef(
+            name=name,
+            n_seqs=self.train_bs_n_seqs,
+            interface_type=kind,
+            interface_impl=self.interface(),
+            model_name=ModelName(role),
+            input_keys=reads,
+            mb_spec=mb_spec_of(options),
+            post_hooks=(OffloadHook(),) if options.offload else (),
+            **more,
+        )
+
+    def role(self, name: str) -> RolePlacement:
+        """A model, how it is held, and its held-out data."""
+        options, trained = self.held[name], name == "model"
+        return RolePlacement(
+            model=self.start(compute_dtype(options, self.model, gpus=self.resources().gpu)),
+            backend=backend_of(options, trained=trained),
+            eval_dataset=self._answers("test") if trained and self.task.num_held_out else None,
         )
 
     def interface(self) -> ModelInterfaceAbstraction:

@@ -77,7 +77,7 @@ class TrainingRun(Experiment):
         declared = {f.name: f.default for f in fields(owner)}
         if name not in declared:
             return False
-        return getattr(owner, name) in (declared[name], OF_RECIPES.get(path, declared[name]))
+        return getattr(owner, name) in (declared[name], *OF_RECIPES.get(path, ()))
 
     def tasks(
         self, counts: Mapping[WorkerType, int], made_before: ModelShape | None = None

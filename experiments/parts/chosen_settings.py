@@ -8,8 +8,8 @@ Sources:
 learning rates  RL: 1e-6 from 1 B weights on, as verl's examples and TRL's ``GRPOConfig``; 3e-6
     below, as prime-rl for 0.6 B; 1e-5 below 0.3 B, measured with SmolLM2-135M (docs/configuration.md). The
     critic's is ten times the policy's (verl's PPO examples). Fine-tuning: 1e-5 (verl's SFT examples), 2e-5
-    (TRL's ``SFTConfig``). Adapters learn best at about ten times the rate of the whole model (Schulman et
-    al., "LoRA Without Regret", 2025).
+    (TRL's ``SFTConfig``). A policy from preference pairs: as RL (1e-6, TRL's ``DPOConfig``). Adapters learn
+    best at about ten times the rate of the whole model (Schulman et al., "LoRA Without Regret", 2025).
 lengths         answers of 1024 tokens (verl's examples on GSM8K); half for models below 1 B, and half
     again without a chat template: such a model seldom ends an answer by itself.
 batch           512 answers a step, in groups of 8 (TRL's ``num_generations``; verl has 5, DAPO 16). With a
@@ -28,11 +28,12 @@ from realsys.api.experiment import ChosenSetting
 SMALL_PARAMS = 10_000_000
 # Of the built-in recipes for small models (recipes.py, sft.py); for a larger one they count as not given.
 SMALL_LR, SMALL_CRITIC_LR, SMALL_SFT_LR, SMALL_ANSWER = 3e-4, 1e-3, 2e-3, 16
-OF_RECIPES = {
-    "actor.optimizer.lr": SMALL_LR,
-    "critic.optimizer.lr": SMALL_CRITIC_LR,
-    "model.optimizer.lr": SMALL_SFT_LR,
-    "gen.max_new_tokens": SMALL_ANSWER,
+SMALL_PREFERENCE_LR = 3e-4
+OF_RECIPES: dict[str, tuple[float, ...]] = {
+    "actor.optimizer.lr": (SMALL_LR,),
+    "critic.optimizer.lr": (SMALL_CRITIC_LR,),
+    "model.optimizer.lr": (SMALL_SFT_LR, SMALL_PREFERENCE_LR),
+    "gen.max_new_tokens": (SMALL_ANSWER,),
 }
 BILLION = 1_000_000_000
 _RATES = (  # fewest weights, learning rate of RL, of fine-tuning
@@ -120,12 +121,36 @@ def chosen_for_sft(
 ) -> Iterator[ChosenSetting]:
     """Yields settings of fine-tuning."""
     yield _learning_rate(model, "model", lora=lora, sft=True)
+    yield from _sizes_of_answers(model, questions)
+    yield from _memory(model, ("model",), ("model",), gpus=gpus)
+
+
+def chosen_for_pairs(
+    model: StartingModel,
+    questions: MeasuredQuestions | None,
+    *,
+    gpus: bool,
+    lora: bool,
+    held: tuple[str, ...],
+) -> Iterator[ChosenSetting]:
+    """Yields settings of a policy's training on pairs: the learning rate of RL, the rest of fine-tuning.
+
+    Args:
+        held: roles of models: the policy's, and the reference's if there is one.
+    """
+    yield _learning_rate(model, "model", lora=lora)
+    yield from _sizes_of_answers(model, questions)
+    yield from _memory(model, ("model",), held, gpus=gpus)
+
+
+def _sizes_of_answers(
+    model: StartingModel, questions: MeasuredQuestions | None
+) -> Iterator[ChosenSetting]:
     if questions is not None:
         prompt = _longest_prompt(model, questions)
         yield prompt
         answer = _longest_answer(replace(model, params=BILLION, chats=True), prompt.value, least=1)
         yield replace(answer, path="max_answer_len", why="a longer one is an error")
-    yield from _memory(model, ("model",), ("model",), gpus=gpus)
 
 
 def _learning_rate(

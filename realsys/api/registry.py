@@ -45,6 +45,7 @@ ARGUMENTS: dict[str, dict[str, str]] = {
     "interface": {
         "ppo_actor": "realsys.interfaces.interface_arguments:PPOActorArguments",
         "ppo_critic": "realsys.interfaces.interface_arguments:PPOCriticArguments",
+        "direct_preference": "realsys.interfaces.interface_arguments:DirectPreferenceArguments",
         "math_reward": "realsys.interfaces.interface_arguments:MathRewardArguments",
         "preference": "realsys.interfaces.interface_arguments:PreferenceArguments",
         "reward_model": "realsys.interfaces.interface_arguments:RewardModelArguments",

@@ -12,6 +12,7 @@ from typing import Any
 
 from realsys.api.basics.choice import KIND
 from realsys.api.basics.losses import PPOLoss
+from realsys.api.basics.preference_losses import DPOLoss, PairLoss
 from realsys.api.errors import ConfigError
 from realsys.api.options import PPOHyperparameters, ppo_problems
 
@@ -116,3 +117,10 @@ class PreferenceArguments:
     """
 
     centering: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class DirectPreferenceArguments:
+    """Arguments of interface ``direct_preference``: the loss of a pair."""
+
+    loss: PairLoss = field(default_factory=DPOLoss)

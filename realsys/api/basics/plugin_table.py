@@ -15,6 +15,7 @@ BUILTIN: dict[str, dict[str, str]] = {
     "interface": {
         "ppo_actor": "realsys.interfaces.ppo.ppo_actor:PPOActorInterface",
         "ppo_critic": "realsys.interfaces.ppo.ppo_critic:PPOCriticInterface",
+        "direct_preference": "realsys.interfaces.preferences.direct_preference:DirectPreferenceInterface",
         "math_reward": "realsys.interfaces.math_reward:MathRewardInterface",
         "preference": "realsys.interfaces.preferences.preference_training:PreferenceInterface",
         "reward_model": "realsys.interfaces.preferences.reward_model:RewardModelInterface",
@@ -90,6 +91,12 @@ BUILTIN: dict[str, dict[str, str]] = {
         "ppo": "realsys.api.basics.losses:PPOLoss",
         "sapo": "realsys.api.basics.losses:SAPOLoss",
     },
+    "pair_loss": {
+        "dpo": "realsys.api.basics.preference_losses:DPOLoss",
+        "ipo": "realsys.api.basics.preference_losses:IPOLoss",
+        "kto": "realsys.api.basics.preference_losses:KTOLoss",
+        "simpo": "realsys.api.basics.preference_losses:SimPOLoss",
+    },
     "schedule": {
         "async": "experiments.asynchronous:Async",
         "detached": "experiments.detached:Detached",
@@ -105,6 +112,7 @@ BUILTIN: dict[str, dict[str, str]] = {
     "experiment": {
         "cispo-math": "experiments.grpo_math:cispo_math",
         "distill-math": "experiments.grpo_math:distill_math",
+        "dpo": "experiments.preferences.direct_training:dpo",
         "grpo-math": "experiments.grpo_math:grpo_math",
         "grpo-math-async": "experiments.grpo_math:grpo_math_async",
         "gspo-math": "experiments.grpo_math:gspo_math",
@@ -114,7 +122,7 @@ BUILTIN: dict[str, dict[str, str]] = {
         "ppo-math-split": "experiments.ppo_math:ppo_math_split",
         "qwen2.5-0.5b-gsm8k": "experiments.known_results:qwen_gsm8k",
         "qwen2.5-7b-dapo": "experiments.known_results:qwen_dapo",
-        "reward-model": "experiments.reward_models.reward_training:reward_model",
+        "reward-model": "experiments.preferences.reward_training:reward_model",
         "rloo-math": "experiments.grpo_math:rloo_math",
         "sft-math": "experiments.sft:sft_math",
     },

@@ -11,7 +11,7 @@ from torch.nn.functional import logsigmoid
 
 from realsys.api.data import MicroBatchSpec
 from realsys.api.errors import ConfigError
-from realsys.api.model import Model, ModelInterface
+from realsys.api.model import LossFn, Model, ModelInterface
 from realsys.backends.hf.data_parallel import DataParallel
 from realsys.data.sequence_sample import SequenceSample
 from realsys.interfaces.answers import INPUT
@@ -35,7 +35,7 @@ class PreferenceInterface(PreferenceArguments, ModelInterface):
         stats: dict[str, float] = model.module.train_batch(
             input_=data,
             loss_fn=self.pair_loss,
-            loss_weight_fn=_num_pairs,
+            loss_weight_fn=num_pairs,
             mb_spec=mb_spec,
             version_steps=model.version.global_step,
         )
@@ -49,21 +49,7 @@ class PreferenceInterface(PreferenceArguments, ModelInterface):
 
         Every rank must pass the same number of batches.
         """
-        sums: dict[str, float] = dict.fromkeys(("loss", "accuracy", "margin"), 0.0)
-        pairs = 0.0
-        for batch in eval_batches:
-            means = model.module.eval_batch(
-                input_=batch,
-                loss_fn=self.pair_loss,
-                loss_weight_fn=_num_pairs,
-                mb_spec=mb_spec,
-            )
-            own = torch.tensor([_num_pairs(batch)], dtype=torch.float64)
-            size = float(DataParallel.of(model).sum(own)[0])
-            sums = {name: total + means[name] * size for name, total in sums.items()}
-            pairs += size
-        means = {name: total / pairs if pairs else math.nan for name, total in sums.items()}
-        return {**means, "n_pairs": pairs}
+        return held_out_means(model, eval_batches, self.pair_loss, mb_spec)
 
     def save(self, model: Model, save_dir: str) -> None:
         """Writes a Hugging Face directory that ``reward_model.path`` takes."""
@@ -79,12 +65,7 @@ class PreferenceInterface(PreferenceArguments, ModelInterface):
         Raises:
             ConfigError: the two answers of a pair are in different micro-batches.
         """
-        if any(len(pieces) != 2 for pieces in mb.meta.seqlens[INPUT]):
-            raise ConfigError(
-                "the two answers of a pair do not fit one micro-batch",
-                where="model.max_tokens_per_mb",
-                fix="raise it to twice max_answer_len + task.max_prompt_len, or set it to none",
-            )
+        require_whole_pairs(mb)
         chosen_P, rejected_P = last_values(values_N, mb).view(-1, 2).unbind(1)
         margin_P = chosen_P - rejected_P
         centering_P = self.centering * (chosen_P + rejected_P).square()
@@ -98,5 +79,41 @@ def last_values(values_N: torch.Tensor, data: SequenceSample) -> torch.Tensor:
     return values_N[ends]
 
 
-def _num_pairs(data: SequenceSample) -> float:
+def num_pairs(data: SequenceSample) -> float:
+    """Number of pairs; the ``loss_weight_fn`` of losses that are means over them."""
     return float(data.batch_size)
+
+
+def require_whole_pairs(mb: SequenceSample) -> None:
+    """Refuses a micro-batch with one answer of a pair.
+
+    Raises:
+        ConfigError: the other one is in another micro-batch.
+    """
+    if any(len(pieces) != 2 for pieces in mb.meta.seqlens[INPUT]):
+        raise ConfigError(
+            "the two answers of a pair do not fit one micro-batch",
+            where="model.max_tokens_per_mb",
+            fix="raise it to twice max_answer_len + task.max_prompt_len, or set it to none",
+        )
+
+
+def held_out_means(
+    model: Model, batches: Iterable[SequenceSample], loss_fn: LossFn, mb_spec: MicroBatchSpec
+) -> dict[str, float]:
+    """Means over all pairs of what ``loss_fn`` returns (``loss`` and its statistics), and ``n_pairs``.
+
+    Every rank must pass the same number of batches. Without a pair the means are missing, and ``loss`` NaN.
+    """
+    sums: dict[str, float] = {}
+    pairs = 0.0
+    for batch in batches:
+        means = model.module.eval_batch(
+            input_=batch, loss_fn=loss_fn, loss_weight_fn=num_pairs, mb_spec=mb_spec
+        )
+        own = torch.tensor([num_pairs(batch)], dtype=torch.float64)
+        size = float(DataParallel.of(model).sum(own)[0])
+        sums = {name: sums.get(name, 0.0) + value * size for name, value in means.items()}
+        pairs += size
+    found = {name: total / pairs if pairs else math.nan for name, total in sums.items()}
+    return {"loss": math.nan, **found, "n_pairs": pairs}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from experiments.known_results import KnownResult
-from experiments.reward_models.reward_training import RewardTraining
+from experiments.preferences.pair_training import PairTraining
 from launcher.submit.planning import default_experiment
 from realsys.api import registry
 from realsys.api.experiment import ExperimentConfig
@@ -51,7 +51,7 @@ def test_every_experiment_has_a_row():
         for name in registry.names("experiment")  # other tests may have added theirs
         if default_experiment(name).__module__.startswith("experiments.")
         and not isinstance(  # as long as the data that they are given
-            default_experiment(name), KnownResult | RewardTraining
+            default_experiment(name), KnownResult | PairTraining
         )
     }
 

@@ -31,6 +31,7 @@ CONTEXTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "grpo-math-async": ((), ("schedule.success_range=0,1", "auto_eval=true", "reward_workers=1")),
     "ppo-math-detached": ((),),
     "sft-math": (("model.lora.rank=2",),),
+    "dpo": ((), ("loss=ipo",), ("loss=kto",), ("loss=simpo",)),
 }
 # Without effect in any run, by the setting's group; a plan warns of them.
 NOWHERE = {

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from experiments.preferences.reward_training import RewardTraining
 from experiments.recipes import grpo
-from experiments.reward_models.reward_training import RewardTraining
 from experiments.sft import SFTExperiment
 from experiments.task import FileTask, MathTask, Task
 from experiments.tasks.mixture import Mixture

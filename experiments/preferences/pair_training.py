@@ -1,8 +1,4 @@
-"""Training of a reward model on preference pairs. ``reward-model``.
-
-Starts from a language model's directory, or a classifier's, and saves a directory that
-``reward_model.path`` of a later run takes.
-"""
+"""What trainings on preference pairs share: their data, and the checks of it (pure)."""
 
 from __future__ import annotations
 
@@ -10,27 +6,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from experiments.parts.model_files import max_positions_of
-from experiments.parts.question_files import absolute
 from experiments.sft import SFTExperiment
 from experiments.task import Task
 from experiments.tasks.preferences import PreferencesTask
 from realsys.api.errors import ConfigError
-from realsys.api.model import ModelAbstraction, ModelInterfaceAbstraction
 from realsys.api.options import option
 
 
 @dataclass(frozen=True, kw_only=True)
-class RewardTraining(SFTExperiment):
-    """Reward model from preference pairs (Bradley-Terry)."""
+class PairTraining(SFTExperiment):
+    """Base: training of a given model on pairs of answers."""
 
     task: Task = option(PreferencesTask(), "pairs of answers")
     train_bs_n_seqs: int = option(64, "pairs a step", ge=1)
-    centering: float = option(
-        0.01, "weight of (chosen + rejected)², which keeps scores around 0 (arXiv:2312.09244)", ge=0
-    )
-
-    call = "reward_train"
-    keys = ("packed_input_ids",)
 
     def problems(self) -> Iterator[ConfigError]:
         """Yields what fine-tuning checks, a missing start, another task, and pairs that can't be used."""
@@ -60,18 +48,3 @@ class RewardTraining(SFTExperiment):
                 where="model.max_tokens_per_mb, task.max_prompt_len and max_answer_len",
                 fix=f"set model.max_tokens_per_mb={pair}, or lower the other two",
             )
-
-    def interface(self) -> ModelInterfaceAbstraction:
-        """The interface that trains and evaluates."""
-        return ModelInterfaceAbstraction("preference", {"centering": self.centering})
-
-    def start(self, dtype: str) -> ModelAbstraction:
-        """The starting model, with a new head if it has none."""
-        return ModelAbstraction(
-            "hf_critic", {"path": absolute(self.model.path) or "", "dtype": dtype}
-        )
-
-
-def reward_model() -> RewardTraining:
-    """Reward model from preference pairs; its product is a ``reward_model.path``."""
-    return RewardTraining()

@@ -1,0 +1,1 @@
+"""Losses of a policy that learns from pairs of answers; enter at pair_losses.py."""
