@@ -341,6 +341,7 @@ class RLExperiment(TrainingRun):
             replay=schedule.ledger if isinstance(schedule, Replay) else None,
             # A replay trains on what was chosen then.
             curriculum=None if isinstance(schedule, Replay) else self.task.curriculum_control,
+            dynamic_sampling=schedule.dynamic_sampling if isinstance(schedule, Sync) else None,
             evaluator=self._evaluators(),
             reward_worker=(RewardWorker(**self.task.reward_rule),) * self.reward_workers,
             **(self._rollout_fields(serving) if (serving := self._serving) else {}),

@@ -36,4 +36,4 @@ VERBS: dict[str, tuple[str, ...]] = {
     'etcd': ('--cluster', '--json', '--user'),
     'completion': (),
 }
-EXPERIMENTS: tuple[str, ...] = ('grpo-math', 'grpo-math-async', 'ppo-math', 'ppo-math-async', 'ppo-math-detached', 'ppo-math-split', 'qwen2.5-0.5b-gsm8k', 'qwen2.5-7b-dapo', 'reward-model', 'sft-math')
+EXPERIMENTS: tuple[str, ...] = ('dapo-math', 'grpo-math', 'grpo-math-async', 'ppo-math', 'ppo-math-async', 'ppo-math-detached', 'ppo-math-split', 'qwen2.5-0.5b-gsm8k', 'qwen2.5-7b-dapo', 'reward-model', 'sft-math')

@@ -88,6 +88,7 @@ BUILTIN: dict[str, dict[str, str]] = {
         "split": "experiments.placement:Split",
     },
     "experiment": {
+        "dapo-math": "experiments.grpo_math:dapo_math",
         "grpo-math": "experiments.grpo_math:grpo_math",
         "grpo-math-async": "experiments.grpo_math:grpo_math_async",
         "ppo-math": "experiments.ppo_math:ppo_math",

@@ -1,4 +1,4 @@
-"""Decides by its mean reward whether a question is trained on (dynamic sampling, arXiv:2503.14476, sec. 3.2).
+"""Decides by its mean reward whether a question is trained on (dynamic sampling, arXiv:2503.14476).
 
 Used by rollout workers of asynchronous runs and by the master of synchronous ones. No torch.
 """

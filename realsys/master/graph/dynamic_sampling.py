@@ -1,7 +1,7 @@
 """Chooses the questions that a synchronous step trains on, by the rewards of their answers (pure).
 
-DAPO's dynamic sampling (arXiv:2503.14476, sec. 3.2): a step asks questions in rounds until ``batch_size`` of
-them have a mean reward in range::
+DAPO's dynamic sampling (arXiv:2503.14476, sec. 3.2): a step asks questions in rounds until ``batch_size``
+of them have a mean reward in range::
 
     queue      + - + | - + + - + …       +: in range; batch of 3
                batch and filtered  given back: the first of the next step
@@ -9,7 +9,7 @@ them have a mean reward in range::
 A step consumes the queue up to its batch's last question. So what it trains on depends on the queue and the
 weights alone, never on how many questions a round asks.
 
-Used by the master's event loop only. It uses no clock, tensors or sockets; ``FunctionExecutor`` carries out.
+Used by the master's event loop only. It uses no clock, tensors or sockets; FunctionExecutor asks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ from realsys.master.graph.data_schedule import Datapoint
 
 # The step, and the number of questions drawn since the run began → the next question.
 Draw = Callable[[int, int], Datapoint]
-SMALLEST_ROUND = 8  # a round asks at least so much of a batch as 1 is of this: a tiny one takes as long
+SMALLEST_ROUND = (
+    8  # a round asks at least so much of a batch as 1 is of this: a tiny one takes as long
+)
 
 
 class BatchNotFilled(RolloutError):
@@ -126,24 +128,34 @@ class DynamicSampling:
         self._draw, self.control = draw, control
         self.batch_size, self._unit = batch_size, unit
         self._drawn, self._returned = drawn, list[Datapoint]()
-        self._begin(0)
+        self.begin(0)
 
-    def _begin(self, step: int) -> None:
+    # ---- a step -------------------------------------------------------------------------------
+
+    def begin(self, step: int) -> None:
+        """Begins a step, from 1, with the questions at the front of the queue."""
         self._step, self._rounds = step, 0
         self._asked: list[Datapoint] = []
         self._places: dict[str, SuccessPlace] = {}
         self._rewards: list[float] = []
+        self.batch: SampledBatch | None = None  # once it is full
 
-    # ---- a step -------------------------------------------------------------------------------
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """Ids of the batch so far, in the order of the queue."""
+        return tuple(self._in_range()[: self.batch_size])
 
     def ask(self, step: int) -> list[tuple[int, str]]:
-        """Returns index and id of the questions of the next round of ``step``, from 1.
+        """Returns index and id of the questions of the next round of the step that was begun.
 
         Raises:
             BatchNotFilled: the step's questions are spent; all of them are back in the queue.
         """
-        if step != self._step:
-            self._begin(step)
+        if step != self._step or self.batch is not None:
+            raise InternalError(
+                f"a round of step {step}, while step {self._step} was begun",
+                where="DynamicSampling.ask",
+            )
         asked, most = len(self._asked), self.control.max_gen_batches * self.batch_size
         if asked >= most:
             raise self._not_filled()
@@ -162,10 +174,10 @@ class DynamicSampling:
         self._drawn += 1
         return point
 
-    def answered(self, mean_rewards: Mapping[str, float | None]) -> SampledBatch | None:
-        """Notes a round's mean rewards, by id; returns the step's batch once it is full.
+    def answered(self, mean_rewards: Mapping[str, float | None]) -> tuple[str, ...]:
+        """Notes a round's mean rewards, by id; returns those of the round that the step does not train on.
 
-        Then the questions behind its last are back in the queue.
+        With a full ``batch`` the questions behind its last are back in the queue.
 
         Raises:
             InternalError: they are not those of the round.
@@ -182,7 +194,10 @@ class DynamicSampling:
             self._places[name] = place_of_success(reward, lowest=low, highest=high)
             if reward is not None and self._places[name] is not SuccessPlace.UNSCORED:
                 self._rewards.append(reward)
-        return self._full() if len(self._in_range()) >= self.batch_size else None
+        if len(self._in_range()) >= self.batch_size:
+            self.batch = self._full()
+        kept = set(self.kept)
+        return tuple(name for name in ids if name not in kept)
 
     def _in_range(self) -> list[str]:
         return self._of(SuccessPlace.IN_RANGE, list(self._places))
@@ -217,7 +232,6 @@ class DynamicSampling:
         control, asked = self.control, len(self._asked)
         step, kept = self._step, counts[SuccessPlace.IN_RANGE]
         self._returned[:0] = self._asked
-        self._begin(0)
         return BatchNotFilled(
             f"step {step} asked {asked} questions, and {kept} of the {self.batch_size} that it trains on "
             f"have a mean reward in {control.lowest:g} to {control.highest:g} ({others})",
@@ -236,4 +250,4 @@ class DynamicSampling:
     def restore(self, state: SamplingState) -> None:
         """Restores a ``snapshot``."""
         self._drawn, self._returned = state.drawn, list(state.returned)
-        self._begin(0)
+        self.begin(0)
