@@ -1,4 +1,4 @@
-"""``schedule.success_range`` in synchronous runs: full batches, exactly once, the same over kills and layouts."""
+"""``schedule.success_range`` in synchronous runs: full batches, exactly once, the same over kills."""
 
 from __future__ import annotations
 
@@ -44,15 +44,20 @@ def rule(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def launch(
-    trials: Trials, rule: Path, policy: Path, name: str, *words: str, pace: Pace | None = None
+    trials: Trials,
+    rule: Path,
+    policy: Path,
+    name: str,
+    *words: str,
+    pace: Pace | None = None,
+    ckpt_freq_steps: int = 2,
 ) -> TrialFiles:
-    paced = () if pace is None else pace.words[:2]
-    reward = "task.reward=coin" if pace is None else "task.reward=coin + 0*paced"
+    paced = (pace or Pace(rule.parent, 0.0)).words[:2]
     return trials.launch(
-        "grpo-math", name, f"actor.path={policy}", "--import", str(rule), *paced, reward,
+        "grpo-math", name, f"actor.path={policy}", "--import", str(rule), *paced, "task.reward=coin + 0*paced",
         f"task.train_size={SIZE}", "task.eval_size=8", f"train_bs_n_seqs={BATCH}", f"seed={SEED}",
         f"group_size={GROUP}", "gen.max_new_tokens=6", "exp_ctrl.total_train_epochs=2",
-        "exp_ctrl.ckpt_freq_steps=2", "exp_ctrl.ckpt_freq_secs=none", "exp_ctrl.eval_freq_steps=4",
+        f"exp_ctrl.ckpt_freq_steps={ckpt_freq_steps}", "exp_ctrl.ckpt_freq_secs=none", "exp_ctrl.eval_freq_steps=4",
         "scheduling.model_worker.cpu=1", "schedule.success_range=0.01,0.99", *words,
     )  # fmt: skip
 
@@ -76,7 +81,7 @@ def ledger(files: TrialFiles) -> list[dict[str, list[str]]]:
 
 def test_each_step_trains_a_full_batch_and_the_ledger_adds_up(whole: TrialFiles) -> None:
     """Trained and filtered questions are the queue from its front, each once."""
-    rows, metrics = ledger(whole), metrics_of(whole)
+    rows, metrics = ledger(whole), [row for row in metrics_of(whole) if row["step"]]
     assert [len(row["ids"]) for row in rows] == [BATCH] * STEPS
     consumed = Counter(name for row in rows for name in (*row["ids"], *row["filtered"]))
     order = DataSchedule(dataset_size=SIZE, batch_size=BATCH, seed=SEED, shuffle=True)
@@ -139,7 +144,7 @@ def test_staleness_0_is_the_synchronous_run_bit_for_bit(
     module_trials: Trials, whole: TrialFiles, rule: Path, tiny_policy: Path
 ) -> None:
     """Servers are asked for one question at a time, model workers for rounds: it makes no difference."""
-    words = ("schedule=async", "schedule.max_staleness=0", "exp_ctrl.eval_freq_steps=none")
+    words = ("schedule=async", "schedule.max_staleness=0")
     files = completed(module_trials, launch(module_trials, rule, tiny_policy, "async", *words))
     assert trained_ids(files) == trained_ids(whole)
     assert weights_of(files, "actor") == weights_of(whole, "actor")
@@ -148,13 +153,15 @@ def test_staleness_0_is_the_synchronous_run_bit_for_bit(
 def test_a_batch_that_does_not_fill_ends_the_run_which_goes_on_with_more_questions(
     module_trials: Trials, rule: Path, whole: TrialFiles, tiny_policy: Path
 ) -> None:
-    words = ("schedule.max_gen_batches=2", "exp_ctrl.ckpt_freq_steps=none")
-    files = launch(module_trials, rule, tiny_policy, "short", *words)
+    words = ("schedule.max_gen_batches=2",)
+    files = launch(module_trials, rule, tiny_policy, "short", *words, ckpt_freq_steps=100)
     view = module_trials.wait(files)
     assert view.state is State.FAILED
     said = explain(files, view)
     assert "asked 16 questions" in said
     assert "schedule.max_gen_batches=4" in said
+    (checkpoint,) = files.phase(files.root).recover.glob("step-*")
+    assert checkpoint.name == f"step-{view.step:06d}.1", "of the last step that is complete"
     resumed = module_trials.run("resume", "grpo-math/short", "schedule.max_gen_batches=20")
     assert resumed.returncode == 0, resumed.stderr
     completed(module_trials, files)

@@ -326,11 +326,8 @@ def test_the_calls_up_to_the_rewards_run_in_rounds_and_the_others_once_on_what_w
     assert first.sampled.filtered == ("0-1", "0-2")
     assert second.sampled.filtered == ()
     calls = [entry for entry in workers.log if entry[0] not in ("fetch", "weights")]
-    assert calls == [("gen", 1), ("rew", 1), ("gen", 1), ("rew", 1), ("train", 1)] + [
-        ("gen", 2),
-        ("rew", 2),
-        ("train", 2),
-    ]
+    rounds = [("gen", 1), ("rew", 1)]
+    assert calls == [*rounds, *rounds, ("train", 1), ("gen", 2), ("rew", 2), ("train", 2)]
     assert [step for what, step in workers.log if what == "weights"] == [1, 2], "once a step"
     assert sorted(workers.dropped) == [f"0-{i}" for i in range(6)]
 
