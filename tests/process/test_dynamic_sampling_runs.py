@@ -54,10 +54,12 @@ def launch(
 ) -> TrialFiles:
     paced = (pace or Pace(rule.parent, 0.0)).words[:2]
     return trials.launch(
-        "grpo-math", name, f"actor.path={policy}", "--import", str(rule), *paced, "task.reward=coin + 0*paced",
+        "grpo-math", name, f"actor.path={policy}", "--import", str(rule), *paced,
+        "task.reward=coin + 0*paced",
         f"task.train_size={SIZE}", "task.eval_size=8", f"train_bs_n_seqs={BATCH}", f"seed={SEED}",
         f"group_size={GROUP}", "gen.max_new_tokens=6", "exp_ctrl.total_train_epochs=2",
-        f"exp_ctrl.ckpt_freq_steps={ckpt_freq_steps}", "exp_ctrl.ckpt_freq_secs=none", "exp_ctrl.eval_freq_steps=4",
+        f"exp_ctrl.ckpt_freq_steps={ckpt_freq_steps}", "exp_ctrl.ckpt_freq_secs=none",
+        "exp_ctrl.eval_freq_steps=4",
         "scheduling.model_worker.cpu=1", "schedule.success_range=0.01,0.99", *words,
     )  # fmt: skip
 

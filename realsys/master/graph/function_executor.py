@@ -294,16 +294,16 @@ def mean_rewards(report: CallReport) -> dict[str, float | None]:
     """Returns the mean reward of each datapoint's answers, from the run of the call that scored them.
 
     Raises:
-        ConfigError: its interface does not tell it.
+        ConfigError: its interface does not report it.
     """
     found: dict[str, float | None] = {}
     for reply in report.replies.values():
         if reply.is_head and reply.meta is not None:
-            told = reply.meta.metadata.get(MEAN_REWARD, ())
-            found |= zip(reply.meta.ids, told, strict=False)
+            means = reply.meta.metadata.get(MEAN_REWARD, ())
+            found |= zip(reply.meta.ids, means, strict=False)
     if len(found) != len(report.ids):
         raise ConfigError(
-            f"call {report.name} does not tell the mean rewards, by which dynamic sampling chooses",
+            f"call {report.name} does not report mean rewards, by which dynamic sampling chooses",
             where="schedule.success_range",
             fix=f"put them into the metadata of its output, as {MEAN_REWARD!r}",
         )

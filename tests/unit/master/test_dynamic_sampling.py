@@ -206,3 +206,26 @@ def test_answers_to_other_questions_and_rounds_of_other_steps_are_refused() -> N
 )
 def test_sizes_of_rounds(kept: int, asked: int, unit: int, size: int) -> None:
     assert round_size(batch_size=64, kept=kept, asked=asked, unit=unit) == size
+
+
+@pytest.mark.parametrize(
+    ("share", "most_batches", "most_rounds"),
+    [(0.9, 1.2, 2.2), (0.7, 1.55, 2.5), (0.5, 2.15, 3.0), (0.3, 3.6, 4.5), (0.2, 5.3, 6.1)],
+)
+def test_rounds_ask_little_more_than_needed(
+    share: float, most_batches: float, most_rounds: float
+) -> None:
+    """The table of docs/dapo.md: batches of 64, 300 steps."""
+    control = DynamicSamplingControl(lowest=0.1, highest=0.9, max_gen_batches=10)
+    sampling = DynamicSampling(
+        lambda step, number: Datapoint(0, number), control=control, batch_size=64
+    )
+    draws, asked, rounds = random.Random(1), 0, 0
+    for step in range(1, 301):
+        sampling.begin(step)
+        while sampling.batch is None:
+            ids = [name for _, name in sampling.ask(step)]
+            sampling.answered({name: 0.5 if draws.random() < share else 0.0 for name in ids})
+            asked, rounds = asked + len(ids), rounds + 1
+    assert 1 / share - 0.1 < asked / 64 / 300 < most_batches
+    assert rounds / 300 < most_rounds
