@@ -1,4 +1,4 @@
-"""``schedule.success_range`` of synchronous runs: what is refused, what reaches the master, ``dapo-math``."""
+"""``schedule.success_range`` of synchronous runs: what is refused, and what reaches the master."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from realsys.api.dataflow import DataflowGraph
 from realsys.api.errors import ConfigError
 from realsys.api.worker_configs import DynamicSamplingControl
 from realsys.config.overrides import with_settings
-from realsys.config.settings import read_words
 from realsys.master.graph.function_executor import calls_to_rewards
 
 
@@ -36,9 +35,10 @@ def test_a_limit_without_a_range_and_a_range_that_ends_before_it_begins_are_refu
 
 
 def test_one_step_off_has_none_and_says_which_schedules_have() -> None:
-    words = read_words(["schedule=one_step_off", "schedule.success_range=0.1,0.9"])
+    words = ("schedule=one_step_off", "schedule.success_range=0.1,0.9")
+    run = default_experiment("grpo-math")
     with pytest.raises(ConfigError) as caught:
-        with_settings(default_experiment("grpo-math"), words)
+        with_settings(run, words=words)
     assert "one_step_off has no success_range" in str(caught.value)
     assert "schedule=sync" in str(caught.value)
 
@@ -57,7 +57,7 @@ def test_only_the_calls_up_to_the_rewards_run_in_rounds() -> None:
 
 
 def test_a_graph_without_rewards_is_refused() -> None:
-    calls = graph_of(default_experiment("sft-math"))
+    calls = default_experiment("sft-math").initial_setup().graph()
     with pytest.raises(ConfigError, match="no call makes 'rewards'"):
         calls_to_rewards(calls)
 

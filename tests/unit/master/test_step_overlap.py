@@ -333,7 +333,7 @@ def test_the_calls_up_to_the_rewards_run_in_rounds_and_the_others_once_on_what_w
 
 
 def test_given_back_questions_are_asked_again_by_the_next_weights():
-    workers = Scoring([0.0, 0.5, 0.5, 0.5, 0.0, 0.5])
+    workers = Scoring([0.0, 0.5, 0.5, 0.5, 0.0, 0.5, 0.5])
     reports = asyncio.run(run_steps(make_executor(workers, 0, sampling_of()), (1, 2)))
     assert workers.trained == [("0-1", "0-2"), ("0-3", "0-5")]
     assert reports[0].sampled.returned == ("0-3",)
