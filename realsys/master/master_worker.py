@@ -131,7 +131,7 @@ class MasterWorkerLoop:
                 return await self.stop()
             try:
                 await self.run_step()
-            except BatchNotFilled:
+            except BatchNotFilled:  # a resume goes on from here, with other limits
                 await self.keep()
                 raise
         await self.finish()
