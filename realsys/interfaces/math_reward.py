@@ -34,8 +34,8 @@ class MathRewardInterface(MathRewardArguments, ModelInterface):
     def inference(
         self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec
     ) -> SequenceSample:
-        """Computes float32 ``rewards``, one per sequence; each record's mean goes into
-        ``metadata["mean_reward"]``, named parts of the scores into ``metadata["reward_parts"]``.
+        """Computes float32 ``rewards``, one per sequence; named parts of the scores go into
+        ``metadata["reward_parts"]``, with ``report_means`` each record's mean into ``["mean_reward"]``.
 
         Rewards are NaN for all answers to a record for which the rule gave no number twice.
 
@@ -55,7 +55,7 @@ class MathRewardInterface(MathRewardArguments, ModelInterface):
             data.ids,
             {"rewards": one_per_sequence(data)},
             {"rewards": torch.tensor(values, dtype=torch.float32)},
-            metadata={**_means(given), **_parts(given)},
+            metadata={**(_means(given) if self.report_means else {}), **_parts(given)},
         )
 
 

@@ -51,10 +51,11 @@ def launch(
     *words: str,
     pace: Pace | None = None,
     ckpt_freq_steps: int = 2,
+    experiment: str = "grpo-math",
 ) -> TrialFiles:
     paced = (pace or Pace(rule.parent, 0.0)).words[:2]
     return trials.launch(
-        "grpo-math", name, f"actor.path={policy}", "--import", str(rule), *paced,
+        experiment, name, f"actor.path={policy}", "--import", str(rule), *paced,
         "task.reward=coin + 0*paced",
         f"task.train_size={SIZE}", "task.eval_size=8", f"train_bs_n_seqs={BATCH}", f"seed={SEED}",
         f"group_size={GROUP}", "gen.max_new_tokens=6", "exp_ctrl.total_train_epochs=2",
@@ -140,6 +141,16 @@ def test_another_layout_trains_on_the_same_questions(
     if "split" in words[0]:  # one rank each: the very same sums
         assert trained_ids(files) == trained_ids(whole)
         assert weights_of(files, "actor") == weights_of(whole, "actor")
+
+
+def test_a_critic_on_other_workers_sees_only_what_was_kept(
+    module_trials: Trials, rule: Path, tiny_policy: Path
+) -> None:
+    words = ("placement=split", "placement.n_model_workers=2")
+    launched = launch(module_trials, rule, tiny_policy, "critic", *words, experiment="ppo-math")
+    files = completed(module_trials, launched)
+    assert [len(row["ids"]) for row in ledger(files)] == [BATCH] * STEPS
+    assert {row["critic/score/mean"] for row in metrics_of(files) if row["step"]} == {0.5}
 
 
 def test_staleness_0_is_the_synchronous_run_bit_for_bit(

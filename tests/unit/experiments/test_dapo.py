@@ -44,11 +44,16 @@ def test_one_step_off_has_none_and_says_which_schedules_have() -> None:
 
 
 def test_the_masters_settings_are_there_only_with_a_range() -> None:
-    assert grpo_math().initial_setup().lazy_init().master_worker[0].dynamic_sampling is None
+    plain = grpo_math().initial_setup().lazy_init()
+    assert plain.master_worker[0].dynamic_sampling is None
+    (scores,) = [call for call in plain.model_rpcs if call.name == "rew_inf"]
+    assert "report_means" not in scores.interface_impl.args
     run = replace(grpo_math(), schedule=Sync(success_range=(0.1, 0.9)))
     config = run.with_prepared("sft", "/a/policy").initial_setup().lazy_init()
     expected = DynamicSamplingControl(lowest=0.1, highest=0.9, max_gen_batches=10)
     assert config.master_worker[0].dynamic_sampling == expected
+    (scores,) = [call for call in config.model_rpcs if call.name == "rew_inf"]
+    assert scores.interface_impl.args["report_means"] is True
 
 
 def test_only_the_calls_up_to_the_rewards_run_in_rounds() -> None:
