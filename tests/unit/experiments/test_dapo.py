@@ -9,6 +9,7 @@ import pytest
 from experiments.compose import RLExperiment
 from experiments.grpo_math import dapo_math, grpo_math
 from experiments.ppo_math import ppo_math
+from experiments.reward_models.scored_calls import RewardModelOptions
 from experiments.schedule import Sync
 from launcher.submit.planning import default_experiment
 from realsys.api.dataflow import DataflowGraph
@@ -59,6 +60,8 @@ def test_the_masters_settings_are_there_only_with_a_range() -> None:
 def test_only_the_calls_up_to_the_rewards_run_in_rounds() -> None:
     for run in (ppo_math(), grpo_math(), dapo_math()):
         assert calls_to_rewards(graph_of(run)) == ("actor_gen", "rew_inf")
+    scored = replace(grpo_math(), reward_model=RewardModelOptions(path="/a/reward"))
+    assert calls_to_rewards(graph_of(scored)) == ("actor_gen", "rule_inf")
 
 
 def test_a_graph_without_rewards_is_refused() -> None:
