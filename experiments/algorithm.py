@@ -56,6 +56,7 @@ class CallMaker:
         gen, group_size: how a question is answered, and how often.
         reward: arguments that name the rules which score an answer.
         reward_keys: what they look at besides the answer's tokens.
+        report_means: the call that scores reports each question's mean reward, for dynamic sampling.
         versions: tokens carry the version of the weights that sampled them.
         max_staleness: the update refuses tokens of older weights; None: not checked.
     """
@@ -65,6 +66,7 @@ class CallMaker:
     group_size: int
     reward: Mapping[str, Any]
     reward_keys: tuple[str, ...] = ()
+    report_means: bool = False
     versions: bool = False
     max_staleness: int | None = None
 
@@ -150,6 +152,7 @@ class PolicyAlgorithm(PolicyHyperparameters, Algorithm):
         """Builds the calls of actor, reference and reward by name; the update also reads ``more_keys``."""
         args = {**self.interface_args(maker), **maker.reward}
         actor = ModelInterfaceAbstraction("ppo_actor", args)
+        rule = {**maker.reward, **({"report_means": True} if maker.report_means else {})}
         bound = {} if maker.max_staleness is None else {"max_staleness": maker.max_staleness}
         trained = ModelInterfaceAbstraction("ppo_actor", {**args, **bound})
         read = (*self.experience, *more_keys, *(("packed_versions",) if maker.versions else ()))
@@ -166,7 +169,7 @@ class PolicyAlgorithm(PolicyHyperparameters, Algorithm):
                 "rew_inf",
                 "reward",
                 "inference",
-                ModelInterfaceAbstraction("math_reward", dict(maker.reward)),
+                ModelInterfaceAbstraction("math_reward", rule),
                 input_keys=(*ANSWERS, *maker.reward_keys),
                 output_keys=("rewards",),
             ),

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from experiments.schedule import Schedule
+from experiments.schedule import Filtering
 from experiments.task import Task
 from realsys.api.errors import ConfigError
 from realsys.api.model import GenerationHyperparameters, ModelName
@@ -32,7 +32,7 @@ from realsys.models.shape import DTYPE_BYTES
 
 
 @dataclass(frozen=True, kw_only=True)
-class Serving(Schedule):
+class Serving(Filtering):
     """Base of schedules with generation servers: their settings, and the workers to start."""
 
     is_async = True
@@ -56,11 +56,6 @@ class Serving(Schedule):
     rollout_request_timeout: float = option(
         600.0, "an answer that takes longer is given up and made again", unit="seconds", gt=0
     )
-    success_range: tuple[float, float] | None = option(
-        None,
-        "lowest and highest mean reward of a question that is trained on (dynamic sampling, "
-        "arXiv:2503.14476), e.g. 0.01,0.99; none: all are",
-    )
     dump: bool = option(
         True, "keep what was trained on in the trial's folder, so that it can be replayed"
     )
@@ -79,16 +74,6 @@ class Serving(Schedule):
     @abc.abstractmethod
     def questions_per_worker(self) -> int:
         """Questions that a rollout worker is at, at a time."""
-
-    def problems(self, *, batch_size: int, num_prompts: int | None) -> Iterator[ConfigError]:
-        """Yields inconsistent settings."""
-        if self.success_range is not None and not self.success_range[0] < self.success_range[1]:
-            low, high = self.success_range
-            yield ConfigError(
-                f"schedule.success_range goes from {low} to {high}: no question would be trained on",
-                where="schedule.success_range",
-                fix="use the lower first, e.g. 0.01,0.99",
-            )
 
     def device_problems(self, server: Scheduling) -> Iterator[ConfigError]:
         """Yields servers that are to compute on a GPU that their tasks don't have."""

@@ -79,7 +79,12 @@ from realsys.api.model import (
 )
 from realsys.api.options import ModelOptions, OptimizerOptions, option
 from realsys.api.scheduling import ExperimentScheduling, WorkerType
-from realsys.api.worker_configs import Evaluator, ExperimentSaveEvalControl, RewardWorker
+from realsys.api.worker_configs import (
+    DynamicSamplingControl,
+    Evaluator,
+    ExperimentSaveEvalControl,
+    RewardWorker,
+)
 
 if TYPE_CHECKING:
     from experiments.asynchronous import Serving
@@ -355,10 +360,16 @@ class RLExperiment(TrainingRun):
             replay=schedule.ledger if isinstance(schedule, Replay) else None,
             # A replay trains on what was chosen then.
             curriculum=None if isinstance(schedule, Replay) else self.task.curriculum_control,
+            dynamic_sampling=self._dynamic_sampling,
             evaluator=self._evaluators(),
             reward_worker=(RewardWorker(**self.task.reward_rule),) * self.reward_workers,
             **(self._rollout_fields(serving) if (serving := self._serving) else {}),
         )
+
+    @property
+    def _dynamic_sampling(self) -> DynamicSamplingControl | None:
+        """Which questions a synchronous run trains on; with servers, rollout workers leave others out."""
+        return self.schedule.dynamic_sampling if isinstance(self.schedule, Sync) else None
 
     @property
     def _serving(self) -> Serving | None:
@@ -424,6 +435,7 @@ class RLExperiment(TrainingRun):
             group_size=self.group_size,
             reward=self.task.reward_rule,
             reward_keys=self.task.reward_keys,
+            report_means=self._dynamic_sampling is not None,
             versions=is_async,
             max_staleness=self.schedule.staleness if is_async else None,
         )

@@ -7,13 +7,18 @@ from dataclasses import replace
 from experiments.asynchronous import Async
 from experiments.compose import RLExperiment
 from experiments.ppo_math import MATH
-from experiments.recipes import GRPO_DEFAULTS, OFF_POLICY, cispo, distill, grpo, gspo, rloo
+from experiments.recipes import GRPO_DEFAULTS, OFF_POLICY, cispo, dapo, distill, grpo, gspo, rloo
 from experiments.sft import SFTExperiment
 
 
 def grpo_math() -> RLExperiment:
     """Policy optimisation without a critic on math questions (GRPO, Dr. GRPO, RLOO)."""
     return grpo(MATH, sft=SFTExperiment())
+
+
+def dapo_math() -> RLExperiment:
+    """grpo-math with clip-higher, overlong shaping and dynamic sampling, without a KL penalty (DAPO)."""
+    return dapo(MATH, sft=SFTExperiment())
 
 
 def grpo_math_async() -> RLExperiment:

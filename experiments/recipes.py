@@ -15,10 +15,11 @@ from typing import Any
 from experiments.algorithm import GRPO, PPO
 from experiments.compose import RLExperiment
 from experiments.parts.chosen_settings import SMALL_ANSWER, SMALL_CRITIC_LR, SMALL_LR
+from experiments.schedule import Sync
 from experiments.sft import SFTExperiment
 from experiments.task import Task
 from realsys.api.basics.estimators import NoAdvantage, RLOOAdvantage
-from realsys.api.basics.losses import CISPOLoss, GSPOLoss
+from realsys.api.basics.losses import CISPOLoss, GSPOLoss, PPOLoss
 from realsys.api.model import GenerationHyperparameters
 from realsys.api.options import ModelOptions, OptimizerOptions
 
@@ -52,6 +53,21 @@ def grpo(task: Task, **changes: Any) -> RLExperiment:
 def rloo(task: Task, **changes: Any) -> RLExperiment:
     """RLOO: an answer is compared with the mean of the others (arXiv:2402.14740)."""
     return grpo(task, **{"algorithm": replace(GRPO_DEFAULTS, advantage=RLOOAdvantage()), **changes})
+
+
+def dapo(task: Task, **changes: Any) -> RLExperiment:
+    """DAPO: clip-higher, every token alike, a penalty before the limit, questions of mixed answers alone, no
+    KL penalty (arXiv:2503.14476). Its buffer suits short answers.
+    """
+    algorithm = replace(
+        GRPO_DEFAULTS,
+        kl_ctl=0.0,
+        loss=PPOLoss(eps_clip_higher=0.28),
+        loss_aggregation="token_mean",
+        overlong_buffer_len=4,
+    )
+    schedule = Sync(success_range=(0.01, 0.99))
+    return grpo(task, **{"algorithm": algorithm, "schedule": schedule, **changes})
 
 
 def gspo(task: Task, **changes: Any) -> RLExperiment:

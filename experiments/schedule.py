@@ -22,6 +22,7 @@ from realsys.api.basics.choice import Choice
 from realsys.api.errors import ConfigError
 from realsys.api.model import DatasetAbstraction, ProcessTopology
 from realsys.api.options import option
+from realsys.api.worker_configs import DynamicSamplingControl
 from realsys.trial.records import RUN_FILE, PhaseFiles
 
 
@@ -66,10 +67,62 @@ class Schedule(Choice, abc.ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sync(Schedule):
-    """Model workers sample, then train."""
+class Filtering(Schedule):
+    """Base of schedules that can leave questions out by the rewards of their answers."""
+
+    success_range: tuple[float, float] | None = option(
+        None,
+        "lowest and highest mean reward of a question that is trained on (dynamic sampling, "
+        "arXiv:2503.14476), e.g. 0.01,0.99; none: all are",
+    )
+
+    def problems(self, *, batch_size: int, num_prompts: int | None) -> Iterator[ConfigError]:
+        """Yields inconsistent settings."""
+        if self.success_range is not None and not self.success_range[0] < self.success_range[1]:
+            low, high = self.success_range
+            yield ConfigError(
+                f"schedule.success_range goes from {low} to {high}: no question would be trained on",
+                where="schedule.success_range",
+                fix="use the lower first, e.g. 0.01,0.99",
+            )
+
+
+MAX_GEN_BATCHES = 10  # as NeMo-RL's dynamic_sampling_max_gen_batches
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sync(Filtering):
+    """Model workers sample, then train; with ``success_range`` until a batch is full (docs/dapo.md)."""
 
     kind = "sync"
+
+    max_gen_batches: int = option(
+        MAX_GEN_BATCHES,
+        "most questions that a step asks to fill its batch with those in success_range; then the run ends",
+        unit="batches",
+        ge=1,
+    )
+
+    def problems(self, *, batch_size: int, num_prompts: int | None) -> Iterator[ConfigError]:
+        """Yields inconsistent settings, and a limit on nothing."""
+        yield from super().problems(batch_size=batch_size, num_prompts=num_prompts)
+        if self.success_range is None and self.max_gen_batches != MAX_GEN_BATCHES:
+            yield ConfigError(
+                f"schedule.max_gen_batches is {self.max_gen_batches}, and a step without "
+                "schedule.success_range asks one batch",
+                where="schedule.max_gen_batches",
+                fix="add schedule.success_range=0.01,0.99, or leave it out",
+            )
+
+    @property
+    def dynamic_sampling(self) -> DynamicSamplingControl | None:
+        """The master's settings; None: each step trains on the questions that it asks."""
+        if self.success_range is None:
+            return None
+        lowest, highest = self.success_range
+        return DynamicSamplingControl(
+            lowest=lowest, highest=highest, max_gen_batches=self.max_gen_batches
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,4 +36,4 @@ VERBS: dict[str, tuple[str, ...]] = {
     'etcd': ('--cluster', '--json', '--user'),
     'completion': (),
 }
-EXPERIMENTS: tuple[str, ...] = ('cispo-math', 'distill-math', 'dpo', 'grpo-math', 'grpo-math-async', 'gspo-math', 'ppo-math', 'ppo-math-async', 'ppo-math-detached', 'ppo-math-split', 'qwen2.5-0.5b-gsm8k', 'qwen2.5-7b-dapo', 'reward-model', 'rloo-math', 'sft-math')
+EXPERIMENTS: tuple[str, ...] = ('cispo-math', 'dapo-math', 'distill-math', 'dpo', 'grpo-math', 'grpo-math-async', 'gspo-math', 'ppo-math', 'ppo-math-async', 'ppo-math-detached', 'ppo-math-split', 'qwen2.5-0.5b-gsm8k', 'qwen2.5-7b-dapo', 'reward-model', 'rloo-math', 'sft-math')

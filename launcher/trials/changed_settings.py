@@ -103,6 +103,8 @@ ALLOWED: dict[str, _Unless | None] = {
     **_rules("gserver_manager.*", "flush_request_timeout max_concurrent_rollouts"),
     **_rules("rollout master_worker.*.rollout", "max_in_flight"),
     **_rules("evaluator.*", "batch_size poll_s max_tries retry_s"),
+    # A step trains on the same questions however many it may ask.
+    **_rules("dynamic_sampling master_worker.*.dynamic_sampling", "max_gen_batches"),
     # Who calls the reward rules, which give the same scores wherever they run.
     f"{_MAIN}.reward_worker": None,
     **dict.fromkeys(f"phases.*.scheduling.reward_worker{leaf}" for leaf in ("", ".count")),
@@ -124,6 +126,8 @@ _REASONS: tuple[tuple[str, str], ...] = (
     ("config.*.*.shuffle_dataset", "{data}"),
     ("config.curriculum.**", "{data}"),
     ("config.master_worker.*.curriculum.**", "{data}"),
+    ("config.dynamic_sampling.**", "{data}"),
+    ("config.master_worker.*.dynamic_sampling.**", "{data}"),
     ("config.model_rpcs.*.n_seqs", "it is the batch size: {data}"),
     ("config.model_rpcs.*.n_minibatches", "the number of updates per step depends on it"),
     ("config.**.eval_dataset.**", "evaluations before and after it would not be comparable"),

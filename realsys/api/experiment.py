@@ -39,6 +39,7 @@ from realsys.api.scheduling import (
 )
 from realsys.api.worker_configs import (
     CurriculumControl,
+    DynamicSamplingControl,
     Evaluator,
     ExperimentSaveEvalControl,
     GenerationServer,
@@ -73,6 +74,7 @@ class ExperimentConfig:
     ``replay`` is the ledger of an earlier run: each step trains on the datapoints of that run's step.
     ``deterministic``: equal runs give equal bits, on a GPU too; None: on the CPU they do.
     ``curriculum``: how often the data set's sources come, by their success; None: as the data set has them.
+    ``dynamic_sampling``: which questions of a synchronous run are trained on; None: all.
     """
 
     exp_ctrl: ExperimentSaveEvalControl
@@ -93,6 +95,7 @@ class ExperimentConfig:
     replay: str | None = None
     deterministic: bool | None = None
     curriculum: CurriculumControl | None = None
+    dynamic_sampling: DynamicSamplingControl | None = None
     pools: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     resolved: Resolution | None = None
 
@@ -136,6 +139,7 @@ class ExperimentConfig:
             rollout=self.rollout,
             replay=self.replay,
             curriculum=self.curriculum,
+            dynamic_sampling=self.dynamic_sampling,
         )
         return replace(self, master_worker=(master,), resolved=resolved)
 

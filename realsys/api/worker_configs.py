@@ -269,6 +269,20 @@ class CurriculumControl:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DynamicSamplingControl:
+    """Which questions a synchronous step trains on, by the mean reward of their answers.
+
+    Attributes:
+        lowest, highest: the range of mean rewards, bounds included.
+        max_gen_batches: a step asks at most so many times its batch.
+    """
+
+    lowest: float
+    highest: float
+    max_gen_batches: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class MasterWorker:
     """The process that executes the dataflow graph."""
 
@@ -280,6 +294,7 @@ class MasterWorker:
     rollout: RolloutControl | None = None
     replay: str | None = None
     curriculum: CurriculumControl | None = None
+    dynamic_sampling: DynamicSamplingControl | None = None
     # resolved
     model_rpcs: tuple[MFCDef, ...] = ()
     msid2mwid: tuple[tuple[ModelShardID, int], ...] = ()

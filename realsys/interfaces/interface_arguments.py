@@ -89,10 +89,15 @@ class PPOCriticArguments(PPOSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class MathRewardArguments:
-    """Arguments of interface ``math_reward``: rules (realsys.api.basics.reward) and their arguments."""
+    """Arguments of interface ``math_reward``: rules (realsys.api.basics.reward) and their arguments.
+
+    Attributes:
+        report_means: also report each record's mean reward, for dynamic sampling.
+    """
 
     reward: str = "math_verify"
     reward_args: Mapping[str, Any] = field(default_factory=dict)
+    report_means: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

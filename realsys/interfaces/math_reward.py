@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 
 import torch
 
-from realsys.api.basics.reward import PARTS, Score
+from realsys.api.basics.reward import MEAN_REWARD, PARTS, Score
 from realsys.api.data import MicroBatchSpec
 from realsys.api.model import Model, ModelInterface
 from realsys.data.sequence_sample import SequenceSample
@@ -34,7 +35,7 @@ class MathRewardInterface(MathRewardArguments, ModelInterface):
         self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec
     ) -> SequenceSample:
         """Computes float32 ``rewards``, one per sequence; named parts of the scores go into
-        ``metadata["reward_parts"]``.
+        ``metadata["reward_parts"]``, with ``report_means`` each record's mean into ``["mean_reward"]``.
 
         Rewards are NaN for all answers to a record for which the rule gave no number twice.
 
@@ -54,8 +55,13 @@ class MathRewardInterface(MathRewardArguments, ModelInterface):
             data.ids,
             {"rewards": one_per_sequence(data)},
             {"rewards": torch.tensor(values, dtype=torch.float32)},
-            metadata=_parts(given),
+            metadata={**(_means(given) if self.report_means else {}), **_parts(given)},
         )
+
+
+def _means(given: Sequence[list[Score] | None]) -> dict[str, list[float | None]]:
+    """The mean of each record's scores, None where there is no score."""
+    return {MEAN_REWARD: [fmean(s.value for s in scores) if scores else None for scores in given]}
 
 
 def _parts(given: Sequence[list[Score] | None]) -> dict[str, list[str]]:

@@ -19,8 +19,9 @@ from realsys.master.checkpoint.publication import Publisher
 from realsys.master.graph.buffer import AsyncIOSequenceBuffer
 from realsys.master.graph.curriculum import Curriculum
 from realsys.master.graph.data_schedule import DataSchedule
-from realsys.master.graph.feeds import Feed, StoredFeed, recorded_steps
-from realsys.master.graph.function_executor import AfterCall, FunctionExecutor
+from realsys.master.graph.dynamic_sampling import DynamicSampling
+from realsys.master.graph.feeds import Feed, Records, StoredFeed, recorded_steps
+from realsys.master.graph.function_executor import AfterCall, FunctionExecutor, calls_to_rewards
 from realsys.master.graph.idle import pools_of
 from realsys.master.graph.master_state import MasterState, read_state
 from realsys.master.graph.model_function_call import ModelFunctionCall, placement_of
@@ -123,7 +124,7 @@ async def _make_loop(
     )
     curriculum = _make_curriculum(runner, schedule, source_items, state)
     feed: Feed
-    after_call = None
+    after_call = sampling = None
     if side is not None:
         after_call = await side.start(
             workers,
@@ -138,13 +139,21 @@ async def _make_loop(
         )
         feed = side.desk
     else:
-        order = curriculum or schedule
+        sampling = _make_sampling(runner, graph, schedule, curriculum, step or 0, state)
+        order = sampling.ask if sampling is not None else (curriculum or schedule).indexed_ids
         feed, total_steps = await _data_feed(runner, workers, graph, order, total_steps)
     progress = ProgressBoard(runner, total_steps=total_steps)
     progress.step = step or 0
     progress.publish("starting")
     executor = _make_executor(
-        runner, workers, graph, feed, progress, last_step=total_steps, after_call=after_call
+        runner,
+        workers,
+        graph,
+        feed,
+        progress,
+        last_step=total_steps,
+        after_call=after_call,
+        sampling=sampling,
     )
     if state.ahead is not None:
         executor.restore_prefetched(state.ahead)
@@ -154,6 +163,7 @@ async def _make_loop(
         workers=workers,
         schedule=schedule,
         curriculum=curriculum,
+        sampling=sampling,
         files=_open_files(runner, step, publisher.lineage),
         progress=progress,
         publisher=publisher,
@@ -188,6 +198,35 @@ def _make_curriculum(
     return curriculum
 
 
+def _make_sampling(
+    runner: WorkerRunner,
+    graph: DataflowGraph,
+    schedule: DataSchedule,
+    curriculum: Curriculum | None,
+    step: int,
+    state: MasterState,
+) -> DynamicSampling | None:
+    """Makes what chooses the questions that a step trains on, as far as the checkpoint has it."""
+    control = runner.config.dynamic_sampling
+    if control is None:
+        return None
+    first = graph[calls_to_rewards(graph)[0]]
+    topo, _ = placement_of(first, runner.config.msid2mwid)
+    sampling = DynamicSampling(
+        (lambda step, number: schedule.at(number))
+        if curriculum is None
+        else (lambda step, number: curriculum.draw(step)),
+        control=control,
+        batch_size=schedule.batch_size,
+        # So each rank has as many as the others, and enough for its micro-batches.
+        unit=topo.data * first.mb_spec.n_mbs,
+        drawn=step * schedule.batch_size,
+    )
+    if state.sampling is not None:
+        sampling.restore(state.sampling)
+    return sampling
+
+
 async def _initialize(
     runner: WorkerRunner, workers: ModelWorkers, graph: DataflowGraph, dataset_size: int
 ) -> int:
@@ -216,13 +255,13 @@ async def _data_feed(
     runner: WorkerRunner,
     workers: ModelWorkers,
     graph: DataflowGraph,
-    order: DataSchedule | Curriculum,
+    records: Records,
     total_steps: int,
 ) -> tuple[Feed, int]:
     """Returns the source of datapoints without rollout workers, and for how many steps it lasts."""
     data_workers = _data_workers(graph, runner.config.msid2mwid)
     if (replay := runner.config.replay) is None:
-        return StoredFeed(order.indexed_ids, workers, data_workers), total_steps
+        return StoredFeed(records, workers, data_workers), total_steps
     steps = await asyncio.to_thread(recorded_steps, Path(replay))
     feed = StoredFeed(lambda step: [(0, name) for name in steps[step - 1]], workers, data_workers)
     return feed, min(total_steps, len(steps))
@@ -356,6 +395,7 @@ def _make_executor(
     *,
     last_step: int,
     after_call: AfterCall | None,
+    sampling: DynamicSampling | None,
 ) -> FunctionExecutor:
     buffer, storage = AsyncIOSequenceBuffer(graph), StorageTracker()
     shards = runner.config.msid2mwid
@@ -387,6 +427,7 @@ def _make_executor(
         pools=runner.phase.config.pools or pools_of(shards),
         max_staleness=runner.config.max_staleness,
         last_step=last_step,
+        sampling=sampling,
     )
 
 

@@ -23,6 +23,7 @@ from realsys.master.checkpoint.outbox import Outbox
 from realsys.master.checkpoint.publication import Publisher
 from realsys.master.graph.curriculum import Curriculum
 from realsys.master.graph.data_schedule import DataSchedule
+from realsys.master.graph.dynamic_sampling import BatchNotFilled, DynamicSampling
 from realsys.master.graph.function_executor import FunctionExecutor, StepReport
 from realsys.master.graph.master_state import MasterState
 from realsys.master.graph.model_workers import ModelWorkers
@@ -83,6 +84,7 @@ class MasterWorkerLoop:
     workers: ModelWorkers
     schedule: DataSchedule
     curriculum: Curriculum | None
+    sampling: DynamicSampling | None
     files: RunFiles
     progress: ProgressBoard
     publisher: Publisher
@@ -127,7 +129,11 @@ class MasterWorkerLoop:
         while self.step < self.total_steps:
             if self.stop_requested:
                 return await self.stop()
-            await self.run_step()
+            try:
+                await self.run_step()
+            except BatchNotFilled:  # a resume goes on from here, with other limits
+                await self.keep()
+                raise
         await self.finish()
         return worker_exit_codes.DONE
 
@@ -186,7 +192,8 @@ class MasterWorkerLoop:
 
     async def _record(self, report: StepReport, row: dict[str, float]) -> None:
         """Writes the step's lines into metrics, ledger and events, each atomically."""
-        for name, call in report.calls.items():
+        runs = [(name, run) for name, call in report.calls.items() for run in call.runs]
+        for name, call in runs:
             for worker, reply in call.replies.items():
                 mfc = MfcEvent(
                     step=report.step,
@@ -215,6 +222,8 @@ class MasterWorkerLoop:
         row_ids: dict[str, Any] = {"step": report.step, "ids": base_ids(report.ids)}
         if row_ids["ids"] != list(report.ids):
             row_ids["samples"] = list(report.ids)  # under which names their rollouts were dumped
+        if report.sampled is not None:
+            row_ids["filtered"] = list(report.sampled.filtered)
         self.files.ledger.append(row_ids)
         self.files.metrics.write(report.step, row)
         point_to_newest(self._phase)
@@ -313,6 +322,7 @@ class MasterWorkerLoop:
             ahead=await self.executor.prefetched(),
             rollouts=self.rollouts.desk.snapshot() if self.rollouts is not None else None,
             curriculum=self.curriculum.snapshot() if self.curriculum is not None else None,
+            sampling=self.sampling.snapshot() if self.sampling is not None else None,
         )
         folder = recover.begin(
             self._phase.recover, step=self.step, attempt=self.runner.attempt.number
@@ -363,14 +373,18 @@ class MasterWorkerLoop:
     # ---- the two ends -----------------------------------------------------------------------
 
     async def stop(self) -> int:
-        """Ends after a complete step: writes its checkpoint, if there is none yet, then deregisters."""
+        """Ends after a complete step: writes its checkpoint, then deregisters."""
         logger.info("stopping after_step=%d of=%d", self.step, self.total_steps)
+        await self.keep()
+        await self.workers.say_exit(timeout_s=EXIT_TIMEOUT_S)
+        return worker_exit_codes.STOPPED
+
+    async def keep(self) -> None:
+        """Publishes the checkpoint of the last complete step, if there is none yet."""
         await self.outbox.drain()
         if self.step > self.checkpointed_step:
             await self.checkpoint()
             await self.outbox.drain()
-        await self.workers.say_exit(timeout_s=EXIT_TIMEOUT_S)
-        return worker_exit_codes.STOPPED
 
     async def finish(self) -> None:
         """Completes the run: publishes the product and the marker, then deregisters."""

@@ -40,6 +40,8 @@ def metrics_row(report: StepReport, graph: DataflowGraph, *, epoch: int) -> dict
     row["time/step_s"] = report.wall_s
     wall_s = max(report.wall_s, 1e-6)  # the clock may have been set back
     row["perf/compute_ratio"] = compute_s / wall_s
+    if report.sampled is not None:
+        row |= report.sampled.metrics()
     row |= {f"perf/idle/{pool}": share for pool, share in report.idle.items()}
     row["perf/tokens_per_s"] = report.calls[graph.nodes[0].name].tokens / wall_s
     return row
@@ -72,7 +74,7 @@ def success_rates(report: StepReport, source_of: Callable[[str], str]) -> dict[s
 
 def _scored(call: CallReport) -> Iterator[tuple[str, list[dict[str, float]]]]:
     """Yields the datapoints that a call scored by named parts, with those of each answer."""
-    for reply in call.replies.values():
+    for reply in (reply for run in call.runs for reply in run.replies.values()):
         if reply.is_head and reply.meta is not None:
             for id, text in zip(reply.meta.ids, reply.meta.metadata.get(PARTS, ()), strict=False):
                 yield id, json.loads(text)

@@ -132,6 +132,16 @@ GROUPS: dict[str, tuple[Metric, ...]] = {
         Metric("rollout/set_aside", "questions", "that got no reward", "absent", "the rule's log"),
         Metric("rollout/servers_at_version", "version", "oldest weights at any server", "at most one behind the step"),
     ),
+    "Dynamic sampling of synchronous runs": (
+        Metric("dynamic_sampling/asked", "questions", "asked in the step: its batch, filtered and given back", "one to three batches", "`kept` is small: harder or easier questions, a wider `schedule.success_range`"),
+        Metric("dynamic_sampling/kept", "questions", "of these with a mean reward in `schedule.success_range`, given back or not", "above a third of `asked`", "as above"),
+        Metric("dynamic_sampling/filtered_low", "questions", "left out, below the range: all answers wrong", "falls", "stays near `asked`: too hard, or the rule never says right"),
+        Metric("dynamic_sampling/filtered_high", "questions", "left out, above the range: all answers right", "rises late in a run", "near `asked`: learned, take harder questions"),
+        Metric("dynamic_sampling/returned", "questions", "given back: behind the batch's last, asked again in the next step", "below half of `asked`"),
+        Metric("dynamic_sampling/rounds", "calls", "of the actor, until the batch was full", "1 to 4", "`schedule.max_gen_batches` limits the questions, not the rounds"),
+        Metric("dynamic_sampling/unscored", "questions", "left out because they got no reward", "absent", "the rule's log"),
+        Metric("dynamic_sampling/reward", "", "mean reward of all answers, filtered ones included", "rises", "as for `critic/score/mean`, which is of the batch alone"),
+    ),
     "Curriculum of a mixture": (
         Metric("curriculum/share/<source>", "share", "questions of the step that are the source's", "follows `4p(1 − p)` of `curriculum/success/<source>`"),
         Metric("curriculum/success/<source>", "share", "correct answers to the source by which the step's questions were chosen: of its newest `task.curriculum_steps` steps; 0.5 before the first", "between 0 and 1", "at 0 for long: too hard, or its rule never says correct; at 1: learned"),

@@ -83,10 +83,13 @@ def overhead(events: Iterable[Event], step: int) -> StepTiming:
 
 def _timing(parts: Sequence[MfcEvent]) -> MfcTiming:
     start = min(e.start for e in parts)
+    computed: dict[str, float] = {}
+    for part in parts:  # several of a worker with dynamic sampling, whose rounds run a call again
+        computed[part.worker] = computed.get(part.worker, 0.0) + part.compute_s
     return MfcTiming(
         wait_s=start - min(e.queued for e in parts),
         wall_s=max(e.end for e in parts) - start,
-        compute_s=max(e.compute_s for e in parts),
+        compute_s=max(computed.values()),
         tokens=sum(e.tokens for e in parts),
     )
 

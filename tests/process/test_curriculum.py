@@ -194,6 +194,22 @@ def test_kills_and_resumes_change_nothing(
     assert weights_of(files, "actor") == weights_of(synchronous, "actor")
 
 
+def test_with_dynamic_sampling_filtered_answers_count_and_kills_change_nothing(
+    module_trials: Trials, folder: Path, tmp_path: Path
+) -> None:
+    """Only ``coin`` is ever in range; records that were given back are asked again, not drawn again."""
+    words = ("schedule.success_range=0.01,0.99", "schedule.max_gen_batches=50")
+    whole = run_to_the_end(module_trials, folder, "filtered", *words)
+    assert {name for name, trained in records_of(whole).items() if trained} == {"coin"}
+    last = rows_of(whole)[-1]
+    assert (last["curriculum/success/right"], last["curriculum/success/wrong"]) == (1.0, 0.0)
+    pace = Pace(tmp_path, STEP_S, sequences=2 * BATCH * GROUP)
+    killed = run_with_kills(module_trials, folder, "filtered-killed", pace, *words, after=(3, 7))
+    assert trained_ids(killed) == trained_ids(whole)
+    assert metrics_of(killed) == metrics_of(whole)
+    assert weights_of(killed, "actor") == weights_of(whole, "actor")
+
+
 def test_one_step_off_goes_by_what_is_trained_when_a_step_is_loaded(
     module_trials: Trials, folder: Path, tmp_path: Path
 ) -> None:

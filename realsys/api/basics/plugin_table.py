@@ -111,6 +111,7 @@ BUILTIN: dict[str, dict[str, str]] = {
     },
     "experiment": {
         "cispo-math": "experiments.grpo_math:cispo_math",
+        "dapo-math": "experiments.grpo_math:dapo_math",
         "distill-math": "experiments.grpo_math:distill_math",
         "dpo": "experiments.preferences.direct_training:dpo",
         "grpo-math": "experiments.grpo_math:grpo_math",

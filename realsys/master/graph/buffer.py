@@ -36,16 +36,20 @@ class AsyncIOSequenceBuffer:
             self._core.amend(meta)
             self._changed.notify_all()
 
-    async def get_batch_for_rpc(self, call: str, *, timeout_s: float) -> SequenceMeta:
+    async def get_batch_for_rpc(
+        self, call: str, *, timeout_s: float, n_seqs: int | None = None
+    ) -> SequenceMeta:
         """Waits until ``call`` has a complete batch, and takes it.
 
+        Args:
+            n_seqs: datapoints of the batch; None: the call's own number.
         Raises:
             WaitTimeout: says how many datapoints each call has.
         """
         async with self._changed:
             try:
                 async with asyncio.timeout(timeout_s):
-                    while (batch := self._core.take(call)) is None:
+                    while (batch := self._core.take(call, n_seqs)) is None:
                         await self._changed.wait()
             except TimeoutError:
                 raise WaitTimeout(
@@ -58,6 +62,10 @@ class AsyncIOSequenceBuffer:
     def pop_used(self, ids: Sequence[str]) -> list[str]:
         """Drops the datapoints that every call has had; returns them."""
         return self._core.pop_used(ids)
+
+    def drop(self, ids: Sequence[str]) -> None:
+        """Drops datapoints, whichever calls have had them; while no call waits."""
+        self._core.drop(ids)
 
     def snapshot(self) -> list[tuple[SequenceMeta, tuple[str, ...]]]:
         """Returns its contents, see ``SequenceBufferCore.snapshot``."""

@@ -102,12 +102,16 @@ class SequenceBufferCore:
                 if slot.missing[call] == 0 and call in slot.left:
                     heapq.heappush(self._ready[call], (slot.birth, name))
 
-    def take(self, call: str) -> SequenceMeta | None:
-        """Takes the oldest batch for ``call``, with its input keys; returns None if there are too few."""
-        ready = self._ready[call]
-        if len(ready) < self._n_seqs[call]:
+    def take(self, call: str, n_seqs: int | None = None) -> SequenceMeta | None:
+        """Takes the oldest batch for ``call``, with its input keys; returns None if there are too few.
+
+        Args:
+            n_seqs: datapoints to take; None: the call's own number.
+        """
+        ready, wanted = self._ready[call], n_seqs or self._n_seqs[call]
+        if len(ready) < wanted:
             return None
-        names = [heapq.heappop(ready)[1] for _ in range(self._n_seqs[call])]
+        names = [heapq.heappop(ready)[1] for _ in range(wanted)]
         for name in names:
             self._slots[name].left.discard(call)
         return self._gather(names, self._input_keys[call])
@@ -140,6 +144,15 @@ class SequenceBufferCore:
                 del self._slots[name]
                 used.append(name)
         return used
+
+    def drop(self, names: Iterable[str]) -> None:
+        """Drops datapoints, whichever calls have had them."""
+        gone = set(names)
+        for name in gone:
+            del self._slots[name]
+        for ready in self._ready.values():
+            ready[:] = [entry for entry in ready if entry[1] not in gone]
+            heapq.heapify(ready)
 
     # ---- for a checkpoint -------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from realsys.transport.worker_requests import Fetch, Fetched
 FETCH_TIMEOUT_S = 600.0
 
 Held = tuple[SequenceMeta, int]  # datapoints, and the model worker that has their tensors
+Records = Callable[[int], Sequence[tuple[int, str]]]  # step (from 1) → index and id of each record
 
 
 class Feed(Protocol):
@@ -35,10 +36,10 @@ class StoredFeed:
     """Makes the workers that hold the data set, or a dump of rollouts, load each step's records.
 
     Attributes:
-        records: step (from 1) → index and id of each; the index counts in a data set, the id in a dump.
+        records: those of the next ``load``; the index counts in a data set, the id in a dump.
     """
 
-    records: Callable[[int], Sequence[tuple[int, str]]]
+    records: Records
     workers: ModelWorkers
     data_workers: Sequence[int]
 

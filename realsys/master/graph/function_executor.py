@@ -3,20 +3,26 @@
 Independent calls run at the same time because nothing here orders them. With a staleness of 1, loading
 and generation of step i + 1 are issued before the rest of step i: they use the weights that step i starts
 from, and run beside its training if they are on other workers.
+
+With dynamic sampling the calls up to the rewards run in rounds first, until the step has its batch.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import TracebackType
+from typing import TypeVar
 
+from realsys.api.basics.reward import MEAN_REWARD
 from realsys.api.data import SequenceMeta
 from realsys.api.dataflow import DataflowGraph
+from realsys.api.errors import ConfigError
 from realsys.api.model import ModelInterfaceType, ModelName
 from realsys.master.graph.buffer import AsyncIOSequenceBuffer
+from realsys.master.graph.dynamic_sampling import BatchNotFilled, DynamicSampling, SampledBatch
 from realsys.master.graph.feeds import Feed
 from realsys.master.graph.idle import Span, idle_shares
 from realsys.master.graph.master_state import PrefetchedStep
@@ -29,9 +35,11 @@ from realsys.transport.worker_requests import ClearData
 
 CLEAR_TIMEOUT_S = 60.0
 REFRESH_TIMEOUT_S = 1800.0
+REWARDS = "rewards"  # the rule's, also beside a reward model
 
 
 AfterCall = Callable[[str, int], Awaitable[None]]
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -44,6 +52,7 @@ class StepReport:
     calls: dict[str, CallReport]
     ids: tuple[str, ...]  # datapoints that every call has had
     idle: Mapping[str, float] = field(default_factory=dict)  # pool of workers → share of the step
+    sampled: SampledBatch | None = None  # with dynamic sampling
 
     @property
     def wall_s(self) -> float:
@@ -57,6 +66,7 @@ class _IssuedStep:
 
     ids: asyncio.Future[tuple[str, ...]]
     calls: dict[str, asyncio.Future[CallReport]]
+    sampled: SampledBatch | None = None
 
 
 class FunctionExecutor:
@@ -64,6 +74,7 @@ class FunctionExecutor:
 
     Args:
         after_call: awaited when a call of a step is done, with its name and the step.
+        sampling: chooses the questions of a step that it trains on; None: it trains on all.
     """
 
     def __init__(
@@ -80,6 +91,7 @@ class FunctionExecutor:
         pools: Mapping[str, tuple[int, ...]],
         max_staleness: int,
         last_step: int,
+        sampling: DynamicSampling | None = None,
     ) -> None:
         self.graph, self._buffer = graph, buffer
         self._calls = {c.call.name: c for c in calls}
@@ -87,6 +99,7 @@ class FunctionExecutor:
         self._feed, self._after_call = feed, after_call
         self._pools, self._last_step = pools, last_step
         self._first_calls = prefetchable_calls(graph) if max_staleness else ()
+        self._sampling = sampling
         self._begun: dict[int, _IssuedStep] = {}
         self._spans: list[Span] = []
         self._clearing: asyncio.Task[None] | None = None
@@ -120,10 +133,12 @@ class FunctionExecutor:
         await self._feed.trained(step)
         self._spans = [span for span in self._spans if span[2] > started]
         idle = idle_shares(self._spans, self._pools, start=started, end=ended)
-        return StepReport(step, started, ended, calls, tuple(used), idle)
+        return StepReport(step, started, ended, calls, tuple(used), idle, now.sampled)
 
     async def _begin(self, step: int) -> _IssuedStep:
         """Loads a step's data and issues its prefetchable calls; returns when all are numbered."""
+        if self._sampling is not None:
+            return await self._fill(self._sampling, step)
         issued = {name: asyncio.Event() for name in self._first_calls}
         begun = _IssuedStep(
             self._tasks.create_task(self.load_data(step), name=f"load data {step}"),
@@ -133,13 +148,44 @@ class FunctionExecutor:
             await event.wait()
         return begun
 
-    def _start(
-        self, name: str, step: int, issued: asyncio.Event | None = None
-    ) -> asyncio.Task[CallReport]:
-        return self._tasks.create_task(self._run(name, step, issued), name=f"{name} {step}")
+    async def _fill(self, sampling: DynamicSampling, step: int) -> _IssuedStep:
+        """Asks questions in rounds until the buffer has those that the step trains on, and no others."""
+        calls = calls_to_rewards(self.graph)
+        runs: dict[str, tuple[CallReport, ...]] = dict.fromkeys(calls, ())
+        sampling.begin(step)
+        while sampling.batch is None:
+            try:
+                asked = await self.load_data(step)
+            except BatchNotFilled:  # the checkpoint that follows has nothing of this step
+                await self._drop(sampling.kept, step)
+                raise
+            started = {name: self._start(name, step, n_seqs=len(asked)) for name in calls}
+            for name, task in started.items():
+                runs[name] += (await task,)
+            left_out = sampling.answered(mean_rewards(runs[calls[-1]][-1]))
+            await self._drop(left_out, step)
+        reports = {name: _known(replace(of[-1], earlier=of[:-1])) for name, of in runs.items()}
+        return _IssuedStep(_known(sampling.batch.trained), reports, sampling.batch)
 
-    async def _run(self, name: str, step: int, issued: asyncio.Event | None) -> CallReport:
-        report = await self._calls[name].run(step, issued=issued)
+    async def _drop(self, ids: Sequence[str], step: int) -> None:
+        self._buffer.drop(ids)
+        await self._forget(ids, step)
+
+    def _start(
+        self,
+        name: str,
+        step: int,
+        issued: asyncio.Event | None = None,
+        *,
+        n_seqs: int | None = None,
+    ) -> asyncio.Task[CallReport]:
+        running = self._run(name, step, issued, n_seqs)
+        return self._tasks.create_task(running, name=f"{name} {step}")
+
+    async def _run(
+        self, name: str, step: int, issued: asyncio.Event | None, n_seqs: int | None
+    ) -> CallReport:
+        report = await self._calls[name].run(step, issued=issued, n_seqs=n_seqs)
         if self._after_call is not None:
             await self._after_call(name, step)
         self._spans += [(w, reply.started, reply.ended) for w, reply in report.replies.items()]
@@ -156,7 +202,7 @@ class FunctionExecutor:
         await self._buffer.put_batch(whole)
         return whole.ids
 
-    async def _forget(self, ids: list[str], step: int) -> None:
+    async def _forget(self, ids: Sequence[str], step: int) -> None:
         """Makes the workers drop tensors, beside the next step; returns when the previous step's are
         dropped."""
         holders = sorted(self._storage.forget(ids))
@@ -206,16 +252,14 @@ class FunctionExecutor:
         self._buffer.restore(prefetched.buffer)
         self._storage.restore(prefetched.storage)
 
-        ids: asyncio.Future[tuple[str, ...]] = asyncio.get_running_loop().create_future()
-        ids.set_result(prefetched.ids)
         self._begun[prefetched.step] = _IssuedStep(
-            ids, {n: _known(c) for n, c in prefetched.calls.items()}
+            _known(prefetched.ids), {n: _known(c) for n, c in prefetched.calls.items()}
         )
 
 
-def _known(call: CallReport) -> asyncio.Future[CallReport]:
-    future: asyncio.Future[CallReport] = asyncio.get_running_loop().create_future()
-    future.set_result(call)
+def _known(value: _T) -> asyncio.Future[_T]:
+    future: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
+    future.set_result(value)
     return future
 
 
@@ -224,3 +268,43 @@ def prefetchable_calls(graph: DataflowGraph) -> tuple[str, ...]:
     return tuple(
         node.name for node in graph.sources if node.interface_type is ModelInterfaceType.GENERATE
     )
+
+
+def calls_to_rewards(graph: DataflowGraph) -> tuple[str, ...]:
+    """Returns the call that makes the rule's rewards, as the last, and all that it depends on.
+
+    Raises:
+        ConfigError: no call makes them.
+    """
+    last = graph.producers.get(REWARDS)
+    if last is None:
+        raise ConfigError(
+            f"no call makes {REWARDS!r}, by which dynamic sampling chooses",
+            where="schedule.success_range",
+            fix="leave it out, or give the algorithm a call with that output key",
+        )
+    needed = {last}
+    for level in reversed(graph.levels):
+        for name in needed.intersection(level):
+            needed |= graph.parents[name]
+    return tuple(name for level in graph.levels for name in level if name in needed)
+
+
+def mean_rewards(report: CallReport) -> dict[str, float | None]:
+    """Returns the mean reward of each datapoint's answers, from the run of the call that scored them.
+
+    Raises:
+        ConfigError: its interface does not report it.
+    """
+    found: dict[str, float | None] = {}
+    for reply in report.replies.values():
+        if reply.is_head and reply.meta is not None:
+            means = reply.meta.metadata.get(MEAN_REWARD, ())
+            found |= zip(reply.meta.ids, means, strict=False)
+    if len(found) != len(report.ids):
+        raise ConfigError(
+            f"call {report.name} does not report mean rewards, by which dynamic sampling chooses",
+            where="schedule.success_range",
+            fix=f"put them into the metadata of its output, as {MEAN_REWARD!r}",
+        )
+    return found

@@ -16,6 +16,7 @@ from realsys.api.data import SequenceMeta
 from realsys.api.errors import CheckpointError
 from realsys.master.graph.curriculum import CurriculumState
 from realsys.master.graph.data_schedule import Datapoint
+from realsys.master.graph.dynamic_sampling import SamplingState
 from realsys.master.graph.model_function_call import CallReport
 
 FILE = "master.json"
@@ -63,6 +64,7 @@ class MasterState(msgspec.Struct, frozen=True, kw_only=True):
     ahead: PrefetchedStep | None = None
     rollouts: Rollouts | None = None
     curriculum: CurriculumState | None = None
+    sampling: SamplingState | None = None
 
     def kept(self, worker: int) -> tuple[str, ...] | None:
         """Returns the datapoints that model worker ``worker`` needs after a resume; None: all it saved.

@@ -30,7 +30,10 @@ CALL_TIMEOUT_S = 4 * 3600.0
 
 @dataclass(frozen=True)
 class CallReport:
-    """Result of a call in one step: statistics of its first data-parallel head, times per worker."""
+    """Result of a call in one step: statistics of its first data-parallel head, times per worker.
+
+    With dynamic sampling a step may run a call several times: this is the last, ``earlier`` the others.
+    """
 
     name: str
     queued: float
@@ -38,21 +41,28 @@ class CallReport:
     stats: dict[str, float]
     ids: tuple[str, ...]
     moves: dict[str, dict[int, Moved]] = field(default_factory=dict)  # of its hooks
+    earlier: tuple[CallReport, ...] = ()
+
+    @property
+    def runs(self) -> tuple[CallReport, ...]:
+        """All runs of the call in the step, in order."""
+        return (*self.earlier, self)
 
     @property
     def compute_s(self) -> float:
-        """Seconds inside the interface, on the slowest worker."""
-        return max(reply.compute_s for reply in self.replies.values())
+        """Seconds inside the interface, on the slowest worker of each run."""
+        return sum(max(r.compute_s for r in run.replies.values()) for run in self.runs)
 
     @property
     def moving_s(self) -> float:
         """Seconds of its weight movements, each on the slowest worker."""
-        return sum(max(m.ended - m.started for m in move.values()) for move in self.moves.values())
+        moves = [move.values() for run in self.runs for move in run.moves.values()]
+        return sum(max(m.ended - m.started for m in move) for move in moves)
 
     @property
     def tokens(self) -> int:
         """Tokens that the call read or generated, over all data-parallel ranks."""
-        return sum(reply.tokens for reply in self.replies.values() if reply.is_head)
+        return sum(r.tokens for run in self.runs for r in run.replies.values() if r.is_head)
 
 
 @dataclass(eq=False, repr=False)
@@ -72,13 +82,18 @@ class ModelFunctionCall:
     def __post_init__(self) -> None:
         self._heads = [self.placement[rank] for rank in self.topo.data_parallel_heads()]
 
-    async def run(self, step: int, *, issued: asyncio.Event | None = None) -> CallReport:
+    async def run(
+        self, step: int, *, issued: asyncio.Event | None = None, n_seqs: int | None = None
+    ) -> CallReport:
         """Waits for a batch, has it computed, and puts the new keys into the buffer.
 
         Args:
             issued: set when all requests are numbered: later requests run after them.
+            n_seqs: datapoints of the batch; None: the call's own number.
         """
-        batch = await self.buffer.get_batch_for_rpc(self.call.name, timeout_s=CALL_TIMEOUT_S)
+        batch = await self.buffer.get_batch_for_rpc(
+            self.call.name, timeout_s=CALL_TIMEOUT_S, n_seqs=n_seqs
+        )
         queued = time.time()
         inputs = self._inputs(batch)
         # No await until the last of these has its number.

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from statistics import fmean
 
+from realsys.api.basics.success_range import SuccessPlace, place_of_success
 from realsys.api.errors import ClusterError, RealsysError, RewardError
 from realsys.data.sequence_sample import SequenceSample
 from realsys.rollout.worker.group import EpisodeGroup, GroupRunner
@@ -51,12 +52,14 @@ class RolloutLimits:
 
     def why_filtered(self, rewards: tuple[float, ...]) -> str:
         """Returns why a group with these rewards is not trained on; empty if it is (dynamic sampling)."""
-        rate = fmean(rewards)
-        if self.success_rate_lb is not None and rate < self.success_rate_lb:
-            return f"its mean reward {rate:g} is below {self.success_rate_lb:g}"
-        if self.success_rate_ub is not None and rate > self.success_rate_ub:
-            return f"its mean reward {rate:g} is above {self.success_rate_ub:g}"
-        return ""
+        rate, low, high = fmean(rewards), self.success_rate_lb, self.success_rate_ub
+        match place_of_success(rate, lowest=low, highest=high):
+            case SuccessPlace.LOW:
+                return f"its mean reward {rate:g} is below {low:g}"
+            case SuccessPlace.HIGH:
+                return f"its mean reward {rate:g} is above {high:g}"
+            case _:
+                return ""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)

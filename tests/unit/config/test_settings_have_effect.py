@@ -29,6 +29,7 @@ CONTEXTS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("sft.model.lora.rank=4", "placement=split", "placement.n_model_workers=2"),
     ),
     "grpo-math-async": ((), ("schedule.success_range=0,1", "auto_eval=true", "reward_workers=1")),
+    "dapo-math": ((),),
     "ppo-math-detached": ((),),
     "sft-math": (("model.lora.rank=2",),),
     "dpo": ((), ("loss=ipo",), ("loss=kto",), ("loss=simpo",)),

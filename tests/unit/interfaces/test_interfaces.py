@@ -430,6 +430,9 @@ def test_rewards_are_for_the_text_of_each_answer(path):
     scored = MathRewardInterface().inference(model, data, MB)
     assert scored.data["rewards"].tolist() == [1, 0, 1, 1]
     assert scored.meta.seqlens["rewards"] == ((1, 1), (1, 1))
+    assert scored.meta.metadata == {}
+    means = MathRewardInterface(report_means=True).inference(model, data, MB)
+    assert means.meta.metadata == {"mean_reward": (0.5, 1.0)}
     unknown = SequenceSample.from_tensors(data.ids, data.meta.seqlens, data.data)
     with pytest.raises(DataError, match="no answer for the reward rule"):
         MathRewardInterface().inference(model, unknown, MB)

@@ -576,7 +576,7 @@ def test_rows_are_on_the_disk_before_the_checkpoint_that_counts_on_them(tmp_path
         JsonlAppender(phase.samples),
     )
     loop = object.__new__(MasterWorkerLoop)
-    loop.files, loop.rollouts, loop.curriculum = files, None, None
+    loop.files, loop.rollouts, loop.curriculum, loop.sampling = files, None, None, None
     loop.step, loop.ckpt_keep = 7, 2
     loop.outbox = Outbox(may_publish=lambda: True, patience_s=1.0)
     loop.progress = SimpleNamespace(publish=lambda what: None)

@@ -1,6 +1,7 @@
 """The order in which a step's calls are issued, with and without a step ahead, and a resume between."""
 
 import asyncio
+from dataclasses import replace
 from types import SimpleNamespace
 
 import msgspec
@@ -15,8 +16,10 @@ from realsys.api.model import (
     ModelShardID,
     ProcessTopology,
 )
+from realsys.api.worker_configs import DynamicSamplingControl
 from realsys.master.graph.buffer import AsyncIOSequenceBuffer
-from realsys.master.graph.data_schedule import DataSchedule
+from realsys.master.graph.data_schedule import Datapoint, DataSchedule
+from realsys.master.graph.dynamic_sampling import BatchNotFilled, DynamicSampling
 from realsys.master.graph.feeds import StoredFeed
 from realsys.master.graph.function_executor import FunctionExecutor
 from realsys.master.graph.idle import pools_of
@@ -101,13 +104,18 @@ class Workers:
             return rq.Moved(started=0.0, ended=0.0)
         made = {"gen": "answers", "rew": "rewards"}.get(body.call)
         found = meta(body.meta.ids, made) if made else None
+        if body.call == "rew":
+            found = replace(found, metadata={"mean_reward": self.rewards(body.meta.ids)})
         return rq.CallDone(meta=found, kept=found is not None, stats={"x": float(body.step)})
+
+    def rewards(self, ids):
+        return (0.5,) * len(ids)
 
     async def tell(self, workers, body, *, timeout_s, what):
         pass
 
 
-def make_executor(workers, max_staleness):
+def make_executor(workers, max_staleness, sampling=None):
     graph = build_graph(CALLS, dataset_keys=["prompts"])
     buffer, storage, hooks = AsyncIOSequenceBuffer(graph), StorageTracker(), WeightHooks(SHARDS)
     placement = {shard.model_name: worker for shard, worker in SHARDS}
@@ -132,11 +140,14 @@ def make_executor(workers, max_staleness):
         storage=storage,
         workers=workers,
         hooks=hooks,
-        feed=StoredFeed(schedule.indexed_ids, workers, data_workers=[1]),
+        feed=StoredFeed(
+            sampling.ask if sampling else schedule.indexed_ids, workers, data_workers=[1]
+        ),
         after_call=None,
         pools=pools_of(SHARDS),
         max_staleness=max_staleness,
         last_step=STEPS,
+        sampling=sampling,
     )
 
 
@@ -272,3 +283,74 @@ def test_the_first_error_of_what_runs_ahead_comes_out_as_itself():
 
     with pytest.raises(LookupError, match="generation failed"):
         asyncio.run(run_steps(make_executor(Failing(), 1), (1, 2)))
+
+
+# ---- dynamic sampling: rounds of a step ----------------------------------------------------------
+
+
+class Scoring(Workers):
+    """Gives each question its reward, and keeps which tensors were dropped and what was trained on."""
+
+    def __init__(self, rewards):
+        super().__init__()
+        self.by_index, self.dropped, self.trained = rewards, [], []
+
+    def rewards(self, ids):
+        return tuple(self.by_index[int(name.partition("-")[2])] for name in ids)
+
+    def answer(self, body):
+        if getattr(body, "call", "") == "train":
+            self.trained.append(body.meta.ids)
+        return super().answer(body)
+
+    async def tell(self, workers, body, *, timeout_s, what):
+        self.dropped += body.ids
+
+
+def sampling_of(most=4):
+    control = DynamicSamplingControl(lowest=0.1, highest=0.9, max_gen_batches=most)
+    return DynamicSampling(
+        lambda step, number: Datapoint(0, number), control=control, batch_size=BATCH
+    )
+
+
+def test_the_calls_up_to_the_rewards_run_in_rounds_and_the_others_once_on_what_was_kept():
+    workers = Scoring([0.5, 0.0, 1.0, 0.5, 0.5, 0.5])
+    reports = asyncio.run(run_steps(make_executor(workers, 0, sampling_of()), (1, 2)))
+    assert workers.trained == [("0-0", "0-3"), ("0-4", "0-5")]
+    first, second = reports
+    assert first.ids == ("0-0", "0-3")
+    assert [run.ids for run in first.calls["gen"].runs] == [("0-0", "0-1"), ("0-2", "0-3")]
+    assert first.calls["gen"].runs[-1] is not first.calls["gen"].runs[0]
+    assert len(first.calls["train"].runs) == 1
+    assert first.sampled.filtered == ("0-1", "0-2")
+    assert second.sampled.filtered == ()
+    calls = [entry for entry in workers.log if entry[0] not in ("fetch", "weights")]
+    rounds = [("gen", 1), ("rew", 1)]
+    assert calls == [*rounds, *rounds, ("train", 1), ("gen", 2), ("rew", 2), ("train", 2)]
+    assert [step for what, step in workers.log if what == "weights"] == [1, 2], "once a step"
+    assert sorted(workers.dropped) == [f"0-{i}" for i in range(6)]
+
+
+def test_given_back_questions_are_asked_again_by_the_next_weights():
+    workers = Scoring([0.0, 0.5, 0.5, 0.5, 0.0, 0.5, 0.5])
+    reports = asyncio.run(run_steps(make_executor(workers, 0, sampling_of()), (1, 2)))
+    assert workers.trained == [("0-1", "0-2"), ("0-3", "0-5")]
+    assert reports[0].sampled.returned == ("0-3",)
+    assert reports[1].sampled.filtered == ("0-4",)
+    assert workers.dropped.count("0-3") == 2
+
+
+def test_a_batch_that_does_not_fill_leaves_nothing_behind():
+    async def main():
+        workers, sampling = Scoring([0.5] + [0.0] * 7), sampling_of(most=3)
+        async with make_executor(workers, 0, sampling) as executor:
+            with pytest.raises(BatchNotFilled):
+                await executor.run_step(1)
+            assert await executor.prefetched() is None
+            assert sorted(workers.dropped) == [f"0-{i}" for i in range(6)]
+            assert len(executor._buffer) == 0
+            return sampling.snapshot()
+
+    state = asyncio.run(main())
+    assert [point.index for point in state.returned] == list(range(6))
