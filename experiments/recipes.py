@@ -56,7 +56,7 @@ def rloo(task: Task, **changes: Any) -> RLExperiment:
 
 
 def dapo(task: Task, **changes: Any) -> RLExperiment:
-    """DAPO: clip-higher, every token alike, a penalty before the limit, questions of mixed answers alone, no
+    """DAPO: clip-higher, every token alike, a penalty before the limit, only questions of mixed answers, no
     KL penalty (arXiv:2503.14476). Its buffer suits short answers.
     """
     algorithm = replace(

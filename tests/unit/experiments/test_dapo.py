@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from experiments.reward_models.scored_calls import RewardModelOptions
+from experiments.preferences.scored_calls import RewardModelOptions
 
 from experiments.compose import RLExperiment
 from experiments.grpo_math import dapo_math, grpo_math
