@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from experiments.preferences.scored_calls import RewardModelOptions
 
 from experiments.compose import RLExperiment
 from experiments.grpo_math import dapo_math, grpo_math
 from experiments.ppo_math import ppo_math
+from experiments.preferences.scored_calls import RewardModelOptions
 from experiments.schedule import Sync
 from launcher.submit.planning import default_experiment
 from realsys.api.dataflow import DataflowGraph
