@@ -35,6 +35,7 @@ from realsys.api.plain import to_plain
 ANSWERS = ("packed_input_ids", "prompt_mask")
 PROXIMAL = "packed_prox_logprobs"
 REFERENCE = "packed_ref_logprobs"
+KEPT_SETS = ("packed_kept_counts", "packed_kept_ids")  # where tokens are sampled from a part of all
 POLICY_KEYS = (*ANSWERS, "packed_logprobs", "rewards", "seq_no_eos_mask")  # read by every update
 
 
@@ -125,7 +126,9 @@ class PolicyAlgorithm(PolicyHyperparameters, Algorithm):
         actor = ModelInterfaceAbstraction("ppo_actor", args)
         bound = {} if maker.max_staleness is None else {"max_staleness": maker.max_staleness}
         trained = ModelInterfaceAbstraction("ppo_actor", {**args, **bound})
-        read = (*self.experience, *more_keys, *(("packed_versions",) if maker.versions else ()))
+        kept = kept_keys(maker.gen)
+        read = (*self.experience, *more_keys, *kept)
+        read = (*read, *(("packed_versions",) if maker.versions else ()))
         calls = [
             maker.make(
                 "actor_gen",
@@ -133,7 +136,7 @@ class PolicyAlgorithm(PolicyHyperparameters, Algorithm):
                 "generate",
                 actor,
                 input_keys=("packed_prompts",),
-                output_keys=(*ANSWERS, "packed_logprobs", "seq_no_eos_mask"),
+                output_keys=(*ANSWERS, "packed_logprobs", "seq_no_eos_mask", *kept),
             ),
             maker.make(
                 "rew_inf",
@@ -234,6 +237,11 @@ class GRPO(PolicyAlgorithm):
         return tuple(self.policy_calls(maker).values())
 
 
+def kept_keys(gen: GenerationHyperparameters) -> tuple[str, ...]:
+    """Keys of the kept sets that answers have by ``gen``; log-probs are computed over these."""
+    return KEPT_SETS if gen.restricts else ()
+
+
 def _logprobs(
     name: str, role: str, maker: CallMaker, actor: ModelInterfaceAbstraction, key: str
 ) -> MFCDef:
@@ -242,7 +250,7 @@ def _logprobs(
         role,
         "inference",
         actor,
-        input_keys=("packed_input_ids",),
+        input_keys=("packed_input_ids", *kept_keys(maker.gen)),
         output_keys=(key,),
         output_key_remap={"logprobs": key},
     )

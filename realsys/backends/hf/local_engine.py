@@ -264,7 +264,8 @@ def answer_prompts(
         max_batch=ROWS_OF_GPU if device.type == "cuda" else None,
         max_tokens=_cache_tokens(module, mb_spec, len(asked)),
     )
-    rows = list(map(answer_row, asked, result.tokens, result.logprobs))
+    kept = result.kept or [None] * len(asked)
+    rows = list(map(answer_row, asked, result.tokens, result.logprobs, kept))
     groups = [rows[i : i + gconfig.n] for i in range(0, len(rows), gconfig.n)]
     return answers_sample(input_.ids, groups, result.truncated, metadata=input_.meta.metadata)
 

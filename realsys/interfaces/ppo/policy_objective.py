@@ -13,7 +13,7 @@ from realsys.algorithms.policy.policy_loss import policy_loss
 from realsys.algorithms.predictions import Predictions
 from realsys.algorithms.sequence_sums import sum_per_sequence
 from realsys.data.sequence_sample import SequenceSample
-from realsys.interfaces.answers import INPUT, answer_mask, answer_tokens
+from realsys.interfaces.answers import INPUT, answer_mask, answer_tokens, kept_sets
 from realsys.interfaces.interface_arguments import PPOSettings
 from realsys.interfaces.ppo.off_policy import WEIGHTS
 from realsys.interfaces.ppo.ppo_experience import BEHAVIOUR, PROXIMAL
@@ -68,10 +68,12 @@ class PolicyObjective:
         Statistics are passed to ``means_over_tokens`` after the engine has summed them.
         """
         settings, mask_N = self._settings, self.mask(mb)
+        kept = kept_sets(mb, settings.gen)
         logprob_R, entropy_R = predictions.logprobs_and_entropy(
             *answer_tokens(mb, mask_N),
             temperature=settings.gen.temperature,
             train_entropy=settings.entropy_coef > 0,
+            kept=None if kept is None else kept.take(mask_N),
         )
         old = PROXIMAL if settings.needs_prox_logprobs else BEHAVIOUR
         old_logprob_R = mb.data[old][mask_N]

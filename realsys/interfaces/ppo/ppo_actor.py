@@ -21,7 +21,7 @@ from realsys.api.data import MicroBatchSpec
 from realsys.api.model import Model, ModelInterface
 from realsys.backends.hf.data_parallel import DataParallel
 from realsys.data.sequence_sample import SequenceSample
-from realsys.interfaces.answers import INPUT
+from realsys.interfaces.answers import INPUT, kept_sets
 from realsys.interfaces.interface_arguments import PPOActorArguments
 from realsys.interfaces.math_evaluation import evaluate_math
 from realsys.interfaces.ppo.off_policy import correct_batch, staleness_stats
@@ -63,8 +63,8 @@ class PPOActorInterface(PPOActorArguments, ModelInterface):
     def inference(
         self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec
     ) -> SequenceSample:
-        """Computes float32 ``logprobs`` of every token at the sampling temperature; 0 at each
-        sequence's first.
+        """Computes float32 ``logprobs`` of every token at the sampling temperature, over its kept set if
+        ``data`` has them; 0 at each sequence's first.
         """
 
         def logprobs(predictions: Predictions, mb: SequenceSample) -> torch.Tensor:
@@ -73,6 +73,7 @@ class PPOActorInterface(PPOActorArguments, ModelInterface):
                 mb.data[INPUT],
                 mb.piece_lengths(INPUT),
                 temperature=self.gen.temperature,
+                kept=kept_sets(mb, self.gen),
             )
 
         output = model.module.forward(data, mb_spec=mb_spec, post_hook=logprobs)

@@ -99,6 +99,7 @@ def make_parts(config: RolloutWorker) -> Parts:
             base_seed=config.base_seed,
             chunk=config.new_tokens_per_chunk,
             timeout_s=config.rollout_request_timeout,
+            kept_sets=config.kept_sets,
         ),
     )
 

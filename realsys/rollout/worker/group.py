@@ -120,7 +120,8 @@ class GroupRunner:
         finally:
             await environment.close()
         scores.checked_score(trajectory.reward, source=f"agent {self.agent_name!r}")
-        check(trajectory, prompt, agent=self.agent_name)
+        has_kept = self.caller.settings.kept_sets
+        check(trajectory, prompt, agent=self.agent_name, has_kept=has_kept)
         return trajectory
 
 
