@@ -114,7 +114,8 @@ class Serving(Schedule):
                 f"{self.server_backend} does not tell which tokens {' and '.join(named)} left over, so the "
                 "trainer can't compute the probabilities that answers were sampled with",
                 where=" and ".join([*(f"gen.{name}" for name in named), "schedule.server_backend"]),
-                fix="use schedule.server_backend=embedded, or sample from all tokens (gen.top_p=1 gen.top_k=0)",
+                fix="use schedule.server_backend=embedded, or sample from all tokens: gen.top_p=1 "
+                "gen.top_k=0",
             )
 
     @property

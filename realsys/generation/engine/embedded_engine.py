@@ -44,7 +44,8 @@ class GenerationResult:
         logprobs: float32 ``[T]`` each, at the configured temperature; over the kept sets, or if there are
             none over the whole vocabulary.
         truncated: bool ``[B]``, True where ``max_new_tokens`` passed without a stop token.
-        kept: one kept set for each token (``sampling.encode_kept_sets``); None unless ``gconfig.restricts``.
+        kept: one kept set for each token (``sampling.encode_kept_sets``); None unless
+            ``gconfig.restricts``.
     """
 
     tokens: list[Tensor]

@@ -129,7 +129,7 @@ class Sampler:
         return draw.token, logprob.float(), encode_kept_sets(kept)
 
     def _logprobs(self, logits: Tensor, position: int) -> tuple[Tensor, Tensor]:
-        """Log-probs ``[B, V]`` over the whole vocabulary, and these with -inf for tokens not allowed yet."""
+        """Returns log-probs ``[B, V]`` over all tokens, and these with -inf for tokens not allowed yet."""
         logprob_BV = torch.log_softmax(logits.float() / self.gconfig.temperature, dim=-1)
         if position < self.gconfig.min_new_tokens:
             return logprob_BV, logprob_BV.index_fill(1, self.stop_ids, -torch.inf)
@@ -331,8 +331,8 @@ class SlotSampler:
     ) -> tuple[Tensor, Tensor, list[bytes] | None]:
         """Samples as ``pick``, and returns the kept sets of all slots (``encode_kept_sets``).
 
-        Log-probs of rows with ``Picking.kept`` are over their kept sets; the others' sets are empty. None: all
-        kept sets are the whole vocabulary.
+        Log-probs of rows with ``Picking.kept`` are over their kept sets; the others' sets are empty. None:
+        all kept sets are the whole vocabulary.
         """
         num_rows = len(logits)
         numbers = uniforms_at(self._keys[:num_rows], self._positions[:num_rows])

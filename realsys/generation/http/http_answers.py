@@ -71,7 +71,7 @@ def answer_json(
         index: among those of a streamed batch.
     """
     spans = spans_of(answer.versions)
-    meta = {
+    meta: dict[str, Any] = {
         "id": answer.rid,
         "finish_reason": _finish_json(answer),
         "prompt_tokens": answer.prompt_tokens,

@@ -2,7 +2,8 @@
 
 Strict on input: a field that SGLang doesn't have is rejected with the nearest known name; one that is not
 supported here is accepted at its neutral value and rejected at any other. Our extensions are
-``position`` and ``return_kept`` in ``sampling_params``, and the body of /update_weights_from_stream. Answers are in http_answers.py.
+``position`` and ``return_kept`` in ``sampling_params``, and the body of /update_weights_from_stream.
+Answers are in http_answers.py.
 """
 
 from __future__ import annotations
@@ -212,7 +213,7 @@ def _each(value: Any, count: int, name: str, where: str) -> list[Any]:
 def generate_body(
     request: GenerateRequest, *, stream: bool = False, extended: bool = True
 ) -> dict[str, Any]:
-    """Builds the request body. Extensions are included only if used and ``extended``: SGLang rejects them."""
+    """Builds the request body, with extensions only if used and ``extended``: SGLang rejects them."""
     sampling = msgspec.structs.asdict(request.sampling)
     for name in ("position", "return_kept"):
         if not sampling[name] or not extended:

@@ -12,8 +12,6 @@ import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import msgspec
-
 from realsys.api.worker_configs import GenerationServer
 from realsys.generation.http.http_answers import read_answer
 from realsys.generation.http.http_json import generate_body

@@ -160,6 +160,7 @@ def _groups(config: RolloutWorker, parts: Parts, caller: PolicyCaller) -> GroupR
         agent_name=config.agent,
         environment_name=config.env,
         environment_s=config.rollout_request_timeout,
+        kept_sets=config.kept_sets,
     )
 
 

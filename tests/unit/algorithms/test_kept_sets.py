@@ -138,3 +138,41 @@ def test_next_token_log_probs_use_the_set_of_the_predicted_token(parts):
 def test_counts_that_do_not_fit_are_refused():
     with pytest.raises(DataError, match="of 3 entries by their counts, 2 are there"):
         KeptSets(torch.tensor([1, 2]), torch.tensor([1, 2], dtype=torch.int32))
+
+
+# ---- what this is for: exact sums over a small vocabulary --------------------------------------
+
+
+@pytest.mark.parametrize("own", [[1, 4, 5], list(range(6))])
+def test_a_score_that_is_the_same_for_every_token_has_no_gradient(own):
+    """Σ p(a) ∇ log p(a) over the set that is sampled from: over the whole vocabulary it is not 0."""
+    logits = torch.linspace(-1, 1, VOCAB, dtype=torch.float64).sin().requires_grad_()
+    sampled = logits.detach()[own].softmax(-1)
+    tokens = torch.tensor(own)
+
+    def expected_gradient(kept):
+        rows = logits.expand(len(own), VOCAB)
+        logprob = Predictions.of_logits(rows).logprobs(tokens, kept=kept)
+        return torch.autograd.grad((sampled * logprob).sum(), logits)[0]
+
+    exact, biased = expected_gradient(kept_of([own] * len(own))), expected_gradient(None)
+    assert exact.abs().max() < 1e-7
+    assert biased.abs().max() > 0.02
+
+
+def test_the_mean_ratio_of_a_policy_that_has_moved_is_1():
+    """Σ p_old(a) · p_new(a) / p_old(a): the ratio is one of densities over the sampled set."""
+    generator = torch.Generator().manual_seed(0)
+    old, new = torch.randn(2, VOCAB, generator=generator, dtype=torch.float64)
+    own = [1, 4, 5, 8]
+    sampled, tokens = old[own].softmax(-1), torch.tensor(own)
+
+    def mean_ratio(kept):
+        of = [
+            Predictions.of_logits(x.expand(len(own), VOCAB)).logprobs(tokens, kept=kept)
+            for x in (new, old)
+        ]
+        return (sampled * (of[0] - of[1]).exp()).sum().item()
+
+    assert mean_ratio(kept_of([own] * len(own))) == pytest.approx(1, abs=1e-6)
+    assert abs(mean_ratio(None) - 1) > 0.1

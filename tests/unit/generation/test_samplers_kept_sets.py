@@ -121,7 +121,9 @@ def test_rows_that_keep_everything_cost_and_change_nothing():
 
 def test_without_a_request_for_sets_log_probs_stay_over_the_whole_vocabulary():
     logits = torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(5))
-    token, logprob, kept = slot_rows([(GenerationHyperparameters(top_p=0.5), False)] * 3, logits, None)
+    token, logprob, kept = slot_rows(
+        [(GenerationHyperparameters(top_p=0.5), False)] * 3, logits, None
+    )
     assert kept is None
     torch.testing.assert_close(logprob, logits.log_softmax(-1).gather(1, token[:, None])[:, 0])
 
