@@ -18,6 +18,9 @@ import torch
 from torch import Tensor
 
 from realsys.api.errors import DataError
+from realsys.data.answers_layout import KEPT_BITS
+
+_WORD = 32
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,7 +29,7 @@ class KeptSets:
 
     Attributes:
         counts_R: integers, entries of each; 0: the whole vocabulary.
-        ids_K: int32, ids that are kept; or ``~id`` (negative) of each that is left out.
+        ids_K: int32, ids that are kept; or ``~id`` of each that is left out; or a bit for each id.
     Raises:
         DataError: the counts do not add up to the entries.
     """
@@ -64,13 +67,22 @@ class KeptSets:
         """Returns bool ``[R, V]``: True on the tokens kept."""
         counts_R = self.counts_R.long()
         row_K = torch.arange(len(counts_R), device=counts_R.device).repeat_interleave(counts_R)
-        left_out_K = self.ids_K < 0
-        token_K = torch.where(left_out_K, ~self.ids_K, self.ids_K).long()
+        by_bits_R = torch.zeros_like(counts_R, dtype=torch.bool)
+        by_bits_R[row_K[self.ids_K == KEPT_BITS]] = True
+        listed_K = ~by_bits_R[row_K]
+        row_L, entry_L = row_K[listed_K], self.ids_K[listed_K]
+        left_out_L = entry_L < 0
         # Rows without entries, or with entries that are left out, begin as the whole vocabulary.
         narrow_R = torch.zeros_like(counts_R, dtype=torch.bool)
-        narrow_R[row_K[~left_out_K]] = True
+        narrow_R[row_L[~left_out_L]] = True
         mask_RV = (~narrow_R)[:, None].repeat(1, vocab_size)
-        mask_RV[row_K, token_K] = ~left_out_K
+        mask_RV[row_L, torch.where(left_out_L, ~entry_L, entry_L).long()] = ~left_out_L
+        if not listed_K.all():
+            entries = self.ids_K[~listed_K].view(int(by_bits_R.sum()), -1)
+            bit = torch.arange(_WORD, dtype=torch.int32, device=entries.device)
+            bits = (entries[:, 1:, None] >> bit & 1).bool().flatten(1)
+            # A vocabulary that is padded for the trainer's layout has more; these were never drawn.
+            mask_RV[by_bits_R] = torch.nn.functional.pad(bits, (0, vocab_size - bits.shape[1]))
         return mask_RV
 
     def limit(self, logits_RV: Tensor) -> Tensor:

@@ -4,9 +4,13 @@ Grouped by prompt: an id owns one sequence per answer. ``prompt_mask`` alone dec
 trained on.
 
 Where tokens are sampled from a part of the vocabulary (``GenerationHyperparameters.restricts``), each
-comes with its *kept set*, over which its log-prob is: ``packed_kept_counts`` (int32, one entry per token)
-says how many entries of ``packed_kept_ids`` (int32) are its own, which are the ids kept, ascending; or, if
-that is fewer, ``~id`` (negative) of each id left out. None: the whole vocabulary, as for prompts.
+comes with its *kept set*, over which its log-prob is: ``packed_kept_counts`` (int32, one per token) says
+how many entries of ``packed_kept_ids`` (int32) are its own. They are the shortest of these; none is the
+whole vocabulary, as for prompts:
+
+    id, id, …             the ids kept, ascending
+    ~id, ~id, …           negative: those left out
+    KEPT_BITS, word, …    bit b of word w (w from 0): whether token 32 w + b is kept
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ from realsys.data.sequence_sample import SequenceSample
 INPUT, PROMPT_MASK, LOGPROBS = "packed_input_ids", "prompt_mask", "packed_logprobs"
 NO_EOS = "seq_no_eos_mask"
 KEPT_COUNTS, KEPT_IDS = "packed_kept_counts", "packed_kept_ids"
+KEPT_BITS = -(2**31)  # no vocabulary has a token of this complement
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from realsys.api.model import GenerationHyperparameters
+from realsys.data.answers_layout import KEPT_BITS
 
 # splitmix64 (Steele, Lea and Flood, OOPSLA 2014), modulo 2^64.
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
@@ -28,6 +29,7 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 # every order of summation (CPU, CUDA, any batch), and never moves at a token of weight 0. The sum
 # stays below 2^53, where float64 still holds every integer.
 _WEIGHT_ONE = float(1 << 52)
+_WORD = 32  # bits of a word of a kept set
 _RARE = -80.0  # log-probs below this are of probabilities near float32's smallest, 1e-38
 
 
@@ -121,10 +123,7 @@ class Sampler:
         draw = draw_from_kept(
             allowed.exp(), uniform, top_k=self.gconfig.top_k, top_p=self.gconfig.top_p
         )
-        if draw.kept is None:
-            kept = allowed > -torch.inf
-        else:
-            kept = draw.kept
+        kept = allowed > -torch.inf if draw.kept is None else draw.kept
         logprob = allowed.gather(1, draw.token[:, None])[:, 0].double() - draw.share.log()
         return draw.token, logprob.float(), encode_kept_sets(kept)
 
@@ -139,21 +138,32 @@ class Sampler:
 def encode_kept_sets(kept: Tensor) -> list[bytes]:
     """Encodes each row of ``kept`` (bool ``[B, V]``): the tokens that it could have drawn.
 
-    int32, little-endian, in the order of the ids: the ids kept; or, if that is fewer, for each id left out
-    ``~id``, which is negative. Empty: the whole vocabulary.
+    int32, little-endian, see realsys/data/answers_layout.py. Empty: the whole vocabulary.
 
     >>> encode_kept_sets(torch.tensor([[True, False, False], [True, True, True]]))
     [b'\x00\x00\x00\x00', b'']
     """
-    counts = kept.sum(dim=1)
-    inverted = counts > kept.shape[1] - counts
-    row, token = (kept ^ inverted[:, None]).nonzero(as_tuple=True)
+    num_rows, vocab = kept.shape
+    num_words = -(-vocab // _WORD)
+    num_kept = kept.sum(dim=1)
+    inverted = num_kept > vocab - num_kept
+    dense = torch.minimum(num_kept, vocab - num_kept) > num_words + 1
+    row, token = ((kept ^ inverted[:, None]) & ~dense[:, None]).nonzero(as_tuple=True)
     code = torch.where(inverted[row], ~token, token)
     # In one go, because each is a wait for a GPU.
     host = torch.stack([row, code]).cpu().numpy()
-    ends = np.searchsorted(host[0], np.arange(len(kept)), side="right").tolist()
+    ends = np.searchsorted(host[0], np.arange(num_rows), side="right").tolist()
     codes = host[1].astype("<i4")
-    return [codes[a:b].tobytes() for a, b in zip([0, *ends[:-1]], ends, strict=True)]
+    sets = [codes[a:b].tobytes() for a, b in zip([0, *ends[:-1]], ends, strict=True)]
+    dense_rows = dense.nonzero()[:, 0].tolist()
+    if dense_rows:
+        bits = torch.nn.functional.pad(kept[dense_rows], (0, num_words * _WORD - vocab))
+        unit = 2 ** torch.arange(_WORD, device=kept.device)
+        words = (bits.view(-1, num_words, _WORD) * unit).sum(-1).cpu().numpy()
+        mark = np.array([KEPT_BITS], dtype="<i4").tobytes()
+        for i, own in zip(dense_rows, words.astype("<u4"), strict=True):
+            sets[i] = mark + own.tobytes()
+    return sets
 
 
 @dataclass(frozen=True)

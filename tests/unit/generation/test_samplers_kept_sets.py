@@ -3,8 +3,12 @@
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
+from realsys.algorithms.kept_sets import KeptSets
 from realsys.api.model import GenerationHyperparameters
+from realsys.data.answers_layout import KEPT_BITS
 from realsys.generation.engine.sampling import (
     Picking,
     Sampler,
@@ -51,6 +55,9 @@ def naive(logits: torch.Tensor, token: int, gconfig: GenerationHyperparameters, 
 
 def decoded(code: bytes) -> set[int]:
     ids = np.frombuffer(code, dtype="<i4").tolist()
+    if ids and ids[0] == KEPT_BITS:
+        assert len(ids) == 3
+        return {i for i in range(VOCAB) if ids[1 + i // 32] >> i % 32 & 1}
     if not ids or ids[0] < 0:
         return set(range(VOCAB)) - {~i for i in ids}
     assert ids == sorted(ids)
@@ -116,7 +123,8 @@ def test_rows_that_keep_everything_cost_and_change_nothing():
     token, logprob, kept = slot_rows([(plain, True)] * 3, logits, None)
     again, log_p, _ = slot_rows([(plain, False)] * 3, logits, None)
     assert kept is None
-    assert torch.equal(token, again) and torch.equal(logprob, log_p)
+    assert torch.equal(token, again)
+    assert torch.equal(logprob, log_p)
 
 
 def test_without_a_request_for_sets_log_probs_stay_over_the_whole_vocabulary():
@@ -128,14 +136,33 @@ def test_without_a_request_for_sets_log_probs_stay_over_the_whole_vocabulary():
     torch.testing.assert_close(logprob, logits.log_softmax(-1).gather(1, token[:, None])[:, 0])
 
 
-def test_the_shorter_of_two_lists_is_encoded():
+def test_the_shortest_of_three_forms_is_encoded():
     kept = torch.ones(4, 9, dtype=torch.bool)
     kept[0, [2, 5]] = False
     kept[1] = False
     kept[1, 4] = True
     kept[3, :5] = False
     found = [np.frombuffer(code, dtype="<i4").tolist() for code in encode_kept_sets(kept)]
-    assert found == [[~2, ~5], [4], [], [5, 6, 7, 8]]
+    assert found == [[~2, ~5], [4], [], [KEPT_BITS, 0b111100000]]
+
+
+@given(st.integers(1, 100), st.floats(0, 1), st.integers(0, 99))
+def test_the_trainer_reads_what_the_sampler_wrote(vocab, share, seed):
+    generator = torch.Generator().manual_seed(seed)
+    kept = (
+        torch.rand(5, vocab, generator=generator) < torch.tensor([0, 0.1, share, 0.95, 1])[:, None]
+    )
+    kept[0, seed % vocab] = True
+    kept[1, seed % vocab] = True
+    kept[2, seed % vocab] = True
+    sets = encode_kept_sets(kept)
+    assert all(len(code) <= 4 * (1 + -(-vocab // 32)) for code in sets)
+    ids = torch.from_numpy(np.frombuffer(bytearray(b"".join(sets)), dtype="<i4"))
+    counts = torch.tensor([len(code) // 4 for code in sets], dtype=torch.int32)
+    whole = KeptSets(counts, ids)
+    assert torch.equal(whole.mask(vocab), kept)
+    rows = torch.tensor([4, 2, 2, 0])
+    assert torch.equal(whole.take(rows).mask(vocab), kept[rows])
 
 
 def test_a_token_too_improbable_to_be_drawn_is_not_kept():
