@@ -119,12 +119,11 @@ class Sampler:
         (``encode_kept_sets``). Not for greedy picks.
         """
         _, allowed = self._logprobs(logits, position)
-        allowed = torch.log_softmax(allowed, dim=-1)
-        draw = draw_from_kept(
-            allowed.exp(), uniform, top_k=self.gconfig.top_k, top_p=self.gconfig.top_p
-        )
+        probs = torch.softmax(allowed, dim=-1)
+        draw = draw_from_kept(probs, uniform, top_k=self.gconfig.top_k, top_p=self.gconfig.top_p)
         kept = allowed > -torch.inf if draw.kept is None else draw.kept
-        logprob = allowed.gather(1, draw.token[:, None])[:, 0].double() - draw.share.log()
+        picked = probs.gather(1, draw.token[:, None])[:, 0].double()
+        logprob = picked.log() - draw.share.log()
         return draw.token, logprob.float(), encode_kept_sets(kept)
 
     def _logprobs(self, logits: Tensor, position: int) -> tuple[Tensor, Tensor]:

@@ -103,6 +103,10 @@ class PPOActorInterface(PPOActorArguments, ModelInterface):
         stats |= {**experience.stats, **ready.stats, "early_stopped": 0.0}
         if version >= self.critic_warmup_steps and not ready.skipped:
             stats |= self._update(model, self._whitened(ready.batch, ranks), mb_spec, ranks)
+        if not self.needs_prox_logprobs and (found := "first_minibatch/max_abs_log_ratio") in stats:
+            stats.setdefault(
+                "mismatch/abs_max", stats[found]
+            )  # the ratio's old policy is the sampler
         self.kl_controller.update(experience.kl_per_sequence, experience.num_sequences)
         model.inc_version()
         return stats
