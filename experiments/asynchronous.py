@@ -101,8 +101,12 @@ class Serving(Schedule):
             )
 
     def records_kept(self, gen: GenerationHyperparameters) -> bool:
-        """True if answers come with the sets of tokens that they were sampled from."""
-        return gen.restricts and (self.server_backend == "embedded" or not gen.narrows)
+        """True if answers come with the sets of tokens that they were sampled from.
+
+        A run that trains needs them; ``sampling_problems`` says where it can't have them.
+        """
+        tells = self.server_backend == "embedded" or not gen.narrows
+        return gen.restricts and (tells or self.trains)
 
     def sampling_problems(self, gen: GenerationHyperparameters) -> Iterator[ConfigError]:
         """Yields sampling settings with which the servers' log-probs can't be trained on."""
