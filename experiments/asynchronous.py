@@ -105,8 +105,8 @@ class Serving(Schedule):
 
         A run that trains needs them; ``sampling_problems`` says where it can't have them.
         """
-        tells = self.server_backend == "embedded" or not gen.narrows
-        return gen.restricts and (tells or self.trains)
+        available = self.server_backend == "embedded" or not gen.narrows
+        return gen.restricts and (available or self.trains)
 
     def sampling_problems(self, gen: GenerationHyperparameters) -> Iterator[ConfigError]:
         """Yields sampling settings with which the servers' log-probs can't be trained on."""

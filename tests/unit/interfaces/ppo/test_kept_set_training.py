@@ -111,8 +111,8 @@ def test_the_first_step_is_on_policy(path, gen, cut):
     assert stats["kl_ref/per_token"] == pytest.approx(0, abs=1e-6)
 
 
-def test_over_the_whole_vocabulary_the_first_step_would_not_be(path):
-    """What this is for: the same answers, with their sets taken away."""
+def test_renormalised_behaviour_against_the_whole_vocabulary_is_off_policy(path):
+    """The same answers with their sets taken away: what an engine that renormalises alone would give."""
     does, model = interface(top_p=0.9), policy(path)
     data = experience(does, model, path)
     empty = {
