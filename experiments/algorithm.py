@@ -44,6 +44,7 @@ ANSWERS = ("packed_input_ids", "prompt_mask")
 PROXIMAL = "packed_prox_logprobs"
 REFERENCE = "packed_ref_logprobs"
 ENTROPY = "packed_prox_entropy"
+KEPT_SETS = ("packed_kept_counts", "packed_kept_ids")  # where tokens are sampled from a part of all
 POLICY_KEYS = (*ANSWERS, "packed_logprobs", "rewards", "seq_no_eos_mask")  # read by every update
 
 
@@ -155,7 +156,9 @@ class PolicyAlgorithm(PolicyHyperparameters, Algorithm):
         rule = {**maker.reward, **({"report_means": True} if maker.report_means else {})}
         bound = {} if maker.max_staleness is None else {"max_staleness": maker.max_staleness}
         trained = ModelInterfaceAbstraction("ppo_actor", {**args, **bound})
-        read = (*self.experience, *more_keys, *(("packed_versions",) if maker.versions else ()))
+        kept = kept_keys(maker.gen)
+        read = (*self.experience, *more_keys, *kept)
+        read = (*read, *(("packed_versions",) if maker.versions else ()))
         calls = [
             maker.make(
                 "actor_gen",
@@ -163,7 +166,7 @@ class PolicyAlgorithm(PolicyHyperparameters, Algorithm):
                 "generate",
                 actor,
                 input_keys=("packed_prompts",),
-                output_keys=(*ANSWERS, "packed_logprobs", "seq_no_eos_mask"),
+                output_keys=(*ANSWERS, "packed_logprobs", "seq_no_eos_mask", *kept),
             ),
             maker.make(
                 "rew_inf",
@@ -296,6 +299,11 @@ def _estimator_problems(algorithm: GRPO, group_size: int) -> Iterator[ConfigErro
         )
 
 
+def kept_keys(gen: GenerationHyperparameters) -> tuple[str, ...]:
+    """Keys of the kept sets that answers have by ``gen``; log-probs are computed over these."""
+    return KEPT_SETS if gen.restricts else ()
+
+
 def _logprobs(
     name: str, role: str, maker: CallMaker, actor: ModelInterfaceAbstraction, key: str, **more: str
 ) -> MFCDef:
@@ -304,7 +312,7 @@ def _logprobs(
         role,
         "inference",
         actor,
-        input_keys=("packed_input_ids",),
+        input_keys=("packed_input_ids", *kept_keys(maker.gen)),
         output_keys=(key, *more.values()),
         output_key_remap={"logprobs": key, **more},
     )

@@ -85,6 +85,28 @@ class Serving(Filtering):
                 fix="set scheduling.generation_server.gpu=1 (then they use it without server_args.device)",
             )
 
+    def records_kept(self, gen: GenerationHyperparameters) -> bool:
+        """True if answers come with the sets of tokens that they were sampled from.
+
+        A run that trains needs them; ``sampling_problems`` says where it can't have them.
+        """
+        available = self.server_backend == "embedded" or not gen.narrows
+        return gen.restricts and (available or self.trains)
+
+    def sampling_problems(self, gen: GenerationHyperparameters) -> Iterator[ConfigError]:
+        """Yields sampling settings with which the servers' log-probs can't be trained on."""
+        if self.trains and gen.narrows and self.server_backend != "embedded":
+            named = [
+                name for name, on in (("top_p", gen.top_p < 1), ("top_k", gen.top_k > 0)) if on
+            ]
+            yield ConfigError(
+                f"{self.server_backend} does not tell which tokens {' and '.join(named)} left over, so the "
+                "trainer can't compute the probabilities that answers were sampled with",
+                where=" and ".join([*(f"gen.{name}" for name in named), "schedule.server_backend"]),
+                fix="use schedule.server_backend=embedded, or sample from all tokens: gen.top_p=1 "
+                "gen.top_k=0",
+            )
+
     @property
     def counts(self) -> dict[WorkerType, int]:
         """How many workers the schedule needs beside model workers."""
@@ -159,6 +181,7 @@ class Serving(Filtering):
             agent=task.agent,
             agent_args=dict(task.agent_args),
             gconfig=replace(gen, n=1),
+            kept_sets=self.records_kept(gen),
             group_size=group_size,
             max_concurrent_rollouts=self.questions_per_worker,
             success_rate_lb=low,

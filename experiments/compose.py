@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self, cast
 
-from experiments.algorithm import PPO, Algorithm, CallMaker
+from experiments.algorithm import PPO, Algorithm, CallMaker, kept_keys
 from experiments.parts.backend_args import (
     backend_of,
     compute_dtype,
@@ -90,7 +90,7 @@ if TYPE_CHECKING:
     from experiments.asynchronous import Serving
 
 WEIGHTLESS_ROLES = ("reward",)  # roles without weights
-# Keys of a datapoint from a rollout worker.
+# Keys of a datapoint from a rollout worker; kept sets come beside them.
 ROLLOUT_KEYS = tuple(
     "packed_input_ids prompt_mask packed_logprobs packed_versions seq_no_eos_mask rewards".split()
 )
@@ -202,6 +202,7 @@ class RLExperiment(TrainingRun):
         yield from self.schedule.problems(batch_size=size, num_prompts=total)
         if serving := self._serving:
             yield from serving.device_problems(self.resources(WorkerType.GENERATION_SERVER))
+            yield from serving.sampling_problems(self.gen)
         if self.reward_workers and isinstance(self.schedule, Replay) and not self._evaluates:
             yield ConfigError(
                 f"{self.reward_workers} reward workers would have nothing to score: the rollouts of "
@@ -338,7 +339,7 @@ class RLExperiment(TrainingRun):
         return ExperimentConfig(
             exp_ctrl=self.exp_ctrl,
             model_rpcs=calls,
-            dataset_keys=ROLLOUT_KEYS if schedule.is_async else self.task.prompt_keys,
+            dataset_keys=self._rollout_keys if schedule.is_async else self.task.prompt_keys,
             model_worker=place_models(
                 self._copies.places,
                 {role: self._model(role) for role in self._roles},
@@ -377,10 +378,17 @@ class RLExperiment(TrainingRun):
         return cast("Serving", self.schedule) if self.schedule.has_servers else None
 
     @property
+    def _rollout_keys(self) -> tuple[str, ...]:
+        """Keys of a datapoint from a rollout worker."""
+        serving = self._serving
+        recorded = serving is None or serving.records_kept(self.gen)
+        return (*ROLLOUT_KEYS, *(kept_keys(self.gen) if recorded else ()))
+
+    @property
     def _datasets(self) -> tuple[DatasetAbstraction, ...]:
         """What model workers read; with servers, the rollout workers read the questions."""
         if isinstance(self.schedule, Replay):
-            return (self.schedule.rollouts(ROLLOUT_KEYS),)
+            return (self.schedule.rollouts(self._rollout_keys),)
         return () if self.schedule.has_servers else (self.task.prompts("train"),)
 
     def _rollout_fields(self, schedule: Serving) -> dict[str, Any]:
@@ -427,7 +435,11 @@ class RLExperiment(TrainingRun):
         """The algorithm's calls, without those that the schedule does without; all on copies 0."""
         if not self.schedule.trains:  # one call consumes the rollouts, which ends the step
             end = ModelInterfaceAbstraction("rollout_end")
-            return (self._call("rollout_end", "reward", "inference", end, input_keys=ROLLOUT_KEYS),)
+            return (
+                self._call(
+                    "rollout_end", "reward", "inference", end, input_keys=self._rollout_keys
+                ),
+            )
         is_async = self.schedule.is_async
         maker = CallMaker(
             make=self._call,

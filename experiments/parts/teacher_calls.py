@@ -41,6 +41,7 @@ def taught_calls(
     """Adds the calls of the teachers before the policy's update, which reads what they write."""
     update = next(call for call in calls if call.name == "actor_train")
     args = update.interface_impl.args
+    kept = tuple(key for key in update.input_keys if key.startswith("packed_kept_"))
     keys = {name: f"packed_teacher_logprobs_{name}" for name in sorted(teachers)}
     asked = [
         make(
@@ -48,7 +49,7 @@ def taught_calls(
             ROLE + name,
             "inference",
             ModelInterfaceAbstraction("ppo_actor", {"gen": args["gen"]}),
-            input_keys=("packed_input_ids",),
+            input_keys=("packed_input_ids", *kept),
             output_keys=(key,),
             output_key_remap={"logprobs": key},
         )

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from realsys.algorithms.kept_sets import KeptSets
 from realsys.algorithms.logprobs import entropy, gather_logprobs, shift_to_next_token
 from realsys.api.data import logits_at_once
 from realsys.data.ragged import rows_at
@@ -48,18 +49,24 @@ class Predictions:
         return cls(logits_NV, _as_it_is, vocab_size=logits_NV.shape[-1])
 
     def logprobs(
-        self, tokens_R: Tensor, rows_N: Tensor | None = None, *, temperature: float = 1.0
+        self,
+        tokens_R: Tensor,
+        rows_N: Tensor | None = None,
+        *,
+        temperature: float = 1.0,
+        kept: KeptSets | None = None,
     ) -> Tensor:
         """float32 ``[R]``: log p of ``tokens_R``, each by its row.
 
         Args:
             rows_N: bool, which rows; or int64 ``[R]``, their numbers; None: all.
+            kept: of each token, the tokens over which p is normalised; None: the whole vocabulary.
         """
 
         def of_chunk(logits: Tensor, tokens: Tensor) -> tuple[Tensor, ...]:
             return (gather_logprobs(logits, tokens, temperature=temperature),)
 
-        (logprob_R,) = self._by_chunks(of_chunk, tokens_R, rows_N)
+        (logprob_R,) = self._by_chunks(of_chunk, tokens_R, rows_N, kept)
         return logprob_R
 
     def logprobs_and_entropy(
@@ -69,8 +76,11 @@ class Predictions:
         *,
         temperature: float = 1.0,
         train_entropy: bool = False,
+        kept: KeptSets | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """``logprobs``, and the entropy ``[R]`` of each row, with a gradient if ``train_entropy``."""
+        """``logprobs``, and the entropy ``[R]`` of each row's distribution (over ``kept``, if given), with
+        a gradient if ``train_entropy``.
+        """
 
         def of_chunk(logits: Tensor, tokens: Tensor) -> tuple[Tensor, ...]:
             # The entropy last: without a gradient it is not computed again.
@@ -78,7 +88,7 @@ class Predictions:
             with torch.set_grad_enabled(train_entropy and torch.is_grad_enabled()):
                 return logprob, entropy(logits, temperature=temperature)
 
-        logprob_R, entropy_R = self._by_chunks(of_chunk, tokens_R, rows_N)
+        logprob_R, entropy_R = self._by_chunks(of_chunk, tokens_R, rows_N, kept)
         return logprob_R, entropy_R
 
     def logits(self, rows_N: Tensor | None = None) -> Tensor:
@@ -97,20 +107,23 @@ class Predictions:
         of_chunk: Callable[[Tensor, Tensor], tuple[Tensor, ...]],
         tokens_R: Tensor,
         rows_N: Tensor | None,
+        kept: KeptSets | None,
     ) -> list[Tensor]:
-        """What ``of_chunk`` makes of logits and tokens, of all rows."""
+        """What ``of_chunk`` makes of logits (limited to ``kept``) and tokens, of all rows."""
 
-        def of_states(states: Tensor, tokens: Tensor) -> tuple[Tensor, ...]:
-            return of_chunk(self._head(states), tokens)
+        def of_states(states: Tensor, tokens: Tensor, sets: KeptSets | None) -> tuple[Tensor, ...]:
+            logits = self._head(states)
+            return of_chunk(logits if sets is None else sets.limit(logits), tokens)
 
         num = self._rows_at_once
         states = torch.split(self._states_of(rows_N), num)
+        sets = [None] * len(states) if kept is None else kept.split(num)
         again = len(states) > 1 and torch.is_grad_enabled()
         parts = [
             checkpoint(of_states, *part, use_reentrant=False, preserve_rng_state=False)
             if again
             else of_states(*part)
-            for part in zip(states, torch.split(tokens_R, num), strict=True)
+            for part in zip(states, torch.split(tokens_R, num), sets, strict=True)
         ]
         return [torch.cat(column) for column in zip(*parts, strict=True)]
 
@@ -137,6 +150,7 @@ def next_token_logprobs(
     lengths: Sequence[int],
     *,
     temperature: float = 1.0,
+    kept: KeptSets | None = None,
 ) -> Tensor:
     """float32 ``[N]``: at position t of a sequence, log p(token t | tokens before t).
 
@@ -145,9 +159,11 @@ def next_token_logprobs(
     Args:
         packed_input_ids: int64 ``[N]``.
         lengths: of the packed sequences; they add up to N.
+        kept: of each of the N tokens, the tokens over which p is normalised.
     """
-    next_ids = packed_input_ids.roll(-1)  # the label at a sequence's end is dropped by the shift
-    return shift_to_next_token(predictions.logprobs(next_ids, temperature=temperature), lengths)
+    next_ids, kept = _of_next_tokens(packed_input_ids, kept)
+    logprob_N = predictions.logprobs(next_ids, temperature=temperature, kept=kept)
+    return shift_to_next_token(logprob_N, lengths)
 
 
 def next_token_figures(
@@ -156,8 +172,16 @@ def next_token_figures(
     lengths: Sequence[int],
     *,
     temperature: float = 1.0,
+    kept: KeptSets | None = None,
 ) -> Tensor:
     """float32 ``[N, 2]``: ``next_token_logprobs``, and the entropy of what each token was drawn from."""
-    next_ids = packed_input_ids.roll(-1)
-    found = predictions.logprobs_and_entropy(next_ids, temperature=temperature)
+    next_ids, kept = _of_next_tokens(packed_input_ids, kept)
+    found = predictions.logprobs_and_entropy(next_ids, temperature=temperature, kept=kept)
     return torch.stack([shift_to_next_token(x, lengths) for x in found], 1)
+
+
+def _of_next_tokens(ids_N: Tensor, kept: KeptSets | None) -> tuple[Tensor, KeptSets | None]:
+    """Each row's next token with its kept set; the label at a sequence's end is dropped by the shift."""
+    if kept is not None:
+        kept = kept.take(torch.arange(len(ids_N), device=ids_N.device).roll(-1))
+    return ids_N.roll(-1), kept

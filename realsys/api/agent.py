@@ -17,13 +17,15 @@ class Answer:
     """Tokens that the policy generated for one request, each with its log-prob and weight version.
 
     ``stopped``: ended by a stop token; else truncated at the allowed number of tokens or at the
-    model's context length.
+    model's context length. ``kept``: kept set of each token, where they are sampled from a part of the
+    vocabulary (``GenerationHyperparameters.restricts``); an agent passes them on as they are.
     """
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
     versions: tuple[int, ...]
     stopped: bool
+    kept: tuple[bytes, ...] = ()
 
     @property
     def is_none(self) -> bool:
@@ -73,6 +75,7 @@ class Trajectory:
         from_policy: True on tokens that the policy wrote; only they are trained on.
         logprobs, versions: of the policy's tokens; 0.0 and -1 elsewhere.
         truncated: the last answer was cut off without a stop token.
+        kept: ``Answer.kept`` of the policy's tokens, ``b""`` elsewhere; left out where answers have none.
     """
 
     tokens: tuple[int, ...]
@@ -82,6 +85,7 @@ class Trajectory:
     reward: float
     truncated: bool
     stats: Mapping[str, float] = field(default_factory=dict)
+    kept: tuple[bytes, ...] = ()
 
 
 class Agent(abc.ABC):

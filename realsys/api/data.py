@@ -22,6 +22,9 @@ from realsys.api.errors import ConfigError, DataError, did_you_mean
 # a chunk of rows by the head as fast as all rows at once; estimated, not measured.
 LOGITS_AT_ONCE = 2**26
 
+# Keys with any number of rows for a token: they cost no computation, so no batch is cut by their length.
+UNCOUNTED_KEYS = frozenset({"packed_kept_ids"})
+
 
 def logits_at_once(vocab_size: int) -> int:
     """Number of rows whose logits may exist in memory at the same time."""
@@ -122,10 +125,13 @@ class SequenceMeta:
         return tuple(sum(pieces) for pieces in self.seqlens[key])
 
     def tokens_per_id(self) -> tuple[int, ...]:
-        """Number of rows of each id's longest key, the cost measure for balancing and packing."""
-        if not self.seqlens:
+        """Number of rows of each id's longest key, the cost measure for balancing and packing.
+
+        ``UNCOUNTED_KEYS`` are left out.
+        """
+        if not (counted := self._counted):
             return (1,) * len(self.ids)
-        per_key = [self.rows_per_id(key) for key in self.seqlens]
+        per_key = [self.rows_per_id(key) for key in counted]
         return tuple(max(rows) for rows in zip(*per_key, strict=True))
 
     def select(self, keys: Iterable[str]) -> SequenceMeta:
@@ -172,9 +178,8 @@ class SequenceMeta:
         A key with one piece for several sequences belongs to all of them and is ignored. If keys
         disagree on the number of sequences, the id counts as one sequence and is never split.
         """
-        return tuple(
-            _pieces([per_id[i] for per_id in self.seqlens.values()]) for i in range(len(self.ids))
-        )
+        counted = [self.seqlens[key] for key in self._counted]
+        return tuple(_pieces([per_id[i] for per_id in counted]) for i in range(len(self.ids)))
 
     def parted(self, runs: Sequence[tuple[int, int, int]]) -> SequenceMeta:
         """Splits ids into ``runs`` (id's index, first sequence, end), one new id per run, in order.
@@ -247,6 +252,11 @@ class SequenceMeta:
             seqlens={k: tuple(s for p in parts for s in p.seqlens[k]) for k in first.seqlens},
             metadata={k: tuple(m for p in parts for m in p.metadata[k]) for k in first.metadata},
         )
+
+    @property
+    def _counted(self) -> list[str]:
+        """Keys whose lengths measure cost."""
+        return [key for key in self.seqlens if key not in UNCOUNTED_KEYS]
 
     @property
     def _form(self) -> tuple[object, ...]:

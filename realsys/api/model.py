@@ -286,9 +286,10 @@ class Model:
 class GenerationHyperparameters:
     """Sampling settings.
 
-    ``temperature`` divides the logits before softmax; returned log-probs are those of the distribution
-    at that temperature, over the whole vocabulary (``top_p`` and ``top_k`` do not
-    renormalise them).
+    ``temperature`` divides the logits before softmax. Log-probs of a training run's answers are those of
+    the distribution that is sampled from: where ``top_p``, ``top_k`` or ``min_new_tokens`` leave tokens
+    out (``restricts``), the renormalised one over the kept tokens. Which were kept is recorded with each
+    token, and all later log-probs are over the same.
     """
 
     n: int = option(1, "answers to each prompt; experiments with group_size set it by that")
@@ -301,6 +302,16 @@ class GenerationHyperparameters:
     top_p: float = option(1.0, "sample from the most probable tokens of this total probability")
     top_k: int = option(0, "sample from so many of the most probable tokens; 0: from all")
     stop_token_ids: tuple[int, ...] = option((), "tokens that end an answer, besides the end token")
+
+    @property
+    def narrows(self) -> bool:
+        """True if ``top_p`` or ``top_k`` leave tokens out that depend on the weights."""
+        return not self.greedy and (self.top_p < 1 or self.top_k > 0)
+
+    @property
+    def restricts(self) -> bool:
+        """True if some tokens are sampled from a part of the vocabulary; greedy picks count as of all."""
+        return self.narrows or (not self.greedy and self.min_new_tokens > 0)
 
     def __post_init__(self) -> None:
         def refuse(name: str, rule: str) -> None:
@@ -402,7 +413,8 @@ class PipelinableEngine(abc.ABC):
         Returns a sample with the same ids and the keys ``packed_input_ids`` (int64, prompt and
         answer), ``prompt_mask`` (bool, True on the prompt), ``packed_logprobs`` (float32, 0 on the
         prompt; the log-prob of the token at that position) and ``seq_no_eos_mask`` (bool, one a
-        sequence: cut off without an end token). A pure function of weights, prompts, ids and seed.
+        sequence: cut off without an end token); if ``gconfig.restricts`` also the kept sets
+        (realsys/data/answers_layout.py). A pure function of weights, prompts, ids and seed.
         """
 
     @abc.abstractmethod

@@ -164,6 +164,7 @@ class RolloutWorker:
             healthy server may use all of it; an unhealthy one is abandoned after half of the remainder.
         env, agent: registered names, made with ``env_args`` and ``agent_args``.
         gconfig: sampling settings of each answer; ``n`` is ``group_size``.
+        kept_sets: record which tokens each was sampled from; log-probs are over these.
         max_concurrent_rollouts: maximum number of prompts in progress.
         success_rate_lb, success_rate_ub: groups with a mean reward outside are not trained on (0.01 and
             0.99 drop groups that are all wrong or all right); None: no bound.
@@ -183,6 +184,7 @@ class RolloutWorker:
     agent: str = ""
     agent_args: Mapping[str, Any] = field(default_factory=dict)
     gconfig: GenerationHyperparameters = field(default_factory=GenerationHyperparameters)
+    kept_sets: bool = False
     group_size: int = option(1, "answers a prompt", ge=1)
     max_concurrent_rollouts: int = option(16, "prompts at a time", ge=1)
     success_rate_lb: float | None = None

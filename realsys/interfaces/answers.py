@@ -6,6 +6,10 @@ from itertools import accumulate
 
 import torch
 
+from realsys.algorithms.kept_sets import KeptSets
+from realsys.api.errors import DataError
+from realsys.api.model import GenerationHyperparameters
+from realsys.data.answers_layout import KEPT_COUNTS, KEPT_IDS
 from realsys.data.sequence_sample import SequenceSample
 
 INPUT, PROMPT_MASK = "packed_input_ids", "prompt_mask"
@@ -46,6 +50,24 @@ def answer_tokens(
     # No sequence begins with an answer token, so the row before one is of the same sequence: the
     # last token of a prompt, of an observation, or the answer's own.
     return data.data[INPUT][mask], mask.roll(-1)
+
+
+def kept_sets(data: SequenceSample, gen: GenerationHyperparameters) -> KeptSets | None:
+    """Returns the kept sets of all N tokens; None if ``gen`` samples all from the whole vocabulary.
+
+    Raises:
+        DataError: the batch lacks them.
+    """
+    if not gen.restricts:
+        return None
+    if KEPT_COUNTS not in data.keys:
+        raise DataError(
+            "answers without kept sets, which top_p, top_k and min_new_tokens need",
+            where=f"a batch with keys {sorted(data.keys)}",
+            fix=f"name {KEPT_COUNTS} and {KEPT_IDS} in the call's input keys; answers that older versions "
+            "recorded lack them: sample from all tokens (gen.top_p=1 gen.top_k=0 gen.min_new_tokens=0)",
+        )
+    return KeptSets(data.data[KEPT_COUNTS], data.data[KEPT_IDS])
 
 
 def answer_lengths(data: SequenceSample) -> list[int]:

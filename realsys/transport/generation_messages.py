@@ -26,6 +26,9 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
             is determined by (seed, index in the answer), so an answer generated in chunks equals one
             generated at once. An extension; other engines don't support it.
         stop: texts that end the answer; require a tokenizer at the server.
+        return_kept: log-probs are of the distribution sampled from, over the tokens that ``top_p``,
+            ``top_k`` and ``min_new_tokens`` keep, and these are returned too. An extension; other engines
+            only support it without ``top_p`` and ``top_k``, see ``fronted.py``.
     """
 
     max_new_tokens: int = 128
@@ -38,6 +41,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     ignore_eos: bool = False
     sampling_seed: int | None = None
     position: int = 0
+    return_kept: bool = False
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,7 +62,11 @@ class Finish(StrEnum):
 
 class GenerateResult(msgspec.Struct, frozen=True, kw_only=True):
     """The new tokens, each with a log-prob (at the sampling temperature, over the whole vocabulary)
-    and a weight version."""
+    and a weight version.
+
+    With ``return_kept`` log-probs are over kept sets, and ``kept`` has one for each token: int32 in bytes,
+    the ids kept, or ``~id`` of each left out; empty: the whole vocabulary.
+    """
 
     output_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -66,6 +74,7 @@ class GenerateResult(msgspec.Struct, frozen=True, kw_only=True):
     finish: Finish
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    kept: tuple[bytes, ...] = ()
 
 
 class PauseMode(StrEnum):

@@ -140,9 +140,11 @@ def answers(engine):
     prompts = SequenceSample.from_tensors(
         ["p", "q"], {"packed_prompts": [[3], [2]]}, {"packed_prompts": torch.arange(40, 45)}
     )
-    gconfig = GenerationHyperparameters(n=2, max_new_tokens=4)
+    gconfig = GenerationHyperparameters(n=2, max_new_tokens=4, top_p=0.9, min_new_tokens=1)
     sample = engine.generate(prompts, tokenizer=TOKENIZER, gconfig=gconfig)
-    return sample.data["packed_input_ids"].tolist(), sample.data["packed_logprobs"].tolist()
+    sets = [sample.data[f"packed_kept_{part}"].tolist() for part in ("counts", "ids")]
+    answered = [sample.data["packed_input_ids"].tolist(), sets]
+    return answered, sample.data["packed_logprobs"].tolist()
 
 
 def whole_weights(engine):

@@ -18,6 +18,7 @@ from torch.testing import assert_close
 from transformers import AutoModelForCausalLM, LogitsProcessor, LogitsProcessorList
 
 from experiments.parts.model_files import model_problems
+from realsys.algorithms.kept_sets import KeptSets
 from realsys.api.model import (
     FinetuneSpec,
     GenerationHyperparameters,
@@ -119,12 +120,13 @@ def check_generation(path: Path) -> None:
         )
         served = _served(module, gconfig)
         for i, prompt in enumerate(PROMPTS):
-            for tokens, logprobs in (
-                (found.tokens[i].tolist(), found.logprobs[i].tolist()),
-                served[i],
+            kept = None if found.kept is None else found.kept[i]
+            for tokens, logprobs, sets in (
+                (found.tokens[i].tolist(), found.logprobs[i].tolist(), kept),
+                (*served[i], None),
             ):
                 assert tokens == wanted[i], f"greedy={gconfig.greedy}, prompt {i}"
-                expected = _logprobs(module, prompt, tokens, gconfig.temperature)
+                expected = _logprobs(module, prompt, tokens, gconfig.temperature, sets)
                 assert_close(torch.tensor(logprobs), expected, atol=1e-4, rtol=0)
 
 
@@ -157,10 +159,21 @@ def _served(module: Any, gconfig: GenerationHyperparameters) -> list[tuple[list[
     return [ended[str(i)] for i in range(len(PROMPTS))]
 
 
-def _logprobs(module: Any, prompt: Tensor, answer: Sequence[int], temperature: float) -> Tensor:
+def _logprobs(
+    module: Any,
+    prompt: Tensor,
+    answer: Sequence[int],
+    temperature: float,
+    sets: Sequence[bytes] | None,
+) -> Tensor:
+    """Over the kept ``sets``, or the whole vocabulary."""
     ids = torch.cat([prompt, torch.tensor(answer)])
     with torch.no_grad():
         logits = module(ids[None], use_cache=False).logits[0, len(prompt) - 1 : -1]
+    if sets is not None:
+        counts = torch.tensor([len(kept) // 4 for kept in sets])
+        ids = torch.frombuffer(bytearray(b"".join(sets)), dtype=torch.int32)
+        logits = KeptSets(counts, ids).limit(logits)
     every = torch.log_softmax(logits / temperature, dim=-1)
     return every.gather(1, torch.tensor(answer)[:, None])[:, 0]
 

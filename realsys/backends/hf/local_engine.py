@@ -9,6 +9,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import repeat
 from typing import Any, Literal, NoReturn
 
 import torch
@@ -266,7 +267,8 @@ def answer_prompts(
         max_batch=ROWS_OF_GPU if device.type == "cuda" else None,
         max_tokens=_cache_tokens(module, mb_spec, len(asked)),
     )
-    rows = list(map(answer_row, asked, result.tokens, result.logprobs))
+    kept = repeat(None) if result.kept is None else result.kept
+    rows = list(map(answer_row, asked, result.tokens, result.logprobs, kept))
     groups = [rows[i : i + gconfig.n] for i in range(0, len(rows), gconfig.n)]
     return answers_sample(input_.ids, groups, result.truncated, metadata=input_.meta.metadata)
 

@@ -5,6 +5,7 @@ answers.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate, islice, pairwise
 from typing import Any
 
 import torch
@@ -40,9 +41,28 @@ def generate_in_slot(
     tokens = torch.cat(_gather(_joined(result.tokens, torch.int64, device), group))
     logprobs = torch.cat(_gather(_joined(result.logprobs, torch.float32, device), group))
     truncated = torch.cat(_gather(result.truncated.to(torch.uint8), group)).bool()
+    kept = None if result.kept is None else _gather_kept(result.kept, all_lengths, group, device)
     return GenerationResult(
-        list(torch.split(tokens, all_lengths)), list(torch.split(logprobs, all_lengths)), truncated
+        list(torch.split(tokens, all_lengths)),
+        list(torch.split(logprobs, all_lengths)),
+        truncated,
+        kept,
     )
+
+
+def _gather_kept(
+    own: Sequence[Sequence[bytes]], all_lengths: Sequence[int], group: Any, device: torch.device
+) -> list[list[bytes]]:
+    """Gathers the kept sets of all tokens from all processes."""
+    sets = [kept for row in own for kept in row]
+    sizes = torch.tensor([len(kept) for kept in sets], dtype=torch.int64, device=device)
+    content = torch.frombuffer(bytearray(b"".join(sets)) or bytearray(1), dtype=torch.uint8)
+    content = content[: int(sizes.sum())].to(device)
+    all_sizes = torch.cat(_gather(sizes, group)).tolist()
+    whole = torch.cat(_gather(content, group)).cpu().numpy().tobytes()
+    ends = list(accumulate(all_sizes, initial=0))
+    each = iter(whole[a:b] for a, b in pairwise(ends))
+    return [list(islice(each, length)) for length in all_lengths]
 
 
 def _joined(parts: Sequence[Tensor], dtype: torch.dtype, device: torch.device) -> Tensor:

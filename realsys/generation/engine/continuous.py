@@ -112,6 +112,7 @@ class ContinuousEngine:
         self._running: dict[int, Row] = {}  # by slot, in the order of their admission
         self._free = list(range(max_running))  # a heap: low slots first
         self._rows: dict[str, Row] = {}
+        self._num_kept = 0  # running rows whose kept sets are returned
         self._crowded = False  # running rows may grow beyond the available space
 
     def _make_slots(self, quantize: Literal["none", "int8", "fp8"], prefix_bytes: int) -> Slots:
@@ -176,11 +177,13 @@ class ContinuousEngine:
         if self._banned.steps_left == 0:
             self._banned = self._find_banned()
         self._banned.steps_left -= 1
-        tokens, logprobs = self._sampler.pick(logits[:num_slots], self._banned.pairs)
+        tokens, logprobs, kept = self._sampler.pick_kept(logits[:num_slots], self._banned.pairs)
         self._tokens[:num_slots] = tokens
         # Together, because each is a wait for a GPU. float64 holds both exactly.
         picked = torch.stack([tokens.double(), logprobs.double()]).tolist()
         rows = list(self._running.values())
+        if self._num_kept:
+            self._append_kept(rows, kept)
         self._remove(self._append(rows, *picked))
         self._arrange()
         return [row.output for row in rows]
@@ -224,7 +227,11 @@ class ContinuousEngine:
             return None
         o = row.output
         return replace(
-            o, tokens=list(o.tokens), logprobs=list(o.logprobs), versions=list(o.versions)
+            o,
+            tokens=list(o.tokens),
+            logprobs=list(o.logprobs),
+            versions=list(o.versions),
+            kept=list(o.kept),
         )
 
     # ---- weights ------------------------------------------------------------------------------
@@ -297,7 +304,8 @@ class ContinuousEngine:
             row.slot, row.version = heapq.heappop(self._free), self.version
             self._running[row.slot] = row
             request = row.request
-            picking = Picking.of(request.gconfig)
+            picking = Picking.of(request.gconfig, kept=request.return_kept)
+            self._num_kept += request.return_kept
             self._sampler.add(row.slot, picking, seed=request.seed, position=row.number)
             admitted.append(row)
             self._banned = _BannedTokens()
@@ -366,6 +374,13 @@ class ContinuousEngine:
                 ended.append(row)
         return ended
 
+    @staticmethod
+    def _append_kept(rows: Sequence[Row], kept: Sequence[bytes] | None) -> None:
+        """Appends the kept sets of this step's tokens to rows that return them."""
+        for row in rows:
+            if row.request.return_kept:
+                row.output.kept.append(b"" if kept is None else kept[row.slot])
+
     def _remove(self, rows: Sequence[Row]) -> None:
         """Removes running rows that have ended."""
         for row in rows:
@@ -383,6 +398,7 @@ class ContinuousEngine:
         self.slots.free([row.slot for row in rows])
         for row in rows:
             self._sampler.free(row.slot)
+            self._num_kept -= row.request.return_kept
             del self._running[row.slot]
             heapq.heappush(self._free, row.slot)
             row.slot = -1

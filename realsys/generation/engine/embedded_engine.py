@@ -41,13 +41,17 @@ class GenerationResult:
 
     Attributes:
         tokens: int64 ``[T]`` each; the last one is the stop token, unless truncated.
-        logprobs: float32 ``[T]`` each, at the configured temperature, over the whole vocabulary.
+        logprobs: float32 ``[T]`` each, at the configured temperature; over the kept sets, or if there are
+            none over the whole vocabulary.
         truncated: bool ``[B]``, True where ``max_new_tokens`` passed without a stop token.
+        kept: one kept set for each token (``sampling.encode_kept_sets``); None unless
+            ``gconfig.restricts``.
     """
 
     tokens: list[Tensor]
     logprobs: list[Tensor]
     truncated: Tensor
+    kept: list[list[bytes]] | None = None
 
 
 def generate(
@@ -112,7 +116,15 @@ def _generate_continuously(
     seeds = row_seeds.tolist()
     for i in order:
         prompt = tuple(prompts[i].tolist())
-        engine.submit(GenerationRequest(rid=str(i), prompt=prompt, gconfig=gconfig, seed=seeds[i]))
+        engine.submit(
+            GenerationRequest(
+                rid=str(i),
+                prompt=prompt,
+                gconfig=gconfig,
+                seed=seeds[i],
+                return_kept=gconfig.restricts,
+            )
+        )
     ended: dict[int, GenerationOutput] = {}
     while engine.num_running or engine.num_waiting:
         ended.update((int(o.rid), o) for o in engine.step() if o.finish)
@@ -123,6 +135,7 @@ def _generate_continuously(
         [torch.tensor(o.tokens, device=device) for o in outputs],
         [torch.tensor(o.logprobs, device=device, dtype=torch.float32) for o in outputs],
         torch.tensor([o.finish != "stop" for o in outputs], dtype=torch.bool, device=device),
+        [o.kept for o in outputs] if gconfig.restricts else None,
     )
 
 
@@ -140,6 +153,7 @@ def _generate_in_batches(
     stops = torch.tensor(sorted(stop_ids), device=device).long()
     tokens: list[Tensor] = [torch.empty(0)] * len(prompts)
     logprobs = list(tokens)
+    kept: list[list[bytes]] = [[] for _ in prompts]
     truncated = torch.zeros(len(prompts), dtype=torch.bool, device=device)
     with torch.inference_mode(), without_dropout(module):
         decoder = GenericDecoder(module)
@@ -151,8 +165,15 @@ def _generate_in_batches(
             truncated[rows] = ~ended
             for i, length, a, b in zip(rows, lengths, answers, answer_logprobs, strict=True):
                 tokens[i], logprobs[i] = a[:length], b[:length]
+            for i, length, c in zip(rows, lengths, batch.kept, strict=True):
+                kept[i] = c[:length]
     # Copied outside of inference mode: autograd refuses to save tensors made in it.
-    return GenerationResult([t.clone() for t in tokens], [t.clone() for t in logprobs], truncated)
+    return GenerationResult(
+        [t.clone() for t in tokens],
+        [t.clone() for t in logprobs],
+        truncated,
+        kept if gconfig.restricts else None,
+    )
 
 
 def _check(
@@ -200,6 +221,7 @@ class _Batch:
     ) -> None:
         self.decoder, self.sampler, self.device = decoder, sampler, device
         self.pad_token_id = pad_token_id
+        self.kept: list[list[bytes]] = []  # of the newest run, by row
 
     def run(self, prompts: Sequence[Tensor], row_seeds: Tensor) -> tuple[Tensor, Tensor]:
         """Returns tokens and log-probs ``[B, max_new_tokens]``; arbitrary after a row's stop token."""
@@ -209,10 +231,11 @@ class _Batch:
         uniform = uniforms(row_seeds.to(self.device), room)
         live = torch.arange(len(prompts), device=self.device)  # row of the result, by batch row
         done = torch.zeros_like(live, dtype=torch.bool)
+        self.kept = [[] for _ in prompts]
         logits = self._read(prompts)
         check_every = _STEPS_BETWEEN_CHECKS.get(self.device.type, 1)
         for t in range(room):
-            token, logprob = self.sampler.pick(logits, uniform[live, t], t)
+            token, logprob = self._pick(logits, uniform[live, t], t, live)
             tokens[live, t], logprobs[live, t] = token, logprob
             done |= (token[:, None] == self.sampler.stop_ids).any(dim=1)
             if t + 1 == room:
@@ -227,6 +250,14 @@ class _Batch:
             tick()
             logits = self.decoder.step(token)
         return tokens, logprobs
+
+    def _pick(self, logits: Tensor, uniform: Tensor, t: int, live: Tensor) -> tuple[Tensor, Tensor]:
+        if not self.sampler.gconfig.restricts:
+            return self.sampler.pick(logits, uniform, t)
+        token, logprob, kept = self.sampler.pick_kept(logits, uniform, t)
+        for row, kept_set in zip(live.tolist(), kept, strict=True):
+            self.kept[row].append(kept_set)
+        return token, logprob
 
     def _read(self, prompts: Sequence[Tensor]) -> Tensor:
         """Prefills the prompts, equal ones once; returns the logits after each."""

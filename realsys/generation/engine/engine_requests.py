@@ -19,6 +19,9 @@ class GenerationRequest:
             (seed, position).
         stop_ids: tokens that end the answer.
         stop_texts: texts that end it; only where the engine has a tokenizer.
+        return_kept: log-probs are of the renormalised kept sets (``top_p``, ``top_k``,
+            ``min_new_tokens``), which are returned too; otherwise over the whole vocabulary. Greedy picks
+            are of the whole vocabulary in any case.
     """
 
     rid: str
@@ -28,6 +31,7 @@ class GenerationRequest:
     position: int = 0
     stop_ids: frozenset[int] = frozenset()
     stop_texts: tuple[str, ...] = ()
+    return_kept: bool = False
 
 
 @dataclass
@@ -35,7 +39,8 @@ class GenerationOutput:
     """Output of a request so far; ``finish`` is ``stop``, ``length`` or ``abort`` once it has ended.
 
     One log-prob and one weight version for each token; ``cached_tokens`` of the prompt were not computed
-    for this request.
+    for this request. ``kept`` (if requested) has one kept set for each token, see
+    ``sampling.encode_kept_sets``.
     """
 
     rid: str
@@ -44,3 +49,4 @@ class GenerationOutput:
     versions: list[int] = field(default_factory=list)
     finish: str = ""
     cached_tokens: int = 0
+    kept: list[bytes] = field(default_factory=list)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from realsys.api.model import GenerationHyperparameters
+from realsys.data.answers_layout import KEPT_BITS
 
 # splitmix64 (Steele, Lea and Flood, OOPSLA 2014), modulo 2^64.
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
@@ -28,6 +29,7 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 # every order of summation (CPU, CUDA, any batch), and never moves at a token of weight 0. The sum
 # stays below 2^53, where float64 still holds every integer.
 _WEIGHT_ONE = float(1 << 52)
+_WORD = 32  # bits of a word of a kept set
 _RARE = -80.0  # log-probs below this are of probabilities near float32's smallest, 1e-38
 
 
@@ -99,10 +101,7 @@ class Sampler:
             uniform: float64 ``[B]`` in [0, 1).
             position: index of the token in the answer, from 0.
         """
-        logprob_BV = torch.log_softmax(logits.float() / self.gconfig.temperature, dim=-1)
-        allowed = logprob_BV
-        if position < self.gconfig.min_new_tokens:
-            allowed = logprob_BV.index_fill(1, self.stop_ids, -torch.inf)
+        logprob_BV, allowed = self._logprobs(logits, position)
         if self.gconfig.greedy:
             token = allowed.argmax(dim=-1)
         else:
@@ -110,6 +109,96 @@ class Sampler:
                 allowed.exp(), uniform, top_k=self.gconfig.top_k, top_p=self.gconfig.top_p
             )
         return token, logprob_BV.gather(1, token[:, None])[:, 0]
+
+    def pick_kept(
+        self, logits: Tensor, uniform: Tensor, position: int
+    ) -> tuple[Tensor, Tensor, list[bytes]]:
+        """Samples as ``pick``; log-probs are of the distribution that was sampled from.
+
+        That is the renormalised one over each row's kept set, which is returned too
+        (``encode_kept_sets``). Not for greedy picks.
+        """
+        _, allowed = self._logprobs(logits, position)
+        probs = torch.softmax(allowed, dim=-1)
+        draw = draw_from_kept(probs, uniform, top_k=self.gconfig.top_k, top_p=self.gconfig.top_p)
+        kept = allowed > -torch.inf if draw.kept is None else draw.kept
+        picked = probs.gather(1, draw.token[:, None])[:, 0].double()
+        logprob = picked.log() - draw.share.log()
+        return draw.token, logprob.float(), encode_kept_sets(kept)
+
+    def _logprobs(self, logits: Tensor, position: int) -> tuple[Tensor, Tensor]:
+        """Returns log-probs ``[B, V]`` over all tokens, and these with -inf for tokens not allowed yet."""
+        logprob_BV = torch.log_softmax(logits.float() / self.gconfig.temperature, dim=-1)
+        if position < self.gconfig.min_new_tokens:
+            return logprob_BV, logprob_BV.index_fill(1, self.stop_ids, -torch.inf)
+        return logprob_BV, logprob_BV
+
+
+def encode_kept_sets(kept: Tensor) -> list[bytes]:
+    """Encodes each row of ``kept`` (bool ``[B, V]``): the tokens that it could have drawn.
+
+    int32, little-endian, see realsys/data/answers_layout.py. Empty: the whole vocabulary.
+
+    >>> encode_kept_sets(torch.tensor([[True, False, False], [True, True, True]]))
+    [b'\x00\x00\x00\x00', b'']
+    """
+    num_rows, vocab = kept.shape
+    num_words = -(-vocab // _WORD)
+    num_kept = kept.sum(dim=1)
+    inverted = num_kept > vocab - num_kept
+    dense = torch.minimum(num_kept, vocab - num_kept) > num_words + 1
+    row, token = ((kept ^ inverted[:, None]) & ~dense[:, None]).nonzero(as_tuple=True)
+    code = torch.where(inverted[row], ~token, token)
+    # In one go, because each is a wait for a GPU.
+    host = torch.stack([row, code]).cpu().numpy()
+    ends = np.searchsorted(host[0], np.arange(num_rows), side="right").tolist()
+    codes = host[1].astype("<i4")
+    sets = [codes[a:b].tobytes() for a, b in zip([0, *ends[:-1]], ends, strict=True)]
+    dense_rows = dense.nonzero()[:, 0].tolist()
+    if dense_rows:
+        bits = torch.nn.functional.pad(kept[dense_rows], (0, num_words * _WORD - vocab))
+        unit = 2 ** torch.arange(_WORD, device=kept.device)
+        words = (bits.view(-1, num_words, _WORD) * unit).sum(-1).cpu().numpy()
+        mark = np.array([KEPT_BITS], dtype="<i4").tobytes()
+        for i, own in zip(dense_rows, words.astype("<u4"), strict=True):
+            sets[i] = mark + own.tobytes()
+    return sets
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Tokens drawn from kept sets.
+
+    Attributes:
+        token: int64 ``[B]``.
+        share: float64 ``[B]``, total probability of each row's kept set; 1 where nothing is left out.
+        kept: bool ``[B, V]``; None: neither ``top_k`` nor ``top_p`` leaves anything out.
+    """
+
+    token: Tensor
+    share: Tensor
+    kept: Tensor | None
+
+
+def draw_from_kept(
+    probs: Tensor,
+    uniform: Tensor,
+    *,
+    top_k: int | Tensor = 0,
+    top_p: float | Tensor = 1.0,
+) -> Draw:
+    """Draws the tokens that ``sample`` draws, and says from which.
+
+    A token whose probability is too small to be drawn (below 2^-52) is not kept.
+    """
+    if not (isinstance(top_k, Tensor) or isinstance(top_p, Tensor) or top_k or top_p < 1):
+        return Draw(sample(probs, uniform), torch.ones_like(uniform), None)
+    sorted_probs, order = probs.sort(dim=-1, descending=True, stable=True)
+    sorted_probs = _only_first(sorted_probs, top_k)
+    index, kept, total = _draw_sorted(sorted_probs, uniform, top_p)
+    kept_BV = torch.zeros_like(probs, dtype=torch.bool)
+    kept_BV.scatter_(1, order[:, : kept.shape[1]], kept)
+    return Draw(order.gather(1, index)[:, 0], total[:, 0] / _WEIGHT_ONE, kept_BV)
 
 
 def sample(
@@ -133,19 +222,32 @@ def sample(
     if isinstance(top_k, Tensor) or isinstance(top_p, Tensor) or top_k or top_p < 1:
         probs, order = probs.sort(dim=-1, descending=True, stable=True)
         probs = _only_first(probs, top_k)
+    index, _, _ = _draw_sorted(probs, uniform, top_p)
+    return (index if order is None else order.gather(1, index))[:, 0]
+
+
+def _draw_sorted(
+    probs: Tensor, uniform: Tensor, top_p: float | Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Draws an index ``[B, 1]`` of each row of ``probs``, which descend if ``top_p`` is below 1.
+
+    Returns also which could be drawn (bool, as ``probs``), and their total (float64 ``[B, 1]``) in units of
+    2^-52.
+    """
     # A power of two scales a float32 exactly.
     weight = (probs.float() * _WEIGHT_ONE).long()
     running = weight.cumsum(dim=-1)
     total = running[:, -1:].double()
+    kept = weight > 0
     if isinstance(top_p, Tensor) or top_p < 1:
         share = top_p[:, None] if isinstance(top_p, Tensor) else top_p
-        kept = running - weight < total * share
+        kept &= running - weight < total * share
         total = (running * kept).amax(dim=-1, keepdim=True).double()
     # uniform < 1 and total < 2^53: the product rounds to less than total.
     target = (uniform[:, None] * total).long()
     # Beyond the last only where there is no distribution (NaN): an index all the same.
     index = torch.searchsorted(running, target, right=True).clamp_(max=probs.shape[1] - 1)
-    return (index if order is None else order.gather(1, index))[:, 0]
+    return index, kept, total
 
 
 def _only_first(probs: Tensor, top_k: int | Tensor) -> Tensor:
@@ -158,19 +260,24 @@ def _only_first(probs: Tensor, top_k: int | Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Picking:
-    """Sampling settings of one row, by which the rows of a batch are grouped."""
+    """Sampling settings of one row, by which the rows of a batch are grouped.
+
+    Attributes:
+        kept: its log-probs are of the renormalised kept set, which is returned too.
+    """
 
     temperature: float
     greedy: bool
     top_k: int
     top_p: float
+    kept: bool = False
 
     @classmethod
-    def of(cls, gconfig: GenerationHyperparameters) -> Picking:
-        """Extracts the settings; greedy rows ignore ``top_k`` and ``top_p``."""
+    def of(cls, gconfig: GenerationHyperparameters, *, kept: bool = False) -> Picking:
+        """Extracts the settings; greedy rows ignore ``top_k``, ``top_p`` and ``kept``."""
         if gconfig.greedy:
             return cls(gconfig.temperature, True, 0, 1.0)
-        return cls(gconfig.temperature, False, gconfig.top_k, gconfig.top_p)
+        return cls(gconfig.temperature, False, gconfig.top_k, gconfig.top_p, kept)
 
 
 class SlotSampler:
@@ -182,6 +289,7 @@ class SlotSampler:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._never = torch.tensor(-torch.inf, device=device)
+        self._no = torch.tensor(False, device=device)
         self._keys = np.zeros(0, dtype=np.uint64)
         self._positions = np.zeros(0, dtype=np.uint64)
         self._pickings: dict[int, Picking] = {}
@@ -225,6 +333,16 @@ class SlotSampler:
             banned: int64 ``[n, 2]``, slots with tokens that must not be picked; log-probs stay those
                 over all tokens.
         """
+        return self.pick_kept(logits, banned)[:2]
+
+    def pick_kept(
+        self, logits: Tensor, banned: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, list[bytes] | None]:
+        """Samples as ``pick``, and returns the kept sets of all slots (``encode_kept_sets``).
+
+        Log-probs of rows with ``Picking.kept`` are over their kept sets; the others' sets are empty. None:
+        all kept sets are the whole vocabulary.
+        """
         num_rows = len(logits)
         numbers = uniforms_at(self._keys[:num_rows], self._positions[:num_rows])
         self._positions[:num_rows] += np.uint64(1)
@@ -240,10 +358,15 @@ class SlotSampler:
         if banned is not None:
             allowed = logits.index_put(banned.unbind(1), self._never)
             allowed_probs = torch.softmax(allowed, dim=-1)
+        share = kept = None
+        picking = next(iter(self._count))
         if vectors is not None:
-            token = _each_its_own(allowed, allowed_probs, uniform, vectors)
-        elif (picking := next(iter(self._count))).greedy:
+            token, share, kept = _each_its_own(allowed, allowed_probs, uniform, vectors)
+        elif picking.greedy:
             token = allowed.argmax(dim=-1)
+        elif picking.kept:
+            draw = draw_from_kept(allowed_probs, uniform, top_k=picking.top_k, top_p=picking.top_p)
+            token, share, kept = draw.token, draw.share, draw.kept
         else:
             token = sample(allowed_probs, uniform, top_k=picking.top_k, top_p=picking.top_p)
         # In double: the logarithm of few numbers must not depend on where in a vector they stand.
@@ -252,7 +375,22 @@ class SlotSampler:
             # Where what is likely is banned, what is left may have a probability that float32 can't hold.
             exact = torch.log_softmax(logits, dim=-1).gather(1, token[:, None])[:, 0]
             logprob = torch.where(logprob < _RARE, exact, logprob)
-        return token, logprob
+        if share is None or (kept is None and banned is None):
+            return token, logprob, None
+        picked = allowed_probs.gather(1, token[:, None])[:, 0].double()
+        of_kept = (picked.log() - share.log()).float()
+        if kept is None:
+            kept = torch.ones_like(probs, dtype=torch.bool)
+        if banned is not None:
+            kept.index_put_(tuple(banned.unbind(1)), self._no)
+        if vectors is not None:
+            logprob, kept = (
+                torch.where(vectors.kept, of_kept, logprob),
+                kept | ~vectors.kept[:, None],
+            )
+        else:
+            logprob = of_kept
+        return token, logprob, encode_kept_sets(kept)
 
     def _vectors_of(self, num_rows: int) -> _Vectors:
         if self._vectors is None or len(self._vectors.temperature) != num_rows:
@@ -266,6 +404,8 @@ class SlotSampler:
 class _Vectors:
     temperature: Tensor  # float32 [B]
     greedy: Tensor  # bool [B]
+    kept: Tensor  # bool [B]
+    any_kept: bool
     filtered: Tensor  # int64: rows with a top_k or top_p
     top_k: Tensor  # of those
     top_p: Tensor
@@ -276,14 +416,27 @@ class _Vectors:
         return cls(
             temperature=torch.tensor([row.temperature for row in rows], device=device),
             greedy=torch.tensor([row.greedy for row in rows], device=device),
+            kept=torch.tensor([row.kept for row in rows], device=device),
+            any_kept=any(row.kept for row in rows),
             filtered=torch.tensor(filtered, dtype=torch.int64, device=device),
             top_k=torch.tensor([rows[i].top_k for i in filtered], device=device),
             top_p=torch.tensor([rows[i].top_p for i in filtered], device=device).double(),
         )
 
 
-def _each_its_own(logits: Tensor, probs: Tensor, uniform: Tensor, vectors: _Vectors) -> Tensor:
-    token = sample(probs, uniform)
-    if len(rows := vectors.filtered):
-        token[rows] = sample(probs[rows], uniform[rows], top_k=vectors.top_k, top_p=vectors.top_p)
-    return torch.where(vectors.greedy, logits.argmax(dim=-1), token)
+def _each_its_own(
+    logits: Tensor, probs: Tensor, uniform: Tensor, vectors: _Vectors
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Samples each row by its own settings; with the kept sets' shares and members if a row wants them."""
+    token, rows = sample(probs, uniform), vectors.filtered
+    limits = {"top_k": vectors.top_k, "top_p": vectors.top_p}
+    share = torch.ones_like(uniform) if vectors.any_kept else None
+    kept = None
+    if len(rows) and share is not None:
+        draw = draw_from_kept(probs[rows], uniform[rows], **limits)
+        assert draw.kept is not None
+        kept = torch.ones_like(probs, dtype=torch.bool)
+        token[rows], share[rows], kept[rows] = draw.token, draw.share, draw.kept
+    elif len(rows):
+        token[rows] = sample(probs[rows], uniform[rows], **limits)
+    return torch.where(vectors.greedy, logits.argmax(dim=-1), token), share, kept

@@ -44,6 +44,7 @@ class _MetaInfo(msgspec.Struct):
     weight_version: str | int = "0"
     weight_versions: tuple[TokenSpan, ...] | None = None
     output_token_logprobs: list[tuple[float, int, str | None]] = []
+    output_token_kept: list[bytes] = []
 
 
 class _Response(msgspec.Struct):
@@ -70,7 +71,7 @@ def answer_json(
         index: among those of a streamed batch.
     """
     spans = spans_of(answer.versions)
-    meta = {
+    meta: dict[str, Any] = {
         "id": answer.rid,
         "finish_reason": _finish_json(answer),
         "prompt_tokens": answer.prompt_tokens,
@@ -88,6 +89,8 @@ def answer_json(
     }
     if not spans:
         del meta["weight_version"]  # no token, no weights
+    if answer.kept:
+        meta["output_token_kept"] = answer.kept  # base64 of int32, little-endian
     body: dict[str, Any] = {"output_ids": answer.output_ids, "meta_info": meta}
     return body if index is None else {**body, "index": index}
 
@@ -133,6 +136,7 @@ def read_answer(data: bytes | dict[str, Any], *, rid: str) -> EngineAnswer:
             finish=Finish(meta.finish_reason.type) if meta.finish_reason else None,
             prompt_tokens=meta.prompt_tokens,
             cached_tokens=meta.cached_tokens,
+            kept=meta.output_token_kept,
         )
     except (msgspec.MsgspecError, ValueError) as error:
         what = f"the response to request {rid!r} can't be read: {error}"

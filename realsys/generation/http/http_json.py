@@ -2,8 +2,8 @@
 
 Strict on input: a field that SGLang doesn't have is rejected with the nearest known name; one that is not
 supported here is accepted at its neutral value and rejected at any other. Our extensions are
-``position`` in
-``sampling_params``, and the body of /update_weights_from_stream. Answers are in http_answers.py.
+``position`` and ``return_kept`` in ``sampling_params``, and the body of /update_weights_from_stream.
+Answers are in http_answers.py.
 """
 
 from __future__ import annotations
@@ -70,6 +70,7 @@ class _SamplingBody(msgspec.Struct, kw_only=True):
     n: int = 1
     sampling_seed: int | None = None
     position: int = 0
+    return_kept: bool = False
 
 
 class _GenerateBody(msgspec.Struct, kw_only=True):
@@ -187,6 +188,7 @@ def _sampling(params: dict[str, Any], where: str) -> tuple[Sampling, int]:
         ignore_eos=read.ignore_eos,
         sampling_seed=read.sampling_seed,
         position=read.position,
+        return_kept=read.return_kept,
     )
     return sampling, read.n
 
@@ -208,11 +210,14 @@ def _each(value: Any, count: int, name: str, where: str) -> list[Any]:
     return list(value)
 
 
-def generate_body(request: GenerateRequest, *, stream: bool = False) -> dict[str, Any]:
-    """Builds the request body. ``position`` is included only if not 0, since SGLang rejects it."""
+def generate_body(
+    request: GenerateRequest, *, stream: bool = False, extended: bool = True
+) -> dict[str, Any]:
+    """Builds the request body, with extensions only if used and ``extended``: SGLang rejects them."""
     sampling = msgspec.structs.asdict(request.sampling)
-    if not request.sampling.position:
-        del sampling["position"]
+    for name in ("position", "return_kept"):
+        if not sampling[name] or not extended:
+            del sampling[name]
     return {
         "rid": request.rid,
         "input_ids": request.input_ids,

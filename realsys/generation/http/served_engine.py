@@ -48,6 +48,7 @@ class EngineAnswer(msgspec.Struct, kw_only=True):
     finish: Finish | None = None
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    kept: list[bytes] = []
 
     def result(self) -> GenerateResult:
         """Returns the finished answer as a value."""
@@ -62,6 +63,7 @@ class EngineAnswer(msgspec.Struct, kw_only=True):
             finish=self.finish,
             prompt_tokens=self.prompt_tokens,
             cached_tokens=self.cached_tokens,
+            kept=tuple(self.kept),
         )
 
 

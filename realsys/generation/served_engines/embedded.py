@@ -348,6 +348,7 @@ def engine_request(
             {*sampling.stop_token_ids, *(() if sampling.ignore_eos else eos_token_ids)}
         ),
         stop_texts=sampling.stop,
+        return_kept=sampling.return_kept,
     )
 
 
@@ -361,4 +362,5 @@ def answer_of(output: GenerationOutput, *, prompt_tokens: int) -> EngineAnswer:
         finish=Finish(output.finish) if output.finish else None,
         prompt_tokens=prompt_tokens,
         cached_tokens=output.cached_tokens,
+        kept=list(output.kept),
     )

@@ -168,11 +168,14 @@ class FrontedEngine(abc.ABC):
                 yield full_answer(request)
                 return
             request = within_room(request, left)
+        refuse_kept(request, engine=self.kind)
         self._open[request.rid] = len(request.input_ids)
         finished = False
         try:
             async with aclosing(self._answers(request, stream=stream)) as answers:  # type: ignore[type-var]
                 async for answer in answers:
+                    if request.sampling.return_kept:
+                        answer.kept = [b""] * len(answer.output_ids)
                     finished = answer.finish is not None
                     self._open[request.rid] = answer.prompt_tokens + len(answer.output_ids)
                     self.counters.progress += 1
@@ -364,6 +367,24 @@ def check_fits(path: str, model_path: str) -> int:
     if not found.keys() & expected.keys():
         raise DataError("the folder has no weight of the model", where=path, fix="give its folder")
     return sum(file.stat().st_size for file in set(weight_files(path).values()))
+
+
+def refuse_kept(request: GenerateRequest, *, engine: str) -> None:
+    """Refuses to return kept sets that depend on logits, which the child does not tell.
+
+    Without ``top_p`` and ``top_k`` they count as the whole vocabulary, as the child's log-probs do.
+
+    Raises:
+        ConfigError: they are requested.
+    """
+    sampling = request.sampling
+    narrows = sampling.temperature > 0 and (sampling.top_p < 1 or sampling.top_k > 0)
+    if sampling.return_kept and narrows:
+        raise ConfigError(
+            f"{engine} does not tell which tokens top_p={sampling.top_p} and top_k={sampling.top_k} kept",
+            where=f"/generate, request {request.rid!r}",
+            fix="leave out top_p and top_k, or use the embedded engine (server_backend=embedded)",
+        )
 
 
 def within_room(request: GenerateRequest, left: int) -> GenerateRequest:

@@ -12,8 +12,6 @@ import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import msgspec
-
 from realsys.api.worker_configs import GenerationServer
 from realsys.generation.http.http_answers import read_answer
 from realsys.generation.http.http_json import generate_body
@@ -84,8 +82,7 @@ class SGLangEngine(FrontedEngine):
     async def _answers(
         self, request: GenerateRequest, *, stream: bool
     ) -> AsyncIterator[EngineAnswer]:
-        sampling = msgspec.structs.replace(request.sampling, position=0)
-        body = generate_body(msgspec.structs.replace(request, sampling=sampling), stream=stream)
+        body = generate_body(request, stream=stream, extended=False)
         if not stream:
             data = await self._http.call("POST", "/generate", body, timeout_s=REQUEST_S)
             yield read_answer(data, rid=request.rid)

@@ -21,7 +21,7 @@ from realsys.algorithms.policy.policy_loss import policy_loss
 from realsys.algorithms.predictions import Predictions
 from realsys.algorithms.sequence_sums import sum_per_sequence, to_tokens
 from realsys.data.sequence_sample import SequenceSample
-from realsys.interfaces.answers import INPUT, answer_mask, answer_tokens
+from realsys.interfaces.answers import INPUT, answer_mask, answer_tokens, kept_sets
 from realsys.interfaces.interface_arguments import PPOSettings
 from realsys.interfaces.ppo.batch_checks import BEHAVIOUR, PROXIMAL, REFERENCE
 from realsys.interfaces.ppo.off_policy import WEIGHTS
@@ -99,10 +99,12 @@ class PolicyObjective:
         Statistics are passed to ``means_over_tokens`` after the engine has summed them.
         """
         settings, mask_N = self.settings, self.mask(mb)
+        kept = kept_sets(mb, settings.gen)
         logprob_R, entropy_R = predictions.logprobs_and_entropy(
             *answer_tokens(mb, mask_N),
             temperature=settings.gen.temperature,
             train_entropy=self.entropy_coef > 0,
+            kept=None if kept is None else kept.take(mask_N),
         )
         old_logprob_R = mb.data[self.old_logprobs][mask_N]
         every_R = torch.ones_like(logprob_R, dtype=torch.bool)

@@ -22,7 +22,7 @@ from realsys.api.data import MicroBatchSpec
 from realsys.api.model import Model, ModelInterface
 from realsys.backends.hf.data_parallel import DataParallel
 from realsys.data.sequence_sample import SequenceSample
-from realsys.interfaces.answers import INPUT
+from realsys.interfaces.answers import INPUT, kept_sets
 from realsys.interfaces.interface_arguments import PPOActorArguments
 from realsys.interfaces.math_evaluation import evaluate_math
 from realsys.interfaces.ppo.advantage_norm import normalised
@@ -73,15 +73,20 @@ class PPOActorInterface(PPOActorArguments, ModelInterface):
     def inference(
         self, model: Model, data: SequenceSample, mb_spec: MicroBatchSpec
     ) -> SequenceSample:
-        """Computes float32 ``logprobs`` of every token at the sampling temperature, 0 at each sequence's
-        first; with ``with_entropy`` also the ``entropy`` that each was drawn from.
+        """Computes float32 ``logprobs`` of every token at the sampling temperature, over its kept set if
+        ``data`` has them, 0 at each sequence's first; with ``with_entropy`` also the ``entropy`` that each
+        was drawn from.
         """
+        figures = next_token_figures if self.with_entropy else next_token_logprobs
 
         def found(predictions: Predictions, mb: SequenceSample) -> torch.Tensor:
-            about = (predictions, mb.data[INPUT], mb.piece_lengths(INPUT))
-            if self.with_entropy:
-                return next_token_figures(*about, temperature=self.gen.temperature)
-            return next_token_logprobs(*about, temperature=self.gen.temperature)
+            return figures(
+                predictions,
+                mb.data[INPUT],
+                mb.piece_lengths(INPUT),
+                temperature=self.gen.temperature,
+                kept=kept_sets(mb, self.gen),
+            )
 
         output = model.module.forward(data, mb_spec=mb_spec, post_hook=found)
         columns = output.unbind(1) if self.with_entropy else (output,)
@@ -116,16 +121,14 @@ class PPOActorInterface(PPOActorArguments, ModelInterface):
             self, kl_coef=self.kl_controller.coef, entropy_coef=self.entropy_control.coef
         )
         if version >= self.critic_warmup_steps and not ready.skipped:
-            mask_N = objective.mask(ready.batch)
-            batch = normalised(ready.batch, self, mask_N, self.running, ranks)
-            batch = keep_top_entropy(batch, mask_N, self.top_entropy_share, ranks)
-            old_logprob_N = batch.data[objective.old_logprobs]
-            batch, figures = with_teachers(batch, self.teachers, old_logprob_N, ranks)
+            batch, figures = self._ready(ready.batch, objective, ranks)
             stats |= figures
-            batch = choose_by_covariance(batch, self.loss, old_logprob_N, mask_N, ranks)
             stats |= self._update(model, batch, objective, mb_spec, ranks)
             self.entropy_control.update(stats.get("entropy", float("nan")))
         stats |= {} if self.entropy_target is None else {"entropy_coef": objective.entropy_coef}
+        if not self.needs_prox_logprobs and (found := "first_minibatch/max_abs_log_ratio") in stats:
+            # The ratio's old policy is the sampler.
+            stats.setdefault("mismatch/abs_max", stats[found])
         self.kl_controller.update(experience.kl_per_sequence, experience.num_sequences)
         model.inc_version()
         return stats
@@ -163,6 +166,16 @@ class PPOActorInterface(PPOActorArguments, ModelInterface):
             self.running.load_state_dict(state["advantage_scale"])
 
     # ---- the update ---------------------------------------------------------------------------
+
+    def _ready(
+        self, batch: SequenceSample, objective: PolicyObjective, ranks: DataParallel
+    ) -> tuple[SequenceSample, dict[str, float]]:
+        """Advantages as the loss takes them, and tokens that it treats in another way; and statistics."""
+        mask_N, old_logprob_N = objective.mask(batch), batch.data[objective.old_logprobs]
+        batch = normalised(batch, self, mask_N, self.running, ranks)
+        batch, figures = with_teachers(batch, self.teachers, old_logprob_N, ranks)
+        batch = keep_top_entropy(batch, mask_N, self.top_entropy_share, ranks)
+        return choose_by_covariance(batch, self.loss, old_logprob_N, mask_N, ranks), figures
 
     def _update(
         self,

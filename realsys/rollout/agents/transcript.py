@@ -15,6 +15,8 @@ class Transcript:
         self._from_policy: list[bool] = []
         self._logprobs: list[float] = []
         self._versions: list[int] = []
+        self._kept: list[bytes] = []
+        self._has_kept = False
         self.observed(prompt)
 
     def answered(self, answer: Answer, *, keep: int | None = None) -> None:
@@ -23,6 +25,8 @@ class Transcript:
         self.tokens += answer.tokens[kept]
         self._logprobs += answer.logprobs[kept]
         self._versions += answer.versions[kept]
+        self._kept += answer.kept[kept] or [b""] * len(answer.tokens[kept])
+        self._has_kept |= bool(answer.kept)
         self._from_policy += [True] * len(answer.tokens[kept])
 
     def observed(self, tokens: Sequence[int]) -> None:
@@ -30,6 +34,7 @@ class Transcript:
         self.tokens += tokens
         self._logprobs += [0.0] * len(tokens)
         self._versions += [-1] * len(tokens)
+        self._kept += [b""] * len(tokens)
         self._from_policy += [False] * len(tokens)
 
     def trajectory(
@@ -50,4 +55,5 @@ class Transcript:
             reward=reward,
             truncated=truncated,
             stats=dict(stats or {}),
+            kept=tuple(self._kept[:count]) if self._has_kept else (),
         )

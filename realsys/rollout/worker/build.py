@@ -99,6 +99,7 @@ def make_parts(config: RolloutWorker) -> Parts:
             base_seed=config.base_seed,
             chunk=config.new_tokens_per_chunk,
             timeout_s=config.rollout_request_timeout,
+            kept_sets=config.kept_sets,
         ),
     )
 
@@ -159,6 +160,7 @@ def _groups(config: RolloutWorker, parts: Parts, caller: PolicyCaller) -> GroupR
         agent_name=config.agent,
         environment_name=config.env,
         environment_s=config.rollout_request_timeout,
+        kept_sets=config.kept_sets,
     )
 
 

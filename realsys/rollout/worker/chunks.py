@@ -24,6 +24,7 @@ class AnswerSettings:
         base_seed: seed of the run.
         chunk: maximum number of new tokens per request; None: one request per answer, unless interrupted.
         timeout_s: time limit for a whole answer, all retries included.
+        kept_sets: record the kept set of each token.
     """
 
     gconfig: GenerationHyperparameters
@@ -31,6 +32,7 @@ class AnswerSettings:
     base_seed: int
     chunk: int | None = None
     timeout_s: float = 300.0
+    kept_sets: bool = False
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
@@ -53,6 +55,7 @@ class PartialAnswer:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
+    kept: list[bytes] = field(default_factory=list)
     ended: bool = False
     stopped: bool = False
 
@@ -63,6 +66,7 @@ class PartialAnswer:
         self.tokens += result.output_ids
         self.logprobs += result.logprobs
         self.versions += result.versions
+        self.kept += result.kept
         self.stopped = result.finish is Finish.STOP
         # LENGTH with fewer tokens than requested: the model's context is full.
         short = result.finish is Finish.LENGTH and len(result.output_ids) < asked
@@ -74,6 +78,7 @@ class PartialAnswer:
             tokens=tuple(self.tokens),
             logprobs=tuple(self.logprobs),
             versions=tuple(self.versions),
+            kept=tuple(self.kept),
             stopped=self.stopped,
         )
 
@@ -96,6 +101,7 @@ def next_request(part: PartialAnswer, settings: AnswerSettings, *, rid: str) -> 
             stop_token_ids=settings.stop_token_ids,
             sampling_seed=part.seed,
             position=position,
+            return_kept=settings.kept_sets,
         ),
     )
 
@@ -114,6 +120,8 @@ def result_fault(
             f"it gave {count} tokens, {len(result.logprobs)} log-probs and "
             f"{len(result.versions)} versions"
         )
+    if len(result.kept) != (count if request.sampling.return_kept else 0):
+        return f"it gave {count} tokens and {len(result.kept)} kept sets"
     if count > asked:
         return f"it gave {count} tokens, {asked} were asked for"
     if must_answer and result.finish is Finish.LENGTH and not count:

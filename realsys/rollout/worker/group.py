@@ -52,6 +52,7 @@ class GroupRunner:
         make_environment: makes a new environment for each episode.
         agent_name, environment_name: for errors.
         environment_s: time limit for one call of an environment, in seconds.
+        kept_sets: answers come with kept sets, which trajectories must have too.
     """
 
     dataset: Any
@@ -63,6 +64,7 @@ class GroupRunner:
     agent_name: str = "agent"
     environment_name: str = "environment"
     environment_s: float = 300.0
+    kept_sets: bool = False
 
     async def run(self, ticket: Ticket) -> EpisodeGroup:
         """Runs all episodes of ``ticket``. The first failure cancels the others and is raised.
@@ -120,7 +122,7 @@ class GroupRunner:
         finally:
             await environment.close()
         scores.checked_score(trajectory.reward, source=f"agent {self.agent_name!r}")
-        check(trajectory, prompt, agent=self.agent_name)
+        check(trajectory, prompt, agent=self.agent_name, has_kept=self.kept_sets)
         return trajectory
 
 

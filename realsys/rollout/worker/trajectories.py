@@ -19,10 +19,16 @@ REWARDS, VERSIONS = "rewards", "packed_versions"
 _PART = "reward/"  # before the name of a reward's part, in an episode's figures
 
 
-def trajectory_fault(trajectory: Trajectory, prompt: Sequence[int]) -> str:
-    """Returns what is wrong with an agent's trajectory; empty if it is valid."""
+def trajectory_fault(
+    trajectory: Trajectory, prompt: Sequence[int], *, has_kept: bool = False
+) -> str:
+    """Returns what is wrong with an agent's trajectory; empty if it is valid.
+
+    Args:
+        has_kept: answers came with kept sets, so it must have them.
+    """
     t, count = trajectory, len(trajectory.tokens)
-    for name in ("from_policy", "logprobs", "versions"):
+    for name in ("from_policy", "logprobs", "versions", *(("kept",) if has_kept else ())):
         if len(getattr(t, name)) != count:
             return f"it has {count} tokens and {len(getattr(t, name))} entries in {name}"
     if t.tokens[: len(prompt)] != tuple(prompt):
@@ -44,9 +50,11 @@ def trajectory_fault(trajectory: Trajectory, prompt: Sequence[int]) -> str:
     return ""
 
 
-def check(trajectory: Trajectory, prompt: Sequence[int], *, agent: str) -> None:
+def check(
+    trajectory: Trajectory, prompt: Sequence[int], *, agent: str, has_kept: bool = False
+) -> None:
     """Raises DataError, naming the agent, if the trajectory can't be trained on."""
-    if fault := trajectory_fault(trajectory, prompt):
+    if fault := trajectory_fault(trajectory, prompt, has_kept=has_kept):
         raise DataError(
             f"a trajectory can't be used: {fault}",
             where=f"agent {agent!r}",
@@ -80,6 +88,7 @@ def trajectories_sample(
             tokens=torch.tensor(t.tokens, dtype=torch.int64),
             is_prompt=~torch.tensor(t.from_policy, dtype=torch.bool),
             logprobs=torch.tensor(t.logprobs, dtype=torch.float32),
+            kept=t.kept or None,
         )
         for t in trajectories
     ]

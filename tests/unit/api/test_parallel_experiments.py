@@ -325,7 +325,7 @@ def test_algorithm_and_roles_must_agree() -> None:
 def test_fine_tuning_has_one_model_and_no_pools() -> None:
     experiment = replace(sft_math(), model=ModelOptions(parallel="d2", pool="left", offload=True))
     assert [problem.partition(" |")[0] for problem in told(experiment)] == [
-        "this experiment has one model and no pools",
+        "this experiment has no pools of model workers",
         "this experiment has one model, so no other would use the memory",
     ]
     assert shards(replace(sft_math(), model=ModelOptions(parallel="t2"))) == [

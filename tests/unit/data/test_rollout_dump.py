@@ -5,10 +5,12 @@ import os
 from io import FileIO
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from realsys.api.errors import DataError
+from realsys.data.answers_layout import answer_row, answers_sample
 from realsys.data.rollout_dump import SUFFIX, DumpWriter, RolloutDump
 from realsys.data.sequence_sample import SequenceSample
 from realsys.data.sources.replayed_rollouts import RolloutDumpData
@@ -50,6 +52,24 @@ def test_datapoints_come_back_in_any_order_and_the_newest_counts(tmp_path):
     assert_same(found, [samples[n].select(["rewards", "tokens"]) for n in ("1-1.1", "0-1", "0-2")])
     with pytest.raises(DataError, match=r"'7-7' is not in the dump"):
         data.batch([0], ["7-7"])
+
+
+def test_kept_sets_come_back(tmp_path):
+    kept = [np.array(ids, dtype="<i4").tobytes() for ids in ([7, 9, 150_000], [], [~3])]
+    rows = [
+        answer_row(torch.tensor([5]), torch.tensor([7, 8, 9]), torch.zeros(3), sets)
+        for sets in (kept, [b""] * 3)
+    ]
+    made = [
+        answers_sample([name], [rows], torch.tensor([False, True]), metadata={}) for name in "ab"
+    ]
+    assert made[0].data["packed_kept_ids"].tolist() == [7, 9, 150_000, ~3]
+    with DumpWriter(tmp_path / "a.rollouts") as writer:
+        for one in made:
+            writer.append(one)
+    found = RolloutDump([tmp_path / "a.rollouts"]).read(["b", "a"])
+    assert_same(found, made[::-1])
+    assert found.meta.seqlens["packed_kept_ids"] == ((4, 0), (4, 0))
 
 
 @pytest.mark.parametrize("cut", [1, 5, 30, 60])

@@ -116,6 +116,34 @@ def test_an_answer_ends_where_the_models_positions_do(
     assert (len(answer.output_ids), answer.finish) == (expected, Finish.LENGTH)
 
 
+@pytest.mark.parametrize(
+    ("settings", "narrow"),
+    [
+        ({"min_new_tokens": 2}, False),
+        ({"temperature": 0.0, "top_p": 0.5}, False),
+        ({"top_p": 0.9}, True),
+        ({"top_k": 5}, True),
+    ],
+)
+def test_kept_sets_of_top_p_and_top_k_are_refused_by_engines_that_do_not_tell_them(
+    tmp_path: Path, settings: dict[str, Any], narrow: bool
+) -> None:
+    """Others' are the whole vocabulary, over which such an engine's log-probs are."""
+
+    async def main() -> EngineAnswer:
+        engine = Echo(str(make_policy(tmp_path / "policy")))
+        sampling = Sampling(max_new_tokens=5, return_kept=True, **settings)
+        request = GenerateRequest(rid="r", input_ids=(4,), sampling=sampling)
+        (answer,) = [answer async for answer in engine.generate(request, stream=False)]
+        return answer
+
+    if narrow:
+        with pytest.raises(ConfigError, match="does not tell which tokens"):
+            asyncio.run(main())
+    else:
+        assert asyncio.run(main()).kept == [b""] * 5
+
+
 class Taker(SlowChild):
     """Takes weights and says what it heard, in order; raises once for each word in ``fails``."""
 

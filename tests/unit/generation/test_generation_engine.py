@@ -230,9 +230,12 @@ def test_min_new_tokens_come_before_any_stop_token(llama):
     assert min(map(len, without.tokens)) == 1
     result = answer(llama, prompts, stop_token_ids=stops, min_new_tokens=4)
     assert min(map(len, result.tokens)) >= 5  # four, and then a stop token at the earliest
-    for prompt, tokens, logprobs in zip(prompts, result.tokens, result.logprobs, strict=True):
-        expected = full_forward_logprobs(llama, prompt, tokens, 1.0)  # over all tokens
-        assert_close(logprobs, expected, atol=1e-5, rtol=0)
+    for i, (prompt, tokens) in enumerate(zip(prompts, result.tokens, strict=True)):
+        logits = llama(torch.cat([prompt, tokens])[None]).logits[0, 1:-1].detach()
+        logits[:4, [*stops, EOS]] = -torch.inf  # over what could be sampled
+        expected = logits.log_softmax(-1).gather(1, tokens[:, None])[:, 0]
+        assert_close(result.logprobs[i], expected, atol=1e-5, rtol=0)
+        assert [bool(kept) for kept in result.kept[i]] == [t < 4 for t in range(len(tokens))]
 
 
 def test_without_stop_tokens_every_answer_is_truncated(llama):
@@ -246,7 +249,12 @@ def test_top_k_of_one_is_greedy(module):
     greedy = answer(module, prompts, greedy=True, temperature=0.7)
     top_one = answer(module, prompts, top_k=1, temperature=0.7)
     assert as_lists(greedy) == as_lists(top_one)
-    assert all(map(torch.equal, greedy.logprobs, top_one.logprobs))
+    assert greedy.kept is None
+    for tokens, logprobs, kept in zip(top_one.tokens, top_one.logprobs, top_one.kept, strict=True):
+        assert not logprobs.any()  # of sets of one
+        assert torch.equal(
+            torch.frombuffer(bytearray(b"".join(kept)), dtype=torch.int32).long(), tokens
+        )
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])

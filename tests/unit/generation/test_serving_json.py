@@ -117,6 +117,7 @@ def test_n_answers_with_a_seed_differ() -> None:
         ignore_eos=st.booleans(),
         sampling_seed=st.none() | st.integers(-(1 << 63), (1 << 63) - 1),
         position=st.integers(0, 1000),
+        return_kept=st.booleans(),
     ),
     st.lists(st.integers(0, 1 << 20), min_size=1, max_size=5),
 )
@@ -129,15 +130,23 @@ def test_a_request_comes_as_it_was_sent(sampling: Sampling, ids: list[int]) -> N
 
 def test_position_is_sent_only_where_it_counts() -> None:
     body = generate_body(GenerateRequest(rid="r", input_ids=(1,)))
-    assert "position" not in body["sampling_params"]
+    assert not {"position", "return_kept"} & body["sampling_params"].keys()
+
+
+def test_another_engine_gets_no_extension() -> None:
+    sampling = Sampling(position=3, return_kept=True)
+    sent = GenerateRequest(rid="r", input_ids=(1,), sampling=sampling)
+    body = generate_body(sent, extended=False)
+    assert not {"position", "return_kept"} & body["sampling_params"].keys()
 
 
 @given(
     st.lists(st.tuples(st.integers(0, 99), st.floats(-50, 0, width=32), st.integers(0, 3))),
     st.sampled_from([None, *Finish]),
+    st.none() | st.binary(max_size=12),
 )
 def test_an_answer_comes_as_it_was_made(
-    tokens: list[tuple[int, float, int]], finish: Finish | None
+    tokens: list[tuple[int, float, int]], finish: Finish | None, kept: bytes | None
 ) -> None:
     ids, logprobs, versions = (list(x) for x in zip(*tokens, strict=True)) if tokens else ([],) * 3
     answer = EngineAnswer(
@@ -148,6 +157,7 @@ def test_an_answer_comes_as_it_was_made(
         finish=finish,
         prompt_tokens=3,
         cached_tokens=2,
+        kept=[] if kept is None else [kept] * len(ids),
     )
     data = msgspec.json.encode(answer_json(answer, seconds=0.5))
     assert read_answer(data, rid="other") == answer

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.testing import assert_close
@@ -31,6 +32,7 @@ from realsys.data.answers_layout import answer_row, answers_sample
 from realsys.data.sequence_sample import SequenceSample
 from realsys.interfaces.answers import answer_lengths, answer_mask
 from realsys.rollout.agents.math_single_step import MathSingleStep
+from realsys.rollout.agents.transcript import Transcript
 from realsys.rollout.worker.group import GroupRunner
 from realsys.rollout.worker.peers import Peer
 from realsys.rollout.worker.policy_client import RequestStats
@@ -109,6 +111,42 @@ def test_a_group_is_packed_by_hand():
     # What the losses see: observations in the middle have none.
     assert answer_mask(sample).tolist() == [not m for m in x["prompt_mask"]]
     assert answer_lengths(sample) == [3, 1]
+
+
+def test_kept_sets_are_packed_beside_their_tokens():
+    narrow, wide = (np.array(ids, dtype="<i4").tobytes() for ids in ([3, 10], [~4]))
+    first = replace(GOOD, kept=(b"", b"", narrow, b"", b"", wide))
+    second = replace(SHORT, kept=(b"", b"", narrow))
+    sample = trajectories_sample("0-1", [first, second], metadata={})
+    assert sample.data["packed_kept_counts"].tolist() == [0, 0, 2, 0, 0, 1, 0, 0, 2]
+    assert sample.data["packed_kept_ids"].tolist() == [3, 10, ~4, 3, 10]
+    assert sample.meta.seqlens["packed_kept_counts"] == ((6, 3),)
+    assert sample.meta.seqlens["packed_kept_ids"] == ((3, 2),)
+    assert {sample.meta.dtypes[k] for k in ("packed_kept_counts", "packed_kept_ids")} == {"int32"}
+    assert sample.meta.tokens_per_id() == (9,)
+
+
+def test_a_trajectory_that_lost_its_kept_sets_is_refused():
+    assert not trajectory_fault(GOOD, (5, 6))
+    fault = trajectory_fault(GOOD, (5, 6), has_kept=True)
+    assert fault == "it has 6 tokens and 0 entries in kept"
+    assert not trajectory_fault(replace(GOOD, kept=(b"",) * 6), (5, 6), has_kept=True)
+
+
+def test_a_transcript_keeps_the_sets_of_answers_in_place():
+    transcript = Transcript([5, 6])
+    answer = Answer(
+        tokens=(7, 8, 9),
+        logprobs=(-1.0,) * 3,
+        versions=(0,) * 3,
+        stopped=False,
+        kept=(b"a" * 4, b"", b"b" * 4),
+    )
+    transcript.answered(answer, keep=2)
+    transcript.observed([1])
+    transcript.answered(answer)
+    made = transcript.trajectory(reward=0.0, truncated=False)
+    assert made.kept == (b"", b"", b"a" * 4, b"", b"", *answer.kept)
 
 
 def test_one_turn_is_packed_as_an_engine_packs_it():

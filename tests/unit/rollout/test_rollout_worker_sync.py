@@ -85,6 +85,7 @@ class OneServer:
                 seed=s.sampling_seed,
                 position=s.position,
                 stop_ids=frozenset(s.stop_token_ids),
+                return_kept=s.return_kept,
             )
         )
         while not (ended := [o for o in self.engine.step() if o.finish]):
@@ -94,6 +95,7 @@ class OneServer:
             logprobs=tuple(ended[0].logprobs),
             versions=tuple(ended[0].versions),
             finish=Finish(ended[0].finish),
+            kept=tuple(ended[0].kept),
         )
 
 
@@ -118,7 +120,12 @@ def by_rollouts(
     server = OneServer(model, gconfig)
     ends = end_token_ids(model.tokenizer, model.module.generation_config)
     settings = AnswerSettings(
-        gconfig=gconfig, end_ids=frozenset(ends), base_seed=SEED, chunk=chunk, timeout_s=60.0
+        gconfig=gconfig,
+        end_ids=frozenset(ends),
+        base_seed=SEED,
+        chunk=chunk,
+        timeout_s=60.0,
+        kept_sets=gconfig.restricts,
     )
     groups = GroupRunner(
         dataset=dataset,

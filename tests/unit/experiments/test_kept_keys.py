@@ -1,0 +1,70 @@
+"""Which runs carry kept sets, and which engines can't."""
+
+from dataclasses import replace
+
+import pytest
+
+from experiments.asynchronous import Async, RolloutOnly
+from experiments.grpo_math import grpo_math
+from experiments.ppo_math import ppo_math
+from realsys.api.model import GenerationHyperparameters
+from realsys.api.options import ModelOptions
+
+KEPT = {"packed_kept_counts", "packed_kept_ids"}
+NARROW = GenerationHyperparameters(top_p=0.9)
+FLOOR = GenerationHyperparameters(min_new_tokens=2)
+
+
+def calls_of(experiment):
+    policy = replace(experiment, actor=replace(experiment.actor, path="/nowhere"))
+    return {call.name: call for call in policy._calls}
+
+
+def with_sets(calls):
+    return {name for name, call in calls.items() if {*call.input_keys, *call.output_keys} >= KEPT}
+
+
+@pytest.mark.parametrize("gen", [NARROW, FLOOR, GenerationHyperparameters(top_k=5)])
+def test_every_call_of_the_policys_log_probs_reads_the_sets_and_no_other(gen):
+    made = calls_of(replace(ppo_math(), gen=gen))
+    assert with_sets(made) == {"actor_gen", "ref_inf", "actor_train"} | ({"actor_inf"} & set(made))
+    assert set(made["actor_gen"].output_keys) >= KEPT
+
+
+@pytest.mark.parametrize(
+    "gen", [GenerationHyperparameters(), GenerationHyperparameters(greedy=True, top_p=0.5)]
+)
+def test_runs_that_sample_from_all_tokens_have_no_such_key(gen):
+    for experiment in (ppo_math(), grpo_math(), replace(grpo_math(), schedule=Async())):
+        assert not with_sets(calls_of(replace(experiment, gen=gen)))
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+@pytest.mark.parametrize("setting", ["top_p=0.9", "top_k=5"])
+def test_top_p_and_top_k_need_an_engine_that_tells_what_they_keep(engine, setting):
+    name, value = setting.split("=")
+    gen = GenerationHyperparameters(**{name: float(value) if name == "top_p" else int(value)})
+    (problem,) = Async(server_backend=engine).sampling_problems(gen)
+    assert f"{engine} does not tell which tokens {name} left over" in problem.what
+    assert problem.where == f"gen.{name} and schedule.server_backend"
+    assert "server_backend=embedded" in problem.fix
+
+
+@pytest.mark.parametrize(
+    ("schedule", "gen", "records"),
+    [
+        (Async(), NARROW, True),
+        (Async(), GenerationHyperparameters(), False),
+        (Async(server_backend="vllm"), FLOOR, True),  # as of the whole vocabulary
+        (Async(server_backend="vllm"), GenerationHyperparameters(), False),
+        (RolloutOnly(server_backend="vllm"), NARROW, False),  # nothing trains
+        (RolloutOnly(), NARROW, True),
+    ],
+)
+def test_rollout_workers_record_what_their_engine_can_tell(schedule, gen, records):
+    assert not list(schedule.sampling_problems(gen))
+    experiment = replace(
+        grpo_math(), schedule=schedule, gen=gen, actor=ModelOptions(path="/nowhere")
+    )
+    assert schedule.records_kept(gen) is records
+    assert (set(experiment._rollout_keys) >= KEPT) is records
