@@ -23,8 +23,12 @@ class TeacherOptions(ModelOptions):
     """A frozen policy with the tokenizer of the one that learns."""
 
     backend: str = option("inference", "registered backend")
-    weight: float = option(
-        1.0, "of log p of the teacher less that of the policy, in a token's advantage", gt=0
+    weight: float = option(1.0, "of what it teaches", gt=0)
+    top_k: int = option(
+        0,
+        "0: the reverse KL, by the tokens that were drawn, in their advantages; above: the forward KL over "
+        "its so many most probable tokens, in the loss",
+        ge=0,
     )
 
 
@@ -42,27 +46,41 @@ def taught_calls(
     update = next(call for call in calls if call.name == "actor_train")
     args = update.interface_impl.args
     kept = tuple(key for key in update.input_keys if key.startswith("packed_kept_"))
-    keys = {name: f"packed_teacher_logprobs_{name}" for name in sorted(teachers)}
-    asked = [
-        make(
-            f"{ROLE}{name}_inf",
-            ROLE + name,
-            "inference",
-            ModelInterfaceAbstraction("ppo_actor", {"gen": args["gen"]}),
-            input_keys=("packed_input_ids", *kept),
-            output_keys=(key,),
-            output_key_remap={"logprobs": key},
+    asked, read = [], list(update.input_keys)
+    for name, teacher in sorted(teachers.items()):
+        keys = {made: f"packed_teacher_{made}_{name}" for made in _made(teacher)}
+        given = {"gen": args["gen"], "top_k": teacher.top_k}
+        asked.append(
+            make(
+                f"{ROLE}{name}_inf",
+                ROLE + name,
+                "inference",
+                ModelInterfaceAbstraction("teacher", given),
+                input_keys=("packed_input_ids", *(() if teacher.top_k else kept)),
+                output_keys=tuple(keys.values()),
+                output_key_remap=keys,
+            )
         )
-        for name, key in keys.items()
-    ]
-    weights = {key: teachers[name].weight for name, key in keys.items()}
+        read += keys.values()
+    weights = {
+        "teachers": {f"packed_teacher_logprobs_{n}": t.weight for n, t in _by(teachers, top=False)},
+        "forward_teachers": {n: t.weight for n, t in _by(teachers, top=True)},
+    }
     taught = replace(
         update,
-        input_keys=(*update.input_keys, *keys.values()),
-        interface_impl=replace(update.interface_impl, args={**args, "teachers": weights}),
+        input_keys=tuple(read),
+        interface_impl=replace(update.interface_impl, args={**args, **weights}),
     )
     at = calls.index(update)
     return (*calls[:at], *asked, taught, *calls[at + 1 :])
+
+
+def _made(teacher: TeacherOptions) -> tuple[str, ...]:
+    return ("top_ids", "top_logprobs") if teacher.top_k else ("logprobs",)
+
+
+def _by(teachers: Mapping[str, TeacherOptions], *, top: bool) -> list[tuple[str, TeacherOptions]]:
+    return [(name, t) for name, t in sorted(teachers.items()) if bool(t.top_k) == top]
 
 
 def teacher_problems(

@@ -25,17 +25,20 @@ _CHUNK_ELEMENTS = 2**25  # 128 MiB of float32
 def gather_logprobs(
     logits: torch.Tensor, labels: torch.Tensor, *, temperature: float = 1.0
 ) -> torch.Tensor:
-    """float32 ``[N]``: log softmax(logits / temperature) at ``labels``.
+    """float32 in the shape of ``labels``: log softmax(logits / temperature) at them.
 
     Computed as the label's logit minus logsumexp: the ``[N, V]`` log-probabilities never exist.
 
     Args:
         logits: ``[N, V]``, any floating dtype. Row t belongs to label t: nothing is shifted here.
-        labels: int64 ``[N]``.
+        labels: int64 ``[N]``, or ``[N, K]``: several of each row.
     """
-    require_same_shape("gather_logprobs", labels=labels, logits_rows=logits[:, 0])
+    of_rows = labels if labels.ndim == 1 else labels[:, 0]
+    require_same_shape("gather_logprobs", labels=of_rows, logits_rows=logits[:, 0])
     picked = [
-        scaled.gather(1, rows[:, None]).squeeze(1) - scaled.logsumexp(dim=1)
+        scaled.gather(1, rows) - scaled.logsumexp(dim=1)[:, None]
+        if rows.ndim > 1
+        else scaled.gather(1, rows[:, None]).squeeze(1) - scaled.logsumexp(dim=1)
         for scaled, rows in zip(
             _scaled_chunks(logits, temperature),
             torch.split(labels, _rows_per_chunk(logits)),

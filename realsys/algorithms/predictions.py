@@ -56,7 +56,7 @@ class Predictions:
         temperature: float = 1.0,
         kept: KeptSets | None = None,
     ) -> Tensor:
-        """float32 ``[R]``: log p of ``tokens_R``, each by its row.
+        """float32 ``[R]``: log p of ``tokens_R``, each by its row; of ``[R, K]``, of several a row.
 
         Args:
             rows_N: bool, which rows; or int64 ``[R]``, their numbers; None: all.
@@ -90,6 +90,19 @@ class Predictions:
 
         logprob_R, entropy_R = self._by_chunks(of_chunk, tokens_R, rows_N, kept)
         return logprob_R, entropy_R
+
+    def top_k(self, k: int, *, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+        """The ``k`` most probable tokens of each row, int64 ``[N, k]``, and their log p, float32; all,
+        where there are fewer.
+        """
+
+        def of_chunk(logits: Tensor, _: Tensor) -> tuple[Tensor, ...]:
+            ids = logits.topk(min(k, logits.shape[1]), dim=1).indices
+            return ids, gather_logprobs(logits, ids, temperature=temperature)
+
+        rows = self._states_UH if self._place_N is None else self._place_N
+        ids, logprobs = self._by_chunks(of_chunk, rows.new_zeros(len(rows)), None, None)
+        return ids, logprobs
 
     def logits(self, rows_N: Tensor | None = None) -> Tensor:
         """``[R, V]`` of these rows, or of all, as the model gives them.

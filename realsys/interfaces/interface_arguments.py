@@ -14,6 +14,7 @@ from realsys.api.basics.choice import KIND
 from realsys.api.basics.losses import PPOLoss
 from realsys.api.basics.preference_losses import DPOLoss, PairLoss
 from realsys.api.errors import ConfigError
+from realsys.api.model import GenerationHyperparameters
 from realsys.api.options import PPOHyperparameters, ppo_problems
 
 _CLIPS = ("eps_clip", "eps_clip_higher", "c_clip")
@@ -65,12 +66,27 @@ class PPOActorArguments(PPOSettings):
     Attributes:
         with_entropy: inference computes the entropy of each token besides its log-prob.
         teachers: key of a teacher's log-probs → weight of its part in advantages.
+        forward_teachers: name of a teacher whose most probable tokens are given → weight of the forward KL.
     """
 
     reward: str = "math_verify"
     reward_args: Mapping[str, Any] = field(default_factory=dict)
     with_entropy: bool = False
     teachers: Mapping[str, float] = field(default_factory=dict)
+    forward_teachers: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TeacherArguments:
+    """Arguments of interface ``teacher``.
+
+    Attributes:
+        gen: how the tokens were sampled.
+        top_k: it gives its so many most probable tokens; 0: log-probs of the tokens that were drawn.
+    """
+
+    gen: GenerationHyperparameters = field(default_factory=GenerationHyperparameters)
+    top_k: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

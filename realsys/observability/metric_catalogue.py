@@ -81,6 +81,7 @@ GROUPS: dict[str, tuple[Metric, ...]] = {
         Metric("actor/loss/<component>", "", "components of the loss, each over its own count: `policy` with KL and entropy bonus; `nll`, with `nll_coef`"),
         Metric("actor/drifted", "share", "tokens of answers that `opsm_delta` left out", "below 0.1", "lower learning rate, fewer minibatches, lower `max_staleness`"),
         Metric("actor/entropy_coef", "", "weight of the entropy bonus in this step, with `entropy_target`", "settles; 0 above the target"),
+        Metric("actor/teacher/<teacher>/forward_kl", "nats a token", "KL of the teacher to π over the teacher's `top_k` most probable tokens", "falls towards 0", "as below"),
         Metric("actor/teacher/<teacher>/kl", "nats a token", "log π_old − log π of the teacher: the reverse KL to it", "falls towards 0", "steady: higher learning rate; the teacher may know what the policy can't"),
     ),
     "Critic": (

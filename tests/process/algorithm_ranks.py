@@ -19,6 +19,7 @@ from realsys.backends.megatron_backend import MegatronBackend
 from realsys.data.sequence_sample import SequenceSample
 from realsys.interfaces.answers import INPUT
 from realsys.interfaces.ppo.ppo_actor import PPOActorInterface
+from realsys.interfaces.ppo.teacher import TOP_IDS, TOP_LOGPROBS, TeacherInterface
 
 TEACHER = "packed_teacher_logprobs_big"
 VERSION, STALENESS = 5, 2
@@ -60,6 +61,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "drifted answers": {"opsm_delta": 0.01},
     "dapo": {"mask_truncated": True, "overlong_buffer_len": 4},
     "teacher": {"advantage": estimator("none"), "teachers": {TEACHER: 1.0}, "kl_ctl": 0.0},
+    "teacher's top tokens": {"advantage": estimator("none"), "forward_teachers": {"big": 0.5}},
     "top entropy": {"recompute_logprob": True, "top_entropy_share": 0.4},
 }
 # For answers of older weights: decoupled PPO and bounds.
@@ -84,6 +86,8 @@ def experience() -> SequenceSample:
     per_token = {key: start + 0.3 * torch.randn(num, generator=rng) for key in keys}
     per_token["packed_prox_entropy"] = torch.rand(num, generator=rng)
     per_token["packed_versions"] = VERSION - torch.randint(0, STALENESS + 1, (num,), generator=rng)
+    top = torch.randn(num, world.VOCABULARY, generator=rng).log_softmax(1).topk(4)
+    per_token |= {TOP_IDS + "big": top.indices.int(), TOP_LOGPROBS + "big": top.values}
     data = {
         **per_token,
         "rewards": torch.tensor([1.0, 0.0, 1.0, 0.0, 0.5, 2.0, 0.0]),
@@ -137,4 +141,20 @@ def rank_main(index: int, folder: str) -> None:
             _, data, _ = model.topology.coordinate(model.rank)
             share = every.take(world.SHARES[model.topology.data][data])
             rank.found[f"{place}: {name}"] = updated(trained(model, backend), settings, share)
+        model = rank.model("llama", layout)
+        if model is not None:
+            rank.found[f"{place}: said"] = said(trained(model, backend), every)
     rank.done()
+
+
+def said(model: Model, data: SequenceSample) -> dict[str, list[float]]:
+    """What calls before an update say of answers: a teacher's top tokens, and entropies."""
+    spec, gen = world.MicroBatchSpec(max_tokens_per_mb=25), COMMON["gen"]
+    data = data.select([INPUT])
+    top = TeacherInterface(gen=gen, top_k=3).inference(model, data, spec)
+    own = PPOActorInterface(gen=gen, with_entropy=True).inference(model, data, spec)
+    followed = torch.ones(len(data.data[INPUT]), dtype=torch.bool)
+    ends = torch.tensor([0, *data.piece_lengths(INPUT)]).cumsum(0)
+    followed[ends[:-1]] = False
+    found = {**top.data, **own.data}
+    return {name: x[followed].flatten().tolist() for name, x in found.items()}

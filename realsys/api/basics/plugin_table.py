@@ -21,6 +21,7 @@ BUILTIN: dict[str, dict[str, str]] = {
         "reward_model": "realsys.interfaces.preferences.reward_model:RewardModelInterface",
         "rollout_end": "realsys.interfaces.rollout_end:RolloutEndInterface",
         "sft": "realsys.interfaces.supervised:SFTInterface",
+        "teacher": "realsys.interfaces.ppo.teacher:TeacherInterface",
     },
     "backend": {
         "fsdp": "realsys.backends.fsdp:FSDPBackend",

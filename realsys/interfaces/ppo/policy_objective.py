@@ -1,7 +1,9 @@
 """The policy's objective on one micro-batch: the loss over its answer tokens, with its other terms.
 
-    policy: the chosen loss + kl_coef · KL − entropy_coef · entropy      over tokens with a loss
-    nll:    nll_coef · −log π                                            over those of rewarded answers
+    policy: the chosen loss + kl_coef · KL − entropy_coef · entropy + weight · KL(teacher ‖ π)
+            over tokens with a loss
+    nll:    nll_coef · −log π
+            over those of rewarded answers
 
 Formulas are in realsys/algorithms/policy/; this module selects the batch's keys, the tokens that count, and
 the weights that make results independent of the split: each component is divided by its own.
@@ -10,7 +12,7 @@ the weights that make results independent of the split: each component is divide
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -25,12 +27,16 @@ from realsys.interfaces.answers import INPUT, answer_mask, answer_tokens, kept_s
 from realsys.interfaces.interface_arguments import PPOSettings
 from realsys.interfaces.ppo.batch_checks import BEHAVIOUR, PROXIMAL, REFERENCE
 from realsys.interfaces.ppo.off_policy import WEIGHTS
+from realsys.interfaces.ppo.teacher import TOP_IDS, TOP_LOGPROBS, forward_kl
 from realsys.interfaces.ppo.token_selection import CHOSEN
 
 POLICY, NLL = "policy", "nll"  # components of the loss
 _TOKENS = "tokens_per_weight"
 # Means over tokens, whatever the loss aggregation.
-_FIGURES = ("importance_weight", "clip_ratio", "dual_clip_ratio", "approx_kl", "entropy")
+_FIGURES = (
+    *("importance_weight", "clip_ratio", "dual_clip_ratio", "approx_kl", "entropy"),
+    *("kl_loss", "drifted"),
+)
 
 
 @dataclass(frozen=True)
@@ -40,11 +46,13 @@ class PolicyObjective:
     Attributes:
         kl_coef: weight of the KL in the loss; of no meaning where it is in the reward.
         entropy_coef: weight of the entropy bonus.
+        teachers: name of a teacher whose most probable tokens the batch has → weight of the forward KL.
     """
 
     settings: PPOSettings
     kl_coef: float = 0.0
     entropy_coef: float = 0.0
+    teachers: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def aggregation(self) -> Aggregation:
@@ -77,7 +85,7 @@ class PolicyObjective:
         counts_N = every_N = self.mask(data)
         if WEIGHTS in data.keys:
             counts_N = counts_N & (data.data[WEIGHTS] != 0)
-        if self.entropy_coef or self.has_kl:
+        if self.entropy_coef or self.has_kl or self.teachers:
             return counts_N
         moves_N = counts_N & (data.data["advantages"] != 0)
         return moves_N | (every_N & _rewarded(data)) if self.settings.nll_coef else moves_N
@@ -143,6 +151,14 @@ class PolicyObjective:
             )
             loss = loss + self.kl_coef * mean(kl_R, self.aggregation)
             figures["kl_loss"] = mean(kl_R.detach(), "token_mean")
+        for name, by in self.teachers.items():
+            ids_RK = mb.data[TOP_IDS + name][mask_N].long()
+            own_RK = predictions.logprobs(
+                ids_RK, answer_tokens(mb, mask_N)[1], temperature=settings.gen.temperature
+            )
+            apart_R = forward_kl(own_RK, mb.data[TOP_LOGPROBS + name][mask_N])
+            loss = loss + by * mean(apart_R, self.aggregation)
+            figures[f"teacher/{name}/forward_kl"] = mean(apart_R.detach(), "token_mean")
         if drifted_R is not None:
             figures["drifted"] = mean(drifted_R.float(), "token_mean")
         if self.aggregation != "token_mean":
@@ -161,7 +177,7 @@ class PolicyObjective:
         if self.aggregation == "token_mean":
             return stats
         tokens = stats[_TOKENS]
-        own = [name for name in (*_FIGURES, "kl_loss", "drifted") if name in stats]
+        own = [n for n in stats if n in _FIGURES or n.startswith("teacher/")]
         rest = {name: value for name, value in stats.items() if name != _TOKENS}
         return {**rest, **{name: stats[name] / tokens for name in own}}
 

@@ -33,7 +33,7 @@ from realsys.interfaces.ppo.ppo_experience import (
     minibatches,
     prepare_experience,
 )
-from realsys.interfaces.ppo.teacher_advantages import with_teachers
+from realsys.interfaces.ppo.teacher import with_teachers
 from realsys.interfaces.ppo.token_selection import choose_by_covariance, keep_top_entropy
 
 MinibatchStats = dict[str, float]
@@ -118,7 +118,10 @@ class PPOActorInterface(PPOActorArguments, ModelInterface):
         ready = correct_batch(experience.batch, self, version=version, ranks=ranks)
         stats |= {**experience.stats, **ready.stats, "early_stopped": 0.0}
         objective = PolicyObjective(
-            self, kl_coef=self.kl_controller.coef, entropy_coef=self.entropy_control.coef
+            self,
+            kl_coef=self.kl_controller.coef,
+            entropy_coef=self.entropy_control.coef,
+            teachers=self.forward_teachers,
         )
         if version >= self.critic_warmup_steps and not ready.skipped:
             batch, figures = self._ready(ready.batch, objective, ranks)

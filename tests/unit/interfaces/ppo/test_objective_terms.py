@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 
 import pytest
@@ -37,7 +38,13 @@ from realsys.interfaces.ppo.batch_checks import ENTROPY, PROXIMAL, REFERENCE, ch
 from realsys.interfaces.ppo.off_policy import WEIGHTS
 from realsys.interfaces.ppo.policy_objective import PolicyObjective
 from realsys.interfaces.ppo.ppo_experience import prepare_experience
-from realsys.interfaces.ppo.teacher_advantages import with_teachers
+from realsys.interfaces.ppo.teacher import (
+    TOP_IDS,
+    TOP_LOGPROBS,
+    TeacherInterface,
+    forward_kl,
+    with_teachers,
+)
 from realsys.interfaces.ppo.token_selection import (
     CHOSEN,
     choose_by_covariance,
@@ -65,6 +72,9 @@ def full_batch(shift: float = 0.5) -> SequenceSample:
     data = without(data, REFERENCE)
     data = with_key(data, REFERENCE, own + noise[0])
     data = with_key(data, TEACHER, own + noise[1])
+    top = torch.rand(num, 40, generator=rng).log_softmax(1).topk(5)
+    data = with_key(data, TOP_IDS + "big", top.indices.int())
+    data = with_key(data, TOP_LOGPROBS + "big", top.values)
     return with_key(data, ENTROPY, torch.rand(num, generator=rng))
 
 
@@ -103,7 +113,8 @@ def test_the_cut_into_microbatches_changes_nothing(terms: dict[str, object], mod
     data = full_batch()
     if not settings.get("recompute_logprob") and not settings.get("use_decoupled_loss"):
         data = without(data, PROXIMAL, ENTROPY)
-    ppo = [replace(interface(**settings), teachers={TEACHER: 0.7}) for _ in "12"]
+    taught = {"teachers": {TEACHER: 0.7}, "forward_teachers": {"big": 0.2}}
+    ppo = [replace(interface(**settings), **taught) for _ in "12"]
     expected = ppo[0].train_step(whole, data, WHOLE)
     found = ppo[1].train_step(cut, data, SMALL)
     assert_close(weights_of(whole), weights_of(cut), atol=1e-6, rtol=0)
@@ -286,6 +297,55 @@ def test_a_policy_learns_nothing_from_itself() -> None:
     assert stats["teacher/big/kl"] == 0
     assert (stats["grad_norm"], stats["empty_minibatches"]) == (0.0, 1.0)
     assert_close(weights_of(model)["lm_head.weight"], policy().lm_head.weight, rtol=0, atol=0)
+
+
+def test_a_policy_learns_nothing_from_its_own_whole_distribution() -> None:
+    data, model = without(batch(), PROXIMAL), actor()
+    gen = GenerationHyperparameters(max_new_tokens=8, temperature=0.8)
+    said = TeacherInterface(gen=gen, top_k=99).inference(model, data, WHOLE)  # all 40 there are
+    assert said.meta.trailing_shapes == {"top_ids": (40,), "top_logprobs": (40,)}
+    keys = {"top_ids": TOP_IDS + "big", "top_logprobs": TOP_LOGPROBS + "big"}
+    ppo = replace(interface(advantage=estimator("none")), forward_teachers={"big": 1.0})
+    stats = ppo.train_step(model, data.update(said.remap(keys)), WHOLE)
+    assert stats["teacher/big/forward_kl"] == pytest.approx(0.0, abs=1e-6)
+    assert stats["grad_norm"] == pytest.approx(0.0, abs=1e-5)
+
+
+def test_the_forward_kl_is_that_of_a_plain_loop() -> None:
+    data, module = without(full_batch(), PROXIMAL, ENTROPY, TEACHER), policy()
+    model = actor()
+    ppo = replace(interface(advantage=estimator("none")), forward_teachers={"big": 0.5})
+    stats = ppo.train_step(model, data, CUT)
+    total, count, at = 0.0, 0, 0
+    for tokens, mask in zip(
+        torch.split(data.data[INPUT], data.piece_lengths(INPUT)),
+        torch.split(answer_mask(data), data.piece_lengths(INPUT)),
+        strict=True,
+    ):
+        own = torch.log_softmax(module(input_ids=tokens[None]).logits[0].detach() / 0.8, -1)
+        for t in range(1, len(tokens)):
+            if mask[t]:
+                ids = data.data[TOP_IDS + "big"][at + t].tolist()
+                said = data.data[TOP_LOGPROBS + "big"][at + t].tolist()
+                total += sum(
+                    math.exp(x) * (x - float(own[t - 1, i])) for i, x in zip(ids, said, strict=True)
+                )
+                count += 1
+        at += len(tokens)
+    assert stats["teacher/big/forward_kl"] == pytest.approx(total / count, rel=1e-4)
+    assert stats["actor_loss"] == pytest.approx(0.5 * total / count, rel=1e-4)
+
+
+def test_the_gradient_of_the_forward_kl_is_that_of_the_value() -> None:
+    teacher = torch.tensor([[0.6, 0.3], [0.2, 0.1]]).log()
+    own = torch.tensor([[0.5, 0.2], [0.1, 0.3]]).log().requires_grad_()
+    found = forward_kl(own, teacher)
+    assert found.tolist() == pytest.approx(
+        [0.6 * math.log(1.2) + 0.3 * math.log(1.5), 0.2 * math.log(2) + 0.1 * math.log(1 / 3)]
+    )
+    found.sum().backward()
+    assert own.grad is not None
+    assert_close(own.grad, -teacher.exp())
 
 
 def test_teachers_add_up_by_weight() -> None:
