@@ -7,6 +7,7 @@ from itertools import accumulate
 import torch
 
 from realsys.algorithms.kept_sets import KeptSets
+from realsys.algorithms.sequence_sums import to_tokens
 from realsys.api.errors import DataError
 from realsys.api.model import GenerationHyperparameters
 from realsys.data.answers_layout import KEPT_COUNTS, KEPT_IDS
@@ -74,6 +75,11 @@ def answer_lengths(data: SequenceSample) -> list[int]:
     """Counts each answer's tokens, end tokens included, observations not."""
     pieces = torch.split(answer_mask(data), data.piece_lengths(INPUT))
     return [int(piece.sum()) for piece in pieces]
+
+
+def of_tokens(per_sequence_B: torch.Tensor, data: SequenceSample) -> torch.Tensor:
+    """Returns ``[N]``: on each token the value of its sequence."""
+    return to_tokens(per_sequence_B, data.data[INPUT], data.piece_lengths(INPUT))
 
 
 def one_per_sequence(data: SequenceSample) -> list[list[int]]:

@@ -1,12 +1,10 @@
 """The policy's objective on one micro-batch: the loss over its answer tokens, with its other terms.
 
-    policy: the chosen loss + kl_coef · KL − entropy_coef · entropy + weight · KL(teacher ‖ π)
-            over tokens with a loss
-    nll:    nll_coef · −log π
-            over those of rewarded answers
+    policy: the chosen loss − entropy_coef · entropy + kl_coef · KL + weight · KL(teacher ‖ π)
+    nll:    nll_coef · −log π, of answers with a reward
 
-Formulas are in realsys/algorithms/policy/; this module selects the batch's keys, the tokens that count, and
-the weights that make results independent of the split: each component is divided by its own.
+Formulas are in realsys/algorithms/policy/, the terms in objective_terms.py; here are the tokens that count,
+and the weights that make results independent of the split: each component is divided by its own count.
 """
 
 from __future__ import annotations
@@ -16,27 +14,27 @@ from dataclasses import dataclass, field
 
 import torch
 
-from realsys.algorithms.advantage.kl import kl_loss
 from realsys.algorithms.aggregation import Aggregation, aggregate, aggregation_weight
-from realsys.algorithms.policy.correction import drifted_sequences
-from realsys.algorithms.policy.policy_loss import policy_loss
 from realsys.algorithms.predictions import Predictions
-from realsys.algorithms.sequence_sums import sum_per_sequence, to_tokens
+from realsys.algorithms.sequence_sums import sum_per_sequence
 from realsys.data.sequence_sample import SequenceSample
-from realsys.interfaces.answers import INPUT, answer_mask, answer_tokens, kept_sets
+from realsys.interfaces.answers import INPUT, answer_mask, answer_tokens, kept_sets, of_tokens
 from realsys.interfaces.interface_arguments import PPOSettings
-from realsys.interfaces.ppo.batch_checks import BEHAVIOUR, PROXIMAL, REFERENCE
-from realsys.interfaces.ppo.off_policy import WEIGHTS
-from realsys.interfaces.ppo.teacher import TOP_IDS, TOP_LOGPROBS, forward_kl
-from realsys.interfaces.ppo.token_selection import CHOSEN
-
-POLICY, NLL = "policy", "nll"  # components of the loss
-_TOKENS = "tokens_per_weight"
-# Means over tokens, whatever the loss aggregation.
-_FIGURES = (
-    *("importance_weight", "clip_ratio", "dual_clip_ratio", "approx_kl", "entropy"),
-    *("kl_loss", "drifted"),
+from realsys.interfaces.ppo.batch_checks import BEHAVIOUR, PROXIMAL
+from realsys.interfaces.ppo.objective_terms import (
+    NLL,
+    POLICY,
+    LossTokens,
+    Term,
+    policy_tokens,
+    rewarded,
+    terms,
 )
+from realsys.interfaces.ppo.off_policy import WEIGHTS
+
+_TOKENS = "tokens_per_weight"
+# Statistics that are means of their own: the loss's, which are aggregated as it is.
+_OF_LOSS = ("loss", f"loss/{POLICY}", f"loss/{NLL}", "grad_norm", "lr")
 
 
 @dataclass(frozen=True)
@@ -64,39 +62,33 @@ class PolicyObjective:
         """Key of the log-probs that ratios are to."""
         return PROXIMAL if self.settings.needs_prox_logprobs else BEHAVIOUR
 
-    @property
-    def has_kl(self) -> bool:
-        """Whether the KL is a term."""
-        return self.settings.kl_in == "loss" and self.kl_coef > 0
-
     def mask(self, data: SequenceSample) -> torch.Tensor:
         """Returns bool ``[N]``: answer tokens with a loss, before any is excluded by its weight."""
         mask_N = answer_mask(data)
         if not self.settings.mask_truncated:
             return mask_N
-        return mask_N & ~_of_tokens(data.data["seq_no_eos_mask"], data)
+        return mask_N & ~of_tokens(data.data["seq_no_eos_mask"], data)
 
     def has_gradient(self, data: SequenceSample) -> torch.Tensor:
         """Returns bool ``[N]``: tokens whose loss has a gradient, by their advantage or by another term.
 
-        A new loss term must be added here. Tokens with weight 0 have no gradient except through the other
+        A new term must be added here. Tokens with weight 0 have no gradient except through the other
         terms, which the minibatch's other tokens have as well.
         """
         counts_N = every_N = self.mask(data)
         if WEIGHTS in data.keys:
             counts_N = counts_N & (data.data[WEIGHTS] != 0)
-        if self.entropy_coef or self.has_kl or self.teachers:
+        if self.entropy_coef or self._kl_coef or self.teachers:
             return counts_N
         moves_N = counts_N & (data.data["advantages"] != 0)
-        return moves_N | (every_N & _rewarded(data)) if self.settings.nll_coef else moves_N
+        return moves_N | (every_N & rewarded(data)) if self.settings.nll_coef else moves_N
 
     def weight(self, mb: SequenceSample) -> float | Mapping[str, float]:
         """Weight of a micro-batch in the denominators of loss and statistics (``loss_weight_fn``)."""
         mask_N = self.mask(mb)
         if not self.settings.nll_coef:
             return self._weight(mask_N, mb)
-        right_N = mask_N & _rewarded(mb)
-        return {POLICY: self._weight(mask_N, mb), NLL: self._weight(right_N, mb)}
+        return {POLICY: self._weight(mask_N, mb), NLL: self._weight(mask_N & rewarded(mb), mb)}
 
     def loss(
         self, predictions: Predictions, mb: SequenceSample
@@ -106,68 +98,33 @@ class PolicyObjective:
 
         Statistics are passed to ``means_over_tokens`` after the engine has summed them.
         """
-        settings, mask_N = self.settings, self.mask(mb)
-        kept = kept_sets(mb, settings.gen)
-        logprob_R, entropy_R = predictions.logprobs_and_entropy(
-            *answer_tokens(mb, mask_N),
-            temperature=settings.gen.temperature,
-            train_entropy=self.entropy_coef > 0,
-            kept=None if kept is None else kept.take(mask_N),
-        )
-        old_logprob_R = mb.data[self.old_logprobs][mask_N]
-        every_R = torch.ones_like(logprob_R, dtype=torch.bool)
-        weight, lengths_R = self._weight(mask_N, mb), self._lengths(mask_N, mb)
-        weight_R, drifted_R = self._token_weights(mb, mask_N, logprob_R, lengths_R)
-        loss_R, found = policy_loss(
-            settings.loss,
-            logprob_R,
-            old_logprob_R,
-            mb.data["advantages"][mask_N],
-            every_R,
-            lengths=lengths_R,
-            weights=weight_R,
-            chosen=mb.data[CHOSEN][mask_N] if CHOSEN in mb.keys else None,
-        )
+        tokens = self._tokens(predictions, mb)
+        policy_R, seen = policy_tokens(tokens, self.settings)
+        weights = self.weight(mb)
+        of_component = weights if isinstance(weights, Mapping) else {POLICY: weights}
+        parts: dict[str, torch.Tensor] = {}
 
-        def mean(per_token: torch.Tensor, by: Aggregation) -> torch.Tensor:
-            return aggregate(per_token, every_R, by, denominator=weight, lengths=lengths_R)
+        def mean(term: Term, by: Aggregation) -> torch.Tensor:
+            counts_R = term.counts_R
+            return aggregate(
+                term.losses_R,
+                torch.ones_like(policy_R, dtype=torch.bool) if counts_R is None else counts_R,
+                by,
+                denominator=of_component[term.component],
+                lengths=tokens.lengths_R,
+            )
 
-        figures = {
-            "importance_weight": mean(found["importance_ratio"], "token_mean"),
-            "clip_ratio": mean(found["clip_fraction"], "token_mean"),
-            "dual_clip_ratio": mean(found["dual_clip_fraction"], "token_mean"),
-            "approx_kl": mean(found["approx_kl_k3"], "token_mean"),
-            "entropy": mean(entropy_R.detach(), "token_mean"),
-        }
-        loss = mean(loss_R, self.aggregation)
-        if self.entropy_coef:
-            loss = loss - self.entropy_coef * mean(entropy_R, self.aggregation)
-        if self.has_kl:
-            kl_R = kl_loss(
-                logprob_R,
-                mb.data[REFERENCE][mask_N],
-                settings.kl_estimate_by,  # type: ignore[arg-type]  # its options are checked at use
-                old_logprobs=old_logprob_R if settings.kl_unbiased else None,
-            )
-            loss = loss + self.kl_coef * mean(kl_R, self.aggregation)
-            figures["kl_loss"] = mean(kl_R.detach(), "token_mean")
-        for name, by in self.teachers.items():
-            ids_RK = mb.data[TOP_IDS + name][mask_N].long()
-            own_RK = predictions.logprobs(
-                ids_RK, answer_tokens(mb, mask_N)[1], temperature=settings.gen.temperature
-            )
-            apart_R = forward_kl(own_RK, mb.data[TOP_LOGPROBS + name][mask_N])
-            loss = loss + by * mean(apart_R, self.aggregation)
-            figures[f"teacher/{name}/forward_kl"] = mean(apart_R.detach(), "token_mean")
-        if drifted_R is not None:
-            figures["drifted"] = mean(drifted_R.float(), "token_mean")
+        for term in (Term(losses_R=policy_R), *self._terms(tokens)):
+            own = mean(term, self.aggregation)
+            own = own if term.coef == 1 else term.coef * own
+            parts[term.component] = parts[term.component] + own if term.component in parts else own
+            if term.figure:
+                seen[term.figure] = term.losses_R.detach()
         if self.aggregation != "token_mean":
-            figures[_TOKENS] = mean(torch.ones_like(loss_R), "token_mean")
-        log_ratio_R = logprob_R.detach() - old_logprob_R
-        if not settings.nll_coef:
-            return loss, figures, log_ratio_R
-        parts = {POLICY: loss, NLL: settings.nll_coef * self._nll(logprob_R, mb, mask_N)}
-        return parts, figures, log_ratio_R
+            seen[_TOKENS] = torch.ones_like(policy_R)
+        figures = {name: mean(Term(losses_R=x), "token_mean") for name, x in seen.items()}
+        log_ratio_R = tokens.logprob_R.detach() - tokens.old_logprob_R
+        return parts if len(of_component) > 1 else parts[POLICY], figures, log_ratio_R
 
     def means_over_tokens(self, stats: dict[str, float]) -> dict[str, float]:
         """Converts a step's ``stats`` to means over tokens, whatever the loss aggregation.
@@ -177,43 +134,34 @@ class PolicyObjective:
         if self.aggregation == "token_mean":
             return stats
         tokens = stats[_TOKENS]
-        own = [n for n in stats if n in _FIGURES or n.startswith("teacher/")]
-        rest = {name: value for name, value in stats.items() if name != _TOKENS}
-        return {**rest, **{name: stats[name] / tokens for name in own}}
+        rest = {name: x for name, x in stats.items() if name != _TOKENS}
+        return {name: x if name in _OF_LOSS else x / tokens for name, x in rest.items()}
 
-    def _token_weights(
-        self,
-        mb: SequenceSample,
-        mask_N: torch.Tensor,
-        logprob_R: torch.Tensor,
-        lengths_R: list[int] | None,
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Weights of the policy's loss, and which tokens have weight 0 because their answer drifted."""
-        weight_R = mb.data[WEIGHTS][mask_N] if WEIGHTS in mb.keys else None
-        if self.settings.opsm_delta is None:
-            return weight_R, None
-        drifted_R = drifted_sequences(
-            logprob_R,
-            mb.data[BEHAVIOUR][mask_N],
-            mb.data["advantages"][mask_N],
-            lengths=lengths_R or [],
-            delta=self.settings.opsm_delta,
+    @property
+    def _kl_coef(self) -> float:
+        return self.kl_coef if self.settings.kl_in == "loss" else 0.0
+
+    def _terms(self, tokens: LossTokens) -> tuple[Term, ...]:
+        coefs = {"kl_coef": self._kl_coef, "entropy_coef": self.entropy_coef}
+        return tuple(terms(tokens, self.settings, teachers=self.teachers, **coefs))
+
+    def _tokens(self, predictions: Predictions, mb: SequenceSample) -> LossTokens:
+        mask_N, gen = self.mask(mb), self.settings.gen
+        kept = kept_sets(mb, gen)
+        logprob_R, entropy_R = predictions.logprobs_and_entropy(
+            *answer_tokens(mb, mask_N),
+            temperature=gen.temperature,
+            train_entropy=self.entropy_coef > 0,
+            kept=None if kept is None else kept.take(mask_N),
         )
-        weight_R = torch.ones_like(logprob_R) if weight_R is None else weight_R
-        return weight_R.masked_fill(drifted_R, 0.0), drifted_R
-
-    def _nll(
-        self, logprob_R: torch.Tensor, mb: SequenceSample, mask_N: torch.Tensor
-    ) -> torch.Tensor:
-        """Mean of −log π over tokens of answers with a reward above 0; 0 without any."""
-        right_R = _rewarded(mb)[mask_N]
-        lengths = sum_per_sequence(mask_N.long(), mb.piece_lengths(INPUT)).tolist()
-        return aggregate(
-            -logprob_R,
-            right_R,
-            self.aggregation,
-            denominator=self._weight(mask_N & _rewarded(mb), mb),
-            lengths=lengths,
+        return LossTokens(
+            mb=mb,
+            mask_N=mask_N,
+            predictions=predictions,
+            logprob_R=logprob_R,
+            entropy_R=entropy_R,
+            old_logprob_R=mb.data[self.old_logprobs][mask_N],
+            lengths_R=self._lengths(mask_N, mb),
         )
 
     def _weight(self, mask_N: torch.Tensor, mb: SequenceSample) -> float:
@@ -232,12 +180,3 @@ class PolicyObjective:
         counts_B = sum_per_sequence(mask_N.long(), mb.piece_lengths(INPUT))
         lengths: list[int] = counts_B.tolist()
         return lengths
-
-
-def _rewarded(data: SequenceSample) -> torch.Tensor:
-    """Bool ``[N]``: tokens of answers with a reward above 0."""
-    return _of_tokens(data.data["rewards"] > 0, data)
-
-
-def _of_tokens(per_sequence_B: torch.Tensor, data: SequenceSample) -> torch.Tensor:
-    return to_tokens(per_sequence_B, data.data[INPUT], data.piece_lengths(INPUT))
