@@ -51,7 +51,7 @@ def checked_against_others(said: dict[str, Any]) -> str:
                 f"- **{r['name']}** ({r['peer']})",
                 f"  - ours: {r['ours']}",
                 f"  - theirs: {r['theirs']}",
-                f"  - who follows the source: {r['source']}",
+                f"  - by the source: {r['source']}",
             ]
     lines += ["", "Theirs only, run on the same batches; nothing of ours to compare with:", ""]
     for (group, name), found in _by_name(rows, "theirs only").items():
@@ -70,7 +70,8 @@ def _by_name(
     for r in rows:
         if r["status"] == status:
             found.setdefault((r["group"], r["name"]), []).append(r)
-    return found
+    order = list(dict.fromkeys(group for group, _ in found))
+    return {which: found[which] for which in sorted(found, key=lambda x: order.index(x[0]))}
 
 
 def _agreement(which: tuple[str, str], found: list[dict[str, Any]]) -> str:
@@ -80,7 +81,7 @@ def _agreement(which: tuple[str, str], found: list[dict[str, Any]]) -> str:
         numbers = [
             x for r in found for name, x in r["float64"].items() if (name == "gradient") == gradient
         ]
-        return "" if not numbers else f"{max(numbers):.0e}" if max(numbers) else "0"
+        return "–" if not numbers else f"{max(numbers):.0e}" if max(numbers) else "0"
 
     who = ", ".join(r["peer"] for r in found)
     cells = (": ".join(which), who, largest(gradient=False), largest(gradient=True))

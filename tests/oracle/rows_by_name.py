@@ -55,7 +55,7 @@ from realsys.interfaces.ppo.token_selection import CHOSEN, choose_by_covariance,
 ALONE = DataParallel()
 WEIGHTS = {"score_B": 1.0, "baseline_B": 0.5}  # of parts of a reward, by their names in a batch
 SHIFT = 0.125  # of a policy that moved by the same for all tokens, exact in float32
-NOT_READ = "not checked against the paper: only its abstract was at hand"
+NOT_READ = "Not checked against the paper: only its abstract was at hand"
 
 NOT_RUN = {
     "MaxRL": "neither verl 0.9.1 nor trl 1.16.0 has it",
@@ -314,7 +314,7 @@ def _quantile(share: float) -> Form:
 def _discounted(batch: Batch) -> Tensor:
     mask = batch["mask"]
     after = mask.flip(1).cumsum(1).flip(1) - 1
-    return _whitened(batch["score_B"][:, None] * 0.99**after, mask)
+    return _whitened(batch["baseline_B"][:, None] * 0.99**after, mask)
 
 
 def _whitened(x: Tensor, mask: Tensor) -> Tensor:
@@ -510,7 +510,7 @@ def _token_rows() -> list[Row]:
                 "those at or above the interpolated quantile 1 − share: 1 + ⌊share · (n − 1)⌋ and their "
                 "equals, one fewer than ours unless 1 / share is whole; of the policy as it is by then",
                 "neither: arXiv:2506.01939 keeps entropies at or above the threshold of a share, without a "
-                f"word on rounding in what was at hand; {NOT_READ}",
+                f"word on rounding. {NOT_READ}",
                 _quantile(0.3),
             ),
         ),
@@ -530,20 +530,24 @@ def _token_rows() -> list[Row]:
 def _advantage_rows() -> list[Row]:
     row = partial(Row, group="advantage")
     plus, baseline = "advantage reinforce_plus_plus", "advantage reinforce_plus_plus_baseline"
-    once = {"config": {"gamma": 1.0}, "per_token": True, "kl_coef": 0.05}
+    # Scores that aren't nearly alike: verl's mean divides by n + 1e-8, seen where mean / deviation is large.
+    spread = {"per_token": True, "score": "baseline_B"}
+    once = {**spread, "config": {"gamma": 1.0}, "kl_coef": 0.05}
     gdpo = GDPOAdvantage(weights=WEIGHTS)
     normalize_then_sum = f"{ITS_SCORES}, normalize_then_sum"
     passk = "advantage grpo_passk"
     return [
         row(
             name="REINFORCE++, KL penalties to come",
-            ours=interface(ReinforcePPAdvantage(), kl_coef=0.05),
+            ours=interface(ReinforcePPAdvantage(), score="baseline_B", kl_coef=0.05),
             peers={"verl": Peer(plus, once)},
+            batches="far",
         ),
         row(
             name="REINFORCE++ with a discount",
-            ours=interface(ReinforcePPAdvantage()),
-            peers={"verl": Peer(plus, {"config": {"gamma": 0.99}, "per_token": True})},
+            ours=interface(ReinforcePPAdvantage(), score="baseline_B"),
+            peers={"verl": Peer(plus, {**spread, "config": {"gamma": 0.99}})},
+            batches="far",
             differs=Difference(
                 "r on every token",
                 "γ^(tokens to come) · r; the same with γ = 1, which is its default",
@@ -555,7 +559,7 @@ def _advantage_rows() -> list[Row]:
         row(
             name="REINFORCE++-baseline, no answer at its group's mean",
             ours=interface(ReinforcePPBaselineAdvantage(), score="baseline_B"),
-            peers={"verl": Peer(baseline, {"per_token": True, "score": "baseline_B"})},
+            peers={"verl": Peer(baseline, spread)},
             batches="far",
         ),
         row(
@@ -607,7 +611,7 @@ def _advantage_rows() -> list[Row]:
                 "verl's",
                 "parts over (deviation + 1e-4); their sum over answers, by (deviation + 1e-4)",
                 "theirs in that it counts answers: arXiv:2601.05242 normalises in the group, then in the "
-                f"batch of answers; its ε was {NOT_READ.partition(':')[0]}",
+                f"batch of answers. {NOT_READ}",
                 _gdpo_of_answers(),
             ),
         ),
