@@ -530,7 +530,7 @@ def _token_rows() -> list[Row]:
 def _advantage_rows() -> list[Row]:
     row = partial(Row, group="advantage")
     plus, baseline = "advantage reinforce_plus_plus", "advantage reinforce_plus_plus_baseline"
-    # Scores that aren't nearly alike: verl's mean divides by n + 1e-8, seen where mean / deviation is large.
+    # Scores that aren't nearly alike: verl's mean divides by n + 1e-8, seen where deviations are small.
     spread = {"per_token": True, "score": "baseline_B"}
     once = {**spread, "config": {"gamma": 1.0}, "kl_coef": 0.05}
     gdpo = GDPOAdvantage(weights=WEIGHTS)
