@@ -508,7 +508,8 @@ def _token_rows() -> list[Row]:
             differs=Difference(
                 "the ⌈share · n⌉ highest and their equals, of the policy before the update",
                 "those at or above the interpolated quantile 1 − share: 1 + ⌊share · (n − 1)⌋ and their "
-                "equals, at times one fewer than ours (never if 1 / share is whole); of the policy in training",
+                "equals, at times one fewer than ours (never if 1 / share is whole); of the policy in "
+                "training",
                 "neither: arXiv:2506.01939 keeps entropies at or above the threshold of a share, without a "
                 f"word on rounding. {NOT_READ}",
                 _quantile(0.3),
