@@ -2,7 +2,7 @@
 
     make oracle     makes both environments in .oracle/ (network, 3 GB), runs, writes results/oracle.json
 
-oracle_rows.py is the table of what is compared. Values, and gradients with respect to log-probabilities,
+oracle_table.py has all of what is compared. Values, and gradients with respect to log-probabilities,
 must agree within 1e-6 in float64: ours are computed in float64 too, by letting ``Tensor.float`` be
 ``Tensor.double`` meanwhile, so that a difference is one of formulas and not of rounding. What ours give in
 float32, as they are used, must be within 1e-5 of theirs, by the largest number of a batch.
@@ -16,8 +16,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,22 +30,13 @@ import torch  # noqa: E402
 from by_hand import HandCheck  # noqa: E402
 from oracle_batches import BATCHES, REACH, make_batches  # noqa: E402
 from oracle_results import DOCUMENTED, FLOAT32_WITHIN, WITHIN, problems_of  # noqa: E402
-from oracle_rows import NOT_RUN, ROWS, Peer, Row  # noqa: E402
+from oracle_rows import Peer, Row  # noqa: E402
+from oracle_table import NOT_RUN, ROWS  # noqa: E402
 from peer_io import Arrays, Form, evaluate, read_batches, write_batches  # noqa: E402
+from widths import wide  # noqa: E402
 
 RUNNERS = ("verl", "trl")
 Measure = Callable[[list[np.ndarray], list[np.ndarray]], float]
-
-
-@contextmanager
-def wide() -> Iterator[None]:
-    """Meanwhile code that says ``.float()`` computes in float64."""
-    narrow = torch.Tensor.float
-    torch.Tensor.float = torch.Tensor.double  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        torch.Tensor.float = narrow  # type: ignore[method-assign]
 
 
 def relative(ours: list[np.ndarray], theirs: list[np.ndarray]) -> float:
@@ -132,6 +122,11 @@ def set_of(row: Row, peer: Peer) -> str:
     return peer.batches or row.batches
 
 
+def compared(row: Row, said: list[Arrays]) -> list[Arrays]:
+    """The outputs that the row compares."""
+    return said if row.only is None else [{row.only: x[row.only]} for x in said]
+
+
 def checked(row: Row, name: str, peers: Peers, batches: dict[str, list[Arrays]]) -> dict[str, Any]:
     """One result."""
     peer = row.peers[name]
@@ -146,17 +141,18 @@ def checked(row: Row, name: str, peers: Peers, batches: dict[str, list[Arrays]])
         "of": set_of(row, peer),
     }
     try:
-        theirs = peers.outputs(row, name)
+        theirs = compared(row, peers.outputs(row, name))
         if not all(np.isfinite(x).all() for said in theirs for x in said.values()):
             raise ValueError(f"{name} says what is no finite number")
         if row.ours is None:
             return {**found, **_among_others(row, name, theirs, peers)}
         with wide():
-            ours = [evaluate(row.ours, x, wrt=row.wrt) for x in inputs]
+            ours = compared(row, [evaluate(row.ours, x, wrt=row.wrt) for x in inputs])
         apart = differences(ours, theirs, relative)
         if row.differs is not None:
             return {**found, **_differs(row, inputs, theirs, apart)}
         used = [evaluate(row.ours, x, wrt=row.wrt, dtype="float32") for x in inputs]
+        used = compared(row, used)
         narrow = max(differences(used, theirs, relative_to_largest).values())
         agrees = max(apart.values()) <= WITHIN and narrow <= FLOAT32_WITHIN
         status = "agrees" if agrees else "failed"
@@ -171,7 +167,8 @@ def _differs(
     """Theirs is what we say it is, and that isn't ours."""
     assert row.differs is not None
     form: Form = row.differs.claimed
-    said = [evaluate(form, x, wrt=row.wrt, dtype=row.dtype) for x in inputs]
+    with wide():
+        said = [evaluate(form, x, wrt=row.wrt, dtype=row.dtype) for x in inputs]
     claimed = differences(said, theirs, relative)
     shown = max(claimed.values()) <= WITHIN < max(apart.values())
     return {

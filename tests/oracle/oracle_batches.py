@@ -76,6 +76,9 @@ def _batch(rng: np.random.Generator, which: str, number: int) -> Arrays:
         "logits": rng.normal(size=(rows, VOCABULARY)) * 4.0,
         "labels": rng.integers(0, VOCABULARY, size=rows),
         **_pairs(rng),
+        "entropies": _entropies(rng, shape, number),
+        "even_other": np.round(rng.normal(size=even), 2),  # another part of the reward
+        "proper_old_logprobs": np.minimum(old_logprobs, -1 / GRAIN),  # of probabilities below 1
     }
 
 
@@ -104,6 +107,12 @@ def _scores(rng: np.random.Generator, count: int, groups: np.ndarray) -> np.ndar
 
 def _correct(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
     return (rng.random(shape) < 0.5).astype(np.float64)
+
+
+def _entropies(rng: np.random.Generator, shape: tuple[int, ...], number: int) -> np.ndarray:
+    """Exact in float32; in every other batch many are equal."""
+    grain = GRAIN if number % 2 else 4.0
+    return np.asarray(np.round(rng.exponential(1.0, size=shape) * grain) / grain)
 
 
 def _pairs(rng: np.random.Generator) -> Arrays:

@@ -2,8 +2,9 @@
 
 To add one: an entry in ``ROWS``. ``ours`` is a function of a batch (oracle_batches.py has the names of its
 tensors); each peer names a form of its runner (verl_runner.py, trl_runner.py, tinker_forms.py) and options.
-Where definitions differ, on purpose or by fact, ``differs`` has both formulas, who follows the source, and
-what they are said to compute, in code: oracle.py shows that this is what they return.
+rows_by_name.py has more rows, oracle_table.py all of them. Where definitions differ, on purpose or by fact,
+``differs`` has both formulas, who follows the source, and what they are said to compute, in code: oracle.py
+shows that this is what they return.
 ``ours=None`` is a formula that others have and we don't: two peers are compared with one another, one runs.
 """
 
@@ -62,7 +63,9 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One line of the table. ``wrt``: the input whose gradient is compared too, of the sum of values."""
+    """One line of the table. ``wrt``: the input whose gradient is compared too, of the sum of values;
+    ``only``: the one output that is compared, such as ``gradient``, if it isn't all of them.
+    """
 
     group: str
     name: str
@@ -70,6 +73,7 @@ class Row:
     peers: Mapping[str, Peer]
     batches: str = "past"
     wrt: str | None = None
+    only: str | None = None
     differs: Difference | None = None
     dtype: str = "float64"
 
@@ -98,9 +102,17 @@ def policy(
     mode: str = "token_mean",
     *,
     advantages: str = "advantages",
+    old: str = "old_logprobs",
     weights: bool = False,
+    kept: Form | None = None,
+    chosen: Form | None = None,
 ) -> Form:
-    """The aggregated loss; ``mode`` is one of ours, or ``token_sum``."""
+    """The aggregated loss; ``mode`` is one of ours, or ``token_sum``.
+
+    Args:
+        kept: which tokens have weight 1, the others having 0.
+        chosen: which a loss by covariance treats in another way.
+    """
 
     def form(batch: Batch) -> Tensor:
         mask = batch["mask"]
@@ -110,10 +122,11 @@ def policy(
         per_token, _ = policy_loss(
             loss,
             batch["logprobs"],
-            batch["old_logprobs"],
+            batch[old],
             advantage,
             mask,
-            weights=batch["weights"] if weights else None,
+            weights=batch["weights"] if weights else None if kept is None else kept(batch),
+            chosen=None if chosen is None else chosen(batch),
         )
         return aggregated(per_token, mask, mode)
 
@@ -179,11 +192,18 @@ def correction(**settings: Any) -> Form:
     return form
 
 
-def value_loss(batch: Batch) -> Tensor:
-    per_token, _ = clipped_value_loss(
-        batch["values"], batch["old_values"], batch["returns"], batch["mask"], eps_clip=0.2
-    )
-    return aggregated(per_token, batch["mask"], "token_mean")
+def value_loss(eps_clip: float | None) -> Form:
+    def form(batch: Batch) -> Tensor:
+        per_token, _ = clipped_value_loss(
+            batch["values"],
+            batch["old_values"],
+            batch["returns"],
+            batch["mask"],
+            eps_clip=eps_clip,
+        )
+        return aggregated(per_token, batch["mask"], "token_mean")
+
+    return form
 
 
 def penalised(batch: Batch) -> Tensor:
@@ -558,8 +578,15 @@ def _other_rows() -> list[Row]:
         Row(
             group="value loss",
             name="clipped, 0.2",
-            ours=value_loss,
+            ours=value_loss(0.2),
             peers={"verl": Peer("compute_value_loss", {"clip": 0.2})},
+            wrt="values",
+        ),
+        Row(
+            group="value loss",
+            name="not clipped",
+            ours=value_loss(None),
+            peers={"verl": Peer("compute_value_loss", {"clip": 1e30})},
             wrt="values",
         ),
         Row(
@@ -886,56 +913,22 @@ def _rows_of_others() -> list[Row]:
     advantage = partial(Row, group="advantage", ours=None)
     preference = partial(Row, group="preference", ours=None, wrt="pair_logprobs")
     dro = {"aggregation": "token-sum", "settings": {"dro_beta": 0.05}}
-    sequence = {"sequence_advantages": True}
     return [
         loss(
             name="DRO β 0.05, token sum",
             peers={"verl": Peer("dro", dro), "tinker": Peer("dro", {"beta": 0.05})},
             batches="far",
         ),
-        loss(
-            name="importance sampling, token sum",
-            peers={"tinker": Peer("importance_sampling")},
-            batches="far",
-        ),
         loss(name="GPG", peers={"verl": Peer("gpg")}),
-        loss(name="GMPO", peers={"verl": Peer("geo_mean", sequence)}, batches="near"),
-        loss(name="clip-cov", peers={"verl": Peer("clip_cov")}, batches="near"),
-        loss(name="kl-cov", peers={"verl": Peer("kl_cov")}, batches="near"),
-        loss(name="DPPO, total variation", peers={"verl": Peer("dppo_tv", {"c": 20.0})}),
-        loss(name="DPPO, KL", peers={"verl": Peer("dppo_kl", {"c": 20.0})}),
         loss(
             name="RLOO with the product of ratios",
             peers={"trl": Peer("RLOOTrainer._compute_loss", {"low": 0.2, "high": 0.2})},
             batches="near",
         ),
         advantage(
-            name="REINFORCE++ γ 0.99",
-            peers={
-                "verl": Peer(
-                    "advantage reinforce_plus_plus",
-                    {"config": {"gamma": 0.99}, "per_token": True},
-                    "far",
-                )
-            },
-        ),
-        advantage(
-            name="REINFORCE++-baseline",
-            peers={
-                "verl": Peer("advantage reinforce_plus_plus_baseline", {"per_token": True}, "far")
-            },
-        ),
-        advantage(name="OPO", peers={"verl": Peer("advantage opo", {"per_token": True}, "far")}),
-        advantage(
             name="ReMax", peers={"verl": Peer("advantage remax", {"per_token": True}, "far")}
         ),
         advantage(name="GPG", peers={"verl": Peer("advantage gpg")}),
-        Row(
-            group="correction",
-            ours=None,
-            name="off-policy sequence mask, δ 0.1",
-            peers={"trl": Peer("GRPOTrainer.get_off_policy_mask", {"threshold": 0.1})},
-        ),
         # Ours will be in realsys/algorithms/preference; batches have pair_logprobs, pair_ref_logprobs,
         # pair_mask [2 P, T] (chosen, then rejected), and for KTO pair_label, pair_mismatched.
         preference(

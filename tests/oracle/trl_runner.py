@@ -21,6 +21,7 @@ warnings.simplefilter("ignore")
 
 from trl import DPOTrainer, GRPOTrainer, KTOTrainer, RLOOTrainer  # noqa: E402
 from trl.experimental.cpo import CPOTrainer  # noqa: E402
+from trl.experimental.gmpo import GMPOTrainer  # noqa: E402
 from trl.rewards import get_soft_overlong_punishment  # noqa: E402
 from trl.trainer import utils  # noqa: E402
 
@@ -31,6 +32,7 @@ ACCELERATOR = SimpleNamespace(
     device=torch.device("cpu"),
     gather=lambda x: x,
     gather_for_metrics=lambda x: x,
+    pad_across_processes=lambda x, **_: x,
     reduce=lambda x, reduction: x,
 )
 
@@ -50,6 +52,40 @@ def trainer(**own: Any) -> SimpleNamespace:
     return SimpleNamespace(**{**common, **own})
 
 
+def policy_trainer(batch: Batch, **own: Any) -> SimpleNamespace:
+    """One whose model says a batch's log-probs and entropies."""
+    says = (batch["logprobs"], batch["entropies"], None)
+    settings = {
+        "top_entropy_quantile": 1.0,
+        "off_policy_mask_threshold": None,
+        "importance_sampling_level": "token",
+        "beta": 0.0,
+        "_entropy_bonus_enabled": False,
+        "get_off_policy_mask": GRPOTrainer.get_off_policy_mask,
+    }
+    made = trainer(_get_per_token_logps_and_entropies=lambda *_, **__: says, **{**settings, **own})
+    made.get_high_entropy_mask = lambda *x: GRPOTrainer.get_high_entropy_mask(made, *x)
+    return made
+
+
+def policy_inputs(batch: Batch, advantages: str) -> dict[str, torch.Tensor]:
+    """What a trainer makes of a batch's answers before the loss. ``advantages``: ``none`` for zeros."""
+    mask = batch["mask"].long()
+    zeros = torch.zeros_like(batch["logprobs"])
+    return {
+        "prompt_ids": torch.zeros(len(mask), 1, dtype=torch.long),
+        "prompt_mask": torch.ones(len(mask), 1, dtype=torch.long),
+        "completion_ids": torch.zeros_like(mask),
+        "completion_mask": torch.ones_like(mask),
+        "tool_mask": mask,
+        "advantages": zeros if advantages == "none" else batch[advantages],
+        "old_per_token_logps": batch["old_logprobs"],
+        "ref_per_token_logps": batch["ref_logprobs"],
+        "importance_sampling_ratio": batch["weights"],
+        "num_items_in_batch": mask.sum(),
+    }
+
+
 def grpo(
     batch: Batch,
     *,
@@ -59,21 +95,19 @@ def grpo(
     delta: float | None = None,
     level: str = "token",
     beta: float = 0.0,
+    kl_corrected: bool = False,
     weights: bool = False,
     advantages: str = "advantages",
     tau: tuple[float, float] = (1.0, 1.05),
     max_length: int = 24,
+    top_entropy: float = 1.0,
+    off_policy: float | None = None,
 ) -> torch.Tensor:
     """GRPOTrainer._compute_loss. ``advantages``: ``advantage_B``, or an input ``[B, T]``; none: zeros."""
-    logprobs, mask = batch["logprobs"], batch["mask"].long()
-    stub = trainer(
-        _get_per_token_logps_and_entropies=lambda *_, **__: (
-            logprobs,
-            torch.zeros_like(logprobs),
-            None,
-        ),
-        top_entropy_quantile=1.0,
-        off_policy_mask_threshold=None,
+    stub = policy_trainer(
+        batch,
+        top_entropy_quantile=top_entropy,
+        off_policy_mask_threshold=off_policy,
         importance_sampling_level=level,
         beta=beta,
         loss_type=loss_type,
@@ -82,29 +116,64 @@ def grpo(
         use_vllm=weights,
         vllm_importance_sampling_correction=weights,
         max_completion_length=max_length,
-        _entropy_bonus_enabled=False,
         args=SimpleNamespace(
-            use_bias_correction_kl=False,
+            use_bias_correction_kl=kl_corrected,
             delta=delta,
             sapo_temperature_pos=tau[0],
             sapo_temperature_neg=tau[1],
             steps_per_generation=1,
         ),
     )
-    inputs = {
-        "prompt_ids": torch.zeros(len(mask), 1, dtype=torch.long),
-        "prompt_mask": torch.ones(len(mask), 1, dtype=torch.long),
-        "completion_ids": torch.zeros_like(mask),
-        "completion_mask": torch.ones_like(mask),
-        "tool_mask": mask,
-        "advantages": torch.zeros_like(logprobs) if advantages == "none" else batch[advantages],
-        "old_per_token_logps": batch["old_logprobs"],
-        "ref_per_token_logps": batch["ref_logprobs"],
-        "importance_sampling_ratio": batch["weights"],
-        "num_items_in_batch": mask.sum(),
-    }
+    inputs = policy_inputs(batch, advantages)
     loss: torch.Tensor = GRPOTrainer._compute_loss(stub, stub.model, inputs)
     return loss
+
+
+def gmpo(batch: Batch, *, epsilon: float) -> torch.Tensor:
+    """GMPOTrainer._compute_loss."""
+    stub = policy_trainer(batch, epsilon_low=epsilon, epsilon_high=epsilon)
+    inputs = policy_inputs(batch, "advantage_B")
+    loss: torch.Tensor = GMPOTrainer._compute_loss(stub, stub.model, inputs)
+    return loss
+
+
+def high_entropy_mask(batch: Batch, *, share: float) -> torch.Tensor:
+    """As its loss calls it with ``top_entropy_quantile`` = share."""
+    stub = policy_trainer(batch)
+    found: torch.Tensor = stub.get_high_entropy_mask(
+        batch["entropies"], batch["mask"].long(), 1 - share
+    )
+    return found.to(batch["entropies"].dtype)
+
+
+def adaptive_entropy(batch: Batch, *, coef: float, target: float, step: float) -> torch.Tensor:
+    """The weights of the bonus in one step after another, each with another entropy; but the first."""
+    applied = []
+    stub = policy_trainer(
+        batch,
+        loss_type="bnpo",
+        epsilon_low=0.2,
+        epsilon_high=0.2,
+        entropy_coef=coef,
+        use_adaptive_entropy=True,
+        _entropy_bonus_enabled=True,
+        _last_world_entropy=float("inf"),
+        _entropy_window_stats=None,
+        args=SimpleNamespace(
+            delta=None,
+            entropy_target=target,
+            entropy_coef_delta=step,
+            entropy_coef_min=0.0,
+            entropy_coef_max=float("inf"),
+        ),
+    )
+    inputs = policy_inputs(batch, "none")
+    for entropy in (1.0 + batch["score_B"].abs()).tolist():
+        says = (batch["logprobs"], torch.full_like(batch["logprobs"], entropy), None)
+        stub._get_per_token_logps_and_entropies = lambda *_, says=says, **__: says
+        loss = GRPOTrainer._compute_loss(stub, stub.model, inputs)
+        applied.append(-loss / entropy)  # the policy's own part is 0
+    return torch.stack(applied[1:])
 
 
 def aggregation(batch: Batch, *, loss_type: str, max_length: int = 24) -> torch.Tensor:
@@ -131,7 +200,7 @@ def _generated(
         generated = (prompts, completions, tools, [""] * len(mask), logprobs, {}, None, None)
     stub = trainer(
         _generate=lambda _: generated,
-        _calculate_rewards=lambda *_: scores[:, None].clone(),
+        _calculate_rewards=lambda *_: scores.reshape(len(scores), -1).clone(),
         _get_per_token_logps_and_entropies=lambda *_, **__: (
             batch["old_logprobs"]
             if len(scores) == len(batch["mask"])
@@ -181,6 +250,27 @@ def grpo_advantages(batch: Batch, *, scale: str) -> torch.Tensor:
     scores = batch["even_scores"]
     said = _generated(GRPOTrainer, batch, scores.flatten(), scores.shape[1], scale_rewards=scale)
     found: torch.Tensor = said["advantages"]
+    return found
+
+
+def gdpo(batch: Batch, *, weights: tuple[float, float], missing: int | None = None) -> torch.Tensor:
+    """The same with several rewards that are normalised each by itself; a function of one gave nothing
+    to every ``missing``-th answer."""
+    parts = [batch[name].flatten() for name in ("even_scores", "even_other")]
+    scores, size = torch.stack(parts, 1), batch["even_scores"].shape[1]
+    if missing is not None:
+        scores[::missing, 1] = torch.nan
+    found: torch.Tensor = _generated(
+        GRPOTrainer,
+        batch,
+        scores,
+        size,
+        scale_rewards="group",
+        multi_objective_aggregation="normalize_then_sum",
+        reward_weights=torch.tensor(weights, dtype=scores.dtype),
+        reward_funcs=[None, None],
+        reward_func_names=["one", "other"],
+    )["advantages"]
     return found
 
 
@@ -341,7 +431,11 @@ FORMS: dict[str, Form] = {
     "GRPOTrainer._compute_loss, at r = 1": aggregation,
     "GRPOTrainer._generate_and_score_completions": grpo_advantages,
     "GRPOTrainer._generate_and_score_completions, vLLM weights": correction,
+    "GRPOTrainer._generate_and_score_completions, normalize_then_sum": gdpo,
     "GRPOTrainer.get_off_policy_mask": off_policy_mask,
+    "GRPOTrainer.get_high_entropy_mask": high_entropy_mask,
+    "GRPOTrainer._compute_loss, adaptive entropy": adaptive_entropy,
+    "GMPOTrainer._compute_loss": gmpo,
     "RLOOTrainer._generate_and_score_completions": rloo_advantages,
     "RLOOTrainer._compute_loss": rloo,
     "DPOTrainer._compute_loss": dpo,

@@ -6,8 +6,10 @@ Nothing of verl's code is here, only what its functions are handed. Each form is
 from __future__ import annotations
 
 import importlib.metadata
-from types import SimpleNamespace
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -18,6 +20,20 @@ from verl.workers.config import ActorConfig
 from verl.workers.config.actor import PolicyLossConfig
 
 OFF = 1e30  # a bound that never acts
+
+
+class Config(dict[str, Any]):
+    """Settings that are read as keys and as attributes."""
+
+    __getattr__ = dict.__getitem__
+
+
+@contextmanager
+def wide() -> Iterator[None]:
+    """Meanwhile code that names float32 computes in float64."""
+    patch = mock.patch.object
+    with patch(torch, "float32", torch.float64), patch(np, "float32", np.float64):
+        yield
 
 
 def policy(name: str) -> Form:
@@ -34,7 +50,10 @@ def policy(name: str) -> Form:
         sequence_advantages: bool = False,
         tau: tuple[float, float] = (1.0, 1.05),
         settings: dict[str, Any] | None = None,
+        old: str = "old_logprobs",
+        shift: float | None = None,
     ) -> torch.Tensor:
+        """``shift``: log-probs before the update are those of now less this, instead of ``old``."""
         config = ActorConfig(
             strategy="fsdp",
             rollout_n=1,
@@ -52,8 +71,9 @@ def policy(name: str) -> Form:
         advantages = batch["advantages"]
         if sequence_advantages:
             advantages = batch["advantage_B"][:, None].expand_as(mask).contiguous()
+        before = batch[old] if shift is None else batch["logprobs"].detach() - shift
         loss, _ = core_algos.get_policy_loss_fn(name)(
-            old_log_prob=batch["old_logprobs"],
+            old_log_prob=before,
             log_prob=batch["logprobs"],
             advantages=advantages,
             response_mask=mask,
@@ -93,24 +113,45 @@ def outcome(name: str) -> Form:
         *,
         groups: str = "groups",
         per_token: bool = False,
+        score: str = "score_B",
+        kl_coef: float = 0.0,
         config: dict[str, Any] | None = None,
         **settings: Any,
     ) -> torch.Tensor:
         mask = batch["mask"] if per_token else torch.ones_like(batch["mask"])
         rewards = torch.zeros_like(batch["logprobs"])
         last = batch["mask"].long().cumsum(1).argmax(1)  # the last token with mask 1
-        rewards[torch.arange(len(rewards)), last] = batch["score_B"]
+        rewards[torch.arange(len(rewards)), last] = batch[score]
+        if kl_coef:
+            policies = (batch["old_logprobs"], batch["ref_logprobs"])
+            rewards = core_algos.compute_rewards(rewards, *policies, kl_coef)
         advantages, _ = core_algos.get_adv_estimator_fn(name)(
             token_level_rewards=rewards,
             response_mask=mask.to(rewards.dtype),
             index=batch[groups].numpy(),
             **({"reward_baselines": batch["baseline_B"]} if name == "remax" else {}),
-            **({} if config is None else {"config": SimpleNamespace(**config)}),
+            **({} if config is None else {"config": Config(config)}),
             **settings,
         )
         return advantages * mask if per_token else advantages[:, 0]
 
     return form
+
+
+def gdpo(batch: Batch, *, weights: dict[str, float]) -> torch.Tensor:
+    """Of several parts of a reward, by their names in the batch."""
+    mask = batch["mask"].to(batch["logprobs"].dtype)
+    prompts = torch.ones_like(mask[:, :1])
+    with wide():
+        advantages, _ = core_algos.compute_gdpo_outcome_advantage(
+            torch.zeros_like(mask),
+            mask,
+            batch["groups"].numpy(),
+            config=Config(gdpo_reward_keys=list(weights), gdpo_reward_weights=weights.values()),
+            non_tensor_batch={name: batch[name].numpy() for name in weights},
+            batch={"prompts": prompts, "attention_mask": torch.cat([prompts, mask], 1).long()},
+        )
+    return advantages
 
 
 def compute_value_loss(batch: Batch, *, clip: float) -> torch.Tensor:
@@ -180,9 +221,10 @@ FORMS: dict[str, Form] = {
         f"advantage {name}": outcome(name)
         for name in (
             *("grpo", "grpo_vectorized", "rloo", "rloo_vectorized", "opo", "remax", "gpg"),
-            *("reinforce_plus_plus", "reinforce_plus_plus_baseline"),
+            *("reinforce_plus_plus", "reinforce_plus_plus_baseline", "grpo_passk"),
         )
     },
+    "advantage gdpo": gdpo,
     "kl_penalty": kl_penalty,
     "agg_loss": agg_loss,
     "compute_gae_advantage_return": gae,

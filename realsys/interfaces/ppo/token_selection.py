@@ -20,6 +20,7 @@ from realsys.interfaces.ppo.batch_checks import ENTROPY
 from realsys.interfaces.ppo.off_policy import WEIGHTS
 
 CHOSEN = "chosen_tokens"  # bool per token, of losses by covariance
+_ROUNDED = 1 - 1e-12  # 0.07 · 100 is 7.000000000000001, which must not become 8 tokens
 
 
 def keep_top_entropy(
@@ -75,7 +76,7 @@ def largest_share(
     By bisection over the bits of a float32: 33 sums of one number, whatever the number of tokens.
     """
     total = float(ranks.sum(mask_N.sum().double()))
-    wanted = math.ceil(share * total)
+    wanted = math.ceil(share * total * _ROUNDED)
     order_N = _ordered(x_N)
     kept_R = order_N[mask_N]
     low, high = -(2**31), 2**31  # at least ``wanted`` are ≥ low; fewer are ≥ high

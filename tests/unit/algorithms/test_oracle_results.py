@@ -9,12 +9,14 @@ from typing import Any
 
 import numpy as np
 import oracle
-import oracle_rows
+import oracle_table
 import pytest
 import torch
 from oracle_batches import REACH, make_batches
 from oracle_results import (
     FLOAT32_WITHIN,
+    HEADING,
+    PAGE,
     RESULT,
     WITHIN,
     checked_against_others,
@@ -22,7 +24,7 @@ from oracle_results import (
 )
 from peer_io import evaluate, read_batches, write_batches
 
-ROWS = [(row, peer) for row in oracle_rows.ROWS for peer in row.peers]
+ROWS = [(row, peer) for row in oracle_table.ROWS for peer in row.peers]
 NAMES = [f"{row.group}: {row.name}, {peer}" for row, peer in ROWS]
 
 
@@ -58,25 +60,36 @@ def test_a_row_turned_out_as_the_table_says(said: dict[str, Any], index: int) ->
         assert result["status"] == "agrees"
         assert max(result["float64"].values()) <= WITHIN
         assert result["float32"] <= FLOAT32_WITHIN
-        assert ("gradient" in result["float64"]) == (row.wrt is not None)
+        compared = set(result["float64"])
+        if row.only is None:
+            assert {"value"} <= compared
+            assert ("gradient" in compared) == (row.wrt is not None)
+        else:
+            assert compared == {row.only}
 
 
 def test_it_is_of_the_versions_that_are_pinned(said: dict[str, Any]) -> None:
     assert said["ok"] is True
     assert said["changed"] is False, "commit first, then make oracle"
     assert problems_of(said["rows"]) == []
-    install = (Path(oracle_rows.__file__).parent / "env" / "install").read_text()
+    install = (Path(oracle_table.__file__).parent / "env" / "install").read_text()
     for peer in ("verl", "trl"):
         assert f"{peer}=={said['versions'][peer]}" in install
 
 
-def test_the_tables_have_a_line_for_each_row(said: dict[str, Any]) -> None:
+def test_the_section_names_each_row_and_the_page_has_it(said: dict[str, Any]) -> None:
     text = checked_against_others(said)
     assert said["revision"][:12] in text
-    for row in oracle_rows.ROWS:
-        assert f"| {row.name} |" in text
-    widths = {line.count(" | ") for line in text.splitlines() if re.match(r"\| [^-]", line)}
-    assert widths == {2, 4, 5}
+    lines = text.splitlines()
+    for row in oracle_table.ROWS:
+        starts = (
+            f"| {row.group}: {row.name} |",
+            f"- **{row.name}** (",
+            f"- {row.group}: {row.name} (",
+        )
+        assert any(line.startswith(starts) for line in lines), row.name
+    assert {line.count(" | ") for line in lines if re.match(r"\| [^-]", line)} == {3}
+    assert PAGE.read_text().endswith(HEADING + text), "oracle_results.py --write"
 
 
 def test_differences_are_relative_and_of_all_batches() -> None:

@@ -242,6 +242,14 @@ def test_the_largest_share_is_that_of_all_ranks(share: float) -> None:
     assert torch.equal(torch.cat(on_two_ranks(both, data)), whole_N)
 
 
+@pytest.mark.parametrize(
+    ("share", "total", "count"), [(0.07, 100, 7), (0.28, 25, 7), (0.07, 101, 8)]
+)
+def test_a_share_is_not_rounded_up_by_its_last_bit(share: float, total: int, count: int) -> None:
+    x = torch.arange(total).float()
+    assert int(largest_share(x, x >= 0, share, ALONE).sum()) == count
+
+
 def test_negative_numbers_and_ties_are_in_order() -> None:
     x, every = torch.tensor([-1.0, -3.0, 0.0, 2.0, 2.0, -0.0]), torch.ones(6).bool()
     assert largest_share(x, every, 1 / 6, ALONE).tolist() == [False] * 3 + [True] * 2 + [False]
