@@ -124,9 +124,10 @@ def curve(folder: Path, *, at_most: int) -> dict[str, Any]:
     """Held-out accuracy after which steps, and how many questions they asked, up to ``at_most``."""
     asked, rows = 0, []
     for row in read_metrics(folder / "metrics.jsonl"):
-        asked += int(next((x for name, x in row.items() if name.endswith(ASKED)), 64))
-        if "eval/accuracy" in row and (row["step"] == 0 or asked <= at_most):
-            rows.append((row["step"], 0 if row["step"] == 0 else asked, row["eval/accuracy"]))
+        if row["step"]:
+            asked += int(next((x for name, x in row.items() if name.endswith(ASKED)), 64))
+        if "eval/accuracy" in row and asked <= at_most:
+            rows.append((row["step"], asked, row["eval/accuracy"]))
     return {
         "steps": [step for step, _, _ in rows],
         "questions": [questions for _, questions, _ in rows],
