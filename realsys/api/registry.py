@@ -51,6 +51,7 @@ ARGUMENTS: dict[str, dict[str, str]] = {
         "reward_model": "realsys.interfaces.interface_arguments:RewardModelArguments",
         "rollout_end": "realsys.api.registry:NoArguments",
         "sft": "realsys.api.registry:NoArguments",
+        "teacher": "realsys.interfaces.interface_arguments:TeacherArguments",
     },
     "backend": {
         "fsdp": "realsys.backends.backend_arguments:FSDPArguments",

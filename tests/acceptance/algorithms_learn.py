@@ -1,7 +1,8 @@
 """Does a policy learn by each algorithm, from one start and by as many answers? By hand, an hour or two.
 
-    python tests/acceptance/algorithms_learn.py        writes results/algorithms_learn.json beside this file
-    python tests/acceptance/algorithms_learn.py draw   and docs/pictures/algorithms_learn.png from it
+    python tests/acceptance/algorithms_learn.py          writes results/algorithms_learn.json
+    python tests/acceptance/algorithms_learn.py FOLDER   the same; complete runs there are not repeated
+    python tests/acceptance/algorithms_learn.py draw     draws docs/pictures/algorithms_learn.png from it
 
 A policy is fine-tuned once (``sft-math``). From it each recipe learns arithmetic with its own defaults, by
 as many answers: 64 questions a step, eight answers each. The share of held-out questions that is answered
@@ -15,7 +16,9 @@ results are written, whatever they are.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import shutil
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
@@ -43,20 +46,27 @@ RECIPES: dict[str, tuple[str, ...]] = {
     "ppo-math": (f"group_size={GROUP}",),
     "grpo-math": (),
     "rloo-math": (),
-    "dapo-math": (),
+    # It asks some three times as many questions as it trains on, in the end ten times.
+    "dapo-math": ("exp_ctrl.benchmark_steps=40", "exp_ctrl.eval_freq_steps=10"),
     "gspo-math": (),
     "cispo-math": (),
     "grpo-math with sapo": ("algorithm.loss=sapo",),
     "grpo-math with dppo": ("algorithm.loss=dppo",),
 }
-RUN = ("exp_ctrl.eval_freq_steps=15", "task.eval_size=500", "train_bs_n_seqs=64")
+RUN = (
+    f"exp_ctrl.benchmark_steps={STEPS}",
+    "exp_ctrl.eval_freq_steps=15",
+    "task.eval_size=500",
+    "train_bs_n_seqs=64",
+)
 
 
-def main() -> int:
+def main(given: list[str]) -> int:
     """Returns 0 where every recipe learned with every seed, and every teacher was reached."""
     check = HandCheck(__file__)
-    with tempfile.TemporaryDirectory(prefix="realsys-algorithms-learn-") as folder:
-        runs = Runs(Tree(ROOT, Path(folder)))
+    with contextlib.ExitStack() as stack:
+        made = tempfile.TemporaryDirectory(prefix="realsys-algorithms-learn-")
+        runs = Runs(Tree(ROOT, Path(given[0] if given else stack.enter_context(made)).resolve()))
         try:
             with ThreadPoolExecutor(2) as pool:
                 jobs = {(r, s): pool.submit(runs.learned, r, s) for s in SEEDS for r in RECIPES}
@@ -79,7 +89,7 @@ def main() -> int:
     return check.write(
         "held-out accuracy by each algorithm, from one start and by as many answers",
         problems,
-        settings={"all": (*RUN, f"exp_ctrl.benchmark_steps={STEPS}"), **RECIPES},
+        settings={"all": RUN, **RECIPES},
         recipes=found,
         taught=taught,
     )
@@ -90,13 +100,15 @@ class Runs:
 
     def __init__(self, tree: Tree) -> None:
         self.tree = tree
-        self._start = product(trial(tree, "sft-math", "policy"), "model")
+        (folder, *_) = (*tree.file_root.glob("runs/*/sft-math/policy"), None)
+        self._start = product(folder or trial(tree, "sft-math", "policy"), "model")
 
     def learned(self, recipe: str, seed: int) -> dict[str, Any]:
         """Accuracy of a recipe's run after which steps, while its answers are no more than the others'."""
         experiment, _, loss = recipe.partition(" with ")
-        words = (*RECIPES[recipe], f"exp_ctrl.benchmark_steps={STEPS}")
-        made = self._trial(experiment, f"{experiment}-{loss or 'own'}-{seed}", seed, *words)
+        made = self._trial(
+            experiment, f"{experiment}-{loss or 'own'}-{seed}", seed, *RECIPES[recipe]
+        )
         return {"seed": seed, **curve(made, at_most=STEPS * 64)}
 
     def taught(self, seed: int) -> dict[str, Any]:
@@ -112,12 +124,21 @@ class Runs:
 
     def _trial(self, experiment: str, name: str, seed: int, *words: str) -> Path:
         given = {word.partition("=")[0] for word in words}
-        run = (word for word in RUN if word.partition("=")[0] not in given)
+        run = [word for word in RUN if word.partition("=")[0] not in given]
+        for folder in self.tree.file_root.glob(f"runs/*/{experiment}/{name}"):
+            if curve(folder, at_most=10**9)["steps"][-1:] == [_steps((*words, *run))]:
+                return folder
+            shutil.rmtree(folder)
         start = f"actor.path={self._start}"
         made = trial(self.tree, experiment, name, *words, *run, f"seed={seed}", start)
         sys.stdout.write(f"{experiment} {name} {curve(made, at_most=10**9)}\n")
         sys.stdout.flush()
         return made
+
+
+def _steps(words: tuple[str, ...]) -> int:
+    (steps,) = (w.partition("=")[2] for w in words if w.startswith("exp_ctrl.benchmark_steps="))
+    return int(steps)
 
 
 def curve(folder: Path, *, at_most: int) -> dict[str, Any]:
@@ -163,4 +184,4 @@ def draw() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(draw() if sys.argv[1:] == ["draw"] else main())
+    sys.exit(draw() if sys.argv[1:] == ["draw"] else main(sys.argv[1:]))

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from experiments.compose import RLExperiment
+from experiments.parts.teacher_calls import TeacherOptions
 from experiments.sft import SFTExperiment
 from experiments.task import MathTask
 from experiments.tasks.mixture import Mixture
@@ -74,7 +75,7 @@ CAN += [f"scheduling.{kind}.mem" for kind in (*COMPUTE, *OTHERS)]
 CAN += [f"scheduling.{kind}.cpu" for kind in OTHERS]
 CAN_WITH_A_CONSTANT_LEARNING_RATE = "exp_ctrl.total_train_epochs exp_ctrl.benchmark_steps".split()
 CANNOT = """
-seed group_size task.reward placement.pools placement.allocation placement.n_model_workers
+seed group_size teachers task.reward placement.pools placement.allocation placement.n_model_workers
 schedule.max_staleness auto_eval placement.copies_through algorithm.ref_ema_eta deterministic
 ROLE.path ROLE.dtype ROLE.backend ROLE.parallel ROLE.pool ROLE.recompute ROLE.cpu_offload
 ROLE.offload ROLE.optimizer.lr ROLE.optimizer.weight_decay
@@ -112,6 +113,7 @@ CANNOT += [f"scheduling.{kind}.cpu" for kind in COMPUTE]
 # Where a changed value can't be guessed from the type.
 VALUES: dict[str, Any] = {
     "placement.allocation": "*:d2t1p1",
+    "teachers": {"big": TeacherOptions(path="/big")},
     "train_bs_n_seqs": 32,
     "algorithm.loss.c_clip": 3.0,
     "placement.n_model_workers": 2,
