@@ -2,9 +2,9 @@
 
 To add one: an entry in ``ROWS``. ``ours`` is a function of a batch (oracle_batches.py has the names of its
 tensors); each peer names a form of its runner (verl_runner.py, trl_runner.py, tinker_forms.py) and options.
-rows_by_name.py has more rows, oracle_table.py all of them. Where definitions differ, on purpose or by fact,
-``differs`` has both formulas, who follows the source, and what they are said to compute, in code: oracle.py
-shows that this is what they return.
+rows_by_name.py and rows_of_preferences.py have more rows, oracle_table.py all of them. Where definitions
+differ, on purpose or by fact, ``differs`` has both formulas, who follows the source, and what they are said
+to compute, in code: oracle.py shows that this is what they return.
 ``ours=None`` is a formula that others have and we don't: two peers are compared with one another, one runs.
 """
 
@@ -911,7 +911,6 @@ def _rows_of_others() -> list[Row]:
     """Formulas that we don't have (yet): ``ours`` goes in when we do."""
     loss = partial(Row, group="policy loss", ours=None, wrt="logprobs")
     advantage = partial(Row, group="advantage", ours=None)
-    preference = partial(Row, group="preference", ours=None, wrt="pair_logprobs")
     dro = {"aggregation": "token-sum", "settings": {"dro_beta": 0.05}}
     return [
         loss(
@@ -929,29 +928,6 @@ def _rows_of_others() -> list[Row]:
             name="ReMax", peers={"verl": Peer("advantage remax", {"per_token": True}, "far")}
         ),
         advantage(name="GPG", peers={"verl": Peer("advantage gpg")}),
-        # Ours will be in realsys/algorithms/preference; batches have pair_logprobs, pair_ref_logprobs,
-        # pair_mask [2 P, T] (chosen, then rejected), and for KTO pair_label, pair_mismatched.
-        preference(
-            name="DPO β 0.1",
-            peers={"trl": Peer("DPOTrainer._compute_loss", {"loss_type": "sigmoid", "beta": 0.1})},
-        ),
-        preference(
-            name="IPO β 0.1 (mean log-probs)",
-            peers={"trl": Peer("DPOTrainer._compute_loss", {"loss_type": "ipo", "beta": 0.1})},
-        ),
-        preference(
-            name="KTO β 0.1",
-            peers={
-                "trl": Peer(
-                    "KTOTrainer._compute_loss",
-                    {"beta": 0.1, "desirable": 1.0, "undesirable": 1.5},
-                )
-            },
-        ),
-        preference(
-            name="SimPO β 2, γ 0.5",
-            peers={"trl": Peer("CPOTrainer.cpo_loss", {"beta": 2.0, "gamma": 0.5})},
-        ),
     ]
 
 

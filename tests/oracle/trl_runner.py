@@ -327,12 +327,19 @@ def rloo(batch: Batch, *, low: float, high: float) -> torch.Tensor:
     return loss
 
 
-def _answers(batch: Batch) -> tuple[Any, dict[str, torch.Tensor], torch.Tensor]:
-    """A model that says the log-probs of pairs, inputs for it, and the reference's sums."""
+def _answers(
+    batch: Batch, *, times_length: bool = False
+) -> tuple[Any, dict[str, torch.Tensor], torch.Tensor]:
+    """A model that says the log-probs of pairs, inputs for it, and the reference's sums.
+
+    Args:
+        times_length: all log-probs are multiplied by the tokens of their answer.
+    """
     mask = batch["pair_mask"].long()
+    scale = mask * mask.sum(1, keepdim=True) if times_length else mask
     zeros = torch.zeros_like(batch["pair_logprobs"])
     said = SimpleNamespace(
-        log_probs=batch["pair_logprobs"] * mask,
+        log_probs=batch["pair_logprobs"] * scale,
         entropy=zeros,
         mean_logits=zeros,
         is_top1=zeros.bool(),
@@ -343,12 +350,19 @@ def _answers(batch: Batch) -> tuple[Any, dict[str, torch.Tensor], torch.Tensor]:
         "attention_mask": torch.ones_like(whole),
         "completion_mask": whole,
     }
-    return (lambda **_: said), inputs, (batch["pair_ref_logprobs"] * mask).sum(1)
+    return (lambda **_: said), inputs, (batch["pair_ref_logprobs"] * scale).sum(1)
 
 
-def dpo(batch: Batch, *, loss_type: str, beta: float, label_smoothing: float = 0.0) -> torch.Tensor:
-    """DPOTrainer._compute_loss."""
-    model, inputs, reference = _answers(batch)
+def dpo(
+    batch: Batch,
+    *,
+    loss_type: str,
+    beta: float,
+    label_smoothing: float = 0.0,
+    times_length: bool = False,
+) -> torch.Tensor:
+    """DPOTrainer._compute_loss. ``times_length``: what it divides by lengths are sums then."""
+    model, inputs, reference = _answers(batch, times_length=times_length)
     chosen, rejected = reference.chunk(2)
     stub = trainer(
         ld_alpha=None,
@@ -384,6 +398,15 @@ def kto(batch: Batch, *, beta: float, desirable: float, undesirable: float) -> t
         ref_KL_logps=(batch["pair_ref_mismatched"] * mask).sum(1),
     )
     loss: torch.Tensor = KTOTrainer._compute_loss(stub, model, inputs, False)
+    return loss
+
+
+def of_log_ratios(batch: Batch, *, beta: float, label_smoothing: float) -> torch.Tensor:
+    """CPOTrainer.cpo_loss: DPO's where log-ratios stand in for the log-probs that it takes."""
+    log_ratios = ((batch["pair_logprobs"] - batch["pair_ref_logprobs"]) * batch["pair_mask"]).sum(1)
+    stub = trainer(alpha=0.0, loss_type="sigmoid", beta=beta, label_smoothing=label_smoothing)
+    losses, _, _ = CPOTrainer.cpo_loss(stub, *log_ratios.chunk(2))
+    loss: torch.Tensor = losses.mean()
     return loss
 
 
@@ -441,6 +464,7 @@ FORMS: dict[str, Form] = {
     "DPOTrainer._compute_loss": dpo,
     "KTOTrainer._compute_loss": kto,
     "CPOTrainer.cpo_loss": simpo,
+    "CPOTrainer.cpo_loss, of log-ratios": of_log_ratios,
     "get_soft_overlong_punishment": overlong,
     "selective_log_softmax": selective_log_softmax,
     "entropy_from_logits": entropy_from_logits,

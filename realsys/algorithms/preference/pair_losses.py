@@ -111,8 +111,9 @@ def mean_log_ratio(pairs: PairLogprobs) -> torch.Tensor:
 def kl_estimate_of(mean_log_ratio_of_batch: float) -> float:
     """z₀ = max(0, mean log-ratio of the batch's answers), an estimate of KL(π ‖ π_ref) in nats.
 
-    In the paper (sec. 4.1) and in trl's ``KTOTrainer`` the mean is over answers to *other* prompts of the
-    micro-batch, which takes another pass of policy and reference, and depends on how the batch is split.
+    In the paper (sec. 4.1) and in trl's ``KTOTrainer`` the mean is over answers to *other* prompts: each
+    prompt of a micro-batch gets its neighbour's answer, and ranks are averaged. That takes another pass of
+    policy and reference, and depends on how the batch is split.
     Here it is over the answers of the whole global batch, before its update: the same for all micro-batches
     and ranks. trl's ``kto_pair``, a loss that it had for pairs, was made from the batch's own answers too,
     with one estimate from the chosen and one from the rejected ones. As in the paper it is a constant: it
@@ -136,8 +137,9 @@ def dpo_loss(loss: DPOLoss, pairs: PairLogprobs) -> PairLosses:
 def ipo_loss(loss: IPOLoss, pairs: PairLogprobs) -> PairLosses:
     """(log π(w)/π_ref(w) − log π(l)/π_ref(l) − 1 / (2 τ))² (Azar et al., arXiv:2310.12036, eq. 17).
 
-    Log-ratios are sums over tokens, as in the paper. trl divides them by the answers' lengths instead, so
-    that its ``beta`` is about this τ times a length. The rewards are τ times the log-ratios.
+    Log-ratios are sums over tokens, as in the paper. trl divides them by the answers' lengths, by its
+    comment on the word of the paper's authors: its ``beta`` is about this τ times a length. The rewards are
+    τ times the log-ratios.
     """
     difference = pairs.chosen_log_ratio - pairs.rejected_log_ratio
     losses = (difference - 1 / (2 * loss.tau)).square()
