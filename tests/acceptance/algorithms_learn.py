@@ -50,8 +50,6 @@ RECIPES: dict[str, tuple[str, ...]] = {
     "dapo-math": ("exp_ctrl.benchmark_steps=40", "exp_ctrl.eval_freq_steps=10"),
     "gspo-math": (),
     "cispo-math": (),
-    "grpo-math with sapo": ("algorithm.loss=sapo",),
-    "grpo-math with dppo": ("algorithm.loss=dppo",),
 }
 RUN = (
     f"exp_ctrl.benchmark_steps={STEPS}",
@@ -105,10 +103,7 @@ class Runs:
 
     def learned(self, recipe: str, seed: int) -> dict[str, Any]:
         """Accuracy of a recipe's run after which steps, while its answers are no more than the others'."""
-        experiment, _, loss = recipe.partition(" with ")
-        made = self._trial(
-            experiment, f"{experiment}-{loss or 'own'}-{seed}", seed, *RECIPES[recipe]
-        )
+        made = self._trial(recipe, f"{recipe}-own-{seed}", seed, *RECIPES[recipe])
         return {"seed": seed, **curve(made, at_most=STEPS * 64)}
 
     def taught(self, seed: int) -> dict[str, Any]:
