@@ -274,8 +274,8 @@ class GRPO(PolicyAlgorithm):
 
     @property
     def only_taught(self) -> bool:
-        """The score teaches nothing."""
-        return isinstance(self.advantage, NoAdvantage)
+        """The score teaches nothing, and right answers are not imitated."""
+        return isinstance(self.advantage, NoAdvantage) and not self.nll_coef
 
     def calls(self, maker: CallMaker) -> tuple[MFCDef, ...]:
         """Builds four calls for three roles."""

@@ -45,6 +45,7 @@ from experiments.parts.model_files import (
     position_problems,
     position_remarks,
     starting_model,
+    vocabulary_problems,
 )
 from experiments.parts.question_files import absolute
 from experiments.parts.teacher_calls import (
@@ -158,6 +159,7 @@ class RLExperiment(TrainingRun):
         yield from teacher_problems(
             self.teachers,
             actor_path=self.actor.path,
+            longest=self.task.longest_prompt + self.gen.max_new_tokens,
             trains=self.schedule.trains,
             needed=self.schedule.trains and self.algorithm.only_taught,
         )
@@ -170,6 +172,9 @@ class RLExperiment(TrainingRun):
                 critic=role == "critic",
                 generates=role == "actor" and self._our_engine_answers,
             )
+        for role, other in (("ref", self.ref), ("critic", self.critic)):
+            if role in self._model_roles and other is not None:
+                yield from vocabulary_problems(role, other.path, self.actor.path)
         yield from self.task.problems(
             batch_size=self.train_bs_n_seqs, tokenizer_dir=self.actor.path
         )

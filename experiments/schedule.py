@@ -78,7 +78,7 @@ class Filtering(Schedule):
 
     def problems(self, *, batch_size: int, num_prompts: int | None) -> Iterator[ConfigError]:
         """Yields inconsistent settings."""
-        if self.success_range is not None and not self.success_range[0] < self.success_range[1]:
+        if self.success_range is not None and not self.success_range[0] <= self.success_range[1]:
             low, high = self.success_range
             yield ConfigError(
                 f"schedule.success_range goes from {low} to {high}: no question would be trained on",

@@ -87,6 +87,24 @@ def max_positions_of(path: str | None) -> int:
         return 0
 
 
+def vocabulary_problems(
+    role: str, path: str | None, actor_path: str | None
+) -> Iterator[ConfigError]:
+    """Yields that a role's model reads other tokens than the policy writes."""
+    if path is None or actor_path is None or path == actor_path:
+        return
+    try:
+        same = _tokens(path) == _tokens(actor_path)
+    except (OSError, ValueError, KeyError, TypeError, RealsysError):
+        return  # another kind of tokenizer, or none: its vocabulary's size is checked elsewhere
+    if not same:
+        yield ConfigError(
+            f"{role} has another tokenizer than the policy, whose tokens it reads",
+            where=f"{role}.path={path} and actor.path={actor_path}",
+            fix="use a model of the same family",
+        )
+
+
 def same_tokens(first: str, other: str) -> bool:
     """Whether both tokenizers have the same vocabulary, merges and added tokens; no if that is unknown."""
     try:

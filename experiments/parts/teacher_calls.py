@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from experiments.parts.model_files import model_problems, same_tokens
+from experiments.parts.model_files import max_positions_of, model_problems, same_tokens
 from realsys.api.dataflow import MFCDef
 from realsys.api.errors import ConfigError
 from realsys.api.model import ModelInterfaceAbstraction
@@ -84,11 +84,17 @@ def _by(teachers: Mapping[str, TeacherOptions], *, top: bool) -> list[tuple[str,
 
 
 def teacher_problems(
-    teachers: Mapping[str, TeacherOptions], *, actor_path: str | None, trains: bool, needed: bool
+    teachers: Mapping[str, TeacherOptions],
+    *,
+    actor_path: str | None,
+    longest: int,
+    trains: bool,
+    needed: bool,
 ) -> Iterator[ConfigError]:
     """Yields teachers that can't be asked about the policy's tokens, or change nothing.
 
     Args:
+        longest: tokens of the longest prompt and answer together.
         needed: nothing else teaches the policy.
     """
     if needed and not teachers:
@@ -125,6 +131,12 @@ def teacher_problems(
             continue
         broken = list(model_problems(teacher, where))
         yield from broken
+        if not broken and 0 < (most := max_positions_of(teacher.path)) < longest:
+            yield ConfigError(
+                f"the teacher has {most} positions, prompt and answer may have {longest} tokens",
+                where=f"{where}.path, task.max_prompt_len and gen.max_new_tokens",
+                fix="lower these two, or use a teacher with more positions",
+            )
         if not broken and not same_tokens(teacher.path, actor_path):
             yield ConfigError(
                 "the teacher has another tokenizer than the policy, whose tokens it reads",

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from realsys.api.basics.estimators import GAE, AdvantageEstimator
-from realsys.api.basics.losses import PolicyLoss, PPOLoss
+from realsys.api.basics.losses import ClipCovLoss, PolicyLoss, PPOLoss
 from realsys.api.basics.option_fields import option as option
 from realsys.api.errors import ConfigError
 from realsys.api.model import GenerationHyperparameters
@@ -373,6 +373,13 @@ def ppo_problems(
             fix=f"set {proximal}, or top_entropy_share=1",
         )
     yield from _kl_problems(ppo, path)
+    if isinstance(ppo.loss, ClipCovLoss) and not ppo.loss.cov_low < ppo.loss.cov_high:
+        yield ConfigError(
+            f"{path}loss.cov_low is {ppo.loss.cov_low}, {path}loss.cov_high {ppo.loss.cov_high}: no token "
+            "would be chosen",
+            where=f"{path}loss.cov_low and {path}loss.cov_high",
+            fix="use low < high; 1 and 5 are common",
+        )
     for name in ("icepop", "sequence_mask"):
         low, high = getattr(ppo, f"{name}_low"), getattr(ppo, f"{name}_high")
         if ppo.correction == name and not low < high:

@@ -63,8 +63,9 @@ def main(given: list[str]) -> int:
     """Returns 0 where every recipe learned with every seed, and every teacher was reached."""
     check = HandCheck(__file__)
     with contextlib.ExitStack() as stack:
-        made = tempfile.TemporaryDirectory(prefix="realsys-algorithms-learn-")
-        runs = Runs(Tree(ROOT, Path(given[0] if given else stack.enter_context(made)).resolve()))
+        if not given:
+            given = [stack.enter_context(tempfile.TemporaryDirectory(prefix="realsys-learn-"))]
+        runs = Runs(Tree(ROOT, Path(given[0]).resolve()))
         try:
             with ThreadPoolExecutor(2) as pool:
                 jobs = {(r, s): pool.submit(runs.learned, r, s) for s in SEEDS for r in RECIPES}

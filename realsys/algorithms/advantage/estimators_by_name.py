@@ -27,6 +27,7 @@ from realsys.api.basics.estimators import (
     ReinforcePPBaselineAdvantage,
     RLOOAdvantage,
 )
+from realsys.api.basics.reward import CORRECT
 from realsys.api.errors import ConfigError, DataError, did_you_mean
 
 
@@ -38,7 +39,16 @@ def answer_advantages(estimator: AnswerEstimator, answers: GroupScores) -> torch
             break
         if kind in _FORMULAS:
             return _FORMULAS[kind](estimator, answers)
-    return estimator.answer_advantages(answers).float()
+    made = estimator.answer_advantages(answers)
+    wanted = answers.scores.shape
+    if not isinstance(made, torch.Tensor) or made.shape != wanted or not made.isfinite().all():
+        raise ConfigError(
+            f"answer_advantages of {type(estimator).__name__} returned something else than a finite number "
+            f"for each of {len(answers.scores)} answers",
+            where=f"{type(estimator).__module__}, class {type(estimator).__name__}",
+            fix="return a tensor in the shape of answers.scores",
+        )
+    return made.float()
 
 
 @torch.no_grad()
@@ -112,7 +122,7 @@ def best_of_k_gains(score_G: torch.Tensor, k: int | None) -> torch.Tensor:
 
 
 def _gdpo(estimator: GDPOAdvantage, answers: GroupScores) -> torch.Tensor:
-    names = tuple(estimator.weights) or tuple(sorted(answers.parts))
+    names = tuple(estimator.weights) or tuple(sorted(set(answers.parts) - {CORRECT}))
     if not names:
         raise DataError(
             "rewards have no parts to normalise one by one",

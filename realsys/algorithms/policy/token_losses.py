@@ -161,7 +161,18 @@ def token_losses(loss: PolicyLoss, tokens: PolicyTokens) -> TokenLosses:
             break
         if kind in _FORMULAS:
             return _FORMULAS[kind](loss, tokens)
-    return loss.token_losses(tokens)
+    made = loss.token_losses(tokens)
+    shape = tokens.advantages.shape
+    if not isinstance(made, TokenLosses) or any(
+        not isinstance(x, torch.Tensor) or x.shape != shape for x in (made.losses, made.clipped)
+    ):
+        raise ConfigError(
+            f"token_losses of {type(loss).__name__} returned something else than a loss and a bool of each "
+            f"of {tuple(shape)} tokens",
+            where=f"{type(loss).__module__}, class {type(loss).__name__}",
+            fix="return TokenLosses(losses, clipped), both in the shape of tokens.advantages",
+        )
+    return made
 
 
 def _chosen(tokens: PolicyTokens) -> torch.Tensor:

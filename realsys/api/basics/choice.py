@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any, ClassVar, TypeVar
 
 from realsys.api.basics import plugin_table
-from realsys.api.errors import UnknownName
+from realsys.api.errors import ConfigError, UnknownName
 
 KIND = "kind"  # key of the name in a table
 K = TypeVar("K", bound="type[Choice]")
@@ -74,7 +74,19 @@ def register_kind(cls: K) -> K:
     """Registers a user's kind of task, algorithm, schedule or placement; usable as a decorator.
 
     Raises:
-        ConfigError: another one has its name.
+        ConfigError: another one has its name, or it is no kind of a choice, or has no name.
     """
-    plugin_table.register(cls.choice, cls.kind, cls)
+    if not is_choice(cls) or not hasattr(cls, "choice"):
+        raise ConfigError(
+            f"{cls.__name__} inherits none of the bases that are chosen from",
+            where=f"{cls.__module__}, class {cls.__name__}",
+            fix="inherit Task, Algorithm, Schedule, Placement, PolicyLoss, AnswerEstimator or PairLoss",
+        )
+    if not isinstance(vars(cls).get("kind"), str):
+        raise ConfigError(
+            f"{cls.__name__} has no name to choose it by",
+            where=f"{cls.__module__}, class {cls.__name__}",
+            fix=f'give it one: kind = "{cls.__name__.lower()}"',
+        )
+    plugin_table.register(cls.choice, vars(cls)["kind"], cls)
     return cls

@@ -136,5 +136,5 @@ class GDPOAdvantage(AnswerEstimator):
     norm = "batch"
     reads_parts = True
     weights: Mapping[str, float] = option(
-        {}, "weight of each part of the reward; none given: every part that is there counts 1"
+        {}, "weight of each part of the reward; none given: every part but `correct` counts 1"
     )

@@ -61,16 +61,20 @@ class TeacherInterface(TeacherArguments, ModelInterface):
 
 
 def forward_kl(own_RK: torch.Tensor, teacher_RK: torch.Tensor) -> torch.Tensor:
-    """float32 ``[R]``: Σ over the teacher's K most probable tokens of p · (log p − log π), p the teacher's.
+    """float32 ``[R]``: Σ over the teacher's K most probable tokens of p (log p − log π) − p + π.
 
-    KL(teacher ‖ π) without the tail, which the teacher gives little (Agarwal et al., arXiv:2306.13649, eq.
-    1). Its gradient is that of −Σ p log π: it pulls towards all K, whichever was drawn.
+    The forward KL (Agarwal et al., arXiv:2306.13649, eq. 1), generalised to a part of the vocabulary, whose
+    probabilities add up to less than 1: so it is 0 or more, and 0 where π has the teacher's. Without − p +
+    π it would be least where π has more of these tokens than the teacher. Over the whole vocabulary they
+    cancel.
 
     Args:
         own_RK: log π, with the gradient. teacher_RK: log p.
     """
     teacher_RK = teacher_RK.detach().float()
-    return (teacher_RK.exp() * (teacher_RK - own_RK.float())).sum(1)
+    own_RK = own_RK.float()
+    p_RK = teacher_RK.exp()
+    return (p_RK * (teacher_RK - own_RK) - p_RK + own_RK.exp()).sum(1)
 
 
 def with_teachers(

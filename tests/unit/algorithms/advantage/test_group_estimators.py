@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from itertools import combinations
+from typing import Any
 
 import pytest
 import torch
@@ -162,6 +163,29 @@ def test_groups_do_not_see_one_another(name: str) -> None:
 def test_rloo_is_dr_grpo_up_to_n_over_n_less_one() -> None:
     values = [0.3, 0.9, 0.1, 0.4]
     assert made("rloo", values, 4) == pytest.approx([a * 4 / 3 for a in made("dr_grpo", values, 4)])
+
+
+@pytest.mark.parametrize(
+    "returned", [[1.0, 0.0], torch.zeros(()), torch.zeros(2, 2), torch.tensor([0.0, math.nan])]
+)
+def test_a_kind_that_returns_nonsense_is_named(returned: Any) -> None:
+    class Odd(AnswerEstimator):
+        kind = "odd"
+
+        def answer_advantages(self, answers: GroupScores) -> torch.Tensor:
+            return returned
+
+    with pytest.raises(ConfigError, match="answer_advantages of Odd") as found:
+        answer_advantages(Odd(), scores([1.0, 0.0], 2))
+    assert "class Odd" in found.value.where
+
+
+def test_correct_is_no_part_that_counts_by_itself() -> None:
+    answers = scores([1.0, 0.0], 2, correct=[0.0, 1.0], short=[1.0, 0.0])
+    assert_close(
+        answer_advantages(GDPOAdvantage(), answers),
+        answer_advantages(GDPOAdvantage(weights={"short": 1.0}), answers),
+    )
 
 
 def test_a_kind_of_ones_own_and_one_that_inherits() -> None:

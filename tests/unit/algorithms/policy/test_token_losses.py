@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from statistics import fmean
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from realsys.api.basics.losses import (
     PPOLoss,
     SAPOLoss,
 )
+from realsys.api.errors import ConfigError
 from realsys.data.ragged import pad_packed
 
 PPO, GSPO, CISPO, SAPO = PPOLoss(), GSPOLoss(), CISPOLoss(), SAPOLoss()
@@ -161,6 +163,21 @@ def test_a_kind_that_inherits_has_the_formula_of_its_base_or_its_own() -> None:
     losses, clipped, gradient = one_sequence(Plain(), [1.5], 2.0)
     assert losses == [pytest.approx(-2 * (OLD + math.log(1.5)))]
     assert (clipped, gradient) == ([True], [-2.0])
+
+
+@pytest.mark.parametrize("made", [[1.0], torch.zeros(()), torch.zeros(3)])
+def test_a_kind_that_returns_nonsense_is_named(made: Any) -> None:
+    class Odd(PolicyLoss):
+        kind = "odd"
+
+        def token_losses(self, tokens: PolicyTokens) -> Any:
+            return (
+                made if made is not None and getattr(made, "ndim", 0) else TokenLosses(made, made)
+            )
+
+    with pytest.raises(ConfigError, match="token_losses of Odd") as found:
+        one_sequence(Odd(), [1.5, 1.0], 1.0)
+    assert "class Odd" in found.value.where
 
 
 # ---- what holds for all ---------------------------------------------------------------------------

@@ -336,7 +336,8 @@ def test_the_forward_kl_is_that_of_a_plain_loop() -> None:
                 ids = data.data[TOP_IDS + "big"][at + t].tolist()
                 said = data.data[TOP_LOGPROBS + "big"][at + t].tolist()
                 total += sum(
-                    math.exp(x) * (x - float(own[t - 1, i])) for i, x in zip(ids, said, strict=True)
+                    math.exp(x) * (x - log_pi) - math.exp(x) + math.exp(log_pi)
+                    for log_pi, x in zip(own[t - 1, ids].tolist(), said, strict=True)
                 )
                 count += 1
         at += len(tokens)
@@ -348,12 +349,12 @@ def test_the_gradient_of_the_forward_kl_is_that_of_the_value() -> None:
     teacher = torch.tensor([[0.6, 0.3], [0.2, 0.1]]).log()
     own = torch.tensor([[0.5, 0.2], [0.1, 0.3]]).log().requires_grad_()
     found = forward_kl(own, teacher)
-    assert found.tolist() == pytest.approx(
-        [0.6 * math.log(1.2) + 0.3 * math.log(1.5), 0.2 * math.log(2) + 0.1 * math.log(1 / 3)]
-    )
+    both = [0.6 * math.log(1.2) + 0.3 * math.log(1.5), 0.2 * math.log(2) + 0.1 * math.log(1 / 3)]
+    assert found.tolist() == pytest.approx([both[0] - 0.9 + 0.7, both[1] - 0.3 + 0.4])
     found.sum().backward()
     assert own.grad is not None
-    assert_close(own.grad, -teacher.exp())
+    assert_close(own.grad, own.detach().exp() - teacher.exp())
+    assert forward_kl(teacher, teacher).tolist() == pytest.approx([0.0, 0.0])
 
 
 def test_teachers_add_up_by_weight() -> None:
