@@ -537,3 +537,19 @@ def test_what_makes_no_experiment_is_refused(
     monkeypatch.setitem(plugin_table.registered["experiment"], "odd", made_by)
     with pytest.raises(ConfigError, match=what):
         make_plan("odd", trial="a")
+
+
+def test_a_kind_without_a_name_or_a_base_is_refused_in_words() -> None:
+    class Nameless(Schedule):
+        pass
+
+    class Stray:
+        kind = "stray"
+
+    with pytest.raises(ConfigError, match="Nameless has no name") as found:
+        register_kind(Nameless)
+    assert 'kind = "nameless"' in found.value.fix
+    with pytest.raises(ConfigError, match="Stray inherits none"):
+        register_kind(Stray)  # type: ignore[type-var]
+    with pytest.raises(ConfigError, match="inherits none"):
+        register_kind(type("Bare", (Choice,), {"kind": "bare"}))
