@@ -89,9 +89,11 @@ def prompt_lengths(
         texts = [p if p[-1:].isspace() else p + "\n" for p in plain]
         bos = special_tokens(root).get("bos_token")
     lengths = _lengths(tokenizer, texts, root)
-    if bos is None or not texts or tokenizer.encode(texts[0]).tokens[:1] != [bos]:
+    if bos is None:
         return lengths
-    return [1 + length for length in lengths]
+    _lengths(tokenizer, ["a"], root)  # a worker asks the same of it
+    begin = int(tokenizer.encode("a").tokens[:1] == [bos])
+    return [begin + length for length in lengths]
 
 
 def text_lengths(path: str | Path, texts: Sequence[str]) -> list[int] | None:
