@@ -1,4 +1,4 @@
-"""Does a policy learn made preferences by DPO, without a reward model? By hand; a quarter of an hour.
+"""Does a policy learn made preferences by DPO, without a reward model? By hand; 20 minutes.
 
     python tests/acceptance/direct_preference.py   writes results/direct_preference.json beside this file
 
