@@ -217,11 +217,16 @@ def _file_problems(
     """Raises DataError: a record that was read is faulty."""
     found = SampledQuestions(data, file)
     lengths = found.lengths()
-    needed = batch_size if name == "path" else data.eval_size
-    spare = data.eval_size if name == "path" and data.eval_path is None else 0
-    if found.total - spare < needed:
+    spare = data.eval_size if data.eval_path is None else 0
+    if name == "eval_path" and found.total < data.eval_size:
         yield ConfigError(
-            f"{found.total} questions are too few: {needed} per batch"
+            f"{found.total} held-out questions are fewer than task.eval_size={data.eval_size}",
+            where=f"task.{name}, {file}",
+            fix=f"set task.eval_size={found.total}, or give more questions",
+        )
+    elif name == "path" and found.total - spare < batch_size:
+        yield ConfigError(
+            f"{found.total} questions are too few: {batch_size} per batch"
             + (f" and {spare} held out" if spare else ""),
             where=f"task.{name}, {file}",
             fix="lower train_bs_n_seqs or task.eval_size, or give more questions",

@@ -70,7 +70,8 @@ def prompt_lengths(
         system: system prompt for those that have none.
         template_args: keyword arguments of the template.
     Raises:
-        CheckpointError: the tokenizer or its chat template is faulty, or messages have none.
+        CheckpointError: the tokenizer or its chat template is faulty, messages have none, or a text has no
+            tokens.
     """
     root = Path(path)
     tokenizer, template = read_tokenizer(root), chat_template(root)
@@ -80,28 +81,50 @@ def prompt_lengths(
         asked = [_messages(prompt, system) for prompt in prompts]
         special = special_tokens(root)
         texts = render(template, special, asked, where=str(root), args=template_args)
-        begin = 0
+        bos = None
     else:
         plain = [p for p in prompts if isinstance(p, str)]
         if len(plain) < len(prompts):
             raise _template_error("there is none, and prompts are messages", str(root))
         texts = [p if p[-1:].isspace() else p + "\n" for p in plain]
         bos = special_tokens(root).get("bos_token")
-        begin = int(bos is not None and tokenizer.encode("a").tokens[:1] == [bos])
-    encodings = tokenizer.encode_batch(texts, add_special_tokens=False)
-    return [begin + len(e.ids) for e in encodings]
+    lengths = _lengths(tokenizer, texts, root)
+    if bos is None:
+        return lengths
+    _lengths(tokenizer, ["a"], root)  # a worker asks the same of it
+    begin = int(tokenizer.encode("a").tokens[:1] == [bos])
+    return [begin + length for length in lengths]
 
 
 def text_lengths(path: str | Path, texts: Sequence[str]) -> list[int] | None:
     """Counts the tokens of texts alone, as answers are tokenized; None if only the worker can.
 
     Raises:
-        CheckpointError: the tokenizer is faulty.
+        CheckpointError: the tokenizer is faulty, or has no tokens for a text.
     """
     tokenizer = read_tokenizer(Path(path))
-    if tokenizer is None:
-        return None
-    return [len(e.ids) for e in tokenizer.encode_batch(texts, add_special_tokens=False)]
+    return None if tokenizer is None else _lengths(tokenizer, texts, Path(path))
+
+
+def _lengths(tokenizer: Any, texts: Sequence[str], root: Path) -> list[int]:
+    """Raises CheckpointError: a text has what the tokenizer has no token for."""
+    try:
+        encodings = tokenizer.encode_batch(texts, add_special_tokens=False)
+    except Exception as error:  # tokenizers raises nothing more special
+        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        text = next((t for t in texts if not _is_encoded(tokenizer, t)), texts[0])
+        what = f"the tokenizer can't encode {text[:100]!r}: {said[:200]}"
+        fix = "use a tokenizer that takes any text, e.g. one with an unknown token"
+        raise CheckpointError(what, where=str(root / "tokenizer.json"), fix=fix) from None
+    return [len(e.ids) for e in encodings]
+
+
+def _is_encoded(tokenizer: Any, text: str) -> bool:
+    try:
+        tokenizer.encode(text, add_special_tokens=False)
+    except Exception:
+        return False
+    return True
 
 
 def _messages(prompt: str | Sequence[Message], system: str | None) -> list[Message]:

@@ -83,6 +83,12 @@ def test_what_is_wrong_is_told_before_anything_starts(file: str, changes: dict, 
     assert found.startswith(told.replace("FILE", file))
 
 
+def test_fewer_held_out_questions_than_asked_for_are_told_with_the_setting(file: str) -> None:
+    (found,) = problems(task(file, eval_path=file, eval_size=41))
+    told = "40 held-out questions are fewer than task.eval_size=41 | task.eval_path, "
+    assert found == f"{told}{file} | set task.eval_size=40, or give more questions"
+
+
 def test_reinforcement_learning_needs_a_rule_and_fine_tuning_none(file: str) -> None:
     unnamed = task(file, reward=None)
     told = [p.where for p in grpo(unnamed, train_bs_n_seqs=8).problems()]

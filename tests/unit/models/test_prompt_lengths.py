@@ -6,15 +6,24 @@ import json
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from experiments.parts import question_files
+from experiments.parts.model_files import model_problems
 from experiments.parts.question_files import dataset_problems, sample_of
 from realsys.api.errors import CheckpointError
+from realsys.api.options import ModelOptions
 from realsys.data.sources.chat_tokens import PromptTokenizer
 from realsys.data.sources.dataset_arguments import MathRecordsArguments
 from realsys.models.from_scratch.tiny_llama import build_tiny_llama
 from realsys.models.hf import load_tokenizer
-from realsys.models.prompt_lengths import prompt_lengths, special_tokens, tokenizer_faults
+from realsys.models.prompt_lengths import (
+    prompt_lengths,
+    special_tokens,
+    text_lengths,
+    tokenizer_faults,
+)
 
 QUESTIONS = ["What is 1 plus 2?", "Ends in a space ", "Ünïcödé 🙂\nand more", "a" * 300]
 CHAT = (
@@ -115,3 +124,13 @@ def test_of_many_questions_the_longest_and_some_of_everywhere_are_looked_at(monk
     assert sample_of([5, 1, 3]) == [0, 1, 2]
     monkeypatch.setattr(question_files, "MAX_SAMPLED_QUESTIONS", 4)
     assert sample_of([1, 1, 1, 9, 1, 1, 1, 8, 1, 1]) == [0, 3, 5, 7]
+
+
+def test_a_tokenizer_without_tokens_for_a_text_is_a_fault(model):
+    words = Tokenizer(WordLevel({"1": 0, "<eos>": 1}))
+    words.save(str(model / "tokenizer.json"))
+    with pytest.raises(CheckpointError, match="can't encode") as caught:
+        text_lengths(model, ["1", "2"])
+    assert caught.value.what.startswith("the tokenizer can't encode '2': ")
+    (fault,) = model_problems(ModelOptions(path=str(model)), "actor")
+    assert "can't encode '1 + 1 = ?" in fault.what
