@@ -41,13 +41,20 @@ SEEDS = (2, 3, 4)
 LEAST_RISE = 0.25
 STEPS, TAUGHT_STEPS, GROUP = 90, 30, 8
 LEAST_OF_TEACHER = 0.95
+# Found with seed 2. With the teacher's say on drawn tokens alone, one epoch and the recipe's learning rate the
+# policy came to 0.87 to 0.90 of its teacher.
+TEACHING = (
+    "teachers.big.top_k=20",
+    "actor.optimizer.lr=5e-4",
+    "algorithm.ppo_epochs=4",
+)
 ASKED = "dynamic_sampling/asked"  # questions of a step, with dynamic sampling
 RECIPES: dict[str, tuple[str, ...]] = {
     "ppo-math": (f"group_size={GROUP}",),
     "grpo-math": (),
     "rloo-math": (),
-    # It asks some three times as many questions as it trains on, in the end ten times.
-    "dapo-math": ("exp_ctrl.benchmark_steps=40", "exp_ctrl.eval_freq_steps=10"),
+    # It asks up to three times as many questions as it trains on: what counts are the others' 5,760.
+    "dapo-math": ("exp_ctrl.benchmark_steps=48", "exp_ctrl.eval_freq_steps=4"),
     "gspo-math": (),
     "cispo-math": (),
 }
@@ -88,7 +95,7 @@ def main(given: list[str]) -> int:
     return check.write(
         "held-out accuracy by each algorithm, from one start and by as many answers",
         problems,
-        settings={"all": RUN, **RECIPES},
+        settings={"all": RUN, **RECIPES, "distill-math": TEACHING},
         recipes=found,
         taught=taught,
     )
@@ -114,6 +121,7 @@ class Runs:
             f"teachers.big.path={product(folder, 'actor')}",
             f"exp_ctrl.benchmark_steps={TAUGHT_STEPS}",
             "exp_ctrl.eval_freq_steps=5",
+            *TEACHING,
         )
         made = self._trial("distill-math", f"distill-{seed}", seed, *words)
         return {"seed": seed, **curve(made, at_most=TAUGHT_STEPS * 64)}
