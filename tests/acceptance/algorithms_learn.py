@@ -41,8 +41,8 @@ SEEDS = (2, 3, 4)
 LEAST_RISE = 0.25
 STEPS, TAUGHT_STEPS, GROUP = 90, 30, 8
 LEAST_OF_TEACHER = 0.95
-# Found with seed 2. With the teacher's say on drawn tokens alone, one epoch and the recipe's learning rate the
-# policy came to 0.87 to 0.90 of its teacher.
+# Found with seed 2. With the teacher's say on drawn tokens alone, one epoch and the recipe's learning rate
+# the policy came to 0.87 to 0.90 of its teacher.
 TEACHING = (
     "teachers.big.top_k=20",
     "actor.optimizer.lr=5e-4",
