@@ -8,10 +8,10 @@ million random weights, a character a token, is trained from nothing by PPO with
 (tests/e2e/arithmetic_sequence there, since removed): 800 answers a step, 200 steps. The gate is verl's: the
 best mean reward of a step is above 0.2, with each seed. A run ends there.
 
-The reward is verl's, added up over an answer: the right characters that it begins with, and its end, which is
-paid where it is right or as the last character was: an answer that ends early, right so far, is paid for its
-end too. All over the number of what was wanted, end included. (With the share of what was wanted alone, the
-best step of seed 1 had 0.166.) What differs from verl:
+The reward is verl's, added up over an answer: the right characters that it begins with, and its end, which
+is paid where it is right or as the last character was: an answer that ends early, right so far, is paid for
+its end too. All over the number of what was wanted, end included. (With the share of what was wanted alone,
+the best step of seed 1 had 0.166.) What differs from verl:
 
 - There a character's reward is its own, with discount 1; here the answer has the sum, at its end.
 - 800 answers make four minibatches of 200; there three of 256 and one of 32.
