@@ -44,8 +44,8 @@ from experiments.parts.model_files import (
     model_problems,
     position_problems,
     position_remarks,
+    reader_problems,
     starting_model,
-    vocabulary_problems,
 )
 from experiments.parts.question_files import absolute
 from experiments.parts.teacher_calls import (
@@ -153,13 +153,13 @@ class RLExperiment(TrainingRun):
             yield from reward_model_problems(
                 self.reward_model,
                 actor_path=self.actor.path,
-                longest=self.task.longest_prompt + self.gen.max_new_tokens,
+                longest=self._longest,
                 trains=self.schedule.trains,
             )
         yield from teacher_problems(
             self.teachers,
             actor_path=self.actor.path,
-            longest=self.task.longest_prompt + self.gen.max_new_tokens,
+            longest=self._longest,
             trains=self.schedule.trains,
             needed=self.schedule.trains and self.algorithm.only_taught,
         )
@@ -172,9 +172,7 @@ class RLExperiment(TrainingRun):
                 critic=role == "critic",
                 generates=role == "actor" and self._our_engine_answers,
             )
-        for role, other in (("ref", self.ref), ("critic", self.critic)):
-            if role in self._model_roles and other is not None:
-                yield from vocabulary_problems(role, other.path, self.actor.path)
+        yield from self._reader_problems()
         yield from self.task.problems(
             batch_size=self.train_bs_n_seqs, tokenizer_dir=self.actor.path
         )
@@ -198,6 +196,25 @@ class RLExperiment(TrainingRun):
     @property
     def _evaluates(self) -> bool:
         return self.auto_eval or self.task.eval_size > 0
+
+    def _reader_problems(self) -> Iterator[ConfigError]:
+        """Yields a reference or a critic of its own that can't read what the actor writes."""
+        for role, reader in (("ref", "the reference"), ("critic", "the critic")):
+            path = self._options(role).path if role in self._model_roles else None
+            if path is not None and self.actor.path is not None:
+                yield from reader_problems(
+                    reader,
+                    path,
+                    self.actor.path,
+                    where=role,
+                    longest=self._longest,
+                    tokenizer_must_be_known=False,
+                )
+
+    @property
+    def _longest(self) -> int:
+        """Tokens of the longest prompt and answer together."""
+        return self.task.longest_prompt + self.gen.max_new_tokens
 
     def _schedule_problems(self) -> Iterator[ConfigError]:
         size, made = self.train_bs_n_seqs, self.task.num_questions
@@ -405,7 +422,7 @@ class RLExperiment(TrainingRun):
                 seed=self.seed,
                 model_path=start,
                 dtype=self._dtype("actor"),
-                longest=self.task.longest_prompt + self.gen.max_new_tokens,
+                longest=self._longest,
                 task=self.resources(WorkerType.GENERATION_SERVER),
             ),
             "gserver_manager": (schedule.manager(batch_size=self.train_bs_n_seqs),),

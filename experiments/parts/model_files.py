@@ -87,30 +87,44 @@ def max_positions_of(path: str | None) -> int:
         return 0
 
 
-def vocabulary_problems(
-    role: str, path: str | None, actor_path: str | None
+def reader_problems(
+    reader: str,
+    path: str,
+    actor_path: str,
+    *,
+    where: str,
+    longest: int,
+    fix: str = "use a model of the same family",
+    tokenizer_must_be_known: bool = True,
 ) -> Iterator[ConfigError]:
-    """Yields that a role's model reads other tokens than the policy writes."""
-    if path is None or actor_path is None or path == actor_path:
-        return
-    try:
-        same = _tokens(path) == _tokens(actor_path)
-    except (OSError, ValueError, KeyError, TypeError, RealsysError):
-        return  # another kind of tokenizer, or none: its vocabulary's size is checked elsewhere
-    if not same:
+    """Yields that a complete model's directory can't read the policy's answers.
+
+    Args:
+        reader: what it is, e.g. "the teacher". where: its role.
+        longest: tokens of the longest prompt and answer together.
+        tokenizer_must_be_known: a directory without a tokenizer that can be compared is refused.
+    """
+    same = _same_tokens(path, actor_path)
+    if same is False or (same is None and tokenizer_must_be_known):
         yield ConfigError(
-            f"{role} has another tokenizer than the policy, whose tokens it reads",
-            where=f"{role}.path={path} and actor.path={actor_path}",
-            fix="use a model of the same family",
+            f"{reader} has another tokenizer than the policy, whose tokens it reads",
+            where=f"{where}.path={path} and actor.path={actor_path}",
+            fix=fix,
+        )
+    if 0 < (most := max_positions_of(path)) < longest:
+        yield ConfigError(
+            f"{reader} has {most} positions, prompt and answer may have {longest} tokens",
+            where=f"{where}.path, task.max_prompt_len and gen.max_new_tokens",
+            fix="lower these two, or use a model with more positions",
         )
 
 
-def same_tokens(first: str, other: str) -> bool:
-    """Whether both tokenizers have the same vocabulary, merges and added tokens; no if that is unknown."""
+def _same_tokens(first: str, other: str) -> bool | None:
+    """Whether both tokenizers have the same vocabulary, merges and added tokens; None: unknown."""
     try:
         return _tokens(first) == _tokens(other)
     except (OSError, ValueError, KeyError, TypeError, RealsysError):
-        return False
+        return None
 
 
 def _tokens(path: str) -> tuple[Any, Any]:

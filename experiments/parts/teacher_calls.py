@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from experiments.parts.model_files import max_positions_of, model_problems, same_tokens
+from experiments.parts.model_files import model_problems, reader_problems
 from realsys.api.dataflow import MFCDef
 from realsys.api.errors import ConfigError
 from realsys.api.model import ModelInterfaceAbstraction
@@ -131,15 +131,7 @@ def teacher_problems(
             continue
         broken = list(model_problems(teacher, where))
         yield from broken
-        if not broken and 0 < (most := max_positions_of(teacher.path)) < longest:
-            yield ConfigError(
-                f"the teacher has {most} positions, prompt and answer may have {longest} tokens",
-                where=f"{where}.path, task.max_prompt_len and gen.max_new_tokens",
-                fix="lower these two, or use a teacher with more positions",
-            )
-        if not broken and not same_tokens(teacher.path, actor_path):
-            yield ConfigError(
-                "the teacher has another tokenizer than the policy, whose tokens it reads",
-                where=f"{where}.path={teacher.path} and actor.path={actor_path}",
-                fix="use a teacher of the same family",
+        if not broken:
+            yield from reader_problems(
+                "the teacher", teacher.path, actor_path, where=where, longest=longest
             )

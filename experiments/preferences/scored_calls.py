@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from experiments.parts.model_files import max_positions_of, model_problems, same_tokens
+from experiments.parts.model_files import model_problems, reader_problems
 from realsys.api.dataflow import MFCDef
 from realsys.api.errors import ConfigError, RealsysError
 from realsys.api.model import ModelInterfaceAbstraction
@@ -87,18 +87,14 @@ def reward_model_problems(
     if broken:
         return
     yield from head_problems(model.path, where="reward_model.path")
-    if not same_tokens(model.path, actor_path):
-        yield ConfigError(
-            "the reward model has another tokenizer than the policy, whose tokens it reads",
-            where=f"reward_model.path={model.path} and actor.path={actor_path}",
-            fix="train one from the policy: realsys launch reward-model model.path=<actor.path>",
-        )
-    if 0 < (most := max_positions_of(model.path)) < longest:
-        yield ConfigError(
-            f"the reward model has {most} positions, prompt and answer may have {longest} tokens",
-            where="reward_model.path, task.max_prompt_len and gen.max_new_tokens",
-            fix="lower these two, or use a reward model with more positions",
-        )
+    yield from reader_problems(
+        "the reward model",
+        model.path,
+        actor_path,
+        where="reward_model",
+        longest=longest,
+        fix="train one from the policy: realsys launch reward-model model.path=<actor.path>",
+    )
 
 
 def head_problems(path: str, *, where: str) -> Iterator[ConfigError]:

@@ -32,6 +32,7 @@ sys.path[:0] = [str(ROOT), str(HERE.parent / "support")]
 from bits import Tree  # noqa: E402
 from by_hand import HandCheck  # noqa: E402
 from reward_model import product, trial  # noqa: E402
+from tasks_learn import rise  # noqa: E402
 
 from realsys.observability.metrics import read_metrics  # noqa: E402
 
@@ -158,11 +159,6 @@ def curve(folder: Path, *, at_most: int) -> dict[str, Any]:
         "questions": [questions for _, questions, _ in rows],
         "accuracy": [round(accuracy, 4) for _, _, accuracy in rows],
     }
-
-
-def rise(found: dict[str, Any]) -> float:
-    """From the first to the last evaluation."""
-    return float(found["accuracy"][-1] - found["accuracy"][0])
 
 
 def draw() -> int:

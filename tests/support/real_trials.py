@@ -62,7 +62,7 @@ LONG_PPO = (
 )
 
 
-def make_policy(folder: Path, *, num_heads: int = 2, num_kv_heads: int = 1) -> Path:
+def make_policy(folder: Path, *, num_heads: int = 2, num_kv_heads: int = 1, seed: int = 0) -> Path:
     """A random policy of a few thousand weights with the demo's tokenizer, in ``folder``."""
     from realsys.data.sources.arithmetic_problems import arithmetic_word_problems
     from realsys.models.from_scratch.tiny_llama import build_tiny_llama
@@ -70,7 +70,7 @@ def make_policy(folder: Path, *, num_heads: int = 2, num_kv_heads: int = 1) -> P
     problems = arithmetic_word_problems(num_problems=500, seed=0, split="train")
     build_tiny_llama(
         folder,
-        seed=0,
+        seed=seed,
         hidden_size=32,
         num_layers=2,
         num_heads=num_heads,

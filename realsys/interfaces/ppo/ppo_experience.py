@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 
 import torch
@@ -153,11 +154,11 @@ class _Scored:
         kl_B = sequence_kl(logprob_BT, ref_BT, mask_BT)
         return _Scored(data, settings, score_B, kl_B, kl_coef, figures)
 
-    @property
+    @cached_property
     def lengths(self) -> list[int]:
         return self.data.piece_lengths(INPUT)
 
-    @property
+    @cached_property
     def mask_BT(self) -> torch.Tensor:
         return pad_packed(answer_mask(self.data), self.lengths)
 
@@ -182,8 +183,9 @@ class _Scored:
         score_B = self.score_B.clamp(-clip, clip)
         if not self.settings.score_on_truncated:
             score_B = score_B.masked_fill(self.data.data["seq_no_eos_mask"].bool(), 0.0)
-        return score_B.masked_fill(self.answer_lengths_B() == 0, 0.0)
+        return score_B.masked_fill(self.answer_lengths_B == 0, 0.0)
 
+    @cached_property
     def answer_lengths_B(self) -> torch.Tensor:
         return sum_per_sequence(answer_mask(self.data).long(), self.lengths)
 
@@ -241,7 +243,7 @@ def _by_critic(batch: _Scored) -> dict[str, torch.Tensor]:
 
     advantage_BT, return_BT = gae(settings.gae_lambda)
     if settings.gae_length_alpha is not None:
-        lam_B = length_adaptive_lambda(batch.answer_lengths_B(), settings.gae_length_alpha)
+        lam_B = length_adaptive_lambda(batch.answer_lengths_B, settings.gae_length_alpha)
         advantage_BT, _ = gae(lam_B)
     return {
         "advantages": unpad_to_packed(advantage_BT, lengths),
@@ -263,7 +265,7 @@ def _compared(
     pieces = batch.data.meta.seqlens[INPUT]
     score_B = batch.clipped_B()
     group_B = torch.tensor([i for i, group in enumerate(pieces) for _ in group]).to(score_B.device)
-    lengths_B = batch.answer_lengths_B()
+    lengths_B = batch.answer_lengths_B
     parts = _parts(batch.data, score_B.device) if estimator.reads_parts else {}
     by_score_B = answer_advantages(estimator, GroupScores(score_B, group_B, lengths_B, parts=parts))
     if batch.settings.norm == "group":
@@ -287,7 +289,7 @@ def _to_come(batch: _Scored, estimator: AnswerEstimator) -> dict[str, torch.Tens
     the KL penalties of a token and those after it; packed.
     """
     mask_BT, score_B = batch.mask_BT, batch.clipped_B()
-    lengths_B = batch.answer_lengths_B()
+    lengths_B = batch.answer_lengths_B
     every_B = torch.arange(len(score_B), device=score_B.device)
     by_score_B = answer_advantages(estimator, GroupScores(score_B, every_B, lengths_B))
     penalty_BT = batch.rewards_BT() - _on_last(score_B, mask_BT)

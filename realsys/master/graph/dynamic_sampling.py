@@ -27,9 +27,8 @@ from realsys.master.graph.data_schedule import Datapoint
 
 # The step, and the number of questions drawn since the run began → the next question.
 Draw = Callable[[int, int], Datapoint]
-SMALLEST_ROUND = (
-    8  # a round asks at least so much of a batch as 1 is of this: a tiny one takes as long
-)
+# A round asks at least so much of a batch as 1 is of this: a tiny one takes as long.
+SMALLEST_ROUND = 8
 
 
 class BatchNotFilled(RolloutError):
