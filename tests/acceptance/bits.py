@@ -8,7 +8,7 @@
 For whoever changes code that must not change numbers. A record holds every metric of every step, except
 LEFT_OUT, and SHA-256 hashes: of each saved model's tensors, of the evaluations' samples, of the ledger.
 A comparison prints a table, names the first metric that differs with both values, and exits with 1 at a
-difference. Rounding depends on the processor's instructions and on torch: records of two kinds of machine
+difference. A metric that only one of the two revisions writes is named, and is no difference. Rounding depends on the processor's instructions and on torch: records of two kinds of machine
 are not compared (exit status 2).
 
 It uses the command line and the files of a trial's folder only, so it runs trees whose modules have other
@@ -305,26 +305,45 @@ def record_of(tree: Tree) -> dict[str, Any]:
 # ---- comparing --------------------------------------------------------------------------------
 
 
-def first_difference(a: dict[str, Any], b: dict[str, Any]) -> tuple[str | None, str | None]:
-    """Of two runs' bits: the first metric (step by step) or hash that differs, and the first weights."""
+def first_difference(
+    a: dict[str, Any], b: dict[str, Any], *, of_both: bool = False
+) -> tuple[str | None, str | None]:
+    """Of two runs' bits: the first metric (step by step) or hash that differs, and the first weights.
+
+    Args:
+        of_both: metrics that only one of them has are passed over.
+    """
     metrics = None
     for phase in sorted(a["phases"].keys() | b["phases"].keys(), reverse=True):  # sft before main
         if metrics is None:
-            metrics = phase_difference(phase, a["phases"].get(phase), b["phases"].get(phase))
+            phases = (a["phases"].get(phase), b["phases"].get(phase))
+            metrics = phase_difference(phase, *phases, of_both=of_both)
     files = sorted(a["weights"].keys() | b["weights"].keys())
     weights = next((f for f in files if a["weights"].get(f) != b["weights"].get(f)), None)
     return metrics, weights
 
 
-def phase_difference(name: str, a: dict[str, Any] | None, b: dict[str, Any] | None) -> str | None:
+def metrics_of_one(a: dict[str, Any], b: dict[str, Any]) -> set[str]:
+    """Metrics that only one of two runs has, in a phase of both."""
+    found: set[str] = set()
+    for phase in a["phases"].keys() & b["phases"].keys():
+        one, other = (set(with_current_names(x["phases"][phase]["metrics"])) for x in (a, b))
+        found |= set(filter(is_kept, one ^ other))
+    return found
+
+
+def phase_difference(
+    name: str, a: dict[str, Any] | None, b: dict[str, Any] | None, *, of_both: bool = False
+) -> str | None:
     """The first that differs, with both values."""
     if a is None or b is None:
         return f"phase {name} is missing in the {'first' if a is None else 'second'}"
     if a["steps"] != b["steps"]:
         return f"{name}: steps {a['steps']} and {b['steps']}"
     columns = [with_current_names(x["metrics"]) for x in (a, b)]  # of an older tree, too
+    every = set(columns[0]) & set(columns[1]) if of_both else set(columns[0]) | set(columns[1])
     for row, step in enumerate(a["steps"]):
-        for key in sorted(filter(is_kept, columns[0].keys() | columns[1].keys())):
+        for key in sorted(filter(is_kept, every)):
             values = [x[key][row] if key in x else None for x in columns]
             if values[0] != values[1]:
                 return f"{name}, step {step}, {key}: {values[0]!r} and {values[1]!r}"
@@ -344,13 +363,14 @@ def compare(a: dict[str, Any], b: dict[str, Any]) -> int:
         return 2
     first, second = (f"{r['revision'][:12]}{' with changes' * r['changed']}" for r in (a, b))
     sys.stdout.write(f"first: {first}; second: {second}\n")
-    lines, notes = [("experiment", "metrics equal", "weights equal")], []
+    lines, notes, of_one = [("experiment", "metrics equal", "weights equal")], [], set[str]()
     for name in dict.fromkeys([*a["runs"], *b["runs"]]):
         if name not in a["runs"] or name not in b["runs"]:
             lines.append((name, "missing", "missing"))
             notes.append(f"{name}: only in one of the records")
             continue
-        metrics, weights = first_difference(a["runs"][name], b["runs"][name])
+        metrics, weights = first_difference(a["runs"][name], b["runs"][name], of_both=True)
+        of_one |= metrics_of_one(a["runs"][name], b["runs"][name])
         lines.append((name, _yes(metrics is None), _yes(weights is None)))
         notes += [f"{name}: first difference: {x}" for x in (metrics, weights) if x is not None]
     widths = [max(len(line[i]) for line in lines) for i in range(3)]
@@ -358,6 +378,8 @@ def compare(a: dict[str, Any], b: dict[str, Any]) -> int:
         cells = (word.ljust(width) for word, width in zip(line, widths, strict=True))
         sys.stdout.write(" | ".join(cells).rstrip() + "\n")
     sys.stdout.write("".join(f"{note}\n" for note in notes))
+    if of_one:
+        sys.stdout.write(f"written by one of the two only: {', '.join(sorted(of_one))}\n")
     return 1 if notes else 0
 
 
