@@ -8,8 +8,9 @@
 For whoever changes code that must not change numbers. A record holds every metric of every step, except
 LEFT_OUT, and SHA-256 hashes: of each saved model's tensors, of the evaluations' samples, of the ledger.
 A comparison prints a table, names the first metric that differs with both values, and exits with 1 at a
-difference. A metric that only one of the two revisions writes is named, and is no difference. Rounding depends on the processor's instructions and on torch: records of two kinds of machine
-are not compared (exit status 2).
+difference. A metric that only one of the two revisions writes is named, and is no difference. Rounding
+depends on the processor's instructions and on torch: records of two kinds of machine are not compared (exit
+status 2).
 
 It uses the command line and the files of a trial's folder only, so it runs trees whose modules have other
 names. Whether the numbers are right is not its subject.
