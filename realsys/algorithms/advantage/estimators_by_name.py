@@ -15,6 +15,7 @@ import torch
 
 from realsys.algorithms.advantage.advantages import group_advantages
 from realsys.algorithms.advantage.group_scores import GroupScores
+from realsys.api.basics.choice import formula_of
 from realsys.api.basics.estimators import (
     AnswerEstimator,
     DrGRPOAdvantage,
@@ -34,11 +35,9 @@ from realsys.api.errors import ConfigError, DataError, did_you_mean
 @torch.no_grad()
 def answer_advantages(estimator: AnswerEstimator, answers: GroupScores) -> torch.Tensor:
     """float32 ``[B]``, by the kind that is chosen: a user's, or that of the built-in one it inherits."""
-    for kind in type(estimator).__mro__:
-        if "answer_advantages" in vars(kind):
-            break
-        if kind in _FORMULAS:
-            return _FORMULAS[kind](estimator, answers)
+    formula = formula_of(estimator, _FORMULAS, own="answer_advantages")
+    if formula is not None:
+        return formula(estimator, answers)
     made = estimator.answer_advantages(answers)
     wanted = answers.scores.shape
     if not isinstance(made, torch.Tensor) or made.shape != wanted or not made.isfinite().all():

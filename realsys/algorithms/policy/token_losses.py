@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from realsys.algorithms.sequence_sums import sum_per_sequence, to_tokens
+from realsys.api.basics.choice import formula_of
 from realsys.api.basics.losses import (
     CISPOLoss,
     ClipCovLoss,
@@ -156,11 +157,9 @@ def kl_cov_loss(loss: KLCovLoss, tokens: PolicyTokens) -> TokenLosses:
 
 def token_losses(loss: PolicyLoss, tokens: PolicyTokens) -> TokenLosses:
     """Returns the losses of the kind that is chosen: a user's, or that of the built-in one it inherits."""
-    for kind in type(loss).__mro__:
-        if "token_losses" in vars(kind):
-            break
-        if kind in _FORMULAS:
-            return _FORMULAS[kind](loss, tokens)
+    formula = formula_of(loss, _FORMULAS, own="token_losses")
+    if formula is not None:
+        return formula(loss, tokens)
     made = loss.token_losses(tokens)
     shape = tokens.advantages.shape
     if not isinstance(made, TokenLosses) or any(

@@ -16,8 +16,9 @@ import torch
 from torch.nn.functional import logsigmoid
 
 from realsys.algorithms.sequence_sums import sum_per_sequence
+from realsys.api.basics.choice import formula_of
 from realsys.api.basics.preference_losses import DPOLoss, IPOLoss, KTOLoss, PairLoss, SimPOLoss
-from realsys.api.errors import DataError
+from realsys.api.errors import ConfigError, DataError
 
 
 @dataclass(frozen=True)
@@ -172,12 +173,18 @@ def simpo_loss(loss: SimPOLoss, pairs: PairLogprobs) -> PairLosses:
 
 def pair_losses(loss: PairLoss, pairs: PairLogprobs) -> PairLosses:
     """Returns the losses of the kind that is chosen: a user's, or that of the built-in one it inherits."""
-    for kind in type(loss).__mro__:
-        if "pair_losses" in vars(kind):
-            break
-        if kind in _FORMULAS:
-            return _FORMULAS[kind](loss, pairs)
-    return loss.pair_losses(pairs)
+    formula = formula_of(loss, _FORMULAS, own="pair_losses")
+    if formula is not None:
+        return formula(loss, pairs)
+    made = loss.pair_losses(pairs)
+    if not isinstance(made, PairLosses) or made.losses.shape != pairs.chosen.shape:
+        raise ConfigError(
+            f"pair_losses of {type(loss).__name__} returned something else than a loss of each of "
+            f"{len(pairs.chosen)} pairs",
+            where=f"{type(loss).__module__}, class {type(loss).__name__}",
+            fix="return PairLosses(losses, chosen_rewards, rejected_rewards), in the shape of pairs.chosen",
+        )
+    return made
 
 
 _FORMULAS: dict[type[PairLoss], Callable[[Any, PairLogprobs], PairLosses]] = {

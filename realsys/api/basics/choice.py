@@ -7,6 +7,7 @@ an instance of one kind. On paper (plan, YAML) that is a table with its name und
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, ClassVar, TypeVar
 
@@ -15,6 +16,7 @@ from realsys.api.errors import ConfigError, UnknownName
 
 KIND = "kind"  # key of the name in a table
 K = TypeVar("K", bound="type[Choice]")
+F = TypeVar("F")
 
 
 class Choice:
@@ -46,6 +48,18 @@ class Choice:
 def is_choice(kind: Any) -> bool:
     """Whether a type is a choice or one of its kinds."""
     return isinstance(kind, type) and issubclass(kind, Choice)
+
+
+def formula_of(chosen: Choice, formulas: Mapping[Any, F], *, own: str) -> F | None:
+    """Returns the built-in formula of the kind that is chosen, or of the one that it inherits; None where a
+    method ``own`` of a user's kind comes before.
+    """
+    for kind in type(chosen).__mro__:
+        if own in vars(kind):
+            return None
+        if kind in formulas:
+            return formulas[kind]
+    return None
 
 
 def kind_named(choice: type[Choice], name: str, *, where: str = "registry") -> type[Choice]:

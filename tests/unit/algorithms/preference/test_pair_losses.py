@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
@@ -26,7 +27,7 @@ from realsys.api.basics.preference_losses import (
     PairLoss,
     SimPOLoss,
 )
-from realsys.api.errors import DataError, UnknownName
+from realsys.api.errors import ConfigError, DataError, UnknownName
 
 DPO, IPO, KTO, SIMPO = DPOLoss(), IPOLoss(), KTOLoss(), SimPOLoss()
 LOSSES = [
@@ -310,6 +311,19 @@ def test_a_kind_without_a_formula_says_so() -> None:
 
     with pytest.raises(NotImplementedError, match="Nothing has no pair_losses"):
         pair_losses(Nothing(), of_pair(0.0, 0.0))
+
+
+@pytest.mark.parametrize("made", [[0.0], torch.zeros(1), PairLosses(*[torch.zeros(())] * 3)])
+def test_a_kind_that_returns_nonsense_is_named(made: Any) -> None:
+    class Odd(PairLoss):
+        kind = "odd"
+
+        def pair_losses(self, pairs: PairLogprobs) -> PairLosses:
+            return made
+
+    with pytest.raises(ConfigError, match="pair_losses of Odd") as found:
+        pair_losses(Odd(), of_pair(0.0, 0.0))
+    assert "class Odd" in found.value.where
 
 
 def test_losses_have_names() -> None:
