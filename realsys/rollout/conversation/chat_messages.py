@@ -1,0 +1,133 @@
+"""Messages, requests and replies of a conversation, the same for every dialect (pure values)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ToolCall:
+    """A call that the policy made. ``arguments`` is JSON text as the policy wrote it, maybe not valid."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChatMessage:
+    """One message.
+
+    Attributes:
+        role: ``system``, ``developer``, ``user``, ``assistant`` or ``tool``.
+        content: text; parts of text are joined. Pictures and sounds are refused by the dialects.
+        reasoning: thoughts before the content, without their marks; assistants only.
+        tool_calls: assistants only.
+        tool_call_id, name: of a ``tool`` message: the call that it answers; the tool's name if known.
+    """
+
+    role: str
+    content: str = ""
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str = ""
+    name: str = ""
+
+
+class ToolChoice(StrEnum):
+    """Whether the policy may call tools; ``ONE`` names which."""
+
+    AUTO = "auto"
+    NONE = "none"
+    REQUIRED = "required"
+    ONE = "one"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatRequest:
+    """What a client asks for.
+
+    Attributes:
+        tools: function tools in the form of Chat Completions: ``{"type": "function", "function": {…}}``.
+        tool_name: with ``ToolChoice.ONE``.
+        n: replies, each sampled by itself.
+        max_tokens: None: as many as the run allows.
+        stop: texts that end a reply, which does not contain them.
+        logprobs: whether log-probs of the reply's tokens are told.
+        stream: whether the reply comes as server-sent events.
+        sampling: what the client wrote of temperature, top_p, top_k, min_p, seed, …; used only where the
+            endpoint allows it.
+        schema: JSON schema that the reply must follow; None: free text.
+        retries: how often the client says that it sent this request before; its ``x-stainless-retry-count``.
+        idempotency_key: of the client, or empty.
+    """
+
+    messages: tuple[ChatMessage, ...]
+    model: str = ""
+    tools: tuple[Mapping[str, Any], ...] = ()
+    tool_choice: ToolChoice = ToolChoice.AUTO
+    tool_name: str = ""
+    n: int = 1
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    logprobs: bool = False
+    stream: bool = False
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    schema: Mapping[str, Any] | None = None
+    retries: int = 0
+    idempotency_key: str = ""
+
+
+class FinishReason(StrEnum):
+    """Why a reply ended."""
+
+    STOP = "stop"  # the end token, or a stop text
+    LENGTH = "length"
+    TOOL_CALLS = "tool_calls"  # ended by itself, and it calls tools
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenLogprob:
+    """A token of a reply as the client sees it. ``text`` may be a part of a letter, then with U+FFFD."""
+
+    text: str
+    logprob: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatReply:
+    """One sampled reply.
+
+    Attributes:
+        stop_text: the stop text that ended it; empty: another end.
+        logprobs: one a token, if they were asked for.
+        num_tokens: that the policy sampled for it.
+    """
+
+    message: ChatMessage
+    finish: FinishReason
+    stop_text: str = ""
+    logprobs: tuple[TokenLogprob, ...] = ()
+    num_tokens: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatResult:
+    """The reply, or ``n`` of them, to one request.
+
+    Attributes:
+        id: unique in the trial; the client may name it when it sets a reward.
+        created: seconds since the epoch.
+        num_prompt_tokens: of the conversation before the replies; ``num_cached`` of them are tokens that an
+            earlier reply of the conversation was continued from.
+    """
+
+    id: str
+    created: int
+    model: str
+    replies: tuple[ChatReply, ...]
+    num_prompt_tokens: int
+    num_cached: int = 0
