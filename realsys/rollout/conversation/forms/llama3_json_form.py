@@ -17,8 +17,8 @@ _CALL_LIKE = re.compile(r'\s*+\{\s*+(?:"type"\s*+:\s*+"function"\s*+,\s*+)?"name
 class Llama3JsonCalls:
     """``{"name": …, "parameters": {…}}`` from the answer's start, or from a tag on, up to its end.
 
-    Several are separated by ``;``. ``arguments`` for ``parameters`` is accepted, as servers do. Other JSON is
-    content, and no fault unless it begins as calls do.
+    Several are separated by ``;``. ``arguments`` for ``parameters`` is accepted, as servers do. Other JSON
+    is content, and no fault unless it begins as calls do.
     """
 
     marks = (_TAG,)

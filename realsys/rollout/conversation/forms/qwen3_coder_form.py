@@ -51,7 +51,7 @@ class Qwen3CoderCalls:
 
 
 def _skip_orphan(text: str, end: int) -> tuple[int, bool]:
-    """Returns the end of a bare function, behind the closing tag if one follows, and whether that is sure."""
+    """Returns the end of a bare function, past the closing tag if one follows, and whether it is final."""
     behind = skip_white(text, end)
     if text.startswith(_CLOSING, behind):
         return behind + len(_CLOSING), True
