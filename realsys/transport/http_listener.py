@@ -1,4 +1,4 @@
-"""Serves an aiohttp application on a free port: over HTTPS with a certificate of its own, or over plain HTTP.
+"""Serves an aiohttp application on a free port: over HTTPS with its own certificate, or over plain HTTP.
 
 A client must complete the TLS handshake, and then a first request's head, within some seconds each; silent
 connections are closed.

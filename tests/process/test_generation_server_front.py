@@ -31,9 +31,8 @@ from realsys.api.errors import (
 from realsys.generation.http.http_client import HttpGenerationClient
 from realsys.generation.http.http_session import HttpSession
 from realsys.generation.served_engines.child import ChildServer
-from realsys.runtime.child_guard import descendants, guarded
 from realsys.generation.server.http_app import generation_app
-from realsys.transport.http_listener import HttpListener
+from realsys.runtime.child_guard import descendants, guarded
 from realsys.transport.generation_messages import (
     Finish,
     GenerateRequest,
@@ -41,6 +40,7 @@ from realsys.transport.generation_messages import (
     Sampling,
     WeightSource,
 )
+from realsys.transport.http_listener import HttpListener
 
 S = 20.0
 Test = Callable[..., Coroutine[Any, Any, None]]

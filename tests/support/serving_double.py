@@ -25,7 +25,6 @@ from full_client import FullClient
 from realsys.api.errors import ConfigError, DataError, RealsysError, WorkerLost
 from realsys.generation.http.served_engine import Counters, EngineAnswer
 from realsys.generation.server.http_app import generation_app
-from realsys.transport.http_listener import HttpListener
 from realsys.transport.generation_messages import (
     Finish,
     GenerateRequest,
@@ -36,6 +35,7 @@ from realsys.transport.generation_messages import (
     WeightSource,
     WeightsTaken,
 )
+from realsys.transport.http_listener import HttpListener
 
 KEY = "key of a test"
 

@@ -120,9 +120,7 @@ class TemplateRenderer:
         text = rest if last_token in self._end_ids else self._turn_end + rest
         return RenderedChat(tokens=self._ids(text), thinking=_opens_thoughts(text))
 
-    def _drops_thoughts(
-        self, messages: Sequence[ChatMessage], answered: int, tools: Tools
-    ) -> bool:
+    def _drops_thoughts(self, messages: Sequence[ChatMessage], answered: int, tools: Tools) -> bool:
         thoughts = [m.reasoning for m in messages[:answered] if m.reasoning]
         if not thoughts:
             return False

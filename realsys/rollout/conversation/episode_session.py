@@ -168,7 +168,11 @@ class EpisodeSession:
         task = call.work.task
         read: list[bool] = []
         live = LiveReply(
-            id=self._call_id(call), created=int(time.time()), is_first=is_new, _task=task, _read=read
+            id=self._call_id(call),
+            created=int(time.time()),
+            is_first=is_new,
+            _task=task,
+            _read=read,
         )
         try:
             yield live
@@ -178,6 +182,10 @@ class EpisodeSession:
             if read:
                 for node in call.work.nodes:
                     node.delivered = True
+
+    def model_of(self, request: ChatRequest) -> str:
+        """Returns the model's name that replies carry."""
+        return request.model or self.settings.model
 
     def set_reward(self, reward: float, *, call_id: str | None = None) -> None:
         """Sets the reward of one answer, or of the whole episode.
@@ -289,16 +297,14 @@ class EpisodeSession:
                 message=reply.message,
                 num_messages=len(request.messages) + 1,
             )
-            path = path_keys(
-                [*request.messages, reply.message], request.tools, self.settings.match
-            )
+            path = path_keys([*request.messages, reply.message], request.tools, self.settings.match)
             self.tree.add(node, path[-1])
             nodes.append(node)
             replies.append(reply)
         return ChatResult(
             id=self._call_id(call),
             created=int(time.time()),
-            model=request.model or self.settings.model,
+            model=self.model_of(request),
             replies=tuple(replies),
             num_prompt_tokens=len(context),
             num_cached=len(context) - len(prompt.tokens),

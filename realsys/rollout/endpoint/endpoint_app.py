@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -27,11 +28,14 @@ from realsys.api.errors import (
 )
 from realsys.rollout.conversation.chat_messages import ChatRequest, ChatResult
 from realsys.rollout.conversation.episode_session import EpisodeSession
-from realsys.rollout.dialects.anthropic_messages import AnthropicMessages
-from realsys.rollout.dialects.chat_completions import ChatCompletions
+from realsys.rollout.dialects import anthropic_messages, chat_completions, responses_api
 from realsys.rollout.dialects.dialect import Dialect, StreamEncoder
-from realsys.rollout.dialects.model_list import anthropic_models, openai_models
-from realsys.rollout.dialects.responses_api import ResponsesApi
+from realsys.rollout.dialects.model_list import (
+    anthropic_model,
+    anthropic_model_list,
+    openai_model,
+    openai_model_list,
+)
 from realsys.rollout.endpoint.session_registry import (
     KeyInUse,
     NoRoom,
@@ -44,7 +48,6 @@ logger = logging.getLogger(__name__)
 MAX_BODY_BYTES = 32 << 20
 PING_S = 10.0  # a stream without text for so long gets a sign of life
 MOST_WAIT_S = 60.0  # for an episode; clients ask again
-CHAT, RESPONSES, MESSAGES = ChatCompletions(), ResponsesApi(), AnthropicMessages()
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -58,9 +61,9 @@ def endpoint_app(registry: SessionRegistry) -> web.Application:
         for version in ("/v1", ""):  # clients append /v1 to their base URL, or don't
             at = base + version
             routes += [
-                web.post(f"{at}/chat/completions", handlers.replies(CHAT)),
-                web.post(f"{at}/responses", handlers.replies(RESPONSES)),
-                web.post(f"{at}/messages", handlers.replies(MESSAGES)),
+                web.post(f"{at}/chat/completions", handlers.replies(chat_completions)),
+                web.post(f"{at}/responses", handlers.replies(responses_api)),
+                web.post(f"{at}/messages", handlers.replies(anthropic_messages)),
                 web.post(f"{at}/messages/count_tokens", handlers.count_tokens),
                 web.get(f"{at}/models", handlers.models),
                 web.get(f"{at}/models/{{model:.+}}", handlers.models),
@@ -79,6 +82,7 @@ class _Handlers:
 
     def __init__(self, registry: SessionRegistry) -> None:
         self._registry = registry
+        self._started = time.time()
 
     def replies(self, dialect: Dialect) -> Handler:
         """Makes the handler of a path at which the policy answers."""
@@ -100,16 +104,23 @@ class _Handlers:
 
     async def count_tokens(self, request: web.Request) -> web.StreamResponse:
         session = self._session(request)
-        asked = MESSAGES.read(await request.read(), request.headers)
+        asked = anthropic_messages.read(await request.read(), request.headers)
         rendered = session.settings.renderer.whole(asked.messages, asked.tools)
-        return _json({"input_tokens": len(rendered.tokens)})
+        return _json(anthropic_messages.count_tokens_body(len(rendered.tokens)))
 
     async def models(self, request: web.Request) -> web.StreamResponse:
         name = self._session(request).settings.model
         wanted = request.match_info.get("model")
-        make = anthropic_models if "anthropic-version" in request.headers else openai_models
-        listed = make([wanted or name])
-        return _json(listed if wanted is None else listed["data"][0])
+        created = int(self._started)
+        if "anthropic-version" in request.headers:
+            return _json(
+                anthropic_model_list([name], created)
+                if wanted is None
+                else anthropic_model(wanted, created)
+            )
+        return _json(
+            openai_model_list([name], created) if wanted is None else openai_model(wanted, created)
+        )
 
     # ---- life of a session ----------------------------------------------------------------------
 
@@ -170,12 +181,16 @@ async def _streamed(
                     break
                 if not response.prepared:
                     await response.prepare(request)
-                    await response.write(encoder.opening(live.id, live.created, asked.model))
+                    await response.write(
+                        encoder.opening(live.id, live.created, session.model_of(asked))
+                    )
                 await response.write(encoder.ping() if text is None else _new(text, sent, encoder))
             if not response.prepared:
                 await result  # raises what a status can tell
                 await response.prepare(request)
-                await response.write(encoder.opening(live.id, live.created, asked.model))
+                await response.write(
+                    encoder.opening(live.id, live.created, session.model_of(asked))
+                )
             if (error := result.exception()) is None:
                 await response.write(encoder.closing(result.result()))
             else:  # the status has been sent
@@ -268,7 +283,9 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         lost = DataError(what, where="URL", fix=did_you_mean(request.path, paths))
         return _refusal(request, lost, status=404)
     except web.HTTPException as error:
-        said = DataError(error.text or error.reason, where=request.path, fix="see docs/your_agent.md")
+        said = DataError(
+            error.text or error.reason, where=request.path, fix="see docs/your_agent.md"
+        )
         return _refusal(request, said, status=error.status)
     except ConnectionError:
         raise  # the client has left
@@ -281,7 +298,8 @@ def _refusal(
     request: web.Request, error: RealsysError, *, status: int | None = None
 ) -> web.StreamResponse:
     status = status_of(error) if status is None else status
-    dialect = MESSAGES if request.path.endswith(("/messages", "/count_tokens")) else CHAT
+    is_anthropic = request.path.endswith(("/messages", "/count_tokens"))
+    dialect: Dialect = anthropic_messages if is_anthropic else chat_completions
     headers = {"x-should-retry": "true" if status in (429, 502) else "false"}
     if isinstance(error, NoRoom):
         headers["Retry-After"] = f"{max(1, round(error.retry_s))}"

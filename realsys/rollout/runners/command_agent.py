@@ -93,7 +93,9 @@ class CommandAgent(EndpointAgent):
                 await _end(process)
         if code is None:
             return f"it was still running after {self.timeout_s:g} s"
-        if code in (-9, 137) and not session.is_over:  # not its own doing: the question is asked anew
+        if (
+            code in (-9, 137) and not session.is_over
+        ):  # not its own doing: the question is asked anew
             raise RolloutError(
                 f"the agent was killed by a signal: {_tail(log)}",
                 where=str(log),
@@ -101,9 +103,7 @@ class CommandAgent(EndpointAgent):
             )
         return f"it ended with status {code}: {_tail(log)}" if code else ""
 
-    def _spawn(
-        self, address: EpisodeAddress, folder: Path, log: Path
-    ) -> subprocess.Popen[bytes]:
+    def _spawn(self, address: EpisodeAddress, folder: Path, log: Path) -> subprocess.Popen[bytes]:
         descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             # From the main thread, which runs the event loop: the child is tied to the starting thread

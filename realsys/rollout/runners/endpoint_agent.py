@@ -1,9 +1,9 @@
 """Base of agents that speak to the policy over the endpoint: one session an episode.
 
-    run_episode ─ opens a session ─▶ play (a subclass: a program, a function, a client from outside)
-                                        │ requests ─▶ endpoint ─▶ session ─▶ ask
-                 closes it ◀────────────┘ outcome
-                 reward: what the agent has set, or returned, or else what the environment gives its last answer
+run_episode ─ opens a session ─▶ play (a subclass: a program, a function, a client from outside)
+                                    │ requests ─▶ endpoint ─▶ session ─▶ ask
+             closes it ◀────────────┘ outcome
+             reward: what the agent has set, or returned, or else what the environment gives its last answer
 """
 
 from __future__ import annotations
@@ -203,7 +203,9 @@ class EndpointAgent(EpisodeAgent):
     def told(self, task: EpisodeTask) -> dict[str, Any]:
         """Returns what an agent gets to know of its task, as JSON."""
         record = {
-            k: v for k, v in task.record.items() if self.with_answer or k not in ("answer", "record")
+            k: v
+            for k, v in task.record.items()
+            if self.with_answer or k not in ("answer", "record")
         }
         return {"id": task.id, **record}
 

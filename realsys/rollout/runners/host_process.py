@@ -114,7 +114,9 @@ class HostProcess:
             self._waiting.pop("", None)
             if not done:
                 raise WaitTimeout(
-                    f"{self.name} was not ready in {START_S:g} s", where=str(self._log), fix="see it"
+                    f"{self.name} was not ready in {START_S:g} s",
+                    where=str(self._log),
+                    fix="see it",
                 )
             try:
                 ready.result()

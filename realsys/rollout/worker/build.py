@@ -157,7 +157,9 @@ def _agent_host(runner: WorkerRunner, parts: Parts, keypairs: TrialKeypairs) -> 
         name=runner.name,
         tokenizer=parts.tokenizer,
         end_ids=frozenset(parts.settings.stop_token_ids),
-        folder=runner.phase_files.rows_of(runner.attempt.number).root / "agents" / str(runner.index),
+        folder=runner.phase_files.rows_of(runner.attempt.number).root
+        / "agents"
+        / str(runner.index),
         host=runner.host,
         ports=runner.ports,
         secret=keypairs.server_secret,

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from realsys.api.agent import Episode, Agent, Answer, Environment, Observation, Trajectory
+from realsys.api.agent import Agent, Answer, Environment, Episode, Observation, Trajectory
 from realsys.api.basics.reward import PARTS
 from realsys.api.data import SequenceMeta
 from realsys.api.errors import (

@@ -2,10 +2,12 @@
 
 ``python function_host.py FILE.py:FUNCTION | MODULE:FUNCTION``
 
-Lines of JSON come in on standard input: ``{"id", "task", "base_url", "session_url", "key", "model"}`` starts an
-episode, ``{"cancel": id}`` ends it. Lines go out on what was standard output: ``{"id", "result"}`` or ``{"id",
-"error"}``. What the function prints goes to the log.
+Lines of JSON come in on standard input: ``{"id", "task", "base_url", "session_url", "key", "model"}`` starts
+an episode, ``{"cancel": id}`` ends it. Lines go out on what was standard output: ``{"id", "result"}`` or
+``{"id", "error"}``. What the function prints goes to the log.
 """
+
+from __future__ import annotations
 
 import asyncio
 import importlib
@@ -16,36 +18,39 @@ import os
 import sys
 import threading
 import traceback
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+Order = Mapping[str, Any]
+CLIENTS = ("client", "anthropic_client")
 
 
-def load(name):
+def load(name: str) -> Callable[..., Any]:
+    """Imports ``FILE.py:NAME`` or ``MODULE:NAME``."""
     place, _, attribute = name.rpartition(":")
     if place.endswith(".py"):
         sys.path.insert(0, os.path.dirname(os.path.abspath(place)))
-        spec = importlib.util.spec_from_file_location("realsys_agent", place)
-        module = importlib.util.module_from_spec(spec)
-        sys.modules["realsys_agent"] = module
-        spec.loader.exec_module(module)
+        place = os.path.splitext(os.path.basename(place))[0]
     else:
         sys.path.insert(0, os.getcwd())
-        module = importlib.import_module(place)
-    return getattr(module, attribute)
+    function: Callable[..., Any] = getattr(importlib.import_module(place), attribute)
+    return function
 
 
-def openai_client(order):
-    import openai
-
+def openai_client(order: Order) -> Any:
+    """Makes OpenAI's asynchronous client."""
+    openai = importlib.import_module("openai")
     return openai.AsyncOpenAI(base_url=order["base_url"], api_key=order["key"])
 
 
-def anthropic_client(order):
-    import anthropic
-
+def anthropic_client(order: Order) -> Any:
+    """Makes Anthropic's asynchronous client."""
+    anthropic = importlib.import_module("anthropic")
     root = order["base_url"].removesuffix("/v1")
     return anthropic.AsyncAnthropic(base_url=root, api_key=order["key"])
 
 
-MAKERS = {
+MAKERS: dict[str, Callable[[Order], Any]] = {
     "client": openai_client,
     "anthropic_client": anthropic_client,
     "task": lambda order: order["task"],
@@ -56,76 +61,79 @@ MAKERS = {
 }
 
 
-def arguments(function):
-    """Returns which of ``MAKERS`` the function's parameters name."""
+def wanted_arguments(function: Callable[..., Any]) -> list[str]:
+    """Returns which of ``MAKERS`` the function's parameters name; TypeError if another has no default."""
     wanted = []
     for name, parameter in inspect.signature(function).parameters.items():
+        is_optional = parameter.default is not parameter.empty
         if name in MAKERS:
             wanted.append(name)
-        elif parameter.default is parameter.empty and parameter.kind not in (
+        elif not is_optional and parameter.kind not in (
             parameter.VAR_POSITIONAL,
             parameter.VAR_KEYWORD,
         ):
-            raise TypeError(f"parameter {name!r} is none of {', '.join(MAKERS)}")
+            raise TypeError(f"the function's parameter {name!r} is none of {', '.join(MAKERS)}")
     return wanted
 
 
-async def play(function, wanted, order):
+async def play(function: Callable[..., Any], wanted: Sequence[str], order: Order) -> Any:
+    """Runs one episode; a plain function in a thread."""
     made = {name: MAKERS[name](order) for name in wanted}
     try:
         if inspect.iscoroutinefunction(function):
             return await function(**made)
         return await asyncio.to_thread(function, **made)
     finally:
-        for name in ("client", "anthropic_client"):
+        for name in CLIENTS:
             if name in made:
                 await made[name].close()
 
 
-async def main():
-    out = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # the function's own prints
-    lock = threading.Lock()
+class Host:
+    """Episodes that run, by id."""
 
-    def tell(**line):
-        with lock:
-            out.write(json.dumps(line, default=str) + "\n")
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function, self._wanted = function, wanted_arguments(function)
+        self._out = os.fdopen(os.dup(1), "w", buffering=1)
+        os.dup2(2, 1)  # what the function prints
+        self._running: dict[str, asyncio.Task[None]] = {}
 
-    function = load(sys.argv[1])
-    wanted = arguments(function)
-    loop, running = asyncio.get_running_loop(), {}
+    async def run(self) -> None:
+        """Takes orders until standard input ends."""
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
 
-    async def one(order):
-        try:
-            result = await play(function, wanted, order)
-            tell(id=order["id"], result=result)
-        except asyncio.CancelledError:
-            tell(id=order["id"], error="cancelled")
-        except BaseException as error:
-            traceback.print_exc()
-            tell(id=order["id"], error=f"{type(error).__name__}: {error}"[:2000])
-        finally:
-            running.pop(order["id"], None)
+        def read() -> None:
+            for line in sys.stdin:
+                loop.call_soon_threadsafe(self._take, json.loads(line))
+            loop.call_soon_threadsafe(ended.set)
 
-    def take(order):
+        threading.Thread(target=read, daemon=True).start()
+        self._tell(ready=True)
+        await ended.wait()
+
+    def _take(self, order: Order) -> None:
         if "cancel" in order:
-            if task := running.get(order["cancel"]):
+            if (task := self._running.get(order["cancel"])) is not None:
                 task.cancel()
         else:
-            running[order["id"]] = loop.create_task(one(order))
+            self._running[order["id"]] = asyncio.create_task(self._one(order))
 
-    ended = asyncio.Event()
+    async def _one(self, order: Order) -> None:
+        try:
+            result = await play(self._function, self._wanted, order)
+            self._tell(id=order["id"], result=result)
+        except asyncio.CancelledError:
+            self._tell(id=order["id"], error="cancelled")
+        except BaseException as error:
+            traceback.print_exc()
+            self._tell(id=order["id"], error=f"{type(error).__name__}: {error}"[:2000])
+        finally:
+            self._running.pop(order["id"], None)
 
-    def read():
-        for line in sys.stdin:
-            loop.call_soon_threadsafe(take, json.loads(line))
-        loop.call_soon_threadsafe(ended.set)
-
-    threading.Thread(target=read, daemon=True).start()
-    tell(ready=True)
-    await ended.wait()
+    def _tell(self, **line: Any) -> None:
+        self._out.write(json.dumps(line, default=str) + "\n")
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
-    os._exit(0)  # a function's threads may still run
+    asyncio.run(Host(load(sys.argv[1])).run())
+    os._exit(0)  # threads of functions may still run
