@@ -73,7 +73,7 @@ class AnswerTree:
     """All answers of an episode. Used by one task at a time."""
 
     def __init__(self) -> None:
-        self.nodes: list[AnswerNode] = []  # in the order in which they were requested
+        self.nodes: list[AnswerNode] = []  # in the order in which they were answered
         self._by_path: dict[bytes, list[AnswerNode]] = {}
 
     def add(self, node: AnswerNode, path_key: bytes) -> None:
@@ -94,7 +94,7 @@ class AnswerTree:
         return None
 
     def leaves(self) -> list[AnswerNode]:
-        """Returns the answers that end a branch and were read, in the order of their requests."""
+        """Returns the answers that end a branch and were read, in order."""
         wanted = {id(n) for node in self.nodes if node.delivered for n in node.line}
         kept = [n for n in self.nodes if id(n) in wanted]
         return [n for n in kept if not any(id(c) in wanted for c in n.children)]
@@ -108,7 +108,8 @@ class AnswerTree:
 def sequences(tree: AnswerTree, *, reward: float) -> list[Trajectory]:
     """Returns one trajectory a leaf, each with the episode's reward, for training.
 
-    An answer with a reward of its own ends a sequence of its own: what it was sampled behind is context there.
+    An answer with a reward of its own ends a sequence of its own. Answers before it are context there, but for
+    those that no sequence has yet: they have no reward, so they share that of the first answer that does.
     """
     trained: set[int] = set()
     made = []

@@ -196,7 +196,8 @@ class EpisodeSession:
         if call_id is None:
             self.reward = reward
             return
-        found = [n for n in self.tree.nodes if n.id == call_id or n.id.startswith(f"{call_id}-")]
+        of_call = {self._call_id(c): c.work.nodes for c in self._book.calls if c.work is not None}
+        found = of_call.get(call_id) or [n for n in self.tree.nodes if n.id == call_id]
         if not found:
             raise DataError(
                 f"no answer of this episode has the id {call_id!r}",
@@ -339,8 +340,8 @@ class EpisodeSession:
         def on_tokens(tokens: Sequence[int]) -> None:
             text = self._text(tokens)
             if on_text is not None and not text.endswith("\ufffd"):  # half a letter
-                safe = form.safe_prefix(text, thinking=thinking, tools=has_tools)
-                on_text(place[1], _before_stops(safe, request.stop))
+                kept = _before_stops(text, request.stop)
+                on_text(place[1], form.safe_prefix(kept, thinking=thinking, tools=has_tools))
 
         answer = await self.policy.sample(
             context,
