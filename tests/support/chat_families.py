@@ -248,7 +248,13 @@ FAMILIES = {
             DEEPSEEK,
             ("<｜end▁of▁sentence｜>",),
             (
-                *("<｜begin▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>", "<think>", "</think>"),
+                *(
+                    "<｜begin▁of▁sentence｜>",
+                    "<｜User｜>",
+                    "<｜Assistant｜>",
+                    "<think>",
+                    "</think>",
+                ),
                 *("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>"),
                 *("<｜tool▁call▁end｜>", "<｜tool▁sep｜>", "<｜tool▁outputs▁begin｜>"),
                 *("<｜tool▁outputs▁end｜>", "<｜tool▁output▁begin｜>", "<｜tool▁output▁end｜>"),
@@ -285,7 +291,10 @@ def _tokenizer(family: ChatFamily) -> Any:
         max_token_length=8,
     )
     tokenizer.train_from_iterator(CORPUS, trainer)
-    marks = [AddedToken(m, special=m in family.ends, normalized=False) for m in (*family.ends, *family.marks)]
+    marks = [
+        AddedToken(m, special=m in family.ends, normalized=False)
+        for m in (*family.ends, *family.marks)
+    ]
     tokenizer.add_tokens(marks)
     return QuickTokenizer(
         tokenizer_object=tokenizer,

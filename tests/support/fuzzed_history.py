@@ -42,9 +42,32 @@ TOOLS = tuple(
     for name in ("search", "open")
 )
 USER_TEXTS = (
-    *("", "what is it?", "<|im_end|>", "<think>", "</think>", "[INST]", "<eos>", "日本語 😀", "e\u0301"),
-    *("<tool_call>{}</tool_call>", "answer-0-stands-here", "  spaces  ", "\n", "</s>", "<|eot_id|>"),
-    *('{"a": 1}', "<｜end▁of▁sentence｜>", "realsys-answer-stands-here", "answer-1-stands-here", "STOP"),
+    *(
+        "",
+        "what is it?",
+        "<|im_end|>",
+        "<think>",
+        "</think>",
+        "[INST]",
+        "<eos>",
+        "日本語 😀",
+        "e\u0301",
+    ),
+    *(
+        "<tool_call>{}</tool_call>",
+        "answer-0-stands-here",
+        "  spaces  ",
+        "\n",
+        "</s>",
+        "<|eot_id|>",
+    ),
+    *(
+        '{"a": 1}',
+        "<｜end▁of▁sentence｜>",
+        "realsys-answer-stands-here",
+        "answer-1-stands-here",
+        "STOP",
+    ),
 )
 STOPS = ("STOP", "END", "\n\n", " is", "swer", "語", "}", "</tool_call>", "\ufffd")
 
@@ -133,7 +156,8 @@ class FuzzedHistory:
         await self.session.close()
         sequences = self.session.sequences(reward=0.25)
         self._check(sequences)
-        self._count_naive(sequences)
+        if not self.problems:
+            self._count_naive(sequences)
 
     # ---- what the client does --------------------------------------------------------------------
 
@@ -331,7 +355,13 @@ class FuzzedHistory:
     def _rewritten(self, arguments: str) -> str:
         if self.rng.random() < 0.4:
             return arguments
-        ways = ({}, {"indent": 2}, {"sort_keys": True}, {"separators": (",", ":")}, {"ensure_ascii": False})
+        ways = (
+            {},
+            {"indent": 2},
+            {"sort_keys": True},
+            {"separators": (",", ":")},
+            {"ensure_ascii": False},
+        )
         text = json.dumps(json.loads(arguments), **self.rng.choice(ways))  # type: ignore[arg-type]
         return text.replace("1.0", "1") if self.rng.random() < 0.2 else text  # as JavaScript does
 
@@ -354,9 +384,7 @@ class FuzzedHistory:
     def _ending_with_a_question(
         self, messages: Sequence[ChatMessage], tools: tuple[dict[str, Any], ...]
     ) -> Talk:
-        more = (
-            [] if messages[-1].role in ("user", "tool") else self._reaction(messages[-1])
-        )
+        more = [] if messages[-1].role in ("user", "tool") else self._reaction(messages[-1])
         return Talk((*messages, *more), tools)
 
     def _text(self) -> str:

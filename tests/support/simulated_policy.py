@@ -18,8 +18,32 @@ from realsys.api.agent import Answer
 from realsys.api.errors import RemoteError
 
 WORDS = (
-    *("the answer", " is", " 42", "\n", " ", "x = 3", "search", " weather in Paris", "4.5", "STOP", " "),
-    *("über", "日本語", "😀", "e\u0301", "\n\n", "so", "END", "}", '"', "<b>", " the other answers"),
+    *(
+        "the answer",
+        " is",
+        " 42",
+        "\n",
+        " ",
+        "x = 3",
+        "search",
+        " weather in Paris",
+        "4.5",
+        "STOP",
+        " ",
+    ),
+    *(
+        "über",
+        "日本語",
+        "😀",
+        "e\u0301",
+        "\n\n",
+        "so",
+        "END",
+        "}",
+        '"',
+        "<b>",
+        " the other answers",
+    ),
 )
 
 
@@ -109,9 +133,7 @@ class SimulatedPolicy:
         logprobs = tuple(-1.0 - i for i in range(self._drawn, self._drawn + len(tokens)))
         self._drawn += len(tokens)
         kept = tuple(str(x).encode() for x in logprobs) if self.with_kept else ()
-        made = SampledTokens(
-            len(self.log), context, tuple(tokens), logprobs, tuple(versions), kept
-        )
+        made = SampledTokens(len(self.log), context, tuple(tokens), logprobs, tuple(versions), kept)
         self.log.append(made)
         return Answer(
             tokens=made.tokens,
