@@ -1,7 +1,8 @@
 """An agent that is a program: started once an episode, in a folder of its own.
 
-It finds everything in its environment, under the names that clients read by themselves (``OPENAI_BASE_URL``,
-``OPENAI_API_KEY``, ``ANTHROPIC_BASE_URL``, ``ANTHROPIC_API_KEY``), and may write a reward into a file.
+It finds everything in its environment, under the names that clients read by themselves
+(``OPENAI_BASE_URL``, ``OPENAI_API_KEY``, ``ANTHROPIC_BASE_URL``, ``ANTHROPIC_API_KEY``), and may write
+a reward into a file.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ _TAIL_BYTES = 2000
 class CommandAgent(EndpointAgent):
     """``agent=command``: a program an episode.
 
-    It ends with status 0, or has failed. Its reward is what it has written into ``$REALSYS_REWARD_FILE``: a number,
-    or a JSON object whose ``reward`` it is, the other numbers being figures. Without one, the environment scores
-    the policy's last answer, or the file's ``answer``.
+    It ends with status 0, or has failed. Its reward is what it has written into
+    ``$REALSYS_REWARD_FILE``: a number, or a JSON object whose ``reward`` it is, the other numbers
+    being figures. Without one, the environment scores the policy's last answer, or the file's ``answer``.
 
     Args:
         command: program and arguments, as one text or a list; started without a shell.

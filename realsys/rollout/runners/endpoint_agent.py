@@ -35,7 +35,9 @@ _PURPOSE = b"realsys agents' endpoint: administrator's key"
 
 @dataclass(frozen=True, kw_only=True)
 class EpisodeAddress:
-    """Where an agent finds the policy. ``session_url`` holds the key, for clients that can't be given one."""
+    """Where an agent finds the policy. ``session_url`` holds the key, for clients that can't be
+    given one.
+    """
 
     base_url: str
     session_url: str
@@ -91,11 +93,11 @@ class EndpointAgent(EpisodeAgent):
     Args:
         timeout_s: most seconds of an episode, before it is scored.
         starting_at_once: episodes that may be between their start and their first request.
-        failed_reward: of an episode whose agent failed after the policy had answered; one that failed before
-            is an error, and the question is answered anew.
+        failed_reward: of an episode whose agent failed after the policy had answered; one that failed
+            before is an error, and the question is answered anew.
         match: how equal messages must be for a conversation to go on: ``strict``, ``tools`` or ``content``.
-        keep_thoughts: thoughts of earlier answers stay in the conversation where the chat template would drop
-            them; else such a request begins a branch.
+        keep_thoughts: thoughts of earlier answers stay in the conversation where the chat template
+            would drop them; else such a request begins a branch.
         form: how the policy writes thoughts and tool calls; empty: as the chat template shows.
         template, template_args: a chat template in place of the tokenizer's; arguments for it.
         max_calls: most requests of an episode.

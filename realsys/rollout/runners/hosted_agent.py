@@ -88,10 +88,10 @@ class HostedAgent(EndpointAgent):
 class PythonAgent(HostedAgent):
     """``agent=python``: a function, plain or ``async``, whose parameters name what it gets.
 
-    ``client`` is an ``openai.AsyncOpenAI`` at the episode's address, ``anthropic_client`` its counterpart; ``task``,
-    ``base_url``, ``session_url``, ``api_key`` and ``model`` are plain values. It returns a reward, or
-    ``{"reward": …}`` with further figures, or a text for the environment to score, or None: then the policy's last
-    answer is scored.
+    ``client`` is an ``openai.AsyncOpenAI`` at the episode's address, ``anthropic_client`` its
+    counterpart; ``task``, ``base_url``, ``session_url``, ``api_key`` and ``model`` are plain values.
+    It returns a reward, or ``{"reward": …}`` with further figures, or a text for the environment to
+    score, or None: then the policy's last answer is scored.
 
     Args:
         function: ``FILE.py:NAME`` or ``MODULE:NAME``.
