@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from typing import Any
 
@@ -144,7 +145,7 @@ def read_or_refused(
 
 
 @pytest.mark.parametrize("path", DIALECTS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(body=st.one_of(BODIES, VALUES))
 def test_json_of_any_kind(path: str, body: Any) -> None:
     answered(DIALECTS[path], json.dumps(body).encode(), {})
@@ -175,3 +176,122 @@ def test_headers_that_are_no_small_numbers_count_as_none(count: str) -> None:
     body = b'{"messages":[{"role":"user","content":"hi"}]}'
     request = DIALECTS["/v1/messages"].read(body, {"x-stainless-retry-count": count})
     assert request.retries == (2 if count == " 2 " else 0)
+
+
+# Accepted bodies with as many fields as one can have.
+CHAT_TOOL = {
+    "type": "function",
+    "function": {"name": "f", "description": "d", "parameters": {"a": {}}},
+}
+CHAT_CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+VALID: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {
+        "model": "m",
+        "messages": [
+            {"role": "system", "content": [{"type": "text", "text": "a"}]},
+            {
+                "role": "assistant",
+                "content": "b",
+                "reasoning_content": "c",
+                "tool_calls": [CHAT_CALL],
+            },
+            {"role": "tool", "tool_call_id": "c", "name": "f", "content": "d"},
+        ],
+        "tools": [CHAT_TOOL],
+        "tool_choice": {"type": "function", "function": {"name": "f"}},
+        "response_format": {"type": "json_schema", "json_schema": {"schema": {"a": 1}}},
+        "stop": ["a"],
+        "stream_options": {"include_usage": True},
+        "logit_bias": {"5": 1.5},
+        "n": 2,
+        "max_tokens": 3,
+        "modalities": ["text"],
+    },
+    "/v1/responses": {
+        "model": "m",
+        "instructions": "i",
+        "input": [
+            {"role": "user", "content": [{"type": "input_text", "text": "a"}]},
+            {
+                "type": "reasoning",
+                "summary": [],
+                "content": [{"type": "reasoning_text", "text": "t"}],
+            },
+            {"type": "reasoning", "summary": [{"type": "summary_text", "text": "s"}]},
+            {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+            {
+                "type": "function_call_output",
+                "call_id": "c",
+                "output": [{"type": "text", "text": "a"}],
+            },
+        ],
+        "tools": [{"type": "function", "name": "f", "parameters": {"a": {}}, "strict": True}],
+        "tool_choice": {"type": "function", "name": "f"},
+        "text": {"format": {"type": "json_schema", "schema": {"a": 1}}},
+        "include": ["x"],
+        "max_output_tokens": 3,
+    },
+    "/v1/messages": {
+        "model": "m",
+        "system": [{"type": "text", "text": "a"}],
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "a"}]},
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "thinking", "thinking": "t", "signature": "s"},
+                    {"type": "tool_use", "id": "c", "name": "f", "input": {"INVALID_JSON": "{"}},
+                    {"type": "tool_use", "id": "c", "name": "f", "input": {"a": [1]}},
+                ],
+            },
+            {
+                "role": "user",
+                "content": [
+                    {
+                        "type": "tool_result",
+                        "tool_use_id": "c",
+                        "content": [{"type": "text", "text": "a"}],
+                    }
+                ],
+            },
+        ],
+        "tools": [{"type": "custom", "name": "f", "description": "d", "input_schema": {"a": {}}}],
+        "tool_choice": {"type": "tool", "name": "f"},
+        "output_config": {"format": {"type": "json_schema", "schema": {"a": 1}}},
+        "stop_sequences": ["a"],
+        "max_tokens": 3,
+    },
+}
+
+
+def places(value: Any) -> list[tuple[Any, Any]]:
+    """(container, key or index) of every value inside of ``value``."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value)
+    found = []
+    for key, content in inner:
+        found.append((value, key))
+        if isinstance(content, dict | list):
+            found += places(content)
+    return found
+
+
+@pytest.mark.parametrize("path", VALID)
+def test_the_bodies_to_change_are_accepted(path: str) -> None:
+    assert isinstance(
+        read_or_refused(DIALECTS[path], json.dumps(VALID[path]).encode(), {}), ChatRequest
+    )
+
+
+@pytest.mark.parametrize("path", VALID)
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_an_accepted_body_with_one_value_changed(path: str, data: st.DataObject) -> None:
+    body = copy.deepcopy(VALID[path])
+    container, key = data.draw(
+        st.sampled_from(range(len(places(body)))).map(places(body).__getitem__)
+    )
+    if data.draw(st.booleans()):
+        container[key] = data.draw(VALUES)
+    else:
+        del container[key]
+    answered(DIALECTS[path], json.dumps(body).encode(), {})
