@@ -107,7 +107,7 @@ def test_numbers_and_switches() -> None:
 
 
 def test_sampling_is_kept_as_it_was_written() -> None:
-    given = {
+    given: dict[str, Any] = {
         "temperature": 1,
         "top_p": 0.5,
         "top_k": 20,
@@ -121,7 +121,7 @@ def test_sampling_is_kept_as_it_was_written() -> None:
 
 
 def test_what_clients_send_besides_is_ignored() -> None:
-    extra = {
+    extra: dict[str, Any] = {
         "metadata": {"a": "b"},
         "user": "u",
         "service_tier": "auto",
