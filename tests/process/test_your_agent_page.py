@@ -37,7 +37,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         hidden_size=32, num_layers=1, num_heads=2, num_kv_heads=1,
     )  # fmt: skip
     config = folder / "MODEL" / "config.json"
-    config.write_text(json.dumps({**json.loads(config.read_text()), "max_position_embeddings": 1024}))
+    config.write_text(
+        json.dumps({**json.loads(config.read_text()), "max_position_embeddings": 1024})
+    )
     return folder
 
 

@@ -38,6 +38,7 @@ from realsys.rollout.dialects.model_list import (
     openai_model,
     openai_model_list,
 )
+from realsys.rollout.dialects.server_sent_events import encoded
 from realsys.rollout.endpoint.session_registry import (
     KeyInUse,
     NoRoom,
@@ -318,9 +319,8 @@ def _as_ours(error: BaseException) -> RealsysError:
 def _json(
     body: Any, *, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> web.Response:
-    encoded = msgspec.json.encode(body)
     return web.Response(
-        body=encoded, status=status, headers=headers, content_type="application/json"
+        body=encoded(body), status=status, headers=headers, content_type="application/json"
     )
 
 
