@@ -90,8 +90,9 @@ def _without_frame(value: str) -> str:
     return value.removeprefix("\n").removesuffix("\n")
 
 
-def _properties(schema: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    properties = (schema or {}).get("properties")
+def _properties(schema: object) -> Mapping[str, Any]:
+    """Returns the schemas of a tool's parameters. Clients write them, so that they may be anything."""
+    properties = schema.get("properties") if isinstance(schema, Mapping) else None
     return properties if isinstance(properties, Mapping) else {}
 
 
@@ -112,13 +113,14 @@ def _read_value(value: str, schema: object) -> Any:
 
 def _types(schema: object) -> set[str]:
     """Returns the JSON types that a schema names, in ``type`` or in the branches of ``anyOf``."""
-    if not isinstance(schema, Mapping):
-        return set()
-    named, branches = schema.get("type"), schema.get("anyOf")
-    types = {named} if isinstance(named, str) else set(named) if isinstance(named, list) else set()
-    for branch in branches if isinstance(branches, list) else ():
-        types |= {branch["type"]} if isinstance(branch, dict) and "type" in branch else set()
-    return {name for name in types if isinstance(name, str)}
+    branches = schema.get("anyOf") if isinstance(schema, Mapping) else None
+    types = set[str]()
+    for branch in (schema, *(branches if isinstance(branches, list) else ())):
+        named = branch.get("type") if isinstance(branch, Mapping) else None
+        types.update(
+            n for n in (named if isinstance(named, list) else [named]) if isinstance(n, str)
+        )
+    return types
 
 
 def _json_types(value: object) -> set[str]:

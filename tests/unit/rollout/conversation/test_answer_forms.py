@@ -275,7 +275,9 @@ def test_a_function_without_its_outer_tag_is_a_call(end: str) -> None:
         ({"type": ["string", "null"]}, "2", "2"),
         ({"type": ["string", "number"]}, "2", 2),
         ({"anyOf": [{"type": "string"}, {"type": "object"}]}, '{"a": 1}', {"a": 1}),
+        ({"anyOf": [{"type": ["string", "null"]}, 7]}, "2", "2"),
         ({"type": 7, "anyOf": 7}, "2", 2),
+        ({"type": [{}, []], "anyOf": [{"type": {}}]}, "2", 2),
         ("nonsense", "2", 2),
     ],
 )
@@ -285,6 +287,15 @@ def test_the_schema_tells_texts_from_other_values(schema: Any, value: str, expec
         text, thinking=False, tools=True, schemas={"f": {"properties": {"a": schema}}}
     )
     assert json.loads(answer.calls[0].arguments) == {"a": expected}
+
+
+@pytest.mark.parametrize(
+    "schemas", [{}, {"get_weather": 7}, {"get_weather": {"properties": []}}, None]
+)
+def test_schemas_may_be_anything_that_clients_write(schemas: Any) -> None:
+    form = ANSWER_FORMS["qwen3_coder"]
+    answer = form.parse(_CODER_WEATHER, thinking=False, tools=True, schemas=schemas)
+    assert answer.calls == (WEATHER,)
 
 
 def test_a_value_keeps_its_own_newlines() -> None:
