@@ -11,7 +11,7 @@ from realsys.rollout.conversation.forms.call_syntax import (
     CallBlock,
     Schemas,
     block_between,
-    is_begun,
+    may_become,
     skip_white,
 )
 from realsys.rollout.conversation.forms.parsed_answer import ParsedCall
@@ -55,7 +55,7 @@ def _skip_orphan(text: str, end: int) -> tuple[int, bool]:
     behind = skip_white(text, end)
     if text.startswith(_CLOSING, behind):
         return behind + len(_CLOSING), True
-    return end, not is_begun(_CLOSING, text, behind)
+    return end, not may_become(_CLOSING, text, behind)
 
 
 def _read_function(text: str, schemas: Schemas) -> ParsedCall:

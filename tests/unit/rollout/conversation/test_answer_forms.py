@@ -474,6 +474,38 @@ def test_what_is_streamed_is_never_taken_back(
     assert content.startswith(shown)
 
 
+_BARE_FUNCTION = _CODER_WEATHER.removeprefix("<tool_call>\n")
+STREAMED = [
+    *((name, text, thinking) for name, text, thinking, _, _ in RECORDED.values()),
+    *((name, block, False) for name, block, _ in BROKEN.values()),
+    ("qwen3_coder", f"Now.\n{_BARE_FUNCTION}\n", False),
+    ("llama3_json", f" \n{_ONE_LLAMA}", False),
+    ("llama3_json", f"Now: <|python_tag|>{_ONE_LLAMA};\n{_ONE_LLAMA}", False),
+    (
+        "deepseek",
+        f" {_DEEPSEEK_BARE.replace('<｜tool▁call▁begin｜>', ' <｜tool▁call▁begin｜>')}",
+        False,
+    ),
+]
+
+
+@pytest.mark.parametrize("behind", ["", " Done. ", "\n<tool_call>", "[TOOL_CALLS]"])
+@pytest.mark.parametrize(("name", "text", "thinking"), STREAMED)
+def test_no_cut_of_a_call_is_shown_as_content(
+    name: str, text: str, thinking: bool, behind: str
+) -> None:
+    form = ANSWER_FORMS[name]
+    whole = f"So. {text}{behind}" if not thinking else text + behind
+    for complete in (whole, text + behind):
+        content = form.parse(complete, thinking=thinking, tools=True).content
+        shown = ""
+        for length in range(len(complete) + 1):
+            longer = form.safe_prefix(complete[:length], thinking=thinking, tools=True)
+            assert longer.startswith(shown)
+            shown = longer
+        assert content.startswith(shown)
+
+
 def test_content_is_streamed_as_soon_as_it_is_sure() -> None:
     form = ANSWER_FORMS["hermes"]
     good = f'<tool_call>{{"name": "get_weather", "arguments": {_WEATHER_JSON}}}</tool_call>'
