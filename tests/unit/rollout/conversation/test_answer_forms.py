@@ -477,7 +477,7 @@ def test_what_is_streamed_is_never_taken_back(
 _BARE_FUNCTION = _CODER_WEATHER.removeprefix("<tool_call>\n")
 STREAMED = [
     *((name, text, thinking) for name, text, thinking, _, _ in RECORDED.values()),
-    *((name, block, False) for name, block, _ in BROKEN.values()),
+    *((name, block, False) for name, block, _ in BROKEN.values() if len(block) < 1000),
     ("qwen3_coder", f"Now.\n{_BARE_FUNCTION}\n", False),
     ("llama3_json", f" \n{_ONE_LLAMA}", False),
     ("llama3_json", f"Now: <|python_tag|>{_ONE_LLAMA};\n{_ONE_LLAMA}", False),
