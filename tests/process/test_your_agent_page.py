@@ -1,4 +1,6 @@
-"""The user story of docs/your_agent.md: a third-party agent and a plain program, to their first training steps."""
+"""The user story of docs/your_agent.md: a third-party agent and a plain program, to their first
+training steps.
+"""
 
 from __future__ import annotations
 

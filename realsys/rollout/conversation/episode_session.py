@@ -140,7 +140,6 @@ class EpisodeSession:
     policy: SessionPolicy
     settings: SessionSettings
     reward: float | None = None
-    last_used: float = field(default_factory=time.monotonic)
     tree: AnswerTree = field(default_factory=AnswerTree)
     is_over: bool = False
     on_first_call: Callable[[], None] | None = None
@@ -159,7 +158,6 @@ class EpisodeSession:
         """
         if self.is_over:
             raise _over()
-        self.last_used = time.monotonic()
         call, is_new = self._book.claim(request)
         if self.on_first_call is not None:
             self.on_first_call()
@@ -178,9 +176,9 @@ class EpisodeSession:
         try:
             yield live
         finally:
-            self.last_used = time.monotonic()
-            self._book.left(call, read=bool(read))
-            if read:
+                self._book.left(call, read=bool(read))
+            if
+            read:
                 for node in call.work.nodes:
                     node.delivered = True
 
@@ -361,7 +359,9 @@ class EpisodeSession:
         text = self._text(answer.tokens)
         if stop_text:
             text = text[: text.find(stop_text)]
-        parsed = form.parse(text, thinking=thinking, tools=has_tools)
+        parsed = form.parse(
+            text, thinking=thinking, tools=has_tools, schemas=_schemas(request)
+        )
         calls = tuple(
             ToolCall(id=self._tool_call_id(*place, i), name=c.name, arguments=c.arguments)
             for i, c in enumerate(parsed.calls)
@@ -406,6 +406,12 @@ def _kept(answer: Answer, count: int, *, stopped: bool) -> Answer:
         kept=answer.kept[:count],
         stopped=stopped,
     )
+
+
+def _schemas(request: ChatRequest) -> dict[str, Any]:
+    """Returns the schemas of the tools' arguments by the tools' names."""
+    functions = [tool.get("function", {}) for tool in request.tools]
+    return {f["name"]: f.get("parameters", {}) for f in functions if "name" in f}
 
 
 def _before_stops(text: str, stops: Sequence[str]) -> str:

@@ -35,7 +35,9 @@ class EndpointArguments:
     failed_reward: float = 0.0
     match: Literal["strict", "tools", "content"] = "tools"
     keep_thoughts: bool = True
-    form: Literal["", "hermes", "qwen3_coder", "llama3_json", "mistral", "deepseek", "plain"] = ""
+    form: Literal[
+        "", "hermes", "qwen3_coder", "llama3_json", "mistral", "deepseek", "plain", "plain_thoughts"
+    ] = ""
     template: str = ""
     template_args: Mapping[str, Any] = field(default_factory=dict)
     max_calls: int = 1000

@@ -25,7 +25,7 @@ from realsys.api.errors import RolloutError
 from realsys.rollout.conversation.episode_session import EpisodeSession
 from realsys.rollout.runners.agent_arguments import CommandArguments
 from realsys.rollout.runners.endpoint_agent import AgentOutcome, EndpointAgent, EpisodeAddress
-from realsys.runtime.child_guard import GRACE_S, guarded
+from realsys.runtime.child_processes.child_guard import GRACE_S, guarded
 
 logger = logging.getLogger(__name__)
 
