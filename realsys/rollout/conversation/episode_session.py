@@ -176,9 +176,8 @@ class EpisodeSession:
         try:
             yield live
         finally:
-                self._book.left(call, read=bool(read))
-            if
-            read:
+            self._book.left(call, read=bool(read))
+            if read:
                 for node in call.work.nodes:
                     node.delivered = True
 
@@ -359,9 +358,7 @@ class EpisodeSession:
         text = self._text(answer.tokens)
         if stop_text:
             text = text[: text.find(stop_text)]
-        parsed = form.parse(
-            text, thinking=thinking, tools=has_tools, schemas=_schemas(request)
-        )
+        parsed = form.parse(text, thinking=thinking, tools=has_tools, schemas=_schemas(request))
         calls = tuple(
             ToolCall(id=self._tool_call_id(*place, i), name=c.name, arguments=c.arguments)
             for i, c in enumerate(parsed.calls)
