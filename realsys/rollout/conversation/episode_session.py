@@ -82,6 +82,7 @@ class SessionSettings:
         decode: tokens → text with special tokens.
         end_ids: tokens that end an answer, not part of its text.
         max_calls: requests of one episode, above which it fails: an agent in a loop.
+        takes_schemas: requests for answers by a JSON schema are answered as others are; else refused.
     """
 
     renderer: ChatRenderer
@@ -91,6 +92,7 @@ class SessionSettings:
     model: str = "policy"
     match: MessageMatch = MessageMatch.TOOLS
     max_calls: int = 1000
+    takes_schemas: bool = False
 
 
 @dataclass(eq=False, kw_only=True)
@@ -273,6 +275,12 @@ class EpisodeSession:
                 f"the episode has made {self.settings.max_calls} requests",
                 where=f"session {self.id}",
                 fix="see why the agent does not end, or raise agent_args.max_calls",
+            )
+        if request.schema is not None and not self.settings.takes_schemas:
+            raise DataError(
+                "this engine can't hold an answer to a JSON schema",
+                where="response_format",
+                fix="leave it out, or run with task.agent_args.schema=ignore",
             )
         keys = path_keys(request.messages, request.tools, self.settings.match)
         parent, prompt = self._prompt(request, keys)

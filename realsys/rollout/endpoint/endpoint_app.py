@@ -287,10 +287,10 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         lost = DataError(what, where="URL", fix=did_you_mean(request.path, paths))
         return _refusal(request, lost, status=404)
     except web.HTTPException as error:
-        said = DataError(
+        wrapped = DataError(
             error.text or error.reason, where=request.path, fix="see docs/your_agent.md"
         )
-        return _refusal(request, said, status=error.status)
+        return _refusal(request, wrapped, status=error.status)
     except ConnectionError:
         raise  # the client has left
     except Exception as error:  # the outermost frame of a request

@@ -28,6 +28,9 @@ class EndpointArguments:
         template, template_args: a chat template in place of the tokenizer's; arguments for it.
         max_calls: most requests of an episode.
         with_answer: the task that the agent is given holds the record's answer.
+        schema: requests for answers that follow a JSON schema, which no engine here can hold them to.
+        listen: on the loopback interface by HTTP, or on the node's address by HTTPS; none: HTTPS where
+            clients come from outside and there are other nodes.
     """
 
     timeout_s: float = 1800.0
@@ -42,6 +45,8 @@ class EndpointArguments:
     template_args: Mapping[str, Any] = field(default_factory=dict)
     max_calls: int = 1000
     with_answer: bool = False
+    schema: Literal["refuse", "ignore"] = "refuse"
+    listen: Literal["loopback", "https"] | None = None
 
     def __post_init__(self) -> None:
         for name in ("timeout_s", "starting_at_once", "max_calls"):

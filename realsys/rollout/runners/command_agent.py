@@ -50,7 +50,7 @@ class CommandAgent(CommandArguments, EndpointAgent):
         folder = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="realsys-agent-"))
         log = self.host.folder / f"{task.id}.log"
         try:
-            await asyncio.to_thread(_prepare, folder, log, self.told(task))
+            await asyncio.to_thread(_prepare, folder, log, self.task_json(task))
             problem = await self._run(session, address, folder, log)
             outcome = read_reward(folder / "reward", problem=problem)
             if not outcome.problem and not self.keep_logs:
@@ -103,7 +103,9 @@ class CommandAgent(CommandArguments, EndpointAgent):
 
 def agent_environment(address: EpisodeAddress) -> dict[str, str]:
     """Returns the variables by which clients find the policy."""
+    trusted = {} if address.certificate is None else {"SSL_CERT_FILE": str(address.certificate)}
     return {
+        **trusted,
         "OPENAI_BASE_URL": address.base_url,
         "OPENAI_API_BASE": address.base_url,
         "OPENAI_API_KEY": address.key,
@@ -148,9 +150,9 @@ def read_reward(path: Path, *, problem: str) -> AgentOutcome:
     return AgentOutcome(reward=reward, text=text_, problem=problem, stats=numbers)
 
 
-def _prepare(folder: Path, log: Path, told: Mapping[str, object]) -> None:
+def _prepare(folder: Path, log: Path, task_json: Mapping[str, object]) -> None:
     log.parent.mkdir(parents=True, exist_ok=True)
-    (folder / "task.json").write_text(json.dumps(told, default=str))
+    (folder / "task.json").write_text(json.dumps(task_json, default=str))
     (folder / "work").mkdir()
 
 

@@ -15,6 +15,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from realsys.api.agent import AgentHost, Answer, Ask, Episode, EpisodeAgent, EpisodeTask
@@ -31,6 +32,7 @@ from realsys.transport.http_listener import HttpListener
 logger = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
+CERTIFICATE_FILE = "endpoint.pem"
 _PURPOSE = b"realsys agents' endpoint: administrator's key"
 
 
@@ -44,6 +46,7 @@ class EpisodeAddress:
     session_url: str
     key: str = field(repr=False)
     model: str = "policy"
+    certificate: Path | None = None
 
     @property
     def root_url(self) -> str:
@@ -89,7 +92,16 @@ class AskPolicy:
 
 @dataclass(eq=False, kw_only=True)
 class EndpointAgent(EndpointArguments, EpisodeAgent):
-    """What every agent behind the endpoint shares: a listener, and an episode's session."""
+    """What every agent behind the endpoint shares: a listener, and an episode's session.
+
+    Attributes:
+        url: where the endpoint listens. certificate: what clients trust there; None: plain HTTP.
+        from_outside: clients may be on other nodes.
+    """
+
+    url: str = field(init=False, default="")
+    certificate: Path | None = field(init=False, default=None)
+    from_outside = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -100,25 +112,34 @@ class EndpointAgent(EndpointArguments, EpisodeAgent):
     # ---- life ------------------------------------------------------------------------------------
 
     async def open(self, host: AgentHost) -> None:
-        """Starts the endpoint, on the loopback interface."""
+        """Starts the endpoint."""
         self.host = host
         self.settings = session_settings(self, host)
-        app = endpoint_app(self.registry)
+        tls = self._listens_by_tls
         self._listener = await HttpListener(
-            app, name="agents' endpoint", tls=False, host=LOOPBACK
+            endpoint_app(self.registry),
+            name="agents' endpoint",
+            tls=tls,
+            host=host.host if tls else LOOPBACK,
+            ports=host.ports if tls else None,
         ).start()
-        logger.info("endpoint started url=%s", self._listener.url)
+        self.url = self._listener.url.partition("#")[0]
+        if tls:
+            self.certificate = host.folder / CERTIFICATE_FILE
+            host.folder.mkdir(parents=True, exist_ok=True)
+            self.certificate.write_text(self._listener.cert_pem)
+        logger.info("endpoint started url=%s", self.url)
+
+    @property
+    def _listens_by_tls(self) -> bool:
+        if self.listen is None:
+            return self.from_outside and self.host.host != LOOPBACK
+        return self.listen == "https"
 
     async def close(self) -> None:
         """Stops the endpoint."""
         if self._listener is not None:
             await self._listener.stop()
-
-    @property
-    def url(self) -> str:
-        """Where the endpoint listens."""
-        assert self._listener is not None
-        return self._listener.url
 
     # ---- an episode ------------------------------------------------------------------------------
 
@@ -131,6 +152,7 @@ class EndpointAgent(EndpointArguments, EpisodeAgent):
             session_url=f"{self.url}/sessions/{key}/v1",
             key=key,
             model=self.settings.model,
+            certificate=self.certificate,
         )
         try:
             outcome = await self.play(task, session, address)
@@ -162,7 +184,7 @@ class EndpointAgent(EndpointArguments, EpisodeAgent):
         finally:
             leave()
 
-    def told(self, task: EpisodeTask) -> dict[str, Any]:
+    def task_json(self, task: EpisodeTask) -> dict[str, Any]:
         """Returns what an agent gets to know of its task, as JSON."""
         record = {
             k: v
@@ -194,6 +216,7 @@ def session_settings(agent: EndpointAgent, host: AgentHost) -> SessionSettings:
         end_ids=host.end_ids,
         match=MessageMatch(agent.match),
         max_calls=agent.max_calls,
+        takes_schemas=agent.schema == "ignore",
     )
 
 

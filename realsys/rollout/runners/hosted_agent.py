@@ -34,12 +34,13 @@ class HostedAgent(HostedArguments, EndpointAgent):
         """Starts the endpoint; the processes start with the first episodes."""
         await super().open(host)
         argv = [self.python or sys.executable, str(HOSTS / self.program), *self.arguments()]
+        trusted = {} if self.certificate is None else {"SSL_CERT_FILE": str(self.certificate)}
         self._hosts = [
             HostProcess(
                 argv,
                 name=f"agent host {number} of {host.name}",
                 log=host.folder / f"host-{number}.log",
-                env={"NO_PROXY": "127.0.0.1,localhost", **self.env},
+                env={"NO_PROXY": "127.0.0.1,localhost", **trusted, **self.env},
                 cwd=Path.cwd(),
             )
             for number in range(self.processes)
@@ -58,7 +59,7 @@ class HostedAgent(HostedArguments, EndpointAgent):
         """Has a process run the episode."""
         order = {
             "id": task.id,
-            "task": self.told(task),
+            "task": self.task_json(task),
             "base_url": address.base_url,
             "session_url": address.session_url,
             "key": address.key,

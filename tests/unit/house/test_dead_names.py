@@ -27,7 +27,6 @@ KEPT = {
     # how the tests look into what stands
     *("block_bytes", "full_weight", "all_free", "num_open", "spare_bytes"),
     # for the endpoint of agents, which serves the dialects
-    *("openai_model_list", "anthropic_model_list", "count_tokens_body", "idempotency_key"),
 }
 
 
