@@ -8,8 +8,8 @@ history, a branch begins::
                    └─ other observation ─ answer 4                          leaf
     other prompt ─ answer 5                                                 leaf
 
-Training sees one sequence a leaf. An answer that several leaves share is trained in the first one of them; in
-the others it is context.
+Training sees one sequence a leaf. An answer that several leaves share is trained in the first one of
+them; in the others it is context.
 """
 
 from __future__ import annotations
@@ -57,13 +57,6 @@ class AnswerNode:
             node = node.parent
 
     @property
-    def num_context(self) -> int:
-        """Tokens that the answer was sampled behind."""
-        return sum(len(n.observed) for n in self.line) + sum(
-            len(n.answer.tokens) for n in self.line[:-1]
-        )
-
-    @property
     def tokens(self) -> list[int]:
         """All tokens of the branch up to the answer's last."""
         return [t for node in self.line for t in (*node.observed, *node.answer.tokens)]
@@ -108,8 +101,8 @@ class AnswerTree:
 def sequences(tree: AnswerTree, *, reward: float) -> list[Trajectory]:
     """Returns one trajectory a leaf, each with the episode's reward, for training.
 
-    An answer with a reward of its own ends a sequence of its own. Answers before it are context there, but for
-    those that no sequence has yet: they have no reward, so they share that of the first answer that does.
+    An answer with a reward of its own ends a sequence of its own. Answers before it are context there, but
+    for those that no sequence has yet: they have no reward, so they share that of the first answer that does.
     """
     trained: set[int] = set()
     made = []

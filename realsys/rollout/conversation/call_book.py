@@ -1,14 +1,14 @@
 """Requests of one episode, each answered once although clients may send it several times (pure).
 
-Clients retry: after a time-out, a broken connection, half of a stream. Sampling again would train on an answer
-that the agent never saw, so a request that was sent before gets the answer of before::
+Clients retry: after a time-out, a broken connection, half of a stream. Sampling again would train on an
+answer that the agent never saw, so a request that was sent before gets the answer of before::
 
     claim ──▶ RUNNING ──ended──▶ ANSWERED ──delivered──▶ READ
                  │ nobody listens any more     │ nobody has read it
                  └────────── claimed by the next equal request ──────┘
 
-An equal request whose former answer *was* read is a new one (an agent that samples again), unless the client
-says that it is a retry: by an idempotency key, or by the count that the official clients send.
+An equal request whose former answer *was* read is a new one (an agent that samples again), unless the
+client says that it is a retry: by an idempotency key, or by the count that the official clients send.
 """
 
 from __future__ import annotations
@@ -104,14 +104,14 @@ class CallBook(Generic[T]):
 
 def request_digest(request: ChatRequest) -> bytes:
     """Returns what is equal for a request and its retries, and for no others."""
-    told = _fields(request)
+    asked = _plain(request)
     for name in ("retries", "idempotency_key"):
-        del told[name]
-    text = json.dumps(told, sort_keys=True, default=_fields)
+        del asked[name]
+    text = json.dumps(asked, sort_keys=True, default=_plain)
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
-def _fields(value: Any) -> Any:
+def _plain(value: Any) -> Any:
     if not is_dataclass(value):
         return str(value)
     return {f.name: getattr(value, f.name) for f in fields(value)}

@@ -29,7 +29,7 @@ def data_event(data: Any) -> bytes:
 
 def named_event(data: dict[str, Any]) -> bytes:
     """Encodes an event that has its ``type`` for a name."""
-    return b"event: " + data["type"].encode() + b"\n" + data_event(data)
+    return f"event: {data['type']}\n".encode() + data_event(data)
 
 
 def unsent(whole: str, sent: Sequence[str]) -> str:

@@ -1,10 +1,12 @@
-"""The endpoint as an aiohttp application: finds the session, has it answer, and notes what the client has read.
+"""The endpoint as an aiohttp application: finds the session, has it answer, and notes what the client
+has read.
 
     /v1/chat/completions  /v1/responses  /v1/messages  /v1/messages/count_tokens  /v1/models  /health
     /sessions/KEY/…       the same, for clients whose key can't be set
     /rl/start_session  /rl/set_reward  /rl/end_session
 
-A reply counts as read when its last byte has been written to a connection that is still there. A client that
+A reply counts as read when its last byte has been written to a connection that is still there. A
+client that
 leaves before does not stop its answer: its retry gets the same one.
 """
 
@@ -36,6 +38,7 @@ from realsys.rollout.dialects.model_list import (
     openai_model,
     openai_model_list,
 )
+from realsys.rollout.dialects.server_sent_events import encoded
 from realsys.rollout.endpoint.session_registry import (
     KeyInUse,
     NoRoom,
@@ -211,7 +214,8 @@ async def _next_text(
     """Waits for text, the result, or the time of a sign of life; returns the text if there is any."""
     waiting = asyncio.ensure_future(texts.get())
     try:
-        await asyncio.wait({waiting, result}, timeout=PING_S, return_when=asyncio.FIRST_COMPLETED)
+        either: set[asyncio.Future[Any]] = {waiting, result}
+        await asyncio.wait(either, timeout=PING_S, return_when=asyncio.FIRST_COMPLETED)
         return waiting.result() if waiting.done() else None
     finally:
         waiting.cancel()
@@ -283,10 +287,10 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         lost = DataError(what, where="URL", fix=did_you_mean(request.path, paths))
         return _refusal(request, lost, status=404)
     except web.HTTPException as error:
-        said = DataError(
+        wrapped = DataError(
             error.text or error.reason, where=request.path, fix="see docs/your_agent.md"
         )
-        return _refusal(request, said, status=error.status)
+        return _refusal(request, wrapped, status=error.status)
     except ConnectionError:
         raise  # the client has left
     except Exception as error:  # the outermost frame of a request
@@ -315,9 +319,8 @@ def _as_ours(error: BaseException) -> RealsysError:
 def _json(
     body: Any, *, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> web.Response:
-    encoded = msgspec.json.encode(body)
     return web.Response(
-        body=encoded, status=status, headers=headers, content_type="application/json"
+        body=encoded(body), status=status, headers=headers, content_type="application/json"
     )
 
 

@@ -15,32 +15,38 @@ import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from realsys.api.agent import AgentHost, Answer, Ask, Episode, EpisodeAgent, EpisodeTask
-from realsys.api.errors import ConfigError, RolloutError, did_you_mean
+from realsys.api.errors import RolloutError
 from realsys.rollout.conversation.answer_forms import ANSWER_FORMS, form_of_template
 from realsys.rollout.conversation.chat_rendering import TemplateRenderer
 from realsys.rollout.conversation.episode_session import EpisodeSession, SessionSettings
 from realsys.rollout.conversation.message_matching import MessageMatch
 from realsys.rollout.endpoint.endpoint_app import endpoint_app
 from realsys.rollout.endpoint.session_registry import SessionRegistry
+from realsys.rollout.runners.agent_arguments import EndpointArguments
 from realsys.transport.http_listener import HttpListener
 
 logger = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
+CERTIFICATE_FILE = "endpoint.pem"
 _PURPOSE = b"realsys agents' endpoint: administrator's key"
 
 
 @dataclass(frozen=True, kw_only=True)
 class EpisodeAddress:
-    """Where an agent finds the policy. ``session_url`` holds the key, for clients that can't be given one."""
+    """Where an agent finds the policy. ``session_url`` holds the key, for clients that can't be
+    given one.
+    """
 
     base_url: str
     session_url: str
     key: str = field(repr=False)
     model: str = "policy"
+    certificate: Path | None = None
 
     @property
     def root_url(self) -> str:
@@ -85,52 +91,20 @@ class AskPolicy:
 
 
 @dataclass(eq=False, kw_only=True)
-class EndpointAgent(EpisodeAgent):
-    """Settings and life of every agent behind the endpoint.
+class EndpointAgent(EndpointArguments, EpisodeAgent):
+    """What every agent behind the endpoint shares: a listener, and an episode's session.
 
-    Args:
-        timeout_s: most seconds of an episode, before it is scored.
-        starting_at_once: episodes that may be between their start and their first request.
-        failed_reward: of an episode whose agent failed after the policy had answered; one that failed before
-            is an error, and the question is answered anew.
-        match: how equal messages must be for a conversation to go on: ``strict``, ``tools`` or ``content``.
-        keep_thoughts: thoughts of earlier answers stay in the conversation where the chat template would drop
-            them; else such a request begins a branch.
-        form: how the policy writes thoughts and tool calls; empty: as the chat template shows.
-        template, template_args: a chat template in place of the tokenizer's; arguments for it.
-        max_calls: most requests of an episode.
-        with_answer: the task that the agent is given holds the record's answer.
+    Attributes:
+        url: where the endpoint listens. certificate: what clients trust there; None: plain HTTP.
+        from_outside: clients may be on other nodes.
     """
 
-    timeout_s: float = 1800.0
-    starting_at_once: int = 8
-    failed_reward: float = 0.0
-    match: str = MessageMatch.TOOLS.value
-    keep_thoughts: bool = True
-    form: str = ""
-    template: str = ""
-    template_args: Mapping[str, Any] = field(default_factory=dict)
-    max_calls: int = 1000
-    with_answer: bool = False
+    url: str = field(init=False, default="")
+    certificate: Path | None = field(init=False, default=None)
+    from_outside = False
 
     def __post_init__(self) -> None:
-        for name, given, known in (
-            ("match", self.match, [m.value for m in MessageMatch]),
-            ("form", self.form or next(iter(ANSWER_FORMS)), list(ANSWER_FORMS)),
-        ):
-            if given not in known:
-                raise ConfigError(
-                    f"{name} is {given!r}",
-                    where=f"task.agent_args.{name}",
-                    fix=did_you_mean(given, known),
-                )
-        for name in ("timeout_s", "starting_at_once", "max_calls"):
-            if getattr(self, name) <= 0:
-                raise ConfigError(
-                    f"{name} is {getattr(self, name)}",
-                    where=f"task.agent_args.{name}",
-                    fix="use a number above 0",
-                )
+        super().__post_init__()
         self.registry = SessionRegistry()
         self._listener: HttpListener | None = None
         self._starting = asyncio.Semaphore(self.starting_at_once)
@@ -138,25 +112,34 @@ class EndpointAgent(EpisodeAgent):
     # ---- life ------------------------------------------------------------------------------------
 
     async def open(self, host: AgentHost) -> None:
-        """Starts the endpoint, on the loopback interface."""
+        """Starts the endpoint."""
         self.host = host
         self.settings = session_settings(self, host)
-        app = endpoint_app(self.registry)
+        tls = self._listens_by_tls
         self._listener = await HttpListener(
-            app, name="agents' endpoint", tls=False, host=LOOPBACK
+            endpoint_app(self.registry),
+            name="agents' endpoint",
+            tls=tls,
+            host=host.host if tls else LOOPBACK,
+            ports=host.ports if tls else None,
         ).start()
-        logger.info("endpoint started url=%s", self._listener.url)
+        self.url = self._listener.url.partition("#")[0]
+        if tls:
+            self.certificate = host.folder / CERTIFICATE_FILE
+            host.folder.mkdir(parents=True, exist_ok=True)
+            self.certificate.write_text(self._listener.cert_pem)
+        logger.info("endpoint started url=%s", self.url)
+
+    @property
+    def _listens_by_tls(self) -> bool:
+        if self.listen is None:
+            return self.from_outside and self.host.host != LOOPBACK
+        return self.listen == "https"
 
     async def close(self) -> None:
         """Stops the endpoint."""
         if self._listener is not None:
             await self._listener.stop()
-
-    @property
-    def url(self) -> str:
-        """Where the endpoint listens."""
-        assert self._listener is not None
-        return self._listener.url
 
     # ---- an episode ------------------------------------------------------------------------------
 
@@ -169,6 +152,7 @@ class EndpointAgent(EpisodeAgent):
             session_url=f"{self.url}/sessions/{key}/v1",
             key=key,
             model=self.settings.model,
+            certificate=self.certificate,
         )
         try:
             outcome = await self.play(task, session, address)
@@ -200,7 +184,7 @@ class EndpointAgent(EpisodeAgent):
         finally:
             leave()
 
-    def told(self, task: EpisodeTask) -> dict[str, Any]:
+    def task_json(self, task: EpisodeTask) -> dict[str, Any]:
         """Returns what an agent gets to know of its task, as JSON."""
         record = {
             k: v
@@ -232,6 +216,7 @@ def session_settings(agent: EndpointAgent, host: AgentHost) -> SessionSettings:
         end_ids=host.end_ids,
         match=MessageMatch(agent.match),
         max_calls=agent.max_calls,
+        takes_schemas=agent.schema == "ignore",
     )
 
 

@@ -1,7 +1,9 @@
-"""An agent outside of the run: whoever has the administrator's key starts an episode, when there is one to start.
+"""An agent outside of the run: whoever has the administrator's key starts an episode, when there is
+one to start.
 
-A rollout worker's episodes wait here for clients. So a client gets an episode exactly as far as staleness allows one
-to start, and is told to ask again (429) otherwise; what it does not finish in time is given out again.
+A rollout worker's episodes wait here for clients. So a client gets an episode exactly as far as
+staleness allows one to start, and is told to ask again (429) otherwise; what it does not finish in
+time is given out again.
 """
 
 from __future__ import annotations
@@ -43,6 +45,8 @@ class ExternalAgent(EndpointAgent):
     ``timeout_s`` is that of an episode, from its start; one that has not started waits as long as it must.
     """
 
+    from_outside = True
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self._offers: deque[_Offer] = deque()
@@ -55,12 +59,17 @@ class ExternalAgent(EndpointAgent):
         self.registry.admin_key = admin_key(host.secret)
         await super().open(host)
         host.folder.mkdir(parents=True, exist_ok=True)
-        told = {"base_url": f"{self.url}/v1", "url": self.url, "admin_key": self.registry.admin_key}
+        address = {
+            "base_url": f"{self.url}/v1",
+            "url": self.url,
+            "admin_key": self.registry.admin_key,
+            "certificate": None if self.certificate is None else str(self.certificate),
+        }
         path = host.folder / ADDRESS_FILE
         new = path.with_suffix(f".{os.getpid()}")
         descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "w") as file:
-            json.dump(told, file)
+            json.dump(address, file)
         new.rename(path)
 
     async def play(
@@ -115,7 +124,7 @@ class ExternalAgent(EndpointAgent):
         offer = fits[0]
         self._offers.remove(offer)
         offer.is_taken = True
-        return StartedEpisode(session=offer.session, task=self.told(offer.task))
+        return StartedEpisode(session=offer.session, task=self.task_json(offer.task))
 
     async def end(self, session: EpisodeSession) -> None:
         """Ends the episode of a client."""
