@@ -1,13 +1,13 @@
-"""Are tokens of agents' conversations trained on as they were sampled? By hand; a quarter of an hour on a core.
+"""Are tokens of agents' conversations trained on as they were sampled? By hand; ten minutes on two cores.
 
     python tests/agents/fuzz_histories.py --histories 100000        writes results/fuzz_histories.json
 
-A simulated policy samples any tokens, also such that a tokenizer would not make of their text; clients continue,
-edit, cut and fork their histories, change tools and system texts, disconnect and retry, write arguments of
-calls anew, drop thoughts. Every token that is trained on is looked up in the policy's log: its id, log-prob,
-version, and all tokens before it. Beside it is counted what a run would train on that tokenised the final
-conversation anew: how many conversations are then others than the policy's, and how many of its tokens are
-others or stand behind others.
+A simulated policy samples any tokens, also such that a tokenizer would not make of their text; clients
+continue, edit, cut and fork their histories, change tools and system texts, disconnect and retry, write
+arguments of calls anew, drop thoughts. Every token that is trained on is looked up in the policy's log: its id,
+log-prob, version, and all tokens before it. Beside it is counted what a run would train on that tokenised the
+final conversation anew: how many conversations are then others than the policy's, and how many of its tokens
+are others or stand behind others.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def main() -> int:
         for name, kinds in counts.items()
     }
     return check.write(
-        "tokens of fuzzed conversations that are trained on, against the log of the policy that sampled them",
+        "trained tokens of fuzzed conversations, against the log of the policy that sampled them",
         problems[:MOST_PROBLEMS],
         args=f"--histories {options.histories} --seed {options.seed}",
         num_problems=len(problems),

@@ -40,7 +40,7 @@ class Result:
 
 
 def checks() -> list[str]:
-    """Names of the checks: a script each in tests/acceptance and tests/agents, and the comparison with peers."""
+    """Names of the checks: scripts of tests/acceptance and tests/agents, and the comparison with peers."""
     scripts = [p for tier in ("acceptance", "agents") for p in sorted((TESTS / tier).glob("*.py"))]
     return [*(f"{p.parent.name}/{p.stem}" for p in scripts), "oracle/oracle"]
 

@@ -1,7 +1,8 @@
 """Six families of chat models as tests need them: a template, its marks, and a tokenizer that merges.
 
-The templates are ours and behave as the families' own do where that matters to a conversation in tokens: which
-marks surround what, what is dropped from old turns, what is refused, what moves when the conversation grows.
+The templates are ours and behave as the families' own do where that matters to a conversation in tokens:
+which marks surround what, what is dropped from old turns, what is refused, what moves when the conversation
+grows.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ CORPUS = [
 ] * 4
 
 _HERMES_HEAD = """\
-{%- if messages[0].role == 'system' -%}{%- set head = messages[0].content -%}{%- set rest = messages[1:] -%}
+{%- if messages[0].role == 'system' -%}
+{%- set head = messages[0].content -%}{%- set rest = messages[1:] -%}
 {%- else -%}{%- set head = DEFAULT -%}{%- set rest = messages -%}{%- endif -%}
 {%- if tools -%}
 {{- '<|im_start|>system\\n' + (head + '\\n\\n' if head else '') + 'Tools:\\n<tools>' -}}
@@ -55,10 +57,10 @@ CHATML = (
     _HERMES_HEAD.replace("DEFAULT", "'You are a helpful assistant.'")
     + "{%- for m in rest -%}{%- if m.role == 'tool' -%}"
     + _HERMES_TOOL
-    + "{%- elif m.role == 'assistant' -%}{%- set said = m.content -%}{{- '<|im_start|>assistant\\n' + said -}}"
-    + _HERMES_CALLS
-    + "{{- '<|im_end|>\\n' -}}"
-    "{%- else -%}{{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' -}}{%- endif -%}{%- endfor -%}"
+    + "{%- elif m.role == 'assistant' -%}{%- set said = m.content -%}"
+    "{{- '<|im_start|>assistant\\n' + said -}}" + _HERMES_CALLS + "{{- '<|im_end|>\\n' -}}"
+    "{%- else -%}{{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' -}}"
+    "{%- endif -%}{%- endfor -%}"
     "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"
 )
 
@@ -84,17 +86,20 @@ QWEN3 = (
 """
     + _HERMES_CALLS
     + "{{- '<|im_end|>\\n' -}}"
-    "{%- else -%}{{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' -}}{%- endif -%}{%- endfor -%}"
+    "{%- else -%}{{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' -}}"
+    "{%- endif -%}{%- endfor -%}"
     "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"
 )
 
 # Llama 3.1: a call is the whole turn, one at a time; tools in the first user's turn; results as JSON.
 LLAMA3 = """\
 {{- bos_token -}}
-{%- if messages[0].role == 'system' -%}{%- set head = messages[0].content | trim -%}{%- set rest = messages[1:] -%}
+{%- if messages[0].role == 'system' -%}
+{%- set head = messages[0].content | trim -%}{%- set rest = messages[1:] -%}
 {%- else -%}{%- set head = '' -%}{%- set rest = messages -%}{%- endif -%}
 {{- '<|start_header_id|>system<|end_header_id|>\\n\\nToday: 1 Jan\\n\\n' + head + '<|eot_id|>' -}}
-{%- if tools and (not rest or rest[0].role != 'user') -%}{{- raise_exception('tools need a first user turn') -}}
+{%- if tools and (not rest or rest[0].role != 'user') -%}
+{{- raise_exception('tools need a first user turn') -}}
 {%- endif -%}
 {%- for m in rest -%}
 {%- if m.tool_calls -%}
@@ -119,24 +124,31 @@ LLAMA3 = """\
 # Mistral: turns alternate; system text and tools move to the last user's turn; ids of nine letters.
 MISTRAL_TOOLS = """\
 {{- bos_token -}}
-{%- if messages[0].role == 'system' -%}{%- set head = messages[0].content -%}{%- set rest = messages[1:] -%}
+{%- if messages[0].role == 'system' -%}
+{%- set head = messages[0].content -%}{%- set rest = messages[1:] -%}
 {%- else -%}{%- set head = '' -%}{%- set rest = messages -%}{%- endif -%}
 {%- set ns = namespace(last=-1, turn=0) -%}
 {%- for m in rest -%}
 {%- if m.role == 'user' -%}{%- set ns.last = loop.index0 -%}{%- endif -%}
 {%- if m.role == 'user' or (m.role == 'assistant' and not m.tool_calls) -%}
-{%- if (m.role == 'user') != (ns.turn % 2 == 0) -%}{{- raise_exception('turns must alternate') -}}{%- endif -%}
+{%- if (m.role == 'user') != (ns.turn % 2 == 0) -%}
+{{- raise_exception('turns must alternate') -}}
+{%- endif -%}
 {%- set ns.turn = ns.turn + 1 -%}
 {%- endif -%}
 {%- endfor -%}
 {%- for m in rest -%}
 {%- if m.role == 'user' -%}
-{%- if tools and loop.index0 == ns.last -%}{{- '[AVAILABLE_TOOLS] ' + (tools | tojson) + '[/AVAILABLE_TOOLS]' -}}{%- endif -%}
+{%- if tools and loop.index0 == ns.last -%}
+{{- '[AVAILABLE_TOOLS] ' + (tools | tojson) + '[/AVAILABLE_TOOLS]' -}}
+{%- endif -%}
 {{- '[INST] ' + (head + '\\n\\n' if head and loop.index0 == ns.last else '') + m.content + '[/INST]' -}}
 {%- elif m.tool_calls -%}
 {{- '[TOOL_CALLS] [' -}}
 {%- for call in m.tool_calls -%}
-{%- if call.id is not defined or call.id | length != 9 -%}{{- raise_exception('ids have nine letters') -}}{%- endif -%}
+{%- if call.id is not defined or call.id | length != 9 -%}
+{{- raise_exception('ids have nine letters') -}}
+{%- endif -%}
 {{- (', ' if not loop.first else '') + '{"name": "' + call.function.name + '", "arguments": ' -}}
 {{- call.function.arguments | tojson -}}{{- ', "id": "' + call.id + '"}' -}}
 {%- endfor -%}
@@ -146,7 +158,8 @@ MISTRAL_TOOLS = """\
 {%- if m.tool_call_id is not defined or m.tool_call_id | length != 9 -%}
 {{- raise_exception('ids have nine letters') -}}
 {%- endif -%}
-{{- '[TOOL_RESULTS] {"content": ' + (m.content | tojson) + ', "call_id": "' + m.tool_call_id + '"}[/TOOL_RESULTS]' -}}
+{{- '[TOOL_RESULTS] {"content": ' + (m.content | tojson) -}}
+{{- ', "call_id": "' + m.tool_call_id + '"}[/TOOL_RESULTS]' -}}
 {%- else -%}{{- raise_exception('only user, assistant and tool') -}}{%- endif -%}
 {%- endfor -%}
 """
@@ -155,7 +168,9 @@ MISTRAL_TOOLS = """\
 DEEPSEEK = """\
 {{- bos_token -}}
 {%- set ns = namespace(out=false) -%}
-{%- for m in messages -%}{%- if m.role == 'system' -%}{{- m.content + '\\n\\n' -}}{%- endif -%}{%- endfor -%}
+{%- for m in messages -%}
+{%- if m.role == 'system' -%}{{- m.content + '\\n\\n' -}}{%- endif -%}
+{%- endfor -%}
 {%- for tool in tools or [] -%}{{- (tool | tojson) + '\\n' -}}{%- endfor -%}
 {%- for m in messages -%}
 {%- if m.role == 'user' -%}{%- set ns.out = false -%}{{- '<｜User｜>' + m.content -}}
@@ -165,7 +180,8 @@ DEEPSEEK = """\
 {%- if m.tool_calls -%}
 {{- '<｜tool▁calls▁begin｜>' -}}
 {%- for call in m.tool_calls -%}
-{{- ('\\n' if not loop.first else '') + '<｜tool▁call▁begin｜>function<｜tool▁sep｜>' + call.function.name -}}
+{{- ('\\n' if not loop.first else '') + '<｜tool▁call▁begin｜>function<｜tool▁sep｜>' -}}
+{{- call.function.name -}}
 {{- '\\n```json\\n' + (call.function.arguments | tojson) + '\\n```<｜tool▁call▁end｜>' -}}
 {%- endfor -%}
 {{- '<｜tool▁calls▁end｜>' -}}
@@ -174,7 +190,9 @@ DEEPSEEK = """\
 {%- elif m.role == 'tool' -%}
 {%- if not ns.out -%}{{- '<｜tool▁outputs▁begin｜>' -}}{%- endif -%}{%- set ns.out = true -%}
 {{- '<｜tool▁output▁begin｜>' + m.content + '<｜tool▁output▁end｜>' -}}
-{%- if loop.last or messages[loop.index0 + 1].role != 'tool' -%}{{- '<｜tool▁outputs▁end｜>' -}}{%- endif -%}
+{%- if loop.last or messages[loop.index0 + 1].role != 'tool' -%}
+{{- '<｜tool▁outputs▁end｜>' -}}
+{%- endif -%}
 {%- endif -%}
 {%- endfor -%}
 {%- if add_generation_prompt and not ns.out -%}{{- '<｜Assistant｜><think>\\n' -}}{%- endif -%}
@@ -273,7 +291,8 @@ class QuickTokenizer(PreTrainedTokenizerFast):
         return SimpleNamespace(input_ids=self.encode(text))
 
     def encode(self, text: str, **_: Any) -> list[int]:
-        return list(self.backend_tokenizer.encode(text, add_special_tokens=False).ids)
+        made = self.backend_tokenizer.encode_batch_fast([text], add_special_tokens=False)
+        return list(made[0].ids)
 
     def decode(self, tokens: Any, **_: Any) -> str:
         return str(self.backend_tokenizer.decode(list(tokens), skip_special_tokens=False))

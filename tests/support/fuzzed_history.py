@@ -1,7 +1,7 @@
 """A client that does to its history whatever clients do, and a checker of what is trained on at the end.
 
-The client knows an answer by the log-probs that came with it, so that the checker needs nothing of the session
-but its sequences: each token in them must be one of the policy's log, where the log has it.
+The client knows an answer by the log-probs that came with it, so that the checker needs nothing of the
+session but its sequences: each token in them must be one of the policy's log, where the log has it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from realsys.rollout.conversation.chat_messages import (
     ChatReply,
     ChatRequest,
     ChatResult,
-    ToolCall,
 )
 from realsys.rollout.conversation.chat_rendering import TemplateRenderer
 from realsys.rollout.conversation.episode_session import EpisodeSession, SessionSettings
@@ -332,7 +331,7 @@ class FuzzedHistory:
     # ---- what it makes of an answer --------------------------------------------------------------
 
     def _answered(self, talk: Talk, result: ChatResult | None) -> list[Talk]:
-        """Returns the conversation with the answer and what the client says to it, once for a few of them."""
+        """Returns the conversation with the answer and what the client says to it, for some of several."""
         made = []
         for reply in result.replies if result else ():
             if self.rng.random() < 0.25 and made:

@@ -1,7 +1,7 @@
-"""A policy for tests of conversations: any tokens, weights that change while it answers, and a log of it all.
+"""A policy for tests of conversations: any tokens, weights that change while it answers, a log of it all.
 
-Every sampled token has a log-prob that no other one has, so that wherever one turns up later it is known which
-one it is.
+Every sampled token has a log-prob that no other one has, so that wherever one turns up later it is known
+which one it is.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ def sequences(tree: AnswerTree, *, reward: float) -> list[Trajectory]:
     """Returns one trajectory a leaf, each with the episode's reward, for training.
 
     An answer with a reward of its own ends a sequence of its own. Answers before it are context there, but
-    for those that no sequence has yet: they have no reward, so they share that of the first answer that does.
+    for those that no sequence has yet: they have no reward, so they share that of the first that has one.
     """
     trained: set[int] = set()
     made = []

@@ -227,7 +227,7 @@ def _first_of(ends: Sequence[str], text: str) -> str | None:
 
 
 def _is_swallowed(behind: Sequence[ChatMessage], closing: str, rest: str) -> bool:
-    """Returns whether what follows an answer stands before the end of a turn, which then is not the answer's.
+    """Returns whether what follows an answer stands before the end of a turn: it is not the answer's then.
 
     Some templates don't end turns that call tools.
     """

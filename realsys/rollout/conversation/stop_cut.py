@@ -12,8 +12,8 @@ def cut_at_stop(
     """Returns how many of ``tokens`` belong to the answer, and the stop text in them; "" if none is.
 
     The token that completes a stop text is the answer's last: it was sampled before anything behind it.
-    A token that ends within a letter shows U+FFFD until the letter is whole, so beginnings are compared with
-    the whole text rather than searched.
+    A token that ends within a letter shows U+FFFD until the letter is whole, so beginnings are compared
+    with the whole text rather than searched.
     """
     text = decode(tokens)
     places = {stop: place for stop in stops if stop and (place := text.find(stop)) >= 0}

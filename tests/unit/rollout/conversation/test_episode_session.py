@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from chat_families import FAMILIES, ChatFamily
-from fuzzed_history import TOOLS, session_of
+from fuzzed_history import TOOLS
+from scripted_policy import END, scripted
 
 from realsys.api.agent import Answer
 from realsys.api.errors import DataError, RemoteError
@@ -28,66 +28,6 @@ from realsys.rollout.conversation.episode_session import (
 from realsys.rollout.conversation.message_matching import MessageMatch
 
 HERMES_CALL = '<tool_call>\n{"name": "search", "arguments": {"q": 1.0}}\n</tool_call>'
-
-
-@dataclass
-class ScriptedPolicy:
-    """Answers with given tokens, in order; each at a word of the test if ``waits``."""
-
-    family: ChatFamily
-    script: list[Any]
-    contexts: list[tuple[int, ...]] = field(default_factory=list)
-    wishes: list[Mapping[str, Any]] = field(default_factory=list)
-    go: asyncio.Event | None = None
-    version: int = 7
-
-    async def sample(
-        self,
-        tokens: Sequence[int],
-        *,
-        limit: int | None,
-        stop: Sequence[str],
-        sampling: Mapping[str, Any],
-        on_tokens: Callable[[Sequence[int]], None] | None,
-    ) -> Answer:
-        self.contexts.append(tuple(tokens))
-        self.wishes.append({"limit": limit, "stop": stop, **sampling})
-        said = self.script[len(self.contexts) - 1]
-        if self.go is not None:
-            await self.go.wait()
-        if isinstance(said, BaseException):
-            raise said
-        if isinstance(said, Answer):
-            return said
-        made = self.tokens(said) if isinstance(said, str) else tuple(said)
-        for i in range(len(made) if on_tokens is not None else 0):
-            on_tokens(made[: i + 1])
-        return Answer(
-            tokens=made,
-            logprobs=tuple(-float(i + 1) for i in range(len(made))),
-            versions=(self.version,) * len(made),
-            stopped=made[-1] in self.family.end_ids,
-        )
-
-    def tokens(self, text: str) -> tuple[int, ...]:
-        """One token a byte but for marks, so that a tokenizer would never make these."""
-        tokenizer = self.family.tokenizer
-        made: list[int] = []
-        for token in tokenizer.encode(text):
-            letters = tokenizer.convert_ids_to_tokens(token)
-            is_mark = token in tokenizer.added_tokens_decoder
-            made += tokenizer.convert_tokens_to_ids([letters] if is_mark else list(letters))
-        return tuple(made)
-
-
-END = "<|im_end|>"
-
-
-def scripted(
-    *script: Any, family: str = "chatml", **more: Any
-) -> tuple[EpisodeSession, ScriptedPolicy]:
-    policy = ScriptedPolicy(FAMILIES[family], list(script))
-    return session_of(FAMILIES[family], policy, **more), policy  # type: ignore[arg-type]
 
 
 async def ask(session: EpisodeSession, *messages: ChatMessage, **more: Any) -> ChatResult:
