@@ -17,7 +17,7 @@ from realsys.api import registry
 from realsys.api.agent import Agent, Environment
 from realsys.api.errors import ConfigError, KeyNotFound
 from realsys.api.worker_configs import RolloutWorker
-from realsys.data.rollout_dump import SUFFIX, DumpWriter
+from realsys.data.rollout_dump import DumpWriter
 from realsys.data.transfer.tensor_client import TensorClient
 from realsys.generation.http.http_client import HttpGenerationClient
 from realsys.generation.http.secret import bearer_key
@@ -37,6 +37,7 @@ from realsys.runtime.lifecycle import WorkerEvent
 from realsys.transport.channel import RequestClient, client_context
 from realsys.transport.generation_messages import GenerationClient
 from realsys.transport.rollout_messages import FromManager, FromMaster
+from realsys.trial.dump_records import SUFFIX
 from realsys.trial.episode_records import episodes_file
 from realsys.trial.records import WorkerRecord, loads
 from realsys.worker.runner import WorkerRunner, channel_identity

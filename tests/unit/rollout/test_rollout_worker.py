@@ -429,8 +429,13 @@ def test_a_ticket_has_a_line_when_it_is_granted_and_one_when_it_has_ended(tmp_pa
         {"state": "started"},
         {"state": "granted", **name, "index": 1, "min_version": 0},
         {
-            **{"state": "delivered", **name, "version": 6, "oldest": 0, "newest": 1},
-            **{"tokens": 2, "sequences": [[1], [1]]},
+            "state": "delivered",
+            **name,
+            "version": 6,
+            "oldest": 0,
+            "newest": 1,
+            "tokens": 2,
+            "sequences": [[1], [1]],
         },
     ]
 
@@ -446,7 +451,11 @@ def test_the_line_of_a_ticket_that_is_not_trained_on_says_why(tmp_path):
     groups.make_environment.failing = WorkerLost("it broke", where="here", fix="nothing")  # type: ignore[attr-defined]
     run_loop(Master(ticket(1)), groups, tmp_path / "x.jsonl")
     assert episode_rows(tmp_path / "x.episodes")[-1] == {
-        **{"state": "failed", "id": "0-1", "tries": 0, "version": 7, "why": "it broke"}
+        "state": "failed",
+        "id": "0-1",
+        "tries": 0,
+        "version": 7,
+        "why": "it broke",
     }
 
 
