@@ -63,6 +63,9 @@ class AuditReader:
             has_tickets=bool(config.rollout_worker) if config else bool(tickets),
             complete_rows=frozenset(complete),
             dataset_size=self._dataset_size(),
+            # Without a plan its policy is not known: what any policy may do is no finding.
+            drops_stale=config is None,
+            in_order=not tickets,
             in_epochs=config is None or config.curriculum is None,
             is_shortened=self._is_shortened(reader),
             dumped=self._dumped({sample for row in steps for sample in row.samples}),

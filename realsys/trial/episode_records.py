@@ -1,8 +1,8 @@
 """Names the lines that a rollout worker writes about each ticket it got (pure).
 
-``episodes/<worker's index>.jsonl`` in the attempt's rows: a line when the worker's process starts, one when
-a ticket is granted, from when on its episodes run, and one when it has ended. One writer per file. The lines
-are for ``realsys audit``; texts and rewards are in ``rollouts/`` beside it.
+``episodes/<worker's index>.jsonl`` in the attempt's rows: a line when its process starts, one when
+a ticket is granted, from when on its episodes run, and one when it has ended. One writer per file.
+``realsys audit`` reads them; texts and rewards are in ``rollouts/`` beside it.
 """
 
 from __future__ import annotations
