@@ -183,7 +183,7 @@ class AuditReader:
                     running.clear()
                     continue
                 ticket = TicketRecord(
-                    attempt=attempt, worker=worker, id=str(row["id"]), tries=int(row["tries"])
+                    attempt=attempt, worker=worker, id=str(row["id"]), try_number=int(row["tries"])
                 )
                 if state is not EpisodeState.GRANTED:
                     yield _with_end(running.pop(ticket.sample, ticket), state, row, where)
@@ -206,7 +206,7 @@ class AuditReader:
                     attempt=attempt,
                     worker=f"rollout_worker/{path.stem}",
                     id=str(row["id"]),
-                    tries=int(row["tries"]),
+                    try_number=int(row["tries"]),
                     closed=state is EpisodeState.FILTERED,
                 )
                 tokens = sum(row.get("answer_lengths", ()))

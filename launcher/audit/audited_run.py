@@ -15,6 +15,7 @@ class TicketRecord:
     """A ticket of one attempt, as the file of the worker that got it tells.
 
     Attributes:
+        try_number: how often the question was granted before.
         granted, ended: file and line (``rows/0001/episodes/0.jsonl:7``); empty: there is none.
         end: how it ended; None: no line says so.
         closed: its question is not given out again, without having been delivered.
@@ -25,7 +26,7 @@ class TicketRecord:
     attempt: int
     worker: str
     id: str
-    tries: int
+    try_number: int
     granted: str = ""
     ended: str = ""
     end: EpisodeState | None = None
@@ -39,7 +40,7 @@ class TicketRecord:
     @property
     def sample(self) -> str:
         """Id of its delivery."""
-        return f"{self.id}.{self.tries}" if self.tries else self.id
+        return f"{self.id}.{self.try_number}" if self.try_number else self.id
 
     @property
     def where(self) -> str:

@@ -166,7 +166,7 @@ def _ended_with_attempt(ticket: TicketRecord, reason: str) -> TicketFate:
 
 
 def _is_later(other: TicketRecord, ticket: TicketRecord) -> bool:
-    return (other.attempt, other.tries) > (ticket.attempt, ticket.tries)
+    return (other.attempt, other.try_number) > (ticket.attempt, ticket.try_number)
 
 
 def without_numbers(why: str) -> str:

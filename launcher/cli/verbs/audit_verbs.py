@@ -9,7 +9,7 @@ from launcher.cli import shared_options as o
 from launcher.terminal.exit_codes import ExitCode
 
 if TYPE_CHECKING:
-    from launcher.audit.run_checks import AuditResult
+    from launcher.audit.audit_checks import AuditResult
 
 MOST_SHOWN = 20  # findings of a kind, and reasons; --json has all
 _DROPPED = "dropped"
@@ -17,8 +17,8 @@ _DROPPED = "dropped"
 
 def audit(trial: o.Trial, json: o.Json = False, cluster: o.Cluster = None) -> int:
     """Prove from a trial's files that no datapoint was lost, trained twice or too stale."""
+    from launcher.audit.audit_checks import audit_run
     from launcher.audit.audit_reader import AuditReader
-    from launcher.audit.run_checks import audit_run
     from launcher.terminal import output
     from launcher.trials.find_trials import find_trial, trial_name
 

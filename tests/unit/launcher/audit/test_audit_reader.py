@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from launcher.audit.audit_checks import audit_run
 from launcher.audit.audit_reader import AuditReader
 from launcher.audit.audited_run import FindingKind
-from launcher.audit.run_checks import audit_run
 from launcher.cli import command_line
 from realsys.data.rollout_dump import DumpWriter
 from realsys.data.sequence_sample import SequenceSample

@@ -153,10 +153,10 @@ def check_deliveries(index: TicketIndex) -> Iterator[AuditFinding]:
                         "can't hold the datapoint",
                     )
             elif tickets or _has_all_rows(run, row.step):
-                said = f"; its worker says {tickets[0].end}" if tickets else ""
+                outcome = f"; its worker says {tickets[0].end}" if tickets else ""
                 yield AuditFinding(
                     kind=FindingKind.NOT_DELIVERED,
-                    what=f"step {row.step} trained {sample}, which no worker delivered{said}",
+                    what=f"step {row.step} trained {sample}, which no worker delivered{outcome}",
                     where=" and ".join([row.where, *(t.where for t in tickets)]),
                     meaning="it is not known where its tokens come from",
                 )
@@ -210,8 +210,9 @@ def _granted_after_training(
         if later and (last is None or (last > 0 and not index.run.drops_stale)):
             yield AuditFinding(
                 kind=FindingKind.DELIVERED_TWICE,
-                what=f"{ticket.id} was given out again (try {ticket.tries}, {ticket.worker}, attempt "
-                f"{ticket.attempt}) although try {source.tries} of attempt {source.attempt} was trained",
+                what=f"{ticket.id} was given out again (try {ticket.try_number}, {ticket.worker}, "
+                f"attempt {ticket.attempt}) although try {source.try_number} of attempt "
+                f"{source.attempt} was trained",
                 where=f"{ticket.where} and {source.where}",
                 meaning="the ledger had lost a delivery that it had accepted",
             )
@@ -310,7 +311,7 @@ def check_nothing_missing(index: TicketIndex, closed: Mapping[str, str]) -> Iter
 
 def _try_of(ticket: TicketRecord) -> tuple[int, int]:
     """Orders the tickets of a question."""
-    return ticket.attempt, ticket.tries
+    return ticket.attempt, ticket.try_number
 
 
 def _place(id: str) -> tuple[int, int] | None:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from launcher.audit.audit_checks import AuditResult, CheckedTokens, audit_run
 from launcher.audit.audited_run import AuditedRun, FindingKind, TicketRecord, TrainedStep
-from launcher.audit.run_checks import AuditResult, CheckedTokens, audit_run
 from launcher.audit.ticket_fates import TicketIndex, TicketState, ticket_fates, without_numbers
 from realsys.trial.dump_records import SampledVersions
 from realsys.trial.episode_records import EpisodeState as E
@@ -22,7 +22,7 @@ def ticket(
         "attempt": attempt,
         "worker": f"rollout_worker/{worker}",
         "id": id,
-        "tries": tries,
+        "try_number": tries,
         "granted": f"grant of {name}",
         "ended": f"end of {name}",
         "end": E.DELIVERED,
