@@ -1,15 +1,18 @@
 """Interfaces of agents and environments, as the rollout worker calls them. No torch.
 
-An *agent* turns one prompt into one trajectory by asking the policy (``Ask``) and acting in an
-*environment*. Both are looked up by name (realsys.api.registry, kinds ``agent`` and ``environment``).
+An *agent* turns one question into one episode by asking the policy (``Ask``) and acting in an
+*environment*: in tokens (``Agent``), or through an endpoint that it gives to a program
+(realsys/rollout/runners/). Both are looked up by name (realsys.api.registry, kinds ``agent`` and
+``environment``).
 """
 
 from __future__ import annotations
 
 import abc
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,9 +36,28 @@ class Answer:
         return not self.tokens and not self.stopped
 
 
-# (tokens so far, limit on new tokens or None for the run's own limit) → answer. Chunks, servers, weight
-# updates and retries happen behind it.
-Ask = Callable[[Sequence[int], int | None], Awaitable[Answer]]
+class Ask(Protocol):
+    """Has the policy answer. Chunks, servers, weight updates and retries happen behind it."""
+
+    async def __call__(
+        self,
+        tokens: Sequence[int],
+        limit: int | None = None,
+        /,
+        *,
+        stop: Sequence[str] = (),
+        on_tokens: Callable[[Sequence[int]], None] | None = None,
+    ) -> Answer:
+        """Returns the answer to ``tokens``.
+
+        Args:
+            limit: most new tokens; None: as many as the run allows.
+            stop: texts at which the answer may end early; it holds the one that ended it, and where it
+                came in pieces more may follow.
+            on_tokens: called with the answer so far whenever a piece of it has come.
+        Raises:
+            WaitTimeout, RemoteError: there is none.
+        """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,11 +110,95 @@ class Trajectory:
     kept: tuple[bytes, ...] = ()
 
 
-class Agent(abc.ABC):
-    """Runs an episode: queries the policy and acts in the environment."""
+@dataclass(frozen=True, kw_only=True)
+class Episode:
+    """What became of an episode: sequences to train on, and its reward.
+
+    Attributes:
+        sequences: one, or several where the conversation has branches. Each has a reward of its own,
+            which is the episode's unless single answers were rewarded.
+        stats: numbers for the metrics, ``rollout/agent/<name>``.
+        shares_reward: all sequences have the episode's reward, so that a group compares episodes; else it
+            compares sequences.
+    """
+
+    sequences: tuple[Trajectory, ...]
+    reward: float
+    stats: Mapping[str, float] = field(default_factory=dict)
+    shares_reward: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpisodeTask:
+    """One episode to run.
+
+    Attributes:
+        id: unique in the run; other than that of the same question's other episodes and tries.
+        prompt: the question's tokens.
+        record: the data set's record: ``prompt`` as text, ``answer``, and what else it tells.
+        environment: already reset to the record.
+    """
+
+    id: str
+    prompt: Sequence[int]
+    record: Mapping[str, Any]
+    ask: Ask
+    environment: Environment
+    tokenizer: Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentHost:
+    """The worker that an agent runs in.
+
+    Attributes:
+        name: of the worker.
+        end_ids: tokens that end an answer.
+        folder: for logs of what the agent starts; made when it is needed.
+        host: address at which other nodes reach this one; "127.0.0.1" where there are none.
+        ports: that it may listen on; None: any.
+        secret: of the trial, from which keys of endpoints are derived.
+    """
+
+    name: str
+    tokenizer: Any
+    end_ids: frozenset[int]
+    folder: Path
+    host: str = "127.0.0.1"
+    ports: Sequence[int] | None = None
+    secret: bytes = field(default=b"", repr=False)
+
+
+class EpisodeAgent(abc.ABC):
+    """Runs episodes, any number at the same time. Made once a worker."""
+
+    own_prompt = True  # its sequences may begin otherwise than with the question's tokens
+
+    async def open(self, host: AgentHost) -> None:
+        """Gets ready; called once, before the first episode."""
+
+    async def close(self) -> None:
+        """Ends everything that it has started; called once, after the last episode."""
+
+    @abc.abstractmethod
+    async def run_episode(self, task: EpisodeTask) -> Episode:
+        """Runs one episode. What it raises fails the question, which is then answered anew."""
+
+
+class Agent(EpisodeAgent):
+    """An agent that speaks in tokens: one sequence an episode, which begins with the question's prompt."""
+
+    own_prompt = False
 
     @abc.abstractmethod
     async def run(
         self, prompt: Sequence[int], *, ask: Ask, environment: Environment, tokenizer: Any
     ) -> Trajectory:
         """Runs one episode from ``prompt`` in ``environment``, which was reset to the prompt's record."""
+
+    async def run_episode(self, task: EpisodeTask) -> Episode:
+        """Runs ``run``."""
+        made = await self.run(
+            task.prompt, ask=task.ask, environment=task.environment, tokenizer=task.tokenizer
+        )
+        return Episode(sequences=(made,), reward=made.reward, stats=made.stats)

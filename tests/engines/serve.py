@@ -23,8 +23,8 @@ from realsys.api.worker_configs import GenerationServer
 from realsys.generation.http.served_engine import Fetch, FetchedWeights
 from realsys.generation.server.build import fetch_with, make_engine
 from realsys.generation.server.http_app import generation_app
-from realsys.generation.server.listener import HttpsListener
 from realsys.transport.generation_messages import WeightSource
+from realsys.transport.http_listener import HttpListener
 from realsys.weights.sync.receiver import WeightReceiver, read_folder
 
 TESTS = Path(__file__).parents[1]
@@ -79,7 +79,7 @@ async def _main() -> None:
         scratch=Path(said["scratch"]),
         fetch=fetch,
     )
-    listener = HttpsListener(generation_app(engine, key=said["key"]))
+    listener = HttpListener(generation_app(engine, key=said["key"]))
     try:
         await engine.start()
         await listener.start()

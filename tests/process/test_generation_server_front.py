@@ -31,9 +31,8 @@ from realsys.api.errors import (
 from realsys.generation.http.http_client import HttpGenerationClient
 from realsys.generation.http.http_session import HttpSession
 from realsys.generation.served_engines.child import ChildServer
-from realsys.generation.served_engines.child_guard import descendants, guarded
 from realsys.generation.server.http_app import generation_app
-from realsys.generation.server.listener import HttpsListener
+from realsys.runtime.child_guard import descendants, guarded
 from realsys.transport.generation_messages import (
     Finish,
     GenerateRequest,
@@ -41,6 +40,7 @@ from realsys.transport.generation_messages import (
     Sampling,
     WeightSource,
 )
+from realsys.transport.http_listener import HttpListener
 
 S = 20.0
 Test = Callable[..., Coroutine[Any, Any, None]]
@@ -302,7 +302,7 @@ def test_who_says_nothing_is_cut(sent: bytes, tls: bool) -> None:
     async def run() -> None:
         engine = DoubleEngine()
         await engine.start()
-        listener = await HttpsListener(generation_app(engine, key=KEY), silence_s=0.2).start()
+        listener = await HttpListener(generation_app(engine, key=KEY), silence_s=0.2).start()
         assert await read_all(listener.url, sent, tls=tls) == b""
         client = HttpGenerationClient(listener.url, KEY, name="s")
         assert await client.healthy()
@@ -321,9 +321,9 @@ async def test_a_taken_port_is_passed_over() -> None:
         taken = urlsplit(server.url).port
         app = generation_app(server.engine, key=KEY)
         with pytest.raises(ClusterError, match="none of 1 ports"):
-            await HttpsListener(app, ports=[taken]).start()
+            await HttpListener(app, ports=[taken]).start()
         app = generation_app(server.engine, key=KEY)
-        other = await HttpsListener(app, ports=[taken, 0]).start()
+        other = await HttpListener(app, ports=[taken, 0]).start()
         assert urlsplit(other.url).port != taken
         await other.stop()
 
@@ -418,7 +418,7 @@ def test_a_child_dies_with_a_killed_parent(tmp_path: Path) -> None:
     log = tmp_path / "log"
     code = f"""
 import subprocess, sys, time
-from realsys.generation.served_engines.child_guard import guarded
+from realsys.runtime.child_guard import guarded
 subprocess.Popen(guarded([sys.executable, "-c", {SERVER_OF_OTHERS!r}]), stdout=open({str(log)!r}, "w"))
 time.sleep(600)
 """

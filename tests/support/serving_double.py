@@ -25,7 +25,6 @@ from full_client import FullClient
 from realsys.api.errors import ConfigError, DataError, RealsysError, WorkerLost
 from realsys.generation.http.served_engine import Counters, EngineAnswer
 from realsys.generation.server.http_app import generation_app
-from realsys.generation.server.listener import HttpsListener
 from realsys.transport.generation_messages import (
     Finish,
     GenerateRequest,
@@ -36,6 +35,7 @@ from realsys.transport.generation_messages import (
     WeightSource,
     WeightsTaken,
 )
+from realsys.transport.http_listener import HttpListener
 
 KEY = "key of a test"
 
@@ -229,7 +229,7 @@ class ServerDouble:
         self.engine = engine or DoubleEngine()
         self.index, self.key, self.name = index, key, f"generation_server/{index}"
         app = generation_app(self.engine, key=key, max_requests=max_requests)
-        self._listener = HttpsListener(app)
+        self._listener = HttpListener(app)
         self._clients: list[FullClient] = []
 
     @property

@@ -54,6 +54,9 @@ BUILTIN: dict[str, dict[str, str]] = {
         "math_single_step": "realsys.rollout.agents.math_single_step:MathSingleStep",
         "math_multi_turn": "realsys.rollout.agents.math_multi_turn:MathMultiTurn",
         "tool_use": "realsys.rollout.agents.tool_use:ToolUse",
+        "command": "realsys.rollout.runners.command_agent:CommandAgent",
+        "external": "realsys.rollout.runners.external_agent:ExternalAgent",
+        "python": "realsys.rollout.runners.hosted_agent:PythonAgent",
     },
     "environment": {
         "math_verify": "realsys.rollout.environments.math_question:MathVerify",

@@ -28,6 +28,8 @@ LARGEST = 3.4e38  # of a score: that of float32
 TASK_SOURCE = "task_source"
 # In place of an expression: each answer by the rules of its source, which are the arguments.
 BY_SOURCE = "@source"
+# Metadata of a batch: JSON of one number per sequence of an id: which episode it is a branch of.
+EPISODES = "episodes"
 PARTS = "reward_parts"  # metadata of a batch: JSON of one mapping per answer of an id
 MEAN_REWARD = "mean_reward"  # metadata of a batch: of an id's answers; None if it got no reward
 _TERM = re.compile(r"\s*(?:(?P<weight>[-+0-9.eE]+)\s*\*\s*)?(?P<name>[A-Za-z_][\w.-]*)\s*\Z")

@@ -17,19 +17,19 @@ from realsys.devices.cuda_settings import apply, settings_for
 from realsys.generation.embedded_settings import EmbeddedSettings
 from realsys.generation.http.secret import bearer_key
 from realsys.generation.http.served_engine import Fetch, FetchedWeights, ServedEngine
-from realsys.generation.served_engines.child_guard import guarded
 from realsys.generation.served_engines.embedded import EmbeddedEngine
 from realsys.generation.served_engines.sglang import SGLangEngine
 from realsys.generation.served_engines.vllm import VLLMEngine
 from realsys.generation.server.http_app import generation_app
-from realsys.generation.server.listener import HttpsListener
 from realsys.runtime import worker_exit_codes
+from realsys.runtime.child_guard import guarded
 from realsys.runtime.first_error import first_of
 from realsys.runtime.lifecycle import WorkerEvent
 from realsys.runtime.progress import tick
 from realsys.runtime.transfer_time import transfer_time_s
 from realsys.runtime.worker_commands import Verb
 from realsys.transport.generation_messages import WeightSource
+from realsys.transport.http_listener import HttpListener
 from realsys.trial.records import is_there
 from realsys.weights.sync.host_share import HostShare
 from realsys.weights.sync.receiver import WeightReceiver
@@ -100,7 +100,7 @@ async def _serve(runner: WorkerRunner, engine: ServedEngine, key: str) -> None:
         loop.call_soon_threadsafe(over.set)
 
     runner.controls.leave = leave
-    listener = HttpsListener(generation_app(engine, key=key), host=runner.host, ports=runner.ports)
+    listener = HttpListener(generation_app(engine, key=key), host=runner.host, ports=runner.ports)
     try:
         await engine.start()
         await listener.start()

@@ -45,6 +45,7 @@ from realsys.interfaces.answers import INPUT, answer_mask
 from realsys.interfaces.interface_arguments import PPOSettings
 from realsys.interfaces.ppo.batch_checks import BEHAVIOUR, REFERENCE, checked_batch
 from realsys.interfaces.ppo.batch_figures import batch_figures, mean_and_std
+from realsys.interfaces.ppo.episode_groups import EpisodeGroups
 
 FROM_SCORE = "score_advantages"  # of compared answers: advantages without the KL penalty's part
 
@@ -260,21 +261,22 @@ def _compared(
 
     Score and KL penalty are each compared by themselves, and only the score's part is divided by a
     deviation: if all answers score the same, dividing that of a small penalty by it would inflate it. A
-    group is all sequences of one id; they are never on two ranks.
+    group is all episodes of one id; they are never on two ranks.
     """
-    pieces = batch.data.meta.seqlens[INPUT]
-    score_B = batch.clipped_B()
-    group_B = torch.tensor([i for i, group in enumerate(pieces) for _ in group]).to(score_B.device)
-    lengths_B = batch.answer_lengths_B
+    score_B, lengths_B = batch.clipped_B(), batch.answer_lengths_B
+    episodes = EpisodeGroups.of(batch.data, score_B.device)
     parts = _parts(batch.data, score_B.device) if estimator.reads_parts else {}
-    by_score_B = answer_advantages(estimator, GroupScores(score_B, group_B, lengths_B, parts=parts))
+    by_score_E = answer_advantages(estimator, episodes.scores(score_B, lengths_B, parts))
     if batch.settings.norm == "group":
-        by_score_B = group_advantages(by_score_B, group_B, normalise_std=True)
-    by_penalty_B = penalty_advantages(
-        estimator, GroupScores(-batch.penalty_B(), group_B, lengths_B)
+        by_score_E = group_advantages(by_score_E, episodes.group_E, normalise_std=True)
+    penalty_E = episodes.sum(batch.penalty_B())
+    by_penalty_E = penalty_advantages(
+        estimator, GroupScores(-penalty_E, episodes.group_E, episodes.sum(lengths_B))
     )
-    equal, every = num_equal_groups(score_B[scored_B], group_B[scored_B])
+    scored_E = episodes.sum(scored_B.long()) > 0
+    equal, every = num_equal_groups(episodes.mean(score_B)[scored_E], episodes.group_E[scored_E])
     equal, every = ranks.sum(torch.tensor([equal, every], dtype=torch.float64)).tolist()
+    by_score_B, by_penalty_B = episodes.spread(by_score_E), episodes.spread(by_penalty_E)
     mask_N = answer_mask(batch.data)
 
     def spread(advantage_B: torch.Tensor) -> torch.Tensor:

@@ -57,11 +57,12 @@ class ChatRequest:
         max_tokens: None: as many as the run allows.
         stop: texts that end a reply, which does not contain them.
         logprobs: whether log-probs of the reply's tokens are told.
-        stream: whether the reply comes as server-sent events.
+        stream: whether the reply comes as server-sent events; ``stream_usage``: whether those of Chat
+            Completions end with the counts of tokens, as other dialects' always do.
         sampling: what the client wrote of temperature, top_p, top_k, min_p, seed, …; used only where the
             endpoint allows it.
         schema: JSON schema that the reply must follow; None: free text.
-        retries: how often the client says that it sent this request before; its ``x-stainless-retry-count``.
+        retries: how often the client says that it sent this request before (``x-stainless-retry-count``).
         idempotency_key: of the client, or empty.
     """
 
@@ -75,6 +76,7 @@ class ChatRequest:
     stop: tuple[str, ...] = ()
     logprobs: bool = False
     stream: bool = False
+    stream_usage: bool = False
     sampling: Mapping[str, Any] = field(default_factory=dict)
     schema: Mapping[str, Any] | None = None
     retries: int = 0

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from realsys.api import registry
-from realsys.api.agent import Agent, Environment
+from realsys.api.agent import AgentHost, Environment, EpisodeAgent
 from realsys.api.errors import ConfigError, KeyNotFound
 from realsys.api.worker_configs import RolloutWorker
 from realsys.data.rollout_dump import DumpWriter
@@ -35,6 +35,7 @@ from realsys.rollout.worker.tensor_upload import TensorUploader
 from realsys.runtime import worker_exit_codes
 from realsys.runtime.lifecycle import WorkerEvent
 from realsys.transport.channel import RequestClient, client_context
+from realsys.transport.curve_keys import TrialKeypairs
 from realsys.transport.generation_messages import GenerationClient
 from realsys.transport.rollout_messages import FromManager, FromMaster
 from realsys.trial.dump_records import SUFFIX
@@ -54,7 +55,7 @@ class Parts:
 
     tokenizer: Any
     dataset: Any
-    agent: Agent
+    agent: EpisodeAgent
     make_environment: Callable[[], Environment]
     settings: AnswerSettings
 
@@ -141,6 +142,8 @@ async def _run(runner: WorkerRunner, parts: Parts) -> None:
         caller = PolicyCaller(
             worker=runner.name, manager=manager, clients=clients, settings=parts.settings
         )
+        stack.push_async_callback(parts.agent.close)
+        await parts.agent.open(_agent_host(runner, parts, who["keypairs"]))
         await RolloutLoop(
             name=runner.name,
             master=master,
@@ -154,6 +157,20 @@ async def _run(runner: WorkerRunner, parts: Parts) -> None:
                 success_rate_ub=config.success_rate_ub,
             ),
         ).run()
+
+
+def _agent_host(runner: WorkerRunner, parts: Parts, keypairs: TrialKeypairs) -> AgentHost:
+    return AgentHost(
+        name=runner.name,
+        tokenizer=parts.tokenizer,
+        end_ids=frozenset(parts.settings.stop_token_ids),
+        folder=runner.phase_files.rows_of(runner.attempt.number).root
+        / "agents"
+        / str(runner.index),
+        host=runner.host,
+        ports=runner.ports,
+        secret=keypairs.server_secret,
+    )
 
 
 def _groups(config: RolloutWorker, parts: Parts, caller: PolicyCaller) -> GroupRunner:

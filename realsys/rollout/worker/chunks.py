@@ -52,6 +52,7 @@ class PartialAnswer:
     prompt: Sequence[int]
     limit: int
     seed: int
+    stop: tuple[str, ...] = ()
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
@@ -98,6 +99,7 @@ def next_request(part: PartialAnswer, settings: AnswerSettings, *, rid: str) -> 
             temperature=0.0 if gconfig.greedy else gconfig.temperature,
             top_p=gconfig.top_p,
             top_k=gconfig.top_k or -1,
+            stop=part.stop,
             stop_token_ids=settings.stop_token_ids,
             sampling_seed=part.seed,
             position=position,

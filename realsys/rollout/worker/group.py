@@ -7,13 +7,21 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from realsys.api.agent import Agent, Answer, Environment, Observation, Trajectory
+from realsys.api.agent import (
+    Answer,
+    Environment,
+    Episode,
+    EpisodeAgent,
+    EpisodeTask,
+    Observation,
+    Trajectory,
+)
 from realsys.api.errors import DataError, RealsysError, RewardError, WaitTimeout
 from realsys.data.sequence_sample import SequenceSample
 from realsys.reward_worker.time_limit import time_limit
 from realsys.rewards import scores
 from realsys.rollout.worker.policy_client import EpisodeAsk, PolicyCaller, RequestStats
-from realsys.rollout.worker.trajectories import check, trajectories_sample, versions_of
+from realsys.rollout.worker.trajectories import check_episode, episodes_sample, versions_of
 from realsys.runtime.first_error import first_error
 from realsys.transport.rollout_messages import Ticket, sample_id
 
@@ -26,7 +34,7 @@ class EpisodeGroup:
     """Finished episodes of a ticket. ``oldest`` and ``newest`` are weight versions."""
 
     sample: SequenceSample
-    trajectories: tuple[Trajectory, ...]
+    episodes: tuple[Episode, ...]
     prompt_length: int
     oldest: int
     newest: int
@@ -35,12 +43,17 @@ class EpisodeGroup:
     @property
     def rewards(self) -> tuple[float, ...]:
         """Rewards, one per episode."""
-        return tuple(t.reward for t in self.trajectories)
+        return tuple(episode.reward for episode in self.episodes)
+
+    @property
+    def trajectories(self) -> tuple[Trajectory, ...]:
+        """All sequences, those of an episode one after the other."""
+        return tuple(t for episode in self.episodes for t in episode.sequences)
 
     @property
     def answer_lengths(self) -> tuple[int, ...]:
         """Numbers of tokens that the policy wrote, one per episode."""
-        return tuple(sum(t.from_policy) for t in self.trajectories)
+        return tuple(sum(sum(t.from_policy) for t in e.sequences) for e in self.episodes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +70,7 @@ class GroupRunner:
 
     dataset: Any
     tokenizer: Any
-    agent: Agent
+    agent: EpisodeAgent
     make_environment: Callable[[], Environment]
     caller: PolicyCaller
     group_size: int
@@ -77,17 +90,23 @@ class GroupRunner:
         prompt, record, metadata = self._prompt(ticket)
         asks = [self.caller.ask_for(ticket, index) for index in range(self.group_size)]
         try:
-            trajectories = await gather_all(
-                [self._episode(prompt, record, ask) for ask in asks], name=ticket.id
+            episodes = await gather_all(
+                [
+                    self._episode(f"{sample_id(ticket.id, ticket.tries)}-{i}", prompt, record, ask)
+                    for i, ask in enumerate(asks)
+                ],
+                name=ticket.id,
             )
         except RewardError as error:
             text = str(self.tokenizer.decode(prompt, skip_special_tokens=True))
             raise scores.with_record(error, id=ticket.id, prompt=text) from error
-        oldest, newest = versions_of(trajectories)
+        oldest, newest = versions_of([t for e in episodes for t in e.sequences])
         name = sample_id(ticket.id, ticket.tries)
         return EpisodeGroup(
-            sample=trajectories_sample(name, trajectories, metadata=metadata),
-            trajectories=tuple(trajectories),
+            sample=episodes_sample(
+                name, episodes, metadata=metadata, may_branch=self.agent.own_prompt
+            ),
+            episodes=tuple(episodes),
             prompt_length=len(prompt),
             oldest=oldest,
             newest=newest,
@@ -109,21 +128,33 @@ class GroupRunner:
         return batch.data[PROMPTS].tolist(), record, metadata
 
     async def _episode(
-        self, prompt: Sequence[int], record: Mapping[str, Any], ask: EpisodeAsk
-    ) -> Trajectory:
+        self, id_: str, prompt: Sequence[int], record: Mapping[str, Any], ask: EpisodeAsk
+    ) -> Episode:
         environment = TimeoutEnvironment(
             self.make_environment(), name=self.environment_name, timeout_s=self.environment_s
         )
         try:
             await environment.reset(record)
-            trajectory = await self.agent.run(
-                prompt, ask=ask, environment=environment, tokenizer=self.tokenizer
+            episode = await self.agent.run_episode(
+                EpisodeTask(
+                    id=id_,
+                    prompt=prompt,
+                    record=record,
+                    ask=ask,
+                    environment=environment,
+                    tokenizer=self.tokenizer,
+                )
             )
         finally:
             await environment.close()
-        scores.checked_score(trajectory.reward, source=f"agent {self.agent_name!r}")
-        check(trajectory, prompt, agent=self.agent_name, has_kept=self.kept_sets)
-        return trajectory
+        scores.checked_score(episode.reward, source=f"agent {self.agent_name!r}")
+        check_episode(
+            episode,
+            () if self.agent.own_prompt else prompt,
+            agent=self.agent_name,
+            has_kept=self.kept_sets,
+        )
+        return episode
 
 
 class TimeoutEnvironment(Environment):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -89,7 +89,15 @@ class EpisodeAsk:
         self._turn = 0
         self.request_stats = RequestStats()
 
-    async def __call__(self, tokens: Sequence[int], limit: int | None = None) -> Answer:
+    async def __call__(
+        self,
+        tokens: Sequence[int],
+        limit: int | None = None,
+        /,
+        *,
+        stop: Sequence[str] = (),
+        on_tokens: Callable[[Sequence[int]], None] | None = None,
+    ) -> Answer:
         """Generates the policy's answer to ``tokens``.
 
         Raises:
@@ -102,6 +110,7 @@ class EpisodeAsk:
             prompt=tuple(tokens),
             limit=settings.limit(limit),
             seed=row_seed(settings.base_seed, self._ticket.id, self._index, turn),
+            stop=tuple(stop),
         )
         answering = _AnswerRequests(
             self._caller, self._ticket, part, self.request_stats, is_first=not turn
@@ -113,6 +122,8 @@ class EpisodeAsk:
             await answering.once(next_request(part, settings, rid=f"{name}.{number}"))
             number += 1
             tick()
+            if on_tokens is not None:
+                on_tokens(part.tokens)
         return part.answer()
 
 

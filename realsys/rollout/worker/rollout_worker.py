@@ -241,10 +241,10 @@ class RolloutLoop:
 
 def stats_of(group: EpisodeGroup, *, seconds: float) -> dict[str, float]:
     """Statistics of a group for the metrics: means over its episodes, and their requests."""
-    kept = {name for t in group.trajectories for name in t.stats}
+    kept = {name for e in group.episodes for name in e.stats}
     own = {
         (name if name.startswith("reward/") else f"agent/{name}"): fmean(
-            t.stats[name] for t in group.trajectories if name in t.stats
+            e.stats[name] for e in group.episodes if name in e.stats
         )
         for name in sorted(kept)
     }

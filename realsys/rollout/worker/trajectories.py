@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from realsys.api.agent import Trajectory
-from realsys.api.basics.reward import PARTS
+from realsys.api.agent import Episode, Trajectory
+from realsys.api.basics.reward import EPISODES, PARTS
 from realsys.api.errors import DataError
 from realsys.data.answers_layout import INPUT, AnswerRow, answers_sample
 from realsys.data.sequence_sample import SequenceSample
@@ -50,16 +50,24 @@ def trajectory_fault(
     return ""
 
 
-def check(
-    trajectory: Trajectory, prompt: Sequence[int], *, agent: str, has_kept: bool = False
+def check_episode(
+    episode: Episode, prompt: Sequence[int], *, agent: str, has_kept: bool = False
 ) -> None:
-    """Raises DataError, naming the agent, if the trajectory can't be trained on."""
-    if fault := trajectory_fault(trajectory, prompt, has_kept=has_kept):
-        raise DataError(
-            f"a trajectory can't be used: {fault}",
-            where=f"agent {agent!r}",
-            fix="see docs/adding_an_agent.md for what a trajectory must be",
-        )
+    """Raises DataError, naming the agent, if a sequence of the episode can't be trained on.
+
+    Args:
+        prompt: what each must begin with.
+    """
+    faults = [
+        trajectory_fault(sequence, prompt, has_kept=has_kept) for sequence in episode.sequences
+    ] or ["the episode has no sequence"]
+    for fault in faults:
+        if fault:
+            raise DataError(
+                f"a trajectory can't be used: {fault}",
+                where=f"agent {agent!r}",
+                fix="see docs/adding_an_agent.md for what a trajectory must be",
+            )
 
 
 def versions_of(trajectories: Sequence[Trajectory]) -> tuple[int, int]:
@@ -70,8 +78,8 @@ def versions_of(trajectories: Sequence[Trajectory]) -> tuple[int, int]:
     return min(versions), max(versions)
 
 
-def trajectories_sample(
-    id_: str, trajectories: Sequence[Trajectory], *, metadata: Mapping[str, Any]
+def episodes_sample(
+    id_: str, episodes: Sequence[Episode], *, metadata: Mapping[str, Any], may_branch: bool = False
 ) -> SequenceSample:
     """Packs one id with its group as ``PipelinableEngine.generate`` does, plus two keys.
 
@@ -82,7 +90,10 @@ def trajectories_sample(
     Args:
         metadata: metadata of this id, one value per name. Parts of rewards, which environments report as
             ``reward/<part>``, are added as ``rew_inf`` of a synchronous run gives them.
+        may_branch: episodes of this run may have several sequences: it is noted which episode each belongs
+            to (``EPISODES``). All ids of a run have the same metadata, so this holds for all or none.
     """
+    trajectories = [t for episode in episodes for t in episode.sequences]
     rows = [
         AnswerRow(
             tokens=torch.tensor(t.tokens, dtype=torch.int64),
@@ -93,7 +104,10 @@ def trajectories_sample(
         for t in trajectories
     ]
     truncated = torch.tensor([t.truncated for t in trajectories], dtype=torch.bool)
-    metadata = {**metadata, **_reward_parts(trajectories)}
+    parts = _reward_parts(episodes)
+    metadata = {**metadata, **({PARTS: json.dumps(parts)} if any(parts) or may_branch else {})}
+    if may_branch:
+        metadata[EPISODES] = json.dumps(_episode_numbers(episodes))
     answers = answers_sample(
         [id_], [rows], truncated, metadata={name: [value] for name, value in metadata.items()}
     )
@@ -110,9 +124,17 @@ def trajectories_sample(
     return answers.update(more)
 
 
-def _reward_parts(trajectories: Sequence[Trajectory]) -> dict[str, str]:
-    parts = [
-        {name.removeprefix(_PART): x for name, x in t.stats.items() if name.startswith(_PART)}
-        for t in trajectories
+def _reward_parts(episodes: Sequence[Episode]) -> list[dict[str, float]]:
+    """Returns the parts of each sequence's reward: those of its episode."""
+    return [
+        {name.removeprefix(_PART): x for name, x in e.stats.items() if name.startswith(_PART)}
+        for e in episodes
+        for _ in e.sequences
     ]
-    return {PARTS: json.dumps(parts)} if any(parts) else {}
+
+
+def _episode_numbers(episodes: Sequence[Episode]) -> list[int]:
+    """Returns which sequences are compared as one: those of an episode, if they share its reward."""
+    if all(e.shares_reward for e in episodes):
+        return [number for number, e in enumerate(episodes) for _ in e.sequences]
+    return list(range(sum(len(e.sequences) for e in episodes)))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from realsys.api.agent import Trajectory
+from realsys.api.agent import Episode, Trajectory
 from realsys.api.errors import DataError
 from realsys.api.model import DatasetAbstraction
 from realsys.api.worker_configs import RolloutWorker
@@ -15,7 +15,7 @@ from realsys.data.rollout_dump import DumpWriter
 from realsys.evaluator.rescore import StoredRollouts
 from realsys.models.from_scratch.tiny_llama import build_tiny_llama
 from realsys.models.hf import load_tokenizer
-from realsys.rollout.worker.trajectories import trajectories_sample
+from realsys.rollout.worker.trajectories import episodes_sample
 
 QUESTION = "1 + 2 = ?"
 
@@ -49,7 +49,8 @@ def stored(
         truncated=False,
     )
     with DumpWriter(folder / "0.rollouts") as dump:
-        dump.append(trajectories_sample(id_, [trajectory], metadata={"answer": "3"}))
+        episode = Episode(sequences=(trajectory,), reward=0.5)
+        dump.append(episodes_sample(id_, [episode], metadata={"answer": "3"}))
     return StoredRollouts(config, folder, "math_verify", {})
 
 

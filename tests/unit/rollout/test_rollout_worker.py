@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from realsys.api.agent import Agent, Answer, Environment, Observation, Trajectory
+from realsys.api.agent import Agent, Answer, Environment, Episode, Observation, Trajectory
 from realsys.api.basics.reward import PARTS
 from realsys.api.data import SequenceMeta
 from realsys.api.errors import (
@@ -39,7 +39,7 @@ from realsys.rollout.worker.peers import Peer
 from realsys.rollout.worker.policy_client import RequestStats
 from realsys.rollout.worker.rollout_log import RolloutLog
 from realsys.rollout.worker.rollout_worker import RolloutLimits, RolloutLoop
-from realsys.rollout.worker.trajectories import trajectories_sample, trajectory_fault
+from realsys.rollout.worker.trajectories import episodes_sample, trajectory_fault
 from realsys.transport.rollout_messages import (
     AskPlaces,
     Deliver,
@@ -72,18 +72,23 @@ SHORT = Trajectory(
 )
 
 
+def alone(*trajectories):
+    """Episodes of one sequence each."""
+    return [Episode(sequences=(t,), reward=t.reward, stats=t.stats) for t in trajectories]
+
+
 # ---- the layout -----------------------------------------------------------------------------------
 
 
 def test_parts_of_rewards_travel_as_in_a_synchronous_run():
     scored = replace(GOOD, stats={"turns": 2.0, "reward/short": 0.5, "reward/right": 1.0})
-    sample = trajectories_sample("0-1", [scored, SHORT], metadata={"answer": "42"})
+    sample = episodes_sample("0-1", alone(scored, SHORT), metadata={"answer": "42"})
     (text,) = sample.meta.metadata[PARTS]
     assert json.loads(text) == [{"short": 0.5, "right": 1.0}, {}]
 
 
 def test_a_group_is_packed_by_hand():
-    sample = trajectories_sample("0-1", [GOOD, SHORT], metadata={"answer": "42"})
+    sample = episodes_sample("0-1", alone(GOOD, SHORT), metadata={"answer": "42"})
     assert sample.meta == SequenceMeta(
         ids=("0-1",),
         seqlens={
@@ -119,7 +124,7 @@ def test_kept_sets_are_packed_beside_their_tokens():
     narrow, wide = (np.array(ids, dtype="<i4").tobytes() for ids in ([3, 10], [~4]))
     first = replace(GOOD, kept=(b"", b"", narrow, b"", b"", wide))
     second = replace(SHORT, kept=(b"", b"", narrow))
-    sample = trajectories_sample("0-1", [first, second], metadata={})
+    sample = episodes_sample("0-1", alone(first, second), metadata={})
     assert sample.data["packed_kept_counts"].tolist() == [0, 0, 2, 0, 0, 1, 0, 0, 2]
     assert sample.data["packed_kept_ids"].tolist() == [3, 10, ~4, 3, 10]
     assert sample.meta.seqlens["packed_kept_counts"] == ((6, 3),)
@@ -155,7 +160,7 @@ def test_one_turn_is_packed_as_an_engine_packs_it():
     prompt, answer, logprobs = torch.tensor([5, 6]), torch.tensor([20]), torch.tensor([-0.5])
     rows = [[answer_row(prompt, answer, logprobs)]]
     engines = answers_sample(["0-1"], rows, torch.tensor([True]), metadata={"answer": ["42"]})
-    ours = trajectories_sample("0-1", [SHORT], metadata={"answer": "42"}).select(engines.keys)
+    ours = episodes_sample("0-1", alone(SHORT), metadata={"answer": "42"}).select(engines.keys)
     assert ours.meta == engines.meta
     for key, x in engines.data.items():
         assert_close(ours.data[key], x, rtol=0, atol=0)

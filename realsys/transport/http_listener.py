@@ -1,4 +1,4 @@
-"""Serves an aiohttp application over HTTPS on a free port, with a certificate of its own.
+"""Serves an aiohttp application on a free port: over HTTPS with its own certificate, or over plain HTTP.
 
 A client must complete the TLS handshake, and then a first request's head, within some seconds each; silent
 connections are closed.
@@ -29,10 +29,12 @@ _BACKLOG = 1024
 _SHUTDOWN_S = 2.0
 
 
-class HttpsListener:
-    """Owns the sockets. ``url``, with the certificate's SHA-256, is there after ``start``.
+class HttpListener:
+    """Owns the sockets. ``url``, over HTTPS with the certificate's SHA-256, is there after ``start``.
 
     Args:
+        name: what listens, for errors and the certificate.
+        tls: else plain HTTP, which only ever belongs on the loopback interface.
         silence_s: how long a connection may take for its handshake, and then for its first request.
     """
 
@@ -42,10 +44,13 @@ class HttpsListener:
         self,
         app: web.Application,
         *,
+        name: str = "generation server",
+        tls: bool = True,
         host: str = "127.0.0.1",
         ports: Iterable[int] | None = None,
         silence_s: float = SILENCE_S,
     ) -> None:
+        self._name, self._tls = name, tls
         self._host, self._ports, self._silence_s = host, ports, silence_s
         self._silent: set[object] = set()  # connections that have not asked anything yet
         app.middlewares.insert(0, self._on_request)
@@ -60,18 +65,22 @@ class HttpsListener:
         Raises:
             ClusterError: no port is free.
         """
-        certificate = self_signed("realsys generation server", self._host)
+        certificate = self_signed(f"realsys {self._name}", self._host) if self._tls else None
         await self._runner.setup()
-        sock = _listen(self._host, self._ports)
+        sock = _listen(self._host, self._ports, self._name)
         self._server = await asyncio.get_running_loop().create_server(
             self._connection,
             sock=sock,
-            ssl=_server_context(certificate),
-            ssl_handshake_timeout=self._silence_s,
+            ssl=None if certificate is None else _server_context(certificate),
+            ssl_handshake_timeout=None if certificate is None else self._silence_s,
             backlog=_BACKLOG,
         )
         port = sock.getsockname()[1]
-        self.url = f"https://{in_url(self._host)}:{port}#sha256={certificate.sha256}"
+        address = f"{in_url(self._host)}:{port}"
+        if certificate is None:
+            self.url = f"http://{address}"
+        else:
+            self.url = f"https://{address}#sha256={certificate.sha256}"
         return self
 
     async def stop(self) -> None:
@@ -103,7 +112,7 @@ class HttpsListener:
         return await handler(request)
 
 
-def _listen(host: str, ports: Iterable[int] | None) -> socket.socket:
+def _listen(host: str, ports: Iterable[int] | None, name: str) -> socket.socket:
     family, address = address_of(host)
     tried = 0
     for port in (0,) if ports is None else ports:
@@ -119,7 +128,7 @@ def _listen(host: str, ports: Iterable[int] | None) -> socket.socket:
             continue
         return sock
     raise ClusterError(
-        f"none of {tried} ports is free for a generation server",
+        f"none of {tried} ports is free for a {name}",
         where=f"{address}, port_range of the cluster spec",
         fix="widen port_range",
     )

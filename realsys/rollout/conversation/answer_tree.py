@@ -1,0 +1,134 @@
+"""The answers of a conversation as a tree, with the tokens that were sampled (pure).
+
+An agent sends its whole conversation with each request. Where that begins with one that the policy has
+answered, the new answer continues the tokens of the old; where an agent has edited, cut or forked its
+history, a branch begins::
+
+    prompt ─ answer 1 ─ observation ─ answer 2 ─ observation ─ answer 3     leaf
+                   └─ other observation ─ answer 4                          leaf
+    other prompt ─ answer 5                                                 leaf
+
+Training sees one sequence a leaf. An answer that several leaves share is trained in the first one of
+them; in the others it is context.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from realsys.api.agent import Answer, Trajectory
+from realsys.rollout.agents.transcript import Transcript
+from realsys.rollout.conversation.chat_messages import ChatMessage
+
+
+@dataclass(eq=False, kw_only=True)
+class AnswerNode:
+    """One answer of the policy.
+
+    Attributes:
+        id: as the client knows it.
+        observed: tokens between the former answer of the branch, or its beginning, and this one.
+        message: the answer as the client got it.
+        num_messages: of the conversation, this one among them.
+        delivered: the client got it. An answer that nobody has read is not trained on, unless its branch
+            goes on.
+        reward: of this answer alone; None: none was set.
+    """
+
+    id: str
+    parent: AnswerNode | None
+    observed: tuple[int, ...]
+    answer: Answer
+    message: ChatMessage
+    num_messages: int = 0
+    delivered: bool = False
+    reward: float | None = None
+    children: list[AnswerNode] = field(default_factory=list)
+
+    @property
+    def line(self) -> list[AnswerNode]:
+        """The answers from the branch's beginning to this one."""
+        nodes, node = [], self
+        while True:
+            nodes.append(node)
+            if node.parent is None:
+                return nodes[::-1]
+            node = node.parent
+
+    @property
+    def num_context(self) -> int:
+        """Tokens that the answer was sampled behind."""
+        return sum(len(n.observed) for n in self.line) + sum(
+            len(n.answer.tokens) for n in self.line[:-1]
+        )
+
+    @property
+    def tokens(self) -> list[int]:
+        """All tokens of the branch up to the answer's last."""
+        return [t for node in self.line for t in (*node.observed, *node.answer.tokens)]
+
+
+class AnswerTree:
+    """All answers of an episode. Used by one task at a time."""
+
+    def __init__(self) -> None:
+        self.nodes: list[AnswerNode] = []  # in the order in which they were requested
+        self._by_path: dict[bytes, list[AnswerNode]] = {}
+
+    def add(self, node: AnswerNode, path_key: bytes) -> None:
+        """Adds an answer, found from now on by the key of the messages up to it."""
+        self.nodes.append(node)
+        self._by_path.setdefault(path_key, []).append(node)
+        if node.parent is not None:
+            node.parent.children.append(node)
+
+    def longest(self, path_keys: Sequence[bytes]) -> tuple[AnswerNode, int] | None:
+        """Returns the last answer that these messages continue, and how many of them end with it.
+
+        Of several answers that read the same, the one that the client has got latest.
+        """
+        for count in range(len(path_keys) - 1, 0, -1):
+            if found := self._by_path.get(path_keys[count]):
+                return next((n for n in reversed(found) if n.delivered), found[-1]), count
+        return None
+
+    def leaves(self) -> list[AnswerNode]:
+        """Returns the answers that end a branch and were read, in the order of their requests."""
+        wanted = {id(n) for node in self.nodes if node.delivered for n in node.line}
+        kept = [n for n in self.nodes if id(n) in wanted]
+        return [n for n in kept if not any(id(c) in wanted for c in n.children)]
+
+    def num_unread(self) -> int:
+        """Counts answers that were sampled and that no sequence has."""
+        wanted = {id(n) for leaf in self.leaves() for n in leaf.line}
+        return sum(id(n) not in wanted for n in self.nodes)
+
+
+def sequences(tree: AnswerTree, *, reward: float) -> list[Trajectory]:
+    """Returns one trajectory a leaf, each with the episode's reward, for training.
+
+    An answer with a reward of its own ends a sequence of its own: what it was sampled behind is
+        context there.
+    """
+    trained: set[int] = set()
+    made = []
+    leaves = {id(node) for node in tree.leaves()}
+    wanted = {id(n) for node in tree.leaves() for n in node.line}
+    for node in tree.nodes:
+        if id(node) in leaves or (id(node) in wanted and node.reward is not None):
+            own = node.reward if node.reward is not None else reward
+            made.append(_sequence(node, trained, reward=own))
+    return made
+
+
+def _sequence(leaf: AnswerNode, trained: set[int], *, reward: float) -> Trajectory:
+    transcript = Transcript(())
+    for node in leaf.line:
+        transcript.observed(node.observed)
+        if id(node) in trained:
+            transcript.observed(node.answer.tokens)
+        else:
+            transcript.answered(node.answer)
+            trained.add(id(node))
+    return transcript.trajectory(reward=reward, truncated=not leaf.answer.stopped)

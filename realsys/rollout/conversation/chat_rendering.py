@@ -1,0 +1,215 @@
+"""Tokens of a conversation by the tokenizer's chat template (pure, given the tokenizer).
+
+A conversation is rendered whole only where it begins. Behind an answer of the policy only what follows it
+is rendered, and put behind the tokens that were sampled: these are never written or tokenised anew.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from realsys.api.errors import ConfigError, DataError
+from realsys.rollout.conversation.chat_messages import ChatMessage, ToolCall
+
+Tools = Sequence[Mapping[str, Any]]
+
+# For tokenizers without a template of their own. Roles by name, turns that end in the end token, tools
+# and calls as Hermes models write them.
+PLAIN_TEMPLATE = """\
+{%- macro turn(role, text) -%}{{ role + ': ' + text + '\\n' }}{%- endmacro -%}
+{%- if tools -%}
+{{ turn('tools', tools | tojson) }}
+{%- endif -%}
+{%- for message in messages -%}
+{%- if message.role == 'assistant' -%}
+{{ 'assistant: ' + (message.content or '') }}
+{%- for call in message.tool_calls or [] -%}
+{{ '<tool_call>' + ({'name': call.function.name, 'arguments': call.function.arguments} | tojson) +
+'</tool_call>' }} {%- endfor -%}
+{{ eos_token + '\\n' }}
+{%- else -%}
+{{ turn(message.role, message.content or '') }}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{ 'assistant: ' }}{%- endif -%}
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RenderedChat:
+    """Tokens up to where the policy's answer begins. ``thinking``: they open its thoughts."""
+
+    tokens: tuple[int, ...]
+    thinking: bool = False
+
+
+class ChatRenderer(Protocol):
+    """Turns messages into tokens. Implementations keep no state."""
+
+    def whole(self, messages: Sequence[ChatMessage], tools: Tools) -> RenderedChat:
+        """Renders a conversation from its beginning.
+
+        Raises:
+            DataError: the template refuses these messages.
+        """
+
+    def behind(
+        self, messages: Sequence[ChatMessage], answered: int, tools: Tools, *, last_token: int
+    ) -> RenderedChat | None:
+        """Renders what stands behind ``messages[:answered]``, the last of which the policy wrote.
+
+        Args:
+            last_token: the answer's last token: where it is the end of a turn, that is not written twice.
+        Returns:
+            None if this template does not show where the turn ends, or would change what stands before.
+        Raises:
+            DataError: the template refuses these messages.
+        """
+
+
+class TemplateRenderer:
+    """A ``ChatRenderer`` over a transformers tokenizer.
+
+    Args:
+        end_ids: tokens that end an answer.
+        template_args: keyword arguments of the template, e.g. ``{"enable_thinking": False}``.
+        keep_thoughts: thoughts of earlier answers stay where the template would drop them; else such a
+            conversation is rendered anew, without them.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        *,
+        end_ids: Iterable[int],
+        template: str | None = None,
+        template_args: Mapping[str, Any] | None = None,
+        keep_thoughts: bool = True,
+    ) -> None:
+        self.tokenizer, self.keep_thoughts = tokenizer, keep_thoughts
+        self.template = template or getattr(tokenizer, "chat_template", None) or PLAIN_TEMPLATE
+        self._args = dict(template_args or {})
+        self._end_ids = frozenset(end_ids)
+        self._takes_developer = "developer" in str(self.template)
+        self._turn_end = self._find_turn_end()
+
+    def whole(self, messages: Sequence[ChatMessage], tools: Tools) -> RenderedChat:
+        """Renders a conversation from its beginning."""
+        text = self._text(messages, tools)
+        return RenderedChat(tokens=self._ids(text), thinking=_opens_thoughts(text))
+
+    def behind(
+        self, messages: Sequence[ChatMessage], answered: int, tools: Tools, *, last_token: int
+    ) -> RenderedChat | None:
+        """Renders what stands behind ``messages[:answered]``."""
+        if self._turn_end is None:
+            return None
+        if not self.keep_thoughts and self._drops_thoughts(messages, answered, tools):
+            return None
+        mark = _unused_mark(messages)
+        answer = _marked(messages[answered - 1], mark)
+        text = self._text([*messages[: answered - 1], answer, *messages[answered:]], tools)
+        # The last one: a template may list the calls before the content, or echo them
+        _, found, after_mark = text.rpartition(mark)
+        _, ended, rest = after_mark.partition(self._turn_end)
+        if not found or not ended:
+            return None
+        text = rest if last_token in self._end_ids else self._turn_end + rest
+        return RenderedChat(tokens=self._ids(text), thinking=_opens_thoughts(text))
+
+    def _drops_thoughts(self, messages: Sequence[ChatMessage], answered: int, tools: Tools) -> bool:
+        thoughts = [m.reasoning for m in messages[:answered] if m.reasoning]
+        if not thoughts:
+            return False
+        text = self._text(messages, tools)
+        return any(thought.strip() not in text for thought in thoughts)
+
+    def _text(self, messages: Sequence[ChatMessage], tools: Tools, *, opens: bool = True) -> str:
+        try:
+            text: str = self.tokenizer.apply_chat_template(
+                [self._template_message(m) for m in messages],
+                tools=[dict(t) for t in tools] or None,
+                chat_template=self.template,
+                add_generation_prompt=opens,
+                tokenize=False,
+                **self._args,
+            )
+        except Exception as error:  # a template may raise anything
+            raise DataError(
+                f"the model's chat template can't be filled: {error}"[:400],
+                where="messages of " + ", ".join(m.role for m in messages[-20:]),
+                fix="send messages in an order that this model's template takes",
+            ) from error
+        return text
+
+    def _template_message(self, message: ChatMessage) -> dict[str, Any]:
+        role = message.role
+        if role == "developer" and not self._takes_developer:
+            role = "system"
+        made: dict[str, Any] = {"role": role, "content": message.content}
+        if message.reasoning:
+            made["reasoning_content"] = message.reasoning
+        if message.tool_calls:
+            made["tool_calls"] = [_template_call(call) for call in message.tool_calls]
+        if message.tool_call_id:
+            made["tool_call_id"] = message.tool_call_id
+        if message.name:
+            made["name"] = message.name
+        return made
+
+    def _ids(self, text: str) -> tuple[int, ...]:
+        return tuple(self.tokenizer(text, add_special_tokens=False).input_ids)
+
+    def _find_turn_end(self) -> str | None:
+        """Returns the end token that the template writes behind an answer; None if it writes none."""
+        mark = "realsys-answer-stands-here"
+        talk = [
+            ChatMessage(role="user", content="?"),
+            ChatMessage(role="assistant", content=mark),
+            ChatMessage(role="user", content="?"),
+        ]
+        try:
+            _, found, behind = self._text(talk, ()).partition(mark)
+        except DataError as error:
+            raise ConfigError(
+                f"the chat template does not take a question, an answer and a question: {error.what}",
+                where="the tokenizer's chat template",
+                fix="use another tokenizer or give another template",
+            ) from error
+        ends = [self.tokenizer.decode([i], skip_special_tokens=False) for i in self._end_ids]
+        places = {end: behind.find(end) for end in ends if end and end in behind}
+        return min(places, key=places.__getitem__) if found and places else None
+
+
+def _template_call(call: ToolCall) -> dict[str, Any]:
+    """Templates write arguments by themselves, so they want them as a value rather than as text."""
+    try:
+        arguments: Any = json.loads(call.arguments)
+    except (ValueError, RecursionError):
+        arguments = call.arguments
+    function = {"name": call.name, "arguments": arguments}
+    return {"id": call.id, "type": "function", "function": function}
+
+
+def _marked(answer: ChatMessage, mark: str) -> ChatMessage:
+    """Returns an answer of the same shape whose text holds ``mark`` only.
+
+    Calls keep ids and names, which templates look up for results; some templates leave out the content
+    of an answer that calls tools, so the arguments hold the mark, too.
+    """
+    calls = tuple(replace(c, arguments=json.dumps({"mark": mark})) for c in answer.tool_calls)
+    return replace(answer, content=mark, reasoning="", tool_calls=calls)
+
+
+def _unused_mark(messages: Sequence[ChatMessage]) -> str:
+    number = 0
+    while any(f"answer-{number}-stands-here" in m.content for m in messages):
+        number += 1
+    return f"answer-{number}-stands-here"
+
+
+def _opens_thoughts(text: str) -> bool:
+    return text.rstrip().endswith("<think>")

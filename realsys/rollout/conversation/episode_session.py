@@ -1,0 +1,436 @@
+"""One agent's episode with the policy: requests in, replies out, and at its end the sequences to train on.
+
+    ChatRequest ─ CallBook: sent before? ─ AnswerTree: continues which answer? ─ ChatRenderer: the new
+    tokens
+        ─ policy samples ─ AnswerForm: thoughts, calls ─ ChatResult
+
+The endpoint speaks HTTP for it. All methods belong to one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from realsys.api.agent import Answer, Trajectory
+from realsys.api.errors import DataError, TrialError
+from realsys.rollout.conversation.answer_forms import AnswerForm
+from realsys.rollout.conversation.answer_tree import AnswerNode, AnswerTree, sequences
+from realsys.rollout.conversation.call_book import CallBook, CallState, ChatCall
+from realsys.rollout.conversation.chat_messages import (
+    ChatMessage,
+    ChatReply,
+    ChatRequest,
+    ChatResult,
+    FinishReason,
+    TokenLogprob,
+    ToolCall,
+    ToolChoice,
+)
+from realsys.rollout.conversation.chat_rendering import ChatRenderer, RenderedChat
+from realsys.rollout.conversation.message_matching import MessageMatch, path_keys
+from realsys.rollout.conversation.stop_cut import cut_at_stop
+from realsys.runtime.first_error import first_error
+
+OnTokens = Callable[[Sequence[int]], None]
+
+
+class ContextFull(DataError):
+    """The conversation fills the model's context: nothing can be sampled behind it."""
+
+
+class SessionOver(TrialError):
+    """The session has ended, so it answers no requests any more."""
+
+
+class SessionPolicy(Protocol):
+    """What samples answers. Implementations find a server, wait for weights, and retry."""
+
+    async def sample(
+        self,
+        tokens: Sequence[int],
+        *,
+        limit: int | None,
+        stop: Sequence[str],
+        sampling: Mapping[str, Any],
+        on_tokens: OnTokens | None,
+    ) -> Answer:
+        """Samples an answer to ``tokens``.
+
+        Args:
+            limit: most tokens; None: as many as the run allows.
+            stop: texts at which sampling may end early; the session cuts there in any case.
+            sampling: the client's wishes; a training run samples by its own settings.
+            on_tokens: called with all tokens of the answer so far, whenever there are more.
+        Raises:
+            WaitTimeout, RemoteError: there is no answer.
+        """
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionSettings:
+    """How a session understands requests; the same for all of a run.
+
+    Attributes:
+        model: name that replies carry.
+        match: how equal messages must be for a request to continue an answer.
+        decode: tokens → text with special tokens.
+        end_ids: tokens that end an answer, not part of its text.
+        max_calls: requests of one episode, above which it fails: an agent in a loop.
+    """
+
+    renderer: ChatRenderer
+    form: AnswerForm
+    decode: Callable[[Sequence[int]], str]
+    end_ids: frozenset[int]
+    model: str = "policy"
+    match: MessageMatch = MessageMatch.TOOLS
+    max_calls: int = 1000
+
+
+@dataclass(eq=False, kw_only=True)
+class _Work:
+    """A call that is being answered, for everybody who waits for it."""
+
+    task: asyncio.Task[ChatResult]
+    nodes: list[AnswerNode]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveReply:
+    """A call whose answer is on its way. ``result`` waits for it; it ends although the client leaves.
+
+    ``is_first``: this connection was the first to ask, so it gets the text as it comes.
+    """
+
+    id: str
+    created: int
+    is_first: bool
+    _task: asyncio.Task[ChatResult]
+    _read: list[bool]
+
+    async def result(self) -> ChatResult:
+        """Waits for the answer.
+
+        Raises:
+            Whatever the policy raised; SessionOver: the session ended before.
+        """
+        try:
+            return await asyncio.shield(self._task)
+        except asyncio.CancelledError:
+            if self._task.cancelled():
+                raise _over() from None
+            raise
+
+    def read(self) -> None:
+        """Notes that the client got the whole reply."""
+        self._read.append(True)
+
+
+@dataclass(eq=False, kw_only=True)
+class EpisodeSession:
+    """An episode's conversation. ``close`` it in any case."""
+
+    id: str
+    policy: SessionPolicy
+    settings: SessionSettings
+    reward: float | None = None
+    last_used: float = field(default_factory=time.monotonic)
+    tree: AnswerTree = field(default_factory=AnswerTree)
+    is_over: bool = False
+    on_first_call: Callable[[], None] | None = None
+    _book: CallBook[_Work] = field(default_factory=CallBook)
+
+    @asynccontextmanager
+    async def call(
+        self, request: ChatRequest, *, on_text: Callable[[int, str], None] | None = None
+    ) -> AsyncIterator[LiveReply]:
+        """Answers a request, or gives the answer that it got before, while the block runs.
+
+        Args:
+            on_text: called with a reply's number and its content so far, as far as it is sure.
+        Raises:
+            SessionOver: the episode has ended. DataError: the request can't be answered.
+        """
+        if self.is_over:
+            raise _over()
+        self.last_used = time.monotonic()
+        call, is_new = self._book.claim(request)
+        if self.on_first_call is not None:
+            self.on_first_call()
+        if is_new:
+            self._start(call, request, on_text)
+        assert call.work is not None
+        task = call.work.task
+        read: list[bool] = []
+        live = LiveReply(
+            id=self._call_id(call),
+            created=int(time.time()),
+            is_first=is_new,
+            _task=task,
+            _read=read,
+        )
+        try:
+            yield live
+        finally:
+            self.last_used = time.monotonic()
+            self._book.left(call, read=bool(read))
+            if read:
+                for node in call.work.nodes:
+                    node.delivered = True
+
+    def model_of(self, request: ChatRequest) -> str:
+        """Returns the model's name that replies carry."""
+        return request.model or self.settings.model
+
+    def set_reward(self, reward: float, *, call_id: str | None = None) -> None:
+        """Sets the reward of one answer, or of the whole episode.
+
+        Raises:
+            DataError: no answer has this id.
+        """
+        if call_id is None:
+            self.reward = reward
+            return
+        found = [n for n in self.tree.nodes if n.id == call_id or n.id.startswith(f"{call_id}-")]
+        if not found:
+            raise DataError(
+                f"no answer of this episode has the id {call_id!r}",
+                where="interaction_id",
+                fix="send the id of a response, or none for the whole episode",
+            )
+        for node in found:
+            node.reward = reward
+
+    async def close(self) -> None:
+        """Ends the episode: answers on their way are abandoned, later requests refused."""
+        self.is_over = True
+        tasks = [c.work.task for c in self._book.calls if c.work is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def last_node(self) -> AnswerNode | None:
+        """Returns the newest answer that the client has got."""
+        return next((n for n in reversed(self.tree.nodes) if n.delivered), None)
+
+    def sequences(self, *, reward: float) -> list[Trajectory]:
+        """Returns what is trained on: one sequence a branch, each with its reward."""
+        return sequences(self.tree, reward=reward)
+
+    def figures(self) -> dict[str, float]:
+        """Returns numbers for the metrics."""
+        return {
+            "calls": float(len(self.tree.nodes)),
+            "branches": float(len(self.tree.leaves())),
+            "unread_answers": float(self.tree.num_unread()),
+        }
+
+    # ---- one call --------------------------------------------------------------------------------
+
+    def _call_id(self, call: ChatCall[_Work]) -> str:
+        return f"chatcmpl-{self.id}-{call.number}"
+
+    def _start(
+        self,
+        call: ChatCall[_Work],
+        request: ChatRequest,
+        on_text: Callable[[int, str], None] | None,
+    ) -> None:
+        nodes: list[AnswerNode] = []
+        answering = self._answer(call, request, nodes, on_text)
+        task = asyncio.create_task(answering, name=self._call_id(call))
+        # Nobody may be there to read its error
+        task.add_done_callback(lambda t: t.cancelled() or t.exception())
+        call.work = _Work(task=task, nodes=nodes)
+
+    async def _answer(
+        self,
+        call: ChatCall[_Work],
+        request: ChatRequest,
+        nodes: list[AnswerNode],
+        on_text: Callable[[int, str], None] | None,
+    ) -> ChatResult:
+        try:
+            result = await self._sampled(call, request, nodes, on_text)
+        except BaseException:
+            call.state = CallState.FAILED
+            raise
+        call.state = CallState.ANSWERED
+        return result
+
+    async def _sampled(
+        self,
+        call: ChatCall[_Work],
+        request: ChatRequest,
+        nodes: list[AnswerNode],
+        on_text: Callable[[int, str], None] | None,
+    ) -> ChatResult:
+        if call.number >= self.settings.max_calls:
+            raise DataError(
+                f"the episode has made {self.settings.max_calls} requests",
+                where=f"session {self.id}",
+                fix="see why the agent does not end, or raise agent_args.max_calls",
+            )
+        keys = path_keys(request.messages, request.tools, self.settings.match)
+        parent, prompt = self._prompt(request, keys)
+        context = [*(parent.tokens if parent is not None else ()), *prompt.tokens]
+        async with first_error(), asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(
+                    self._one(context, request, prompt.thinking, (call.number, number), on_text),
+                    name=f"{self._call_id(call)}/{number}",
+                )
+                for number in range(request.n)
+            ]
+        replies = []
+        for number, (answer, reply) in enumerate(task.result() for task in tasks):
+            node = AnswerNode(
+                id=self._call_id(call) + (f"-{number}" if request.n > 1 else ""),
+                parent=parent,
+                observed=prompt.tokens,
+                answer=answer,
+                message=reply.message,
+                num_messages=len(request.messages) + 1,
+            )
+            path = path_keys([*request.messages, reply.message], request.tools, self.settings.match)
+            self.tree.add(node, path[-1])
+            nodes.append(node)
+            replies.append(reply)
+        return ChatResult(
+            id=self._call_id(call),
+            created=int(time.time()),
+            model=self.model_of(request),
+            replies=tuple(replies),
+            num_prompt_tokens=len(context),
+            num_cached=len(context) - len(prompt.tokens),
+        )
+
+    def _prompt(
+        self, request: ChatRequest, keys: Sequence[bytes]
+    ) -> tuple[AnswerNode | None, RenderedChat]:
+        """Finds the answer that the request continues, and renders what is new."""
+        renderer = self.settings.renderer
+        if (found := self.tree.longest(keys)) is not None:
+            node, answered = found
+            if answered < len(request.messages):
+                messages = _with_thoughts(request.messages, node)
+                last = node.answer.tokens[-1] if node.answer.tokens else -1
+                rendered = renderer.behind(messages, answered, request.tools, last_token=last)
+                if rendered is not None:
+                    return node, rendered
+        return None, renderer.whole(request.messages, request.tools)
+
+    async def _one(
+        self,
+        context: Sequence[int],
+        request: ChatRequest,
+        thinking: bool,
+        place: tuple[int, int],
+        on_text: Callable[[int, str], None] | None,
+    ) -> tuple[Answer, ChatReply]:
+        has_tools = bool(request.tools) and request.tool_choice is not ToolChoice.NONE
+        form = self.settings.form
+
+        def on_tokens(tokens: Sequence[int]) -> None:
+            text = self._text(tokens)
+            if on_text is not None and not text.endswith("\ufffd"):  # half a letter
+                safe = form.safe_prefix(text, thinking=thinking, tools=has_tools)
+                on_text(place[1], _before_stops(safe, request.stop))
+
+        answer = await self.policy.sample(
+            context,
+            limit=request.max_tokens,
+            stop=request.stop,
+            sampling=request.sampling,
+            on_tokens=on_tokens if on_text is not None else None,
+        )
+        if answer.is_none:
+            raise ContextFull(
+                f"the conversation of {len(context)} tokens fills the model's context length",
+                where="messages",
+                fix="send a shorter conversation",
+            )
+        count, stop_text = cut_at_stop(answer.tokens, request.stop, self._text)
+        answer = _kept(answer, count, stopped=bool(stop_text) or answer.stopped)
+        text = self._text(answer.tokens)
+        if stop_text:
+            text = text[: text.find(stop_text)]
+        parsed = form.parse(text, thinking=thinking, tools=has_tools)
+        calls = tuple(
+            ToolCall(id=self._tool_call_id(*place, i), name=c.name, arguments=c.arguments)
+            for i, c in enumerate(parsed.calls)
+        )
+        message = ChatMessage(
+            role="assistant", content=parsed.content, reasoning=parsed.reasoning, tool_calls=calls
+        )
+        finish = FinishReason.STOP if answer.stopped else FinishReason.LENGTH
+        if calls and answer.stopped:
+            finish = FinishReason.TOOL_CALLS
+        return answer, ChatReply(
+            message=message,
+            finish=finish,
+            stop_text=stop_text,
+            logprobs=self._logprobs(answer) if request.logprobs else (),
+            num_tokens=len(answer.tokens),
+        )
+
+    def _tool_call_id(self, *place: int) -> str:
+        """Returns an id of nine letters and digits, as some templates want them."""
+        text = "/".join((self.id, *map(str, place)))
+        return hashlib.blake2b(text.encode()).hexdigest()[:9]
+
+    def _text(self, tokens: Sequence[int]) -> str:
+        """Decodes an answer with special tokens, without the token that ended it."""
+        ended = bool(tokens) and tokens[-1] in self.settings.end_ids
+        return self.settings.decode(tokens[:-1] if ended else tokens)
+
+    def _logprobs(self, answer: Answer) -> tuple[TokenLogprob, ...]:
+        return tuple(
+            TokenLogprob(text=self.settings.decode([token]), logprob=logprob)
+            for token, logprob in zip(answer.tokens, answer.logprobs, strict=True)
+        )
+
+
+def _kept(answer: Answer, count: int, *, stopped: bool) -> Answer:
+    return replace(
+        answer,
+        tokens=answer.tokens[:count],
+        logprobs=answer.logprobs[:count],
+        versions=answer.versions[:count],
+        kept=answer.kept[:count],
+        stopped=stopped,
+    )
+
+
+def _before_stops(text: str, stops: Sequence[str]) -> str:
+    """Returns as much of ``text`` as is before any stop text, or the beginning of one at its end."""
+    for stop in stops:
+        if (place := text.find(stop)) >= 0:
+            text = text[:place]
+            continue
+        for length in range(min(len(stop) - 1, len(text)), 0, -1):
+            if text.endswith(stop[:length]):
+                text = text[:-length]
+                break
+    return text
+
+
+def _with_thoughts(messages: Sequence[ChatMessage], node: AnswerNode) -> list[ChatMessage]:
+    """Gives the continued answers their thoughts, which most clients don't send back."""
+    made = list(messages)
+    for answered in node.line:
+        place = answered.num_messages - 1
+        made[place] = replace(made[place], reasoning=answered.message.reasoning)
+    return made
+
+
+def _over() -> SessionOver:
+    return SessionOver(
+        "the session has ended", where="session", fix="start a new one: POST /rl/start_session"
+    )

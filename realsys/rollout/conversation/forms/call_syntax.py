@@ -1,0 +1,81 @@
+"""How a family writes tool calls: marks at which a block begins, and a function that reads the block."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from realsys.rollout.conversation.forms.parsed_answer import ParsedCall
+
+Schemas = Mapping[str, Mapping[str, Any]]  # JSON schema of a tool's arguments, by the tool's name
+
+_WHITE = re.compile(r"\s*+")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CallBlock:
+    """What begins at a mark.
+
+    Attributes:
+        end: where the text goes on behind it.
+        calls: none: a mark without a meaning of its own, or a fault.
+        fault: why it could not be read, in words; empty: it could.
+        decided: False: it was cut off by the end of the text, so that more text could change what it is.
+    """
+
+    end: int
+    calls: tuple[ParsedCall, ...] = ()
+    fault: str = ""
+    decided: bool = True
+
+
+class CallSyntax(Protocol):
+    """The calls of one family.
+
+    A block must be read in time linear in its length. What is ``decided`` must not depend on text behind
+    ``end``: streaming relies on it.
+    """
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """Texts at which a block begins, wherever they stand."""
+        ...
+
+    def begins_at_start(self, text: str, start: int, *, whole: bool) -> bool:
+        """Tells whether a block without a mark begins at ``start``, where thoughts are over.
+
+        Args:
+            whole: False: more text may follow; then the answer is also True as long as one may begin.
+        """
+        ...
+
+    def read_block(self, text: str, start: int, *, schemas: Schemas) -> CallBlock:
+        """Reads the block that begins at ``start``, as if the text ended where it does."""
+        ...
+
+
+def is_begun(mark: str, text: str, start: int) -> bool:
+    """Tells whether the text from ``start`` on, maybe empty, may still become ``mark``."""
+    length = len(text) - start
+    return length < len(mark) and mark.startswith(text[start:])
+
+
+def skip_white(text: str, at: int) -> int:
+    """Returns where the white space that begins at ``at`` ends."""
+    found = _WHITE.match(text, at)
+    return found.end() if found else at
+
+
+def block_between(text: str, start: int, opening: str, closing: str) -> tuple[str, int, bool]:
+    """Returns what stands between a block's marks, the block's end, and whether its closing mark is there.
+
+    The first closing mark counts, even within a string of JSON: that is how servers cut, and what makes the
+    block's extent independent of its content. Without one the block takes all text that is left.
+    """
+    inner = start + len(opening)
+    closed_at = text.find(closing, inner)
+    if closed_at < 0:
+        return text[inner:], len(text), False
+    return text[inner:closed_at], closed_at + len(closing), True

@@ -1,0 +1,55 @@
+"""Calls behind ``[TOOL_CALLS]``: Mistral, both the list of JSON and the newer name with arguments."""
+
+from __future__ import annotations
+
+import re
+
+from realsys.rollout.conversation.forms.answer_scan import THINK, MarkedForm
+from realsys.rollout.conversation.forms.call_syntax import CallBlock, Schemas, skip_white
+from realsys.rollout.conversation.forms.parsed_answer import ParsedCall
+from realsys.rollout.conversation.forms.strict_json import call_of, call_of_object, read_json_at
+
+_MARK = "[TOOL_CALLS]"
+# NAME{…}, NAME[ARGS]{…} and NAME[CALL_ID]ID[ARGS]{…}
+_HEAD = re.compile(
+    r"\s*+([^\s\[\]{}\"<>]++)\s*+(?:\[CALL_ID\]\s*+\w++\s*+)?+(?:\[ARGS\]\s*+)?+(?=\{)"
+)
+
+
+class MistralCalls:
+    """``[TOOL_CALLS] [{"name": …, "arguments": {…}}, …]``, or ``[TOOL_CALLS]NAME[ARGS]{…}`` for each call.
+
+    A block that cannot be read ends at the next mark.
+    """
+
+    marks = (_MARK,)
+
+    def begins_at_start(self, text: str, start: int, *, whole: bool) -> bool:
+        return False
+
+    def read_block(self, text: str, start: int, *, schemas: Schemas) -> CallBlock:
+        inner = start + len(_MARK)
+        next_mark = text.find(_MARK, inner)
+        limit = next_mark if next_mark >= 0 else len(text)
+        try:
+            calls, length = _read_calls(text[inner:limit])
+        except ValueError as error:
+            return CallBlock(end=limit, fault=str(error), decided=next_mark >= 0)
+        return CallBlock(end=inner + length, calls=calls)
+
+
+def _read_calls(text: str) -> tuple[tuple[ParsedCall, ...], int]:
+    """Reads the calls at the beginning of ``text``; returns them and where they end."""
+    if head := _HEAD.match(text):
+        arguments, end = read_json_at(text, head.end())
+        return (call_of(head[1], arguments),), end
+    value, end = read_json_at(text, skip_white(text, 0))
+    if not isinstance(value, list) or not value:
+        raise ValueError("it is not a list of calls")
+    return tuple(call_of_object(item, "arguments") for item in value), end
+
+
+# Magistral has thoughts between marks of its own.
+MISTRAL = MarkedForm(
+    name="mistral", thought_marks=(THINK, ("[THINK]", "[/THINK]")), syntax=MistralCalls()
+)

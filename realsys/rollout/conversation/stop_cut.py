@@ -1,0 +1,22 @@
+"""Where an answer ends by a client's stop text (pure)."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+
+
+def cut_at_stop(
+    tokens: Sequence[int], stops: Sequence[str], decode: Callable[[Sequence[int]], str]
+) -> tuple[int, str]:
+    """Returns how many of ``tokens`` belong to the answer, and the stop text in them; "" if none is.
+
+    The token that completes a stop text is the answer's last: it was sampled before anything behind it.
+    """
+    text = decode(tokens)
+    places = {stop: place for stop in stops if stop and (place := text.find(stop)) >= 0}
+    if not places:
+        return len(tokens), ""
+    first = min(places, key=lambda stop: places[stop] + len(stop))
+    count = bisect_left(range(len(tokens) + 1), True, key=lambda n: first in decode(tokens[:n]))
+    return min(count, len(tokens)), first

@@ -1,0 +1,268 @@
+"""Anthropic's Messages: POST /v1/messages and /v1/messages/count_tokens (pure). A dialect, see dialect.py.
+
+``read`` serves both paths: a request to count tokens has the same fields, without ``max_tokens``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from realsys.api.errors import RealsysError
+from realsys.rollout.conversation.chat_messages import (
+    ChatMessage,
+    ChatRequest,
+    ChatResult,
+    ToolCall,
+    ToolChoice,
+)
+from realsys.rollout.dialects import body_fields, error_bodies
+from realsys.rollout.dialects.anthropic_stream import (
+    INVALID_JSON,
+    AnthropicStream,
+    content_blocks,
+    message_usage,
+    stop_of,
+)
+from realsys.rollout.dialects.body_fields import refused
+from realsys.rollout.dialects.turn_merger import TurnMerger
+
+
+class AnthropicMessageBody(msgspec.Struct):
+    """A message, of a user or of the assistant."""
+
+    role: str
+    content: body_fields.Content
+
+
+class ContentBlock(msgspec.Struct):
+    """A block of a content; which of the fields it has depends on its type."""
+
+    type: str
+    text: str | None = None
+    thinking: str | None = None
+    id: str | None = None
+    name: str | None = None
+    input: dict[str, Any] | None = None
+    tool_use_id: str | None = None
+    content: body_fields.Content | None = None
+
+
+class AnthropicBody(body_fields.SamplingFields, kw_only=True):
+    """A request's body."""
+
+    messages: list[AnthropicMessageBody]
+    model: str | None = None
+    system: body_fields.Content | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: dict[str, Any] | None = None
+    max_tokens: int | None = None
+    stop_sequences: list[str] | None = None
+    stream: bool | None = None
+    output_config: dict[str, Any] | None = None
+    output_format: dict[str, Any] | None = None
+    mcp_servers: list[Any] | None = None
+
+
+def read(body: bytes, headers: Mapping[str, str]) -> ChatRequest:
+    """Returns what the client asks for, or what it wants counted.
+
+    Raises:
+        DataError: the body is malformed, or asks for what isn't served.
+    """
+    fields = body_fields.decoded(body, AnthropicBody)
+    if fields.mcp_servers:
+        raise refused("remote tools are not served", where="mcp_servers", fix="offer tools instead")
+    body_fields.bounded(fields.tools, body_fields.MAX_TOOLS, "tools")
+    tools = tuple(_tool(tool, f"tools[{i}]") for i, tool in enumerate(fields.tools or ()))
+    choice, tool_name = _tool_choice(fields.tool_choice, tools)
+    retries, key = body_fields.retries_and_key(headers)
+    return ChatRequest(
+        messages=_messages(fields),
+        model=fields.model or "",
+        tools=tools,
+        tool_choice=choice,
+        tool_name=tool_name,
+        max_tokens=body_fields.positive(fields.max_tokens, "max_tokens"),
+        stop=body_fields.stop_texts(fields.stop_sequences, "stop_sequences"),
+        stream=bool(fields.stream),
+        sampling=body_fields.sampling_of(fields),
+        schema=_schema(fields),
+        retries=retries,
+        idempotency_key=key,
+    )
+
+
+def _messages(fields: AnthropicBody) -> tuple[ChatMessage, ...]:
+    body_fields.bounded(fields.messages, body_fields.MAX_MESSAGES, "messages")
+    if not fields.messages:
+        raise refused("there is no message", where="messages", fix="send one at least")
+    merger = TurnMerger(merge=True)
+    if system := body_fields.joined_text(fields.system, "system"):
+        merger.add(ChatMessage(role="system", content=system))
+    for i, body in enumerate(fields.messages):
+        where = f"messages[{i}]"
+        match body.role:
+            case "user":
+                for message in _of_user(body.content, f"{where}.content"):
+                    merger.add(message)
+            case "assistant":
+                merger.add(_assistant(body.content, f"{where}.content"))
+            case "system":  # newer clients put instructions between the turns
+                content = body_fields.joined_text(body.content, f"{where}.content")
+                merger.add(ChatMessage(role="system", content=content))
+            case _:
+                raise refused(
+                    f"role {body.role!r} is unknown",
+                    where=f"{where}.role",
+                    fix="use user or assistant",
+                )
+    return merger.messages()
+
+
+def _of_user(content: body_fields.Content, where: str) -> Iterator[ChatMessage]:
+    """Yields a tool message for each result, then the rest of the user's message, if there is any."""
+    if isinstance(content, str):
+        yield ChatMessage(role="user", content=content)
+        return
+    rest = []
+    for i, raw in enumerate(content):
+        block = body_fields.converted(raw, ContentBlock, f"{where}[{i}]")
+        if block.type == "tool_result":
+            if block.tool_use_id is None:
+                raise refused(
+                    "a result without it",
+                    where=f"{where}[{i}].tool_use_id",
+                    fix="send the call's id",
+                )
+            text = body_fields.joined_text(block.content, f"{where}[{i}].content")
+            yield ChatMessage(role="tool", content=text, tool_call_id=block.tool_use_id)
+        else:
+            rest.append(_text(block, f"{where}[{i}]"))
+    if rest or not content:
+        yield ChatMessage(role="user", content="".join(rest))
+
+
+def _text(block: ContentBlock, where: str) -> str:
+    if block.type != "text":
+        raise refused(
+            f"a block of type {block.type!r} can't be read",
+            where=where,
+            fix="send text: the policy reads no pictures or files, and no tools run here",
+        )
+    if block.text is None:
+        raise refused("a text block without its text", where=f"{where}.text", fix="add it")
+    return block.text
+
+
+def _assistant(content: body_fields.Content, where: str) -> ChatMessage:
+    if isinstance(content, str):
+        return ChatMessage(role="assistant", content=content)
+    texts, thoughts, calls = [], [], []
+    for i, raw in enumerate(content):
+        path = f"{where}[{i}]"
+        block = body_fields.converted(raw, ContentBlock, path)
+        match block.type:
+            case "thinking":
+                thoughts.append(block.thinking or "")
+            case "redacted_thinking":  # another model's: its text is hidden from us
+                pass
+            case "tool_use":
+                calls.append(_tool_call(block, path))
+            case _:
+                texts.append(_text(block, path))
+    return ChatMessage(
+        role="assistant",
+        content="".join(texts),
+        reasoning="".join(thoughts),
+        tool_calls=tuple(calls),
+    )
+
+
+def _tool_call(block: ContentBlock, where: str) -> ToolCall:
+    if block.id is None or block.name is None:
+        raise refused("a tool_use block without id or name", where=where, fix="send both")
+    values = block.input or {}
+    invalid = values.get(INVALID_JSON)
+    if len(values) == 1 and isinstance(invalid, str):
+        return ToolCall(id=block.id, name=block.name, arguments=invalid)  # as the policy wrote it
+    arguments = body_fields.compact_json(values, f"{where}.input")
+    return ToolCall(id=block.id, name=block.name, arguments=arguments)
+
+
+def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
+    kind = tool.get("type")
+    if kind not in (None, "custom"):
+        raise refused(
+            f"a tool of type {kind!r} is not served",
+            where=where,
+            fix="offer tools with name, description and input_schema only",
+        )
+    given = {
+        "name": tool.get("name"),
+        "description": tool.get("description"),
+        "parameters": tool.get("input_schema"),
+    }
+    return body_fields.function_tool({k: v for k, v in given.items() if v is not None}, where)
+
+
+def _tool_choice(
+    choice: Mapping[str, Any] | None, tools: tuple[Mapping[str, Any], ...]
+) -> tuple[ToolChoice, str]:
+    name = "" if choice is None else choice.get("name", "")
+    match "auto" if choice is None else choice.get("type"):
+        case "auto":
+            return ToolChoice.AUTO, ""
+        case "none":
+            return ToolChoice.NONE, ""
+        case "any":
+            return body_fields.checked_choice(ToolChoice.REQUIRED, "", tools, "tool_choice")
+        case "tool" if isinstance(name, str):
+            return body_fields.checked_choice(ToolChoice.ONE, name, tools, "tool_choice.name")
+    raise refused(
+        "this choice is not served", where="tool_choice", fix="use type auto, any, tool or none"
+    )
+
+
+def _schema(fields: AnthropicBody) -> Mapping[str, Any] | None:
+    wanted = (fields.output_config or {}).get("format")
+    if wanted is None:
+        return body_fields.schema_of(fields.output_format, "output_format")
+    if not isinstance(wanted, dict):
+        raise refused(
+            "expected an object", where="output_config.format", fix="send type and schema"
+        )
+    return body_fields.schema_of(wanted, "output_config.format")
+
+
+def body(result: ChatResult, request: ChatRequest) -> dict[str, Any]:
+    """Returns the whole answer."""
+    del request
+    reply = result.replies[0]
+    return {
+        "id": result.id,
+        "type": "message",
+        "role": "assistant",
+        "model": result.model,
+        "content": content_blocks(reply.message),
+        **stop_of(reply),
+        "usage": message_usage(result),
+    }
+
+
+def count_tokens_body(num_tokens: int) -> dict[str, Any]:
+    """Returns the answer of /v1/messages/count_tokens."""
+    return {"input_tokens": num_tokens}
+
+
+def stream(request: ChatRequest) -> AnthropicStream:
+    """Returns the encoder of one streamed answer."""
+    del request
+    return AnthropicStream()
+
+
+def error(error: RealsysError, status: int) -> dict[str, Any]:
+    """Returns the answer of a failed request."""
+    return error_bodies.anthropic_error(error, status)

@@ -1,0 +1,278 @@
+"""OpenAI's Chat Completions: POST /v1/chat/completions (pure). A dialect, see dialect.py.
+
+Beyond OpenAI's own fields it reads and writes ``reasoning_content`` of assistant messages, as other open
+servers do, so that thoughts survive the way to the client and back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from realsys.api.errors import RealsysError
+from realsys.rollout.conversation.chat_messages import (
+    ChatMessage,
+    ChatReply,
+    ChatRequest,
+    ChatResult,
+    ToolCall,
+    ToolChoice,
+)
+from realsys.rollout.dialects import body_fields, error_bodies
+from realsys.rollout.dialects.body_fields import refused
+from realsys.rollout.dialects.chat_stream import (
+    ChatStream,
+    chat_usage,
+    content_logprobs,
+    tool_call_body,
+)
+from realsys.rollout.dialects.turn_merger import TurnMerger
+
+
+class ChatFunction(msgspec.Struct):
+    """The function of a tool call."""
+
+    name: str
+    arguments: str = ""
+
+
+class ChatToolCall(msgspec.Struct):
+    """A tool call of an assistant message."""
+
+    id: str
+    function: ChatFunction | None = None
+    type: str = "function"
+
+
+class ChatMessageBody(msgspec.Struct):
+    """A message, of any role."""
+
+    role: str
+    content: body_fields.Content | None = None
+    name: str | None = None
+    tool_calls: list[ChatToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: Any = None
+    reasoning: Any = None
+    refusal: str | None = None
+    function_call: Any = None
+    audio: Any = None
+
+
+class ChatBody(body_fields.SamplingFields, kw_only=True):
+    """A request's body."""
+
+    messages: list[ChatMessageBody]
+    model: str | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    n: int | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    stop: str | list[str] | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    stream: bool | None = None
+    stream_options: dict[str, Any] | None = None
+    response_format: dict[str, Any] | None = None
+    modalities: list[str] | None = None
+    functions: Any = None
+    function_call: Any = None
+
+
+def read(body: bytes, headers: Mapping[str, str]) -> ChatRequest:
+    """Returns what the client asks for.
+
+    Raises:
+        DataError: the body is malformed, or asks for what isn't served.
+    """
+    fields = body_fields.decoded(body, ChatBody)
+    _refuse_what_is_not_served(fields)
+    tools = tuple(_tool(tool, f"tools[{i}]") for i, tool in enumerate(fields.tools or ()))
+    choice, tool_name = _tool_choice(fields.tool_choice, tools)
+    if fields.max_completion_tokens is not None:
+        limit = body_fields.positive(fields.max_completion_tokens, "max_completion_tokens")
+    else:
+        limit = body_fields.positive(fields.max_tokens, "max_tokens")
+    retries, key = body_fields.retries_and_key(headers)
+    return ChatRequest(
+        messages=_messages(fields.messages),
+        model=fields.model or "",
+        tools=tools,
+        tool_choice=choice,
+        tool_name=tool_name,
+        n=body_fields.positive(fields.n, "n", body_fields.MAX_REPLIES) or 1,
+        max_tokens=limit,
+        stop=body_fields.stop_texts(fields.stop, "stop"),
+        logprobs=bool(fields.logprobs),
+        stream=bool(fields.stream),
+        stream_usage=(fields.stream_options or {}).get("include_usage") is True,
+        sampling=body_fields.sampling_of(fields),
+        schema=_schema(fields.response_format),
+        retries=retries,
+        idempotency_key=key,
+    )
+
+
+def _refuse_what_is_not_served(fields: ChatBody) -> None:
+    for name in ("functions", "function_call"):
+        if getattr(fields, name) is not None:
+            raise refused(
+                "deprecated and not served", where=name, fix="send tools and tool_choice instead"
+            )
+    if any(kind != "text" for kind in fields.modalities or ()):
+        raise refused(
+            "only text is served", where="modalities", fix='send ["text"], or leave it out'
+        )
+    body_fields.no_top_logprobs(fields.top_logprobs, "top_logprobs")
+    body_fields.bounded(fields.tools, body_fields.MAX_TOOLS, "tools")
+    body_fields.bounded(fields.messages, body_fields.MAX_MESSAGES, "messages")
+    if not fields.messages:
+        raise refused("there is no message", where="messages", fix="send one at least")
+
+
+def _messages(bodies: list[ChatMessageBody]) -> tuple[ChatMessage, ...]:
+    merger = TurnMerger(merge=False)
+    for i, body in enumerate(bodies):
+        merger.add(_message(body, f"messages[{i}]"))
+    return merger.messages()
+
+
+def _message(body: ChatMessageBody, where: str) -> ChatMessage:
+    content = body_fields.joined_text(body.content, f"{where}.content")
+    match body.role:
+        case "system" | "developer" | "user":
+            return ChatMessage(role=body.role, content=content)
+        case "tool":
+            if body.tool_call_id is None:
+                raise refused(
+                    "a tool message without it",
+                    where=f"{where}.tool_call_id",
+                    fix="send the call's id",
+                )
+            return ChatMessage(
+                role="tool", content=content, tool_call_id=body.tool_call_id, name=body.name or ""
+            )
+        case "assistant":
+            return _assistant(body, content, where)
+        case "function":
+            raise refused(
+                "role 'function' is deprecated", where=f"{where}.role", fix="send role 'tool'"
+            )
+    raise refused(
+        f"role {body.role!r} is unknown",
+        where=f"{where}.role",
+        fix="use system, developer, user, assistant or tool",
+    )
+
+
+def _assistant(body: ChatMessageBody, content: str, where: str) -> ChatMessage:
+    if body.function_call is not None:
+        raise refused("deprecated", where=f"{where}.function_call", fix="send tool_calls instead")
+    if body.audio is not None:
+        raise refused("sound can't be read", where=f"{where}.audio", fix="send the text as content")
+    thoughts = (
+        body.reasoning_content,
+        body.reasoning,
+    )  # other servers' forms of the second are no texts
+    calls = []
+    for i, call in enumerate(body.tool_calls or ()):
+        if call.type != "function" or call.function is None:
+            raise refused(
+                f"a call of type {call.type!r} is not served"
+                if call.function
+                else "a call without function",
+                where=f"{where}.tool_calls[{i}]",
+                fix="send calls of function tools only",
+            )
+        calls.append(
+            ToolCall(id=call.id, name=call.function.name, arguments=call.function.arguments)
+        )
+    return ChatMessage(
+        role="assistant",
+        content=content or body.refusal or "",
+        reasoning=next((text for text in thoughts if isinstance(text, str) and text), ""),
+        tool_calls=tuple(calls),
+    )
+
+
+def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
+    function = tool.get("function")
+    if tool.get("type", "function") != "function" or not isinstance(function, dict):
+        raise refused(
+            f"a tool of type {tool.get('type')!r} is not served",
+            where=where,
+            fix='send {"type": "function", "function": {"name": …, "parameters": …}}',
+        )
+    return body_fields.function_tool(function, f"{where}.function")
+
+
+def _tool_choice(
+    choice: str | Mapping[str, Any] | None, tools: tuple[Mapping[str, Any], ...]
+) -> tuple[ToolChoice, str]:
+    if choice is None:
+        return ToolChoice.AUTO, ""
+    if isinstance(choice, str) and choice in ("auto", "none", "required"):
+        return body_fields.checked_choice(ToolChoice(choice), "", tools, "tool_choice")
+    function = choice.get("function") if isinstance(choice, Mapping) else None
+    if isinstance(function, Mapping) and isinstance(name := function.get("name"), str):
+        return body_fields.checked_choice(ToolChoice.ONE, name, tools, "tool_choice.function.name")
+    raise refused(
+        "this choice is not served",
+        where="tool_choice",
+        fix='use "auto", "none", "required" or {"type": "function", "function": {"name": …}}',
+    )
+
+
+def _schema(format: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    if format is not None and format.get("type") == "json_schema":
+        inner = format.get("json_schema")
+        schema = inner.get("schema") if isinstance(inner, dict) else None
+        return body_fields.schema_of(
+            {"type": "json_schema", "schema": schema}, "response_format.json_schema"
+        )
+    return body_fields.schema_of(format, "response_format")
+
+
+def body(result: ChatResult, request: ChatRequest) -> dict[str, Any]:
+    """Returns the whole answer."""
+    return {
+        "id": result.id,
+        "object": "chat.completion",
+        "created": result.created,
+        "model": result.model,
+        "choices": [_choice(i, reply, request) for i, reply in enumerate(result.replies)],
+        "usage": chat_usage(result),
+        "system_fingerprint": None,
+    }
+
+
+def _choice(index: int, reply: ChatReply, request: ChatRequest) -> dict[str, Any]:
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": reply.message.content or (None if reply.message.tool_calls else ""),
+        "refusal": None,
+        "annotations": [],
+    }
+    if reply.message.reasoning:
+        message["reasoning_content"] = reply.message.reasoning
+    if reply.message.tool_calls:
+        message["tool_calls"] = [tool_call_body(call) for call in reply.message.tool_calls]
+    return {
+        "index": index,
+        "message": message,
+        "logprobs": content_logprobs(reply) if request.logprobs else None,
+        "finish_reason": reply.finish.value,
+    }
+
+
+def stream(request: ChatRequest) -> ChatStream:
+    """Returns the encoder of one streamed answer."""
+    return ChatStream(request)
+
+
+def error(error: RealsysError, status: int) -> dict[str, Any]:
+    """Returns the answer of a failed request."""
+    return error_bodies.openai_error(error, status)

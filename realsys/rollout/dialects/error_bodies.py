@@ -1,0 +1,74 @@
+"""Errors as OpenAI's and Anthropic's clients expect them (pure)."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from realsys.api.errors import DataError, RealsysError
+
+_OPENAI_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    409: "conflict_error",
+    413: "invalid_request_error",
+    422: "invalid_request_error",
+    429: "rate_limit_error",
+}
+_ANTHROPIC_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    422: "invalid_request_error",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
+_FIELD_PATH = re.compile(r"[A-Za-z_]\w*(\.\w+|\[[\w.]+\])*")
+
+
+def message_of(error: RealsysError) -> str:
+    """Returns the field if there is one, what happened and what to do; no names of hosts or files."""
+    field = field_of(error)
+    told = f"{field}: {error.what}" if field else error.what
+    return f"{told}. Fix: {error.fix}" if error.fix else told
+
+
+def field_of(error: RealsysError) -> str | None:
+    """Returns the path of the request's field that is wrong, if the error is about one."""
+    if isinstance(error, DataError) and _FIELD_PATH.fullmatch(error.where):
+        return error.where
+    return None
+
+
+def openai_error(error: RealsysError, status: int) -> dict[str, Any]:
+    """Returns the body of a failed request to one of OpenAI's APIs."""
+    kind = _OPENAI_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+    return {
+        "error": {
+            "message": message_of(error),
+            "type": kind,
+            "param": field_of(error),
+            "code": openai_code(status),
+        }
+    }
+
+
+def openai_code(status: int) -> str | None:
+    """Returns the code of an error; Responses allows only some in a failed response."""
+    if status == 429:
+        return "rate_limit_exceeded"
+    return "server_error" if status >= 500 else None
+
+
+def anthropic_error(error: RealsysError, status: int) -> dict[str, Any]:
+    """Returns the body of a failed request to Anthropic's API; also the data of a stream's error event."""
+    kind = _ANTHROPIC_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+    return {"type": "error", "error": {"type": kind, "message": message_of(error)}}

@@ -1,0 +1,165 @@
+"""OpenAI's Responses: POST /v1/responses (pure). A dialect, see dialect.py.
+
+The endpoint keeps no responses: each request brings its whole conversation, and ``store`` is ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from realsys.api.errors import RealsysError
+from realsys.rollout.conversation.chat_messages import (
+    ChatMessage,
+    ChatRequest,
+    ChatResult,
+    ToolChoice,
+)
+from realsys.rollout.dialects import body_fields, error_bodies
+from realsys.rollout.dialects.body_fields import refused
+from realsys.rollout.dialects.response_object import finished_response, output_items
+from realsys.rollout.dialects.response_stream import ResponseStream
+from realsys.rollout.dialects.responses_input import add_items
+from realsys.rollout.dialects.turn_merger import TurnMerger
+
+_FUNCTION_FIELDS = ("name", "description", "parameters", "strict")
+_LOGPROBS = "message.output_text.logprobs"
+
+
+class ResponsesBody(body_fields.SamplingFields, kw_only=True):
+    """A request's body."""
+
+    input: body_fields.Content | None = None
+    model: str | None = None
+    instructions: str | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    max_output_tokens: int | None = None
+    stream: bool | None = None
+    text: dict[str, Any] | None = None
+    include: list[str] | None = None
+    top_logprobs: int | None = None
+    background: bool | None = None
+    previous_response_id: Any = None
+    conversation: Any = None
+    prompt: Any = None
+
+
+def read(body: bytes, headers: Mapping[str, str]) -> ChatRequest:
+    """Returns what the client asks for.
+
+    Raises:
+        DataError: the body is malformed, or asks for what isn't served.
+    """
+    fields = body_fields.decoded(body, ResponsesBody)
+    _refuse_what_is_not_served(fields)
+    tools = tuple(_tool(tool, f"tools[{i}]") for i, tool in enumerate(fields.tools or ()))
+    choice, tool_name = _tool_choice(fields.tool_choice, tools)
+    retries, key = body_fields.retries_and_key(headers)
+    return ChatRequest(
+        messages=_messages(fields),
+        model=fields.model or "",
+        tools=tools,
+        tool_choice=choice,
+        tool_name=tool_name,
+        max_tokens=body_fields.positive(fields.max_output_tokens, "max_output_tokens"),
+        logprobs=_LOGPROBS in (fields.include or ()),
+        stream=bool(fields.stream),
+        sampling=body_fields.sampling_of(fields),
+        schema=_schema(fields.text),
+        retries=retries,
+        idempotency_key=key,
+    )
+
+
+def _refuse_what_is_not_served(fields: ResponsesBody) -> None:
+    if fields.background:
+        raise refused(
+            "background responses are not served", where="background", fix="leave it out; stream"
+        )
+    for name in ("previous_response_id", "conversation"):
+        if getattr(fields, name) is not None:
+            raise refused(
+                "this endpoint keeps no responses",
+                where=name,
+                fix="leave it out, and send the whole conversation as input",
+            )
+    if fields.prompt is not None:
+        raise refused("stored prompts are not served", where="prompt", fix="send its text as input")
+    body_fields.no_top_logprobs(fields.top_logprobs, "top_logprobs")
+    body_fields.bounded(fields.tools, body_fields.MAX_TOOLS, "tools")
+    if isinstance(fields.input, list):
+        body_fields.bounded(fields.input, body_fields.MAX_MESSAGES, "input")
+
+
+def _messages(fields: ResponsesBody) -> tuple[ChatMessage, ...]:
+    merger = TurnMerger(merge=True)
+    if fields.instructions:
+        merger.add(ChatMessage(role="system", content=fields.instructions))
+    if isinstance(fields.input, str):
+        merger.add(ChatMessage(role="user", content=fields.input))
+    else:
+        add_items(merger, fields.input or [])
+    if not (messages := merger.messages()):
+        raise refused(
+            "there is no message", where="input", fix="send a text, or one message at least"
+        )
+    return messages
+
+
+def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
+    kind = tool.get("type")
+    if kind == "custom":
+        raise refused(
+            "freeform tools are not served",
+            where=where,
+            fix="offer it as a function with parameters",
+        )
+    if kind != "function":
+        raise refused(
+            f"a tool of type {kind!r} is not served", where=where, fix="offer function tools only"
+        )
+    given = {name: tool.get(name) for name in _FUNCTION_FIELDS}
+    return body_fields.function_tool({k: v for k, v in given.items() if v is not None}, where)
+
+
+def _tool_choice(
+    choice: str | Mapping[str, Any] | None, tools: tuple[Mapping[str, Any], ...]
+) -> tuple[ToolChoice, str]:
+    if choice is None:
+        return ToolChoice.AUTO, ""
+    if isinstance(choice, str) and choice in ("auto", "none", "required"):
+        return body_fields.checked_choice(ToolChoice(choice), "", tools, "tool_choice")
+    if (
+        isinstance(choice, Mapping)
+        and choice.get("type") == "function"
+        and isinstance(name := choice.get("name"), str)
+    ):
+        return body_fields.checked_choice(ToolChoice.ONE, name, tools, "tool_choice.name")
+    raise refused(
+        "this choice is not served",
+        where="tool_choice",
+        fix='use "auto", "none", "required" or {"type": "function", "name": …}',
+    )
+
+
+def _schema(text: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    wanted = (text or {}).get("format")
+    if wanted is not None and not isinstance(wanted, dict):
+        raise refused("expected an object", where="text.format", fix='send {"type": …}')
+    return body_fields.schema_of(wanted, "text.format")
+
+
+def body(result: ChatResult, request: ChatRequest) -> dict[str, Any]:
+    """Returns the whole answer."""
+    return finished_response(result, request, output_items(result, request))
+
+
+def stream(request: ChatRequest) -> ResponseStream:
+    """Returns the encoder of one streamed answer."""
+    return ResponseStream(request)
+
+
+def error(error: RealsysError, status: int) -> dict[str, Any]:
+    """Returns the answer of a failed request."""
+    return error_bodies.openai_error(error, status)

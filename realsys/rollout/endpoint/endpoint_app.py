@@ -1,0 +1,340 @@
+"""The endpoint as an aiohttp application: finds the session, has it answer, and notes what the client
+has read.
+
+    /v1/chat/completions  /v1/responses  /v1/messages  /v1/messages/count_tokens  /v1/models  /health
+    /sessions/KEY/…       the same, for clients whose key can't be set
+    /rl/start_session  /rl/set_reward  /rl/end_session
+
+A reply counts as read when its last byte has been written to a connection that is still there. A
+client that
+leaves before does not stop its answer: its retry gets the same one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from realsys.api.errors import (
+    DataError,
+    InternalError,
+    RealsysError,
+    TrialError,
+    did_you_mean,
+)
+from realsys.rollout.conversation.chat_messages import ChatRequest, ChatResult
+from realsys.rollout.conversation.episode_session import EpisodeSession
+from realsys.rollout.dialects import anthropic_messages, chat_completions, responses_api
+from realsys.rollout.dialects.dialect import Dialect, StreamEncoder
+from realsys.rollout.dialects.model_list import (
+    anthropic_model,
+    anthropic_model_list,
+    openai_model,
+    openai_model_list,
+)
+from realsys.rollout.endpoint.session_registry import (
+    KeyInUse,
+    NoRoom,
+    SessionRegistry,
+    UnknownKey,
+)
+
+logger = logging.getLogger(__name__)
+
+MAX_BODY_BYTES = 32 << 20
+PING_S = 10.0  # a stream without text for so long gets a sign of life
+MOST_WAIT_S = 60.0  # for an episode; clients ask again
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def endpoint_app(registry: SessionRegistry) -> web.Application:
+    """Makes the application over the sessions of ``registry``."""
+    app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_errors])
+    handlers = _Handlers(registry)
+    routes: list[web.RouteDef] = [web.get("/health", _health)]
+    for base in ("", "/sessions/{key}"):
+        for version in ("/v1", ""):  # clients append /v1 to their base URL, or don't
+            at = base + version
+            routes += [
+                web.post(f"{at}/chat/completions", handlers.replies(chat_completions)),
+                web.post(f"{at}/responses", handlers.replies(responses_api)),
+                web.post(f"{at}/messages", handlers.replies(anthropic_messages)),
+                web.post(f"{at}/messages/count_tokens", handlers.count_tokens),
+                web.get(f"{at}/models", handlers.models),
+                web.get(f"{at}/models/{{model:.+}}", handlers.models),
+            ]
+        routes += [
+            web.post(f"{base}/rl/set_reward", handlers.set_reward),
+            web.post(f"{base}/rl/end_session", handlers.end_session),
+        ]
+    routes.append(web.post("/rl/start_session", handlers.start_session))
+    app.add_routes(routes)
+    return app
+
+
+class _Handlers:
+    """What the paths do."""
+
+    def __init__(self, registry: SessionRegistry) -> None:
+        self._registry = registry
+        self._started = time.time()
+
+    def replies(self, dialect: Dialect) -> Handler:
+        """Makes the handler of a path at which the policy answers."""
+
+        async def handle(request: web.Request) -> web.StreamResponse:
+            session = self._session(request)
+            asked = dialect.read(await request.read(), request.headers)
+            if asked.stream:
+                return await _streamed(request, session, asked, dialect)
+            async with session.call(asked) as live:
+                result = await live.result()
+                response = _json(dialect.body(result, asked))
+                await response.prepare(request)
+                await response.write_eof()
+                live.read()
+            return response
+
+        return handle
+
+    async def count_tokens(self, request: web.Request) -> web.StreamResponse:
+        session = self._session(request)
+        asked = anthropic_messages.read(await request.read(), request.headers)
+        rendered = session.settings.renderer.whole(asked.messages, asked.tools)
+        return _json(anthropic_messages.count_tokens_body(len(rendered.tokens)))
+
+    async def models(self, request: web.Request) -> web.StreamResponse:
+        name = self._session(request).settings.model
+        wanted = request.match_info.get("model")
+        created = int(self._started)
+        if "anthropic-version" in request.headers:
+            return _json(
+                anthropic_model_list([name], created)
+                if wanted is None
+                else anthropic_model(wanted, created)
+            )
+        return _json(
+            openai_model_list([name], created) if wanted is None else openai_model(wanted, created)
+        )
+
+    # ---- life of a session ----------------------------------------------------------------------
+
+    async def start_session(self, request: web.Request) -> web.StreamResponse:
+        if not self._registry.is_admin(_sent_key(request)):
+            raise _unauthorized("the administrator's key", "starting a session")
+        body = _object(await request.read())
+        key, started = await self._registry.start(
+            task_id=str(body.get("task_id") or ""),
+            key=str(body.get("api_key") or ""),
+            wait_s=min(MOST_WAIT_S, _number(body.get("wait_s", 0.0), "wait_s")),
+        )
+        base = f"{request.scheme}://{request.host}"
+        return _json(
+            {
+                "session_id": started.session.id,
+                "api_key": key,
+                "base_url": f"{base}/v1",
+                "session_url": f"{base}/sessions/{key}/v1",
+                "task": dict(started.task),
+            }
+        )
+
+    async def set_reward(self, request: web.Request) -> web.StreamResponse:
+        session = self._session(request)
+        body = _object(await request.read())
+        reward = _number(body.get("reward"), "reward")
+        call_id = body.get("interaction_id")
+        session.set_reward(reward, call_id=None if call_id is None else str(call_id))
+        return _json({"session_id": session.id, "reward": reward})
+
+    async def end_session(self, request: web.Request) -> web.StreamResponse:
+        session = await self._registry.end(_key_of(request))
+        return _json({"session_id": session.id, "reward": session.reward})
+
+    def _session(self, request: web.Request) -> EpisodeSession:
+        return self._registry.find(_key_of(request))
+
+
+async def _streamed(
+    request: web.Request, session: EpisodeSession, asked: ChatRequest, dialect: Dialect
+) -> web.StreamResponse:
+    """Writes a reply as server-sent events, its text as soon as it is sure.
+
+    Nothing is written before there is something to write, so that an early error is a status.
+    """
+    response = web.StreamResponse(
+        headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
+    )
+    texts: asyncio.Queue[tuple[int, str]] = asyncio.Queue()
+    async with session.call(asked, on_text=lambda i, text: texts.put_nowait((i, text))) as live:
+        result = asyncio.ensure_future(live.result())
+        try:
+            encoder, sent = dialect.stream(asked), dict[int, str]()
+            while not result.done():
+                text = await _next_text(texts, result)
+                if result.done():
+                    break
+                if not response.prepared:
+                    await response.prepare(request)
+                    await response.write(
+                        encoder.opening(live.id, live.created, session.model_of(asked))
+                    )
+                await response.write(encoder.ping() if text is None else _new(text, sent, encoder))
+            if not response.prepared:
+                await result  # raises what a status can tell
+                await response.prepare(request)
+                await response.write(
+                    encoder.opening(live.id, live.created, session.model_of(asked))
+                )
+            if (error := result.exception()) is None:
+                await response.write(encoder.closing(result.result()))
+            else:  # the status has been sent
+                ours = _as_ours(error)
+                await response.write(encoder.failed(ours, status_of(ours)))
+            await response.write_eof()
+            if error is None:
+                live.read()
+        finally:
+            result.cancel()
+            await asyncio.gather(result, return_exceptions=True)
+    return response
+
+
+async def _next_text(
+    texts: asyncio.Queue[tuple[int, str]], result: asyncio.Future[ChatResult]
+) -> tuple[int, str] | None:
+    """Waits for text, the result, or the time of a sign of life; returns the text if there is any."""
+    waiting = asyncio.ensure_future(texts.get())
+    try:
+        either: set[asyncio.Future[Any]] = {waiting, result}
+        await asyncio.wait(either, timeout=PING_S, return_when=asyncio.FIRST_COMPLETED)
+        return waiting.result() if waiting.done() else None
+    finally:
+        waiting.cancel()
+
+
+def _new(text: tuple[int, str], sent: dict[int, str], encoder: StreamEncoder) -> bytes:
+    """Returns the event of what ``text`` has more than was sent of this reply."""
+    index, whole = text
+    before = sent.get(index, "")
+    if len(whole) <= len(before) or not whole.startswith(before):
+        return b""
+    sent[index] = whole
+    return encoder.text(index, whole[len(before) :])
+
+
+# ---- keys, errors, JSON ---------------------------------------------------------------------------
+
+
+async def _health(_: web.Request) -> web.StreamResponse:
+    return _json({"status": "ok"})
+
+
+def _sent_key(request: web.Request) -> str:
+    """Returns the key that a client has sent, as OpenAI's or as Anthropic's do."""
+    sent = request.headers.get("Authorization", "")
+    kind, _, key = sent.partition(" ")
+    return key.strip() if kind.lower() == "bearer" else request.headers.get("x-api-key", "")
+
+
+def _key_of(request: web.Request) -> str:
+    """Returns the key of the session that a request is for."""
+    return request.match_info.get("key") or _sent_key(request)
+
+
+def _unauthorized(what: str, whom: str) -> UnknownKey:
+    return UnknownKey(
+        f"{whom} needs {what}", where="header Authorization", fix="send Authorization: Bearer KEY"
+    )
+
+
+def status_of(error: RealsysError) -> int:
+    """Returns the HTTP status of an error: whether, and after what, a client should try again."""
+    match error:
+        case UnknownKey():
+            return 401
+        case KeyInUse():
+            return 409
+        case NoRoom():
+            return 429
+        case DataError():
+            return 400
+        case TrialError():
+            return 410
+        case InternalError():
+            return 500
+        case _:  # a server, a weight update or a time limit: the next try may succeed
+            return 502
+
+
+@web.middleware
+async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except RealsysError as error:
+        return _refusal(request, error)
+    except web.HTTPNotFound:
+        paths = {r.get_info().get("path", "") for r in request.app.router.resources()}
+        what = f"no path {request.path}"
+        lost = DataError(what, where="URL", fix=did_you_mean(request.path, paths))
+        return _refusal(request, lost, status=404)
+    except web.HTTPException as error:
+        said = DataError(
+            error.text or error.reason, where=request.path, fix="see docs/your_agent.md"
+        )
+        return _refusal(request, said, status=error.status)
+    except ConnectionError:
+        raise  # the client has left
+    except Exception as error:  # the outermost frame of a request
+        logger.exception("request failed path=%s", request.path)
+        return _refusal(request, _as_ours(error))
+
+
+def _refusal(
+    request: web.Request, error: RealsysError, *, status: int | None = None
+) -> web.StreamResponse:
+    status = status_of(error) if status is None else status
+    is_anthropic = request.path.endswith(("/messages", "/count_tokens"))
+    dialect: Dialect = anthropic_messages if is_anthropic else chat_completions
+    headers = {"x-should-retry": "true" if status in (429, 502) else "false"}
+    if isinstance(error, NoRoom):
+        headers["Retry-After"] = f"{max(1, round(error.retry_s))}"
+    return _json(dialect.error(error, status), status=status, headers=headers)
+
+
+def _as_ours(error: BaseException) -> RealsysError:
+    if isinstance(error, RealsysError):
+        return error
+    return InternalError(f"{type(error).__name__}: {error}", where="agents' endpoint")
+
+
+def _json(
+    body: Any, *, status: int = 200, headers: Mapping[str, str] | None = None
+) -> web.Response:
+    encoded = msgspec.json.encode(body)
+    return web.Response(
+        body=encoded, status=status, headers=headers, content_type="application/json"
+    )
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    try:
+        read = msgspec.json.decode(body or b"{}")
+    except msgspec.DecodeError as error:
+        raise DataError(f"not JSON: {error}", where="body", fix="send a JSON object") from error
+    if not isinstance(read, dict):
+        raise DataError("not a JSON object", where="body", fix="send a JSON object")
+    return read
+
+
+def _number(value: Any, where: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) == float("inf"):
+        raise DataError(f"{value!r:.100} is no finite number", where=where, fix="send a number")
+    return float(value)

@@ -1,0 +1,150 @@
+"""Sessions by key: who may ask, and which episode a request belongs to.
+
+A session's key is in the path of its base URL and may be sent as the bearer key: clients that fix the
+URL need the one, clients that fix the key the other. It is random, so that it is all that a client has
+to know.
+
+Sessions are opened by a runner (realsys/rollout/runners/), in this process, or by a client from
+outside with the administrator's key (``POST /rl/start_session``), as long as the source of episodes
+has one to give.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from realsys.api.errors import TrialError
+from realsys.rollout.conversation.episode_session import EpisodeSession
+
+KEY_PREFIX = "sk-sess-"
+
+
+class UnknownKey(TrialError):
+    """No session has this key; it has ended, or the key is wrong."""
+
+
+class KeyInUse(TrialError):
+    """Another client's session has this key."""
+
+
+class NoRoom(TrialError):
+    """No episode may start now: staleness allows no more. ``retry_s``: when to ask again."""
+
+    retry_s = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartedEpisode:
+    """An episode that a client from outside has started. ``task``: what it is to do, as JSON."""
+
+    session: EpisodeSession
+    task: Mapping[str, Any]
+
+
+class EpisodeSource(Protocol):
+    """Gives episodes to clients from outside, and takes back what became of them."""
+
+    async def start(self, *, task_id: str, wait_s: float) -> StartedEpisode:
+        """Starts an episode.
+
+        Raises:
+            NoRoom: there is none to give.
+        """
+
+    async def end(self, session: EpisodeSession) -> None:
+        """Takes the episode of ``session``, which the client has ended."""
+
+
+@dataclass(eq=False)
+class SessionRegistry:
+    """All open sessions of an endpoint. Used by one event loop.
+
+    Args:
+        admin_key: of ``/rl/start_session``; empty: nobody can start a session from outside.
+    """
+
+    admin_key: str = field(default="", repr=False)
+    source: EpisodeSource | None = None
+    _sessions: dict[str, EpisodeSession] = field(default_factory=dict, repr=False)
+    _from_outside: set[str] = field(default_factory=set, repr=False)
+
+    def open(self, session: EpisodeSession, *, key: str = "", from_outside: bool = False) -> str:
+        """Registers a session and returns its key.
+
+        Raises:
+            KeyInUse: a session that was not started from outside has this key.
+        """
+        key = key or KEY_PREFIX + secrets.token_urlsafe(24)
+        if key in self._sessions:
+            raise KeyInUse(
+                "a session with this key is open", where="api_key", fix="use a key of its own"
+            )
+        self._sessions[key] = session
+        if from_outside:
+            self._from_outside.add(key)
+        return key
+
+    def close(self, key: str) -> None:
+        """Forgets a session; requests with its key are refused from now on."""
+        self._sessions.pop(key, None)
+        self._from_outside.discard(key)
+
+    def find(self, key: str) -> EpisodeSession:
+        """Returns the session of a key.
+
+        Raises:
+            UnknownKey: none has it.
+        """
+        session = self._sessions.get(key)
+        if session is None:
+            raise UnknownKey(
+                "no open session has this key",
+                where="the bearer key, or the path",
+                fix="use the base URL and key that the runner or /rl/start_session gave",
+            )
+        return session
+
+    def is_admin(self, key: str) -> bool:
+        """True for the administrator's key."""
+        return bool(self.admin_key) and hmac.compare_digest(key.encode(), self.admin_key.encode())
+
+    # ---- clients from outside ---------------------------------------------------------------
+
+    async def start(self, *, task_id: str, key: str, wait_s: float) -> tuple[str, StartedEpisode]:
+        """Starts an episode for a client from outside; one that the key had before ends.
+
+        Raises:
+            NoRoom: no episode may start now. KeyInUse: the key is that of a runner's session.
+        """
+        if self.source is None:
+            raise TrialError(
+                "this endpoint gives no episodes to clients from outside",
+                where="/rl/start_session",
+                fix="run with task.agent=external",
+            )
+        if key and key in self._sessions:
+            if key not in self._from_outside:
+                raise KeyInUse(
+                    "a session with this key is open", where="api_key", fix="use a key of its own"
+                )
+            await self.end(key)
+        started = await self.source.start(task_id=task_id, wait_s=wait_s)
+        return self.open(started.session, key=key, from_outside=True), started
+
+    async def end(self, key: str) -> EpisodeSession:
+        """Ends a session by its key. Ending it again is an error of the caller's, and harmless.
+
+        Raises:
+            UnknownKey: none has it.
+        """
+        session = self.find(key)
+        session.is_over = True
+        if key in self._from_outside:
+            self.close(key)
+            assert self.source is not None
+            await self.source.end(session)
+        return session

@@ -1,0 +1,183 @@
+"""An agent that is a program: started once an episode, in a folder of its own.
+
+It finds everything in its environment, under the names that clients read by themselves
+(``OPENAI_BASE_URL``, ``OPENAI_API_KEY``, ``ANTHROPIC_BASE_URL``, ``ANTHROPIC_API_KEY``), and may write
+a reward into a file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import math
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from realsys.api.agent import EpisodeTask
+from realsys.api.errors import RolloutError
+from realsys.rollout.conversation.episode_session import EpisodeSession
+from realsys.rollout.runners.agent_arguments import CommandArguments
+from realsys.rollout.runners.endpoint_agent import AgentOutcome, EndpointAgent, EpisodeAddress
+from realsys.runtime.child_guard import GRACE_S, guarded
+
+logger = logging.getLogger(__name__)
+
+_POLL_S = 0.05
+_MOST_REWARD_BYTES = 1 << 16
+_TAIL_BYTES = 2000
+
+
+@dataclass(eq=False, kw_only=True)
+class CommandAgent(CommandArguments, EndpointAgent):
+    """``agent=command``: a program an episode.
+
+    It ends with status 0, or has failed. Its reward is what it has written into ``$REALSYS_REWARD_FILE``: a
+    number, or a JSON object whose ``reward`` it is, the other numbers being figures. Without one, the
+    environment scores the policy's last answer, or the file's ``answer``.
+    """
+
+    async def play(
+        self, task: EpisodeTask, session: EpisodeSession, address: EpisodeAddress
+    ) -> AgentOutcome:
+        """Runs the program to its end, or to its deadline."""
+        folder = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="realsys-agent-"))
+        log = self.host.folder / f"{task.id}.log"
+        try:
+            await asyncio.to_thread(_prepare, folder, log, self.told(task))
+            problem = await self._run(session, address, folder, log)
+            outcome = read_reward(folder / "reward", problem=problem)
+            if not outcome.problem and not self.keep_logs:
+                log.unlink(missing_ok=True)
+            return outcome
+        finally:
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+
+    async def _run(
+        self, session: EpisodeSession, address: EpisodeAddress, folder: Path, log: Path
+    ) -> str:
+        """Runs the program; returns why it failed, or nothing."""
+        loop = asyncio.get_running_loop()
+        async with self.starting(session):
+            process = self._spawn(address, folder, log)
+            ends_s = loop.time() + self.timeout_s
+            try:
+                while (code := process.poll()) is None and loop.time() < ends_s:
+                    await asyncio.sleep(_POLL_S)
+            finally:
+                await _end(process)
+        if code is None:
+            return f"it was still running after {self.timeout_s:g} s"
+        if (
+            code in (-9, 137) and not session.is_over
+        ):  # not its own doing: the question is asked anew
+            raise RolloutError(
+                f"the agent was killed by a signal: {_tail(log)}",
+                where=str(log),
+                fix="see whether the node ran out of memory",
+            )
+        return f"it ended with status {code}: {_tail(log)}" if code else ""
+
+    def _spawn(self, address: EpisodeAddress, folder: Path, log: Path) -> subprocess.Popen[bytes]:
+        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            # From the main thread, which runs the event loop: the child is tied to the starting thread
+            return subprocess.Popen(
+                guarded(self.argv),
+                stdin=subprocess.DEVNULL,
+                stdout=descriptor,
+                stderr=subprocess.STDOUT,
+                cwd=folder,
+                env={**os.environ, **agent_environment(address), **_files(folder), **self.env},
+                start_new_session=True,
+            )
+        finally:
+            os.close(descriptor)
+
+
+def agent_environment(address: EpisodeAddress) -> dict[str, str]:
+    """Returns the variables by which clients find the policy."""
+    return {
+        "OPENAI_BASE_URL": address.base_url,
+        "OPENAI_API_BASE": address.base_url,
+        "OPENAI_API_KEY": address.key,
+        "ANTHROPIC_BASE_URL": address.root_url,
+        "ANTHROPIC_API_KEY": address.key,
+        "REALSYS_SESSION_URL": address.session_url,
+        "REALSYS_MODEL": address.model,
+        "NO_PROXY": "127.0.0.1,localhost",
+        "no_proxy": "127.0.0.1,localhost",
+    }
+
+
+def read_reward(path: Path, *, problem: str) -> AgentOutcome:
+    """Reads an agent's reward file, if it has written one.
+
+    Raises:
+        RolloutError: it holds neither a number nor an object with one.
+    """
+    try:
+        text = path.read_bytes()[:_MOST_REWARD_BYTES].decode().strip()
+    except (FileNotFoundError, UnicodeDecodeError):
+        return AgentOutcome(problem=problem)
+    try:
+        read = json.loads(text) if text else None
+        given = read if isinstance(read, dict) else {"reward": read}
+        numbers = {
+            k: float(v) for k, v in given.items() if isinstance(v, int | float) and k != "answer"
+        }
+        if not all(map(math.isfinite, numbers.values())):
+            raise ValueError("a number that is not finite")
+        answer = given.get("answer")
+        if "reward" not in numbers and answer is None:
+            raise ValueError("neither a reward nor an answer")
+    except ValueError as error:
+        raise RolloutError(
+            f"the agent's reward file can't be read: {error}: {text[:200]!r}",
+            where="$REALSYS_REWARD_FILE",
+            fix='write a number, or {"reward": NUMBER, …}, or {"answer": TEXT} to have that scored',
+        ) from error
+    reward = numbers.pop("reward", None)
+    text_ = None if answer is None else str(answer)
+    return AgentOutcome(reward=reward, text=text_, problem=problem, stats=numbers)
+
+
+def _prepare(folder: Path, log: Path, told: Mapping[str, object]) -> None:
+    log.parent.mkdir(parents=True, exist_ok=True)
+    (folder / "task.json").write_text(json.dumps(told, default=str))
+    (folder / "work").mkdir()
+
+
+def _files(folder: Path) -> dict[str, str]:
+    return {
+        "REALSYS_TASK_FILE": str(folder / "task.json"),
+        "REALSYS_REWARD_FILE": str(folder / "reward"),
+        "TMPDIR": str(folder / "work"),
+    }
+
+
+async def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ends the program and everything that it has started."""
+    if process.poll() is None:
+        process.terminate()  # the guard gives it some seconds, then kills all of them
+        for _ in range(int(2 * GRACE_S / _POLL_S)):
+            if process.poll() is not None:
+                return
+            await asyncio.sleep(_POLL_S)
+        with suppress(ProcessLookupError):
+            process.kill()
+        await asyncio.to_thread(process.wait)
+
+
+def _tail(log: Path) -> str:
+    try:
+        lines = log.read_bytes()[-_TAIL_BYTES:].decode(errors="replace").strip().splitlines()
+    except OSError:
+        lines = []
+    return lines[-1][:300] if lines else "(it printed nothing)"

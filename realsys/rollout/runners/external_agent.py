@@ -1,0 +1,125 @@
+"""An agent outside of the run: whoever has the administrator's key starts an episode, when there is
+one to start.
+
+A rollout worker's episodes wait here for clients. So a client gets an episode exactly as far as
+staleness allows one to start, and is told to ask again (429) otherwise; what it does not finish in
+time is given out again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections import deque
+from dataclasses import dataclass, field
+
+from realsys.api.agent import AgentHost, EpisodeTask
+from realsys.api.errors import WaitTimeout
+from realsys.rollout.conversation.episode_session import EpisodeSession
+from realsys.rollout.endpoint.session_registry import NoRoom, StartedEpisode
+from realsys.rollout.runners.endpoint_agent import (
+    AgentOutcome,
+    EndpointAgent,
+    EpisodeAddress,
+    admin_key,
+)
+
+ADDRESS_FILE = "endpoint.json"
+
+
+@dataclass(eq=False)
+class _Offer:
+    """An episode that waits for a client, or for its client to end it."""
+
+    task: EpisodeTask
+    session: EpisodeSession
+    is_taken: bool = False
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@dataclass(eq=False, kw_only=True)
+class ExternalAgent(EndpointAgent):
+    """``agent=external``: clients start, reward and end their episodes by ``/rl/…``.
+
+    ``timeout_s`` is that of an episode, from its start; one that has not started waits as long as it must.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._offers: deque[_Offer] = deque()
+        self._offered = asyncio.Event()
+        self._by_session: dict[str, _Offer] = {}
+        self.registry.source = self
+
+    async def open(self, host: AgentHost) -> None:
+        """Starts the endpoint and writes its address, with the administrator's key, for this user only."""
+        self.registry.admin_key = admin_key(host.secret)
+        await super().open(host)
+        host.folder.mkdir(parents=True, exist_ok=True)
+        told = {"base_url": f"{self.url}/v1", "url": self.url, "admin_key": self.registry.admin_key}
+        path = host.folder / ADDRESS_FILE
+        new = path.with_suffix(f".{os.getpid()}")
+        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            json.dump(told, file)
+        new.rename(path)
+
+    async def play(
+        self, task: EpisodeTask, session: EpisodeSession, address: EpisodeAddress
+    ) -> AgentOutcome:
+        """Waits until a client has taken and ended the episode."""
+        offer = _Offer(task, session)
+        self._offers.append(offer)
+        self._by_session[session.id] = offer
+        self._offered.set()
+        try:
+            while not offer.is_taken and not offer.ended.is_set():
+                await asyncio.sleep(0.05)
+            try:
+                async with asyncio.timeout(self.timeout_s):
+                    await offer.ended.wait()
+            except TimeoutError:
+                raise WaitTimeout(
+                    f"the client did not end its episode in {self.timeout_s:g} s",
+                    where=f"episode {task.id}",
+                    fix="end it with /rl/end_session, or raise task.agent_args.timeout_s",
+                ) from None
+            return AgentOutcome()
+        finally:
+            if offer in self._offers:
+                self._offers.remove(offer)
+            del self._by_session[session.id]
+            session.is_over = True
+
+    # ---- an EpisodeSource ------------------------------------------------------------------------
+
+    async def start(self, *, task_id: str, wait_s: float) -> StartedEpisode:
+        """Gives the episode that has waited longest, or the one of ``task_id``."""
+        ends_s = asyncio.get_running_loop().time() + wait_s
+        while True:
+            fits = [o for o in self._offers if not task_id or o.task.id.startswith(task_id)]
+            if fits:
+                break
+            self._offered.clear()
+            left_s = ends_s - asyncio.get_running_loop().time()
+            if left_s <= 0:
+                raise NoRoom(
+                    "no episode may start now: those that staleness allows are given out",
+                    where="/rl/start_session",
+                    fix="ask again; Retry-After says when",
+                )
+            try:
+                async with asyncio.timeout(left_s):
+                    await self._offered.wait()
+            except TimeoutError:
+                continue
+        offer = fits[0]
+        self._offers.remove(offer)
+        offer.is_taken = True
+        return StartedEpisode(session=offer.session, task=self.told(offer.task))
+
+    async def end(self, session: EpisodeSession) -> None:
+        """Ends the episode of a client."""
+        if (offer := self._by_session.get(session.id)) is not None:
+            offer.ended.set()

@@ -1,0 +1,122 @@
+"""An agent that is a function: run by a process that stays, in any interpreter, many episodes at a time."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from realsys.api.agent import AgentHost, EpisodeTask
+from realsys.api.errors import RolloutError, WaitTimeout
+from realsys.rollout.conversation.episode_session import EpisodeSession
+from realsys.rollout.runners import hosts
+from realsys.rollout.runners.agent_arguments import HostedArguments, PythonArguments
+from realsys.rollout.runners.endpoint_agent import AgentOutcome, EndpointAgent, EpisodeAddress
+from realsys.rollout.runners.host_process import HostProcess
+
+HOSTS = Path(hosts.__file__).parent
+
+
+@dataclass(eq=False, kw_only=True)
+class HostedAgent(HostedArguments, EndpointAgent):
+    """Base of agents whose episodes run in processes that stay."""
+
+    program = "function_host.py"
+
+    def arguments(self) -> list[str]:
+        """Returns the program's arguments."""
+        return []
+
+    async def open(self, host: AgentHost) -> None:
+        """Starts the endpoint; the processes start with the first episodes."""
+        await super().open(host)
+        argv = [self.python or sys.executable, str(HOSTS / self.program), *self.arguments()]
+        self._hosts = [
+            HostProcess(
+                argv,
+                name=f"agent host {number} of {host.name}",
+                log=host.folder / f"host-{number}.log",
+                env={"NO_PROXY": "127.0.0.1,localhost", **self.env},
+                cwd=Path.cwd(),
+            )
+            for number in range(self.processes)
+        ]
+        self._turns = itertools.cycle(self._hosts)
+
+    async def close(self) -> None:
+        """Ends the processes and the endpoint."""
+        for process in getattr(self, "_hosts", ()):
+            await process.close()
+        await super().close()
+
+    async def play(
+        self, task: EpisodeTask, session: EpisodeSession, address: EpisodeAddress
+    ) -> AgentOutcome:
+        """Has a process run the episode."""
+        order = {
+            "id": task.id,
+            "task": self.told(task),
+            "base_url": address.base_url,
+            "session_url": address.session_url,
+            "key": address.key,
+            "model": address.model,
+        }
+        async with self.starting(session):
+            try:
+                line = await next(self._turns).run(order, timeout_s=self.timeout_s)
+            except WaitTimeout as error:
+                return AgentOutcome(problem=error.what)
+        if "error" in line:
+            return AgentOutcome(problem=str(line["error"]))
+        return outcome_of(line.get("result"))
+
+
+@dataclass(eq=False, kw_only=True)
+class PythonAgent(PythonArguments, HostedAgent):
+    """``agent=python``: a function, plain or ``async``, whose parameters name what it gets.
+
+    ``client`` is an ``openai.AsyncOpenAI`` at the episode's address, ``anthropic_client`` its counterpart;
+    ``task``, ``base_url``, ``session_url``, ``api_key`` and ``model`` are plain values. It returns a
+    reward, or ``{"reward": …}`` with further figures, or a text for the environment to score, or None:
+    then the policy's last answer is scored.
+    """
+
+    def arguments(self) -> list[str]:
+        """The function's name."""
+        return [self.function]
+
+
+def outcome_of(result: Any) -> AgentOutcome:
+    """Reads what a function returned.
+
+    Raises:
+        RolloutError: it is nothing that an episode can end with.
+    """
+    match result:
+        case None:
+            return AgentOutcome()
+        case bool() | int() | float() if math.isfinite(result):
+            return AgentOutcome(reward=float(result))
+        case str():
+            return AgentOutcome(text=result)
+        case dict():
+            numbers = {
+                k: float(v)
+                for k, v in result.items()
+                if isinstance(v, int | float) and math.isfinite(v)
+            }
+            answer = result.get("answer")
+            if "reward" in numbers or answer is not None:
+                return AgentOutcome(
+                    reward=numbers.pop("reward", None),
+                    text=None if answer is None else str(answer),
+                    stats=numbers,
+                )
+    raise RolloutError(
+        f"the agent's function returned {result!r:.200}",
+        where="task.agent_args.function",
+        fix='return a number, {"reward": NUMBER, …}, a text to score, or None',
+    )

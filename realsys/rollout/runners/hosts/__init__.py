@@ -1,0 +1,1 @@
+"""Programs that run users' agents in an interpreter of their own. They import nothing of ours."""
