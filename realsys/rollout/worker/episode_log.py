@@ -60,7 +60,7 @@ class EpisodeLog:
                 "newest": group.newest,
                 "tokens": sum(group.answer_lengths),
                 # of each episode the tokens that were sampled in each of its sequences
-                "sequences": [[length] for length in group.answer_lengths],
+                "sequences": [[sum(s.from_policy) for s in e.sequences] for e in group.episodes],
             }
         self._append(end.state, row)
 

@@ -33,8 +33,8 @@ from realsys.data.sequence_sample import SequenceSample
 from realsys.interfaces.answers import answer_lengths, answer_mask
 from realsys.rollout.agents.math_single_step import MathSingleStep
 from realsys.rollout.agents.transcript import Transcript
-from realsys.rollout.worker.episode_log import EpisodeLog
-from realsys.rollout.worker.group import GroupRunner
+from realsys.rollout.worker.episode_log import EpisodeLog, TicketEnd
+from realsys.rollout.worker.group import EpisodeGroup, GroupRunner
 from realsys.rollout.worker.peers import Peer
 from realsys.rollout.worker.policy_client import RequestStats
 from realsys.rollout.worker.rollout_log import RolloutLog
@@ -51,6 +51,7 @@ from realsys.transport.rollout_messages import (
     Verdict,
     Work,
 )
+from realsys.trial.episode_records import EpisodeState
 
 torch.set_num_threads(1)
 GOOD = Trajectory(
@@ -443,6 +444,24 @@ def test_a_ticket_has_a_line_when_it_is_granted_and_one_when_it_has_ended(tmp_pa
             "sequences": [[1], [1]],
         },
     ]
+
+
+def test_an_episodes_branches_are_counted_apart(tmp_path):
+    """GOOD has 3 tokens of the policy, SHORT has 1."""
+    episode = Episode(sequences=(GOOD, SHORT), reward=1.0)
+    group = EpisodeGroup(
+        sample=episodes_sample("0-1", alone(GOOD, SHORT), metadata={}),
+        episodes=(episode, Episode(sequences=(SHORT,), reward=0.0)),
+        prompt_length=2,
+        oldest=2,
+        newest=4,
+        request_stats=RequestStats(),
+    )
+    log = EpisodeLog(tmp_path / "0.jsonl")
+    log.ended(ticket(1), TicketEnd(state=EpisodeState.DELIVERED, version=4), group=group)
+    log.close()
+    row = episode_rows(tmp_path / "0.jsonl")[-1]
+    assert (row["tokens"], row["sequences"]) == (5, [[3, 1], [1]])
 
 
 def test_the_line_of_a_ticket_that_is_not_trained_on_says_why(tmp_path):
