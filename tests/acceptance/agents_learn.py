@@ -156,7 +156,7 @@ def worked() -> list[dict[str, str]]:
     problems = arithmetic_word_problems(num_problems=SFT_QUESTIONS, seed=5, split="train")
     records = []
     for problem in problems:
-        equation, _, known = problem["answer"].partition("\n#### ")
+        equation, _, _ = problem["answer"].partition("\n#### ")
         right = equation.partition("=")[0].replace(" ", "")
         wrong = right.translate(str.maketrans("+-", "-+"))
         call = wrong if rng.random() < WRONG_SHARE else right
