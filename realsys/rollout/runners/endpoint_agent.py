@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from realsys.api.agent import AgentHost, Answer, Ask, Episode, EpisodeAgent, EpisodeTask
-from realsys.api.errors import RolloutError
 from realsys.rollout.conversation.answer_forms import ANSWER_FORMS, form_of_template
 from realsys.rollout.conversation.chat_rendering import TemplateRenderer
 from realsys.rollout.conversation.episode_session import EpisodeSession, SessionSettings
@@ -27,6 +26,12 @@ from realsys.rollout.conversation.message_matching import MessageMatch
 from realsys.rollout.endpoint.endpoint_app import endpoint_app
 from realsys.rollout.endpoint.session_registry import SessionRegistry
 from realsys.rollout.runners.agent_arguments import EndpointArguments
+from realsys.rollout.runners.episode_outcome import (
+    AgentOutcome,
+    EpisodeAddress,
+    EpisodeSeat,
+    finished_episode,
+)
 from realsys.transport.http_listener import HttpListener
 
 logger = logging.getLogger(__name__)
@@ -34,41 +39,6 @@ logger = logging.getLogger(__name__)
 LOOPBACK = "127.0.0.1"
 CERTIFICATE_FILE = "endpoint.pem"
 _PURPOSE = b"realsys agents' endpoint: administrator's key"
-
-
-@dataclass(frozen=True, kw_only=True)
-class EpisodeAddress:
-    """Where an agent finds the policy. ``session_url`` holds the key, for clients that can't be
-    given one.
-    """
-
-    base_url: str
-    session_url: str
-    key: str = field(repr=False)
-    model: str = "policy"
-    certificate: Path | None = None
-
-    @property
-    def root_url(self) -> str:
-        """Without ``/v1``, as Anthropic's clients want it."""
-        return self.base_url.removesuffix("/v1")
-
-
-@dataclass(frozen=True, kw_only=True)
-class AgentOutcome:
-    """How an agent's episode ended.
-
-    Attributes:
-        reward: that it gave itself; None: it gave none.
-        text: what the environment scores; None: the policy's last answer.
-        problem: why it failed; empty: it did not.
-        stats: numbers for the metrics.
-    """
-
-    reward: float | None = None
-    text: str | None = None
-    problem: str = ""
-    stats: Mapping[str, float] = field(default_factory=dict)
 
 
 class AskPolicy:
@@ -144,8 +114,27 @@ class EndpointAgent(EndpointArguments, EpisodeAgent):
     # ---- an episode ------------------------------------------------------------------------------
 
     async def run_episode(self, task: EpisodeTask) -> Episode:
-        """Runs ``play`` over a session of its own, and scores what became of it."""
-        session = EpisodeSession(id=task.id, policy=AskPolicy(task.ask), settings=self.settings)
+        """Runs ``play`` with a session for each role, and scores what became of them."""
+        seats = [self._seat(task, role) for role in self.roles or ("",)]
+        try:
+            outcome = await self.play(task, seats)
+        finally:
+            for seat in seats:
+                self.registry.close(seat.address.key)
+                await seat.session.close()
+        return await finished_episode(task, seats, outcome, failed_reward=self.failed_reward)
+
+    @abc.abstractmethod
+    async def play(self, task: EpisodeTask, seats: Sequence[EpisodeSeat]) -> AgentOutcome:
+        """Has the agent do its task. What it raises fails the question, which is answered anew.
+
+        Args:
+            seats: one, or one for each role.
+        """
+
+    def _seat(self, task: EpisodeTask, role: str) -> EpisodeSeat:
+        id_ = f"{task.id}-{role}" if role else task.id
+        session = EpisodeSession(id=id_, policy=AskPolicy(task.ask), settings=self.settings)
         key = self.registry.open(session)
         address = EpisodeAddress(
             base_url=f"{self.url}/v1",
@@ -154,21 +143,10 @@ class EndpointAgent(EndpointArguments, EpisodeAgent):
             model=self.settings.model,
             certificate=self.certificate,
         )
-        try:
-            outcome = await self.play(task, session, address)
-        finally:
-            self.registry.close(key)
-            await session.close()
-        return await finished_episode(task, session, outcome, failed_reward=self.failed_reward)
-
-    @abc.abstractmethod
-    async def play(
-        self, task: EpisodeTask, session: EpisodeSession, address: EpisodeAddress
-    ) -> AgentOutcome:
-        """Has the agent do its task. What it raises fails the question, which is answered anew."""
+        return EpisodeSeat(role=role, session=session, address=address)
 
     @asynccontextmanager
-    async def starting(self, session: EpisodeSession) -> AsyncIterator[None]:
+    async def starting(self, seats: Sequence[EpisodeSeat]) -> AsyncIterator[None]:
         """Waits for a place among those that start, and gives it up at the first request, or at the end."""
         await self._starting.acquire()
         held = [True]
@@ -178,7 +156,8 @@ class EndpointAgent(EndpointArguments, EpisodeAgent):
                 held.clear()
                 self._starting.release()
 
-        session.on_first_call = leave
+        for seat in seats:
+            seat.session.on_first_call = leave
         try:
             yield
         finally:
@@ -217,45 +196,6 @@ def session_settings(agent: EndpointAgent, host: AgentHost) -> SessionSettings:
         match=MessageMatch(agent.match),
         max_calls=agent.max_calls,
         takes_schemas=agent.schema == "ignore",
-    )
-
-
-async def finished_episode(
-    task: EpisodeTask, session: EpisodeSession, outcome: AgentOutcome, *, failed_reward: float
-) -> Episode:
-    """Scores an episode and turns its conversation into sequences.
-
-    Raises:
-        RolloutError: the policy was not asked, so there is nothing to train on.
-    """
-    last = session.last_node()
-    if last is None:
-        raise RolloutError(
-            "the agent ended without an answer of the policy: "
-            + (outcome.problem or "it made no request"),
-            where=f"episode {task.id}",
-            fix="see its log; it must use the base URL and the key that it is given",
-        )
-    stats: dict[str, float] = {**outcome.stats, "failed": float(bool(outcome.problem))}
-    if session.reward is not None:
-        reward = session.reward
-    elif outcome.reward is not None:
-        reward = outcome.reward
-    elif outcome.problem:
-        logger.info("agent failed episode=%s problem=%s", task.id, outcome.problem)
-        reward = failed_reward
-    else:
-        task.environment.sampled(last.answer)
-        text = last.message.content if outcome.text is None else outcome.text
-        observation = await task.environment.step(text)
-        reward = observation.reward
-        stats |= observation.info
-    sequences = session.sequences(reward=reward)
-    return Episode(
-        sequences=tuple(sequences),
-        reward=reward,
-        stats={**stats, **session.figures()},
-        shares_reward=all(s.reward == reward for s in sequences),
     )
 
 

@@ -12,18 +12,15 @@ import asyncio
 import json
 import os
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from realsys.api.agent import AgentHost, EpisodeTask
 from realsys.api.errors import WaitTimeout
 from realsys.rollout.conversation.episode_session import EpisodeSession
 from realsys.rollout.endpoint.session_registry import NoRoom, StartedEpisode
-from realsys.rollout.runners.endpoint_agent import (
-    AgentOutcome,
-    EndpointAgent,
-    EpisodeAddress,
-    admin_key,
-)
+from realsys.rollout.runners.endpoint_agent import EndpointAgent, admin_key
+from realsys.rollout.runners.episode_outcome import AgentOutcome, EpisodeSeat
 
 ADDRESS_FILE = "endpoint.json"
 
@@ -72,10 +69,10 @@ class ExternalAgent(EndpointAgent):
             json.dump(address, file)
         new.rename(path)
 
-    async def play(
-        self, task: EpisodeTask, session: EpisodeSession, address: EpisodeAddress
-    ) -> AgentOutcome:
+    async def play(self, task: EpisodeTask, seats: Sequence[EpisodeSeat]) -> AgentOutcome:
         """Waits until a client has taken and ended the episode."""
+        (seat,) = seats
+        session = seat.session
         offer = _Offer(task, session)
         self._offers.append(offer)
         self._by_session[session.id] = offer

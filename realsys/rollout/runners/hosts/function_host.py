@@ -54,6 +54,8 @@ def anthropic_client(order: Order) -> Any:
 PROVIDED: dict[str, Callable[[Order], Any]] = {
     "client": openai_client,
     "anthropic_client": anthropic_client,
+    "clients": lambda order: {r: openai_client(one) for r, one in order["roles"].items()},
+    "roles": lambda order: order["roles"],
     "task": lambda order: order["task"],
     "base_url": lambda order: order["base_url"],
     "session_url": lambda order: order["session_url"],
@@ -85,9 +87,9 @@ async def play(function: Callable[..., Any], wanted: Sequence[str], order: Order
             return await function(**made)
         return await asyncio.to_thread(function, **made)
     finally:
-        for name in CLIENTS:
-            if name in made:
-                await made[name].close()
+        opened = [made[name] for name in CLIENTS if name in made]
+        for client in (*opened, *made.get("clients", {}).values()):
+            await client.close()
 
 
 class Host:
