@@ -231,8 +231,8 @@ def _is_swallowed(behind: Sequence[ChatMessage], closing: str, rest: str) -> boo
 
     Some templates don't end turns that call tools.
     """
-    said = behind[0].content.strip() if behind else ""
-    return bool(said) and said in closing and said not in rest
+    content = behind[0].content.strip() if behind else ""
+    return bool(content) and content in closing and content not in rest
 
 
 def _opens_thoughts(text: str) -> bool:
