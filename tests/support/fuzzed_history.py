@@ -140,6 +140,7 @@ class FuzzedHistory:
         self.keeps_thoughts = rng.random() < 0.3
         self._read: dict[int, ChatReply] = {}  # by the number of the log's entry
         self._seen: dict[int, ChatReply] = {}  # and the server does not know
+        self._missed: dict[int, tuple[tuple[ChatMessage, ...], str]] = {}
         self._rewards: dict[int, float] = {}
         self._conversation: dict[int, Talk] = {}  # that ends with the answer
         self._told = 0
@@ -302,6 +303,7 @@ class FuzzedHistory:
             entry = self._entry(reply.logprobs[0].logprob)
             if entry.number >= num_logged:
                 self._check_context(entry, request)
+            self._missed[entry.number] = (request.messages, reply.message.content)
             if not leave or uses:
                 (self._seen if leave else self._read)[entry.number] = reply
                 whole = (*request.messages, self._as_sent_back(reply.message))
@@ -407,8 +409,18 @@ class FuzzedHistory:
             self.problems.append(f"answers {twice} are trained on twice")
         if missing := self._read.keys() - trained.keys():
             self.problems.append(f"answers {sorted(missing)} were read, and are not trained on")
-        if more := trained.keys() - self._read.keys() - self._seen.keys():
+        if more := {n for n in trained.keys() - self._read.keys() if not self._may_be_seen(n)}:
             self.problems.append(f"answers {sorted(more)} were not read, and are trained on")
+
+    def _may_be_seen(self, number: int) -> bool:
+        """Whether the client went on with this answer, or with one that read the same, unread as well."""
+        if number in self._seen or number not in self._missed:
+            return number in self._seen
+        before, content = self._missed[number]
+        return any(
+            (talk.messages[:-1], talk.messages[-1].content.strip()) == (before, content.strip())
+            for talk in (self._conversation[n] for n in self._seen)
+        )
 
     def _check_sequence(self, sequence: Trajectory) -> set[int]:
         """Compares it with the log, token by token; returns the answers that it trains."""

@@ -76,14 +76,21 @@ class AnswerTree:
         if node.parent is not None:
             node.parent.children.append(node)
 
-    def longest(self, path_keys: Sequence[bytes]) -> tuple[AnswerNode, int] | None:
+    def longest(
+        self, path_keys: Sequence[bytes], messages: Sequence[ChatMessage]
+    ) -> tuple[AnswerNode, int] | None:
         """Returns the last answer that these messages continue, and how many of them end with it.
 
-        Of several answers that read the same, the one that the client has got latest.
+        Of several answers with the same key, one that the client has got; of those, one that is letter for
+        letter what it sends; of those, the newest.
         """
         for count in range(len(path_keys) - 1, 0, -1):
             if found := self._by_path.get(path_keys[count]):
-                return next((n for n in reversed(found) if n.delivered), found[-1]), count
+                sent = messages[count - 1]
+                best = max(
+                    reversed(found), key=lambda n: (n.delivered, _is_as_sent(n.message, sent))
+                )
+                return best, count
         return None
 
     def leaves(self) -> list[AnswerNode]:
@@ -96,6 +103,10 @@ class AnswerTree:
         """Counts answers that were sampled and that no sequence has."""
         wanted = {id(n) for leaf in self.leaves() for n in leaf.line}
         return sum(id(n) not in wanted for n in self.nodes)
+
+
+def _is_as_sent(message: ChatMessage, sent: ChatMessage) -> bool:
+    return message.content == sent.content and sent.reasoning in ("", message.reasoning)
 
 
 def sequences(tree: AnswerTree, *, reward: float) -> list[Trajectory]:

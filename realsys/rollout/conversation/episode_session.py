@@ -321,7 +321,7 @@ class EpisodeSession:
     ) -> tuple[AnswerNode | None, RenderedChat]:
         """Finds the answer that the request continues, and renders what is new."""
         renderer = self.settings.renderer
-        if (found := self.tree.longest(keys)) is not None:
+        if (found := self.tree.longest(keys, request.messages)) is not None:
             node, answered = found
             if answered < len(request.messages):
                 messages = _with_thoughts(request.messages, node)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from realsys.api.agent import Answer
 from realsys.rollout.conversation.answer_tree import AnswerNode, AnswerTree, sequences
 from realsys.rollout.conversation.chat_messages import ChatMessage
@@ -134,12 +136,34 @@ def test_the_longest_known_beginning_is_continued_by_the_newest_answer_that_was_
     short = hand.add(1, key=b"1")
     old, new, unread = (hand.add(n, short, key=b"3", read=n != 4) for n in (2, 3, 4))
     tree = hand.tree
-    assert tree.longest([b"", b"1", b"2", b"3", b"4"]) == (new, 3)
-    assert tree.longest([b"", b"1", b"2"]) == (short, 1)
-    assert tree.longest([b"", b"x"]) is None
-    assert tree.longest([b"3"]) is None  # no message is no beginning
+    assert tree.longest([b"", b"1", b"2", b"3", b"4"], [SAID] * 4) == (new, 3)
+    assert tree.longest([b"", b"1", b"2"], [SAID] * 2) == (short, 1)
+    assert tree.longest([b"", b"x"], [SAID]) is None
+    assert tree.longest([b"3"], []) is None  # no message is no beginning
     old.delivered = new.delivered = False
-    assert tree.longest([b"", b"", b"3"]) == (unread, 2)
+    assert tree.longest([b"", b"", b"3"], [SAID] * 2) == (unread, 2)
+
+
+def test_of_answers_with_one_key_the_one_that_is_sent_letter_for_letter_goes_on() -> None:
+    hand = HandTree()
+    texts = {1: ("x", "one"), 2: ("x", "two"), 3: ("x ", "")}
+    nodes = {n: hand.add(n, key=b"1", read=n < 3) for n in texts}
+    for number, (content, reasoning) in texts.items():
+        nodes[number].message = replace(SAID, content=content, reasoning=reasoning)
+
+    def goes_on(content: str, reasoning: str = "") -> AnswerNode:
+        sent = replace(SAID, content=content, reasoning=reasoning)
+        found = hand.tree.longest([b"", b"1"], [sent])
+        assert found is not None
+        return found[0]
+
+    assert goes_on("x", "one") is nodes[1]
+    assert goes_on("x", "two") is goes_on("x") is nodes[2]
+    assert goes_on("x ") is nodes[2]  # nobody has read the third
+    for node in nodes.values():
+        node.delivered = False
+    assert goes_on("x ") is goes_on(" x") is nodes[3]
+    assert goes_on("x") is nodes[2]
 
 
 def test_a_node_has_the_tokens_of_its_branch() -> None:
