@@ -13,7 +13,7 @@ from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from realsys.rollout.conversation.chat_rendering import PLAIN_TEMPLATE
@@ -238,6 +238,9 @@ class ChatFamily:
         return frozenset(self.tokenizer.convert_tokens_to_ids(list(self.ends)))
 
 
+# Line ends stay together whatever follows, as today's tokenizers have them: else the end of each prompt
+# would be other tokens as soon as an answer stands behind it.
+_PIECE = Regex(r" ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s*\n+|\s+")
 _TAGS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
 FAMILIES = {
     f.name: f
@@ -301,7 +304,12 @@ class QuickTokenizer(PreTrainedTokenizerFast):
 @cache
 def _tokenizer(family: ChatFamily) -> Any:
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(_PIECE, behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=420,
