@@ -44,18 +44,16 @@ LEAST_RISE = 0.2
 MOST_APART = 0.1  # of the last steps' rewards, through the SDK and through our own agent
 WRONG_SHARE = 0.65  # of fine-tuning's calls
 SFT_QUESTIONS, SFT_EPOCHS = 8_000, 1
-STEPS, EDGE = 45, 5  # steps of a run; those at either end that count as its beginning and end
+STEPS, EDGE = 40, 5  # steps of a run; those at either end that count as its beginning and end
 RUN = (
     f"exp_ctrl.benchmark_steps={STEPS}",
     "exp_ctrl.eval_freq_steps=none",
     "train_bs_n_seqs=32",
-    "actor.optimizer.lr=4e-4",
-    "algorithm.ppo_epochs=2",
     "group_size=8",
     "gen.max_new_tokens=48",
     "task.max_prompt_len=160",
     "task.eval_size=16",
-    "schedule.max_staleness=1",
+    "schedule.max_staleness=0",
 )
 AGENTS = {
     "agents SDK": (
