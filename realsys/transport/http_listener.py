@@ -30,7 +30,8 @@ _SHUTDOWN_S = 2.0
 
 
 class HttpListener:
-    """Owns the sockets. ``url``, over HTTPS with the certificate's SHA-256, is there after ``start``.
+    """Owns the sockets. ``url``, over HTTPS with the certificate's SHA-256, and then ``cert_pem`` are there
+    after ``start``.
 
     Args:
         name: what listens, for errors and the certificate.
@@ -39,6 +40,7 @@ class HttpListener:
     """
 
     url = ""
+    cert_pem = ""
 
     def __init__(
         self,
@@ -81,6 +83,7 @@ class HttpListener:
             self.url = f"http://{address}"
         else:
             self.url = f"https://{address}#sha256={certificate.sha256}"
+            self.cert_pem = certificate.cert_pem
         return self
 
     async def stop(self) -> None:
