@@ -11,17 +11,16 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from realsys.api import registry
 from realsys.api.errors import ConfigError, DataError
-from realsys.api.model import Model
 from realsys.api.worker_configs import Evaluator
 from realsys.devices.cuda_settings import apply, settings_for
 from realsys.evaluator.answer_statistics import Estimate, QuestionResult, figures_of
 from realsys.evaluator.evaluating import answered_questions, load_model
+from realsys.models.hf import load_hf_config
 
 MOST_TOKENS = 1024  # of an answer, where neither the user nor the model says less
 _ANSWERS_AT_ONCE = 256
@@ -77,7 +76,7 @@ def evaluate_model(
     apply(settings_for(device))
     torch.manual_seed(config.base_seed)  # nothing draws from it; a plug-in might
     model = load_model(path, replace(config, dtype=dtype), device=device)
-    allowed = max_new_tokens or _room(model, longest_prompt)
+    allowed = max_new_tokens or _room(path, longest_prompt)
     gconfig = replace(config.gconfig, n=config.n, max_new_tokens=allowed)
     (data,) = config.datasets.values()
     dataset = registry.make_dataset(data, tokenizer=model.tokenizer, seed=config.base_seed)
@@ -128,8 +127,7 @@ def _place(device: str | None, dtype: str | None) -> tuple[str, str]:
     return device, dtype or ("bfloat16" if device.startswith("cuda") else "float32")
 
 
-def _room(model: Model, longest_prompt: int) -> int:
+def _room(path: Path, longest_prompt: int) -> int:
     """Tokens of an answer that fit behind the longest question."""
-    config: Any = model.module.config if hasattr(model.module, "config") else None
-    positions = getattr(config, "max_position_embeddings", None)
+    positions = getattr(load_hf_config(path), "max_position_embeddings", None)
     return MOST_TOKENS if positions is None else max(1, min(MOST_TOKENS, positions - longest_prompt))

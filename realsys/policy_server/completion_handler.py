@@ -58,7 +58,7 @@ class CompletionHandler:
             settings = self.sessions.settings_of(key)
             asked = read(await request.read())
             prompts = [self._tokens(prompt) for prompt in asked.prompts]
-            head = {
+            head: dict[str, Any] = {
                 "id": f"cmpl-{secrets.token_hex(8)}",
                 "created": int(time.time()),
                 "model": settings.model,
