@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
+from experiments.parts.agent_files import agent_file_problems
 from experiments.parts.chosen_settings import MeasuredQuestions
 from experiments.parts.question_files import (
     absolute,
@@ -166,6 +167,7 @@ class Task(Choice, abc.ABC):
         ):
             if problem := registry.check(kind, name, where=where):
                 yield problem
+        yield from agent_file_problems(self.agent, self.agent_args)
 
     def reward_problems(self) -> Iterator[ConfigError]:
         """Yields that no rule is named, which fine-tuning does without."""

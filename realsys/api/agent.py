@@ -1,8 +1,9 @@
 """Interfaces of agents and environments, as the rollout worker calls them. No torch.
 
 An *agent* turns one question into one episode by asking the policy (``Ask``) and acting in an
-*environment*: in tokens (``Agent``), or through an endpoint that it gives to a program (realsys/rollout/runners/).
-Both are looked up by name (realsys.api.registry, kinds ``agent`` and ``environment``).
+*environment*: in tokens (``Agent``), or through an endpoint that it gives to a program
+(realsys/rollout/runners/). Both are looked up by name (realsys.api.registry, kinds ``agent`` and
+``environment``).
 """
 
 from __future__ import annotations
@@ -114,8 +115,8 @@ class Episode:
     """What became of an episode: sequences to train on, and its reward.
 
     Attributes:
-        sequences: one, or several where the conversation has branches. Each has a reward of its own, which is
-            the episode's unless single answers were rewarded.
+        sequences: one, or several where the conversation has branches. Each has a reward of its own,
+            which is the episode's unless single answers were rewarded.
         stats: numbers for the metrics, ``rollout/agent/<name>``.
         shares_reward: all sequences have the episode's reward, so that a group compares episodes; else it
             compares sequences.

@@ -42,6 +42,11 @@ from realsys.api.plain import from_plain, to_plain
 
 # What the arguments of these built-ins are read into: their classes inherit it, but are modules with torch.
 ARGUMENTS: dict[str, dict[str, str]] = {
+    "agent": {
+        "command": "realsys.rollout.runners.agent_arguments:CommandArguments",
+        "external": "realsys.rollout.runners.agent_arguments:EndpointArguments",
+        "python": "realsys.rollout.runners.agent_arguments:PythonArguments",
+    },
     "interface": {
         "ppo_actor": "realsys.interfaces.interface_arguments:PPOActorArguments",
         "ppo_critic": "realsys.interfaces.interface_arguments:PPOCriticArguments",

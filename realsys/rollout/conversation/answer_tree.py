@@ -8,8 +8,8 @@ history, a branch begins::
                    └─ other observation ─ answer 4                          leaf
     other prompt ─ answer 5                                                 leaf
 
-Training sees one sequence a leaf. An answer that several leaves share is trained in the first one of them; in
-the others it is context.
+Training sees one sequence a leaf. An answer that several leaves share is trained in the first one of
+them; in the others it is context.
 """
 
 from __future__ import annotations
@@ -108,7 +108,8 @@ class AnswerTree:
 def sequences(tree: AnswerTree, *, reward: float) -> list[Trajectory]:
     """Returns one trajectory a leaf, each with the episode's reward, for training.
 
-    An answer with a reward of its own ends a sequence of its own: what it was sampled behind is context there.
+    An answer with a reward of its own ends a sequence of its own: what it was sampled behind is
+        context there.
     """
     trained: set[int] = set()
     made = []

@@ -1,13 +1,15 @@
 """Requests of one episode, each answered once although clients may send it several times (pure).
 
-Clients retry: after a time-out, a broken connection, half of a stream. Sampling again would train on an answer
+Clients retry: after a time-out, a broken connection, half of a stream. Sampling again would train on
+    an answer
 that the agent never saw, so a request that was sent before gets the answer of before::
 
     claim ──▶ RUNNING ──ended──▶ ANSWERED ──delivered──▶ READ
                  │ nobody listens any more     │ nobody has read it
                  └────────── claimed by the next equal request ──────┘
 
-An equal request whose former answer *was* read is a new one (an agent that samples again), unless the client
+An equal request whose former answer *was* read is a new one (an agent that samples again), unless the
+client
 says that it is a retry: by an idempotency key, or by the count that the official clients send.
 """
 

@@ -16,8 +16,8 @@ from realsys.rollout.conversation.chat_messages import ChatMessage, ToolCall
 
 Tools = Sequence[Mapping[str, Any]]
 
-# For tokenizers without a template of their own. Roles by name, turns that end in the end token, tools and calls
-# as Hermes models write them.
+# For tokenizers without a template of their own. Roles by name, turns that end in the end token, tools
+# and calls as Hermes models write them.
 PLAIN_TEMPLATE = """\
 {%- macro turn(role, text) -%}{{ role + ': ' + text + '\\n' }}{%- endmacro -%}
 {%- if tools -%}
@@ -27,8 +27,8 @@ PLAIN_TEMPLATE = """\
 {%- if message.role == 'assistant' -%}
 {{ 'assistant: ' + (message.content or '') }}
 {%- for call in message.tool_calls or [] -%}
-{{ '<tool_call>' + ({'name': call.function.name, 'arguments': call.function.arguments} | tojson) + '</tool_call>' }}
-{%- endfor -%}
+{{ '<tool_call>' + ({'name': call.function.name, 'arguments': call.function.arguments} | tojson) +
+'</tool_call>' }} {%- endfor -%}
 {{ eos_token + '\\n' }}
 {%- else -%}
 {{ turn(message.role, message.content or '') }}
@@ -197,8 +197,8 @@ def _template_call(call: ToolCall) -> dict[str, Any]:
 def _marked(answer: ChatMessage, mark: str) -> ChatMessage:
     """Returns an answer of the same shape whose text holds ``mark`` only.
 
-    Calls keep ids and names, which templates look up for results; some templates leave out the content of an
-    answer that calls tools, so the arguments hold the mark, too.
+    Calls keep ids and names, which templates look up for results; some templates leave out the content
+    of an answer that calls tools, so the arguments hold the mark, too.
     """
     calls = tuple(replace(c, arguments=json.dumps({"mark": mark})) for c in answer.tool_calls)
     return replace(answer, content=mark, reasoning="", tool_calls=calls)

@@ -1,6 +1,7 @@
 """One agent's episode with the policy: requests in, replies out, and at its end the sequences to train on.
 
-    ChatRequest ─ CallBook: sent before? ─ AnswerTree: continues which answer? ─ ChatRenderer: the new tokens
+    ChatRequest ─ CallBook: sent before? ─ AnswerTree: continues which answer? ─ ChatRenderer: the new
+    tokens
         ─ policy samples ─ AnswerForm: thoughts, calls ─ ChatResult
 
 The endpoint speaks HTTP for it. All methods belong to one event loop.

@@ -1,10 +1,12 @@
-"""The endpoint as an aiohttp application: finds the session, has it answer, and notes what the client has read.
+"""The endpoint as an aiohttp application: finds the session, has it answer, and notes what the client
+has read.
 
     /v1/chat/completions  /v1/responses  /v1/messages  /v1/messages/count_tokens  /v1/models  /health
     /sessions/KEY/…       the same, for clients whose key can't be set
     /rl/start_session  /rl/set_reward  /rl/end_session   of episodes alone
 
-A reply counts as read when its last byte has been written to a connection that is still there. A client that
+A reply counts as read when its last byte has been written to a connection that is still there. A
+client that
 leaves before does not stop its answer: its retry gets the same one.
 """
 
@@ -220,7 +222,8 @@ async def _next_text(
     """Waits for text, the result, or the time of a sign of life; returns the text if there is any."""
     waiting = asyncio.ensure_future(texts.get())
     try:
-        await asyncio.wait({waiting, result}, timeout=PING_S, return_when=asyncio.FIRST_COMPLETED)
+        either: set[asyncio.Future[Any]] = {waiting, result}
+        await asyncio.wait(either, timeout=PING_S, return_when=asyncio.FIRST_COMPLETED)
         return waiting.result() if waiting.done() else None
     finally:
         waiting.cancel()

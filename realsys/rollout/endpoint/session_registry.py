@@ -1,10 +1,12 @@
 """Sessions by key: who may ask, and which episode a request belongs to.
 
-A session's key is in the path of its base URL and may be sent as the bearer key: clients that fix the URL need
-the one, clients that fix the key the other. It is random, so that it is all that a client has to know.
+A session's key is in the path of its base URL and may be sent as the bearer key: clients that fix the
+URL need the one, clients that fix the key the other. It is random, so that it is all that a client has
+to know.
 
-Sessions are opened by a runner (realsys/rollout/runners/), in this process, or by a client from outside with the
-administrator's key (``POST /rl/start_session``), as long as the source of episodes has one to give.
+Sessions are opened by a runner (realsys/rollout/runners/), in this process, or by a client from
+outside with the administrator's key (``POST /rl/start_session``), as long as the source of episodes
+has one to give.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """An agent that is a program: started once an episode, in a folder of its own.
 
-It finds everything in its environment, under the names that clients read by themselves (``OPENAI_BASE_URL``,
-``OPENAI_API_KEY``, ``ANTHROPIC_BASE_URL``, ``ANTHROPIC_API_KEY``), and may write a reward into a file.
+It finds everything in its environment, under the names that clients read by themselves
+(``OPENAI_BASE_URL``, ``OPENAI_API_KEY``, ``ANTHROPIC_BASE_URL``, ``ANTHROPIC_API_KEY``), and may write
+a reward into a file.
 """
 
 from __future__ import annotations
@@ -11,18 +12,18 @@ import json
 import logging
 import math
 import os
-import shlex
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from realsys.api.agent import EpisodeTask
-from realsys.api.errors import ConfigError, RolloutError
+from realsys.api.errors import RolloutError
 from realsys.rollout.conversation.episode_session import EpisodeSession
+from realsys.rollout.runners.agent_arguments import CommandArguments
 from realsys.rollout.runners.endpoint_agent import AgentOutcome, EndpointAgent, EpisodeAddress
 from realsys.runtime.child_guard import GRACE_S, guarded
 
@@ -34,33 +35,13 @@ _TAIL_BYTES = 2000
 
 
 @dataclass(eq=False, kw_only=True)
-class CommandAgent(EndpointAgent):
+class CommandAgent(CommandArguments, EndpointAgent):
     """``agent=command``: a program an episode.
 
-    It ends with status 0, or has failed. Its reward is what it has written into ``$REALSYS_REWARD_FILE``: a number,
-    or a JSON object whose ``reward`` it is, the other numbers being figures. Without one, the environment scores
-    the policy's last answer, or the file's ``answer``.
-
-    Args:
-        command: program and arguments, as one text or a list; started without a shell.
-        env: further environment variables.
-        keep_logs: logs of agents that ended well stay, too.
+    It ends with status 0, or has failed. Its reward is what it has written into ``$REALSYS_REWARD_FILE``: a
+    number, or a JSON object whose ``reward`` it is, the other numbers being figures. Without one, the
+    environment scores the policy's last answer, or the file's ``answer``.
     """
-
-    command: str | Sequence[str] = ()
-    env: Mapping[str, str] = field(default_factory=dict)
-    keep_logs: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        command = self.command
-        self._argv = shlex.split(command) if isinstance(command, str) else list(map(str, command))
-        if not self._argv:
-            raise ConfigError(
-                "agent command has no command",
-                where="task.agent_args.command",
-                fix="give the program, e.g. 'task.agent_args.command=\"python my_agent.py\"'",
-            )
 
     async def play(
         self, task: EpisodeTask, session: EpisodeSession, address: EpisodeAddress
@@ -108,7 +89,7 @@ class CommandAgent(EndpointAgent):
         try:
             # From the main thread, which runs the event loop: the child is tied to the starting thread
             return subprocess.Popen(
-                guarded(self._argv),
+                guarded(self.argv),
                 stdin=subprocess.DEVNULL,
                 stdout=descriptor,
                 stderr=subprocess.STDOUT,

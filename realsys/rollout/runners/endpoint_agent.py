@@ -18,13 +18,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from realsys.api.agent import AgentHost, Answer, Ask, Episode, EpisodeAgent, EpisodeTask
-from realsys.api.errors import ConfigError, RolloutError, did_you_mean
+from realsys.api.errors import RolloutError
 from realsys.rollout.conversation.answer_forms import ANSWER_FORMS, form_of_template
 from realsys.rollout.conversation.chat_rendering import TemplateRenderer
 from realsys.rollout.conversation.episode_session import EpisodeSession, SessionSettings
 from realsys.rollout.conversation.message_matching import MessageMatch
 from realsys.rollout.endpoint.endpoint_app import endpoint_app
 from realsys.rollout.endpoint.session_registry import SessionRegistry
+from realsys.rollout.runners.agent_arguments import EndpointArguments
 from realsys.transport.http_listener import HttpListener
 
 logger = logging.getLogger(__name__)
@@ -35,7 +36,9 @@ _PURPOSE = b"realsys agents' endpoint: administrator's key"
 
 @dataclass(frozen=True, kw_only=True)
 class EpisodeAddress:
-    """Where an agent finds the policy. ``session_url`` holds the key, for clients that can't be given one."""
+    """Where an agent finds the policy. ``session_url`` holds the key, for clients that can't be
+    given one.
+    """
 
     base_url: str
     session_url: str
@@ -85,52 +88,11 @@ class AskPolicy:
 
 
 @dataclass(eq=False, kw_only=True)
-class EndpointAgent(EpisodeAgent):
-    """Settings and life of every agent behind the endpoint.
-
-    Args:
-        timeout_s: most seconds of an episode, before it is scored.
-        starting_at_once: episodes that may be between their start and their first request.
-        failed_reward: of an episode whose agent failed after the policy had answered; one that failed before
-            is an error, and the question is answered anew.
-        match: how equal messages must be for a conversation to go on: ``strict``, ``tools`` or ``content``.
-        keep_thoughts: thoughts of earlier answers stay in the conversation where the chat template would drop
-            them; else such a request begins a branch.
-        form: how the policy writes thoughts and tool calls; empty: as the chat template shows.
-        template, template_args: a chat template in place of the tokenizer's; arguments for it.
-        max_calls: most requests of an episode.
-        with_answer: the task that the agent is given holds the record's answer.
-    """
-
-    timeout_s: float = 1800.0
-    starting_at_once: int = 8
-    failed_reward: float = 0.0
-    match: str = MessageMatch.TOOLS.value
-    keep_thoughts: bool = True
-    form: str = ""
-    template: str = ""
-    template_args: Mapping[str, Any] = field(default_factory=dict)
-    max_calls: int = 1000
-    with_answer: bool = False
+class EndpointAgent(EndpointArguments, EpisodeAgent):
+    """What every agent behind the endpoint shares: a listener, and an episode's session."""
 
     def __post_init__(self) -> None:
-        for name, given, known in (
-            ("match", self.match, [m.value for m in MessageMatch]),
-            ("form", self.form or next(iter(ANSWER_FORMS)), list(ANSWER_FORMS)),
-        ):
-            if given not in known:
-                raise ConfigError(
-                    f"{name} is {given!r}",
-                    where=f"task.agent_args.{name}",
-                    fix=did_you_mean(given, known),
-                )
-        for name in ("timeout_s", "starting_at_once", "max_calls"):
-            if getattr(self, name) <= 0:
-                raise ConfigError(
-                    f"{name} is {getattr(self, name)}",
-                    where=f"task.agent_args.{name}",
-                    fix="use a number above 0",
-                )
+        super().__post_init__()
         self.registry = SessionRegistry()
         self._listener: HttpListener | None = None
         self._starting = asyncio.Semaphore(self.starting_at_once)

@@ -1,7 +1,9 @@
-"""An agent outside of the run: whoever has the administrator's key starts an episode, when there is one to start.
+"""An agent outside of the run: whoever has the administrator's key starts an episode, when there is
+one to start.
 
-A rollout worker's episodes wait here for clients. So a client gets an episode exactly as far as staleness allows one
-to start, and is told to ask again (429) otherwise; what it does not finish in time is given out again.
+A rollout worker's episodes wait here for clients. So a client gets an episode exactly as far as
+staleness allows one to start, and is told to ask again (429) otherwise; what it does not finish in
+time is given out again.
 """
 
 from __future__ import annotations

@@ -142,7 +142,8 @@ class HostProcess:
                 )
 
     async def _send(self, order: Mapping[str, Any]) -> None:
-        assert self._process is not None and self._process.stdin is not None
+        assert self._process is not None
+        assert self._process.stdin is not None
         with suppress(ConnectionError):  # the reader tells
             self._process.stdin.write(json.dumps(order, default=str).encode() + b"\n")
             await self._process.stdin.drain()

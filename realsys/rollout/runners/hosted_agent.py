@@ -5,15 +5,15 @@ from __future__ import annotations
 import itertools
 import math
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from realsys.api.agent import AgentHost, EpisodeTask
-from realsys.api.errors import ConfigError, RolloutError, WaitTimeout
+from realsys.api.errors import RolloutError, WaitTimeout
 from realsys.rollout.conversation.episode_session import EpisodeSession
 from realsys.rollout.runners import hosts
+from realsys.rollout.runners.agent_arguments import HostedArguments, PythonArguments
 from realsys.rollout.runners.endpoint_agent import AgentOutcome, EndpointAgent, EpisodeAddress
 from realsys.rollout.runners.host_process import HostProcess
 
@@ -21,18 +21,8 @@ HOSTS = Path(hosts.__file__).parent
 
 
 @dataclass(eq=False, kw_only=True)
-class HostedAgent(EndpointAgent):
-    """Base of agents whose episodes run in processes that stay.
-
-    Args:
-        python: interpreter with the agent's libraries; empty: this one.
-        processes: how many, episodes in turn.
-        env: further environment variables of theirs.
-    """
-
-    python: str = ""
-    processes: int = 1
-    env: Mapping[str, str] = field(default_factory=dict)
+class HostedAgent(HostedArguments, EndpointAgent):
+    """Base of agents whose episodes run in processes that stay."""
 
     program = "function_host.py"
 
@@ -85,29 +75,14 @@ class HostedAgent(EndpointAgent):
 
 
 @dataclass(eq=False, kw_only=True)
-class PythonAgent(HostedAgent):
+class PythonAgent(PythonArguments, HostedAgent):
     """``agent=python``: a function, plain or ``async``, whose parameters name what it gets.
 
-    ``client`` is an ``openai.AsyncOpenAI`` at the episode's address, ``anthropic_client`` its counterpart; ``task``,
-    ``base_url``, ``session_url``, ``api_key`` and ``model`` are plain values. It returns a reward, or
-    ``{"reward": …}`` with further figures, or a text for the environment to score, or None: then the policy's last
-    answer is scored.
-
-    Args:
-        function: ``FILE.py:NAME`` or ``MODULE:NAME``.
+    ``client`` is an ``openai.AsyncOpenAI`` at the episode's address, ``anthropic_client`` its counterpart;
+    ``task``, ``base_url``, ``session_url``, ``api_key`` and ``model`` are plain values. It returns a
+    reward, or ``{"reward": …}`` with further figures, or a text for the environment to score, or None:
+    then the policy's last answer is scored.
     """
-
-    function: str = ""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        place, _, name = self.function.rpartition(":")
-        if not place or not name.isidentifier():
-            raise ConfigError(
-                f"function is {self.function!r}",
-                where="task.agent_args.function",
-                fix="name it as my_agent.py:solve, or my_package.my_module:solve",
-            )
 
     def arguments(self) -> list[str]:
         """The function's name."""

@@ -1,0 +1,57 @@
+"""Files that an agent's arguments name: found where the command was given, as workers run elsewhere."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from realsys.api.errors import ConfigError
+
+
+def located_agent_args(agent: str, args: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of ``agent`` with absolute paths in place of files' names.
+
+    Of a command those words that are files here; of a function its file.
+    """
+    made = dict(args)
+    if agent == "command" and made.get("command"):
+        words = _words(made["command"])
+        made["command"] = [str(Path(w).resolve()) if _is_file(w) else w for w in words]
+    if agent == "python" and isinstance(made.get("function"), str):
+        place, colon, name = made["function"].rpartition(":")
+        if place.endswith(".py"):
+            made["function"] = str(Path(place).expanduser().resolve()) + colon + name
+    return made
+
+
+def agent_file_problems(agent: str, args: Mapping[str, Any]) -> Iterator[ConfigError]:
+    """Yields files that are not there."""
+    function = args.get("function")
+    if agent == "python" and isinstance(function, str):
+        place, _, _ = function.rpartition(":")
+        if place.endswith(".py") and not _is_file(place):
+            yield ConfigError(
+                f"no file {place}",
+                where="task.agent_args.function",
+                fix="name a file that is here: FILE.py:FUNCTION",
+            )
+    if agent == "command" and args.get("command"):
+        for word in _words(args["command"])[:2]:  # the program, and what an interpreter runs
+            if word.endswith(".py") and not _is_file(word):
+                yield ConfigError(
+                    f"no file {word}",
+                    where="task.agent_args.command",
+                    fix="name a file that is here",
+                )
+
+
+def _words(command: Any) -> list[str]:
+    from realsys.rollout.runners.agent_arguments import CommandArguments
+
+    return CommandArguments(command=command).argv
+
+
+def _is_file(word: str) -> bool:
+    return bool(word) and os.path.isfile(os.path.expanduser(word))

@@ -1,0 +1,134 @@
+"""Arguments of the agents behind the endpoint, which a plan checks without loading them. No torch,
+no aiohttp.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from realsys.api.errors import ConfigError
+
+
+@dataclass(eq=False, kw_only=True)
+class EndpointArguments:
+    """Arguments of every agent behind the endpoint.
+
+    Attributes:
+        timeout_s: most seconds of an episode, before it is scored.
+        starting_at_once: episodes that may be between their start and their first request.
+        failed_reward: of an episode whose agent failed after the policy had answered; one that failed
+            before is an error, and the question is answered anew.
+        match: how equal messages must be for a conversation to go on, see message_matching.py.
+        keep_thoughts: thoughts of earlier answers stay in the conversation where the chat template
+            would drop them; else such a request begins a branch.
+        form: how the policy writes thoughts and tool calls; empty: as the chat template shows.
+        template, template_args: a chat template in place of the tokenizer's; arguments for it.
+        max_calls: most requests of an episode.
+        with_answer: the task that the agent is given holds the record's answer.
+    """
+
+    timeout_s: float = 1800.0
+    starting_at_once: int = 8
+    failed_reward: float = 0.0
+    match: Literal["strict", "tools", "content"] = "tools"
+    keep_thoughts: bool = True
+    form: Literal["", "hermes", "qwen3_coder", "llama3_json", "mistral", "deepseek", "plain"] = ""
+    template: str = ""
+    template_args: Mapping[str, Any] = field(default_factory=dict)
+    max_calls: int = 1000
+    with_answer: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("timeout_s", "starting_at_once", "max_calls"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(
+                    f"{name} is {getattr(self, name)}",
+                    where=f"task.agent_args.{name}",
+                    fix="use a number above 0",
+                )
+
+
+@dataclass(eq=False, kw_only=True)
+class CommandArguments(EndpointArguments):
+    """Arguments of ``agent=command``.
+
+    Attributes:
+        command: program and arguments, as one text or a list; started without a shell.
+        env: further environment variables.
+        keep_logs: logs of agents that ended well stay, too.
+    """
+
+    command: str | list[str] = ""
+    env: Mapping[str, str] = field(default_factory=dict)
+    keep_logs: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.argv:
+            raise ConfigError(
+                "agent command has no command",
+                where="task.agent_args.command",
+                fix="give the program, e.g. 'task.agent_args.command=\"python my_agent.py\"'",
+            )
+
+    @property
+    def argv(self) -> list[str]:
+        """The command's words.
+
+        Raises:
+            ConfigError: a quotation mark is not closed.
+        """
+        if not isinstance(self.command, str):
+            return list(self.command)
+        try:
+            return shlex.split(self.command)
+        except ValueError as error:
+            raise ConfigError(
+                f"the command can't be split into words: {error}",
+                where="task.agent_args.command",
+                fix="close its quotation marks, or give a list",
+            ) from error
+
+
+@dataclass(eq=False, kw_only=True)
+class HostedArguments(EndpointArguments):
+    """Arguments of agents whose episodes run in processes that stay.
+
+    Attributes:
+        python: interpreter with the agent's libraries; empty: that of the worker.
+        processes: how many, episodes in turn.
+        env: further environment variables of theirs.
+    """
+
+    python: str = ""
+    processes: int = 1
+    env: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.processes < 1:
+            raise ConfigError(
+                f"processes is {self.processes}",
+                where="task.agent_args.processes",
+                fix="use 1 or more",
+            )
+
+
+@dataclass(eq=False, kw_only=True)
+class PythonArguments(HostedArguments):
+    """Arguments of ``agent=python``. ``function``: ``FILE.py:NAME`` or ``MODULE:NAME``."""
+
+    function: str = ""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        place, _, name = self.function.rpartition(":")
+        if not place or not name.isidentifier():
+            raise ConfigError(
+                f"function is {self.function!r}",
+                where="task.agent_args.function",
+                fix="name it as my_agent.py:solve, or my_package.my_module:solve",
+            )
