@@ -1,8 +1,8 @@
 """Figures of scored answers to many questions, with 95 % intervals (pure).
 
-Questions are the units: answers to one question resemble one another, so intervals are over questions. Of one
-answer a question the share of right ones has Wilson's interval (J. Am. Stat. Assoc. 22, 1927); all else has
-percentiles of a seeded bootstrap, which takes the questions with replacement.
+Questions are the units: answers to one question resemble one another, so intervals are over questions. Of
+one answer a question the share of right ones has Wilson's interval (J. Am. Stat. Assoc. 22, 1927); all else
+has percentiles of a seeded bootstrap, which takes the questions with replacement.
 """
 
 from __future__ import annotations

@@ -130,4 +130,6 @@ def _place(device: str | None, dtype: str | None) -> tuple[str, str]:
 def _room(path: Path, longest_prompt: int) -> int:
     """Tokens of an answer that fit behind the longest question."""
     positions = getattr(load_hf_config(path), "max_position_embeddings", None)
-    return MOST_TOKENS if positions is None else max(1, min(MOST_TOKENS, positions - longest_prompt))
+    return (
+        MOST_TOKENS if positions is None else max(1, min(MOST_TOKENS, positions - longest_prompt))
+    )

@@ -43,7 +43,9 @@ def engine_sampling(
     for name, neutral in _NEUTRAL.items():
         if (value := wished.get(name)) is not None and value not in neutral:
             raise refused(
-                f"{value!r:.60} is not served", where=name, fix=f"send {neutral[0]!r}, or leave it out"
+                f"{value!r:.60} is not served",
+                where=name,
+                fix=f"send {neutral[0]!r}, or leave it out",
             )
     limit = NO_LIMIT if limit is None else limit
     return Sampling(
@@ -90,6 +92,8 @@ def _top_k(value: int) -> int:
 def _min_tokens(value: int, limit: int) -> int:
     if not 0 <= value <= limit:
         raise refused(
-            f"{value} with at most {limit} tokens", where="min_tokens", fix="send 0, or leave it out"
+            f"{value} with at most {limit} tokens",
+            where="min_tokens",
+            fix="send 0, or leave it out",
         )
     return value

@@ -82,7 +82,9 @@ def read(body: bytes) -> CompletionRequest:
     fields = body_fields.decoded(body, CompletionBody)
     if fields.echo:
         raise refused(
-            "log-probs of a prompt are not computed", where="echo", fix="send false, or leave it out"
+            "log-probs of a prompt are not computed",
+            where="echo",
+            fix="send false, or leave it out",
         )
     if fields.suffix:
         raise refused("text between others is not served", where="suffix", fix="leave it out")
