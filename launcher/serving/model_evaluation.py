@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ from launcher.hub.hub_settings import with_local_data
 from launcher.serving.saved_models import SavedModel
 from launcher.sites.clusters import find_cluster
 from launcher.submit.planning import hub_of, import_all
-from realsys.api.errors import ConfigError, MadeByOtherCode, raise_all
+from realsys.api.errors import ClusterError, ConfigError, MadeByOtherCode, raise_all
 from realsys.api.model import GenerationHyperparameters
 from realsys.api.options import option
 from realsys.api.plain import from_plain
@@ -21,6 +21,7 @@ from realsys.api.plan import read_plan
 from realsys.api.worker_configs import Evaluator
 from realsys.config.extras import missing_packages
 from realsys.config.overrides import with_settings
+from realsys.trial.folders import check_ours
 
 if TYPE_CHECKING:
     from realsys.evaluator.saved_model import EvaluatedModel
@@ -44,6 +45,7 @@ class AskedOptions:
     Attributes:
         temperature: None: greedy if there is one answer a question, else 1.
         max_new_tokens: None: 1024, or as many as the model's positions leave.
+        dtype: None: float32 on a CPU, bfloat16 on a GPU.
         limit: most questions; None: all that are held out.
     """
 
@@ -156,6 +158,25 @@ def _start(
     return own, plan.imports
 
 
+def as_trained(model: SavedModel, asked: AskedOptions, *, given: Collection[str]) -> AskedOptions:
+    """Returns the options with the seed, the length and the dtype of the trial's own evaluation where none
+    are given, so that its figures come out again.
+
+    Args:
+        given: fields of ``asked`` that the user set.
+    """
+    if model.trial is None:
+        return asked
+    plan = read_plan(model.trial.plan)
+    found, options = plan.phase("main").config.evaluator, plan.options
+    own = {
+        "seed": options.get("seed"),
+        "max_new_tokens": options.get("gen", {}).get("max_new_tokens"),
+        "dtype": found[0].dtype if found else None,
+    }
+    return replace(asked, **{k: v for k, v in own.items() if v is not None and k not in given})
+
+
 def evaluated(
     model: SavedModel, task: Task, asked: AskedOptions, *, report: Callable[[str], None]
 ) -> EvaluatedModel:
@@ -191,6 +212,10 @@ def result_file(model: SavedModel, task: Task, out: Path | None) -> Path | None:
     """Returns where results are written: as asked, or beside the trial; None: nowhere."""
     if out is not None or model.trial is None:
         return out
+    try:
+        check_ours(model.trial)
+    except ClusterError:  # it is another user's
+        return None
     folder = model.trial.root / "evals"
     stem = f"{model.role}-step-{model.step:06d}-{task.kind}"
     taken = {path.name for path in folder.glob(f"{stem}-*.json")}

@@ -191,7 +191,9 @@ def eval_(
         int | None, o.option("--max-new-tokens N", "Of an answer; default: at most 1024.", min=1)
     ] = None,
     limit: Annotated[int | None, o.option("--limit N", "Most questions.", min=1)] = None,
-    seed: Annotated[int, o.option("--seed N", "Of questions, answers and intervals.")] = 1,
+    seed: Annotated[
+        int | None, o.option("--seed N", "Of questions, answers and intervals; default: 1.")
+    ] = None,
     step: o.Step = None,
     role: o.Role = None,
     dtype: o.Dtype = None,
@@ -206,6 +208,7 @@ def eval_(
     """Ask a saved model a task's held-out questions, and score its answers."""
     from launcher.serving.model_evaluation import (
         AskedOptions,
+        as_trained,
         evaluated,
         result_file,
         task_settings,
@@ -230,10 +233,13 @@ def eval_(
         top_p=top_p,
         max_new_tokens=max_new_tokens,
         limit=limit,
-        seed=seed,
+        seed=1 if seed is None else seed,
         device=device,
         dtype=dtype,
     )
+    if task is None:
+        named = {"seed": seed, "max_new_tokens": max_new_tokens, "dtype": dtype}
+        asked = as_trained(found, asked, given={k for k, v in named.items() if v is not None})
     file = result_file(found, chosen, out)
     made = evaluated(found, chosen, asked, report=output.say)
     told = {
@@ -284,5 +290,4 @@ def _print_figures(
     output.table(("figure", "mean", "95 %", "interval"), rows)
     if made.num_unscored:
         output.warn(f"{made.num_unscored} questions got no score: the rule failed on their records")
-    if file is not None:
-        output.say(f"results: {file}")
+    output.say(f"results: {file}" if file is not None else "--out FILE keeps the results")
