@@ -133,3 +133,5 @@ def _end(server: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         server.kill()
         server.wait()
+    if server.stdout is not None:
+        server.stdout.close()
