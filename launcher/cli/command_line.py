@@ -37,6 +37,7 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "show": (INSPECT, "inspect_verbs", "show"),
     "graph": (INSPECT, "inspect_verbs", "graph"),
     "report": (INSPECT, "inspect_verbs", "report"),
+    "audit": (INSPECT, "audit_verbs", "audit"),
     "data": (INSPECT, "data_verbs", "data"),
     "rescore": (INSPECT, "data_verbs", "rescore"),
     "serve": (MODELS, "model_verbs", "serve"),

@@ -27,7 +27,7 @@ from launcher.hub.hub_names import HubListing, HubName, amount
 from realsys.api.errors import ClusterError, ConfigError, RealsysError
 from realsys.config.extras import missing_packages
 from realsys.planner.memory.memory_messages import size
-from realsys.runtime.parent_death import tied
+from realsys.runtime.child_processes.parent_death import tied
 from realsys.trial.records import read_record, write_record
 
 ANSWER_S = 20.0  # of a request

@@ -98,6 +98,7 @@ class Trajectory:
         logprobs, versions: of the policy's tokens; 0.0 and -1 elsewhere.
         truncated: the last answer was cut off without a stop token.
         kept: ``Answer.kept`` of the policy's tokens, ``b""`` elsewhere; left out where answers have none.
+        role: who speaks, where an episode has several speakers: sequences are compared within their role.
     """
 
     tokens: tuple[int, ...]
@@ -108,6 +109,7 @@ class Trajectory:
     truncated: bool
     stats: Mapping[str, float] = field(default_factory=dict)
     kept: tuple[bytes, ...] = ()
+    role: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,8 +120,8 @@ class Episode:
         sequences: one, or several where the conversation has branches. Each has a reward of its own,
             which is the episode's unless single answers were rewarded.
         stats: numbers for the metrics, ``rollout/agent/<name>``.
-        shares_reward: all sequences have the episode's reward, so that a group compares episodes; else it
-            compares sequences.
+        shares_reward: all sequences of a role have the same reward, so that a group compares episodes; else
+            it compares sequences.
     """
 
     sequences: tuple[Trajectory, ...]

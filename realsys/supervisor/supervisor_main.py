@@ -14,8 +14,8 @@ from pathlib import Path
 from realsys.api.plan import JobLayout, JobPlan, LaunchPlan, read_plan
 from realsys.name_resolve.key_table import TrialKeys
 from realsys.observability.worker_logs import configure_logging
+from realsys.runtime.child_processes.parent_death import die_with_parent
 from realsys.runtime.failures import failure_of
-from realsys.runtime.parent_death import die_with_parent
 from realsys.slurm.lost_nodes import lost_nodes
 from realsys.supervisor.attempt.attempt import Job, claim_attempt, end_attempt
 from realsys.supervisor.health.preflight_check import preflight

@@ -30,7 +30,7 @@ _SHUTDOWN_S = 2.0
 
 
 class HttpListener:
-    """Owns the sockets. ``url``, over HTTPS with the certificate's SHA-256, and then ``cert_pem`` are there
+    """Owns the sockets. ``url``, over HTTPS with the certificate's SHA-256, and ``cert_pem`` are there
     after ``start``.
 
     Args:

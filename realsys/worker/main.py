@@ -22,9 +22,9 @@ from realsys.api.plan import read_plan
 from realsys.heartbeat.heartbeat_messages import Terminate
 from realsys.observability.worker_logs import configure_logging
 from realsys.runtime import worker_exit_codes
+from realsys.runtime.child_processes.parent_death import PARENT_PID_VARIABLE, die_with_parent
 from realsys.runtime.failures import failure_by_order, failure_of, first_line
 from realsys.runtime.lifecycle import FINAL, WorkerEvent
-from realsys.runtime.parent_death import PARENT_PID_VARIABLE, die_with_parent
 from realsys.trial.folders import restrict_umask
 from realsys.trial.records import (
     AttemptRecord,

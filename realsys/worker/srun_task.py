@@ -28,10 +28,14 @@ from realsys.api.plan import LaunchPlan, StepPlan, read_plan
 from realsys.api.scheduling import INDEPENDENTLY_RESTARTABLE
 from realsys.name_resolve.file.commit_log import NFS, file_system_of
 from realsys.runtime import worker_exit_codes
+from realsys.runtime.child_processes.parent_death import (
+    PARENT_PID_VARIABLE,
+    adopt_orphans,
+    wait_for_children,
+)
 from realsys.runtime.failures import failure_of
 from realsys.runtime.linux import pidfd_open
 from realsys.runtime.oom_evidence import oom_evidence, read_oom_counts
-from realsys.runtime.parent_death import PARENT_PID_VARIABLE, adopt_orphans, wait_for_children
 from realsys.slurm.gpus import own_devices
 from realsys.trial.folders import restrict_umask
 from realsys.trial.records import (

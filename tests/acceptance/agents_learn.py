@@ -44,11 +44,12 @@ LEAST_RISE = 0.2
 MOST_APART = 0.1  # of the last steps' rewards, through the SDK and through our own agent
 WRONG_SHARE = 0.65  # of fine-tuning's calls
 SFT_QUESTIONS, SFT_EPOCHS = 4_000, 1
-STEPS, EDGE = 30, 4  # steps of a run; those at either end that count as its beginning and end
+STEPS, EDGE = 45, 5  # steps of a run; those at either end that count as its beginning and end
 RUN = (
     f"exp_ctrl.benchmark_steps={STEPS}",
     "exp_ctrl.eval_freq_steps=none",
-    "train_bs_n_seqs=24",
+    "train_bs_n_seqs=32",
+    "actor.optimizer.lr=6e-4",
     "group_size=8",
     "gen.max_new_tokens=48",
     "task.max_prompt_len=160",
@@ -156,7 +157,7 @@ def worked() -> list[dict[str, str]]:
     problems = arithmetic_word_problems(num_problems=SFT_QUESTIONS, seed=5, split="train")
     records = []
     for problem in problems:
-        equation, _, known = problem["answer"].partition("\n#### ")
+        equation, _, _ = problem["answer"].partition("\n#### ")
         right = equation.partition("=")[0].replace(" ", "")
         wrong = right.translate(str.maketrans("+-", "-+"))
         call = wrong if rng.random() < WRONG_SHARE else right

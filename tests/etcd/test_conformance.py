@@ -102,7 +102,7 @@ for _ in range(20):  # 64 of them start at once, on two cores
 # Imports take longer than what a contender does: they are done once.
 COPIES = """
 import realsys.name_resolve.etcd.etcd_store
-from realsys.runtime.parent_death import die_with_parent
+from realsys.runtime.child_processes.parent_death import die_with_parent
 parent = os.getpid()
 for _ in range(int(sys.argv[3])):
     if os.fork() == 0:

@@ -18,7 +18,7 @@ from realsys.api.worker_configs import GserverManager
 from realsys.generation.manager import build
 from realsys.name_resolve.key_table import TrialKeys
 from realsys.name_resolve.open import open_store
-from realsys.runtime.parent_death import die_with_parent
+from realsys.runtime.child_processes.parent_death import die_with_parent
 from realsys.trial.records import WorkerRecord, dumps, process_start
 from realsys.worker.controls import Controls
 

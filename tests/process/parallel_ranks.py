@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from realsys.api.model import ParallelGroups, ProcessTopology
 from realsys.model_worker.process_groups import rank_groups
-from realsys.runtime.parent_death import die_with_parent
+from realsys.runtime.child_processes.parent_death import die_with_parent
 
 
 def rows_asked(head: torch.nn.Module) -> list[int]:

@@ -32,7 +32,7 @@ from realsys.generation.http.http_client import HttpGenerationClient
 from realsys.generation.http.http_session import HttpSession
 from realsys.generation.served_engines.child import ChildServer
 from realsys.generation.server.http_app import generation_app
-from realsys.runtime.child_guard import descendants, guarded
+from realsys.runtime.child_processes.child_guard import descendants, guarded
 from realsys.transport.generation_messages import (
     Finish,
     GenerateRequest,
@@ -418,7 +418,7 @@ def test_a_child_dies_with_a_killed_parent(tmp_path: Path) -> None:
     log = tmp_path / "log"
     code = f"""
 import subprocess, sys, time
-from realsys.runtime.child_guard import guarded
+from realsys.runtime.child_processes.child_guard import guarded
 subprocess.Popen(guarded([sys.executable, "-c", {SERVER_OF_OTHERS!r}]), stdout=open({str(log)!r}, "w"))
 time.sleep(600)
 """

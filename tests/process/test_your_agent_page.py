@@ -1,4 +1,6 @@
-"""The user story of docs/your_agent.md: a third-party agent and a plain program, to their first training steps."""
+"""The user story of docs/your_agent.md: a third-party agent and a plain program, to their first
+training steps.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         hidden_size=32, num_layers=1, num_heads=2, num_kv_heads=1,
     )  # fmt: skip
     config = folder / "MODEL" / "config.json"
-    config.write_text(json.dumps({**json.loads(config.read_text()), "max_position_embeddings": 1024}))
+    config.write_text(
+        json.dumps({**json.loads(config.read_text()), "max_position_embeddings": 1024})
+    )
     return folder
 
 

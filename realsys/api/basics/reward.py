@@ -28,7 +28,7 @@ LARGEST = 3.4e38  # of a score: that of float32
 TASK_SOURCE = "task_source"
 # In place of an expression: each answer by the rules of its source, which are the arguments.
 BY_SOURCE = "@source"
-# Metadata of a batch: JSON of one number per sequence of an id: which episode it is a branch of.
+# Metadata of a batch: JSON of [number, role] per sequence of an id: which episode it is a branch of.
 EPISODES = "episodes"
 PARTS = "reward_parts"  # metadata of a batch: JSON of one mapping per answer of an id
 MEAN_REWARD = "mean_reward"  # metadata of a batch: of an id's answers; None if it got no reward

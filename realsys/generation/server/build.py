@@ -22,7 +22,7 @@ from realsys.generation.served_engines.sglang import SGLangEngine
 from realsys.generation.served_engines.vllm import VLLMEngine
 from realsys.generation.server.http_app import generation_app
 from realsys.runtime import worker_exit_codes
-from realsys.runtime.child_guard import guarded
+from realsys.runtime.child_processes.child_guard import guarded
 from realsys.runtime.first_error import first_of
 from realsys.runtime.lifecycle import WorkerEvent
 from realsys.runtime.progress import tick

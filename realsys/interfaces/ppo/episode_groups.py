@@ -19,7 +19,7 @@ class EpisodeGroups:
     """E episodes of B sequences.
 
     Attributes:
-        group_E: int64 ``[E]``: the id that each is an episode of.
+        group_E: int64 ``[E]``: with which others each is compared: those of its id and role.
         episode_B: int64 ``[B]``; None: each sequence is an episode.
     """
 
@@ -36,17 +36,17 @@ class EpisodeGroups:
             return EpisodeGroups(group_B)
         episode_B: list[int] = []
         group_E: list[int] = []
+        groups: dict[tuple[int, str], int] = {}  # (id, role) → group
         for place, (text, group) in enumerate(zip(texts, pieces, strict=True)):
-            numbers = json.loads(text)
-            if len(numbers) != len(group):  # a record that was set aside
-                numbers = list(range(len(group)))
-            order = {number: i for i, number in enumerate(dict.fromkeys(numbers))}
-            episode_B += [len(group_E) + order[number] for number in numbers]
-            group_E += [place] * len(order)
-        if len(group_E) == len(episode_B):
-            return EpisodeGroups(group_B)
+            known: dict[tuple[int, str], int] = {}  # (episode, role) → its number in the batch
+            for number, role in _pairs(text, len(group)):
+                if (number, role) not in known:
+                    known[number, role] = len(group_E)
+                    group_E.append(groups.setdefault((place, role), len(groups)))
+                episode_B.append(known[number, role])
         return EpisodeGroups(
-            torch.tensor(group_E, device=device), torch.tensor(episode_B, device=device)
+            torch.tensor(group_E, device=device),
+            None if len(group_E) == len(episode_B) else torch.tensor(episode_B, device=device),
         )
 
     def scores(
@@ -78,3 +78,9 @@ class EpisodeGroups:
     def spread(self, x_E: torch.Tensor) -> torch.Tensor:
         """``[B]``: each sequence gets its episode's."""
         return x_E if self.episode_B is None else x_E[self.episode_B]
+
+
+def _pairs(text: str, count: int) -> list[tuple[int, str]]:
+    """Reads an id's numbers and roles; without them each sequence is an episode (a record set aside)."""
+    pairs = [(int(number), str(role)) for number, role in json.loads(text)]
+    return pairs if len(pairs) == count else [(i, "") for i in range(count)]

@@ -34,8 +34,8 @@ from realsys.rewards.sandbox.box_messages import (
     prepare_codec,
     send,
 )
+from realsys.runtime.child_processes.parent_death import PR_SET_PDEATHSIG
 from realsys.runtime.linux import pidfd_open
-from realsys.runtime.parent_death import PR_SET_PDEATHSIG
 
 NAMESPACES = {"net": kernel.CLONE_NEWNET, "ipc": kernel.CLONE_NEWIPC, "uts": kernel.CLONE_NEWUTS}
 _ALWAYS = kernel.CLONE_NEWNS | kernel.CLONE_NEWPID

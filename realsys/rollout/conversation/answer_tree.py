@@ -57,13 +57,6 @@ class AnswerNode:
             node = node.parent
 
     @property
-    def num_context(self) -> int:
-        """Tokens that the answer was sampled behind."""
-        return sum(len(n.observed) for n in self.line) + sum(
-            len(n.answer.tokens) for n in self.line[:-1]
-        )
-
-    @property
     def tokens(self) -> list[int]:
         """All tokens of the branch up to the answer's last."""
         return [t for node in self.line for t in (*node.observed, *node.answer.tokens)]

@@ -101,8 +101,8 @@ class CallBook(Generic[T]):
 
 def request_digest(request: ChatRequest) -> bytes:
     """Returns what is equal for a request and its retries, and for no others."""
-    told = asdict(request)
+    fields = asdict(request)
     for name in ("retries", "idempotency_key"):
-        del told[name]
-    text = json.dumps(told, sort_keys=True, default=str)
+        del fields[name]
+    text = json.dumps(fields, sort_keys=True, default=str)
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()

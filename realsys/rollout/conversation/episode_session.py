@@ -82,6 +82,7 @@ class SessionSettings:
         decode: tokens → text with special tokens.
         end_ids: tokens that end an answer, not part of its text.
         max_calls: requests of one episode, above which it fails: an agent in a loop.
+        takes_schemas: requests for answers by a JSON schema are answered as others are; else refused.
     """
 
     renderer: ChatRenderer
@@ -91,6 +92,7 @@ class SessionSettings:
     model: str = "policy"
     match: MessageMatch = MessageMatch.TOOLS
     max_calls: int = 1000
+    takes_schemas: bool = False
 
 
 @dataclass(eq=False, kw_only=True)
@@ -140,7 +142,6 @@ class EpisodeSession:
     policy: SessionPolicy
     settings: SessionSettings
     reward: float | None = None
-    last_used: float = field(default_factory=time.monotonic)
     tree: AnswerTree = field(default_factory=AnswerTree)
     is_over: bool = False
     on_first_call: Callable[[], None] | None = None
@@ -159,7 +160,6 @@ class EpisodeSession:
         """
         if self.is_over:
             raise _over()
-        self.last_used = time.monotonic()
         call, is_new = self._book.claim(request)
         if self.on_first_call is not None:
             self.on_first_call()
@@ -178,7 +178,6 @@ class EpisodeSession:
         try:
             yield live
         finally:
-            self.last_used = time.monotonic()
             self._book.left(call, read=bool(read))
             if read:
                 for node in call.work.nodes:
@@ -277,6 +276,12 @@ class EpisodeSession:
                 where=f"session {self.id}",
                 fix="see why the agent does not end, or raise agent_args.max_calls",
             )
+        if request.schema is not None and not self.settings.takes_schemas:
+            raise DataError(
+                "this engine can't hold an answer to a JSON schema",
+                where="response_format",
+                fix="leave it out, or run with task.agent_args.schema=ignore",
+            )
         keys = path_keys(request.messages, request.tools, self.settings.match)
         parent, prompt = self._prompt(request, keys)
         context = [*(parent.tokens if parent is not None else ()), *prompt.tokens]
@@ -361,7 +366,7 @@ class EpisodeSession:
         text = self._text(answer.tokens)
         if stop_text:
             text = text[: text.find(stop_text)]
-        parsed = form.parse(text, thinking=thinking, tools=has_tools)
+        parsed = form.parse(text, thinking=thinking, tools=has_tools, schemas=_schemas(request))
         calls = tuple(
             ToolCall(id=self._tool_call_id(*place, i), name=c.name, arguments=c.arguments)
             for i, c in enumerate(parsed.calls)
@@ -406,6 +411,12 @@ def _kept(answer: Answer, count: int, *, stopped: bool) -> Answer:
         kept=answer.kept[:count],
         stopped=stopped,
     )
+
+
+def _schemas(request: ChatRequest) -> dict[str, Any]:
+    """Returns the schemas of the tools' arguments by the tools' names."""
+    functions = [tool.get("function", {}) for tool in request.tools]
+    return {f["name"]: f.get("parameters", {}) for f in functions if "name" in f}
 
 
 def _with_thoughts(messages: Sequence[ChatMessage], node: AnswerNode) -> list[ChatMessage]:

@@ -200,6 +200,8 @@ def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
             where=where,
             fix="offer tools with name, description and input_schema only",
         )
+    if not isinstance(tool.get("input_schema", {}), dict):
+        raise refused("expected an object", where=f"{where}.input_schema", fix="send a JSON schema")
     given = {
         "name": tool.get("name"),
         "description": tool.get("description"),

@@ -77,6 +77,8 @@ def converted(value: object, kind: type[T], where: str) -> T:
         return msgspec.convert(value, type=kind)
     except msgspec.ValidationError as error:
         raise _wrong_field(error, where) from None
+    except RecursionError:
+        raise nested_too_deeply(where) from None
 
 
 def _wrong_field(error: msgspec.ValidationError, prefix: str) -> DataError:
@@ -87,6 +89,11 @@ def _wrong_field(error: msgspec.ValidationError, prefix: str) -> DataError:
         where=where or "body",
         fix="send the field as the API has it",
     )
+
+
+def nested_too_deeply(where: str) -> DataError:
+    """Returns the error of values inside of values that no reader follows to the end."""
+    return refused("nested too deeply", where=where, fix="send flatter values")
 
 
 def bounded(values: Sequence[T] | None, most: int, where: str) -> Sequence[T]:
@@ -113,7 +120,7 @@ def compact_json(value: object, where: str) -> str:
     try:
         return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     except RecursionError:
-        raise refused("nested too deeply", where=where, fix="send flatter values") from None
+        raise nested_too_deeply(where) from None
 
 
 def joined_text(content: Content | None, where: str) -> str:

@@ -38,8 +38,8 @@ _FIELD_PATH = re.compile(r"[A-Za-z_]\w*(\.\w+|\[[\w.]+\])*")
 def message_of(error: RealsysError) -> str:
     """Returns the field if there is one, what happened and what to do; no names of hosts or files."""
     field = field_of(error)
-    told = f"{field}: {error.what}" if field else error.what
-    return f"{told}. Fix: {error.fix}" if error.fix else told
+    text = f"{field}: {error.what}" if field else error.what
+    return f"{text}. Fix: {error.fix}" if error.fix else text
 
 
 def field_of(error: RealsysError) -> str | None:

@@ -81,8 +81,8 @@ class ResponseStream:
         event = self._event("error", code=code, message=message, param=field_of(error))
         if not self._response:
             return event
-        told = {"code": code or "invalid_prompt", "message": message}
-        response = {**self._response, "status": "failed", "error": told, "output": self._output}
+        failure = {"code": code or "invalid_prompt", "message": message}
+        response = {**self._response, "status": "failed", "error": failure, "output": self._output}
         return event + self._event("response.failed", response=response)
 
     def _more(self, kind: str, text: str) -> bytes:

@@ -130,11 +130,8 @@ def _tool_choice(
         return ToolChoice.AUTO, ""
     if isinstance(choice, str) and choice in ("auto", "none", "required"):
         return body_fields.checked_choice(ToolChoice(choice), "", tools, "tool_choice")
-    if (
-        isinstance(choice, Mapping)
-        and choice.get("type") == "function"
-        and isinstance(name := choice.get("name"), str)
-    ):
+    named = choice if isinstance(choice, Mapping) and choice.get("type") == "function" else {}
+    if isinstance(name := named.get("name"), str):
         return body_fields.checked_choice(ToolChoice.ONE, name, tools, "tool_choice.name")
     raise refused(
         "this choice is not served",

@@ -17,10 +17,9 @@ DONE = b"data: [DONE]\n\n"
 def encoded(value: Any) -> bytes:
     """Encodes JSON values, also of text with half of a surrogate pair, which UTF-8 can't hold."""
     try:
-        made: bytes = msgspec.json.encode(value)
-        return made
+        return bytes(msgspec.json.encode(value))
     except UnicodeEncodeError:
-        return json.dumps(value, separators=(",", ":")).encode("ascii")  # escapes all but ASCII
+        return json.dumps(value, separators=(",", ":")).encode()  # escapes all but ASCII
 
 
 def data_event(data: Any) -> bytes:
@@ -30,8 +29,7 @@ def data_event(data: Any) -> bytes:
 
 def named_event(data: dict[str, Any]) -> bytes:
     """Encodes an event that has its ``type`` for a name."""
-    name: str = data["type"]
-    return b"event: " + name.encode() + b"\n" + data_event(data)
+    return f"event: {data['type']}\n".encode() + data_event(data)
 
 
 def unsent(whole: str, sent: Sequence[str]) -> str:

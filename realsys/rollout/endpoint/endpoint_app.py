@@ -38,6 +38,7 @@ from realsys.rollout.dialects.model_list import (
     openai_model,
     openai_model_list,
 )
+from realsys.rollout.dialects.server_sent_events import encoded
 from realsys.rollout.endpoint.session_registry import (
     KeyInUse,
     NoRoom,
@@ -295,10 +296,10 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         lost = DataError(what, where="URL", fix=did_you_mean(request.path, paths))
         return _refusal(request, lost, status=404)
     except web.HTTPException as error:
-        said = DataError(
+        wrapped = DataError(
             error.text or error.reason, where=request.path, fix="see docs/your_agent.md"
         )
-        return _refusal(request, said, status=error.status)
+        return _refusal(request, wrapped, status=error.status)
     except ConnectionError:
         raise  # the client has left
     except Exception as error:  # the outermost frame of a request
@@ -329,9 +330,8 @@ def json_body(
     body: Any, *, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> web.Response:
     """Returns a response of JSON values."""
-    encoded = msgspec.json.encode(body)
     return web.Response(
-        body=encoded, status=status, headers=headers, content_type="application/json"
+        body=encoded(body), status=status, headers=headers, content_type="application/json"
     )
 
 

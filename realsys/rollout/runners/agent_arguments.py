@@ -28,6 +28,10 @@ class EndpointArguments:
         template, template_args: a chat template in place of the tokenizer's; arguments for it.
         max_calls: most requests of an episode.
         with_answer: the task that the agent is given holds the record's answer.
+        roles: of an episode with several speakers: each has a key, a conversation and a reward of its own.
+        schema: requests for answers that follow a JSON schema, which no engine here can hold them to.
+        listen: on the loopback interface by HTTP, or on the node's address by HTTPS; none: HTTPS where
+            clients come from outside and there are other nodes.
     """
 
     timeout_s: float = 1800.0
@@ -35,11 +39,16 @@ class EndpointArguments:
     failed_reward: float = 0.0
     match: Literal["strict", "tools", "content"] = "tools"
     keep_thoughts: bool = True
-    form: Literal["", "hermes", "qwen3_coder", "llama3_json", "mistral", "deepseek", "plain"] = ""
+    form: Literal[
+        "", "hermes", "qwen3_coder", "llama3_json", "mistral", "deepseek", "plain", "plain_thoughts"
+    ] = ""
     template: str = ""
     template_args: Mapping[str, Any] = field(default_factory=dict)
     max_calls: int = 1000
     with_answer: bool = False
+    roles: tuple[str, ...] = ()
+    schema: Literal["refuse", "ignore"] = "refuse"
+    listen: Literal["loopback", "https"] | None = None
 
     def __post_init__(self) -> None:
         for name in ("timeout_s", "starting_at_once", "max_calls"):
@@ -49,6 +58,12 @@ class EndpointArguments:
                     where=f"task.agent_args.{name}",
                     fix="use a number above 0",
                 )
+        if len(set(self.roles)) < len(self.roles) or not all(map(str.isidentifier, self.roles)):
+            raise ConfigError(
+                f"roles are {list(self.roles)}",
+                where="task.agent_args.roles",
+                fix="use different names of letters, digits and _",
+            )
 
 
 @dataclass(eq=False, kw_only=True)

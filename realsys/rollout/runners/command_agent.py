@@ -10,22 +10,21 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import math
 import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from realsys.api.agent import EpisodeTask
 from realsys.api.errors import RolloutError
-from realsys.rollout.conversation.episode_session import EpisodeSession
 from realsys.rollout.runners.agent_arguments import CommandArguments
-from realsys.rollout.runners.endpoint_agent import AgentOutcome, EndpointAgent, EpisodeAddress
-from realsys.runtime.child_guard import GRACE_S, guarded
+from realsys.rollout.runners.endpoint_agent import EndpointAgent
+from realsys.rollout.runners.episode_outcome import AgentOutcome, EpisodeSeat, outcome_of, seat_json
+from realsys.runtime.child_processes.child_guard import GRACE_S, guarded
 
 logger = logging.getLogger(__name__)
 
@@ -43,15 +42,13 @@ class CommandAgent(CommandArguments, EndpointAgent):
     environment scores the policy's last answer, or the file's ``answer``.
     """
 
-    async def play(
-        self, task: EpisodeTask, session: EpisodeSession, address: EpisodeAddress
-    ) -> AgentOutcome:
+    async def play(self, task: EpisodeTask, seats: Sequence[EpisodeSeat]) -> AgentOutcome:
         """Runs the program to its end, or to its deadline."""
         folder = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="realsys-agent-"))
         log = self.host.folder / f"{task.id}.log"
         try:
-            await asyncio.to_thread(_prepare, folder, log, self.told(task))
-            problem = await self._run(session, address, folder, log)
+            await asyncio.to_thread(_prepare, folder, log, self.task_json(task))
+            problem = await self._run(seats, folder, log)
             outcome = read_reward(folder / "reward", problem=problem)
             if not outcome.problem and not self.keep_logs:
                 log.unlink(missing_ok=True)
@@ -59,13 +56,11 @@ class CommandAgent(CommandArguments, EndpointAgent):
         finally:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
-    async def _run(
-        self, session: EpisodeSession, address: EpisodeAddress, folder: Path, log: Path
-    ) -> str:
+    async def _run(self, seats: Sequence[EpisodeSeat], folder: Path, log: Path) -> str:
         """Runs the program; returns why it failed, or nothing."""
         loop = asyncio.get_running_loop()
-        async with self.starting(session):
-            process = self._spawn(address, folder, log)
+        async with self.starting(seats):
+            process = self._spawn(seats, folder, log)
             ends_s = loop.time() + self.timeout_s
             try:
                 while (code := process.poll()) is None and loop.time() < ends_s:
@@ -74,9 +69,7 @@ class CommandAgent(CommandArguments, EndpointAgent):
                 await _end(process)
         if code is None:
             return f"it was still running after {self.timeout_s:g} s"
-        if (
-            code in (-9, 137) and not session.is_over
-        ):  # not its own doing: the question is asked anew
+        if code in (-9, 137):  # not its own doing: the question is asked anew
             raise RolloutError(
                 f"the agent was killed by a signal: {_tail(log)}",
                 where=str(log),
@@ -84,7 +77,9 @@ class CommandAgent(CommandArguments, EndpointAgent):
             )
         return f"it ended with status {code}: {_tail(log)}" if code else ""
 
-    def _spawn(self, address: EpisodeAddress, folder: Path, log: Path) -> subprocess.Popen[bytes]:
+    def _spawn(
+        self, seats: Sequence[EpisodeSeat], folder: Path, log: Path
+    ) -> subprocess.Popen[bytes]:
         descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             # From the main thread, which runs the event loop: the child is tied to the starting thread
@@ -94,16 +89,19 @@ class CommandAgent(CommandArguments, EndpointAgent):
                 stdout=descriptor,
                 stderr=subprocess.STDOUT,
                 cwd=folder,
-                env={**os.environ, **agent_environment(address), **_files(folder), **self.env},
+                env={**os.environ, **agent_environment(seats), **_files(folder), **self.env},
                 start_new_session=True,
             )
         finally:
             os.close(descriptor)
 
 
-def agent_environment(address: EpisodeAddress) -> dict[str, str]:
-    """Returns the variables by which clients find the policy."""
+def agent_environment(seats: Sequence[EpisodeSeat]) -> dict[str, str]:
+    """Returns the variables by which clients find the policy: the first role's, and all by name."""
+    address = seats[0].address
+    trusted = {} if address.certificate is None else {"SSL_CERT_FILE": str(address.certificate)}
     return {
+        **trusted,
         "OPENAI_BASE_URL": address.base_url,
         "OPENAI_API_BASE": address.base_url,
         "OPENAI_API_KEY": address.key,
@@ -111,6 +109,7 @@ def agent_environment(address: EpisodeAddress) -> dict[str, str]:
         "ANTHROPIC_API_KEY": address.key,
         "REALSYS_SESSION_URL": address.session_url,
         "REALSYS_MODEL": address.model,
+        "REALSYS_ROLES": json.dumps({s.role: seat_json(s) for s in seats if s.role}),
         "NO_PROXY": "127.0.0.1,localhost",
         "no_proxy": "127.0.0.1,localhost",
     }
@@ -129,28 +128,18 @@ def read_reward(path: Path, *, problem: str) -> AgentOutcome:
     try:
         read = json.loads(text) if text else None
         given = read if isinstance(read, dict) else {"reward": read}
-        numbers = {
-            k: float(v) for k, v in given.items() if isinstance(v, int | float) and k != "answer"
-        }
-        if not all(map(math.isfinite, numbers.values())):
-            raise ValueError("a number that is not finite")
-        answer = given.get("answer")
-        if "reward" not in numbers and answer is None:
-            raise ValueError("neither a reward nor an answer")
+        return outcome_of(given, problem=problem)
     except ValueError as error:
         raise RolloutError(
             f"the agent's reward file can't be read: {error}: {text[:200]!r}",
             where="$REALSYS_REWARD_FILE",
             fix='write a number, or {"reward": NUMBER, …}, or {"answer": TEXT} to have that scored',
         ) from error
-    reward = numbers.pop("reward", None)
-    text_ = None if answer is None else str(answer)
-    return AgentOutcome(reward=reward, text=text_, problem=problem, stats=numbers)
 
 
-def _prepare(folder: Path, log: Path, told: Mapping[str, object]) -> None:
+def _prepare(folder: Path, log: Path, task_json: Mapping[str, object]) -> None:
     log.parent.mkdir(parents=True, exist_ok=True)
-    (folder / "task.json").write_text(json.dumps(told, default=str))
+    (folder / "task.json").write_text(json.dumps(task_json, default=str))
     (folder / "work").mkdir()
 
 

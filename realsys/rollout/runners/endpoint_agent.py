@@ -15,10 +15,10 @@ import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from realsys.api.agent import AgentHost, Answer, Ask, Episode, EpisodeAgent, EpisodeTask
-from realsys.api.errors import RolloutError
 from realsys.rollout.conversation.answer_forms import ANSWER_FORMS, form_of_template
 from realsys.rollout.conversation.chat_rendering import TemplateRenderer
 from realsys.rollout.conversation.episode_session import EpisodeSession, SessionSettings
@@ -26,46 +26,19 @@ from realsys.rollout.conversation.message_matching import MessageMatch
 from realsys.rollout.endpoint.endpoint_app import endpoint_app
 from realsys.rollout.endpoint.session_registry import SessionRegistry
 from realsys.rollout.runners.agent_arguments import EndpointArguments
+from realsys.rollout.runners.episode_outcome import (
+    AgentOutcome,
+    EpisodeAddress,
+    EpisodeSeat,
+    finished_episode,
+)
 from realsys.transport.http_listener import HttpListener
 
 logger = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
+CERTIFICATE_FILE = "endpoint.pem"
 _PURPOSE = b"realsys agents' endpoint: administrator's key"
-
-
-@dataclass(frozen=True, kw_only=True)
-class EpisodeAddress:
-    """Where an agent finds the policy. ``session_url`` holds the key, for clients that can't be
-    given one.
-    """
-
-    base_url: str
-    session_url: str
-    key: str = field(repr=False)
-    model: str = "policy"
-
-    @property
-    def root_url(self) -> str:
-        """Without ``/v1``, as Anthropic's clients want it."""
-        return self.base_url.removesuffix("/v1")
-
-
-@dataclass(frozen=True, kw_only=True)
-class AgentOutcome:
-    """How an agent's episode ended.
-
-    Attributes:
-        reward: that it gave itself; None: it gave none.
-        text: what the environment scores; None: the policy's last answer.
-        problem: why it failed; empty: it did not.
-        stats: numbers for the metrics.
-    """
-
-    reward: float | None = None
-    text: str | None = None
-    problem: str = ""
-    stats: Mapping[str, float] = field(default_factory=dict)
 
 
 class AskPolicy:
@@ -89,7 +62,16 @@ class AskPolicy:
 
 @dataclass(eq=False, kw_only=True)
 class EndpointAgent(EndpointArguments, EpisodeAgent):
-    """What every agent behind the endpoint shares: a listener, and an episode's session."""
+    """What every agent behind the endpoint shares: a listener, and an episode's session.
+
+    Attributes:
+        url: where the endpoint listens. certificate: what clients trust there; None: plain HTTP.
+        from_outside: clients may be on other nodes.
+    """
+
+    url: str = field(init=False, default="")
+    certificate: Path | None = field(init=False, default=None)
+    from_outside = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -100,53 +82,71 @@ class EndpointAgent(EndpointArguments, EpisodeAgent):
     # ---- life ------------------------------------------------------------------------------------
 
     async def open(self, host: AgentHost) -> None:
-        """Starts the endpoint, on the loopback interface."""
+        """Starts the endpoint."""
         self.host = host
         self.settings = session_settings(self, host)
-        app = endpoint_app(self.registry)
+        tls = self._listens_by_tls
         self._listener = await HttpListener(
-            app, name="agents' endpoint", tls=False, host=LOOPBACK
+            endpoint_app(self.registry),
+            name="agents' endpoint",
+            tls=tls,
+            host=host.host if tls else LOOPBACK,
+            ports=host.ports if tls else None,
         ).start()
-        logger.info("endpoint started url=%s", self._listener.url)
+        self.url = self._listener.url.partition("#")[0]
+        if tls:
+            self.certificate = host.folder / CERTIFICATE_FILE
+            host.folder.mkdir(parents=True, exist_ok=True)
+            self.certificate.write_text(self._listener.cert_pem)
+        logger.info("endpoint started url=%s", self.url)
+
+    @property
+    def _listens_by_tls(self) -> bool:
+        if self.listen is None:
+            return self.from_outside and self.host.host != LOOPBACK
+        return self.listen == "https"
 
     async def close(self) -> None:
         """Stops the endpoint."""
         if self._listener is not None:
             await self._listener.stop()
 
-    @property
-    def url(self) -> str:
-        """Where the endpoint listens."""
-        assert self._listener is not None
-        return self._listener.url
-
     # ---- an episode ------------------------------------------------------------------------------
 
     async def run_episode(self, task: EpisodeTask) -> Episode:
-        """Runs ``play`` over a session of its own, and scores what became of it."""
-        session = EpisodeSession(id=task.id, policy=AskPolicy(task.ask), settings=self.settings)
+        """Runs ``play`` with a session for each role, and scores what became of them."""
+        seats = [self._seat(task, role) for role in self.roles or ("",)]
+        try:
+            outcome = await self.play(task, seats)
+        finally:
+            for seat in seats:
+                self.registry.close(seat.address.key)
+                await seat.session.close()
+        return await finished_episode(task, seats, outcome, failed_reward=self.failed_reward)
+
+    @abc.abstractmethod
+    async def play(self, task: EpisodeTask, seats: Sequence[EpisodeSeat]) -> AgentOutcome:
+        """Has the agent do its task. What it raises fails the question, which is answered anew.
+
+        Args:
+            seats: one, or one for each role.
+        """
+
+    def _seat(self, task: EpisodeTask, role: str) -> EpisodeSeat:
+        id_ = f"{task.id}-{role}" if role else task.id
+        session = EpisodeSession(id=id_, policy=AskPolicy(task.ask), settings=self.settings)
         key = self.registry.open(session)
         address = EpisodeAddress(
             base_url=f"{self.url}/v1",
             session_url=f"{self.url}/sessions/{key}/v1",
             key=key,
             model=self.settings.model,
+            certificate=self.certificate,
         )
-        try:
-            outcome = await self.play(task, session, address)
-        finally:
-            self.registry.close(key)
-            await session.close()
-        return await finished_episode(task, session, outcome, failed_reward=self.failed_reward)
-
-    @abc.abstractmethod
-    async def play(
-        self, task: EpisodeTask, session: EpisodeSession, address: EpisodeAddress
-    ) -> AgentOutcome:
-        """Has the agent do its task. What it raises fails the question, which is answered anew."""
+        return EpisodeSeat(role=role, session=session, address=address)
 
     @asynccontextmanager
-    async def starting(self, session: EpisodeSession) -> AsyncIterator[None]:
+    async def starting(self, seats: Sequence[EpisodeSeat]) -> AsyncIterator[None]:
         """Waits for a place among those that start, and gives it up at the first request, or at the end."""
         await self._starting.acquire()
         held = [True]
@@ -156,13 +156,14 @@ class EndpointAgent(EndpointArguments, EpisodeAgent):
                 held.clear()
                 self._starting.release()
 
-        session.on_first_call = leave
+        for seat in seats:
+            seat.session.on_first_call = leave
         try:
             yield
         finally:
             leave()
 
-    def told(self, task: EpisodeTask) -> dict[str, Any]:
+    def task_json(self, task: EpisodeTask) -> dict[str, Any]:
         """Returns what an agent gets to know of its task, as JSON."""
         record = {
             k: v
@@ -194,45 +195,7 @@ def session_settings(agent: EndpointAgent, host: AgentHost) -> SessionSettings:
         end_ids=host.end_ids,
         match=MessageMatch(agent.match),
         max_calls=agent.max_calls,
-    )
-
-
-async def finished_episode(
-    task: EpisodeTask, session: EpisodeSession, outcome: AgentOutcome, *, failed_reward: float
-) -> Episode:
-    """Scores an episode and turns its conversation into sequences.
-
-    Raises:
-        RolloutError: the policy was not asked, so there is nothing to train on.
-    """
-    last = session.last_node()
-    if last is None:
-        raise RolloutError(
-            "the agent ended without an answer of the policy: "
-            + (outcome.problem or "it made no request"),
-            where=f"episode {task.id}",
-            fix="see its log; it must use the base URL and the key that it is given",
-        )
-    stats: dict[str, float] = {**outcome.stats, "failed": float(bool(outcome.problem))}
-    if session.reward is not None:
-        reward = session.reward
-    elif outcome.reward is not None:
-        reward = outcome.reward
-    elif outcome.problem:
-        logger.info("agent failed episode=%s problem=%s", task.id, outcome.problem)
-        reward = failed_reward
-    else:
-        task.environment.sampled(last.answer)
-        text = last.message.content if outcome.text is None else outcome.text
-        observation = await task.environment.step(text)
-        reward = observation.reward
-        stats |= observation.info
-    sequences = session.sequences(reward=reward)
-    return Episode(
-        sequences=tuple(sequences),
-        reward=reward,
-        stats={**stats, **session.figures()},
-        shares_reward=all(s.reward == reward for s in sequences),
+        takes_schemas=agent.schema == "ignore",
     )
 
 

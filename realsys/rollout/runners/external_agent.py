@@ -12,18 +12,15 @@ import asyncio
 import json
 import os
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from realsys.api.agent import AgentHost, EpisodeTask
 from realsys.api.errors import WaitTimeout
 from realsys.rollout.conversation.episode_session import EpisodeSession
 from realsys.rollout.endpoint.session_registry import NoRoom, StartedEpisode
-from realsys.rollout.runners.endpoint_agent import (
-    AgentOutcome,
-    EndpointAgent,
-    EpisodeAddress,
-    admin_key,
-)
+from realsys.rollout.runners.endpoint_agent import EndpointAgent, admin_key
+from realsys.rollout.runners.episode_outcome import AgentOutcome, EpisodeSeat
 
 ADDRESS_FILE = "endpoint.json"
 
@@ -45,6 +42,8 @@ class ExternalAgent(EndpointAgent):
     ``timeout_s`` is that of an episode, from its start; one that has not started waits as long as it must.
     """
 
+    from_outside = True
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self._offers: deque[_Offer] = deque()
@@ -57,18 +56,23 @@ class ExternalAgent(EndpointAgent):
         self.registry.admin_key = admin_key(host.secret)
         await super().open(host)
         host.folder.mkdir(parents=True, exist_ok=True)
-        told = {"base_url": f"{self.url}/v1", "url": self.url, "admin_key": self.registry.admin_key}
+        address = {
+            "base_url": f"{self.url}/v1",
+            "url": self.url,
+            "admin_key": self.registry.admin_key,
+            "certificate": None if self.certificate is None else str(self.certificate),
+        }
         path = host.folder / ADDRESS_FILE
         new = path.with_suffix(f".{os.getpid()}")
         descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "w") as file:
-            json.dump(told, file)
+            json.dump(address, file)
         new.rename(path)
 
-    async def play(
-        self, task: EpisodeTask, session: EpisodeSession, address: EpisodeAddress
-    ) -> AgentOutcome:
+    async def play(self, task: EpisodeTask, seats: Sequence[EpisodeSeat]) -> AgentOutcome:
         """Waits until a client has taken and ended the episode."""
+        (seat,) = seats
+        session = seat.session
         offer = _Offer(task, session)
         self._offers.append(offer)
         self._by_session[session.id] = offer
@@ -117,7 +121,7 @@ class ExternalAgent(EndpointAgent):
         offer = fits[0]
         self._offers.remove(offer)
         offer.is_taken = True
-        return StartedEpisode(session=offer.session, task=self.told(offer.task))
+        return StartedEpisode(session=offer.session, task=self.task_json(offer.task))
 
     async def end(self, session: EpisodeSession) -> None:
         """Ends the episode of a client."""

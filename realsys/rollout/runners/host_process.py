@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from realsys.api.errors import ConfigError, WaitTimeout, WorkerLost
-from realsys.runtime.child_guard import guarded
+from realsys.runtime.child_processes.child_guard import guarded
 
 logger = logging.getLogger(__name__)
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import itertools
-import math
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from realsys.api.agent import AgentHost, EpisodeTask
 from realsys.api.errors import RolloutError, WaitTimeout
-from realsys.rollout.conversation.episode_session import EpisodeSession
 from realsys.rollout.runners import hosts
 from realsys.rollout.runners.agent_arguments import HostedArguments, PythonArguments
-from realsys.rollout.runners.endpoint_agent import AgentOutcome, EndpointAgent, EpisodeAddress
+from realsys.rollout.runners.endpoint_agent import EndpointAgent
+from realsys.rollout.runners.episode_outcome import AgentOutcome, EpisodeSeat, outcome_of, seat_json
 from realsys.rollout.runners.host_process import HostProcess
 
 HOSTS = Path(hosts.__file__).parent
@@ -34,12 +34,13 @@ class HostedAgent(HostedArguments, EndpointAgent):
         """Starts the endpoint; the processes start with the first episodes."""
         await super().open(host)
         argv = [self.python or sys.executable, str(HOSTS / self.program), *self.arguments()]
+        trusted = {} if self.certificate is None else {"SSL_CERT_FILE": str(self.certificate)}
         self._hosts = [
             HostProcess(
                 argv,
                 name=f"agent host {number} of {host.name}",
                 log=host.folder / f"host-{number}.log",
-                env={"NO_PROXY": "127.0.0.1,localhost", **self.env},
+                env={"NO_PROXY": "127.0.0.1,localhost", **trusted, **self.env},
                 cwd=Path.cwd(),
             )
             for number in range(self.processes)
@@ -52,26 +53,22 @@ class HostedAgent(HostedArguments, EndpointAgent):
             await process.close()
         await super().close()
 
-    async def play(
-        self, task: EpisodeTask, session: EpisodeSession, address: EpisodeAddress
-    ) -> AgentOutcome:
+    async def play(self, task: EpisodeTask, seats: Sequence[EpisodeSeat]) -> AgentOutcome:
         """Has a process run the episode."""
         order = {
             "id": task.id,
-            "task": self.told(task),
-            "base_url": address.base_url,
-            "session_url": address.session_url,
-            "key": address.key,
-            "model": address.model,
+            "task": self.task_json(task),
+            **seat_json(seats[0]),
+            "roles": {seat.role: seat_json(seat) for seat in seats if seat.role},
         }
-        async with self.starting(session):
+        async with self.starting(seats):
             try:
                 line = await next(self._turns).run(order, timeout_s=self.timeout_s)
             except WaitTimeout as error:
                 return AgentOutcome(problem=error.what)
         if "error" in line:
             return AgentOutcome(problem=str(line["error"]))
-        return outcome_of(line.get("result"))
+        return returned_outcome(line.get("result"))
 
 
 @dataclass(eq=False, kw_only=True)
@@ -89,34 +86,25 @@ class PythonAgent(PythonArguments, HostedAgent):
         return [self.function]
 
 
-def outcome_of(result: Any) -> AgentOutcome:
+def returned_outcome(result: Any) -> AgentOutcome:
     """Reads what a function returned.
 
     Raises:
         RolloutError: it is nothing that an episode can end with.
     """
-    match result:
-        case None:
-            return AgentOutcome()
-        case bool() | int() | float() if math.isfinite(result):
-            return AgentOutcome(reward=float(result))
-        case str():
-            return AgentOutcome(text=result)
-        case dict():
-            numbers = {
-                k: float(v)
-                for k, v in result.items()
-                if isinstance(v, int | float) and math.isfinite(v)
-            }
-            answer = result.get("answer")
-            if "reward" in numbers or answer is not None:
-                return AgentOutcome(
-                    reward=numbers.pop("reward", None),
-                    text=None if answer is None else str(answer),
-                    stats=numbers,
-                )
-    raise RolloutError(
-        f"the agent's function returned {result!r:.200}",
-        where="task.agent_args.function",
-        fix='return a number, {"reward": NUMBER, …}, a text to score, or None',
-    )
+    try:
+        match result:
+            case None:
+                return AgentOutcome()
+            case str():
+                return AgentOutcome(text=result)
+            case dict():
+                return outcome_of(result)
+            case _:
+                return outcome_of({"reward": result})
+    except ValueError as error:
+        raise RolloutError(
+            f"the agent's function returned {result!r:.200}: {error}",
+            where="task.agent_args.function",
+            fix='return a number, {"reward": NUMBER, …}, a text to score, or None',
+        ) from error

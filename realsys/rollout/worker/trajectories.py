@@ -133,8 +133,11 @@ def _reward_parts(episodes: Sequence[Episode]) -> list[dict[str, float]]:
     ]
 
 
-def _episode_numbers(episodes: Sequence[Episode]) -> list[int]:
-    """Returns which sequences are compared as one: those of an episode, if they share its reward."""
-    if all(e.shares_reward for e in episodes):
-        return [number for number, e in enumerate(episodes) for _ in e.sequences]
-    return list(range(sum(len(e.sequences) for e in episodes)))
+def _episode_numbers(episodes: Sequence[Episode]) -> list[list[Any]]:
+    """Returns of each sequence a number and a role: with the same of both, sequences are compared as one.
+
+    They are those of an episode, if they share its reward.
+    """
+    shared = all(e.shares_reward for e in episodes)
+    pairs = [(number, t.role) for number, e in enumerate(episodes) for t in e.sequences]
+    return [[number if shared else place, role] for place, (number, role) in enumerate(pairs)]

@@ -25,7 +25,7 @@ from typing import Self
 
 from realsys.api.errors import ClusterError, StoreError
 from realsys.name_resolve.etcd.access import EtcdAccess
-from realsys.runtime.parent_death import tied
+from realsys.runtime.child_processes.parent_death import tied
 from realsys.supervisor.job_etcd import etcd_setup as setup
 
 logger = logging.getLogger(__name__)

@@ -1,6 +1,7 @@
 """Workers as child processes on this machine.
 
-Each is tied to the supervisor (realsys/runtime/parent_death.py), so that none outlives a killed one.
+Each is tied to the supervisor (realsys/runtime/child_processes/parent_death.py), so that none outlives
+a killed one.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from dataclasses import dataclass, field
 
 from realsys.api.plan import LaunchPlan, PhasePlan
 from realsys.api.scheduling import WorkerType
+from realsys.runtime.child_processes.parent_death import PARENT_PID_VARIABLE
 from realsys.runtime.oom_evidence import OomCounts, oom_evidence, read_oom_counts
-from realsys.runtime.parent_death import PARENT_PID_VARIABLE
 from realsys.supervisor.steps.steps import StepTask
 from realsys.trial.records import AttemptFiles
 from realsys.worker.environment import gpu_variables, worker_environment

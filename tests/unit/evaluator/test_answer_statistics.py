@@ -28,7 +28,8 @@ def result(*rewards: float, right: int, source: str = "", answers: int = 0) -> Q
 
 
 def test_wilsons_interval_of_8_in_10_is_the_textbooks() -> None:
-    # (0.8 + 0.19207) / 1.38415 = 0.71674; half of the width: 1.96/1.38415 * sqrt(0.016 + 0.0096036) = 0.2266
+    # Middle: (0.8 + 0.19207) / 1.38415 = 0.71674. Half of the width:
+    # 1.96 / 1.38415 * sqrt(0.016 + 0.0096036) = 0.2266
     found = wilson(8, 10)
     assert (found.value, found.interval) == (0.8, "wilson")
     assert found.low == pytest.approx(0.4902, abs=1e-4)

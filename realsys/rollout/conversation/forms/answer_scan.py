@@ -14,7 +14,7 @@ from realsys.rollout.conversation.forms.call_syntax import (
     CallBlock,
     CallSyntax,
     Schemas,
-    is_begun,
+    may_become,
 )
 from realsys.rollout.conversation.forms.parsed_answer import ParsedAnswer, ParsedCall
 
@@ -53,7 +53,7 @@ class MarkedForm:
 
     def safe_prefix(self, text: str, *, thinking: bool, tools: bool) -> str:
         """Returns what is content of an answer's beginning for sure; see ``AnswerForm.safe_prefix``."""
-        if not thinking and self._may_become_thoughts(text):
+        if not thinking and self._may_open_thoughts(text):
             return ""
         _, start = self._thoughts(text, thinking=thinking)
         if start is None:
@@ -77,9 +77,9 @@ class MarkedForm:
         at, mark = min(found)
         return text[inner:at].strip(), at + len(mark)
 
-    def _may_become_thoughts(self, text: str) -> bool:
+    def _may_open_thoughts(self, text: str) -> bool:
         begin = len(text) - len(text.lstrip())
-        return any(is_begun(opening, text, begin) for opening, _ in self.thought_marks)
+        return any(may_become(opening, text, begin) for opening, _ in self.thought_marks)
 
 
 @dataclass(kw_only=True)
@@ -108,7 +108,7 @@ class _Walk:
                 begin = block.end
         end = len(self.text)
         if not whole and self.syntax:
-            end -= _begun_length(self.text, begin, self.syntax.marks)
+            end -= _partial_mark_length(self.text, begin, self.syntax.marks)
         self._add(begin, end, touches_end=bool(self.syntax) and not whole)
 
     def content(self) -> str:
@@ -147,10 +147,10 @@ class _Walk:
             self.stretches.append(stretch)
 
 
-def _begun_length(text: str, begin: int, marks: tuple[str, ...]) -> int:
+def _partial_mark_length(text: str, begin: int, marks: tuple[str, ...]) -> int:
     """Returns how many characters at the text's end, from ``begin`` on, may be the beginning of a mark."""
     longest = min(max(map(len, marks), default=0), len(text) - begin)
     for length in range(longest, 0, -1):
-        if any(is_begun(mark, text, len(text) - length) for mark in marks):
+        if any(may_become(mark, text, len(text) - length) for mark in marks):
             return length
     return 0

@@ -56,7 +56,7 @@ class CallSyntax(Protocol):
         ...
 
 
-def is_begun(mark: str, text: str, start: int) -> bool:
+def may_become(mark: str, text: str, start: int) -> bool:
     """Tells whether the text from ``start`` on, maybe empty, may still become ``mark``."""
     length = len(text) - start
     return length < len(mark) and mark.startswith(text[start:])

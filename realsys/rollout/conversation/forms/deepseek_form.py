@@ -7,7 +7,7 @@ from realsys.rollout.conversation.forms.call_syntax import (
     CallBlock,
     Schemas,
     block_between,
-    is_begun,
+    may_become,
     skip_white,
 )
 from realsys.rollout.conversation.forms.parsed_answer import ParsedCall
@@ -49,7 +49,7 @@ def _list_mark(text: str, end: int) -> CallBlock:
     behind = skip_white(text, end)
     if text.startswith(_CALL, behind):
         return CallBlock(end=behind)
-    decided = not is_begun(_CALL, text, behind)
+    decided = not may_become(_CALL, text, behind)
     return CallBlock(end=end, fault="no call follows the mark of a list of calls", decided=decided)
 
 

@@ -27,7 +27,7 @@ class Llama3JsonCalls:
         at = skip_white(text, start)
         if whole:
             return bool(_CALL_LIKE.match(text, start)) or _calls_from(text, start)[1] == ""
-        return at == len(text) or text[at] == "{"
+        return text.startswith("{", at)
 
     def read_block(self, text: str, start: int, *, schemas: Schemas) -> CallBlock:
         inner = start + len(_TAG) if text.startswith(_TAG, start) else start

@@ -11,7 +11,7 @@ from realsys.rollout.conversation.forms.call_syntax import (
     CallBlock,
     Schemas,
     block_between,
-    is_begun,
+    may_become,
     skip_white,
 )
 from realsys.rollout.conversation.forms.parsed_answer import ParsedCall
@@ -55,7 +55,7 @@ def _skip_orphan(text: str, end: int) -> tuple[int, bool]:
     behind = skip_white(text, end)
     if text.startswith(_CLOSING, behind):
         return behind + len(_CLOSING), True
-    return end, not is_begun(_CLOSING, text, behind)
+    return end, not may_become(_CLOSING, text, behind)
 
 
 def _read_function(text: str, schemas: Schemas) -> ParsedCall:
@@ -90,8 +90,9 @@ def _without_frame(value: str) -> str:
     return value.removeprefix("\n").removesuffix("\n")
 
 
-def _properties(schema: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    properties = (schema or {}).get("properties")
+def _properties(schema: object) -> Mapping[str, Any]:
+    """Returns the schemas of a tool's parameters. Clients write them, so that they may be anything."""
+    properties = schema.get("properties") if isinstance(schema, Mapping) else None
     return properties if isinstance(properties, Mapping) else {}
 
 
@@ -112,13 +113,14 @@ def _read_value(value: str, schema: object) -> Any:
 
 def _types(schema: object) -> set[str]:
     """Returns the JSON types that a schema names, in ``type`` or in the branches of ``anyOf``."""
-    if not isinstance(schema, Mapping):
-        return set()
-    named, branches = schema.get("type"), schema.get("anyOf")
-    types = {named} if isinstance(named, str) else set(named) if isinstance(named, list) else set()
-    for branch in branches if isinstance(branches, list) else ():
-        types |= {branch["type"]} if isinstance(branch, dict) and "type" in branch else set()
-    return {name for name in types if isinstance(name, str)}
+    branches = schema.get("anyOf") if isinstance(schema, Mapping) else None
+    types = set[str]()
+    for branch in (schema, *(branches if isinstance(branches, list) else ())):
+        named = branch.get("type") if isinstance(branch, Mapping) else None
+        types.update(
+            n for n in (named if isinstance(named, list) else [named]) if isinstance(n, str)
+        )
+    return types
 
 
 def _json_types(value: object) -> set[str]:

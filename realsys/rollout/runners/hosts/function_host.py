@@ -51,9 +51,11 @@ def anthropic_client(order: Order) -> Any:
     return anthropic.AsyncAnthropic(base_url=root, api_key=order["key"])
 
 
-MAKERS: dict[str, Callable[[Order], Any]] = {
+PROVIDED: dict[str, Callable[[Order], Any]] = {
     "client": openai_client,
     "anthropic_client": anthropic_client,
+    "clients": lambda order: {r: openai_client(one) for r, one in order["roles"].items()},
+    "roles": lambda order: order["roles"],
     "task": lambda order: order["task"],
     "base_url": lambda order: order["base_url"],
     "session_url": lambda order: order["session_url"],
@@ -63,31 +65,31 @@ MAKERS: dict[str, Callable[[Order], Any]] = {
 
 
 def wanted_arguments(function: Callable[..., Any]) -> list[str]:
-    """Returns which of ``MAKERS`` the function's parameters name; TypeError if another has no default."""
+    """Returns which of ``PROVIDED`` the function's parameters name; TypeError if another has no default."""
     wanted = []
     for name, parameter in inspect.signature(function).parameters.items():
         is_optional = parameter.default is not parameter.empty
-        if name in MAKERS:
+        if name in PROVIDED:
             wanted.append(name)
         elif not is_optional and parameter.kind not in (
             parameter.VAR_POSITIONAL,
             parameter.VAR_KEYWORD,
         ):
-            raise TypeError(f"the function's parameter {name!r} is none of {', '.join(MAKERS)}")
+            raise TypeError(f"the function's parameter {name!r} is none of {', '.join(PROVIDED)}")
     return wanted
 
 
 async def play(function: Callable[..., Any], wanted: Sequence[str], order: Order) -> Any:
     """Runs one episode; a plain function in a thread."""
-    made = {name: MAKERS[name](order) for name in wanted}
+    made = {name: PROVIDED[name](order) for name in wanted}
     try:
         if inspect.iscoroutinefunction(function):
             return await function(**made)
         return await asyncio.to_thread(function, **made)
     finally:
-        for name in CLIENTS:
-            if name in made:
-                await made[name].close()
+        opened = [made[name] for name in CLIENTS if name in made]
+        for client in (*opened, *made.get("clients", {}).values()):
+            await client.close()
 
 
 class Host:
@@ -109,7 +111,7 @@ class Host:
             loop.call_soon_threadsafe(ended.set)
 
         threading.Thread(target=read, daemon=True).start()
-        self._tell(ready=True)
+        self._report(ready=True)
         await ended.wait()
 
     def _take(self, order: Order) -> None:
@@ -122,16 +124,16 @@ class Host:
     async def _one(self, order: Order) -> None:
         try:
             result = await play(self._function, self._wanted, order)
-            self._tell(id=order["id"], result=result)
+            self._report(id=order["id"], result=result)
         except asyncio.CancelledError:
-            self._tell(id=order["id"], error="cancelled")
+            self._report(id=order["id"], error="cancelled")
         except BaseException as error:
             traceback.print_exc()
-            self._tell(id=order["id"], error=f"{type(error).__name__}: {error}"[:2000])
+            self._report(id=order["id"], error=f"{type(error).__name__}: {error}"[:2000])
         finally:
             self._running.pop(order["id"], None)
 
-    def _tell(self, **line: Any) -> None:
+    def _report(self, **line: Any) -> None:
         self._out.write(json.dumps(line, default=str) + "\n")
 
 

@@ -275,7 +275,9 @@ def test_a_function_without_its_outer_tag_is_a_call(end: str) -> None:
         ({"type": ["string", "null"]}, "2", "2"),
         ({"type": ["string", "number"]}, "2", 2),
         ({"anyOf": [{"type": "string"}, {"type": "object"}]}, '{"a": 1}', {"a": 1}),
+        ({"anyOf": [{"type": ["string", "null"]}, 7]}, "2", "2"),
         ({"type": 7, "anyOf": 7}, "2", 2),
+        ({"type": [{}, []], "anyOf": [{"type": {}}]}, "2", 2),
         ("nonsense", "2", 2),
     ],
 )
@@ -285,6 +287,15 @@ def test_the_schema_tells_texts_from_other_values(schema: Any, value: str, expec
         text, thinking=False, tools=True, schemas={"f": {"properties": {"a": schema}}}
     )
     assert json.loads(answer.calls[0].arguments) == {"a": expected}
+
+
+@pytest.mark.parametrize(
+    "schemas", [{}, {"get_weather": 7}, {"get_weather": {"properties": []}}, None]
+)
+def test_schemas_may_be_anything_that_clients_write(schemas: Any) -> None:
+    form = ANSWER_FORMS["qwen3_coder"]
+    answer = form.parse(_CODER_WEATHER, thinking=False, tools=True, schemas=schemas)
+    assert answer.calls == (WEATHER,)
 
 
 def test_a_value_keeps_its_own_newlines() -> None:
@@ -463,6 +474,38 @@ def test_what_is_streamed_is_never_taken_back(
     assert content.startswith(shown)
 
 
+_BARE_FUNCTION = _CODER_WEATHER.removeprefix("<tool_call>\n")
+STREAMED = [
+    *((name, text, thinking) for name, text, thinking, _, _ in RECORDED.values()),
+    *((name, block, False) for name, block, _ in BROKEN.values() if len(block) < 1000),
+    ("qwen3_coder", f"Now.\n{_BARE_FUNCTION}\n", False),
+    ("llama3_json", f" \n{_ONE_LLAMA}", False),
+    ("llama3_json", f"Now: <|python_tag|>{_ONE_LLAMA};\n{_ONE_LLAMA}", False),
+    (
+        "deepseek",
+        f" {_DEEPSEEK_BARE.replace('<｜tool▁call▁begin｜>', ' <｜tool▁call▁begin｜>')}",
+        False,
+    ),
+]
+
+
+@pytest.mark.parametrize("behind", ["", " Done. ", "\n<tool_call>", "[TOOL_CALLS]"])
+@pytest.mark.parametrize(("name", "text", "thinking"), STREAMED)
+def test_no_cut_of_a_call_is_shown_as_content(
+    name: str, text: str, thinking: bool, behind: str
+) -> None:
+    form = ANSWER_FORMS[name]
+    whole = f"So. {text}{behind}" if not thinking else text + behind
+    for complete in (whole, text + behind):
+        content = form.parse(complete, thinking=thinking, tools=True).content
+        shown = ""
+        for length in range(len(complete) + 1):
+            longer = form.safe_prefix(complete[:length], thinking=thinking, tools=True)
+            assert longer.startswith(shown)
+            shown = longer
+        assert content.startswith(shown)
+
+
 def test_content_is_streamed_as_soon_as_it_is_sure() -> None:
     form = ANSWER_FORMS["hermes"]
     good = f'<tool_call>{{"name": "get_weather", "arguments": {_WEATHER_JSON}}}</tool_call>'
@@ -488,47 +531,41 @@ def test_content_is_streamed_as_soon_as_it_is_sure() -> None:
 
 HOSTILE = [
     *(
-        "<tool_call>",
-        "{",
-        " ",
-        "<think>",
-        "</think>",
-        '{"a":',
-        "[TOOL_CALLS]",
-        "[TOOL_CALLS]f [ARGS] ",
+        ("", unit)
+        for unit in ("<tool_call>", "{", " ", "<think>", "</think>", "[TOOL_CALLS]", "</tool_call")
     ),
     *(
-        "<tool_call><function=f><parameter=a>",
-        "<function=f>",
-        "<function=f></function> ",
-        "</tool_call",
+        ("", unit)
+        for unit in ("<function=f>", "<function=f></function> ", "<|python_tag|>", "[TOOL_CALLS][{")
     ),
     *(
-        "<｜tool▁calls▁begin｜> ",
-        "<｜tool▁call▁begin｜>",
-        "<|python_tag|>",
-        '{"name":"f","parameters":{}};',
+        ("", unit)
+        for unit in ("<｜tool▁calls▁begin｜> ", "<｜tool▁call▁begin｜>", "[TOOL_CALLS]f [ARGS] ")
     ),
-    *(
-        '<tool_call>{"</tool_call>',
-        "<tool_call><function=f><parameter=a>x</tool_call>",
-        "[TOOL_CALLS][{",
-    ),
-    '<tool_call>{"name": "f", "arguments": {}}</tool_call>',
+    ("", '<tool_call>{"</tool_call>'),
+    ("", "<tool_call><function=f><parameter=a>"),
+    ("", "<tool_call><function=f><parameter=a>x</tool_call>"),
+    ("", '<tool_call>{"name": "f", "arguments": {}}</tool_call>'),
+    ("", '{"name":"f","parameters":{}};'),
+    ('<tool_call>{"name": "f", "arguments": ', '{"a":'),
+    ("[TOOL_CALLS]f", " "),
+    ("[TOOL_CALLS]f[CALL_ID]", "a"),
+    ("<tool_call><function=f>", "<parameter=a>\n1\n</parameter>\n"),
+    ("<tool_call><function=f><parameter=a>", "\n"),
 ]
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
-@pytest.mark.parametrize("unit", HOSTILE)
-def test_time_is_linear_in_hostile_text(form: AnswerForm, unit: str) -> None:
+@pytest.mark.parametrize(("begin", "unit"), HOSTILE)
+def test_time_is_linear_in_hostile_text(form: AnswerForm, begin: str, unit: str) -> None:
     """Eight times the text takes eight times as long; were it quadratic, 64 times."""
 
     def seconds(size: int) -> float:
-        text = unit * (size // len(unit))
-        begin = time.process_time()
+        text = begin + unit * (size // len(unit))
+        began_s = time.process_time()
         form.parse(text, thinking=False, tools=True)
         form.safe_prefix(text, thinking=False, tools=True)
-        return time.process_time() - begin
+        return time.process_time() - began_s
 
-    small = min(seconds(60_000) for _ in range(3))
-    assert min(seconds(480_000) for _ in range(2)) < 24 * small + 0.05
+    small = min(seconds(30_000) for _ in range(3))
+    assert min(seconds(240_000) for _ in range(2)) < 24 * small + 0.05

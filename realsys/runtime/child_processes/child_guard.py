@@ -1,6 +1,6 @@
 """Runs a third-party server so that none of its processes outlives this one.
 
-``python -m realsys.runtime.child_guard PARENT_PID PROGRAM ARGUMENT…``
+``python -m realsys.runtime.child_processes.child_guard PARENT_PID PROGRAM ARGUMENT…``
 
 Such servers start processes of their own, which may leave their group and outlive their parent. The guard
 adopts them all (prctl(2), PR_SET_CHILD_SUBREAPER) and kills them when the server ends, when its own
@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from realsys.runtime.parent_death import adopt_orphans, die_with_parent
+from realsys.runtime.child_processes.parent_death import adopt_orphans, die_with_parent
 
 GRACE_S = 5.0
 _WATCHED = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
@@ -32,7 +32,7 @@ def guarded(argv: Sequence[str]) -> list[str]:
     return [
         sys.executable,
         "-m",
-        "realsys.runtime.child_guard",
+        "realsys.runtime.child_processes.child_guard",
         str(os.getpid()),
         *argv,
     ]

@@ -35,7 +35,13 @@ def tied(argv: Sequence[str]) -> list[str]:
     The tie survives exec(2), so it works for any program. Done by a program of its own because code
     between fork and exec (preexec_fn) is not safe beside other threads.
     """
-    return [sys.executable, "-m", "realsys.runtime.parent_death", str(os.getpid()), *argv]
+    return [
+        sys.executable,
+        "-m",
+        "realsys.runtime.child_processes.parent_death",
+        str(os.getpid()),
+        *argv,
+    ]
 
 
 def adopt_orphans() -> None:

@@ -1,0 +1,176 @@
+"""An agent's episode: where it finds the policy, how it ended, and what is trained on of it."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from realsys.api.agent import Episode, EpisodeTask
+from realsys.api.errors import RolloutError
+from realsys.rollout.conversation.answer_tree import AnswerNode
+from realsys.rollout.conversation.episode_session import EpisodeSession
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpisodeAddress:
+    """Where an agent finds the policy.
+
+    Attributes:
+        session_url: holds the key, for clients that can't be given one.
+        certificate: to be trusted; None: plain HTTP.
+    """
+
+    base_url: str
+    session_url: str
+    key: str = field(repr=False)
+    model: str = "policy"
+    certificate: Path | None = None
+
+    @property
+    def root_url(self) -> str:
+        """Without ``/v1``, as Anthropic's clients want it."""
+        return self.base_url.removesuffix("/v1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpisodeSeat:
+    """A role's conversation with the policy in an episode, and where it is held."""
+
+    role: str
+    session: EpisodeSession
+    address: EpisodeAddress
+
+
+def seat_json(seat: EpisodeSeat) -> dict[str, str]:
+    """Returns a role's address, as agents get it."""
+    address = seat.address
+    return {
+        "base_url": address.base_url,
+        "session_url": address.session_url,
+        "key": address.key,
+        "model": address.model,
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentOutcome:
+    """How an agent's episode ended.
+
+    Attributes:
+        reward: that it gave itself; None: it gave none.
+        rewards: of single roles.
+        text: what the environment scores; None: the policy's last answer.
+        problem: why it failed; empty: it did not.
+        stats: numbers for the metrics.
+    """
+
+    reward: float | None = None
+    rewards: Mapping[str, float] = field(default_factory=dict)
+    text: str | None = None
+    problem: str = ""
+    stats: Mapping[str, float] = field(default_factory=dict)
+
+
+def outcome_of(given: Mapping[str, Any], *, problem: str = "") -> AgentOutcome:
+    """Reads what an agent has written or returned: ``reward``, ``rewards`` by role, ``answer``, other
+    numbers.
+
+    Raises:
+        ValueError: there is no reward and no answer in it, or a number is not finite.
+    """
+    numbers = {
+        k: float(v) for k, v in given.items() if isinstance(v, int | float) and k != "answer"
+    }
+    by_role = given.get("rewards") or {}
+    if not isinstance(by_role, Mapping):
+        raise ValueError("rewards are no object")
+    rewards = {str(role): float(reward) for role, reward in by_role.items()}
+    if not all(map(math.isfinite, (*numbers.values(), *rewards.values()))):
+        raise ValueError("a number is not finite")
+    answer = given.get("answer")
+    if "reward" not in numbers and answer is None and not rewards:
+        raise ValueError("there is neither a reward nor an answer")
+    return AgentOutcome(
+        reward=numbers.pop("reward", None),
+        rewards=rewards,
+        text=None if answer is None else str(answer),
+        problem=problem,
+        stats=numbers,
+    )
+
+
+async def finished_episode(
+    task: EpisodeTask, seats: Sequence[EpisodeSeat], outcome: AgentOutcome, *, failed_reward: float
+) -> Episode:
+    """Scores an episode and turns its conversations into sequences.
+
+    Raises:
+        RolloutError: the policy was not asked, so there is nothing to train on; or a reward is of no role.
+    """
+    used = [seat for seat in seats if seat.session.last_node() is not None]
+    if not used:
+        raise RolloutError(
+            "the agent ended without an answer of the policy: "
+            + (outcome.problem or "it made no request"),
+            where=f"episode {task.id}",
+            fix="see its log; it must use the base URL and the key that it is given",
+        )
+    if unknown := sorted(set(outcome.rewards) - {seat.role for seat in seats}):
+        raise RolloutError(
+            f"a reward is for role {unknown[0]!r}",
+            where=f"episode {task.id}",
+            fix="reward the roles of task.agent_args.roles: " + ", ".join(s.role for s in seats),
+        )
+    rewards = {
+        seat.role: given for seat in used if (given := _own_reward(seat, outcome)) is not None
+    }
+    stats: dict[str, float] = {**outcome.stats, "failed": float(bool(outcome.problem))}
+    if len(rewards) < len(used):
+        if outcome.problem:
+            logger.info("agent failed episode=%s problem=%s", task.id, outcome.problem)
+            scored = failed_reward
+        else:
+            last = used[0].session.last_node()
+            assert last is not None
+            scored, info = await _scored(task, last, outcome.text)
+            stats |= info
+        rewards = {seat.role: rewards.get(seat.role, scored) for seat in used}
+    sequences = [
+        replace(sequence, role=seat.role)
+        for seat in used
+        for sequence in seat.session.sequences(reward=rewards[seat.role])
+    ]
+    return Episode(
+        sequences=tuple(sequences),
+        reward=fmean(rewards.values()),
+        stats={**stats, **_figures(seats, rewards)},
+        shares_reward=all(s.reward == rewards[s.role] for s in sequences),
+    )
+
+
+def _own_reward(seat: EpisodeSeat, outcome: AgentOutcome) -> float | None:
+    if seat.session.reward is not None:
+        return seat.session.reward
+    return outcome.rewards.get(seat.role, outcome.reward)
+
+
+async def _scored(
+    task: EpisodeTask, last: AnswerNode, text: str | None
+) -> tuple[float, Mapping[str, float]]:
+    task.environment.sampled(last.answer)
+    observation = await task.environment.step(last.message.content if text is None else text)
+    return observation.reward, observation.info
+
+
+def _figures(seats: Sequence[EpisodeSeat], rewards: Mapping[str, float]) -> dict[str, float]:
+    """Returns the sessions' numbers, summed over roles, and each role's reward."""
+    figures = [seat.session.figures() for seat in seats]
+    summed = {name: sum(f[name] for f in figures) for name in figures[0]}
+    return {**summed, **{f"reward_{role}": x for role, x in rewards.items() if role}}
