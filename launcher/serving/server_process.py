@@ -21,7 +21,7 @@ from typing import Any
 from launcher.serving.saved_models import SavedModel
 from realsys.api.errors import ConfigError, WaitTimeout, WorkerLost
 from realsys.config.extras import missing_packages
-from realsys.runtime.parent_death import tied
+from realsys.runtime.child_processes.parent_death import tied
 
 PROGRAM = "realsys.policy_server.serve_model"
 KEY_VARIABLE = "REALSYS_API_KEY"

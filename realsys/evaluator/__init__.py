@@ -1,1 +1,1 @@
-"""Evaluates saved checkpoints: a worker during training (build.py), and one model by itself (saved_model.py)."""
+"""Evaluates saved checkpoints: a worker during training (build.py), or one by itself (saved_model.py)."""

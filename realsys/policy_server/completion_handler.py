@@ -148,7 +148,10 @@ async def _streamed(
     asked: CompletionRequest,
     head: dict[str, Any],
 ) -> web.StreamResponse:
-    """Writes text as soon as it is sure; nothing before there is some, so that an early error is a status."""
+    """Writes text as soon as it is sure.
+
+    Nothing is written before there is some, so that an early error is a status.
+    """
     response = web.StreamResponse(
         headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
     )

@@ -1,7 +1,7 @@
 """Sessions of a served model: each request is one of its own, for whoever has the server's key.
 
-A ``SessionFinder``. Nothing is remembered between requests but the engine's cache of prefixes, so clients send
-whole conversations, as they do to any such API.
+A ``SessionFinder``. Nothing is remembered between requests but the engine's cache of prefixes, so clients
+send whole conversations, as they do to any such API.
 """
 
 from __future__ import annotations

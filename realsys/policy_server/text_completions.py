@@ -1,7 +1,7 @@
 """OpenAI's older Completions: POST /v1/completions, of texts or tokens as they are (pure).
 
-No chat template is applied, and there is no conversation. ``echo``, ``suffix`` and log-probs of a prompt are
-refused: the engine computes none.
+No chat template is applied, and there is no conversation. ``echo``, ``suffix`` and log-probs of a prompt
+are refused: the engine computes none.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ class CompletionStream:
         self._sent: dict[int, str] = {}
 
     def text(self, index: int, whole: str) -> bytes:
-        """Returns a chunk of what ``whole``, the text of answer ``index`` so far, has more than was sent."""
+        """Returns a chunk of what ``whole``, the text of an answer so far, has more than was sent."""
         before = self._sent.get(index, "")
         if len(whole) <= len(before) or not whole.startswith(before):
             return b""
