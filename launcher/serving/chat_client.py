@@ -105,8 +105,8 @@ def _pieces(response: http.client.HTTPResponse) -> Iterator[str]:
 def _refusal(status: int, body: bytes) -> DataError | RemoteError:
     """Makes an error of an answer that is none (pure)."""
     try:
-        told = json.loads(body)["error"]
-        what, code = str(told["message"]), told.get("code")
+        refused = json.loads(body)["error"]
+        what, code = str(refused["message"]), refused.get("code")
     except (ValueError, LookupError, TypeError, AttributeError):
         what, code = body.decode("utf-8", "replace")[:300], None
     if code == "context_length_exceeded":

@@ -25,13 +25,13 @@ class ChatLoop:
     Args:
         read: gives the next line; None: there is none.
         write: gets pieces of answers as they come.
-        tell: gets messages about the conversation.
+        notify: gets messages about the conversation.
     """
 
     answers: Answers
     read: Callable[[], str | None]
     write: Callable[[str], None]
-    tell: Callable[[str], None]
+    notify: Callable[[str], None]
     system: str = ""
     messages: list[dict[str, str]] = field(default_factory=list)
     num_failed: int = 0
@@ -48,11 +48,11 @@ class ChatLoop:
                     return
                 case "/reset":
                     self._reset()
-                    self.tell("a new conversation")
+                    self.notify("a new conversation")
                 case "/help":
-                    self.tell(HELP)
+                    self.notify(HELP)
                 case _ if text.startswith("/") and " " not in text:
-                    self.tell(f"no command {text}. {HELP}")
+                    self.notify(f"no command {text}. {HELP}")
                 case _:
                     self._answer(text)
 
@@ -70,11 +70,11 @@ class ChatLoop:
                     pieces.append(piece)
                     self.write(piece)
         except KeyboardInterrupt:
-            self.tell(" (cut off)")
+            self.notify(" (cut off)")
         except RealsysError as error:
             self.num_failed += 1
             self.write("\n" if pieces else "")
-            self.tell(f"{error.what}. {error.fix}")
+            self.notify(f"{error.what}. {error.fix}")
             return
         self.write("\n")
         self.messages = [*asked, {"role": "assistant", "content": "".join(pieces)}]

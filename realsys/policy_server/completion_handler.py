@@ -84,14 +84,14 @@ async def _completed(
 ) -> list[Completed]:
     """Samples all answers at the same time."""
 
-    def told(index: int) -> OnText | None:
+    def text_sink(index: int) -> OnText | None:
         return None if on_text is None else lambda text: on_text(index, text)
 
     rows = [prompt for prompt in prompts for _ in range(asked.n)]
     async with first_error(), asyncio.TaskGroup() as group:
         tasks = [
             group.create_task(
-                _one(policy, settings, prompt, asked, told(i)), name=f"completion {i}"
+                _one(policy, settings, prompt, asked, text_sink(i)), name=f"completion {i}"
             )
             for i, prompt in enumerate(rows)
         ]

@@ -1,4 +1,4 @@
-"""Serves a saved model until it is told to end: ``python -m realsys.policy_server.serve_model MODEL_DIR``.
+"""Serves a saved model until it is announced to end: ``python -m realsys.policy_server.serve_model MODEL_DIR``.
 
 For ``realsys serve`` and ``realsys chat``, which find the directory. The key comes in the environment
 (REALSYS_API_KEY) and never in the command line, which every user of the machine can read; without one it is
@@ -96,8 +96,8 @@ def _announce(policy: LoadedPolicy, url: str, key: str, *, as_json: bool) -> Non
     name = policy.settings.model
     address, _, certificate = url.partition("#")
     if as_json:
-        told = {"schema": 1, "url": url, "model": name, "device": policy.device, "key": key}
-        sys.stdout.write(json.dumps({k: v for k, v in told.items() if v}) + "\n")
+        announced = {"schema": 1, "url": url, "model": name, "device": policy.device, "key": key}
+        sys.stdout.write(json.dumps({k: v for k, v in announced.items() if v}) + "\n")
     else:
         shown: Mapping[str, str] = {
             "model": f"{name} ({policy.dtype} on {policy.device})",

@@ -141,7 +141,7 @@ def chat(
             answers=asked.answer,
             read=_lines(),
             write=_write_piece,
-            tell=output.say,
+            notify=output.say,
             system=system,
         )
         if sys.stdin.isatty():
@@ -242,16 +242,16 @@ def eval_(
         asked = as_trained(found, asked, given={k for k, v in named.items() if v is not None})
     file = result_file(found, chosen, out)
     made = evaluated(found, chosen, asked, report=output.say)
-    told = {
+    summary = {
         "model": {"path": str(found.path), "name": found.name, "step": found.step},
         "task": to_plain(chosen),
         "asked": {**asdict(asked), "max_new_tokens": made.max_new_tokens},
         **{k: v for k, v in to_plain(made).items() if k != "results"},
     }
     if file is not None:
-        _write_results(file, {"schema": 1, **told, "results": to_plain(made.results)})
+        _write_results(file, {"schema": 1, **summary, "results": to_plain(made.results)})
     if json:
-        output.document(**told, file=None if file is None else str(file))
+        output.document(**summary, file=None if file is None else str(file))
     else:
         _print_figures(found, made, samples, file)
     return ExitCode.OK

@@ -27,7 +27,7 @@ def chat(*lines: str, answers: Any = None, system: str = "") -> tuple[ChatLoop, 
         answers=echo,
         read=lambda: next(left, None),
         write=written.append,
-        tell=lambda text: written.append(f"[{text[:18]}]"),
+        notify=lambda text: written.append(f"[{text[:18]}]"),
         system=system,
     )
     loop.run()
