@@ -1,4 +1,4 @@
-"""Serves a saved model until it is announced to end: ``python -m realsys.policy_server.serve_model MODEL_DIR``.
+"""Serves a saved model until it is told to end: ``python -m realsys.policy_server.serve_model MODEL_DIR``.
 
 For ``realsys serve`` and ``realsys chat``, which find the directory. The key comes in the environment
 (REALSYS_API_KEY) and never in the command line, which every user of the machine can read; without one it is
