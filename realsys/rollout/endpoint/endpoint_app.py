@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
@@ -346,6 +347,7 @@ def _object(body: bytes) -> dict[str, Any]:
 
 
 def _number(value: Any, where: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) == float("inf"):
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not -sys.float_info.max <= value <= sys.float_info.max:
         raise DataError(f"{value!r:.100} is no finite number", where=where, fix="send a number")
     return float(value)

@@ -154,14 +154,18 @@ class SessionRegistry:
                 where="/rl/start_session",
                 fix="run with task.agent=external",
             )
-        if key and key in self._sessions:
+        await self._end_former(key)
+        started = await self.source.start(task_id=task_id, wait_s=wait_s)
+        await self._end_former(key)  # of another client that waited at the same time
+        return self.open(started.session, key=key, from_outside=True), started
+
+    async def _end_former(self, key: str) -> None:
+        while key in self._sessions:
             if key not in self._from_outside:
                 raise KeyInUse(
                     "a session with this key is open", where="api_key", fix="use a key of its own"
                 )
             await self.end(key)
-        started = await self.source.start(task_id=task_id, wait_s=wait_s)
-        return self.open(started.session, key=key, from_outside=True), started
 
     async def end(self, key: str) -> EpisodeSession:
         """Ends a session by its key. Ending it again is an error of the caller's, and harmless.
