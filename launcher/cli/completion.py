@@ -41,6 +41,7 @@ TAKES_EXPERIMENT = ("launch", "plan", "graph", "schema")
 TAKES_TRIAL = (
     *("status", "watch", "logs", "stop", "resume", "wait", "show", "graph", "report"),
     *("explain", "exec", "tell", "scale", "replay", "rescore", "audit", "rm"),
+    *("serve", "chat", "eval"),
 )
 TAKES_SETTINGS = ("launch", "plan", "resume", "show", "data")
 TAKES_WORKER = ("logs", "exec", "tell")

@@ -22,7 +22,7 @@ written by one process and read by many; each is written atomically (temporary f
       metrics.jsonl …                       links to the newest attempt's
       tensorboard/  checkpoints/<role>/step-000200/  recover/step-000100.<attempt>/
       evaluations.jsonl evaluations/<role>-step-000200.json   of saved checkpoints
-      dataflow_graph.png  report.html
+      dataflow_graph.png  report.html  evals/  (of realsys eval)
       prepare/<phase>/                      the same files of a preparing phase
 """
 

@@ -33,7 +33,7 @@ from realsys.rollout.conversation.chat_messages import (
 )
 from realsys.rollout.conversation.chat_rendering import ChatRenderer, RenderedChat
 from realsys.rollout.conversation.message_matching import MessageMatch, path_keys
-from realsys.rollout.conversation.stop_cut import cut_at_stop
+from realsys.rollout.conversation.stop_cut import before_stops, cut_at_stop
 from realsys.runtime.first_error import first_error
 
 OnTokens = Callable[[Sequence[int]], None]
@@ -345,7 +345,7 @@ class EpisodeSession:
         def on_tokens(tokens: Sequence[int]) -> None:
             text = self._text(tokens)
             if on_text is not None and not text.endswith("\ufffd"):  # half a letter
-                kept = _before_stops(text, request.stop)
+                kept = before_stops(text, request.stop)
                 on_text(place[1], form.safe_prefix(kept, thinking=thinking, tools=has_tools))
 
         answer = await self.policy.sample(
@@ -417,19 +417,6 @@ def _schemas(request: ChatRequest) -> dict[str, Any]:
     """Returns the schemas of the tools' arguments by the tools' names."""
     functions = [tool.get("function", {}) for tool in request.tools]
     return {f["name"]: f.get("parameters", {}) for f in functions if "name" in f}
-
-
-def _before_stops(text: str, stops: Sequence[str]) -> str:
-    """Returns as much of ``text`` as is before any stop text, or the beginning of one at its end."""
-    for stop in stops:
-        if (place := text.find(stop)) >= 0:
-            text = text[:place]
-            continue
-        for length in range(min(len(stop) - 1, len(text)), 0, -1):
-            if text.endswith(stop[:length]):
-                text = text[:-length]
-                break
-    return text
 
 
 def _with_thoughts(messages: Sequence[ChatMessage], node: AnswerNode) -> list[ChatMessage]:

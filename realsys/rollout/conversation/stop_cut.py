@@ -25,3 +25,16 @@ def cut_at_stop(
         range(len(tokens)), True, key=lambda n: decode(tokens[:n])[:end] == text[:end]
     )
     return count, first
+
+
+def before_stops(text: str, stops: Sequence[str]) -> str:
+    """Returns as much of ``text`` as is before any stop text, or the beginning of one at its end."""
+    for stop in stops:
+        if (place := text.find(stop)) >= 0:
+            text = text[:place]
+            continue
+        for length in range(min(len(stop) - 1, len(text)), 0, -1):
+            if text.endswith(stop[:length]):
+                text = text[:-length]
+                break
+    return text

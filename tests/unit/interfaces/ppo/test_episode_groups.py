@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -128,7 +129,7 @@ def test_episodes_whose_answers_have_rewards_of_their_own_are_compared_by_sequen
         sequences=(trajectory(3.0, 0.0), trajectory(0.0, 0.0)), reward=0.0, shares_reward=False
     )
     data = episodes_sample("a", [one, two], metadata={}, may_branch=True)
-    assert json.loads(data.meta.metadata[EPISODES][0]) == [0, 1, 2]
+    assert json.loads(data.meta.metadata[EPISODES][0]) == [[0, ""], [1, ""], [2, ""]]
     assert EpisodeGroups.of(data, CPU).episode_B is None
     made = advantages(data, "dr_grpo")
     assert_close(made[:, 2], torch.tensor([-1.0, 2.0, -1.0]))
@@ -151,7 +152,10 @@ def test_sums_means_and_spreads_are_of_episodes() -> None:
 def test_the_note_goes_with_its_id_through_gather_take_select_and_split() -> None:
     a, b = batch(BRANCHED, id="a"), batch(ALONE, id="b")
     both = SequenceSample.gather([a, b])
-    numbers = {"a": "[0, 1, 1, 2, 2, 2]", "b": "[0, 1, 2]"}
+    numbers = {
+        id_: json.dumps([[number, ""] for number in found])
+        for id_, found in {"a": [0, 1, 1, 2, 2, 2], "b": [0, 1, 2]}.items()
+    }
     assert both.meta.metadata[EPISODES] == (numbers["a"], numbers["b"])
     assert len(json.loads(both.meta.metadata[PARTS][0])) == 6
     groups = EpisodeGroups.of(both, CPU)
@@ -186,3 +190,18 @@ def test_one_branch_each_needs_no_numbers() -> None:
     groups = EpisodeGroups.of(batch(ALONE), CPU)
     assert groups.episode_B is None
     assert groups.group_E.tolist() == [0, 0, 0]
+
+
+def test_roles_are_compared_among_themselves():
+    def turn(role, reward):
+        return replace(trajectory(reward, 0.0), role=role)
+
+    episodes = [
+        Episode(sequences=(turn("asks", a), turn("answers", b)), reward=0.0)
+        for a, b in ((1.0, 0.0), (3.0, 10.0))
+    ]
+    data = episodes_sample("a", episodes, metadata={}, may_branch=True)
+    groups = EpisodeGroups.of(data, CPU)
+    assert groups.group_E.tolist() == [0, 1, 0, 1]
+    scores = groups.scores(torch.tensor([1.0, 0.0, 3.0, 10.0]), torch.ones(4, dtype=torch.int64))
+    assert scores.group_mean(scores.scores).tolist() == [2.0, 5.0, 2.0, 5.0]
