@@ -47,7 +47,7 @@ GUESS_SHARE = (
     0.65  # of fine-tuning's questions: answered at once by the first number, which is wrong
 )
 SFT_QUESTIONS, SFT_EPOCHS = 10_000, 1
-STEPS, EDGE = 30, 3  # steps of a run; those at either end that count as its beginning and end
+STEPS, FIRST, LAST = 30, 2, 8  # steps of a run; those that count as its beginning and as its end
 RUN = (
     f"exp_ctrl.benchmark_steps={STEPS}",
     "exp_ctrl.eval_freq_steps=none",
@@ -113,8 +113,8 @@ def learned(tree: Tree, start: Path, agent: str, seed: int) -> dict[str, Any]:
     last = read_metrics(folder / "metrics.jsonl")[-1]
     made = {
         "seed": seed,
-        "began": round(fmean(rewards[:EDGE]), 4),
-        "ended": round(fmean(rewards[-EDGE:]), 4),
+        "began": round(fmean(rewards[:FIRST]), 4),
+        "ended": round(fmean(rewards[-LAST:]), 4),
         "rewards": rewards,
         "calls": last.get("rollout/agent/calls"),
         "branches": last.get("rollout/agent/branches"),
