@@ -1,8 +1,8 @@
 """Tasks in Harbor's format: ``task=harbor task.path=TASKS_DIR``, a task's directory or a folder of them.
 
 The policy is given ``instruction.md`` and answers once, with a script; it is run in a box of the task, and
-the task's own tests give the reward (realsys/rewards/harbor/, docs/harbor.md). With ``task.agent=harbor`` it
-works there for several turns (realsys/rollout/runners/harbor_agent.py).
+the task's own tests give the reward (realsys/rewards/harbor/, docs/harbor.md). With ``task.agent=harbor``
+it works there for several turns (realsys/rollout/runners/harbor_agent.py).
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Tasks of an environment of verifiers: ``task=verifiers task.path=RECORDS task.agent_args.environment=NAME``.
+"""Tasks of an environment of verifiers: ``task=verifiers task.path=RECORDS``.
 
-The records come from the environment itself, written by ``realsys.rollout.runners.export_verifiers``. Each is
-played and scored by the environment in an interpreter of its own (realsys/rollout/runners/verifiers_agent.py).
+``task.agent_args.environment`` names it. The records are its own, written by
+``realsys.rollout.runners.export_verifiers``. Each is played and scored by the environment in an interpreter
+of its own (realsys/rollout/runners/verifiers_agent.py).
 """
 
 from __future__ import annotations

@@ -40,6 +40,7 @@ CASES = {
     "twice": ("verifiers-v0", "letters-env", {"kind": "twice"}, 2, 2),
     "tools": ("verifiers-v0", "letters-env", {"kind": "tools"}, 1, 3),
     "taskset": ("verifiers", "letters-taskset", {}, 2, 2),
+    "null": ("verifiers", "letters-taskset", {"agent": {"harness": {"id": "null"}}}, 1, 1),
 }
 
 
@@ -101,4 +102,4 @@ def test_an_environments_rewards_are_those_that_are_trained_on(
         for reward in row["rewards"]:
             scored.subtract([(row["index"], reward)])
     assert min(scored.values()) >= 0, "a reward that no rubric gave"
-    assert any(reward > 0 for row in kept for reward in row["rewards"])
+    assert all(reward > 0 for row in kept for reward in row["rewards"])

@@ -55,10 +55,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.exit(1, f"export_verifiers: {given.environment} can't be exported, see above\n")
     written: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
     for split, count in written.items():
-        print(f"{given.out / split}.jsonl: {count} records")
+        sys.stdout.write(f"{given.out / split}.jsonl: {count} records\n")
     if "train" not in written:
         parser.exit(1, f"export_verifiers: {given.environment} has no tasks to train on\n")
-    print(launch_command(given.environment, given.python, given.args, given.out))
+    sys.stdout.write(launch_command(given.environment, given.python, given.args, given.out) + "\n")
     return 0
 
 

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from typing import Any
 
 import verifiers as vf
 from datasets import Dataset
 
 
-def letters(completion: Any, answer: str, info: dict[str, Any]) -> float:
-    """The share of the row's letter in what the policy wrote."""
+def letters(completion: Any, info: dict[str, Any]) -> float:
+    """More for fewer letters of the policy's, and for later rows."""
     text = "".join(_content(m) for m in completion if _role(m) == "assistant")
-    share = text.count(answer) / max(1, len(text))
+    reward: float = (info["row"] + 1) / (1 + len(text))
     with open(os.environ["LETTERS_FILE"], "a") as file:
-        file.write(json.dumps([info["row"], share]) + "\n")
-    return share
+        file.write(json.dumps([info["row"], reward]) + "\n")
+    return reward
 
 
 def _content(message: Any) -> str:
@@ -46,7 +47,7 @@ def load_environment(kind: str = "single") -> Any:
     rows = [
         {"question": f"Write {i}.", "answer": str(i % 10), "info": {"row": i}} for i in range(40)
     ]
-    print("what an environment prints is no line of the host's")
+    sys.stdout.write("what an environment prints is no line of the host's\n")
     given = {"dataset": Dataset.from_list(rows), "rubric": vf.Rubric(funcs=[letters])}
     if kind == "twice":
         return TwiceEnv(max_turns=2, system_prompt="You answer briefly.", **given)

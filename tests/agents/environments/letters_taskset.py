@@ -15,27 +15,27 @@ __all__ = ["LettersHarness", "LettersTaskset"]
 
 
 class LettersData(vf.TaskData):
-    """A task's question, and the letter that counts."""
+    """A task's question, and what it is worth."""
 
-    letter: str = "0"
+    worth: int = 0
 
 
 class LettersTask(vf.Task[LettersData, vf.State]):
-    """Rewards its letter."""
+    """Rewards short answers."""
 
     @vf.reward
     async def letters(self, trace: Any) -> float:
-        """The share of the letter in what the policy wrote."""
+        """More for fewer letters of the policy's."""
         text = "".join(
             str(m.content or "")
             for b in trace.branches
             for m in b.messages
             if m.role == "assistant"
         )
-        share = text.count(self.data.letter) / max(1, len(text))
+        reward = self.data.worth / (1 + len(text))
         with open(os.environ["LETTERS_FILE"], "a") as file:
-            file.write(json.dumps([self.data.idx, share]) + "\n")
-        return share
+            file.write(json.dumps([self.data.idx, reward]) + "\n")
+        return reward
 
 
 class LettersTaskset(vf.Taskset[LettersTask, vf.TasksetConfig]):
@@ -44,7 +44,7 @@ class LettersTaskset(vf.Taskset[LettersTask, vf.TasksetConfig]):
     def load(self) -> Iterator[LettersTask]:
         """Yields the tasks."""
         for i in range(40):
-            yield LettersTask(LettersData(prompt=f"Write {i}.", letter=str(i % 10)))
+            yield LettersTask(LettersData(prompt=f"Write {i}.", worth=i + 1))
 
 
 class LettersHarness(vf.Harness[vf.HarnessConfig]):
