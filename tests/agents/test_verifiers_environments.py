@@ -21,6 +21,7 @@ from realsys.models.from_scratch.tiny_llama import build_tiny_llama
 from realsys.rollout.runners import export_verifiers
 from realsys.trial.trial_state import State
 
+pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 HERE = Path(__file__).parent
 PYTHONS = {
     name: HERE.parents[1] / ".agents" / name / "bin/python"

@@ -56,14 +56,15 @@ def open_environment(name: str, arguments: Mapping[str, Any]) -> HostedEnvironme
     verifiers = importlib.import_module("verifiers")
     module = name.rpartition("/")[2].partition("@")[0].replace("-", "_")
     version = getattr(verifiers, "__version__", "?")
-    if not _has_loader(module):
+    found = _has_loader(module)
+    if not found:
         try:
             v1 = importlib.import_module("verifiers.v1")
             resolved = v1.resolve_env_config
         except (ImportError, AttributeError):
+            lacks = "is not installed" if found is None else "has no load_environment"
             raise UnusableEnvironment(
-                f"{name} has no load_environment, and verifiers {version} knows nothing else; "
-                "install verifiers 0.4 for tasksets"
+                f"{name} {lacks} beside verifiers {version}, which knows no tasksets of 0.4"
             ) from None
         return TasksetEnvironment(v1, resolved(taskset_config(v1, name, arguments)))
     load = getattr(verifiers, "load_environment", None)
@@ -75,13 +76,14 @@ def open_environment(name: str, arguments: Mapping[str, Any]) -> HostedEnvironme
     return ClassicEnvironment(load(name, **arguments))
 
 
-def _has_loader(module: str) -> bool:
+def _has_loader(module: str) -> bool | None:
+    """Returns whether a module has ``load_environment``; None: there is no such module."""
     try:
         return hasattr(importlib.import_module(module), "load_environment")
     except ModuleNotFoundError as error:
         if error.name != module:
             raise
-        return False  # it may be one of verifiers' own tasksets
+        return None  # it may be one of verifiers' own tasksets
 
 
 # ---- before 0.4 ---------------------------------------------------------------------------------

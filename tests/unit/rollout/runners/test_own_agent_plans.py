@@ -37,7 +37,7 @@ def test_an_environments_records_are_a_task_without_a_rule_of_ones_own(records: 
 
 
 def test_an_evaluation_that_nothing_scores_is_refused(records: str) -> None:
-    held_out = {"path": records, "eval_path": records, "eval_size": 1}
+    held_out: dict[str, Any] = {"path": records, "eval_path": records, "eval_size": 1}
     assert "without the environment" in whats(VerifiersTask(**held_out))
     assert "without the environment" not in whats(VerifiersTask(**held_out, reward="math_verify"))
 
@@ -91,3 +91,21 @@ def test_both_are_made_by_their_names() -> None:
         "play", "e", '{"a": 1}',
     ]  # fmt: skip
     assert registry.make_agent("harbor", max_turns=3).max_turns == 3
+
+
+def test_an_interpreter_is_found_where_the_command_was_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, records: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "real").write_text("")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/python").symlink_to("../real")
+
+    def task(python: str) -> VerifiersTask:
+        return VerifiersTask(path=records, agent_args={"environment": "e", "python": python})
+
+    assert whats(task("bin/python")) == ""
+    assert task("bin/python").episode_args["python"] == str(tmp_path / "bin/python")
+    assert whats(task("bin/other")) == "no interpreter bin/other"
+    assert whats(task("/nodes/python")) == ""  # that nodes may have
+    assert task("python3").episode_args["python"] == "python3"
