@@ -3,8 +3,9 @@
 ``python function_host.py FILE.py:FUNCTION | MODULE:FUNCTION``
 
 Lines of JSON come in on standard input: ``{"id", "task", "base_url", "session_url", "key", "model"}``
-begins an episode, ``{"cancel": id}`` ends it. Lines go out on what was standard output: ``{"id", "result"}`` or
-``{"id", "error"}``. What the function prints goes to the log. verifiers_host.py uses ``Host``, too.
+begins an episode, ``{"cancel": id}`` ends it. Lines go out on what was standard output:
+``{"id", "result"}`` or ``{"id", "error"}``. What the function prints goes to the log. ``Host`` is also
+used by verifiers_host.py.
 """
 
 from __future__ import annotations
