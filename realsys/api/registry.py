@@ -45,7 +45,9 @@ ARGUMENTS: dict[str, dict[str, str]] = {
     "agent": {
         "command": "realsys.rollout.runners.agent_arguments:CommandArguments",
         "external": "realsys.rollout.runners.agent_arguments:EndpointArguments",
+        "harbor": "realsys.rollout.runners.agent_arguments:HarborArguments",
         "python": "realsys.rollout.runners.agent_arguments:PythonArguments",
+        "verifiers": "realsys.rollout.runners.agent_arguments:VerifiersArguments",
     },
     "interface": {
         "ppo_actor": "realsys.interfaces.interface_arguments:PPOActorArguments",
