@@ -54,6 +54,7 @@ BUILTIN: dict[str, dict[str, str]] = {
         "math_single_step": "realsys.rollout.agents.math_single_step:MathSingleStep",
         "math_multi_turn": "realsys.rollout.agents.math_multi_turn:MathMultiTurn",
         "tool_use": "realsys.rollout.agents.tool_use:ToolUse",
+        "chat": "realsys.rollout.runners.chat_agent:ChatAgent",
         "command": "realsys.rollout.runners.command_agent:CommandAgent",
         "external": "realsys.rollout.runners.external_agent:ExternalAgent",
         "python": "realsys.rollout.runners.hosted_agent:PythonAgent",
@@ -61,6 +62,9 @@ BUILTIN: dict[str, dict[str, str]] = {
     "environment": {
         "math_verify": "realsys.rollout.environments.math_question:MathVerify",
         "calculator": "realsys.rollout.environments.calculator:Calculator",
+        "gymnasium": "realsys.rollout.environments.gymnasium_environment:GymnasiumEnvironment",
+        "mcp": "realsys.rollout.environments.mcp_environment:MCPEnvironment",
+        "openenv": "realsys.rollout.environments.openenv_environment:OpenEnvEnvironment",
     },
     "task": {
         "file": "experiments.task:FileTask",

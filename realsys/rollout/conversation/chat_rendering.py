@@ -161,7 +161,8 @@ class TemplateRenderer:
         return made
 
     def _ids(self, text: str) -> tuple[int, ...]:
-        return tuple(self.tokenizer(text, add_special_tokens=False).input_ids)
+        whole = text.encode("utf-8", "replace").decode()  # JSON may hold halves of letters
+        return tuple(self.tokenizer(whole, add_special_tokens=False).input_ids)
 
     def _find_turn_end(self) -> str | None:
         """Returns the end token that the template writes behind an answer; None if it writes none."""

@@ -173,7 +173,7 @@ class EndpointAgent(EndpointArguments, EpisodeAgent):
         return {"id": task.id, **record}
 
 
-def session_settings(agent: EndpointAgent, host: AgentHost) -> SessionSettings:
+def session_settings(agent: EndpointArguments, host: AgentHost) -> SessionSettings:
     """Makes what all sessions of an agent share."""
     tokenizer = host.tokenizer
     renderer = TemplateRenderer(
