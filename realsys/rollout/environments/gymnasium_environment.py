@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from realsys.api.agent import Environment, Observation
-from realsys.api.errors import ConfigError
+from realsys.api.errors import ConfigError, did_you_mean
 from realsys.rollout.environments.environment_arguments import GymnasiumArguments
 
 _WHERE = "environment gymnasium"
 _NUMBER = re.compile(r"-?\d+")
+_COLOURED = re.compile(r"\x1b\[[1-9][\d;]*m(.*?)\x1b\[0?m", re.DOTALL)
 
 
 class NoAction(ValueError):
@@ -41,7 +42,8 @@ class GymnasiumEnvironment(GymnasiumArguments, Environment):
             raise ConfigError(
                 f"gymnasium knows no environment {self.id!r}",
                 where="task.env_args.id",
-                fix="register it in a file that you give with --import, or name it MODULE:ID",
+                fix=f"register it in a file that you give with --import; or "
+                f"{did_you_mean(self.id, self._gymnasium.registry)}",
             )
         self._env: Any = None
         self._calling = False
@@ -99,7 +101,7 @@ class GymnasiumEnvironment(GymnasiumArguments, Environment):
 
     async def _shown(self, observation: Any) -> str:
         if self.show == "render":
-            return str(await self._in_thread(self._env.render))
+            return without_colours(str(await self._in_thread(self._env.render)))
         return text_of_observation(observation)
 
     def _info(self) -> dict[str, float]:
@@ -118,6 +120,11 @@ def seed_of(record: Mapping[str, Any], seed_field: str) -> int:
     if isinstance(given, int) and not isinstance(given, bool) and given >= 0:
         return given
     return zlib.crc32(json.dumps(record.get("prompt"), default=str).encode())
+
+
+def without_colours(text: str) -> str:
+    """Returns a drawing for terminals with brackets in place of colours, which mark where one is."""
+    return _COLOURED.sub(r"[\1]", text)
 
 
 def text_of_observation(observation: Any) -> str:
