@@ -83,6 +83,7 @@ def first_request(
         messages = [dict(message) for message in prompt]
     if system and messages[0]["role"] not in ("system", "developer"):
         messages.insert(0, {"role": "system", "content": system})
+    opening = opening.encode("utf-8", "replace").decode()  # JSON takes no halves of letters
     if opening and messages[-1]["role"] == "user":
         messages[-1]["content"] = f"{messages[-1]['content']}\n\n{opening}"
     elif opening:
