@@ -46,6 +46,7 @@ ARGUMENTS: dict[str, dict[str, str]] = {
         "chat": "realsys.rollout.runners.chat_arguments:ChatArguments",
         "command": "realsys.rollout.runners.agent_arguments:CommandArguments",
         "external": "realsys.rollout.runners.agent_arguments:EndpointArguments",
+        "nemo_gym": "realsys.rollout.runners.nemo_gym_arguments:NemoGymArguments",
         "python": "realsys.rollout.runners.agent_arguments:PythonArguments",
     },
     "environment": {

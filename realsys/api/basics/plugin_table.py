@@ -57,6 +57,7 @@ BUILTIN: dict[str, dict[str, str]] = {
         "chat": "realsys.rollout.runners.chat_agent:ChatAgent",
         "command": "realsys.rollout.runners.command_agent:CommandAgent",
         "external": "realsys.rollout.runners.external_agent:ExternalAgent",
+        "nemo_gym": "realsys.rollout.runners.nemo_gym_agent:NemoGymAgent",
         "python": "realsys.rollout.runners.hosted_agent:PythonAgent",
     },
     "environment": {
