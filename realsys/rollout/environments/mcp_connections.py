@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -16,6 +17,7 @@ from realsys.rollout.environments.mcp_client import PROTOCOL, MCPConnection
 from realsys.runtime.child_processes.child_guard import GRACE_S, guarded
 
 _LINE_BYTES = 32 << 20  # of a message
+_TAIL_BYTES = 2000
 _NOT_OURS = {"code": -32601, "message": "this client has no such method"}
 
 
@@ -27,6 +29,8 @@ class StdioConnection:
         self._argv, self._env = list(argv), dict(env)
         self._process: asyncio.subprocess.Process | None = None
         self._reader: asyncio.Task[None] | None = None
+        self._errors: asyncio.Task[None] | None = None
+        self._log_tail = b""
         self._waiting: dict[Any, asyncio.Future[Mapping[str, Any]]] = {}
 
     @property
@@ -40,10 +44,12 @@ class StdioConnection:
             *guarded(self._argv),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
             env={**os.environ, **self._env},
             start_new_session=True,
             limit=_LINE_BYTES,
         )
+        self._errors = asyncio.create_task(self._log(self._process), name=f"stderr of {self.name}")
         self._reader = asyncio.create_task(self._read(self._process), name=f"MCP {self.name}")
 
     async def request(self, message: Mapping[str, Any], *, timeout_s: float) -> Mapping[str, Any]:
@@ -81,9 +87,17 @@ class StdioConnection:
             except TimeoutError:
                 process.kill()
                 await process.wait()
-        if self._reader is not None:
-            self._reader.cancel()
-            await asyncio.gather(self._reader, return_exceptions=True)
+        tasks = [task for task in (self._reader, self._errors) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _log(self, process: asyncio.subprocess.Process) -> None:
+        """Passes what the server logs on to this process's own log."""
+        assert process.stderr is not None
+        while chunk := await process.stderr.read(1 << 16):
+            self._log_tail = (self._log_tail + chunk)[-_TAIL_BYTES:]
+            os.write(sys.stderr.fileno(), chunk)
 
     async def _read(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None
@@ -92,6 +106,8 @@ class StdioConnection:
                 while line := await process.stdout.readline():
                     await self._received(line)
         finally:
+            if self._errors is not None:  # which say why
+                await asyncio.wait({self._errors}, timeout=1)
             for waiting in self._waiting.values():
                 if not waiting.done():
                     waiting.set_exception(self._gone())
@@ -112,10 +128,11 @@ class StdioConnection:
             waiting.set_result(message)
 
     def _gone(self) -> RolloutError:
+        lines = self._log_tail.decode(errors="replace").strip().splitlines()
         return RolloutError(
-            "the MCP server has ended",
+            "the MCP server has ended" + (f": {lines[-1].strip()[:200]}" if lines else ""),
             where=f"MCP server {self.name}",
-            fix="run its command by hand; what it printed is in the rollout worker's log",
+            fix="run its command by hand; all that it printed is in the rollout worker's log",
         )
 
 

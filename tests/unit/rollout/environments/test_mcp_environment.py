@@ -150,7 +150,7 @@ def test_a_long_result_is_cut():
 @pytest.mark.parametrize(
     ("code", "raised", "words"),
     [
-        ("import sys; sys.exit(1)", RolloutError, "the MCP server has ended"),
+        ("raise ValueError('why')", RolloutError, "server has ended: ValueError: why"),
         ("input(); print('hello'); print('[]'); print('{}')", RolloutError, "has ended"),
         ("import time; time.sleep(60)", WaitTimeout, "initialize took more than 0.5 s"),
         (
