@@ -1,4 +1,6 @@
-"""Files that an agent's or an environment's arguments name: found where the command was given, as workers run elsewhere."""
+"""Files that arguments of agents and environments name: found where the command was given, as workers run
+elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ def located_agent_args(agent: str, args: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def located_env_args(env: str, args: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the arguments of environment ``env`` with absolute paths of the files in MCP servers' commands.
+    """Returns the arguments of environment ``env`` with absolute paths of files in servers' commands.
 
     A command that can't be read stays as it is: its arguments' own check reports it.
     """

@@ -83,7 +83,9 @@ class Environment(abc.ABC):
         """Receives the tokens of the action that follows; ignored unless an environment looks at them."""
 
     def opening(self) -> str:
-        """Returns what the environment shows behind the question, before the first answer; after ``reset``."""
+        """Returns what the environment shows behind the question, before the first answer; after
+        ``reset``.
+        """
         return ""
 
     def tools(self) -> Sequence[Mapping[str, Any]]:

@@ -1,6 +1,6 @@
 """Environments of others as they come from PyPI: openenv-core's own servers, gymnasium's environments.
 
-By hand, a minute, in an environment of their own, which the packages of env/environments.txt are pinned for:
+By hand, a minute, in an environment of their own, with the packages that env/environments.txt pins:
 
     bash tests/agents/env/install environments .agents/environments
     .agents/environments/bin/python tests/agents/environments.py      writes results/environments.json

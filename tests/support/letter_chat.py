@@ -1,4 +1,4 @@
-"""A conversation in letters: a tokenizer with a token a letter and a chat template, and a policy by script."""
+"""A conversation in letters: a tokenizer with a token a letter, and a policy by script."""
 
 from __future__ import annotations
 

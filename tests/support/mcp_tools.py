@@ -1,7 +1,7 @@
 """A server of tools with the ``mcp`` package, as its documentation shows it: stdio, or HTTP on a free port.
 
-    python mcp_tools.py            speaks on stdin and stdout
-    python mcp_tools.py http       prints its URL, then serves
+python mcp_tools.py            speaks on stdin and stdout
+python mcp_tools.py http       prints its URL, then serves
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ if __name__ == "__main__":
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        print(f"http://127.0.0.1:{port}/mcp", flush=True)
+        sys.stdout.write(f"http://127.0.0.1:{port}/mcp\n")
+        sys.stdout.flush()
         server.run("streamable-http", host="127.0.0.1", port=port)
     else:
         server.run()

@@ -9,7 +9,10 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-TEXT_SCHEMA = {"properties": {"message": {"type": "string"}, "metadata": {}}, "required": ["message"]}
+TEXT_SCHEMA = {
+    "properties": {"message": {"type": "string"}, "metadata": {}},
+    "required": ["message"],
+}
 GRID_SCHEMA = {
     "properties": {"x": {"type": "integer"}, "y": {"type": "integer"}, "metadata": {}},
     "required": ["x", "y"],

@@ -28,12 +28,13 @@ class OpenEnvArguments(OwnRewardArguments):
     """Arguments of ``environment=openenv``.
 
     Attributes:
-        action_field: of the action, that holds the policy's text; empty: the only text field of the action's
-            schema, or else the policy answers with the whole action as JSON.
+        action_field: of the action, that holds the policy's text; empty: the only text field of the
+            action's schema, or else the policy answers with the whole action as JSON.
         action: further fields of every action.
         observation_field: of the observation, that the policy is shown; empty: its only text field, or else
             the whole observation as JSON.
-        reset_fields: of the record, that the environment is reset with; those it does not have are left out.
+        reset_fields: of the record, that the environment is reset with; those it does not have are left
+            out.
         offer_tools: the environment's tools are offered; each call is a step.
     """
 

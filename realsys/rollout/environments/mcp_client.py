@@ -122,15 +122,15 @@ class MCPClient:
 
 def result_of(result: Any) -> ToolResult:
     """Returns the texts of a result's content; other content by its kind, structured content as JSON."""
-    told = result if isinstance(result, Mapping) else {}
+    fields = result if isinstance(result, Mapping) else {}
     parts = [
         str(part["text"]) if part.get("type") == "text" else f"[{part.get('type')}]"
-        for part in told.get("content") or ()
+        for part in fields.get("content") or ()
         if isinstance(part, Mapping)
     ]
-    if not parts and told.get("structuredContent") is not None:
-        parts = [json.dumps(told["structuredContent"], ensure_ascii=False)]
-    return ToolResult(text="\n".join(parts), failed=bool(told.get("isError")))
+    if not parts and fields.get("structuredContent") is not None:
+        parts = [json.dumps(fields["structuredContent"], ensure_ascii=False)]
+    return ToolResult(text="\n".join(parts), failed=bool(fields.get("isError")))
 
 
 def function_of(tool: Mapping[str, Any]) -> dict[str, Any]:

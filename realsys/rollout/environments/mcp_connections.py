@@ -170,13 +170,13 @@ class HttpConnection:
                         "MCP-Protocol-Version": PROTOCOL,
                     }
                 if response.content_type == "text/event-stream":
-                    async for told in _events(response.content):
-                        if told.get("id") == message["id"] and "method" not in told:
-                            return told
+                    async for read in _events(response.content):
+                        if read.get("id") == message["id"] and "method" not in read:
+                            return read
                     raise self._away("its stream ended without the response")
-                told = json.loads(await response.text())
-                if isinstance(told, dict):
-                    return told
+                read = json.loads(await response.text())
+                if isinstance(read, dict):
+                    return read
                 raise self._away("it answered with no JSON object")
         except TimeoutError as error:
             raise _too_long(self.name, message, timeout_s) from error

@@ -103,16 +103,6 @@ class MCPEnvironment(MCPArguments, Environment):
         return client
 
 
-async def close_shared() -> None:
-    """Ends all servers and sessions that the episodes of this event loop share."""
-    tasks = _shared.pop(asyncio.get_running_loop(), {}).values()
-    for task in tasks:
-        task.cancel()
-    for done in await asyncio.gather(*tasks, return_exceptions=True):
-        if isinstance(done, MCPClient):
-            await done.close()
-
-
 def tools_by_name(clients: Sequence[MCPClient], allowed: Sequence[str]) -> dict[str, MCPClient]:
     """Returns who serves each tool that is offered.
 

@@ -66,29 +66,29 @@ class OpenEnvEnvironment(OpenEnvArguments, Environment):
         except OpenEnvError as error:
             if error.code != _WRONG:
                 raise
-            return self._told(f"Error: {error.what}")
+            return self._refused(f"Error: {error.what}")
         text, failed = result_text(reply.observation)
         self._wrong += failed
         return self._observed(reply, text)
 
     async def step(self, action: str) -> Observation:
         if self._shape is None:  # an answer ends an episode of calls
-            return self._told("", done=True)
+            return self._refused("", done=True)
         self._steps += 1
         try:
             reply = await self._session.step(self._shape.action_of(action))
         except WrongAction as error:
-            return self._told(f"Error: {error}")
+            return self._refused(f"Error: {error}")
         except OpenEnvError as error:
             if error.code != _WRONG or self._shape.text_field:
                 raise
-            return self._told(f"Error: {error.what}")  # fields that the policy wrote
+            return self._refused(f"Error: {error.what}")  # fields that the policy wrote
         return self._observed(reply, text_of(reply.observation, self.observation_field))
 
     async def close(self) -> None:
         await self._session.close()
 
-    def _told(self, text: str, *, done: bool = False) -> Observation:
+    def _refused(self, text: str, *, done: bool = False) -> Observation:
         self._wrong += bool(text)
         return Observation(text=text, done=done, info=self._info())
 

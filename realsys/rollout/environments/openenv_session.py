@@ -169,11 +169,13 @@ class OpenEnvSession:
         return read
 
     def _refused(self, data: Any, what: str) -> OpenEnvError:
-        told = data if isinstance(data, Mapping) else {"message": data}
-        code = str(told.get("code") or "")
-        details = f" {json.dumps(told['errors'], default=str)[:300]}" if told.get("errors") else ""
+        fields = data if isinstance(data, Mapping) else {"message": data}
+        code = str(fields.get("code") or "")
+        details = (
+            f" {json.dumps(fields['errors'], default=str)[:300]}" if fields.get("errors") else ""
+        )
         error = OpenEnvError(
-            f"the environment refused {what}: {code} {told.get('message') or ''}{details}".strip(),
+            f"the environment refused {what}: {code} {fields.get('message') or ''}{details}".strip(),
             where=f"OpenEnv server {self._args.url}",
             fix="see the server's log, and task.env_args against its /schema",
         )
@@ -197,12 +199,12 @@ class OpenEnvSession:
 
 
 def _reply(data: Any) -> StepReply:
-    told = data if isinstance(data, Mapping) else {}
-    observation = told.get("observation")
+    fields = data if isinstance(data, Mapping) else {}
+    observation = fields.get("observation")
     return StepReply(
         observation=observation
         if isinstance(observation, Mapping)
         else {"observation": observation},
-        reward=float(told.get("reward") or 0.0),
-        done=bool(told.get("done")),
+        reward=float(fields.get("reward") or 0.0),
+        done=bool(fields.get("done")),
     )

@@ -6,7 +6,8 @@ request's episode is found by a key in ``responses_create_params.metadata``, whi
     run_episode ─ POST /run ─▶ Gym's agent ─▶ Gym's model server ─▶ :model_port/v1/… ─▶ endpoint ─▶ session
          reward ◀──────────────────┘
 
-Written after NeMo Gym's servers (https://github.com/NVIDIA-NeMo/Gym); tried against a stand-in of that contract.
+Written after NeMo Gym's servers (https://github.com/NVIDIA-NeMo/Gym); tried against a stand-in of that
+contract.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """OpenEnv servers as openenv-core's documentation shows them, for tests/agents/environments.py.
 
-    python openenv_servers.py word|grid|tools PORT
+python openenv_servers.py word|grid|tools PORT
 """
 
 from __future__ import annotations

@@ -15,13 +15,10 @@ import pytest
 
 from realsys.api.errors import ConfigError, RolloutError, WaitTimeout
 from realsys.config.plugin_arguments import argument_problems
+from realsys.rollout.environments import mcp_environment
 from realsys.rollout.environments.environment_arguments import MCPArguments
 from realsys.rollout.environments.mcp_client import MCPClient, result_of
-from realsys.rollout.environments.mcp_environment import (
-    MCPEnvironment,
-    close_shared,
-    tools_by_name,
-)
+from realsys.rollout.environments.mcp_environment import MCPEnvironment, tools_by_name
 
 SCRIPT = Path(__file__).parents[3] / "support" / "mcp_tools.py"
 STDIO = f"{sys.executable} {SCRIPT}"
@@ -49,6 +46,14 @@ def play(body: Body) -> Any:
             await close_shared()
 
     return asyncio.run(episodes())
+
+
+async def close_shared() -> None:
+    """Ends what the episodes of this event loop share; in a run it ends with the worker's process."""
+    sessions = mcp_environment._shared.pop(asyncio.get_running_loop(), {})
+    for done in await asyncio.gather(*sessions.values(), return_exceptions=True):
+        if isinstance(done, MCPClient):
+            await done.close()
 
 
 @pytest.fixture(scope="module")

@@ -36,7 +36,7 @@ ADD = {
 
 def call(name: str = "add", **arguments: Any) -> str:
     """A tool call as the policy writes it."""
-    return f'<tool_call>{json.dumps({"name": name, "arguments": arguments})}</tool_call>'
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 
 @dataclass(kw_only=True)
@@ -107,8 +107,7 @@ def test_a_call_is_answered_and_the_answer_is_scored_token_by_token():
     text = text_of(made)
     assert text.startswith("tools: [{")
     assert text.endswith(
-        "]\nsystem: Add.\nuser: What is 2+3?\n"
-        f"assistant: {call(a=2, b=3)}$\ntool: 5\nassistant: 5$"
+        f"]\nsystem: Add.\nuser: What is 2+3?\nassistant: {call(a=2, b=3)}$\ntool: 5\nassistant: 5$"
     )
     (sequence,) = made.sequences
     trained = "".join(
@@ -123,8 +122,12 @@ def test_a_call_is_answered_and_the_answer_is_scored_token_by_token():
     assert [a.tokens for a in environment.samples] == [(ord("5"), ord("$"))]
     assert (made.reward, sequence.reward) == (1.25, 1.25)
     assert made.stats == {
-        **{"calls": 1.0, "turns": 2.0, "tool_calls": 1.0, "wrong_calls": 0.0},
-        **{"full_context": 0.0, "branches": 1.0},
+        "calls": 1.0,
+        "turns": 2.0,
+        "tool_calls": 1.0,
+        "wrong_calls": 0.0,
+        "full_context": 0.0,
+        "branches": 1.0,
     }
 
 
@@ -162,7 +165,13 @@ def test_a_wrong_call_is_told_to_the_policy_and_counted():
 @pytest.mark.parametrize(
     "written",
     [
-        *("", "…", "<tool_call>", "<tool_call>{}</tool_call>", '<tool_call>{"name": 1}</tool_call>'),
+        *(
+            "",
+            "…",
+            "<tool_call>",
+            "<tool_call>{}</tool_call>",
+            '<tool_call>{"name": 1}</tool_call>',
+        ),
         *('<tool_call>{"name": "add", "arguments": []}</tool_call>', "</tool_call>", "<think>"),
         *('<tool_call>{"name": "add", "arguments": {"a": ' + "[" * 5000 + "…", "<think>x</think>"),
     ],

@@ -1,4 +1,4 @@
-"""Agent ``nemo_gym``: the contract of NeMo Gym's servers, with a stand-in for its agent and its model server.
+"""Agent ``nemo_gym``: the contract of NeMo Gym's servers, with a stand-in for agent and model server.
 
 The stand-in does what Gym's documented servers do: ``/run`` asks ``{policy_base_url}/responses`` with the
 given ``responses_create_params``, and answers with the request, the response and a reward.
