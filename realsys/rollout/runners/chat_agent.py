@@ -195,9 +195,10 @@ class _Conversation:
 
 
 def arguments_of(call: ToolCall) -> dict[str, Any] | None:
-    """Returns the arguments of a call; None if they are no JSON object."""
+    """Returns the arguments of a call, without halves of letters; None if they are no JSON object."""
     try:
         arguments = json.loads(call.arguments)
+        whole = json.dumps(arguments, ensure_ascii=False).encode("utf-8", "replace")
     except (ValueError, RecursionError):
         return None
-    return arguments if isinstance(arguments, dict) else None
+    return json.loads(whole) if isinstance(arguments, dict) else None

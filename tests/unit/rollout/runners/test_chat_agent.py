@@ -140,9 +140,11 @@ def test_without_tools_the_environment_answers_until_it_is_done():
     assert (environment.said, made.reward) == (["4", "5"], 1.0)
 
 
-def test_half_a_letter_of_a_tools_result_is_shown_as_a_question_mark():
-    policy, environment = ScriptedPolicy(call(), "5"), Adder(first="f\ud800", result="x\ud800")
+def test_half_a_letter_of_a_call_or_a_result_is_shown_as_a_question_mark():
+    policy = ScriptedPolicy(call(a="a\ud800"), "5")
+    environment = Adder(first="f\ud800", result="x\ud800")
     play(policy, environment)
+    assert environment.called == [("add", {"a": "a?"})]
     assert "?\n\nf?\nassistant: " in policy.asked[0]
     assert policy.asked[1].endswith("tool: x?\nassistant: ")
 
