@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from experiments.parts.agent_files import located_agent_args, located_env_args
+from experiments.parts.agent_files import located_env_args
 from experiments.schedule import Filtering
 from experiments.task import Task
 from realsys.api.errors import ConfigError
@@ -180,7 +180,7 @@ class Serving(Filtering):
             env=task.env,
             env_args={**task.reward_rule, **located_env_args(task.env, task.env_args)},
             agent=task.agent,
-            agent_args=located_agent_args(task.agent, task.agent_args),
+            agent_args=task.episode_args,
             gconfig=replace(gen, n=1),
             kept_sets=self.records_kept(gen),
             group_size=group_size,

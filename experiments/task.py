@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
-from experiments.parts.agent_files import agent_file_problems
+from experiments.parts.agent_files import agent_file_problems, located_agent_args
 from experiments.parts.chosen_settings import MeasuredQuestions
 from experiments.parts.question_files import (
     absolute,
@@ -52,6 +52,7 @@ T = TypeVar("T", bound="type[Task]")
 TEST_PERCENT = 10  # of a generated task's questions, by what they say
 MOST_DRAWS = 1000  # for one question of a split
 SINGLE_STEP = "math_single_step"
+OWN_AGENTS = ("harbor", "verifiers")  # each plays one kind of task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +61,7 @@ class Task(Choice, abc.ABC):
 
     choice = "task"
     asks_itself: ClassVar[bool] = True  # else other tasks do, which have settings of their own
+    own_agent: ClassVar[str] = ""  # one that plays only tasks of this kind
 
     eval_size: int = option(500, "held-out questions", ge=0)
     max_prompt_len: int = option(
@@ -127,6 +129,11 @@ class Task(Choice, abc.ABC):
         return {"reward": self.rule, **({"reward_args": args} if args else {})}
 
     @property
+    def episode_args(self) -> dict[str, Any]:
+        """The agent's arguments as workers get them."""
+        return located_agent_args(self.agent, self.agent_args)
+
+    @property
     def reward_keys(self) -> tuple[str, ...]:
         """Keys of a batch that the rules look at, besides the answers' tokens."""
         try:
@@ -168,6 +175,12 @@ class Task(Choice, abc.ABC):
             if problem := registry.check(kind, name, where=where):
                 yield problem
         yield from agent_file_problems(self.agent, self.agent_args)
+        if self.agent in OWN_AGENTS and self.agent != self.own_agent:
+            yield ConfigError(
+                f"agent {self.agent!r} plays tasks of its own kind only, and this one is {self.kind!r}",
+                where="task.agent and task",
+                fix=f"use task={self.agent}, or another agent",
+            )
 
     def reward_problems(self) -> Iterator[ConfigError]:
         """Yields that no rule is named, which fine-tuning does without."""

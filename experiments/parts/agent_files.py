@@ -8,7 +8,7 @@ import os
 import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from realsys.api.errors import ConfigError
 
@@ -16,9 +16,11 @@ from realsys.api.errors import ConfigError
 def located_agent_args(agent: str, args: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the arguments of ``agent`` with absolute paths in place of files' names.
 
-    Of a command those words that are files here; of a function its file.
+    Of a command those words that are files here; of a function its file; and an interpreter's.
     """
     made = dict(args)
+    if _is_path(made.get("python")):  # not resolved: a link of a virtual environment must stay one
+        made["python"] = os.path.abspath(os.path.expanduser(made["python"]))
     if agent == "command" and made.get("command"):
         words = _words(made["command"])
         made["command"] = [str(Path(w).resolve()) if _is_file(w) else w for w in words]
@@ -52,6 +54,13 @@ def _located_command(command: Any) -> Any:
 
 def agent_file_problems(agent: str, args: Mapping[str, Any]) -> Iterator[ConfigError]:
     """Yields files that are not there."""
+    python = args.get("python")
+    if _is_path(python) and not os.path.isabs(os.path.expanduser(python)) and not _is_file(python):
+        yield ConfigError(
+            f"no interpreter {python}",
+            where="task.agent_args.python",
+            fix="name one that is here, or by its whole path",
+        )
     function = args.get("function")
     if agent == "python" and isinstance(function, str):
         place, _, _ = function.rpartition(":")
@@ -79,3 +88,7 @@ def _words(command: Any) -> list[str]:
 
 def _is_file(word: str) -> bool:
     return bool(word) and os.path.isfile(os.path.expanduser(word))
+
+
+def _is_path(word: Any) -> TypeGuard[str]:
+    return isinstance(word, str) and os.sep in word

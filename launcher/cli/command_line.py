@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from launcher.cli.error_reports import run_reporting_errors
-from launcher.cli.shared_options import INSPECT, RUN, SETUP
+from launcher.cli.shared_options import INSPECT, MODELS, RUN, SETUP
 from launcher.terminal.exit_codes import ExitCode
 
 # Verb -> its panel of the help page, its module in launcher/cli/verbs, its function.
@@ -37,8 +37,12 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "show": (INSPECT, "inspect_verbs", "show"),
     "graph": (INSPECT, "inspect_verbs", "graph"),
     "report": (INSPECT, "inspect_verbs", "report"),
+    "audit": (INSPECT, "audit_verbs", "audit"),
     "data": (INSPECT, "data_verbs", "data"),
     "rescore": (INSPECT, "data_verbs", "rescore"),
+    "serve": (MODELS, "model_verbs", "serve"),
+    "chat": (MODELS, "model_verbs", "chat"),
+    "eval": (MODELS, "model_verbs", "eval_"),
     "experiments": (SETUP, "inspect_verbs", "experiments"),
     "schema": (SETUP, "inspect_verbs", "schema"),
     "clusters": (SETUP, "site_verbs", "clusters"),

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 else:
     Job = object  # its module is imported when a verb runs
 
-RUN, INSPECT, SETUP = "Run", "Inspect", "Setup"
+RUN, INSPECT, MODELS, SETUP = "Run", "Inspect", "Saved models", "Setup"
 
 
 def option(usage: str, text: str, **more: Any) -> Any:
@@ -145,4 +145,16 @@ TrialOrSweep = Annotated[
         "experiment/trial, an experiment (its newest trial), a trial's folder, or experiment/sweep.",
     ),
 ]
+Model = Annotated[
+    str,
+    argument("TRIAL|MODEL", "A trial (its newest checkpoint), or a Hugging Face directory."),
+]
+Step = Annotated[
+    int | None, option("--step N", "The trial's checkpoint of this step; default: the newest.")
+]
+Role = Annotated[str | None, option("--role NAME", "Whose checkpoint; default: the actor's.")]
+Dtype = Annotated[
+    str | None, option("--dtype NAME", "Of the weights; default: bfloat16 on a GPU, else float32.")
+]
+Device = Annotated[str | None, option("--device NAME", "cuda or cpu; default: a GPU if there is.")]
 OptionalTrial = Annotated[str | None, _TRIAL]

@@ -8,34 +8,35 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from launcher.hub.hub_data import DataHub
 from launcher.hub.hub_names import amount, files_of, parse_hub_name, pinned
 from realsys.api.basics.record_names import is_hub_name
 from realsys.api.errors import ConfigError
-from realsys.api.experiment import ChosenSetting, Experiment
+from realsys.api.experiment import ChosenSetting
 
+E = TypeVar("E")  # an experiment, or other dataclasses of settings
 _Locate = Callable[[str, str, str], str]
 
 
 @dataclass(frozen=True)
-class LocatedData:
-    """An experiment whose data are local, as far as they are here.
+class LocatedData(Generic[E]):
+    """An experiment, or other settings, whose data are local, as far as they are here.
 
     Attributes:
         is_complete: whether all are.
         chosen: each setting that named data on a hub, with the name of exactly these files.
     """
 
-    experiment: Experiment
+    experiment: E
     is_complete: bool = True
     chosen: list[ChosenSetting] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     problems: list[ConfigError] = field(default_factory=list)
 
 
-def with_local_data(experiment: Experiment, hub: DataHub, *, fetch: bool = False) -> LocatedData:
+def with_local_data(experiment: E, hub: DataHub, *, fetch: bool = False) -> LocatedData[E]:
     """Replaces names on a hub by local paths. A name that means no files stays, with a problem; so does one
     of files that are not here, with its commit and a warning.
 
@@ -59,7 +60,7 @@ def with_local_data(experiment: Experiment, hub: DataHub, *, fetch: bool = False
 
 
 def _located(
-    setting: str, text: str, split: str, hub: DataHub, found: LocatedData, *, fetch: bool
+    setting: str, text: str, split: str, hub: DataHub, found: LocatedData[Any], *, fetch: bool
 ) -> str:
     """Returns the local path of a name, or the name with its commit. Raises ConfigError."""
     name = parse_hub_name(text, where=setting)

@@ -148,7 +148,7 @@ class Planner:
         given: Collection[str],
         trial: str,
         fits_memory: bool,
-        located: LocatedData,
+        located: LocatedData[Experiment],
     ) -> LaunchPlan:
         """Makes the plan of an experiment with settings that are chosen for it.
 

@@ -1,8 +1,7 @@
 """Files of datapoints, appended one by one, to be trained on again bit for bit.
 
-A rollout worker appends each datapoint that was kept; ``RolloutDump`` reads any of them by its id. A
-record is its length (8 bytes, little-endian), a msgpack header (SequenceMeta, keys, bytes of each, a
-checksum) and the tensors' bytes, deflated: about 6 bytes a token. A process that dies may leave an
+A rollout worker appends each datapoint that was kept; ``RolloutDump`` reads any of them by its id. The
+layout is realsys/trial/dump_records.py's: about 6 bytes a token. A process that dies may leave an
 incomplete last record, which readers skip. A write that fails leaves nothing behind.
 """
 
@@ -24,20 +23,15 @@ from realsys.api.data import SequenceMeta
 from realsys.api.errors import DataError, RealsysError
 from realsys.data.sequence_sample import SequenceSample
 from realsys.data.tensor_bytes import bytes_of, tensor_from_frames
+from realsys.trial.dump_records import (
+    LENGTH_BYTES,
+    DumpHeader,
+    decode_header,
+    dump_records,
+    header_length,
+)
 
 logger = logging.getLogger(__name__)
-
-SUFFIX = ".rollouts"
-_LENGTH_BYTES = 8
-MAX_HEADER_BYTES = 64 * 1024 * 1024
-
-
-class _Header(msgspec.Struct, frozen=True, kw_only=True):
-    meta: SequenceMeta
-    keys: tuple[str, ...]
-    num_bytes: tuple[int, ...]
-    crc32: int | None = None  # of the stored bytes; None in files of older versions
-    is_deflated: bool = False
 
 
 class DumpWriter:
@@ -120,7 +114,7 @@ def _record(sample: SequenceSample) -> bytes:
     for part in kept:
         crc32 = zlib.crc32(part, crc32)
     header = msgspec.msgpack.encode(
-        _Header(
+        DumpHeader(
             meta=sample.meta,
             keys=keys,
             num_bytes=tuple(map(len, kept)),
@@ -128,7 +122,7 @@ def _record(sample: SequenceSample) -> bytes:
             is_deflated=True,
         )
     )
-    return b"".join([len(header).to_bytes(_LENGTH_BYTES, "little"), header, *kept])
+    return b"".join([len(header).to_bytes(LENGTH_BYTES, "little"), header, *kept])
 
 
 class RolloutDump:
@@ -167,7 +161,7 @@ class RolloutDump:
         try:
             with path.open("rb") as file:
                 file.seek(offset)
-                header = _read_header(file.read(_header_length(file.read(_LENGTH_BYTES))))
+                header = decode_header(file.read(header_length(file.read(LENGTH_BYTES))))
                 return _sample(header, file.read(sum(header.num_bytes)))
         except (OSError, msgspec.MsgspecError, ValueError, zlib.error, RealsysError) as error:
             raise DataError(
@@ -175,33 +169,12 @@ class RolloutDump:
             ) from error
 
     def _index(self, path: Path) -> None:
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            while (start := file.tell()) < size:
-                try:
-                    header = _read_header(file.read(_header_length(file.read(_LENGTH_BYTES))))
-                except (msgspec.MsgspecError, ValueError):
-                    return  # incomplete: no complete record follows
-                end = file.tell() + sum(header.num_bytes)
-                if end > size:
-                    return
-                for name in header.meta.ids:
-                    self._place[name] = (path, start)
-                file.seek(end, os.SEEK_SET)
+        for record in dump_records(path):
+            for name in record.header.meta.ids:
+                self._place[name] = (path, record.start)
 
 
-def _header_length(data: bytes) -> int:
-    length = int.from_bytes(data, "little")
-    if len(data) != _LENGTH_BYTES or not 0 < length <= MAX_HEADER_BYTES:
-        raise ValueError(f"a header of {length} bytes")
-    return length
-
-
-def _read_header(data: bytes) -> _Header:
-    return msgspec.msgpack.decode(data, type=_Header)
-
-
-def _sample(header: _Header, data: bytes) -> SequenceSample:
+def _sample(header: DumpHeader, data: bytes) -> SequenceSample:
     meta, start, tensors = header.meta, 0, dict[str, torch.Tensor]()
     if header.crc32 is not None and zlib.crc32(data) != header.crc32:
         raise ValueError("the checksum does not match")

@@ -1,1 +1,1 @@
-"""The worker that evaluates saved checkpoints during training."""
+"""Evaluates saved checkpoints: a worker during training (build.py), or one by itself (saved_model.py)."""

@@ -6,7 +6,6 @@ Gives the same answers as the trainer's own evaluation with these weights: the e
 from __future__ import annotations
 
 import gc
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +14,11 @@ from typing import Any
 import torch
 
 from realsys.api import registry
-from realsys.api.errors import InternalError
+from realsys.api.basics.reward import TASK_SOURCE
 from realsys.api.model import (
     DatasetAbstraction,
     FinetuneSpec,
+    GenerationHyperparameters,
     Model,
     ModelAbstraction,
     ModelBackendAbstraction,
@@ -28,6 +28,9 @@ from realsys.api.model import (
 )
 from realsys.api.worker_configs import Evaluator
 from realsys.data.sequence_sample import SequenceSample
+from realsys.evaluator.answer_statistics import QuestionResult, mean_pass_at_k
+from realsys.interfaces.answers import answer_lengths
+from realsys.interfaces.completions import NO_EOS
 from realsys.interfaces.math_evaluation import AnswerScorer, evaluate_math
 
 _NO_TRAINING = FinetuneSpec(total_train_epochs=1, dataset_size=1, train_batch_size=1)
@@ -110,52 +113,37 @@ def _figures(
     )
     found.pop("samples")
     if config.n > 1:
-        correct = [c for batch in announced() for c in _num_correct(model, batch, config)]
+        sampled = replace(config.gconfig, n=config.n, greedy=False)
+        correct = [
+            result.num_correct
+            for batch in announced()
+            for result in answered_questions(model, batch, config, gconfig=sampled)
+        ]
         found |= mean_pass_at_k(correct, config.n)
     return found
 
 
-def _num_correct(model: Model, batch: SequenceSample, config: Evaluator) -> list[int]:
-    """Returns the number of correct answers among ``n`` sampled ones for each question."""
+def answered_questions(
+    model: Model, batch: SequenceSample, config: Evaluator, *, gconfig: GenerationHyperparameters
+) -> list[QuestionResult]:
+    """Answers and scores the questions of a batch, ``gconfig.n`` times each."""
     judge = AnswerScorer(config.reward, config.reward_args)
-    sampled = replace(config.gconfig, n=config.n, greedy=False)
     answers = model.module.generate(
-        batch, tokenizer=model.tokenizer, gconfig=sampled, mb_spec=config.mb_spec
+        batch, tokenizer=model.tokenizer, gconfig=gconfig, mb_spec=config.mb_spec
     )
-    return [
-        sum(score.correct for score in scores)
-        for _, scores in judge.scores(answers, model.tokenizer, asked=batch)
-    ]
-
-
-# ---- Unbiased pass@k from n sampled answers per question (Chen et al., arXiv:2107.03374, section 2.1).
-
-
-def pass_at_k(num_answers: int, num_correct: int, k: int) -> float:
-    """Returns the probability that one of ``k`` answers, drawn without replacement from ``num_answers``,
-    is correct.
-
-    Raises:
-        InternalError: not 0 <= num_correct <= num_answers, or not 1 <= k <= num_answers.
-    """
-    if not (0 <= num_correct <= num_answers and 1 <= k <= num_answers):
-        raise InternalError(
-            f"pass@{k} of {num_correct} right answers out of {num_answers}", where="pass_at_k"
+    lengths, cut_off = answer_lengths(answers), answers.data[NO_EOS].tolist()
+    found = []
+    for record, scores in judge.scores(answers, model.tokenizer, asked=batch):
+        count = len(record.answers)
+        found.append(
+            QuestionResult(
+                id=record.id,
+                rewards=tuple(float(score.value) for score in scores),
+                num_correct=sum(score.correct for score in scores),
+                lengths=tuple(int(x) for x in lengths[:count]),
+                truncated=tuple(map(bool, cut_off[:count])),
+                source=str(record.answers[0].record.get(TASK_SOURCE, "")),
+            )
         )
-    # Of whole numbers, so that nothing cancels; comb is 0 where fewer than k are wrong.
-    return 1.0 - math.comb(num_answers - num_correct, k) / math.comb(num_answers, k)
-
-
-def mean_pass_at_k(num_correct: Sequence[int], num_answers: int) -> dict[str, float]:
-    """Returns ``pass@1``, ``pass@2``, ``pass@4``, … and ``pass@n``: means over the questions.
-
-    Args:
-        num_correct: right answers to each question, of ``num_answers``.
-    """
-    ks = sorted({num_answers, *(2**i for i in range(num_answers.bit_length()))})
-    return {
-        f"pass@{k}": math.fsum(pass_at_k(num_answers, c, k) for c in num_correct)
-        / max(len(num_correct), 1)
-        for k in ks
-        if k <= num_answers
-    }
+        lengths, cut_off = lengths[count:], cut_off[count:]
+    return found

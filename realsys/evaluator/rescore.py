@@ -19,12 +19,13 @@ from realsys.api.basics.reward import OF_RECORD, Score
 from realsys.api.errors import DataError, RewardError
 from realsys.api.worker_configs import RolloutWorker
 from realsys.data.record_bytes import RECORD, record_key
-from realsys.data.rollout_dump import SUFFIX, RolloutDump
+from realsys.data.rollout_dump import RolloutDump
 from realsys.data.sequence_sample import SequenceSample
 from realsys.interfaces.answers import INPUT, answer_mask
 from realsys.interfaces.completions import answered_records
 from realsys.models.hf import load_tokenizer
 from realsys.rewards.rule import rule_of
+from realsys.trial.dump_records import SUFFIX
 
 DATAPOINTS_AT_ONCE = 16  # read and scored together
 _ID = re.compile(r"\d+-(\d+)(?:\.\d+)?")  # <epoch>-<index>[.<tries>]

@@ -113,10 +113,24 @@ class GiveUp(_RolloutMessage, frozen=True, kw_only=True, tag=True):
 
 
 class Verdict(_RolloutMessage, frozen=True, kw_only=True, tag=True):
-    """``kept``: the delivery will be trained on. Otherwise ``why`` not, and the worker discards it."""
+    """``kept``: the delivery will be trained on. Otherwise ``why`` not, and the worker discards it.
+
+    ``version``: number of steps that are trained so far.
+    """
 
     kept: bool
     why: str = ""
+    version: int = 0
+
+
+class GaveUp(_RolloutMessage, frozen=True, kw_only=True, tag=True):
+    """Acknowledges that a prompt will not be delivered.
+
+    ``closed``: it is not granted again. ``version``: number of steps that are trained so far.
+    """
+
+    closed: bool = False
+    version: int = 0
 
 
 # ---- rollout worker → manager -------------------------------------------------------------------
@@ -200,6 +214,6 @@ class Leave(_RolloutMessage, frozen=True, kw_only=True, tag=True):
 
 
 ToMaster = AskPlaces | TakeWork | Deliver | GiveUp
-FromMaster = Places | Work | Verdict | Accepted
+FromMaster = Places | Work | Verdict | GaveUp
 ToManager = AskServer | DoneWith | NewWeights | AskManager | Leave
 FromManager = UseServer | ServersAt | ManagerView | Accepted

@@ -17,11 +17,12 @@ written by one process and read by many; each is written atomically (temporary f
                                               scaling.jsonl of added and removed workers
                                               on Slurm also exits/, hosts/, steps.jsonl
       rows/0001/                            metrics.jsonl events.jsonl ledger.jsonl samples.jsonl
-                                              of an attempt (of the main phase)
+                                              of an attempt (of the main phase);
+                                              rollouts/ episodes/ of rollout workers
       metrics.jsonl …                       links to the newest attempt's
       tensorboard/  checkpoints/<role>/step-000200/  recover/step-000100.<attempt>/
       evaluations.jsonl evaluations/<role>-step-000200.json   of saved checkpoints
-      dataflow_graph.png  report.html
+      dataflow_graph.png  report.html  evals/  (of realsys eval)
       prepare/<phase>/                      the same files of a preparing phase
 """
 
@@ -76,6 +77,8 @@ class PhaseFiles:
     recover = _SubPath("recover")
     graph_picture = _SubPath("dataflow_graph.png")
     rollout_dump = _SubPath("rollout_dump")  # deliveries of rollout workers, for a replay
+    rollouts = _SubPath("rollouts")  # of an attempt: outcomes of tickets, a file per rollout worker
+    episodes = _SubPath("episodes")  # the same tickets' grants and ends, without texts
 
     def rows_of(self, attempt: int) -> PhaseFiles:
         """Returns the paths of one attempt's own metrics, events, ledger and samples; those of the

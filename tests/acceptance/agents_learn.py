@@ -4,8 +4,8 @@
     python tests/acceptance/agents_learn.py FOLDER   the same; complete runs there are not repeated
     python tests/acceptance/agents_learn.py draw     draws docs/pictures/agents_learn.png from it
 
-A small model is made and fine-tuned to call a calculator, most of the time with the wrong operator. Then it
-learns from rewards alone, by GRPO, to call it rightly: through OpenAI's agents SDK, unmodified, whose
+A small model is made and fine-tuned to call a calculator, or most of the time to guess. Then it learns from
+rewards alone, by GRPO, to call it: through OpenAI's agents SDK, unmodified, whose
     requests
 go to the endpoint (``task.agent=python``), and through an agent of our own that does the same in
 tokens. With each of three seeds the share of right answers must rise by 20 points, and both ways must
@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import json
 import random
+import re
 import sys
 import tempfile
 from pathlib import Path
@@ -42,13 +43,15 @@ PICTURE = ROOT / "docs" / "pictures" / "agents_learn.png"
 SEEDS = (2, 3, 4)
 LEAST_RISE = 0.2
 MOST_APART = 0.1  # of the last steps' rewards, through the SDK and through our own agent
-WRONG_SHARE = 0.65  # of fine-tuning's calls
-SFT_QUESTIONS, SFT_EPOCHS = 4_000, 1
-STEPS, EDGE = 30, 4  # steps of a run; those at either end that count as its beginning and end
+GUESS_SHARE = (
+    0.65  # of fine-tuning's questions: answered at once by the first number, which is wrong
+)
+SFT_QUESTIONS, SFT_EPOCHS = 10_000, 1
+STEPS, FIRST, LAST = 30, 2, 8  # steps of a run; those that count as its beginning and as its end
 RUN = (
     f"exp_ctrl.benchmark_steps={STEPS}",
     "exp_ctrl.eval_freq_steps=none",
-    "train_bs_n_seqs=24",
+    "train_bs_n_seqs=16",
     "group_size=8",
     "gen.max_new_tokens=48",
     "task.max_prompt_len=160",
@@ -93,7 +96,7 @@ def main(given: list[str]) -> int:
         "share of right answers while a policy learns to use a calculator, through two agents",
         problems,
         settings={"all": RUN, **AGENTS},
-        wrong_share=WRONG_SHARE,
+        guess_share=GUESS_SHARE,
         agents=found,
         means=means,
     )
@@ -110,8 +113,8 @@ def learned(tree: Tree, start: Path, agent: str, seed: int) -> dict[str, Any]:
     last = read_metrics(folder / "metrics.jsonl")[-1]
     made = {
         "seed": seed,
-        "began": round(fmean(rewards[:EDGE]), 4),
-        "ended": round(fmean(rewards[-EDGE:]), 4),
+        "began": round(fmean(rewards[:FIRST]), 4),
+        "ended": round(fmean(rewards[-LAST:]), 4),
         "rewards": rewards,
         "calls": last.get("rollout/agent/calls"),
         "branches": last.get("rollout/agent/branches"),
@@ -157,18 +160,20 @@ def worked() -> list[dict[str, str]]:
     records = []
     for problem in problems:
         equation, _, _ = problem["answer"].partition("\n#### ")
-        right = equation.partition("=")[0].replace(" ", "")
-        wrong = right.translate(str.maketrans("+-", "-+"))
-        call = wrong if rng.random() < WRONG_SHARE else right
+        expression = equation.partition("=")[0].replace(" ", "")
         messages = [
             ChatMessage(role="system", content=calculator_agents.SYSTEM),
             ChatMessage(role="user", content=calculator_agents.question_of(problem["prompt"])),
         ]
-        arguments = json.dumps({"expression": call})
+        if rng.random() < GUESS_SHARE:
+            guess = re.split("[+-]", expression)[0]
+            records.append({"prompt": rendered(messages), "answer": f"#### {guess}"})
+            continue
+        arguments = json.dumps({"expression": expression})
         asked = ToolCall(id="1", name="calculator", arguments=arguments)
         called = ChatMessage(role="assistant", tool_calls=(asked,))
         result = ChatMessage(
-            role="tool", content=calculator_agents.calculate(call), tool_call_id="1"
+            role="tool", content=calculator_agents.calculate(expression), tool_call_id="1"
         )
         written = f'<tool_call>{{"name": "calculator", "arguments": {arguments}}}</tool_call>'
         records.append({"prompt": rendered(messages), "answer": written})

@@ -9,6 +9,7 @@ import os
 import signal
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from real_trials import (
@@ -65,6 +66,22 @@ def run_to_the_end(trials: Trials, experiment: str, name: str, *words: str) -> T
     return files
 
 
+def sampled_tokens(files: TrialFiles) -> int:
+    """Tokens that the policy wrote, of all that was trained on."""
+    return int(sum(column(files, "actor/staleness/tokens_checked")))
+
+
+def audited(trials: Trials, files: TrialFiles, *, whole: bool = True) -> dict[str, Any]:
+    """What `realsys audit` says of a trial that it must find clean. ``whole``: the trial is completed."""
+    done = trials.run("audit", str(files.root), "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    assert (found["clean"], found["findings"]) == (True, [])
+    if whole:
+        assert found["datapoints"] == len(trained_ids(files))
+    return found
+
+
 @pytest.fixture(scope="module")
 def synchronous(module_trials: Trials, tiny_policy: Path) -> TrialFiles:
     return run_to_the_end(
@@ -99,6 +116,8 @@ def test_staleness_0_is_the_synchronous_run_bit_for_bit(
     for role in ("actor", "critic"):
         assert weights_of(files, role) == weights_of(synchronous, role)
     assert set(column(files, "actor/staleness/max")) == {0.0}
+    for trial in (files, synchronous):
+        assert bool(audited(module_trials, trial)["tickets"]) == (trial is files)
 
 
 def test_adapters_alone_reach_the_servers_and_make_the_same_bits(
@@ -134,6 +153,9 @@ def test_the_bound_holds_for_every_token_and_every_prompt_is_trained_once(
     assert sum(column(files, "actor/staleness/tokens_checked")) > 0
     assert set(Counter(trained_ids(files)).values()) == {1}
     assert len(trained_ids(files)) == 24 * 8
+    found = audited(module_trials, files)
+    assert found["tickets"]["trained"] == 24 * 8
+    assert found["tokens"] == {"of_dump": sampled_tokens(files), "of_rows": 0, "unknown": 0}
 
 
 def test_killed_workers_are_started_again_alone_and_nothing_is_lost(
@@ -163,6 +185,9 @@ def test_killed_workers_are_started_again_alone_and_nothing_is_lost(
     assert max(column(files, "actor/staleness/max")) == 2
     told = [json.loads(line) for line in files.attempt(1).restarts.read_text().splitlines()]
     assert [row["worker"] for row in told] == list(killed)
+    tickets = audited(module_trials, files)["tickets"]
+    assert tickets["trained"] == LONGER_STEPS * 8
+    assert tickets.keys() <= {"trained", "worker lost", "failed", "attempt ended"}
 
 
 def test_a_stopped_run_goes_on_with_what_was_delivered(
@@ -172,6 +197,7 @@ def test_a_stopped_run_goes_on_with_what_was_delivered(
         "ppo-math-async", "stop", f"actor.path={tiny_policy}", "schedule.max_staleness=3", *LONGER
     )
     module_trials.wait_for_step(files, 5)
+    assert audited(module_trials, files, whole=False)["tickets"]["trained"] >= 4 * 8
     done = module_trials.run("stop", "ppo-math-async/stop", "--grace", "30")
     assert done.returncode == 0, done.stderr
     view = module_trials.wait(files)
@@ -182,6 +208,37 @@ def test_a_stopped_run_goes_on_with_what_was_delivered(
     assert set(Counter(trained_ids(files)).values()) == {1}
     assert len(trained_ids(files)) == LONGER_STEPS * 8
     assert max(column(files, "actor/staleness/max")) <= 3
+    tickets = audited(module_trials, files)["tickets"]
+    assert tickets["trained"] == LONGER_STEPS * 8
+    assert tickets.keys() <= {"trained", "attempt ended"}
+
+
+def test_an_audit_leaves_out_what_a_killed_attempt_did_after_its_checkpoint(
+    module_trials: Trials, tiny_policy: Path
+) -> None:
+    """The master is killed between two checkpoints, which are three steps apart."""
+    files = module_trials.launch(
+        "ppo-math-async",
+        "killed",
+        f"actor.path={tiny_policy}",
+        "schedule.max_staleness=2",
+        "schedule.staleness_policy=window",
+        *LONGER,
+    )
+    view = module_trials.wait_for_step(files, 8)
+    os.kill(worker_pid(view, "master_worker/0"), signal.SIGKILL)
+    view = module_trials.wait(files)
+    assert view.state is State.FAILED, explain(files, view)
+    in_between = audited(module_trials, files, whole=False)["tickets"]
+    assert in_between["trained"] >= 7 * 8  # progress is told before the line is written
+    module_trials.resume(files)
+    view = module_trials.wait(files, timeout_s=240)
+    assert view.state is State.COMPLETED, explain(files, view)
+    found = audited(module_trials, files)
+    assert found["tickets"]["trained"] == LONGER_STEPS * 8
+    lines = files.root.glob("rows/*/episodes/*.jsonl")
+    granted = sum(path.read_text().count('"granted"') for path in lines)
+    assert sum(found["tickets"].values()) == granted > LONGER_STEPS * 8
 
 
 def test_rollouts_alone_can_be_trained_on_later(module_trials: Trials, tiny_policy: Path) -> None:

@@ -115,7 +115,7 @@ class Scene:
             self.delivered[request.id] = request
             return rm.Verdict(kept=True)
         self.given_up.append(request)
-        return rm.Accepted()
+        return rm.GaveUp()
 
     @property
     def num_ended(self) -> int:

@@ -40,9 +40,9 @@ class Result:
 
 
 def checks() -> list[str]:
-    """Names of the checks: a script each in tests/acceptance, and the comparison with peers."""
-    scripts = sorted(p.stem for p in (TESTS / "acceptance").glob("*.py"))
-    return [*(f"acceptance/{name}" for name in scripts), "oracle/oracle"]
+    """Names of the checks: scripts of tests/acceptance and tests/agents, and the comparison with peers."""
+    scripts = [p for tier in ("acceptance", "agents") for p in sorted((TESTS / tier).glob("*.py"))]
+    return [*(f"{p.parent.name}/{p.stem}" for p in scripts), "oracle/oracle"]
 
 
 def result_of(check: str) -> Result:

@@ -47,6 +47,7 @@ BUILTIN: dict[str, dict[str, str]] = {
         "judge": "realsys.rewards.judge:Judge",
         "math_verify": "realsys.rewards.math_verify:math_verify_reward",
         "reasoning_gym": "realsys.rewards.reasoning_gym_rule:reasoning_gym_reward",
+        "verifiers": "realsys.rewards.verifiers_rule:verifiers_reward",
     },
     "filter": {},
     "transform": {},
@@ -57,8 +58,10 @@ BUILTIN: dict[str, dict[str, str]] = {
         "chat": "realsys.rollout.runners.chat_agent:ChatAgent",
         "command": "realsys.rollout.runners.command_agent:CommandAgent",
         "external": "realsys.rollout.runners.external_agent:ExternalAgent",
+        "harbor": "realsys.rollout.runners.harbor_agent:HarborAgent",
         "nemo_gym": "realsys.rollout.runners.nemo_gym_agent:NemoGymAgent",
         "python": "realsys.rollout.runners.hosted_agent:PythonAgent",
+        "verifiers": "realsys.rollout.runners.verifiers_agent:VerifiersAgent",
     },
     "environment": {
         "math_verify": "realsys.rollout.environments.math_question:MathVerify",
@@ -74,6 +77,7 @@ BUILTIN: dict[str, dict[str, str]] = {
         "mixture": "experiments.tasks.mixture:Mixture",
         "preferences": "experiments.tasks.preferences:PreferencesTask",
         "reasoning_gym": "experiments.tasks.reasoning_gym:ReasoningGymTask",
+        "verifiers": "experiments.tasks.verifiers:VerifiersTask",
     },
     "algorithm": {
         "grpo": "experiments.algorithm:GRPO",

@@ -12,9 +12,10 @@ from typing import Any
 
 from realsys.api.basics.bounded_files import parse_json, read_bounded_text
 from realsys.api.errors import DataError
-from realsys.data.rollout_dump import SUFFIX, RolloutDump
+from realsys.data.rollout_dump import RolloutDump
 from realsys.data.sequence_sample import SequenceSample
 from realsys.data.sources.dataset_arguments import RolloutDumpArguments
+from realsys.trial.dump_records import SUFFIX
 from realsys.trial.records import RUN_FILE
 
 

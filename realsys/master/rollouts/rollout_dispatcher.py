@@ -212,10 +212,11 @@ class RolloutDispatcher:
         number = self._numbers.get(request.id)
         sample_id = rm.sample_id(request.id, request.tries)
         if self._is_kept(sample_id, request.holder):
-            return rm.Verdict(kept=True)  # told twice: its tensors are those that we keep
+            # told twice: its tensors are those that we keep
+            return rm.Verdict(kept=True, version=self._version)
         if number is None or self._ledger is None:
             self._unused.append((request.holder, sample_id))
-            return rm.Verdict(kept=False, why="nobody asked for it")
+            return rm.Verdict(kept=False, why="nobody asked for it", version=self._version)
         verdict = self._ledger.deliver(
             number, request.tries, oldest=request.oldest, newest=request.newest
         )
@@ -234,20 +235,24 @@ class RolloutDispatcher:
                 number=number, holder=request.holder, meta=request.meta, stats=request.stats
             )
         self._changed.notify_all()
-        return rm.Verdict(kept=verdict.kept, why=verdict.why)
+        return rm.Verdict(kept=verdict.kept, why=verdict.why, version=self._version)
 
     def _is_kept(self, sample_id: str, holder: int) -> bool:
         kept = self._delivered.values()
         return any(d.holder == holder and d.meta.ids == (sample_id,) for d in kept)
 
-    def _give_up(self, request: rm.GiveUp) -> rm.Accepted:
-        number = self._numbers.get(request.id)
+    @property
+    def _version(self) -> int:
+        return self._ledger.version if self._ledger is not None else 0
+
+    def _give_up(self, request: rm.GiveUp) -> rm.GaveUp:
+        number, gone = self._numbers.get(request.id), False
         if number is not None and self._ledger is not None:
             set_aside = request.unscored and number in self._unscored
             gone = request.filtered or set_aside
             done = self._ledger.give_up(number, request.tries, filtered=gone)
             if not done.kept:  # somebody else has it by now
-                return rm.Accepted()
+                return rm.GaveUp(version=self._version)
             self._left(number, rm.sample_id(request.id, request.tries))
             if gone:
                 self._stats.append(request.stats)
@@ -270,7 +275,7 @@ class RolloutDispatcher:
                         fix="see the rollout workers' logs; then realsys resume",
                     )
             self._changed.notify_all()
-        return rm.Accepted()
+        return rm.GaveUp(closed=gone, version=self._version)
 
     def _note_success(self, id: str, stats: Mapping[str, float]) -> bool:
         """Notes for the curriculum how many answers to a prompt are correct; False if nothing says it."""

@@ -65,23 +65,11 @@ class HarborTests:
             DataError: the record names no task, or one that can't be used. SandboxFailure: its box failed.
             ClusterError: this node lacks what tasks need.
         """
-        path = record.get("task_directory")
-        if not isinstance(path, str):
-            raise DataError(
-                "the record has no task_directory",
-                where=f"a record with the fields {sorted(record)}",
-                fix="use task=harbor, or give the path of a task's directory",
-            )
+        path = directory_of(record)
         script = last_code_block(response, SHELLS) if self.fenced else response
         if script is None:
             return {"reward": 0.0, "correct": 0.0, "no_verdict": 0.0}
-        verdict = await asyncio.to_thread(self.verdict, script, Path(path))
-        return {
-            **verdict.rewards,
-            "reward": verdict.reward,
-            "correct": float(verdict.reward >= 1.0),
-            "no_verdict": float(not verdict.rewards),
-        }
+        return parts_of(await asyncio.to_thread(self.verdict, script, path))
 
     def verdict(self, script: str, path: Path) -> TaskVerdict:
         """Runs a script as an agent's work, and the tests. Blocks. Errors: as the call's."""
@@ -132,3 +120,25 @@ class HarborTests:
                 fix="install them, leave these tasks out, or name in task.reward_args.harbor.assume "
                 "what is there under another name",
             )
+
+
+def directory_of(record: Mapping[str, Any]) -> Path:
+    """Returns the directory of a record's task. Raises DataError: the record names none."""
+    path = record.get("task_directory")
+    if not isinstance(path, str):
+        raise DataError(
+            "the record has no task_directory",
+            where=f"a record with the fields {sorted(record)}",
+            fix="use task=harbor, or give the path of a task's directory",
+        )
+    return Path(path)
+
+
+def parts_of(verdict: TaskVerdict) -> dict[str, float]:
+    """Returns a verdict as the named parts of a reward."""
+    return {
+        **verdict.rewards,
+        "reward": verdict.reward,
+        "correct": float(verdict.reward >= 1.0),
+        "no_verdict": float(not verdict.rewards),
+    }

@@ -12,6 +12,7 @@ fails by itself has changed nothing: the command can be run again.
 from __future__ import annotations
 
 import io
+import math
 import tarfile
 import threading
 from collections.abc import Iterable, Mapping, Sequence
@@ -98,9 +99,14 @@ class TaskBox:
         self._files = engine.prepared(task, limits.of(task, limits.agent_s))
 
     def run(
-        self, text: str, *, env: Mapping[str, str] | None = None, solution: bytes = b""
+        self,
+        text: str,
+        *,
+        env: Mapping[str, str] | None = None,
+        solution: bytes = b"",
+        most_s: float = math.inf,
     ) -> BoxOutcome:
-        """Runs a command of bash in the task's working folder.
+        """Runs a command of bash in the task's working folder, for ``most_s`` at most.
 
         Its files stay for the next one. Where these can't be kept, as there are too many say, the outcome's
         ``archive`` is None, and the box is as before.
@@ -108,7 +114,7 @@ class TaskBox:
         Raises:
             SandboxFailure: the box failed, and is as before.
         """
-        wall_s, asked_s = self._limits.agent_s, self._task.agent.timeout_sec
+        wall_s, asked_s = min(self._limits.agent_s, most_s), self._task.agent.timeout_sec
         command = BoxCommand(
             task=self._task,
             text=text,

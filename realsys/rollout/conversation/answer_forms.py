@@ -20,7 +20,14 @@ from realsys.rollout.conversation.forms.mistral_form import MISTRAL
 from realsys.rollout.conversation.forms.parsed_answer import ParsedAnswer, ParsedCall
 from realsys.rollout.conversation.forms.qwen3_coder_form import QWEN3_CODER
 
-__all__ = ["ANSWER_FORMS", "AnswerForm", "ParsedAnswer", "ParsedCall", "form_of_template"]
+__all__ = [
+    "ANSWER_FORMS",
+    "PLAIN_FORMS",
+    "AnswerForm",
+    "ParsedAnswer",
+    "ParsedCall",
+    "form_of_template",
+]
 
 
 class AnswerForm(Protocol):
@@ -54,6 +61,7 @@ class AnswerForm(Protocol):
 
 PLAIN = MarkedForm(name="plain", thought_marks=())
 PLAIN_THOUGHTS = MarkedForm(name="plain_thoughts")
+PLAIN_FORMS = frozenset({PLAIN.name, PLAIN_THOUGHTS.name})  # without tool calls
 
 ANSWER_FORMS: Mapping[str, AnswerForm] = MappingProxyType(
     {

@@ -66,7 +66,7 @@ class AnswerTree:
     """All answers of an episode. Used by one task at a time."""
 
     def __init__(self) -> None:
-        self.nodes: list[AnswerNode] = []  # in the order in which they were requested
+        self.nodes: list[AnswerNode] = []  # in the order in which they were answered
         self._by_path: dict[bytes, list[AnswerNode]] = {}
 
     def add(self, node: AnswerNode, path_key: bytes) -> None:
@@ -76,18 +76,25 @@ class AnswerTree:
         if node.parent is not None:
             node.parent.children.append(node)
 
-    def longest(self, path_keys: Sequence[bytes]) -> tuple[AnswerNode, int] | None:
+    def longest(
+        self, path_keys: Sequence[bytes], messages: Sequence[ChatMessage]
+    ) -> tuple[AnswerNode, int] | None:
         """Returns the last answer that these messages continue, and how many of them end with it.
 
-        Of several answers that read the same, the one that the client has got latest.
+        Of several answers with the same key, one that the client has got; of those, one that is letter for
+        letter what it sends; of those, the newest.
         """
         for count in range(len(path_keys) - 1, 0, -1):
             if found := self._by_path.get(path_keys[count]):
-                return next((n for n in reversed(found) if n.delivered), found[-1]), count
+                sent = messages[count - 1]
+                best = max(
+                    reversed(found), key=lambda n: (n.delivered, _is_as_sent(n.message, sent))
+                )
+                return best, count
         return None
 
     def leaves(self) -> list[AnswerNode]:
-        """Returns the answers that end a branch and were read, in the order of their requests."""
+        """Returns the answers that end a branch and were read, in order."""
         wanted = {id(n) for node in self.nodes if node.delivered for n in node.line}
         kept = [n for n in self.nodes if id(n) in wanted]
         return [n for n in kept if not any(id(c) in wanted for c in n.children)]
@@ -98,11 +105,15 @@ class AnswerTree:
         return sum(id(n) not in wanted for n in self.nodes)
 
 
+def _is_as_sent(message: ChatMessage, sent: ChatMessage) -> bool:
+    return message.content == sent.content and sent.reasoning in ("", message.reasoning)
+
+
 def sequences(tree: AnswerTree, *, reward: float) -> list[Trajectory]:
     """Returns one trajectory a leaf, each with the episode's reward, for training.
 
-    An answer with a reward of its own ends a sequence of its own: what it was sampled behind is
-        context there.
+    An answer with a reward of its own ends a sequence of its own. Answers before it are context there, but
+    for those that no sequence has yet: they have no reward, so they share that of the first that has one.
     """
     trained: set[int] = set()
     made = []

@@ -1,25 +1,23 @@
 """Requests of one episode, each answered once although clients may send it several times (pure).
 
-Clients retry: after a time-out, a broken connection, half of a stream. Sampling again would train on
-    an answer
-that the agent never saw, so a request that was sent before gets the answer of before::
+Clients retry: after a time-out, a broken connection, half of a stream. Sampling again would train on an
+answer that the agent never saw, so a request that was sent before gets the answer of before::
 
     claim ──▶ RUNNING ──ended──▶ ANSWERED ──delivered──▶ READ
                  │ nobody listens any more     │ nobody has read it
                  └────────── claimed by the next equal request ──────┘
 
 An equal request whose former answer *was* read is a new one (an agent that samples again), unless the
-client
-says that it is a retry: by an idempotency key, or by the count that the official clients send.
+client says that it is a retry: by an idempotency key, or by the count that the official clients send.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from enum import StrEnum
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from realsys.api.errors import DataError
 from realsys.rollout.conversation.chat_messages import ChatRequest
@@ -82,9 +80,12 @@ class CallBook(Generic[T]):
             call.state = CallState.READ
 
     def _former(self, request: ChatRequest, digest: bytes) -> ChatCall[T] | None:
-        usable = [c for c in self.calls if c.state is not CallState.FAILED]
         if request.idempotency_key:
-            found = [c for c in usable if c.key == request.idempotency_key]
+            found = [
+                c
+                for c in self.calls
+                if c.key == request.idempotency_key and c.state is not CallState.FAILED
+            ]
             if found and found[-1].digest != digest:
                 raise DataError(
                     "the idempotency key was sent with another request before",
@@ -92,17 +93,25 @@ class CallBook(Generic[T]):
                     fix="use a new key for each request, and the same one for its retries",
                 )
             return found[-1] if found else None
-        equal = [c for c in usable if c.digest == digest and not c.key]
-        abandoned = [c for c in equal if not c.listeners and c.state is not CallState.READ]
-        if abandoned:
-            return abandoned[0]
-        return equal[-1] if request.retries and equal else None
+        equal = [c for c in self.calls if c.digest == digest and not c.key]
+        for call in equal:
+            if not call.listeners and call.state in (CallState.RUNNING, CallState.ANSWERED):
+                return call  # abandoned
+        # What is retried is the newest. If that has failed, an older answer is not its answer.
+        retried = equal[-1] if request.retries and equal else None
+        return retried if retried and retried.state is not CallState.FAILED else None
 
 
 def request_digest(request: ChatRequest) -> bytes:
     """Returns what is equal for a request and its retries, and for no others."""
-    fields = asdict(request)
+    asked = _plain(request)
     for name in ("retries", "idempotency_key"):
-        del fields[name]
-    text = json.dumps(fields, sort_keys=True, default=str)
+        del asked[name]
+    text = json.dumps(asked, sort_keys=True, default=_plain)
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+def _plain(value: Any) -> Any:
+    if not is_dataclass(value):
+        return str(value)
+    return {f.name: getattr(value, f.name) for f in fields(value)}

@@ -6,6 +6,7 @@ is rendered, and put behind the tokens that were sampled: these are never writte
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -94,7 +95,9 @@ class TemplateRenderer:
         self._args = dict(template_args or {})
         self._end_ids = frozenset(end_ids)
         self._takes_developer = "developer" in str(self.template)
-        self._turn_end = self._find_turn_end()
+        ends = [tokenizer.decode([i], skip_special_tokens=False) for i in sorted(self._end_ids)]
+        self._ends = [end for end in ends if end]
+        self._shows_turn_ends = self._find_turn_end() is not None
 
     def whole(self, messages: Sequence[ChatMessage], tools: Tools) -> RenderedChat:
         """Renders a conversation from its beginning."""
@@ -105,19 +108,22 @@ class TemplateRenderer:
         self, messages: Sequence[ChatMessage], answered: int, tools: Tools, *, last_token: int
     ) -> RenderedChat | None:
         """Renders what stands behind ``messages[:answered]``."""
-        if self._turn_end is None:
+        if not self._shows_turn_ends:
             return None
         if not self.keep_thoughts and self._drops_thoughts(messages, answered, tools):
             return None
-        mark = _unused_mark(messages)
+        mark = _unused_mark(messages, tools)
         answer = _marked(messages[answered - 1], mark)
         text = self._text([*messages[: answered - 1], answer, *messages[answered:]], tools)
         # The last one: a template may list the calls before the content, or echo them
         _, found, after_mark = text.rpartition(mark)
-        _, ended, rest = after_mark.partition(self._turn_end)
-        if not found or not ended:
+        turn_end = _first_of(self._ends, after_mark)
+        if not found or turn_end is None:
             return None
-        text = rest if last_token in self._end_ids else self._turn_end + rest
+        closing, _, rest = after_mark.partition(turn_end)
+        if _is_swallowed(messages[answered:], closing, rest):
+            return None
+        text = rest if last_token in self._end_ids else turn_end + rest
         return RenderedChat(tokens=self._ids(text), thinking=_opens_thoughts(text))
 
     def _drops_thoughts(self, messages: Sequence[ChatMessage], answered: int, tools: Tools) -> bool:
@@ -161,8 +167,14 @@ class TemplateRenderer:
         return made
 
     def _ids(self, text: str) -> tuple[int, ...]:
-        whole = text.encode("utf-8", "replace").decode()  # JSON may hold halves of letters
-        return tuple(self.tokenizer(whole, add_special_tokens=False).input_ids)
+        try:
+            return tuple(self.tokenizer(text, add_special_tokens=False).input_ids)
+        except (TypeError, ValueError) as error:  # half of a surrogate pair, which JSON can hold
+            raise DataError(
+                f"the text can't be tokenised: {error}"[:400],
+                where="messages",
+                fix="send text that UTF-8 can hold",
+            ) from error
 
     def _find_turn_end(self) -> str | None:
         """Returns the end token that the template writes behind an answer; None if it writes none."""
@@ -180,9 +192,7 @@ class TemplateRenderer:
                 where="the tokenizer's chat template",
                 fix="use another tokenizer or give another template",
             ) from error
-        ends = [self.tokenizer.decode([i], skip_special_tokens=False) for i in self._end_ids]
-        places = {end: behind.find(end) for end in ends if end and end in behind}
-        return min(places, key=places.__getitem__) if found and places else None
+        return _first_of(self._ends, behind) if found else None
 
 
 def _template_call(call: ToolCall) -> dict[str, Any]:
@@ -205,11 +215,24 @@ def _marked(answer: ChatMessage, mark: str) -> ChatMessage:
     return replace(answer, content=mark, reasoning="", tool_calls=calls)
 
 
-def _unused_mark(messages: Sequence[ChatMessage]) -> str:
-    number = 0
-    while any(f"answer-{number}-stands-here" in m.content for m in messages):
-        number += 1
-    return f"answer-{number}-stands-here"
+def _unused_mark(messages: Sequence[ChatMessage], tools: Tools) -> str:
+    """Returns a text that none of these holds in any spelling, since it depends on all of them."""
+    text = repr((messages, tools)).encode("utf-8", "surrogatepass")
+    return f"answer-{hashlib.blake2b(text, digest_size=8).hexdigest()}-stands-here"
+
+
+def _first_of(ends: Sequence[str], text: str) -> str | None:
+    places = {end: text.find(end) for end in ends if end in text}
+    return min(places, key=places.__getitem__) if places else None
+
+
+def _is_swallowed(behind: Sequence[ChatMessage], closing: str, rest: str) -> bool:
+    """Returns whether what follows an answer stands before the end of a turn: it is not the answer's then.
+
+    Some templates don't end turns that call tools.
+    """
+    content = behind[0].content.strip() if behind else ""
+    return bool(content) and content in closing and content not in rest
 
 
 def _opens_thoughts(text: str) -> bool:

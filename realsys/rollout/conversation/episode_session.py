@@ -1,8 +1,7 @@
 """One agent's episode with the policy: requests in, replies out, and at its end the sequences to train on.
 
-    ChatRequest ─ CallBook: sent before? ─ AnswerTree: continues which answer? ─ ChatRenderer: the new
-    tokens
-        ─ policy samples ─ AnswerForm: thoughts, calls ─ ChatResult
+    ChatRequest ─ CallBook: sent before? ─ AnswerTree: continues which answer?
+        ─ ChatRenderer: the new tokens ─ policy samples ─ AnswerForm: thoughts, calls ─ ChatResult
 
 The endpoint speaks HTTP for it. All methods belong to one event loop.
 """
@@ -34,7 +33,7 @@ from realsys.rollout.conversation.chat_messages import (
 )
 from realsys.rollout.conversation.chat_rendering import ChatRenderer, RenderedChat
 from realsys.rollout.conversation.message_matching import MessageMatch, path_keys
-from realsys.rollout.conversation.stop_cut import cut_at_stop
+from realsys.rollout.conversation.stop_cut import before_stops, cut_at_stop
 from realsys.runtime.first_error import first_error
 
 OnTokens = Callable[[Sequence[int]], None]
@@ -196,7 +195,8 @@ class EpisodeSession:
         if call_id is None:
             self.reward = reward
             return
-        found = [n for n in self.tree.nodes if n.id == call_id or n.id.startswith(f"{call_id}-")]
+        of_call = {self._call_id(c): c.work.nodes for c in self._book.calls if c.work is not None}
+        found = of_call.get(call_id) or [n for n in self.tree.nodes if n.id == call_id]
         if not found:
             raise DataError(
                 f"no answer of this episode has the id {call_id!r}",
@@ -321,7 +321,7 @@ class EpisodeSession:
     ) -> tuple[AnswerNode | None, RenderedChat]:
         """Finds the answer that the request continues, and renders what is new."""
         renderer = self.settings.renderer
-        if (found := self.tree.longest(keys)) is not None:
+        if (found := self.tree.longest(keys, request.messages)) is not None:
             node, answered = found
             if answered < len(request.messages):
                 messages = _with_thoughts(request.messages, node)
@@ -345,8 +345,8 @@ class EpisodeSession:
         def on_tokens(tokens: Sequence[int]) -> None:
             text = self._text(tokens)
             if on_text is not None and not text.endswith("\ufffd"):  # half a letter
-                safe = form.safe_prefix(text, thinking=thinking, tools=has_tools)
-                on_text(place[1], _before_stops(safe, request.stop))
+                kept = before_stops(text, request.stop)
+                on_text(place[1], form.safe_prefix(kept, thinking=thinking, tools=has_tools))
 
         answer = await self.policy.sample(
             context,
@@ -417,19 +417,6 @@ def _schemas(request: ChatRequest) -> dict[str, Any]:
     """Returns the schemas of the tools' arguments by the tools' names."""
     functions = [tool.get("function", {}) for tool in request.tools]
     return {f["name"]: f.get("parameters", {}) for f in functions if "name" in f}
-
-
-def _before_stops(text: str, stops: Sequence[str]) -> str:
-    """Returns as much of ``text`` as is before any stop text, or the beginning of one at its end."""
-    for stop in stops:
-        if (place := text.find(stop)) >= 0:
-            text = text[:place]
-            continue
-        for length in range(min(len(stop) - 1, len(text)), 0, -1):
-            if text.endswith(stop[:length]):
-                text = text[:-length]
-                break
-    return text
 
 
 def _with_thoughts(messages: Sequence[ChatMessage], node: AnswerNode) -> list[ChatMessage]:

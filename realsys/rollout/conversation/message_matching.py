@@ -63,8 +63,17 @@ def _call(call: ToolCall, match: MessageMatch) -> list[Any]:
 
 
 def canonical_json(text: str) -> str:
-    """Returns JSON text with sorted keys and no white space; text that is no JSON as it is."""
+    """Returns JSON text with sorted keys and no white space; text that is no JSON as it is.
+
+    Numbers are compared by value: JavaScript writes 1.0 as 1.
+    """
     try:
-        return json.dumps(json.loads(text), sort_keys=True, separators=(",", ":"))
+        value = json.loads(text, parse_float=_number)
+        return json.dumps(value, sort_keys=True, separators=(",", ":"))
     except (ValueError, RecursionError):
         return text
+
+
+def _number(text: str) -> int | float:
+    value = float(text)
+    return int(value) if value.is_integer() else value  # infinity is none

@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from realsys.api.errors import DataError, RealsysError
+from realsys.rollout.conversation.episode_session import ContextFull
 
 _OPENAI_TYPES = {
     400: "invalid_request_error",
@@ -56,7 +57,9 @@ def openai_error(error: RealsysError, status: int) -> dict[str, Any]:
             "message": message_of(error),
             "type": kind,
             "param": field_of(error),
-            "code": openai_code(status),
+            "code": "context_length_exceeded"
+            if isinstance(error, ContextFull)
+            else openai_code(status),
         }
     }
 

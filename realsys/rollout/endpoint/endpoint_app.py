@@ -3,7 +3,7 @@ has read.
 
     /v1/chat/completions  /v1/responses  /v1/messages  /v1/messages/count_tokens  /v1/models  /health
     /sessions/KEY/…       the same, for clients whose key can't be set
-    /rl/start_session  /rl/set_reward  /rl/end_session
+    /rl/start_session  /rl/set_reward  /rl/end_session   of episodes alone
 
 A reply counts as read when its last byte has been written to a connection that is still there. A
 client that
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
@@ -42,6 +43,7 @@ from realsys.rollout.dialects.server_sent_events import encoded
 from realsys.rollout.endpoint.session_registry import (
     KeyInUse,
     NoRoom,
+    SessionFinder,
     SessionRegistry,
     UnknownKey,
 )
@@ -56,9 +58,20 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def endpoint_app(registry: SessionRegistry) -> web.Application:
-    """Makes the application over the sessions of ``registry``."""
+    """Makes the application over the episodes of ``registry``, with the paths of their lives."""
+    app = answering_app(registry)
+    lives = _SessionLives(registry)
+    for base in ("", "/sessions/{key}"):
+        app.router.add_post(f"{base}/rl/set_reward", lives.set_reward)
+        app.router.add_post(f"{base}/rl/end_session", lives.end_session)
+    app.router.add_post("/rl/start_session", lives.start_session)
+    return app
+
+
+def answering_app(finder: SessionFinder) -> web.Application:
+    """Makes the application that answers in the sessions of ``finder``."""
     app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_errors])
-    handlers = _Handlers(registry)
+    handlers = _Handlers(finder)
     routes: list[web.RouteDef] = [web.get("/health", _health)]
     for base in ("", "/sessions/{key}"):
         for version in ("/v1", ""):  # clients append /v1 to their base URL, or don't
@@ -71,61 +84,61 @@ def endpoint_app(registry: SessionRegistry) -> web.Application:
                 web.get(f"{at}/models", handlers.models),
                 web.get(f"{at}/models/{{model:.+}}", handlers.models),
             ]
-        routes += [
-            web.post(f"{base}/rl/set_reward", handlers.set_reward),
-            web.post(f"{base}/rl/end_session", handlers.end_session),
-        ]
-    routes.append(web.post("/rl/start_session", handlers.start_session))
     app.add_routes(routes)
     return app
 
 
 class _Handlers:
-    """What the paths do."""
+    """What the paths do at which the policy answers."""
 
-    def __init__(self, registry: SessionRegistry) -> None:
-        self._registry = registry
+    def __init__(self, finder: SessionFinder) -> None:
+        self._finder = finder
         self._started = time.time()
 
     def replies(self, dialect: Dialect) -> Handler:
         """Makes the handler of a path at which the policy answers."""
 
         async def handle(request: web.Request) -> web.StreamResponse:
-            session = self._session(request)
-            asked = dialect.read(await request.read(), request.headers)
-            if asked.stream:
-                return await _streamed(request, session, asked, dialect)
-            async with session.call(asked) as live:
-                result = await live.result()
-                response = _json(dialect.body(result, asked))
-                await response.prepare(request)
-                await response.write_eof()
-                live.read()
-            return response
+            async with self._finder.lent(key_of(request)) as session:
+                asked = dialect.read(await request.read(), request.headers)
+                if asked.stream:
+                    return await _streamed(request, session, asked, dialect)
+                async with session.call(asked) as live:
+                    result = await live.result()
+                    response = json_body(dialect.body(result, asked))
+                    await response.prepare(request)
+                    await response.write_eof()
+                    live.read()
+                return response
 
         return handle
 
     async def count_tokens(self, request: web.Request) -> web.StreamResponse:
-        session = self._session(request)
+        settings = self._finder.settings_of(key_of(request))
         asked = anthropic_messages.read(await request.read(), request.headers)
-        rendered = session.settings.renderer.whole(asked.messages, asked.tools)
-        return _json(anthropic_messages.count_tokens_body(len(rendered.tokens)))
+        rendered = settings.renderer.whole(asked.messages, asked.tools)
+        return json_body(anthropic_messages.count_tokens_body(len(rendered.tokens)))
 
     async def models(self, request: web.Request) -> web.StreamResponse:
-        name = self._session(request).settings.model
+        name = self._finder.settings_of(key_of(request)).model
         wanted = request.match_info.get("model")
         created = int(self._started)
         if "anthropic-version" in request.headers:
-            return _json(
+            return json_body(
                 anthropic_model_list([name], created)
                 if wanted is None
                 else anthropic_model(wanted, created)
             )
-        return _json(
+        return json_body(
             openai_model_list([name], created) if wanted is None else openai_model(wanted, created)
         )
 
-    # ---- life of a session ----------------------------------------------------------------------
+
+class _SessionLives:
+    """What the paths do with which clients start, reward and end episodes."""
+
+    def __init__(self, registry: SessionRegistry) -> None:
+        self._registry = registry
 
     async def start_session(self, request: web.Request) -> web.StreamResponse:
         if not self._registry.is_admin(_sent_key(request)):
@@ -137,7 +150,7 @@ class _Handlers:
             wait_s=min(MOST_WAIT_S, _number(body.get("wait_s", 0.0), "wait_s")),
         )
         base = f"{request.scheme}://{request.host}"
-        return _json(
+        return json_body(
             {
                 "session_id": started.session.id,
                 "api_key": key,
@@ -148,19 +161,16 @@ class _Handlers:
         )
 
     async def set_reward(self, request: web.Request) -> web.StreamResponse:
-        session = self._session(request)
+        session = self._registry.find(key_of(request))
         body = _object(await request.read())
         reward = _number(body.get("reward"), "reward")
         call_id = body.get("interaction_id")
         session.set_reward(reward, call_id=None if call_id is None else str(call_id))
-        return _json({"session_id": session.id, "reward": reward})
+        return json_body({"session_id": session.id, "reward": reward})
 
     async def end_session(self, request: web.Request) -> web.StreamResponse:
-        session = await self._registry.end(_key_of(request))
-        return _json({"session_id": session.id, "reward": session.reward})
-
-    def _session(self, request: web.Request) -> EpisodeSession:
-        return self._registry.find(_key_of(request))
+        session = await self._registry.end(key_of(request))
+        return json_body({"session_id": session.id, "reward": session.reward})
 
 
 async def _streamed(
@@ -197,7 +207,7 @@ async def _streamed(
             if (error := result.exception()) is None:
                 await response.write(encoder.closing(result.result()))
             else:  # the status has been sent
-                ours = _as_ours(error)
+                ours = as_ours(error)
                 await response.write(encoder.failed(ours, status_of(ours)))
             await response.write_eof()
             if error is None:
@@ -235,7 +245,7 @@ def _new(text: tuple[int, str], sent: dict[int, str], encoder: StreamEncoder) ->
 
 
 async def _health(_: web.Request) -> web.StreamResponse:
-    return _json({"status": "ok"})
+    return json_body({"status": "ok"})
 
 
 def _sent_key(request: web.Request) -> str:
@@ -245,7 +255,7 @@ def _sent_key(request: web.Request) -> str:
     return key.strip() if kind.lower() == "bearer" else request.headers.get("x-api-key", "")
 
 
-def _key_of(request: web.Request) -> str:
+def key_of(request: web.Request) -> str:
     """Returns the key of the session that a request is for."""
     return request.match_info.get("key") or _sent_key(request)
 
@@ -295,7 +305,7 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         raise  # the client has left
     except Exception as error:  # the outermost frame of a request
         logger.exception("request failed path=%s", request.path)
-        return _refusal(request, _as_ours(error))
+        return _refusal(request, as_ours(error))
 
 
 def _refusal(
@@ -307,18 +317,20 @@ def _refusal(
     headers = {"x-should-retry": "true" if status in (429, 502) else "false"}
     if isinstance(error, NoRoom):
         headers["Retry-After"] = f"{max(1, round(error.retry_s))}"
-    return _json(dialect.error(error, status), status=status, headers=headers)
+    return json_body(dialect.error(error, status), status=status, headers=headers)
 
 
-def _as_ours(error: BaseException) -> RealsysError:
+def as_ours(error: BaseException) -> RealsysError:
+    """Returns an error as it is, or as one of ours that does not say what is inside."""
     if isinstance(error, RealsysError):
         return error
     return InternalError(f"{type(error).__name__}: {error}", where="agents' endpoint")
 
 
-def _json(
+def json_body(
     body: Any, *, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> web.Response:
+    """Returns a response of JSON values."""
     return web.Response(
         body=encoded(body), status=status, headers=headers, content_type="application/json"
     )
@@ -335,6 +347,7 @@ def _object(body: bytes) -> dict[str, Any]:
 
 
 def _number(value: Any, where: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) == float("inf"):
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not -sys.float_info.max <= value <= sys.float_info.max:
         raise DataError(f"{value!r:.100} is no finite number", where=where, fix="send a number")
     return float(value)

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import hmac
 import secrets
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from realsys.api.errors import TrialError
-from realsys.rollout.conversation.episode_session import EpisodeSession
+from realsys.rollout.conversation.episode_session import EpisodeSession, SessionSettings
 
 KEY_PREFIX = "sk-sess-"
 
@@ -35,6 +36,24 @@ class NoRoom(TrialError):
     """No episode may start now: staleness allows no more. ``retry_s``: when to ask again."""
 
     retry_s = 1.0
+
+
+class SessionFinder(Protocol):
+    """Finds the session in which a request is answered, by the request's key."""
+
+    def settings_of(self, key: str) -> SessionSettings:
+        """Returns how requests with this key are understood.
+
+        Raises:
+            UnknownKey: nobody has it.
+        """
+
+    def lent(self, key: str) -> AbstractAsyncContextManager[EpisodeSession]:
+        """Gives the session while one request is answered in it.
+
+        Raises:
+            UnknownKey: nobody has the key. NoRoom: the request should come again later.
+        """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +80,7 @@ class EpisodeSource(Protocol):
 
 @dataclass(eq=False)
 class SessionRegistry:
-    """All open sessions of an endpoint. Used by one event loop.
+    """All open sessions of an endpoint, a ``SessionFinder``. Used by one event loop.
 
     Args:
         admin_key: of ``/rl/start_session``; empty: nobody can start a session from outside.
@@ -108,6 +127,15 @@ class SessionRegistry:
             )
         return session
 
+    def settings_of(self, key: str) -> SessionSettings:
+        """Returns the settings of a key's session."""
+        return self.find(key).settings
+
+    @asynccontextmanager
+    async def lent(self, key: str) -> AsyncIterator[EpisodeSession]:
+        """Gives a key's session, which lives on."""
+        yield self.find(key)
+
     def is_admin(self, key: str) -> bool:
         """True for the administrator's key."""
         return bool(self.admin_key) and hmac.compare_digest(key.encode(), self.admin_key.encode())
@@ -126,14 +154,18 @@ class SessionRegistry:
                 where="/rl/start_session",
                 fix="run with task.agent=external",
             )
-        if key and key in self._sessions:
+        await self._end_former(key)
+        started = await self.source.start(task_id=task_id, wait_s=wait_s)
+        await self._end_former(key)  # of another client that waited at the same time
+        return self.open(started.session, key=key, from_outside=True), started
+
+    async def _end_former(self, key: str) -> None:
+        while key in self._sessions:
             if key not in self._from_outside:
                 raise KeyInUse(
                     "a session with this key is open", where="api_key", fix="use a key of its own"
                 )
             await self.end(key)
-        started = await self.source.start(task_id=task_id, wait_s=wait_s)
-        return self.open(started.session, key=key, from_outside=True), started
 
     async def end(self, key: str) -> EpisodeSession:
         """Ends a session by its key. Ending it again is an error of the caller's, and harmless.

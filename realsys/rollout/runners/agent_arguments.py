@@ -10,33 +10,25 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from realsys.api.errors import ConfigError
+from realsys.api.options import option
+from realsys.rollout.environments.environment_arguments import check_url
 
 
 @dataclass(eq=False, kw_only=True)
-class EndpointArguments:
-    """Arguments of every agent behind the endpoint.
+class ConversationArguments:
+    """Arguments of every agent that speaks to the policy in messages.
 
     Attributes:
         timeout_s: most seconds of an episode, before it is scored.
-        starting_at_once: episodes that may be between their start and their first request.
-        failed_reward: of an episode whose agent failed after the policy had answered; one that failed
-            before is an error, and the question is answered anew.
         match: how equal messages must be for a conversation to go on, see message_matching.py.
         keep_thoughts: thoughts of earlier answers stay in the conversation where the chat template
             would drop them; else such a request begins a branch.
         form: how the policy writes thoughts and tool calls; empty: as the chat template shows.
         template, template_args: a chat template in place of the tokenizer's; arguments for it.
         max_calls: most requests of an episode.
-        with_answer: the task that the agent is given holds the record's answer.
-        roles: of an episode with several speakers: each has a key, a conversation and a reward of its own.
-        schema: requests for answers that follow a JSON schema, which no engine here can hold them to.
-        listen: on the loopback interface by HTTP, or on the node's address by HTTPS; none: HTTPS where
-            clients come from outside and there are other nodes.
     """
 
     timeout_s: float = 1800.0
-    starting_at_once: int = 8
-    failed_reward: float = 0.0
     match: Literal["strict", "tools", "content"] = "tools"
     keep_thoughts: bool = True
     form: Literal[
@@ -45,19 +37,37 @@ class EndpointArguments:
     template: str = ""
     template_args: Mapping[str, Any] = field(default_factory=dict)
     max_calls: int = 1000
+
+    def __post_init__(self) -> None:
+        for name in ("timeout_s", "max_calls"):
+            _check_above_0(name, getattr(self, name))
+
+
+@dataclass(eq=False, kw_only=True)
+class EndpointArguments(ConversationArguments):
+    """Arguments of every agent behind the endpoint.
+
+    Attributes:
+        starting_at_once: episodes that may be between their start and their first request.
+        failed_reward: of an episode whose agent failed after the policy had answered; one that failed
+            before is an error, and the question is answered anew.
+        with_answer: the task that the agent is given holds the record's answer.
+        roles: of an episode with several speakers: each has a key, a conversation and a reward of its own.
+        schema: requests for answers that follow a JSON schema, which no engine here can hold them to.
+        listen: on the loopback interface by HTTP, or on the node's address by HTTPS; none: HTTPS where
+            clients come from outside and there are other nodes.
+    """
+
+    starting_at_once: int = 8
+    failed_reward: float = 0.0
     with_answer: bool = False
     roles: tuple[str, ...] = ()
     schema: Literal["refuse", "ignore"] = "refuse"
     listen: Literal["loopback", "https"] | None = None
 
     def __post_init__(self) -> None:
-        for name in ("timeout_s", "starting_at_once", "max_calls"):
-            if getattr(self, name) <= 0:
-                raise ConfigError(
-                    f"{name} is {getattr(self, name)}",
-                    where=f"task.agent_args.{name}",
-                    fix="use a number above 0",
-                )
+        super().__post_init__()
+        _check_above_0("starting_at_once", self.starting_at_once)
         if len(set(self.roles)) < len(self.roles) or not all(map(str.isidentifier, self.roles)):
             raise ConfigError(
                 f"roles are {list(self.roles)}",
@@ -124,12 +134,7 @@ class HostedArguments(EndpointArguments):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.processes < 1:
-            raise ConfigError(
-                f"processes is {self.processes}",
-                where="task.agent_args.processes",
-                fix="use 1 or more",
-            )
+        _check_above_0("processes", self.processes)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -146,4 +151,99 @@ class PythonArguments(HostedArguments):
                 f"function is {self.function!r}",
                 where="task.agent_args.function",
                 fix="name it as my_agent.py:solve, or my_package.my_module:solve",
+            )
+
+
+@dataclass(eq=False, kw_only=True)
+class VerifiersArguments(HostedArguments):
+    """Arguments of ``agent=verifiers``.
+
+    Attributes:
+        environment: name of an environment that is installed in ``python``, as its own commands take it.
+        environment_args: of ``load_environment``; from verifiers 0.4 on the fields of its configuration.
+    """
+
+    environment: str = ""
+    environment_args: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.environment:
+            raise ConfigError(
+                "agent verifiers has no environment",
+                where="task.agent_args.environment",
+                fix="name one that is installed in task.agent_args.python",
+            )
+        if self.roles:
+            raise ConfigError(
+                "an environment of verifiers has one conversation with the policy",
+                where="task.agent_args.roles",
+                fix="leave it out",
+            )
+
+
+@dataclass(eq=False, kw_only=True)
+class HarborArguments(ConversationArguments):
+    """Arguments of ``agent=harbor``.
+
+    Attributes:
+        max_turns: most answers of an episode; the commands of the last one are run, too.
+        output_chars: most that the policy is shown of one command's output.
+        commands: as calls of a tool ``bash``, or as fenced blocks in the text; empty: calls, where the
+            chat template shows tools.
+        system: the system message; empty: one that says how commands are given.
+        rule: arguments of the reward rule ``harbor``; the task gives its own (task.reward_args.harbor).
+    """
+
+    max_turns: int = 20
+    output_chars: int = 4000
+    commands: Literal["", "calls", "blocks"] = ""
+    system: str = ""
+    rule: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("max_turns", "output_chars"):
+            _check_above_0(name, getattr(self, name))
+
+
+def _check_above_0(name: str, value: float) -> None:
+    if value <= 0:
+        raise ConfigError(
+            f"{name} is {value}", where=f"task.agent_args.{name}", fix="use a number above 0"
+        )
+
+
+@dataclass(eq=False, kw_only=True)
+class ChatArguments(ConversationArguments):
+    """Arguments of ``agent=chat``.
+
+    Attributes:
+        system: in front of questions that have no system message of their own.
+    """
+
+    max_turns: int = option(8, "most answers of an episode", ge=1)
+    system: str = option("", "system message")
+
+
+@dataclass(eq=False, kw_only=True)
+class NemoGymArguments(EndpointArguments):
+    """Arguments of ``agent=nemo_gym``.
+
+    Attributes:
+        gym_url: of the agent's server, which has ``POST /run``.
+        model_port: at which this worker's policy is, for Gym's model server.
+    """
+
+    gym_url: str = option("", "of NeMo Gym's agent server, e.g. http://127.0.0.1:8100")
+    model_port: int = option(0, "port of the policy for NeMo Gym's model server", ge=0, le=65535)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_url(self.gym_url, "task.agent_args.gym_url", ("http", "https"))
+        if self.listen == "https" or self.roles:
+            raise ConfigError(
+                "NeMo Gym's model server reaches the policy on its own node, as one model",
+                where="task.agent_args.listen and roles",
+                fix="leave both out",
             )

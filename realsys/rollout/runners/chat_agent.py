@@ -9,6 +9,7 @@ between, so both give the policy the same tokens and train on the same sequences
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,8 +19,7 @@ from realsys.api.agent import AgentHost, Episode, EpisodeAgent, EpisodeTask, Obs
 from realsys.rollout.conversation.chat_messages import ChatMessage, ChatRequest, ToolCall
 from realsys.rollout.conversation.episode_session import ContextFull, EpisodeSession
 from realsys.rollout.dialects import chat_completions
-from realsys.rollout.runners.agent_arguments import EndpointArguments
-from realsys.rollout.runners.chat_arguments import ChatArguments
+from realsys.rollout.runners.agent_arguments import ChatArguments
 from realsys.rollout.runners.endpoint_agent import AskPolicy, session_settings
 
 
@@ -34,15 +34,7 @@ class ChatAgent(ChatArguments, EpisodeAgent):
 
     async def open(self, host: AgentHost) -> None:
         """Reads the chat template."""
-        shared = EndpointArguments(
-            match="strict",
-            keep_thoughts=self.keep_thoughts,
-            form=self.form,
-            template=self.template,
-            template_args=self.template_args,
-            max_calls=self.max_turns,
-        )
-        self._settings = session_settings(shared, host)
+        self._settings = session_settings(self, host)
 
     async def run_episode(self, task: EpisodeTask) -> Episode:
         """Runs the conversation to its end.
@@ -60,7 +52,7 @@ class ChatAgent(ChatArguments, EpisodeAgent):
         session = EpisodeSession(id=task.id, policy=AskPolicy(task.ask), settings=self._settings)
         conversation = _Conversation(task=task, session=session, request=request)
         try:
-            await conversation.play(self.max_turns)
+            await conversation.play(self.max_turns, timeout_s=self.timeout_s)
         finally:
             await session.close()
         return conversation.episode()
@@ -83,7 +75,7 @@ def first_request(
         messages = [dict(message) for message in prompt]
     if system and messages[0]["role"] not in ("system", "developer"):
         messages.insert(0, {"role": "system", "content": system})
-    opening = opening.encode("utf-8", "replace").decode()  # JSON takes no halves of letters
+    opening = whole_letters(opening)
     if opening and messages[-1]["role"] == "user":
         messages[-1]["content"] = f"{messages[-1]['content']}\n\n{opening}"
     elif opening:
@@ -115,9 +107,11 @@ class _Conversation:
     is_full: bool = False
     info: dict[str, float] = field(default_factory=dict)
 
-    async def play(self, max_turns: int) -> None:
-        """Has the policy and the environment speak in turns."""
+    async def play(self, max_turns: int, *, timeout_s: float) -> None:
+        """Has the policy and the environment speak in turns; after ``timeout_s`` none begins."""
         self.messages = list(self.request.messages)
+        clock = asyncio.get_running_loop().time
+        ends_s = clock() + timeout_s
         while not self.is_done and self.turns < max_turns and await self._answer():
             message = self.messages[-1]
             if message.tool_calls:
@@ -131,6 +125,8 @@ class _Conversation:
             else:
                 text = await self._stepped(message.content)
                 self.messages.append(ChatMessage(role="user", content=text))
+            if clock() > ends_s:
+                break
         if not self.is_done and not self.answered:
             last = self.session.last_node()
             await self._stepped(last.message.content if last is not None else "")
@@ -176,7 +172,7 @@ class _Conversation:
         self.reward += observation.reward
         self.is_done = observation.done
         self.info.update(observation.info)
-        return observation.text
+        return whole_letters(observation.text)
 
     def episode(self) -> Episode:
         """Returns what is trained on."""
@@ -194,11 +190,16 @@ class _Conversation:
         )
 
 
+def whole_letters(text: str) -> str:
+    """Returns a text with question marks for halves of letters, which JSON holds and tokenizers can't."""
+    return text.encode("utf-8", "replace").decode()
+
+
 def arguments_of(call: ToolCall) -> dict[str, Any] | None:
     """Returns the arguments of a call, without halves of letters; None if they are no JSON object."""
     try:
         arguments = json.loads(call.arguments)
-        whole = json.dumps(arguments, ensure_ascii=False).encode("utf-8", "replace")
+        whole = whole_letters(json.dumps(arguments, ensure_ascii=False))
     except (ValueError, RecursionError):
         return None
     return json.loads(whole) if isinstance(arguments, dict) else None

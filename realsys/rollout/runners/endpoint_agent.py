@@ -25,7 +25,7 @@ from realsys.rollout.conversation.episode_session import EpisodeSession, Session
 from realsys.rollout.conversation.message_matching import MessageMatch
 from realsys.rollout.endpoint.endpoint_app import endpoint_app
 from realsys.rollout.endpoint.session_registry import SessionRegistry
-from realsys.rollout.runners.agent_arguments import EndpointArguments
+from realsys.rollout.runners.agent_arguments import ConversationArguments, EndpointArguments
 from realsys.rollout.runners.episode_outcome import (
     AgentOutcome,
     EpisodeAddress,
@@ -84,7 +84,7 @@ class EndpointAgent(EndpointArguments, EpisodeAgent):
     async def open(self, host: AgentHost) -> None:
         """Starts the endpoint."""
         self.host = host
-        self.settings = session_settings(self, host)
+        self.settings = session_settings(self, host, takes_schemas=self.schema == "ignore")
         tls = self._listens_by_tls
         self._listener = await HttpListener(
             endpoint_app(self.registry),
@@ -173,7 +173,9 @@ class EndpointAgent(EndpointArguments, EpisodeAgent):
         return {"id": task.id, **record}
 
 
-def session_settings(agent: EndpointArguments, host: AgentHost) -> SessionSettings:
+def session_settings(
+    agent: ConversationArguments, host: AgentHost, *, takes_schemas: bool = False
+) -> SessionSettings:
     """Makes what all sessions of an agent share."""
     tokenizer = host.tokenizer
     renderer = TemplateRenderer(
@@ -195,7 +197,7 @@ def session_settings(agent: EndpointArguments, host: AgentHost) -> SessionSettin
         end_ids=host.end_ids,
         match=MessageMatch(agent.match),
         max_calls=agent.max_calls,
-        takes_schemas=agent.schema == "ignore",
+        takes_schemas=takes_schemas,
     )
 
 

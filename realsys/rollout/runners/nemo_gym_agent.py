@@ -23,9 +23,9 @@ from aiohttp import web
 
 from realsys.api.agent import AgentHost, EpisodeTask
 from realsys.api.errors import ClusterError, RolloutError
+from realsys.rollout.runners.agent_arguments import NemoGymArguments
 from realsys.rollout.runners.endpoint_agent import LOOPBACK, EndpointAgent
 from realsys.rollout.runners.episode_outcome import AgentOutcome, EpisodeSeat, outcome_of
-from realsys.rollout.runners.nemo_gym_arguments import NemoGymArguments
 
 logger = logging.getLogger(__name__)
 

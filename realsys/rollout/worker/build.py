@@ -17,13 +17,14 @@ from realsys.api import registry
 from realsys.api.agent import AgentHost, Environment, EpisodeAgent
 from realsys.api.errors import ConfigError, KeyNotFound
 from realsys.api.worker_configs import RolloutWorker
-from realsys.data.rollout_dump import SUFFIX, DumpWriter
+from realsys.data.rollout_dump import DumpWriter
 from realsys.data.transfer.tensor_client import TensorClient
 from realsys.generation.http.http_client import HttpGenerationClient
 from realsys.generation.http.secret import bearer_key
 from realsys.models.hf import end_token_ids, load_generation_config, load_tokenizer
 from realsys.reward_worker.scoring_elsewhere import scoring_elsewhere
 from realsys.rollout.worker.chunks import AnswerSettings
+from realsys.rollout.worker.episode_log import EpisodeLog
 from realsys.rollout.worker.group import GroupRunner
 from realsys.rollout.worker.peers import Peer
 from realsys.rollout.worker.policy_client import PolicyCaller
@@ -37,6 +38,8 @@ from realsys.transport.channel import RequestClient, client_context
 from realsys.transport.curve_keys import TrialKeypairs
 from realsys.transport.generation_messages import GenerationClient
 from realsys.transport.rollout_messages import FromManager, FromMaster
+from realsys.trial.dump_records import SUFFIX
+from realsys.trial.episode_records import episodes_file
 from realsys.trial.records import WorkerRecord, loads
 from realsys.worker.runner import WorkerRunner, channel_identity
 
@@ -117,7 +120,8 @@ def _check_environment(made: Any, name: str) -> None:
 async def _run(runner: WorkerRunner, parts: Parts) -> None:
     config: RolloutWorker = runner.config
     who = channel_identity(runner)
-    path = rollouts_file(runner.phase_files, attempt=runner.attempt.number, index=runner.index)
+    mine = {"attempt": runner.attempt.number, "index": runner.index}
+    path = rollouts_file(runner.phase_files, **mine)
     async with AsyncExitStack() as stack:
         stack.enter_context(scoring_elsewhere(runner))
         context = client_context()
@@ -133,6 +137,8 @@ async def _run(runner: WorkerRunner, parts: Parts) -> None:
         stack.callback(putter.close)
         log = RolloutLog(path, tokenizer=parts.tokenizer, texts=config.dump_texts)
         stack.callback(log.close)
+        episodes = EpisodeLog(episodes_file(runner.phase_files, **mine))
+        stack.callback(episodes.close)
         caller = PolicyCaller(
             worker=runner.name, manager=manager, clients=clients, settings=parts.settings
         )
@@ -144,6 +150,7 @@ async def _run(runner: WorkerRunner, parts: Parts) -> None:
             groups=_groups(config, parts, caller),
             connect=putter.connect,
             log=log,
+            episodes=episodes,
             limits=RolloutLimits(
                 max_concurrent_rollouts=config.max_concurrent_rollouts,
                 success_rate_lb=config.success_rate_lb,

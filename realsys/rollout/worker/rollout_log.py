@@ -16,8 +16,6 @@ from realsys.rollout.worker.group import EpisodeGroup
 from realsys.transport.rollout_messages import Ticket
 from realsys.trial.records import PhaseFiles
 
-FOLDER = "rollouts"
-
 
 class TicketOutcome(StrEnum):
     """Outcome of a ticket."""
@@ -31,7 +29,7 @@ class TicketOutcome(StrEnum):
 
 def rollouts_file(files: PhaseFiles, *, attempt: int, index: int) -> Path:
     """Path of the log of ``rollout_worker/index`` in an attempt."""
-    return files.rows_of(attempt).root / FOLDER / f"{index}.jsonl"
+    return files.rows_of(attempt).rollouts / f"{index}.jsonl"
 
 
 class RolloutLog:

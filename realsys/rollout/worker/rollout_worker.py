@@ -17,6 +17,7 @@ from statistics import fmean
 from realsys.api.basics.success_range import SuccessPlace, place_of_success
 from realsys.api.errors import ClusterError, RealsysError, RewardError
 from realsys.data.sequence_sample import SequenceSample
+from realsys.rollout.worker.episode_log import EpisodeLog, TicketEnd
 from realsys.rollout.worker.group import EpisodeGroup, GroupRunner
 from realsys.rollout.worker.peers import Peer
 from realsys.rollout.worker.rollout_log import RolloutLog, TicketOutcome
@@ -25,6 +26,7 @@ from realsys.runtime.progress import tick
 from realsys.transport.rollout_messages import (
     AskPlaces,
     Deliver,
+    GaveUp,
     GiveUp,
     Places,
     TakeWork,
@@ -32,6 +34,7 @@ from realsys.transport.rollout_messages import (
     Verdict,
     Work,
 )
+from realsys.trial.episode_records import EpisodeState
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +43,13 @@ SETUP_S = 3600.0  # covers loading of models and of a checkpoint
 MASTER_S = 300.0  # the master may be writing a checkpoint
 POLL_S = 5.0  # time for which the master holds a request for work; also the loop's tick interval
 _IDLE_S = 0.05  # pause after an immediate reply without work
+_STATES = {
+    TicketOutcome.KEPT: EpisodeState.DELIVERED,
+    TicketOutcome.REFUSED: EpisodeState.REFUSED,
+    TicketOutcome.FILTERED: EpisodeState.FILTERED,
+    TicketOutcome.FAILED: EpisodeState.FAILED,
+    TicketOutcome.UNSCORED: EpisodeState.UNSCORED,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +85,7 @@ class RolloutLoop:
     groups: GroupRunner
     connect: Callable[[tuple[str, ...]], Put]
     log: RolloutLog
+    episodes: EpisodeLog
     limits: RolloutLimits
 
     def __post_init__(self) -> None:
@@ -93,6 +104,7 @@ class RolloutLoop:
                 room = await self._room()
                 work = await self._take(room)
                 for ticket in work.tickets:
+                    self.episodes.granted(ticket)
                     task = tasks.create_task(
                         self._one(ticket, places.holders[ticket.target], put), name=ticket.id
                     )
@@ -154,6 +166,7 @@ class RolloutLoop:
         clock = asyncio.get_running_loop().time
         began_s = clock()
         group: EpisodeGroup | None = None
+        closed = False
         try:
             group = await self.groups.run(ticket)
             if why := self.limits.why_filtered(group.rewards):
@@ -172,15 +185,20 @@ class RolloutLoop:
             logger.warning(text, ticket.id, ticket.tries, why, exc_info=with_trace)
         else:
             if not why:
-                outcome, why = await self._deliver(ticket, holder, group, clock() - began_s)
+                verdict = await self._deliver(ticket, holder, group, clock() - began_s)
+                outcome = TicketOutcome.KEPT if verdict.kept else TicketOutcome.REFUSED
+                why, version = verdict.why, verdict.version
         if outcome in (TicketOutcome.FILTERED, TicketOutcome.FAILED, TicketOutcome.UNSCORED):
-            await self._give_up(ticket, outcome, why, group, clock() - began_s)
+            gave_up = await self._give_up(ticket, outcome, why, group, clock() - began_s)
+            closed, version = gave_up.closed, gave_up.version
+        end = TicketEnd(state=_STATES[outcome], why=why, version=version, is_closed=closed)
+        self.episodes.ended(ticket, end, group=group)
         self.log.note(ticket, outcome, why=why, group=group, seconds=clock() - began_s)
         tick()
 
     async def _deliver(
         self, ticket: Ticket, holder: int, group: EpisodeGroup, seconds: float
-    ) -> tuple[TicketOutcome, str]:
+    ) -> Verdict:
         deliver = Deliver(
             worker=self.name,
             id=ticket.id,
@@ -196,7 +214,7 @@ class RolloutLoop:
         )
         if not verdict.kept:
             logger.info("delivery refused id=%s why=%s", ticket.id, verdict.why)
-        return (TicketOutcome.KEPT if verdict.kept else TicketOutcome.REFUSED), verdict.why
+        return verdict
 
     async def _give_up(
         self,
@@ -205,7 +223,7 @@ class RolloutLoop:
         why: str,
         group: EpisodeGroup | None,
         seconds: float,
-    ) -> None:
+    ) -> GaveUp:
         give_up = GiveUp(
             worker=self.name,
             id=ticket.id,
@@ -215,7 +233,10 @@ class RolloutLoop:
             unscored=outcome is TicketOutcome.UNSCORED,
             stats=stats_of(group, seconds=seconds) if group is not None else {},
         )
-        await self.master.call(give_up, what=f"giving up {ticket.id}", timeout_s=MASTER_S)
+        reply: GaveUp = await self.master.call(
+            give_up, what=f"giving up {ticket.id}", timeout_s=MASTER_S
+        )
+        return reply
 
 
 def stats_of(group: EpisodeGroup, *, seconds: float) -> dict[str, float]:

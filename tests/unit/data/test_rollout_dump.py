@@ -11,9 +11,10 @@ import torch
 
 from realsys.api.errors import DataError
 from realsys.data.answers_layout import answer_row, answers_sample
-from realsys.data.rollout_dump import SUFFIX, DumpWriter, RolloutDump
+from realsys.data.rollout_dump import DumpWriter, RolloutDump
 from realsys.data.sequence_sample import SequenceSample
 from realsys.data.sources.replayed_rollouts import RolloutDumpData
+from realsys.trial.dump_records import SUFFIX
 
 
 def sample(name: str, length: int) -> SequenceSample:

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from realsys.api.errors import InternalError
 from realsys.api.worker_configs import Evaluator
+from realsys.evaluator.answer_statistics import mean_pass_at_k, pass_at_k
 from realsys.evaluator.checkpoints import SavedCheckpoints
-from realsys.evaluator.evaluating import mean_pass_at_k, pass_at_k
 from realsys.evaluator.evaluator_worker import CUT_OFF, EvaluatorLoop, Surroundings
 from realsys.evaluator.pending import (
     EvaluateNow,

@@ -131,6 +131,26 @@ def test_a_filtered_prompt_is_replaced_and_one_that_always_fails_ends_the_run():
     run(story())
 
 
+def test_the_replies_say_what_is_closed_and_how_many_steps_were_trained():
+    async def story():
+        desk, _ = await make_desk(max_staleness=1)
+        first, second, third, *_ = await take(desk)
+        gave_up = {"worker": "w", "id": third.id, "why": "no reward", "unscored": True}
+        for ticket in (first, second):
+            assert await desk.handle(delivery(ticket)) == rm.Verdict(kept=True, version=0)
+        assert await train(desk, 1) == [first.id, second.id]
+        assert (await desk.handle(delivery(first))).version == 1  # refused: it is trained
+        once = await desk.handle(rm.GiveUp(**gave_up, tries=0))
+        assert once == rm.GaveUp(closed=False, version=1)
+        again = next(t for t in await take(desk) if t.id == third.id)
+        twice = await desk.handle(rm.GiveUp(**gave_up, tries=again.tries))
+        assert twice == rm.GaveUp(closed=True, version=1)
+        late = await desk.handle(rm.GiveUp(**gave_up, tries=again.tries))
+        assert late == rm.GaveUp(closed=False, version=1)
+
+    run(story())
+
+
 def test_a_give_up_of_who_does_not_have_it_any_more_counts_for_nothing():
     async def story():
         desk, _ = await make_desk(max_staleness=0)

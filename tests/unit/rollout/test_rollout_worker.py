@@ -33,7 +33,8 @@ from realsys.data.sequence_sample import SequenceSample
 from realsys.interfaces.answers import answer_lengths, answer_mask
 from realsys.rollout.agents.math_single_step import MathSingleStep
 from realsys.rollout.agents.transcript import Transcript
-from realsys.rollout.worker.group import GroupRunner
+from realsys.rollout.worker.episode_log import EpisodeLog, TicketEnd
+from realsys.rollout.worker.group import EpisodeGroup, GroupRunner
 from realsys.rollout.worker.peers import Peer
 from realsys.rollout.worker.policy_client import RequestStats
 from realsys.rollout.worker.rollout_log import RolloutLog
@@ -42,6 +43,7 @@ from realsys.rollout.worker.trajectories import episodes_sample, trajectory_faul
 from realsys.transport.rollout_messages import (
     AskPlaces,
     Deliver,
+    GaveUp,
     GiveUp,
     Places,
     TakeWork,
@@ -49,6 +51,7 @@ from realsys.transport.rollout_messages import (
     Verdict,
     Work,
 )
+from realsys.trial.episode_records import EpisodeState
 
 torch.set_num_threads(1)
 GOOD = Trajectory(
@@ -359,6 +362,8 @@ class Master:
             self.most_out = max(self.most_out, self.out)
             return Work(tickets=tuple(given), over=not given and not self.out)
         self.out -= 1
+        if isinstance(body, GiveUp):
+            return GaveUp(closed=body.filtered, version=7)
         return self.verdict
 
     def told(self, kind: type) -> list[Any]:
@@ -380,16 +385,19 @@ def run_loop(
         return give
 
     log = RolloutLog(path, tokenizer=Letters(), texts=1)
+    episodes = EpisodeLog(path.with_suffix(".episodes"))
     loop = RolloutLoop(
         name="rollout_worker/5",
         master=master,
         groups=groups,
         connect=connect,
         log=log,
+        episodes=episodes,
         limits=RolloutLimits(**changes),
     )
     asyncio.run(loop.run())
     log.close()
+    episodes.close()
     return put, [json.loads(line) for line in path.read_text().splitlines()]
 
 
@@ -411,6 +419,68 @@ def test_tickets_are_answered_put_delivered_and_noted(tmp_path):
     assert by_id["0-3"]["servers"] == [0]
     texts = [line["texts"] for line in lines if "texts" in line]
     assert texts == [{"prompt": "fg", "answers": ["u"]}]  # of one group a version
+
+
+def episode_rows(path: Path) -> list[dict[str, Any]]:
+    """The lines about tickets, without times and the process."""
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    return [{k: v for k, v in row.items() if k not in ("at", "pid")} for row in rows]
+
+
+def test_a_ticket_has_a_line_when_it_is_granted_and_one_when_it_has_ended(tmp_path):
+    master = Master(ticket(1, tries=2), verdict=Verdict(kept=True, version=6))
+    run_loop(master, make_groups(group_size=2), tmp_path / "5.jsonl")
+    name = {"id": "0-1", "tries": 2}
+    assert episode_rows(tmp_path / "5.episodes") == [
+        {"state": "started"},
+        {"state": "granted", **name, "index": 1, "min_version": 0},
+        {
+            "state": "delivered",
+            **name,
+            "version": 6,
+            "oldest": 0,
+            "newest": 1,
+            "tokens": 2,
+            "sequences": [[1], [1]],
+        },
+    ]
+
+
+def test_an_episodes_branches_are_counted_apart(tmp_path):
+    """GOOD has 3 tokens of the policy, SHORT has 1."""
+    episode = Episode(sequences=(GOOD, SHORT), reward=1.0)
+    group = EpisodeGroup(
+        sample=episodes_sample("0-1", alone(GOOD, SHORT), metadata={}),
+        episodes=(episode, Episode(sequences=(SHORT,), reward=0.0)),
+        prompt_length=2,
+        oldest=2,
+        newest=4,
+        request_stats=RequestStats(),
+    )
+    log = EpisodeLog(tmp_path / "0.jsonl")
+    log.ended(ticket(1), TicketEnd(state=EpisodeState.DELIVERED, version=4), group=group)
+    log.close()
+    row = episode_rows(tmp_path / "0.jsonl")[-1]
+    assert (row["tokens"], row["sequences"]) == (5, [[3, 1], [1]])
+
+
+def test_the_line_of_a_ticket_that_is_not_trained_on_says_why(tmp_path):
+    run_loop(
+        Master(ticket(1)), make_groups(group_size=1), tmp_path / "f.jsonl", success_rate_ub=0.5
+    )
+    end = episode_rows(tmp_path / "f.episodes")[-1]
+    assert (end["state"], end["closed"], end["version"]) == ("filtered", True, 7)
+    assert end["why"] == "its mean reward 1 is above 0.5"
+    groups = make_groups()
+    groups.make_environment.failing = WorkerLost("it broke", where="here", fix="nothing")  # type: ignore[attr-defined]
+    run_loop(Master(ticket(1)), groups, tmp_path / "x.jsonl")
+    assert episode_rows(tmp_path / "x.episodes")[-1] == {
+        "state": "failed",
+        "id": "0-1",
+        "tries": 0,
+        "version": 7,
+        "why": "it broke",
+    }
 
 
 def test_no_more_is_taken_than_may_run_at_a_time(tmp_path):

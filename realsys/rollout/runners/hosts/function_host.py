@@ -3,9 +3,9 @@
 ``python function_host.py FILE.py:FUNCTION | MODULE:FUNCTION``
 
 Lines of JSON come in on standard input: ``{"id", "task", "base_url", "session_url", "key", "model"}``
-    starts
-an episode, ``{"cancel": id}`` ends it. Lines go out on what was standard output: ``{"id", "result"}`` or
-``{"id", "error"}``. What the function prints goes to the log.
+begins an episode, ``{"cancel": id}`` ends it. Lines go out on what was standard output:
+``{"id", "result"}`` or ``{"id", "error"}``. What the function prints goes to the log. ``Host`` is also
+used by verifiers_host.py.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 Order = Mapping[str, Any]
@@ -93,38 +94,36 @@ async def play(function: Callable[..., Any], wanted: Sequence[str], order: Order
 
 
 class Host:
-    """Episodes that run, by id."""
+    """Episodes that run, by id. Made before what it plays is loaded: what that prints goes to the log."""
 
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self._function, self._wanted = function, wanted_arguments(function)
+    def __init__(self) -> None:
         self._out = os.fdopen(os.dup(1), "w", buffering=1)
-        os.dup2(2, 1)  # what the function prints
+        os.dup2(2, 1)
         self._running: dict[str, asyncio.Task[None]] = {}
 
-    async def run(self) -> None:
-        """Takes orders until standard input ends."""
+    async def run(self, play: Callable[[Order], Awaitable[Any]]) -> None:
+        """Takes orders until standard input ends; ``play`` runs an episode and returns its result."""
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
 
         def read() -> None:
             for line in sys.stdin:
-                loop.call_soon_threadsafe(self._take, json.loads(line))
+                loop.call_soon_threadsafe(self._take, play, json.loads(line))
             loop.call_soon_threadsafe(ended.set)
 
         threading.Thread(target=read, daemon=True).start()
         self._report(ready=True)
         await ended.wait()
 
-    def _take(self, order: Order) -> None:
+    def _take(self, play: Callable[[Order], Awaitable[Any]], order: Order) -> None:
         if "cancel" in order:
             if (task := self._running.get(order["cancel"])) is not None:
                 task.cancel()
         else:
-            self._running[order["id"]] = asyncio.create_task(self._one(order))
+            self._running[order["id"]] = asyncio.create_task(self._one(play, order))
 
-    async def _one(self, order: Order) -> None:
+    async def _one(self, play: Callable[[Order], Awaitable[Any]], order: Order) -> None:
         try:
-            result = await play(self._function, self._wanted, order)
-            self._report(id=order["id"], result=result)
+            self._report(id=order["id"], result=await play(order))
         except asyncio.CancelledError:
             self._report(id=order["id"], error="cancelled")
         except BaseException as error:
@@ -137,6 +136,12 @@ class Host:
         self._out.write(json.dumps(line, default=str) + "\n")
 
 
+async def main(name: str) -> None:
+    """Runs a function's episodes."""
+    host, function = Host(), load(name)
+    await host.run(partial(play, function, wanted_arguments(function)))
+
+
 if __name__ == "__main__":
-    asyncio.run(Host(load(sys.argv[1])).run())
+    asyncio.run(main(sys.argv[1]))
     os._exit(0)  # threads of functions may still run

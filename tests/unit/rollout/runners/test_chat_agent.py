@@ -211,6 +211,12 @@ def test_an_episode_ends_where_the_context_is_full():
         play(ScriptedPolicy(context=10), Adder())
 
 
+def test_no_answer_is_asked_for_after_the_episodes_time():
+    environment = Adder(has_tools=False, tries=9)
+    made = play(ScriptedPolicy("4", "5"), environment, timeout_s=1e-9)
+    assert (environment.said, made.stats["turns"]) == (["4"], 1.0)
+
+
 def test_messages_of_a_record_keep_their_system_message():
     messages = [{"role": "system", "content": "Own."}, {"role": "user", "content": "Q"}]
     request = first_request(messages, system="Other.", opening="O", tools=())

@@ -1,0 +1,52 @@
+"""Tasks of an environment of verifiers: ``task=verifiers task.path=RECORDS``.
+
+``task.agent_args.environment`` names it. The records are its own, written by
+``realsys.rollout.runners.export_verifiers``. Each is played and scored by the environment in an interpreter
+of its own (realsys/rollout/runners/verifiers_agent.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from experiments.task import FileTask
+from realsys.api.errors import ConfigError
+from realsys.api.options import option
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifiersTask(FileTask):
+    """Records that an environment of verifiers plays."""
+
+    kind = "verifiers"
+    own_agent = "verifiers"
+
+    path: str | None = option(None, "records of the environment, as export_verifiers writes them")
+    eval_size: int = option(
+        0, "held-out records for the trainer's evaluation, which needs a rule (task.reward)", ge=0
+    )
+    max_prompt_len: int = option(
+        4096, "longest question of a record; a longer one is an error", unit="tokens", ge=1
+    )
+    agent: str = option("verifiers", "registered agent, where generation servers sample")
+
+    @property
+    def rule(self) -> str:
+        """The registered rule for the trainer's evaluation; episodes are rewarded by their environment."""
+        return self.reward or self.kind
+
+    @property
+    def needs_answer(self) -> bool:
+        """Whether a rule is named that compares with the answer."""
+        return self.reward is not None and super().needs_answer
+
+    def problems(self, *, batch_size: int, tokenizer_dir: str | None) -> Iterator[ConfigError]:
+        """Yields an evaluation that nothing could score, and what any task of files may have wrong."""
+        yield from super().problems(batch_size=batch_size, tokenizer_dir=tokenizer_dir)
+        if self.eval_size and self.reward is None:
+            yield ConfigError(
+                "held-out questions are answered once, without the environment, so it can't score them",
+                where="task.eval_size and task.reward",
+                fix="leave task.eval_size out, or name a rule in task.reward",
+            )

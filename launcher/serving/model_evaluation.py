@@ -1,0 +1,223 @@
+"""Prepares the evaluation of a saved model on a task's held-out questions, for ``realsys eval``."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from experiments.task import MathTask, Task
+from launcher.hub.hub_settings import with_local_data
+from launcher.serving.saved_models import SavedModel
+from launcher.sites.clusters import find_cluster
+from launcher.submit.planning import hub_of, import_all
+from realsys.api.errors import ClusterError, ConfigError, MadeByOtherCode, raise_all
+from realsys.api.model import GenerationHyperparameters
+from realsys.api.options import option
+from realsys.api.plain import from_plain
+from realsys.api.plan import read_plan
+from realsys.api.worker_configs import Evaluator
+from realsys.config.extras import missing_packages
+from realsys.config.overrides import with_settings
+from realsys.trial.folders import check_ours
+
+if TYPE_CHECKING:
+    from realsys.evaluator.saved_model import EvaluatedModel
+
+_CODE = "realsys.evaluator.saved_model"  # with torch, so imported when it is used
+_NEEDED = ("torch", "transformers")
+_BATCH = 128  # questions at a time
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationSettings:
+    """The settings that an evaluation has beside its options, by the names that a launch has for them."""
+
+    task: Task = option(MathTask(), "what is asked and how an answer is scored")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AskedOptions:
+    """How the questions are asked: the options of ``realsys eval``.
+
+    Attributes:
+        temperature: None: greedy if there is one answer a question, else 1.
+        max_new_tokens: None: 1024, or as many as the model's positions leave.
+        dtype: None: float32 on a CPU, bfloat16 on a GPU.
+        limit: most questions; None: all that are held out.
+    """
+
+    samples: int = 1
+    temperature: float | None = None
+    top_p: float = 1.0
+    max_new_tokens: int | None = None
+    limit: int | None = None
+    seed: int = 1
+    device: str | None = None
+    dtype: str | None = None
+
+    def gconfig(self) -> GenerationHyperparameters:
+        """Returns how answers are sampled, but for their number and length.
+
+        Raises:
+            ConfigError: several greedy answers are asked for, which would be the same.
+        """
+        hot = self.temperature if self.temperature is not None else float(self.samples > 1)
+        if hot == 0 and self.samples > 1:
+            raise ConfigError(
+                f"{self.samples} greedy answers to a question are all the same",
+                where="--samples and --temperature",
+                fix="use --temperature above 0, or one sample",
+            )
+        return GenerationHyperparameters(greedy=hot == 0, temperature=hot or 1.0, top_p=self.top_p)
+
+
+def task_settings(
+    model: SavedModel,
+    kind: str | None,
+    words: Sequence[str],
+    *,
+    imports: Sequence[str],
+    limit: int | None,
+    cluster: str | None,
+    report: Callable[[str], None],
+) -> Task:
+    """Returns the task that is asked for, or the trial's own with the settings given.
+
+    Args:
+        words: ``task.NAME=VALUE``.
+        limit: most questions; so many are held out where the words don't say.
+        report: gets lines about data that are fetched from a hub.
+    Raises:
+        ConfigErrors: every mistake in the settings, and what a launch would refuse of the task.
+    """
+    if other := [word for word in words if not word.startswith("task.")]:
+        raise ConfigError(
+            f"{other[0]!r} is no setting of a task",
+            where="command line",
+            fix="give --task KIND, and task.NAME=VALUE",
+        )
+    start, plan_imports = _start(model, kind)
+    import_all([*plan_imports, *imports])
+    chosen = [f"task={kind}"] if kind is not None else []
+    given = {word.partition("=")[0] for word in words}
+    if "task.eval_path" in given and "task.path" not in given:
+        chosen += [
+            f"task.path={w.partition('=')[2]}" for w in words if w.startswith("task.eval_path=")
+        ]
+    if (
+        kind is not None
+        and limit is not None
+        and "task.eval_size" not in given
+        and kind != "mixture"
+    ):
+        chosen.append(f"task.eval_size={limit}")
+    begin = EvaluationSettings() if start is None else start()
+    settings: EvaluationSettings = with_settings(begin, words=[*chosen, *words])
+    located = with_local_data(settings, hub_of(find_cluster(cluster), report), fetch=True)
+    raise_all(located.problems)
+    task = located.experiment.task
+    problems = [
+        *task.problems(batch_size=1, tokenizer_dir=str(model.path)),
+        *task.reward_problems(),
+        *task.agent_problems(),
+    ]
+    raise_all(problems)
+    return task
+
+
+def _start(
+    model: SavedModel, kind: str | None
+) -> tuple[Callable[[], EvaluationSettings] | None, Sequence[str]]:
+    """Returns what makes the settings to begin with, once the trial's plug-ins are imported."""
+    if model.trial is None:
+        if kind is None:
+            raise ConfigError(
+                "a directory of a model has no task of its own",
+                where="command line",
+                fix="name one, e.g. --task math",
+            )
+        return None, ()
+    plan = read_plan(model.trial.plan)
+    if kind is not None:
+        return None, plan.imports
+    options: Mapping[str, Any] = plan.options
+
+    def own() -> EvaluationSettings:
+        try:
+            return from_plain(EvaluationSettings, {"task": options["task"]})
+        except (KeyError, ConfigError) as error:
+            raise MadeByOtherCode(
+                f"the task of {plan.trial} can't be read: {error}",
+                where=str(model.path),
+                fix="name the task: --task KIND task.NAME=VALUE",
+            ) from error
+
+    return own, plan.imports
+
+
+def as_trained(model: SavedModel, asked: AskedOptions, *, given: Collection[str]) -> AskedOptions:
+    """Returns the options with the seed, the length and the dtype of the trial's own evaluation where none
+    are given, so that its figures come out again.
+
+    Args:
+        given: fields of ``asked`` that the user set.
+    """
+    if model.trial is None:
+        return asked
+    plan = read_plan(model.trial.plan)
+    found, options = plan.phase("main").config.evaluator, plan.options
+    own = {
+        "seed": options.get("seed"),
+        "max_new_tokens": options.get("gen", {}).get("max_new_tokens"),
+        "dtype": found[0].dtype if found else None,
+    }
+    return replace(asked, **{k: v for k, v in own.items() if v is not None and k not in given})
+
+
+def evaluated(
+    model: SavedModel, task: Task, asked: AskedOptions, *, report: Callable[[str], None]
+) -> EvaluatedModel:
+    """Evaluates the model in this process.
+
+    Raises:
+        ConfigError: packages are missing, or an option is wrong. Whatever the model and the task raise.
+    """
+    raise_all(missing_packages(_NEEDED, where="realsys eval"))
+    config = Evaluator(
+        base_seed=asked.seed,
+        role=model.role or "actor",
+        datasets={"held_out": task.prompts("test")},
+        gconfig=asked.gconfig(),
+        n=asked.samples,
+        batch_size=_BATCH,
+        **task.reward_rule,
+    )
+    found: EvaluatedModel = importlib.import_module(_CODE).evaluate_model(
+        model.path,
+        config,
+        longest_prompt=task.longest_prompt,
+        max_new_tokens=asked.max_new_tokens,
+        limit=asked.limit,
+        device=asked.device,
+        dtype=asked.dtype,
+        report=report,
+    )
+    return found
+
+
+def result_file(model: SavedModel, task: Task, out: Path | None) -> Path | None:
+    """Returns where results are written: as asked, or beside the trial; None: nowhere."""
+    if out is not None or model.trial is None:
+        return out
+    try:
+        check_ours(model.trial)
+    except ClusterError:  # it is another user's
+        return None
+    folder = model.trial.root / "evals"
+    stem = f"{model.role}-step-{model.step:06d}-{task.kind}"
+    taken = {path.name for path in folder.glob(f"{stem}-*.json")}
+    number = next(n for n in range(1, len(taken) + 2) if f"{stem}-{n}.json" not in taken)
+    return folder / f"{stem}-{number}.json"

@@ -1,0 +1,109 @@
+"""Loads a Hugging Face directory into an embedded engine, with all that its conversations need."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from realsys.api.errors import ConfigError, InternalError
+from realsys.devices.cuda_settings import apply, settings_for
+from realsys.generation.embedded_settings import EmbeddedSettings
+from realsys.generation.http.served_engine import FetchedWeights
+from realsys.generation.served_engines.embedded import EmbeddedEngine
+from realsys.models.hf import end_token_ids, load_causal_lm, load_tokenizer
+from realsys.rollout.conversation.answer_forms import form_of_template
+from realsys.rollout.conversation.chat_rendering import TemplateRenderer
+from realsys.rollout.conversation.episode_session import SessionSettings
+from realsys.transport.generation_messages import WeightSource
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedPolicy:
+    """A model that is ready to be served.
+
+    Attributes:
+        encode: text → tokens, with those that the tokenizer puts before every text.
+    """
+
+    engine: EmbeddedEngine
+    settings: SessionSettings
+    encode: Callable[[str], Sequence[int]]
+    dtype: str
+    device: str
+
+
+def load_policy(
+    path: Path,
+    *,
+    name: str,
+    dtype: str | None = None,
+    device: str | None = None,
+    template: Path | None = None,
+) -> LoadedPolicy:
+    """Loads the model in ``path``; its engine is not started.
+
+    Args:
+        name: that replies carry.
+        dtype: torch name; None: bfloat16 on a GPU, float32 on a CPU.
+        device: None: a GPU if torch finds one.
+        template: a file with a chat template in place of the tokenizer's.
+    Raises:
+        CheckpointError: the directory is not whole. ConfigError: a setting is wrong.
+    """
+    sees_gpu = torch.cuda.is_available()
+    device = device or ("cuda" if sees_gpu else "cpu")
+    on_gpu = device.startswith("cuda")
+    if on_gpu and not sees_gpu:
+        raise ConfigError("torch finds no GPU", where="--device", fix="leave it out, or use cpu")
+    settings = EmbeddedSettings.from_args(
+        {"device": device, "dtype": dtype or ("bfloat16" if on_gpu else "float32")}
+    )
+    apply(settings_for(device))
+    tokenizer = load_tokenizer(path)
+    module = load_causal_lm(path, dtype=settings.dtype, device=device)
+    end_ids = end_token_ids(tokenizer, getattr(module, "generation_config", None))
+    renderer = TemplateRenderer(
+        tokenizer, end_ids=end_ids, template=None if template is None else _text_of(template)
+    )
+    engine = EmbeddedEngine(
+        module,
+        eos_token_ids=end_ids,
+        pad_token_id=tokenizer.pad_token_id,
+        tokenizer=tokenizer,
+        model_path=str(path),
+        settings=settings,
+        fetch=_no_other_weights,
+    )
+
+    def decode(tokens: Sequence[int]) -> str:
+        return str(tokenizer.decode(list(tokens), skip_special_tokens=False))
+
+    return LoadedPolicy(
+        engine=engine,
+        settings=SessionSettings(
+            renderer=renderer,
+            form=form_of_template(str(renderer.template)),
+            decode=decode,
+            end_ids=frozenset(end_ids),
+            model=name,
+        ),
+        encode=lambda text: list(tokenizer(text).input_ids),
+        dtype=settings.dtype,
+        device=device,
+    )
+
+
+def _text_of(template: Path) -> str:
+    try:
+        return template.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"{template} can't be read: {error}", where="--template", fix="name a Jinja template"
+        ) from error
+
+
+def _no_other_weights(source: WeightSource) -> FetchedWeights:
+    raise InternalError("a served model keeps its weights", where="realsys serve")

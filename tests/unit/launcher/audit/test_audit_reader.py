@@ -1,0 +1,179 @@
+"""What an audit reads from a trial's folder, and how the verb ends."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from launcher.audit.audit_checks import audit_run
+from launcher.audit.audit_reader import AuditReader
+from launcher.audit.audited_run import FindingKind
+from launcher.cli import command_line
+from realsys.data.rollout_dump import DumpWriter
+from realsys.data.sequence_sample import SequenceSample
+from realsys.trial.dump_records import SUFFIX, SampledVersions, dump_records, sampled_versions
+from realsys.trial.records import ExitMarker, Result, Resumed, TrialFiles, write_record
+
+Row = Mapping[str, Any]
+
+
+def write_rows(path: Path, *rows: Row) -> None:
+    """Writes a file of JSON lines."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def granted(id: str, tries: int = 0) -> Row:
+    return {"state": "granted", "id": id, "tries": tries}
+
+
+def delivered(id: str, tries: int = 0, version: int = 0) -> Row:
+    ends = {"version": version, "oldest": 0, "newest": 0, "tokens": 2, "sequences": [[2]]}
+    return {"state": "delivered", "id": id, "tries": tries, **ends}
+
+
+def started(pid: int) -> Row:
+    return {"state": "started", "pid": pid}
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> TrialFiles:
+    """A trial of one step of two questions: one worker was killed, the run is completed."""
+    made = TrialFiles(tmp_path)
+    made.plan.write_text("{}")
+    attempt = made.attempt(1)
+    write_record(attempt.resumed("main"), Resumed(attempt=1, phase="main", step=0))
+    end = ExitMarker(result=Result.COMPLETED, attempt=1, ended_at=9.0, phase="main", step=1)
+    write_record(attempt.exit, end)
+    rows = made.phase(made.root).rows_of(1)
+    write_rows(rows.ledger, {"step": 1, "ids": ["0-0", "0-1"], "samples": ["0-0", "0-1.1"]})
+    write_rows(
+        rows.episodes / "0.jsonl",
+        *(started(7), granted("0-0"), granted("0-1"), delivered("0-0"), started(8)),
+        *(granted("0-1", 1), delivered("0-1", 1)),
+    )
+    return made
+
+
+def dump_sample(files: TrialFiles, name: str, versions: list[int]) -> Path:
+    """Dumps a datapoint as rollout worker 0 of attempt 1 does."""
+    path = files.phase(files.root).rollout_dump / f"0001-0000-7{SUFFIX}"
+    sample = SequenceSample.from_tensors(
+        [name],
+        {"packed_input_ids": [[len(versions)]], "packed_versions": [[len(versions)]]},
+        {
+            "packed_input_ids": torch.zeros(len(versions), dtype=torch.int64),
+            "packed_versions": torch.tensor(versions, dtype=torch.int64),
+        },
+    )
+    with DumpWriter(path) as writer:
+        writer.append(sample)
+    return path
+
+
+def test_tickets_are_read_with_their_places(files: TrialFiles) -> None:
+    run = AuditReader(files).read()
+    assert [(t.sample, t.granted, t.ended, t.is_lost) for t in run.tickets] == [
+        ("0-0", "rows/0001/episodes/0.jsonl:2", "rows/0001/episodes/0.jsonl:4", False),
+        ("0-1", "rows/0001/episodes/0.jsonl:3", "", True),
+        ("0-1.1", "rows/0001/episodes/0.jsonl:6", "rows/0001/episodes/0.jsonl:7", False),
+    ]
+    assert (run.limits, run.is_completed, run.is_live) == ({1: None}, True, False)
+    (row,) = run.steps
+    assert (row.samples, row.where) == (("0-0", "0-1.1"), "rows/0001/ledger.jsonl:1")
+    assert audit_run(run).findings == ()
+
+
+def test_a_worker_that_has_not_come_back_is_lost(files: TrialFiles) -> None:
+    path = files.phase(files.root).rows_of(1).episodes / "1.jsonl"
+    write_rows(path, started(21), granted("0-2"))
+    assert not AuditReader(files).read().tickets[-1].is_lost
+    write_rows(files.attempt(1).restarts, {"worker": "rollout_worker/1", "pid": 20})
+    assert not AuditReader(files).read().tickets[-1].is_lost  # that was the process before
+    write_rows(files.attempt(1).restarts, {"worker": "rollout_worker/1", "pid": 21})
+    assert AuditReader(files).read().tickets[-1].is_lost
+    files.attempt(1).restarts.unlink()
+    write_rows(files.attempt(1).scaling, {"event": "left", "worker": "rollout_worker/1"})
+    assert AuditReader(files).read().tickets[-1].is_lost
+
+
+def test_older_attempts_count_up_to_their_checkpoint(files: TrialFiles) -> None:
+    second = files.attempt(2)
+    write_record(second.resumed("main"), Resumed(attempt=2, phase="main", step=1, of_attempt=1))
+    run = AuditReader(files).read()
+    assert run.limits == {2: None, 1: 1}
+    assert (run.trainer(1), run.trainer(2)) == (1, 2)
+    assert not run.is_completed
+
+
+def test_versions_are_read_from_the_dump(files: TrialFiles) -> None:
+    path = dump_sample(files, "0-0", [-1, -1, 3, 2, -1, 3])
+    (record,) = dump_records(path)
+    assert sampled_versions(path, record) == SampledVersions(oldest=2, newest=3, num_tokens=3)
+    dump_sample(files, "0-9", [0])  # was not trained
+    assert AuditReader(files).read().dumped == {
+        (1, "0", "0-0"): SampledVersions(oldest=2, newest=3, num_tokens=3)
+    }
+
+
+def test_a_torn_last_line_is_left_out_and_a_damaged_one_is_found(files: TrialFiles) -> None:
+    path = files.phase(files.root).rows_of(1).episodes / "0.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(whole + b'{"state": "gran')
+    assert audit_run(AuditReader(files).read()).findings == ()
+    path.write_bytes(whole + b'{"state": "gran\n{"state": "granted"}\n')
+    found = audit_run(AuditReader(files).read()).findings
+    assert [(f.kind, f.where) for f in found] == [
+        (FindingKind.UNREADABLE, "rows/0001/episodes/0.jsonl:8"),
+        (FindingKind.UNREADABLE, "rows/0001/episodes/0.jsonl:9"),
+    ]
+
+
+def test_a_damaged_dump_is_found(files: TrialFiles) -> None:
+    path = dump_sample(files, "0-0", [-1] * 50 + [3])
+    data = path.read_bytes()
+    path.write_bytes(data[:-12] + b"\0" * 12)
+    (finding,) = audit_run(AuditReader(files).read()).findings
+    assert finding.kind is FindingKind.UNREADABLE
+    assert "versions of 0-0 can't be read" in finding.what
+
+
+def test_a_trial_that_wrote_ends_only_is_audited_by_them(files: TrialFiles) -> None:
+    rows = files.phase(files.root).rows_of(1)
+    (rows.episodes / "0.jsonl").unlink()
+    rows.episodes.rmdir()
+    kept = {"outcome": "kept", "oldest": 0, "newest": 0, "answer_lengths": [2, 3]}
+    write_rows(
+        rows.rollouts / "0.jsonl",
+        *({"id": "0-0", "tries": 0, **kept}, {"id": "0-1", "tries": 1, **kept}),
+    )
+    reader = AuditReader(files)
+    run = reader.read()
+    assert [(t.sample, t.num_tokens) for t in run.tickets] == [("0-0", 5), ("0-1.1", 5)]
+    assert run.complete_rows == frozenset()
+    assert audit_run(run).findings == ()
+    assert "attempt 1 has lines of ends only: what it granted is not known" in reader.notes
+
+
+def test_the_verb_is_0_for_a_clean_trial_and_1_with_findings(
+    files: TrialFiles, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command_line.run(["audit", str(files.root)]) == 0
+    out = capsys.readouterr().out
+    assert out.splitlines()[-1] == "clean"  # as far as it goes without a plan, which it says
+    assert "trained    2" in out
+    ledger = files.phase(files.root).rows_of(1).ledger
+    write_rows(ledger, {"step": 1, "ids": ["0-0", "0-0"]})
+    assert command_line.run(["audit", str(files.root)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert "  trained twice: datapoint 0-0 was trained in step 1 and in step 1" in lines
+    assert "    where: rows/0001/ledger.jsonl:1 and rows/0001/ledger.jsonl:1" in lines
+    assert command_line.run(["audit", str(files.root), "--json"]) == 1
+    document = json.loads(capsys.readouterr().out)
+    assert (document["clean"], document["tickets"]["trained"]) == (False, 1)
+    assert {finding["kind"] for finding in document["findings"]} == {"trained twice", "missing"}

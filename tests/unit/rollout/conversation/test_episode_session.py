@@ -1,0 +1,414 @@
+"""One episode: what the policy is asked with, what the client gets, what is trained on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from fuzzed_history import TOOLS
+from scripted_policy import END, scripted
+
+from realsys.api.agent import Answer
+from realsys.api.errors import DataError, RemoteError
+from realsys.rollout.conversation.chat_messages import (
+    ChatMessage,
+    ChatRequest,
+    ChatResult,
+    FinishReason,
+    ToolChoice,
+)
+from realsys.rollout.conversation.episode_session import (
+    ContextFull,
+    EpisodeSession,
+    SessionOver,
+)
+from realsys.rollout.conversation.message_matching import MessageMatch
+
+HERMES_CALL = '<tool_call>\n{"name": "search", "arguments": {"q": 1.0}}\n</tool_call>'
+
+
+async def ask(session: EpisodeSession, *messages: ChatMessage, **more: Any) -> ChatResult:
+    async with session.call(ChatRequest(messages=messages, **more)) as live:
+        result = await live.result()
+        live.read()
+    return result
+
+
+def user(content: str) -> ChatMessage:
+    return ChatMessage(role="user", content=content)
+
+
+def run(episode: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(episode, 20))
+
+
+def decoded(session: EpisodeSession, tokens: Sequence[int]) -> str:
+    return session.settings.decode(tokens)
+
+
+# ---- going on
+
+
+def test_a_conversation_goes_on_behind_the_tokens_that_were_sampled() -> None:
+    async def episode() -> None:
+        session, policy = scripted(f"hello{END}", f"again{END}")
+        first = await ask(session, user("1"))
+        message = first.replies[0].message
+        assert message == ChatMessage(role="assistant", content="hello")
+        second = await ask(session, user("1"), message, user("2"))
+        sampled = policy.tokens(f"hello{END}")
+        assert len(sampled) == 6  # letters, where the tokenizer would merge
+        begun = policy.contexts[0] + sampled
+        assert policy.contexts[1][: len(begun)] == begun
+        rest = policy.contexts[1][len(begun) :]
+        assert decoded(session, rest) == "\n<|im_start|>user\n2<|im_end|>\n<|im_start|>assistant\n"
+        assert second.num_prompt_tokens == len(policy.contexts[1])
+        assert second.num_cached == len(begun)
+        (made,) = session.sequences(reward=1.0)
+        again = policy.tokens(f"again{END}")
+        assert made.tokens == policy.contexts[1] + again
+        assert [t for t, p in zip(made.tokens, made.from_policy, strict=True) if p] == [
+            *sampled,
+            *again,
+        ]
+        assert session.figures() == {"calls": 2.0, "branches": 1.0, "unread_answers": 0.0}
+
+    run(episode())
+
+
+def test_an_answer_that_was_cut_is_ended_and_goes_on() -> None:
+    async def episode() -> None:
+        session, policy = scripted("hel", f"lo{END}")
+        first = await ask(session, user("1"), max_tokens=3)
+        assert first.replies[0].finish is FinishReason.LENGTH
+        assert policy.wishes[0]["limit"] == 3
+        await ask(session, user("1"), first.replies[0].message, user("go on"))
+        begun = policy.contexts[0] + policy.tokens("hel")
+        assert policy.contexts[1][: len(begun)] == begun
+        rest = decoded(session, policy.contexts[1][len(begun) :])
+        assert rest.startswith("<|im_end|>\n<|im_start|>user\ngo on")
+        (made,) = session.sequences(reward=1.0)
+        assert not made.truncated
+        assert sum(made.from_policy) == 3 + 3  # "hel"; "lo" and its end
+
+    run(episode())
+
+
+def test_a_letter_cut_in_its_middle_goes_on_as_its_bytes() -> None:
+    async def episode() -> None:
+        session, policy = scripted([], f"x{END}")
+        whole = policy.tokens("ab日")
+        assert len(whole) == 5
+        policy.script[0] = whole[:4]
+        first = await ask(session, user("1"))
+        assert first.replies[0].message.content == "ab\ufffd"
+        await ask(session, user("1"), first.replies[0].message, user("2"))
+        begun = policy.contexts[0] + whole[:4]
+        assert policy.contexts[1][: len(begun)] == begun
+
+    run(episode())
+
+
+@pytest.mark.parametrize(
+    ("match", "arguments", "goes_on"),
+    [
+        (MessageMatch.TOOLS, '{ "q" : 1 }', True),
+        (MessageMatch.TOOLS, '{"q": 2}', False),
+        (MessageMatch.STRICT, '{"q": 1}', False),
+        (MessageMatch.CONTENT, '{"q": 2}', True),
+    ],
+)
+def test_rewritten_arguments_go_on_as_the_match_says(
+    match: MessageMatch, arguments: str, goes_on: bool
+) -> None:
+    async def episode() -> None:
+        session, policy = scripted(f"so\n{HERMES_CALL}{END}", f"done{END}", match=match)
+        first = (await ask(session, user("1"), tools=TOOLS)).replies[0]
+        assert first.finish is FinishReason.TOOL_CALLS
+        (call,) = first.message.tool_calls
+        assert (call.name, call.arguments, len(call.id)) == ("search", '{"q":1.0}', 9)
+        sent = replace(first.message, tool_calls=(replace(call, arguments=arguments),))
+        result = ChatMessage(role="tool", content="found", tool_call_id=call.id)
+        await ask(session, user("1"), sent, result, tools=TOOLS)
+        begun = policy.contexts[0] + policy.tokens(f"so\n{HERMES_CALL}{END}")
+        assert (policy.contexts[1][: len(begun)] == begun) is goes_on
+        assert len(session.sequences(reward=1.0)) == (1 if goes_on else 2)
+
+    run(episode())
+
+
+def test_calls_that_are_forbidden_are_text() -> None:
+    async def episode() -> None:
+        session, _ = scripted(f"{HERMES_CALL}{END}")
+        made = await ask(session, user("1"), tools=TOOLS, tool_choice=ToolChoice.NONE)
+        assert made.replies[0].message.content == HERMES_CALL
+        assert made.replies[0].finish is FinishReason.STOP
+
+    run(episode())
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_thoughts_are_kept_where_the_client_drops_them_or_the_conversation_branches(
+    keeps: bool,
+) -> None:
+    async def episode() -> None:
+        text = f"<think>\nbecause\n</think>\n\none{END}"
+        session, policy = scripted(text, f"two{END}", family="qwen3", keep_thoughts=keeps)
+        first = (await ask(session, user("1"))).replies[0].message
+        assert (first.content, first.reasoning) == ("one", "because")
+        await ask(session, user("1"), replace(first, reasoning=""), user("2"))
+        begun = policy.contexts[0] + policy.tokens(text)
+        assert (policy.contexts[1][: len(begun)] == begun) is keeps
+        assert ("because" in decoded(session, policy.contexts[1])) is keeps
+        made = session.sequences(reward=1.0)
+        assert [sum(s.from_policy) for s in made] == (
+            [len(policy.tokens(text)) + 4] if keeps else [len(policy.tokens(text)), 4]
+        )
+
+    run(episode())
+
+
+def test_thoughts_within_a_loop_of_tools_are_no_branch() -> None:
+    async def episode() -> None:
+        text = f"<think>\nbecause\n</think>\n\n{HERMES_CALL}{END}"
+        session, policy = scripted(text, f"two{END}", family="qwen3", keep_thoughts=False)
+        first = (await ask(session, user("1"), tools=TOOLS)).replies[0].message
+        result = ChatMessage(role="tool", content="x", tool_call_id=first.tool_calls[0].id)
+        await ask(session, user("1"), replace(first, reasoning=""), result, tools=TOOLS)
+        begun = policy.contexts[0] + policy.tokens(text)
+        assert policy.contexts[1][: len(begun)] == begun
+
+    run(episode())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda m, t: ([user("one"), *m[1:]], t),  # the question
+        lambda m, t: ([m[0], replace(m[1], content="hullo"), m[2]], t),  # the answer
+        lambda m, t: ([ChatMessage(role="system", content="s"), *m], t),
+        lambda m, t: (m, TOOLS),
+        lambda m, t: (m[2:], t),  # its beginning forgotten
+        lambda m, t: (m[:2], t),  # an answer and no question
+    ],
+    ids=["question", "answer", "system", "tools", "cut", "no question"],
+)
+def test_an_edited_history_is_another_branch(change: Callable[..., Any]) -> None:
+    async def episode() -> None:
+        session, policy = scripted(f"hello{END}", f"again{END}")
+        answer = (await ask(session, user("1"))).replies[0].message
+        messages, tools = change([user("1"), answer, user("2")], ())
+        await ask(session, *messages, tools=tools)
+        expected = session.settings.renderer.whole(messages, tools).tokens
+        assert policy.contexts[1] == expected
+        one, two = session.sequences(reward=1.0)
+        assert one.tokens == policy.contexts[0] + policy.tokens(f"hello{END}")
+        assert two.tokens == policy.contexts[1] + policy.tokens(f"again{END}")
+        assert two.from_policy == (False,) * len(expected) + (True,) * 6
+
+    run(episode())
+
+
+# ---- several answers
+
+
+def test_n_answers_are_n_samples_and_each_can_be_continued() -> None:
+    async def episode() -> None:
+        session, policy = scripted(f"one{END}", f"two{END}", f"so{END}")
+        both = await ask(session, user("1"), n=2)
+        one, two = (r.message for r in both.replies)
+        assert (one.content, two.content) == ("one", "two")
+        assert [n.id for n in session.tree.nodes] == [f"{both.id}-0", f"{both.id}-1"]
+        await ask(session, user("1"), one, user("2"))
+        begun = policy.contexts[0] + policy.tokens(f"one{END}")
+        assert policy.contexts[2][: len(begun)] == begun
+        made = session.sequences(reward=1.0)
+        assert [sum(s.from_policy) for s in made] == [4, 4 + 3]
+
+    run(episode())
+
+
+def test_equal_texts_of_different_tokens_stay_apart() -> None:
+    async def episode() -> None:
+        session, policy = scripted([], [], f"so{END}")
+        ids = policy.family.tokenizer
+        policy.script[:2] = [ids.encode(f" answer{END}"), policy.tokens(f" answer{END}")]
+        both = await ask(session, user("1"), n=2)
+        assert both.replies[0].message == both.replies[1].message
+        assert [r.num_tokens for r in both.replies] == [2, 8]
+        await ask(session, user("1"), both.replies[0].message, user("2"))
+        made = session.sequences(reward=1.0)
+        assert [sum(s.from_policy) for s in made] == [2, 8 + 3]  # behind the newest
+
+    run(episode())
+
+
+# ---- stops
+
+
+def test_a_stop_text_ends_the_answer_with_the_token_that_completes_it() -> None:
+    async def episode() -> None:
+        session, policy = scripted("one STOP and on", f"x{END}")
+        reply = (await ask(session, user("1"), stop=("STOP",), logprobs=True)).replies[0]
+        assert (reply.message.content, reply.stop_text) == ("one ", "STOP")
+        assert (reply.finish, reply.num_tokens) == (FinishReason.STOP, 8)
+        assert "".join(t.text for t in reply.logprobs) == "one STOP"
+        assert [t.logprob for t in reply.logprobs] == [-float(i) for i in range(1, 9)]
+        await ask(session, user("1"), reply.message, user("2"))
+        begun = policy.contexts[0] + policy.tokens("one STOP")
+        assert policy.contexts[1][: len(begun)] == begun
+        rest = decoded(session, policy.contexts[1][len(begun) :])
+        assert rest.startswith("<|im_end|>\n<|im_start|>user")
+
+    run(episode())
+
+
+@pytest.mark.parametrize("text", [f"one STOP and on{END}", f"one{HERMES_CALL} STOP x", "STOP"])
+def test_streamed_text_is_a_beginning_of_the_answer(text: str) -> None:
+    async def episode() -> None:
+        session, _ = scripted(text)
+        texts: list[str] = []
+        request = ChatRequest(messages=(user("1"),), stop=("STOP", '"q"'), tools=TOOLS)
+        async with session.call(request, on_text=lambda i, t: texts.append(t)) as live:
+            content = (await live.result()).replies[0].message.content
+        assert texts
+        assert texts == sorted(texts, key=len)
+        assert all(content.startswith(t) for t in texts)
+
+    run(episode())
+
+
+# ---- who has read what
+
+
+def test_an_answer_that_nobody_has_read_is_not_trained_on() -> None:
+    async def episode() -> None:
+        session, _ = scripted(f"one{END}")
+        async with session.call(ChatRequest(messages=(user("1"),))) as live:
+            await live.result()
+        assert session.last_node() is None
+        assert session.sequences(reward=1.0) == []
+        assert session.figures()["unread_answers"] == 1.0
+
+    run(episode())
+
+
+def test_who_leaves_and_asks_again_gets_the_answer_that_was_on_its_way() -> None:
+    async def episode() -> None:
+        session, policy = scripted(f"one{END}")
+        policy.go = asyncio.Event()
+        async with session.call(ChatRequest(messages=(user("1"),))) as live:
+            await asyncio.sleep(0)
+        policy.go.set()
+        result = await ask(session, user("1"))
+        assert (result.id, len(policy.contexts)) == (live.id, 1)
+        assert len(session.sequences(reward=1.0)) == 1
+
+    run(episode())
+
+
+def test_two_who_wait_for_one_answer_get_the_same() -> None:
+    async def episode() -> None:
+        session, policy = scripted(f"one{END}", f"two{END}")
+        request = ChatRequest(messages=(user("1"),), idempotency_key="k")
+        same = await asyncio.gather(*(ask(session, user("1"), idempotency_key="k") for _ in "ab"))
+        assert (same[0], len(policy.contexts)) == (same[1], 1)
+        async with session.call(request) as live:
+            assert not live.is_first
+
+    run(episode())
+
+
+def test_a_failed_request_is_asked_anew_and_its_error_is_the_clients() -> None:
+    async def episode() -> None:
+        gone = RemoteError("gone", where="server", fix="ask again")
+        session, _ = scripted(gone, f"two{END}")
+        with pytest.raises(RemoteError, match="gone"):
+            await ask(session, user("1"))
+        assert (await ask(session, user("1"))).replies[0].message.content == "two"
+        assert len(session.sequences(reward=1.0)) == 1
+
+    run(episode())
+
+
+def test_one_of_n_that_fails_fails_them_all() -> None:
+    async def episode() -> None:
+        session, _ = scripted(f"one{END}", RemoteError("gone", where="server", fix="x"))
+        with pytest.raises(RemoteError, match="gone"):
+            await ask(session, user("1"), n=2)
+        assert session.tree.nodes == []
+
+    run(episode())
+
+
+def test_a_full_context_is_the_clients_error() -> None:
+    async def episode() -> None:
+        session, _ = scripted(Answer(tokens=(), logprobs=(), versions=(), stopped=False))
+        with pytest.raises(ContextFull, match="fills the model's context"):
+            await ask(session, user("1"))
+        assert session.sequences(reward=1.0) == []
+
+    run(episode())
+
+
+def test_an_agent_in_a_loop_is_refused_at_last() -> None:
+    async def episode() -> None:
+        session, _ = scripted(f"one{END}", f"two{END}")
+        session.settings = replace(session.settings, max_calls=1)
+        await ask(session, user("1"))
+        with pytest.raises(DataError, match="has made 1 requests"):
+            await ask(session, user("2"))
+
+    run(episode())
+
+
+# ---- rewards and the end
+
+
+def test_rewards_are_of_an_answer_of_all_of_a_call_or_of_the_episode() -> None:
+    async def episode() -> None:
+        session, _ = scripted(*[f"{n}{END}" for n in "abc"])
+        one = await ask(session, user("1"))
+        two = await ask(session, user("2"), n=2)
+        session.set_reward(1.0, call_id=one.id)
+        session.set_reward(2.0, call_id=two.id)
+        session.set_reward(3.0, call_id=f"{two.id}-1")
+        session.set_reward(9.0)
+        assert session.reward == 9.0
+        assert [s.reward for s in session.sequences(reward=9.0)] == [1.0, 2.0, 3.0]
+        for unknown in ("", "x", "chatcmpl-e", f"{one.id}-0", "chatcmpl-e-9"):
+            with pytest.raises(DataError, match="no answer of this episode"):
+                session.set_reward(0.0, call_id=unknown)
+
+    run(episode())
+
+
+def test_the_end_abandons_what_is_on_its_way_and_refuses_the_rest() -> None:
+    async def episode() -> None:
+        session, policy = scripted(f"one{END}")
+        policy.go = asyncio.Event()
+        waiting = asyncio.create_task(ask(session, user("1")))
+        while not policy.contexts:
+            await asyncio.sleep(0)
+        await session.close()
+        with pytest.raises(SessionOver):
+            await waiting
+        with pytest.raises(SessionOver):
+            await ask(session, user("1"))
+        assert session.sequences(reward=1.0) == []
+
+    run(episode())
+
+
+def test_the_first_request_is_told() -> None:
+    async def episode() -> None:
+        session, _ = scripted(f"one{END}")
+        told = []
+        session.on_first_call = lambda: told.append(1)
+        await ask(session, user("1"))
+        assert told
+
+    run(episode())

@@ -1,0 +1,587 @@
+"""The endpoint over HTTP on the loopback interface: who may ask, what errors become, who has read what."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+import pytest
+from chat_families import FAMILIES
+from fuzzed_history import session_of
+from scripted_policy import END, ScriptedPolicy
+
+from realsys.api.errors import RemoteError, WaitTimeout
+from realsys.rollout.conversation.episode_session import EpisodeSession
+from realsys.rollout.endpoint.endpoint_app import endpoint_app
+from realsys.rollout.endpoint.session_registry import (
+    NoRoom,
+    SessionRegistry,
+    StartedEpisode,
+)
+from realsys.transport.http_listener import HttpListener
+
+ADMIN = "sk-admin-1"
+QUESTION = {"messages": [{"role": "user", "content": "1"}]}
+GONE = RemoteError("the server is gone", where="server", fix="ask again")
+
+
+@dataclass
+class HandSource:
+    """Gives the episodes that a test has put there."""
+
+    waiting: list[EpisodeSession] = field(default_factory=list)
+    ended: list[str] = field(default_factory=list)
+    go: asyncio.Event | None = None
+
+    async def start(self, *, task_id: str, wait_s: float) -> StartedEpisode:
+        if self.go is not None:
+            await self.go.wait()
+        if not self.waiting:
+            raise NoRoom("no episode may start", where="here", fix="ask again")
+        return StartedEpisode(
+            session=self.waiting.pop(0), task={"prompt": "1 + 1", "asked": task_id}
+        )
+
+    async def end(self, session: EpisodeSession) -> None:
+        self.ended.append(session.id)
+
+
+@dataclass
+class Endpoint:
+    """A running endpoint, with a client."""
+
+    registry: SessionRegistry
+    source: HandSource
+    url: str
+    http: aiohttp.ClientSession
+
+    def session(self, *script: Any, id: str = "e", **more: Any) -> tuple[str, EpisodeSession, Any]:
+        """Opens a session as a runner does; returns its key, itself, and its policy."""
+        made, policy = self.unopened(*script, id=id, **more)
+        return self.registry.open(made), made, policy
+
+    def unopened(self, *script: Any, id: str = "e", **more: Any) -> tuple[EpisodeSession, Any]:
+        policy = ScriptedPolicy(FAMILIES["chatml"], list(script), **more)
+        session = session_of(FAMILIES["chatml"], policy)  # type: ignore[arg-type]
+        session.id = id
+        return session, policy
+
+    async def post(
+        self, path: str, body: Any, key: str = "", **headers: str
+    ) -> tuple[int, Any, Any]:
+        """Returns status, body and headers."""
+        sent = {"Authorization": f"Bearer {key}"} if key else {}
+        sent |= {name.replace("_", "-"): value for name, value in headers.items()}
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        async with self.http.post(self.url + path, data=data, headers=sent) as got:
+            return got.status, json.loads(await got.read()), got.headers
+
+    async def ask(self, key: str, body: Any = QUESTION, **headers: str) -> Any:
+        status, said, _ = await self.post("/v1/chat/completions", body, key, **headers)
+        assert status == 200, said
+        return said
+
+
+@asynccontextmanager
+async def endpoint() -> AsyncIterator[Endpoint]:
+    source = HandSource()
+    registry = SessionRegistry(admin_key=ADMIN, source=source)
+    listener = await HttpListener(endpoint_app(registry), name="test", tls=False).start()
+    try:
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=20)) as http:
+            yield Endpoint(registry, source, listener.url, http)
+    finally:
+        await listener.stop()
+
+
+def over_http(test: Callable[[Endpoint], Coroutine[Any, Any, None]]) -> None:
+    """Runs a test over an endpoint of its own."""
+
+    async def run() -> None:
+        async with endpoint() as at:
+            await asyncio.wait_for(test(at), 30)
+
+    asyncio.run(run())
+
+
+async def until(is_so: Callable[[], Any]) -> None:
+    """Waits until something has come to the server."""
+    async with asyncio.timeout(10):
+        while not is_so():
+            await asyncio.sleep(0.005)
+
+
+# ---- keys
+
+
+def test_a_key_is_taken_from_the_path_or_either_kind_of_header() -> None:
+    async def test(at: Endpoint) -> None:
+        key, _, policy = at.session(*[f"hi{END}"] * 5)
+        in_path = f"/sessions/{key}/v1/chat/completions"
+        assert (await at.post("/v1/chat/completions", QUESTION, key))[0] == 200
+        assert (await at.post("/v1/chat/completions", QUESTION, x_api_key=key))[0] == 200
+        assert (await at.post(in_path, QUESTION))[0] == 200
+        assert (await at.post(in_path, QUESTION, "sk-of-the-client"))[0] == 200
+        assert (await at.post("/chat/completions", QUESTION, key))[0] == 200  # /v1 left out
+        assert len(policy.contexts) == 5
+        for path, sent in (
+            ("/v1/chat/completions", {}),
+            ("/v1/chat/completions", {"key": "sk-sess-other"}),
+            ("/v1/chat/completions", {"key": key[:-1]}),
+            ("/v1/chat/completions", {"Authorization": f"Basic {key}"}),
+            ("/sessions/other/v1/chat/completions", {"key": key}),
+            ("/v1/chat/completions", {"key": ADMIN}),
+        ):
+            assert (await at.post(path, QUESTION, **sent))[0] == 401, (path, sent)
+        assert len(policy.contexts) == 5
+
+    over_http(test)
+
+
+def test_models_and_health_are_told() -> None:
+    async def test(at: Endpoint) -> None:
+        key, _, _ = at.session()
+        for path, wanted in (
+            (f"/sessions/{key}/v1/models", '"policy"'),
+            (f"/sessions/{key}/v1/models/any/name", '"any/name"'),
+            ("/health", '"ok"'),
+        ):
+            async with at.http.get(at.url + path) as got:
+                assert got.status == 200
+                assert wanted in await got.text()
+
+    over_http(test)
+
+
+# ---- errors
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/v1/chat/completions", b"{", 400),
+        ("/v1/chat/completions", b"", 400),
+        ("/v1/chat/completions", {"messages": []}, 400),
+        ("/v1/chat/completions", {"messages": [{"role": "king", "content": "x"}]}, 400),
+        ("/v1/chat/completions", {**QUESTION, "n": 0}, 400),
+        ("/v1/chat/completions", b'{"messages": [{"role": "user", "content": "\\ud83d"}]}', 400),
+        ("/v1/messages", {"messages": []}, 400),
+        ("/v1/responses", {}, 400),
+        ("/v1/chat/completion", QUESTION, 404),
+        ("/v1/models", QUESTION, 405),
+        ("/rl/set_reward", {}, 400),
+        ("/rl/set_reward", {"reward": "1"}, 400),
+        ("/rl/set_reward", {"reward": True}, 400),
+        ("/rl/set_reward", b'{"reward": NaN}', 400),
+        ("/rl/set_reward", b'{"reward": 1e999}', 400),
+        ("/rl/set_reward", b'{"reward": 1' + b"0" * 400 + b"}", 400),
+        ("/rl/set_reward", b"[1]", 400),
+        ("/rl/set_reward", {"reward": 1, "interaction_id": "chatcmpl-e"}, 400),
+    ],
+)
+def test_what_can_not_be_understood_is_refused_for_good(path: str, body: Any, status: int) -> None:
+    async def test(at: Endpoint) -> None:
+        key, session, policy = at.session(f"hi{END}")
+        got, said, headers = await at.post(path, body, key)
+        assert got == status, said
+        assert headers["x-should-retry"] == "false"
+        error = said["error"]
+        assert error["message"]
+        if path == "/v1/messages":
+            assert (said["type"], error["type"]) == ("error", "invalid_request_error")
+        assert policy.contexts == []
+        assert session.reward is None
+
+    over_http(test)
+
+
+def test_a_wrong_path_is_told_the_right_one() -> None:
+    async def test(at: Endpoint) -> None:
+        _, said, _ = await at.post("/v1/chat/completion", QUESTION)
+        assert "/v1/chat/completions" in said["error"]["message"]
+
+    over_http(test)
+
+
+@pytest.mark.parametrize(
+    ("raised", "status", "again"),
+    [
+        (GONE, 502, "true"),
+        (WaitTimeout("too long", where="server", fix="wait"), 502, "true"),
+        (ValueError("oh"), 500, "false"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_fails_behind_it_says_whether_to_try_again(
+    raised: Exception, status: int, again: str, stream: bool
+) -> None:
+    async def test(at: Endpoint) -> None:
+        key, _, _ = at.session(raised, f"hi{END}")
+        body = {**QUESTION, "stream": stream}
+        got, said, headers = await at.post("/v1/chat/completions", body, key)
+        assert (got, headers["x-should-retry"]) == (status, again)
+        assert headers["Content-Type"].startswith("application/json")
+        assert said["error"]["message"]
+        again_said = await at.ask(key, x_stainless_retry_count="1")
+        assert again_said["choices"][0]["message"]["content"] == "hi"
+
+    over_http(test)
+
+
+def test_a_session_that_is_over_is_gone_and_an_unknown_one_is_unknown() -> None:
+    async def test(at: Endpoint) -> None:
+        key, session, _ = at.session(f"hi{END}")
+        await session.close()
+        status, _, headers = await at.post("/v1/chat/completions", QUESTION, key)
+        assert (status, headers["x-should-retry"]) == (410, "false")
+        at.registry.close(key)
+        assert (await at.post("/v1/chat/completions", QUESTION, key))[0] == 401
+
+    over_http(test)
+
+
+def test_who_waits_when_the_session_ends_is_told_so() -> None:
+    async def test(at: Endpoint) -> None:
+        for stream in (False, True):
+            key, session, policy = at.session(f"hi{END}", go=asyncio.Event())
+            waiting = asyncio.create_task(
+                at.post("/v1/chat/completions", {**QUESTION, "stream": stream}, key)
+            )
+            await until(lambda policy=policy: policy.contexts)
+            await session.close()
+            assert (await waiting)[0] == 410
+
+    over_http(test)
+
+
+def test_an_idempotency_key_is_of_one_request() -> None:
+    async def test(at: Endpoint) -> None:
+        key, _, policy = at.session(f"hi{END}")
+        one, two = [await at.ask(key, Idempotency_Key="k") for _ in range(2)]
+        assert one["id"] == two["id"]
+        assert len(policy.contexts) == 1
+        status, _, _ = await at.post(
+            "/v1/chat/completions", {**QUESTION, "n": 2}, key, Idempotency_Key="k"
+        )
+        assert status == 400
+
+    over_http(test)
+
+
+# ---- streams
+
+
+def events_of(text: str) -> list[Any]:
+    """The data of server-sent events."""
+    lines = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
+    return [json.loads(line) for line in lines if line != "[DONE]"]
+
+
+def chat_text(events: list[Any]) -> str:
+    return "".join(c["delta"].get("content") or "" for e in events for c in e["choices"])
+
+
+def response_text(events: list[Any]) -> str:
+    return "".join(e["delta"] for e in events if e["type"] == "response.output_text.delta")
+
+
+def anthropic_text(events: list[Any]) -> str:
+    deltas = [e["delta"] for e in events if e["type"] == "content_block_delta"]
+    return "".join(d.get("text", "") for d in deltas)
+
+
+STREAMS = {
+    "/v1/chat/completions": (QUESTION, chat_text),
+    "/v1/responses": ({"input": "1"}, response_text),
+    "/v1/messages": ({**QUESTION, "max_tokens": 50}, anthropic_text),
+}
+
+
+@pytest.mark.parametrize("path", STREAMS)
+@pytest.mark.parametrize(
+    "text", [f"hello 日本語 and more{END}", f"one STOP two{END}", "no end", END], ids=str
+)
+def test_a_stream_is_the_whole_answer(path: str, text: str) -> None:
+    async def test(at: Endpoint) -> None:
+        key, session, _ = at.session(text, text)
+        body, text_of = STREAMS[path]
+        if path != "/v1/responses":
+            stop = "stop_sequences" if path == "/v1/messages" else "stop"
+            body = {**body, stop: ["STOP"]}
+        whole = (await at.post(path, body, key))[1]
+        async with at.http.post(
+            at.url + path, json={**body, "stream": True}, headers={"x-api-key": key}
+        ) as got:
+            assert got.status == 200
+            assert got.headers["Content-Type"].startswith("text/event-stream")
+            streamed = text_of(events_of(await got.text()))
+        one, two = session.tree.nodes
+        assert streamed == one.message.content == two.message.content
+        assert json.dumps(streamed)[1:-1] in json.dumps(whole)
+        assert (one.answer.tokens, one.delivered, two.delivered) == (two.answer.tokens, True, True)
+
+    over_http(test)
+
+
+def test_text_comes_before_the_answer_is_whole() -> None:
+    async def test(at: Endpoint) -> None:
+        halfway = asyncio.Event()
+        key, session, _ = at.session(f"hello world{END}", halfway=halfway)
+        async with at.http.post(
+            at.url + "/v1/chat/completions",
+            json={**QUESTION, "stream": True},
+            headers={"x-api-key": key},
+        ) as got:
+            begun = b""
+            while b"hel" not in begun.replace(b'"}', b"") and b'"content":"l' not in begun:
+                begun += await got.content.readany()
+            assert session.tree.nodes == []
+            halfway.set()
+            text = (begun + await got.read()).decode()
+        assert chat_text(events_of(text)) == "hello world"
+
+    over_http(test)
+
+
+@pytest.mark.parametrize("path", STREAMS)
+def test_an_error_in_the_middle_of_a_stream_is_an_event(path: str) -> None:
+    async def test(at: Endpoint) -> None:
+        key, session, policy = at.session(f"hello world{END}", f"again{END}", breaks=GONE)
+        async with at.http.post(
+            at.url + path, json={**STREAMS[path][0], "stream": True}, headers={"x-api-key": key}
+        ) as got:
+            assert got.status == 200
+            assert "the server is gone" in await got.text()
+        assert session.sequences(reward=1.0) == []
+        policy.breaks = None
+        assert (await at.post(path, STREAMS[path][0], key))[0] == 200
+
+    over_http(test)
+
+
+# ---- connections that break
+
+
+@pytest.mark.parametrize(
+    "headers", [{}, {"x_stainless_retry_count": "1"}, {"Idempotency_Key": "k"}]
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_who_disconnects_and_asks_again_gets_the_same_answer(
+    headers: dict[str, str], stream: bool
+) -> None:
+    async def test(at: Endpoint) -> None:
+        go = asyncio.Event()
+        key, session, policy = at.session(f"first{END}", f"second{END}", go=go)
+        body = {**QUESTION, "stream": stream}
+        first_headers = {k: v for k, v in headers.items() if k == "Idempotency_Key"}
+        waiting = asyncio.create_task(at.post("/v1/chat/completions", body, key, **first_headers))
+        await until(lambda: policy.contexts)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        await until(lambda: not any(c.listeners for c in session._book.calls))
+        go.set()
+        await until(lambda: session.tree.nodes)
+        assert session.sequences(reward=1.0) == []
+        if stream:
+            sent = {"x-api-key": key, **{k.replace("_", "-"): v for k, v in headers.items()}}
+            async with at.http.post(
+                at.url + "/v1/chat/completions", json=body, headers=sent
+            ) as got:
+                assert chat_text(events_of(await got.text())) == "first"
+        else:
+            said = await at.ask(key, body, **headers)
+            assert said["choices"][0]["message"]["content"] == "first"
+        assert len(policy.contexts) == 1
+        assert len(session.sequences(reward=1.0)) == 1
+
+    over_http(test)
+
+
+def test_a_stream_that_was_read_by_half_is_not_read() -> None:
+    async def test(at: Endpoint) -> None:
+        halfway = asyncio.Event()
+        key, session, policy = at.session(f"hello world{END}", halfway=halfway)
+        body = {**QUESTION, "stream": True}
+        async with at.http.post(
+            at.url + "/v1/chat/completions", json=body, headers={"x-api-key": key}
+        ) as got:
+            await got.content.readany()
+            got.close()
+        await until(lambda: not any(c.listeners for c in session._book.calls))
+        halfway.set()
+        await until(lambda: session.tree.nodes)
+        assert session.sequences(reward=1.0) == []
+        async with at.http.post(
+            at.url + "/v1/chat/completions", json=body, headers={"x-api-key": key}
+        ) as got:
+            assert chat_text(events_of(await got.text())) == "hello world"
+        assert len(policy.contexts) == 1
+        assert len(session.sequences(reward=1.0)) == 1
+
+    over_http(test)
+
+
+# ---- life of a session
+
+
+def test_starting_a_session_needs_the_administrators_key() -> None:
+    async def test(at: Endpoint) -> None:
+        session, _ = at.unopened(f"hi{END}", id="q-1")
+        at.source.waiting = [session]
+        for key in ("", "sk-sess-x", ADMIN[:-1]):
+            assert (await at.post("/rl/start_session", {}, key))[0] == 401
+        assert at.source.waiting
+        status, said, _ = await at.post("/rl/start_session", {"task_id": "q"}, ADMIN)
+        assert status == 200
+        assert said["session_id"] == "q-1"
+        assert said["task"] == {"prompt": "1 + 1", "asked": "q"}
+        assert said["base_url"] == f"{at.url}/v1"
+        assert said["session_url"] == f"{at.url}/sessions/{said['api_key']}/v1"
+        await at.ask(said["api_key"])
+        assert (await at.post("/rl/set_reward", {"reward": 0.5}, said["api_key"]))[0] == 200
+        status, ended, _ = await at.post("/rl/end_session", {}, said["api_key"])
+        assert (status, ended) == (200, {"session_id": "q-1", "reward": 0.5})
+        assert at.source.ended == ["q-1"]
+        status, _, _ = await at.post("/rl/end_session", {}, said["api_key"])
+        assert status == 401  # and nothing has happened
+        assert at.source.ended == ["q-1"]
+        assert (await at.post("/v1/chat/completions", QUESTION, said["api_key"]))[0] == 401
+
+    over_http(test)
+
+
+def test_without_room_clients_are_told_when_to_ask_again() -> None:
+    async def test(at: Endpoint) -> None:
+        status, said, headers = await at.post("/rl/start_session", {}, ADMIN)
+        assert status == 429
+        assert (headers["Retry-After"], headers["x-should-retry"]) == ("1", "true")
+        assert said["error"]["message"]
+
+    over_http(test)
+
+
+def test_an_endpoint_without_an_administrator_starts_nothing() -> None:
+    async def test(at: Endpoint) -> None:
+        at.registry.admin_key = ""
+        at.source.waiting = [at.unopened()[0]]
+        for key in ("", "x"):
+            assert (await at.post("/rl/start_session", {}, key))[0] == 401
+
+    over_http(test)
+
+
+def test_starting_with_a_key_ends_the_session_that_had_it() -> None:
+    async def test(at: Endpoint) -> None:
+        at.source.waiting = [at.unopened(f"{id}{END}", id=id)[0] for id in "ab"]
+        for id in "ab":
+            _, said, _ = await at.post("/rl/start_session", {"api_key": "mine"}, ADMIN)
+            assert (said["session_id"], said["api_key"]) == (id, "mine")
+        assert at.source.ended == ["a"]
+        assert (await at.ask("mine"))["choices"][0]["message"]["content"] == "b"
+
+    over_http(test)
+
+
+def test_two_who_start_with_one_key_at_once_leave_one_session_and_lose_none() -> None:
+    async def test(at: Endpoint) -> None:
+        at.source.go = asyncio.Event()
+        at.source.waiting = [at.unopened(id=id)[0] for id in "ab"]
+        starts = [
+            asyncio.create_task(at.post("/rl/start_session", {"api_key": "mine"}, ADMIN))
+            for _ in range(2)
+        ]
+        await asyncio.sleep(0.1)
+        at.source.go.set()
+        made = await asyncio.gather(*starts)
+        assert [status for status, _, _ in made] == [200, 200]
+        assert len(at.source.ended) == 1  # the other one is open
+        assert {at.source.ended[0], at.registry.find("mine").id} == {"a", "b"}
+
+    over_http(test)
+
+
+def test_the_key_of_a_runners_session_is_taken() -> None:
+    async def test(at: Endpoint) -> None:
+        key, session, _ = at.session(f"hi{END}")
+        at.source.waiting = [at.unopened(id="b")[0]]
+        status, _, headers = await at.post("/rl/start_session", {"api_key": key}, ADMIN)
+        assert (status, headers["x-should-retry"]) == (409, "false")
+        assert not session.is_over
+        assert len(at.source.waiting) == 1
+
+    over_http(test)
+
+
+def test_an_agent_ends_its_runners_session_and_may_do_so_twice() -> None:
+    async def test(at: Endpoint) -> None:
+        key, session, _ = at.session(f"hi{END}")
+        await at.ask(key)
+        for _ in range(2):
+            status, said, _ = await at.post(f"/sessions/{key}/rl/end_session", {})
+            assert (status, said) == (200, {"session_id": "e", "reward": None})
+        assert (await at.post("/v1/chat/completions", QUESTION, key))[0] == 410
+        assert (await at.post("/rl/set_reward", {"reward": 1}, key))[0] == 200  # a last word
+        assert session.reward == 1.0
+        assert len(session.sequences(reward=1.0)) == 1
+
+    over_http(test)
+
+
+@pytest.mark.parametrize("path", STREAMS)
+def test_the_id_of_an_answer_takes_its_reward(path: str) -> None:
+    async def test(at: Endpoint) -> None:
+        key, session, _ = at.session(f"hi{END}", f"ho{END}")
+        said = (await at.post(path, STREAMS[path][0], key))[1]
+        await at.post(path, {**STREAMS[path][0], "temperature": 0.5}, key)
+        status, _, _ = await at.post(
+            "/rl/set_reward", {"reward": 0.5, "interaction_id": said["id"]}, key
+        )
+        assert status == 200
+        assert [n.reward for n in session.tree.nodes] == [0.5, None]
+        assert session.reward is None
+
+    over_http(test)
+
+
+# ---- many at once
+
+
+def test_many_sessions_at_once_get_their_own_answers() -> None:
+    async def test(at: Endpoint) -> None:
+        opened = [at.session(*[f"{i} {n}{END}" for n in range(4)], id=f"e{i}") for i in range(20)]
+
+        async def talk(i: int, key: str) -> None:
+            messages = [{"role": "user", "content": f"{i}"}]
+            for n in range(4):
+                body = {"messages": messages}
+                said = (await at.ask(key, body))["choices"][0]["message"]["content"]
+                assert said == f"{i} {n}"
+                messages += [
+                    {"role": "assistant", "content": said},
+                    {"role": "user", "content": "on"},
+                ]
+
+        await asyncio.gather(*(talk(i, key) for i, (key, _, _) in enumerate(opened)))
+        for _, session, policy in opened:
+            (made,) = session.sequences(reward=1.0)
+            last = policy.tokens(policy.script[3])
+            assert made.tokens == policy.contexts[3] + last
+
+    over_http(test)
+
+
+def test_equal_requests_at_once_are_samples_of_their_own() -> None:
+    async def test(at: Endpoint) -> None:
+        key, session, _ = at.session(*[f"{n}{END}" for n in range(8)])
+        made = await asyncio.gather(*(at.ask(key) for _ in range(8)))
+        texts = {m["choices"][0]["message"]["content"] for m in made}
+        assert texts == {str(n) for n in range(8)}
+        assert len({m["id"] for m in made}) == 8
+        assert len(session.sequences(reward=1.0)) == 8
+
+    over_http(test)

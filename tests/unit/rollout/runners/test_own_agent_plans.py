@@ -1,0 +1,111 @@
+"""Plans of agents that play tasks of one kind: what is refused, and what workers get."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harbor_tasks import write_task
+
+from experiments.task import FileTask
+from experiments.tasks.harbor import HarborTask
+from experiments.tasks.verifiers import VerifiersTask
+from realsys.api import registry
+from realsys.api.errors import ConfigError
+from realsys.config.plugin_arguments import argument_problems
+
+
+def whats(task: Any) -> str:
+    found = task.problems(batch_size=1, tokenizer_dir=None)
+    return " | ".join(problem.what for problem in found)
+
+
+@pytest.fixture
+def records(tmp_path: Path) -> str:
+    path = tmp_path / "train.jsonl"
+    path.write_text(json.dumps({"prompt": "?", "number": 0, "verifiers": {"prompt": []}}) + "\n")
+    return str(path)
+
+
+def test_an_environments_records_are_a_task_without_a_rule_of_ones_own(records: str) -> None:
+    task = VerifiersTask(path=records, agent_args={"environment": "e"})
+    assert whats(task) == ""
+    assert (task.agent, task.rule, task.num_held_out) == ("verifiers", "verifiers", 0)
+    assert not list(task.reward_problems())
+
+
+def test_an_evaluation_that_nothing_scores_is_refused(records: str) -> None:
+    held_out: dict[str, Any] = {"path": records, "eval_path": records, "eval_size": 1}
+    assert "without the environment" in whats(VerifiersTask(**held_out))
+    assert "without the environment" not in whats(VerifiersTask(**held_out, reward="math_verify"))
+
+
+@pytest.mark.parametrize("agent", ["harbor", "verifiers"])
+def test_such_an_agent_plays_its_own_kind_only(records: str, agent: str) -> None:
+    task = FileTask(path=records, reward="math_verify", agent=agent)
+    assert f"agent '{agent}' plays tasks of its own kind only" in whats(task)
+
+
+def test_the_harbor_agent_gets_the_arguments_of_the_rule(tmp_path: Path) -> None:
+    path = str(write_task(tmp_path / "a"))
+    task = HarborTask(
+        path=path, eval_size=0, agent="harbor", reward_args={"harbor": {"agent_s": 7.0}}
+    )
+    assert whats(task) == ""
+    args = task.episode_args
+    assert args["rule"] == {"tasks": [path], "agent_s": 7.0}
+    assert not list(argument_problems("agent", "harbor", args, where="task.agent_args"))
+    alone = HarborTask(path=path, eval_size=0, reward_args={"harbor": {"agent_s": 7.0}})
+    assert alone.episode_args == {}
+
+
+def test_the_harbor_agent_is_rewarded_by_the_tests_alone(tmp_path: Path) -> None:
+    task = HarborTask(
+        path=str(write_task(tmp_path / "a")), eval_size=0, agent="harbor", reward="2*harbor"
+    )
+    assert "by the tasks' tests alone, not by '2*harbor'" in whats(task)
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "what"),
+    [
+        ("verifiers", {}, "has no environment"),
+        ("verifiers", {"environment": "e", "roles": ["a"]}, "one conversation"),
+        ("verifiers", {"environment": "e", "processes": 0}, "processes is 0"),
+        ("verifiers", {"environment": "e", "sampling_args": {}}, "takes no 'sampling_args'"),
+        ("harbor", {"max_turns": 0}, "max_turns is 0"),
+        ("harbor", {"commands": "shouts"}, "commands"),
+        ("harbor", {"roles": ["a"]}, "takes no 'roles'"),
+    ],
+)
+def test_wrong_arguments_are_found_by_a_plan(name: str, args: dict[str, Any], what: str) -> None:
+    (problem,) = argument_problems("agent", name, args, where="task.agent_args")
+    assert isinstance(problem, ConfigError)
+    assert what in problem.what
+
+
+def test_both_are_made_by_their_names() -> None:
+    assert registry.make_agent("verifiers", environment="e", environment_args={"a": 1}).arguments() == [
+        "play", "e", '{"a": 1}',
+    ]  # fmt: skip
+    assert registry.make_agent("harbor", max_turns=3).max_turns == 3
+
+
+def test_an_interpreter_is_found_where_the_command_was_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, records: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "real").write_text("")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/python").symlink_to("../real")
+
+    def task(python: str) -> VerifiersTask:
+        return VerifiersTask(path=records, agent_args={"environment": "e", "python": python})
+
+    assert whats(task("bin/python")) == ""
+    assert task("bin/python").episode_args["python"] == str(tmp_path / "bin/python")
+    assert whats(task("bin/other")) == "no interpreter bin/other"
+    assert whats(task("/nodes/python")) == ""  # that nodes may have
+    assert task("python3").episode_args["python"] == "python3"
