@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from experiments.parts.agent_files import located_env_args
 from experiments.schedule import Filtering
 from experiments.task import Task
 from realsys.api.errors import ConfigError
@@ -177,7 +178,7 @@ class Serving(Filtering):
             new_tokens_per_chunk=self.new_tokens_per_chunk,
             rollout_request_timeout=self.rollout_request_timeout,
             env=task.env,
-            env_args={**task.reward_rule, **task.env_args},
+            env_args={**task.reward_rule, **located_env_args(task.env, task.env_args)},
             agent=task.agent,
             agent_args=task.episode_args,
             gconfig=replace(gen, n=1),

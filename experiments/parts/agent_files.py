@@ -1,8 +1,11 @@
-"""Files that an agent's arguments name: found where the command was given, as workers run elsewhere."""
+"""Files that arguments of agents and environments name: found where the command was given, as workers run
+elsewhere.
+"""
 
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -26,6 +29,27 @@ def located_agent_args(agent: str, args: Mapping[str, Any]) -> dict[str, Any]:
         if place.endswith(".py"):
             made["function"] = str(Path(place).expanduser().resolve()) + colon + name
     return made
+
+
+def located_env_args(env: str, args: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of environment ``env`` with absolute paths of files in servers' commands.
+
+    A command that can't be read stays as it is: its arguments' own check reports it.
+    """
+    made = dict(args)
+    if env == "mcp" and made.get("servers"):
+        given = made["servers"]
+        servers = [given] if isinstance(given, str) else given
+        made["servers"] = [_located_command(server) for server in servers]
+    return made
+
+
+def _located_command(command: Any) -> Any:
+    try:
+        words = shlex.split(command)
+    except (ValueError, TypeError, AttributeError):
+        return command
+    return shlex.join(str(Path(w).expanduser().resolve()) if _is_file(w) else w for w in words)
 
 
 def agent_file_problems(agent: str, args: Mapping[str, Any]) -> Iterator[ConfigError]:

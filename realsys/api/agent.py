@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from realsys.api.errors import DataError
+
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
@@ -79,6 +81,30 @@ class Environment(abc.ABC):
 
     def sampled(self, answer: Answer) -> None:
         """Receives the tokens of the action that follows; ignored unless an environment looks at them."""
+
+    def opening(self) -> str:
+        """Returns what the environment shows behind the question, before the first answer; after
+        ``reset``.
+        """
+        return ""
+
+    def tools(self) -> Sequence[Mapping[str, Any]]:
+        """Returns the tools that a chat agent offers to the policy, in the form of Chat Completions; after
+        ``reset``.
+        """
+        return ()
+
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> Observation:
+        """Calls one of ``tools`` and returns its result; what the policy did wrong is told in its text.
+
+        Raises:
+            DataError: this environment has no tools.
+        """
+        raise DataError(
+            f"no tool can be called, {name!r} neither",
+            where=f"environment {type(self).__name__}",
+            fix="an environment with tools() implements call()",
+        )
 
     @abc.abstractmethod
     async def step(self, action: str) -> Observation:

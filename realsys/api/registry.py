@@ -43,11 +43,18 @@ from realsys.api.plain import from_plain, to_plain
 # What the arguments of these built-ins are read into: their classes inherit it, but are modules with torch.
 ARGUMENTS: dict[str, dict[str, str]] = {
     "agent": {
+        "chat": "realsys.rollout.runners.agent_arguments:ChatArguments",
         "command": "realsys.rollout.runners.agent_arguments:CommandArguments",
         "external": "realsys.rollout.runners.agent_arguments:EndpointArguments",
         "harbor": "realsys.rollout.runners.agent_arguments:HarborArguments",
+        "nemo_gym": "realsys.rollout.runners.agent_arguments:NemoGymArguments",
         "python": "realsys.rollout.runners.agent_arguments:PythonArguments",
         "verifiers": "realsys.rollout.runners.agent_arguments:VerifiersArguments",
+    },
+    "environment": {
+        "gymnasium": "realsys.rollout.environments.environment_arguments:GymnasiumArguments",
+        "mcp": "realsys.rollout.environments.environment_arguments:MCPArguments",
+        "openenv": "realsys.rollout.environments.environment_arguments:OpenEnvArguments",
     },
     "interface": {
         "ppo_actor": "realsys.interfaces.interface_arguments:PPOActorArguments",

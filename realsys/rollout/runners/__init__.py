@@ -2,5 +2,7 @@
 
 ``endpoint_agent.py`` is what they share; ``command_agent.py`` starts a program an episode,
 ``hosted_agent.py`` runs functions in a process that stays, ``external_agent.py`` waits for clients
-from outside. The programs in ``hosts/`` run in any interpreter and import nothing of ours.
+from outside, ``nemo_gym_agent.py`` has NeMo Gym run episodes. ``chat_agent.py`` is no program: it holds
+the conversation itself, without HTTP. The programs in ``hosts/`` run in any interpreter and import
+nothing of ours.
 """

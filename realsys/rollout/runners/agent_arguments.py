@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from realsys.api.errors import ConfigError
+from realsys.api.options import option
+from realsys.rollout.environments.environment_arguments import check_url
 
 
 @dataclass(eq=False, kw_only=True)
@@ -210,3 +212,38 @@ def _check_above_0(name: str, value: float) -> None:
         raise ConfigError(
             f"{name} is {value}", where=f"task.agent_args.{name}", fix="use a number above 0"
         )
+
+
+@dataclass(eq=False, kw_only=True)
+class ChatArguments(ConversationArguments):
+    """Arguments of ``agent=chat``.
+
+    Attributes:
+        system: in front of questions that have no system message of their own.
+    """
+
+    max_turns: int = option(8, "most answers of an episode", ge=1)
+    system: str = option("", "system message")
+
+
+@dataclass(eq=False, kw_only=True)
+class NemoGymArguments(EndpointArguments):
+    """Arguments of ``agent=nemo_gym``.
+
+    Attributes:
+        gym_url: of the agent's server, which has ``POST /run``.
+        model_port: at which this worker's policy is, for Gym's model server.
+    """
+
+    gym_url: str = option("", "of NeMo Gym's agent server, e.g. http://127.0.0.1:8100")
+    model_port: int = option(0, "port of the policy for NeMo Gym's model server", ge=0, le=65535)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_url(self.gym_url, "task.agent_args.gym_url", ("http", "https"))
+        if self.listen == "https" or self.roles:
+            raise ConfigError(
+                "NeMo Gym's model server reaches the policy on its own node, as one model",
+                where="task.agent_args.listen and roles",
+                fix="leave both out",
+            )

@@ -169,10 +169,22 @@ class TimeoutEnvironment(Environment):
     def sampled(self, answer: Answer) -> None:
         self._inner.sampled(answer)
 
+    def opening(self) -> str:
+        return self._inner.opening()
+
+    def tools(self) -> Sequence[Mapping[str, Any]]:
+        return self._inner.tools()
+
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> Observation:
+        return await self._observed(self._inner.call(name, arguments), "call")
+
     async def step(self, action: str) -> Observation:
+        return await self._observed(self._inner.step(action), "step")
+
+    async def _observed(self, call: Coroutine[Any, Any, Observation], what: str) -> Observation:
         source = f"environment {self._name!r}"
         try:
-            observation = await self._in_time(self._inner.step(action), "step")
+            observation = await self._in_time(call, what)
         except (RealsysError, OSError):  # already describes the error, or is not the record's fault
             raise
         except Exception as error:  # a plug-in may raise anything

@@ -1,0 +1,210 @@
+"""An episode's session with an OpenEnv server: a WebSocket at ``/ws``, or ``/reset`` and ``/step``."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+
+from realsys.api.errors import RolloutError, WaitTimeout
+from realsys.rollout.environments.environment_arguments import OpenEnvArguments
+
+logger = logging.getLogger(__name__)
+
+_MOST_BYTES = 32 << 20  # of a message
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.2, 5.0
+_NO_ROOM = "CAPACITY_REACHED"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepReply:
+    """What an environment answered to a reset or a step."""
+
+    observation: Mapping[str, Any]
+    reward: float
+    done: bool
+
+
+class OpenEnvError(RolloutError):
+    """The server refused a message; ``code`` is its own, e.g. VALIDATION_ERROR."""
+
+    code = ""
+
+
+class OpenEnvSession:
+    """One episode. ``close`` it in any case."""
+
+    def __init__(self, args: OpenEnvArguments) -> None:
+        self._args = args
+        scheme, _, rest = args.url.rstrip("/").partition("://")
+        self._http_url = f"{scheme.replace('ws', 'http', 1)}://{rest}"
+        self._ws_url = f"{scheme.replace('http', 'ws', 1)}://{rest}/ws"
+        self._session: aiohttp.ClientSession | None = None
+        self._socket: aiohttp.ClientWebSocketResponse | None = None
+
+    async def reset(self, data: Mapping[str, Any]) -> StepReply:
+        """Begins the episode; where the server has no free place, waits for one.
+
+        Raises:
+            WaitTimeout: there was none in time. OpenEnvError, RolloutError: the server refuses, or is away.
+        """
+        if self._args.transport == "http":
+            return _reply(await self._request("POST", "/reset", data))
+        loop = asyncio.get_running_loop()
+        ends_s, wait_s = loop.time() + self._args.room_timeout_s, _FIRST_WAIT_S
+        while True:
+            try:
+                await self._connect()
+                return await self._exchange("reset", data)
+            except OpenEnvError as error:
+                if error.code != _NO_ROOM:
+                    raise
+                await self._disconnect()
+                if loop.time() + wait_s > ends_s:
+                    raise WaitTimeout(
+                        f"no free place in {self._args.room_timeout_s:g} s: {error.what}",
+                        where=f"OpenEnv server {self._args.url}",
+                        fix="raise its max_concurrent_envs, or lower the questions of a rollout worker",
+                    ) from error
+            await asyncio.sleep(wait_s)
+            wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+
+    async def step(self, action: Mapping[str, Any]) -> StepReply:
+        """Carries out an action.
+
+        Raises:
+            OpenEnvError, RolloutError, WaitTimeout: the server refuses, is away, or takes too long.
+        """
+        if self._args.transport == "http":
+            return _reply(await self._request("POST", "/step", {"action": dict(action)}))
+        return await self._exchange("step", action)
+
+    async def schema(self) -> Mapping[str, Any]:
+        """Returns the JSON schemas of actions, observations and states."""
+        found: Mapping[str, Any] = await self._request("GET", "/schema", None)
+        return found
+
+    async def close(self) -> None:
+        """Ends the session; the server gives its place to others."""
+        if self._socket is not None and not self._socket.closed:
+            with suppress(aiohttp.ClientError, OSError, TimeoutError):
+                async with asyncio.timeout(self._args.message_timeout_s):
+                    await self._socket.send_str('{"type": "close"}')
+        await self._disconnect()
+        if self._session is not None:
+            await self._session.close()
+
+    # ---- messages --------------------------------------------------------------------------------
+
+    async def _connect(self) -> None:
+        try:
+            async with asyncio.timeout(self._args.message_timeout_s):
+                self._socket = await self._client().ws_connect(
+                    self._ws_url, max_msg_size=_MOST_BYTES, autoping=True
+                )
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise self._away(error) from error
+
+    async def _disconnect(self) -> None:
+        socket, self._socket = self._socket, None
+        if socket is not None:
+            with suppress(aiohttp.ClientError, OSError, TimeoutError):
+                async with asyncio.timeout(self._args.message_timeout_s):
+                    await socket.close()
+
+    async def _exchange(self, kind: str, data: Mapping[str, Any]) -> StepReply:
+        if self._socket is None:
+            raise self._refused({"message": "there is no session"}, kind)
+        try:
+            async with asyncio.timeout(self._args.message_timeout_s):
+                # The server may have said already why it wants none, and have left
+                with suppress(ConnectionResetError):
+                    await self._socket.send_str(json.dumps({"type": kind, "data": dict(data)}))
+                message = await self._socket.receive()
+        except TimeoutError as error:
+            raise self._too_long(kind) from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise self._away(error) from error
+        if message.type is not aiohttp.WSMsgType.TEXT:
+            raise self._away(f"it closed the session ({message.type.name.lower()})")
+        read = self._object(message.data)
+        if read.get("type") == "error":
+            raise self._refused(read.get("data"), kind)
+        return _reply(read.get("data"))
+
+    async def _request(self, method: str, path: str, body: Any) -> dict[str, Any]:
+        timeout = aiohttp.ClientTimeout(total=self._args.message_timeout_s)
+        try:
+            async with self._client().request(
+                method, self._http_url + path, json=body, timeout=timeout
+            ) as response:
+                text = await response.text()
+        except TimeoutError as error:
+            raise self._too_long(path) from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise self._away(error) from error
+        if response.status != 200:
+            code = "VALIDATION_ERROR" if response.status == 422 else f"HTTP {response.status}"
+            raise self._refused({"message": text[:500], "code": code}, path)
+        return self._object(text)
+
+    def _client(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            self._session = aiohttp.ClientSession()
+        return self._session
+
+    def _object(self, text: str) -> dict[str, Any]:
+        try:
+            read = json.loads(text)
+        except (ValueError, RecursionError):
+            read = None
+        if not isinstance(read, dict):
+            raise self._away(f"it answered {text[:100]!r}, and no JSON object")
+        return read
+
+    def _refused(self, data: Any, what: str) -> OpenEnvError:
+        fields = data if isinstance(data, Mapping) else {"message": data}
+        code = str(fields.get("code") or "")
+        details = (
+            f" {json.dumps(fields['errors'], default=str)[:300]}" if fields.get("errors") else ""
+        )
+        error = OpenEnvError(
+            f"the environment refused {what}: {code} {fields.get('message') or ''}{details}".strip(),
+            where=f"OpenEnv server {self._args.url}",
+            fix="see the server's log, and task.env_args against its /schema",
+        )
+        error.code = code
+        return error
+
+    def _too_long(self, what: str) -> WaitTimeout:
+        return WaitTimeout(
+            f"{what} took more than {self._args.message_timeout_s:g} s",
+            where=f"OpenEnv server {self._args.url}",
+            fix="raise task.env_args.message_timeout_s, or see the server's log",
+        )
+
+    def _away(self, reason: object) -> RolloutError:
+        text = f"{type(reason).__name__}: {reason}" if isinstance(reason, Exception) else reason
+        return RolloutError(
+            f"the environment's server can't be reached: {text}",
+            where=f"OpenEnv server {self._args.url}",
+            fix="start it, or correct task.env_args.url; rollout workers must reach it from their nodes",
+        )
+
+
+def _reply(data: Any) -> StepReply:
+    fields = data if isinstance(data, Mapping) else {}
+    observation = fields.get("observation")
+    return StepReply(
+        observation=observation
+        if isinstance(observation, Mapping)
+        else {"observation": observation},
+        reward=float(fields.get("reward") or 0.0),
+        done=bool(fields.get("done")),
+    )

@@ -1,0 +1,148 @@
+"""Agent that is a NeMo Gym agent server: ``POST /run`` with a record, whose response has the reward.
+
+Gym's model server has one base URL for all episodes, so each worker has the policy at a fixed port, and a
+request's episode is found by a key in ``responses_create_params.metadata``, which Gym passes on as it is::
+
+    run_episode ─ POST /run ─▶ Gym's agent ─▶ Gym's model server ─▶ :model_port/v1/… ─▶ endpoint ─▶ session
+         reward ◀──────────────────┘
+
+Written after NeMo Gym's servers (https://github.com/NVIDIA-NeMo/Gym); tried against a stand-in of that
+contract.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from realsys.api.agent import AgentHost, EpisodeTask
+from realsys.api.errors import ClusterError, RolloutError
+from realsys.rollout.runners.agent_arguments import NemoGymArguments
+from realsys.rollout.runners.endpoint_agent import LOOPBACK, EndpointAgent
+from realsys.rollout.runners.episode_outcome import AgentOutcome, EpisodeSeat, outcome_of
+
+logger = logging.getLogger(__name__)
+
+SESSION = "realsys_session"  # in a request's metadata
+_NOT_SENT = ("record", "responses_create_params")  # as they stand in our records
+_MOST_BYTES = 64 << 20
+
+
+@dataclass(eq=False, kw_only=True)
+class NemoGymAgent(NemoGymArguments, EndpointAgent):
+    """``agent=nemo_gym``: an episode is one ``POST /run``."""
+
+    async def open(self, host: AgentHost) -> None:
+        """Starts the endpoint, and the fixed port before it.
+
+        Raises:
+            ClusterError: the port is taken.
+        """
+        await super().open(host)
+        self._client = aiohttp.ClientSession()
+        app = web.Application(client_max_size=_MOST_BYTES)
+        app.add_routes([web.post("/v1/{path:.+}", self._forwarded)])
+        self._runner = web.AppRunner(app, shutdown_timeout=1)
+        await self._runner.setup()
+        try:
+            await web.TCPSite(self._runner, LOOPBACK, self.model_port).start()
+        except OSError as error:
+            raise ClusterError(
+                f"the policy's port for NeMo Gym can't be opened: {error}",
+                where="task.agent_args.model_port",
+                fix="choose a free one; one rollout worker a node can have it",
+            ) from error
+        self.model_url = f"http://{LOOPBACK}:{self._runner.addresses[0][1]}/v1"
+        logger.info("policy for NeMo Gym url=%s", self.model_url)
+
+    async def close(self) -> None:
+        """Closes the port and the endpoint."""
+        if hasattr(self, "_runner"):
+            await self._runner.cleanup()
+        if hasattr(self, "_client"):
+            await self._client.close()
+        await super().close()
+
+    async def play(self, task: EpisodeTask, seats: Sequence[EpisodeSeat]) -> AgentOutcome:
+        """Has Gym's agent run the episode."""
+        body = run_request(task.record, key=seats[0].address.key, model=seats[0].address.model)
+        timeout = aiohttp.ClientTimeout(total=self.timeout_s)
+        url = self.gym_url.rstrip("/") + "/run"
+        try:
+            async with (
+                self.starting(seats),
+                self._client.post(url, json=body, timeout=timeout) as response,
+            ):
+                text = await response.text()
+        except TimeoutError:
+            return AgentOutcome(problem=f"/run took more than {self.timeout_s:g} s")
+        except (aiohttp.ClientError, OSError) as error:
+            raise RolloutError(
+                f"NeMo Gym's agent can't be reached: {type(error).__name__}: {error}",
+                where=url,
+                fix="start its servers (ng_run), or correct task.agent_args.gym_url",
+            ) from error
+        if response.status != 200:
+            return AgentOutcome(problem=f"/run answered HTTP {response.status}: {text[:300]}")
+        return outcome_of_run(text, url)
+
+    async def _forwarded(self, request: web.Request) -> web.Response:
+        """Passes a request of Gym's model server on to the session that its metadata names."""
+        body = await request.read()
+        headers = {"Content-Type": "application/json"}
+        key = session_key(body) or "none"
+        address = f"{self.url}/sessions/{key}/v1/{request.match_info['path']}"
+        async with self._client.post(address, data=body, headers=headers) as answer:
+            return web.Response(
+                body=await answer.read(), status=answer.status, content_type=answer.content_type
+            )
+
+
+# ---- Messages (pure) -------------------------------------------------------------------------------
+
+
+def run_request(record: Mapping[str, Any], *, key: str, model: str) -> dict[str, Any]:
+    """Returns the body of ``/run``: the record's columns, and what the policy is asked.
+
+    A record without ``responses_create_params`` asks its prompt.
+    """
+    asked = record.get("responses_create_params")
+    params = dict(asked) if isinstance(asked, Mapping) else {"input": record["prompt"]}
+    metadata = {**(params.get("metadata") or {}), SESSION: key}
+    columns = {name: value for name, value in record.items() if name not in _NOT_SENT}
+    return {**columns, "responses_create_params": {**params, "model": model, "metadata": metadata}}
+
+
+def session_key(body: bytes) -> str:
+    """Returns the key that a request of the model server carries; empty: none."""
+    try:
+        metadata = json.loads(body).get("metadata") or {}
+        return str(metadata.get(SESSION) or "")
+    except (ValueError, AttributeError, RecursionError):
+        return ""
+
+
+def outcome_of_run(text: str, url: str) -> AgentOutcome:
+    """Returns the reward of a response to ``/run``; its other numbers are figures.
+
+    Raises:
+        RolloutError: it has none.
+    """
+    try:
+        read = json.loads(text)
+        numbers = {k: v for k, v in read.items() if isinstance(v, int | float)}
+        if "reward" not in numbers:
+            raise ValueError("it has no reward")
+        return outcome_of(numbers)
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise RolloutError(
+            f"NeMo Gym's response can't be used: {error}: {text[:200]!r}",
+            where=url,
+            fix="give the URL of an agent's server, whose /run returns a verified response",
+        ) from error

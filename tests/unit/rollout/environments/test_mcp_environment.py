@@ -1,0 +1,279 @@
+"""Environment ``mcp``: servers of the ``mcp`` package over stdio and HTTP, and some that misbehave."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from realsys.api.errors import ConfigError, RolloutError, WaitTimeout
+from realsys.config.plugin_arguments import argument_problems
+from realsys.rollout.environments import mcp_environment
+from realsys.rollout.environments.environment_arguments import MCPArguments
+from realsys.rollout.environments.mcp_client import MCPClient, result_of
+from realsys.rollout.environments.mcp_environment import MCPEnvironment, tools_by_name
+
+SCRIPT = Path(__file__).parents[3] / "support" / "mcp_tools.py"
+STDIO = f"{sys.executable} {SCRIPT}"
+RECORD = {"prompt": "What is 2+3?", "answer": "5"}
+Body = Callable[[Callable[..., Awaitable[MCPEnvironment]]], Awaitable[Any]]
+
+
+def play(body: Body) -> Any:
+    """What ``body`` returns; it makes environments, which are reset, and closed at the end."""
+
+    async def episodes() -> Any:
+        made: list[MCPEnvironment] = []
+
+        async def make(**args: Any) -> MCPEnvironment:
+            environment = MCPEnvironment(**args)
+            made.append(environment)
+            await environment.reset(RECORD)
+            return environment
+
+        try:
+            return await body(make)
+        finally:
+            for environment in made:
+                await environment.close()
+            await close_shared()
+
+    return asyncio.run(episodes())
+
+
+async def close_shared() -> None:
+    """Ends what the episodes of this event loop share; in a run it ends with the worker's process."""
+    sessions = mcp_environment._shared.pop(asyncio.get_running_loop(), {})
+    for done in await asyncio.gather(*sessions.values(), return_exceptions=True):
+        if isinstance(done, MCPClient):
+            await done.close()
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """A server that runs elsewhere."""
+    argv = [sys.executable, str(SCRIPT), "http"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.stdout is not None
+        yield process.stdout.readline().decode().strip()
+        process.kill()
+
+
+async def listening(make: Callable[..., Awaitable[MCPEnvironment]], **args: Any) -> MCPEnvironment:
+    """An environment, as soon as its server listens."""
+    ends_s = time.monotonic() + 60
+    while True:
+        try:
+            return await make(**args)
+        except RolloutError:
+            if time.monotonic() > ends_s:
+                raise
+            await asyncio.sleep(0.1)
+
+
+@pytest.mark.parametrize("transport", ["stdio", "http"])
+def test_tools_are_listed_and_called_and_the_answer_is_scored(url, transport):
+    async def body(make: Any) -> None:
+        environment = await listening(make, servers=url if transport == "http" else STDIO)
+        functions = {tool["function"]["name"]: tool["function"] for tool in environment.tools()}
+        assert sorted(functions) == ["add", "fail", "leave", "process", "wait"]
+        assert functions["add"]["description"] == "Adds two whole numbers."
+        assert sorted(functions["add"]["parameters"]["properties"]) == ["a", "b"]
+        added = await environment.call("add", {"a": 2, "b": 3})
+        assert (added.text, added.done, added.reward) == ("5", False, 0.0)
+        for name, arguments in (("add", {"a": "x"}), ("fail", {"text": "t"})):
+            failed = await environment.call(name, arguments)
+            assert "Error executing tool" in failed.text
+        scored = await environment.step("5")
+        assert (scored.reward, scored.done) == (1.0, True)
+        assert scored.info == {"calls": 3.0, "failed_calls": 2.0}
+        assert (await environment.step("6")).reward == 0.0
+
+    play(body)
+
+
+@pytest.mark.parametrize("transport", ["stdio", "http"])
+def test_a_call_that_takes_too_long_is_told_to_the_policy(url, transport):
+    async def body(make: Any) -> None:
+        server = url if transport == "http" else STDIO
+        environment = await listening(make, servers=server, call_timeout_s=0.5)
+        slow = await environment.call("wait", {"seconds": 2})
+        assert slow.text == "Error: the tool took more than 0.5 s"
+        assert slow.info["failed_calls"] == 1.0
+
+    play(body)
+
+
+def test_episodes_share_a_server_unless_each_is_to_have_its_own():
+    async def body(make: Any) -> None:
+        args = {"servers": [STDIO], "allowed": ("process",), "env": {"MCP_TEST_VALUE": "v"}}
+        first, second = await asyncio.gather(make(**args), make(**args))
+        own = await make(**args, per_episode=True)
+        told = [(await e.call("process", {})).text for e in (first, second, own)]
+        assert told[0] == told[1] != told[2]
+        assert told[0].endswith(" v")
+        await own.close()
+        own_pid, shared_pid = int(told[2].split()[0]), int(told[0].split()[0])
+        assert not os.path.exists(f"/proc/{own_pid}")
+        await first.close()
+        assert os.path.exists(f"/proc/{shared_pid}")
+        await close_shared()
+        assert not os.path.exists(f"/proc/{shared_pid}")
+
+    play(body)
+
+
+def test_a_server_that_ends_fails_the_question_and_the_next_starts_another():
+    async def body(make: Any) -> None:
+        first = await make(servers=STDIO)
+        with pytest.raises(RolloutError, match="the MCP server has ended"):
+            await first.call("leave", {})
+        second = await make(servers=STDIO)
+        assert (await second.call("add", {"a": 1, "b": 1})).text == "2"
+
+    play(body)
+
+
+def test_a_long_result_is_cut():
+    async def body(make: Any) -> None:
+        environment = await make(servers=STDIO, longest_result=3, env={"MCP_TEST_VALUE": "abcde"})
+        text = (await environment.call("process", {})).text
+        head, _, tail = text.partition("\n")
+        assert len(head) == 3
+        assert tail.endswith(" more characters]")
+
+    play(body)
+
+
+@pytest.mark.parametrize(
+    ("code", "raised", "words"),
+    [
+        ("raise ValueError('why')", RolloutError, "server has ended: ValueError: why"),
+        ("input(); print('hello'); print('[]'); print('{}')", RolloutError, "has ended"),
+        ("import time; time.sleep(60)", WaitTimeout, "initialize took more than 0.5 s"),
+        (
+            'input(); print(\'{"jsonrpc": "2.0", "id": 1, "error": {"message": "no"}}\'); input()',
+            RolloutError,
+            "refused initialize: no",
+        ),
+    ],
+)
+def test_a_server_that_does_not_start_is_named(tmp_path, code, raised, words):
+    program = tmp_path / "server.py"
+    program.write_text(code)
+
+    async def body(make: Any) -> None:
+        timeout_s = 0.5 if raised is WaitTimeout else 30
+        with pytest.raises(raised, match=words) as caught:
+            await make(servers=f"{sys.executable} {program}", start_timeout_s=timeout_s)
+        assert str(program) in caught.value.where
+
+    play(body)
+
+
+def test_a_server_that_asks_its_client_is_answered(tmp_path):
+    program = tmp_path / "server.py"
+    program.write_text("""\
+import json
+def say(**message):
+    print(json.dumps({"jsonrpc": "2.0", **message}), flush=True)
+def hear():
+    return json.loads(input())
+say(id=hear()["id"], result={})
+hear()
+asked = hear()
+say(id="p", method="ping")
+say(id="s", method="sampling/createMessage")
+say(method="notifications/message")
+answers = [hear(), hear()]
+tools = [{"name": str("result" in answers[0])}, {"name": str(answers[1]["error"]["code"])}]
+say(id=asked["id"], result={"tools": tools[:1], "nextCursor": "more"})
+asked = hear()
+say(id=asked["id"], result={"tools": tools[1:] if asked["params"] == {"cursor": "more"} else []})
+input()
+""")
+
+    async def body(make: Any) -> list[str]:
+        environment = await make(servers=f"{sys.executable} {program}")
+        return [tool["function"]["name"] for tool in environment.tools()]
+
+    assert play(body) == ["True", "-32601"]
+
+
+def test_an_address_without_a_server_is_named():
+    async def body(make: Any) -> None:
+        with pytest.raises(RolloutError, match="can't be used: ClientConnector") as caught:
+            await make(servers="http://127.0.0.1:1/mcp")
+        assert caught.value.where == "MCP server http://127.0.0.1:1/mcp"
+
+    play(body)
+
+
+class Named:
+    """A connection that is only a name."""
+
+    is_open = True
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+def client(name: str, *tools: str) -> MCPClient:
+    """A client whose server has these tools."""
+    made = MCPClient(Named(name))  # type: ignore[arg-type]
+    made.tools = tuple({"name": tool} for tool in tools)
+    return made
+
+
+def test_tools_have_one_server_each():
+    one, two = client("one", "a", "b"), client("two", "b", "c")
+    assert tools_by_name([one, two], ("a", "c")) == {"a": one, "c": two}
+    with pytest.raises(ConfigError, match="two MCP servers have a tool 'b'"):
+        tools_by_name([one, two], ())
+    with pytest.raises(ConfigError, match="no MCP server has a tool 'aa'") as caught:
+        tools_by_name([one], ("aa",))
+    assert "'a'" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("result", "text", "failed"),
+    [
+        ({"content": [{"type": "text", "text": "a"}, {"type": "image"}]}, "a\n[image]", False),
+        ({"content": [], "structuredContent": {"x": 1}}, '{"x": 1}', False),
+        ({"content": [{"type": "text", "text": "a"}], "isError": True}, "a", True),
+        (None, "", False),
+    ],
+)
+def test_what_is_shown_of_a_result(result, text, failed):
+    shown = result_of(result)
+    assert (shown.text, shown.failed) == (text, failed)
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ({"servers": "python tools.py"}, ""),
+        ({"servers": ["python tools.py", "https://host/mcp"], "allowed": ["add"]}, ""),
+        ({}, "environment mcp has no server"),
+        ({"servers": " "}, "environment mcp has no server"),
+        ({"servers": "python 'tools.py"}, "can't be split into words"),
+        ({"servers": "ftp://host/mcp"}, "the URL is 'ftp://host/mcp'"),
+        ({"servers": "x", "call_timeout_s": 0.0}, "call_timeout_s"),
+        ({"servers": "x", "server": "y"}, "environment 'mcp' takes no 'server'"),
+    ],
+)
+def test_arguments_are_checked_by_a_plan(args, words):
+    found = [str(p) for p in argument_problems("environment", "mcp", args, where="x")]
+    assert len(found) == bool(words), found
+    assert not words or words in found[0]
+
+
+def test_a_single_server_may_be_text():
+    assert MCPArguments(servers="a b").server_list == ("a b",)

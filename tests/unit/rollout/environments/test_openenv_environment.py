@@ -1,0 +1,291 @@
+"""Environment ``openenv``: sessions, actions, refusals, waits; against a server that speaks its protocol.
+
+That it fits openenv-core's own server is checked by hand: tests/agents/environments.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+from openenv_double import GRID_SCHEMA, TEXT_SCHEMA, OpenEnvDouble, error, observed
+
+from realsys.api.agent import Observation
+from realsys.api.errors import ConfigError, RolloutError, WaitTimeout
+from realsys.config.plugin_arguments import argument_problems
+from realsys.rollout.environments.openenv_environment import OpenEnvEnvironment
+from realsys.rollout.environments.openenv_messages import (
+    ActionShape,
+    WrongAction,
+    result_text,
+    shape_of,
+    text_of,
+)
+
+Body = Callable[[OpenEnvEnvironment], Coroutine[Any, Any, Any]]
+
+
+def play(server: OpenEnvDouble, body: Body, record: Any = None, **args: Any) -> Any:
+    """What ``body`` returns with an environment on ``server``, closed afterwards."""
+
+    async def episode() -> Any:
+        async with server:
+            environment = OpenEnvEnvironment(url=server.url, **args)
+            try:
+                await environment.reset({"prompt": "?"} if record is None else record)
+                return await body(environment)
+            finally:
+                await environment.close()
+                for _ in range(100):
+                    if not server.open:
+                        break
+                    await asyncio.sleep(0.01)
+
+    return asyncio.run(episode())
+
+
+async def nothing(_: OpenEnvEnvironment) -> None:
+    """Only resets."""
+
+
+def steps(*actions: str) -> Body:
+    """Does these actions."""
+
+    async def body(environment: OpenEnvEnvironment) -> list[Observation]:
+        return [await environment.step(action) for action in actions]
+
+    return body
+
+
+def test_an_episode_is_a_session_that_is_closed():
+    server = OpenEnvDouble(
+        observed({"text": "Guess.", "metadata": {"x": 1}}),
+        observed({"text": "no"}, 0.25),
+        observed({"text": "yes"}, True, done=True),
+    )
+
+    async def body(environment: OpenEnvEnvironment) -> Any:
+        return environment.opening(), await steps("a", "b")(environment)
+
+    record = {"prompt": "?", "seed": 3, "answer": "x"}
+    opening, said = play(server, body, record, action={"kind": "guess"})
+    assert opening == "Guess."
+    assert [(o.text, o.reward, o.done) for o in said] == [("no", 0.25, False), ("yes", 1.0, True)]
+    assert said[-1].info == {"steps": 2.0, "wrong_actions": 0.0}
+    assert server.received == [
+        {"type": "reset", "data": {"seed": 3}},
+        {"type": "step", "data": {"kind": "guess", "message": "a"}},
+        {"type": "step", "data": {"kind": "guess", "message": "b"}},
+        {"type": "close"},
+    ]
+    assert (server.sessions, server.open) == (1, 0)
+
+
+def test_an_action_of_several_fields_is_the_policys_json():
+    server = OpenEnvDouble(
+        observed({"x": 0, "y": 0}),
+        error("VALIDATION_ERROR"),
+        observed({"x": 3, "y": 4}, 1, done=True),
+        schema=GRID_SCHEMA,
+    )
+    said = play(server, steps("north", '{"x": "3"}', 'I go {"x": 3, "y": 4}.'))
+    assert [(o.text, o.done) for o in said] == [
+        ("Error: answer with one JSON object whose fields are x, y", False),
+        ("Error: the environment refused step: VALIDATION_ERROR because", False),
+        ('{"x": 3, "y": 4}', True),
+    ]
+    assert said[-1].info == {"steps": 3.0, "wrong_actions": 2.0}
+    assert server.received[2]["data"] == {"x": 3, "y": 4}
+
+
+@pytest.mark.parametrize("code", ["EXECUTION_ERROR", "VALIDATION_ERROR", "SESSION_ERROR"])
+def test_a_refused_text_fails_the_question(code):
+    server = OpenEnvDouble(observed({}), error(code))
+    with pytest.raises(RolloutError, match=f"refused step: {code} because"):
+        play(server, steps("a"))
+
+
+def test_a_refused_reset_fails_the_question():
+    with pytest.raises(RolloutError, match="refused reset: FACTORY_ERROR because"):
+        play(OpenEnvDouble(error("FACTORY_ERROR")), nothing)
+
+
+def test_where_there_is_no_free_place_it_waits_for_one():
+    server = OpenEnvDouble(observed({"text": "in"}), full=2)
+
+    async def body(environment: OpenEnvEnvironment) -> str:
+        return environment.opening()
+
+    assert play(server, body) == "in"
+    assert server.sessions == 3
+    began_s = time.monotonic()
+    with pytest.raises(WaitTimeout, match=r"no free place in 0\.5 s"):
+        play(OpenEnvDouble(full=99), nothing, room_timeout_s=0.5)
+    assert time.monotonic() - began_s < 5
+
+
+@pytest.mark.parametrize(
+    ("reply", "raised", "words"),
+    [
+        (None, WaitTimeout, "step took more than 0.2 s"),
+        ("[1]", RolloutError, "and no JSON object"),
+        ("{", RolloutError, "and no JSON object"),
+    ],
+)
+def test_a_server_that_says_nothing_or_nonsense_fails_the_question(reply, raised, words):
+    with pytest.raises(raised, match=words):
+        play(OpenEnvDouble(observed({}), reply), steps("a"), message_timeout_s=0.2)
+
+
+def test_a_server_that_leaves_or_is_not_there_fails_the_question():
+    with pytest.raises(RolloutError, match="it closed the session"):
+        play(OpenEnvDouble(observed({})), steps("a"))
+
+    async def away() -> None:
+        environment = OpenEnvEnvironment(url="http://127.0.0.1:1")
+        try:
+            await environment.reset({})
+        finally:
+            await environment.close()
+
+    with pytest.raises(RolloutError, match="can't be reached") as caught:
+        asyncio.run(away())
+    assert caught.value.where == "OpenEnv server http://127.0.0.1:1"
+    assert "task.env_args.url" in caught.value.fix
+
+
+def test_tools_are_listed_and_called_by_steps():
+    tool = {"name": "add", "description": "Adds.", "input_schema": {"type": "object"}}
+    server = OpenEnvDouble(
+        observed({}),
+        observed({"tools": [tool]}),
+        observed({"tool_name": "add", "result": {"data": 3, "is_error": False}}, 0.5),
+        observed({"tool_name": "add", "error": {"message": "no such tool"}}),
+        error("VALIDATION_ERROR"),
+    )
+
+    async def body(environment: OpenEnvEnvironment) -> Any:
+        called = [await environment.call("add", {"a": n}) for n in (1, 2, 3)]
+        return environment.tools(), called, await environment.step("3")
+
+    tools, called, last = play(server, body, offer_tools=True)
+    function = {"name": "add", "description": "Adds.", "parameters": {"type": "object"}}
+    assert tools == ({"type": "function", "function": function},)
+    assert [(o.text, o.reward, o.done) for o in called] == [
+        ("3", 0.5, False),
+        ("Error: no such tool", 0.0, False),
+        ("Error: the environment refused step: VALIDATION_ERROR because", 0.0, False),
+    ]
+    assert (last.done, last.reward, last.info["wrong_actions"]) == (True, 0.0, 2.0)
+    called = {"type": "call_tool", "tool_name": "add", "arguments": {"a": 1}}
+    assert server.received[1:3] == [
+        {"type": "step", "data": {"type": "list_tools"}},
+        {"type": "step", "data": called},
+    ]
+
+
+def test_by_http_each_message_is_a_request():
+    server = OpenEnvDouble(
+        observed({"text": "Go."}), observed({"text": "done"}, 1.0, done=True), error("x")
+    )
+    args = {"transport": "http", "action_field": "message"}
+    (said,) = play(server, steps("a"), {"prompt": "?", "level": 2}, reset_fields=("level",), **args)
+    assert (said.text, said.reward, said.done) == ("done", 1.0, True)
+    assert server.received == [
+        ("/reset", {"level": 2}),
+        ("/step", {"action": {"message": "a"}}),
+    ]
+
+
+# ---- texts (pure) ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("schema", "constant", "field"),
+    [
+        (TEXT_SCHEMA, {}, "message"),
+        ({"properties": {"move": {"type": "string"}}}, {}, "move"),
+        ({"properties": {"move": {"type": "integer"}}}, {}, ""),
+        (GRID_SCHEMA, {}, ""),
+        (
+            {"properties": {"code": {"type": "string"}, "t": {}}, "required": ["code"]},
+            {},
+            "code",
+        ),
+        (
+            {"properties": {"m": {"type": "string"}, "to": {}}, "required": ["m", "to"]},
+            {"to": 1},
+            "m",
+        ),
+        ({}, {}, ""),
+    ],
+)
+def test_the_field_that_holds_a_text_follows_from_the_schema(schema, constant, field):
+    assert shape_of(schema, constant).text_field == field
+
+
+@pytest.mark.parametrize("text", ["", "{", "}{", "[1]", "{'x': 1}", "1", '{"x": ' + "[" * 99999])
+def test_what_is_no_object_is_no_action(text):
+    with pytest.raises(WrongAction):
+        ActionShape(text_field="").action_of(text)
+
+
+@pytest.mark.parametrize(
+    ("observation", "field", "text"),
+    [
+        ({"text": "a", "n": 1, "metadata": {"t": "b"}}, "", "a"),
+        ({"text": "a", "more": "b"}, "", '{"text": "a", "more": "b"}'),
+        ({"text": "a", "more": "b"}, "more", "b"),
+        ({"board": [1, 2]}, "board", "[1, 2]"),
+        ({"board": [1, 2]}, "missing", ""),
+        ({}, "", ""),
+    ],
+)
+def test_what_is_shown_of_an_observation(observation, field, text):
+    assert text_of(observation, field) == text
+
+
+@pytest.mark.parametrize(
+    ("observation", "text", "failed"),
+    [
+        ({"result": {"content": [{"type": "text", "text": "a"}], "is_error": True}}, "a", True),
+        ({"result": "plain"}, "plain", False),
+        ({"result": {"x": 1}}, '{"x": 1}', False),
+        ({"result": None}, "", False),
+        ({"error": {"message": "m"}}, "Error: m", True),
+    ],
+)
+def test_what_is_shown_of_a_result(observation, text, failed):
+    assert result_text(observation) == (text, failed)
+
+
+# ---- arguments --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ({"url": "http://127.0.0.1:8000"}, ""),
+        ({"url": "ws://host/path", "reward": "math_verify"}, ""),
+        ({}, "there is no URL"),
+        ({"url": "127.0.0.1:8000"}, "the URL is '127.0.0.1:8000'"),
+        ({"url": "http://"}, "the URL is 'http://'"),
+        ({"url": "http://a:b"}, "the URL is 'http://a:b'"),
+        ({"url": "http://a", "urls": 1}, "environment 'openenv' takes no 'urls'"),
+        ({"url": "http://a", "message_timeout_s": 0.0}, "message_timeout_s"),
+        ({"url": "http://a", "transport": "tcp"}, "transport"),
+        ({"url": "http://a", "transport": "http", "offer_tools": True}, "over HTTP each request"),
+    ],
+)
+def test_arguments_are_checked_by_a_plan(args, words):
+    found = [str(p) for p in argument_problems("environment", "openenv", args, where="x")]
+    assert len(found) == bool(words), found
+    assert not words or words in found[0]
+
+
+def test_a_worker_refuses_what_a_plan_refuses():
+    with pytest.raises(ConfigError, match="there is no URL"):
+        OpenEnvEnvironment()
