@@ -54,7 +54,7 @@ WORKERS = (
 # A worker is started again five times an hour, so most of what is killed is agents; a resume begins anew.
 SHARES = {"agent": 0.55, "worker": 0.33, "everything": 0.12}
 MOST_OF_A_WORKER = 4  # in one attempt
-BETWEEN_S = (1.0, 5.0)
+BETWEEN_S = (0.5, 3.5)
 SETTLE_S = 120.0
 
 
@@ -170,7 +170,7 @@ def main() -> int:
     )
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1, help="of what is killed, and when")
-    parser.add_argument("--epochs", type=int, default=14)
+    parser.add_argument("--epochs", type=int, default=30)
     given = parser.parse_args()
     check = HandCheck(__file__)
     with tempfile.TemporaryDirectory(prefix="realsys-kills-") as name:
