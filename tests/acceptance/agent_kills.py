@@ -52,10 +52,10 @@ WORKERS = (
     "generation_server/1",
 )
 # A worker is started again five times an hour, so most of what is killed is agents; a resume begins anew.
-SHARES = {"agent": 0.55, "worker": 0.33, "everything": 0.12}
+SHARES = {"agent": 0.72, "worker": 0.22, "everything": 0.06}
 MOST_OF_A_WORKER = 4  # in one attempt
 BETWEEN_S = (0.5, 3.5)
-SETTLE_S = 120.0
+SOON_S = 15.0
 
 
 def settings(folder: Path, epochs: int) -> tuple[str, ...]:
@@ -92,16 +92,13 @@ class Killer:
         self.done: Counter[str] = Counter()
         self._in_attempt: Counter[str] = Counter()
 
-    def once(self) -> bool:
-        """Kills one thing; returns False where there was nothing of its kind just now."""
+    def once(self) -> None:
+        """Kills one thing, as soon as there is one of the kind that was drawn."""
         (kind,) = self.rng.choices(list(SHARES), list(SHARES.values()))
-        match kind:
-            case "agent":
-                return self._agent()
-            case "worker":
-                return self._worker()
-            case _:
-                return self._everything()
+        kill = {"agent": self._agent, "worker": self._worker, "everything": self._everything}[kind]
+        ends_s = time.monotonic() + SOON_S
+        while not kill() and time.monotonic() < ends_s:
+            time.sleep(0.1)
 
     def _agent(self) -> bool:
         pids = [p for p in _pids_of("patient_agent.py") if "child_guard" not in _command(p)]
@@ -170,7 +167,7 @@ def main() -> int:
     )
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1, help="of what is killed, and when")
-    parser.add_argument("--epochs", type=int, default=30)
+    parser.add_argument("--epochs", type=int, default=16)
     given = parser.parse_args()
     check = HandCheck(__file__)
     with tempfile.TemporaryDirectory(prefix="realsys-kills-") as name:
@@ -204,9 +201,9 @@ def run_of(
         if view.state not in State.live():  # a worker was started too often
             trials.resume(files)
             continue
-        if killer.once():
-            sys.stdout.write(f"{killer.done.total()} {dict(killer.done)} step {view.step}\n")
-            sys.stdout.flush()
+        killer.once()
+        sys.stdout.write(f"{killer.done.total()} {dict(killer.done)} step {view.step}\n")
+        sys.stdout.flush()
     view = trials.wait(files, timeout_s=3600)
     audit = trials.run("audit", name_of(files), "--json", timeout_s=600)
     report = json.loads(audit.stdout) if audit.stdout.strip() else {}
