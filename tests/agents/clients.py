@@ -1,0 +1,243 @@
+"""Unmodified agents' clients drive real runs: each of them, in each situation. By hand; half an hour.
+
+    make test-agents                                  environments, runs, results
+    python tests/agents/clients.py                    writes results/clients.json beside this file
+    python tests/agents/clients.py --only openai      that client; prints, and writes nothing
+
+A client is the library as it comes from PyPI, in an environment of its own (.agents/NAME), used as its
+documentation shows by a program of programs/, which knows nothing but the variables in its environment.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent / "support"), str(HERE)]
+
+import forked  # noqa: E402
+from by_hand import HandCheck  # noqa: E402
+from client_proxy import Fault  # noqa: E402
+from client_trials import (  # noqa: E402
+    GROUP,
+    QUESTIONS,
+    TRAINING,
+    Client,
+    ExternalRun,
+    FinishedRun,
+    external_run,
+    kill_run,
+    problems_of_faults,
+)
+from clients_table import CLIENTS, NOT_THERE, SCENARIOS  # noqa: E402
+from real_trials import Trials, make_policy  # noqa: E402
+
+ENVIRONMENTS = HERE.parents[1] / ".agents"
+POSITIONS = 65536  # of the random policy: some clients begin with pages of instructions
+ANSWER_TOKENS = 32  # of the real one
+
+
+@dataclass
+class Matrix:
+    """What was found so far: client → scenario → problems, or the reason why there is none."""
+
+    cells: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
+    notes: dict[str, list[str]] = field(default_factory=dict)
+    figures: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def put(self, client: str, scenario: str, problems: Sequence[str]) -> None:
+        """Adds problems to a cell."""
+        cell = self.cells.setdefault(client, {}).setdefault(scenario, {"status": "ok", "why": []})
+        cell["why"] += problems
+        if problems:
+            cell["status"] = "failed"
+        sys.stdout.write(f"{client}, {scenario}: {cell['status']} {' | '.join(problems)}\n")
+        sys.stdout.flush()
+
+    def leave_out(self, client: str, scenario: str, why: str) -> None:
+        """Notes that a client has no such thing."""
+        self.cells.setdefault(client, {})[scenario] = {"status": "n/a", "why": [why]}
+
+    def problems(self) -> list[str]:
+        """A line for each cell that did not hold."""
+        return [
+            f"{client}, {scenario}: {' | '.join(cell['why'])}"
+            for client, row in self.cells.items()
+            for scenario, cell in row.items()
+            if cell["status"] == "failed"
+        ]
+
+
+def drive(matrix: Matrix, trials: Trials, client: Client, policy: Path) -> None:
+    """All scenarios of a client but ``kill``, in one trial that trains on what they made."""
+    missing = NOT_THERE.get(client.name, {})
+    for scenario, why in missing.items():
+        matrix.leave_out(client.name, scenario, why)
+    words = (f"actor.path={policy}", *TRAINING)
+    with external_run(trials, client.name, *words) as run:
+        for scenario in SCENARIOS:
+            if scenario not in missing and scenario != "kill":
+                play_scenario(run, client, scenario)
+        run.play_to_the_end(client)
+        judge(matrix, run, client, policy)
+
+
+def play_scenario(run: ExternalRun, client: Client, scenario: str) -> None:
+    """Two sessions of it, three at the same time, or one with each fault."""
+    if scenario == "parallel":
+        run.play_at_once(client, scenario, 3)
+    elif scenario == "retry":
+        run.play(client, "retry", [Fault.DROP, Fault.STATUS_502])
+        run.play(client, "retry", [Fault.STATUS_502, Fault.DROP])
+        run.play(client, "cut", [Fault.CUT])
+    else:
+        for _ in range(2):
+            run.play(client, scenario)
+
+
+def judge(
+    matrix: Matrix, run: ExternalRun, client: Client, policy: Path, *, trained: bool = True
+) -> None:
+    """Puts what was found into the client's cells."""
+    finished = FinishedRun(run.files, tokenizer_of(policy))
+    of_all = finished.problems() if trained else []
+    for played in run.played:
+        found = finished.problems_of(played, run.proxy.replies)
+        scenario = "retry" if played.scenario == "cut" else played.scenario
+        if scenario == "retry":
+            found += problems_of_faults(run.proxy.replies, played.episode)
+        matrix.put(client.name, scenario, found)
+        matrix.notes.setdefault(client.name, []).extend(
+            f"{played.scenario}: {note}" for note in played.notes
+        )
+    for scenario in {("retry" if p.scenario == "cut" else p.scenario) for p in run.played}:
+        if of_all:
+            matrix.put(client.name, scenario, of_all)
+    matrix.figures[client.name] = {
+        "episodes": len(run.played),
+        "requests": len(run.proxy.replies),
+        "spoiled": sum(r.fault is not None for r in run.proxy.replies),
+        "questions_trained": len(finished.trained),
+    }
+
+
+def tokenizer_of(policy: Path) -> Any:
+    """The policy's tokenizer."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(policy)
+
+
+def drive_real(matrix: Matrix, trials: Trials, clients: Sequence[Client], policy: Path) -> None:
+    """Plain and tools of all clients with a real model, in one run that trains nothing."""
+    scenarios = ("plain", "tools")
+    steps = -(-len(clients) * len(scenarios) // (QUESTIONS * GROUP))
+    words = (f"actor.path={policy}", "schedule=rollout", f"gen.max_new_tokens={ANSWER_TOKENS}")
+    words += (f"exp_ctrl.benchmark_steps={steps}",)
+    by_client: list[tuple[Client, Any]] = []
+    with external_run(trials, "real", *words, experiment="grpo-math") as run:
+        for client in clients:
+            for scenario in scenarios:
+                by_client.append((client, run.play(client, scenario)))
+        run.play_to_the_end(clients[0])
+        finished = FinishedRun(run.files, tokenizer_of(policy))
+        for client, played in by_client:
+            found = finished.problems_of(played, run.proxy.replies)
+            matrix.put(client.name, f"{played.scenario}, SmolLM2", found)
+
+
+def attempt(matrix: Matrix, client: str, scenario: str, what: Callable[[], None]) -> None:
+    """Does ``what``; an exception of the harness is a problem of the cell."""
+    try:
+        what()
+    except (Exception, SystemExit) as error:
+        traceback.print_exc()
+        matrix.put(client, scenario, [f"{type(error).__name__}: {error}"[:1500]])
+
+
+def versions_of(client: Client, packages: Sequence[str]) -> dict[str, str]:
+    """Versions of the client's packages, as installed."""
+    code = "import sys; from importlib.metadata import version; print(*map(version, sys.argv[1:]))"
+    done = subprocess.run(
+        [client.python, "-c", code, *packages], capture_output=True, text=True, check=True
+    )
+    return dict(zip(packages, done.stdout.split(), strict=True))
+
+
+def long_policy(folder: Path) -> Path:
+    """The tests' random policy with room for long conversations."""
+    make_policy(folder)
+    path = folder / "config.json"
+    read = json.loads(path.read_text())
+    path.write_text(json.dumps({**read, "max_position_embeddings": POSITIONS}))
+    return folder
+
+
+def main() -> int:
+    """Returns 0 when all cells are ok, or n/a."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", help="names of clients, with commas")
+    parser.add_argument("--scenarios", help="with commas; of --only")
+    parser.add_argument("--real", action="store_true", help="with --only: SmolLM2 alone")
+    parser.add_argument("--folder", type=Path, help="keeps the trials there")
+    options = parser.parse_args()
+    check, matrix, began_s = HandCheck(__file__), Matrix(), time.time()
+    names = options.only.split(",") if options.only else list(CLIENTS)
+    clients = [
+        Client(name=n, python=ENVIRONMENTS / n / "bin/python", program=CLIENTS[n].program)
+        for n in names
+    ]
+    forked.start()
+    with tempfile.TemporaryDirectory(prefix="clients-") as made:
+        folder = options.folder or Path(made)
+        folder.mkdir(parents=True, exist_ok=True)
+        policy, trials = folder / "policy", Trials(folder / "root")
+        if not policy.exists():
+            long_policy(policy)
+        for client in [] if options.real else clients:
+            attempt(matrix, client.name, "plain", lambda c=client: drive(matrix, trials, c, policy))
+            attempt(
+                matrix,
+                client.name,
+                "kill",
+                lambda c=client: matrix.put(
+                    c.name, "kill", kill_run(trials, c, policy, folder / f"killed-{c.name}")
+                ),
+            )
+        if options.real or not options.only:
+            sys.path.append(str(HERE.parent / "acceptance"))
+            from grpo_smollm2 import make_directory
+
+            real = folder / "smollm2"
+            if not real.exists():
+                make_directory(str(real))
+            attempt(
+                matrix,
+                clients[0].name,
+                "plain, SmolLM2",
+                lambda: drive_real(matrix, trials, clients, real),
+            )
+    if options.only:
+        sys.stdout.write(json.dumps(vars(matrix), indent=1) + "\n")
+        sys.stdout.write(f"{(time.time() - began_s) / 60:.1f} minutes\n")
+        return 1 if matrix.problems() else 0
+    return check.write(
+        "unmodified agents' clients drive real runs",
+        matrix.problems(),
+        versions={c.name: versions_of(c, CLIENTS[c.name].packages) for c in clients},
+        **vars(matrix),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
