@@ -27,6 +27,9 @@ _OWN = ("host", "content-length", "transfer-encoding", "connection", "accept-enc
 _ID = re.compile(rb'"id": ?"(chatcmpl-[^"]+)"')
 
 
+_ENDS = (b"[DONE]", b"message_stop", b"response.completed", b"response.incomplete")  # of streams
+
+
 class Fault(StrEnum):
     """What becomes of a reply that the endpoint has made."""
 
@@ -37,7 +40,12 @@ class Fault(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Reply:
-    """A reply of the endpoint. ``texts``: of its choices, as far as they came to the proxy."""
+    """A reply of the endpoint.
+
+    Attributes:
+        texts: of its choices, if all of it came to the proxy.
+        is_cut: it broke off while it was being made, or in the middle of its body.
+    """
 
     key: str
     path: str
@@ -45,6 +53,7 @@ class Reply:
     status: int
     id: str
     texts: tuple[str, ...]
+    is_cut: bool = False
     fault: Fault | None = None
 
 
@@ -110,7 +119,8 @@ class ClientProxy:
                             question=body,
                             status=status,
                             id=ids.group(1).decode() if ids else "",
-                            texts=tuple(texts_of(bytes(got))) if fault is not Fault.CUT else (),
+                            texts=() if fault is Fault.CUT else tuple(texts_of(bytes(got))),
+                            is_cut=fault is Fault.CUT and not was_sent_whole(bytes(got)),
                             fault=fault,
                         )
                     )
@@ -144,6 +154,11 @@ class ClientProxy:
             await response.write(part)
         await response.write_eof()
         return response
+
+
+def was_sent_whole(body: bytes) -> bool:
+    """True for a stream whose end is there, too: it came in one piece. A body is one piece in any case."""
+    return not body.lstrip().startswith(b"{") and any(end in body for end in _ENDS)
 
 
 def texts_of(body: bytes) -> list[str]:

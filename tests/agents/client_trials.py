@@ -209,9 +209,10 @@ def external_run(
         trials.end_all()
 
 
-def kill_run(trials: Trials, client: Client, policy: Path, marker: Path) -> list[str]:
+def kill_run(trials: Trials, client: Client, policy: Path, tokens: int, marker: Path) -> list[str]:
     """Runs a trial of programs (``task.agent=command``), the first of which is killed; returns what did not hold."""
     words = (f"actor.path={policy}", *TRAINING, f"exp_ctrl.benchmark_steps={KILL_STEPS}")
+    words += (f"gen.max_new_tokens={tokens}",)
     arguments = {
         "command": client.argv("kill"),
         "env": {"AGENT_KILLED_FILE": str(marker)},
@@ -355,7 +356,7 @@ def problems_of_faults(replies: Sequence[Reply], episode: str) -> list[str]:
     own = [r for r in replies if r.id.startswith(f"chatcmpl-{episode}-")]
     found = []
     for place, reply in enumerate(own):
-        if reply.fault is None:
+        if reply.fault is None or (reply.fault is Fault.CUT and not reply.is_cut):
             continue
         later = [r for r in own[place + 1 :] if _same_question(r.question, reply.question)]
         if not later:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import subprocess
 import sys
 import tempfile
@@ -44,6 +45,8 @@ from real_trials import Trials, make_policy  # noqa: E402
 
 ENVIRONMENTS = HERE.parents[1] / ".agents"
 POSITIONS = 65536  # of the random policy: some clients begin with pages of instructions
+MOST_CUTS = 4  # an answer of a token or two is there whole before it can be cut off
+END_LOGIT_STD = 5.0  # of the end token over all places, where the policy ends
 ANSWER_TOKENS = 32  # of the real one
 
 
@@ -83,13 +86,18 @@ def drive(matrix: Matrix, trials: Trials, client: Client, policy: Path) -> None:
     missing = NOT_THERE.get(client.name, {})
     for scenario, why in missing.items():
         matrix.leave_out(client.name, scenario, why)
-    words = (f"actor.path={policy}", *TRAINING)
+    words = (f"actor.path={policy}", *TRAINING, f"gen.max_new_tokens={most_tokens(client)}")
     with external_run(trials, client.name, *words) as run:
         for scenario in SCENARIOS:
             if scenario not in missing and scenario != "kill":
                 play_scenario(run, client, scenario)
         run.play_to_the_end(client)
         judge(matrix, run, client, policy)
+
+
+def most_tokens(client: Client) -> int:
+    """Few, unless the client wants answers that end."""
+    return 128 if CLIENTS[client.name].needs_ends else 16
 
 
 def play_scenario(run: ExternalRun, client: Client, scenario: str) -> None:
@@ -99,7 +107,10 @@ def play_scenario(run: ExternalRun, client: Client, scenario: str) -> None:
     elif scenario == "retry":
         run.play(client, "retry", [Fault.DROP, Fault.STATUS_502])
         run.play(client, "retry", [Fault.STATUS_502, Fault.DROP])
-        run.play(client, "cut", [Fault.CUT])
+        for _ in range(MOST_CUTS):
+            run.play(client, "cut", [Fault.CUT])
+            if any(r.fault is Fault.CUT and r.is_cut for r in run.proxy.replies):
+                break
     else:
         for _ in range(2):
             run.play(client, scenario)
@@ -174,13 +185,26 @@ def versions_of(client: Client, packages: Sequence[str]) -> dict[str, str]:
     return dict(zip(packages, done.stdout.split(), strict=True))
 
 
-def long_policy(folder: Path) -> Path:
-    """The tests' random policy with room for long conversations."""
+def make_long_policy(folder: Path, *, ends: bool) -> None:
+    """Makes the tests' random policy with room for long conversations.
+
+    Args:
+        ends: its end token's row of the output is so long that this token is likely in a tenth of all places: most
+            answers end by themselves, after some ten tokens; else hardly any does.
+    """
+    from safetensors.torch import load_file, save_file
+
     make_policy(folder)
     path = folder / "config.json"
-    read = json.loads(path.read_text())
-    path.write_text(json.dumps({**read, "max_position_embeddings": POSITIONS}))
-    return folder
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps({**config, "max_position_embeddings": POSITIONS}))
+    if ends:
+        weights = load_file(folder / "model.safetensors")
+        row = weights["lm_head.weight"][config["eos_token_id"]]
+        row *= (
+            END_LOGIT_STD / row.norm()
+        )  # behind the last norm, each number of a state is around 1
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def main() -> int:
@@ -197,21 +221,27 @@ def main() -> int:
         Client(name=n, python=ENVIRONMENTS / n / "bin/python", program=CLIENTS[n].program)
         for n in names
     ]
+    logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)  # what the proxy cuts off
     forked.start()
     with tempfile.TemporaryDirectory(prefix="clients-") as made:
         folder = options.folder or Path(made)
         folder.mkdir(parents=True, exist_ok=True)
-        policy, trials = folder / "policy", Trials(folder / "root")
-        if not policy.exists():
-            long_policy(policy)
+        trials = Trials(folder / "root")
         for client in [] if options.real else clients:
-            attempt(matrix, client.name, "plain", lambda c=client: drive(matrix, trials, c, policy))
+            policy = folder / ("ending" if CLIENTS[client.name].needs_ends else "random")
+            if not policy.exists():
+                make_long_policy(policy, ends=CLIENTS[client.name].needs_ends)
+            attempt(
+                matrix, client.name, "plain", lambda c=client, p=policy: drive(matrix, trials, c, p)
+            )
             attempt(
                 matrix,
                 client.name,
                 "kill",
-                lambda c=client: matrix.put(
-                    c.name, "kill", kill_run(trials, c, policy, folder / f"killed-{c.name}")
+                lambda c=client, p=policy: matrix.put(
+                    c.name,
+                    "kill",
+                    kill_run(trials, c, p, most_tokens(c), folder / f"killed-{c.name}"),
                 ),
             )
         if options.real or not options.only:

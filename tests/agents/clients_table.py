@@ -18,11 +18,15 @@ PAGE = Path(__file__).parents[2] / "docs" / "agents_matrix.md"
 
 @dataclass(frozen=True, kw_only=True)
 class ClientProgram:
-    """A client: its program, what it is to a reader, and the packages whose versions are told."""
+    """A client: its program, what it is to a reader, and the packages whose versions are told.
+
+    ``needs_ends``: it takes an answer that was cut off by its length for an error, so its policy ends most of them.
+    """
 
     program: str
     about: str
     packages: tuple[str, ...]
+    needs_ends: bool = False
 
 
 CLIENTS = {
@@ -40,6 +44,7 @@ CLIENTS = {
         program="openai_agents_agent.py",
         about="OpenAI's Agents SDK, over Responses and over Chat Completions",
         packages=("openai-agents", "openai"),
+        needs_ends=True,
     ),
     "langgraph": ClientProgram(
         program="langgraph_agent.py",
@@ -56,9 +61,14 @@ CLIENTS = {
         about="smolagents: OpenAIServerModel, ToolCallingAgent",
         packages=("smolagents", "openai"),
     ),
+    "verifiers-v0": ClientProgram(
+        program="verifiers_v0_agent.py",
+        about="verifiers before 0.4: SingleTurnEnv, MultiTurnEnv, ToolEnv; their rewards given back to the run",
+        packages=("verifiers", "openai"),
+    ),
     "verifiers": ClientProgram(
         program="verifiers_agent.py",
-        about="verifiers' environments, their rewards given back to the run",
+        about="verifiers' v1: a taskset and a harness; its reward given back to the run",
         packages=("verifiers", "openai"),
     ),
 }
@@ -74,7 +84,8 @@ SCENARIOS = {
 REAL = ("plain, SmolLM2", "tools, SmolLM2")
 NOT_THERE = {
     "mini-swe-agent": {"streaming": "it does not stream"},
-    "verifiers": {"streaming": "it does not stream"},
+    "verifiers-v0": {"streaming": "its environments do not stream"},
+    "verifiers": {"streaming": "the harness of the test does not stream"},
 }
 
 

@@ -40,9 +40,9 @@ class Result:
 
 
 def checks() -> list[str]:
-    """Names of the checks: a script each in tests/acceptance, and the comparison with peers."""
+    """Names of the checks: a script each in tests/acceptance, the comparison with peers, agents' clients."""
     scripts = sorted(p.stem for p in (TESTS / "acceptance").glob("*.py"))
-    return [*(f"acceptance/{name}" for name in scripts), "oracle/oracle"]
+    return [*(f"acceptance/{name}" for name in scripts), "oracle/oracle", "agents/clients"]
 
 
 def result_of(check: str) -> Result:

@@ -46,6 +46,7 @@ class Report:
     def __init__(self) -> None:
         self.seen: list[str] = []
         self.notes: list[str] = []
+        self.reward: float | None = None  # None: by the digits in what was seen
         path = os.environ.get("REALSYS_TASK_FILE")
         task = json.loads(Path(path).read_text()) if path else {}
         self.question = str(task.get("prompt") or "What is 17 and 25?")
@@ -64,7 +65,8 @@ class Report:
             Path(path).write_text(json.dumps({"seen": self.seen, "notes": self.notes}))
         if path := os.environ.get("REALSYS_REWARD_FILE"):
             digits = sum(c.isdigit() for text in self.seen for c in text)
-            Path(path).write_text(json.dumps({"reward": min(1.0, digits / 10)}))
+            reward = min(1.0, digits / 10) if self.reward is None else self.reward
+            Path(path).write_text(json.dumps({"reward": reward}))
 
 
 def run(scenarios: Mapping[str, Scenario]) -> None:

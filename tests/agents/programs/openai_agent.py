@@ -50,7 +50,11 @@ def streaming(report: Report) -> None:
     with client.chat.completions.stream(model=MODEL, messages=messages) as stream:
         for _ in stream:
             pass
-        report.saw(stream.get_final_completion().choices[0].message.content)
+        try:
+            completion: Any = stream.get_final_completion()
+        except openai.LengthFinishReasonError as error:  # this helper wants whole answers
+            completion = error.completion
+        report.saw(completion.choices[0].message.content)
     with client.responses.stream(model=MODEL, input=report.question) as events:
         deltas = [e.delta for e in events if e.type == "response.output_text.delta"]
         whole = events.get_final_response().output_text

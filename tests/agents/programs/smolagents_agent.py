@@ -46,7 +46,9 @@ def streaming(report: Report) -> None:
     model = OpenAIServerModel(MODEL)
     deltas = model.generate_stream(_messages(report.question))
     report.saw("".join(delta.content or "" for delta in deltas))
-    agent = ToolCallingAgent([calculate_tool], model, max_steps=1, stream_outputs=True, verbosity_level=0)
+    agent = ToolCallingAgent(
+        [calculate_tool], model, max_steps=1, stream_outputs=True, verbosity_level=0
+    )
     for _ in agent.run(report.question, stream=True):
         pass
     _note_end(report, agent)

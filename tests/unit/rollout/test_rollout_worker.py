@@ -36,7 +36,7 @@ from realsys.rollout.agents.transcript import Transcript
 from realsys.rollout.worker.group import GroupRunner
 from realsys.rollout.worker.peers import Peer
 from realsys.rollout.worker.policy_client import RequestStats
-from realsys.rollout.worker.rollout_log import RolloutLog
+from realsys.rollout.worker.rollout_log import RolloutLog, shared_prompt_length
 from realsys.rollout.worker.rollout_worker import RolloutLimits, RolloutLoop
 from realsys.rollout.worker.trajectories import episodes_sample, trajectory_fault
 from realsys.transport.rollout_messages import (
@@ -211,7 +211,7 @@ class Ask:
 
 
 class Caller:
-    def ask_for(self, ticket: Ticket, index: int) -> Any:
+    def ask_for(self, ticket: Ticket, index: int, *, own_prompt: bool = False) -> Any:
         return Ask(index)
 
 
@@ -411,6 +411,30 @@ def test_tickets_are_answered_put_delivered_and_noted(tmp_path):
     assert by_id["0-3"]["servers"] == [0]
     texts = [line["texts"] for line in lines if "texts" in line]
     assert texts == [{"prompt": "fg", "answers": ["u"]}]  # of one group a version
+
+
+@pytest.mark.parametrize(
+    ("sequences", "shared"),
+    [
+        ([(5, 6, 7)], 2),
+        ([(5, 6, 7), (5, 6, 8)], 2),
+        ([(5, 6, 7), (5, 9, 7)], 1),  # prompts of an agent's own
+        ([(5, 6, 7), (5, 6, 7)], 2),  # the policy's own token is nobody's prompt
+        ([(4, 6, 7), (5, 6, 7)], 0),
+    ],
+)
+def test_the_log_shows_what_all_answers_begin_with_as_the_prompt(sequences, shared):
+    made = [
+        replace(
+            GOOD,
+            tokens=tokens,
+            from_policy=(False, False, True),
+            logprobs=(0.0, 0.0, -1.0),
+            versions=(-1, -1, 0),
+        )
+        for tokens in sequences
+    ]
+    assert shared_prompt_length(made) == shared
 
 
 def test_no_more_is_taken_than_may_run_at_a_time(tmp_path):
