@@ -2,7 +2,7 @@
 
     client ── ClientProxy ── endpoint
 
-In a thread of its own. What a client gets is what the endpoint wrote, byte for byte, unless there is a fault.
+In a thread of its own. What a client gets is what the endpoint wrote, byte for byte, but for the faults.
 """
 
 from __future__ import annotations

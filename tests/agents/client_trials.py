@@ -210,7 +210,7 @@ def external_run(
 
 
 def kill_run(trials: Trials, client: Client, policy: Path, tokens: int, marker: Path) -> list[str]:
-    """Runs a trial of programs (``task.agent=command``), the first of which is killed; returns what did not hold."""
+    """Runs a trial of programs (``task.agent=command``), one of them killed; returns what does not hold."""
     words = (f"actor.path={policy}", *TRAINING, f"exp_ctrl.benchmark_steps={KILL_STEPS}")
     words += (f"gen.max_new_tokens={tokens}",)
     arguments = {

@@ -189,8 +189,8 @@ def make_long_policy(folder: Path, *, ends: bool) -> None:
     """Makes the tests' random policy with room for long conversations.
 
     Args:
-        ends: its end token's row of the output is so long that this token is likely in a tenth of all places: most
-            answers end by themselves, after some ten tokens; else hardly any does.
+        ends: its end token's row of the output is so long that this token is likely in a tenth of all
+            places: most answers end by themselves, after some ten tokens; else hardly any does.
     """
     from safetensors.torch import load_file, save_file
 

@@ -40,7 +40,7 @@ class Result:
 
 
 def checks() -> list[str]:
-    """Names of the checks: a script each in tests/acceptance, the comparison with peers, agents' clients."""
+    """Names of the checks: scripts of tests/acceptance, the comparison with peers, agents' clients."""
     scripts = sorted(p.stem for p in (TESTS / "acceptance").glob("*.py"))
     return [*(f"acceptance/{name}" for name in scripts), "oracle/oracle", "agents/clients"]
 

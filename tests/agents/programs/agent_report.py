@@ -72,8 +72,8 @@ class Report:
 def run(scenarios: Mapping[str, Scenario]) -> None:
     """Runs the scenario that the command line names.
 
-    ``kill`` is ``plain``, over and over, until SIGKILL comes in the middle of it. It comes to the first program
-    that finds nobody's name in ``$AGENT_KILLED_FILE``; others do as ``plain`` does.
+    ``kill`` is ``plain``, over and over, until SIGKILL comes in the middle of it. It comes to the program
+    that makes ``$AGENT_KILLED_FILE``; others do as ``plain`` does.
     """
     name, report = sys.argv[1], Report()
     if name == "kill":

@@ -59,7 +59,7 @@ def streaming(report: Report) -> None:
 
 
 def tools(report: Report) -> None:
-    """Offers a tool, answers what the policy calls, and goes on from a call that it is said to have made."""
+    """Offers a tool, answers what the policy calls, and goes on from a call that is put into its mouth."""
     client = anthropic.Anthropic()
     messages: Any = [{"role": "user", "content": report.question}]
     for turn in range(3):

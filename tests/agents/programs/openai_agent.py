@@ -63,7 +63,7 @@ def streaming(report: Report) -> None:
 
 
 def tools(report: Report) -> None:
-    """Offers a tool, answers what the policy calls, and goes on from a call that it is said to have made."""
+    """Offers a tool, answers what the policy calls, and goes on from a call that is put into its mouth."""
     client = openai.OpenAI()
     messages: Any = [{"role": "user", "content": report.question}]
     for _ in range(2):
