@@ -27,8 +27,8 @@ from realsys.trial.trial_state import State
 
 PROGRAMS = Path(__file__).parent / "programs"
 PROGRAM_S, TRIAL_S, START_S = 240, 600, 180
-STEPS, QUESTIONS, GROUP = 3, 2, 2
-KILL_STEPS = 2
+STEPS, QUESTIONS, GROUP = 2, 2, 2
+KILL_STEPS, KILL_QUESTIONS = 2, 1  # all that are given out before the first step are trained on
 SETTINGS = {
     "task.train_size": 96,
     "task.eval_size": 8,
@@ -212,7 +212,7 @@ def external_run(
 def kill_run(trials: Trials, client: Client, policy: Path, tokens: int, marker: Path) -> list[str]:
     """Runs a trial of programs (``task.agent=command``), one of them killed; returns what does not hold."""
     words = (f"actor.path={policy}", *TRAINING, f"exp_ctrl.benchmark_steps={KILL_STEPS}")
-    words += (f"gen.max_new_tokens={tokens}",)
+    words += (f"gen.max_new_tokens={tokens}", f"train_bs_n_seqs={KILL_QUESTIONS}")
     arguments = {
         "command": client.argv("kill"),
         "env": {"AGENT_KILLED_FILE": str(marker)},
@@ -236,7 +236,7 @@ def kill_run(trials: Trials, client: Client, policy: Path, tokens: int, marker: 
         kept = {r["id"] for r in rows if r["outcome"] == "kept" and r["tries"]}
         found += [f"{r['id']} was not asked again" for r in killed if r["id"] not in kept]
         found += [f"{r['id']} was not trained on" for r in killed if r["id"] not in trained]
-        if len(set(trained)) != len(trained) or len(trained) != KILL_STEPS * QUESTIONS:
+        if len(set(trained)) != len(trained) or len(trained) != KILL_STEPS * KILL_QUESTIONS:
             found.append(f"trained on {trained}")
         return found
     finally:

@@ -66,8 +66,8 @@ class HandCheck:
     def __init__(self, script: str) -> None:
         self._script = Path(script).resolve()
         self._began_s = time.time()
-        self._revision = _git("rev-parse", "HEAD")
-        self._changed = bool(_git("status", "--porcelain", "--untracked-files=no"))
+        self.revision = _git("rev-parse", "HEAD")
+        self.changed = bool(_git("status", "--porcelain", "--untracked-files=no"))
 
     def write(self, what: str, problems: Sequence[str], *, args: str = "", **found: Any) -> int:
         """Writes its result, and says where; returns the exit status, 1 where there are problems."""
@@ -75,8 +75,8 @@ class HandCheck:
         result = {
             "what": what,
             "command": f"python {name} {args}".rstrip(),
-            "revision": self._revision,
-            "changed": self._changed,
+            "revision": self.revision,
+            "changed": self.changed,
             "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._began_s)),
             "minutes": round((time.time() - self._began_s) / 60, 1),
             "ok": not problems,

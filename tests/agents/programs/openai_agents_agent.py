@@ -9,7 +9,6 @@ from typing import Any
 from agent_report import Report, calculate, run
 from agents import (
     Agent,
-    ModelSettings,
     Runner,
     function_tool,
     set_default_openai_api,
@@ -34,7 +33,6 @@ def _agent(*, has_tools: bool = False) -> Agent[Any]:
         instructions="You answer briefly.",
         model=MODEL,
         tools=[calculate_tool] if has_tools else [],
-        model_settings=ModelSettings(max_tokens=64),
     )
 
 
