@@ -55,10 +55,13 @@ def streaming(report: Report) -> None:
         except openai.LengthFinishReasonError as error:  # this helper wants whole answers
             completion = error.completion
         report.saw(completion.choices[0].message.content)
-    with client.responses.stream(model=MODEL, input=report.question) as events:
-        deltas = [e.delta for e in events if e.type == "response.output_text.delta"]
-        whole = events.get_final_response().output_text
-    assert "".join(deltas) == whole
+    deltas, whole = "", None
+    for event in client.responses.create(model=MODEL, input=report.question, stream=True):
+        if event.type == "response.output_text.delta":
+            deltas += event.delta
+        elif event.type in ("response.completed", "response.incomplete"):
+            whole = event.response.output_text
+    assert deltas == whole
     report.saw(whole)
 
 
