@@ -17,10 +17,10 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent / "support"), str(HERE)]
@@ -60,14 +60,18 @@ class Matrix:
     versions: dict[str, dict[str, str]] = field(default_factory=dict)
     ran: dict[str, dict[str, Any]] = field(default_factory=dict)
 
-    FIELDS: ClassVar = ("cells", "notes", "figures", "versions", "ran")
-
-    def forget(self, client: str, scenarios: Sequence[str]) -> None:
-        """Forgets what an earlier run found in these cells."""
-        for scenario in scenarios:
-            self.cells.get(client, {}).pop(scenario, None)
-        if tuple(scenarios) == tuple(SCENARIOS):
-            self.notes[client] = []
+    def over(self, said: Mapping[str, Any]) -> Matrix:
+        """Returns an earlier result with what is here in its place, clients in their order."""
+        made = Matrix()
+        for name, own in vars(self).items():
+            old = said.get(name, {})
+            for client in (c for c in CLIENTS if c in old or c in own):
+                if name == "cells":
+                    found = {**old.get(client, {}), **own.get(client, {})}
+                else:
+                    found = own.get(client, old.get(client))
+                getattr(made, name)[client] = found
+        return made
 
     def put(self, client: str, scenario: str, problems: Sequence[str]) -> None:
         """Adds problems to a cell."""
@@ -224,7 +228,6 @@ def make_long_policy(folder: Path, *, ends: bool) -> None:
 
 def run_one(matrix: Matrix, trials: Trials, client: Client, folder: Path) -> None:
     """All scenarios of a client, but for the real model's."""
-    matrix.forget(client.name, tuple(SCENARIOS))
     ends = CLIENTS[client.name].needs_ends
     policy = folder / ("ending" if ends else "random")
     if not policy.exists():
@@ -242,8 +245,6 @@ def run_one(matrix: Matrix, trials: Trials, client: Client, folder: Path) -> Non
 
 def run_real(matrix: Matrix, trials: Trials, clients: Sequence[Client], folder: Path) -> None:
     """The real model's scenarios of these clients."""
-    for client in clients:
-        matrix.forget(client.name, REAL)
 
     def drive_them() -> None:
         sys.path.append(str(HERE.parent / "acceptance"))
@@ -266,7 +267,10 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, help="keeps the trials there")
     options = parser.parse_args()
     check = HandCheck(__file__)
-    matrix = Matrix(**({k: former().get(k, {}) for k in Matrix.FIELDS} if options.only else {}))
+    matrix, keeps = (
+        Matrix(),
+        [bool(options.only)],
+    )  # the first result replaces the former one, or adds to it
     names = options.only.split(",") if options.only else list(CLIENTS)
     clients = [
         Client(name=n, python=ENVIRONMENTS / n / "bin/python", program=CLIENTS[n].program)
@@ -279,14 +283,12 @@ def main() -> int:
         for client in ran:
             matrix.versions[client.name] = versions_of(client, CLIENTS[client.name].packages)
             matrix.ran[client.name] = {"revision": check.revision, "changed": check.changed}
-        fields = {
-            name: {c: getattr(matrix, name)[c] for c in CLIENTS if c in getattr(matrix, name)}
-            for name in Matrix.FIELDS
-        }
         if options.dry:
-            sys.stdout.write(json.dumps(fields, indent=1) + "\n")
-        else:
-            status = check.write(WHAT, matrix.problems(), **fields)
+            sys.stdout.write(json.dumps(vars(matrix), indent=1) + "\n")
+            return
+        whole = matrix.over(former() if keeps[0] else {})
+        keeps[0] = True
+        status = check.write(WHAT, whole.problems(), **vars(whole))
 
     logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)  # what the proxy cuts off
     forked.start()
