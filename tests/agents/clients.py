@@ -59,6 +59,7 @@ class Matrix:
     figures: dict[str, dict[str, Any]] = field(default_factory=dict)
     versions: dict[str, dict[str, str]] = field(default_factory=dict)
     ran: dict[str, dict[str, Any]] = field(default_factory=dict)
+    ran_real: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def over(self, said: Mapping[str, Any]) -> Matrix:
         """Returns an earlier result with what is here in its place, clients in their order."""
@@ -278,11 +279,11 @@ def main() -> int:
     ]
     status = 0
 
-    def keep(ran: Sequence[Client]) -> None:
+    def keep(clients: Sequence[Client], ran: dict[str, dict[str, Any]]) -> None:
         nonlocal status
-        for client in ran:
+        for client in clients:
             matrix.versions[client.name] = versions_of(client, CLIENTS[client.name].packages)
-            matrix.ran[client.name] = {"revision": check.revision, "changed": check.changed}
+            ran[client.name] = {"revision": check.revision, "changed": check.changed}
         if options.dry:
             sys.stdout.write(json.dumps(vars(matrix), indent=1) + "\n")
             return
@@ -298,10 +299,10 @@ def main() -> int:
         trials = Trials(folder / "root")
         for client in [] if options.real == "only" else clients:
             run_one(matrix, trials, client, folder)
-            keep([client])
+            keep([client], matrix.ran)
         if options.real != "no":
             run_real(matrix, trials, clients, folder)
-            keep(clients)
+            keep(clients, matrix.ran_real)
     return status
 
 

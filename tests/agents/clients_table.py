@@ -35,8 +35,8 @@ CLIENTS = {
         program="openai_agent.py",
         about="OpenAI's Python client: Chat Completions and Responses",
         packages=("openai",),
-        to_know="`chat.completions.stream()` raises `LengthFinishReasonError` at the end of an answer that "
-        "`gen.max_new_tokens` ended; `create(stream=True)` does not",
+        to_know="its helpers `chat.completions.stream()` and `responses.stream()` raise at the end of an answer "
+        "that `gen.max_new_tokens` ended; `create(stream=True)` does not",
     ),
     "anthropic": ClientProgram(
         program="anthropic_agent.py",
@@ -49,7 +49,7 @@ CLIENTS = {
         packages=("openai-agents", "openai"),
         needs_ends=True,
         to_know="over Responses, its default, an answer that `gen.max_new_tokens` ended raises "
-        "`ModelBehaviorError` in the agent, as it would with OpenAI; over Chat Completions it does not",
+        "`ModelBehaviorError` in the agent; over Chat Completions only one without any text does",
     ),
     "langgraph": ClientProgram(
         program="langgraph_agent.py",
