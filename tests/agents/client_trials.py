@@ -131,7 +131,8 @@ class ExternalRun:
                 if done.returncode == 0:
                     told = json.loads(report.read_text())
                 else:
-                    tail = "\n".join(done.stderr.strip().splitlines()[-12:])
+                    told_us = done.stderr.replace(f"{PROGRAMS.parents[2]}/", "")
+                    tail = "\n".join(told_us.strip().splitlines()[-12:])
                     problem = f"the program ended with {done.returncode}: {tail}"
             reward = Path(folder, "reward")
             given = json.loads(reward.read_text())["reward"] if reward.exists() else 0.0

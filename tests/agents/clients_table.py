@@ -35,8 +35,8 @@ CLIENTS = {
         program="openai_agent.py",
         about="OpenAI's Python client: Chat Completions and Responses",
         packages=("openai",),
-        to_know="its helpers `chat.completions.stream()` and `responses.stream()` raise at the end of an answer "
-        "that `gen.max_new_tokens` ended; `create(stream=True)` does not",
+        to_know="its helpers `chat.completions.stream()` and `responses.stream()` raise at the end of an "
+        "answer that `gen.max_new_tokens` ended; `create(stream=True)` does not",
     ),
     "anthropic": ClientProgram(
         program="anthropic_agent.py",
