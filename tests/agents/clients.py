@@ -47,7 +47,10 @@ ENVIRONMENTS = HERE.parents[1] / ".agents"
 POSITIONS = 65536  # of the random policy: some clients begin with pages of instructions
 MOST_CUTS = 4  # an answer of a token or two is there whole before it can be cut off
 END_LOGIT_STD = 8.0  # of the end token over all places, where the policy ends
-ANSWER_TOKENS = 32  # of the real one
+ANSWER_TOKENS, WHOLE_ANSWER_TOKENS = (
+    32,
+    384,
+)  # of the real one; the second where answers have to end
 
 
 @dataclass
@@ -168,10 +171,12 @@ def drive_real(matrix: Matrix, trials: Trials, clients: Sequence[Client], policy
     """Plain and tools of all clients with a real model, in one run that trains nothing."""
     scenarios = ("plain", "tools")
     steps = -(-len(clients) * len(scenarios) // (QUESTIONS * GROUP))
-    words = (f"actor.path={policy}", "schedule=rollout", f"gen.max_new_tokens={ANSWER_TOKENS}")
+    must_end = any(CLIENTS[client.name].needs_ends for client in clients)
+    tokens = WHOLE_ANSWER_TOKENS if must_end else ANSWER_TOKENS
+    words = (f"actor.path={policy}", "schedule=rollout", f"gen.max_new_tokens={tokens}")
     words += (f"exp_ctrl.benchmark_steps={steps}",)
     by_client: list[tuple[Client, Any]] = []
-    with external_run(trials, "real", *words, experiment="grpo-math") as run:
+    with external_run(trials, f"real-{tokens}", *words, experiment="grpo-math") as run:
         for client in clients:
             for scenario in scenarios:
                 by_client.append((client, run.play(client, scenario)))
@@ -301,7 +306,10 @@ def main() -> int:
             run_one(matrix, trials, client, folder)
             keep([client], matrix.ran)
         if options.real != "no":
-            run_real(matrix, trials, clients, folder)
+            for part in (True, False):  # a run each
+                some = [c for c in clients if CLIENTS[c.name].needs_ends is part]
+                if some:
+                    run_real(matrix, trials, some, folder)
             keep(clients, matrix.ran_real)
     return status
 
