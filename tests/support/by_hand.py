@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 TESTS = Path(__file__).parents[1]
+AGENTS_CHECKS = ("clients", "environments", "fuzz_histories")
 
 
 @dataclass(frozen=True)
@@ -40,9 +41,10 @@ class Result:
 
 
 def checks() -> list[str]:
-    """Names of the checks: scripts of tests/acceptance and tests/agents, and the comparison with peers."""
-    scripts = [p for tier in ("acceptance", "agents") for p in sorted((TESTS / tier).glob("*.py"))]
-    return [*(f"{p.parent.name}/{p.stem}" for p in scripts), "oracle/oracle"]
+    """Names of the checks: scripts of tests/acceptance, those of tests/agents, and the comparison with peers."""
+    scripts = sorted(p.stem for p in (TESTS / "acceptance").glob("*.py"))
+    of_agents = [f"agents/{name}" for name in AGENTS_CHECKS]
+    return [*(f"acceptance/{name}" for name in scripts), *of_agents, "oracle/oracle"]
 
 
 def result_of(check: str) -> Result:
@@ -66,8 +68,8 @@ class HandCheck:
     def __init__(self, script: str) -> None:
         self._script = Path(script).resolve()
         self._began_s = time.time()
-        self._revision = _git("rev-parse", "HEAD")
-        self._changed = bool(_git("status", "--porcelain", "--untracked-files=no"))
+        self.revision = _git("rev-parse", "HEAD")
+        self.changed = bool(_git("status", "--porcelain", "--untracked-files=no"))
 
     def write(self, what: str, problems: Sequence[str], *, args: str = "", **found: Any) -> int:
         """Writes its result, and says where; returns the exit status, 1 where there are problems."""
@@ -75,8 +77,8 @@ class HandCheck:
         result = {
             "what": what,
             "command": f"python {name} {args}".rstrip(),
-            "revision": self._revision,
-            "changed": self._changed,
+            "revision": self.revision,
+            "changed": self.changed,
             "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._began_s)),
             "minutes": round((time.time() - self._began_s) / 60, 1),
             "ok": not problems,

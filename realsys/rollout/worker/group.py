@@ -88,7 +88,10 @@ class GroupRunner:
                 respond in time. Also any exception of agent and environment.
         """
         prompt, record, metadata = self._prompt(ticket)
-        asks = [self.caller.ask_for(ticket, index) for index in range(self.group_size)]
+        asks = [
+            self.caller.ask_for(ticket, index, own_prompt=self.agent.own_prompt)
+            for index in range(self.group_size)
+        ]
         try:
             episodes = await gather_all(
                 [

@@ -72,9 +72,13 @@ class PolicyCaller:
                 asked,
             )
 
-    def ask_for(self, ticket: Ticket, index: int) -> EpisodeAsk:
-        """Makes the ``Ask`` of the ticket's episode ``index`` (from 0 in its group)."""
-        return EpisodeAsk(self, ticket, index)
+    def ask_for(self, ticket: Ticket, index: int, *, own_prompt: bool = False) -> EpisodeAsk:
+        """Makes the ``Ask`` of the ticket's episode ``index`` (from 0 in its group).
+
+        Args:
+            own_prompt: the agent begins with other tokens than the question's, which may not fit.
+        """
+        return EpisodeAsk(self, ticket, index, own_prompt=own_prompt)
 
 
 class EpisodeAsk:
@@ -84,8 +88,11 @@ class EpisodeAsk:
     path's, so that both paths give the same answer.
     """
 
-    def __init__(self, caller: PolicyCaller, ticket: Ticket, index: int) -> None:
+    def __init__(
+        self, caller: PolicyCaller, ticket: Ticket, index: int, *, own_prompt: bool = False
+    ) -> None:
         self._caller, self._ticket, self._index = caller, ticket, index
+        self._own_prompt = own_prompt
         self._turn = 0
         self.request_stats = RequestStats()
 
@@ -113,7 +120,11 @@ class EpisodeAsk:
             stop=tuple(stop),
         )
         answering = _AnswerRequests(
-            self._caller, self._ticket, part, self.request_stats, is_first=not turn
+            self._caller,
+            self._ticket,
+            part,
+            self.request_stats,
+            must_fit=not turn and not self._own_prompt,
         )
         name = f"{self._ticket.id}.{self._ticket.tries}.{self._index}.{turn}"
         number = 0
@@ -143,7 +154,7 @@ class _AnswerRequests:
     """The requests of one answer, one after the other, and its failure counts.
 
     Args:
-        is_first: True for the episode's first answer.
+        must_fit: True for an answer to the question alone, which the data set checked for its length.
     """
 
     def __init__(
@@ -153,10 +164,10 @@ class _AnswerRequests:
         part: PartialAnswer,
         request_stats: RequestStats,
         *,
-        is_first: bool,
+        must_fit: bool,
     ) -> None:
         self._caller, self._ticket, self._part, self._took = caller, ticket, part, request_stats
-        self._is_first = is_first
+        self._must_fit = must_fit
         self._clock = asyncio.get_running_loop().time
         self._ends_s = self._clock() + caller.settings.timeout_s
         self._former = -1
@@ -184,10 +195,10 @@ class _AnswerRequests:
             self._count_failure(error)
             self._former = -1
         else:
-            is_first = self._is_first and not self._part.tokens
+            must_fit = self._must_fit and not self._part.tokens
             asked, count = request.sampling.max_new_tokens, len(result.output_ids)
             self._part.take(result, asked=asked)
-            if is_first and result.finish is Finish.LENGTH and count < asked:
+            if must_fit and result.finish is Finish.LENGTH and count < asked:
                 self._caller.log_early_end(use.server, len(request.input_ids), count, asked)
             self._former, self._refusals = (use.server if self._is_well else -1), 0
             self._fruitless = 0 if result.output_ids else self._fruitless + 1
@@ -203,8 +214,8 @@ class _AnswerRequests:
     async def _result(self, request: GenerateRequest, use: UseServer) -> GenerateResult:
         async with self._caller.clients.using(use) as client:
             result = await self._run_on_server(client, request, use)
-        # A later answer may legitimately fill the context
-        fits = self._is_first and not self._part.tokens
+        # A later answer, or an agent's own prompt, may legitimately fill the context
+        fits = self._must_fit and not self._part.tokens
         if fault := result_fault(
             result, request, min_version=self._ticket.min_version, must_answer=fits
         ):

@@ -463,6 +463,11 @@ def test_a_conversation_that_fills_the_model_gets_an_empty_answer_that_is_cut():
     world.requests.append((0, GenerateRequest(rid="", input_ids=PROMPT)))
     with pytest.raises(RemoteError, match="has the model room for as many and an answer"):
         answer_of(world)
+    # An agent's own prompt may be too long: that is for the agent to hear, at once.
+    own = world.ask()._caller.ask_for(TICKET, 0, own_prompt=True)
+    before = len(world.requests)
+    assert asyncio.run(own(PROMPT)).is_none
+    assert len(world.requests) == before + 1
 
 
 def test_a_model_without_room_for_a_first_answer_is_told_once(caplog: pytest.LogCaptureFixture):
