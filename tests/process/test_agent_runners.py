@@ -1,0 +1,339 @@
+"""Programs, functions and clients from outside as agents: real processes and sockets, a scripted policy."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import textwrap
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chat_families import FAMILIES
+from scripted_policy import END, ScriptedPolicy
+
+from realsys.api.agent import (
+    AgentHost,
+    Environment,
+    Episode,
+    EpisodeAgent,
+    EpisodeTask,
+    Observation,
+)
+from realsys.api.errors import RolloutError, WaitTimeout
+from realsys.rollout.runners.command_agent import CommandAgent
+from realsys.rollout.runners.external_agent import ADDRESS_FILE, ExternalAgent
+from realsys.rollout.runners.hosted_agent import PythonAgent
+
+FAMILY = FAMILIES["chatml"]
+ASK = """
+import json, os, sys, time, urllib.request
+def ask(text="hi", url=os.environ.get("OPENAI_BASE_URL"), key=os.environ.get("OPENAI_API_KEY")):
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": text}]}).encode()
+    headers = {"Authorization": "Bearer " + key, "Content-Type": "application/json"}
+    with urllib.request.urlopen(urllib.request.Request(url + "/chat/completions", body, headers)) as r:
+        return json.load(r)["choices"][0]["message"]["content"]
+"""
+
+
+@dataclass
+class Scorer(Environment):
+    """1 for "right", and remembers what it was given."""
+
+    given: list[str] = field(default_factory=list)
+
+    async def reset(self, record: Mapping[str, Any]) -> None: ...
+
+    async def step(self, action: str) -> Observation:
+        self.given.append(action)
+        return Observation(reward=float(action == "right"), info={"seen": 1.0})
+
+
+def played(
+    agent: EpisodeAgent,
+    folder: Path,
+    *script: str,
+    environment: Environment | None = None,
+    beside: Callable[[EpisodeAgent], Coroutine[Any, Any, Any]] | None = None,
+) -> Episode:
+    """One episode of an agent, while ``beside`` runs."""
+    policy = ScriptedPolicy(FAMILY, [f"{text}{END}" for text in script])
+
+    async def ask(
+        tokens: Any, limit: Any = None, /, *, stop: Any = (), on_tokens: Any = None
+    ) -> Any:
+        return await policy.sample(tokens, limit=limit, stop=stop, sampling={}, on_tokens=on_tokens)
+
+    async def run() -> Episode:
+        await agent.open(
+            AgentHost(
+                name="rollout_worker/0",
+                tokenizer=FAMILY.tokenizer,
+                end_ids=frozenset(FAMILY.end_ids),
+                folder=folder / "agents",
+                secret=b"s" * 32,
+            )
+        )
+        task = EpisodeTask(
+            id="0-1-0",
+            prompt=(1,),
+            record={"prompt": "What is it?", "answer": "secret", "level": 3},
+            ask=ask,
+            environment=environment or Scorer(),
+            tokenizer=FAMILY.tokenizer,
+        )
+        try:
+            async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+                if beside is not None:
+                    group.create_task(beside(agent))
+                episode = group.create_task(agent.run_episode(task))
+            return episode.result()
+        finally:
+            await agent.close()
+
+    try:
+        return asyncio.run(run())
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+
+
+def command(folder: Path, code: str, **more: Any) -> CommandAgent:
+    program = folder / "agent.py"
+    program.write_text(ASK + textwrap.dedent(code))
+    return CommandAgent(command=[sys.executable, "-S", str(program)], **more)
+
+
+def function(folder: Path, code: str, **more: Any) -> PythonAgent:
+    module = folder / "an_agent.py"
+    module.write_text(ASK + textwrap.dedent(code))
+    return PythonAgent(function=f"{module}:solve", **more)
+
+
+# ---- programs -------------------------------------------------------------------------------------
+
+
+def test_a_programs_last_answer_is_scored_by_the_environment(tmp_path):
+    scorer = Scorer()
+    agent = command(tmp_path, "ask(); ask('again')")
+    episode = played(agent, tmp_path, "wrong", "right", environment=scorer)
+    assert scorer.given == ["right"]
+    assert episode.reward == 1.0
+    assert len(episode.sequences) == 2  # two questions that have nothing in common
+    assert [s.reward for s in episode.sequences] == [1.0, 1.0]
+    assert (episode.stats["calls"], episode.stats["failed"], episode.stats["seen"]) == (2, 0, 1)
+    assert not list((tmp_path / "agents").glob("*.log"))  # of an agent that ended well
+
+
+@pytest.mark.parametrize(
+    ("written", "reward", "stats"),
+    [
+        ("0.25", 0.25, {}),
+        ('{"reward": 2, "steps": 7}', 2.0, {"steps": 7.0}),
+        ('{"answer": "right"}', 1.0, {"seen": 1.0}),
+    ],
+)
+def test_a_program_may_reward_itself(tmp_path, written, reward, stats):
+    code = f"ask(); open(os.environ['REALSYS_REWARD_FILE'], 'w').write({written!r})"
+    episode = played(command(tmp_path, code), tmp_path, "wrong")
+    assert episode.reward == reward
+    assert stats.items() <= episode.stats.items()
+
+
+@pytest.mark.parametrize("written", ["nan", "much", "[1]", '{"score": 1}', '{"rewards": {"x": 1}}'])
+def test_a_reward_file_that_says_nothing_is_an_error(tmp_path, written):
+    code = f"ask(); open(os.environ['REALSYS_REWARD_FILE'], 'w').write({written!r})"
+    with pytest.raises(RolloutError, match=r"reward"):
+        played(command(tmp_path, code), tmp_path, "wrong")
+
+
+def test_a_program_knows_its_task_but_not_the_answer(tmp_path):
+    code = """
+        task = json.load(open(os.environ["REALSYS_TASK_FILE"]))
+        assert task == {"id": "0-1-0", "prompt": "What is it?", "level": 3}, task
+        assert sorted(os.listdir(".")) == ["task.json", "work"]
+        ask()
+    """
+    assert played(command(tmp_path, code), tmp_path, "right").stats["failed"] == 0
+
+
+@pytest.mark.parametrize("end", ["sys.exit(3)", "raise KeyError('x')", "time.sleep(60)"])
+def test_an_agent_that_fails_after_an_answer_gets_the_failed_reward_and_keeps_its_log(
+    tmp_path, end
+):
+    agent = command(
+        tmp_path, f"ask(); print('so far', flush=True); {end}", timeout_s=5, failed_reward=-1
+    )
+    episode = played(agent, tmp_path, "right")
+    assert (episode.reward, episode.stats["failed"]) == (-1.0, 1.0)
+    (log,) = (tmp_path / "agents").glob("*.log")
+    assert log.read_text().startswith("so far")
+
+
+def test_an_agent_that_asks_nothing_is_an_error_that_quotes_it(tmp_path):
+    with pytest.raises(RolloutError, match=r"without an answer.*status 1.*KeyError: 'token'"):
+        played(command(tmp_path, "os.environ['token']"), tmp_path)
+
+
+def test_an_agent_that_is_killed_is_nobodys_answer(tmp_path):
+    code = "ask(); os.kill(os.getpid(), 9)"
+    with pytest.raises(RolloutError, match="killed by a signal"):
+        played(command(tmp_path, code), tmp_path, "right")
+
+
+def test_nothing_that_an_agent_has_started_outlives_its_episode(tmp_path):
+    code = """
+        import subprocess
+        child = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"],
+                                 start_new_session=True)
+        open(sys.argv[0] + ".pid", "w").write(str(child.pid))
+        ask()
+    """
+    played(command(tmp_path, code), tmp_path, "right")
+    pid = int((tmp_path / "agent.py.pid").read_text())
+    for _ in range(100):
+        if not Path(f"/proc/{pid}").exists():
+            break
+        time.sleep(0.05)
+    assert not Path(f"/proc/{pid}").exists()
+
+
+# ---- functions ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("code", "reward"),
+    [
+        ("def solve(task, base_url, api_key): ask(task['prompt'], base_url, api_key)", 1.0),
+        ("async def solve(session_url): ask('x', session_url, 'none'); return 0.5", 0.5),
+        ("def solve(base_url, api_key): ask('x', base_url, api_key); return 'right'", 1.0),
+        ("def solve(base_url, api_key): ask('x', base_url, api_key); return {'reward': 3}", 3.0),
+    ],
+)
+def test_a_function_gets_what_its_parameters_name(tmp_path, code, reward):
+    assert played(function(tmp_path, code), tmp_path, "right").reward == reward
+
+
+def test_a_function_that_hangs_is_ended_with_its_process(tmp_path):
+    code = "def solve(base_url, api_key): ask('x', base_url, api_key); time.sleep(600)"
+    agent = function(tmp_path, code, timeout_s=2)
+    episode = played(agent, tmp_path, "right")
+    assert (episode.reward, episode.stats["failed"]) == (0.0, 1.0)
+
+
+def test_a_function_that_ends_its_process_is_an_error_and_the_next_one_runs(tmp_path):
+    code = """
+        def solve(task, base_url, api_key):
+            ask('x', base_url, api_key)
+            if not os.path.exists(__file__ + ".once"):
+                open(__file__ + ".once", "w").close()
+                os.kill(os.getpid(), 9)
+    """
+    agent = function(tmp_path, code)
+    with pytest.raises(Exception, match="has ended"):
+        played(agent, tmp_path, "right")
+    assert played(function(tmp_path, code), tmp_path, "right").reward == 1.0
+
+
+@pytest.mark.parametrize(
+    ("code", "what"),
+    [
+        ("def solve(teacher): ...", "parameter 'teacher' is none of client"),
+        ("def resolve(): ...", "has no attribute 'solve'"),
+        (
+            "def solve(base_url, api_key): ask('x', base_url, api_key); return [1]",
+            r"returned \[1\]",
+        ),
+    ],
+)
+def test_a_function_that_can_not_be_one_says_so(tmp_path, code, what):
+    with pytest.raises(Exception, match=what):
+        played(function(tmp_path, code), tmp_path, "right")
+
+
+def test_roles_have_keys_conversations_and_rewards_of_their_own(tmp_path):
+    code = """
+        def solve(roles):
+            for name in ("asker", "solver"):
+                ask(name, roles[name]["base_url"], roles[name]["key"])
+            return {"rewards": {"asker": 0.25, "solver": 0.75}}
+    """
+    agent = function(tmp_path, code, roles=("asker", "solver"))
+    episode = played(agent, tmp_path, "a question", "an answer")
+    assert [(s.role, s.reward) for s in episode.sequences] == [("asker", 0.25), ("solver", 0.75)]
+    assert episode.reward == 0.5
+    assert episode.stats["reward_asker"] == 0.25
+
+
+# ---- clients from outside ---------------------------------------------------------------------------
+
+
+def post(url: str, body: Mapping[str, Any], key: str) -> tuple[int, Any]:
+    headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+    request = urllib.request.Request(url, json.dumps(body).encode(), headers)
+    try:
+        with urllib.request.urlopen(request) as response:
+            return response.status, json.load(response)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
+
+
+def test_a_client_from_outside_starts_rewards_and_ends_its_episode(tmp_path):
+    told = tmp_path / "agents" / ADDRESS_FILE
+
+    async def client(_: EpisodeAgent) -> None:
+        def life() -> None:
+            address = json.loads(told.read_text())
+            assert os.stat(told).st_mode & 0o77 == 0
+            url, admin = address["url"], address["admin_key"]
+            assert post(f"{url}/rl/start_session", {}, "sk-wrong")[0] == 401
+            status, started = post(f"{url}/rl/start_session", {"wait_s": 10}, admin)
+            assert (status, started["task"]["prompt"]) == (200, "What is it?")
+            assert post(f"{url}/rl/start_session", {}, admin)[0] == 429  # it was the only one
+            key = started["api_key"]
+            body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+            assert post(f"{started['base_url']}/chat/completions", body, key)[0] == 200
+            assert post(f"{url}/rl/set_reward", {"reward": 0.5}, key)[0] == 200
+            assert post(f"{url}/rl/end_session", {}, key)[0] == 200
+            assert post(f"{started['base_url']}/chat/completions", body, key)[0] == 401
+
+        while not told.exists():
+            await asyncio.sleep(0.01)
+        await asyncio.to_thread(life)
+
+    episode = played(ExternalAgent(), tmp_path, "right", beside=client)
+    assert (episode.reward, len(episode.sequences)) == (0.5, 1)
+
+
+def test_an_episode_that_its_client_never_ends_is_given_up(tmp_path):
+    told = tmp_path / "agents" / ADDRESS_FILE
+
+    async def client(_: EpisodeAgent) -> None:
+        while not told.exists():
+            await asyncio.sleep(0.01)
+        address = json.loads(told.read_text())
+        await asyncio.to_thread(
+            post, f"{address['url']}/rl/start_session", {"wait_s": 10}, address["admin_key"]
+        )
+
+    with pytest.raises(WaitTimeout, match=r"did not end its episode in 0\.5 s"):
+        played(ExternalAgent(timeout_s=0.5), tmp_path, "right", beside=client)
+
+
+def test_the_endpoint_serves_https_where_it_is_told_to(tmp_path):
+    agent = command(
+        tmp_path, "assert 'https://' in os.environ['OPENAI_BASE_URL']; ask()", listen="https"
+    )
+    assert played(agent, tmp_path, "right").reward == 1.0
+
+
+def test_signals_of_a_terminal_do_not_reach_an_agent(tmp_path):
+    code = "import signal; ask(); assert os.getsid(0) != int(os.environ['SESSION'])"
+    agent = command(tmp_path, code, env={"SESSION": str(os.getsid(0))})
+    assert played(agent, tmp_path, "right").stats["failed"] == 0
