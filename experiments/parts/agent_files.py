@@ -4,26 +4,32 @@ elsewhere.
 
 from __future__ import annotations
 
+import ast
 import os
 import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from realsys.api.errors import ConfigError
+from realsys.api.errors import ConfigError, did_you_mean
 
 
 def located_agent_args(agent: str, args: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the arguments of ``agent`` with absolute paths in place of files' names.
 
-    Of a command those words that are files here; of a function its file; and an interpreter's.
+    Of a command those words that are files here; of a function its file; and an interpreter's. A chat
+    template's file is replaced by its text.
     """
     made = dict(args)
+    if isinstance(made.get("template"), str) and _is_file(made["template"]):
+        made["template"] = Path(made["template"]).expanduser().read_text()
     if _is_path(made.get("python")):  # not resolved: a link of a virtual environment must stay one
         made["python"] = os.path.abspath(os.path.expanduser(made["python"]))
     if agent == "command" and made.get("command"):
         words = _words(made["command"])
-        made["command"] = [str(Path(w).resolve()) if _is_file(w) else w for w in words]
+        made["command"] = [str(Path(w).resolve()) if _is_file(w) else w for w in words] or made[
+            "command"
+        ]
     if agent == "python" and isinstance(made.get("function"), str):
         place, colon, name = made["function"].rpartition(":")
         if place.endswith(".py"):
@@ -63,13 +69,15 @@ def agent_file_problems(agent: str, args: Mapping[str, Any]) -> Iterator[ConfigE
         )
     function = args.get("function")
     if agent == "python" and isinstance(function, str):
-        place, _, _ = function.rpartition(":")
+        place, _, name = function.rpartition(":")
         if place.endswith(".py") and not _is_file(place):
             yield ConfigError(
                 f"no file {place}",
                 where="task.agent_args.function",
                 fix="name a file that is here: FILE.py:FUNCTION",
             )
+        elif place.endswith(".py"):
+            yield from _function_problems(place, name)
     if agent == "command" and args.get("command"):
         for word in _words(args["command"])[:2]:  # the program, and what an interpreter runs
             if word.endswith(".py") and not _is_file(word):
@@ -80,10 +88,45 @@ def agent_file_problems(agent: str, args: Mapping[str, Any]) -> Iterator[ConfigE
                 )
 
 
+def _function_problems(place: str, name: str) -> Iterator[ConfigError]:
+    """Yields that a file can't be read as Python, or names nothing so. It is not run."""
+    try:
+        tree = ast.parse(Path(place).expanduser().read_bytes())
+    except (SyntaxError, ValueError) as error:
+        yield ConfigError(
+            f"{place} can't be read: {error}", where="task.agent_args.function", fix="mend the file"
+        )
+        return
+    functions = [n.name for n in tree.body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+    others = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
+    imported = {
+        alias.asname or alias.name
+        for n in ast.walk(tree)
+        if isinstance(n, ast.Import | ast.ImportFrom)
+        for alias in n.names
+    }
+    if name not in {*functions, *others, *imported, *_inner_names(tree)} and "*" not in imported:
+        yield ConfigError(
+            f"{place} has no function {name!r}",
+            where="task.agent_args.function",
+            fix=did_you_mean(name, functions),
+        )
+
+
+def _inner_names(tree: ast.Module) -> set[str]:
+    """Returns names of functions that are defined under a condition."""
+    kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+    return {n.name for n in ast.walk(tree) if isinstance(n, kinds)}
+
+
 def _words(command: Any) -> list[str]:
+    if not isinstance(command, str) and not (
+        isinstance(command, list | tuple) and all(isinstance(word, str) for word in command)
+    ):
+        return []  # the arguments' own check reports it
     from realsys.rollout.runners.agent_arguments import CommandArguments
 
-    return CommandArguments(command=command).argv
+    return CommandArguments(command=command if isinstance(command, str) else list(command)).argv
 
 
 def _is_file(word: str) -> bool:

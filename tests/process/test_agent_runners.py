@@ -27,9 +27,10 @@ from realsys.api.agent import (
     EpisodeTask,
     Observation,
 )
-from realsys.api.errors import RolloutError, WaitTimeout
+from realsys.api.errors import ConfigError, RolloutError
 from realsys.rollout.runners.command_agent import CommandAgent
 from realsys.rollout.runners.external_agent import ADDRESS_FILE, ExternalAgent
+from realsys.rollout.runners.host_process import HostProcess
 from realsys.rollout.runners.hosted_agent import PythonAgent
 
 FAMILY = FAMILIES["chatml"]
@@ -153,6 +154,28 @@ def test_a_reward_file_that_says_nothing_is_an_error(tmp_path, written):
         played(command(tmp_path, code), tmp_path, "wrong")
 
 
+@pytest.mark.parametrize(
+    "make", ["os.mkfifo(path)", "os.mkdir(path)", "os.symlink('/etc/hostname', path)"]
+)
+def test_a_reward_file_that_is_no_file_is_not_opened(tmp_path, make):
+    code = f"path = os.environ['REALSYS_REWARD_FILE']; {make}; ask()"
+    with pytest.raises(
+        RolloutError, match=r"reward file can't be read: it (is no file|can't be opened)"
+    ):
+        played(command(tmp_path, code), tmp_path, "right")
+
+
+def test_what_a_killed_worker_left_is_removed_by_the_next(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    agent = command(tmp_path, "ask()")
+    played(agent, tmp_path, "right")
+    left = tmp_path / f"{agent._prefix}left"
+    left.mkdir()
+    played(command(tmp_path, "ask()"), tmp_path, "right")
+    assert not left.exists()
+
+
 def test_a_program_knows_its_task_but_not_the_answer(tmp_path):
     code = """
         task = json.load(open(os.environ["REALSYS_TASK_FILE"]))
@@ -225,6 +248,29 @@ def test_a_function_that_hangs_is_ended_with_its_process(tmp_path):
     agent = function(tmp_path, code, timeout_s=2)
     episode = played(agent, tmp_path, "right")
     assert (episode.reward, episode.stats["failed"]) == (0.0, 1.0)
+
+
+def test_a_process_that_dies_at_its_start_is_noticed_by_every_episode(tmp_path):
+    """Also by those that come between its last output and its exit status."""
+    host = HostProcess(
+        [sys.executable, "-S", "-c", "import sys; sys.exit('no such agent')"],
+        name="host 0",
+        log=tmp_path / "host.log",
+        env={},
+        cwd=tmp_path,
+    )
+
+    async def several() -> list[Any]:
+        try:
+            async with asyncio.timeout(60):
+                calls = [host.run({"id": str(i)}, timeout_s=3600) for i in range(4)]
+                return await asyncio.gather(*calls, return_exceptions=True)
+        finally:
+            await host.close()
+
+    found = asyncio.run(several())
+    assert [type(error) for error in found] == [ConfigError] * 4
+    assert all("no such agent" in str(error) for error in found)
 
 
 def test_a_function_that_ends_its_process_is_an_error_and_the_next_one_runs(tmp_path):
@@ -311,19 +357,59 @@ def test_a_client_from_outside_starts_rewards_and_ends_its_episode(tmp_path):
     assert (episode.reward, len(episode.sequences)) == (0.5, 1)
 
 
-def test_an_episode_that_its_client_never_ends_is_given_up(tmp_path):
+def test_what_a_client_leaves_unfinished_is_offered_to_the_next(tmp_path):
+    told = tmp_path / "agents" / ADDRESS_FILE
+
+    async def clients(_: EpisodeAgent) -> None:
+        def life() -> None:
+            address = json.loads(told.read_text())
+            url, admin = address["url"], address["admin_key"]
+            body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+            started = [post(f"{url}/rl/start_session", {"wait_s": 10}, admin)[1] for _ in "a"]
+            asked = post(f"{started[0]['base_url']}/chat/completions", body, started[0]["api_key"])
+            assert asked[0] == 200  # and then it is never heard of again
+            second = post(f"{url}/rl/start_session", {"wait_s": 10}, admin)[1]
+            old_key = started[0]["api_key"]
+            assert post(f"{started[0]['base_url']}/chat/completions", body, old_key)[0] == 401
+            assert post(f"{url}/rl/end_session", {}, second["api_key"])[0] == 200  # asked nothing
+            third = post(f"{url}/rl/start_session", {"wait_s": 10}, admin)[1]
+            answered = post(f"{third['base_url']}/chat/completions", body, third["api_key"])[1]
+            assert answered["choices"][0]["message"]["content"] == "right"
+            assert answered["id"] != asked[1]["id"]
+            assert post(f"{url}/rl/end_session", {}, third["api_key"])[0] == 200
+
+        while not told.exists():
+            await asyncio.sleep(0.01)
+        await asyncio.to_thread(life)
+
+    episode = played(ExternalAgent(timeout_s=1.5), tmp_path, "wrong", "right", beside=clients)
+    assert (episode.reward, len(episode.sequences), episode.stats["calls"]) == (1.0, 1, 1.0)
+
+
+@pytest.mark.parametrize("key", ["short", "two words", "schlüssel-lang", 5, "k" * 257])
+def test_a_sessions_key_can_be_sent_in_a_header(tmp_path, key):
     told = tmp_path / "agents" / ADDRESS_FILE
 
     async def client(_: EpisodeAgent) -> None:
+        def life() -> None:
+            address = json.loads(told.read_text())
+            url, admin = address["url"], address["admin_key"]
+            for wrong in (key, admin):
+                status, said = post(f"{url}/rl/start_session", {"api_key": wrong}, admin)
+                assert (status, "key" in said["error"]["message"]) == (400, True)
+            mine = "my-own.key_1"
+            started = post(f"{url}/rl/start_session", {"api_key": mine, "wait_s": 10}, admin)[1]
+            assert started["api_key"] == mine
+            assert post(f"{url}/rl/set_reward", {"reward": 1e300}, mine)[0] == 400
+            body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+            assert post(f"{started['base_url']}/chat/completions", body, mine)[0] == 200
+            assert post(f"{url}/rl/end_session", {}, mine)[0] == 200
+
         while not told.exists():
             await asyncio.sleep(0.01)
-        address = json.loads(told.read_text())
-        await asyncio.to_thread(
-            post, f"{address['url']}/rl/start_session", {"wait_s": 10}, address["admin_key"]
-        )
+        await asyncio.to_thread(life)
 
-    with pytest.raises(WaitTimeout, match=r"did not end its episode in 0\.5 s"):
-        played(ExternalAgent(timeout_s=0.5), tmp_path, "right", beside=client)
+    assert played(ExternalAgent(), tmp_path, "right", beside=client).reward == 1.0
 
 
 def test_the_endpoint_serves_https_where_it_is_told_to(tmp_path):

@@ -145,6 +145,7 @@ class EpisodeSession:
     is_over: bool = False
     on_first_call: Callable[[], None] | None = None
     _book: CallBook[_Work] = field(default_factory=CallBook)
+    _num_starts: int = 0
 
     @asynccontextmanager
     async def call(
@@ -214,6 +215,13 @@ class EpisodeSession:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
+    async def restart(self) -> None:
+        """Begins the episode anew: what was answered is forgotten, and new answers have other ids."""
+        await self.close()
+        self._num_starts += 1
+        self.tree, self._book = AnswerTree(), CallBook()
+        self.reward, self.is_over = None, False
+
     def last_node(self) -> AnswerNode | None:
         """Returns the newest answer that the client has got."""
         return next((n for n in reversed(self.tree.nodes) if n.delivered), None)
@@ -233,7 +241,8 @@ class EpisodeSession:
     # ---- one call --------------------------------------------------------------------------------
 
     def _call_id(self, call: ChatCall[_Work]) -> str:
-        return f"chatcmpl-{self.id}-{call.number}"
+        start = f".{self._num_starts}" if self._num_starts else ""
+        return f"chatcmpl-{self.id}{start}-{call.number}"
 
     def _start(
         self,

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -22,6 +23,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from realsys.api.basics.reward import LARGEST
 from realsys.api.errors import (
     DataError,
     InternalError,
@@ -51,6 +53,7 @@ from realsys.rollout.endpoint.session_registry import (
 logger = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 32 << 20
+_KEY = re.compile(r"[A-Za-z0-9._-]{8,256}")
 PING_S = 10.0  # a stream without text for so long gets a sign of life
 MOST_WAIT_S = 60.0  # for an episode; clients ask again
 
@@ -146,7 +149,7 @@ class _SessionLives:
         body = _object(await request.read())
         key, started = await self._registry.start(
             task_id=str(body.get("task_id") or ""),
-            key=str(body.get("api_key") or ""),
+            key=self._own_key(body.get("api_key")),
             wait_s=min(MOST_WAIT_S, _number(body.get("wait_s", 0.0), "wait_s")),
         )
         base = f"{request.scheme}://{request.host}"
@@ -160,10 +163,30 @@ class _SessionLives:
             }
         )
 
+    def _own_key(self, given: Any) -> str:
+        """Returns the key that a client wants its session to have; empty: one is made."""
+        if given in (None, ""):
+            return ""
+        if (
+            not isinstance(given, str)
+            or not _KEY.fullmatch(given)
+            or self._registry.is_admin(given)
+        ):
+            raise DataError(
+                "this can't be a session's key",
+                where="api_key",
+                fix="send 8 to 256 letters, digits and . _ - that are not the administrator's key",
+            )
+        return given
+
     async def set_reward(self, request: web.Request) -> web.StreamResponse:
         session = self._registry.find(key_of(request))
         body = _object(await request.read())
         reward = _number(body.get("reward"), "reward")
+        if abs(reward) > LARGEST:
+            raise DataError(
+                f"{reward!r} is too large", where="reward", fix="send a number that float32 holds"
+            )
         call_id = body.get("interaction_id")
         session.set_reward(reward, call_id=None if call_id is None else str(call_id))
         return json_body({"session_id": session.id, "reward": reward})

@@ -112,6 +112,11 @@ class SessionRegistry:
         self._sessions.pop(key, None)
         self._from_outside.discard(key)
 
+    def close_from_outside(self, session: EpisodeSession) -> None:
+        """Forgets a session's keys that clients from outside have."""
+        for key in [k for k in self._from_outside if self._sessions.get(k) is session]:
+            self.close(key)
+
     def find(self, key: str) -> EpisodeSession:
         """Returns the session of a key.
 

@@ -24,7 +24,8 @@ class ConversationArguments:
         keep_thoughts: thoughts of earlier answers stay in the conversation where the chat template
             would drop them; else such a request begins a branch.
         form: how the policy writes thoughts and tool calls; empty: as the chat template shows.
-        template, template_args: a chat template in place of the tokenizer's; arguments for it.
+        template, template_args: a chat template in place of the tokenizer's, its text or a file where the
+            command is given; arguments for it.
         max_calls: most requests of an episode.
     """
 
@@ -41,6 +42,12 @@ class ConversationArguments:
     def __post_init__(self) -> None:
         for name in ("timeout_s", "max_calls"):
             _check_above_0(name, getattr(self, name))
+        if self.template and not any(mark in self.template for mark in ("{{", "{%")):
+            raise ConfigError(
+                f"{self.template[:80]!r} is no chat template, and no file here",
+                where="task.agent_args.template",
+                fix="name a file that is here, or give a template's text",
+            )
 
 
 @dataclass(eq=False, kw_only=True)

@@ -8,10 +8,12 @@ a reward into a file.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import logging
 import os
 import shutil
+import stat
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -19,7 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from realsys.api.agent import EpisodeTask
+from realsys.api.agent import AgentHost, EpisodeTask
 from realsys.api.errors import RolloutError
 from realsys.rollout.runners.agent_arguments import CommandArguments
 from realsys.rollout.runners.endpoint_agent import EndpointAgent
@@ -42,9 +44,18 @@ class CommandAgent(CommandArguments, EndpointAgent):
     environment scores the policy's last answer, or the file's ``answer``.
     """
 
+    async def open(self, host: AgentHost) -> None:
+        """Starts the endpoint; removes what a killed worker before this one has left."""
+        await super().open(host)
+        place = f"{host.folder.parents[2]}/{host.name}"  # the same in all attempts of the phase
+        name = hashlib.blake2b(place.encode(), digest_size=6).hexdigest()
+        self._prefix = f"realsys-agent-{name}-"
+        for left in Path(tempfile.gettempdir()).glob(f"{self._prefix}*"):
+            shutil.rmtree(left, ignore_errors=True)
+
     async def play(self, task: EpisodeTask, seats: Sequence[EpisodeSeat]) -> AgentOutcome:
         """Runs the program to its end, or to its deadline."""
-        folder = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="realsys-agent-"))
+        folder = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix=self._prefix))
         log = self.host.folder / f"{task.id}.log"
         try:
             await asyncio.to_thread(_prepare, folder, log, self.task_json(task))
@@ -122,7 +133,7 @@ def read_reward(path: Path, *, problem: str) -> AgentOutcome:
         RolloutError: it holds neither a number nor an object with one.
     """
     try:
-        text = path.read_bytes()[:_MOST_REWARD_BYTES].decode().strip()
+        text = _regular_bytes(path).decode().strip()
     except (FileNotFoundError, UnicodeDecodeError):
         return AgentOutcome(problem=problem)
     try:
@@ -135,6 +146,30 @@ def read_reward(path: Path, *, problem: str) -> AgentOutcome:
             where="$REALSYS_REWARD_FILE",
             fix='write a number, or {"reward": NUMBER, …}, or {"answer": TEXT} to have that scored',
         ) from error
+
+
+def _regular_bytes(path: Path) -> bytes:
+    """Reads a file that a program has made, which may be anything: a pipe would wait for ever."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise _no_file(f"it can't be opened: {error.strerror}") from error
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise _no_file("it is no file")
+        return os.read(descriptor, _MOST_REWARD_BYTES)
+    finally:
+        os.close(descriptor)
+
+
+def _no_file(why: str) -> RolloutError:
+    return RolloutError(
+        f"the agent's reward file can't be read: {why}",
+        where="$REALSYS_REWARD_FILE",
+        fix="write a number into a plain file of that name",
+    )
 
 
 def _prepare(folder: Path, log: Path, task_json: Mapping[str, object]) -> None:

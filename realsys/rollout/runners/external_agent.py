@@ -10,17 +10,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from realsys.api.agent import AgentHost, EpisodeTask
-from realsys.api.errors import WaitTimeout
 from realsys.rollout.conversation.episode_session import EpisodeSession
 from realsys.rollout.endpoint.session_registry import NoRoom, StartedEpisode
 from realsys.rollout.runners.endpoint_agent import EndpointAgent, admin_key
 from realsys.rollout.runners.episode_outcome import AgentOutcome, EpisodeSeat
+
+logger = logging.getLogger(__name__)
 
 ADDRESS_FILE = "endpoint.json"
 
@@ -31,7 +33,7 @@ class _Offer:
 
     task: EpisodeTask
     session: EpisodeSession
-    is_taken: bool = False
+    taken: asyncio.Event = field(default_factory=asyncio.Event)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -70,26 +72,39 @@ class ExternalAgent(EndpointAgent):
         new.rename(path)
 
     async def play(self, task: EpisodeTask, seats: Sequence[EpisodeSeat]) -> AgentOutcome:
-        """Waits until a client has taken and ended the episode."""
+        """Waits until a client has taken the episode, asked the policy and ended it.
+
+        What a client leaves unfinished, or ends without an answer, is offered anew.
+        """
         (seat,) = seats
-        session = seat.session
-        offer = _Offer(task, session)
+        while True:
+            offer = _Offer(task, seat.session)
+            if await self._is_finished(offer):
+                return AgentOutcome()
+            self.registry.close_from_outside(seat.session)
+            await seat.session.restart()
+
+    async def _is_finished(self, offer: _Offer) -> bool:
+        session = offer.session
         self._offers.append(offer)
         self._by_session[session.id] = offer
         self._offered.set()
         try:
-            while not offer.is_taken and not offer.ended.is_set():
-                await asyncio.sleep(0.05)
+            await offer.taken.wait()
             try:
                 async with asyncio.timeout(self.timeout_s):
                     await offer.ended.wait()
             except TimeoutError:
-                raise WaitTimeout(
-                    f"the client did not end its episode in {self.timeout_s:g} s",
-                    where=f"episode {task.id}",
-                    fix="end it with /rl/end_session, or raise task.agent_args.timeout_s",
-                ) from None
-            return AgentOutcome()
+                logger.warning(
+                    "client did not end its episode episode=%s timeout_s=%g",
+                    session.id,
+                    self.timeout_s,
+                )
+                return False
+            if session.last_node() is None:
+                logger.info("client ended without an answer episode=%s", session.id)
+                return False
+            return True
         finally:
             if offer in self._offers:
                 self._offers.remove(offer)
@@ -120,7 +135,7 @@ class ExternalAgent(EndpointAgent):
                 continue
         offer = fits[0]
         self._offers.remove(offer)
-        offer.is_taken = True
+        offer.taken.set()
         return StartedEpisode(session=offer.session, task=self.task_json(offer.task))
 
     async def end(self, session: EpisodeSession) -> None:

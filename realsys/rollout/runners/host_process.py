@@ -89,7 +89,8 @@ class HostProcess:
 
     async def _ensure(self) -> None:
         async with self._starting:
-            if self._process is not None and self._process.returncode is None:
+            # Its end is seen by the reader first: the exit status comes later
+            if self._reader is not None and not self._reader.done():
                 return
             await self.close()
             self._log.parent.mkdir(parents=True, exist_ok=True)

@@ -419,7 +419,8 @@ def test_show_every_option_with_default_unit_range_and_meaning(
     assert run(["show", "--config", "ppo-math"]) == 0
     out = capsys.readouterr().out
     assert (
-        "# task = math (file | harbor | math | mixture | preferences | reasoning_gym | verifiers): " in out
+        "# task = math (file | harbor | math | mixture | preferences | reasoning_gym | verifiers): "
+        in out
     )  # a choice heads its kind's settings
     for path in rows:
         group = re.escape(path.rpartition(".")[0])

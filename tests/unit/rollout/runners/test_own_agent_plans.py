@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 from harbor_tasks import write_task
 
+from experiments.parts.agent_files import agent_file_problems, located_agent_args
 from experiments.task import FileTask
 from experiments.tasks.harbor import HarborTask
 from experiments.tasks.verifiers import VerifiersTask
 from realsys.api import registry
 from realsys.api.errors import ConfigError
 from realsys.config.plugin_arguments import argument_problems
+from realsys.rollout.runners.agent_arguments import PythonArguments
 
 
 def whats(task: Any) -> str:
@@ -109,3 +111,38 @@ def test_an_interpreter_is_found_where_the_command_was_given(
     assert whats(task("bin/other")) == "no interpreter bin/other"
     assert whats(task("/nodes/python")) == ""  # that nodes may have
     assert task("python3").episode_args["python"] == "python3"
+
+
+@pytest.mark.parametrize(
+    ("code", "name", "problem"),
+    [
+        ("def solve(): ...", "solve", ""),
+        ("async def solve(): ...", "solve", ""),
+        ("from agents import solve", "solve", ""),
+        ("from agents import *", "solve", ""),
+        ("if True:\n    def solve(): ...", "solve", ""),
+        ("solve = print", "solve", ""),
+        ("def solve(): ...", "slove", "has no function 'slove'"),
+        ("def solve(:", "solve", "can't be read"),
+    ],
+)
+def test_a_plan_knows_whether_a_file_has_the_function(tmp_path, code, name, problem):
+    file = tmp_path / "my_agent.py"
+    file.write_text(code)
+    found = list(agent_file_problems("python", {"function": f"{file}:{name}"}))
+    assert [problem in one.what for one in found] == [True] * bool(problem)
+
+
+def test_a_chat_template_may_be_a_file(tmp_path):
+    file = tmp_path / "chat.jinja"
+    file.write_text("{{ messages }}")
+    made = located_agent_args("chat", {"template": str(file)})
+    assert made["template"] == "{{ messages }}"
+    with pytest.raises(ConfigError, match=r"no\.jinja' is no chat template"):
+        PythonArguments(function="a:b", template="no.jinja")
+
+
+@pytest.mark.parametrize("command", [True, 3, [1], None])
+def test_a_command_that_is_no_text_is_left_to_the_check_of_arguments(command):
+    assert list(agent_file_problems("command", {"command": command})) == []
+    assert located_agent_args("command", {"command": command})["command"] == command
