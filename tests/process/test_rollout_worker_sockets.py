@@ -156,6 +156,8 @@ class Scene:
             phase=SimpleNamespace(config=SimpleNamespace(reward_worker=[])),
             name="rollout_worker/0",
             index=0,
+            host="127.0.0.1",
+            ports=None,
             plan=SimpleNamespace(trial=WHO["trial"]),
             attempt=SimpleNamespace(number=WHO["attempt"], token=WHO["token"]),
             attempt_files=SimpleNamespace(curve_keys=self.folder / "curve.json"),

@@ -479,10 +479,10 @@ def test_starting_with_a_key_ends_the_session_that_had_it() -> None:
     async def test(at: Endpoint) -> None:
         at.source.waiting = [at.unopened(f"{id}{END}", id=id)[0] for id in "ab"]
         for id in "ab":
-            _, said, _ = await at.post("/rl/start_session", {"api_key": "mine"}, ADMIN)
-            assert (said["session_id"], said["api_key"]) == (id, "mine")
+            _, said, _ = await at.post("/rl/start_session", {"api_key": "mine-alone"}, ADMIN)
+            assert (said["session_id"], said["api_key"]) == (id, "mine-alone")
         assert at.source.ended == ["a"]
-        assert (await at.ask("mine"))["choices"][0]["message"]["content"] == "b"
+        assert (await at.ask("mine-alone"))["choices"][0]["message"]["content"] == "b"
 
     over_http(test)
 
@@ -492,7 +492,7 @@ def test_two_who_start_with_one_key_at_once_leave_one_session_and_lose_none() ->
         at.source.go = asyncio.Event()
         at.source.waiting = [at.unopened(id=id)[0] for id in "ab"]
         starts = [
-            asyncio.create_task(at.post("/rl/start_session", {"api_key": "mine"}, ADMIN))
+            asyncio.create_task(at.post("/rl/start_session", {"api_key": "mine-alone"}, ADMIN))
             for _ in range(2)
         ]
         await asyncio.sleep(0.1)
@@ -500,7 +500,7 @@ def test_two_who_start_with_one_key_at_once_leave_one_session_and_lose_none() ->
         made = await asyncio.gather(*starts)
         assert [status for status, _, _ in made] == [200, 200]
         assert len(at.source.ended) == 1  # the other one is open
-        assert {at.source.ended[0], at.registry.find("mine").id} == {"a", "b"}
+        assert {at.source.ended[0], at.registry.find("mine-alone").id} == {"a", "b"}
 
     over_http(test)
 
