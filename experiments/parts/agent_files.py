@@ -23,17 +23,15 @@ def located_agent_args(agent: str, args: Mapping[str, Any]) -> dict[str, Any]:
     made = dict(args)
     if isinstance(made.get("template"), str) and _is_file(made["template"]):
         made["template"] = Path(made["template"]).expanduser().read_text()
-    if _is_path(made.get("python")):  # not resolved: a link of a virtual environment must stay one
-        made["python"] = os.path.abspath(os.path.expanduser(made["python"]))
+    if _is_path(made.get("python")):
+        made["python"] = _whole(made["python"])
     if agent == "command" and made.get("command"):
         words = _words(made["command"])
-        made["command"] = [str(Path(w).resolve()) if _is_file(w) else w for w in words] or made[
-            "command"
-        ]
+        made["command"] = [_whole(w) if _is_file(w) else w for w in words] or made["command"]
     if agent == "python" and isinstance(made.get("function"), str):
         place, colon, name = made["function"].rpartition(":")
         if place.endswith(".py"):
-            made["function"] = str(Path(place).expanduser().resolve()) + colon + name
+            made["function"] = _whole(place) + colon + name
     return made
 
 
@@ -55,7 +53,7 @@ def _located_command(command: Any) -> Any:
         words = shlex.split(command)
     except (ValueError, TypeError, AttributeError):
         return command
-    return shlex.join(str(Path(w).expanduser().resolve()) if _is_file(w) else w for w in words)
+    return shlex.join(_whole(w) if _is_file(w) else w for w in words)
 
 
 def agent_file_problems(agent: str, args: Mapping[str, Any]) -> Iterator[ConfigError]:
@@ -127,6 +125,11 @@ def _words(command: Any) -> list[str]:
     from realsys.rollout.runners.agent_arguments import CommandArguments
 
     return CommandArguments(command=command if isinstance(command, str) else list(command)).argv
+
+
+def _whole(path: str) -> str:
+    """Returns the absolute path; links stay: a virtual environment's interpreter is one."""
+    return os.path.abspath(os.path.expanduser(path))
 
 
 def _is_file(word: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -146,3 +147,14 @@ def test_a_chat_template_may_be_a_file(tmp_path):
 def test_a_command_that_is_no_text_is_left_to_the_check_of_arguments(command):
     assert list(agent_file_problems("command", {"command": command})) == []
     assert located_agent_args("command", {"command": command})["command"] == command
+
+
+def test_an_interpreter_of_a_virtual_environment_stays_a_link(tmp_path, monkeypatch):
+    """Resolved, it would be the interpreter without the environment's packages."""
+    (tmp_path / "python").symlink_to(sys.executable)
+    (tmp_path / "agent.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    here = Path.cwd()
+    for command in ("./python agent.py x", [f"{here}/python", "agent.py", "x"]):
+        made = located_agent_args("command", {"command": command})
+        assert made["command"] == [f"{here}/python", f"{here}/agent.py", "x"]
