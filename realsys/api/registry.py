@@ -45,7 +45,7 @@ ARGUMENTS: dict[str, dict[str, str]] = {
     "agent": {
         "chat": "realsys.rollout.runners.agent_arguments:ChatArguments",
         "command": "realsys.rollout.runners.agent_arguments:CommandArguments",
-        "external": "realsys.rollout.runners.agent_arguments:EndpointArguments",
+        "external": "realsys.rollout.runners.agent_arguments:ExternalArguments",
         "harbor": "realsys.rollout.runners.agent_arguments:HarborArguments",
         "nemo_gym": "realsys.rollout.runners.agent_arguments:NemoGymArguments",
         "python": "realsys.rollout.runners.agent_arguments:PythonArguments",

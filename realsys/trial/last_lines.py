@@ -15,3 +15,9 @@ def last_lines(path: Path, *, max_bytes: int = 65_536) -> list[str]:
             return file.read().decode("utf-8", "replace").splitlines()
     except OSError:
         return []
+
+
+def last_log_line(path: Path, *, most_chars: int = 300) -> str:
+    """Returns the last line of a program's log that is not blank, for an error that quotes it."""
+    spoken = [line for line in last_lines(path) if line.strip()]
+    return spoken[-1].strip()[:most_chars] if spoken else "(it printed nothing)"

@@ -155,13 +155,11 @@ def test_a_reward_file_that_says_nothing_is_an_error(tmp_path, written):
 
 
 @pytest.mark.parametrize(
-    "make", ["os.mkfifo(path)", "os.mkdir(path)", "os.symlink('/etc/hostname', path)"]
+    "make", ["os.mkfifo(path)", "os.mkdir(path)", "open(path, 'wb').write(b'\\xff')"]
 )
-def test_a_reward_file_that_is_no_file_is_not_opened(tmp_path, make):
+def test_a_reward_file_that_is_no_text_is_an_error(tmp_path, make):
     code = f"path = os.environ['REALSYS_REWARD_FILE']; {make}; ask()"
-    with pytest.raises(
-        RolloutError, match=r"reward file can't be read: it (is no file|can't be opened)"
-    ):
+    with pytest.raises(RolloutError, match="reward file can't be read"):
         played(command(tmp_path, code), tmp_path, "right")
 
 

@@ -104,14 +104,10 @@ class _Work:
 
 @dataclass(frozen=True, kw_only=True)
 class LiveReply:
-    """A call whose answer is on its way. ``result`` waits for it; it ends although the client leaves.
-
-    ``is_first``: this connection was the first to ask, so it gets the text as it comes.
-    """
+    """A call whose answer is on its way. ``result`` waits for it; it ends although the client leaves."""
 
     id: str
     created: int
-    is_first: bool
     _task: asyncio.Task[ChatResult]
     _read: list[bool]
 
@@ -171,7 +167,6 @@ class EpisodeSession:
         live = LiveReply(
             id=self._call_id(call),
             created=int(time.time()),
-            is_first=is_new,
             _task=task,
             _read=read,
         )

@@ -19,17 +19,15 @@ class ConversationArguments:
     """Arguments of every agent that speaks to the policy in messages.
 
     Attributes:
-        timeout_s: most seconds of an episode, before it is scored.
         match: how equal messages must be for a conversation to go on, see message_matching.py.
         keep_thoughts: thoughts of earlier answers stay in the conversation where the chat template
             would drop them; else such a request begins a branch.
         form: how the policy writes thoughts and tool calls; empty: as the chat template shows.
         template, template_args: a chat template in place of the tokenizer's, its text or a file where the
             command is given; arguments for it.
-        max_calls: most requests of an episode.
     """
 
-    timeout_s: float = 1800.0
+    timeout_s: float = option(1800.0, "longest episode, before it is scored", unit="seconds", gt=0)
     match: Literal["strict", "tools", "content"] = "tools"
     keep_thoughts: bool = True
     form: Literal[
@@ -37,11 +35,9 @@ class ConversationArguments:
     ] = ""
     template: str = ""
     template_args: Mapping[str, Any] = field(default_factory=dict)
-    max_calls: int = 1000
+    max_calls: int = option(1000, "most requests of an episode", ge=1)
 
     def __post_init__(self) -> None:
-        for name in ("timeout_s", "max_calls"):
-            _check_above_0(name, getattr(self, name))
         if self.template and not any(mark in self.template for mark in ("{{", "{%")):
             raise ConfigError(
                 f"{self.template[:80]!r} is no chat template, and no file here",
@@ -55,7 +51,6 @@ class EndpointArguments(ConversationArguments):
     """Arguments of every agent behind the endpoint.
 
     Attributes:
-        starting_at_once: episodes that may be between their start and their first request.
         failed_reward: of an episode whose agent failed after the policy had answered; one that failed
             before is an error, and the question is answered anew.
         with_answer: the task that the agent is given holds the record's answer.
@@ -65,7 +60,9 @@ class EndpointArguments(ConversationArguments):
             clients come from outside and there are other nodes.
     """
 
-    starting_at_once: int = 8
+    starting_at_once: int = option(
+        8, "episodes that may be between their start and their first request", ge=1
+    )
     failed_reward: float = 0.0
     with_answer: bool = False
     roles: tuple[str, ...] = ()
@@ -74,12 +71,25 @@ class EndpointArguments(ConversationArguments):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_above_0("starting_at_once", self.starting_at_once)
         if len(set(self.roles)) < len(self.roles) or not all(map(str.isidentifier, self.roles)):
             raise ConfigError(
                 f"roles are {list(self.roles)}",
                 where="task.agent_args.roles",
                 fix="use different names of letters, digits and _",
+            )
+
+
+@dataclass(eq=False, kw_only=True)
+class ExternalArguments(EndpointArguments):
+    """Arguments of ``agent=external``."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.roles:
+            raise ConfigError(
+                "a client from outside has one conversation with the policy in an episode",
+                where="task.agent_args.roles",
+                fix="leave it out, or use agent python or command",
             )
 
 
@@ -131,17 +141,12 @@ class HostedArguments(EndpointArguments):
 
     Attributes:
         python: interpreter with the agent's libraries; empty: that of the worker.
-        processes: how many, episodes in turn.
         env: further environment variables of theirs.
     """
 
     python: str = ""
-    processes: int = 1
+    processes: int = option(1, "how many, episodes in turn", ge=1)
     env: Mapping[str, str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_above_0("processes", self.processes)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -194,31 +199,19 @@ class HarborArguments(ConversationArguments):
     """Arguments of ``agent=harbor``.
 
     Attributes:
-        max_turns: most answers of an episode; the commands of the last one are run, too.
-        output_chars: most that the policy is shown of one command's output.
         commands: as calls of a tool ``bash``, or as fenced blocks in the text; empty: calls, where the
             chat template shows tools.
         system: the system message; empty: one that says how commands are given.
         rule: arguments of the reward rule ``harbor``; the task gives its own (task.reward_args.harbor).
     """
 
-    max_turns: int = 20
-    output_chars: int = 4000
+    max_turns: int = option(
+        20, "most answers of an episode; the commands of the last one are run, too", ge=1
+    )
+    output_chars: int = option(4000, "most that the policy is shown of one command's output", ge=1)
     commands: Literal["", "calls", "blocks"] = ""
     system: str = ""
     rule: Mapping[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("max_turns", "output_chars"):
-            _check_above_0(name, getattr(self, name))
-
-
-def _check_above_0(name: str, value: float) -> None:
-    if value <= 0:
-        raise ConfigError(
-            f"{name} is {value}", where=f"task.agent_args.{name}", fix="use a number above 0"
-        )
 
 
 @dataclass(eq=False, kw_only=True)

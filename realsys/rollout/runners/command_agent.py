@@ -13,7 +13,6 @@ import json
 import logging
 import os
 import shutil
-import stat
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -22,17 +21,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from realsys.api.agent import AgentHost, EpisodeTask
+from realsys.api.basics.bounded_files import open_regular
 from realsys.api.errors import RolloutError
 from realsys.rollout.runners.agent_arguments import CommandArguments
 from realsys.rollout.runners.endpoint_agent import EndpointAgent
 from realsys.rollout.runners.episode_outcome import AgentOutcome, EpisodeSeat, outcome_of, seat_json
 from realsys.runtime.child_processes.child_guard import GRACE_S, guarded
+from realsys.trial.last_lines import last_log_line
 
 logger = logging.getLogger(__name__)
 
 _POLL_S = 0.05
 _MOST_REWARD_BYTES = 1 << 16
-_TAIL_BYTES = 2000
 
 
 @dataclass(eq=False, kw_only=True)
@@ -82,11 +82,11 @@ class CommandAgent(CommandArguments, EndpointAgent):
             return f"it was still running after {self.timeout_s:g} s"
         if code in (-9, 137):  # not its own doing: the question is asked anew
             raise RolloutError(
-                f"the agent was killed by a signal: {_tail(log)}",
+                f"the agent was killed by a signal: {last_log_line(log)}",
                 where=str(log),
                 fix="see whether the node ran out of memory",
             )
-        return f"it ended with status {code}: {_tail(log)}" if code else ""
+        return f"it ended with status {code}: {last_log_line(log)}" if code else ""
 
     def _spawn(
         self, seats: Sequence[EpisodeSeat], folder: Path, log: Path
@@ -133,42 +133,25 @@ def read_reward(path: Path, *, problem: str) -> AgentOutcome:
         RolloutError: it holds neither a number nor an object with one.
     """
     try:
-        text = _regular_bytes(path).decode().strip()
-    except (FileNotFoundError, UnicodeDecodeError):
+        with open_regular(path) as file:
+            text = file.read(_MOST_REWARD_BYTES).decode().strip()
+    except FileNotFoundError:
         return AgentOutcome(problem=problem)
+    except (OSError, UnicodeDecodeError) as error:  # a pipe, a folder, bytes
+        raise _unreadable(str(error)) from error
     try:
         read = json.loads(text) if text else None
         given = read if isinstance(read, dict) else {"reward": read}
         return outcome_of(given, problem=problem)
     except ValueError as error:
-        raise RolloutError(
-            f"the agent's reward file can't be read: {error}: {text[:200]!r}",
-            where="$REALSYS_REWARD_FILE",
-            fix='write a number, or {"reward": NUMBER, …}, or {"answer": TEXT} to have that scored',
-        ) from error
+        raise _unreadable(f"{error}: {text[:200]!r}") from error
 
 
-def _regular_bytes(path: Path) -> bytes:
-    """Reads a file that a program has made, which may be anything: a pipe would wait for ever."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise _no_file(f"it can't be opened: {error.strerror}") from error
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise _no_file("it is no file")
-        return os.read(descriptor, _MOST_REWARD_BYTES)
-    finally:
-        os.close(descriptor)
-
-
-def _no_file(why: str) -> RolloutError:
+def _unreadable(why: str) -> RolloutError:
     return RolloutError(
         f"the agent's reward file can't be read: {why}",
         where="$REALSYS_REWARD_FILE",
-        fix="write a number into a plain file of that name",
+        fix='write a number, or {"reward": NUMBER, …}, or {"answer": TEXT} to have that scored',
     )
 
 
@@ -197,11 +180,3 @@ async def _end(process: subprocess.Popen[bytes]) -> None:
         with suppress(ProcessLookupError):
             process.kill()
         await asyncio.to_thread(process.wait)
-
-
-def _tail(log: Path) -> str:
-    try:
-        lines = log.read_bytes()[-_TAIL_BYTES:].decode(errors="replace").strip().splitlines()
-    except OSError:
-        lines = []
-    return lines[-1][:300] if lines else "(it printed nothing)"

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from realsys.api.agent import AgentHost, EpisodeTask
 from realsys.rollout.conversation.episode_session import EpisodeSession
 from realsys.rollout.endpoint.session_registry import NoRoom, StartedEpisode
+from realsys.rollout.runners.agent_arguments import ExternalArguments
 from realsys.rollout.runners.endpoint_agent import EndpointAgent, admin_key
 from realsys.rollout.runners.episode_outcome import AgentOutcome, EpisodeSeat
 
@@ -38,7 +39,7 @@ class _Offer:
 
 
 @dataclass(eq=False, kw_only=True)
-class ExternalAgent(EndpointAgent):
+class ExternalAgent(ExternalArguments, EndpointAgent):
     """``agent=external``: clients start, reward and end their episodes by ``/rl/…``.
 
     ``timeout_s`` is that of an episode, from its start; one that has not started waits as long as it must.

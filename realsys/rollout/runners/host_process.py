@@ -16,6 +16,7 @@ from typing import Any
 
 from realsys.api.errors import ConfigError, WaitTimeout, WorkerLost
 from realsys.runtime.child_processes.child_guard import guarded
+from realsys.trial.last_lines import last_log_line
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +24,6 @@ START_S = 300.0  # imports of agents' libraries on a slow file system
 CANCEL_S = 5.0
 _END_S = 15.0
 _LINE_BYTES = 64 << 20
-_TAIL_BYTES = 4000
 
 
 class HostProcess:
@@ -126,21 +126,22 @@ class HostProcess:
 
     async def _read(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None
-        with suppress(ValueError):  # a line over the limit: as if it had ended
-            while line := await process.stdout.readline():
-                read = json.loads(line)
-                waiting = self._waiting.get(str(read.get("id", "")))
-                if waiting is not None and not waiting.done():
-                    waiting.set_result(read)
-        for waiting in self._waiting.values():
-            if not waiting.done():
-                waiting.set_exception(
-                    WorkerLost(
-                        f"{self.name} has ended: {_last_line(self._log)}",
-                        where=str(self._log),
-                        fix="see its log",
-                    )
-                )
+        try:
+            with suppress(ValueError):  # a line over the limit: as if it had ended
+                while line := await process.stdout.readline():
+                    read = json.loads(line)
+                    waiting = self._waiting.get(str(read.get("id", "")))
+                    if waiting is not None and not waiting.done():
+                        waiting.set_result(read)
+        finally:  # also where one episode has had the process ended: the others wait here, too
+            error = WorkerLost(
+                f"{self.name} has ended: {last_log_line(self._log)}",
+                where=str(self._log),
+                fix="see its log",
+            )
+            for waiting in self._waiting.values():
+                if not waiting.done():
+                    waiting.set_exception(error)
 
     async def _send(self, order: Mapping[str, Any]) -> None:
         assert self._process is not None
@@ -160,11 +161,3 @@ class HostProcess:
             await self.close()
         elif waiting.exception() is not None:
             logger.info("host ended with its episode host=%s episode=%s", self.name, id_)
-
-
-def _last_line(log: Path) -> str:
-    try:
-        lines = log.read_bytes()[-_TAIL_BYTES:].decode(errors="replace").strip().splitlines()
-    except OSError:
-        lines = []
-    return lines[-1][:300] if lines else "(it printed nothing)"
