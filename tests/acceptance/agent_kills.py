@@ -3,10 +3,9 @@
     python tests/acceptance/agent_kills.py [--kills 200] [--seed 1]     writes results/agent_kills.json
 
 An asynchronous run whose agents are programs behind the endpoint (``task.agent=command``). At random
-moments
-one of these is killed by SIGKILL: an agent, the rollout worker with the endpoint, the manager, a generation
-server, or all of the trial at once, after which it is resumed. Then ``realsys audit`` must be clean,
-and each question trained once an epoch.
+moments one of these is killed by SIGKILL: an agent, the rollout worker with the endpoint, the manager, a
+generation server, or all of the trial at once, after which it is resumed. Then ``realsys audit`` must be
+clean, and each question trained once an epoch.
 """
 
 from __future__ import annotations

@@ -1,13 +1,11 @@
-"""The endpoint as an aiohttp application: finds the session, has it answer, and notes what the client
-has read.
+"""The endpoint as an aiohttp application: finds the session, has it answer, notes what was read.
 
     /v1/chat/completions  /v1/responses  /v1/messages  /v1/messages/count_tokens  /v1/models  /health
     /sessions/KEY/…       the same, for clients whose key can't be set
     /rl/start_session  /rl/set_reward  /rl/end_session   of episodes alone
 
-A reply counts as read when its last byte has been written to a connection that is still there. A
-client that
-leaves before does not stop its answer: its retry gets the same one.
+A reply counts as read when its last byte has been written to a connection that is still there. A client
+that leaves before does not stop its answer: its retry gets the same one.
 """
 
 from __future__ import annotations
@@ -315,13 +313,13 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     except RealsysError as error:
         return _refusal(request, error)
     except web.HTTPNotFound:
-        paths = {r.get_info().get("path", "") for r in request.app.router.resources()}
+        paths = {r.get_info().get("path", "") for r in request.app.router.resources()} - {""}
         what = f"no path {request.path}"
         lost = DataError(what, where="URL", fix=did_you_mean(request.path, paths))
         return _refusal(request, lost, status=404)
     except web.HTTPException as error:
         wrapped = DataError(
-            error.text or error.reason, where=request.path, fix="see docs/your_agent.md"
+            error.text or error.reason, where=request.path, fix="see docs/agents_endpoint.md"
         )
         return _refusal(request, wrapped, status=error.status)
     except ConnectionError:

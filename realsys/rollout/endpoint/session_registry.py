@@ -143,7 +143,8 @@ class SessionRegistry:
 
     def is_admin(self, key: str) -> bool:
         """True for the administrator's key."""
-        return bool(self.admin_key) and hmac.compare_digest(key.encode(), self.admin_key.encode())
+        sent = key.encode("utf-8", "surrogateescape")  # a header may hold any bytes
+        return bool(self.admin_key) and hmac.compare_digest(sent, self.admin_key.encode())
 
     # ---- clients from outside ---------------------------------------------------------------
 

@@ -585,3 +585,9 @@ def test_equal_requests_at_once_are_samples_of_their_own() -> None:
         assert len(session.sequences(reward=1.0)) == 8
 
     over_http(test)
+
+
+def test_a_header_of_any_bytes_is_just_not_the_administrators_key() -> None:
+    registry = SessionRegistry(admin_key=ADMIN)
+    assert registry.is_admin(ADMIN)
+    assert not registry.is_admin("\udcff")  # as aiohttp reads a byte that is not UTF-8
