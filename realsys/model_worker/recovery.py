@@ -24,7 +24,8 @@ def save_state(state: dict[str, Any], path: Path) -> tuple[str, int]:
 
     ``state`` holds tensors and plain values.
 
-    Raises:\n        ClusterError: the disk is full or the write failed.
+    Raises:
+        ClusterError: the disk is full or the write failed.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

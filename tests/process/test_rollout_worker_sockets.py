@@ -69,6 +69,7 @@ class Scene:
     Attributes:
         min_version: of the tickets.
         lies: the manager names servers whatever weights they have.
+        broken: requests reported as broken, by server.
     """
 
     folder: Path
@@ -83,6 +84,7 @@ class Scene:
     given_up: list[rm.GiveUp] = field(default_factory=list)
     asks: list[rm.AskServer] = field(default_factory=list)
     held: Counter[int] = field(default_factory=Counter)
+    broken: Counter[int] = field(default_factory=Counter)
     rids: dict[str, int] = field(default_factory=dict)
     gone: set[int] = field(default_factory=set)
 
@@ -124,7 +126,9 @@ class Scene:
     async def manager(self, request: Any) -> Any:
         if isinstance(request, rm.DoneWith):
             if request.rid in self.rids:
-                self.held[self.rids.pop(request.rid)] -= 1
+                server = self.rids.pop(request.rid)
+                self.held[server] -= 1
+                self.broken[server] += request.broken
             return rm.Accepted()
         self.asks.append(request)
         fit = [
@@ -280,7 +284,11 @@ def test_interruptions_and_a_killed_server_change_nothing(
     tiny_policy: Path, tmp_path: Path, undisturbed: Scene
 ) -> None:
     async def main() -> Scene:
-        engines = [DoubleEngine(token_s=0.01), DoubleEngine(token_s=0.01)]
+        failure = RemoteError("out of memory", where="here", fix="nothing")
+        engines = [
+            DoubleEngine(token_s=0.01),
+            DoubleEngine(token_s=0.01, fail_next=1, failure=failure),
+        ]
         async with scene_of(tmp_path / "p", *engines) as scene:
             work = asyncio.create_task(scene.work(make_config(tiny_policy)))
             await until(lambda: engines[0].running and engines[1].running)
@@ -288,19 +296,21 @@ def test_interruptions_and_a_killed_server_change_nothing(
                 await asyncio.sleep(0.03)
                 await engines[0].pause(PauseMode.ABORT)
                 await engines[0].resume()
-            engines[1].fail_next = 1
-            engines[1].failure = RemoteError("out of memory", where="here", fix="nothing")
-            await until(lambda: engines[1].running)
+            await until(lambda: scene.broken[1] == 1)
+            for engine in engines:  # nobody ends before a request meets the killed server
+                engine.hang = True
+            await until(lambda: scene.held[0] >= scene.held[1] > 0)
             await scene.servers[1].stop()
-            await asyncio.sleep(0.05)  # the manager does not know yet
+            await until(lambda: scene.broken[1] > 1)  # the manager does not know yet
             scene.gone.add(1)
+            engines[0].hang = False
             assert await work == worker_exit_codes.DONE
             return scene
 
     found = asyncio.run(main())
     assert_same_samples(found, undisturbed)
     assert found.given_up == []
-    assert sum(row["broken"] for row in found.rows) > 0
+    assert sum(row["broken"] for row in found.rows) == found.broken.total() > 1
     assert len(found.asks) > len(undisturbed.asks)
     assert set(found.held.values()) == {0}
 

@@ -234,7 +234,8 @@ class _AnswerRequests:
         An unhealthy server, or any at the deadline, is asked to stop, and its tokens so far are
         used.
 
-        Raises:\n            WaitTimeout: the server does not return its tokens.
+        Raises:
+            WaitTimeout: the server does not return its tokens.
         """
         settings, clients, self._is_well = self._caller.settings, self._caller.clients, True
         call = asyncio.create_task(
