@@ -1,4 +1,5 @@
-"""Evaluates one checkpoint: loads it, answers the held-out questions, scores them with the reward rule.
+"""Evaluates one checkpoint: loads it, answers the held-out questions, scores them with
+the benchmark's rule.
 
 Gives the same answers as the trainer's own evaluation with these weights: the embedded engine, greedy.
 """
@@ -15,6 +16,7 @@ import torch
 
 from realsys.api import registry
 from realsys.api.basics.reward import TASK_SOURCE
+from realsys.api.data import MicroBatchSpec
 from realsys.api.model import (
     DatasetAbstraction,
     FinetuneSpec,
@@ -26,7 +28,7 @@ from realsys.api.model import (
     ParallelGroups,
     ProcessTopology,
 )
-from realsys.api.worker_configs import Evaluator
+from realsys.api.worker_configs import HELD_OUT, Benchmark, Evaluator
 from realsys.data.sequence_sample import SequenceSample
 from realsys.evaluator.answer_statistics import QuestionResult, mean_pass_at_k
 from realsys.interfaces.answers import answer_lengths
@@ -41,7 +43,7 @@ def evaluate_checkpoint(
 ) -> dict[str, float]:
     """Returns what ``evaluate_math`` returns, without samples; with ``n`` above 1 also ``pass@k``.
 
-    Of several data sets each figure has the data set's name in front.
+    All but those of the task's own questions have the benchmark's name in front.
 
     Args:
         before_batch: called before each batch of questions; what it raises ends the evaluation.
@@ -52,10 +54,10 @@ def evaluate_checkpoint(
     model = load_model(path, config, device=device)
     try:
         figures: dict[str, float] = {}
-        for name, abstraction in config.datasets.items():
-            batches = list(_batches(abstraction, model, config))
-            prefix = f"{name}/" if len(config.datasets) > 1 else ""
-            found = _figures(model, batches, config, before_batch=before_batch)
+        for name, benchmark in config.benchmarks.items():
+            batches = list(_batches(benchmark.dataset, model, config))
+            prefix = "" if name == HELD_OUT else f"{name}/"
+            found = _figures(model, batches, benchmark, config, before_batch=before_batch)
             figures |= {prefix + key: float(value) for key, value in found.items()}
         return figures
     finally:
@@ -94,6 +96,7 @@ def _batches(
 def _figures(
     model: Model,
     batches: Sequence[SequenceSample],
+    benchmark: Benchmark,
     config: Evaluator,
     *,
     before_batch: Callable[[], None],
@@ -107,29 +110,36 @@ def _figures(
         model,
         announced(),
         gen=config.gconfig,
-        reward=config.reward,
-        reward_args=config.reward_args,
+        reward=benchmark.reward,
+        reward_args=benchmark.reward_args,
         mb_spec=config.mb_spec,
     )
     found.pop("samples")
-    if config.n > 1:
-        sampled = replace(config.gconfig, n=config.n, greedy=False)
+    if benchmark.n > 1:
+        sampled = replace(config.gconfig, n=benchmark.n, greedy=False)
         correct = [
             result.num_correct
             for batch in announced()
-            for result in answered_questions(model, batch, config, gconfig=sampled)
+            for result in answered_questions(
+                model, batch, benchmark, gconfig=sampled, mb_spec=config.mb_spec
+            )
         ]
-        found |= mean_pass_at_k(correct, config.n)
+        found |= mean_pass_at_k(correct, benchmark.n)
     return found
 
 
 def answered_questions(
-    model: Model, batch: SequenceSample, config: Evaluator, *, gconfig: GenerationHyperparameters
+    model: Model,
+    batch: SequenceSample,
+    benchmark: Benchmark,
+    *,
+    gconfig: GenerationHyperparameters,
+    mb_spec: MicroBatchSpec,
 ) -> list[QuestionResult]:
-    """Answers and scores the questions of a batch, ``gconfig.n`` times each."""
-    judge = AnswerScorer(config.reward, config.reward_args)
+    """Answers and scores questions of a benchmark, ``gconfig.n`` times each."""
+    judge = AnswerScorer(benchmark.reward, benchmark.reward_args)
     answers = model.module.generate(
-        batch, tokenizer=model.tokenizer, gconfig=gconfig, mb_spec=config.mb_spec
+        batch, tokenizer=model.tokenizer, gconfig=gconfig, mb_spec=mb_spec
     )
     lengths, cut_off = answer_lengths(answers), answers.data[NO_EOS].tolist()
     found = []
