@@ -7,7 +7,8 @@ Gives the same answers as the trainer's own evaluation with these weights: the e
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import torch
 from realsys.api import registry
 from realsys.api.basics.reward import TASK_SOURCE
 from realsys.api.data import MicroBatchSpec
+from realsys.api.errors import RealsysError
 from realsys.api.model import (
     DatasetAbstraction,
     FinetuneSpec,
@@ -35,6 +37,32 @@ from realsys.interfaces.answers import answer_lengths
 from realsys.interfaces.completions import NO_EOS
 from realsys.interfaces.math_evaluation import AnswerScorer, evaluate_math
 
+logger = logging.getLogger(__name__)
+
+
+class LeaveRequested(Exception):
+    """Raised before a batch to leave in the middle of an evaluation."""
+
+
+class BenchmarksFailed(Exception):
+    """Some benchmarks could not be evaluated; ``figures`` are those of the others."""
+
+    def __init__(self, errors: Mapping[str, Exception], figures: Mapping[str, float]) -> None:
+        super().__init__("; ".join(f"{name}: {one_line(e)}" for name, e in errors.items()))
+        self.figures = dict(figures)
+
+
+def one_line(error: Exception) -> str:
+    """Returns the error's text on one line."""
+    if isinstance(error, RealsysError):
+        text = error.what
+    elif isinstance(error, BenchmarksFailed):
+        text = str(error)
+    else:
+        text = f"{type(error).__name__}: {error}"
+    return " ".join(text.split())[:500]
+
+
 _NO_TRAINING = FinetuneSpec(total_train_epochs=1, dataset_size=1, train_batch_size=1)
 
 
@@ -46,19 +74,32 @@ def evaluate_checkpoint(
     All but those of the task's own questions have the benchmark's name in front.
 
     Args:
-        before_batch: called before each batch of questions; what it raises ends the evaluation.
+        before_batch: called before each batch of questions; may raise LeaveRequested.
     Raises:
         CheckpointError: the directory is not whole.
+        BenchmarksFailed: some of several benchmarks raised.
         Whatever data set, model and reward raise.
     """
     model = load_model(path, config, device=device)
     try:
         figures: dict[str, float] = {}
+        errors: dict[str, Exception] = {}
         for name, benchmark in config.benchmarks.items():
-            batches = list(_batches(benchmark.dataset, model, config))
             prefix = "" if name == HELD_OUT else f"{name}/"
-            found = _figures(model, batches, benchmark, config, before_batch=before_batch)
+            try:
+                batches = list(_batches(benchmark.dataset, model, config))
+                found = _figures(model, batches, benchmark, config, before_batch=before_batch)
+            except LeaveRequested:
+                raise
+            except Exception as error:  # data and rules are a user's, and may raise anything
+                if len(config.benchmarks) == 1:
+                    raise
+                logger.warning("benchmark failed name=%s", name, exc_info=True)
+                errors[name] = error
+                continue
             figures |= {prefix + key: float(value) for key, value in found.items()}
+        if errors:
+            raise BenchmarksFailed(errors, figures)
         return figures
     finally:
         model.module = None

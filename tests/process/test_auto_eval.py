@@ -100,6 +100,17 @@ def test_a_benchmark_has_questions_rule_and_number_of_answers_of_its_own(
     assert (of_easy["easy/pass@1"], of_easy["easy/pass@2"]) == (1, 1)
 
 
+def test_a_benchmark_that_fails_leaves_the_others_their_figures(
+    tiny_policy: Path, tmp_path: Path
+) -> None:
+    files = PhaseFiles(tmp_path)
+    shutil.copytree(tiny_policy, files.checkpoints / "actor" / "step-000003")
+    asked = DatasetAbstraction("nothing_of_this_name", {})
+    (row,) = run_loop(files, config(gone=Benchmark(dataset=asked)))
+    assert (row["result"], row["tries"], row["figures"]["num_problems"]) == ("failed", 2, 6)
+    assert row["error"] == "gone: no dataset called 'nothing_of_this_name'"
+
+
 def test_every_saved_checkpoint_of_a_trial_has_its_result(
     trials: Trials, tiny_policy: Path, tmp_path: Path
 ) -> None:
