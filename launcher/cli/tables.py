@@ -92,17 +92,14 @@ def _job_words(view: TrialView) -> str:
 
 
 def evaluation_text(metrics: Mapping[str, Any]) -> str:
-    """Renders ``step 200: accuracy 0.5, aime 0.1`` for the newest evaluated checkpoint."""
+    """Renders ``step 200: accuracy 0.5   aime/accuracy 0.1`` for the newest evaluated checkpoint."""
     prefix = "auto_eval/"
     figures = {k.removeprefix(prefix): v for k, v in metrics.items() if k.startswith(prefix)}
     step = figures.pop("step", None)
-    own = {k: v for k, v in figures.items() if "/accuracy" not in k}
-    shown = [headline(own)] if own else []
-    for name, value in figures.items():
-        benchmark, _, figure = name.partition("/")
-        if figure == "accuracy":
-            shown.append(f"{benchmark} {value:.4g}")
-    return f"step {step}: {', '.join(shown)}" if shown else ""
+    others = [k.removesuffix("/accuracy") for k in figures if k.endswith("/accuracy")]
+    own = {k: v for k, v in figures.items() if k.partition("/")[0] not in others}
+    told = own | {k: v for k, v in figures.items() if k.endswith("/accuracy")}
+    return f"step {step}: {headline(told)}" if told else ""
 
 
 def _worker_row(worker: Any) -> tuple[str, ...]:

@@ -146,7 +146,7 @@ def test_every_saved_checkpoint_of_a_trial_has_its_result(
         assert "pass@2" not in row["figures"]
     assert trials.status_json(files)["trial"]["metrics"]["auto_eval/step"] == 24
     shown = trials.run("status", "ppo-math/evaluated").stdout
-    assert re.search(r"step 24: accuracy .*, words 0", shown)
+    assert re.search(r"step 24: accuracy .* words/accuracy 0", shown)
     assert trials.run("report", "ppo-math/evaluated").returncode == 0
     report = files.report.read_text()
     assert "4 saved checkpoints evaluated beside the training." in report

@@ -98,3 +98,11 @@ def test_an_experiment_asks_for_its_evaluator(recipe: Callable[[], RLExperiment]
     plain = recipe().with_prepared("sft", "/models/start")
     assert plain.initial_setup().evaluator == ()
     assert WorkerType.EVALUATOR not in plain.scheduling_setup().groups()
+
+
+def test_status_tells_each_benchmarks_accuracy() -> None:
+    figures = {"step": 4, "hard/accuracy": 0.25, "hard/num_problems": 8, "accuracy": 0.5}
+    metrics = {f"auto_eval/{name}": value for name, value in figures.items()}
+    assert evaluation_text(metrics) == "step 4: accuracy 0.5   hard/accuracy 0.25"
+    del metrics["auto_eval/accuracy"]
+    assert evaluation_text(metrics) == "step 4: hard/accuracy 0.25"
