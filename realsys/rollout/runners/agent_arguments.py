@@ -146,6 +146,12 @@ class HostedArguments(EndpointArguments):
 
     python: str = ""
     processes: int = option(1, "how many, episodes in turn", ge=1)
+    blocked_s: float = option(
+        60.0,
+        "longest that an episode may hold up all others of its process, by code that does not await",
+        unit="seconds",
+        gt=0,
+    )
     env: Mapping[str, str] = field(default_factory=dict)
 
 
