@@ -184,7 +184,7 @@ def test_an_episode_that_another_one_ended_is_begun_anew(tmp_path: Path) -> None
             tokenizer=FAMILY.tokenizer,
         )
 
-    async def run() -> list[Any]:
+    async def run() -> Any:
         ends = frozenset(FAMILY.end_ids)
         await agent.open(
             AgentHost(

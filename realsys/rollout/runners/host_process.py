@@ -18,6 +18,7 @@ from typing import Any
 from realsys.api.errors import ConfigError, RolloutError, WaitTimeout, WorkerLost
 from realsys.rollout.runners.episode_outcome import EpisodeDropped
 from realsys.runtime.child_processes.child_guard import guarded
+from realsys.runtime.child_processes.log_limit import limited_log
 from realsys.trial.last_lines import last_log_line
 
 logger = logging.getLogger(__name__)
@@ -132,21 +133,22 @@ class HostProcess:
     async def _read(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None
         try:
-            with suppress(ValueError):  # a line over the limit: as if it had ended
-                while line := await process.stdout.readline():
-                    read = json.loads(line)
-                    if "blocked" in read:
-                        logger.warning("host blocked host=%s why=%s", self.name, read["error"])
-                        self._dropped_why = (
-                            f"another episode of its process blocked it: {read['error']}"
-                        )
-                    waiting = self._waiting.get(str(read.get("blocked") or read.get("id", "")))
-                    if waiting is not None and not waiting.done():
-                        waiting.set_result(read)
+            async with limited_log(self._log):
+                with suppress(ValueError):  # a line over the limit: as if it had ended
+                    while line := await process.stdout.readline():
+                        self._take(json.loads(line))
         finally:  # also where one episode has had the process ended: the others wait here, too
             for waiting in self._waiting.values():
                 if not waiting.done():
                     waiting.set_exception(self._ended())
+
+    def _take(self, line: Mapping[str, Any]) -> None:
+        if "blocked" in line:
+            logger.warning("host blocked host=%s why=%s", self.name, line["error"])
+            self._dropped_why = f"another episode of its process blocked it: {line['error']}"
+        waiting = self._waiting.get(str(line.get("blocked") or line.get("id", "")))
+        if waiting is not None and not waiting.done():
+            waiting.set_result(line)
 
     def _ended(self) -> RolloutError | WorkerLost:
         """Returns the error of an episode whose process has ended."""
