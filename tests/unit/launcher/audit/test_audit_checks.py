@@ -135,7 +135,7 @@ def test_reasons_that_differ_in_numbers_alone_count_as_the_first_of_them() -> No
     """Numbers in names are other names."""
     whys = ["fp16 model2: -1.5e-3 of 12", "fp16 model2: 7 of 8", "fp16 model3: 7 of 8"]
     failed = [ticket(f"0-{i}", end=E.FAILED, why=why) for i, why in enumerate(whys)]
-    assert counted_reasons(ticket_fates(TicketIndex(run(*failed)))) == {
+    assert counted_reasons(ticket_fates(TicketIndex(run(*failed, steps=())))) == {
         ("failed", whys[0]): 2,
         ("failed", whys[2]): 1,
     }
