@@ -134,9 +134,7 @@ def _fate(
     if ticket.end is None:
         return _unended(run, ticket)
     if ticket.end is not EpisodeState.DELIVERED:
-        return TicketFate(
-            ticket=ticket, state=_OF_ENDS[ticket.end], reason=ticket.why
-        )
+        return TicketFate(ticket=ticket, state=_OF_ENDS[ticket.end], reason=ticket.why)
     if not index.decided_in_time(ticket):
         return _ended_with_attempt(
             ticket, "delivered after the checkpoint that the run went on from"

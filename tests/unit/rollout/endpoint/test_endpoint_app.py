@@ -289,7 +289,13 @@ CHAT_FORM = '{"type": "function", "function": {"name": …'
             "name it",
         ),
         ("/rl/start_session", {"task": "1"}, "task", "no field 'task'", "did you mean 'task_id'?"),
-        ("/rl/start_session", {"a b": "1"}, "body", "no field 'a b'", "use one of api_key, task_id"),
+        (
+            "/rl/start_session",
+            {"a b": "1"},
+            "body",
+            "no field 'a b'",
+            "use one of api_key, task_id",
+        ),
         ("/rl/start_session", b'{"api_key": %s}' % HALF, "api_key", "half of", "whole char"),
         (
             "/rl/set_reward",
@@ -305,7 +311,9 @@ def test_a_refusal_says_what_is_wrong_and_where_and_what_to_do(
 ) -> None:
     async def test(at: Endpoint) -> None:
         key, session, policy = at.session(f"hi{END}")
-        status, said, _ = await at.post(path, body, ADMIN if path.endswith("start_session") else key)
+        status, said, _ = await at.post(
+            path, body, ADMIN if path.endswith("start_session") else key
+        )
         assert status == 400
         error = said["error"]
         begin, _, do = error["message"].partition(". Fix: ")
