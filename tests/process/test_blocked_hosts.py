@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import sys
+import sysconfig
 import textwrap
 from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
@@ -16,11 +17,11 @@ from chat_families import FAMILIES
 from scripted_policy import END, ScriptedPolicy
 
 from realsys.api.agent import AgentHost, Environment, EpisodeTask, Observation
-from realsys.api.errors import RolloutError
+from realsys.api.errors import ConfigError, RolloutError
 from realsys.rollout.runners.episode_outcome import EpisodeDropped
 from realsys.rollout.runners.host_process import HostProcess
 from realsys.rollout.runners.hosted_agent import HOSTS, PythonAgent
-from realsys.rollout.runners.hosts.function_host import BLOCKED_S
+from realsys.rollout.runners.hosts.function_host import BLOCKED_S, place_of
 from realsys.runtime.child_processes.child_guard import descendants
 
 FAMILY = FAMILIES["chatml"]
@@ -29,6 +30,9 @@ import asyncio, json, os, time, urllib.request
 
 async def solve(task, base_url, api_key):
     return await globals()[task["prompt"]](base_url, api_key)
+
+async def asker(client):
+    return 1
 
 async def sleeper(*_):
     time.sleep(600)
@@ -74,11 +78,14 @@ def order(id_: str, name: str) -> dict[str, Any]:
 
 
 def over_host(
-    folder: Path, blocked_s: float, test: Callable[[HostProcess], Coroutine[Any, Any, None]]
+    folder: Path,
+    blocked_s: float,
+    test: Callable[[HostProcess], Coroutine[Any, Any, None]],
+    function: str = "solve",
 ) -> None:
-    """Runs a test over a host of its own."""
+    """Runs a test over a host of its own, without installed packages."""
     host = HostProcess(
-        [sys.executable, "-S", str(HOSTS / "function_host.py"), f"{written(folder)}:solve"],
+        [sys.executable, "-S", str(HOSTS / "function_host.py"), f"{written(folder)}:{function}"],
         name="host 0",
         log=folder / "host.log",
         env={BLOCKED_S: str(blocked_s)},
@@ -153,6 +160,33 @@ def test_a_process_that_was_stopped_as_a_whole_blocks_nothing(tmp_path: Path) ->
         await asyncio.gather(waiting, return_exceptions=True)
 
     over_host(tmp_path, 2.0, test)
+
+
+def test_libraries_of_clients_are_imported_before_the_first_episode(tmp_path: Path) -> None:
+    """Which would take its time within one, and hold up the others."""
+
+    async def test(host: HostProcess) -> None:
+        with pytest.raises(ConfigError, match="No module named 'openai'"):
+            await host.run(order("a", "quick"), timeout_s=60)
+
+    over_host(tmp_path, 60, test, function="asker")
+
+
+def test_the_users_own_line_is_named_not_that_of_what_it_calls(
+    tmp_path: Path,
+) -> None:
+    def stopped_in(*files: str) -> str:
+        """Where code is, of which each file calls the next; the last looks at itself."""
+        scope: dict[str, Any] = {"last": lambda: place_of(sys._getframe(1))}
+        for number, file in reversed(list(enumerate(files))):
+            called = f"f{number + 1}" if number + 1 < len(files) else "last"
+            exec(compile(f"def f{number}(): return {called}()", file, "exec"), scope)
+        return str(scope["f0"]())
+
+    user, package = "/home/me/agent.py", "/venv/lib/python3.11/site-packages/client/http.py"
+    python = sysconfig.get_path("stdlib") + "/ssl.py"
+    assert stopped_in(python, user, package, python).startswith(f"f1 ({user}, line 1")
+    assert stopped_in(user, package, user, python).startswith(f"f2 ({user}, line 1")
 
 
 # ---- whole episodes ---------------------------------------------------------------------------------

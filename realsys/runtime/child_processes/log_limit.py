@@ -28,8 +28,8 @@ _MOST_LINE_BYTES = 1 << 16  # that is left out for the end to begin with a whole
 def cut_log(path: Path, *, most_bytes: int = MOST_BYTES, end_bytes: int = KEPT_END_BYTES) -> int:
     """Cuts the middle out of a log that is longer than ``most_bytes``; returns how much is left out of it.
 
-    Between the two parts stands a line that tells how much was left out, now and before. Returns 0 for a log
-    that was not too long, or that is not there.
+    Between the two parts stands a line that tells how much was left out, now and before. Returns 0 for a
+    log that was not too long, or that is not there.
     """
     try:
         with path.open("r+b", buffering=0) as file:

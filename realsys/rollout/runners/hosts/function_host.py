@@ -31,6 +31,7 @@ from typing import Any
 
 Order = Mapping[str, Any]
 CLIENTS = ("client", "anthropic_client")
+LIBRARIES = {"client": "openai", "clients": "openai", "anthropic_client": "anthropic"}
 EPISODE = contextvars.ContextVar("EPISODE", default="")  # whose code runs; tasks inherit it
 BLOCKED_S = "REALSYS_BLOCKED_S"  # variable: longest that code may hold up the event loop
 
@@ -152,19 +153,29 @@ class LoopWatch:
         sys.stderr.flush()
         episode = "" if task is None else self._episodes.get(task, "")
         return episode, (
-            f"{place_of(frame)} held up the event loop of its process for {self._blocked_s:g} s, and with "
-            "it all other episodes there: use await, or asyncio.to_thread"
+            f"{place_of(frame)} held up the event loop of its process for {self._blocked_s:g} s "
+            "(task.agent_args.blocked_s), and with it all other episodes there: use await, or "
+            "asyncio.to_thread"
         )
 
 
 def place_of(frame: FrameType) -> str:
-    """Returns the innermost function outside of libraries, its file, line and text."""
+    """Returns the innermost function outside of packages, else of Python itself: name, file, line, text."""
     stack = traceback.extract_stack(frame)
-    names = ("stdlib", "platstdlib", "purelib", "platlib")
-    libraries = (*{sysconfig.get_path(name) + os.sep for name in names}, "<frozen", __file__)
-    own = [at for at in stack if not at.filename.startswith(libraries)]
-    at = own[-1] if own else stack[-1]
+    kinds = [_kind_of_place(at.filename) for at in stack]
+    at = stack[max(i for i, kind in enumerate(kinds) if kind == min(kinds))]
     return f"{at.name} ({at.filename}, line {at.lineno}: {(at.line or '')[:100]})"
+
+
+def _kind_of_place(filename: str) -> int:
+    """Returns 0 for a file of the user's, 1 for a package's, 2 for Python's own or this one."""
+    standard = (
+        *{sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")},
+        "<frozen",
+    )
+    if "-packages" + os.sep in filename:
+        return 1
+    return 2 if filename == __file__ or filename.startswith(standard) else 0
 
 
 class Host:
@@ -223,9 +234,12 @@ class Host:
 
 
 async def main(name: str) -> None:
-    """Runs a function's episodes."""
+    """Runs a function's episodes. What is slow to import is imported before the first."""
     host, function = Host(), load(name)
-    await host.run(partial(play, function, wanted_arguments(function)))
+    wanted = wanted_arguments(function)
+    for library in {LIBRARIES[name] for name in wanted if name in LIBRARIES}:
+        importlib.import_module(library)
+    await host.run(partial(play, function, wanted))
 
 
 if __name__ == "__main__":
