@@ -64,6 +64,7 @@ from experiments.run_checks import idle_problems, missing_critic, start_problems
 from experiments.schedule import Replay, Schedule, Sync
 from experiments.sft import SFTExperiment
 from experiments.task import MathTask, Task
+from experiments.tasks.benchmarks import benchmark_problems, benchmark_warnings, benchmarks_of
 from experiments.training_run import TrainingRun
 from realsys.api.data import MicroBatchSpec
 from realsys.api.dataflow import MFCDef
@@ -81,6 +82,7 @@ from realsys.api.model import (
 from realsys.api.options import ModelOptions, OptimizerOptions, option
 from realsys.api.scheduling import ExperimentScheduling, WorkerType
 from realsys.api.worker_configs import (
+    HELD_OUT,
     DynamicSamplingControl,
     Evaluator,
     ExperimentSaveEvalControl,
@@ -134,6 +136,10 @@ class RLExperiment(TrainingRun):
         False, "evaluate every saved checkpoint of the actor beside the training (evaluator.*)"
     )
     evaluator: EvaluationOptions = option(EvaluationOptions(), "how")
+    benchmarks: Mapping[str, Task] = option(
+        {},
+        "tasks that auto_eval evaluates on besides, by names of yours, e.g. benchmarks.hard=file",
+    )
     reward_workers: int = option(
         0,
         "processes that only score answers; 0: the workers that have the answers score them",
@@ -246,7 +252,15 @@ class RLExperiment(TrainingRun):
                 fix="leave auto_eval out, or use schedule=async",
             )
         elif self.auto_eval:
-            yield from self.evaluator.problems(self.exp_ctrl, eval_size=self.task.num_held_out)
+            asked = [*([HELD_OUT] if self.task.num_held_out else []), *self.benchmarks]
+            yield from self.evaluator.problems(self.exp_ctrl, asked=asked)
+        elif self.benchmarks:
+            yield ConfigError(
+                "benchmarks are for saved checkpoints, and these are not evaluated",
+                where="benchmarks and auto_eval",
+                fix="set auto_eval=true and exp_ctrl.save_freq_steps, or leave benchmarks out",
+            )
+        yield from benchmark_problems(self.benchmarks, tokenizer_dir=self.actor.path)
 
     def _layout_problems(self) -> Iterator[ConfigError]:
         start, built_in = self.actor.path or self.sft.model.path, self.sft.init.shape()
@@ -310,6 +324,9 @@ class RLExperiment(TrainingRun):
         yield from self.task.remarks(self.actor.path)
         yield from position_remarks(
             self.actor.path, prompt=self.task.longest_prompt, answers=self.gen.max_new_tokens
+        )
+        yield from benchmark_warnings(
+            self.benchmarks, model=self.actor.path, answers=self.gen.max_new_tokens
         )
         yield from self._without_gpus()
         for phase in self.prepared_by():
@@ -441,12 +458,11 @@ class RLExperiment(TrainingRun):
         evaluator = Evaluator(
             base_seed=self.seed,
             dtype=self._dtype("actor"),
-            datasets={"held_out": self.task.prompts("test")},
+            benchmarks=benchmarks_of(self.task, self.benchmarks, self.evaluator),
             gconfig=replace(self.gen, n=1, greedy=True),  # as the trainer's own evaluation
             mb_spec=mb_spec_of(self.actor),
             num_threads=self.resources(WorkerType.EVALUATOR).cpu,
-            **self.task.reward_rule,
-            **vars(self.evaluator),
+            **self.evaluator.loop,
         )
         return (evaluator,)
 

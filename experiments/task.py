@@ -14,7 +14,7 @@ import re
 import traceback
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, TypeVar
 
 from experiments.parts.agent_files import agent_file_problems, located_agent_args
@@ -223,6 +223,21 @@ class Task(Choice, abc.ABC):
         """Files that the questions come from."""
         return ()
 
+    def as_benchmark(self) -> Task:
+        """Returns the task with all of its questions held out, as far as they are known and
+        ``eval_size`` allows."""
+        return self
+
+
+def at_setting(problem: ConfigError, task: Task, path: str) -> ConfigError:
+    """Returns a task's problem with the names that its settings have where the task stands at ``path``."""
+    names = "|".join(f.name for f in fields(task))
+    where, fix = (
+        re.sub(rf"(?<![\w./])task\.(?=(?:{names})\b)", f"{path}.", text)
+        for text in (problem.where, problem.fix)
+    )
+    return type(problem)(problem.what, where=where, fix=fix)
+
 
 @dataclass(frozen=True, kw_only=True)
 class FileTask(Task):
@@ -321,6 +336,16 @@ class FileTask(Task):
     def input_files(self) -> tuple[str, ...]:
         """The question files."""
         return question_files(self._data)
+
+    def as_benchmark(self) -> Task:
+        """Returns it with all records of its file held out, at most ``eval_size``."""
+        file = self.eval_path or self.path
+        if file is None:
+            return self
+        held_out = replace(self, path=file, eval_path=file)
+        return replace(
+            held_out, eval_size=min(self.eval_size, held_out.counted_questions() or self.eval_size)
+        )
 
     @property
     def _data(self) -> MathRecordsArguments:

@@ -67,12 +67,14 @@ def position_problems(path: str | None, *, answers: int) -> Iterator[ConfigError
         )
 
 
-def position_remarks(path: str | None, *, prompt: int, answers: int) -> Iterator[str]:
-    """Warns of prompts that leave less room than an answer may take."""
+def position_remarks(
+    path: str | None, *, prompt: int, answers: int, setting: str = "task.max_prompt_len"
+) -> Iterator[str]:
+    """Warns of prompts, as long as ``setting`` allows, that leave less room than an answer may take."""
     most = max_positions_of(path)
     if answers < most < prompt + answers:
         yield (
-            f"a prompt of task.max_prompt_len={prompt} and an answer of gen.max_new_tokens="
+            f"a prompt of {setting}={prompt} and an answer of gen.max_new_tokens="
             f"{answers} tokens are more than the {most} positions of the model in {path}: a prompt of "
             f"over {most - answers} tokens would end the run"
         )

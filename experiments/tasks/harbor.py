@@ -81,6 +81,12 @@ class HarborTask(Task):
             "needs_answer": False,
         }
 
+    def as_benchmark(self) -> Task:
+        """Returns it with all tasks of its folder held out, at most ``eval_size``."""
+        folder = self.eval_path or self.path
+        held_out = replace(self, path=folder, eval_path=folder)
+        return replace(held_out, eval_size=min(self.eval_size, len(held_out._read().test)))
+
     def records(self, split: str, seed: int) -> list[dict[str, Any]]:
         """Reads the tasks of a split, whatever the seed. Raises DataError: one can't be used."""
         found = self._read()

@@ -7,13 +7,12 @@ often answers to its questions are right (docs/mixtures.md).
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from experiments.task import Task
+from experiments.task import Task, at_setting
 from realsys.api.basics.reward import BY_SOURCE
 from realsys.api.errors import ConfigError, DataError, did_you_mean
 from realsys.api.model import DatasetAbstraction
@@ -161,7 +160,7 @@ class Mixture(Task):
         yield from self._epoch_problems()
         for name, source in self.sources.items():
             found = source.problems(batch_size=1, tokenizer_dir=tokenizer_dir)
-            yield from (_of_source(name, source, problem) for problem in found)
+            yield from (at_setting(p, source, f"task.sources.{name}") for p in found)
 
     def _epoch_problems(self) -> Iterator[ConfigError]:
         """Yields too long an epoch, where all sources can be counted; else workers refuse it."""
@@ -223,7 +222,9 @@ class Mixture(Task):
     def reward_problems(self) -> Iterator[ConfigError]:
         """Yields sources without a rule."""
         for name, source in self.sources.items():
-            yield from (_of_source(name, source, p) for p in source.reward_problems())
+            yield from (
+                at_setting(p, source, f"task.sources.{name}") for p in source.reward_problems()
+            )
 
     def answer_problems(self) -> Iterator[ConfigError]:
         """Yields a curriculum, and sources without anything to fine-tune on."""
@@ -234,12 +235,20 @@ class Mixture(Task):
                 fix="leave it out here; a run with rewards takes it",
             )
         for name, source in self.sources.items():
-            yield from (_of_source(name, source, p) for p in source.answer_problems())
+            yield from (
+                at_setting(p, source, f"task.sources.{name}") for p in source.answer_problems()
+            )
 
     def remarks(self, tokenizer_dir: str | None) -> Iterator[str]:
         """Reports what each source has to say."""
         for name, source in self.sources.items():
             yield from (f"source {name}: {remark}" for remark in source.remarks(tokenizer_dir))
+
+    def as_benchmark(self) -> Task:
+        """Returns it with all questions of its sources held out."""
+        return replace(
+            self, sources={name: source.as_benchmark() for name, source in self.sources.items()}
+        )
 
     def input_files(self) -> tuple[str, ...]:
         """The files of all sources."""
@@ -256,13 +265,3 @@ def _changed(
         if getattr(task, name) != getattr(defaults, name):
             fix = f"set {instead}.{name}, and leave this out"
             yield ConfigError(f"{name} is not read here: {why}", where=f"{where}.{name}", fix=fix)
-
-
-def _of_source(name: str, source: Task, problem: ConfigError) -> ConfigError:
-    """A task's problem with the names that its settings have in a mixture."""
-    fields = "|".join(f.name for f in dataclasses.fields(source))
-    where, fix = (
-        re.sub(rf"(?<![\w./])task\.(?=(?:{fields})\b)", f"task.sources.{name}.", text)
-        for text in (problem.where, problem.fix)
-    )
-    return type(problem)(problem.what, where=where, fix=fix)

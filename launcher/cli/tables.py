@@ -92,11 +92,14 @@ def _job_words(view: TrialView) -> str:
 
 
 def evaluation_text(metrics: Mapping[str, Any]) -> str:
-    """Renders ``step 200: accuracy 0.5`` for the newest evaluated checkpoint."""
+    """Renders ``step 200: accuracy 0.5   aime/accuracy 0.1`` for the newest evaluated checkpoint."""
     prefix = "auto_eval/"
     figures = {k.removeprefix(prefix): v for k, v in metrics.items() if k.startswith(prefix)}
     step = figures.pop("step", None)
-    return f"step {step}: {headline(figures)}" if figures else ""
+    others = [k.removesuffix("/accuracy") for k in figures if k.endswith("/accuracy")]
+    own = {k: v for k, v in figures.items() if k.partition("/")[0] not in others}
+    told = own | {k: v for k, v in figures.items() if k.endswith("/accuracy")}
+    return f"step {step}: {headline(told)}" if told else ""
 
 
 def _worker_row(worker: Any) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from realsys.api.model import GenerationHyperparameters
 from realsys.api.options import option
 from realsys.api.plain import from_plain
 from realsys.api.plan import read_plan
-from realsys.api.worker_configs import Evaluator
+from realsys.api.worker_configs import HELD_OUT, Benchmark, Evaluator
 from realsys.config.extras import missing_packages
 from realsys.config.overrides import with_settings
 from realsys.trial.folders import check_ours
@@ -228,11 +228,11 @@ def evaluated(
     config = Evaluator(
         base_seed=asked.seed,
         role=model.role or "actor",
-        datasets={"held_out": task.prompts("test")},
+        benchmarks={
+            HELD_OUT: Benchmark(dataset=task.prompts("test"), n=asked.samples, **task.reward_rule)
+        },
         gconfig=asked.gconfig(),
-        n=asked.samples,
         batch_size=_BATCH,
-        **task.reward_rule,
     )
     found: EvaluatedModel = importlib.import_module(_CODE).evaluate_model(
         model.path,

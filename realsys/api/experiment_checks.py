@@ -166,7 +166,7 @@ def check_rollout(
 def check_evaluator(
     config: ExperimentConfig, trained: Mapping[str, ModelName], problems: Problems
 ) -> None:
-    """Reports a bad evaluator: at most one, for a role that is saved, with at least one data set."""
+    """Reports a bad evaluator: at most one, for a role that is saved, with at least one benchmark."""
     if len(config.evaluator) > 1:
         problems.add(
             f"{len(config.evaluator)} evaluators would write the same files",
@@ -181,11 +181,11 @@ def check_evaluator(
                 where=f"{where}.role",
                 fix=did_you_mean(evaluator.role, list(trained)),
             )
-        if not evaluator.datasets:
+        if not evaluator.benchmarks:
             problems.add(
-                "the evaluator has no data set",
-                where=f"{where}.datasets",
-                fix="name a data set, or leave out the evaluator",
+                "the evaluator has no questions",
+                where=f"{where}.benchmarks",
+                fix="name a benchmark, or leave out the evaluator",
             )
 
 

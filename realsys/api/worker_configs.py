@@ -303,6 +303,24 @@ class MasterWorker:
     worker_info: WorkerInformation = field(default_factory=WorkerInformation)
 
 
+HELD_OUT = "held_out"  # the benchmark of the task's own questions; its figures have no prefix
+
+
+@dataclass(frozen=True, kw_only=True)
+class Benchmark:
+    """Questions that saved checkpoints are evaluated on.
+
+    Attributes:
+        reward: registered rule; an answer that it scores above 0.5 is correct.
+        n: answers per question for pass@1 … pass@n, sampled; 1: none.
+    """
+
+    dataset: DatasetAbstraction
+    reward: str = "math_verify"
+    reward_args: Mapping[str, Any] = field(default_factory=dict)
+    n: int = 1
+
+
 @dataclass(frozen=True, kw_only=True)
 class Evaluator:
     """The process that evaluates saved checkpoints of one role, one by one, while training goes on.
@@ -311,10 +329,8 @@ class Evaluator:
         base_seed: seed of the data sets and of sampled answers.
         role: trained role whose checkpoints are evaluated.
         dtype: torch name of the dtype in which weights are loaded.
-        datasets: held-out questions by name; with several, the name prefixes each metric.
-        reward: registered rule; an answer that it scores above 0.5 is correct.
+        benchmarks: by name, which prefixes each figure; ``HELD_OUT`` does not.
         gconfig: sampling settings of the answers; accuracy is measured on greedy ones.
-        n: answers per question for pass@1 … pass@n, sampled with ``gconfig``; 1: none.
         mb_spec: its token limits bound how many answers are decoded together, as in training.
         max_tries: attempts per checkpoint, after which it is recorded as failed and the run goes on.
     """
@@ -322,13 +338,10 @@ class Evaluator:
     base_seed: int = 1
     role: str = "actor"
     dtype: str = "float32"
-    datasets: Mapping[str, DatasetAbstraction] = field(default_factory=dict)
-    reward: str = "math_verify"
-    reward_args: Mapping[str, Any] = field(default_factory=dict)
+    benchmarks: Mapping[str, Benchmark] = field(default_factory=dict)
     gconfig: GenerationHyperparameters = field(
         default_factory=lambda: GenerationHyperparameters(greedy=True)
     )
-    n: int = option(1, "answers a question for pass@k", ge=1)
     batch_size: int = option(128, "questions at a time", ge=1)
     mb_spec: MicroBatchSpec = field(default_factory=MicroBatchSpec)
     num_threads: int | None = None

@@ -21,6 +21,7 @@ from realsys.api.errors import ConfigError, UnknownName, collected, did_you_mean
 from realsys.api.experiment import ExperimentConfig
 from realsys.api.options import value_range_problems
 from realsys.api.plain import from_plain, to_plain
+from realsys.api.worker_configs import HELD_OUT
 from realsys.config.option_tree import nested, type_text
 
 _Use = tuple[str, str, Mapping[str, Any], str]  # kind, name, arguments, place
@@ -58,8 +59,12 @@ def _uses(config: ExperimentConfig) -> Iterator[_Use]:
         for data in worker.datasets:
             yield "dataset", data.type_, data.args, "training data"
     for evaluator in config.evaluator:
-        for data in evaluator.datasets.values():
-            yield "dataset", data.type_, data.args, "evaluator"
+        for name, benchmark in evaluator.benchmarks.items():
+            own = name == HELD_OUT
+            data, where = benchmark.dataset, "evaluator" if own else f"benchmarks.{name}"
+            yield "dataset", data.type_, data.args, where
+            if not own:  # the task's rules are those of the training
+                yield from _rules(vars(benchmark), where)
     for rollout in config.rollout_worker:
         for data in rollout.datasets:
             yield "dataset", data.type_, data.args, "training data"

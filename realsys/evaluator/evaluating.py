@@ -1,4 +1,5 @@
-"""Evaluates one checkpoint: loads it, answers the held-out questions, scores them with the reward rule.
+"""Evaluates one checkpoint: loads it, answers the held-out questions, scores them with
+the benchmark's rule.
 
 Gives the same answers as the trainer's own evaluation with these weights: the embedded engine, greedy.
 """
@@ -6,7 +7,8 @@ Gives the same answers as the trainer's own evaluation with these weights: the e
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,8 @@ import torch
 
 from realsys.api import registry
 from realsys.api.basics.reward import TASK_SOURCE
+from realsys.api.data import MicroBatchSpec
+from realsys.api.errors import RealsysError
 from realsys.api.model import (
     DatasetAbstraction,
     FinetuneSpec,
@@ -26,12 +30,38 @@ from realsys.api.model import (
     ParallelGroups,
     ProcessTopology,
 )
-from realsys.api.worker_configs import Evaluator
+from realsys.api.worker_configs import HELD_OUT, Benchmark, Evaluator
 from realsys.data.sequence_sample import SequenceSample
 from realsys.evaluator.answer_statistics import QuestionResult, mean_pass_at_k
 from realsys.interfaces.answers import answer_lengths
 from realsys.interfaces.completions import NO_EOS
 from realsys.interfaces.math_evaluation import AnswerScorer, evaluate_math
+
+logger = logging.getLogger(__name__)
+
+
+class LeaveRequested(Exception):
+    """Raised before a batch to leave in the middle of an evaluation."""
+
+
+class BenchmarksFailed(Exception):
+    """Some benchmarks could not be evaluated; ``figures`` are those of the others."""
+
+    def __init__(self, errors: Mapping[str, Exception], figures: Mapping[str, float]) -> None:
+        super().__init__("; ".join(f"{name}: {one_line(e)}" for name, e in errors.items()))
+        self.figures = dict(figures)
+
+
+def one_line(error: Exception) -> str:
+    """Returns the error's text on one line."""
+    if isinstance(error, RealsysError):
+        text = error.what
+    elif isinstance(error, BenchmarksFailed):
+        text = str(error)
+    else:
+        text = f"{type(error).__name__}: {error}"
+    return " ".join(text.split())[:500]
+
 
 _NO_TRAINING = FinetuneSpec(total_train_epochs=1, dataset_size=1, train_batch_size=1)
 
@@ -41,22 +71,35 @@ def evaluate_checkpoint(
 ) -> dict[str, float]:
     """Returns what ``evaluate_math`` returns, without samples; with ``n`` above 1 also ``pass@k``.
 
-    Of several data sets each figure has the data set's name in front.
+    All but those of the task's own questions have the benchmark's name in front.
 
     Args:
-        before_batch: called before each batch of questions; what it raises ends the evaluation.
+        before_batch: called before each batch of questions; may raise LeaveRequested.
     Raises:
         CheckpointError: the directory is not whole.
+        BenchmarksFailed: some of several benchmarks raised.
         Whatever data set, model and reward raise.
     """
     model = load_model(path, config, device=device)
     try:
         figures: dict[str, float] = {}
-        for name, abstraction in config.datasets.items():
-            batches = list(_batches(abstraction, model, config))
-            prefix = f"{name}/" if len(config.datasets) > 1 else ""
-            found = _figures(model, batches, config, before_batch=before_batch)
+        errors: dict[str, Exception] = {}
+        for name, benchmark in config.benchmarks.items():
+            prefix = "" if name == HELD_OUT else f"{name}/"
+            try:
+                batches = list(_batches(benchmark.dataset, model, config))
+                found = _figures(model, batches, benchmark, config, before_batch=before_batch)
+            except LeaveRequested:
+                raise
+            except Exception as error:  # data and rules are a user's, and may raise anything
+                if len(config.benchmarks) == 1:
+                    raise
+                logger.warning("benchmark failed name=%s", name, exc_info=True)
+                errors[name] = error
+                continue
             figures |= {prefix + key: float(value) for key, value in found.items()}
+        if errors:
+            raise BenchmarksFailed(errors, figures)
         return figures
     finally:
         model.module = None
@@ -94,6 +137,7 @@ def _batches(
 def _figures(
     model: Model,
     batches: Sequence[SequenceSample],
+    benchmark: Benchmark,
     config: Evaluator,
     *,
     before_batch: Callable[[], None],
@@ -107,29 +151,36 @@ def _figures(
         model,
         announced(),
         gen=config.gconfig,
-        reward=config.reward,
-        reward_args=config.reward_args,
+        reward=benchmark.reward,
+        reward_args=benchmark.reward_args,
         mb_spec=config.mb_spec,
     )
     found.pop("samples")
-    if config.n > 1:
-        sampled = replace(config.gconfig, n=config.n, greedy=False)
+    if benchmark.n > 1:
+        sampled = replace(config.gconfig, n=benchmark.n, greedy=False)
         correct = [
             result.num_correct
             for batch in announced()
-            for result in answered_questions(model, batch, config, gconfig=sampled)
+            for result in answered_questions(
+                model, batch, benchmark, gconfig=sampled, mb_spec=config.mb_spec
+            )
         ]
-        found |= mean_pass_at_k(correct, config.n)
+        found |= mean_pass_at_k(correct, benchmark.n)
     return found
 
 
 def answered_questions(
-    model: Model, batch: SequenceSample, config: Evaluator, *, gconfig: GenerationHyperparameters
+    model: Model,
+    batch: SequenceSample,
+    benchmark: Benchmark,
+    *,
+    gconfig: GenerationHyperparameters,
+    mb_spec: MicroBatchSpec,
 ) -> list[QuestionResult]:
-    """Answers and scores the questions of a batch, ``gconfig.n`` times each."""
-    judge = AnswerScorer(config.reward, config.reward_args)
+    """Answers and scores questions of a benchmark, ``gconfig.n`` times each."""
+    judge = AnswerScorer(benchmark.reward, benchmark.reward_args)
     answers = model.module.generate(
-        batch, tokenizer=model.tokenizer, gconfig=gconfig, mb_spec=config.mb_spec
+        batch, tokenizer=model.tokenizer, gconfig=gconfig, mb_spec=mb_spec
     )
     lengths, cut_off = answer_lengths(answers), answers.data[NO_EOS].tolist()
     found = []

@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from realsys.api.errors import RealsysError
 from realsys.api.worker_configs import Evaluator
 from realsys.evaluator.checkpoints import SavedCheckpoints
+from realsys.evaluator.evaluating import BenchmarksFailed, LeaveRequested, one_line
 from realsys.evaluator.pending import (
     Action,
     EvaluateNow,
@@ -32,10 +32,6 @@ logger = logging.getLogger(__name__)
 EvaluateOne = Callable[[SavedCheckpoint, Callable[[], None]], Mapping[str, float]]
 CUT_OFF = "its process ended while it was at it"
 SURE_S = 10.0  # interval of checking the files of checkpoints with unchanged names
-
-
-class LeaveRequested(Exception):
-    """Raised to leave in the middle of an evaluation."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +135,8 @@ class EvaluatorLoop:
             return
         except Exception as error:  # whatever it is: to try again is the design
             logger.warning("evaluation failed step=%d", checkpoint.step, exc_info=True)
-            outcome = self._failed(trying, _sentence(error))
+            figures = error.figures if isinstance(error, BenchmarksFailed) else {}
+            outcome = replace(self._failed(trying, one_line(error)), figures=figures)
         else:
             outcome = replace(trying, standing=EvaluationState.DONE, figures=dict(figures))
         finally:
@@ -174,14 +171,13 @@ class EvaluatorLoop:
             figures = " ".join(f"{name}={value:.4g}" for name, value in row["figures"].items())
             logger.log(
                 logging.INFO if row["result"] == EvaluationState.DONE else logging.WARNING,
-                "checkpoint evaluated role=%s at_step=%d result=%s tries=%d seconds=%.1f %s%s",
+                "checkpoint evaluated role=%s at_step=%d result=%s tries=%d seconds=%.1f %s",
                 row["role"],
                 row["step"],
                 row["result"],
                 row["tries"],
                 row["seconds"],
-                figures,
-                row["error"],
+                " ".join(part for part in (figures, row["error"]) if part),
             )
         if rows:
             self._world.shows(rows)
@@ -190,9 +186,3 @@ class EvaluatorLoop:
         tick()
         if self._leaving.is_set():
             raise LeaveRequested
-
-
-def _sentence(error: Exception) -> str:
-    """Returns the error's text on one line."""
-    text = error.what if isinstance(error, RealsysError) else f"{type(error).__name__}: {error}"
-    return " ".join(text.split())[:500]

@@ -60,7 +60,7 @@ def evaluate_model(
     dtype: str | None,
     report: Callable[[str], None],
 ) -> EvaluatedModel:
-    """Answers the held-out questions of the one data set ``config.n`` times each, and scores them.
+    """Answers the questions of the one benchmark ``n`` times each, and scores them.
 
     Args:
         config: ``gconfig`` samples the answers; its ``n`` and ``max_new_tokens`` do not count.
@@ -77,17 +77,22 @@ def evaluate_model(
     torch.manual_seed(config.base_seed)  # nothing draws from it; a plug-in might
     model = load_model(path, replace(config, dtype=dtype), device=device)
     allowed = max_new_tokens or _room(path, longest_prompt)
-    gconfig = replace(config.gconfig, n=config.n, max_new_tokens=allowed)
-    (data,) = config.datasets.values()
-    dataset = registry.make_dataset(data, tokenizer=model.tokenizer, seed=config.base_seed)
+    (benchmark,) = config.benchmarks.values()
+    n = benchmark.n
+    gconfig = replace(config.gconfig, n=n, max_new_tokens=allowed)
+    dataset = registry.make_dataset(
+        benchmark.dataset, tokenizer=model.tokenizer, seed=config.base_seed
+    )
     indices = chosen_questions(len(dataset), limit, seed=config.base_seed)
-    size = max(1, min(config.batch_size, _ANSWERS_AT_ONCE // config.n))
+    size = max(1, min(config.batch_size, _ANSWERS_AT_ONCE // n))
     began = reported = time.perf_counter()
     results: list[QuestionResult] = []
     for start in range(0, len(indices), size):
         some = indices[start : start + size]
         batch = dataset.batch(some, [f"eval-{i}" for i in some])  # as the trainer names them
-        results += answered_questions(model, batch, config, gconfig=gconfig)
+        results += answered_questions(
+            model, batch, benchmark, gconfig=gconfig, mb_spec=config.mb_spec
+        )
         if time.perf_counter() - reported > _REPORT_S:
             reported = time.perf_counter()
             report(f"{len(results):,} of {len(indices):,} questions")
@@ -99,7 +104,7 @@ def evaluate_model(
         max_new_tokens=allowed,
         num_unscored=sum(not result.rewards for result in results),
         seconds=time.perf_counter() - began,
-        figures=figures_of(results, num_answers=config.n, seed=config.base_seed),
+        figures=figures_of(results, num_answers=n, seed=config.base_seed),
         results=tuple(results),
     )
 

@@ -164,7 +164,7 @@ GROUPS: dict[str, tuple[Metric, ...]] = {
         Metric("eval/rejected_logprob", "nats a token", "as `dpo_train/rejected_logprob`"),
         Metric("eval/kl_estimate", "nats an answer", "as `dpo_train/kl_estimate`, over held-out pairs"),
         Metric("eval/n_pairs", "pairs", "number of held-out preference pairs"),
-        Metric("auto_eval/<figure>", "", "the same figures of saved checkpoints, and `pass@k` (evaluation.md); in the report and TensorBoard"),
+        Metric("auto_eval/<figure>", "", "the same figures of saved checkpoints, and `pass@k`, of a benchmark with its name in front (evaluation.md); in the report and TensorBoard"),
     ),
     "Supervised fine-tuning": (
         Metric("sft_train/loss", "nats a token", "next-token loss on answer tokens", "falls", "flat: the learning rate; falls while `eval/loss` rises: stop earlier", verl="`train/loss`"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,9 @@ import pytest
 import torch
 from real_trials import SMALL_PPO, Trials, explain
 
+from realsys.api.basics import plugin_table
 from realsys.api.model import DatasetAbstraction, GenerationHyperparameters
-from realsys.api.worker_configs import Evaluator
+from realsys.api.worker_configs import HELD_OUT, Benchmark, Evaluator
 from realsys.evaluator.checkpoints import SavedCheckpoints
 from realsys.evaluator.evaluating import evaluate_checkpoint
 from realsys.evaluator.evaluator_worker import EvaluatorLoop, Surroundings
@@ -25,17 +27,17 @@ from realsys.trial.trial_state import State
 pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
 
 
-def config(**changes: Any) -> Evaluator:
+def config(n: int = 1, **others: Benchmark) -> Evaluator:
+    own = Benchmark(
+        dataset=DatasetAbstraction("math_prompts", {"split": "test", "eval_size": 6}), n=n
+    )
     return Evaluator(
-        datasets={
-            "held_out": DatasetAbstraction("math_prompts", {"split": "test", "eval_size": 6})
-        },
+        benchmarks={HELD_OUT: own, **others},
         gconfig=GenerationHyperparameters(max_new_tokens=8, greedy=True),
         batch_size=4,
         max_tries=2,
         retry_s=0.0,
         poll_s=0.01,
-        **changes,
     )
 
 
@@ -80,9 +82,41 @@ def test_a_whole_checkpoint_gets_figures_and_a_torn_one_a_reason(
     assert run_loop(files, config(n=3)) == [good, bad]  # nothing is left to do
 
 
-def test_every_saved_checkpoint_of_a_trial_has_its_result(
-    trials: Trials, tiny_policy: Path
+def test_a_benchmark_has_questions_rule_and_number_of_answers_of_its_own(
+    tiny_policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setitem(plugin_table.registered["reward"], "always", lambda response, answer: 1.0)
+    files = PhaseFiles(tmp_path)
+    shutil.copytree(tiny_policy, files.checkpoints / "actor" / "step-000003")
+    asked = DatasetAbstraction("math_prompts", {"split": "test", "eval_size": 3})
+    (alone,) = run_loop(files, config())
+    (files.evaluation_results / "actor-step-000003.json").unlink()
+    files.evaluations.unlink()
+    (both,) = run_loop(files, config(easy=Benchmark(dataset=asked, reward="always", n=2)))
+    figures = both["figures"]
+    of_easy = {k: v for k, v in figures.items() if k.startswith("easy/")}
+    assert {k: v for k, v in figures.items() if k not in of_easy} == alone["figures"]
+    assert (of_easy["easy/accuracy"], of_easy["easy/num_problems"]) == (1, 3)
+    assert (of_easy["easy/pass@1"], of_easy["easy/pass@2"]) == (1, 1)
+
+
+def test_a_benchmark_that_fails_leaves_the_others_their_figures(
+    tiny_policy: Path, tmp_path: Path
+) -> None:
+    files = PhaseFiles(tmp_path)
+    shutil.copytree(tiny_policy, files.checkpoints / "actor" / "step-000003")
+    asked = DatasetAbstraction("nothing_of_this_name", {})
+    (row,) = run_loop(files, config(gone=Benchmark(dataset=asked)))
+    assert (row["result"], row["tries"], row["figures"]["num_problems"]) == ("failed", 2, 6)
+    assert row["error"] == "gone: no dataset called 'nothing_of_this_name'"
+
+
+def test_every_saved_checkpoint_of_a_trial_has_its_result(
+    trials: Trials, tiny_policy: Path, tmp_path: Path
+) -> None:
+    questions = tmp_path / "words.jsonl"
+    made = [{"prompt": f"What is {n} and {n}?", "answer": str(2 * n)} for n in range(5)]
+    questions.write_text("".join(json.dumps(row) + "\n" for row in made))
     files = trials.launch(
         "ppo-math",
         "evaluated",
@@ -90,6 +124,10 @@ def test_every_saved_checkpoint_of_a_trial_has_its_result(
         *SMALL_PPO,
         "auto_eval=true",
         "exp_ctrl.save_freq_steps=6",
+        "benchmarks.words=file",
+        f"benchmarks.words.path={questions}",
+        "benchmarks.words.reward=math_verify",
+        "evaluator.n_of.words=2",
     )
     view = trials.wait(files, timeout_s=200)
     assert view.state is State.COMPLETED, explain(files, view)
@@ -103,8 +141,12 @@ def test_every_saved_checkpoint_of_a_trial_has_its_result(
     for row in rows[1::2]:
         for name in ("accuracy", "response_length/mean"):
             assert row["figures"][name] == own[row["step"]][f"eval/{name}"]
+        assert row["figures"]["words/num_problems"] == 5  # all of the file
+        assert {"words/accuracy", "words/pass@2"} < set(row["figures"])
+        assert "pass@2" not in row["figures"]
     assert trials.status_json(files)["trial"]["metrics"]["auto_eval/step"] == 24
-    assert "step 24: accuracy" in trials.run("status", "ppo-math/evaluated").stdout
+    shown = trials.run("status", "ppo-math/evaluated").stdout
+    assert re.search(r"step 24: accuracy .* words/accuracy 0", shown)
     assert trials.run("report", "ppo-math/evaluated").returncode == 0
     report = files.report.read_text()
     assert "4 saved checkpoints evaluated beside the training." in report

@@ -43,7 +43,8 @@ def _row(row: Mapping[str, Any]) -> tuple[str, ...]:
     told = dict(figures) if isinstance(figures, Mapping) else {}
     text = " · ".join(f"{escape(str(k))} {_number(v)}" for k, v in told.items())
     if row.get("result") != "done":
-        text = f'<span class="bad">failed</span> {escape(str(row.get("error") or ""))}'
+        reason = f'<span class="bad">failed</span> {escape(str(row.get("error") or ""))}'
+        text = f"{text}<br>{reason}" if text else reason
     seconds = row.get("seconds")
     spent = duration_text(float(seconds)) if isinstance(seconds, int | float) else ""
     return str(row["step"]), escape(str(row.get("role"))), text, spent, str(row.get("tries", ""))

@@ -298,11 +298,18 @@ def step_sizes(config: ExperimentConfig) -> StepSizes:
     answer = gen.get("max_new_tokens") or data.get("max_answer_len") or DEFAULT_TOKENS
     return StepSizes(
         sequences=config.model_rpcs[0].n_seqs * int(args.get("group_size", 1)),
-        prompt_tokens=int(data.get("max_prompt_len", DEFAULT_TOKENS)),
+        prompt_tokens=longest_prompt(data),
         answer_tokens=int(answer),
         updates_per_pass=int(args.get("ppo_n_minibatches", 1)),
         group_size=int(args.get("group_size", 1)),
     )
+
+
+def longest_prompt(data_args: Mapping[str, Any]) -> int:
+    """Returns the tokens of the longest prompt that a data set allows, of a mixture in any source."""
+    sources = data_args.get("sources", {}).values()
+    lengths = [args.get("max_prompt_len") for args in (data_args, *sources)]
+    return max((int(n) for n in lengths if n is not None), default=DEFAULT_TOKENS)
 
 
 # ---- for many plans, fast: the same, cached by role ------------------------------------------------------

@@ -25,7 +25,7 @@ from realsys.planner.memory.copy_memory import (
     call_terms,
 )
 from realsys.planner.memory.host_memory import PROCESS_BYTES
-from realsys.planner.memory.memory_of_workers import model_shapes, step_sizes
+from realsys.planner.memory.memory_of_workers import longest_prompt, model_shapes, step_sizes
 from realsys.planner.placed import shape_at
 
 _ONE = ProcessTopology()
@@ -137,7 +137,10 @@ def memory_of_evaluator(
     shape = model_shapes(config, made_before).get(evaluator.role)
     if shape is None:
         return None
-    sizes, bound = step_sizes(config), evaluator.mb_spec
+    prompts = [longest_prompt(asked.dataset.args) for asked in evaluator.benchmarks.values()]
+    sizes = step_sizes(config)
+    sizes = replace(sizes, prompt_tokens=max([sizes.prompt_tokens, *prompts]))
+    bound = evaluator.mb_spec
     model = HeldModel(
         shape=shape,
         dtype=evaluator.dtype,

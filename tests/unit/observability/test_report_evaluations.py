@@ -91,9 +91,18 @@ def test_an_experiment_asks_for_its_evaluator(recipe: Callable[[], RLExperiment]
     assert (evaluator.base_seed, evaluator.role, evaluator.gconfig.greedy) == (3, "actor", True)
     shards = [s.eval_dataset for w in config.model_worker for s in w.shards]
     (shard,) = [dataset for dataset in shards if dataset is not None]
-    assert evaluator.datasets == {"held_out": shard}  # the trainer's own questions
+    (asked,) = evaluator.benchmarks.values()
+    assert asked.dataset == shard  # the trainer's own questions
     assert evaluator.worker_info.watch_keys == ()  # it outlives the master
     assert list(experiment.scheduling_setup().groups())[-1] is WorkerType.EVALUATOR
     plain = recipe().with_prepared("sft", "/models/start")
     assert plain.initial_setup().evaluator == ()
     assert WorkerType.EVALUATOR not in plain.scheduling_setup().groups()
+
+
+def test_status_tells_each_benchmarks_accuracy() -> None:
+    figures = {"step": 4, "hard/accuracy": 0.25, "hard/num_problems": 8, "accuracy": 0.5}
+    metrics = {f"auto_eval/{name}": value for name, value in figures.items()}
+    assert evaluation_text(metrics) == "step 4: accuracy 0.5   hard/accuracy 0.25"
+    del metrics["auto_eval/accuracy"]
+    assert evaluation_text(metrics) == "step 4: hard/accuracy 0.25"

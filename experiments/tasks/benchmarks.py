@@ -1,0 +1,83 @@
+"""Benchmarks: tasks that every saved checkpoint is evaluated on, by names: ``benchmarks.hard=file``.
+
+Of a benchmark all questions are asked, up to its ``eval_size``; none is trained on.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+from experiments.parts.evaluation import EvaluationOptions
+from experiments.parts.model_files import position_remarks
+from experiments.task import SINGLE_STEP, Task, at_setting
+from realsys.api.errors import ConfigError
+from realsys.api.worker_configs import HELD_OUT, Benchmark
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
+
+
+def benchmarks_of(
+    task: Task, others: Mapping[str, Task], options: EvaluationOptions
+) -> dict[str, Benchmark]:
+    """Returns what the evaluator asks: the held-out questions of the task, if any, and the others'."""
+    asked = {HELD_OUT: task} if task.num_held_out else {}
+    asked |= {name: other.as_benchmark() for name, other in others.items()}
+    return {
+        name: Benchmark(
+            dataset=one.prompts("test"), n=options.n_of.get(name, options.n), **one.reward_rule
+        )
+        for name, one in asked.items()
+    }
+
+
+def benchmark_problems(
+    others: Mapping[str, Task], *, tokenizer_dir: str | None
+) -> Iterator[ConfigError]:
+    """Yields names that can't be used, and what is wrong with each benchmark's task."""
+    for name, given in others.items():
+        path = f"benchmarks.{name}"
+        if not _NAME.fullmatch(name) or name == HELD_OUT:
+            yield ConfigError(
+                f"a benchmark can't have the name {name!r}",
+                where=path,
+                fix=f"use letters, digits, - and _; {HELD_OUT!r} are the task's own questions",
+            )
+        if given.agent != SINGLE_STEP:
+            yield ConfigError(
+                f"a benchmark asks each question once, without agent {given.agent!r}",
+                where=f"{path}.agent",
+                fix=f"set {path}.agent={SINGLE_STEP} and a rule in {path}.reward, or leave it out",
+            )
+        task = given.as_benchmark()
+        found = [
+            *task.problems(batch_size=1, tokenizer_dir=tokenizer_dir),
+            *task.reward_problems(),
+        ]
+        yield from (at_setting(problem, task, path) for problem in found)
+        if not found and not task.num_held_out:
+            yield ConfigError(
+                "a benchmark without questions",
+                where=f"{path}.eval_size",
+                fix="set it to the number of questions, 1 or more",
+            )
+
+
+def benchmark_warnings(
+    others: Mapping[str, Task], *, model: str | None, answers: int
+) -> Iterator[str]:
+    """Reports benchmarks that ask only some of their questions, and prompts without room for an answer."""
+    for name, given in others.items():
+        task, path = given.as_benchmark(), f"benchmarks.{name}"
+        total = task.counted_questions()
+        if total is not None and not task.is_generated and total > task.num_held_out:
+            yield (
+                f"{path} asks the first {task.num_held_out:,} of its {total:,} questions; "
+                f"{path}.eval_size={total} asks all"
+            )
+        yield from position_remarks(
+            model,
+            prompt=task.longest_prompt,
+            answers=answers,
+            setting=f"{path}.max_prompt_len",
+        )
