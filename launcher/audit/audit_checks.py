@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from launcher.audit.audited_run import AuditedRun, AuditFinding, FindingKind, TicketRecord
 from launcher.audit.ticket_fates import (
     TicketIndex,
+    counted_reasons,
     samples_of,
     ticket_fates,
     trained_ticket,
@@ -41,7 +42,8 @@ class AuditResult:
     """What became of a trial's tickets, and what is wrong.
 
     Attributes:
-        states: state → number of tickets. reasons: (state, reason) → number of dropped tickets.
+        states: state → number of tickets. reasons: (state, first reason of its kind) → number of
+            dropped tickets.
         steps, datapoints: that were trained. closed: questions that were filtered or set aside.
     """
 
@@ -71,7 +73,7 @@ def audit_run(run: AuditedRun) -> AuditResult:
     ]
     return AuditResult(
         states=Counter(fate.state.value for fate in fates),
-        reasons=Counter((f.state.value, f.reason) for f in fates if f.state.is_dropped),
+        reasons=counted_reasons(fates),
         steps=len(run.steps),
         datapoints=sum(len(row.ids) for row in run.steps),
         closed=len(closed),

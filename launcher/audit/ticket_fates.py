@@ -9,8 +9,8 @@ if a later attempt gave the question out again.
 from __future__ import annotations
 
 import re
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -134,9 +134,7 @@ def _fate(
     if ticket.end is None:
         return _unended(run, ticket)
     if ticket.end is not EpisodeState.DELIVERED:
-        return TicketFate(
-            ticket=ticket, state=_OF_ENDS[ticket.end], reason=without_numbers(ticket.why)
-        )
+        return TicketFate(ticket=ticket, state=_OF_ENDS[ticket.end], reason=ticket.why)
     if not index.decided_in_time(ticket):
         return _ended_with_attempt(
             ticket, "delivered after the checkpoint that the run went on from"
@@ -169,9 +167,17 @@ def _is_later(other: TicketRecord, ticket: TicketRecord) -> bool:
     return (other.attempt, other.try_number) > (ticket.attempt, ticket.try_number)
 
 
-def without_numbers(why: str) -> str:
-    """Returns a reason with ``N`` for its numbers, so that equal ones are counted together."""
-    return _NUMBER.sub("N", why)
+def counted_reasons(fates: Iterable[TicketFate]) -> dict[tuple[str, str], int]:
+    """Counts dropped tickets by state and reason. Reasons that differ in their numbers alone are counted
+    together, under the first of them.
+    """
+    first: dict[tuple[str, str], str] = {}
+    counts: Counter[tuple[str, str]] = Counter()
+    for fate in fates:
+        if fate.state.is_dropped:
+            kind = fate.state.value, _NUMBER.sub("N", fate.reason)
+            counts[fate.state.value, first.setdefault(kind, fate.reason)] += 1
+    return counts
 
 
 def samples_of(row: TrainedStep) -> list[tuple[str, str]]:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+import shlex
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from experiments.task import MathTask, Task
+from experiments.task import SINGLE_STEP, MathTask, Task
 from launcher.hub.hub_settings import with_local_data
 from launcher.serving.saved_models import SavedModel
 from launcher.sites.clusters import find_cluster
 from launcher.submit.planning import hub_of, import_all
+from launcher.trials.find_trials import trial_name
 from realsys.api.errors import ClusterError, ConfigError, MadeByOtherCode, raise_all
 from realsys.api.model import GenerationHyperparameters
 from realsys.api.options import option
@@ -28,6 +30,13 @@ if TYPE_CHECKING:
 
 _CODE = "realsys.evaluator.saved_model"  # with torch, so imported when it is used
 _NEEDED = ("torch", "transformers")
+_WITHOUT: Mapping[str, Any] = {
+    "agent": SINGLE_STEP,
+    "agent_args": {},
+    "env": "math_verify",
+    "env_args": {},
+}
+_OF_AGENT_ALONE = "verifiers"  # a rule that scores nothing
 _BATCH = 128  # questions at a time
 
 
@@ -122,10 +131,40 @@ def task_settings(
     problems = [
         *task.problems(batch_size=1, tokenizer_dir=str(model.path)),
         *task.reward_problems(),
-        *task.agent_problems(),
+        *_agent_problems(task, model, kind, words),
     ]
     raise_all(problems)
     return task
+
+
+def _agent_problems(
+    task: Task, model: SavedModel, kind: str | None, words: Sequence[str]
+) -> Iterator[ConfigError]:
+    """Yields that a task has an agent or an environment, which take no part here; with the command that
+    does without.
+    """
+    changed = [name for name in _WITHOUT if getattr(task, name) != _WITHOUT[name]]
+    if not changed:
+        return
+    named = {"agent": f"agent {task.agent!r}", "env": f"environment {task.env!r}"}
+    parts = dict.fromkeys(named[name.removesuffix("_args")] for name in changed)
+    what = f"an evaluation asks each question once, without {' and '.join(parts)}"
+    if task.rule == _OF_AGENT_ALONE:
+        yield ConfigError(
+            f"{what}, which alone can score task {task.kind}",
+            where="task.agent and task.reward",
+            fix="evaluate on questions that a rule scores, e.g. --task math",
+        )
+        return
+    others = [w for w in words if not w.startswith(("task.agent", "task.env=", "task.env_args"))]
+    undone = [f"task.{name}={_WITHOUT[name] or '{}'}" for name in changed]
+    name = str(model.path) if model.trial is None else trial_name(model.trial)
+    chosen = [] if kind is None else ["--task", kind]
+    yield ConfigError(
+        what,
+        where=", ".join(f"task.{name}" for name in changed),
+        fix="say so: " + shlex.join(["realsys", "eval", name, *chosen, *others, *undone]),
+    )
 
 
 def _start(

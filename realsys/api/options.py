@@ -22,8 +22,18 @@ from realsys.api.model import GenerationHyperparameters
 
 def range_problems(options: Any, *, path: str = "") -> Iterator[ConfigError]:
     """Every value of ``options`` (nested, in tables too) outside the range that its field declares."""
-    for f in dataclasses.fields(options):
-        value, where = getattr(options, f.name), f"{path}{f.name}"
+    values = {f.name: getattr(options, f.name) for f in dataclasses.fields(options)}
+    yield from value_range_problems(type(options), values, path=path)
+
+
+def value_range_problems(
+    kind: type, values: Mapping[str, Any], *, path: str = ""
+) -> Iterator[ConfigError]:
+    """The same of ``values`` for some fields of ``kind``, which need not make one."""
+    for f in dataclasses.fields(kind):
+        if f.name not in values:
+            continue
+        value, where = values[f.name], f"{path}{f.name}"
         if dataclasses.is_dataclass(value):
             yield from range_problems(value, path=f"{where}.")
         if isinstance(value, Mapping):

@@ -8,6 +8,7 @@ rules: what it checks itself is checked when a worker makes it, except by a clas
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import MISSING
@@ -18,7 +19,7 @@ from realsys.api.basics.choice import KIND, is_choice, kinds_of
 from realsys.api.basics.reward import BY_SOURCE, KNOWN_FIELDS, reward_terms
 from realsys.api.errors import ConfigError, UnknownName, collected, did_you_mean
 from realsys.api.experiment import ExperimentConfig
-from realsys.api.options import range_problems
+from realsys.api.options import value_range_problems
 from realsys.api.plain import from_plain, to_plain
 from realsys.api.worker_configs import HELD_OUT
 from realsys.config.option_tree import nested, type_text
@@ -109,12 +110,35 @@ def argument_problems(
             wrong.append(ConfigError(f"{kind} {name!r} needs {f.name}", where=where, fix=fix))
     # Read arguments check themselves, but a plug-in is not made here.
     made_freely = kind == "reward" or name in registry.ARGUMENTS.get(kind, ())
-    alone = made_freely or fields_of is not registry.find(kind, name)
-    if alone and not wrong:
-        with collected(wrong):
-            wrong += range_problems(fields_of(**registry.read_arguments(kind, name, args)))
-        wrong = _at(where, wrong)
+    if made_freely or fields_of is not registry.find(kind, name):
+        wrong += _at(where, _value_problems(fields_of, types, args))
     yield from wrong
+
+
+def _value_problems(
+    fields_of: type, types: Mapping[str, Any], args: Mapping[str, Any]
+) -> Iterator[ConfigError]:
+    """Yields values of their type that are out of their range, and what the class itself refuses, as far as
+    that is not for want of an argument that is wrong.
+    """
+    read: dict[str, Any] = {}
+    for key in types.keys() & args.keys():
+        with suppress(ConfigError):
+            value = args[key]
+            read[key] = value if types[key] is Any else from_plain(types[key], to_plain(value))
+    out_of_range = list(value_range_problems(fields_of, read))
+    yield from out_of_range
+    for problem in out_of_range:
+        read.pop(problem.where.partition(".")[0], None)
+    found: list[ConfigError] = []
+    with collected(found), suppress(TypeError):  # a field without a default is missing
+        fields_of(**read)
+    is_misspelt = not args.keys() <= types.keys()  # then any that is not given may be meant
+    doubtful = (types if is_misspelt else args).keys() - read.keys()
+    for problem in found:
+        about = types.keys() & re.findall(r"\w+", problem.where)
+        if not doubtful or (about and doubtful.isdisjoint(about)):
+            yield problem
 
 
 def _at(where: str, problems: Iterable[ConfigError]) -> list[ConfigError]:

@@ -22,6 +22,7 @@ from realsys.config.option_tree import is_mapping, members, type_text
 MAX_NODES = 100_000  # of one file or word
 _WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _WHOLE = re.compile(r"[-+]?[0-9]+(_[0-9]+)*")
+_NAME = re.compile(r"[-+]?0[0-9_]*[0-9]")  # whole, but no one writes a number so
 _MOST_DIGITS = 100  # int() refuses some thousands, and takes its time over fewer
 _NUMBER = re.compile(r"[-+]?([0-9]+(_[0-9]+)*\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -172,7 +173,9 @@ def _number(text: str, kind: Any) -> float | int | None:
 
 
 def _guess(written: Text) -> Any:
-    """A value of no declared type: YAML's reading, with 1e-5 as a number."""
+    """A value of no declared type: YAML's reading, with 1e-5 as a number. 007 is a name and stays text."""
+    if _NAME.fullmatch(written.text):
+        return written.text
     if written.quoted or _is_none(written):
         return written.text if written.quoted else None
     word = _WORDS.get(written.text.lower())

@@ -32,6 +32,7 @@ from realsys.rollout.runners.command_agent import CommandAgent
 from realsys.rollout.runners.external_agent import ADDRESS_FILE, ExternalAgent
 from realsys.rollout.runners.host_process import HostProcess
 from realsys.rollout.runners.hosted_agent import PythonAgent
+from realsys.runtime.child_processes.log_limit import cut_log
 
 FAMILY = FAMILIES["chatml"]
 ASK = """
@@ -195,6 +196,23 @@ def test_an_agent_that_fails_after_an_answer_gets_the_failed_reward_and_keeps_it
     assert (episode.reward, episode.stats["failed"]) == (-1.0, 1.0)
     (log,) = (tmp_path / "agents").glob("*.log")
     assert log.read_text().startswith("so far")
+
+
+@pytest.mark.parametrize("make", [command, function])
+def test_a_log_without_end_keeps_its_beginning_and_its_end(tmp_path, monkeypatch, make):
+    monkeypatch.setattr(cut_log, "__kwdefaults__", {"most_bytes": 4000, "end_bytes": 1000})
+    writes = "print('first'); print('line\\n' * 100_000); print('the last words', flush=True)"
+    code = {
+        command: f"ask(); {writes}; sys.exit(3)",
+        function: f"def solve(base_url, api_key): ask('x', base_url, api_key); {writes}",
+    }
+    played(make(tmp_path, code[make]), tmp_path, "right")
+    (log,) = (tmp_path / "agents").glob("*.log")
+    text = log.read_text()
+    assert len(text) <= 4000
+    assert text.startswith("first\nline\n")
+    assert "bytes left out here" in text
+    assert text.endswith("line\n\nthe last words\n")
 
 
 def test_an_agent_that_asks_nothing_is_an_error_that_quotes_it(tmp_path):

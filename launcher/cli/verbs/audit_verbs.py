@@ -67,7 +67,7 @@ def _print_counts(found: AuditResult) -> None:
         ordered = sorted(found.reasons.items(), key=lambda item: (-item[1], item[0]))
         rows = [(state, str(count), reason) for (state, reason), count in ordered[:MOST_SHOWN]]
         output.data("")
-        output.table((_DROPPED, "number", "reason"), rows)
+        output.table((_DROPPED, "number", "first reason"), rows)
         if (others := len(ordered) - MOST_SHOWN) > 0:
             output.say(f"and {others} other reasons: --json")
     output.data("")

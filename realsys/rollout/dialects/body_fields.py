@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
 
-from realsys.api.errors import DataError
+from realsys.api.errors import DataError, did_you_mean
 from realsys.rollout.conversation.chat_messages import ToolChoice
 
 T = TypeVar("T")
@@ -20,6 +21,7 @@ MAX_STOPS = 64
 Number = int | float
 # A text, or parts of one
 Content = str | list[dict[str, Any]]
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _TEXT_PARTS = ("text", "input_text", "output_text")
 
 
@@ -66,9 +68,51 @@ def decoded(body: bytes, kind: type[T]) -> T:
     except msgspec.ValidationError as error:
         raise _wrong_field(error, "") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        if (where := half_character(body)) is not None:
+            raise refused(
+                "half of a surrogate pair stands there, which is no character",
+                where=where or "body",
+                fix="cut texts between whole characters, and replace broken ones with U+FFFD",
+            ) from None
         raise refused(
             f"the body is no JSON: {error}", where="body", fix="send one JSON object in UTF-8"
         ) from None
+
+
+def half_character(body: bytes) -> str | None:
+    """Returns the path of a text with half of a surrogate pair, by which a body is no JSON to us; None:
+    there is none, or the body is no JSON at all.
+    """
+    try:
+        return _half_within(json.loads(body), "")
+    except (ValueError, RecursionError):
+        return None
+
+
+def _half_within(value: object, path: str) -> str | None:
+    if isinstance(value, str):
+        return path if _SURROGATE.search(value) else None
+    if isinstance(value, dict):
+        if any(_SURROGATE.search(name) for name in value):
+            return path
+        inner = ((f"{path}.{name}".lstrip("."), part) for name, part in value.items())
+    elif isinstance(value, list):
+        inner = ((f"{path}[{i}]", part) for i, part in enumerate(value))
+    else:
+        return None
+    found = (_half_within(part, at) for at, part in inner)
+    return next((at for at in found if at is not None), None)
+
+
+def known_fields(body: Mapping[str, Any], known: Sequence[str]) -> None:
+    """Refuses a field that would be ignored, though a client relies on it."""
+    for name in body:
+        if name not in known:
+            raise refused(
+                f"there is no field {name!r}",
+                where=name if name.isidentifier() else "body",
+                fix=did_you_mean(name, known),
+            )
 
 
 def converted(value: object, kind: type[T], where: str) -> T:
@@ -163,7 +207,7 @@ def stop_texts(stop: str | list[str] | None, where: str) -> tuple[str, ...]:
 
 def function_tool(function: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Returns a function tool in the form of Chat Completions, its name and types checked."""
-    if not converted(function, FunctionSpec, where).name:
+    if not function.get("name") or not converted(function, FunctionSpec, where).name:
         raise refused("a tool without a name", where=f"{where}.name", fix="name it")
     return {"type": "function", "function": dict(function)}
 

@@ -199,13 +199,15 @@ def _assistant(body: ChatMessageBody, content: str, where: str) -> ChatMessage:
 
 
 def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
-    function = tool.get("function")
-    if tool.get("type", "function") != "function" or not isinstance(function, dict):
-        raise refused(
-            f"a tool of type {tool.get('type')!r} is not served",
-            where=where,
-            fix='send {"type": "function", "function": {"name": …, "parameters": …}}',
-        )
+    kind, function = tool.get("type", "function"), tool.get("function")
+    form = 'send {"type": "function", "function": {"name": …, "parameters": …}}'
+    if kind != "function":
+        raise refused(f"a tool of type {kind!r} is not served", where=where, fix=form)
+    if "function" not in tool and "name" in tool:  # as Responses has it
+        raise refused("a function's fields stand in the tool itself", where=where, fix=form)
+    if not isinstance(function, dict):
+        what = "a function tool without its function" if function is None else "expected an object"
+        raise refused(what, where=f"{where}.function", fix=form)
     return body_fields.function_tool(function, f"{where}.function")
 
 

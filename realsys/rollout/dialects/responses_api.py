@@ -119,6 +119,12 @@ def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
         raise refused(
             f"a tool of type {kind!r} is not served", where=where, fix="offer function tools only"
         )
+    if "function" in tool and "name" not in tool:  # as Chat Completions has it
+        raise refused(
+            "a function's fields stand one level too deep",
+            where=f"{where}.function",
+            fix='send {"type": "function", "name": …, "parameters": …}',
+        )
     given = {name: tool.get(name) for name in _FUNCTION_FIELDS}
     return body_fields.function_tool({k: v for k, v in given.items() if v is not None}, where)
 

@@ -18,7 +18,6 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-import msgspec
 from aiohttp import web
 
 from realsys.api.basics.reward import LARGEST
@@ -31,7 +30,12 @@ from realsys.api.errors import (
 )
 from realsys.rollout.conversation.chat_messages import ChatRequest, ChatResult
 from realsys.rollout.conversation.episode_session import EpisodeSession
-from realsys.rollout.dialects import anthropic_messages, chat_completions, responses_api
+from realsys.rollout.dialects import (
+    anthropic_messages,
+    body_fields,
+    chat_completions,
+    responses_api,
+)
 from realsys.rollout.dialects.dialect import Dialect, StreamEncoder
 from realsys.rollout.dialects.model_list import (
     anthropic_model,
@@ -144,7 +148,7 @@ class _SessionLives:
     async def start_session(self, request: web.Request) -> web.StreamResponse:
         if not self._registry.is_admin(_sent_key(request)):
             raise _unauthorized("the administrator's key", "starting a session")
-        body = _object(await request.read())
+        body = _object(await request.read(), "task_id", "api_key", "wait_s")
         key, started = await self._registry.start(
             task_id=str(body.get("task_id") or ""),
             key=self._own_key(body.get("api_key")),
@@ -179,7 +183,7 @@ class _SessionLives:
 
     async def set_reward(self, request: web.Request) -> web.StreamResponse:
         session = self._registry.find(key_of(request))
-        body = _object(await request.read())
+        body = _object(await request.read(), "reward", "interaction_id")
         reward = _number(body.get("reward"), "reward")
         if abs(reward) > LARGEST:
             raise DataError(
@@ -357,13 +361,11 @@ def json_body(
     )
 
 
-def _object(body: bytes) -> dict[str, Any]:
-    try:
-        read = msgspec.json.decode(body or b"{}")
-    except msgspec.DecodeError as error:
-        raise DataError(f"not JSON: {error}", where="body", fix="send a JSON object") from error
-    if not isinstance(read, dict):
-        raise DataError("not a JSON object", where="body", fix="send a JSON object")
+def _object(body: bytes, *known: str) -> dict[str, Any]:
+    """Returns the fields of a request for an episode's life; refuses others than ``known``, if given."""
+    read = body_fields.decoded(body or b"{}", dict[str, Any])
+    if known:
+        body_fields.known_fields(read, known)
     return read
 
 

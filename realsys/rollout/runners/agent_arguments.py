@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from realsys.api.errors import ConfigError
+from realsys.api.errors import ConfigError, raise_all
 from realsys.api.options import option
 from realsys.rollout.environments.environment_arguments import check_url
 
@@ -93,22 +93,47 @@ class ExternalArguments(EndpointArguments):
             )
 
 
+def variables(env: Mapping[str, Any]) -> dict[str, str]:
+    """Returns environment variables as text.
+
+    Raises:
+        ConfigErrors: values that may have been written otherwise than they were read.
+    """
+    texts = {k: str(v) for k, v in env.items() if isinstance(v, str) or type(v) is int}
+    raise_all(
+        ConfigError(
+            f"the value of variable {name} is {value!r:.80}, which is no text",
+            where=f"task.agent_args.env.{name}",
+            fix=f"write {name}: {_quoted(value)!r}",
+        )
+        for name, value in env.items()
+        if name not in texts
+    )
+    return texts
+
+
+def _quoted(value: Any) -> str:
+    """Returns what was probably meant."""
+    return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
 @dataclass(eq=False, kw_only=True)
 class CommandArguments(EndpointArguments):
     """Arguments of ``agent=command``.
 
     Attributes:
         command: program and arguments, as one text or a list; started without a shell.
-        env: further environment variables.
+        env: further environment variables; whole numbers are taken as text.
         keep_logs: logs of agents that ended well stay, too.
     """
 
     command: str | list[str] = ""
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, Any] = field(default_factory=dict)
     keep_logs: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.env = variables(self.env)
         if not self.argv:
             raise ConfigError(
                 "agent command has no command",
@@ -141,12 +166,22 @@ class HostedArguments(EndpointArguments):
 
     Attributes:
         python: interpreter with the agent's libraries; empty: that of the worker.
-        env: further environment variables of theirs.
+        env: further environment variables of theirs; whole numbers are taken as text.
     """
 
     python: str = ""
     processes: int = option(1, "how many, episodes in turn", ge=1)
-    env: Mapping[str, str] = field(default_factory=dict)
+    blocked_s: float = option(
+        60.0,
+        "longest that an episode may hold up all others of its process, by code that does not await",
+        unit="seconds",
+        gt=0,
+    )
+    env: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.env = variables(self.env)
 
 
 @dataclass(eq=False, kw_only=True)

@@ -27,6 +27,7 @@ from realsys.rollout.runners.agent_arguments import CommandArguments
 from realsys.rollout.runners.endpoint_agent import EndpointAgent
 from realsys.rollout.runners.episode_outcome import AgentOutcome, EpisodeSeat, outcome_of, seat_json
 from realsys.runtime.child_processes.child_guard import GRACE_S, guarded
+from realsys.runtime.child_processes.log_limit import limited_log
 from realsys.trial.last_lines import last_log_line
 
 logger = logging.getLogger(__name__)
@@ -70,7 +71,7 @@ class CommandAgent(CommandArguments, EndpointAgent):
     async def _run(self, seats: Sequence[EpisodeSeat], folder: Path, log: Path) -> str:
         """Runs the program; returns why it failed, or nothing."""
         loop = asyncio.get_running_loop()
-        async with self.starting(seats):
+        async with self.starting(seats), limited_log(log):
             process = self._spawn(seats, folder, log)
             ends_s = loop.time() + self.timeout_s
             try:

@@ -29,6 +29,7 @@ from realsys.rollout.runners.agent_arguments import ConversationArguments, Endpo
 from realsys.rollout.runners.episode_outcome import (
     AgentOutcome,
     EpisodeAddress,
+    EpisodeDropped,
     EpisodeSeat,
     finished_episode,
 )
@@ -38,6 +39,7 @@ logger = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
 CERTIFICATE_FILE = "endpoint.pem"
+MOST_BEGINNINGS = 5  # of an episode that others' faults end
 _PURPOSE = b"realsys agents' endpoint: administrator's key"
 
 
@@ -114,19 +116,32 @@ class EndpointAgent(EndpointArguments, EpisodeAgent):
     # ---- an episode ------------------------------------------------------------------------------
 
     async def run_episode(self, task: EpisodeTask) -> Episode:
-        """Runs ``play`` with a session for each role, and scores what became of them."""
-        seats = [self._seat(task, role) for role in self.roles or ("",)]
-        try:
-            outcome = await self.play(task, seats)
-        finally:
-            for seat in seats:
-                self.registry.close(seat.address.key)
-                await seat.session.close()
+        """Runs ``play`` with a session for each role, and scores what became of them.
+
+        Raises:
+            EpisodeDropped: it was ended through no fault of its own, again and again.
+        """
+        for number in range(1, MOST_BEGINNINGS + 1):
+            seats = [self._seat(task, role) for role in self.roles or ("",)]
+            try:
+                outcome = await self.play(task, seats)
+                break
+            except EpisodeDropped as error:
+                logger.warning(
+                    "episode dropped episode=%s times=%d why=%s", task.id, number, error.what
+                )
+                if number == MOST_BEGINNINGS:
+                    raise
+            finally:
+                for seat in seats:
+                    self.registry.close(seat.address.key)
+                    await seat.session.close()
         return await finished_episode(task, seats, outcome, failed_reward=self.failed_reward)
 
     @abc.abstractmethod
     async def play(self, task: EpisodeTask, seats: Sequence[EpisodeSeat]) -> AgentOutcome:
-        """Has the agent do its task. What it raises fails the question, which is answered anew.
+        """Has the agent do its task. What it raises fails the question, which is answered anew; after
+        EpisodeDropped it is called again, with new seats.
 
         Args:
             seats: one, or one for each role.

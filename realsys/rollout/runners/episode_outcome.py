@@ -18,6 +18,10 @@ from realsys.rollout.conversation.episode_session import EpisodeSession
 logger = logging.getLogger(__name__)
 
 
+class EpisodeDropped(RolloutError):
+    """An episode was ended through no fault of its own; it is begun anew."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class EpisodeAddress:
     """Where an agent finds the policy.

@@ -1,6 +1,7 @@
 """A process that stays and runs many agents' episodes; lines of JSON go in and out.
 
-If it dies, so do its episodes, and the next one starts it anew.
+If it dies, so do its episodes, and the next one starts it anew. Where one episode is the cause, because it
+blocks the others or does not end when it should, the others are dropped, not failed.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from realsys.api.errors import ConfigError, WaitTimeout, WorkerLost
+from realsys.api.errors import ConfigError, RolloutError, WaitTimeout, WorkerLost
+from realsys.rollout.runners.episode_outcome import EpisodeDropped
 from realsys.runtime.child_processes.child_guard import guarded
+from realsys.runtime.child_processes.log_limit import limited_log
 from realsys.trial.last_lines import last_log_line
 
 logger = logging.getLogger(__name__)
@@ -43,12 +46,14 @@ class HostProcess:
         self._reader: asyncio.Task[None] | None = None
         self._waiting: dict[str, asyncio.Future[Mapping[str, Any]]] = {}
         self._starting = asyncio.Lock()
+        self._dropped_why = ""  # the process ends through one episode's fault
 
     async def run(self, order: Mapping[str, Any], *, timeout_s: float) -> Mapping[str, Any]:
         """Runs an episode; returns its line, with ``result`` or ``error``.
 
         Raises:
             WorkerLost: the process has ended. WaitTimeout: the episode did not end, and was cancelled.
+            EpisodeDropped: the process was ended because of another episode.
         """
         await self._ensure()
         id_ = str(order["id"])
@@ -93,6 +98,7 @@ class HostProcess:
             if self._reader is not None and not self._reader.done():
                 return
             await self.close()
+            self._dropped_why = ""
             self._log.parent.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             try:
@@ -127,21 +133,30 @@ class HostProcess:
     async def _read(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None
         try:
-            with suppress(ValueError):  # a line over the limit: as if it had ended
-                while line := await process.stdout.readline():
-                    read = json.loads(line)
-                    waiting = self._waiting.get(str(read.get("id", "")))
-                    if waiting is not None and not waiting.done():
-                        waiting.set_result(read)
+            async with limited_log(self._log):
+                with suppress(ValueError):  # a line over the limit: as if it had ended
+                    while line := await process.stdout.readline():
+                        self._take(json.loads(line))
         finally:  # also where one episode has had the process ended: the others wait here, too
-            error = WorkerLost(
-                f"{self.name} has ended: {last_log_line(self._log)}",
-                where=str(self._log),
-                fix="see its log",
-            )
             for waiting in self._waiting.values():
                 if not waiting.done():
-                    waiting.set_exception(error)
+                    waiting.set_exception(self._ended())
+
+    def _take(self, line: Mapping[str, Any]) -> None:
+        if "blocked" in line:
+            logger.warning("host blocked host=%s why=%s", self.name, line["error"])
+            self._dropped_why = f"another episode of its process blocked it: {line['error']}"
+        waiting = self._waiting.get(str(line.get("blocked") or line.get("id", "")))
+        if waiting is not None and not waiting.done():
+            waiting.set_result(line)
+
+    def _ended(self) -> RolloutError | WorkerLost:
+        """Returns the error of an episode whose process has ended."""
+        where, fix = str(self._log), "see its log"
+        if self._dropped_why:
+            return EpisodeDropped(self._dropped_why, where=where, fix=fix)
+        what = f"{self.name} has ended: {last_log_line(self._log)}"
+        return WorkerLost(what, where=where, fix=fix)
 
     async def _send(self, order: Mapping[str, Any]) -> None:
         assert self._process is not None
@@ -158,6 +173,7 @@ class HostProcess:
         done, _ = await asyncio.wait({waiting}, timeout=CANCEL_S)
         if not done:
             logger.warning("host does not end an episode host=%s episode=%s", self.name, id_)
+            self._dropped_why = f"another episode of its process did not end when cancelled: {id_}"
             await self.close()
         elif waiting.exception() is not None:
             logger.info("host ended with its episode host=%s episode=%s", self.name, id_)

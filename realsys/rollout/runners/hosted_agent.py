@@ -16,6 +16,7 @@ from realsys.rollout.runners.agent_arguments import HostedArguments, PythonArgum
 from realsys.rollout.runners.endpoint_agent import EndpointAgent
 from realsys.rollout.runners.episode_outcome import AgentOutcome, EpisodeSeat, outcome_of, seat_json
 from realsys.rollout.runners.host_process import HostProcess
+from realsys.rollout.runners.hosts.function_host import BLOCKED_S
 
 HOSTS = Path(hosts.__file__).parent
 
@@ -40,7 +41,12 @@ class HostedAgent(HostedArguments, EndpointAgent):
                 argv,
                 name=f"agent host {number} of {host.name}",
                 log=host.folder / f"host-{number}.log",
-                env={"NO_PROXY": "127.0.0.1,localhost", **trusted, **self.env},
+                env={
+                    "NO_PROXY": "127.0.0.1,localhost",
+                    BLOCKED_S: str(self.blocked_s),
+                    **trusted,
+                    **self.env,
+                },
                 cwd=Path.cwd(),
             )
             for number in range(self.processes)

@@ -8,7 +8,7 @@ import pytest
 
 from launcher.audit.audit_checks import AuditResult, CheckedTokens, audit_run
 from launcher.audit.audited_run import AuditedRun, FindingKind, TicketRecord, TrainedStep
-from launcher.audit.ticket_fates import TicketIndex, TicketState, ticket_fates, without_numbers
+from launcher.audit.ticket_fates import TicketIndex, TicketState, counted_reasons, ticket_fates
 from realsys.trial.dump_records import SampledVersions
 from realsys.trial.episode_records import EpisodeState as E
 
@@ -125,14 +125,20 @@ def test_each_ticket_has_a_fate_and_each_dropped_one_a_reason() -> None:
     assert found.closed == 1
     assert set(found.reasons) == {
         ("worker lost", "its worker ended while it ran"),
-        ("failed", "request N took N s"),
-        ("filtered", "its mean reward N is below N"),
-        ("refused", "superseded: prompt N is at rollout_worker/N now (try N)"),
+        ("failed", "request 17 took 3.5 s"),
+        ("filtered", "its mean reward 0 is below 0.01"),
+        ("refused", "superseded: prompt 3 is at rollout_worker/1 now (try 1)"),
     }
 
 
-def test_numbers_in_names_stay() -> None:
-    assert without_numbers("fp16 model2: -1.5e-3 of 12") == "fp16 model2: N of N"
+def test_reasons_that_differ_in_numbers_alone_count_as_the_first_of_them() -> None:
+    """Numbers in names are other names."""
+    whys = ["fp16 model2: -1.5e-3 of 12", "fp16 model2: 7 of 8", "fp16 model3: 7 of 8"]
+    failed = [ticket(f"0-{i}", end=E.FAILED, why=why) for i, why in enumerate(whys)]
+    assert counted_reasons(ticket_fates(TicketIndex(run(*failed, steps=())))) == {
+        ("failed", whys[0]): 2,
+        ("failed", whys[2]): 1,
+    }
 
 
 def test_the_end_of_an_attempt_is_the_reason_of_what_it_was_at() -> None:

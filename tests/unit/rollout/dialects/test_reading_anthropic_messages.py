@@ -160,7 +160,7 @@ def user(*blocks: dict[str, Any]) -> dict[str, Any]:
         ({"max_tokens": 0}, "max_tokens"),
         ({"tools": [WEATHER] * 513}, "tools"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0]"),
-        ({"tools": [{"input_schema": {}}]}, "tools[0]"),
+        ({"tools": [{"input_schema": {}}]}, "tools[0].name"),
         ({"tools": [{"name": "x", "input_schema": []}]}, "tools[0].input_schema"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "x"}}, "tool_choice.name"),

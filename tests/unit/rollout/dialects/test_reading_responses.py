@@ -143,7 +143,7 @@ def test_what_clients_send_besides_is_ignored() -> None:
         ({"tools": [WEATHER] * 513}, "tools"),
         ({"tools": [{"type": "web_search"}]}, "tools[0]"),
         ({"tools": [WEATHER, {"type": "custom", "name": "patch"}]}, "tools[1]"),
-        ({"tools": [{"type": "function"}]}, "tools[0]"),
+        ({"tools": [{"type": "function"}]}, "tools[0].name"),
         ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
         ({"text": {"format": "json"}}, "text.format"),
         ({"max_output_tokens": -1}, "max_output_tokens"),

@@ -200,6 +200,135 @@ def test_what_can_not_be_understood_is_refused_for_good(path: str, body: Any, st
     over_http(test)
 
 
+HALF = b'"a \\ud83d b"'
+CHAT = "/v1/chat/completions"
+CHAT_FORM = '{"type": "function", "function": {"name": …'
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field", "what", "fix"),
+    [
+        (
+            CHAT,
+            b'{"messages": [{"role": "system"}, {"role": "user", "content": %s}]}' % HALF,
+            "messages[1].content",
+            "half of a surrogate pair",
+            "between whole characters",
+        ),
+        (
+            CHAT,
+            b'{"messages": [{"role": "user", "content": "\xed\xa0\xbd"}]}',
+            "messages[0].content",
+            "half of a surrogate pair",
+            "between whole characters",
+        ),
+        ("/v1/responses", b'{"input": %s}' % HALF, "input", "half of a surrogate", "whole char"),
+        (
+            "/v1/messages",
+            b'{"max_tokens": 1, "messages": [{"role": "user", "content": [{"type": "text", "text": %s}]}]}'
+            % HALF,
+            "messages[0].content[0].text",
+            "half of a surrogate pair",
+            "between whole characters",
+        ),
+        (CHAT, b'{"messages": [{%s: 1}]}' % HALF, "messages[0]", "half of a surrogate", "whole"),
+        (
+            CHAT,
+            {**QUESTION, "tools": [{"type": "function"}]},
+            "tools[0].function",
+            "a function tool without its function",
+            CHAT_FORM,
+        ),
+        (
+            CHAT,
+            {**QUESTION, "tools": [{"type": "function", "name": "f"}]},
+            "tools[0]",
+            "fields stand in the tool itself",
+            CHAT_FORM,
+        ),
+        (
+            CHAT,
+            {**QUESTION, "tools": [{"type": "function", "function": "f"}]},
+            "tools[0].function",
+            "expected an object",
+            CHAT_FORM,
+        ),
+        (
+            CHAT,
+            {**QUESTION, "tools": [{"type": "function", "function": {}}]},
+            "tools[0].function.name",
+            "a tool without a name",
+            "name it",
+        ),
+        (
+            CHAT,
+            {**QUESTION, "tools": [{"type": "web_search"}]},
+            "tools[0]",
+            "of type 'web_search' is not served",
+            CHAT_FORM,
+        ),
+        (
+            "/v1/responses",
+            {"input": "x", "tools": [{"type": "function", "function": {"name": "f"}}]},
+            "tools[0].function",
+            "one level too deep",
+            '{"type": "function", "name": …',
+        ),
+        (
+            "/v1/responses",
+            {"input": "x", "tools": [{"type": "function"}]},
+            "tools[0].name",
+            "a tool without a name",
+            "name it",
+        ),
+        (
+            "/v1/messages",
+            {"max_tokens": 1, **QUESTION, "tools": [{"input_schema": {}}]},
+            "tools[0].name",
+            "a tool without a name",
+            "name it",
+        ),
+        ("/rl/start_session", {"task": "1"}, "task", "no field 'task'", "did you mean 'task_id'?"),
+        (
+            "/rl/start_session",
+            {"a b": "1"},
+            "body",
+            "no field 'a b'",
+            "use one of api_key, task_id",
+        ),
+        ("/rl/start_session", b'{"api_key": %s}' % HALF, "api_key", "half of", "whole char"),
+        (
+            "/rl/set_reward",
+            {"reward": 1, "interactionId": "x"},
+            "interactionId",
+            "no field 'interactionId'",
+            "did you mean 'interaction_id'?",
+        ),
+    ],
+)
+def test_a_refusal_says_what_is_wrong_and_where_and_what_to_do(
+    path: str, body: Any, field: str, what: str, fix: str
+) -> None:
+    async def test(at: Endpoint) -> None:
+        key, session, policy = at.session(f"hi{END}")
+        status, said, _ = await at.post(
+            path, body, ADMIN if path.endswith("start_session") else key
+        )
+        assert status == 400
+        error = said["error"]
+        begin, _, do = error["message"].partition(". Fix: ")
+        assert begin.startswith(f"{field}: ")
+        assert what in begin
+        assert fix in do
+        if path == "/v1/messages":
+            assert (said["type"], error["type"]) == ("error", "invalid_request_error")
+        else:
+            assert error["param"] == field
+        assert (policy.contexts, session.reward) == ([], None)
+
+    over_http(test)
+
+
 def test_a_wrong_path_is_told_the_right_one() -> None:
     async def test(at: Endpoint) -> None:
         _, said, _ = await at.post("/v1/chat/completion", QUESTION)

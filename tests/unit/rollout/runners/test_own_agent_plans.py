@@ -16,8 +16,9 @@ from experiments.tasks.harbor import HarborTask
 from experiments.tasks.verifiers import VerifiersTask
 from realsys.api import registry
 from realsys.api.errors import ConfigError
+from realsys.config.overrides import with_settings
 from realsys.config.plugin_arguments import argument_problems
-from realsys.rollout.runners.agent_arguments import PythonArguments
+from realsys.rollout.runners.agent_arguments import CommandArguments, PythonArguments
 
 
 def whats(task: Any) -> str:
@@ -87,6 +88,64 @@ def test_wrong_arguments_are_found_by_a_plan(name: str, args: dict[str, Any], wh
     (problem,) = argument_problems("agent", name, args, where="task.agent_args")
     assert isinstance(problem, ConfigError)
     assert what in problem.what
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "whats"),
+    [
+        (  # types hide no ranges, and neither hides what the class checks itself
+            "python",
+            {"function": "solve", "timeout_s": "long", "processes": 0, "max_calls": 0},
+            {
+                "timeout_s is 'long'",
+                "processes is 0",
+                "max_calls is 0",
+                "function is 'solve'",
+            },
+        ),
+        ("command", {"timeout_s": 0.0}, {"timeout_s is 0.0", "agent command has no command"}),
+        # No second error for want of a wrong argument, or of one that is misspelt
+        ("python", {"function": 3, "processes": 0}, {"function is 3", "processes is 0"}),
+        (
+            "command",
+            {"comand": "x", "max_calls": 0, "roles": ["a b"]},
+            {"agent 'command' takes no 'comand'", "max_calls is 0", "roles are ['a b']"},
+        ),
+        (
+            "command",
+            {"command": "a", "env": {"A": 3.5, "B": True, "C": None, "D": 7, "E": "f"}},
+            {
+                "the value of variable A is 3.5, which is no text",
+                "the value of variable B is True, which is no text",
+                "the value of variable C is None, which is no text",
+            },
+        ),
+    ],
+)
+def test_all_wrong_arguments_are_told_at_once(
+    name: str, args: dict[str, Any], whats: set[str]
+) -> None:
+    found = [p.what for p in argument_problems("agent", name, args, where="task.agent_args")]
+    assert set(found) == whats
+    assert len(found) == len(whats)
+
+
+@pytest.mark.parametrize(
+    ("value", "fix"), [(3.5, "A: '3.5'"), (True, "A: 'true'"), (None, "A: ''"), ([1], "A: '[1]'")]
+)
+def test_a_variable_that_is_no_text_is_named_with_what_to_write(value: Any, fix: str) -> None:
+    args = {"function": "a:b", "env": {"A": value}}
+    (problem,) = argument_problems("agent", "python", args, where="task.agent_args")
+    assert problem.fix == f"write {fix}"
+    assert "task.agent_args.env.A" in problem.where
+
+
+def test_whole_numbers_are_taken_as_variables(records: str) -> None:
+    words = ["task.agent_args.env={A: 3, B: 007, C: 'x'}", "task.agent_args.env.D=-1"]
+    given = with_settings(FileTask(path=records), words=[w.removeprefix("task.") for w in words])
+    made = PythonArguments(function="a:b", **given.agent_args)
+    assert made.env == {"A": "3", "B": "007", "C": "x", "D": "-1"}
+    assert CommandArguments(command="a", env={"A": 3}).env == {"A": "3"}
 
 
 def test_both_are_made_by_their_names() -> None:
