@@ -47,8 +47,8 @@ from realsys.api.errors import (
 )
 from realsys.api.plan import LaunchPlan, plan_hash, plan_text, read_plan
 from realsys.config.extras import missing_packages
-from realsys.rollout.conversation.renderer_choice import TEMPLATE, needed_packages
 from realsys.observability.metrics import read_metrics
+from realsys.rollout.conversation.renderer_choice import TEMPLATE, needed_packages
 from realsys.slurm.containers import missing_files
 from realsys.trial.folders import check_trial, make_trial_folder
 from realsys.trial.records import (

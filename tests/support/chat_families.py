@@ -8,7 +8,7 @@ grows.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -330,15 +330,3 @@ def _tokenizer(family: ChatFamily) -> Any:
         chat_template=family.template,
         clean_up_tokenization_spaces=False,
     )
-
-
-# The same families as a package of renderers wants them, which knows more of their marks, by its names.
-OF_PACKAGE = {
-    "qwen3": replace(
-        FAMILIES["qwen3"],
-        marks=(*FAMILIES["qwen3"].marks, "<tool_response>", "</tool_response>"),
-    ),
-    "llama-3": FAMILIES["llama3"],
-    "deepseek-v3": FAMILIES["deepseek"],
-    "deepseek-r1": FAMILIES["deepseek"],
-}

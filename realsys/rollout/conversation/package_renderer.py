@@ -77,7 +77,7 @@ class PackageRenderer:
         prompt: Sequence[int],
         sampled: Sequence[int],
     ) -> RenderedChat | None:
-        """Renders what stands behind ``messages[:answered]``; None also if a client wrote an answer there."""
+        """Renders what stands behind ``messages[:answered]``; None also where a client wrote answers."""
         extended = self._asked(
             self._package.bridge_to_next_turn,
             list(prompt),

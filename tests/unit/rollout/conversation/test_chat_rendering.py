@@ -82,7 +82,9 @@ def test_results_of_calls_are_what_the_template_writes(family: ChatFamily) -> No
     messages = [user("1"), called(CALL_ID), result(CALL_ID, "found it")]
     made = renderer(family)
     whole = text_of(made, made.whole(messages, TOOLS))
-    rest = text_of(made, made.behind(messages, 2, TOOLS, prompt=(), sampled=[made.tokenizer.eos_token_id]))
+    rest = text_of(
+        made, made.behind(messages, 2, TOOLS, prompt=(), sampled=[made.tokenizer.eos_token_id])
+    )
     assert "found it" in rest
     assert whole.endswith(family.ends[0] + rest)
     assert "search" not in rest or family.name == "plain"
@@ -102,7 +104,9 @@ def test_results_of_two_calls_share_what_their_template_puts_around_them() -> No
         "\n<tool_response>\nb\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
     )
     made = renderer("deepseek")
-    rest = text_of(made, made.behind(messages, 2, TOOLS, prompt=(), sampled=[made.tokenizer.eos_token_id]))
+    rest = text_of(
+        made, made.behind(messages, 2, TOOLS, prompt=(), sampled=[made.tokenizer.eos_token_id])
+    )
     assert rest == (
         "<｜tool▁outputs▁begin｜><｜tool▁output▁begin｜>a<｜tool▁output▁end｜>"
         "<｜tool▁output▁begin｜>b<｜tool▁output▁end｜><｜tool▁outputs▁end｜>"
@@ -112,7 +116,9 @@ def test_results_of_two_calls_share_what_their_template_puts_around_them() -> No
 @pytest.mark.parametrize("family", ALL)
 def test_a_turn_that_the_answer_has_not_ended_is_ended(family: ChatFamily) -> None:
     messages, made = [user("1"), said("one"), user("2")], renderer(family)
-    ended = text_of(made, made.behind(messages, 2, (), prompt=(), sampled=[made.tokenizer.eos_token_id]))
+    ended = text_of(
+        made, made.behind(messages, 2, (), prompt=(), sampled=[made.tokenizer.eos_token_id])
+    )
     cut = text_of(made, made.behind(messages, 2, (), prompt=(), sampled=[NO_TOKEN]))
     assert cut == family.ends[0] + ended
     letter = made.tokenizer.encode("e")[0]
@@ -124,7 +130,9 @@ def test_a_turn_that_the_answer_has_not_ended_is_ended(family: ChatFamily) -> No
 def test_any_end_token_of_the_answer_ends_its_turn() -> None:
     made = renderer("chatml")
     by_other = made.tokenizer.convert_tokens_to_ids("<|endoftext|>")
-    rest = text_of(made, made.behind([user("1"), said("x"), user("2")], 2, (), prompt=(), sampled=[by_other]))
+    rest = text_of(
+        made, made.behind([user("1"), said("x"), user("2")], 2, (), prompt=(), sampled=[by_other])
+    )
     assert rest == "\n<|im_start|>user\n2<|im_end|>\n<|im_start|>assistant\n"
 
 
@@ -157,7 +165,10 @@ def test_a_template_that_ends_no_turn_shows_nothing() -> None:
     made = renderer(
         "plain", template="{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
     )
-    assert made.behind([user("1"), said("one"), user("2")], 2, (), prompt=(), sampled=[NO_TOKEN]) is None
+    assert (
+        made.behind([user("1"), said("one"), user("2")], 2, (), prompt=(), sampled=[NO_TOKEN])
+        is None
+    )
     assert text_of(made, made.whole([user("1")], ())) == "user: 1\n"
 
 
