@@ -111,7 +111,7 @@ class Bench:
                 )
                 messages.append(ChatMessage(role="user", content=NEXT))
                 more = renderer.behind(
-                    messages, len(messages) - 1, (), last_token=answer.tokens[-1]
+                    messages, len(messages) - 1, (), prompt=tokens, sampled=answer.tokens
                 )
                 assert more is not None
                 tokens += [*answer.tokens, *more.tokens]

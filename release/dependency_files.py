@@ -22,7 +22,13 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).resolve().parents[1]
 CONTROL_PLANE = "control plane"
 # Metadata that states no licence in words of its own.
-KNOWN_LICENCES = {"cycler": "BSD-3-Clause", "etcd3": "Apache-2.0", "kiwisolver": "BSD-3-Clause"}
+KNOWN_LICENCES = {
+    "cycler": "BSD-3-Clause",
+    "etcd3": "Apache-2.0",
+    "kiwisolver": "BSD-3-Clause",
+    "openai-harmony": "Apache-2.0",
+    "prime-pydantic-config": "Apache-2.0",
+}
 
 NOTICES = """# Third-party notices
 

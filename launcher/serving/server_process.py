@@ -21,6 +21,7 @@ from typing import Any
 from launcher.serving.saved_models import SavedModel
 from realsys.api.errors import ConfigError, WaitTimeout, WorkerLost
 from realsys.config.extras import missing_packages
+from realsys.rollout.conversation.renderer_choice import TEMPLATE, needed_packages
 from realsys.runtime.child_processes.parent_death import tied
 
 PROGRAM = "realsys.policy_server.serve_model"
@@ -51,13 +52,14 @@ def server_command(model: SavedModel, options: Mapping[str, Any]) -> list[str]:
     return words
 
 
-def server_environment(key: str) -> dict[str, str]:
+def server_environment(key: str, *, renderer: str | None = None) -> dict[str, str]:
     """Returns the environment of the server; without a key it makes one.
 
     Raises:
         ConfigError: packages are missing.
     """
-    for problem in missing_packages(_NEEDED, where="realsys serve"):
+    needed = (*_NEEDED, *needed_packages(renderer or TEMPLATE))
+    for problem in missing_packages(needed, where="realsys serve"):
         raise problem
     given = {KEY_VARIABLE: key} if key else {}
     return {**_QUIET, **os.environ, **given}
@@ -93,9 +95,10 @@ def own_server(model: SavedModel, options: Mapping[str, Any]) -> Iterator[tuple[
     """
     key = "sk-" + secrets.token_urlsafe(24)
     argv = server_command(model, {**options, "port": 0, "json": True})
+    environment = server_environment(key, renderer=options.get("renderer"))
     # In a session of its own: Ctrl-C ends an answer, not the server.
     server = subprocess.Popen(
-        tied(argv), env=server_environment(key), stdout=subprocess.PIPE, start_new_session=True
+        tied(argv), env=environment, stdout=subprocess.PIPE, start_new_session=True
     )
     try:
         yield _announced_url(server, argv), key

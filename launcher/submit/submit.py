@@ -48,6 +48,7 @@ from realsys.api.errors import (
 from realsys.api.plan import LaunchPlan, plan_hash, plan_text, read_plan
 from realsys.config.extras import missing_packages
 from realsys.observability.metrics import read_metrics
+from realsys.rollout.conversation.renderer_choice import TEMPLATE, needed_packages
 from realsys.slurm.containers import missing_files
 from realsys.trial.folders import check_trial, make_trial_folder
 from realsys.trial.records import (
@@ -166,6 +167,9 @@ def packages_missing_here(plan: LaunchPlan) -> list[ConfigError]:
     workers = [worker for phase in plan.phases for worker in phase.config.model_worker]
     backends = {shard.backend.type_ for worker in workers for shard in worker.shards}
     needed = ["torch", "transformers", *(["megatron"] if "megatron" in backends else [])]
+    rollouts = [worker for phase in plan.phases for worker in phase.config.rollout_worker]
+    renderers = {str(worker.agent_args.get("renderer", TEMPLATE)) for worker in rollouts}
+    needed += dict.fromkeys(package for name in renderers for package in needed_packages(name))
     where = f"workers on site {plan.cluster.name!r}, which run in the Python of this command"
     instead = "or name in the site file what the nodes have: venv, or cpu_image and gpu_image"
     return missing_packages(needed, where=where, instead=instead if plan.job else "")

@@ -20,6 +20,7 @@ _PACKAGES = {
     "wandb": "wandb",
     "gym": "reasoning_gym",
     "data": "pyarrow huggingface_hub",
+    "renderers": "renderers httpx",
 }
 EXTRA_OF = {name: extra for extra, names in _PACKAGES.items() for name in names.split()}
 

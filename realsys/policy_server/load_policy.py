@@ -15,8 +15,8 @@ from realsys.generation.http.served_engine import FetchedWeights
 from realsys.generation.served_engines.embedded import EmbeddedEngine
 from realsys.models.hf import end_token_ids, load_causal_lm, load_tokenizer
 from realsys.rollout.conversation.answer_forms import form_of_template
-from realsys.rollout.conversation.chat_rendering import TemplateRenderer
 from realsys.rollout.conversation.episode_session import SessionSettings
+from realsys.rollout.conversation.renderer_choice import TEMPLATE, check_renderer, make_renderer
 from realsys.transport.generation_messages import WeightSource
 
 
@@ -42,6 +42,7 @@ def load_policy(
     dtype: str | None = None,
     device: str | None = None,
     template: Path | None = None,
+    renderer: str = TEMPLATE,
 ) -> LoadedPolicy:
     """Loads the model in ``path``; its engine is not started.
 
@@ -50,9 +51,11 @@ def load_policy(
         dtype: torch name; None: bfloat16 on a GPU, float32 on a CPU.
         device: None: a GPU if torch finds one.
         template: a file with a chat template in place of the tokenizer's.
+        renderer: ``template``, or a family of the package renderers.
     Raises:
         CheckpointError: the directory is not whole. ConfigError: a setting is wrong.
     """
+    check_renderer(renderer, template=template is not None, where="--renderer")
     sees_gpu = torch.cuda.is_available()
     device = device or ("cuda" if sees_gpu else "cpu")
     on_gpu = device.startswith("cuda")
@@ -65,8 +68,11 @@ def load_policy(
     tokenizer = load_tokenizer(path)
     module = load_causal_lm(path, dtype=settings.dtype, device=device)
     end_ids = end_token_ids(tokenizer, getattr(module, "generation_config", None))
-    renderer = TemplateRenderer(
-        tokenizer, end_ids=end_ids, template=None if template is None else _text_of(template)
+    rendering = make_renderer(
+        renderer,
+        tokenizer,
+        end_ids=end_ids,
+        template=None if template is None else _text_of(template),
     )
     engine = EmbeddedEngine(
         module,
@@ -84,8 +90,8 @@ def load_policy(
     return LoadedPolicy(
         engine=engine,
         settings=SessionSettings(
-            renderer=renderer,
-            form=form_of_template(str(renderer.template)),
+            renderer=rendering,
+            form=form_of_template(rendering.template),
             decode=decode,
             end_ids=frozenset(end_ids),
             model=name,

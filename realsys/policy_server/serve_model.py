@@ -24,6 +24,7 @@ from realsys.policy_server.completion_handler import CompletionHandler
 from realsys.policy_server.load_policy import LoadedPolicy, load_policy
 from realsys.policy_server.open_sessions import OpenSessions
 from realsys.policy_server.server_address import check_address
+from realsys.rollout.conversation.renderer_choice import TEMPLATE
 from realsys.rollout.endpoint.endpoint_app import answering_app
 from realsys.runtime.first_error import first_of
 from realsys.transport.http_listener import HttpListener
@@ -44,6 +45,7 @@ def main(words: Sequence[str]) -> int:
             dtype=settings.dtype,
             device=settings.device,
             template=settings.template,
+            renderer=settings.renderer,
         )
         asyncio.run(_serve(policy, settings, key))
     except RealsysError as error:
@@ -140,6 +142,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--max-requests", type=int, default=256)
     parser.add_argument("--max-new-tokens", type=int)
     parser.add_argument("--template", type=Path)
+    parser.add_argument("--renderer", default=TEMPLATE)
     parser.add_argument("--https", action="store_true")
     parser.add_argument("--cert-out", type=Path)
     parser.add_argument("--insecure", action="store_true")

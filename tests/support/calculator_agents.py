@@ -114,12 +114,14 @@ class OwnCalculatorAgent(EpisodeAgent):
                 for i, c in enumerate(said.calls)
             )
             messages.append(ChatMessage(role="assistant", content=said.content, tool_calls=calls))
-            answered = len(messages)
+            answered, prompt = len(messages), transcript.tokens[: -len(answer.tokens)]
             messages += [
                 ChatMessage(role="tool", content=self._result(call), tool_call_id=call.id)
                 for call in calls
             ]
-            more = self._renderer.behind(messages, answered, [TOOL], last_token=answer.tokens[-1])
+            more = self._renderer.behind(
+                messages, answered, [TOOL], prompt=prompt, sampled=answer.tokens
+            )
             assert more is not None
             if turn + 1 < MAX_TURNS:
                 transcript.observed(more.tokens)

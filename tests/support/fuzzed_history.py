@@ -30,6 +30,7 @@ from realsys.rollout.conversation.chat_messages import (
 from realsys.rollout.conversation.chat_rendering import TemplateRenderer
 from realsys.rollout.conversation.episode_session import EpisodeSession, SessionSettings
 from realsys.rollout.conversation.message_matching import MessageMatch
+from realsys.rollout.conversation.renderer_choice import TEMPLATE, make_renderer
 
 NOISES = {
     "canonical tokens": SamplingNoise(),
@@ -77,23 +78,25 @@ def session_of(
     *,
     match: MessageMatch = MessageMatch.TOOLS,
     keep_thoughts: bool = True,
+    renderer: str = TEMPLATE,
 ) -> EpisodeSession:
-    """Makes a session over a family's template and tokenizer."""
-    return EpisodeSession(
-        id="e", policy=policy, settings=_settings(family, match, keep_thoughts=keep_thoughts)
-    )
+    """Makes a session over a family's tokenizer, and its template or another renderer."""
+    settings = _settings(family, match, keep_thoughts=keep_thoughts, renderer=renderer)
+    return EpisodeSession(id="e", policy=policy, settings=settings)
 
 
-_MADE: dict[tuple[str, str, bool], SessionSettings] = {}
+_MADE: dict[tuple[ChatFamily, str, bool, str], SessionSettings] = {}
 
 
-def _settings(family: ChatFamily, match: MessageMatch, *, keep_thoughts: bool) -> SessionSettings:
-    place = (family.name, match.value, keep_thoughts)
+def _settings(
+    family: ChatFamily, match: MessageMatch, *, keep_thoughts: bool, renderer: str
+) -> SessionSettings:
+    place = (family, match.value, keep_thoughts, renderer)
     if place not in _MADE:
         tokenizer = family.tokenizer
         _MADE[place] = SessionSettings(
-            renderer=TemplateRenderer(
-                tokenizer, end_ids=family.end_ids, keep_thoughts=keep_thoughts
+            renderer=make_renderer(
+                renderer, tokenizer, end_ids=family.end_ids, keep_thoughts=keep_thoughts
             ),
             form=form_of_template(family.template),
             decode=lambda tokens: str(tokenizer.decode(list(tokens))),
@@ -117,6 +120,7 @@ class FuzzedHistory:
 
     family: ChatFamily
     seed: int
+    renderer: str = TEMPLATE
     counts: Counter[str] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
 
@@ -136,6 +140,7 @@ class FuzzedHistory:
             self.policy,
             match=rng.choice((MessageMatch.TOOLS, MessageMatch.TOOLS, *MessageMatch)),
             keep_thoughts=rng.random() < 0.7,
+            renderer=self.renderer,
         )
         self.keeps_thoughts = rng.random() < 0.3
         self._read: dict[int, ChatReply] = {}  # by the number of the log's entry
@@ -156,7 +161,7 @@ class FuzzedHistory:
         await self.session.close()
         sequences = self.session.sequences(reward=0.25)
         self._check(sequences)
-        if not self.problems:
+        if not self.problems and self.renderer == TEMPLATE:
             self._count_naive(sequences)
 
     # ---- what the client does --------------------------------------------------------------------

@@ -24,6 +24,10 @@ _PORT = 8000
 Template = Annotated[
     Path | None, o.option("--template FILE", "A chat template in place of the tokenizer's.")
 ]
+Renderer = Annotated[
+    str | None,
+    o.option("--renderer NAME", "A family of the package renderers, in place of the template."),
+]
 KeyFile = Annotated[
     Path | None,
     o.option("--api-key-file FILE", "The key; default: $REALSYS_API_KEY, or one is made."),
@@ -40,6 +44,7 @@ def serve(
     dtype: o.Dtype = None,
     device: o.Device = None,
     template: Template = None,
+    renderer: Renderer = None,
     name: Annotated[str | None, o.option("--name NAME", "The model's name in replies.")] = None,
     max_requests: Annotated[
         int, o.option("--max-requests N", "On their way together; more get status 429.", min=1)
@@ -73,6 +78,7 @@ def serve(
         "dtype": dtype,
         "device": device,
         "template": template,
+        "renderer": renderer,
         "max-requests": max_requests,
         "max-new-tokens": max_new_tokens,
         "https": https or cert_out is not None,
@@ -81,7 +87,7 @@ def serve(
         "json": json,
     }
     argv = server_command(found, {**({"name": name} if name else {}), **options})
-    environment = server_environment(key)
+    environment = server_environment(key, renderer=renderer)
     output.say(f"loading {found.path}")
     sys.stdout.flush()
     os.execve(argv[0], argv, environment)
@@ -109,6 +115,7 @@ def chat(
     dtype: o.Dtype = None,
     device: o.Device = None,
     template: Template = None,
+    renderer: Renderer = None,
     cluster: o.Cluster = None,
 ) -> int:
     """Chat with a saved model, in the terminal or through a pipe."""
@@ -121,7 +128,7 @@ def chat(
         raise typer.BadParameter("name a trial or a model, or give --url of a server")
     given = {"temperature": temperature, "top_p": top_p, "seed": seed, "max_tokens": max_tokens}
     sampling = {k: v for k, v in given.items() if v is not None}
-    options = {"dtype": dtype, "device": device, "template": template}
+    options = {"dtype": dtype, "device": device, "template": template, "renderer": renderer}
 
     @contextmanager
     def client() -> Iterator[ChatClient]:

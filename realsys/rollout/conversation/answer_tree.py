@@ -61,6 +61,11 @@ class AnswerNode:
         """All tokens of the branch up to the answer's last."""
         return [t for node in self.line for t in (*node.observed, *node.answer.tokens)]
 
+    @property
+    def prompt(self) -> list[int]:
+        """All tokens of the branch before the answer."""
+        return [*(self.parent.tokens if self.parent is not None else ()), *self.observed]
+
 
 class AnswerTree:
     """All answers of an episode. Used by one task at a time."""

@@ -48,7 +48,13 @@ class RenderedChat:
 
 
 class ChatRenderer(Protocol):
-    """Turns messages into tokens. Implementations keep no state."""
+    """Turns messages into tokens. Implementations keep no state.
+
+    Attributes:
+        template: by whose marks the policy's answers are read; empty: there is none.
+    """
+
+    template: str
 
     def whole(self, messages: Sequence[ChatMessage], tools: Tools) -> RenderedChat:
         """Renders a conversation from its beginning.
@@ -58,14 +64,22 @@ class ChatRenderer(Protocol):
         """
 
     def behind(
-        self, messages: Sequence[ChatMessage], answered: int, tools: Tools, *, last_token: int
+        self,
+        messages: Sequence[ChatMessage],
+        answered: int,
+        tools: Tools,
+        *,
+        prompt: Sequence[int],
+        sampled: Sequence[int],
     ) -> RenderedChat | None:
         """Renders what stands behind ``messages[:answered]``, the last of which the policy wrote.
 
         Args:
-            last_token: the answer's last token: where it is the end of a turn, that is not written twice.
+            prompt: all tokens before that answer. sampled: its own; where the last one ends a turn, that
+                is not written twice.
         Returns:
-            None if this template does not show where the turn ends, or would change what stands before.
+            Tokens to put behind these, which stay as they are; None if the renderer does not know where
+            the turn ends, or would change what stands before.
         Raises:
             DataError: the template refuses these messages.
         """
@@ -91,10 +105,11 @@ class TemplateRenderer:
         keep_thoughts: bool = True,
     ) -> None:
         self.tokenizer, self.keep_thoughts = tokenizer, keep_thoughts
-        self.template = template or getattr(tokenizer, "chat_template", None) or PLAIN_TEMPLATE
+        own = getattr(tokenizer, "chat_template", None)
+        self.template = str(template or own or PLAIN_TEMPLATE)
         self._args = dict(template_args or {})
         self._end_ids = frozenset(end_ids)
-        self._takes_developer = "developer" in str(self.template)
+        self._takes_developer = "developer" in self.template
         ends = [tokenizer.decode([i], skip_special_tokens=False) for i in sorted(self._end_ids)]
         self._ends = [end for end in ends if end]
         self._shows_turn_ends = self._find_turn_end() is not None
@@ -102,12 +117,18 @@ class TemplateRenderer:
     def whole(self, messages: Sequence[ChatMessage], tools: Tools) -> RenderedChat:
         """Renders a conversation from its beginning."""
         text = self._text(messages, tools)
-        return RenderedChat(tokens=self._ids(text), thinking=_opens_thoughts(text))
+        return RenderedChat(tokens=self._ids(text), thinking=opens_thoughts(text))
 
     def behind(
-        self, messages: Sequence[ChatMessage], answered: int, tools: Tools, *, last_token: int
+        self,
+        messages: Sequence[ChatMessage],
+        answered: int,
+        tools: Tools,
+        *,
+        prompt: Sequence[int],
+        sampled: Sequence[int],
     ) -> RenderedChat | None:
-        """Renders what stands behind ``messages[:answered]``."""
+        """Renders what stands behind ``messages[:answered]``; of the tokens the last one counts."""
         if not self._shows_turn_ends:
             return None
         if not self.keep_thoughts and self._drops_thoughts(messages, answered, tools):
@@ -123,8 +144,9 @@ class TemplateRenderer:
         closing, _, rest = after_mark.partition(turn_end)
         if _is_swallowed(messages[answered:], closing, rest):
             return None
-        text = rest if last_token in self._end_ids else turn_end + rest
-        return RenderedChat(tokens=self._ids(text), thinking=_opens_thoughts(text))
+        has_ended = bool(sampled) and sampled[-1] in self._end_ids
+        text = rest if has_ended else turn_end + rest
+        return RenderedChat(tokens=self._ids(text), thinking=opens_thoughts(text))
 
     def _drops_thoughts(self, messages: Sequence[ChatMessage], answered: int, tools: Tools) -> bool:
         thoughts = [m.reasoning for m in messages[:answered] if m.reasoning]
@@ -136,7 +158,7 @@ class TemplateRenderer:
     def _text(self, messages: Sequence[ChatMessage], tools: Tools, *, opens: bool = True) -> str:
         try:
             text: str = self.tokenizer.apply_chat_template(
-                [self._template_message(m) for m in messages],
+                [template_message(m, takes_developer=self._takes_developer) for m in messages],
                 tools=[dict(t) for t in tools] or None,
                 chat_template=self.template,
                 add_generation_prompt=opens,
@@ -150,21 +172,6 @@ class TemplateRenderer:
                 fix="send messages in an order that this model's template takes",
             ) from error
         return text
-
-    def _template_message(self, message: ChatMessage) -> dict[str, Any]:
-        role = message.role
-        if role == "developer" and not self._takes_developer:
-            role = "system"
-        made: dict[str, Any] = {"role": role, "content": message.content}
-        if message.reasoning:
-            made["reasoning_content"] = message.reasoning
-        if message.tool_calls:
-            made["tool_calls"] = [_template_call(call) for call in message.tool_calls]
-        if message.tool_call_id:
-            made["tool_call_id"] = message.tool_call_id
-        if message.name:
-            made["name"] = message.name
-        return made
 
     def _ids(self, text: str) -> tuple[int, ...]:
         try:
@@ -193,6 +200,23 @@ class TemplateRenderer:
                 fix="use another tokenizer or give another template",
             ) from error
         return _first_of(self._ends, behind) if found else None
+
+
+def template_message(message: ChatMessage, *, takes_developer: bool) -> dict[str, Any]:
+    """Returns a message as chat templates take it; a developer's as the system's, unless they know both."""
+    role = message.role
+    if role == "developer" and not takes_developer:
+        role = "system"
+    made: dict[str, Any] = {"role": role, "content": message.content}
+    if message.reasoning:
+        made["reasoning_content"] = message.reasoning
+    if message.tool_calls:
+        made["tool_calls"] = [_template_call(call) for call in message.tool_calls]
+    if message.tool_call_id:
+        made["tool_call_id"] = message.tool_call_id
+    if message.name:
+        made["name"] = message.name
+    return made
 
 
 def _template_call(call: ToolCall) -> dict[str, Any]:
@@ -235,5 +259,6 @@ def _is_swallowed(behind: Sequence[ChatMessage], closing: str, rest: str) -> boo
     return bool(content) and content in closing and content not in rest
 
 
-def _opens_thoughts(text: str) -> bool:
+def opens_thoughts(text: str) -> bool:
+    """Returns whether an answer behind ``text`` begins within its thoughts."""
     return text.rstrip().endswith("<think>")

@@ -329,8 +329,13 @@ class EpisodeSession:
             node, answered = found
             if answered < len(request.messages):
                 messages = _with_thoughts(request.messages, node)
-                last = node.answer.tokens[-1] if node.answer.tokens else -1
-                rendered = renderer.behind(messages, answered, request.tools, last_token=last)
+                rendered = renderer.behind(
+                    messages,
+                    answered,
+                    request.tools,
+                    prompt=node.prompt,
+                    sampled=node.answer.tokens,
+                )
                 if rendered is not None:
                     return node, rendered
         return None, renderer.whole(request.messages, request.tools)

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from realsys.api.errors import ConfigError, raise_all
 from realsys.api.options import option
+from realsys.rollout.conversation.renderer_choice import check_renderer
 from realsys.rollout.environments.environment_arguments import check_url
 
 
@@ -23,6 +24,8 @@ class ConversationArguments:
         keep_thoughts: thoughts of earlier answers stay in the conversation where the chat template
             would drop them; else such a request begins a branch.
         form: how the policy writes thoughts and tool calls; empty: as the chat template shows.
+        renderer: what turns messages into tokens: ``template``, or a family of the package renderers, see
+            package_renderer.py.
         template, template_args: a chat template in place of the tokenizer's, its text or a file where the
             command is given; arguments for it.
     """
@@ -33,11 +36,14 @@ class ConversationArguments:
     form: Literal[
         "", "hermes", "qwen3_coder", "llama3_json", "mistral", "deepseek", "plain", "plain_thoughts"
     ] = ""
+    renderer: str = "template"
     template: str = ""
     template_args: Mapping[str, Any] = field(default_factory=dict)
     max_calls: int = option(1000, "most requests of an episode", ge=1)
 
     def __post_init__(self) -> None:
+        where = "task.agent_args.renderer"
+        check_renderer(self.renderer, template=bool(self.template), where=where)
         if self.template and not any(mark in self.template for mark in ("{{", "{%")):
             raise ConfigError(
                 f"{self.template[:80]!r} is no chat template, and no file here",

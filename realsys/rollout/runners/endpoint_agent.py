@@ -20,9 +20,9 @@ from typing import Any
 
 from realsys.api.agent import AgentHost, Answer, Ask, Episode, EpisodeAgent, EpisodeTask
 from realsys.rollout.conversation.answer_forms import ANSWER_FORMS, form_of_template
-from realsys.rollout.conversation.chat_rendering import TemplateRenderer
 from realsys.rollout.conversation.episode_session import EpisodeSession, SessionSettings
 from realsys.rollout.conversation.message_matching import MessageMatch
+from realsys.rollout.conversation.renderer_choice import make_renderer
 from realsys.rollout.endpoint.endpoint_app import endpoint_app
 from realsys.rollout.endpoint.session_registry import SessionRegistry
 from realsys.rollout.runners.agent_arguments import ConversationArguments, EndpointArguments
@@ -193,7 +193,8 @@ def session_settings(
 ) -> SessionSettings:
     """Makes what all sessions of an agent share."""
     tokenizer = host.tokenizer
-    renderer = TemplateRenderer(
+    renderer = make_renderer(
+        agent.renderer,
         tokenizer,
         end_ids=host.end_ids,
         template=agent.template or None,
@@ -204,7 +205,7 @@ def session_settings(
     def decode(tokens: Sequence[int]) -> str:
         return str(tokenizer.decode(list(tokens), skip_special_tokens=False))
 
-    form = ANSWER_FORMS[agent.form] if agent.form else form_of_template(str(renderer.template))
+    form = ANSWER_FORMS[agent.form] if agent.form else form_of_template(renderer.template)
     return SessionSettings(
         renderer=renderer,
         form=form,

@@ -6,9 +6,9 @@ import ast
 import re
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 
 import pytest
 import yaml
@@ -33,8 +33,8 @@ DISTRIBUTIONS = {
     "reasoning_gym": "reasoning-gym",
     "math_verify": "math-verify",
 }
-# Read as files (etcd3's messages), or imported by transformers (accelerate).
-NOT_IMPORTED = {"etcd3", "accelerate"}
+# Read as files (etcd3's messages), or imported by transformers (accelerate) and renderers (httpx).
+NOT_IMPORTED = {"etcd3", "accelerate", "httpx"}
 
 
 def project() -> dict[str, object]:
@@ -117,14 +117,23 @@ def test_a_module_of_no_extra_is_no_refusal() -> None:
     assert missing_module("torchvision", "w") is None
 
 
-def plan_of(*, venv: str | None, images: tuple[str | None, ...], slurm: bool, backend: str):
+def plan_of(
+    *,
+    venv: str | None,
+    images: tuple[str | None, ...],
+    slurm: bool,
+    backend: str,
+    agent_args: Mapping[str, object] = MappingProxyType({}),
+):
     """As much of a LaunchPlan as is looked at."""
     one = SimpleNamespace
     groups = [one(scheduling=one(container_image=image)) for image in images]
     shard = one(backend=one(type_=backend))
     phase = one(
         scheduling=one(groups=lambda: dict(enumerate(groups))),
-        config=one(model_worker=[one(shards=[shard])]),
+        config=one(
+            model_worker=[one(shards=[shard])], rollout_worker=[one(agent_args=agent_args)] * 2
+        ),
     )
     return one(cluster=one(venv=venv, name="lab"), phases=[phase], job=object() if slurm else None)
 
@@ -149,6 +158,20 @@ def test_packages_are_asked_of_the_python_that_the_workers_will_have(
     assert [e for e in found if "megatron" in e.what] == found[1:]
     assert len(found) == (2 if "megatron" in packages else bool(packages))
     assert all(("venv" in e.fix) == slurm for e in found)
+
+
+@pytest.mark.parametrize(("renderer", "is_missing"), [("template", False), ("qwen3", True)])
+def test_a_run_needs_the_package_of_its_conversations_renderer(
+    monkeypatch: pytest.MonkeyPatch, renderer: str, is_missing: bool
+) -> None:
+    here = {"torch", "transformers"}
+    monkeypatch.setattr(extras, "find_spec", lambda name: object() if name in here else None)
+    plan = plan_of(
+        venv=None, images=(), slurm=False, backend="fsdp", agent_args={"renderer": renderer}
+    )
+    found = [(e.what.partition(" not ")[0], e.fix) for e in packages_missing_here(plan)]
+    wanted = [("renderers and httpx are", "pip install 'realsys[renderers]'")]
+    assert found == (wanted if is_missing else [])
 
 
 @pytest.mark.parametrize(("module", "status"), [("torch", 4), ("no_such_thing", ExitCode.BUG)])

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from launcher.serving.saved_models import SavedModel, find_model
-from launcher.serving.server_process import read_key, server_command
+from launcher.serving.server_process import read_key, server_command, server_environment
 from realsys.api.errors import ConfigError, NoSuchTrial, TrialError
+from realsys.config import extras
 
 
 def model_in(folder: Path) -> Path:
@@ -73,6 +74,14 @@ def test_the_command_has_the_options_that_are_set_and_no_key() -> None:
         "realsys.policy_server.serve_model",
         *("/models/m", "--name", "other", "--port", "0", "--https"),
     ]
+
+
+def test_a_server_needs_the_package_of_its_renderer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extras, "find_spec", lambda name: None if name == "renderers" else object())
+    assert server_environment("sk-1")["REALSYS_API_KEY"] == "sk-1"
+    assert server_environment("", renderer="template")
+    with pytest.raises(ConfigError, match=r"(?s)renderers is not.*'realsys\[renderers\]'"):
+        server_environment("", renderer="qwen3")
 
 
 def test_a_key_comes_from_a_file_or_the_environment(

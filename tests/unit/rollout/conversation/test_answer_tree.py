@@ -57,6 +57,14 @@ def test_a_line_is_one_sequence_without_what_was_only_observed_at_its_end() -> N
     assert (made.reward, made.truncated, made.kept) == (0.5, True, ())
 
 
+def test_a_prompt_is_all_that_stands_before_an_answer() -> None:
+    hand = HandTree()
+    first = hand.add(1)
+    second = hand.add(2, first)
+    assert (first.prompt, second.prompt) == ([101], [101, 10, 11, 102])
+    assert second.tokens == [101, 10, 11, 102, 20, 21]
+
+
 def test_a_shared_answer_is_trained_in_the_first_branch_and_context_in_the_second() -> None:
     hand = HandTree()
     first = hand.add(1)

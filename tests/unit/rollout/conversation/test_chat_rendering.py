@@ -69,7 +69,7 @@ def test_prompt_answer_and_rest_are_what_the_template_writes_of_it_all(
     made = renderer(family)
     end = made.tokenizer.eos_token_id
     begun = text_of(made, made.whole(messages[: answered - 1], ()))
-    rest = text_of(made, made.behind(messages, answered, (), last_token=end))
+    rest = text_of(made, made.behind(messages, answered, (), prompt=(), sampled=[end]))
     lead = " " if family.name == "mistral" else ""  # Mistral's models write it themselves
     whole = text_of(made, made.whole(messages, ()))
     if family.name == "deepseek":  # R1 opens thoughts for a new answer, and writes none of old ones
@@ -82,7 +82,9 @@ def test_results_of_calls_are_what_the_template_writes(family: ChatFamily) -> No
     messages = [user("1"), called(CALL_ID), result(CALL_ID, "found it")]
     made = renderer(family)
     whole = text_of(made, made.whole(messages, TOOLS))
-    rest = text_of(made, made.behind(messages, 2, TOOLS, last_token=made.tokenizer.eos_token_id))
+    rest = text_of(
+        made, made.behind(messages, 2, TOOLS, prompt=(), sampled=[made.tokenizer.eos_token_id])
+    )
     assert "found it" in rest
     assert whole.endswith(family.ends[0] + rest)
     assert "search" not in rest or family.name == "plain"
@@ -96,13 +98,15 @@ def test_results_of_two_calls_share_what_their_template_puts_around_them() -> No
         result(OTHER_ID, "b"),
     ]
     made = renderer("chatml")
-    rest = text_of(made, made.behind(messages, 2, TOOLS, last_token=NO_TOKEN))
+    rest = text_of(made, made.behind(messages, 2, TOOLS, prompt=(), sampled=[NO_TOKEN]))
     assert rest == (
         "<|im_end|>\n<|im_start|>user\n<tool_response>\na\n</tool_response>"
         "\n<tool_response>\nb\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
     )
     made = renderer("deepseek")
-    rest = text_of(made, made.behind(messages, 2, TOOLS, last_token=made.tokenizer.eos_token_id))
+    rest = text_of(
+        made, made.behind(messages, 2, TOOLS, prompt=(), sampled=[made.tokenizer.eos_token_id])
+    )
     assert rest == (
         "<｜tool▁outputs▁begin｜><｜tool▁output▁begin｜>a<｜tool▁output▁end｜>"
         "<｜tool▁output▁begin｜>b<｜tool▁output▁end｜><｜tool▁outputs▁end｜>"
@@ -112,19 +116,23 @@ def test_results_of_two_calls_share_what_their_template_puts_around_them() -> No
 @pytest.mark.parametrize("family", ALL)
 def test_a_turn_that_the_answer_has_not_ended_is_ended(family: ChatFamily) -> None:
     messages, made = [user("1"), said("one"), user("2")], renderer(family)
-    ended = text_of(made, made.behind(messages, 2, (), last_token=made.tokenizer.eos_token_id))
-    cut = text_of(made, made.behind(messages, 2, (), last_token=NO_TOKEN))
+    ended = text_of(
+        made, made.behind(messages, 2, (), prompt=(), sampled=[made.tokenizer.eos_token_id])
+    )
+    cut = text_of(made, made.behind(messages, 2, (), prompt=(), sampled=[NO_TOKEN]))
     assert cut == family.ends[0] + ended
     letter = made.tokenizer.encode("e")[0]
-    assert made.behind(messages, 2, (), last_token=letter) == made.behind(
-        messages, 2, (), last_token=NO_TOKEN
+    assert made.behind(messages, 2, (), prompt=(), sampled=[letter]) == made.behind(
+        messages, 2, (), prompt=(), sampled=[NO_TOKEN]
     )
 
 
 def test_any_end_token_of_the_answer_ends_its_turn() -> None:
     made = renderer("chatml")
     by_other = made.tokenizer.convert_tokens_to_ids("<|endoftext|>")
-    rest = text_of(made, made.behind([user("1"), said("x"), user("2")], 2, (), last_token=by_other))
+    rest = text_of(
+        made, made.behind([user("1"), said("x"), user("2")], 2, (), prompt=(), sampled=[by_other])
+    )
     assert rest == "\n<|im_start|>user\n2<|im_end|>\n<|im_start|>assistant\n"
 
 
@@ -133,7 +141,7 @@ def test_a_turn_with_calls_may_end_in_another_token() -> None:
     assert own != LLAMA3
     made = renderer("llama3", template=own)
     messages = [user("1"), called(CALL_ID), result(CALL_ID, "found")]
-    rest = text_of(made, made.behind(messages, 2, TOOLS, last_token=NO_TOKEN))
+    rest = text_of(made, made.behind(messages, 2, TOOLS, prompt=(), sampled=[NO_TOKEN]))
     assert rest == (
         '<|eom_id|><|start_header_id|>ipython<|end_header_id|>\n\n"found"<|eot_id|>'
         "<|start_header_id|>assistant<|end_header_id|>\n\n"
@@ -148,16 +156,19 @@ def test_a_result_is_not_lost_where_a_turn_with_calls_has_no_end() -> None:
     assert own != DEEPSEEK
     made = renderer("deepseek", template=own)
     messages = [user("1"), called(CALL_ID), result(CALL_ID, "found"), said("so"), user("2")]
-    assert made.behind(messages[:3], 2, TOOLS, last_token=NO_TOKEN) is None
-    assert made.behind(messages, 2, TOOLS, last_token=NO_TOKEN) is None
-    assert made.behind(messages, 4, TOOLS, last_token=NO_TOKEN) is not None
+    assert made.behind(messages[:3], 2, TOOLS, prompt=(), sampled=[NO_TOKEN]) is None
+    assert made.behind(messages, 2, TOOLS, prompt=(), sampled=[NO_TOKEN]) is None
+    assert made.behind(messages, 4, TOOLS, prompt=(), sampled=[NO_TOKEN]) is not None
 
 
 def test_a_template_that_ends_no_turn_shows_nothing() -> None:
     made = renderer(
         "plain", template="{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
     )
-    assert made.behind([user("1"), said("one"), user("2")], 2, (), last_token=NO_TOKEN) is None
+    assert (
+        made.behind([user("1"), said("one"), user("2")], 2, (), prompt=(), sampled=[NO_TOKEN])
+        is None
+    )
     assert text_of(made, made.whole([user("1")], ())) == "user: 1\n"
 
 
@@ -169,10 +180,10 @@ def test_a_text_that_repeats_what_the_renderer_puts_in_changes_nothing(family: C
     messages = [user(texts[0]), said("one"), user(texts[1]), called(CALL_ID, content=texts[2])]
     messages += [result(CALL_ID, texts[3])]
     end = made.tokenizer.eos_token_id
-    rest = text_of(made, made.behind(messages[:3], 2, TOOLS, last_token=end))
+    rest = text_of(made, made.behind(messages[:3], 2, TOOLS, prompt=(), sampled=[end]))
     assert texts[1] in rest
     assert texts[0] not in rest
-    rest = text_of(made, made.behind(messages, 4, TOOLS, last_token=end))
+    rest = text_of(made, made.behind(messages, 4, TOOLS, prompt=(), sampled=[end]))
     assert texts[3] in rest
     assert texts[2] not in rest
 
@@ -186,12 +197,12 @@ def test_thoughts_of_an_old_answer_stay_or_make_a_branch() -> None:
     looped[1] = ChatMessage(role="assistant", reasoning="because", tool_calls=looped[1].tool_calls)
     for keeps, is_branch in ((True, False), (False, True)):
         made = renderer("qwen3", keep_thoughts=keeps)
-        assert (made.behind(asked_again, 2, (), last_token=NO_TOKEN) is None) is is_branch
-        assert made.behind(looped, 2, TOOLS, last_token=NO_TOKEN) is not None
+        assert (made.behind(asked_again, 2, (), prompt=(), sampled=[NO_TOKEN]) is None) is is_branch
+        assert made.behind(looped, 2, TOOLS, prompt=(), sampled=[NO_TOKEN]) is not None
     # Until the next question comes: then the loop's thoughts are dropped, too
     made = renderer("qwen3", keep_thoughts=False)
     longer = [*looped, said("done", reasoning="found"), user("3")]
-    assert made.behind(longer, 4, TOOLS, last_token=NO_TOKEN) is None
+    assert made.behind(longer, 4, TOOLS, prompt=(), sampled=[NO_TOKEN]) is None
     assert "because" in text_of(made, made.whole(looped, TOOLS))
     assert "because" not in text_of(made, made.whole(longer, TOOLS))
 
@@ -201,11 +212,11 @@ def test_a_prompt_that_opens_thoughts_says_so() -> None:
     assert not renderer("qwen3").whole([user("1")], ()).thinking
     assert not renderer("qwen3").whole([user("<think>")], ()).thinking
     made = renderer("deepseek")
-    behind = made.behind([user("1"), said("x"), user("2")], 2, (), last_token=NO_TOKEN)
+    behind = made.behind([user("1"), said("x"), user("2")], 2, (), prompt=(), sampled=[NO_TOKEN])
     assert behind is not None
     assert behind.thinking
     behind = made.behind(
-        [user("1"), called(CALL_ID), result(CALL_ID, "x")], 2, (), last_token=NO_TOKEN
+        [user("1"), called(CALL_ID), result(CALL_ID, "x")], 2, (), prompt=(), sampled=[NO_TOKEN]
     )
     assert behind is not None
     assert not behind.thinking  # R1 goes on without a new turn
