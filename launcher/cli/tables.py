@@ -98,8 +98,8 @@ def evaluation_text(metrics: Mapping[str, Any]) -> str:
     step = figures.pop("step", None)
     others = [k.removesuffix("/accuracy") for k in figures if k.endswith("/accuracy")]
     own = {k: v for k, v in figures.items() if k.partition("/")[0] not in others}
-    told = own | {k: v for k, v in figures.items() if k.endswith("/accuracy")}
-    return f"step {step}: {headline(told)}" if told else ""
+    shown = own | {k: v for k, v in figures.items() if k.endswith("/accuracy")}
+    return f"step {step}: {headline(shown)}" if shown else ""
 
 
 def _worker_row(worker: Any) -> tuple[str, ...]:
