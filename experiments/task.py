@@ -223,6 +223,10 @@ class Task(Choice, abc.ABC):
         """Files that the questions come from."""
         return ()
 
+    def with_absolute_paths(self) -> Task:
+        """Returns the task with its files as they are named from the present folder."""
+        return self
+
     def as_benchmark(self) -> Task:
         """Returns the task with all of its questions held out, as far as they are known and
         ``eval_size`` allows."""
@@ -336,6 +340,10 @@ class FileTask(Task):
     def input_files(self) -> tuple[str, ...]:
         """The question files."""
         return question_files(self._data)
+
+    def with_absolute_paths(self) -> Task:
+        """Returns it with the paths of its records absolute."""
+        return replace(self, path=absolute(self.path), eval_path=absolute(self.eval_path))
 
     def as_benchmark(self) -> Task:
         """Returns it with all records of its file held out, at most ``eval_size``."""

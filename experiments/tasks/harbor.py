@@ -72,14 +72,17 @@ class HarborTask(Task):
 
     def data_args(self) -> dict[str, Any]:
         """The task itself, from which a worker reads the directories."""
-        task = replace(self, path=absolute(self.path), eval_path=absolute(self.eval_path))
         return {
-            "task": to_plain(task),
+            "task": to_plain(self.with_absolute_paths()),
             "eval_size": self.eval_size,
             "max_prompt_len": self.max_prompt_len,
             "whole_answers": True,
             "needs_answer": False,
         }
+
+    def with_absolute_paths(self) -> Task:
+        """Returns it with the paths of its folders absolute."""
+        return replace(self, path=absolute(self.path), eval_path=absolute(self.eval_path))
 
     def as_benchmark(self) -> Task:
         """Returns it with all tasks of its folder held out, at most ``eval_size``."""

@@ -8,7 +8,7 @@ often answers to its questions are right (docs/mixtures.md).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -244,11 +244,16 @@ class Mixture(Task):
         for name, source in self.sources.items():
             yield from (f"source {name}: {remark}" for remark in source.remarks(tokenizer_dir))
 
+    def with_absolute_paths(self) -> Task:
+        """Returns it with those of all sources absolute."""
+        return self._with(lambda source: source.with_absolute_paths())
+
     def as_benchmark(self) -> Task:
         """Returns it with all questions of its sources held out."""
-        return replace(
-            self, sources={name: source.as_benchmark() for name, source in self.sources.items()}
-        )
+        return self._with(lambda source: source.as_benchmark())
+
+    def _with(self, change: Callable[[Task], Task]) -> Mixture:
+        return replace(self, sources={name: change(one) for name, one in self.sources.items()})
 
     def input_files(self) -> tuple[str, ...]:
         """The files of all sources."""

@@ -15,7 +15,14 @@ from launcher.serving.saved_models import SavedModel
 from launcher.sites.clusters import find_cluster
 from launcher.submit.planning import hub_of, import_all
 from launcher.trials.find_trials import trial_name
-from realsys.api.errors import ClusterError, ConfigError, MadeByOtherCode, raise_all
+from launcher.trials.launch_folder import in_launch_folder, read_trial_record
+from realsys.api.errors import (
+    ClusterError,
+    ConfigError,
+    MadeByOtherCode,
+    did_you_mean,
+    raise_all,
+)
 from realsys.api.model import GenerationHyperparameters
 from realsys.api.options import option
 from realsys.api.plain import from_plain
@@ -88,6 +95,7 @@ def task_settings(
     kind: str | None,
     words: Sequence[str],
     *,
+    benchmark: str | None = None,
     imports: Sequence[str],
     limit: int | None,
     cluster: str | None,
@@ -96,6 +104,7 @@ def task_settings(
     """Returns the task that is asked for, or the trial's own with the settings given.
 
     Args:
+        benchmark: of the trial's, in place of its task.
         words: ``task.NAME=VALUE``.
         limit: most questions; so many are held out where the words don't say.
         report: gets lines about data that are fetched from a hub.
@@ -108,7 +117,7 @@ def task_settings(
             where="command line",
             fix="give --task KIND, and task.NAME=VALUE",
         )
-    start, plan_imports = _start(model, kind)
+    start, plan_imports = _start(model, kind, benchmark)
     import_all([*plan_imports, *imports])
     chosen = [f"task={kind}"] if kind is not None else []
     given = {word.partition("=")[0] for word in words}
@@ -128,6 +137,8 @@ def task_settings(
     located = with_local_data(settings, hub_of(find_cluster(cluster), report), fetch=True)
     raise_all(located.problems)
     task = located.experiment.task
+    if benchmark is not None:
+        task = task.as_benchmark()
     problems = [
         *task.problems(batch_size=1, tokenizer_dir=str(model.path)),
         *task.reward_problems(),
@@ -168,9 +179,15 @@ def _agent_problems(
 
 
 def _start(
-    model: SavedModel, kind: str | None
+    model: SavedModel, kind: str | None, benchmark: str | None
 ) -> tuple[Callable[[], EvaluationSettings] | None, Sequence[str]]:
     """Returns what makes the settings to begin with, once the trial's plug-ins are imported."""
+    if kind is not None and benchmark is not None:
+        raise ConfigError(
+            "a task and a benchmark, and one of them is asked",
+            where="--task and --benchmark",
+            fix="leave one of them out",
+        )
     if model.trial is None:
         if kind is None:
             raise ConfigError(
@@ -179,14 +196,25 @@ def _start(
                 fix="name one, e.g. --task math",
             )
         return None, ()
-    plan = read_plan(model.trial.plan)
+    files = model.trial
+    plan = read_plan(files.plan)
     if kind is not None:
         return None, plan.imports
     options: Mapping[str, Any] = plan.options
+    known = options.get("benchmarks") or {}
+    if benchmark is not None and benchmark not in known:
+        raise ConfigError(
+            f"{plan.trial} has no benchmark {benchmark!r}",
+            where="--benchmark",
+            fix=did_you_mean(benchmark, known) if known else "name a task: --task KIND",
+        )
 
     def own() -> EvaluationSettings:
+        asked = options["task"] if benchmark is None else known[benchmark]
         try:
-            return from_plain(EvaluationSettings, {"task": options["task"]})
+            made = from_plain(EvaluationSettings, {"task": asked})
+            with in_launch_folder(read_trial_record(files)):
+                return replace(made, task=made.task.with_absolute_paths())
         except (KeyError, ConfigError) as error:
             raise MadeByOtherCode(
                 f"the task of {plan.trial} can't be read: {error}",
@@ -247,8 +275,8 @@ def evaluated(
     return found
 
 
-def result_file(model: SavedModel, task: Task, out: Path | None) -> Path | None:
-    """Returns where results are written: as asked, or beside the trial; None: nowhere."""
+def result_file(model: SavedModel, asked: str, out: Path | None) -> Path | None:
+    """Returns where results are written: as told, or beside the trial, by what was asked; None: nowhere."""
     if out is not None or model.trial is None:
         return out
     try:
@@ -256,7 +284,7 @@ def result_file(model: SavedModel, task: Task, out: Path | None) -> Path | None:
     except ClusterError:  # it is another user's
         return None
     folder = model.trial.root / "evals"
-    stem = f"{model.role}-step-{model.step:06d}-{task.kind}"
+    stem = f"{model.role}-step-{model.step:06d}-{asked}"
     taken = {path.name for path in folder.glob(f"{stem}-*.json")}
     number = next(n for n in range(1, len(taken) + 2) if f"{stem}-{n}.json" not in taken)
     return folder / f"{stem}-{number}.json"

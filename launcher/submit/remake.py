@@ -9,7 +9,6 @@ changed_settings.py decides what may change, plan_change.py writes it.
 from __future__ import annotations
 
 import ast
-import contextlib
 import os
 import re
 import shlex
@@ -34,6 +33,7 @@ from launcher.trials.changed_settings import (
     refused_changes,
     relevant_differences,
 )
+from launcher.trials.launch_folder import in_launch_folder
 from realsys.api.errors import ConfigError, collected, flat, raise_all
 from realsys.api.plain import from_plain, to_plain
 from realsys.api.plan import LaunchPlan
@@ -163,7 +163,7 @@ class _PlanMaker:
             ConfigErrors: all problems with the settings.
         """
         plan = self.plan
-        with _in_folder(self.record.folder):
+        with in_launch_folder(self.record):
             return resolve(
                 plan.experiment_name,
                 options,
@@ -337,20 +337,3 @@ def _without_start(options: Mapping[str, Any], *, tasks: bool = False) -> dict[s
 def _shown(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "…"
-
-
-@contextlib.contextmanager
-def _in_folder(folder: str) -> Iterator[None]:
-    """Enters the folder that relative paths in the settings refer to; does nothing if it can't be
-    entered.
-    """
-    try:
-        entered = contextlib.chdir(folder or ".")
-        entered.__enter__()
-    except OSError:
-        yield
-        return
-    try:
-        yield
-    finally:
-        entered.__exit__(None, None, None)

@@ -189,6 +189,10 @@ def eval_(
     task: Annotated[
         str | None, o.option("--task KIND", "What is asked, e.g. math; default: the trial's own.")
     ] = None,
+    benchmark: Annotated[
+        str | None,
+        o.option("--benchmark NAME", "One of the trial's benchmarks, in its task's place."),
+    ] = None,
     samples: Annotated[int, o.option("--samples K", "Answers a question.", min=1)] = 1,
     temperature: Annotated[
         float | None, o.option("--temperature X", "Default: greedy; 1 with several samples.", min=0)
@@ -229,6 +233,7 @@ def eval_(
         found,
         task,
         words or [],
+        benchmark=benchmark,
         imports=imports or [],
         limit=limit,
         cluster=cluster,
@@ -247,7 +252,7 @@ def eval_(
     if task is None:
         named = {"seed": seed, "max_new_tokens": max_new_tokens, "dtype": dtype}
         asked = as_trained(found, asked, given={k for k, v in named.items() if v is not None})
-    file = result_file(found, chosen, out)
+    file = result_file(found, benchmark or chosen.kind, out)
     made = evaluated(found, chosen, asked, report=output.say)
     summary = {
         "model": {"path": str(found.path), "name": found.name, "step": found.step},
