@@ -109,6 +109,28 @@ def _function_problems(place: str, name: str) -> Iterator[ConfigError]:
             where="task.agent_args.function",
             fix=did_you_mean(name, functions),
         )
+    yield from _parameter_problems(tree, place, name)
+
+
+def _parameter_problems(tree: ast.Module, place: str, name: str) -> Iterator[ConfigError]:
+    """Yields parameters of a function of the file that no episode gives a value."""
+    from realsys.rollout.runners.hosts.function_host import PROVIDED
+
+    kinds = ast.FunctionDef | ast.AsyncFunctionDef
+    found = [n for n in tree.body if isinstance(n, kinds) and n.name == name]
+    if len(found) != 1 or found[0].decorator_list:
+        return
+    given = found[0].args
+    by_place = [*given.posonlyargs, *given.args]
+    needed = by_place[: len(by_place) - len(given.defaults)]
+    needed += [a for a, d in zip(given.kwonlyargs, given.kw_defaults, strict=True) if d is None]
+    unknown = [a.arg for a in needed if a.arg not in PROVIDED]
+    if unknown:
+        yield ConfigError(
+            f"{place}: {name} has parameters that no agent is given: {', '.join(unknown)}",
+            where="task.agent_args.function",
+            fix=f"name some of {', '.join(PROVIDED)}, or give the others a value",
+        )
 
 
 def _inner_names(tree: ast.Module) -> set[str]:

@@ -15,6 +15,8 @@ from realsys.api.errors import ConfigError
 from realsys.api.worker_configs import HELD_OUT, Benchmark
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
+# Figures of the task's own questions, and of its sources as ``accuracy/<source>``.
+_TAKEN = (HELD_OUT, "accuracy", "mean_reward", "num_problems", "num_unscored", "response_length")
 
 
 def benchmarks_of(
@@ -37,11 +39,11 @@ def benchmark_problems(
     """Yields names that can't be used, and what is wrong with each benchmark's task."""
     for name, given in others.items():
         path = f"benchmarks.{name}"
-        if not _NAME.fullmatch(name) or name == HELD_OUT:
+        if not _NAME.fullmatch(name) or name in _TAKEN:
             yield ConfigError(
                 f"a benchmark can't have the name {name!r}",
                 where=path,
-                fix=f"use letters, digits, - and _; {HELD_OUT!r} are the task's own questions",
+                fix=f"use letters, digits, - and _, but none of {', '.join(_TAKEN)}",
             )
         if given.agent != SINGLE_STEP:
             yield ConfigError(

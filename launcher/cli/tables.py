@@ -96,10 +96,12 @@ def evaluation_text(metrics: Mapping[str, Any]) -> str:
     prefix = "auto_eval/"
     figures = {k.removeprefix(prefix): v for k, v in metrics.items() if k.startswith(prefix)}
     step = figures.pop("step", None)
+    error = figures.pop("error", "")
     others = [k.removesuffix("/accuracy") for k in figures if k.endswith("/accuracy")]
     own = {k: v for k, v in figures.items() if k.partition("/")[0] not in others}
     shown = own | {k: v for k, v in figures.items() if k.endswith("/accuracy")}
-    return f"step {step}: {headline(shown)}" if shown else ""
+    failed = f"   failed: {error}" if error else ""
+    return f"step {step}: {headline(shown)}{failed}" if shown else ""
 
 
 def _worker_row(worker: Any) -> tuple[str, ...]:

@@ -63,6 +63,7 @@ def _scales_loss(plan: Mapping[str, Any], path: Path) -> str:
 
 _CONTROLS = "exp_ctrl master_worker.*.exp_ctrl"
 _EVALUATED = "model_worker.*.shards.*.eval_dataset.args"
+_BENCHMARK = "evaluator.*.benchmarks.*.dataset.args"
 _CORPUS = "model_worker.*.shards.*.model.args.corpus.args"
 _TASK = (
     "cpu mem nodelist exclude env_vars time_limit begin deadline partition account qos reservation "
@@ -84,17 +85,18 @@ ALLOWED: dict[str, _Unless | None] = {
     **_rules(_CONTROLS, "benchmark_steps total_train_epochs", _length_matters),
     # Length limits of data and of future samples.
     **_rules("*.*.datasets.*.args", "max_prompt_len max_answer_len", _cuts),
-    **_rules(_EVALUATED, "max_prompt_len max_answer_len", _cuts),
+    **_rules(f"{_EVALUATED} {_BENCHMARK}", "max_prompt_len max_answer_len", _cuts),
     **_rules("model_rpcs.*.interface_impl.args.gen", "max_new_tokens", _scales_loss),
     **_rules("rollout_worker.*.gconfig", "max_new_tokens", _scales_loss),
     **_rules("evaluator.*.gconfig", "max_new_tokens"),
     **_rules("*.*.datasets.*.args.sources.*", "max_prompt_len max_answer_len"),
-    **_rules(f"{_EVALUATED}.sources.*", "max_prompt_len max_answer_len"),
+    **_rules(f"{_EVALUATED}.sources.* {_BENCHMARK}.sources.*", "max_prompt_len max_answer_len"),
     # Their tokenizer is trained on whole texts, however long.
     **_rules(f"{_CORPUS} {_CORPUS}.sources.*", "max_prompt_len max_answer_len"),
     # A generated task is one of its data's arguments, with all its settings; its length is that above.
     **_rules("*.*.datasets.*.args.task *.*.datasets.*.args.sources.*.task", "max_prompt_len"),
     **_rules(f"{_EVALUATED}.task {_EVALUATED}.sources.*.task", "max_prompt_len"),
+    **_rules(f"{_BENCHMARK}.task {_BENCHMARK}.sources.*.task", "max_prompt_len"),
     **_rules(f"{_CORPUS}.task {_CORPUS}.sources.*.task", "max_prompt_len"),
     # Memory and concurrency limits; time-outs.
     **_rules("model_rpcs.*.mb_spec evaluator.*.mb_spec", "max_tokens_per_mb max_cache_tokens"),

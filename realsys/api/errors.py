@@ -41,6 +41,12 @@ from contextlib import contextmanager
 from functools import partial
 
 
+def encodable(text: str) -> str:
+    r"""Returns a text that UTF-8 can write: halves of surrogate pairs, as names of files may have, become
+    ``\ud800``."""
+    return str(text).encode("utf-8", "backslashreplace").decode()
+
+
 class RealsysError(Exception):
     """Base class of every error that realsys raises on purpose.
 
@@ -55,6 +61,7 @@ class RealsysError(Exception):
     resume_with = ""  # a setting, NAME=VALUE, that would have avoided the failure
 
     def __init__(self, what: str, *, where: str, fix: str) -> None:
+        what, where, fix = encodable(what), encodable(where), encodable(fix)
         super().__init__(f"{what}\n  where: {where}\n  fix:   {fix}")
         self.what, self.where, self.fix = what, where, fix
 

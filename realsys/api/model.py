@@ -282,6 +282,9 @@ class Model:
         self.version.global_step += 1
 
 
+LEAST_TEMPERATURE = 1e-6  # below it logits divided by it overflow float32
+
+
 @dataclass(frozen=True, kw_only=True)
 class GenerationHyperparameters:
     """Sampling settings.
@@ -325,8 +328,8 @@ class GenerationHyperparameters:
             refuse("max_new_tokens", "1 or more tokens")
         if not 0 <= self.min_new_tokens <= self.max_new_tokens:
             refuse("min_new_tokens", f"0 … max_new_tokens ({self.max_new_tokens})")
-        if self.temperature <= 0:
-            refuse("temperature", "a number above 0, or greedy=true")
+        if not self.temperature >= LEAST_TEMPERATURE:
+            refuse("temperature", f"{LEAST_TEMPERATURE:g} or more, or greedy=true")
         if not 0 < self.top_p <= 1:
             refuse("top_p", "a number in (0, 1]")
         if self.top_k < 0:

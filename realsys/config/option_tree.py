@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from realsys.api import registry
-from realsys.api.basics.choice import KIND, is_choice, kinds_of
+from realsys.api.basics.choice import KIND, Choice, is_choice, kinds_of
 from realsys.api.plain import hints
 
 
@@ -269,6 +269,8 @@ def value_text(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, enum.Enum):
         return str(value.value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return value_text(_changed(value))
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{k}: {value_text(v)}" for k, v in value.items()) + "}"
     if isinstance(value, list | tuple | set | frozenset):
@@ -276,3 +278,14 @@ def value_text(value: Any) -> str:
     if isinstance(value, float):
         return repr(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)
     return str(value)
+
+
+def _changed(options: Any) -> dict[str, Any]:
+    """Returns the kind of an entry of a table, if it is a choice, and what differs from the defaults."""
+    kind = {KIND: options.kind} if isinstance(options, Choice) else {}
+    defaults = {
+        f.name: f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
+        for f in dataclasses.fields(options)
+    }
+    given = {name: getattr(options, name) for name in defaults}
+    return kind | {name: value for name, value in given.items() if value != defaults[name]}

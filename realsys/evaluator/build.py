@@ -32,7 +32,7 @@ def run(runner: WorkerRunner) -> int:
     """Runs the evaluator to its end; returns its exit code."""
     config = runner.config
     device = _set_up_torch(runner)
-    files = runner.phase_files
+    files, opened = runner.phase_files, dict[str, Any]()
     done = runner.attempt_files.done(runner.phase.name)
     with ExitStack() as stack:
         stack.enter_context(scoring_elsewhere(runner))
@@ -45,7 +45,7 @@ def run(runner: WorkerRunner) -> int:
             saved=SavedCheckpoints(files.checkpoints / config.role, config.role),
             results=Results(files, config.role),
             evaluate=lambda checkpoint, before_batch: evaluate_checkpoint(
-                checkpoint.path, config, device=device, before_batch=before_batch
+                checkpoint.path, config, device=device, before_batch=before_batch, opened=opened
             ),
             world=Surroundings(
                 is_over=lambda: is_there(done),

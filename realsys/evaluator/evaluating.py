@@ -18,9 +18,8 @@ import torch
 from realsys.api import registry
 from realsys.api.basics.reward import TASK_SOURCE
 from realsys.api.data import MicroBatchSpec
-from realsys.api.errors import RealsysError
+from realsys.api.errors import RealsysError, RewardError, encodable
 from realsys.api.model import (
-    DatasetAbstraction,
     FinetuneSpec,
     GenerationHyperparameters,
     Model,
@@ -60,14 +59,19 @@ def one_line(error: Exception) -> str:
         text = str(error)
     else:
         text = f"{type(error).__name__}: {error}"
-    return " ".join(text.split())[:500]
+    return " ".join(encodable(text).split())[:500]
 
 
 _NO_TRAINING = FinetuneSpec(total_train_epochs=1, dataset_size=1, train_batch_size=1)
 
 
 def evaluate_checkpoint(
-    path: Path, config: Evaluator, *, device: str, before_batch: Callable[[], None]
+    path: Path,
+    config: Evaluator,
+    *,
+    device: str,
+    before_batch: Callable[[], None],
+    opened: dict[str, Any] | None = None,
 ) -> dict[str, float]:
     """Returns what ``evaluate_math`` returns, without samples; with ``n`` above 1 also ``pass@k``.
 
@@ -75,19 +79,24 @@ def evaluate_checkpoint(
 
     Args:
         before_batch: called before each batch of questions; may raise LeaveRequested.
+        opened: the benchmarks' data sets, kept for later checkpoints, which are asked the same.
     Raises:
         CheckpointError: the directory is not whole.
         BenchmarksFailed: some of several benchmarks raised.
         Whatever data set, model and reward raise.
     """
-    model = load_model(path, config, device=device)
+    model, opened = load_model(path, config, device=device), {} if opened is None else opened
     try:
         figures: dict[str, float] = {}
         errors: dict[str, Exception] = {}
         for name, benchmark in config.benchmarks.items():
             prefix = "" if name == HELD_OUT else f"{name}/"
             try:
-                batches = list(_batches(benchmark.dataset, model, config))
+                if name not in opened:
+                    opened[name] = registry.make_dataset(
+                        benchmark.dataset, tokenizer=model.tokenizer, seed=config.base_seed
+                    )
+                batches = list(_batches(opened[name], config))
                 found = _figures(model, batches, benchmark, config, before_batch=before_batch)
             except LeaveRequested:
                 raise
@@ -123,10 +132,7 @@ def load_model(path: Path, config: Evaluator, *, device: str) -> Model:
     return backend.initialize(made, _NO_TRAINING)
 
 
-def _batches(
-    abstraction: DatasetAbstraction, model: Model, config: Evaluator
-) -> Iterator[SequenceSample]:
-    dataset = registry.make_dataset(abstraction, tokenizer=model.tokenizer, seed=config.base_seed)
+def _batches(dataset: Any, config: Evaluator) -> Iterator[SequenceSample]:
     everything = range(len(dataset))
     for start in range(0, len(dataset), config.batch_size):
         indices = everything[start : start + config.batch_size]
@@ -156,6 +162,12 @@ def _figures(
         mb_spec=config.mb_spec,
     )
     found.pop("samples")
+    if found.get("num_unscored") == found["num_problems"]:
+        raise RewardError(
+            f"none of the {found['num_problems']} questions got a score",
+            where=f"rule {benchmark.reward!r}",
+            fix="see the evaluator's log for what the rule said of each",
+        )
     if benchmark.n > 1:
         sampled = replace(config.gconfig, n=benchmark.n, greedy=False)
         correct = [

@@ -34,8 +34,8 @@ def evaluate_math(
 
     Returns ``accuracy``, ``mean_reward``, ``num_problems``, ``response_length/mean`` and
     ``samples``: this rank's first records, with prompt and response as text; of a mixture also
-    ``accuracy/<source>`` and ``num_problems/<source>``. Which answers are correct the
-    rule says. An answer that the rule can't score counts as wrong and is
+    ``accuracy/<source>`` and ``num_problems/<source>``; ``num_unscored`` if there are any.
+    Which answers are correct the rule says. An answer that the rule can't score counts as wrong and is
     left out of the mean reward. Every rank needs at least one batch: the first may gather sharded
     weights. At most as many rows are decoded at a time as ``mb_spec`` has tokens for; answers don't
     depend on it.
@@ -44,7 +44,7 @@ def evaluate_math(
         RewardError: the rule can't score too many records.
     """
     judge, greedy = AnswerScorer(reward, reward_args), replace(gen, n=1, greedy=True)
-    num_correct = num_tokens = num_problems = num_scored = 0
+    num_correct = num_tokens = num_problems = num_scored = num_unscored = 0
     reward_sum = 0.0
     by_source = {source: [0, 0] for source in judge.sources}  # correct, asked
     samples: list[dict[str, Any]] = []
@@ -54,6 +54,7 @@ def evaluate_math(
         )
         for record, scores in judge.scores(sample, model.tokenizer, asked=batch):
             correct = bool(scores) and scores[0].correct
+            num_unscored += not scores
             num_correct += correct
             if by_source:
                 counts = by_source[str(record.answers[0].record.get(TASK_SOURCE))]
@@ -73,15 +74,16 @@ def evaluate_math(
                 )
         num_tokens += sum(answer_lengths(sample))
         num_problems += batch.batch_size
-    own = [num_correct, num_tokens, num_problems, num_scored, reward_sum]
+    own = [num_correct, num_tokens, num_problems, num_scored, num_unscored, reward_sum]
     own += [count for counts in by_source.values() for count in counts]
     sums = DataParallel.of(model).sum(torch.tensor(own, dtype=torch.float64)).tolist()
-    correct_sum, token_sum, problem_sum, scored_sum, reward_sum, *of_sources = sums
+    correct_sum, token_sum, problem_sum, scored_sum, unscored_sum, reward_sum, *of_sources = sums
     return {
         "accuracy": correct_sum / max(problem_sum, 1.0),
         "mean_reward": reward_sum / max(scored_sum, 1.0),
         "num_problems": int(problem_sum),
         "response_length/mean": token_sum / max(problem_sum, 1.0),
+        **({"num_unscored": int(unscored_sum)} if unscored_sum else {}),
         **_of_sources(judge.sources, of_sources),
         "samples": samples,
     }

@@ -42,8 +42,8 @@ _EXPLANATIONS: tuple[tuple[str, str, str], ...] = (
         "use the config.json that belongs to the weights",
     ),
     (
-        r"(?i)sentencepiece|tiktoken",
-        "its tokenizer's format must be converted with a package that is not installed",
+        r"(?i)sentencepiece|tiktoken|Error parsing line b",
+        "its tokenizer's format must be converted with a package that is not installed, or is broken",
         _SAVE_AGAIN,
     ),
     (

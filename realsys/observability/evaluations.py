@@ -30,10 +30,12 @@ def metric_rows(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def last_figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns the newest checkpoint's figures, with its step as ``auto_eval/step``; empty if there are
-    none."""
+    """Returns the newest checkpoint's figures, with its step as ``auto_eval/step``, and as
+    ``auto_eval/error`` what went wrong; empty if there are none."""
     found = metric_rows(rows)
     if not found:
         return {}
     last = found[-1]
-    return {PREFIX + "step": last["step"], **{k: v for k, v in last.items() if k != "step"}}
+    shown = {PREFIX + "step": last["step"], **{k: v for k, v in last.items() if k != "step"}}
+    errors = {row["step"]: row.get("error") for row in newest_rows(rows)}
+    return shown | ({PREFIX + "error": errors[last["step"]]} if errors.get(last["step"]) else {})

@@ -152,6 +152,7 @@ GROUPS: dict[str, tuple[Metric, ...]] = {
         Metric("eval/accuracy/<source>", "share", "the same of one source of a mixture"),
         Metric("eval/mean_reward", "", "mean score of these answers"),
         Metric("eval/num_problems", "questions", "number of held-out questions"),
+        Metric("eval/num_unscored", "questions", "of them, those that the rule could not score; not there: none", "0", "the workers' logs say what the rule raised"),
         Metric("eval/num_problems/<source>", "questions", "of one source"),
         Metric("eval/response_length/mean", "tokens", "length of these answers"),
         Metric("eval/loss", "nats a token", "fine-tuning: loss on held-out answers; of preference pairs, mean loss of a held-out pair", "falls, then flat"),

@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from realsys.api.model import LEAST_TEMPERATURE
 from realsys.rollout.dialects.body_fields import refused
 from realsys.transport.generation_messages import Sampling
 
@@ -72,8 +73,12 @@ def answer_seed(seed: int, number: int) -> int:
 
 
 def _temperature(value: float) -> float:
-    if not 0 <= value < float("inf"):
-        raise refused(f"{value} is no temperature", where="temperature", fix="send 0 or more")
+    if value != 0 and not LEAST_TEMPERATURE <= value < float("inf"):
+        raise refused(
+            f"{value} is no temperature",
+            where="temperature",
+            fix=f"send 0 for the likeliest token, or {LEAST_TEMPERATURE:g} or more",
+        )
     return float(value)
 
 

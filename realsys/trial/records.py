@@ -400,7 +400,12 @@ class StopRequest:
 
 def dumps(record: Any) -> bytes:
     """Encodes a record as JSON."""
-    return json.dumps(to_plain(record), ensure_ascii=False).encode()
+    return _bytes(json.dumps(to_plain(record), ensure_ascii=False))
+
+
+def _bytes(text: str) -> bytes:
+    """Encodes JSON; half of a surrogate pair, which UTF-8 has not, becomes JSON's own escape for it."""
+    return text.encode("utf-8", "backslashreplace")
 
 
 def loads(kind: type[T], data: bytes, *, where: str) -> T:
@@ -439,7 +444,8 @@ def write_record(path: Path, record: Any) -> None:
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(json.dumps(to_plain(record), ensure_ascii=False, indent=1).encode() + b"\n")
+            text = json.dumps(to_plain(record), ensure_ascii=False, indent=1)
+            file.write(_bytes(text) + b"\n")
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)

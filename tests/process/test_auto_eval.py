@@ -41,7 +41,9 @@ def config(n: int = 1, **others: Benchmark) -> Evaluator:
     )
 
 
-def run_loop(files: PhaseFiles, settings: Evaluator) -> list[dict[str, Any]]:
+def run_loop(
+    files: PhaseFiles, settings: Evaluator, opened: dict[str, Any] | None = None
+) -> list[dict[str, Any]]:
     """One run of the worker's loop over what is saved; the lines that it leaves."""
     torch.set_num_threads(1)
     results = Results(files, "actor")
@@ -51,7 +53,7 @@ def run_loop(files: PhaseFiles, settings: Evaluator) -> list[dict[str, Any]]:
         saved=SavedCheckpoints(files.checkpoints / "actor", "actor"),
         results=results,
         evaluate=lambda one, before_batch: evaluate_checkpoint(
-            one.path, settings, device="cpu", before_batch=before_batch
+            one.path, settings, device="cpu", before_batch=before_batch, opened=opened
         ),
         world=Surroundings(is_over=lambda: True),
     ).run()
@@ -109,6 +111,47 @@ def test_a_benchmark_that_fails_leaves_the_others_their_figures(
     (row,) = run_loop(files, config(gone=Benchmark(dataset=asked)))
     assert (row["result"], row["tries"], row["figures"]["num_problems"]) == ("failed", 2, 6)
     assert row["error"] == "gone: no dataset called 'nothing_of_this_name'"
+
+
+def test_a_benchmark_whose_rule_fails_is_no_zero(
+    tiny_policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(response: str, answer: str) -> float:
+        raise ValueError("no judge for \ud800")
+
+    monkeypatch.setitem(plugin_table.registered["reward"], "broken", broken)
+    files = PhaseFiles(tmp_path)
+    shutil.copytree(tiny_policy, files.checkpoints / "actor" / "step-000003")
+    asked = {
+        name: Benchmark(
+            dataset=DatasetAbstraction("math_prompts", {"split": "test", "eval_size": size}),
+            reward="broken",
+        )
+        for name, size in (("one", 1), ("many", 9))
+    }
+    (row,) = run_loop(files, config(**asked))
+    assert (row["result"], row["figures"]["num_problems"]) == ("failed", 6)
+    assert not any("/" in name and name[0] in "om" for name in row["figures"])
+    assert "one: none of the 1 questions got a score" in row["error"]
+    assert "many: none of the first 4 records" in row["error"]
+    assert "no judge for \\ud800" in row["error"]
+
+
+def test_later_checkpoints_are_asked_the_same_whatever_becomes_of_the_file(
+    tiny_policy: Path, tmp_path: Path
+) -> None:
+    files, asked = PhaseFiles(tmp_path), tmp_path / "asked.jsonl"
+    shutil.copytree(tiny_policy, files.checkpoints / "actor" / "step-000003")
+    asked.write_text('{"prompt": "1 + 1 = ?", "answer": "2"}\n')
+    args = {"path": str(asked), "eval_path": str(asked), "eval_size": 1, "split": "test"}
+    words = Benchmark(dataset=DatasetAbstraction("math_prompts", args))
+    opened: dict[str, Any] = {}
+    (first,) = run_loop(files, config(words=words), opened=opened)
+    assert first["result"] == "done"
+    asked.unlink()
+    shutil.copytree(tiny_policy, files.checkpoints / "actor" / "step-000006")
+    second = run_loop(files, config(words=words), opened=opened)[-1]
+    assert (second["step"], second["figures"]) == (6, first["figures"])  # of the same weights
 
 
 def test_every_saved_checkpoint_of_a_trial_has_its_result(

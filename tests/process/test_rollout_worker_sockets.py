@@ -21,6 +21,7 @@ import pytest
 import torch
 from serving_double import DoubleEngine, ServerDouble
 
+from realsys.api.basics import plugin_table
 from realsys.api.errors import RemoteError, WaitTimeout
 from realsys.api.model import DatasetAbstraction, GenerationHyperparameters
 from realsys.api.worker_configs import RolloutWorker
@@ -428,6 +429,19 @@ def test_a_ticket_that_can_not_be_answered_in_time_is_given_up_by_name(
     assert why in given_up.why
     assert "0-0 came in 1 s" in given_up.why
     assert not given_up.filtered
+
+
+def test_a_reason_that_utf8_has_not_is_told(
+    tiny_policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(response: str, answer: str) -> float:
+        raise ValueError("no judge for \ud800")
+
+    monkeypatch.setitem(plugin_table.registered["reward"], "broken", broken)
+    config = make_config(tiny_policy, env_args={"reward": "broken"})
+    found = run_undisturbed(tmp_path / "p", config, num_tickets=2)
+    assert [give_up.unscored for give_up in found.given_up] == [True, True]
+    assert all("no judge for \\ud800" in give_up.why for give_up in found.given_up)
 
 
 def test_a_silent_master_ends_the_worker_and_is_named(

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from realsys.api.basics.success_range import SuccessPlace, place_of_success
-from realsys.api.errors import ClusterError, RealsysError, RewardError
+from realsys.api.errors import ClusterError, RealsysError, RewardError, encodable
 from realsys.data.sequence_sample import SequenceSample
 from realsys.rollout.worker.episode_log import EpisodeLog, TicketEnd
 from realsys.rollout.worker.group import EpisodeGroup, GroupRunner
@@ -188,6 +188,7 @@ class RolloutLoop:
                 verdict = await self._deliver(ticket, holder, group, clock() - began_s)
                 outcome = TicketOutcome.KEPT if verdict.kept else TicketOutcome.REFUSED
                 why, version = verdict.why, verdict.version
+        why = encodable(why)  # of any exception's text
         if outcome in (TicketOutcome.FILTERED, TicketOutcome.FAILED, TicketOutcome.UNSCORED):
             gave_up = await self._give_up(ticket, outcome, why, group, clock() - began_s)
             closed, version = gave_up.closed, gave_up.version

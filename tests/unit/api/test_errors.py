@@ -52,6 +52,12 @@ def test_every_error_survives_pickling(kind):
         assert (str(back), back.what, back.where, back.fix) == (str(error), "ü 1", "here", "there")
 
 
+def test_a_text_that_utf8_has_not_can_be_sent_and_written():
+    error = RealsysError("no file a\ud800", where="ü\udfff", fix="rename it")
+    assert error.what == "no file a\\ud800"
+    assert str(error).encode() == "no file a\\ud800\n  where: ü\\udfff\n  fix:   rename it".encode()
+
+
 @by_name
 def test_every_error_has_a_sentence_that_says_when(kind):
     assert kind.__doc__

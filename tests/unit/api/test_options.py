@@ -12,6 +12,7 @@ from experiments.ppo_math import ppo_math
 from experiments.sft import SFTExperiment, sft_math
 from realsys.api.cluster import ClusterSpec
 from realsys.api.errors import ConfigError
+from realsys.api.model import GenerationHyperparameters
 from realsys.api.options import OptimizerOptions, PPOHyperparameters, option, range_problems
 from realsys.config.typed_values import Text, read
 
@@ -108,6 +109,11 @@ def test_a_temperature_that_is_no_number_is_told():
     gen = dataclasses.replace(PPOHyperparameters().gen)
     object.__setattr__(gen, "temperature", float("nan"))
     assert told(PPOHyperparameters(gen=gen))[0][0] == "gen.temperature"
+
+
+def test_a_temperature_that_logits_overflow_by_is_refused():
+    with pytest.raises(ConfigError, match="1e-06 or more, or greedy=true"):
+        GenerationHyperparameters(temperature=1e-40)
 
 
 def test_options_know_no_path_of_this_machine():

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import pytest
 
 from experiments.sft import SFTExperiment
+from experiments.task import MathTask
 from launcher.cli import completion
 from launcher.cli.command_line import run
 from launcher.plan.idle_settings import idle_settings
@@ -23,7 +24,7 @@ from realsys.api.errors import ConfigError, UnknownName
 from realsys.api.options import option, range_problems
 from realsys.api.plain import from_plain, to_plain
 from realsys.config.json_schema import json_schema
-from realsys.config.option_tree import nearest, paths, rows, value_at
+from realsys.config.option_tree import nearest, paths, rows, value_at, value_text
 from realsys.config.overrides import apply_settings, with_settings
 from realsys.config.settings import read_words
 from realsys.observability.report.option_rows import option_rows
@@ -553,3 +554,8 @@ def test_a_kind_without_a_name_or_a_base_is_refused_in_words() -> None:
         register_kind(Stray)  # type: ignore[type-var]
     with pytest.raises(ConfigError, match="inherits none"):
         register_kind(type("Bare", (Choice,), {"kind": "bare"}))
+
+
+def test_an_entry_of_a_table_is_shown_by_what_it_changes():
+    assert value_text({"hard": MathTask(eval_size=3)}) == "{hard: {kind: math, eval_size: 3}}"
+    assert value_text({"hard": MathTask()}) == "{hard: {kind: math}}"

@@ -141,7 +141,7 @@ def test_clip_ranges_of_plans_of_before_are_those_of_ppo() -> None:
         ("interface", {"loss": {"kind": "gspo", "eps": 1}}, "takes no 'loss.eps'", "eps_clip"),
         ("interface", {"loss": {"kind": "gspo", "eps_clip": 2}}, "loss.eps_clip is 2", "than 1"),
         ("interface", {"gen": {"temprature": 1}}, "takes no 'gen.temprature'", "'temperature'"),
-        ("interface", {"gen": {"temperature": 0}}, "temperature is 0", "above 0"),
+        ("interface", {"gen": {"temperature": 0}}, "temperature is 0", "1e-06 or more"),
         ("interface", {"group_size": 0}, "group_size is 0", "1 or more"),
         ("interface", {"correction": "cap"}, "correction=cap bounds", "recompute_logprob"),
         ("backend", {"recomptue": True}, "backend 'fsdp' takes no 'recomptue'", "'recompute'"),

@@ -334,7 +334,7 @@ def idlers(monkeypatch: pytest.MonkeyPatch) -> str:
         ("rollout_worker", "2 rollout_worker workers, but rollouts", ".rollout_worker"),
         ("evaluator", "2 evaluators would write the same files", ".evaluator"),
         ("evaluator", "'actor' is not trained", ".evaluator[0].role"),
-        ("evaluator", "the evaluator has no data set", ".evaluator[1].datasets"),
+        ("evaluator", "the evaluator has no questions", ".evaluator[1].benchmarks"),
     ],
 )
 def test_workers_without_work_are_refused(

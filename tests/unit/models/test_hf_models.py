@@ -256,7 +256,7 @@ def _write(**texts):
         (_write(config__json="{"), load_hf_config, "one of its JSON files is invalid"),
         (_write(tokenizer__json="{"), load_tokenizer, "JSON files is invalid: Expecting property"),
         (_write(tokenizer__json="{}"), load_tokenizer, "unknown or missing name: 'added_tokens'"),
-        (_write(tokenizer__model="x"), load_tokenizer, "must be converted with a package"),
+        (_write(tokenizer__model="x"), load_tokenizer, "its tokenizer's format must be converted"),
         (_edit(hidden_act="nopeact"), load_causal_lm, "unknown or missing name: 'nopeact'"),
         (_edit(hidden_size=-4), load_causal_lm, "a size below 0: -4"),
         (_edit(intermediate_size=32), load_causal_lm, "shapes differ from config.json"),

@@ -104,5 +104,7 @@ def test_status_tells_each_benchmarks_accuracy() -> None:
     figures = {"step": 4, "hard/accuracy": 0.25, "hard/num_problems": 8, "accuracy": 0.5}
     metrics = {f"auto_eval/{name}": value for name, value in figures.items()}
     assert evaluation_text(metrics) == "step 4: accuracy 0.5   hard/accuracy 0.25"
+    failed = evaluation_text({**metrics, "auto_eval/error": "easy: no judge"})
+    assert failed == "step 4: accuracy 0.5   hard/accuracy 0.25   failed: easy: no judge"
     del metrics["auto_eval/accuracy"]
     assert evaluation_text(metrics) == "step 4: hard/accuracy 0.25"

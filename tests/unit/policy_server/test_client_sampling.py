@@ -40,6 +40,7 @@ def test_top_k_of_0_is_off_as_minus_1_is() -> None:
     ("name", "value"),
     [
         ("temperature", -0.1),
+        ("temperature", 1e-40),
         ("temperature", float("inf")),
         ("top_p", 0),
         ("top_p", 1.01),

@@ -478,7 +478,7 @@ def test_a_late_word_of_the_srun_before_is_not_about_the_new_task(make):
     third = trial.steps.restart(second)
     trial.tasks.append(third)
     (trial.files.hosts / "main-model_worker-0.go").touch()
-    second.step.process.wait(10)
+    second.step.process.wait(60)
     third.step._next_refresh = 0.0
     assert third.poll() is None
 

@@ -75,7 +75,8 @@ CAN += [f"scheduling.{kind}.mem" for kind in (*COMPUTE, *OTHERS)]
 CAN += [f"scheduling.{kind}.cpu" for kind in OTHERS]
 CAN_WITH_A_CONSTANT_LEARNING_RATE = "exp_ctrl.total_train_epochs exp_ctrl.benchmark_steps".split()
 CANNOT = """
-seed group_size teachers task.reward placement.pools placement.allocation placement.n_model_workers
+seed group_size teachers benchmarks evaluator.n_of task.reward
+placement.pools placement.allocation placement.n_model_workers
 schedule.max_staleness auto_eval placement.copies_through algorithm.ref_ema_eta deterministic
 ROLE.path ROLE.dtype ROLE.backend ROLE.parallel ROLE.pool ROLE.recompute ROLE.cpu_offload
 ROLE.offload ROLE.optimizer.lr ROLE.optimizer.weight_decay
@@ -114,6 +115,8 @@ CANNOT += [f"scheduling.{kind}.cpu" for kind in COMPUTE]
 VALUES: dict[str, Any] = {
     "placement.allocation": "*:d2t1p1",
     "teachers": {"big": TeacherOptions(path="/big")},
+    "benchmarks": {"more": MathTask(eval_size=3)},
+    "evaluator.n_of": {"held_out": 3},
     "train_bs_n_seqs": 32,
     "algorithm.loss.c_clip": 3.0,
     "placement.n_model_workers": 2,

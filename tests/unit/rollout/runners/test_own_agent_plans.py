@@ -184,6 +184,10 @@ def test_an_interpreter_is_found_where_the_command_was_given(
         ("solve = print", "solve", ""),
         ("def solve(): ...", "slove", "has no function 'slove'"),
         ("def solve(:", "solve", "can't be read"),
+        ("def solve(client, task, *, model, limit=3): ...", "solve", ""),
+        ("def solve(client, *others, **more): ...", "solve", ""),
+        ("def solve(response, answer, /, n=1): ...", "solve", "is given: response, answer"),
+        ("@wrapped\ndef solve(response): ...", "solve", ""),
     ],
 )
 def test_a_plan_knows_whether_a_file_has_the_function(tmp_path, code, name, problem):
