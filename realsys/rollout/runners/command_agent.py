@@ -83,7 +83,7 @@ class CommandAgent(CommandArguments, EndpointAgent):
             return f"it was still running after {self.timeout_s:g} s"
         if code in (-9, 137):  # not its own doing: the question is asked anew
             raise RolloutError(
-                f"the agent was killed (SIGKILL); the last it wrote: {last_log_line(log)!r}",
+                f"the agent was killed by a signal, SIGKILL; its log ends: {last_log_line(log)!r}",
                 where=str(log),
                 fix="see whether the node ran out of memory",
             )
