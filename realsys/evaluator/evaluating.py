@@ -1,5 +1,4 @@
-"""Evaluates one checkpoint: loads it, answers the held-out questions, scores them with
-the benchmark's rule.
+"""Evaluates one checkpoint: loads it, answers the questions of benchmarks, scores them by their rules.
 
 Gives the same answers as the trainer's own evaluation with these weights: the embedded engine, greedy.
 """
