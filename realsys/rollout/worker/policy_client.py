@@ -144,7 +144,7 @@ def next_check_s(left_s: float, *, whole_s: float) -> float:
     Half of the remaining time, so that a hanging server leaves time for another; all of it if
     little is left.
 
-    >>> [next_look_s(left_s, whole_s=600) for left_s in (600, 300, 40, 30)]
+    >>> [next_check_s(left_s, whole_s=600) for left_s in (600, 300, 40, 30)]
     [300.0, 150.0, 20.0, 30]
     """
     return left_s / 2 if left_s > whole_s / 16 else left_s

@@ -2,12 +2,12 @@
 
 import asyncio
 import random
-import selectors
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
 import pytest
+from virtual_time import run_virtually
 
 from realsys.api.errors import ConfigError, RemoteError, WorkerLost
 from realsys.api.model import ModelName
@@ -29,36 +29,6 @@ from realsys.transport.generation_messages import (
     WeightsTaken,
 )
 from realsys.worker.live_scaling import Scaling
-
-# ---- virtual time -------------------------------------------------------------------------------
-
-
-class VirtualTime(asyncio.SelectorEventLoop):
-    """A loop whose clock jumps to the next thing that is due instead of waiting for it."""
-
-    def __init__(self) -> None:
-        super().__init__(_NoWait(self))
-        self.now_s = 0.0
-
-    def time(self) -> float:
-        return self.now_s
-
-
-class _NoWait(selectors.SelectSelector):
-    def __init__(self, loop: VirtualTime) -> None:
-        super().__init__()
-        self.loop = loop
-
-    def select(self, timeout: float | None = None) -> Any:
-        assert timeout is not None, "everybody waits for somebody and nothing is due"
-        self.loop.now_s += max(timeout, 0.0)
-        return super().select(0)
-
-
-def virtually(coroutine: Callable[[], Awaitable[None]]) -> None:
-    with asyncio.Runner(loop_factory=VirtualTime) as runner:
-        runner.run(coroutine())  # type: ignore[arg-type]
-
 
 # ---- servers that do as they are told -----------------------------------------------------------
 
@@ -223,7 +193,7 @@ def run(tmp_path):
                 await asyncio.sleep(0.1)  # servers are checked
                 await test(cluster)
 
-        virtually(all_of_it)
+        run_virtually(all_of_it())
 
     return runs
 
@@ -241,7 +211,7 @@ def test_servers_are_used_once_they_were_checked(tmp_path):
             assert (reply.server, reply.url, reply.version) == (0, "https://s0:1", 0)
             assert cluster.events("server_up") == [("server_up", 0), ("server_up", 1)]
 
-    virtually(test)
+    run_virtually(test())
 
 
 def test_a_wait_ends_at_its_deadline_and_names_everybody(tmp_path):
@@ -259,7 +229,7 @@ def test_a_wait_ends_at_its_deadline_and_names_everybody(tmp_path):
             )
             assert cluster.manager.view().waiting == 0
 
-    virtually(test)
+    run_virtually(test())
 
 
 def test_who_waits_hears_as_soon_as_a_server_is_free(run):
@@ -283,7 +253,7 @@ def test_the_limit_follows_from_what_a_server_runs_at_a_time(tmp_path):
             assert [reply.server for reply in replies] == [0, 0, 0, 0, -1]
             assert replies[4].why == "generation_server/0: is full (4 of 4)"
 
-    virtually(test)
+    run_virtually(test())
 
 
 def test_asking_again_ends_the_former_wait(run):
