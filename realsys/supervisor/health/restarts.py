@@ -1,8 +1,9 @@
 """Decides whether and when a worker that ended or hangs is restarted by itself (pure).
 
 For the types in INDEPENDENTLY_RESTARTABLE: another worker can recreate everything they hold. A worker
-that ends repeatedly is restarted after increasing pauses, and finally ends the trial; one in OPTIONAL
-stays down instead. Times are seconds of one monotonic clock. worker_restarts.py acts on the decisions.
+that ends repeatedly is restarted after increasing pauses, and finally ends the trial, as one does that
+refuses its configuration at its first start; one in OPTIONAL stays down instead. Times are seconds of one
+monotonic clock. worker_restarts.py acts on the decisions.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
+from realsys.api.errors import ConfigError, ConfigErrors, UnknownName
 from realsys.api.scheduling import INDEPENDENTLY_RESTARTABLE, OPTIONAL, WorkerType
 from realsys.runtime.lifecycle import WorkerState
 from realsys.supervisor.health.failure_report import is_in_collective, suspects
@@ -19,6 +21,8 @@ MAX_RESTARTS = 5
 WINDOW_S = 3600.0
 FIRST_PAUSE_S = 0.5
 RECOVERY_S = 600.0  # how long waiting for a worker that was just restarted is no stall
+# A user has to mend these: another start would end in the same way
+REFUSALS = frozenset(error.__name__ for error in (ConfigError, ConfigErrors, UnknownName))
 COLLECTIVE_S = (
     1800.0  # the collectives' own timeout: how long a rank may wait for one that computes
 )
@@ -42,12 +46,18 @@ class RestartPolicy:
     window_s: float = WINDOW_S
     first_pause_s: float = FIRST_PAUSE_S
 
-    def next_start_s(self, past_s: Sequence[float], *, now_s: float) -> float | None:
+    def next_start_s(
+        self, past_s: Sequence[float], *, now_s: float, kind: str = ""
+    ) -> float | None:
         """Returns when a worker that ends now is restarted; None if it is not.
 
         Args:
             past_s: when it was restarted so far.
+            kind: class of the error that ended it. A worker that was restarted took its configuration
+                before: it may refuse it because a file system is away.
         """
+        if kind in REFUSALS and not past_s:
+            return None
         recent = sum(now_s - at_s < self.window_s for at_s in past_s)
         if recent >= self.max_restarts:
             return None

@@ -105,7 +105,12 @@ class WorkerRestarts:
         if not is_restarted_alone(task.worker):
             return False
         now_s, past_s = time.monotonic(), self._past_s.get(task.worker, [])
-        start_at_s = self.policy.next_start_s(past_s, now_s=now_s)
+        known = self.leases.registered.get(task.worker)
+        if stall is not None:
+            failure = self.reporter.of_stall(task, known, stall)
+        else:
+            failure = self.reporter.of_task(task, known)
+        start_at_s = self.policy.next_start_s(past_s, now_s=now_s, kind=failure.kind)
         # Its step was refused, as a second one would be
         if task.poll() == worker_exit_codes.NOT_STARTED:
             start_at_s = None
@@ -114,11 +119,6 @@ class WorkerRestarts:
             start_at_s = math.inf
         if start_at_s is None and not self.is_stopping():
             return False
-        known = self.leases.registered.get(task.worker)
-        if stall is not None:
-            failure = self.reporter.of_stall(task, known, stall)
-        else:
-            failure = self.reporter.of_task(task, known)
         self.history.note(op, worker=task.worker)
         kill_at_s = now_s + (STACKS_S if stall is not None else 0.0)
         self._down[task.worker] = _Down(task, op, failure, kill_at_s, start_at_s or now_s)

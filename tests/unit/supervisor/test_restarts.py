@@ -45,6 +45,14 @@ def test_pauses_grow_and_the_sixth_end_within_an_hour_is_the_last():
     assert policy.next_start_s(past_s, now_s=now_s + 7200.0) == now_s + 7200.5  # long ago
 
 
+def test_a_configuration_that_is_refused_at_the_first_start_is_not_tried_again():
+    policy = RestartPolicy()
+    assert policy.next_start_s([], now_s=9.0, kind="ConfigError") is None
+    assert policy.next_start_s([], now_s=9.0, kind="ConfigErrors") is None
+    assert policy.next_start_s([], now_s=9.0, kind="ClusterError") == 9.5
+    assert policy.next_start_s([5.0], now_s=9.0, kind="ConfigError") == 10.0
+
+
 @given(
     lives_s=st.lists(st.integers(0, 4000), max_size=60),
     most=st.integers(1, 5),

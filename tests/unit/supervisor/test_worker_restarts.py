@@ -283,6 +283,24 @@ def test_when_the_restarts_are_used_up_the_trial_fails_with_its_failure(trial):
     assert [row["number"] for row in one.restarts()] == [1, 2]
 
 
+def test_a_worker_that_refuses_its_configuration_ends_the_trial_at_once(trial):
+    one = trial().begin()
+    words = Failure(
+        worker=SERVER,
+        host="n1",
+        pid=one.pid(SERVER),
+        why="no such family",
+        at=5.0,
+        kind="ConfigError",
+        fix="name another",
+    )
+    write_record(one.files.failure_record(SERVER), words)
+    one.end(SERVER, 1)
+    first = one.outcome().first_failure
+    assert (first.why, first.fix) == ("no such family", "name another")
+    assert (len(one.pids(SERVER)), one.restarts()) == (1, [])
+
+
 def test_a_server_that_is_down_is_not_blamed_when_the_master_fails(trial):
     one = trial(pause_s=60.0).begin()
     one.end(SERVER, 3)
