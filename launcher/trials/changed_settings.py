@@ -105,6 +105,8 @@ ALLOWED: dict[str, _Unless | None] = {
     **_rules("gserver_manager.*", "flush_request_timeout max_concurrent_rollouts"),
     **_rules("rollout master_worker.*.rollout", "max_in_flight"),
     **_rules("evaluator.*", "batch_size poll_s max_tries retry_s"),
+    # One more benchmark, or one less: the others' figures stay as they are.
+    f"{_MAIN}.evaluator.*.benchmarks.*": None,
     # A step trains on the same questions however many it may ask.
     **_rules("dynamic_sampling master_worker.*.dynamic_sampling", "max_gen_batches"),
     # Who calls the reward rules, which give the same scores wherever they run.

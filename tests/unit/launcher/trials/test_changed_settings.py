@@ -66,7 +66,7 @@ schedule.max_gen_batches
 schedule.flush_request_timeout schedule.max_concurrent_rollouts schedule.max_in_flight
 schedule.new_tokens_per_chunk schedule.rollout_request_timeout schedule.dump_limit_gib
 evaluator.batch_size evaluator.max_tries evaluator.retry_s evaluator.poll_s wandb.mode wandb.project
-wandb.entity max_answer_len reward_workers
+wandb.entity max_answer_len reward_workers benchmarks
 """.split()
 # CPUs of those who compute are threads, which decide how sums are rounded.
 COMPUTE = ["all", "model_worker", "generation_server", "evaluator"]
@@ -75,7 +75,7 @@ CAN += [f"scheduling.{kind}.mem" for kind in (*COMPUTE, *OTHERS)]
 CAN += [f"scheduling.{kind}.cpu" for kind in OTHERS]
 CAN_WITH_A_CONSTANT_LEARNING_RATE = "exp_ctrl.total_train_epochs exp_ctrl.benchmark_steps".split()
 CANNOT = """
-seed group_size teachers benchmarks evaluator.n_of task.reward
+seed group_size teachers evaluator.n_of task.reward
 placement.pools placement.allocation placement.n_model_workers
 schedule.max_staleness auto_eval placement.copies_through algorithm.ref_ema_eta deterministic
 ROLE.path ROLE.dtype ROLE.backend ROLE.parallel ROLE.pool ROLE.recompute ROLE.cpu_offload
@@ -269,6 +269,23 @@ def test_a_curriculum_stays(former: dict[str, Any], later: dict[str, Any]) -> No
     }
     assert {change.why for change in refused} == {
         "the assignment of records to steps depends on it"
+    }
+
+
+def test_a_benchmark_can_join_or_leave_and_one_that_stays_stays_the_same() -> None:
+    def plan(**benchmarks: MathTask) -> Any:
+        options = with_value(default_experiment("ppo-math"), "auto_eval", True)
+        return plan_of("ppo-math", replace(options, benchmarks=benchmarks))
+
+    hard, short, sums = MathTask(eval_size=20), MathTask(eval_size=10), MathTask(eval_size=3)
+    with pytest.MonkeyPatch.context() as patch:
+        uncheck(patch)
+        before, more, other = plan(hard=hard), plan(hard=hard, sums=sums), plan(hard=short)
+    assert relevant_differences(before, more)
+    assert refused_changes(before, more) == refused_changes(more, before) == []
+    refused = refused_changes(before, other)
+    assert {change.why for change in refused} == {
+        "evaluations before and after it would not be comparable"
     }
 
 
