@@ -39,6 +39,11 @@ from realsys.config.settings import (
 from realsys.config.typed_values import Text, read, shown
 
 MAX_SETTINGS = 10_000  # of one launch or site
+# Names that are settings elsewhere, AReaL's among them, and how to give them here
+_NO_SETTINGS = {
+    "trial_name": "name the trial by the option --trial NAME (in Python: trial=…)",
+    "experiment_name": "the experiment is the first word behind launch; a trial has --trial NAME",
+}
 _UNKNOWN = object()  # instead of a choice whose kind there is not
 
 
@@ -306,7 +311,7 @@ class _Overrides:
             what = f"{group.choice} {group.kind} has no {name}"
             fix = f"add {_alternatives(path.rstrip('.'), having)}, or leave it out"
             return UnknownName(what, where=f"{setting.path}, {setting.origin}", fix=fix)
-        fix = nearest(setting.path, self._top, path=self._path)
+        fix = _NO_SETTINGS.get(setting.path) or nearest(setting.path, self._top, path=self._path)
         for choice, kind in _choices(group) if not path else ():  # schedule=async for mode=async
             if setting.written == Text(kind):
                 fix = f"did you mean {choice}={kind}?"

@@ -284,7 +284,7 @@ class EpisodeSession:
             raise DataError(
                 "this engine can't hold an answer to a JSON schema",
                 where="response_format",
-                fix="leave it out, or run with task.agent_args.schema=ignore",
+                fix="leave it out; for training, task.agent_args.schema=ignore lets it pass unused",
             )
         keys = path_keys(request.messages, request.tools, self.settings.match)
         parent, prompt = self._prompt(request, keys)

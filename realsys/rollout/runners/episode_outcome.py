@@ -87,7 +87,7 @@ def outcome_of(given: Mapping[str, Any], *, problem: str = "") -> AgentOutcome:
     numbers.
 
     Raises:
-        ValueError: there is no reward and no answer in it, or a number is not finite.
+        ValueError: there is no reward and no answer in it, or a number is not finite or has no name.
     """
     numbers = {
         k: float(v) for k, v in given.items() if isinstance(v, int | float) and k != "answer"
@@ -98,6 +98,8 @@ def outcome_of(given: Mapping[str, Any], *, problem: str = "") -> AgentOutcome:
     rewards = {str(role): float(reward) for role, reward in by_role.items()}
     if not all(map(math.isfinite, (*numbers.values(), *rewards.values()))):
         raise ValueError("a number is not finite")
+    if not all(name.strip() for name in numbers):
+        raise ValueError("a number has an empty name")
     answer = given.get("answer")
     if "reward" not in numbers and answer is None and not rewards:
         raise ValueError("there is neither a reward nor an answer")

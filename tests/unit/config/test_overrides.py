@@ -148,6 +148,7 @@ def test_several_entries_of_one_table() -> None:
         ("actr.path=3", "no option called 'actr.path'", "did you mean 'actor.path'"),
         ("sede=3", "no option called 'sede'", "did you mean 'seed'?"),
         ("zzz=3", "no option called 'zzz'", "top-level: seed, name"),
+        ("trial_name=a", "no option called 'trial_name'", "the option --trial NAME"),
         ("seed.x=3", "seed is a single value, it has no 'x'", "write seed=VALUE"),
         ("seed=abc", "seed is 'abc'", "use a whole number"),
         ("seed=1.5", "seed is '1.5' (not whole)", "use a whole number"),

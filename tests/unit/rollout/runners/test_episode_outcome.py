@@ -1,0 +1,31 @@
+"""What an agent's reward file or return value means."""
+
+from __future__ import annotations
+
+import pytest
+
+from realsys.rollout.runners.episode_outcome import outcome_of
+
+
+def test_rewards_answer_and_other_numbers_are_told_apart() -> None:
+    outcome = outcome_of({"reward": 1, "answer": 42, "turns": 3, "note": "text", "solved": True})
+    assert (outcome.reward, outcome.text) == (1.0, "42")
+    assert outcome.stats == {"turns": 3.0, "solved": 1.0}
+    assert outcome_of({"rewards": {"solver": 1}}).rewards == {"solver": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("written", "problem"),
+    [
+        ({}, "neither a reward nor an answer"),
+        ({"turns": 3}, "neither a reward nor an answer"),
+        ({"reward": float("nan")}, "not finite"),
+        ({"rewards": {"solver": float("inf")}}, "not finite"),
+        ({"rewards": [1]}, "no object"),
+        ({"reward": 1, "": 2}, "empty name"),
+        ({"reward": 1, " ": 2}, "empty name"),
+    ],
+)
+def test_what_means_nothing_is_refused(written: dict[str, object], problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        outcome_of(written)
