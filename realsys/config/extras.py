@@ -21,6 +21,7 @@ _PACKAGES = {
     "gym": "reasoning_gym",
     "data": "pyarrow huggingface_hub",
     "renderers": "renderers httpx",
+    "schemas": "llguidance",
 }
 EXTRA_OF = {name: extra for extra, names in _PACKAGES.items() for name in names.split()}
 

@@ -18,7 +18,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NoReturn
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from realsys.api.errors import DataError, InternalError
@@ -34,6 +36,7 @@ from realsys.generation.engine.engine_requests import GenerationOutput, Generati
 from realsys.generation.engine.row import WHERE, Rooms, Row, check_request, within
 from realsys.generation.engine.sampling import Picking, SlotSampler
 from realsys.generation.engine.stop_texts import StopTexts
+from realsys.generation.engine.token_grammar import GrammarReader, TokenGrammar
 
 # Rows move to lower slots when this small a share of the computed ones is in use: it copies the cache.
 _COMPACT_BELOW = 0.75
@@ -41,7 +44,7 @@ _COMPACT_BELOW = 0.75
 
 @dataclass
 class _BannedTokens:
-    """Stop tokens that rows must not sample yet.
+    """Tokens that rows must not sample now: stop tokens that come too early, what a grammar leaves out.
 
     Attributes:
         pairs: slots and tokens, int64 ``[n, 2]``; None: no bans.
@@ -70,7 +73,7 @@ class ContinuousEngine:
             and answer of each request too; None: no bound. Requests are admitted by what they hold and a
             good part more (``Row.expected``). Where answers get longer, the newest wait again, to be read
             anew later.
-        tokenizer: needed for ``stop_texts``.
+        tokenizer: needed for ``stop_texts`` and grammars.
         version: version of the weights.
         quantize: ``int8`` or ``fp8`` keeps such a copy of the linear layers; only with a fast path.
         prefix_bytes: bound of what is remembered of prompts; 0 remembers nothing.
@@ -100,6 +103,7 @@ class ContinuousEngine:
         self.max_running, self.max_tokens = max_running, max_tokens
         self.read_tokens = read_tokens
         self.tokenizer, self.keep_answers = tokenizer, keep_answers
+        self._grammars: GrammarReader | None = None  # once there was a grammar
         self._eos = frozenset(eos_token_ids)
         self._vocabulary: int = module.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
         with torch.inference_mode():
@@ -142,19 +146,29 @@ class ContinuousEngine:
 
         Raises:
             DataError: an empty prompt, a token outside the vocabulary, a rid that is there already, no
-                room for a single token, stop texts without a tokenizer.
+                room for a single token, stop texts or a grammar without a tokenizer, a grammar that is no
+                grammar or does not allow the answer so far. ConfigError: there is no package for grammars.
         """
         self._check(request)
         request = within(request, self.rooms)
         stops = StopTexts(request.stop_texts, self.tokenizer) if request.stop_texts else None
+        stop_ids = self._eos | request.stop_ids | frozenset(request.gconfig.stop_token_ids)
         row = Row(
             request=request,
             output=GenerationOutput(rid=request.rid),
-            stop_ids=self._eos | request.stop_ids | frozenset(request.gconfig.stop_token_ids),
+            stop_ids=stop_ids,
             stop_texts=stops,
+            grammar=self._grammar_of(request, stop_ids) if request.grammar else None,
         )
         self._rows[request.rid] = row
         self._waiting.append(row)
+
+    def _grammar_of(self, request: GenerationRequest, stop_ids: frozenset[int]) -> TokenGrammar:
+        if self._grammars is None:
+            self._grammars = GrammarReader(self.tokenizer, vocabulary=self._vocabulary)
+        grammar = self._grammars.read(request.grammar, stop_ids=stop_ids)
+        grammar.take(request.prompt[len(request.prompt) - request.position :])
+        return grammar
 
     @torch.inference_mode()
     def step(self) -> list[GenerationOutput]:
@@ -349,13 +363,20 @@ class ContinuousEngine:
         return logits
 
     def _find_banned(self) -> _BannedTokens:
-        """Finds the stop tokens of rows that must not end yet, and for how many steps."""
-        pairs, steps_left = [], sys.maxsize
+        """Finds what rows must not sample, and for how many steps that holds."""
+        banned, steps_left = dict[int, NDArray[np.int64]](), sys.maxsize
         for slot, row in self._running.items():
-            if (left := row.request.gconfig.min_new_tokens - len(row.output.tokens)) > 0:
+            if row.grammar is not None:
+                steps_left = 1
+                banned[slot] = row.grammar.banned()
+            elif (left := row.request.gconfig.min_new_tokens - len(row.output.tokens)) > 0:
                 steps_left = min(steps_left, left)
-                pairs += [(slot, token) for token in row.stop_ids if token < self._vocabulary]
-        return _BannedTokens(torch.tensor(pairs, device=self.device) if pairs else None, steps_left)
+                banned[slot] = np.array([t for t in row.stop_ids if t < self._vocabulary], np.int64)
+        if not banned:
+            return _BannedTokens(None, steps_left)
+        slots = np.repeat(list(banned), [len(tokens) for tokens in banned.values()])
+        pairs = np.column_stack([slots, np.concatenate(list(banned.values()))])
+        return _BannedTokens(torch.from_numpy(pairs).to(self.device), steps_left)
 
     def _append(
         self, rows: Sequence[Row], tokens: Sequence[float], logprobs: Sequence[float]
@@ -369,6 +390,8 @@ class ContinuousEngine:
             output.tokens.append(token)
             output.logprobs.append(logprob)
             output.versions.append(version)
+            if row.grammar is not None:
+                row.grammar.take((token,))
             if finish := row.ending(token):
                 output.finish = finish
                 ended.append(row)
@@ -445,6 +468,12 @@ class ContinuousEngine:
                 "stop texts, but the engine has no tokenizer",
                 where=where,
                 fix="use stop token ids",
+            )
+        if request.grammar and self.tokenizer is None:
+            raise DataError(
+                "a grammar, but the engine has no tokenizer",
+                where=where,
+                fix="leave it out",
             )
 
 

@@ -22,6 +22,8 @@ class GenerationRequest:
         return_kept: log-probs are of the renormalised kept sets (``top_p``, ``top_k``,
             ``min_new_tokens``), which are returned too; otherwise over the whole vocabulary. Greedy picks
             are of the whole vocabulary in any case.
+        grammar: what the answer must be, from its beginning on (token_grammar.py); empty: anything.
+            Tokens that it leaves out are not kept. ``min_new_tokens`` gives way to it.
     """
 
     rid: str
@@ -32,6 +34,7 @@ class GenerationRequest:
     stop_ids: frozenset[int] = frozenset()
     stop_texts: tuple[str, ...] = ()
     return_kept: bool = False
+    grammar: str = ""
 
 
 @dataclass

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from realsys.api.errors import DataError
 from realsys.generation.engine.engine_requests import GenerationOutput, GenerationRequest
 from realsys.generation.engine.stop_texts import StopTexts
+from realsys.generation.engine.token_grammar import TokenGrammar
 
 WHERE = "generation request"
 _AHEAD = 64  # minimum number of tokens that a row gets before it may be retracted
@@ -26,6 +27,7 @@ class Row:
     output: GenerationOutput
     stop_ids: frozenset[int]
     stop_texts: StopTexts | None
+    grammar: TokenGrammar | None = None
     slot: int = -1
     version: int = -1
 

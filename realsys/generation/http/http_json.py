@@ -2,7 +2,7 @@
 
 Strict on input: a field that SGLang doesn't have is rejected with the nearest known name; one that is not
 supported here is accepted at its neutral value and rejected at any other. Our extensions are
-``position`` and ``return_kept`` in ``sampling_params``, and the body of /update_weights_from_stream.
+``position``, ``return_kept`` and ``grammar`` in ``sampling_params``, and the body of /update_weights_from_stream.
 Answers are in http_answers.py.
 """
 
@@ -71,6 +71,7 @@ class _SamplingBody(msgspec.Struct, kw_only=True):
     sampling_seed: int | None = None
     position: int = 0
     return_kept: bool = False
+    grammar: str = ""
 
 
 class _GenerateBody(msgspec.Struct, kw_only=True):
@@ -189,6 +190,7 @@ def _sampling(params: dict[str, Any], where: str) -> tuple[Sampling, int]:
         sampling_seed=read.sampling_seed,
         position=read.position,
         return_kept=read.return_kept,
+        grammar=read.grammar,
     )
     return sampling, read.n
 
@@ -215,7 +217,7 @@ def generate_body(
 ) -> dict[str, Any]:
     """Builds the request body, with extensions only if used and ``extended``: SGLang rejects them."""
     sampling = msgspec.structs.asdict(request.sampling)
-    for name in ("position", "return_kept"):
+    for name in ("position", "return_kept", "grammar"):
         if not sampling[name] or not extended:
             del sampling[name]
     return {

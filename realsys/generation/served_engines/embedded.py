@@ -349,6 +349,7 @@ def engine_request(
         ),
         stop_texts=sampling.stop,
         return_kept=sampling.return_kept,
+        grammar=sampling.grammar,
     )
 
 

@@ -169,6 +169,7 @@ class FrontedEngine(abc.ABC):
                 return
             request = within_room(request, left)
         refuse_kept(request, engine=self.kind)
+        refuse_grammar(request, engine=self.kind)
         self._open[request.rid] = len(request.input_ids)
         finished = False
         try:
@@ -384,6 +385,20 @@ def refuse_kept(request: GenerateRequest, *, engine: str) -> None:
             f"{engine} does not tell which tokens top_p={sampling.top_p} and top_k={sampling.top_k} kept",
             where=f"/generate, request {request.rid!r}",
             fix="leave out top_p and top_k, or use the embedded engine (server_backend=embedded)",
+        )
+
+
+def refuse_grammar(request: GenerateRequest, *, engine: str) -> None:
+    """Refuses a grammar: the child would not say which tokens it left, nor go on within one.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    if request.sampling.grammar:
+        raise ConfigError(
+            f"{engine} can't hold an answer to a grammar here",
+            where=f"/generate, request {request.rid!r}",
+            fix="leave it out, or use the embedded engine (server_backend=embedded)",
         )
 
 
