@@ -55,6 +55,8 @@ class CallMaker:
     Attributes:
         make: (name, role, kind, interface, **further fields) → the call, on copy 0 of its role.
         gen, group_size: how a question is answered, and how often.
+        keeps_sets: answers come with the sets of tokens that they were sampled from, over which all
+            log-probs are computed.
         reward: arguments that name the rules which score an answer.
         reward_keys: what they look at besides the answer's tokens.
         report_means: the call that scores reports each question's mean reward, for dynamic sampling.
@@ -65,6 +67,7 @@ class CallMaker:
     make: Callable[..., MFCDef]
     gen: GenerationHyperparameters
     group_size: int
+    keeps_sets: bool
     reward: Mapping[str, Any]
     reward_keys: tuple[str, ...] = ()
     report_means: bool = False
@@ -156,7 +159,7 @@ class PolicyAlgorithm(PolicyHyperparameters, Algorithm):
         rule = {**maker.reward, **({"report_means": True} if maker.report_means else {})}
         bound = {} if maker.max_staleness is None else {"max_staleness": maker.max_staleness}
         trained = ModelInterfaceAbstraction("ppo_actor", {**args, **bound})
-        kept = kept_keys(maker.gen)
+        kept = kept_keys(maker.keeps_sets)
         read = (*self.experience, *more_keys, *kept)
         read = (*read, *(("packed_versions",) if maker.versions else ()))
         calls = [
@@ -299,9 +302,9 @@ def _estimator_problems(algorithm: GRPO, group_size: int) -> Iterator[ConfigErro
         )
 
 
-def kept_keys(gen: GenerationHyperparameters) -> tuple[str, ...]:
-    """Keys of the kept sets that answers have by ``gen``; log-probs are computed over these."""
-    return KEPT_SETS if gen.restricts else ()
+def kept_keys(keeps_sets: bool) -> tuple[str, ...]:
+    """Keys of the kept sets, if answers have them."""
+    return KEPT_SETS if keeps_sets else ()
 
 
 def _logprobs(
@@ -312,7 +315,7 @@ def _logprobs(
         role,
         "inference",
         actor,
-        input_keys=("packed_input_ids", *kept_keys(maker.gen)),
+        input_keys=("packed_input_ids", *kept_keys(maker.keeps_sets)),
         output_keys=(key, *more.values()),
         output_key_remap={"logprobs": key, **more},
     )

@@ -86,16 +86,27 @@ class Serving(Filtering):
                 fix="set scheduling.generation_server.gpu=1 (then they use it without server_args.device)",
             )
 
-    def records_kept(self, gen: GenerationHyperparameters) -> bool:
+    def records_kept(self, gen: GenerationHyperparameters, *, by_schema: bool = False) -> bool:
         """True if answers come with the sets of tokens that they were sampled from.
 
         A run that trains needs them; ``sampling_problems`` says where it can't have them.
+
+        Args:
+            by_schema: answers may be held to JSON schemas.
         """
         available = self.server_backend == "embedded" or not gen.narrows
-        return gen.restricts and (available or self.trains)
+        return by_schema or (gen.restricts and (available or self.trains))
 
-    def sampling_problems(self, gen: GenerationHyperparameters) -> Iterator[ConfigError]:
-        """Yields sampling settings with which the servers' log-probs can't be trained on."""
+    def sampling_problems(
+        self, gen: GenerationHyperparameters, *, by_schema: bool = False
+    ) -> Iterator[ConfigError]:
+        """Yields settings of sampling that servers can't follow, or whose log-probs can't be trained on."""
+        if by_schema and self.server_backend != "embedded":
+            yield ConfigError(
+                f"{self.server_backend} does not hold answers to JSON schemas for a run",
+                where="task.agent_args.schema and schedule.server_backend",
+                fix="use schedule.server_backend=embedded, or task.agent_args.schema=ignore",
+            )
         if self.trains and gen.narrows and self.server_backend != "embedded":
             named = [
                 name for name, on in (("top_p", gen.top_p < 1), ("top_k", gen.top_k > 0)) if on
@@ -182,7 +193,7 @@ class Serving(Filtering):
             agent=task.agent,
             agent_args=task.episode_args,
             gconfig=replace(gen, n=1),
-            kept_sets=self.records_kept(gen),
+            kept_sets=self.records_kept(gen, by_schema=task.holds_to_schemas),
             group_size=group_size,
             max_concurrent_rollouts=self.questions_per_worker,
             success_rate_lb=low,

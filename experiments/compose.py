@@ -230,7 +230,7 @@ class RLExperiment(TrainingRun):
         yield from self.schedule.problems(batch_size=size, num_prompts=total)
         if serving := self._serving:
             yield from serving.device_problems(self.resources(WorkerType.GENERATION_SERVER))
-            yield from serving.sampling_problems(self.gen)
+            yield from serving.sampling_problems(self.gen, by_schema=self.task.holds_to_schemas)
         if self.reward_workers and isinstance(self.schedule, Replay) and not self._evaluates:
             yield ConfigError(
                 f"{self.reward_workers} reward workers would have nothing to score: the rollouts of "
@@ -420,8 +420,14 @@ class RLExperiment(TrainingRun):
     def _rollout_keys(self) -> tuple[str, ...]:
         """Keys of a datapoint from a rollout worker."""
         serving = self._serving
-        recorded = serving is None or serving.records_kept(self.gen)
-        return (*ROLLOUT_KEYS, *(kept_keys(self.gen) if recorded else ()))
+        by_schema = self.task.holds_to_schemas
+        recorded = serving is None or serving.records_kept(self.gen, by_schema=by_schema)
+        return (*ROLLOUT_KEYS, *kept_keys(recorded and self._keeps_sets))
+
+    @property
+    def _keeps_sets(self) -> bool:
+        """Whether some tokens are sampled from a part of the vocabulary."""
+        return self.gen.restricts or self.task.holds_to_schemas
 
     @property
     def _datasets(self) -> tuple[DatasetAbstraction, ...]:
@@ -483,6 +489,7 @@ class RLExperiment(TrainingRun):
             make=self._call,
             gen=self.gen,
             group_size=self.group_size,
+            keeps_sets=self._keeps_sets,
             reward=self.task.reward_rule,
             reward_keys=self.task.reward_keys,
             report_means=self._dynamic_sampling is not None,

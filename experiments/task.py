@@ -134,6 +134,11 @@ class Task(Choice, abc.ABC):
         return located_agent_args(self.agent, self.agent_args)
 
     @property
+    def holds_to_schemas(self) -> bool:
+        """Whether answers are held to the JSON schemas that an agent's requests have."""
+        return self.agent_args.get("schema") == "enforce"
+
+    @property
     def reward_keys(self) -> tuple[str, ...]:
         """Keys of a batch that the rules look at, besides the answers' tokens."""
         try:

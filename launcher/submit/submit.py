@@ -170,6 +170,8 @@ def packages_missing_here(plan: LaunchPlan) -> list[ConfigError]:
     rollouts = [worker for phase in plan.phases for worker in phase.config.rollout_worker]
     renderers = {str(worker.agent_args.get("renderer", TEMPLATE)) for worker in rollouts}
     needed += dict.fromkeys(package for name in renderers for package in needed_packages(name))
+    if any(worker.agent_args.get("schema") == "enforce" for worker in rollouts):
+        needed.append("llguidance")
     where = f"workers on site {plan.cluster.name!r}, which run in the Python of this command"
     instead = "or name in the site file what the nodes have: venv, or cpu_image and gpu_image"
     return missing_packages(needed, where=where, instead=instead if plan.job else "")

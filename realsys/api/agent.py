@@ -49,6 +49,7 @@ class Ask(Protocol):
         *,
         stop: Sequence[str] = (),
         on_tokens: Callable[[Sequence[int]], None] | None = None,
+        grammar: str = "",
     ) -> Answer:
         """Returns the answer to ``tokens``.
 
@@ -57,6 +58,7 @@ class Ask(Protocol):
             stop: texts at which the answer may end early; it holds the one that ended it, and where it
                 came in pieces more may follow.
             on_tokens: called with the answer so far whenever a piece of it has come.
+            grammar: what the answer must be, in llguidance's dialect of Lark; the embedded engine takes it.
         Raises:
             WaitTimeout, RemoteError: there is none.
         """

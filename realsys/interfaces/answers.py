@@ -54,14 +54,14 @@ def answer_tokens(
 
 
 def kept_sets(data: SequenceSample, gen: GenerationHyperparameters) -> KeptSets | None:
-    """Returns the kept sets of all N tokens; None if ``gen`` samples all from the whole vocabulary.
+    """Returns the kept sets of all N tokens; None if all were sampled from the whole vocabulary.
 
     Raises:
-        DataError: the batch lacks them.
+        DataError: the batch lacks them, and ``gen`` restricts.
     """
-    if not gen.restricts:
-        return None
     if KEPT_COUNTS not in data.keys:
+        if not gen.restricts:
+            return None
         raise DataError(
             "answers without kept sets, which top_p, top_k and min_new_tokens need",
             where=f"a batch with keys {sorted(data.keys)}",

@@ -35,6 +35,7 @@ class ClientPolicy:
         stop: Sequence[str],
         sampling: Mapping[str, Any],
         on_tokens: Callable[[Sequence[int]], None] | None,
+        grammar: str = "",
     ) -> Answer:
         """Samples an answer to ``tokens``. Answers of a request have different seeds: its own, and others
         that follow from it.
@@ -53,6 +54,7 @@ class ClientPolicy:
                 limit=self._max_new_tokens if limit is None else limit,
                 stop=stop,
                 seed=seed,
+                grammar=grammar,
             ),
         )
         answers = self._engine.generate(request, stream=on_tokens is not None)

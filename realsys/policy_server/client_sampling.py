@@ -31,6 +31,7 @@ def engine_sampling(
     limit: int | None,
     stop: Sequence[str] = (),
     seed: int,
+    grammar: str = "",
 ) -> Sampling:
     """Returns the engine's settings of one answer.
 
@@ -38,6 +39,7 @@ def engine_sampling(
         wished: fields of the request, by the names that all dialects have for them.
         limit: most tokens; None: as many as the context holds.
         seed: of this answer.
+        grammar: what it must be; empty: anything.
     Raises:
         DataError: a value is out of range, or asks for what the engine can't do.
     """
@@ -57,6 +59,7 @@ def engine_sampling(
         top_k=_top_k(wished.get("top_k", -1)),
         stop=tuple(stop),
         sampling_seed=seed,
+        grammar=grammar,
     )
 
 

@@ -15,8 +15,9 @@ from realsys.generation.http.served_engine import FetchedWeights
 from realsys.generation.served_engines.embedded import EmbeddedEngine
 from realsys.models.hf import end_token_ids, load_causal_lm, load_tokenizer
 from realsys.rollout.conversation.answer_forms import form_of_template
-from realsys.rollout.conversation.episode_session import SessionSettings
+from realsys.rollout.conversation.episode_session import SchemaUse, SessionSettings
 from realsys.rollout.conversation.renderer_choice import TEMPLATE, check_renderer, make_renderer
+from realsys.rollout.conversation.reply_grammar import special_tokens
 from realsys.transport.generation_messages import WeightSource
 
 
@@ -95,6 +96,8 @@ def load_policy(
             decode=decode,
             end_ids=frozenset(end_ids),
             model=name,
+            schemas=SchemaUse.ENFORCE,
+            special=special_tokens(tokenizer),
         ),
         encode=lambda text: list(tokenizer(text).input_ids),
         dtype=settings.dtype,

@@ -29,7 +29,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
         return_kept: log-probs are of the distribution sampled from, over the tokens that ``top_p``,
             ``top_k`` and ``min_new_tokens`` keep, and these are returned too. An extension; other engines
             only support it without ``top_p`` and ``top_k``, see ``fronted.py``.
-        grammar: what the answer must be, from its first token on, see ``token_grammar.py``; empty: anything.
+        grammar: what the whole answer must be, see ``token_grammar.py``; empty: anything.
             ``min_new_tokens`` gives way to it. It restricts as ``top_k`` does. An extension.
     """
 

@@ -69,7 +69,13 @@ def played(
     policy = ScriptedPolicy(FAMILY, [f"{text}{END}" for text in script])
 
     async def ask(
-        tokens: Any, limit: Any = None, /, *, stop: Any = (), on_tokens: Any = None
+        tokens: Any,
+        limit: Any = None,
+        /,
+        *,
+        stop: Any = (),
+        on_tokens: Any = None,
+        grammar: str = "",
     ) -> Any:
         return await policy.sample(tokens, limit=limit, stop=stop, sampling={}, on_tokens=on_tokens)
 

@@ -204,7 +204,13 @@ def test_an_episode_that_another_one_ended_is_begun_anew(tmp_path: Path) -> None
     agent = PythonAgent(function=f"{written(tmp_path)}:solve", blocked_s=1.0)
 
     async def ask(
-        tokens: Any, limit: Any = None, /, *, stop: Any = (), on_tokens: Any = None
+        tokens: Any,
+        limit: Any = None,
+        /,
+        *,
+        stop: Any = (),
+        on_tokens: Any = None,
+        grammar: str = "",
     ) -> Any:
         return await policy.sample(tokens, limit=limit, stop=stop, sampling={}, on_tokens=on_tokens)
 

@@ -42,6 +42,7 @@ class ScriptedPolicy:
         stop: Sequence[str],
         sampling: Mapping[str, Any],
         on_tokens: Callable[[Sequence[int]], None] | None,
+        grammar: str = "",
     ) -> Answer:
         self.contexts.append(tuple(tokens))
         self.wishes.append({"limit": limit, "stop": stop, **sampling})

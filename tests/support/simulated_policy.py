@@ -101,6 +101,7 @@ class SimulatedPolicy:
         stop: Sequence[str],
         sampling: Mapping[str, Any],
         on_tokens: Callable[[Sequence[int]], None] | None,
+        grammar: str = "",
     ) -> Answer:
         """Samples an answer and logs it."""
         self.asked += 1

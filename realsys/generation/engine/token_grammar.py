@@ -78,8 +78,8 @@ class GrammarReader:
         Args:
             stop_ids: tokens that end an answer, allowed where it is complete.
         Raises:
-            DataError: it can't be read, or nothing would end the answer. ConfigError: the package is missing,
-                or has no use for this tokenizer.
+            DataError: it can't be read, or nothing would end the answer. ConfigError: the package is not
+                installed, or can't read this tokenizer.
         """
         stop_ids = frozenset(token for token in stop_ids if 0 <= token < self._vocabulary)
         if not stop_ids:

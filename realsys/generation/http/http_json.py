@@ -1,9 +1,9 @@
 """Conversion of requests between JSON and values, with SGLang's field names and shapes (pure).
 
 Strict on input: a field that SGLang doesn't have is rejected with the nearest known name; one that is not
-supported here is accepted at its neutral value and rejected at any other. Our extensions are
-``position``, ``return_kept`` and ``grammar`` in ``sampling_params``, and the body of /update_weights_from_stream.
-Answers are in http_answers.py.
+supported here is accepted at its neutral value and rejected at any other. Our extensions are ``position``,
+``return_kept`` and ``grammar`` in ``sampling_params``, and the body of /update_weights_from_stream. Answers
+are in http_answers.py.
 """
 
 from __future__ import annotations

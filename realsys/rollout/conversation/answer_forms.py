@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Protocol
 
 from realsys.rollout.conversation.forms.answer_scan import THINK, MarkedForm
-from realsys.rollout.conversation.forms.call_syntax import Schemas
+from realsys.rollout.conversation.forms.call_syntax import CallSyntax, Schemas
 from realsys.rollout.conversation.forms.deepseek_form import DEEPSEEK
 from realsys.rollout.conversation.forms.hermes_form import HERMES
 from realsys.rollout.conversation.forms.llama3_json_form import LLAMA3_JSON
@@ -35,6 +35,16 @@ class AnswerForm(Protocol):
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def thought_marks(self) -> tuple[tuple[str, str], ...]:
+        """Pairs of marks around thoughts."""
+        ...
+
+    @property
+    def syntax(self) -> CallSyntax | None:
+        """How calls are written; None: not at all."""
+        ...
 
     def parse(
         self, text: str, *, thinking: bool, tools: bool, schemas: Schemas | None = None

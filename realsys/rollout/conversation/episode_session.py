@@ -14,10 +14,12 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from typing import Any, Protocol
 
 from realsys.api.agent import Answer, Trajectory
-from realsys.api.errors import DataError, TrialError
+from realsys.api.errors import ConfigError, DataError, TrialError
+from realsys.generation.engine.token_grammar import grammar_fault
 from realsys.rollout.conversation.answer_forms import AnswerForm
 from realsys.rollout.conversation.answer_tree import AnswerNode, AnswerTree, sequences
 from realsys.rollout.conversation.call_book import CallBook, CallState, ChatCall
@@ -33,6 +35,7 @@ from realsys.rollout.conversation.chat_messages import (
 )
 from realsys.rollout.conversation.chat_rendering import ChatRenderer, RenderedChat
 from realsys.rollout.conversation.message_matching import MessageMatch, path_keys
+from realsys.rollout.conversation.reply_grammar import reply_grammar
 from realsys.rollout.conversation.stop_cut import before_stops, cut_at_stop
 from realsys.runtime.first_error import first_error
 
@@ -58,6 +61,7 @@ class SessionPolicy(Protocol):
         stop: Sequence[str],
         sampling: Mapping[str, Any],
         on_tokens: OnTokens | None,
+        grammar: str = "",
     ) -> Answer:
         """Samples an answer to ``tokens``.
 
@@ -66,9 +70,18 @@ class SessionPolicy(Protocol):
             stop: texts at which sampling may end early; the session cuts there in any case.
             sampling: the client's wishes; a training run samples by its own settings.
             on_tokens: called with all tokens of the answer so far, whenever there are more.
+            grammar: what the answer must be, see reply_grammar.py; empty: anything.
         Raises:
             WaitTimeout, RemoteError: there is no answer.
         """
+
+
+class SchemaUse(StrEnum):
+    """What becomes of a request for a JSON schema, or for a call of certain tools (``tool_choice``)."""
+
+    REFUSE = "refuse"  # a schema; tool_choice is ignored
+    IGNORE = "ignore"  # both: answered as other requests are
+    ENFORCE = "enforce"  # the engine holds the answer to it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +94,7 @@ class SessionSettings:
         decode: tokens → text with special tokens.
         end_ids: tokens that end an answer, not part of its text.
         max_calls: requests of one episode, above which it fails: an agent in a loop.
-        takes_schemas: requests for answers by a JSON schema are answered as others are; else refused.
+        special: special tokens of the tokenizer, their ids by text; for schemas that are enforced.
     """
 
     renderer: ChatRenderer
@@ -91,7 +104,8 @@ class SessionSettings:
     model: str = "policy"
     match: MessageMatch = MessageMatch.TOOLS
     max_calls: int = 1000
-    takes_schemas: bool = False
+    schemas: SchemaUse = SchemaUse.REFUSE
+    special: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -280,19 +294,22 @@ class EpisodeSession:
                 where=f"session {self.id}",
                 fix="see why the agent does not end, or raise agent_args.max_calls",
             )
-        if request.schema is not None and not self.settings.takes_schemas:
+        if request.schema is not None and self.settings.schemas is SchemaUse.REFUSE:
             raise DataError(
-                "this engine can't hold an answer to a JSON schema",
+                "answers are not held to JSON schemas here",
                 where="response_format",
-                fix="leave it out; for training, task.agent_args.schema=ignore lets it pass unused",
+                fix="leave it out; a training run takes it with task.agent_args.schema=enforce",
             )
         keys = path_keys(request.messages, request.tools, self.settings.match)
         parent, prompt = self._prompt(request, keys)
+        grammar = self._grammar(request, thinking=prompt.thinking)
         context = [*(parent.tokens if parent is not None else ()), *prompt.tokens]
         async with first_error(), asyncio.TaskGroup() as group:
             tasks = [
                 group.create_task(
-                    self._one(context, request, prompt.thinking, (call.number, number), on_text),
+                    self._one(
+                        context, request, prompt.thinking, grammar, (call.number, number), on_text
+                    ),
                     name=f"{self._call_id(call)}/{number}",
                 )
                 for number in range(request.n)
@@ -340,11 +357,32 @@ class EpisodeSession:
                     return node, rendered
         return None, renderer.whole(request.messages, request.tools)
 
+    def _grammar(self, request: ChatRequest, *, thinking: bool) -> str:
+        """Returns what the reply is held to; raises DataError if that can't be."""
+        if self.settings.schemas is not SchemaUse.ENFORCE:
+            return ""
+        grammar = reply_grammar(
+            request, self.settings.form, thinking=thinking, special=self.settings.special
+        )
+        where = "response_format" if request.schema is not None else "tools"
+        try:
+            fault = grammar_fault(grammar) if grammar else ""
+        except ConfigError as error:  # here it is the request that asks for what is missing
+            raise DataError(error.what, where=where, fix=error.fix) from error
+        if fault:
+            raise DataError(
+                f"the schema can't be used: {fault}",
+                where=where,
+                fix="leave out what is named, or all of the schema",
+            )
+        return grammar
+
     async def _one(
         self,
         context: Sequence[int],
         request: ChatRequest,
         thinking: bool,
+        grammar: str,
         place: tuple[int, int],
         on_text: Callable[[int, str], None] | None,
     ) -> tuple[Answer, ChatReply]:
@@ -363,6 +401,7 @@ class EpisodeSession:
             stop=request.stop,
             sampling=request.sampling,
             on_tokens=on_tokens if on_text is not None else None,
+            grammar=grammar,
         )
         if answer.is_none:
             raise ContextFull(

@@ -61,7 +61,8 @@ class EndpointArguments(ConversationArguments):
             before is an error, and the question is answered anew.
         with_answer: the task that the agent is given holds the record's answer.
         roles: of an episode with several speakers: each has a key, a conversation and a reward of its own.
-        schema: requests for answers that follow a JSON schema, which no engine here can hold them to.
+        schema: requests for answers that follow a JSON schema: refused, answered as others are, or held to
+            it, and then to ``tool_choice`` too, by the embedded engine.
         listen: on the loopback interface by HTTP, or on the node's address by HTTPS; none: HTTPS where
             clients come from outside and there are other nodes.
     """
@@ -72,7 +73,7 @@ class EndpointArguments(ConversationArguments):
     failed_reward: float = 0.0
     with_answer: bool = False
     roles: tuple[str, ...] = ()
-    schema: Literal["refuse", "ignore"] = "refuse"
+    schema: Literal["refuse", "ignore", "enforce"] = "refuse"
     listen: Literal["loopback", "https"] | None = None
 
     def __post_init__(self) -> None:

@@ -20,9 +20,10 @@ from typing import Any
 
 from realsys.api.agent import AgentHost, Answer, Ask, Episode, EpisodeAgent, EpisodeTask
 from realsys.rollout.conversation.answer_forms import ANSWER_FORMS, form_of_template
-from realsys.rollout.conversation.episode_session import EpisodeSession, SessionSettings
+from realsys.rollout.conversation.episode_session import EpisodeSession, SchemaUse, SessionSettings
 from realsys.rollout.conversation.message_matching import MessageMatch
 from realsys.rollout.conversation.renderer_choice import make_renderer
+from realsys.rollout.conversation.reply_grammar import special_tokens
 from realsys.rollout.endpoint.endpoint_app import endpoint_app
 from realsys.rollout.endpoint.session_registry import SessionRegistry
 from realsys.rollout.runners.agent_arguments import ConversationArguments, EndpointArguments
@@ -57,9 +58,10 @@ class AskPolicy:
         stop: Sequence[str],
         sampling: Mapping[str, Any],
         on_tokens: Callable[[Sequence[int]], None] | None,
+        grammar: str = "",
     ) -> Answer:
         """Samples an answer; ``sampling`` is ignored."""
-        return await self._ask(tokens, limit, stop=stop, on_tokens=on_tokens)
+        return await self._ask(tokens, limit, stop=stop, on_tokens=on_tokens, grammar=grammar)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -86,7 +88,7 @@ class EndpointAgent(EndpointArguments, EpisodeAgent):
     async def open(self, host: AgentHost) -> None:
         """Starts the endpoint."""
         self.host = host
-        self.settings = session_settings(self, host, takes_schemas=self.schema == "ignore")
+        self.settings = session_settings(self, host, schemas=SchemaUse(self.schema))
         tls = self._listens_by_tls
         self._listener = await HttpListener(
             endpoint_app(self.registry),
@@ -189,7 +191,7 @@ class EndpointAgent(EndpointArguments, EpisodeAgent):
 
 
 def session_settings(
-    agent: ConversationArguments, host: AgentHost, *, takes_schemas: bool = False
+    agent: ConversationArguments, host: AgentHost, *, schemas: SchemaUse = SchemaUse.REFUSE
 ) -> SessionSettings:
     """Makes what all sessions of an agent share."""
     tokenizer = host.tokenizer
@@ -213,7 +215,8 @@ def session_settings(
         end_ids=host.end_ids,
         match=MessageMatch(agent.match),
         max_calls=agent.max_calls,
-        takes_schemas=takes_schemas,
+        schemas=schemas,
+        special=special_tokens(tokenizer),
     )
 
 

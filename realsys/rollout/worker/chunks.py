@@ -53,6 +53,7 @@ class PartialAnswer:
     limit: int
     seed: int
     stop: tuple[str, ...] = ()
+    grammar: str = ""
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
@@ -104,6 +105,7 @@ def next_request(part: PartialAnswer, settings: AnswerSettings, *, rid: str) -> 
             sampling_seed=part.seed,
             position=position,
             return_kept=settings.kept_sets,
+            grammar=part.grammar,
         ),
     )
 

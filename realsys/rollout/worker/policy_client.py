@@ -104,6 +104,7 @@ class EpisodeAsk:
         *,
         stop: Sequence[str] = (),
         on_tokens: Callable[[Sequence[int]], None] | None = None,
+        grammar: str = "",
     ) -> Answer:
         """Generates the policy's answer to ``tokens``.
 
@@ -118,6 +119,7 @@ class EpisodeAsk:
             limit=settings.limit(limit),
             seed=row_seed(settings.base_seed, self._ticket.id, self._index, turn),
             stop=tuple(stop),
+            grammar=grammar,
         )
         answering = _AnswerRequests(
             self._caller,

@@ -31,6 +31,16 @@ class CallBlock:
     decided: bool = True
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JsonCallTexts:
+    """Texts around calls ``{"name": …, ARGUMENTS: {…}}``; without any, an answer is one call."""
+
+    arguments: str
+    before: str = ""
+    between: str = ""
+    after: str = ""
+
+
 class CallSyntax(Protocol):
     """The calls of one family.
 
@@ -53,6 +63,11 @@ class CallSyntax(Protocol):
 
     def read_block(self, text: str, start: int, *, schemas: Schemas) -> CallBlock:
         """Reads the block that begins at ``start``, as if the text ended where it does."""
+        ...
+
+    @property
+    def json_texts(self) -> JsonCallTexts | None:
+        """What stands around calls that are JSON; None: they are written otherwise."""
         ...
 
 

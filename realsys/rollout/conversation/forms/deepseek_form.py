@@ -27,6 +27,7 @@ class DeepseekCalls:
     """
 
     marks = (_LIST, _LIST_END, _CALL)
+    json_texts = None  # one of two ways, by the template
 
     def begins_at_start(self, text: str, start: int, *, whole: bool) -> bool:
         return False

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from realsys.rollout.conversation.forms.answer_scan import MarkedForm
-from realsys.rollout.conversation.forms.call_syntax import CallBlock, Schemas, block_between
+from realsys.rollout.conversation.forms.call_syntax import (
+    CallBlock,
+    JsonCallTexts,
+    Schemas,
+    block_between,
+)
 from realsys.rollout.conversation.forms.strict_json import call_of_object, read_json
 
 _OPENING, _CLOSING = "<tool_call>", "</tool_call>"
@@ -16,6 +21,12 @@ class HermesCalls:
     """
 
     marks = (_OPENING,)
+    json_texts = JsonCallTexts(
+        arguments="arguments",
+        before=_OPENING + "\n",
+        between=f"\n{_CLOSING}\n{_OPENING}\n",
+        after="\n" + _CLOSING,
+    )
 
     def begins_at_start(self, text: str, start: int, *, whole: bool) -> bool:
         return False

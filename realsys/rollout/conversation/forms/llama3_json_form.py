@@ -5,7 +5,12 @@ from __future__ import annotations
 import re
 
 from realsys.rollout.conversation.forms.answer_scan import MarkedForm
-from realsys.rollout.conversation.forms.call_syntax import CallBlock, Schemas, skip_white
+from realsys.rollout.conversation.forms.call_syntax import (
+    CallBlock,
+    JsonCallTexts,
+    Schemas,
+    skip_white,
+)
 from realsys.rollout.conversation.forms.parsed_answer import ParsedCall
 from realsys.rollout.conversation.forms.strict_json import call_of_object, read_json_at
 
@@ -22,6 +27,7 @@ class Llama3JsonCalls:
     """
 
     marks = (_TAG,)
+    json_texts = JsonCallTexts(arguments="parameters")
 
     def begins_at_start(self, text: str, start: int, *, whole: bool) -> bool:
         at = skip_white(text, start)

@@ -5,7 +5,12 @@ from __future__ import annotations
 import re
 
 from realsys.rollout.conversation.forms.answer_scan import THINK, MarkedForm
-from realsys.rollout.conversation.forms.call_syntax import CallBlock, Schemas, skip_white
+from realsys.rollout.conversation.forms.call_syntax import (
+    CallBlock,
+    JsonCallTexts,
+    Schemas,
+    skip_white,
+)
 from realsys.rollout.conversation.forms.parsed_answer import ParsedCall
 from realsys.rollout.conversation.forms.strict_json import call_of, call_of_object, read_json_at
 
@@ -23,6 +28,7 @@ class MistralCalls:
     """
 
     marks = (_MARK,)
+    json_texts = JsonCallTexts(arguments="arguments", before=f"{_MARK}[", between=", ", after="]")
 
     def begins_at_start(self, text: str, start: int, *, whole: bool) -> bool:
         return False

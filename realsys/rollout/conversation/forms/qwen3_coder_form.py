@@ -33,6 +33,7 @@ class Qwen3CoderCalls:
     """
 
     marks = (_OPENING, _FUNCTION)
+    json_texts = None  # values are bare text
 
     def begins_at_start(self, text: str, start: int, *, whole: bool) -> bool:
         return False

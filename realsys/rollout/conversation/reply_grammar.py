@@ -1,0 +1,151 @@
+"""What a request holds its reply to, as a grammar: a JSON schema, calls of certain tools (pure).
+
+For the engine, in the Lark dialect of the package llguidance. Thoughts stay free; how calls are written is
+the form's.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from realsys.api.errors import DataError
+from realsys.rollout.conversation.answer_forms import AnswerForm
+from realsys.rollout.conversation.chat_messages import ChatRequest, ToolChoice
+from realsys.rollout.conversation.forms.answer_scan import THINK
+
+# As json.dumps writes it: with free white space, small models write nothing else.
+_WRITTEN = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_FREE = r"FREE: /(.|\n)+/"
+_WHITE = r"WHITE: /[\n ]{0,4}/"
+
+
+@dataclass
+class _Rules:
+    """Rules of one grammar. ``special``: ids of the tokenizer's special tokens by their text."""
+
+    special: Mapping[str, int]
+    lines: list[str] = field(default_factory=list)
+
+    def literal(self, text: str) -> str:
+        """Returns the expression for ``text``, which may hold special tokens."""
+        return " ".join(self._pieces(text))
+
+    def _pieces(self, text: str) -> Iterator[str]:
+        while text:
+            found = [(at, -len(mark)) for mark in self.special if (at := text.find(mark)) >= 0]
+            at, length = min(found, default=(len(text), 0))
+            if at:
+                yield json.dumps(text[:at], ensure_ascii=False)
+            if length:
+                yield f"<[{self.special[text[at : at - length]]}]>"
+            text = text[at - length :]
+
+    def json(self, schemas: Sequence[Mapping[str, Any]]) -> str:
+        """Adds a rule for JSON of one of ``schemas``; returns its name."""
+        whole = schemas[0] if len(schemas) == 1 else {"anyOf": list(schemas)}
+        return self._add(f"%json {json.dumps({**whole, 'x-guidance': _WRITTEN})}")
+
+    def until(self, marks: Sequence[str]) -> str:
+        """Returns the expression for any text up to the first of ``marks``, with it."""
+        ways = [f"FREE? {self.literal(mark)}" for mark in marks if mark in self.special]
+        if texts := [
+            re.escape(mark).replace("/", "\\/") for mark in marks if mark not in self.special
+        ]:
+            ways.append(self._add(r"/(.|\n)*/", f"[suffix=/{'|'.join(texts)}/]"))
+        return f"({' | '.join(ways)})"
+
+    def _add(self, body: str, attributes: str = "") -> str:
+        name = f"r{len(self.lines)}"
+        self.lines.append(f"{name}{attributes}: {body}")
+        return name
+
+
+def reply_grammar(
+    request: ChatRequest, form: AnswerForm, *, thinking: bool, special: Mapping[str, int]
+) -> str:
+    """Returns the grammar of a reply; empty: the request leaves it free.
+
+    With tools besides a schema, the policy calls them or answers by the schema.
+
+    Args:
+        thinking: the prompt has opened thoughts.
+        special: special tokens of the tokenizer, their ids by text.
+    Raises:
+        DataError: the family's calls can't be written as a grammar.
+    """
+    forced = request.tool_choice in (ToolChoice.REQUIRED, ToolChoice.ONE)
+    if request.schema is None and not forced:
+        return ""
+    rules, ways = _Rules(special), []
+    schemas = [] if request.schema is None or forced else [_own_root(request.schema, 0)]
+    if request.tools and request.tool_choice is not ToolChoice.NONE:
+        texts = None if form.syntax is None else form.syntax.json_texts
+        if texts is None:
+            raise DataError(
+                f"calls of the form {form.name!r} can't be held to tools",
+                where="tool_choice" if request.schema is None else "response_format",
+                fix="leave out tool_choice, and a schema besides tools",
+            )
+        calls = _call_schemas(request, texts.arguments)
+        if texts.before:
+            call = rules.json(calls)
+            before, between, after = map(rules.literal, (texts.before, texts.between, texts.after))
+            ways.append(f"{before} {call} ({between} {call})* {after}")
+        else:  # nothing tells a call from other JSON
+            schemas += calls
+    if schemas:
+        ways.append(rules.json(schemas))
+    thoughts = _thoughts(form, rules, thinking=thinking)
+    start = " ".join([*([thoughts, "WHITE"] if thoughts else []), f"({' | '.join(ways)})"])
+    return "\n".join([f"start: {start}", *rules.lines, _FREE, _WHITE])
+
+
+def _call_schemas(request: ChatRequest, key: str) -> list[dict[str, Any]]:
+    """Returns the schemas of the calls that the request allows."""
+    offered = {
+        str(function.get("name", "")): function.get("parameters") or {"type": "object"}
+        for tool in request.tools
+        if isinstance(function := tool.get("function"), Mapping)
+    }
+    if request.tool_choice is ToolChoice.ONE:
+        offered = {request.tool_name: offered[request.tool_name]}
+    return [
+        {
+            "type": "object",
+            "properties": {"name": {"const": name}, key: _own_root(arguments, number)},
+            "required": ["name", key],
+            "additionalProperties": False,
+        }
+        for number, (name, arguments) in enumerate(offered.items(), 1)
+    ]
+
+
+def _own_root(schema: Mapping[str, Any], number: int) -> dict[str, Any]:
+    """Returns the schema with a name of its own, so that its references stay within it."""
+    return {"$id": f"urn:reply:{number}", **schema}
+
+
+def _thoughts(form: AnswerForm, rules: _Rules, *, thinking: bool) -> str:
+    marks: Sequence[tuple[str, str]] = form.thought_marks
+    if thinking:  # as forms read it: the first mark that closes any
+        return rules.until([closing for _, closing in marks] or [THINK[1]])
+    ways = [f"{rules.literal(opening)} {rules.until([closing])}" for opening, closing in marks]
+    return f"({' | '.join(ways)})?" if ways else ""
+
+
+def special_tokens(tokenizer: Any) -> dict[str, int]:
+    """Returns the tokens that llguidance takes for special, which are no text to it: their ids by text.
+
+    Besides a tokenizer's own these are all added ones ``<…>``.
+    """
+    known: Mapping[int, Any] = getattr(tokenizer, "added_tokens_decoder", None) or {}
+    texts = {int(i): str(token.content) for i, token in known.items()}
+    return {
+        text: i
+        for i, text in texts.items()
+        if known[i].special or (text.startswith("<") and text.endswith(">"))
+    }
