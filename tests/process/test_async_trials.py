@@ -261,3 +261,49 @@ def test_rollouts_alone_can_be_trained_on_later(module_trials: Trials, tiny_poli
     learnt = run_to_the_end(module_trials, "grpo-math", "learnt", start, *SMALL_PPO, *learns)
     assert trained_ids(learnt) == trained_ids(made)
     assert column(learnt, "actor/staleness/max") == [float(i) for i in range(SMALL_PPO_STEPS)]
+
+
+HELD_AGENT = """
+import json
+
+async def solve(client, task):
+    reply = await client.chat.completions.create(
+        model="policy",
+        messages=[{"role": "user", "content": task["prompt"]}],
+        response_format={"type": "json_schema", "json_schema": {"name": "sum", "schema": {
+            "type": "object",
+            "properties": {"sum": {"type": "integer", "minimum": 0, "maximum": 99}},
+            "required": ["sum"],
+            "additionalProperties": False,
+        }}},
+    )
+    value = json.loads(reply.choices[0].message.content)
+    assert value.keys() == {"sum"} and 0 <= value["sum"] <= 99
+    return {"reward": value["sum"] / 99}
+"""
+
+
+def test_answers_that_are_held_to_a_schema_are_trained_on_as_they_were_sampled(
+    module_trials: Trials, tiny_policy: Path, tmp_path: Path
+) -> None:
+    """In pieces of three tokens. What an agent refuses would fail its episode."""
+    (tmp_path / "held.py").write_text(HELD_AGENT)
+    files = run_to_the_end(
+        module_trials,
+        "grpo-math-async",
+        "held",
+        f"actor.path={tiny_policy}",
+        *small_ppo("exp_ctrl.total_train_epochs=1", "gen.max_new_tokens=60"),
+        "exp_ctrl.benchmark_steps=3",
+        *("task.agent=python", f"task.agent_args.function={tmp_path}/held.py:solve"),
+        *(
+            "task.agent_args.schema=enforce",
+            "task.agent_args.form=plain",
+            "schedule.new_tokens_per_chunk=3",
+        ),
+        "schedule.max_staleness=0",
+    )
+    assert column(files, "rollout/agent/failed") == [0.0] * 3
+    assert max(column(files, "actor/mismatch/abs_max")) < 1e-3
+    assert max(column(files, "rollout/reward")) > 0
+    audited(module_trials, files, whole=False)

@@ -175,6 +175,56 @@ def test_stop_texts_end_an_answer_before_them(server: Server) -> None:
     assert server.chat(temperature=0, stop=[stop]) == whole[: whole.find(stop)]
 
 
+def test_an_answer_is_held_to_a_schema_in_every_api(server: Server) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"sum": {"type": "integer", "minimum": 0, "maximum": 99}},
+        "required": ["sum"],
+        "additionalProperties": False,
+    }
+    chat_format = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
+    body = {"messages": QUESTION, "response_format": chat_format, "max_tokens": 64}
+    made = [server.json("/v1/chat/completions", {**body, "seed": i}) for i in range(8)]
+    # A random policy may think, and never come to an end.
+    ended = [one["choices"][0] for one in made if one["choices"][0]["finish_reason"] == "stop"]
+    assert len(ended) >= 3
+    texts = [choice["message"]["content"] for choice in ended]
+    greedy: dict[str, Any] = {"temperature": 0}
+    response = server.json(
+        "/v1/responses",
+        {
+            "input": QUESTION,
+            "text": {"format": {"type": "json_schema", "schema": schema}},
+            **greedy,
+        },
+    )
+    texts.append(response["output"][0]["content"][0]["text"])
+    message = server.json(
+        "/v1/messages",
+        {
+            "messages": QUESTION,
+            "model": "any",
+            "max_tokens": 64,
+            "output_config": {"format": {"type": "json_schema", "schema": schema}},
+            **greedy,
+        },
+    )
+    texts.append(message["content"][0]["text"])
+    for text in texts:
+        value = json.loads(text)
+        assert value.keys() == {"sum"}
+        assert 0 <= value["sum"] <= 99
+    status, said = server.ask(
+        "/v1/chat/completions",
+        {"messages": QUESTION, "response_format": {**chat_format, "json_schema": {"schema": NOT}}},
+    )
+    assert status == 400
+    assert b"Unimplemented keys" in said
+
+
+NOT = {"not": {"type": "string"}}
+
+
 def test_a_wrong_key_is_401_everywhere(server: Server) -> None:
     for path, body in (
         ("/v1/models", None),

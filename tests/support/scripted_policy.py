@@ -45,7 +45,7 @@ class ScriptedPolicy:
         grammar: str = "",
     ) -> Answer:
         self.contexts.append(tuple(tokens))
-        self.wishes.append({"limit": limit, "stop": stop, **sampling})
+        self.wishes.append({"limit": limit, "stop": stop, "grammar": grammar, **sampling})
         said = self.script[len(self.contexts) - 1]
         if self.go is not None:
             await self.go.wait()

@@ -99,8 +99,7 @@ def reply_grammar(
             schemas += calls
     if schemas:
         ways.append(rules.json(schemas))
-    thoughts = _thoughts(form, rules, thinking=thinking)
-    start = " ".join([*([thoughts, "WHITE"] if thoughts else []), f"({' | '.join(ways)})"])
+    start = f"{_thoughts(form, rules, thinking=thinking)} ({' | '.join(ways)})"
     return "\n".join([f"start: {start}", *rules.lines, _FREE, _WHITE])
 
 
@@ -132,9 +131,9 @@ def _own_root(schema: Mapping[str, Any], number: int) -> dict[str, Any]:
 def _thoughts(form: AnswerForm, rules: _Rules, *, thinking: bool) -> str:
     marks: Sequence[tuple[str, str]] = form.thought_marks
     if thinking:  # as forms read it: the first mark that closes any
-        return rules.until([closing for _, closing in marks] or [THINK[1]])
+        return f"{rules.until([closing for _, closing in marks] or [THINK[1]])} WHITE"
     ways = [f"{rules.literal(opening)} {rules.until([closing])}" for opening, closing in marks]
-    return f"({' | '.join(ways)})?" if ways else ""
+    return f"(({' | '.join(ways)}) WHITE)?" if ways else ""
 
 
 def special_tokens(tokenizer: Any) -> dict[str, int]:

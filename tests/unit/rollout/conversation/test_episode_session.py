@@ -13,6 +13,7 @@ from scripted_policy import END, scripted
 
 from realsys.api.agent import Answer
 from realsys.api.errors import DataError, RemoteError
+from realsys.config import extras
 from realsys.rollout.conversation.chat_messages import (
     ChatMessage,
     ChatRequest,
@@ -23,6 +24,7 @@ from realsys.rollout.conversation.chat_messages import (
 from realsys.rollout.conversation.episode_session import (
     ContextFull,
     EpisodeSession,
+    SchemaUse,
     SessionOver,
 )
 from realsys.rollout.conversation.message_matching import MessageMatch
@@ -407,5 +409,64 @@ def test_the_first_request_is_told() -> None:
         session.on_first_call = lambda: told.append(1)
         await ask(session, user("1"))
         assert told
+
+    run(episode())
+
+
+# ---- schemas
+
+
+SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+
+
+def with_schemas(use: SchemaUse, *script: Any) -> tuple[EpisodeSession, Any]:
+    session, policy = scripted(*script)
+    session.settings = replace(session.settings, schemas=use)
+    return session, policy
+
+
+def test_a_schema_is_refused_ignored_or_given_to_the_engine() -> None:
+    async def episode() -> None:
+        for use in SchemaUse:
+            session, policy = with_schemas(use, f'{{"n": 1}}{END}')
+            if use is SchemaUse.REFUSE:
+                with pytest.raises(DataError, match="not held to JSON schemas") as caught:
+                    await ask(session, user("1"), schema=SCHEMA)
+                assert caught.value.where == "response_format"
+                continue
+            result = await ask(session, user("1"), schema=SCHEMA)
+            assert result.replies[0].message.content == '{"n": 1}'
+            assert ("%json" in policy.wishes[0]["grammar"]) is (use is SchemaUse.ENFORCE)
+
+    run(episode())
+
+
+def test_tools_that_must_be_called_are_given_to_the_engine_where_schemas_are() -> None:
+    async def episode() -> None:
+        for use in SchemaUse:
+            session, policy = with_schemas(use, HERMES_CALL + END, f"free{END}")
+            required = {"tools": TOOLS, "tool_choice": ToolChoice.REQUIRED}
+            result = await ask(session, user("1"), **required)
+            assert result.replies[0].finish is FinishReason.TOOL_CALLS
+            assert bool(policy.wishes[0]["grammar"]) is (use is SchemaUse.ENFORCE)
+            await ask(session, user("2"), tools=TOOLS)
+            assert policy.wishes[1]["grammar"] == ""
+
+    run(episode())
+
+
+def test_a_schema_that_cannot_be_held_is_the_clients_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def episode() -> None:
+        session, policy = with_schemas(SchemaUse.ENFORCE, f"1{END}")
+        with pytest.raises(DataError, match='Unimplemented keys: \\["not"\\]') as caught:
+            await ask(session, user("1"), schema={"not": {"type": "string"}})
+        assert caught.value.where == "response_format"
+        monkeypatch.setattr(extras, "find_spec", lambda name: None)
+        with pytest.raises(DataError, match="llguidance is not installed") as caught:
+            await ask(session, user("2"), schema=SCHEMA)
+        assert "realsys[schemas]" in caught.value.fix
+        assert policy.contexts == []
 
     run(episode())
