@@ -42,14 +42,15 @@ def test_the_innermost_frames_are_the_main_threads():
     assert innermost("") == ""
 
 
-def test_stacks_come_without_the_interpreters_help(tmp_path):
+def test_stacks_come_without_the_interpreters_help(tmp_path, monkeypatch):
+    monkeypatch.setattr(stack_dumps, "WRITTEN_IN_S", 60.0)
     code = """
         import os, sys, time
         from realsys.heartbeat.stack_dumps import arm
         fd = arm()
         sys.stdout.write(f"/proc/{os.getpid()}/fd/{fd}" + chr(10))
         sys.stdout.flush()
-        time.sleep(60)
+        time.sleep(600)
     """
     argv = [sys.executable, "-c", textwrap.dedent(code)]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as worker:
@@ -60,9 +61,8 @@ def test_stacks_come_without_the_interpreters_help(tmp_path):
         assert "in <module>" in dumps.ask(worker.pid, "a test")
         assert not dumps.has_new
         os.kill(worker.pid, stack_dumps.DUMP_SIGNAL)  # by hand
-        while not dumps.has_new:
-            pass
-        assert state_letter(worker.pid) == "S"
+        wait_until(lambda: dumps.has_new)
+        wait_until(lambda: state_letter(worker.pid) == "S")  # it goes on with what it did
         worker.kill()
     dumps.collect()
     text = dumps.path.read_text()
