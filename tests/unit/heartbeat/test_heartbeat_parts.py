@@ -6,6 +6,7 @@ import sys
 import textwrap
 
 import pytest
+from stand_in_slurm import wait_until
 
 from realsys.heartbeat import heartbeat_link, stack_dumps
 from realsys.heartbeat.heartbeat_link import STILL_S, Heartbeat
@@ -113,7 +114,7 @@ def test_a_line_keeps_messages_apart_and_never_blocks():
 
 def test_the_heartbeat_process_loads_little():
     code = "import sys, realsys.heartbeat.heartbeat_process; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     loaded = set(done.stdout.split())
     assert "msgspec" in loaded, done.stderr
     assert not loaded & {"torch", "grpc", "numpy", "zmq", "asyncio", "realsys.api.experiment"}
