@@ -174,7 +174,7 @@ def test_a_seed_is_a_schedule() -> None:
             env={**os.environ, "PYTHONHASHSEED": hash_seed},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=140,
             check=True,
         ).stdout
         for hash_seed in ("1", "2")

@@ -118,7 +118,7 @@ def queue_row(job_id: str, state: str, exit_code: str = "0:0", restarts: int = 0
     return "\x1f".join([*row, "(null)"]) + "\x1e\n"
 
 
-def wait_until(is_true: Callable[[], object], *, timeout_s: float = 10.0) -> None:
+def wait_until(is_true: Callable[[], object], *, timeout_s: float = 60.0) -> None:
     """Looks every 10 ms."""
     deadline = time.monotonic() + timeout_s
     while not is_true():

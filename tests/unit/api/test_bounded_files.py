@@ -41,6 +41,7 @@ def test_a_pipe_is_read_while_its_writer_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reading, writing = os.pipe()
+    monkeypatch.setattr(bounded_files, "PIPE_S", 60.0)
     late = threading.Timer(0.05, lambda: (os.write(writing, b"late"), os.close(writing)))
     late.start()
     assert read_bounded_text(f"/dev/fd/{reading}") == "late"

@@ -294,7 +294,7 @@ def test_a_million_lines_take_a_few_megabytes(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=True,
-        timeout=120,
+        timeout=250,
     )
     num, total, spread, grown = json.loads(done.stdout)
     assert num == count

@@ -197,9 +197,9 @@ def test_cutting_64_ids_with_10_keys_takes_milliseconds():
     )
     seconds = []
     for _ in range(5):
-        start = time.perf_counter()
+        start = time.thread_time()  # others may have the machine meanwhile
         whole.unpack()
-        seconds.append(time.perf_counter() - start)
+        seconds.append(time.thread_time() - start)
     assert min(seconds) < 0.05  # about 5 ms on an idle core
 
 

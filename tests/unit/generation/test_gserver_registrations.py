@@ -58,14 +58,14 @@ def test_each_change_is_told_once_with_everything_there_is():
         came.release()
 
     with RegistrationWatch(store, KEYS, token="mine", on_change=on_change):
-        assert came.acquire(timeout=10)
+        assert came.acquire(timeout=60)
         register(store, "generation_server", 0)
-        assert came.acquire(timeout=10)
+        assert came.acquire(timeout=60)
         register(store, "generation_server", 0)  # the same again
         register(store, "generation_server", 0, pid=2)
-        assert came.acquire(timeout=10)
+        assert came.acquire(timeout=60)
         store.delete(KEYS.worker("generation_server", 0))
-        assert came.acquire(timeout=10)
+        assert came.acquire(timeout=60)
     assert told == [{}, {0: "n1:1:7"}, {0: "n1:2:7"}, {}]
 
 
@@ -78,9 +78,9 @@ def test_who_comes_and_goes_is_told_with_them():
 
     mine = Scaling(attempt=1, token="mine", phase="main", drained={"generation_server/0": 5.0})
     with RegistrationWatch(store, KEYS, token="mine", phase="main", on_change=on_change):
-        assert came.acquire(timeout=10)
+        assert came.acquire(timeout=60)
         store.add(KEYS.scaling, dumps(replace(mine, token="theirs")), replace=True)
         store.add(KEYS.scaling, dumps(replace(mine, phase="prepare")), replace=True)
         store.add(KEYS.scaling, dumps(mine), replace=True)
-        assert came.acquire(timeout=10)
+        assert came.acquire(timeout=60)
     assert told == [None, mine]

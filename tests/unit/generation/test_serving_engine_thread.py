@@ -13,7 +13,7 @@ from realsys.generation.engine.engine_requests import GenerationOutput
 from realsys.generation.served_engines.engine_thread import EngineThread
 from realsys.runtime.progress import ticks
 
-S = 10.0
+S = 60.0
 
 
 class CountingEngine:
@@ -25,9 +25,11 @@ class CountingEngine:
         self.version = 0
         self.fail = False
         self.gate: threading.Semaphore | None = None
+        self.is_at_the_gate = threading.Event()
 
     def step(self) -> list[GenerationOutput]:
         if self.gate is not None:
+            self.is_at_the_gate.set()
             self.gate.acquire()
         if self.fail:
             raise RuntimeError("out of memory")
@@ -107,6 +109,7 @@ def test_it_steps_while_there_is_work(watched: Watched) -> None:
 def test_commands_come_between_two_steps(watched: Watched) -> None:
     watched.engine.gate = gate = threading.Semaphore(0)
     watched.submit("a", 1000)
+    assert watched.engine.is_at_the_gate.wait(S)
     future = watched.thread.call(lambda engine: engine.steps)
     assert not future.done()  # the first step is under way
     gate.release()
@@ -151,6 +154,7 @@ def test_nobody_waits_for_one_that_has_failed(watched: Watched, how: str) -> Non
 def test_what_waits_at_the_end_is_refused(watched: Watched) -> None:
     watched.engine.gate = gate = threading.Semaphore(0)
     watched.submit("a", 1000)  # its first step waits for the gate
+    assert watched.engine.is_at_the_gate.wait(S)
     ending = threading.Thread(target=watched.thread.stop)
     ending.start()
     while watched.thread._commands.empty():

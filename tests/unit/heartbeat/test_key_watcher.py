@@ -54,9 +54,9 @@ def test_it_is_told_when_all_of_them_are_gone_and_when_one_is_back(
 ) -> None:
     store.delete(OTHER)
     store.delete(MASTER)
-    assert heard.get(timeout=20) == WatchedProcess(present=False)
+    assert heard.get(timeout=60) == WatchedProcess(present=False)
     store.add(OTHER, b"y")
-    assert heard.get(timeout=20) == WatchedProcess(present=True)
+    assert heard.get(timeout=60) == WatchedProcess(present=True)
     assert heard.empty()
 
 
@@ -81,6 +81,6 @@ def test_a_server_looks_for_the_end_of_the_phase_when_its_master_is_gone(
             await asyncio.sleep(0.001)
         assert not waits.done()
         write_record(files.done("main"), {"token": "ours"})
-        await asyncio.wait_for(waits, 20)
+        await asyncio.wait_for(waits, 60)
 
     asyncio.run(run())

@@ -376,7 +376,7 @@ async def make_desk() -> RolloutDispatcher:
     desk = RolloutDispatcher()
     ledger = StalenessLedger(batch_size=2, max_staleness=0, policy="wait", total_steps=50)
     asking = asyncio.create_task(desk.handle(rm.AskPlaces(worker="w", dataset_size=100)))
-    await desk.dataset_size(timeout_s=5)
+    await desk.dataset_size(timeout_s=60)
 
     async def clear(worker: int, ids: Any) -> None:
         del worker, ids
@@ -435,7 +435,7 @@ def test_a_prompt_without_a_reward_is_given_out_once_more_and_then_replaced() ->
         await desk.trained(1)
         assert desk.metrics()["rollout/set_aside"] == 1
 
-    asyncio.run(asyncio.wait_for(story(), 20))
+    asyncio.run(asyncio.wait_for(story(), 100))
 
 
 def test_a_rule_that_never_gives_a_number_ends_the_run() -> None:
@@ -449,4 +449,4 @@ def test_a_rule_that_never_gives_a_number_ends_the_run() -> None:
         ):
             await desk.load(1)
 
-    asyncio.run(asyncio.wait_for(story(), 20))
+    asyncio.run(asyncio.wait_for(story(), 100))

@@ -290,7 +290,7 @@ def graph():
 def test_a_waiting_call_wakes_when_its_last_key_comes():
     async def scenario():
         buffer = AsyncIOSequenceBuffer(graph())
-        waiting = asyncio.create_task(buffer.get_batch_for_rpc("reward", timeout_s=5))
+        waiting = asyncio.create_task(buffer.get_batch_for_rpc("reward", timeout_s=60))
         await buffer.put_batch(meta("ab", "prompts"))
         await buffer.amend_batch(meta("b", "answers"))
         await asyncio.sleep(0)
@@ -305,8 +305,8 @@ def test_independent_calls_wake_together():
     async def scenario():
         buffer = AsyncIOSequenceBuffer(graph())
         both = asyncio.gather(
-            buffer.get_batch_for_rpc("gen", timeout_s=5),
-            buffer.get_batch_for_rpc("reward", timeout_s=5),
+            buffer.get_batch_for_rpc("gen", timeout_s=60),
+            buffer.get_batch_for_rpc("reward", timeout_s=60),
         )
         await asyncio.sleep(0)
         await buffer.put_batch(meta("ab", "prompts", "answers"))
@@ -343,7 +343,7 @@ def test_after_a_deadline_the_buffer_goes_on():
         with pytest.raises(WaitTimeout):
             await buffer.get_batch_for_rpc("gen", timeout_s=0.01)
         await buffer.put_batch(meta("ab", "prompts"))
-        batch = await buffer.get_batch_for_rpc("gen", timeout_s=1)
+        batch = await buffer.get_batch_for_rpc("gen", timeout_s=60)
         return batch.ids, len(buffer), buffer.pop_used(["a", "b"])
 
     assert asyncio.run(scenario()) == (("a", "b"), 2, [])
@@ -352,11 +352,11 @@ def test_after_a_deadline_the_buffer_goes_on():
 def test_a_cancelled_wait_takes_nothing():
     async def scenario():
         buffer = AsyncIOSequenceBuffer(graph())
-        waiting = asyncio.create_task(buffer.get_batch_for_rpc("gen", timeout_s=5))
+        waiting = asyncio.create_task(buffer.get_batch_for_rpc("gen", timeout_s=60))
         await asyncio.sleep(0)
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
         await buffer.put_batch(meta("ab", "prompts"))
-        return await buffer.get_batch_for_rpc("gen", timeout_s=1)
+        return await buffer.get_batch_for_rpc("gen", timeout_s=60)
 
     assert asyncio.run(scenario()).ids == ("a", "b")

@@ -88,7 +88,7 @@ print(json.dumps([[p.id for p in order.batch(step)] for step in range(6)]))
 def test_another_process_makes_the_same_order(hash_seed):
     environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
     found = subprocess.run(
-        [sys.executable, "-c", PROBE], env=environment, capture_output=True, check=True, timeout=30
+        [sys.executable, "-c", PROBE], env=environment, capture_output=True, check=True, timeout=120
     )
     order = schedule(11, 4, seed=5)
     assert json.loads(found.stdout) == [[p.id for p in order.batch(step)] for step in range(6)]

@@ -17,7 +17,7 @@ from realsys.master.rollouts.manager_client import GserverManagerClient
 from realsys.transport.generation_messages import WeightSource
 from realsys.transport.rollout_messages import ServersAt
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 @dataclass

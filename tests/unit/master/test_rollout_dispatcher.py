@@ -32,7 +32,7 @@ async def make_desk(*, max_staleness=1, policy="wait", saved=None, **limits):
         ledger.restore(saved.ledger)
         desk.restore(saved)
     asking = asyncio.create_task(desk.handle(rm.AskPlaces(worker="w", dataset_size=SIZE)))
-    assert await desk.dataset_size(timeout_s=5) == SIZE
+    assert await desk.dataset_size(timeout_s=60) == SIZE
     routes = Routes(holders=(0, 3), endpoints=["a", "b", "c", "d"], **limits)
     await desk.open(ledger, SCHEDULE, routes=routes, clear=cleared)
     assert (await asking).holders == (0, 3)
@@ -68,7 +68,7 @@ async def train(desk, step):
 
 
 def run(story):
-    return asyncio.run(asyncio.wait_for(story, 20))
+    return asyncio.run(asyncio.wait_for(story, 100))
 
 
 def test_steps_get_their_prompts_in_the_order_of_the_data():
@@ -220,7 +220,7 @@ def test_when_it_is_over_everybody_hears_it():
     async def story():
         desk, _ = await make_desk()
         await take(desk)
-        waiting = asyncio.create_task(desk.handle(rm.TakeWork(worker="w", room=1, wait_s=10)))
+        waiting = asyncio.create_task(desk.handle(rm.TakeWork(worker="w", room=1, wait_s=60)))
         await asyncio.sleep(0.01)
         await desk.close()
         assert (await waiting).over
@@ -234,10 +234,10 @@ def test_what_a_dead_worker_was_at_goes_to_one_that_lives():
     async def story():
         desk, _ = await make_desk(max_staleness=0)
         gave = await take(desk, worker="dead")
-        waits = rm.TakeWork(worker="dead", room=9, wait_s=10)
+        waits = rm.TakeWork(worker="dead", room=9, wait_s=60)
         asking = asyncio.create_task(desk.handle(waits))
         await asyncio.sleep(0.01)
-        living = asyncio.create_task(desk.handle(rm.TakeWork(worker="alive", room=9, wait_s=10)))
+        living = asyncio.create_task(desk.handle(rm.TakeWork(worker="alive", room=9, wait_s=60)))
         await asyncio.sleep(0.01)
         await desk.lost("dead")
         assert [(t.id, t.tries) for t in (await living).tickets] == [(t.id, 1) for t in gave]

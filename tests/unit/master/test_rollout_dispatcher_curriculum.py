@@ -41,7 +41,7 @@ async def make_desk(*, max_staleness, policy="wait", saved=None):
         desk.restore(saved.rollouts)
         order.restore(saved.curriculum)
     asking = asyncio.create_task(desk.handle(ask))
-    assert await desk.dataset_size(timeout_s=5) == 10
+    assert await desk.dataset_size(timeout_s=60) == 10
     assert desk.source_items == SIZES
     routes = Routes(holders=(0,), endpoints=["a"])
     await desk.open(ledger, SCHEDULE, routes=routes, clear=Cleared(), curriculum=order)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from stand_in_slurm import wait_until
 
 from realsys.api.basics.grader import set_grader
 from realsys.api.basics.reward import Completion, Score
@@ -143,7 +143,9 @@ def test_scores_come_in_order_from_all_workers() -> None:
 
 def test_no_more_answers_are_at_a_worker_than_the_limit_and_the_rest_waits() -> None:
     workers = PlayedWorkers(1, pause_s=0.2)
-    with client(workers, limit=16, none_s=0.05) as made:  # waits longer for one that is at work
+    with client(workers, limit=16) as made:
+        made.score_all(answers("a"))  # it is there
+        made.none_s = 0.05  # and is waited for longer than that, since it is at work
         found = made.score_all(answers(*["a"] * 32))
     assert [score.value for score in found if isinstance(score, Score)] == [1.0] * 32
     assert workers.most_at_once == 2, "requests of eight answers"
@@ -199,21 +201,23 @@ def test_a_request_that_needs_a_worker_alone_waits_for_those_before_it_only() ->
     workers = PlayedWorkers(1, pause_s=0.005, uneven=True)
 
     async def run(made: RewardWorkers) -> None:
-        async def load() -> None:
-            while len(workers.scored) < 400:
+        async def load(until: Callable[[], bool]) -> None:
+            while len(workers.scored) < 4000 and not until():
                 await made.score(Completion(response="a"))
 
         async with asyncio.TaskGroup() as group:
+            large = asyncio.Event()
             for _ in range(20):
-                group.create_task(load())
+                group.create_task(load(large.is_set))
             while len(workers.scored) < 100:
                 await asyncio.sleep(0.005)
-            group.create_task(asyncio.to_thread(made.score_all, answers(*["b"] * 8)))
+            await asyncio.to_thread(made.score_all, answers(*["b"] * 8))
+            large.set()
 
     with client(workers, limit=8) as made:
         asyncio.run(run(made))
-    requests = [texts for _, texts in workers.scored]
-    assert requests.index(("b",) * 8) < 200, "at most 20 were before it"
+    assert (0, ("b",) * 8) in workers.scored
+    assert len(workers.scored) < 4000, "those after it did not end before it began"
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])
@@ -259,9 +263,12 @@ def test_without_any_worker_the_wait_ends_and_names_them() -> None:
 
     with (
         client(PlayedWorkers(2), none_s=0.05, look_up=look_up) as made,
-        pytest.raises(WaitTimeout, match=r"reward_worker/1 \(not connected\); away"),
     ):
-        made.score_all(answers("a"))
+        with pytest.raises(WaitTimeout, match=r"reward_worker/1 \(not connected\)"):
+            made.score_all(answers("a"))
+        wait_until(lambda: made._trouble)  # its first look may be later than that
+        with pytest.raises(WaitTimeout, match=r"reward_worker/1 \(not connected\); away"):
+            made.score_all(answers("a"))
 
 
 def test_an_error_that_ends_a_run_is_raised_here() -> None:
@@ -273,16 +280,38 @@ def test_an_error_that_ends_a_run_is_raised_here() -> None:
 
 
 def test_a_rollouts_time_limit_does_not_count_the_wait_for_a_score() -> None:
+    class Ahead(asyncio.SelectorEventLoop):
+        """Whose time goes on where the test says so, too."""
+
+        ahead_s = 0.0
+
+        def time(self) -> float:
+            return super().time() + self.ahead_s
+
+    limits: list[asyncio.Timeout] = []
+
+    def takes_minutes(worker: int, response: str) -> Score:
+        wait_until(lambda: limits[-1].when() is None)  # the caller waits
+        loop.ahead_s += 200.0
+        return length(worker, response)
+
     async def run(made: RewardWorkers, then_s: float) -> float:
-        async with time_limit(0.05):
+        async with time_limit(100.0) as limit:
+            limits.append(limit)
             score = await made.score(Completion(response="aaaa"))
-            await asyncio.sleep(then_s)
+            loop.ahead_s += then_s
+            await asyncio.sleep(0.001)
         return score.value
 
-    with client(PlayedWorkers(1, pause_s=0.2)) as made:
-        assert asyncio.run(run(made, 0.0)) == 4.0
+    with (
+        client(PlayedWorkers(1, takes_minutes)) as made,
+        asyncio.Runner(loop_factory=Ahead) as runner,
+    ):
+        loop = runner.get_loop()
+        assert isinstance(loop, Ahead)
+        assert runner.run(run(made, 0.0)) == 4.0
         with pytest.raises(TimeoutError):
-            asyncio.run(run(made, 5.0))
+            runner.run(run(made, 200.0))
 
 
 def test_a_cancelled_wait_frees_its_place() -> None:
@@ -291,11 +320,8 @@ def test_a_cancelled_wait_frees_its_place() -> None:
             async with asyncio.timeout(0.1):
                 await made.score(Completion(response="slow"))
 
-    workers = PlayedWorkers(1, pause_s=0.4)
+    workers = PlayedWorkers(1, pause_s=3600.0)
     with client(workers, limit=1) as made:
         asyncio.run(run(made))
-        deadline_s = time.monotonic() + 5
-        while any(made.choice.in_flight.values()):
-            assert time.monotonic() < deadline_s
-            time.sleep(0.01)
+        wait_until(lambda: not any(made.choice.in_flight.values()))
     assert "reward workers" not in {thread.name for thread in threading.enumerate()}

@@ -28,7 +28,8 @@ class Server:
         self.keys: list[str | None] = []
         self.running = self.most = 0
         self.wait_s = 0.0
-        self._lock = threading.Lock()
+        self.gathers = 0  # nobody is answered before so many were there at a time
+        self._lock = threading.Condition()
         server = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -39,6 +40,8 @@ class Server:
                     server.keys.append(self.headers.get("Authorization"))
                     server.running += 1
                     server.most = max(server.most, server.running)
+                    server._lock.notify_all()
+                    server._lock.wait_for(lambda: server.most >= server.gathers, 60)
                     reply = server.replies.pop(0) if len(server.replies) > 1 else server.replies[0]
                 time.sleep(server.wait_s)
                 with server._lock:
@@ -137,7 +140,7 @@ def test_no_grade_after_all_retries_sets_aside_and_never_scores_0(server: Server
 
 
 def test_at_most_so_many_at_once_and_a_minute(server: Server) -> None:
-    server.wait_s = 0.05
+    server.wait_s, server.gathers = 0.05, 3
     arguments = {"url": server.url, "model": "m", "at_once": 3}
     rule = RewardRule("judge", {"judge": arguments})
     texts = [Completion(response=str(i), record={"prompt": "p"}) for i in range(12)]

@@ -63,7 +63,7 @@ def test_a_program_goes_on_behind_what_was_left(
 
     async def run() -> None:
         with log.open("ab", buffering=0) as file:
-            async with asyncio.timeout(10), limited_log(log):
+            async with asyncio.timeout(60), limited_log(log):
                 file.write(b"a" * 60 + b"b" * 100)
                 while log.stat().st_size == 160:
                     await asyncio.sleep(0.01)

@@ -125,7 +125,7 @@ def run_wrapped(
     wrapped = wrap(APPTAINER, "/x.sif", COMMAND, file_root="/f", gpu=True)
     environment = {"PATH": f"{fake}:/usr/bin:/bin", **values}
     done = subprocess.run(
-        wrapped.command, env=environment, capture_output=True, check=True, timeout=20
+        wrapped.command, env=environment, capture_output=True, check=True, timeout=120
     )
     before, _, after = done.stdout.partition(b"\0\0\0")
     pairs = (os.fsdecode(entry).partition("=") for entry in before.split(b"\0") if entry)

@@ -65,7 +65,7 @@ def gone_process() -> tuple[int, int]:
     """Pid and start of a process that has ended."""
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     start = process_start(child.pid)
-    child.communicate(b"\n", timeout=10)
+    child.communicate(b"\n", timeout=60)
     return child.pid, start
 
 
@@ -373,7 +373,7 @@ def test_of_many_at_the_same_moment_one_wins(files, store):
     barrier, outcomes = threading.Barrier(count), []
 
     def supervisor():
-        barrier.wait(5.0)
+        barrier.wait(60.0)
         try:
             outcomes.append(take(files, store)[0].number)
         except TrialIsLive:
@@ -383,7 +383,7 @@ def test_of_many_at_the_same_moment_one_wins(files, store):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(10.0)
+        thread.join(60.0)
     assert sorted(outcomes, key=str) == [1] + [None] * (count - 1)
     assert [a.number for a in files.all_attempts()] == [1]
 

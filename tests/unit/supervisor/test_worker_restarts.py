@@ -142,7 +142,7 @@ class Trial:
         self.store.add(told, dumps(status), lease=lease, replace=True)
 
     def outcome(self) -> ExitMarker:
-        self._thread.join(10)
+        self._thread.join(60)
         assert self.marker is not None, "it goes on"
         return self.marker
 

@@ -96,11 +96,12 @@ def test_one_that_does_not_leave_in_time_is_killed(trial, monkeypatch):
 
 
 def test_one_that_is_down_when_it_is_to_go_is_not_started_again(trial):
-    one = trial(pause_s=0.5).begin()
+    one = trial(pause_s=600.0).begin()
     one.end(SERVER, 3)
     wait_until(lambda: one.supervisor.restarts.is_down(SERVER))
     drain(one, SERVER)
     wait_until(lambda: ("left", SERVER) in events(one))
+    assert not one.supervisor.restarts.is_down(SERVER), "nobody waits to start it"
     assert one.finish().result is Result.COMPLETED
     assert (len(one.pids(SERVER)), one.restarts()) == (1, [])
 

@@ -42,7 +42,7 @@ class QueueLink:
 
     def arrivals(self, receives):
         for peer in receives:
-            yield peer, self.queues[peer, self.worker].get(timeout=10)
+            yield peer, self.queues[peer, self.worker].get(timeout=60)
 
     def drain(self):
         pass
@@ -59,7 +59,7 @@ class Pair:
         )
         thread.start()
         self.receiver.run(PLAN, None, views(target), eta)
-        thread.join(10)
+        thread.join(60)
         assert not thread.is_alive()
 
 

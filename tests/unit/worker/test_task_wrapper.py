@@ -216,7 +216,7 @@ def test_it_is_killed_when_the_supervisor_says_so_by_a_file(make_server):
     wrapper = make_server()
     end = wrapper.files.end_of(wrapper.worker, "main", 0)
     other = wrapper.files.end_of(wrapper.worker, "main", 1)
-    shell = f"mkdir -p '{end.parent}'; touch '{other}'; sleep 0.1; touch '{end}'; exec sleep 30"
+    shell = f"mkdir -p '{end.parent}'; touch '{other}'; sleep 0.1; touch '{end}'; exec sleep 300"
     assert wrapper.run(shell) == 137
     assert wrapper.told().returncode == -9
 

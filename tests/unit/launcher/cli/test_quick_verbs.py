@@ -96,5 +96,5 @@ def test_a_reader_that_leaves_is_no_bug(words: list[str]) -> None:
     done = subprocess.Popen([sys.executable, "-c", code], stdout=PIPE, stderr=PIPE)
     assert done.stdout is not None
     done.stdout.close()
-    _, errors = done.communicate(timeout=60)
+    _, errors = done.communicate(timeout=120)
     assert (done.returncode, errors) == (ExitCode.RUN_FAILED, b"")

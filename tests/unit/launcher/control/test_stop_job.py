@@ -177,7 +177,7 @@ def test_a_running_job_that_ends_when_asked_is_not_cancelled(make):
 
 
 def test_a_job_whose_run_has_just_ended_is_given_time_to_leave(make, monkeypatch):
-    monkeypatch.setattr(module, "QUIET_S", 5.0)
+    monkeypatch.setattr(module, "QUIET_S", 100.0)
     trial = make()
     trial.runs()
     trial.leaves_marker()

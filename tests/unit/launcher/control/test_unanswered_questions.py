@@ -101,7 +101,7 @@ def test_a_wait_for_a_queued_job_outlasts_a_slurmctld_that_is_away(
         f'if [ $n -le 3 ]; then cat "{bin_folder}/pending"; exit; fi\n'
         f'{takes}; cat "{bin_folder}/completed"',
     )
-    assert wait(str(trial.root), timeout=60.0) is ExitCode.OK
+    assert wait(str(trial.root), timeout=250.0) is ExitCode.OK
     told = capsys.readouterr().err
     assert "is unknown: Slurm does not report the state of job 7" in told
     assert "run1 completed" in told
@@ -141,7 +141,7 @@ def test_a_stop_that_the_store_does_not_take_goes_through_slurm_and_kills_nobody
     honours = f'cp "{bin_folder}/exit.json" "{trial.attempt(1).root}"; '
     honours += f'cp "{bin_folder}/ended" "{bin_folder}/queue"'
     program(bin_folder, "scancel", f'if [ "$2" = --signal=TERM ]; then {honours}; fi')
-    report = stop(trial, grace_s=30.0)
+    report = stop(trial, grace_s=100.0)
     assert report.view.state is State.STOPPED
     assert calls(bin_folder, "scancel") == ["--batch --signal=TERM 7"]
     assert report.actions == [
@@ -193,7 +193,7 @@ def test_on_this_machine_the_supervisor_alone_is_asked_by_a_signal(
     )
     write_record(files.attempt(1).record, me)
     environment = {**os.environ, "REALSYS_TRIAL_DIR": str(files.root)}
-    worker = subprocess.Popen(["sleep", "60"], env=environment)
+    worker = subprocess.Popen(["sleep", "600"], env=environment)
     at_the_request: list[int | None] = []
 
     def tell(text: str) -> None:
@@ -201,8 +201,8 @@ def test_on_this_machine_the_supervisor_alone_is_asked_by_a_signal(
             at_the_request.append(worker.poll())
 
     try:
-        report = stop(files, grace_s=30.0, on_action=tell, term_s=5.0)
-        assert worker.wait(10) == -signal.SIGTERM  # what is left afterwards is ended, as ever
+        report = stop(files, grace_s=100.0, on_action=tell, term_s=60.0)
+        assert worker.wait(60) == -signal.SIGTERM  # what is left afterwards is ended, as ever
     finally:
         worker.kill()
     assert report.view.state is State.STOPPED

@@ -172,7 +172,7 @@ def test_without_registered_workers_status_says_more(tmp_path):
 def test_here_it_is_the_command_in_the_workers_environment(tmp_path, monkeypatch):
     monkeypatch.setenv("OURS", "1")
     plan = replace(make_plan(tmp_path), job=None)
-    program(tmp_path / "bin", "worker", "echo up; exec sleep 30")
+    program(tmp_path / "bin", "worker", "echo up; exec sleep 300")
     worker = subprocess.Popen(
         [tmp_path / "bin" / "worker"],
         env={"PATH": "/usr/bin:/bin", "CUDA_VISIBLE_DEVICES": "3", "LINES_": "a\nb=c"},

@@ -64,7 +64,7 @@ def test_most_specs_are_plain(tmp_path: Path) -> None:
         assert places.plain_file_root(path)
 
 
-@pytest.mark.timeout(30)
+@pytest.mark.timeout(120)
 def test_a_pipe_is_no_spec(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "spec.yaml")
     assert places.plain_file_root(str(tmp_path / "spec.yaml")) is None

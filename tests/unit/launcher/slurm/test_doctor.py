@@ -569,13 +569,13 @@ def test_an_image_is_pulled_once(
 ) -> None:  # fmt: skip
     spec = replace(spec, container=ContainerSpec(runtime=runtime))
     with pytest.raises(ClusterError, match=f"{program} is not on PATH"):
-        pull(spec, source, timeout_s=20)
+        pull(spec, source, timeout_s=100)
     add_program(tmp_path / "bin" / program, PULL)
     target = Path(spec.file_root, "images", file)
-    first = pull(spec, source, timeout_s=20)
+    first = pull(spec, source, timeout_s=100)
     assert (first.path, first.already, target.read_text()) == (target, False, "image\n")
     assert called in (tmp_path / "calls").read_text()
-    assert pull(spec, source, timeout_s=20).already
+    assert pull(spec, source, timeout_s=100).already
     assert [path.name for path in target.parent.iterdir()] == [file]
 
 
@@ -586,7 +586,7 @@ def test_a_pull_that_fails_leaves_nothing(
     monkeypatch.setenv("FAKE_FAILS", "1")
     spec = replace(spec, container=ContainerSpec(runtime="pyxis"))
     with pytest.raises(ClusterError, match="exit status 3"):
-        pull(spec, "ubuntu:22.04", timeout_s=20)
+        pull(spec, "ubuntu:22.04", timeout_s=100)
     assert list(Path(spec.file_root, "images").iterdir()) == []
 
 

@@ -278,7 +278,8 @@ def test_reading_a_running_trial(plan: LaunchPlan, files: TrialFiles) -> None:
         PID,
         True,
     )
-    assert row.seconds_in_state == pytest.approx(2, abs=1.5)
+    assert row.seconds_in_state is not None
+    assert 2 <= row.seconds_in_state < 200
 
 
 def test_reading_makes_no_store_where_nothing_has_started(

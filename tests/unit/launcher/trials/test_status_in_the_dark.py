@@ -10,11 +10,13 @@ import time
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from stand_in_slurm import make_plan, program, queue_row, write_plan
 
 from launcher.terminal.exit_codes import ExitCode
+from launcher.trials import status
 from launcher.trials.explain import explain
 from launcher.trials.status import StatusReader
 from launcher.trials.submission import Submission
@@ -61,8 +63,15 @@ def begin(files: TrialFiles, *, step: int = 0, job_id: str = "", **who: object) 
         rows.parent.mkdir(parents=True)
         with JsonlAppender(rows) as file:
             file.append({"step": step, "reward": 0.5})
-        at = time.time() - 40
+        at = status.time.time() - 40
         os.utime(rows, (at, at))
+
+
+@pytest.fixture(autouse=True)
+def _still_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was 40 s ago stays so while a test runs."""
+    now = time.time()
+    monkeypatch.setattr(status, "time", SimpleNamespace(time=lambda: now))
 
 
 def look(files: TrialFiles) -> TrialView:
@@ -148,7 +157,7 @@ def test_who_watches_keeps_what_was_read_before(
 ) -> None:
     files = write_plan(plan)
     begin(files, **ME)
-    now = time.time()
+    now = status.time.time()
     progress = Progress(
         attempt=1,
         phase="main",

@@ -44,7 +44,7 @@ def user(content: str) -> ChatMessage:
 
 
 def run(episode: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(episode, 20))
+    asyncio.run(asyncio.wait_for(episode, 100))
 
 
 def decoded(session: EpisodeSession, tokens: Sequence[int]) -> str:

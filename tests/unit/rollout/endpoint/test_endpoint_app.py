@@ -93,7 +93,7 @@ async def endpoint() -> AsyncIterator[Endpoint]:
     registry = SessionRegistry(admin_key=ADMIN, source=source)
     listener = await HttpListener(endpoint_app(registry), name="test", tls=False).start()
     try:
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=20)) as http:
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as http:
             yield Endpoint(registry, source, listener.url, http)
     finally:
         await listener.stop()
@@ -104,14 +104,14 @@ def over_http(test: Callable[[Endpoint], Coroutine[Any, Any, None]]) -> None:
 
     async def run() -> None:
         async with endpoint() as at:
-            await asyncio.wait_for(test(at), 30)
+            await asyncio.wait_for(test(at), 120)
 
     asyncio.run(run())
 
 
 async def until(is_so: Callable[[], Any]) -> None:
     """Waits until something has come to the server."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not is_so():
             await asyncio.sleep(0.005)
 

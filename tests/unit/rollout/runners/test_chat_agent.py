@@ -88,7 +88,7 @@ def play(
     async def episode() -> Episode:
         agent = ChatAgent(**arguments)
         await agent.open(host(folder))
-        limited = TimeoutEnvironment(environment, name="adder", timeout_s=5)
+        limited = TimeoutEnvironment(environment, name="adder", timeout_s=60)
         return await agent.run_episode(task(policy, limited, record))
 
     made = asyncio.run(episode())
