@@ -20,8 +20,9 @@ from types import TracebackType
 from typing import Any, Self
 
 import slurm_processes as processes
+from claimed_ports import free_ports
 from slurm_conf import ACCOUNT, QOS, ClusterShape, NodeKind, configuration, equal_nodes, num_ports
-from slurm_daemons import Daemons, free_ports, wait_until
+from slurm_daemons import Daemons, wait_until
 
 # As `scontrol show job` writes them.
 OVER = (

