@@ -57,7 +57,7 @@ class Daemons:
                 start_new_session=True,
             )
 
-    def wait_for(self, name: str, ready: Callable[[], bool], *, timeout_s: float = 30) -> None:
+    def wait_for(self, name: str, ready: Callable[[], bool], *, timeout_s: float = 60) -> None:
         """Until ``ready``; fails with all logs when it has ended, or is not ready in time."""
 
         def there() -> bool:
@@ -79,7 +79,7 @@ class Daemons:
         """Signals one and waits for its end."""
         daemon = self._running[name]
         daemon.send_signal(number)
-        daemon.wait(30)
+        daemon.wait(60)
         del self._running[name]
 
     def kill(self) -> None:
@@ -87,7 +87,7 @@ class Daemons:
         for daemon in self._running.values():
             daemon.kill()
         for daemon in self._running.values():
-            daemon.wait(30)
+            daemon.wait(60)
         self._running.clear()
 
     def start_munged(self, listen_at: Path) -> None:
