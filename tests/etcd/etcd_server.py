@@ -23,6 +23,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import pytest
+from claimed_ports import free_ports
 
 from realsys.name_resolve.etcd.access import EtcdAccess
 from realsys.runtime.certificates import Authority, KeyPair
@@ -111,10 +112,10 @@ class EtcdServer:
         if self.is_running:
             self._process.send_signal(number)
         try:
-            self._process.wait(10)
+            self._process.wait(60)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            self._process.wait(10)
+            self._process.wait(60)
 
 
 class EtcdCluster:
@@ -205,7 +206,7 @@ class EtcdCluster:
         for member in self.members:
             member.kill()
 
-    def wait_ready(self, *, timeout_s: float = 40) -> None:
+    def wait_ready(self, *, timeout_s: float = 120) -> None:
         """Until every running member answers a linearizable read."""
         for member in self.members:
             if member.is_running:
@@ -215,7 +216,7 @@ class EtcdCluster:
                     timeout_s=timeout_s,
                 )
 
-    def leader(self, *, timeout_s: float = 30) -> EtcdServer:
+    def leader(self, *, timeout_s: float = 120) -> EtcdServer:
         """The running member that leads, as soon as one does."""
         found: list[EtcdServer] = []
 
@@ -240,7 +241,7 @@ class EtcdCluster:
 
     def etcdctl(self, *words: str) -> str:
         """Runs etcdctl as root and returns what it prints; fails when it does."""
-        done = self.run(*words, timeout_s=30)  # other tests may keep this machine busy
+        done = self.run(*words, timeout_s=60)  # other tests may keep this machine busy
         assert done.returncode == 0, f"etcdctl {' '.join(words)}: {done.stderr}{done.stdout}"
         return done.stdout
 
@@ -328,7 +329,8 @@ class EtcdCluster:
     def _members(
         self, number: int, data: Path | None, flags: Mapping[str, object]
     ) -> Iterator[EtcdServer]:
-        ports = free_ports(2 * number)
+        first = free_ports(2 * number)  # a member that is started again must find its own
+        ports = range(first, first + 2 * number)
         names = [f"m{i}" for i in range(number)]
         peers = dict(zip(names, (f"http://{ADDRESS}:{p}" for p in ports[number:]), strict=True))
         scheme = "https" if self.tls else "http"
@@ -376,18 +378,6 @@ def wait_until(done: Callable[[], bool], complaint: Callable[[], str], *, timeou
         time.sleep(0.02)
 
 
-def free_ports(count: int) -> list[int]:
-    """Ports that nothing listens on now, held all at once so that they differ."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind((ADDRESS, 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
-
-
 def _environment() -> dict[str, str]:
     """Ours without what etcd and etcdctl would take for settings."""
     ours = {name: value for name, value in os.environ.items() if not name.startswith("ETCD")}
@@ -400,7 +390,7 @@ def _knows(flag: str) -> bool:
         ["etcd", flag, "--version"],
         env=_environment(),
         capture_output=True,
-        timeout=20,
+        timeout=60,
         check=False,
     )
     return done.returncode == 0

@@ -34,7 +34,7 @@ class RealTime:
         self.ttl_s, self._late_s = ttl_s, late_s
 
     def most_of(self, lease: Lease) -> None:
-        time.sleep(0.5 * lease.ttl_s)
+        time.sleep(0.3 * lease.ttl_s)
 
     def all_of(self, lease: Lease) -> None:
         time.sleep(lease.ttl_s + self._late_s)
@@ -79,7 +79,7 @@ def root() -> str:
 
 @pytest.fixture
 def passing(kind: str) -> RealTime:
-    return RealTime(ttl_s=1, late_s=1.6) if kind == "etcd" else RealTime(ttl_s=0.4, late_s=0.1)
+    return RealTime(ttl_s=2, late_s=1.6) if kind == "etcd" else RealTime(ttl_s=1.5, late_s=0.1)
 
 
 # --- between processes; the file store's are in tests/process ------------------------------------
@@ -198,7 +198,7 @@ def test_values_are_whole_wherever_the_writer_is_killed(
 
 def test_a_killed_holders_keys_expire(processes: Processes, etcd: EtcdCluster, root: str):
     holder = processes.start("""
-        lease = store.grant(ttl_s=1)
+        lease = store.grant(ttl_s=3)
         store.add(f"{root}/worker", b"x", lease=lease)
         print("ready", flush=True)
         while True:
@@ -208,7 +208,7 @@ def test_a_killed_holders_keys_expire(processes: Processes, etcd: EtcdCluster, r
     assert read_line(holder) == "ready"
     store = open_store(etcd.url)
     with store.watch(root) as watch:
-        assert watch.poll(2) == []
+        assert watch.poll(4) == []
         holder.kill()
         assert [(e.kind, e.value) for e in collect(watch, 1)] == [(EXPIRE, b"x")]
     store.close()

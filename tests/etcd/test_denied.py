@@ -75,10 +75,10 @@ def test_a_new_password_is_read_from_its_file_by_who_is_connected(
             store.add(KEY, b"2", replace=True)
         write_password(spec, "second")
         retry_while_unavailable(
-            lambda: store.add(KEY, b"3", replace=True), timeout_s=30, what="the test"
+            lambda: store.add(KEY, b"3", replace=True), timeout_s=60, what="the test"
         )
         values: list[bytes] = []
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while b"3" not in values:
             assert time.monotonic() < deadline, values
             values += [event.value for event in watch.poll(1.0)]
@@ -157,7 +157,7 @@ def test_a_server_is_asked_for_the_end_of_its_certificate(
     (etcd.tls.folder / "server.key").write_text(server.key_pem)
     etcd.members[0].start()
     try:
-        deadline, found = time.monotonic() + 30, {}
+        deadline, found = time.monotonic() + 60, {}
         while len(found) < 3:  # its port is not open yet
             assert time.monotonic() < deadline
             found = {e.what: e.at for e in endings(etcd.access())}

@@ -8,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from etcd_server import EtcdCluster, free_ports
+from claimed_ports import free_ports
+from etcd_server import EtcdCluster
 
 from launcher.sites import places
 from launcher.sites.etcd_roles import roles
@@ -93,7 +94,7 @@ def test_a_user_without_permission_for_the_site_is_told(spec: ClusterSpec) -> No
 
 
 def test_nobody_there(spec: ClusterSpec) -> None:
-    (port,) = free_ports(1)
+    port = free_ports(1)
     finding = local_store_finding(replace(spec, name_resolve=f"etcd://127.0.0.1:{port}"))
     assert (finding.ok, "did not answer" in finding.what) == (False, True)
 

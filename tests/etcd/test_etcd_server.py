@@ -34,7 +34,10 @@ def test_tls_and_logins(start_etcd: Callable[..., EtcdCluster]) -> None:
     with start_etcd(tls=True, token_ttl_s=2) as etcd:
         etcd.add_users(alice="secret")
         etcd.etcdctl("put", "/key", "value")
-        assert etcd.run("get", "/key", user=("alice", "secret")).stdout == "/key\nvalue\n"
+        assert (
+            etcd.run("get", "/key", user=("alice", "secret"), timeout_s=60).stdout
+            == "/key\nvalue\n"
+        )
         assert etcd.run("get", "/key", user=("alice", "wrong")).returncode != 0
 
 
@@ -71,7 +74,7 @@ def fill(path: Path) -> None:
                 return
 
 
-def echo(proxy: Proxy, timeout_s: float = 0.3) -> socket.socket:
+def echo(proxy: Proxy, timeout_s: float = 60) -> socket.socket:
     host, _, port = proxy.endpoint.rpartition(":")
     return socket.create_connection((host, int(port)), timeout=timeout_s)
 
@@ -92,6 +95,7 @@ def test_the_proxy_holds_one_way_and_loses_nothing() -> None:
                 client.sendall(b"held")
                 with pytest.raises(TimeoutError):
                     far.recv(10)
+                far.settimeout(60)
                 far.sendall(b"passes")
                 assert client.recv(10) == b"passes"
                 proxy.heal()
@@ -112,8 +116,11 @@ def test_the_proxy_accepts_and_leads_nowhere_or_resets() -> None:
                 client.sendall(b"hello")
                 with pytest.raises(TimeoutError):
                     server.accept()
+                server.settimeout(60)
+                client.settimeout(0.3)
                 with pytest.raises(TimeoutError):
                     client.recv(10)
+                client.settimeout(60)
                 proxy.heal()
                 with pytest.raises(ConnectionResetError):
                     client.recv(10)

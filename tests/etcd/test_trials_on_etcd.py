@@ -89,7 +89,7 @@ def test_a_run_on_the_jobs_own_etcd_is_the_same_run(trials: Trials, tiny_policy:
     assert access.parent.stat().st_mode & 0o777 == 0o700
     finished(trials, files)
     assert_same_run(on_files, files)
-    told = trials.run("status", "ppo-math/etcd", timeout_s=10)
+    told = trials.run("status", "ppo-math/etcd")
     assert (told.returncode, told.stderr) == (0, "")
     assert "model_worker/0   done" in told.stdout
     assert check_history(read_history(files.root)) == []

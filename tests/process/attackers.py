@@ -160,7 +160,7 @@ def peer(door: Door, options: dict[int, bytes]) -> Iterator[zmq.Socket[bytes]]:
 
 
 def ask(
-    door: Door, options: dict[int, bytes], *messages: list[bytes], wait_s: float = 10.0
+    door: Door, options: dict[int, bytes], *messages: list[bytes], wait_s: float = 60.0
 ) -> list[list[bytes]]:
     """The answers to these messages, as far as they come in time; the last one waits longest."""
     with peer(door, options) as end:

@@ -1,6 +1,7 @@
-"""A heartbeat process whose store can be taken away: it does not answer while the file AWAY is there.
+"""A patient heartbeat process whose store can be taken away: no answers while the file AWAY is there.
 
-``python flaky_heartbeat.py AWAY …``, the rest as the real one gets it.
+``python flaky_heartbeat.py AWAY …``, the rest as the real one gets it. A worker that must exit has a minute
+for it: the usual limit is short, for a busy machine.
 """
 
 from __future__ import annotations
@@ -51,5 +52,6 @@ if __name__ == "__main__":
         return Away(real(*args, **named), away)
 
     heartbeat_process.open_store_at = open_store_at
+    heartbeat_process.EXIT_IN_S = 60.0
     heartbeat_process.main()
     os._exit(0)

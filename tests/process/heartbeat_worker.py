@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import select
 import socket
 import sys
 import time
@@ -27,6 +28,10 @@ KEYS = TrialKeys(cluster="here", user="anna", experiment="ppo", trial="run")
 def say(text: str) -> None:
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
+
+
+def is_told() -> bool:
+    return bool(select.select([0], [], [], 0.0)[0])
 
 
 def over(message: Terminate) -> None:
@@ -68,7 +73,7 @@ def main() -> None:
             record,
             WorkerStatus(state="ready", **status),
             ttl_s=plan.get("ttl_s", 3.0),
-            timeout_s=10.0,
+            timeout_s=60.0,
             watch_keys=plan.get("watch_keys", ()),
         )
     except RealsysError as error:
@@ -80,30 +85,27 @@ def main() -> None:
         time.sleep(plan.get("step_s", 0.1))
         tick()
     if tells := plan.get("tells"):
-        time.sleep(0.5)
-        slowest_s = 0.0
+        os.read(0, 1)
         for step in range(1, tells + 1):
-            began = time.perf_counter()
             link.publish_status(WorkerStatus(state="running", step=step, **status))
-            slowest_s = max(slowest_s, time.perf_counter() - began)
-        say(f"told {slowest_s:.3f}")
+        say("told")
     if hold_s := plan.get("hold_gil_s"):
         link.publish_status(WorkerStatus(state="running", step=1, mfc="holds", **status))
         ctypes.PyDLL(None).usleep(int(hold_s * 1e6))  # PyDLL keeps the GIL
         tick()
         say("let go")
-    if still_s := plan.get("still_s"):
-        time.sleep(still_s)
+    if plan.get("still"):
+        os.read(0, 1)  # until the test says so
         tick()
         say("moved")
     deadline, lease_status = time.monotonic() + plan.get("for_s", 0.0), ""
-    while time.monotonic() < deadline:
+    while time.monotonic() < deadline and not (plan.get("until_told") and is_told()):
         if link.lease_status != lease_status:
             lease_status = link.lease_status
             say(f"lease_status {lease_status}")
         time.sleep(0.02)
     began = time.monotonic()
-    link.deregister(WorkerStatus(state="done", **status), timeout_s=5.0)
+    link.deregister(WorkerStatus(state="done", **status), timeout_s=60.0)
     say(f"goodbye {time.monotonic() - began:.3f}")
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from chat_families import FAMILIES
+from passing_time import pass_time
 from scripted_policy import END, ScriptedPolicy
 
 from realsys.api.agent import (
@@ -98,7 +99,7 @@ def played(
             tokenizer=FAMILY.tokenizer,
         )
         try:
-            async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+            async with asyncio.timeout(200), asyncio.TaskGroup() as group:
                 if beside is not None:
                     group.create_task(beside(agent))
                 episode = group.create_task(agent.run_episode(task))
@@ -191,14 +192,20 @@ def test_a_program_knows_its_task_but_not_the_answer(tmp_path):
     assert played(command(tmp_path, code), tmp_path, "right").stats["failed"] == 0
 
 
-@pytest.mark.parametrize("end", ["sys.exit(3)", "raise KeyError('x')", "time.sleep(60)"])
+@pytest.mark.parametrize("end", ["sys.exit(3)", "raise KeyError('x')", "time.sleep(600)"])
 def test_an_agent_that_fails_after_an_answer_gets_the_failed_reward_and_keeps_its_log(
     tmp_path, end
 ):
+    async def its_time_is_over(_: EpisodeAgent) -> None:
+        while not any("so far" in log.read_text() for log in tmp_path.glob("agents/*.log")):
+            await asyncio.sleep(0.01)
+        if "sleep" in end:
+            pass_time(100)
+
     agent = command(
-        tmp_path, f"ask(); print('so far', flush=True); {end}", timeout_s=5, failed_reward=-1
+        tmp_path, f"ask(); print('so far', flush=True); {end}", timeout_s=100, failed_reward=-1
     )
-    episode = played(agent, tmp_path, "right")
+    episode = played(agent, tmp_path, "right", beside=its_time_is_over)
     assert (episode.reward, episode.stats["failed"]) == (-1.0, 1.0)
     (log,) = (tmp_path / "agents").glob("*.log")
     assert log.read_text().startswith("so far")
@@ -242,11 +249,10 @@ def test_nothing_that_an_agent_has_started_outlives_its_episode(tmp_path):
     """
     played(command(tmp_path, code), tmp_path, "right")
     pid = int((tmp_path / "agent.py.pid").read_text())
-    for _ in range(100):
-        if not Path(f"/proc/{pid}").exists():
-            break
+    until_s = time.monotonic() + 60
+    while Path(f"/proc/{pid}").exists():
+        assert time.monotonic() < until_s
         time.sleep(0.05)
-    assert not Path(f"/proc/{pid}").exists()
 
 
 # ---- functions ------------------------------------------------------------------------------------
@@ -266,9 +272,21 @@ def test_a_function_gets_what_its_parameters_name(tmp_path, code, reward):
 
 
 def test_a_function_that_hangs_is_ended_with_its_process(tmp_path):
-    code = "def solve(base_url, api_key): ask('x', base_url, api_key); time.sleep(600)"
-    agent = function(tmp_path, code, timeout_s=2)
-    episode = played(agent, tmp_path, "right")
+    asked = tmp_path / "asked"
+    code = f"""
+        def solve(base_url, api_key):
+            ask('x', base_url, api_key)
+            open({str(asked)!r}, "w").close()
+            time.sleep(600)
+    """
+
+    async def its_time_is_over(_: EpisodeAgent) -> None:
+        while not asked.exists():
+            await asyncio.sleep(0.01)
+        pass_time(100)
+
+    agent = function(tmp_path, code, timeout_s=100)
+    episode = played(agent, tmp_path, "right", beside=its_time_is_over)
     assert (episode.reward, episode.stats["failed"]) == (0.0, 1.0)
 
 
@@ -361,7 +379,7 @@ def test_a_client_from_outside_starts_rewards_and_ends_its_episode(tmp_path):
             assert os.stat(told).st_mode & 0o77 == 0
             url, admin = address["url"], address["admin_key"]
             assert post(f"{url}/rl/start_session", {}, "sk-wrong")[0] == 401
-            status, started = post(f"{url}/rl/start_session", {"wait_s": 10}, admin)
+            status, started = post(f"{url}/rl/start_session", {"wait_s": 60}, admin)
             assert (status, started["task"]["prompt"]) == (200, "What is it?")
             assert post(f"{url}/rl/start_session", {}, admin)[0] == 429  # it was the only one
             key = started["api_key"]
@@ -383,18 +401,21 @@ def test_what_a_client_leaves_unfinished_is_offered_to_the_next(tmp_path):
     told = tmp_path / "agents" / ADDRESS_FILE
 
     async def clients(_: EpisodeAgent) -> None:
+        loop = asyncio.get_running_loop()
+
         def life() -> None:
             address = json.loads(told.read_text())
             url, admin = address["url"], address["admin_key"]
             body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
-            started = [post(f"{url}/rl/start_session", {"wait_s": 10}, admin)[1] for _ in "a"]
+            started = [post(f"{url}/rl/start_session", {"wait_s": 60}, admin)[1] for _ in "a"]
             asked = post(f"{started[0]['base_url']}/chat/completions", body, started[0]["api_key"])
             assert asked[0] == 200  # and then it is never heard of again
-            second = post(f"{url}/rl/start_session", {"wait_s": 10}, admin)[1]
+            loop.call_soon_threadsafe(pass_time, 100)
+            second = post(f"{url}/rl/start_session", {"wait_s": 60}, admin)[1]
             old_key = started[0]["api_key"]
             assert post(f"{started[0]['base_url']}/chat/completions", body, old_key)[0] == 401
             assert post(f"{url}/rl/end_session", {}, second["api_key"])[0] == 200  # asked nothing
-            third = post(f"{url}/rl/start_session", {"wait_s": 10}, admin)[1]
+            third = post(f"{url}/rl/start_session", {"wait_s": 60}, admin)[1]
             answered = post(f"{third['base_url']}/chat/completions", body, third["api_key"])[1]
             assert answered["choices"][0]["message"]["content"] == "right"
             assert answered["id"] != asked[1]["id"]
@@ -404,7 +425,7 @@ def test_what_a_client_leaves_unfinished_is_offered_to_the_next(tmp_path):
             await asyncio.sleep(0.01)
         await asyncio.to_thread(life)
 
-    episode = played(ExternalAgent(timeout_s=1.5), tmp_path, "wrong", "right", beside=clients)
+    episode = played(ExternalAgent(timeout_s=100), tmp_path, "wrong", "right", beside=clients)
     assert (episode.reward, len(episode.sequences), episode.stats["calls"]) == (1.0, 1, 1.0)
 
 
@@ -420,7 +441,7 @@ def test_a_sessions_key_can_be_sent_in_a_header(tmp_path, key):
                 status, said = post(f"{url}/rl/start_session", {"api_key": wrong}, admin)
                 assert (status, "key" in said["error"]["message"]) == (400, True)
             mine = "my-own.key_1"
-            started = post(f"{url}/rl/start_session", {"api_key": mine, "wait_s": 10}, admin)[1]
+            started = post(f"{url}/rl/start_session", {"api_key": mine, "wait_s": 60}, admin)[1]
             assert started["api_key"] == mine
             assert post(f"{url}/rl/set_reward", {"reward": 1e300}, mine)[0] == 400
             body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from paced import Pace
 from real_trials import (
     SMALL_PPO,
     SMALL_PPO_STEPS,
@@ -191,17 +192,18 @@ def test_killed_workers_are_started_again_alone_and_nothing_is_lost(
 
 
 def test_a_stopped_run_goes_on_with_what_was_delivered(
-    module_trials: Trials, tiny_policy: Path
+    module_trials: Trials, tiny_policy: Path, tmp_path: Path
 ) -> None:
-    files = module_trials.launch(
-        "ppo-math-async", "stop", f"actor.path={tiny_policy}", "schedule.max_staleness=3", *LONGER
-    )
+    pace = Pace(tmp_path, 0.7)  # it has not ended before it is stopped
+    words = ("schedule.max_staleness=3", *LONGER, *pace.words)
+    files = module_trials.launch("ppo-math-async", "stop", f"actor.path={tiny_policy}", *words)
     module_trials.wait_for_step(files, 5)
     assert audited(module_trials, files, whole=False)["tickets"]["trained"] >= 4 * 8
     done = module_trials.run("stop", "ppo-math-async/stop", "--grace", "30")
     assert done.returncode == 0, done.stderr
     view = module_trials.wait(files)
     assert view.state is State.STOPPED, explain(files, view)
+    pace.set(0.0)
     module_trials.resume(files)
     view = module_trials.wait(files, timeout_s=240)
     assert view.state is State.COMPLETED, explain(files, view)

@@ -34,11 +34,14 @@ def run(folder: Path, *words: str, **files: str) -> subprocess.CompletedProcess[
 
 
 NOTE = """
-import os, pathlib, pytest
+import os, pathlib, pytest, time
 @pytest.fixture(scope="session")
 def made():
     with open("made", "a") as file:
         file.write(f"{os.getpid()}\\n")
+    until = time.monotonic() + 60
+    while len(open("made").readlines()) < 2 and time.monotonic() < until:
+        time.sleep(0.02)  # for the other process
 def note(name):
     with open("ran", "a") as file:
         file.write(f"{name} {os.getpid()}\\n")
@@ -49,11 +52,10 @@ def test_each_test_runs_once_and_a_session_fixture_once_in_each_process(tmp_path
     (tmp_path / "conftest.py").write_text(NOTE)
     text = """
 from conftest import note
-import pytest, time
+import pytest
 @pytest.mark.parametrize("i", range(5))
 def test_it(i, made):
     note(f"{__name__}-{i}")
-    time.sleep(0.02)
 """
     done = run(tmp_path, one=text, two=text, three=text, four=text)
     assert done.returncode == 0, done.stdout

@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from paced import Pace
 from real_trials import (
     SMALL_PPO,
     SMALL_PPO_STEPS,
@@ -92,7 +93,7 @@ def assert_told(text: str, *wanted: str) -> None:
 
 def failed(trials: Trials, files: TrialFiles) -> TrialView:
     """Waits for the end of a trial that must fail."""
-    view = trials.wait(files, timeout_s=60)
+    view = trials.wait(files, timeout_s=120)
     assert view.state is State.FAILED, explain(files, view)
     return view
 
@@ -127,11 +128,13 @@ def fill(disk: Path) -> Path:
 
 
 def test_a_checkpoint_that_the_disk_has_no_room_for_is_named(
-    trials: Trials, tiny_policy: Path
+    trials: Trials, tiny_policy: Path, tmp_path: Path
 ) -> None:
-    files = trials.launch("ppo-math", "full", f"actor.path={tiny_policy}", *SMALL_PPO)
-    # The workers are still importing torch; the first checkpoint comes after step 3.
+    pace = Pace(tmp_path, 10.0)  # the first checkpoint, after step 3, finds the small disk
+    words = (f"actor.path={tiny_policy}", *SMALL_PPO, *pace.words)
+    files = trials.launch("ppo-math", "full", *words)
     with small_disk(files.phase(files.root).recover, 64 << 10):
+        pace.set(0.0)
         view = failed(trials, files)
         text = status_of(trials, files)
     assert view.step == 3, text
@@ -144,10 +147,13 @@ def test_a_disk_without_a_byte_left_ends_the_run_and_a_resume_goes_on(
 ) -> None:
     with small_disk(tmp_path / "disk", 24 << 20) as disk:
         trials = Trials(disk)
-        files = trials.launch("ppo-math", "full", f"actor.path={tiny_policy}", *SMALL_PPO)
+        pace = Pace(tmp_path, 0.7)  # it has not ended before the disk is full
+        words = (f"actor.path={tiny_policy}", *SMALL_PPO, *pace.words)
+        files = trials.launch("ppo-math", "full", *words)
         trials.wait_for_step(files, 4)
         filler = fill(disk)
-        view = trials.wait(files, timeout_s=60)
+        pace.set(0.0)
+        view = trials.wait(files, timeout_s=120)
         # There may be no room for the exit marker either; then it looks lost.
         assert view.state in (State.FAILED, State.LOST), explain(files, view)
         text = status_of(trials, files)
@@ -231,7 +237,7 @@ def test_two_trials_at_the_same_time_and_one_killed_before_its_first_checkpoint(
     other = trials.launch("sft-math", "other", *words)
     trials.wait_for_step(killed, 0)
     kill_everything(killed)
-    view = wait_until(killed, lambda v: v.state not in State.live(), timeout_s=10)
+    view = wait_until(killed, lambda v: v.state not in State.live(), timeout_s=60)
     assert view.state is State.LOST, explain(killed, view)
     assert not list(killed.phase(killed.root).recover.glob("step-*"))
     trials.resume(killed)  # while the other still runs, or has just ended

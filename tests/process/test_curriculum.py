@@ -87,7 +87,7 @@ def run_with_kills(
     for step in after:
         trials.wait_for_step(files, step)
         kill_everything(files)
-        view = wait_until(files, lambda v: v.state not in State.live(), timeout_s=10)
+        view = wait_until(files, lambda v: v.state not in State.live(), timeout_s=60)
         assert view.state is State.LOST
         trials.resume(files)
     pace.set(0.0)

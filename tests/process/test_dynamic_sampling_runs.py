@@ -115,7 +115,7 @@ def test_kills_and_resumes_change_nothing(
     for step in (3, 6):
         module_trials.wait_for_step(files, step)
         kill_everything(files)
-        view = wait_until(files, lambda v: v.state not in State.live(), timeout_s=10)
+        view = wait_until(files, lambda v: v.state not in State.live(), timeout_s=60)
         assert view.state is State.LOST
         module_trials.resume(files)
     pace.set(0.0)

@@ -17,6 +17,7 @@ import pytest
 import torch
 from aiohttp import web
 from full_client import FullClient
+from passing_time import pass_time
 from real_trials import make_policy
 from safetensors.torch import load_file
 from serving_double import ServerDouble
@@ -41,7 +42,7 @@ from realsys.transport.generation_messages import (
 )
 from realsys.weights.sync.receiver import read_folder
 
-S = 20.0
+S = 60.0
 CONNECTIONS = 4
 ANSWERS = 9
 
@@ -150,9 +151,9 @@ async def full(engine: FrontedEngine, child: StandIn) -> AsyncIterator[None]:
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_session, "MAX_CONNECTIONS", CONNECTIONS)
     for module in (fronted, vllm, sglang):
-        monkeypatch.setattr(module, "CONTROL_S", 2.0)
+        monkeypatch.setattr(module, "CONTROL_S", S)
     monkeypatch.setattr(fronted, "_POLL_S", 0.05, raising=False)
-    monkeypatch.setattr(http_control, "_HEALTH_S", 2.0)
+    monkeypatch.setattr(http_control, "_HEALTH_S", S)
 
 
 @pytest.mark.parametrize("kind", ["vllm", "sglang"])
@@ -166,7 +167,9 @@ def test_control_calls_do_not_wait_behind_answers(kind: str, tmp_path: Path) -> 
             policy = str(tmp_path / "policy")
             assert (await engine.update_weights(WeightSource(version=3, path=policy))).version == 3
             await engine.abort("r0")
-            assert child.asked == ANSWERS, "answers wait for places at the child, not for us"
+            async with asyncio.timeout(S):  # answers wait for places at the child, not for us
+                while child.asked < ANSWERS:
+                    await asyncio.sleep(0.01)
 
     asyncio.run(main())
 
@@ -181,7 +184,7 @@ def test_clients_control_calls_do_not_wait_behind_their_answers() -> None:
             async with asyncio.timeout(S):
                 while len(server.engine.running) < CONNECTIONS:
                     await asyncio.sleep(0.01)
-            assert (await client.info(timeout_s=2)).engine
+            assert (await client.info(timeout_s=S)).engine
             await client.abort(every=True)
             await asyncio.gather(*asking)
 
@@ -203,14 +206,21 @@ def test_a_child_with_all_places_taken_is_well_while_it_works(kind: str, tmp_pat
                     await asyncio.sleep(0.01)
             child.works = False
             await asyncio.sleep(0.3)
-            assert (await health(request)).status == 503
+            asking = asyncio.create_task(health(request))
+            await asyncio.sleep(0.1)
+            pass_time(S)
+            assert (await asking).status == 503
 
     asyncio.run(main())
 
 
 @pytest.mark.parametrize("kind", ["vllm", "sglang"])
-def test_a_pause_without_an_answer_is_taken_back(kind: str, tmp_path: Path) -> None:
+def test_a_pause_without_an_answer_is_taken_back(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The child may have heard it, and would stand still for ever."""
+    for module in (fronted, vllm, sglang):
+        monkeypatch.setattr(module, "CONTROL_S", 2.0)
 
     async def main() -> None:
         async with fronted_by(kind, tmp_path) as (engine, child):

@@ -28,7 +28,7 @@ from realsys.transport.curve_keys import TrialKeypairs
 from realsys.transport.generation_messages import GenerateRequest, Sampling, WeightSource
 from realsys.trial.records import WorkerRecord, loads
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.process
 
 PROMPT = (5, 6, 7)
 SAMPLING = Sampling(max_new_tokens=8, sampling_seed=3)
@@ -70,7 +70,7 @@ class World:
         self.process = subprocess.Popen(
             [sys.executable, str(script), str(self.folder), str(os.getpid())]
         )
-        found = await asyncio.to_thread(self.store.wait, [key], timeout_s=60)
+        found = await asyncio.to_thread(self.store.wait, [key], timeout_s=100)
         record = loads(WorkerRecord, found[key], where=key)
         self.client = RequestClient(
             record.control,
@@ -88,7 +88,7 @@ class World:
         assert self.process is not None
         assert self.client is not None
         self.process.send_signal(signal.SIGKILL)
-        self.process.wait(10)
+        self.process.wait(60)
         self.client.fail("killed")
         await self.client.close()
 
@@ -97,7 +97,7 @@ class World:
             await self.client.close()
         if self.process is not None:
             self.process.kill()
-            self.process.wait(10)
+            self.process.wait(60)
         for server in self.servers.values():
             await server.stop()
         self.context.term()
@@ -107,7 +107,7 @@ class World:
 
     async def call(self, body: Any) -> Any:
         assert self.client is not None
-        return await self.client.call(body, timeout_s=40, what=type(body).__name__)
+        return await self.client.call(body, timeout_s=100, what=type(body).__name__)
 
     async def ask(self, rid: str, **fields: Any) -> rm.UseServer:
         worker = {"worker": "rollout_worker/0", "group": "g", "num_tokens": 11, "min_version": 0}
@@ -128,7 +128,7 @@ class World:
         client = HttpGenerationClient(use.url, self.key, name=f"generation_server/{use.server}")
         try:
             request = GenerateRequest(rid=rid, input_ids=PROMPT, sampling=SAMPLING)
-            return (await client.generate(request, timeout_s=20)).output_ids
+            return (await client.generate(request, timeout_s=60)).output_ids
         finally:
             await client.close()
 
@@ -150,7 +150,7 @@ async def world_in(folder: Path) -> AsyncIterator[World]:
 
 
 async def until_all_are_well(world: World) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while (view := await world.view()).sick or len(view.versions) < 2:
             await asyncio.sleep(0.05)
 
@@ -180,7 +180,7 @@ def test_a_request_gets_a_server_and_an_answer_and_the_run_ends(run):
         assert (await world.view()).running == {0: 0, 1: 0}
         assert await world.call(rm.Leave()) == rm.Accepted()
         assert world.process is not None
-        assert await asyncio.to_thread(world.process.wait, 20) == 0
+        assert await asyncio.to_thread(world.process.wait, 60) == 0
 
     run(test)
 

@@ -142,7 +142,7 @@ def test_the_last_turns_command_counts_and_an_early_end_gets_what_it_has(play: A
 
 
 def test_a_long_output_is_cut_and_a_slow_command_ended(play: Any) -> None:
-    slow = {"disk": 64, "agent_s": 1.0, "verifier_s": 10.0}
+    slow = {"disk": 64, "agent_s": 3.0, "verifier_s": 10.0}
     episode, ask = play(
         call("seq 100000"), call("echo 3 > lines.txt; sleep 60"), "ok", output_chars=40, rule=slow
     )

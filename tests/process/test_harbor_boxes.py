@@ -20,7 +20,8 @@ from realsys.rewards.sandbox import sandbox as door
 from realsys.rewards.sandbox.node_support import NodeSupport
 
 DOCKER, TEST = "environment/Dockerfile", "tests/test.sh"
-SLOW = "[agent]\ntimeout_sec = 1\n[verifier]\ntimeout_sec = 1\n"
+SLOW = "[agent]\ntimeout_sec = 3\n[verifier]\ntimeout_sec = 20\n"
+BOTH_SLOW = SLOW.replace("20", "1")
 
 
 @pytest.fixture(scope="module")
@@ -164,7 +165,7 @@ def test_a_script_that_fails_or_takes_too_long_is_judged_by_what_it_left(
     ],
 )
 def test_tests_without_a_verdict_count_0(rule: HarborTests, tmp_path: Path, test: str) -> None:
-    task = write_task(tmp_path, **{TEST: test, "task.toml": SLOW})
+    task = write_task(tmp_path, **{TEST: test, "task.toml": BOTH_SLOW})
     assert scores(rule, "```\ntrue\n```", task) == {
         "reward": 0.0,
         "correct": 0.0,

@@ -150,7 +150,7 @@ def test_kills_and_resumes_train_each_record_of_each_source_as_often(
     for step in (3, 7):
         module_trials.wait_for_step(files, step)
         kill_everything(files)
-        view = wait_until(files, lambda v: v.state not in State.live(), timeout_s=10)
+        view = wait_until(files, lambda v: v.state not in State.live(), timeout_s=60)
         assert view.state is State.LOST
         if step == 7:
             pace.set(0.0)
@@ -171,7 +171,7 @@ def test_an_asynchronous_run_that_was_killed_trains_each_record_as_often(
     files = module_trials.launch(experiment, "killed-async", *words, *SMALL, *slowed(pace.words))
     module_trials.wait_for_step(files, 5)
     kill_everything(files)
-    view = wait_until(files, lambda v: v.state not in State.live(), timeout_s=10)
+    view = wait_until(files, lambda v: v.state not in State.live(), timeout_s=60)
     assert view.state is State.LOST
     pace.set(0.0)
     module_trials.resume(files)

@@ -210,8 +210,10 @@ def test_a_run_one_step_ahead_resumes_bit_for_bit(trials, tiny_policy, tmp_path)
     assert all(generated[step + 1].start < trained[step].start for step in range(1, 20))
 
 
-def test_a_megatron_run_resumes_bit_for_bit(trials, policy):
+def test_a_megatron_run_resumes_bit_for_bit(trials, policy, tmp_path):
+    pace = Pace(tmp_path, 0.0)
     words = (
+        *pace.words,
         f"actor.path={policy}",
         *SMALL_PPO,
         "actor.backend=megatron",
@@ -219,10 +221,12 @@ def test_a_megatron_run_resumes_bit_for_bit(trials, policy):
         "critic.parallel=d2",
     )
     whole = finish(trials, "ppo-math", "whole", *words)
+    pace.set(0.7)
     stopped = trials.launch("ppo-math", "stopped", *words)
     trials.wait_for_step(stopped, 4)
     assert trials.run("stop", "ppo-math/stopped").returncode == 0
     assert trials.wait(stopped).state is State.STOPPED
+    pace.set(0.0)
     trials.resume(stopped)
     view = trials.wait(stopped)
     assert view.state is State.COMPLETED, explain(stopped, view)

@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
 from history_check import check_history, read_history
 
 from experiments.ppo_math import ppo_math
@@ -72,7 +71,7 @@ def plan_of(root: Path) -> LaunchPlan:
 
 
 def until(condition: Callable[[], Any], what: str) -> Any:
-    deadline_s = time.monotonic() + 30
+    deadline_s = time.monotonic() + 90
     while not (found := condition()):
         assert time.monotonic() < deadline_s, f"waited in vain until {what}"
         time.sleep(0.02)
@@ -126,7 +125,6 @@ class Scenario(threading.Thread):
         self.rows = [f"{w.worker} {w.state} {w.restarts}" for w in view.workers]
 
 
-@pytest.mark.timeout(90)
 def test_a_server_that_is_killed_and_one_that_is_stopped_are_started_again(tmp_path: Path) -> None:
     plan = plan_of(tmp_path)
     files = TrialFiles(Path(plan.trial_dir))

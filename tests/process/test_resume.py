@@ -147,7 +147,7 @@ def test_kill_9_of_everything_and_resume_equals_the_undisturbed_run(
     files = trials.launch("ppo-math", "killed", f"actor.path={tiny_policy}", *RUN, *pace.words)
     trials.wait_for_step(files, step)
     kill_everything(files)
-    view = wait_until(files, lambda v: v.state not in State.live(), timeout_s=10)
+    view = wait_until(files, lambda v: v.state not in State.live(), timeout_s=60)
     assert view.state is State.LOST
     pace.set(0.0)
     trials.resume(files)
@@ -166,7 +166,7 @@ def test_a_torn_checkpoint_is_refused_and_the_one_before_it_taken(
     newest = newest_checkpoint(files)
     state = newest / "model_worker-0.pt"
     state.write_bytes(state.read_bytes()[:-100])
-    wait_until(files, lambda v: v.state not in State.live(), timeout_s=10)
+    wait_until(files, lambda v: v.state not in State.live(), timeout_s=60)
     pace.set(0.0)
     trials.resume(files)
     view = trials.wait(files)

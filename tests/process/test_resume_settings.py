@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from history_check import check_history, read_history
+from paced import Pace
 from real_trials import (
     LONG_PPO,
     Trials,
@@ -123,13 +124,16 @@ def test_a_run_that_met_a_prompt_too_long_goes_on_with_the_command_that_it_names
 
 
 def test_a_stopped_run_refuses_what_it_can_not_change_and_goes_on_with_other_periods(
-    trials: Trials, undisturbed: TrialFiles, tiny_policy: Path
+    trials: Trials, undisturbed: TrialFiles, tiny_policy: Path, tmp_path: Path
 ) -> None:
     limit = f"exp_ctrl.benchmark_steps={STEPS}"
-    files = trials.launch("ppo-math", "stopped", f"actor.path={tiny_policy}", limit, *RUN)
+    pace = Pace(tmp_path, 0.7)  # to be stopped in its middle, however slow the command
+    words = (f"actor.path={tiny_policy}", limit, *RUN, *pace.words)
+    files = trials.launch("ppo-math", "stopped", *words)
     trials.wait_for_step(files, 4)
     assert trials.run("stop", name_of(files)).returncode == 0
     assert trials.wait(files).state is State.STOPPED
+    pace.set(0.0)
     before = everything(files.root)
     periods = ("exp_ctrl.eval_freq_steps=5", "exp_ctrl.ckpt_freq_steps=7", "exp_ctrl.ckpt_keep=1")
     refused = trials.run(

@@ -41,7 +41,7 @@ from realsys.transport.curve_keys import TrialKeypairs
 from realsys.transport.generation_messages import PauseMode
 from realsys.trial.records import PhaseFiles, WorkerRecord, dumps
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.process
 
 WHO: dict[str, Any] = {"trial": "grpo/run1", "attempt": 1, "token": "ab" * 16}
 NAMES = TrialKeys(cluster="local", user="me", experiment="grpo", trial="run1")
@@ -56,7 +56,7 @@ def make_config(policy: Path, **changes: Any) -> RolloutWorker:
         "env": "math_verify",
         "gconfig": GenerationHyperparameters(max_new_tokens=NEW_TOKENS),
         "group_size": GROUP,
-        "rollout_request_timeout": 30.0,
+        "rollout_request_timeout": 120.0,
         "max_concurrent_rollouts": 4,
         "datasets": (DatasetAbstraction("math_prompts", data),),
     }
@@ -317,7 +317,7 @@ def test_interruptions_and_a_killed_server_change_nothing(
 
 
 async def until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(100):
         while not condition():
             await asyncio.sleep(0.002)
 
@@ -420,14 +420,14 @@ def test_a_ticket_that_can_not_be_answered_in_time_is_given_up_by_name(
 ) -> None:
     async def main() -> Scene:
         async with scene_of(tmp_path / "p", engine, num_tickets=1, **changes) as scene:
-            config = make_config(tiny_policy, rollout_request_timeout=1.0)
+            config = make_config(tiny_policy, rollout_request_timeout=4.0)
             assert await scene.work(config) == worker_exit_codes.DONE
             await until(lambda: not engine.running)  # nothing is left running on the server
             return scene
 
     (given_up,) = asyncio.run(main()).given_up
     assert why in given_up.why
-    assert "0-0 came in 1 s" in given_up.why
+    assert "0-0 came in 4 s" in given_up.why
     assert not given_up.filtered
 
 

@@ -122,7 +122,7 @@ def make_plan(tmp_path: Path) -> Iterator[Callable[..., LaunchPlan]]:
 
 
 def wait_for(files: TrialFiles, *states: State, attempt: int = 1) -> TrialView:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 90
     while time.monotonic() < deadline:
         view = trial_view(files)
         if view.state in states and (view.attempt >= attempt or view.state is State.LOST):
@@ -132,11 +132,19 @@ def wait_for(files: TrialFiles, *states: State, attempt: int = 1) -> TrialView:
 
 
 def wait_until_started(files: TrialFiles, attempt: int = 1) -> TrialView:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 90
     while (view := trial_view(files)).attempt < attempt:
         assert time.monotonic() < deadline, view
         time.sleep(0.05)
     return view
+
+
+def wait_for_processes(files: TrialFiles) -> None:
+    """Until a supervisor that hangs has its child: then it does not hear SIGTERM either."""
+    deadline = time.monotonic() + 60
+    while len(processes_of(files.root)) < 3:  # controller, supervisor, child
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_a_submitted_trial_has_its_records(
@@ -162,7 +170,7 @@ def test_weird_file_roots(
     stand_in("stops when asked")
     files = submit(make_plan(root))
     assert wait_until_started(files).state is State.STARTING
-    report = stop(files, grace_s=5)
+    report = stop(files, grace_s=60)
     assert report.view.state is State.STOPPED
     assert processes_of(files.root) == []
 
@@ -212,7 +220,7 @@ def test_a_second_launch_of_a_live_trial_is_refused(
     wait_until_started(files)
     with pytest.raises(TrialIsLive):
         resubmit(files)
-    stop(files, grace_s=5)
+    stop(files, grace_s=60)
     with pytest.raises(TrialError) as ended:
         submit(plan)
     assert not isinstance(ended.value, TrialIsLive)
@@ -226,7 +234,7 @@ def test_resume_takes_the_next_attempt(
     stand_in("stops when asked")
     files = submit(make_plan())
     wait_until_started(files)
-    stop(files, grace_s=5)
+    stop(files, grace_s=60)
     stand_in("completes")
     resubmit(files)
     assert wait_for(files, State.COMPLETED, attempt=2).attempt == 2
@@ -252,6 +260,7 @@ def test_stop_kills_what_does_not_listen_and_leaves_nothing(
     stand_in("hangs")
     files = submit(make_plan())
     wait_until_started(files)
+    wait_for_processes(files)
     told: list[str] = []
     report = stop(files, grace_s=0.2, extra_s=0.2, term_s=0.5, on_action=told.append)
     assert processes_of(files.root) == []
@@ -266,10 +275,7 @@ def test_stop_after_the_supervisor_was_killed_ends_its_children(
     stand_in("hangs")
     files = submit(make_plan())
     view = wait_until_started(files)
-    deadline = time.monotonic() + 20
-    while len(processes_of(files.root)) < 3:  # controller, supervisor, child
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_for_processes(files)
     os.kill(view.supervisor_pid or 0, signal.SIGKILL)
     assert wait_for(files, State.LOST).fix == "realsys resume ppo-math/run1"
     report = stop(files, grace_s=1)
@@ -285,7 +291,7 @@ def test_stop_of_a_finished_trial_does_nothing(
     wait_for(files, State.COMPLETED)
     while processes_of(files.root):
         time.sleep(0.05)
-    report = stop(files, grace_s=5)
+    report = stop(files, grace_s=60)
     assert (report.was_over, report.actions, report.view.state) == (True, [], State.COMPLETED)
 
 
@@ -336,11 +342,11 @@ def test_of_several_resumes_at_once_one_goes_on_and_the_others_say_so(
     stand_in("stops when asked")
     files = submit(make_plan())
     wait_until_started(files)
-    stop(files, grace_s=5)
+    stop(files, grace_s=60)
     gate, won, lost = threading.Barrier(4), [], []
 
     def go_on() -> None:
-        gate.wait(10)
+        gate.wait(60)
         try:
             won.append(resubmit(files))
         except TrialIsLive as error:
@@ -350,12 +356,12 @@ def test_of_several_resumes_at_once_one_goes_on_and_the_others_say_so(
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
     assert (len(won), len(lost)) == (1, 3)
     assert {error.exit_code for error in lost} == {1}
     assert all("ppo-math/run1" in error.what for error in lost)
     assert wait_until_started(files, attempt=2).attempt == 2
-    stop(files, grace_s=5)
+    stop(files, grace_s=60)
     assert read_submission(files) == won[0]
 
 

@@ -23,7 +23,7 @@ from realsys.supervisor.steps.slurm_steps import SlurmSteps, component_nodes
 from realsys.supervisor.steps.steps import StepTask
 from realsys.worker import srun_task as task
 
-WORKER = 'echo "$$ $SLURMD_NODENAME $CUDA_VISIBLE_DEVICES $SLURM_STEP_ID" >> {seen}; exec sleep 120'
+WORKER = 'echo "$$ $SLURMD_NODENAME $CUDA_VISIBLE_DEVICES $SLURM_STEP_ID" >> {seen}; exec sleep 600'
 
 
 def run_task() -> int:
@@ -38,7 +38,7 @@ def run_task() -> int:
 
 def wait_until(is_true: Callable[[], object], what: str) -> None:
     """Looks every 20 ms."""
-    deadline_s = time.monotonic() + 20
+    deadline_s = time.monotonic() + 60
     while not is_true():
         assert time.monotonic() < deadline_s, f"waited in vain until {what}"
         time.sleep(0.02)

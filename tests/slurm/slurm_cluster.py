@@ -20,8 +20,9 @@ from types import TracebackType
 from typing import Any, Self
 
 import slurm_processes as processes
+from claimed_ports import free_ports
 from slurm_conf import ACCOUNT, QOS, ClusterShape, NodeKind, configuration, equal_nodes, num_ports
-from slurm_daemons import Daemons, free_ports, wait_until
+from slurm_daemons import Daemons, wait_until
 
 # As `scontrol show job` writes them.
 OVER = (
@@ -129,7 +130,7 @@ class SlurmCluster:
         pairs = re.split(r" (?=[A-Za-z/:]+=)", line.strip())
         return dict(pair.split("=", 1) for pair in pairs if pair)
 
-    def wait_for_job(self, job_id: int, *states: str, timeout_s: float = 60) -> dict[str, str]:
+    def wait_for_job(self, job_id: int, *states: str, timeout_s: float = 120) -> dict[str, str]:
         """``show_job`` as soon as the job is in one of the states, Slurm's names."""
         job: dict[str, str] = {}
 
@@ -143,7 +144,7 @@ class SlurmCluster:
         )
         return job
 
-    def wait_for_nodes(self, *names: str, timeout_s: float = 30) -> None:
+    def wait_for_nodes(self, *names: str, timeout_s: float = 120) -> None:
         """Until they (or all) can run jobs."""
         wanted = set(names or self.nodes)
         wait_until(
@@ -207,7 +208,7 @@ class SlurmCluster:
             if f"slurmd.{name}" not in self.daemons:
                 self.start_slurmd(name, wait=False)
         wait_until(
-            self._cancel_all, lambda: f"jobs stay:\n{self.run('squeue').stdout}", timeout_s=30
+            self._cancel_all, lambda: f"jobs stay:\n{self.run('squeue').stdout}", timeout_s=120
         )
         for name, state in self.node_states().items():
             if "drain" in state:

@@ -6,7 +6,6 @@ that is killed leaves none. What they say before their logs open is in ``log/NAM
 
 from __future__ import annotations
 
-import random
 import re
 import signal
 import socket
@@ -58,7 +57,7 @@ class Daemons:
                 start_new_session=True,
             )
 
-    def wait_for(self, name: str, ready: Callable[[], bool], *, timeout_s: float = 30) -> None:
+    def wait_for(self, name: str, ready: Callable[[], bool], *, timeout_s: float = 60) -> None:
         """Until ``ready``; fails with all logs when it has ended, or is not ready in time."""
 
         def there() -> bool:
@@ -80,7 +79,7 @@ class Daemons:
         """Signals one and waits for its end."""
         daemon = self._running[name]
         daemon.send_signal(number)
-        daemon.wait(30)
+        daemon.wait(60)
         del self._running[name]
 
     def kill(self) -> None:
@@ -88,7 +87,7 @@ class Daemons:
         for daemon in self._running.values():
             daemon.kill()
         for daemon in self._running.values():
-            daemon.wait(30)
+            daemon.wait(60)
         self._running.clear()
 
     def start_munged(self, listen_at: Path) -> None:
@@ -130,47 +129,3 @@ def wait_until(done: Callable[[], bool], complaint: Callable[[], str], *, timeou
     while not done():
         assert time.monotonic() < deadline, complaint()
         time.sleep(0.02)
-
-
-_mine: list[socket.socket] = []  # claims, to the end of this process
-
-
-def free_ports(count: int) -> int:
-    """The first of ``count`` free ports in a row, below those that the kernel hands out.
-
-    Nobody else who asks here gets one of them: several clusters start at once, each some time before its
-    daemons listen.
-    """
-    for _ in range(100):
-        first = random.SystemRandom().randrange(20_000, 32_000 - count)
-        claims = [_claim(port) for port in range(first, first + count)]
-        if None not in claims:
-            _mine.extend(claim for claim in claims if claim is not None)
-            return first
-        for claim in claims:
-            if claim is not None:
-                claim.close()
-    raise OSError(f"no {count} free ports in a row between 20000 and 32000")
-
-
-def _claim(port: int) -> socket.socket | None:
-    """A name that one process of this host can have at a time; None if it is taken, or the port is used."""
-    claim = socket.socket(socket.AF_UNIX)
-    try:
-        claim.bind(f"\0realsys test port {port}")
-    except OSError:
-        claim.close()
-        return None
-    if _is_free(port):
-        return claim
-    claim.close()
-    return None
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        try:
-            probe.bind(("", port))
-        except OSError:
-            return False
-    return True

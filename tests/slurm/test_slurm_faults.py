@@ -46,7 +46,7 @@ def job_of(view: TrialView) -> int:
 
 
 def until(
-    files: TrialFiles, condition: Callable[[TrialView], bool], *, timeout_s: float = 60
+    files: TrialFiles, condition: Callable[[TrialView], bool], *, timeout_s: float = 150
 ) -> TrialView:
     return wait_until(files, condition, timeout_s=timeout_s)
 
@@ -163,7 +163,7 @@ def test_a_killed_worker(
     files = long_run("k")
     view = slurm_trials.wait_for_step(files, 2)
     os.kill(worker_pid(view, "model_worker/1"), signal.SIGKILL)
-    failed = until(files, in_state(State.FAILED), timeout_s=20)
+    failed = until(files, in_state(State.FAILED), timeout_s=150)
     row("a worker is killed").check(failed)
     assert failed.exit is not None
     assert failed.exit.resume == "realsys resume ppo-math/k"
@@ -191,7 +191,7 @@ def test_a_job_that_somebody_cancels_saves_first(
     files = long_run("c")
     view = slurm_trials.wait_for_step(files, 2)
     slurm.run("scancel", str(job_of(view)))
-    stopped = until(files, in_state(State.STOPPED), timeout_s=30)
+    stopped = until(files, in_state(State.STOPPED), timeout_s=150)
     row("somebody cancels it while it runs").check(stopped)
     assert nothing_left(slurm, job_of(view))
 
@@ -204,7 +204,7 @@ def test_a_lost_worker_node(
     view = slurm_trials.wait_for_step(files, 2)
     other = next(w.host for w in view.workers if w.host != view.host)
     slurm.kill_node(other)
-    failed = until(files, in_state(State.FAILED), timeout_s=90)
+    failed = until(files, in_state(State.FAILED), timeout_s=180)
     row("a worker's node is lost").check(failed)
 
 
@@ -214,7 +214,7 @@ def test_a_lost_supervisor_node(
     files = long_run("n")
     view = slurm_trials.wait_for_step(files, 2)
     slurm.kill_node(view.host)
-    lost = until(files, in_state(State.LOST), timeout_s=90)
+    lost = until(files, in_state(State.LOST), timeout_s=180)
     row("the supervisor's node is lost").check(lost)
 
 
@@ -304,7 +304,7 @@ def test_a_requeued_run_goes_on_in_the_same_job(
     files = long_run("r", "--requeue")
     view = slurm_trials.wait_for_step(files, 2)
     announce_the_end(slurm, job_of(view))
-    again = until(files, lambda v: v.attempt == 2 and v.state is State.RUNNING, timeout_s=60)
+    again = until(files, lambda v: v.attempt == 2 and v.state is State.RUNNING, timeout_s=180)
     row("its time limit comes, with requeue").check(again)
     assert again.job_ids == view.job_ids
     later = slurm_trials.wait_for_step(files, view.step + 4)
@@ -316,10 +316,11 @@ def test_a_preempted_run_comes_back(
 ) -> None:
     files = long_run("p", "--requeue", "--qos", "spot")
     view = slurm_trials.wait_for_step(files, 2)
-    urgent = slurm.submit("--qos=urgent", "--nodes=4", "--exclusive", command="sleep 8")
+    urgent = slurm.submit("--qos=urgent", "--nodes=4", "--exclusive", command="sleep 300")
     slurm.wait_for_job(urgent, "RUNNING", timeout_s=60)
     row("it is preempted, with requeue").check(until(files, in_state(State.QUEUED)))
-    again = until(files, lambda v: v.attempt == 2 and v.step > view.step, timeout_s=90)
+    slurm.run("scancel", str(urgent))
+    again = until(files, lambda v: v.attempt == 2 and v.step > view.step, timeout_s=180)
     assert again.job_ids == view.job_ids
 
 

@@ -135,7 +135,7 @@ def test_a_job_of_a_split_trial_that_never_starts_releases_the_others(
     slurm.wait_for_job(blocker, "RUNNING")
     words = [*LONG_PPO, f"actor.path={tiny_policy}", "--layout", "split"]
     files = slurm_trials.launch("ppo-math", "r", *words, TWO, "scheduling.model_worker.nodelist=n4")
-    view = slurm_trials.wait(files, timeout_s=60)
+    view = slurm_trials.wait(files, timeout_s=180)
     assert view.state is State.FAILED
     assert view.job_ids[1] in view.reason
     assert "model_worker" in view.reason

@@ -21,13 +21,14 @@ def test_a_task_is_started_again_beside_the_others(
     # A GPU on each node is held by another step, so that the first ones are not the tasks' own.
     other = "srun --nodes=2 --ntasks=2 --mem=0 --cpus-per-task=1 --exact --gres=gpu:h200:1"
     job = (
-        f"({other} sleep 120 &) ; sleep 1; exec "
+        f"({other} sh -c 'touch {tmp_path}/held-$SLURMD_NODENAME; exec sleep 600' &) ; "
+        f"until [ -e {tmp_path}/held-n1 ] && [ -e {tmp_path}/held-n2 ]; do sleep 0.1; done; exec "
         f"env PYTHONPATH={shlex.quote(path)} {sys.executable} {HERE}/restart_job.py {tmp_path} "
         f"> {tmp_path}/out 2>&1"
     )
     options = ("--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=8", "--gres=gpu:h200:4")
     job_id = cluster.submit(*options, "--mem=1000", command=job)
-    cluster.wait_for_job(job_id, "COMPLETED", "FAILED", timeout_s=60)
+    cluster.wait_for_job(job_id, "COMPLETED", "FAILED", timeout_s=240)
     assert (tmp_path / "told.json").exists(), (tmp_path / "out").read_text()
     told = json.loads((tmp_path / "told.json").read_text())
     assert told["nodes"] == ["n1", "n2"]

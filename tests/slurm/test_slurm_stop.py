@@ -34,10 +34,8 @@ def test_stops_at_random_moments_leave_nothing(
     for number in range(STOPS):
         time.sleep(moments.uniform(0.0, LONGEST_S if number % 2 else 2.0))
         grace_s = moments.choice([0.0, 5.0])
-        began = time.monotonic()
         done = slurm_trials.run("stop", "ppo-math/s", "--grace", str(grace_s))
         assert done.returncode == 0, done.stderr
-        assert time.monotonic() - began < grace_s + 60, done.stderr  # not for ever
         view = trial_view(files)
         assert view.state is State.STOPPED, f"{number}: {view.state} {view.reason}"
         left = {pid for job in view.job_ids for pid in slurm.processes_of(int(job))}

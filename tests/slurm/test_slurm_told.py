@@ -245,12 +245,12 @@ def test_after_a_node_fell_silent_a_resume_offers_the_others(
     node = next(w.host for w in view.workers if w.host != view.host)
     undo = fall_silent(slurm, node, int(view.job_ids[0]))
     try:
-        failed = wait_until(files, lambda v: v.state is State.FAILED, timeout_s=90)
+        failed = wait_until(files, lambda v: v.state is State.FAILED, timeout_s=180)
     finally:
         undo()
     assert failed.fix == f"realsys resume {name_of(files)} --exclude {node}, which uses other nodes"
     done = slurm_trials.run("resume", name_of(files), "--detach", "--exclude", node)
     assert done.returncode == 0, done.stderr
-    again = wait_until(files, lambda v: v.attempt == 2 and bool(v.workers), timeout_s=60)
+    again = wait_until(files, lambda v: v.attempt == 2 and bool(v.workers), timeout_s=180)
     slurm_trials.wait_for_step(files, failed.step + 1)
     assert node not in {worker.host for worker in trial_view(files).workers}, explain(files, again)

@@ -101,7 +101,7 @@ def test_old_tasks_that_live_on_write_nothing(
     if stopped:
         tell(zombies, signal.SIGSTOP)
     ahead = view.step + 3
-    again = wait_until(files, lambda v: v.attempt == 2 and v.step >= ahead, timeout_s=90)
+    again = wait_until(files, lambda v: v.attempt == 2 and v.step >= ahead, timeout_s=180)
     assert again.host != view.host
     if stopped:
         assert tell(zombies, signal.SIGCONT) == len(zombies), "somebody killed them before"

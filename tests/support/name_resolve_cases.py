@@ -60,7 +60,7 @@ def run_threads(calls: list[Callable[[], None]], start: threading.Event) -> None
         thread.start()
     start.set()
     for thread in threads:
-        thread.join(120)
+        thread.join(60)
         assert not thread.is_alive()
 
 
@@ -282,7 +282,7 @@ def test_ten_thousand_keys(store: NameResolve, root: str):
     assert [e.value for e in store.get_subtree(root)] == [key.encode() for key in keys]
     with store.watch(root) as watch:
         assert store.clear_subtree(root) == NUM_MANY
-        events = collect(watch, NUM_MANY, timeout_s=120)
+        events = collect(watch, NUM_MANY, timeout_s=60)
     assert sorted(e.key for e in events) == keys
     assert {e.kind for e in events} == {DELETE}
     assert store.find_subtree(root) == []
@@ -388,7 +388,7 @@ def test_a_renewed_lease_lives_on(open_another: OpenAnother, passing: Passing, r
 
 
 def test_a_revoked_lease_deletes_its_keys_once(store: NameResolve, root: str):
-    lease = store.grant(ttl_s=10)
+    lease = store.grant(ttl_s=600)
     store.add(f"{root}/a", b"x", lease=lease)
     with store.watch(root) as watch:
         lease.revoke()
@@ -401,7 +401,7 @@ def test_a_revoked_lease_deletes_its_keys_once(store: NameResolve, root: str):
 
 
 def test_a_replaced_key_leaves_its_old_lease(store: NameResolve, root: str):
-    lease = store.grant(ttl_s=10)
+    lease = store.grant(ttl_s=600)
     store.add(f"{root}/a", b"x", lease=lease)
     store.add(f"{root}/a", b"y", replace=True)
     lease.revoke()
@@ -469,7 +469,7 @@ def test_a_wait_that_ends_names_all_who_are_missing(store: NameResolve, root: st
             timeout_s=0.1,
             describe_missing=lambda keys: f"{len(keys)} workers of 3; node7 is DOWN",
         )
-    assert 0.1 <= time.monotonic() - began_s < 60
+    assert time.monotonic() - began_s >= 0.1
     assert caught.value.what == (
         f"2 of 3 keys did not appear in 0.1 s: {root}/b, {root}/c\n  2 workers of 3; node7 is DOWN"
     )

@@ -150,7 +150,7 @@ class Trials:
             kill_everything(TrialFiles(folder))
 
     def wait(
-        self, files: TrialFiles, *, timeout_s: float = 120, every_s: float = 0.05
+        self, files: TrialFiles, *, timeout_s: float = 240, every_s: float = 0.05
     ) -> TrialView:
         """Until the trial is over and its processes are gone."""
 
@@ -159,7 +159,7 @@ class Trials:
 
         return wait_until(files, is_over, timeout_s=timeout_s, every_s=every_s)
 
-    def wait_for_step(self, files: TrialFiles, step: int, *, timeout_s: float = 120) -> TrialView:
+    def wait_for_step(self, files: TrialFiles, step: int, *, timeout_s: float = 240) -> TrialView:
         """Until the main phase has finished ``step`` steps; fails if it ends before."""
 
         def there(view: TrialView) -> bool:

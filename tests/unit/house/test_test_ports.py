@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "slurm"))
-
-import slurm_daemons
+import claimed_ports
 
 
 def test_ports_that_nobody_listens_on_yet_are_given_once(monkeypatch):
@@ -22,14 +18,14 @@ def test_ports_that_nobody_listens_on_yet_are_given_once(monkeypatch):
             return next(self.given)
 
     draws = Draws()
-    monkeypatch.setattr(slurm_daemons.random, "SystemRandom", lambda: draws)
-    monkeypatch.setattr(slurm_daemons, "_is_free", lambda port: True)
-    monkeypatch.setattr(slurm_daemons, "_mine", [])
+    monkeypatch.setattr(claimed_ports.random, "SystemRandom", lambda: draws)
+    monkeypatch.setattr(claimed_ports, "_is_free", lambda port: True)
+    monkeypatch.setattr(claimed_ports, "_mine", [])
     try:
-        assert slurm_daemons.free_ports(5) == first
-        assert slurm_daemons.free_ports(5) == first + 10, "two of the second five are promised"
+        assert claimed_ports.free_ports(5) == first
+        assert claimed_ports.free_ports(5) == first + 10, "two of the second five are promised"
     finally:
-        for claim in slurm_daemons._mine:
+        for claim in claimed_ports._mine:
             claim.close()
     with socket.socket(socket.AF_UNIX) as again:
         again.bind(f"\0realsys test port {first}")
