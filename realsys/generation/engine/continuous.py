@@ -20,7 +20,6 @@ from typing import Any, Literal, NoReturn
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
 from realsys.api.errors import DataError, InternalError
@@ -47,11 +46,11 @@ class _BannedTokens:
     """Tokens that rows must not sample now: stop tokens that come too early, what a grammar leaves out.
 
     Attributes:
-        pairs: slots and tokens, int64 ``[n, 2]``; None: no bans.
+        mask: bool ``[slots, vocabulary]``; None: no bans.
         steps_left: for which this holds, unless other rows run, or in other slots.
     """
 
-    pairs: torch.Tensor | None = None
+    mask: torch.Tensor | None = None
     steps_left: int = 0
 
 
@@ -191,7 +190,7 @@ class ContinuousEngine:
         if self._banned.steps_left == 0:
             self._banned = self._find_banned()
         self._banned.steps_left -= 1
-        tokens, logprobs, kept = self._sampler.pick_kept(logits[:num_slots], self._banned.pairs)
+        tokens, logprobs, kept = self._sampler.pick_kept(logits[:num_slots], self._banned.mask)
         self._tokens[:num_slots] = tokens
         # Together, because each is a wait for a GPU. float64 holds both exactly.
         picked = torch.stack([tokens.double(), logprobs.double()]).tolist()
@@ -364,19 +363,24 @@ class ContinuousEngine:
 
     def _find_banned(self) -> _BannedTokens:
         """Finds what rows must not sample, and for how many steps that holds."""
-        banned, steps_left = dict[int, NDArray[np.int64]](), sys.maxsize
+        early, words, steps_left = dict[int, list[int]](), dict[int, Any](), sys.maxsize
         for slot, row in self._running.items():
             if row.grammar is not None:
-                steps_left = 1
-                banned[slot] = row.grammar.banned()
+                steps_left, words[slot] = 1, row.grammar.allowed()
             elif (left := row.request.gconfig.min_new_tokens - len(row.output.tokens)) > 0:
                 steps_left = min(steps_left, left)
-                banned[slot] = np.array([t for t in row.stop_ids if t < self._vocabulary], np.int64)
-        if not banned:
+                early[slot] = [token for token in row.stop_ids if token < self._vocabulary]
+        if not early and not words:
             return _BannedTokens(None, steps_left)
-        slots = np.repeat(list(banned), [len(tokens) for tokens in banned.values()])
-        pairs = np.column_stack([slots, np.concatenate(list(banned.values()))])
-        return _BannedTokens(torch.from_numpy(pairs).to(self.device), steps_left)
+        shape = (max(self._running) + 1, self._vocabulary)
+        mask = torch.zeros(shape, dtype=torch.bool, device=self.device)
+        for slot, tokens in early.items():
+            mask[slot, tokens] = True
+        if words:
+            packed = torch.from_numpy(np.stack(list(words.values()))).to(self.device)
+            bits = packed[:, :, None] >> torch.arange(32, device=self.device) & 1
+            mask[list(words)] = bits.flatten(1)[:, : self._vocabulary] == 0
+        return _BannedTokens(mask, steps_left)
 
     def _append(
         self, rows: Sequence[Row], tokens: Sequence[float], logprobs: Sequence[float]

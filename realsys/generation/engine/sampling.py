@@ -288,8 +288,6 @@ class SlotSampler:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._never = torch.tensor(-torch.inf, device=device)
-        self._no = torch.tensor(False, device=device)
         self._keys = np.zeros(0, dtype=np.uint64)
         self._positions = np.zeros(0, dtype=np.uint64)
         self._pickings: dict[int, Picking] = {}
@@ -330,8 +328,8 @@ class SlotSampler:
 
         Args:
             logits: ``[B, V]``.
-            banned: int64 ``[n, 2]``, slots with tokens that must not be picked; log-probs stay those
-                over all tokens.
+            banned: bool ``[B, V]``, True on tokens that must not be picked, never on all of a row;
+                log-probs stay those over all tokens.
         """
         return self.pick_kept(logits, banned)[:2]
 
@@ -356,7 +354,7 @@ class SlotSampler:
         probs = torch.softmax(logits, dim=-1)
         allowed, allowed_probs = logits, probs
         if banned is not None:
-            allowed = logits.index_put(banned.unbind(1), self._never)
+            allowed = logits.masked_fill(banned, -torch.inf)
             allowed_probs = torch.softmax(allowed, dim=-1)
         share = kept = None
         picking = next(iter(self._count))
@@ -379,10 +377,9 @@ class SlotSampler:
             return token, logprob, None
         picked = allowed_probs.gather(1, token[:, None])[:, 0].double()
         of_kept = (picked.log() - share.log()).float()
-        if kept is None:
-            kept = torch.ones_like(probs, dtype=torch.bool)
         if banned is not None:
-            kept.index_put_(tuple(banned.unbind(1)), self._no)
+            kept = ~banned if kept is None else kept & ~banned
+        assert kept is not None
         if vectors is not None:
             logprob, kept = (
                 torch.where(vectors.kept, of_kept, logprob),

@@ -44,20 +44,21 @@ class TokenGrammar:
                     fix="continue an answer with the grammar that it began with",
                 )
 
-    def banned(self) -> NDArray[np.int64]:
-        """Returns the tokens that must not follow; never all of them."""
+    def allowed(self) -> NDArray[np.int32]:
+        """Returns which tokens may follow, at least one: a bit of 32 in each word, from the lowest on."""
         from llguidance.numpy import fill_next_token_bitmask
 
         fill_next_token_bitmask(self._matcher, self._words)
-        bits = np.unpackbits(self._words.view(np.uint8), bitorder="little")[: self._vocabulary]
-        if not bits.any():
+        if not self._words.any():
             if self._matcher.is_error():
                 raise InternalError(
                     f"the grammar of an answer broke: {self._matcher.get_error()}",
                     where="generation request",
                 )
-            bits[sorted(self._stop_ids)] = 1  # it is complete
-        return np.flatnonzero(bits == 0)
+            for token in self._stop_ids:  # it is complete
+                self._words[0, token // 32] |= np.uint32(1 << token % 32).view(np.int32)
+        words: NDArray[np.int32] = self._words[0]
+        return words
 
 
 class GrammarReader:

@@ -103,9 +103,12 @@ def test_rows_of_different_settings_have_the_log_probs_and_sets_that_they_have_a
     of += [GenerationHyperparameters(top_p=0.5), GenerationHyperparameters(greedy=True)]
     wants = [True] * num + [False, True]
     logits = 3 * torch.randn(len(of), VOCAB, generator=torch.Generator().manual_seed(3))
-    bans = [(i, s) for i, g in enumerate(of) if g.min_new_tokens for s in STOPS.tolist()]
-    banned = torch.tensor(bans) if bans else None
-    token, logprob, kept = slot_rows(list(zip(of, wants, strict=True)), logits, banned)
+    banned = torch.zeros(len(of), VOCAB, dtype=torch.bool)
+    for i, gconfig in enumerate(of):
+        banned[i, STOPS] = bool(gconfig.min_new_tokens)
+    token, logprob, kept = slot_rows(
+        list(zip(of, wants, strict=True)), logits, banned if banned.any() else None
+    )
     for i, gconfig in enumerate(of):
         if wants[i] and not gconfig.greedy:
             expected, log_p = naive(logits[i], token[i].item(), gconfig, 0)

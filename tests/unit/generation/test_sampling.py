@@ -136,6 +136,8 @@ def test_a_token_that_float32_gives_no_probability_has_its_log_prob_all_the_same
         slots = SlotSampler(torch.device("cpu"))
         for slot, picking in enumerate([Picking.of(gconfig), *others]):
             slots.add(slot, picking, seed=slot, position=0)
-        token, logprob = slots.pick(logits[:rows], banned=torch.tensor([[0, 0]]))
+        banned = torch.zeros(rows, 3, dtype=torch.bool)
+        banned[0, 0] = True
+        token, logprob = slots.pick(logits[:rows], banned=banned)
         assert (token[0].item(), logprob[0].item()) == (1, -400.0)
         assert logprob.isfinite().all()

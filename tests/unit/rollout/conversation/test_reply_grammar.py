@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 from llguidance.hf import from_tokenizer
+from numpy.typing import NDArray
 from transformers import AutoTokenizer
 
 from realsys.api.errors import DataError
-from realsys.generation.engine.token_grammar import GrammarReader, grammar_fault
+from realsys.generation.engine.token_grammar import GrammarReader, TokenGrammar, grammar_fault
 from realsys.rollout.conversation.answer_forms import ANSWER_FORMS, ParsedAnswer
 from realsys.rollout.conversation.chat_messages import ChatMessage, ChatRequest, ToolChoice
 from realsys.rollout.conversation.reply_grammar import reply_grammar, special_tokens
@@ -82,8 +83,7 @@ def read_one(
     draw, tokens = random.Random(seed), list[int]()
     closings = [tokenizer.encode(m, add_special_tokens=False) for m in ("</think>", "[/THINK]")]
     while True:
-        allowed = np.ones(vocabulary, bool)
-        allowed[grammar.banned()] = False
+        allowed = _allowed(grammar, vocabulary)
         if allowed[end] and (draw.random() < 0.3 or allowed.sum() == 1):
             break
         allowed[end] = False
@@ -95,13 +95,18 @@ def read_one(
                 break
             tokens.append(part)
             grammar.take((part,))
-            allowed[:] = True
-            allowed[[*grammar.banned(), end]] = False
+            allowed = _allowed(grammar, vocabulary)
+            allowed[end] = False
         assert len(tokens) < 5000
     answer = tokenizer.decode(tokens, skip_special_tokens=False)
     parsed = form.parse(answer, thinking=thinking, tools=bool(request.tools))
     assert not parsed.faults, answer
     return parsed
+
+
+def _allowed(grammar: TokenGrammar, vocabulary: int) -> NDArray[np.bool_]:
+    bits = np.unpackbits(grammar.allowed().view(np.uint8), bitorder="little")
+    return bits[:vocabulary].astype(bool)
 
 
 def check_schema(parsed: ParsedAnswer) -> None:
