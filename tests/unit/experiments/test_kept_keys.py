@@ -68,3 +68,32 @@ def test_rollout_workers_record_what_their_engine_can_tell(schedule, gen, record
     )
     assert schedule.records_kept(gen) is records
     assert (set(experiment._rollout_keys) >= KEPT) is records
+
+
+HOLDING = replace(
+    grpo_math().task,
+    agent="python",
+    agent_args={"function": "my_agent.py:solve", "schema": "enforce"},
+)
+
+
+def test_a_run_that_holds_answers_to_schemas_computes_over_what_they_left():
+    experiment = replace(
+        grpo_math(), task=HOLDING, schedule=Async(), actor=ModelOptions(path="/nowhere")
+    )
+    assert with_sets(calls_of(experiment)) >= {"ref_inf", "actor_train"}
+    assert set(experiment._rollout_keys) >= KEPT
+    (worker,) = experiment.initial_setup().rollout_worker
+    assert worker.kept_sets
+    ignoring = replace(HOLDING, agent_args={**HOLDING.agent_args, "schema": "ignore"})
+    free = replace(experiment, task=ignoring)
+    assert not with_sets(calls_of(free))
+    assert not free.initial_setup().rollout_worker[0].kept_sets
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+def test_servers_that_hold_no_schema_are_refused(engine):
+    schedule = Async(server_backend=engine)
+    (problem,) = schedule.sampling_problems(GenerationHyperparameters(), by_schema=True)
+    assert f"{engine} does not hold answers to JSON schemas" in problem.what
+    assert problem.where == "task.agent_args.schema and schedule.server_backend"
