@@ -1,14 +1,15 @@
 """Measures the embedded engine's speed against transformers' ``generate`` in the same run.
 
-``python benchmarks/bench_generation.py [--parts even tailed wide] [--threads 2] [--rounds 5]``. Weights
-are random and no token ends an answer: lengths are drawn beforehand, so both do the same work.
+``python benchmarks/bench_generation.py [--parts even tailed wide held] [--threads 2] [--rounds 5]``.
+Weights are random and no token ends an answer: lengths are drawn beforehand, so both do the same work.
 
 *even*: all answers have equal length. *tailed*: lengths are exponential with a mean of an eighth of the
 maximum, in batches of 64 for ``generate`` (each ends with its longest) and with at most 64 running in
 the engine; useful tokens count. *wide*: a model of about 100 million parameters, a few steps, compared
 with the time to read its weights once, measured in the same run by summing a tensor of their size; also
-with 8-bit weights, and their effect on log-probs. Both sides alternate within a round: on a machine
-with other load the best of the rounds is more informative than the median.
+with 8-bit weights, and their effect on log-probs. *held*: the same model's steps with rows that are held
+to a JSON schema, and the sets of tokens that it leaves, against free rows. Both sides alternate within a
+round: on a machine with other load the best of the rounds is more informative than the median.
 """
 
 from __future__ import annotations
@@ -16,12 +17,15 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
+import sysconfig
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from realsys.api.model import GenerationHyperparameters
 from realsys.generation.engine.continuous import ContinuousEngine
@@ -172,11 +176,61 @@ def logprobs_after(engine: ContinuousEngine, prompts: Sequence[tuple[int, ...]])
     return logits.log_softmax(-1)
 
 
-def seconds_a_step(engine: ContinuousEngine, prompts: Sequence[tuple[int, ...]]) -> float:
+def trained_tokenizer(vocabulary: int) -> Any:
+    """Byte pairs of the standard library's sources."""
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    letters = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary, special_tokens=["<eos>"], initial_alphabet=letters
+    )
+    sources = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
+    made.train([str(path) for path in sources], trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<eos>")
+
+
+def held(rounds: int) -> None:
+    """Seconds a step of rows that are held to a schema, and of free ones, in turn."""
+    module = wide_llama()
+    tokenizer = trained_tokenizer(module.config.vocab_size)
+    say(f"held: a vocabulary of {len(tokenizer):,}")
+    engine = ContinuousEngine(
+        module, eos_token_ids=[0], max_running=NUM_ROWS, tokenizer=tokenizer, prefix_bytes=0
+    )
+    grammars = {
+        "free": "",
+        "numbers": 'start: %json {"type": "array", "items": {"type": "number"}, "minItems": 99}',
+        "text": 'start: %json {"type": "string", "minLength": 999}',
+    }
+    for num_rows in (1, 8, 64):
+        prompts = prompts_of(num_rows, module.config.vocab_size)
+        times: dict[str, list[float]] = {name: [] for name in grammars}
+        for _ in range(rounds):
+            for name, grammar in grammars.items():
+                times[name].append(seconds_a_step(engine, prompts, grammar=grammar))
+        free, numbers, text = (min(found) * 1000 for found in times.values())
+        say(
+            f"  {num_rows:3} rows: free {free:6.1f} ms   numbers {numbers / free:.2f} x   "
+            f"text {text / free:.2f} x"
+        )
+
+
+def seconds_a_step(
+    engine: ContinuousEngine, prompts: Sequence[tuple[int, ...]], *, grammar: str = ""
+) -> float:
     """Of decoding alone, the best of a few steps."""
     for i, prompt in enumerate(prompts):
-        gconfig = GenerationHyperparameters(max_new_tokens=8)
-        engine.submit(GenerationRequest(rid=str(i), prompt=prompt, gconfig=gconfig, seed=i))
+        engine.submit(
+            GenerationRequest(
+                rid=str(i),
+                prompt=prompt,
+                gconfig=GenerationHyperparameters(max_new_tokens=8),
+                seed=i,
+                grammar=grammar,
+                return_kept=bool(grammar),
+            )
+        )
     engine.step()
     best = min(seconds(engine.step) for _ in range(3))
     engine.abort_all()
@@ -186,7 +240,7 @@ def seconds_a_step(engine: ContinuousEngine, prompts: Sequence[tuple[int, ...]])
 def main() -> None:
     """Prints a table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--parts", nargs="+", default=["even", "tailed", "wide"])
+    parser.add_argument("--parts", nargs="+", default=["even", "tailed", "wide", "held"])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--longest", type=int, default=256, help="of the answers in part tailed")
@@ -200,6 +254,8 @@ def main() -> None:
         compare("tailed", small_llama(), lengths, arguments.rounds)
     if "wide" in arguments.parts:
         wide(arguments.rounds)
+    if "held" in arguments.parts:
+        held(arguments.rounds)
 
 
 if __name__ == "__main__":

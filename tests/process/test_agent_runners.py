@@ -33,6 +33,7 @@ from realsys.rollout.runners.command_agent import CommandAgent
 from realsys.rollout.runners.external_agent import ADDRESS_FILE, ExternalAgent
 from realsys.rollout.runners.host_process import HostProcess
 from realsys.rollout.runners.hosted_agent import PythonAgent
+from realsys.runtime.child_processes import log_limit
 from realsys.runtime.child_processes.log_limit import cut_log
 
 FAMILY = FAMILIES["chatml"]
@@ -214,6 +215,7 @@ def test_an_agent_that_fails_after_an_answer_gets_the_failed_reward_and_keeps_it
 @pytest.mark.parametrize("make", [command, function])
 def test_a_log_without_end_keeps_its_beginning_and_its_end(tmp_path, monkeypatch, make):
     monkeypatch.setattr(cut_log, "__kwdefaults__", {"most_bytes": 4000, "end_bytes": 1000})
+    monkeypatch.setattr(log_limit, "LOOK_S", 600.0)  # what is written during a look is lost
     writes = "print('first'); print('line\\n' * 100_000); print('the last words', flush=True)"
     code = {
         command: f"ask(); {writes}; sys.exit(3)",
