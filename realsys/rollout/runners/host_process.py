@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 START_S = 300.0  # imports of agents' libraries on a slow file system
 CANCEL_S = 5.0
 _END_S = 15.0
+_LAST_LINES_S = 5.0
 _LINE_BYTES = 64 << 20
 
 
@@ -89,6 +90,8 @@ class HostProcess:
                 process.kill()
                 await process.wait()
         if self._reader is not None:
+            # It ends with the output, and has the log to cut then; others may still hold the output
+            await asyncio.wait({self._reader}, timeout=_LAST_LINES_S)
             self._reader.cancel()
             await asyncio.gather(self._reader, return_exceptions=True)
 
