@@ -69,7 +69,7 @@ def reply_grammar(
 ) -> str:
     """Returns the grammar of a reply; empty: the request leaves it free.
 
-    With tools besides a schema, the policy calls them or answers by the schema.
+    With tools besides a schema, the policy calls them, if its family has calls, or answers by the schema.
 
     Args:
         thinking: the prompt has opened thoughts.
@@ -77,12 +77,13 @@ def reply_grammar(
     Raises:
         DataError: the family's calls can't be written as a grammar.
     """
-    forced = request.tool_choice in (ToolChoice.REQUIRED, ToolChoice.ONE)
+    forced = bool(request.tools) and request.tool_choice in (ToolChoice.REQUIRED, ToolChoice.ONE)
     if request.schema is None and not forced:
         return ""
     rules, ways = _Rules(special), []
     schemas = [] if request.schema is None or forced else [_own_root(request.schema, 0)]
-    if request.tools and request.tool_choice is not ToolChoice.NONE:
+    can_call = request.tools and request.tool_choice is not ToolChoice.NONE
+    if can_call and (forced or form.syntax is not None):
         texts = None if form.syntax is None else form.syntax.json_texts
         if texts is None:
             raise DataError(

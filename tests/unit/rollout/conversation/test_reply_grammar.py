@@ -171,7 +171,8 @@ def test_with_tools_and_a_schema_it_is_the_one_or_the_other(tokenizer: Any, name
 
 
 def test_a_request_that_asks_for_neither_is_free() -> None:
-    for request in (request_of(), request_of(tools=TOOLS)):
+    no_tools = request_of(tool_choice=ToolChoice.REQUIRED)
+    for request in (request_of(), request_of(tools=TOOLS), no_tools):
         assert reply_grammar(request, ANSWER_FORMS["hermes"], thinking=True, special={}) == ""
     without = request_of(tools=TOOLS, tool_choice=ToolChoice.NONE, schema=SCHEMA)
     assert "tool_call" not in reply_grammar(
@@ -203,3 +204,11 @@ def test_special_tokens_are_those_of_the_library(tiny_policy: Path) -> None:
         str(token): i for i, token in added.items() if theirs.is_special_token(i)
     }
     assert {str(added[i]) for i in added} - special_tokens(made).keys() == {"[X]", "<half", "half>"}
+
+
+@pytest.mark.parametrize("name", ["plain", "plain_thoughts"])
+def test_a_family_without_calls_answers_by_the_schema_though_there_are_tools(
+    tokenizer: Any, name: str
+) -> None:
+    both = request_of(tools=TOOLS, schema=SCHEMA)
+    check_schema(read_one(tokenizer, name, both, thinking=False, seed=1))
