@@ -362,7 +362,11 @@ class EpisodeSession:
         if self.settings.schemas is not SchemaUse.ENFORCE:
             return ""
         grammar = reply_grammar(
-            request, self.settings.form, thinking=thinking, special=self.settings.special
+            request,
+            self.settings.form,
+            thinking=thinking,
+            template=self.settings.renderer.template,
+            special=self.settings.special,
         )
         where = "response_format" if request.schema is not None else "tools"
         try:

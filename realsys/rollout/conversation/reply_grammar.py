@@ -65,7 +65,12 @@ class _Rules:
 
 
 def reply_grammar(
-    request: ChatRequest, form: AnswerForm, *, thinking: bool, special: Mapping[str, int]
+    request: ChatRequest,
+    form: AnswerForm,
+    *,
+    thinking: bool,
+    template: str,
+    special: Mapping[str, int],
 ) -> str:
     """Returns the grammar of a reply; empty: the request leaves it free.
 
@@ -73,6 +78,7 @@ def reply_grammar(
 
     Args:
         thinking: the prompt has opened thoughts.
+        template: of the chat: a policy may open thoughts of its own with marks that stand in it.
         special: special tokens of the tokenizer, their ids by text.
     Raises:
         DataError: the family's calls can't be written as a grammar.
@@ -100,7 +106,8 @@ def reply_grammar(
             schemas += calls
     if schemas:
         ways.append(rules.json(schemas))
-    start = f"{_thoughts(form, rules, thinking=thinking)} ({' | '.join(ways)})"
+    marks = [m for m in form.thought_marks if thinking or m[0] in template]
+    start = f"{_thoughts(marks, rules, thinking=thinking)} ({' | '.join(ways)})"
     return "\n".join([f"start: {start}", *rules.lines, _FREE, _WHITE])
 
 
@@ -129,8 +136,7 @@ def _own_root(schema: Mapping[str, Any], number: int) -> dict[str, Any]:
     return {"$id": f"urn:reply:{number}", **schema}
 
 
-def _thoughts(form: AnswerForm, rules: _Rules, *, thinking: bool) -> str:
-    marks: Sequence[tuple[str, str]] = form.thought_marks
+def _thoughts(marks: Sequence[tuple[str, str]], rules: _Rules, *, thinking: bool) -> str:
     if thinking:  # as forms read it: the first mark that closes any
         return f"{rules.until([closing for _, closing in marks] or [THINK[1]])} WHITE"
     ways = [f"{rules.literal(opening)} {rules.until([closing])}" for opening, closing in marks]

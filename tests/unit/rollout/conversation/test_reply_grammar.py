@@ -53,6 +53,7 @@ TOOLS = (
         },
     },
 )
+TEMPLATE = "<think> [THINK]"  # of a model that may think or not
 CALLING = ("hermes", "mistral", "llama3_json")
 
 
@@ -75,7 +76,9 @@ def read_one(
 ) -> ParsedAnswer:
     """A text that the grammar lets through, drawn at random, as the form reads it."""
     form = ANSWER_FORMS[name]
-    text = reply_grammar(request, form, thinking=thinking, special=special_tokens(tokenizer))
+    text = reply_grammar(
+        request, form, thinking=thinking, template=TEMPLATE, special=special_tokens(tokenizer)
+    )
     assert grammar_fault(text) == ""
     end = tokenizer.eos_token_id
     vocabulary = len(tokenizer)
@@ -173,10 +176,13 @@ def test_with_tools_and_a_schema_it_is_the_one_or_the_other(tokenizer: Any, name
 def test_a_request_that_asks_for_neither_is_free() -> None:
     no_tools = request_of(tool_choice=ToolChoice.REQUIRED)
     for request in (request_of(), request_of(tools=TOOLS), no_tools):
-        assert reply_grammar(request, ANSWER_FORMS["hermes"], thinking=True, special={}) == ""
+        assert (
+            reply_grammar(request, ANSWER_FORMS["hermes"], thinking=True, template="", special={})
+            == ""
+        )
     without = request_of(tools=TOOLS, tool_choice=ToolChoice.NONE, schema=SCHEMA)
     assert "tool_call" not in reply_grammar(
-        without, ANSWER_FORMS["hermes"], thinking=False, special={}
+        without, ANSWER_FORMS["hermes"], thinking=False, template="", special={}
     )
 
 
@@ -188,10 +194,11 @@ def test_families_whose_calls_are_no_grammar_refuse_what_needs_one(name: str) ->
             request_of(tools=TOOLS, tool_choice=ToolChoice.REQUIRED),
             form,
             thinking=False,
+            template="",
             special={},
         )
     assert caught.value.where == "tool_choice"
-    assert reply_grammar(request_of(schema=SCHEMA), form, thinking=False, special={})
+    assert reply_grammar(request_of(schema=SCHEMA), form, thinking=False, template="", special={})
 
 
 def test_special_tokens_are_those_of_the_library(tiny_policy: Path) -> None:
@@ -212,3 +219,15 @@ def test_a_family_without_calls_answers_by_the_schema_though_there_are_tools(
 ) -> None:
     both = request_of(tools=TOOLS, schema=SCHEMA)
     check_schema(read_one(tokenizer, name, both, thinking=False, seed=1))
+
+
+def test_a_policy_whose_template_knows_no_thoughts_is_not_led_into_them() -> None:
+    request, form = request_of(schema=SCHEMA), ANSWER_FORMS["hermes"]
+    for template, thinking, opens in (
+        ("", False, False),
+        ("<think>", False, True),
+        ("", True, False),
+    ):
+        text = reply_grammar(request, form, thinking=thinking, template=template, special={})
+        assert ('"<think>"' in text) is opens
+        assert ("suffix" in text) is (opens or thinking)
