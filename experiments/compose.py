@@ -183,7 +183,7 @@ class RLExperiment(TrainingRun):
             batch_size=self.train_bs_n_seqs, tokenizer_dir=self.actor.path
         )
         yield from self.task.reward_problems()
-        if not self.schedule.has_servers:
+        if not self.schedule.has_servers and not isinstance(self.schedule, Replay):
             yield from self.task.agent_problems()
         yield from start_problems(self.task, self.actor, self.sft)
         yield from position_problems(self.actor.path, answers=self.gen.max_new_tokens)

@@ -309,3 +309,6 @@ def test_answers_that_are_held_to_a_schema_are_trained_on_as_they_were_sampled(
     assert max(column(files, "actor/mismatch/abs_max")) < 1e-3
     assert max(column(files, "rollout/reward")) > 0
     audited(module_trials, files, whole=False)
+    again = module_trials.run("replay", str(files.root), "--trial", "held-again", timeout_s=240)
+    assert again.returncode == 0, again.stderr
+    assert "actor: the same weights, bit for bit" in again.stderr

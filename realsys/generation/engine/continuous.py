@@ -395,8 +395,9 @@ class ContinuousEngine:
             output.logprobs.append(logprob)
             output.versions.append(version)
             if row.grammar is not None:
-                row.grammar.take((token,))
-            if finish := row.ending(token):
+                row.grammar.advance(token)
+                output.fault = row.grammar.fault
+            if finish := "abort" if output.fault else row.ending(token):
                 output.finish = finish
                 ended.append(row)
         return ended

@@ -43,7 +43,8 @@ class GenerationOutput:
 
     One log-prob and one weight version for each token; ``cached_tokens`` of the prompt were not computed
     for this request. ``kept`` (if requested) has one kept set for each token, see
-    ``sampling.encode_kept_sets``.
+    ``sampling.encode_kept_sets``. ``fault`` says why it was aborted by its grammar; then
+    its tokens are of no use.
     """
 
     rid: str
@@ -53,3 +54,4 @@ class GenerationOutput:
     finish: str = ""
     cached_tokens: int = 0
     kept: list[bytes] = field(default_factory=list)
+    fault: str = ""

@@ -7,22 +7,31 @@ requests it took.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from realsys.api.errors import ConfigError, DataError, InternalError
+from realsys.api.errors import ConfigError, DataError
 from realsys.config.extras import missing_packages
 
 PACKAGES = ("llguidance",)
 MAX_GRAMMAR = 1 << 20  # characters
+_PLACE = re.compile(r"^at \d+\(\d+\): (failed to compile JSON schema: )?")
 _KEPT_TOKENIZERS = 4  # one for each set of stop tokens, which clients may choose
 
 
 class TokenGrammar:
-    """One answer's grammar, and how far the answer has come."""
+    """One answer's grammar, and how far the answer has come.
+
+    Attributes:
+        fault: why the answer can't go on; empty: it can. A grammar may take more work than is allowed, or
+            have no end.
+    """
+
+    fault: str = ""
 
     def __init__(self, matcher: Any, *, vocabulary: int, stop_ids: frozenset[int]) -> None:
         from llguidance.numpy import allocate_token_bitmask
@@ -44,18 +53,28 @@ class TokenGrammar:
                     fix="continue an answer with the grammar that it began with",
                 )
 
+    def advance(self, token: int) -> None:
+        """Advances by the token that was sampled; sets ``fault`` if that can't be."""
+        if (
+            not self.fault
+            and token not in self._stop_ids
+            and not self._matcher.consume_token(token)
+        ):
+            self.fault = _first_line(self._matcher.get_error()) or f"it refuses token {token}"
+
     def allowed(self) -> NDArray[np.int32]:
         """Returns which tokens may follow, at least one: a bit of 32 in each word, from the lowest on."""
         from llguidance.numpy import fill_next_token_bitmask
 
-        fill_next_token_bitmask(self._matcher, self._words)
-        if not self._words.any():
-            if self._matcher.is_error():
-                raise InternalError(
-                    f"the grammar of an answer broke: {self._matcher.get_error()}",
-                    where="generation request",
-                )
-            for token in self._stop_ids:  # it is complete
+        if not self._matcher.is_error():
+            fill_next_token_bitmask(self._matcher, self._words)
+        if self._matcher.is_error():
+            self.fault = _first_line(self._matcher.get_error()) or "llguidance gives up"
+        elif not self._words.any() and not self._matcher.is_accepting():
+            self.fault = "nothing may follow"
+        if self.fault or not self._words.any():
+            self._words[:] = 0
+            for token in self._stop_ids:
                 self._words[0, token // 32] |= np.uint32(1 << token % 32).view(np.int32)
         words: NDArray[np.int32] = self._words[0]
         return words
@@ -132,9 +151,16 @@ def grammar_fault(grammar: str) -> str:
         return f"a grammar of {len(grammar):,} characters, {MAX_GRAMMAR:,} at most"
     from llguidance import LLMatcher
 
-    return str(LLMatcher.validate_grammar(grammar))[:600]
+    # Without the place in a grammar that its writer never saw
+    fault = _PLACE.sub("", str(LLMatcher.validate_grammar(grammar)).partition("\n   1 | ")[0])
+    return fault.strip()[:600]
 
 
 def _need_package() -> None:
     for problem in missing_packages(PACKAGES, where="answers by a JSON schema"):
         raise problem
+
+
+def _first_line(error: object) -> str:
+    """Returns what an error of the package says before it shows its state."""
+    return str(error or "").partition("\n")[0][:600]

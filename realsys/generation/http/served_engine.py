@@ -49,6 +49,7 @@ class EngineAnswer(msgspec.Struct, kw_only=True):
     prompt_tokens: int = 0
     cached_tokens: int = 0
     kept: list[bytes] = []
+    fault: str = ""  # of its grammar: it can't be completed
 
     def result(self) -> GenerateResult:
         """Returns the finished answer as a value."""

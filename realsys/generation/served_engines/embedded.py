@@ -132,6 +132,12 @@ class EmbeddedEngine:
                     raise self._over or _closed()
                 answer = entry.answer
                 finished = answer.finish is not None
+                if answer.fault:
+                    raise DataError(
+                        f"the answer can't be held to its grammar: {answer.fault}",
+                        where=f"/generate, request {request.rid!r}",
+                        fix="send a simpler schema",
+                    )
                 yield answer
         finally:
             if not finished:
@@ -364,4 +370,5 @@ def answer_of(output: GenerationOutput, *, prompt_tokens: int) -> EngineAnswer:
         prompt_tokens=prompt_tokens,
         cached_tokens=output.cached_tokens,
         kept=list(output.kept),
+        fault=output.fault,
     )

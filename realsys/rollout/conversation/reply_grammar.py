@@ -17,8 +17,16 @@ from realsys.rollout.conversation.answer_forms import AnswerForm
 from realsys.rollout.conversation.chat_messages import ChatRequest, ToolChoice
 from realsys.rollout.conversation.forms.answer_scan import THINK
 
-# As json.dumps writes it: with free white space, small models write nothing else.
-_WRITTEN = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+# Spaces as json.dumps has them: with free ones, small models write nothing else. Pydantic's unions are
+# oneOf.
+_WRITTEN = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+    "coerce_one_of": True,
+}
+_REMARKS = ("title", "description", "$comment")
+_LARGEST_INTEGER = 2**53  # of what a double holds exactly
 _FREE = r"FREE: /(.|\n)+/"
 _WHITE = r"WHITE: /[\n ]{0,4}/"
 
@@ -86,7 +94,7 @@ def reply_grammar(
     forced = bool(request.tools) and request.tool_choice in (ToolChoice.REQUIRED, ToolChoice.ONE)
     if request.schema is None and not forced:
         return ""
-    rules, ways = _Rules(special), []
+    rules, ways, calls = _Rules(special), list[str](), list[dict[str, Any]]()
     schemas = [] if request.schema is None or forced else [_own_root(request.schema, 0)]
     can_call = request.tools and request.tool_choice is not ToolChoice.NONE
     if can_call and (forced or form.syntax is not None):
@@ -101,11 +109,15 @@ def reply_grammar(
         if texts.before:
             call = rules.json(calls)
             before, between, after = map(rules.literal, (texts.before, texts.between, texts.after))
-            ways.append(f"{before} {call} ({between} {call})* {after}")
+            # One that is named is called once, as clients expect
+            more = "" if request.tool_choice is ToolChoice.ONE else f" ({between} {call})*"
+            ways.append(f"{before} {call}{more} {after}")
         else:  # nothing tells a call from other JSON
             schemas += calls
     if schemas:
         ways.append(rules.json(schemas))
+    for schema in [*schemas, *calls]:
+        _check_values(schema, special)
     marks = [m for m in form.thought_marks if thinking or m[0] in template]
     start = f"{_thoughts(marks, rules, thinking=thinking)} ({' | '.join(ways)})"
     return "\n".join([f"start: {start}", *rules.lines, _FREE, _WHITE])
@@ -120,6 +132,13 @@ def _call_schemas(request: ChatRequest, key: str) -> list[dict[str, Any]]:
     }
     if request.tool_choice is ToolChoice.ONE:
         offered = {request.tool_name: offered[request.tool_name]}
+    for name, arguments in offered.items():
+        if arguments.get("type", "object") != "object":
+            raise DataError(
+                f"the arguments of tool {name!r} are no object",
+                where="tools",
+                fix='give its parameters "type": "object"',
+            )
     return [
         {
             "type": "object",
@@ -129,6 +148,31 @@ def _call_schemas(request: ChatRequest, key: str) -> list[dict[str, Any]]:
         }
         for number, (name, arguments) in enumerate(offered.items(), 1)
     ]
+
+
+def _check_values(value: Any, special: Mapping[str, int]) -> None:
+    """Refuses what would not come back as it stands in a schema."""
+    if isinstance(value, str):
+        if found := next((mark for mark in special if mark in value), None):
+            raise DataError(
+                f"a schema with the text {found!r}, which is a special token of the model",
+                where="response_format, or tools",
+                fix="leave it out",
+            )
+    elif isinstance(value, int) and abs(value) > _LARGEST_INTEGER:
+        raise DataError(
+            f"a schema with the integer {value}, which would be rounded",
+            where="response_format, or tools",
+            fix=f"use integers up to {_LARGEST_INTEGER}, or a text",
+        )
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            _check_values(key, special)
+            if key not in _REMARKS or not isinstance(inner, str):
+                _check_values(inner, special)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            _check_values(inner, special)
 
 
 def _own_root(schema: Mapping[str, Any], number: int) -> dict[str, Any]:

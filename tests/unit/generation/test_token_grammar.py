@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -194,6 +195,47 @@ def test_what_cannot_be_used_is_refused_and_leaves_nothing_behind(
     with pytest.raises(DataError, match="the engine has no tokenizer"):
         make(module, None).submit(request_of(1, WORDS))
     assert (engine.num_waiting, engine.num_running) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        # Without an end; of more work than llguidance allows; of nothing at all.
+        {
+            "$defs": {
+                "N": {
+                    "type": "object",
+                    "properties": {"n": {"$ref": "#/$defs/N"}},
+                    "required": ["n"],
+                }
+            },
+            "$ref": "#/$defs/N",
+        },
+        {"type": "string", "pattern": "^(.*a.{8}|.*b.{8})$", "maxLength": 40},
+        {"$ref": "#"},
+    ],
+)
+def test_a_grammar_that_breaks_fails_its_own_answer_only(
+    module: Any, tokenizer: Any, schema: dict[str, Any]
+) -> None:
+    engine = make(module, tokenizer)
+    broken = request_of(1, "start: %json " + json.dumps(schema), max_new_tokens=4000)
+    try:
+        engine.submit(broken)
+    except DataError:
+        return  # refused at once, as well
+    neighbour = answers(engine, [request_of(2, JSON)])
+    assert (
+        neighbour["2"].tokens == answers(make(module, tokenizer), [request_of(2, JSON)])["2"].tokens
+    )
+    ended = neighbour.get("1")
+    assert ended is not None
+    # A random policy may also find an end, or come to that of the model's positions first.
+    if ended.finish == "stop":
+        text = json.loads(tokenizer.decode(ended.tokens[:-1]))
+        assert re.fullmatch(schema["pattern"], text)
+    else:
+        assert (ended.finish, bool(ended.fault)) in (("abort", True), ("length", False))
 
 
 def test_without_the_package_it_says_how_to_get_it(

@@ -231,3 +231,53 @@ def test_a_policy_whose_template_knows_no_thoughts_is_not_led_into_them() -> Non
         text = reply_grammar(request, form, thinking=thinking, template=template, special={})
         assert ('"<think>"' in text) is opens
         assert ("suffix" in text) is (opens or thinking)
+
+
+@pytest.mark.parametrize(
+    ("fields", "what"),
+    [
+        ({"schema": {"enum": ["a<eos>b"]}}, "the text '<eos>', which is a special token"),
+        ({"schema": {"properties": {"<eos>": {"type": "null"}}}}, "the text '<eos>'"),
+        ({"schema": {"const": 2**53 + 1}}, "the integer 9007199254740993, which would be rounded"),
+        (
+            {
+                "tools": [{"function": {"name": "f", "parameters": {"type": "array"}}}],
+                "tool_choice": ToolChoice.REQUIRED,
+            },
+            "the arguments of tool 'f' are no object",
+        ),
+        (
+            {"tools": [{"function": {"name": "f<eos>"}}], "tool_choice": ToolChoice.REQUIRED},
+            "the text '<eos>'",
+        ),
+    ],
+)
+def test_what_would_not_come_back_as_it_stands_is_refused(
+    fields: dict[str, Any], what: str
+) -> None:
+    with pytest.raises(DataError, match=what):
+        reply_grammar(
+            request_of(**fields),
+            ANSWER_FORMS["hermes"],
+            thinking=False,
+            template="",
+            special={"<eos>": 2},
+        )
+
+
+def test_remarks_in_a_schema_are_free() -> None:
+    schema = {"description": "up to <eos>", "type": "integer"}
+    assert reply_grammar(
+        request_of(schema=schema),
+        ANSWER_FORMS["plain"],
+        thinking=False,
+        template="",
+        special={"<eos>": 2},
+    )
+
+
+def test_a_tool_that_is_named_is_called_once(tokenizer: Any) -> None:
+    one = request_of(tools=TOOLS, tool_choice=ToolChoice.ONE, tool_name="say_é")
+    for seed in range(12):
+        parsed = read_one(tokenizer, "hermes", one, thinking=False, seed=seed)
+        assert len(parsed.calls) == 1
