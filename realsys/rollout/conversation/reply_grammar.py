@@ -25,7 +25,7 @@ _WRITTEN = {
     "key_separator": ": ",
     "coerce_one_of": True,
 }
-_REMARKS = ("title", "description", "$comment")
+_COMMENTS = ("title", "description", "$comment")
 _LARGEST_INTEGER = 2**53  # of what a double holds exactly
 _FREE = r"FREE: /(.|\n)+/"
 _WHITE = r"WHITE: /[\n ]{0,4}/"
@@ -168,7 +168,7 @@ def _check_values(value: Any, special: Mapping[str, int]) -> None:
     elif isinstance(value, Mapping):
         for key, inner in value.items():
             _check_values(key, special)
-            if key not in _REMARKS or not isinstance(inner, str):
+            if key not in _COMMENTS or not isinstance(inner, str):
                 _check_values(inner, special)
     elif isinstance(value, list | tuple):
         for inner in value:
