@@ -361,18 +361,22 @@ class EpisodeSession:
         """Returns what the reply is held to; raises DataError if that can't be."""
         if self.settings.schemas is not SchemaUse.ENFORCE:
             return ""
-        grammar = reply_grammar(
-            request,
-            self.settings.form,
-            thinking=thinking,
-            template=self.settings.renderer.template,
-            special=self.settings.special,
-        )
         where = "response_format" if request.schema is not None else "tools"
         try:
+            grammar = reply_grammar(
+                request,
+                self.settings.form,
+                thinking=thinking,
+                template=self.settings.renderer.template,
+                special=self.settings.special,
+            )
             fault = grammar_fault(grammar) if grammar else ""
         except ConfigError as error:  # here it is the request that asks for what is missing
             raise DataError(error.what, where=where, fix=error.fix) from error
+        except RecursionError:
+            raise DataError(
+                "the schema is nested too deeply", where=where, fix="send a flatter one"
+            ) from None
         if fault:
             raise DataError(
                 f"the schema can't be used: {fault}",
