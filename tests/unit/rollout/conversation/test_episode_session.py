@@ -466,7 +466,7 @@ def test_a_schema_that_cannot_be_held_is_the_clients_error(
         deep: dict[str, Any] = {"type": "integer"}
         for _ in range(900):
             deep = {"type": "array", "items": deep}
-        with pytest.raises(DataError, match="recursion limit|nested too deeply"):
+        with pytest.raises(DataError, match=r"recursion limit|nested too deeply"):
             await ask(session, user("3"), schema=deep)
         monkeypatch.setattr(extras, "find_spec", lambda name: None)
         with pytest.raises(DataError, match="llguidance is not installed") as caught:
