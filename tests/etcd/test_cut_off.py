@@ -76,7 +76,10 @@ def node() -> Iterator[Node]:
         ip("-n", node.name, "link", "set", far, "up")
         yield node
     finally:
-        ip("netns", "del", node.name)  # and with it the cable
+        # The cable by itself: a namespace takes its own down some time after it is gone, and the next node
+        # of this process has the same names.
+        subprocess.run(["ip", "link", "del", node.name], check=False, timeout=20)
+        ip("netns", "del", node.name)
 
 
 class Worker:
