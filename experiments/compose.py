@@ -420,9 +420,10 @@ class RLExperiment(TrainingRun):
     def _rollout_keys(self) -> tuple[str, ...]:
         """Keys of a datapoint from a rollout worker."""
         serving = self._serving
+        if serving is None:
+            return (*ROLLOUT_KEYS, *kept_keys(self._keeps_sets))
         by_schema = self.task.holds_to_schemas
-        recorded = serving is None or serving.records_kept(self.gen, by_schema=by_schema)
-        return (*ROLLOUT_KEYS, *kept_keys(recorded and self._keeps_sets))
+        return (*ROLLOUT_KEYS, *kept_keys(serving.records_kept(self.gen, by_schema=by_schema)))
 
     @property
     def _keeps_sets(self) -> bool:

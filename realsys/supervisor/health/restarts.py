@@ -21,6 +21,7 @@ MAX_RESTARTS = 5
 WINDOW_S = 3600.0
 FIRST_PAUSE_S = 0.5
 RECOVERY_S = 600.0  # how long waiting for a worker that was just restarted is no stall
+START_S = 600.0  # of a phase, in which its workers start
 # A user has to mend these: another start would end in the same way
 REFUSALS = frozenset(error.__name__ for error in (ConfigError, ConfigErrors, UnknownName))
 COLLECTIVE_S = (
@@ -47,16 +48,17 @@ class RestartPolicy:
     first_pause_s: float = FIRST_PAUSE_S
 
     def next_start_s(
-        self, past_s: Sequence[float], *, now_s: float, kind: str = ""
+        self, past_s: Sequence[float], *, now_s: float, began_s: float = 0.0, kind: str = ""
     ) -> float | None:
         """Returns when a worker that ends now is restarted; None if it is not.
 
         Args:
             past_s: when it was restarted so far.
-            kind: class of the error that ended it. A worker that was restarted took its configuration
-                before: it may refuse it because a file system is away.
+            began_s: when the phase began.
+            kind: class of the error that ended it. A worker that has run took its configuration before: it
+                may refuse it because a file system is away.
         """
-        if kind in REFUSALS and not past_s:
+        if kind in REFUSALS and not past_s and now_s - began_s < START_S:
             return None
         recent = sum(now_s - at_s < self.window_s for at_s in past_s)
         if recent >= self.max_restarts:

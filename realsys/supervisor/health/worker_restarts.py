@@ -72,11 +72,13 @@ class WorkerRestarts:
     optional: set[str] = field(default_factory=set)
     _down: dict[str, _Down] = field(default_factory=dict)
     _past_s: dict[str, list[float]] = field(default_factory=dict)
+    _began_s: float = field(default_factory=time.monotonic)  # of the phase
 
     def begin_phase(self) -> None:
         """Forgets the workers of the phase before, but not how often they were restarted."""
         self._down.clear()
         self.optional.clear()
+        self._began_s = time.monotonic()
 
     def is_down(self, worker: str) -> bool:
         """Returns whether its end is known and it will be restarted (or not any more, after a stop)."""
@@ -110,7 +112,9 @@ class WorkerRestarts:
             failure = self.reporter.of_stall(task, known, stall)
         else:
             failure = self.reporter.of_task(task, known)
-        start_at_s = self.policy.next_start_s(past_s, now_s=now_s, kind=failure.kind)
+        start_at_s = self.policy.next_start_s(
+            past_s, now_s=now_s, began_s=self._began_s, kind=failure.kind
+        )
         # Its step was refused, as a second one would be
         if task.poll() == worker_exit_codes.NOT_STARTED:
             start_at_s = None

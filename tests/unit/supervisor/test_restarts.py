@@ -51,6 +51,9 @@ def test_a_configuration_that_is_refused_at_the_first_start_is_not_tried_again()
     assert policy.next_start_s([], now_s=9.0, kind="ConfigErrors") is None
     assert policy.next_start_s([], now_s=9.0, kind="ClusterError") == 9.5
     assert policy.next_start_s([5.0], now_s=9.0, kind="ConfigError") == 10.0
+    # One that has run for long took it before.
+    assert policy.next_start_s([], now_s=5000.0, began_s=4500.0, kind="ConfigError") is None
+    assert policy.next_start_s([], now_s=5000.0, began_s=4000.0, kind="ConfigError") == 5000.5
 
 
 @given(
