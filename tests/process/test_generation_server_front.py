@@ -8,6 +8,7 @@ import inspect
 import json
 import os
 import signal
+import socket
 import ssl
 import subprocess
 import sys
@@ -33,6 +34,7 @@ from realsys.generation.http.http_client import HttpGenerationClient
 from realsys.generation.http.http_session import HttpSession
 from realsys.generation.served_engines.child import ChildServer
 from realsys.generation.server.http_app import generation_app
+from realsys.runtime.certificates import self_signed
 from realsys.runtime.child_processes.child_guard import descendants, guarded
 from realsys.transport.generation_messages import (
     Finish,
@@ -105,6 +107,40 @@ async def test_a_cancelled_call_aborts_its_request_and_no_other() -> None:
         await until(lambda: set(server.engine.running) == {"r1"})
         server.engine.hang = False
         assert (await calls[1]).finish is Finish.LENGTH
+
+
+def test_a_closed_session_waits_for_no_servers_goodbye(tmp_path: Path) -> None:
+    certificate = self_signed("silent", "127.0.0.1")
+    pem = tmp_path / "pem"
+    pem.write_text(certificate.key_pem + certificate.cert_pem)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(pem)
+
+    async def cancelled_call(listener: socket.socket) -> socket.socket:
+        port = listener.getsockname()[1]
+        http = HttpSession(f"https://127.0.0.1:{port}#sha256={certificate.sha256}", KEY, name="s")
+        call = asyncio.create_task(http.call("POST", "/generate", {}, timeout_s=S))
+        silent = await asyncio.to_thread(request_of, listener)
+        call.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await call
+        await http.close()
+        return silent
+
+    def request_of(listener: socket.socket) -> socket.socket:
+        silent = context.wrap_socket(listener.accept()[0], server_side=True)
+        assert silent.recv(4) == b"POST"
+        return silent
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(S)
+        with asyncio.run(cancelled_call(listener)) as silent:
+            silent.settimeout(S)
+            with contextlib.suppress(ConnectionError):
+                while silent.recv(1 << 10):
+                    pass
+            with pytest.raises((ConnectionError, ssl.SSLError)):  # nobody holds the other end open
+                silent.sendall(bytes(64 << 20))
 
 
 @running
@@ -429,6 +465,7 @@ def test_a_child_dies_with_a_killed_parent(tmp_path: Path) -> None:
     log = tmp_path / "log"
     code = f"""
 import subprocess, sys, time
+from realsys.runtime.certificates import self_signed
 from realsys.runtime.child_processes.child_guard import guarded
 subprocess.Popen(guarded([sys.executable, "-c", {SERVER_OF_OTHERS!r}]), stdout=open({str(log)!r}, "w"))
 time.sleep(600)

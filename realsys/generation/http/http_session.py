@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import io
 import ipaddress
+import weakref
 from collections.abc import AsyncIterator
 from typing import Any
 from urllib.parse import urldefrag, urlsplit
@@ -114,7 +115,7 @@ class HttpSession:
         return read_error(data, status=status, server=self.name, where=self.url + path)
 
     async def close(self) -> None:
-        """Closes the connections; calls in progress raise WorkerLost."""
+        """Closes the connections, also if the server is silent; calls in progress raise WorkerLost."""
         if self._session is not None:
             await self._session.close()
 
@@ -136,7 +137,7 @@ class HttpSession:
             return aiohttp.UnixConnector(
                 self._unix_socket, limit=self._limit, keepalive_timeout=self._idle_s
             )
-        return aiohttp.TCPConnector(
+        return _ClosingConnector(
             ssl=self._pin or True, limit=self._limit, keepalive_timeout=self._idle_s
         )
 
@@ -156,6 +157,30 @@ class HttpSession:
             where=self.url,
             fix=f"see the end of the log of {self.name}; the supervisor restarts it",
         )
+
+
+class _ClosingConnector(aiohttp.TCPConnector):
+    """A connector whose close leaves no socket open.
+
+    aiohttp's own forgets the connection of a cancelled call at once, while TLS still waits for the
+    server's part of the goodbye: its socket would outlive the event loop.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._opened: weakref.WeakSet[asyncio.Transport] = weakref.WeakSet()
+
+    async def connect(self, *args: Any, **options: Any) -> Any:
+        connection = await super().connect(*args, **options)
+        if connection.transport is not None:
+            self._opened.add(connection.transport)
+        return connection
+
+    def close(self, **options: Any) -> Any:
+        closing = super().close(**options)
+        for transport in list(self._opened):
+            transport.abort()
+        return closing
 
 
 def _encoded(body: Any) -> bytes | io.BytesIO | None:
