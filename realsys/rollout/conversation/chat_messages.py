@@ -53,6 +53,7 @@ class ChatRequest:
     Attributes:
         tools: function tools in the form of Chat Completions: ``{"type": "function", "function": {…}}``.
         tool_name: with ``ToolChoice.ONE``.
+        one_call: a reply that is held to calls of tools makes one, not several.
         n: replies, each sampled by itself.
         max_tokens: None: as many as the run allows.
         stop: texts that end a reply, which does not contain them.
@@ -61,7 +62,8 @@ class ChatRequest:
             Completions end with the counts of tokens, as other dialects' always do.
         sampling: what the client wrote of temperature, top_p, top_k, min_p, seed, …; used only where the
             endpoint allows it.
-        schema: JSON schema that the reply must follow; None: free text.
+        schema: JSON schema that the reply must follow; None: free text. ``schema_field``: where it stands
+            in the client's body, for errors.
         retries: how often the client says that it sent this request before (``x-stainless-retry-count``).
         idempotency_key: of the client, or empty.
     """
@@ -71,6 +73,7 @@ class ChatRequest:
     tools: tuple[Mapping[str, Any], ...] = ()
     tool_choice: ToolChoice = ToolChoice.AUTO
     tool_name: str = ""
+    one_call: bool = False
     n: int = 1
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
@@ -79,6 +82,7 @@ class ChatRequest:
     stream_usage: bool = False
     sampling: Mapping[str, Any] = field(default_factory=dict)
     schema: Mapping[str, Any] | None = None
+    schema_field: str = "response_format"
     retries: int = 0
     idempotency_key: str = ""
 

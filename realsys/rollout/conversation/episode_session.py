@@ -297,7 +297,7 @@ class EpisodeSession:
         if request.schema is not None and self.settings.schemas is SchemaUse.REFUSE:
             raise DataError(
                 "answers are not held to JSON schemas here",
-                where="response_format",
+                where=request.schema_field,
                 fix="leave it out; a training run takes it with task.agent_args.schema=enforce",
             )
         keys = path_keys(request.messages, request.tools, self.settings.match)
@@ -361,7 +361,7 @@ class EpisodeSession:
         """Returns what the reply is held to; raises DataError if that can't be."""
         if self.settings.schemas is not SchemaUse.ENFORCE:
             return ""
-        where = "response_format" if request.schema is not None else "tools"
+        where = "tools" if request.schema is None else request.schema_field
         try:
             grammar = reply_grammar(
                 request,

@@ -102,7 +102,7 @@ def reply_grammar(
         if texts is None:
             raise DataError(
                 f"calls of the form {form.name!r} can't be held to tools",
-                where="tool_choice" if request.schema is None else "response_format",
+                where="tool_choice" if request.schema is None else request.schema_field,
                 fix="leave out tool_choice, and a schema besides tools",
             )
         calls = _call_schemas(request, texts.arguments)
@@ -110,14 +110,17 @@ def reply_grammar(
             call = rules.json(calls)
             before, between, after = map(rules.literal, (texts.before, texts.between, texts.after))
             # One that is named is called once, as clients expect
-            more = "" if request.tool_choice is ToolChoice.ONE else f" ({between} {call})*"
+            once = request.one_call or request.tool_choice is ToolChoice.ONE
+            more = "" if once else f" ({between} {call})*"
             ways.append(f"{before} {call}{more} {after}")
         else:  # nothing tells a call from other JSON
             schemas += calls
     if schemas:
         ways.append(rules.json(schemas))
-    for schema in [*schemas, *calls]:
-        _check_values(schema, special)
+    for schema in calls:
+        _check_values(schema, special, "tools")
+    for schema in schemas:
+        _check_values(schema, special, request.schema_field)
     marks = [m for m in form.thought_marks if thinking or m[0] in template]
     start = f"{_thoughts(marks, rules, thinking=thinking)} ({' | '.join(ways)})"
     return "\n".join([f"start: {start}", *rules.lines, _FREE, _WHITE])
@@ -150,29 +153,29 @@ def _call_schemas(request: ChatRequest, key: str) -> list[dict[str, Any]]:
     ]
 
 
-def _check_values(value: Any, special: Mapping[str, int]) -> None:
-    """Refuses what would not come back as it stands in a schema."""
+def _check_values(value: Any, special: Mapping[str, int], where: str) -> None:
+    """Refuses what would not come back as it stands in a schema; ``where`` names it in the body."""
     if isinstance(value, str):
         if found := next((mark for mark in special if mark in value), None):
             raise DataError(
                 f"a schema with the text {found!r}, which is a special token of the model",
-                where="response_format, or tools",
+                where=where,
                 fix="leave it out",
             )
     elif isinstance(value, int) and abs(value) > _LARGEST_INTEGER:
         raise DataError(
             f"a schema with the integer {value}, which would be rounded",
-            where="response_format, or tools",
+            where=where,
             fix=f"use integers up to {_LARGEST_INTEGER}, or a text",
         )
     elif isinstance(value, Mapping):
         for key, inner in value.items():
-            _check_values(key, special)
+            _check_values(key, special, where)
             if key not in _COMMENTS or not isinstance(inner, str):
-                _check_values(inner, special)
+                _check_values(inner, special, where)
     elif isinstance(value, list | tuple):
         for inner in value:
-            _check_values(inner, special)
+            _check_values(inner, special, where)
 
 
 def _own_root(schema: Mapping[str, Any], number: int) -> dict[str, Any]:

@@ -85,11 +85,13 @@ def read(body: bytes, headers: Mapping[str, str]) -> ChatRequest:
         tools=tools,
         tool_choice=choice,
         tool_name=tool_name,
+        one_call=(fields.tool_choice or {}).get("disable_parallel_tool_use") is True,
         max_tokens=body_fields.positive(fields.max_tokens, "max_tokens"),
         stop=body_fields.stop_texts(fields.stop_sequences, "stop_sequences"),
         stream=bool(fields.stream),
         sampling=body_fields.sampling_of(fields),
         schema=_schema(fields),
+        schema_field="output_config.format" if fields.output_format is None else "output_format",
         retries=retries,
         idempotency_key=key,
     )

@@ -68,6 +68,7 @@ class ChatBody(body_fields.SamplingFields, kw_only=True):
     model: str | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
     n: int | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
@@ -103,6 +104,7 @@ def read(body: bytes, headers: Mapping[str, str]) -> ChatRequest:
         tools=tools,
         tool_choice=choice,
         tool_name=tool_name,
+        one_call=fields.parallel_tool_calls is False,
         n=body_fields.positive(fields.n, "n", body_fields.MAX_REPLIES) or 1,
         max_tokens=limit,
         stop=body_fields.stop_texts(fields.stop, "stop"),

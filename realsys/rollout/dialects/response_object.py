@@ -38,7 +38,7 @@ def response_object(id: str, created: int, model: str, request: ChatRequest) -> 
         "metadata": {},
         "model": model,
         "output": [],
-        "parallel_tool_calls": True,
+        "parallel_tool_calls": not request.one_call,
         "previous_response_id": None,
         "reasoning": {"effort": None, "summary": None},
         "store": False,

@@ -34,6 +34,7 @@ class ResponsesBody(body_fields.SamplingFields, kw_only=True):
     instructions: str | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
     max_output_tokens: int | None = None
     stream: bool | None = None
     text: dict[str, Any] | None = None
@@ -62,11 +63,13 @@ def read(body: bytes, headers: Mapping[str, str]) -> ChatRequest:
         tools=tools,
         tool_choice=choice,
         tool_name=tool_name,
+        one_call=fields.parallel_tool_calls is False,
         max_tokens=body_fields.positive(fields.max_output_tokens, "max_output_tokens"),
         logprobs=_LOGPROBS in (fields.include or ()),
         stream=bool(fields.stream),
         sampling=body_fields.sampling_of(fields),
         schema=_schema(fields.text),
+        schema_field="text.format",
         retries=retries,
         idempotency_key=key,
     )

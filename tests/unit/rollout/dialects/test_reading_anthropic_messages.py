@@ -28,7 +28,11 @@ def read(**fields: Any) -> ChatRequest:
 
 def test_the_smallest_request() -> None:
     assert read(model="policy") == ChatRequest(
-        messages=(ChatMessage(role="user", content="hi"),), model="policy", max_tokens=9, retries=1
+        messages=(ChatMessage(role="user", content="hi"),),
+        model="policy",
+        max_tokens=9,
+        schema_field="output_config.format",
+        retries=1,
     )
 
 
@@ -111,15 +115,17 @@ def test_tools_become_those_of_chat_completions() -> None:
 @pytest.mark.parametrize(
     ("choice", "wanted", "name"),
     [
+        (None, ToolChoice.AUTO, ""),
         ({"type": "auto", "disable_parallel_tool_use": True}, ToolChoice.AUTO, ""),
         ({"type": "any"}, ToolChoice.REQUIRED, ""),
         ({"type": "none"}, ToolChoice.NONE, ""),
         ({"type": "tool", "name": "weather"}, ToolChoice.ONE, "weather"),
     ],
 )
-def test_tool_choices(choice: dict[str, Any], wanted: ToolChoice, name: str) -> None:
+def test_tool_choices(choice: dict[str, Any] | None, wanted: ToolChoice, name: str) -> None:
     request = read(tools=[WEATHER], tool_choice=choice)
     assert (request.tool_choice, request.tool_name) == (wanted, name)
+    assert request.one_call is bool(choice and "disable_parallel_tool_use" in choice)
 
 
 def test_stops_sampling_and_schema() -> None:
@@ -127,10 +133,13 @@ def test_stops_sampling_and_schema() -> None:
     request = read(stop_sequences=["END"], temperature=0.5, top_k=3, stream=True)
     assert (request.stop, request.stream) == (("END",), True)
     assert request.sampling == {"temperature": 0.5, "top_k": 3}
-    assert read(output_format={"type": "json_schema", "schema": schema}).schema == schema
-    assert (
-        read(output_config={"format": {"type": "json_schema", "schema": schema}}).schema == schema
-    )
+    wanted = {"type": "json_schema", "schema": schema}
+    for fields, field in (
+        ({"output_format": wanted}, "output_format"),
+        ({"output_config": {"format": wanted}}, "output_config.format"),
+    ):
+        request = read(**fields)
+        assert (request.schema, request.schema_field) == (schema, field)
 
 
 def test_what_clients_send_besides_is_ignored() -> None:

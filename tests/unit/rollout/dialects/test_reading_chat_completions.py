@@ -125,7 +125,7 @@ def test_what_clients_send_besides_is_ignored() -> None:
         "metadata": {"a": "b"},
         "user": "u",
         "service_tier": "auto",
-        "parallel_tool_calls": False,
+        "parallel_tool_calls": True,
     }
     assert (
         read(**extra, reasoning_effort="low", store=True, stream_options=None, tools=None) == read()
@@ -137,6 +137,8 @@ def test_tools_and_their_choice() -> None:
     assert read(tools=[WEATHER]).tool_choice is ToolChoice.AUTO
     assert read(tools=[WEATHER], tool_choice="required").tool_choice is ToolChoice.REQUIRED
     assert read(tools=[WEATHER], tool_choice="none").tool_choice is ToolChoice.NONE
+    assert not read(tools=[WEATHER]).one_call
+    assert read(tools=[WEATHER], parallel_tool_calls=False).one_call
     one = read(tools=[WEATHER], tool_choice={"type": "function", "function": {"name": "weather"}})
     assert (one.tool_choice, one.tool_name) == (ToolChoice.ONE, "weather")
 

@@ -37,6 +37,7 @@ def test_a_text_is_a_users_message_and_instructions_come_first() -> None:
         model="policy",
         max_tokens=9,
         stream=True,
+        schema_field="text.format",
         idempotency_key="k",
     )
 
@@ -102,12 +103,15 @@ def test_flat_tools_become_those_of_chat_completions() -> None:
     )
     assert (request.tool_choice, request.tool_name) == (ToolChoice.ONE, "weather")
     assert read(tools=[WEATHER], tool_choice="required").tool_choice is ToolChoice.REQUIRED
+    assert not read(tools=[WEATHER]).one_call
+    assert read(tools=[WEATHER], parallel_tool_calls=False).one_call
 
 
 def test_formats_become_schemas() -> None:
     schema = {"type": "object", "properties": {}}
     wanted = {"format": {"type": "json_schema", "name": "x", "schema": schema}, "verbosity": "low"}
     assert read(text=wanted).schema == schema
+    assert read(text=wanted).schema_field == "text.format"
     assert read(text={"format": {"type": "json_object"}}).schema == {"type": "object"}
     assert read(text={"format": {"type": "text"}}).schema is None
     assert read(text={"verbosity": "low"}).schema is None
