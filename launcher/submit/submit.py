@@ -253,10 +253,11 @@ def resubmit(
         made = None
         if changes is not None and changed:
             made = remake(files, current.record, current.plan, current.raw, changes)
-        if view.state is State.COMPLETED and not (
-            made and made.extends_run and has_checkpoint(files)
-        ):
-            raise trial_completed_error(files, view.trial)
+        if view.state is State.COMPLETED:
+            if not (made and made.extends_run):
+                raise trial_completed_error(files, view.trial)
+            if not has_checkpoint(files):
+                raise _no_checkpoint_error(files, view.trial)
         with translate_os_errors(files.root):
             if made is None:
                 now = without_start_conditions(current.plan, datetime.now())
@@ -299,6 +300,14 @@ def trial_completed_error(files: TrialFiles, trial: str) -> TrialError:
         f"{trial} has completed; there is nothing to resume",
         where=str(files.root),
         fix="launch another trial, e.g. with more steps and actor.path=<its checkpoint>",
+    )
+
+
+def _no_checkpoint_error(files: TrialFiles, trial: str) -> TrialError:
+    return TrialError(
+        f"{trial} has completed and keeps no checkpoint to go on from",
+        where=str(files.phase(files.root).recover),
+        fix="launch another trial with actor.path=<its saved model>; exp_ctrl.ckpt_freq_steps keeps one",
     )
 
 

@@ -160,9 +160,10 @@ def test_the_bound_holds_for_every_token_and_every_prompt_is_trained_once(
 
 
 def test_killed_workers_are_started_again_alone_and_nothing_is_lost(
-    module_trials: Trials, tiny_policy: Path
+    module_trials: Trials, tiny_policy: Path, tmp_path: Path
 ) -> None:
     """A server, the manager and a rollout worker, one after another, by kill -9; policy ``wait``."""
+    pace = Pace(tmp_path, 0.3)  # it has not ended before all are killed
     files = module_trials.launch(
         "ppo-math-async",
         "kill",
@@ -170,6 +171,7 @@ def test_killed_workers_are_started_again_alone_and_nothing_is_lost(
         "schedule.max_staleness=2",
         "schedule.servers=2",
         *LONGER,
+        *pace.words,
     )
     view = module_trials.wait_for_step(files, 3)
     killed = ("generation_server/0", "gserver_manager/0", "rollout_worker/0")
@@ -179,6 +181,7 @@ def test_killed_workers_are_started_again_alone_and_nothing_is_lost(
         os.kill(worker_pid(view, worker), signal.SIGKILL)
         view = wait_until(files, lambda v: (v.step or 0) >= began + 6, timeout_s=120)  # noqa: B023
     assert {w.worker: w.pid for w in view.workers if w.worker in others} == others
+    pace.set(0.0)
     done = module_trials.wait(files, timeout_s=240)
     assert (done.state, done.attempt) == (State.COMPLETED, 1), explain(files, done)
     assert set(Counter(trained_ids(files)).values()) == {1}
@@ -216,9 +219,10 @@ def test_a_stopped_run_goes_on_with_what_was_delivered(
 
 
 def test_an_audit_leaves_out_what_a_killed_attempt_did_after_its_checkpoint(
-    module_trials: Trials, tiny_policy: Path
+    module_trials: Trials, tiny_policy: Path, tmp_path: Path
 ) -> None:
     """The master is killed between two checkpoints, which are three steps apart."""
+    pace = Pace(tmp_path, 0.7)  # it has not ended before
     files = module_trials.launch(
         "ppo-math-async",
         "killed",
@@ -226,6 +230,7 @@ def test_an_audit_leaves_out_what_a_killed_attempt_did_after_its_checkpoint(
         "schedule.max_staleness=2",
         "schedule.staleness_policy=window",
         *LONGER,
+        *pace.words,
     )
     view = module_trials.wait_for_step(files, 8)
     os.kill(worker_pid(view, "master_worker/0"), signal.SIGKILL)
@@ -233,6 +238,7 @@ def test_an_audit_leaves_out_what_a_killed_attempt_did_after_its_checkpoint(
     assert view.state is State.FAILED, explain(files, view)
     in_between = audited(module_trials, files, whole=False)["tickets"]
     assert in_between["trained"] >= 7 * 8  # progress is told before the line is written
+    pace.set(0.0)
     module_trials.resume(files)
     view = module_trials.wait(files, timeout_s=240)
     assert view.state is State.COMPLETED, explain(files, view)

@@ -9,6 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from paced import Pace
 from real_trials import (
     SMALL_PPO,
     Trials,
@@ -16,6 +17,7 @@ from real_trials import (
     make_policy,
     metrics_of,
     trained_ids,
+    wait_until,
     weights_of,
     worker_pid,
 )
@@ -68,19 +70,24 @@ def assert_each_trained_once(files: TrialFiles) -> None:
 
 
 def test_three_makers_two_trainers_and_one_maker_is_killed(
-    module_trials: Trials, policy: Path
+    module_trials: Trials, policy: Path, tmp_path: Path
 ) -> None:
-    files = module_trials.launch(
-        "ppo-math-detached", "three", f"actor.path={policy}", *THREE_BY_TWO, *SMALL_PPO
-    )
+    pace = Pace(tmp_path, 0.7)  # it has not ended before both are started again
+    words = (f"actor.path={policy}", *THREE_BY_TWO, *SMALL_PPO, *pace.words)
+    files = module_trials.launch("ppo-math-detached", "three", *words)
     view = module_trials.wait_for_step(files, 3)
     for worker in ("generation_server/1", "rollout_worker/1"):
         os.kill(worker_pid(view, worker), signal.SIGKILL)
+    restarts = files.attempt(1).restarts
+    wait_until(
+        files, lambda _: restarts.exists() and restarts.read_text().count("\n") == 2, timeout_s=120
+    )
+    pace.set(0.0)
     done = module_trials.wait(files, timeout_s=240)
     assert (done.state, done.attempt) == (State.COMPLETED, 1), explain(files, done)
     assert_each_trained_once(files)
     assert max(column(files, "actor/staleness/max")) == 3
-    told = [json.loads(line) for line in files.attempt(1).restarts.read_text().splitlines()]
+    told = [json.loads(line) for line in restarts.read_text().splitlines()]
     assert sorted(row["worker"] for row in told) == ["generation_server/1", "rollout_worker/1"]
     made = files.phase(files.root).rows_of(1).root / "rollouts"
     rows = {p.stem: p.read_text().splitlines() for p in sorted(made.glob("*.jsonl"))}
@@ -89,15 +96,16 @@ def test_three_makers_two_trainers_and_one_maker_is_killed(
 
 
 def test_each_trainer_feeds_its_maker_and_a_lost_trainer_costs_nothing(
-    module_trials: Trials, policy: Path
+    module_trials: Trials, policy: Path, tmp_path: Path
 ) -> None:
-    files = module_trials.launch(
-        "ppo-math-detached", "two", f"actor.path={policy}", *TWO_BY_TWO, *SMALL_PPO
-    )
+    pace = Pace(tmp_path, 0.7)  # it has not ended before the trainer is lost
+    words = (f"actor.path={policy}", *TWO_BY_TWO, *SMALL_PPO, *pace.words)
+    files = module_trials.launch("ppo-math-detached", "two", *words)
     view = module_trials.wait_for_step(files, 5)
     os.kill(worker_pid(view, "model_worker/1"), signal.SIGKILL)
     view = module_trials.wait(files, timeout_s=120)
     assert view.state is State.FAILED, explain(files, view)
+    pace.set(0.0)
     module_trials.resume(files)
     view = module_trials.wait(files, timeout_s=240)
     assert view.state is State.COMPLETED, explain(files, view)

@@ -474,9 +474,11 @@ def test_a_completed_trial_goes_on_if_its_limit_was_all(site: Site) -> None:
     site.ended(files, Result.COMPLETED)
     longer = "exp_ctrl.benchmark_steps=20"
     before = everything(files.root)
-    for words in ((), (longer,), ("task.max_prompt_len=256",), ("exp_ctrl.benchmark_steps=5",)):
-        with pytest.raises(TrialError, match="has completed"):
+    for words in ((), ("task.max_prompt_len=256",), ("exp_ctrl.benchmark_steps=5",)):
+        with pytest.raises(TrialError, match="has completed; there is nothing to resume"):
             site.resume(files, *words)
+    with pytest.raises(TrialError, match="keeps no checkpoint to go on from"):
+        site.resume(files, longer)
     assert everything(files.root) == before
     (files.root / "recover" / "step-000008.1").mkdir(parents=True)
     with pytest.raises(TrialError, match="has completed"):
