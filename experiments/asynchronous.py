@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from experiments.parts.agent_files import located_env_args
 from experiments.schedule import Filtering
 from experiments.task import Task
 from realsys.api.errors import ConfigError
@@ -60,6 +59,11 @@ class Serving(Filtering):
     dump: bool = option(
         True, "keep what was trained on in the trial's folder, so that it can be replayed"
     )
+
+    @property
+    def environment_s(self) -> float:
+        """``rollout_request_timeout``."""
+        return self.rollout_request_timeout
 
     @property
     @abc.abstractmethod
@@ -182,23 +186,19 @@ class Serving(Filtering):
     ) -> tuple[RolloutWorker, ...]:
         """Builds the rollout workers; they keep a few texts of each weight version, or all."""
         low, high = self.success_range or (None, None)
-        worker = RolloutWorker(
+        worker = task.player(
+            "train",
             base_seed=seed,
             model_name=ModelName("actor"),
             tokenizer_path=tokenizer_path,
             new_tokens_per_chunk=self.new_tokens_per_chunk,
             rollout_request_timeout=self.rollout_request_timeout,
-            env=task.env,
-            env_args={**task.reward_rule, **located_env_args(task.env, task.env_args)},
-            agent=task.agent,
-            agent_args=task.episode_args,
             gconfig=replace(gen, n=1),
             kept_sets=self.records_kept(gen, by_schema=task.holds_to_schemas),
             group_size=group_size,
             max_concurrent_rollouts=self.questions_per_worker,
             success_rate_lb=low,
             success_rate_ub=high,
-            datasets=(task.prompts("train"),),
             dump=self.dump,
         )
         return (worker,) * self.num_workers

@@ -201,7 +201,11 @@ class RLExperiment(TrainingRun):
 
     @property
     def _evaluates(self) -> bool:
-        return self.auto_eval or self.task.eval_size > 0
+        return self.auto_eval or self._trainer_evaluates
+
+    @property
+    def _trainer_evaluates(self) -> bool:
+        return self.task.num_held_out > 0 and self.task.scores_answers
 
     def _reader_problems(self) -> Iterator[ConfigError]:
         """Yields a reference or a critic of its own that can't read what the actor writes."""
@@ -465,7 +469,12 @@ class RLExperiment(TrainingRun):
         evaluator = Evaluator(
             base_seed=self.seed,
             dtype=self._dtype("actor"),
-            benchmarks=benchmarks_of(self.task, self.benchmarks, self.evaluator),
+            benchmarks=benchmarks_of(
+                self.task,
+                self.benchmarks,
+                self.evaluator,
+                environment_s=self.schedule.environment_s,
+            ),
             gconfig=replace(self.gen, n=1, greedy=True),  # as the trainer's own evaluation
             mb_spec=mb_spec_of(self.actor),
             num_threads=self.resources(WorkerType.EVALUATOR).cpu,
@@ -587,7 +596,7 @@ class RLExperiment(TrainingRun):
             )
         options = self._options(role)
         kind = "hf_critic" if role in ("critic", "reward_model") else "hf_causal_lm"
-        evaluated = role == "actor" and self.task.num_held_out > 0
+        evaluated = role == "actor" and self._trainer_evaluates
         return RolePlacement(
             model=ModelAbstraction(
                 kind,

@@ -47,6 +47,11 @@ class Schedule(Choice, abc.ABC):
         return 0
 
     @property
+    def environment_s(self) -> float | None:
+        """Most time of a call of an environment; None: training has none."""
+        return None
+
+    @property
     def default_layout(self) -> str | None:
         """Parallel layout of models without one; None: one process each."""
         return None

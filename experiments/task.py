@@ -17,7 +17,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, TypeVar
 
-from experiments.parts.agent_files import agent_file_problems, located_agent_args
+from experiments.parts.agent_files import (
+    agent_file_problems,
+    located_agent_args,
+    located_env_args,
+)
 from experiments.parts.chosen_settings import MeasuredQuestions
 from experiments.parts.question_files import (
     absolute,
@@ -44,7 +48,7 @@ from realsys.api.errors import ConfigError, DataError
 from realsys.api.model import DatasetAbstraction
 from realsys.api.options import option
 from realsys.api.plain import from_plain, to_plain
-from realsys.api.worker_configs import CurriculumControl
+from realsys.api.worker_configs import CurriculumControl, RolloutWorker
 from realsys.data.sources.dataset_arguments import Columns as Columns
 from realsys.data.sources.dataset_arguments import MathRecordsArguments
 
@@ -52,6 +56,8 @@ T = TypeVar("T", bound="type[Task]")
 TEST_PERCENT = 10  # of a generated task's questions, by what they say
 MOST_DRAWS = 1000  # for one question of a split
 SINGLE_STEP = "math_single_step"
+PLAIN_ENVIRONMENT = "math_verify"
+FROM_OUTSIDE = "external"  # an agent whose clients start their episodes themselves
 OWN_AGENTS = ("harbor", "verifiers")  # each plays one kind of task
 
 
@@ -76,7 +82,7 @@ class Task(Choice, abc.ABC):
     )
     agent: str = option(SINGLE_STEP, "registered agent, where generation servers sample")
     agent_args: Mapping[str, Any] = option({}, "its arguments")
-    env: str = option("math_verify", "registered environment of the agent")
+    env: str = option(PLAIN_ENVIRONMENT, "registered environment of the agent")
     env_args: Mapping[str, Any] = option({}, "its arguments")
 
     @abc.abstractmethod
@@ -123,6 +129,11 @@ class Task(Choice, abc.ABC):
         return self.reward or self.kind
 
     @property
+    def scores_answers(self) -> bool:
+        """Whether the rule scores an answer without agent and environment, as the trainer asks for it."""
+        return True
+
+    @property
     def reward_rule(self) -> dict[str, Any]:
         """The rules as arguments of interfaces, environments and evaluators."""
         args = to_plain(self.reward_args)
@@ -132,6 +143,23 @@ class Task(Choice, abc.ABC):
     def episode_args(self) -> dict[str, Any]:
         """The agent's arguments as workers get them."""
         return located_agent_args(self.agent, self.agent_args)
+
+    @property
+    def is_played(self) -> bool:
+        """Whether an agent or an environment takes part, so that an episode is more than one answer."""
+        plain = self.agent == SINGLE_STEP and self.env == PLAIN_ENVIRONMENT
+        return not plain or bool(self.agent_args or self.env_args)
+
+    def player(self, split: str, **others: Any) -> RolloutWorker:
+        """Builds what runs episodes of a split's questions; ``others``: further fields."""
+        return RolloutWorker(
+            env=self.env,
+            env_args={**self.reward_rule, **located_env_args(self.env, self.env_args)},
+            agent=self.agent,
+            agent_args=self.episode_args,
+            datasets=(self.prompts(split),),
+            **others,
+        )
 
     @property
     def holds_to_schemas(self) -> bool:
@@ -208,7 +236,7 @@ class Task(Choice, abc.ABC):
                 where="task.agent and schedule",
                 fix="use schedule=async, or leave task.agent out: one question, one answer",
             )
-        if self.env_args or self.env != "math_verify":
+        if self.env_args or self.env != PLAIN_ENVIRONMENT:
             yield ConfigError(
                 f"environment {self.env!r} belongs to an agent, and without generation servers there is "
                 "none: task.reward scores the answers",

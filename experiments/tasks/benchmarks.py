@@ -10,24 +10,41 @@ from collections.abc import Iterator, Mapping
 
 from experiments.parts.evaluation import EvaluationOptions
 from experiments.parts.model_files import position_remarks
-from experiments.task import SINGLE_STEP, Task, at_setting
+from experiments.task import FROM_OUTSIDE, Task, at_setting
 from realsys.api.errors import ConfigError
 from realsys.api.worker_configs import HELD_OUT, Benchmark
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
-# Figures of the task's own questions, and of its sources as ``accuracy/<source>``.
-_TAKEN = (HELD_OUT, "accuracy", "mean_reward", "num_problems", "num_unscored", "response_length")
+# Figures of the task's own questions, also as ``accuracy/<source>`` and ``agent/<name>``.
+_TAKEN = (
+    *(HELD_OUT, "accuracy", "mean_reward", "num_problems", "num_unscored", "response_length"),
+    *("truncated", "agent", "reward"),
+)
 
 
 def benchmarks_of(
-    task: Task, others: Mapping[str, Task], options: EvaluationOptions
+    task: Task,
+    others: Mapping[str, Task],
+    options: EvaluationOptions,
+    *,
+    environment_s: float | None,
 ) -> dict[str, Benchmark]:
-    """Returns what the evaluator asks: the held-out questions of the task, if any, and the others'."""
+    """Returns what the evaluator asks: the held-out questions of the task, if any, and the others'.
+
+    Args:
+        environment_s: most time of a call of an environment; None: the usual one.
+    """
+    limits = {} if environment_s is None else {"rollout_request_timeout": environment_s}
     asked = {HELD_OUT: task} if task.num_held_out else {}
     asked |= {name: other.as_benchmark() for name, other in others.items()}
     return {
         name: Benchmark(
-            dataset=one.prompts("test"), n=options.n_of.get(name, options.n), **one.reward_rule
+            dataset=one.prompts("test"),
+            n=options.n_of.get(name, options.n),
+            player=one.player("test", **limits)
+            if one.is_played and one.agent != FROM_OUTSIDE
+            else None,
+            **one.reward_rule,
         )
         for name, one in asked.items()
     }
@@ -45,11 +62,11 @@ def benchmark_problems(
                 where=path,
                 fix=f"use letters, digits, - and _, but none of {', '.join(_TAKEN)}",
             )
-        if given.agent != SINGLE_STEP:
+        if given.agent == FROM_OUTSIDE:
             yield ConfigError(
-                f"a benchmark asks each question once, without agent {given.agent!r}",
+                f"the clients of agent {FROM_OUTSIDE!r} start their episodes themselves",
                 where=f"{path}.agent",
-                fix=f"set {path}.agent={SINGLE_STEP} and a rule in {path}.reward, or leave it out",
+                fix="name another agent, or leave it out",
             )
         task = given.as_benchmark()
         found = [

@@ -7,11 +7,9 @@ of its own (realsys/rollout/runners/verifiers_agent.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from experiments.task import FileTask
-from realsys.api.errors import ConfigError
 from realsys.api.options import option
 
 
@@ -24,7 +22,7 @@ class VerifiersTask(FileTask):
 
     path: str | None = option(None, "records of the environment, as export_verifiers writes them")
     eval_size: int = option(
-        0, "held-out records for the trainer's evaluation, which needs a rule (task.reward)", ge=0
+        0, "held-out records; auto_eval and eval play them, the trainer needs a rule for them", ge=0
     )
     max_prompt_len: int = option(
         4096, "longest question of a record; a longer one is an error", unit="tokens", ge=1
@@ -41,12 +39,7 @@ class VerifiersTask(FileTask):
         """Whether a rule is named that compares with the answer."""
         return self.reward is not None and super().needs_answer
 
-    def problems(self, *, batch_size: int, tokenizer_dir: str | None) -> Iterator[ConfigError]:
-        """Yields an evaluation that nothing could score, and what any task of files may have wrong."""
-        yield from super().problems(batch_size=batch_size, tokenizer_dir=tokenizer_dir)
-        if self.eval_size and self.reward is None:
-            yield ConfigError(
-                "held-out questions are answered once, without the environment, so it can't score them",
-                where="task.eval_size and task.reward",
-                fix="leave task.eval_size out, or name a rule in task.reward",
-            )
+    @property
+    def scores_answers(self) -> bool:
+        """Whether a rule is named: without one the environment alone scores."""
+        return self.reward is not None

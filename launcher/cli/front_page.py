@@ -31,7 +31,7 @@ VERBS: dict[str, tuple[str, ...]] = {
     'rescore': ('--cluster', '--import', '--json', '--out', '--reward'),
     'serve': ('--api-key-file', '--cert-out', '--cluster', '--device', '--dtype', '--host', '--https', '--insecure', '--json', '--max-new-tokens', '--max-requests', '--name', '--port', '--renderer', '--role', '--step', '--template'),
     'chat': ('--cluster', '--device', '--dtype', '--key-file', '--max-tokens', '--renderer', '--role', '--seed', '--step', '--system', '--temperature', '--template', '--top-p', '--url'),
-    'eval': ('--benchmark', '--cluster', '--device', '--dtype', '--import', '--json', '--limit', '--max-new-tokens', '--out', '--role', '--samples', '--seed', '--step', '--task', '--temperature', '--top-p'),
+    'eval': ('--at-once', '--benchmark', '--cluster', '--device', '--dtype', '--import', '--json', '--limit', '--max-new-tokens', '--out', '--role', '--samples', '--seed', '--step', '--task', '--temperature', '--top-p'),
     'experiments': ('--import', '--json'),
     'schema': ('--import',),
     'clusters': ('--json', '--write'),

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import importlib
-import shlex
+import shutil
+import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from experiments.task import SINGLE_STEP, MathTask, Task
+from experiments.parts.agent_files import located_env_args
+from experiments.task import FROM_OUTSIDE, MathTask, Task
 from launcher.hub.hub_settings import with_local_data
 from launcher.serving.saved_models import SavedModel
 from launcher.sites.clusters import find_cluster
 from launcher.submit.planning import hub_of, import_all
+from launcher.submit.submit import packages_of_rollouts
 from launcher.trials.find_trials import trial_name
 from launcher.trials.launch_folder import in_launch_folder, read_trial_record
 from realsys.api.errors import (
@@ -27,7 +31,7 @@ from realsys.api.model import GenerationHyperparameters
 from realsys.api.options import option
 from realsys.api.plain import from_plain
 from realsys.api.plan import read_plan
-from realsys.api.worker_configs import HELD_OUT, Benchmark, Evaluator
+from realsys.api.worker_configs import HELD_OUT, Benchmark, Evaluator, RolloutWorker
 from realsys.config.extras import missing_packages
 from realsys.config.overrides import with_settings
 from realsys.trial.folders import check_ours
@@ -37,13 +41,6 @@ if TYPE_CHECKING:
 
 _CODE = "realsys.evaluator.saved_model"  # with torch, so imported when it is used
 _NEEDED = ("torch", "transformers")
-_WITHOUT: Mapping[str, Any] = {
-    "agent": SINGLE_STEP,
-    "agent_args": {},
-    "env": "math_verify",
-    "env_args": {},
-}
-_OF_AGENT_ALONE = "verifiers"  # a rule that scores nothing
 _BATCH = 128  # questions at a time
 
 
@@ -63,6 +60,7 @@ class AskedOptions:
         max_new_tokens: None: 1024, or as many as the model's positions leave.
         dtype: None: float32 on a CPU, bfloat16 on a GPU.
         limit: most questions; None: all that are held out.
+        at_once: episodes at a time, where an agent plays.
     """
 
     samples: int = 1
@@ -73,6 +71,7 @@ class AskedOptions:
     seed: int = 1
     device: str | None = None
     dtype: str | None = None
+    at_once: int = 64
 
     def gconfig(self) -> GenerationHyperparameters:
         """Returns how answers are sampled, but for their number and length.
@@ -142,40 +141,22 @@ def task_settings(
     problems = [
         *task.problems(batch_size=1, tokenizer_dir=str(model.path)),
         *task.reward_problems(),
-        *_agent_problems(task, model, kind, words),
+        *_outside_problems(task, model),
     ]
     raise_all(problems)
     return task
 
 
-def _agent_problems(
-    task: Task, model: SavedModel, kind: str | None, words: Sequence[str]
-) -> Iterator[ConfigError]:
-    """Yields that a task has an agent or an environment, which take no part here; with the command that
-    does without.
-    """
-    changed = [name for name in _WITHOUT if getattr(task, name) != _WITHOUT[name]]
-    if not changed:
-        return
-    named = {"agent": f"agent {task.agent!r}", "env": f"environment {task.env!r}"}
-    parts = dict.fromkeys(named[name.removesuffix("_args")] for name in changed)
-    what = f"an evaluation asks each question once, without {' and '.join(parts)}"
-    if task.rule == _OF_AGENT_ALONE:
+def _outside_problems(task: Task, model: SavedModel) -> Iterator[ConfigError]:
+    """Yields that nobody here starts the agent's episodes."""
+    if task.agent == FROM_OUTSIDE:
+        name = str(model.path) if model.trial is None else trial_name(model.trial)
         yield ConfigError(
-            f"{what}, which alone can score task {task.kind}",
-            where="task.agent and task.reward",
-            fix="evaluate on questions that a rule scores, e.g. --task math",
+            f"the clients of agent {FROM_OUTSIDE!r} start their episodes themselves",
+            where="task.agent",
+            fix=f"let them ask a server, realsys serve {name}, and score what they did; "
+            "or name another agent, task.agent=NAME",
         )
-        return
-    others = [w for w in words if not w.startswith(("task.agent", "task.env=", "task.env_args"))]
-    undone = [f"task.{name}={_WITHOUT[name] or '{}'}" for name in changed]
-    name = str(model.path) if model.trial is None else trial_name(model.trial)
-    chosen = [] if kind is None else ["--task", kind]
-    yield ConfigError(
-        what,
-        where=", ".join(f"task.{name}" for name in changed),
-        fix="say so: " + shlex.join(["realsys", "eval", name, *chosen, *others, *undone]),
-    )
 
 
 def _start(
@@ -214,7 +195,7 @@ def _start(
         try:
             made = from_plain(EvaluationSettings, {"task": asked})
             with in_launch_folder(read_trial_record(files)):
-                return replace(made, task=made.task.with_absolute_paths())
+                return replace(made, task=_located(made.task))
         except (KeyError, ConfigError) as error:
             raise MadeByOtherCode(
                 f"the task of {plan.trial} can't be read: {error}",
@@ -223,6 +204,15 @@ def _start(
             ) from error
 
     return own, plan.imports
+
+
+def _located(task: Task) -> Task:
+    """Returns the task with its files, and its agent's, as they are named from the present folder."""
+    return replace(
+        task.with_absolute_paths(),
+        agent_args=task.episode_args,
+        env_args=located_env_args(task.env, task.env_args),
+    )
 
 
 def as_trained(model: SavedModel, asked: AskedOptions, *, given: Collection[str]) -> AskedOptions:
@@ -245,13 +235,37 @@ def as_trained(model: SavedModel, asked: AskedOptions, *, given: Collection[str]
 
 
 def evaluated(
-    model: SavedModel, task: Task, asked: AskedOptions, *, report: Callable[[str], None]
+    model: SavedModel,
+    task: Task,
+    asked: AskedOptions,
+    *,
+    logs: Path,
+    report: Callable[[str], None],
 ) -> EvaluatedModel:
-    """Evaluates the model in this process.
+    """Evaluates the model in this process: by its answers to the questions, or, if the task has an agent
+    or an environment, by its episodes.
 
+    Args:
+        logs: folder for what an agent's programs write.
     Raises:
         ConfigError: packages are missing, or an option is wrong. Whatever the model and the task raise.
     """
+    options: dict[str, Any] = {
+        "longest_prompt": task.longest_prompt,
+        "max_new_tokens": asked.max_new_tokens,
+        "limit": asked.limit,
+        "device": asked.device,
+        "dtype": asked.dtype,
+        "report": report,
+    }
+    found: EvaluatedModel
+    if task.is_played:
+        worker = _player(model, task, asked)
+        needed = [*_NEEDED, "aiohttp", *packages_of_rollouts([worker])]
+        raise_all(missing_packages(needed, where="realsys eval"))
+        code = importlib.import_module(_CODE)
+        found = code.evaluate_episodes(model.path, worker, logs=logs, **options)
+        return found
     raise_all(missing_packages(_NEEDED, where="realsys eval"))
     config = Evaluator(
         base_seed=asked.seed,
@@ -262,17 +276,37 @@ def evaluated(
         gconfig=asked.gconfig(),
         batch_size=_BATCH,
     )
-    found: EvaluatedModel = importlib.import_module(_CODE).evaluate_model(
-        model.path,
-        config,
-        longest_prompt=task.longest_prompt,
-        max_new_tokens=asked.max_new_tokens,
-        limit=asked.limit,
-        device=asked.device,
-        dtype=asked.dtype,
-        report=report,
-    )
+    found = importlib.import_module(_CODE).evaluate_model(model.path, config, **options)
     return found
+
+
+def _player(model: SavedModel, task: Task, asked: AskedOptions) -> RolloutWorker:
+    """Returns what runs the task's episodes, with the time that the trial gives an environment."""
+    limits: dict[str, Any] = {}
+    if model.trial is not None:
+        for worker in read_plan(model.trial.plan).phase("main").config.rollout_worker[:1]:
+            limits["rollout_request_timeout"] = worker.rollout_request_timeout
+    return task.player(
+        "test",
+        base_seed=asked.seed,
+        gconfig=asked.gconfig(),
+        group_size=asked.samples,
+        max_concurrent_rollouts=asked.at_once,
+        **limits,
+    )
+
+
+@contextmanager
+def agents_logs(results: Path | None) -> Iterator[Path]:
+    """Gives the folder for what an agent's programs write: beside the results; or, without any, one that
+    stays only after a failure.
+    """
+    if results is not None:
+        yield results.with_suffix(".agents")
+        return
+    folder = Path(tempfile.mkdtemp(prefix="realsys-eval-"))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def result_file(model: SavedModel, asked: str, out: Path | None) -> Path | None:

@@ -46,6 +46,7 @@ from realsys.api.errors import (
     raise_all,
 )
 from realsys.api.plan import LaunchPlan, plan_hash, plan_text, read_plan
+from realsys.api.worker_configs import RolloutWorker
 from realsys.config.extras import missing_packages
 from realsys.observability.metrics import read_metrics
 from realsys.rollout.conversation.renderer_choice import TEMPLATE, needed_packages
@@ -168,13 +169,21 @@ def packages_missing_here(plan: LaunchPlan) -> list[ConfigError]:
     backends = {shard.backend.type_ for worker in workers for shard in worker.shards}
     needed = ["torch", "transformers", *(["megatron"] if "megatron" in backends else [])]
     rollouts = [worker for phase in plan.phases for worker in phase.config.rollout_worker]
-    renderers = {str(worker.agent_args.get("renderer", TEMPLATE)) for worker in rollouts}
-    needed += dict.fromkeys(package for name in renderers for package in needed_packages(name))
-    if any(worker.agent_args.get("schema") == "enforce" for worker in rollouts):
-        needed.append("llguidance")
+    evaluators = [worker for phase in plan.phases for worker in phase.config.evaluator]
+    asked = [benchmark.player for worker in evaluators for benchmark in worker.benchmarks.values()]
+    needed += packages_of_rollouts([*rollouts, *(player for player in asked if player is not None)])
     where = f"workers on site {plan.cluster.name!r}, which run in the Python of this command"
     instead = "or name in the site file what the nodes have: venv, or cpu_image and gpu_image"
     return missing_packages(needed, where=where, instead=instead if plan.job else "")
+
+
+def packages_of_rollouts(workers: Sequence[RolloutWorker]) -> list[str]:
+    """Returns the packages of extras that the workers' agents need."""
+    renderers = {str(worker.agent_args.get("renderer", TEMPLATE)) for worker in workers}
+    needed = list(dict.fromkeys(p for name in renderers for p in needed_packages(name)))
+    if any(worker.agent_args.get("schema") == "enforce" for worker in workers):
+        needed.append("llguidance")
+    return needed
 
 
 def discard_folder(files: TrialFiles) -> None:

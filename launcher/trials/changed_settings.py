@@ -105,6 +105,7 @@ ALLOWED: dict[str, _Unless | None] = {
     **_rules("gserver_manager.*", "flush_request_timeout max_concurrent_rollouts"),
     **_rules("rollout master_worker.*.rollout", "max_in_flight"),
     **_rules("evaluator.*", "batch_size poll_s max_tries retry_s"),
+    **_rules("evaluator.*.benchmarks.*.player", "rollout_request_timeout"),
     # One more benchmark, or one less: the others' figures stay as they are.
     f"{_MAIN}.evaluator.*.benchmarks.*": None,
     # A step trains on the same questions however many it may ask.

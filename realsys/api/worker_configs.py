@@ -313,12 +313,15 @@ class Benchmark:
     Attributes:
         reward: registered rule; an answer that it scores above 0.5 is correct.
         n: answers per question for pass@1 … pass@n, sampled; 1: none.
+        player: agent and environment that turn a question into an episode, as a rollout worker has them; an
+            episode with a reward above 0.5 is correct. None: the policy's answer to the question is scored.
     """
 
     dataset: DatasetAbstraction
     reward: str = "math_verify"
     reward_args: Mapping[str, Any] = field(default_factory=dict)
     n: int = 1
+    player: RolloutWorker | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

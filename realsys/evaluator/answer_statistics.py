@@ -8,8 +8,8 @@ has percentiles of a seeded bootstrap, which takes the questions with replacemen
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 
@@ -25,9 +25,11 @@ class QuestionResult:
     """The scored answers to one question.
 
     Attributes:
-        rewards: one an answer; empty: the rule could not score the record, so no answer is right.
+        rewards: one an answer; empty: there is none that the rule could score, so no answer is right.
         lengths: tokens of each answer. truncated: whether it was cut off.
         source: of a mixture, else empty.
+        stats: other numbers, of an agent's episodes; means over them.
+        problem: why there is no reward, as far as that is known.
     """
 
     id: str
@@ -36,6 +38,8 @@ class QuestionResult:
     lengths: tuple[int, ...]
     truncated: tuple[bool, ...]
     source: str = ""
+    stats: Mapping[str, float] = field(default_factory=dict)
+    problem: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +56,8 @@ def figures_of(
     results: Sequence[QuestionResult], *, num_answers: int, seed: int
 ) -> dict[str, Estimate]:
     """Returns ``accuracy``, ``mean_reward``, ``response_length/mean``, ``truncated``; of several answers a
-    question also ``pass@1`` … ``pass@n``; of a mixture also ``accuracy/<source>``. Those without a value
-    are left out.
+    question also ``pass@1`` … ``pass@n``; of a mixture also ``accuracy/<source>``; and ``stats``. Those
+    without a value are left out.
 
     Args:
         num_answers: to each question.
@@ -62,8 +66,8 @@ def figures_of(
     scored = [_mean(r.rewards) for r in results if r.rewards]
     for name, values in (
         ("mean_reward", scored),
-        ("response_length/mean", [_mean(r.lengths) for r in results]),
-        ("truncated", [_mean(r.truncated) for r in results]),
+        ("response_length/mean", [_mean(r.lengths) for r in results if r.lengths]),
+        ("truncated", [_mean(r.truncated) for r in results if r.truncated]),
     ):
         if values:
             found[name] = bootstrapped(values, seed=seed)
@@ -74,6 +78,8 @@ def figures_of(
     for source in sorted({r.source for r in results if r.source}):
         of_source = [r for r in results if r.source == source]
         found[f"accuracy/{source}"] = _accuracy(of_source, num_answers, seed)
+    for name in sorted({name for r in results for name in r.stats}):
+        found[name] = bootstrapped([r.stats[name] for r in results if name in r.stats], seed=seed)
     return found
 
 

@@ -45,7 +45,12 @@ def run(runner: WorkerRunner) -> int:
             saved=SavedCheckpoints(files.checkpoints / config.role, config.role),
             results=Results(files, config.role),
             evaluate=lambda checkpoint, before_batch: evaluate_checkpoint(
-                checkpoint.path, config, device=device, before_batch=before_batch, opened=opened
+                checkpoint.path,
+                config,
+                device=device,
+                before_batch=before_batch,
+                logs=files.rows_of(runner.attempt.number).root / "agents" / "evaluator",
+                opened=opened,
             ),
             world=Surroundings(
                 is_over=lambda: is_there(done),

@@ -1,13 +1,14 @@
 """Evaluates one checkpoint: loads it, answers the questions of benchmarks, scores them by their rules.
 
 Gives the same answers as the trainer's own evaluation with these weights: the embedded engine, greedy.
+Benchmarks with an agent are played (played_questions.py).
 """
 
 from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import torch
 from realsys.api import registry
 from realsys.api.basics.reward import TASK_SOURCE
 from realsys.api.data import MicroBatchSpec
-from realsys.api.errors import RealsysError, RewardError, encodable
+from realsys.api.errors import RewardError
 from realsys.api.model import (
     FinetuneSpec,
     GenerationHyperparameters,
@@ -28,37 +29,17 @@ from realsys.api.model import (
     ParallelGroups,
     ProcessTopology,
 )
-from realsys.api.worker_configs import HELD_OUT, Benchmark, Evaluator
+from realsys.api.worker_configs import HELD_OUT, Benchmark, Evaluator, RolloutWorker
 from realsys.data.sequence_sample import SequenceSample
-from realsys.evaluator.answer_statistics import QuestionResult, mean_pass_at_k
+from realsys.evaluator.answer_statistics import QuestionResult, figures_of, mean_pass_at_k
+from realsys.evaluator.evaluation_errors import BenchmarksFailed, LeaveRequested
+from realsys.evaluator.played_questions import Match, play, prepared
 from realsys.interfaces.answers import answer_lengths
 from realsys.interfaces.completions import NO_EOS
 from realsys.interfaces.math_evaluation import AnswerScorer, evaluate_math
+from realsys.policy_server.load_policy import load_policy
 
 logger = logging.getLogger(__name__)
-
-
-class LeaveRequested(Exception):
-    """Raised before a batch to leave in the middle of an evaluation."""
-
-
-class BenchmarksFailed(Exception):
-    """Some benchmarks could not be evaluated; ``figures`` are those of the others."""
-
-    def __init__(self, errors: Mapping[str, Exception], figures: Mapping[str, float]) -> None:
-        super().__init__("; ".join(f"{name}: {one_line(e)}" for name, e in errors.items()))
-        self.figures = dict(figures)
-
-
-def one_line(error: Exception) -> str:
-    """Returns the error's text on one line."""
-    if isinstance(error, RealsysError):
-        text = error.what
-    elif isinstance(error, BenchmarksFailed):
-        text = str(error)
-    else:
-        text = f"{type(error).__name__}: {error}"
-    return " ".join(encodable(text).split())[:500]
 
 
 _NO_TRAINING = FinetuneSpec(total_train_epochs=1, dataset_size=1, train_batch_size=1)
@@ -70,6 +51,7 @@ def evaluate_checkpoint(
     *,
     device: str,
     before_batch: Callable[[], None],
+    logs: Path,
     opened: dict[str, Any] | None = None,
 ) -> dict[str, float]:
     """Returns what ``evaluate_math`` returns, without samples; with ``n`` above 1 also ``pass@k``.
@@ -77,26 +59,40 @@ def evaluate_checkpoint(
     All but those of the task's own questions have the benchmark's name in front.
 
     Args:
-        before_batch: called before each batch of questions; may raise LeaveRequested.
+        before_batch: called before each batch of questions, and every second while an agent plays; may
+            raise LeaveRequested.
+        logs: folder for what agents' programs write.
         opened: the benchmarks' data sets, kept for later checkpoints, which are asked the same.
     Raises:
         CheckpointError: the directory is not whole.
         BenchmarksFailed: some of several benchmarks raised.
         Whatever data set, model and reward raise.
     """
-    model, opened = load_model(path, config, device=device), {} if opened is None else opened
+    opened = {} if opened is None else opened
+    model: Model | None = None
     try:
         figures: dict[str, float] = {}
         errors: dict[str, Exception] = {}
         for name, benchmark in config.benchmarks.items():
             prefix = "" if name == HELD_OUT else f"{name}/"
+            if model is None and benchmark.player is None:
+                model = load_model(path, config, device=device)
             try:
-                if name not in opened:
-                    opened[name] = registry.make_dataset(
-                        benchmark.dataset, tokenizer=model.tokenizer, seed=config.base_seed
+                if benchmark.player is not None:
+                    found = _played_figures(
+                        *(path, benchmark.player, benchmark.n, config),
+                        device=device,
+                        look=before_batch,
+                        logs=logs / name,
                     )
-                batches = list(_batches(opened[name], config))
-                found = _figures(model, batches, benchmark, config, before_batch=before_batch)
+                else:
+                    assert model is not None  # loaded above
+                    if name not in opened:
+                        opened[name] = registry.make_dataset(
+                            benchmark.dataset, tokenizer=model.tokenizer, seed=config.base_seed
+                        )
+                    batches = list(_batches(opened[name], config))
+                    found = _figures(model, batches, benchmark, config, before_batch=before_batch)
             except LeaveRequested:
                 raise
             except Exception as error:  # data and rules are a user's, and may raise anything
@@ -110,7 +106,8 @@ def evaluate_checkpoint(
             raise BenchmarksFailed(errors, figures)
         return figures
     finally:
-        model.module = None
+        if model is not None:
+            model.module = None
         gc.collect()  # the next checkpoint must find the memory free
         if device == "cuda":
             torch.cuda.empty_cache()
@@ -177,6 +174,44 @@ def _figures(
             )
         ]
         found |= mean_pass_at_k(correct, benchmark.n)
+    return found
+
+
+def _played_figures(
+    path: Path,
+    player: RolloutWorker,
+    n: int,
+    config: Evaluator,
+    *,
+    device: str,
+    look: Callable[[], None],
+    logs: Path,
+) -> dict[str, Any]:
+    """Figures of a benchmark that an agent plays: greedily, and for pass@k as in training."""
+
+    def match(num_episodes: int, gconfig: GenerationHyperparameters) -> Match:
+        worker = replace(
+            player,
+            base_seed=config.base_seed,
+            gconfig=gconfig,
+            group_size=num_episodes,
+            max_concurrent_rollouts=config.batch_size,
+        )
+        parts = prepared(path, worker)
+        return Match(parts=parts, config=worker, indices=range(len(parts.dataset)), logs=logs)
+
+    matches = [match(1, config.gconfig)]
+    if n > 1:
+        matches.append(match(n, replace(config.gconfig, greedy=False)))
+    policy = load_policy(path, name=config.role, dtype=config.dtype, device=device)
+    results, *sampled = play(policy.engine, matches, look=look)
+    estimates = figures_of(results, num_answers=1, seed=config.base_seed)
+    found: dict[str, Any] = {name: estimate.value for name, estimate in estimates.items()}
+    found["num_problems"] = len(results)
+    if num_unscored := sum(not result.rewards for result in results):
+        found["num_unscored"] = num_unscored
+    for several in sampled:
+        found |= mean_pass_at_k([result.num_correct for result in several], n)
     return found
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from realsys.api.worker_configs import Evaluator
 from realsys.evaluator.checkpoints import SavedCheckpoints
-from realsys.evaluator.evaluating import BenchmarksFailed, LeaveRequested, one_line
+from realsys.evaluator.evaluation_errors import BenchmarksFailed, LeaveRequested, one_line
 from realsys.evaluator.pending import (
     Action,
     EvaluateNow,

@@ -1,7 +1,7 @@
 """Evaluates one saved model on a task's held-out questions, for ``realsys eval``.
 
 The launcher finds this by name, since it needs torch (launcher/serving/model_evaluation.py). Loading,
-answering and scoring are the evaluator worker's (evaluating.py).
+answering and scoring are the evaluator worker's (evaluating.py, played_questions.py).
 """
 
 from __future__ import annotations
@@ -15,12 +15,15 @@ from pathlib import Path
 import torch
 
 from realsys.api import registry
-from realsys.api.errors import ConfigError, DataError
-from realsys.api.worker_configs import Evaluator
+from realsys.api.errors import DataError
+from realsys.api.worker_configs import Evaluator, RolloutWorker
 from realsys.devices.cuda_settings import apply, settings_for
+from realsys.devices.model_place import model_place
 from realsys.evaluator.answer_statistics import Estimate, QuestionResult, figures_of
 from realsys.evaluator.evaluating import answered_questions, load_model
+from realsys.evaluator.played_questions import Match, play, prepared
 from realsys.models.hf import load_hf_config
+from realsys.policy_server.load_policy import load_policy
 
 MOST_TOKENS = 1024  # of an answer, where neither the user nor the model says less
 _ANSWERS_AT_ONCE = 256
@@ -33,7 +36,7 @@ class EvaluatedModel:
 
     Attributes:
         max_new_tokens: that each answer was allowed.
-        num_unscored: questions whose record the rule could not score.
+        num_unscored: questions without a reward.
         seconds: of answering and scoring, without loading.
         results: one a question.
     """
@@ -72,7 +75,7 @@ def evaluate_model(
     Raises:
         CheckpointError: the directory is not whole. DataError: no questions. Whatever the task raises.
     """
-    device, dtype = _place(device, dtype)
+    device, dtype = model_place(device, dtype)
     apply(settings_for(device))
     torch.manual_seed(config.base_seed)  # nothing draws from it; a plug-in might
     model = load_model(path, replace(config, dtype=dtype), device=device)
@@ -109,6 +112,60 @@ def evaluate_model(
     )
 
 
+def evaluate_episodes(
+    path: Path,
+    config: RolloutWorker,
+    *,
+    longest_prompt: int,
+    max_new_tokens: int | None,
+    limit: int | None,
+    device: str | None,
+    dtype: str | None,
+    logs: Path,
+    report: Callable[[str], None],
+) -> EvaluatedModel:
+    """Has an agent play each question ``config.group_size`` times, and returns what became of them.
+
+    Args:
+        config: as a rollout worker would have it. Its ``max_concurrent_rollouts`` bounds episodes here, not
+            questions, and ``gconfig.max_new_tokens`` does not count.
+        longest_prompt, max_new_tokens, limit, device, dtype, report: as of ``evaluate_model``.
+        logs: folder for what the agent's programs write.
+    Raises:
+        CheckpointError: the directory is not whole. ConfigError: agent or environment refuse their
+            arguments. DataError: no questions. RolloutError: no episode of the first ones could be played.
+    """
+    device, dtype = model_place(device, dtype)
+    apply(settings_for(device))
+    torch.manual_seed(config.base_seed)  # nothing draws from it; a plug-in might
+    allowed = max_new_tokens or _room(path, longest_prompt)
+    config = replace(config, gconfig=replace(config.gconfig, max_new_tokens=allowed))
+    parts = prepared(path, config)
+    indices = chosen_questions(len(parts.dataset), limit, seed=config.base_seed)
+    policy = load_policy(path, name=path.name, dtype=dtype, device=device)
+    began = reported = time.perf_counter()
+
+    def note(done: int) -> None:
+        nonlocal reported
+        if time.perf_counter() - reported > _REPORT_S:
+            reported = time.perf_counter()
+            report(f"{done:,} of {len(indices):,} questions")
+
+    match = Match(parts=parts, config=config, indices=indices, logs=logs, note=note)
+    (results,) = play(policy.engine, [match])
+    return EvaluatedModel(
+        device=device,
+        dtype=dtype,
+        num_questions=len(results),
+        num_held_out=len(parts.dataset),
+        max_new_tokens=allowed,
+        num_unscored=sum(not result.rewards for result in results),
+        seconds=time.perf_counter() - began,
+        figures=figures_of(results, num_answers=config.group_size, seed=config.base_seed),
+        results=tuple(results),
+    )
+
+
 def chosen_questions(size: int, limit: int | None, *, seed: int) -> Sequence[int]:
     """Returns which of ``size`` questions are asked, ascending; the same for the same seed.
 
@@ -122,14 +179,6 @@ def chosen_questions(size: int, limit: int | None, *, seed: int) -> Sequence[int
     if limit is None or limit >= size:
         return range(size)
     return sorted(random.Random(seed).sample(range(size), limit))
-
-
-def _place(device: str | None, dtype: str | None) -> tuple[str, str]:
-    sees_gpu = torch.cuda.is_available()
-    device = device or ("cuda" if sees_gpu else "cpu")
-    if device.startswith("cuda") and not sees_gpu:
-        raise ConfigError("torch finds no GPU", where="--device", fix="leave it out, or use cpu")
-    return device, dtype or ("bfloat16" if device.startswith("cuda") else "float32")
 
 
 def _room(path: Path, longest_prompt: int) -> int:

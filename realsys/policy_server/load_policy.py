@@ -6,10 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from realsys.api.errors import ConfigError, InternalError
-from realsys.devices.cuda_settings import apply, settings_for
 from realsys.generation.embedded_settings import EmbeddedSettings
 from realsys.generation.http.served_engine import FetchedWeights
 from realsys.generation.served_engines.embedded import EmbeddedEngine
@@ -40,8 +37,8 @@ def load_policy(
     path: Path,
     *,
     name: str,
-    dtype: str | None = None,
-    device: str | None = None,
+    dtype: str,
+    device: str,
     template: Path | None = None,
     renderer: str = TEMPLATE,
 ) -> LoadedPolicy:
@@ -49,23 +46,14 @@ def load_policy(
 
     Args:
         name: that replies carry.
-        dtype: torch name; None: bfloat16 on a GPU, float32 on a CPU.
-        device: None: a GPU if torch finds one.
+        dtype: torch name.
         template: a file with a chat template in place of the tokenizer's.
         renderer: ``template``, or a family of the package renderers.
     Raises:
         CheckpointError: the directory is not whole. ConfigError: a setting is wrong.
     """
     check_renderer(renderer, template=template is not None, where="--renderer")
-    sees_gpu = torch.cuda.is_available()
-    device = device or ("cuda" if sees_gpu else "cpu")
-    on_gpu = device.startswith("cuda")
-    if on_gpu and not sees_gpu:
-        raise ConfigError("torch finds no GPU", where="--device", fix="leave it out, or use cpu")
-    settings = EmbeddedSettings.from_args(
-        {"device": device, "dtype": dtype or ("bfloat16" if on_gpu else "float32")}
-    )
-    apply(settings_for(device))
+    settings = EmbeddedSettings.from_args({"device": device, "dtype": dtype})
     tokenizer = load_tokenizer(path)
     module = load_causal_lm(path, dtype=settings.dtype, device=device)
     end_ids = end_token_ids(tokenizer, getattr(module, "generation_config", None))

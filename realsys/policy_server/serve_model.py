@@ -19,6 +19,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from realsys.api.errors import ClusterError, ConfigError, RealsysError
+from realsys.devices.cuda_settings import apply, settings_for
+from realsys.devices.model_place import model_place
 from realsys.policy_server.client_policy import ClientPolicy
 from realsys.policy_server.completion_handler import CompletionHandler
 from realsys.policy_server.load_policy import LoadedPolicy, load_policy
@@ -39,11 +41,13 @@ def main(words: Sequence[str]) -> int:
     key = os.environ.pop(KEY_VARIABLE, "")  # no child needs it
     try:
         check_address(settings.host, https=settings.https, insecure=settings.insecure)
+        device, dtype = model_place(settings.device, settings.dtype)
+        apply(settings_for(device))
         policy = load_policy(
             settings.model,
             name=settings.name or settings.model.name,
-            dtype=settings.dtype,
-            device=settings.device,
+            dtype=dtype,
+            device=device,
             template=settings.template,
             renderer=settings.renderer,
         )

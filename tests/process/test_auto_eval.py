@@ -53,7 +53,12 @@ def run_loop(
         saved=SavedCheckpoints(files.checkpoints / "actor", "actor"),
         results=results,
         evaluate=lambda one, before_batch: evaluate_checkpoint(
-            one.path, settings, device="cpu", before_batch=before_batch, opened=opened
+            one.path,
+            settings,
+            device="cpu",
+            before_batch=before_batch,
+            logs=files.root / "agents",
+            opened=opened,
         ),
         world=Surroundings(is_over=lambda: True),
     ).run()

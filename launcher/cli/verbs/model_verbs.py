@@ -202,6 +202,9 @@ def eval_(
         int | None, o.option("--max-new-tokens N", "Of an answer; default: at most 1024.", min=1)
     ] = None,
     limit: Annotated[int | None, o.option("--limit N", "Most questions.", min=1)] = None,
+    at_once: Annotated[
+        int, o.option("--at-once N", "Episodes at a time, where the task has an agent.", min=1)
+    ] = 64,
     seed: Annotated[
         int | None, o.option("--seed N", "Of questions, answers and intervals; default: 1.")
     ] = None,
@@ -219,6 +222,7 @@ def eval_(
     """Ask a saved model a task's held-out questions, and score its answers."""
     from launcher.serving.model_evaluation import (
         AskedOptions,
+        agents_logs,
         as_trained,
         evaluated,
         result_file,
@@ -248,12 +252,14 @@ def eval_(
         seed=1 if seed is None else seed,
         device=device,
         dtype=dtype,
+        at_once=at_once,
     )
     if task is None:
         named = {"seed": seed, "max_new_tokens": max_new_tokens, "dtype": dtype}
         asked = as_trained(found, asked, given={k for k, v in named.items() if v is not None})
     file = result_file(found, benchmark or chosen.kind, out)
-    made = evaluated(found, chosen, asked, report=output.say)
+    with agents_logs(file) as logs:
+        made = evaluated(found, chosen, asked, logs=logs, report=output.say)
     summary = {
         "model": {"path": str(found.path), "name": found.name, "step": found.step},
         "task": to_plain(chosen),
@@ -301,5 +307,8 @@ def _print_figures(
     ]
     output.table(("figure", "mean", "95 %", "interval"), rows)
     if made.num_unscored:
-        output.warn(f"{made.num_unscored} questions got no score: the rule failed on their records")
+        why = next(
+            (r.problem for r in made.results if r.problem), "the rule failed on their records"
+        )
+        output.warn(f"{made.num_unscored} questions got no score: {why}")
     output.say(f"results: {file}" if file is not None else "--out FILE keeps the results")

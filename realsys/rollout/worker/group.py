@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from statistics import fmean
+from typing import Any, Protocol, TypeVar
 
 from realsys.api.agent import (
     Answer,
+    Ask,
     Environment,
     Episode,
     EpisodeAgent,
@@ -20,13 +22,26 @@ from realsys.api.errors import DataError, RealsysError, RewardError, WaitTimeout
 from realsys.data.sequence_sample import SequenceSample
 from realsys.reward_worker.time_limit import time_limit
 from realsys.rewards import scores
-from realsys.rollout.worker.policy_client import EpisodeAsk, PolicyCaller, RequestStats
+from realsys.rollout.worker.policy_client import RequestStats
 from realsys.rollout.worker.trajectories import check_episode, episodes_sample, versions_of
 from realsys.runtime.first_error import first_error
 from realsys.transport.rollout_messages import Ticket, sample_id
 
 T = TypeVar("T")
 PROMPTS = "packed_prompts"
+
+
+class CountedAsk(Ask, Protocol):
+    """An ``Ask`` that counts its requests."""
+
+    request_stats: RequestStats
+
+
+class AsksPolicy(Protocol):
+    """What gives each episode its way to the policy."""
+
+    def ask_for(self, ticket: Ticket, index: int, *, own_prompt: bool = False) -> CountedAsk:
+        """Makes the ``Ask`` of the ticket's episode ``index``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +70,17 @@ class EpisodeGroup:
         """Numbers of tokens that the policy wrote, one per episode."""
         return tuple(sum(sum(t.from_policy) for t in e.sequences) for e in self.episodes)
 
+    @property
+    def figures(self) -> dict[str, float]:
+        """Parts of rewards, and other numbers as ``agent/<name>``; means over the episodes."""
+        names = sorted({name for e in self.episodes for name in e.stats})
+        return {
+            (name if name.startswith("reward/") else f"agent/{name}"): fmean(
+                e.stats[name] for e in self.episodes if name in e.stats
+            )
+            for name in names
+        }
+
 
 @dataclass(frozen=True, kw_only=True)
 class GroupRunner:
@@ -72,7 +98,7 @@ class GroupRunner:
     tokenizer: Any
     agent: EpisodeAgent
     make_environment: Callable[[], Environment]
-    caller: PolicyCaller
+    caller: AsksPolicy
     group_size: int
     agent_name: str = "agent"
     environment_name: str = "environment"
@@ -131,7 +157,7 @@ class GroupRunner:
         return batch.data[PROMPTS].tolist(), record, metadata
 
     async def _episode(
-        self, id_: str, prompt: Sequence[int], record: Mapping[str, Any], ask: EpisodeAsk
+        self, id_: str, prompt: Sequence[int], record: Mapping[str, Any], ask: CountedAsk
     ) -> Episode:
         environment = TimeoutEnvironment(
             self.make_environment(), name=self.environment_name, timeout_s=self.environment_s
@@ -220,7 +246,7 @@ async def gather_all(calls: Sequence[Coroutine[Any, Any, T]], *, name: str) -> l
     return [task.result() for task in tasks]
 
 
-def _sum_of(asks: Sequence[EpisodeAsk]) -> RequestStats:
+def _sum_of(asks: Sequence[CountedAsk]) -> RequestStats:
     return RequestStats(
         requests=sum(ask.request_stats.requests for ask in asks),
         broken=sum(ask.request_stats.broken for ask in asks),

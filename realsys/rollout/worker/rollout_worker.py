@@ -242,15 +242,8 @@ class RolloutLoop:
 
 def stats_of(group: EpisodeGroup, *, seconds: float) -> dict[str, float]:
     """Statistics of a group for the metrics: means over its episodes, and their requests."""
-    kept = {name for e in group.episodes for name in e.stats}
-    own = {
-        (name if name.startswith("reward/") else f"agent/{name}"): fmean(
-            e.stats[name] for e in group.episodes if name in e.stats
-        )
-        for name in sorted(kept)
-    }
     return {
-        **own,
+        **group.figures,
         "seconds": seconds,
         "reward": fmean(group.rewards),
         "answer_length": fmean(group.answer_lengths),

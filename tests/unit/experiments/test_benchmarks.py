@@ -92,13 +92,14 @@ def test_mistakes_in_benchmarks_name_the_benchmark(words: Path) -> None:
             "benchmarks.rule=file",
             f"benchmarks.rule.path={words}",
             "benchmarks.acts=math",
-            "benchmarks.acts.agent=chat",
+            "benchmarks.acts.agent=external",
+            "benchmarks.agent=math",
             "evaluator.n_of.wrds=3",
             "evaluator.n_of.rule=0",
         )
     )
     where = [place for place, _ in found]
-    assert {"benchmarks.held_out", "benchmarks.accuracy"} < set(where)
+    assert {"benchmarks.held_out", "benchmarks.accuracy", "benchmarks.agent"} < set(where)
     assert any(place.startswith("benchmarks.gone.") for place in where)
     assert "benchmarks.empty.eval_size" in where
     assert "benchmarks.acts.agent" in where

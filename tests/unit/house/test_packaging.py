@@ -132,7 +132,9 @@ def plan_of(
     phase = one(
         scheduling=one(groups=lambda: dict(enumerate(groups))),
         config=one(
-            model_worker=[one(shards=[shard])], rollout_worker=[one(agent_args=agent_args)] * 2
+            model_worker=[one(shards=[shard])],
+            rollout_worker=[one(agent_args=agent_args)] * 2,
+            evaluator=[],
         ),
     )
     return one(cluster=one(venv=venv, name="lab"), phases=[phase], job=object() if slurm else None)

@@ -1,9 +1,9 @@
-"""Which task ``realsys eval`` asks, and what it says of a task whose agent it does without."""
+"""Which task ``realsys eval`` asks, and who plays it."""
 
 from __future__ import annotations
 
 import getpass
-import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -32,24 +32,42 @@ def settings(
     )
 
 
-@pytest.fixture
-def of_agents(file_root: Path, tmp_path: Path) -> SavedModel:
-    """The checkpoint of a trial of arithmetic with a function as its agent."""
-    agent = tmp_path / "my agent.py"
-    agent.write_text("def solve(): ...")
-    words = (
-        "task.eval_size=7",
-        "task.agent=python",
-        f"task.agent_args.function={agent}:solve",
-        "task.env_args={turns: 2}",
-    )
-    plan = make_plan("grpo-math-async", words, trial="run1")
-    folder = file_root / "runs" / getpass.getuser() / "grpo-math-async" / "run1"
+def trial_of(
+    experiment: str, words: Sequence[str], *, launched: Path, file_root: Path
+) -> SavedModel:
+    """The checkpoint of a trial that was launched in ``launched``, the present folder."""
+    plan = make_plan(experiment, words, trial="run1")
+    folder = file_root / "runs" / getpass.getuser() / experiment / "run1"
     model = folder / "checkpoints/actor/step-000002"
     model.mkdir(parents=True)
     (model / "config.json").write_text("{}")
     (folder / "plan.json").write_text(plan_text(plan))
-    return find_model("grpo-math-async/run1")
+    record = TrialRecord(
+        experiment_name=experiment,
+        trial_name="run1",
+        user=getpass.getuser(),
+        cluster="local",
+        plan_hash="",
+        created_at=0.0,
+        launch_host="",
+        folder=str(launched),
+    )
+    write_record(TrialFiles(folder).record, record)
+    return find_model(f"{experiment}/run1")
+
+
+@pytest.fixture
+def of_agents(file_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SavedModel:
+    """The checkpoint of a trial of arithmetic with a function as its agent."""
+    (tmp_path / "my agent.py").write_text("def solve(): ...")
+    monkeypatch.chdir(tmp_path)
+    words = (
+        "task.eval_size=7",
+        "task.agent=python",
+        "task.agent_args.function=my agent.py:solve",
+        "task.env_args={turns: 2}",
+    )
+    return trial_of("grpo-math-async", words, launched=tmp_path, file_root=file_root)
 
 
 def only(error: ConfigError) -> ConfigError:
@@ -57,43 +75,39 @@ def only(error: ConfigError) -> ConfigError:
     return problem
 
 
-def test_a_trial_of_an_agent_is_told_the_command_that_evaluates_without_it(
-    of_agents: SavedModel,
+def test_a_trials_agent_is_found_from_anywhere(
+    of_agents: SavedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(ConfigError) as refused:
-        settings(of_agents, "task.max_prompt_len=99")
-    problem = only(refused.value)
-    assert "asks each question once, without agent 'python' and environment" in problem.what
-    command = shlex.split(problem.fix.removeprefix("say so: "))
-    assert command == [
-        *("realsys", "eval", "grpo-math-async/run1", "task.max_prompt_len=99"),
-        *("task.agent=math_single_step", "task.agent_args={}", "task.env_args={}"),
-    ]
-    task = settings(of_agents, *command[3:])
-    assert (task.eval_size, task.max_prompt_len, task.agent, task.env_args) == (
-        *(7, 99, "math_single_step"),
-        {},
-    )
+    monkeypatch.chdir("/")
+    task = settings(of_agents, "task.max_prompt_len=99")
+    assert (task.eval_size, task.max_prompt_len) == (7, 99)
+    worker = task.player("test")
+    assert (worker.agent, worker.env_args["turns"]) == ("python", 2)
+    assert worker.agent_args["function"] == f"{tmp_path}/my agent.py:solve"
+    assert task.is_played
 
 
-def test_a_named_task_stays_in_the_command(of_agents: SavedModel) -> None:
-    with pytest.raises(ConfigError) as refused:
-        settings(of_agents, "task.agent=chat", "task.train_size=9", kind="math")
-    command = shlex.split(only(refused.value).fix.removeprefix("say so: "))
-    assert command[3:] == ["--task", "math", "task.train_size=9", "task.agent=math_single_step"]
-    assert settings(of_agents, *command[5:], kind="math").agent == "math_single_step"
-
-
-def test_what_an_environment_alone_can_score_is_not_evaluated(
-    of_agents: SavedModel, tmp_path: Path
+@pytest.mark.parametrize(
+    ("words", "is_played"),
+    [
+        ((), False),
+        (("task.agent=chat",), True),
+        (("task.env=calculator",), True),
+        (("task.env_args.turns=2",), True),
+    ],
+)
+def test_an_agent_or_an_environment_plays_the_questions(
+    of_agents: SavedModel, words: tuple[str, ...], is_played: bool
 ) -> None:
-    records = tmp_path / "train.jsonl"
-    records.write_text('{"prompt": "?", "number": 0, "verifiers": {"prompt": []}}\n')
+    assert settings(of_agents, *words, kind="math").is_played is is_played
+
+
+def test_clients_from_outside_are_told_what_to_ask(of_agents: SavedModel) -> None:
     with pytest.raises(ConfigError) as refused:
-        settings(of_agents, f"task.path={records}", "task.eval_size=0", kind="verifiers")
+        settings(of_agents, "task.agent=external", "task.agent_args={}", "task.env_args={}")
     problem = only(refused.value)
-    assert "without agent 'verifiers', which alone can score task verifiers" in problem.what
-    assert "--task math" in problem.fix
+    assert "start their episodes themselves" in problem.what
+    assert "realsys serve grpo-math-async/run1" in problem.fix
 
 
 @pytest.fixture
@@ -114,26 +128,9 @@ def of_files(
         *("auto_eval=true", "exp_ctrl.save_freq_steps=2"),
         *("benchmarks.hard=math", "benchmarks.hard.path=hard.jsonl"),
     )
-    plan = make_plan("ppo-math", words, trial="run1")
-    folder = file_root / "runs" / getpass.getuser() / "ppo-math" / "run1"
-    model = folder / "checkpoints/actor/step-000002"
-    model.mkdir(parents=True)
-    (model / "config.json").write_text("{}")
-    (folder / "plan.json").write_text(plan_text(plan))
-    files = TrialFiles(folder)
-    record = TrialRecord(
-        experiment_name="ppo-math",
-        trial_name="run1",
-        user=getpass.getuser(),
-        cluster="local",
-        plan_hash="",
-        created_at=0.0,
-        launch_host="",
-        folder=str(launched),
-    )
-    write_record(files.record, record)
+    found = trial_of("ppo-math", words, launched=launched, file_root=file_root)
     monkeypatch.chdir(elsewhere)
-    return find_model("ppo-math/run1")
+    return found
 
 
 def test_a_trials_files_are_found_from_any_folder(of_files: SavedModel, tmp_path: Path) -> None:
