@@ -104,3 +104,10 @@ def test_an_environments_rewards_are_those_that_are_trained_on(
             scored.subtract([(row["index"], reward)])
     assert min(scored.values()) >= 0, "a reward that no rubric gave"
     assert all(reward > 0 for row in kept for reward in row["rewards"])
+    done = trials.run("eval", f"{experiment}/{case}", "task.eval_size=4", "--json", timeout_s=200)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    figures = {name: figure["value"] for name, figure in told["figures"].items()}
+    assert (told["num_questions"], told["num_unscored"]) == (4, 0)
+    assert least <= figures["agent/calls"] <= most
+    assert figures["agent/letters"] == pytest.approx(figures["mean_reward"])
