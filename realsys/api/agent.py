@@ -188,6 +188,8 @@ class AgentHost:
         host: address at which other nodes reach this one; "127.0.0.1" where there are none.
         ports: that it may listen on; None: any.
         secret: of the trial, from which keys of endpoints are derived.
+        place: text that it shares with whoever takes its place after a kill, and with nobody else; empty:
+            nobody does.
     """
 
     name: str
@@ -197,6 +199,7 @@ class AgentHost:
     host: str = "127.0.0.1"
     ports: Sequence[int] | None = None
     secret: bytes = field(default=b"", repr=False)
+    place: str = ""
 
 
 class EpisodeAgent(abc.ABC):

@@ -198,7 +198,8 @@ def _played_figures(
             max_concurrent_rollouts=config.batch_size,
         )
         parts = prepared(path, worker)
-        return Match(parts=parts, config=worker, indices=range(len(parts.dataset)), logs=logs)
+        indices = range(len(parts.dataset))
+        return Match(parts=parts, config=worker, indices=indices, logs=logs, place=str(logs))
 
     matches = [match(1, config.gconfig)]
     if n > 1:

@@ -52,6 +52,7 @@ class Match:
     Attributes:
         config: ``max_concurrent_rollouts`` bounds episodes here, not questions.
         logs: folder for what the agent's programs write.
+        place: ``AgentHost.place``.
         note: gets the number of questions that are over, after each.
     """
 
@@ -59,6 +60,7 @@ class Match:
     config: RolloutWorker
     indices: Sequence[int]
     logs: Path
+    place: str = ""
     note: Callable[[int], None] = lambda done: None
     results: dict[int, QuestionResult] = field(default_factory=dict, init=False)
 
@@ -122,6 +124,7 @@ async def _play_one(engine: ServedEngine, match: Match) -> None:
                 end_ids=frozenset(parts.settings.stop_token_ids),
                 folder=match.logs,
                 secret=secrets.token_bytes(32),
+                place=match.place,
             )
         )
         await gather_all([one(index) for index in match.indices], name="question")

@@ -89,6 +89,7 @@ def played(
                 end_ids=frozenset(FAMILY.end_ids),
                 folder=folder / "agents",
                 secret=b"s" * 32,
+                place=str(folder),
             )
         )
         task = EpisodeTask(

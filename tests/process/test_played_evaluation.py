@@ -185,10 +185,28 @@ async def solve(client, task, model):
 """
 
 
+PROGRAM = """
+import json, os, urllib.request
+from pathlib import Path
+
+task = json.loads(Path(os.environ["REALSYS_TASK_FILE"]).read_text())
+body = {"model": "policy", "messages": [{"role": "user", "content": task["prompt"]}]}
+request = urllib.request.Request(
+    os.environ["OPENAI_BASE_URL"] + "/chat/completions",
+    json.dumps(body).encode(),
+    {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"},
+)
+with urllib.request.urlopen(request) as response:
+    text = json.load(response)["choices"][0]["message"]["content"]
+Path(os.environ["REALSYS_REWARD_FILE"]).write_text(json.dumps({"reward": len(text) % 2}))
+"""
+
+
 def test_a_trial_evaluates_its_agent_and_eval_gives_the_same_figures_again(
     trials: Trials, tiny_policy: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "own.py").write_text(AGENT)
+    (tmp_path / "program.py").write_text(PROGRAM)
     files = trials.launch(
         *("grpo-math-async", "acts", f"actor.path={tiny_policy}"),
         "auto_eval=true",
@@ -198,6 +216,8 @@ def test_a_trial_evaluates_its_agent_and_eval_gives_the_same_figures_again(
         *("train_bs_n_seqs=4", "group_size=2"),
         *("benchmarks.talks=math", "benchmarks.talks.agent=chat", "benchmarks.talks.eval_size=4"),
         *("benchmarks.asked=math", "benchmarks.asked.eval_size=4"),
+        *("benchmarks.runs=math", "benchmarks.runs.agent=command", "benchmarks.runs.eval_size=4"),
+        f"benchmarks.runs.agent_args.command=python {tmp_path}/program.py",
     )
     view = trials.wait(files, timeout_s=200)
     assert view.state is State.COMPLETED, explain(files, view)
@@ -210,7 +230,8 @@ def test_a_trial_evaluates_its_agent_and_eval_gives_the_same_figures_again(
     assert {"pass@1", "pass@2", "talks/agent/turns", "talks/pass@2"} < figures.keys()
     assert "asked/accuracy" in figures
     assert not any(name.startswith("asked/agent") for name in figures)
-    for words, prefix in ((), ""), (("--benchmark", "talks"), "talks/"):
+    for prefix in ("talks/", "runs/", ""):
+        words = ("--benchmark", prefix[:-1]) if prefix else ()
         done = trials.run("eval", "grpo-math-async/acts", *words, "--json")
         assert done.returncode == 0, done.stderr
         told = json.loads(done.stdout)

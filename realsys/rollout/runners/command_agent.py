@@ -12,6 +12,7 @@ import hashlib
 import json
 import logging
 import os
+import secrets
 import shutil
 import subprocess
 import tempfile
@@ -48,7 +49,7 @@ class CommandAgent(CommandArguments, EndpointAgent):
     async def open(self, host: AgentHost) -> None:
         """Starts the endpoint; removes what a killed worker before this one has left."""
         await super().open(host)
-        place = f"{host.folder.parents[2]}/{host.name}"  # the same in all attempts of the phase
+        place = host.place or secrets.token_hex()
         name = hashlib.blake2b(place.encode(), digest_size=6).hexdigest()
         self._prefix = f"realsys-agent-{name}-"
         for left in Path(tempfile.gettempdir()).glob(f"{self._prefix}*"):

@@ -170,6 +170,7 @@ def _agent_host(runner: WorkerRunner, parts: Parts, keypairs: TrialKeypairs) -> 
         host=runner.host,
         ports=runner.ports,
         secret=keypairs.server_secret,
+        place=f"{runner.phase_files.root}/{runner.name}",  # the same in all attempts of the phase
     )
 
 
