@@ -6,7 +6,7 @@ import importlib
 import shutil
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -305,7 +305,15 @@ def agents_logs(results: Path | None) -> Iterator[Path]:
         yield results.with_suffix(".agents")
         return
     folder = Path(tempfile.mkdtemp(prefix="realsys-eval-"))
-    yield folder
+    try:
+        yield folder
+    except Exception:
+        with suppress(OSError):
+            folder.rmdir()  # if it is empty
+        raise
+    except BaseException:  # the user's own doing
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
     shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import getpass
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from experiments.task import Task
-from launcher.serving.model_evaluation import task_settings
+from launcher.serving.model_evaluation import agents_logs, task_settings
 from launcher.serving.saved_models import SavedModel, find_model
 from launcher.submit.planning import make_plan
 from realsys.api.errors import ConfigError, ConfigErrors
@@ -157,3 +158,30 @@ def test_a_benchmark_that_is_not_there_is_refused(
     with pytest.raises(ConfigError) as refused:
         settings(of_files, benchmark=benchmark, kind=kind)
     assert only(refused.value).fix == fix
+
+
+@pytest.mark.parametrize(
+    ("ends", "writes", "stays"),
+    [
+        (None, True, False),
+        (ValueError, True, True),
+        (ValueError, False, False),
+        (KeyboardInterrupt, True, False),
+    ],
+)
+def test_what_programs_wrote_stays_after_a_failure(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    ends: type[BaseException] | None,
+    writes: bool,
+    stays: bool,
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with suppress(ValueError, KeyboardInterrupt), agents_logs(None) as logs:
+        if writes:
+            (logs / "host-0.log").write_text("no such tool")
+        if ends is not None:
+            raise ends
+    assert logs.exists() is stays
+    with agents_logs(tmp_path / "out.json") as beside:
+        assert beside == tmp_path / "out.agents"
