@@ -150,12 +150,14 @@ class Episode:
         stats: numbers for the metrics, ``rollout/agent/<name>``.
         shares_reward: all sequences of a role have the same reward, so that a group compares episodes; else
             it compares sequences.
+        problem: why the agent failed, though there is a reward; empty: it did not.
     """
 
     sequences: tuple[Trajectory, ...]
     reward: float
     stats: Mapping[str, float] = field(default_factory=dict)
     shares_reward: bool = True
+    problem: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

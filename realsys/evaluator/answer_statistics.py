@@ -29,7 +29,7 @@ class QuestionResult:
         lengths: tokens of each answer. truncated: whether it was cut off.
         source: of a mixture, else empty.
         stats: other numbers, of an agent's episodes; means over them.
-        problem: why there is no reward, as far as that is known.
+        problem: why there is no reward, or why the agent failed, as far as that is known.
     """
 
     id: str

@@ -19,9 +19,11 @@ class BenchmarksFailed(Exception):
         self.figures = dict(figures)
 
 
-def one_line(error: Exception) -> str:
+def one_line(error: Exception | str) -> str:
     """Returns the error's text on one line."""
-    if isinstance(error, RealsysError):
+    if isinstance(error, str):
+        text = error
+    elif isinstance(error, RealsysError):
         text = error.what
     elif isinstance(error, BenchmarksFailed):
         text = str(error)

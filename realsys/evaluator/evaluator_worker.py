@@ -8,6 +8,7 @@ evaluations are left to the next attempt.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -138,7 +139,11 @@ class EvaluatorLoop:
             figures = error.figures if isinstance(error, BenchmarksFailed) else {}
             outcome = replace(self._failed(trying, one_line(error)), figures=figures)
         else:
-            outcome = replace(trying, standing=EvaluationState.DONE, figures=dict(figures))
+            finite = {name: value for name, value in figures.items() if math.isfinite(value)}
+            if len(finite) < len(figures):  # of a rule of one's own; results are JSON
+                left_out = ", ".join(sorted(figures.keys() - finite.keys()))
+                logger.warning("figures left out, not finite names=%s", left_out)
+            outcome = replace(trying, standing=EvaluationState.DONE, figures=finite)
         finally:
             self._world.ends()
         if not self._saved.is_unchanged(checkpoint):

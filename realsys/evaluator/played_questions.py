@@ -16,7 +16,7 @@ from typing import Any
 
 from realsys.api.agent import AgentHost
 from realsys.api.basics.reward import TASK_SOURCE
-from realsys.api.errors import ConfigError, InternalError, RewardError, RolloutError, WorkerLost
+from realsys.api.errors import ConfigError, InternalError, RewardError, RolloutError
 from realsys.api.worker_configs import RolloutWorker
 from realsys.evaluator.answer_statistics import QuestionResult
 from realsys.evaluator.evaluation_errors import one_line
@@ -30,7 +30,7 @@ from realsys.transport.rollout_messages import Ticket
 logger = logging.getLogger(__name__)
 
 MOST_TRIES = 3  # of a question whose agent or environment raises
-HOPELESS = 5  # questions without a score before any has one: none will
+HOPELESS = 5  # first questions: if no question has a score when these are over, none will
 _RIGHT = 0.5  # an episode with more is right, as is an answer that a rule gives more
 _NAME = "evaluation"
 _LOOK_S = 1.0
@@ -137,7 +137,7 @@ def _note(match: Match, index: int, result: QuestionResult) -> None:
     match.results[index] = result
     if result.problem:
         logger.warning("no score id=%s why=%s", result.id, result.problem)
-    if len(match.results) >= HOPELESS:
+    if all(first in match.results for first in match.indices[:HOPELESS]):
         _check_hope(match)
     match.note(len(match.results))
 
@@ -145,10 +145,12 @@ def _note(match: Match, index: int, result: QuestionResult) -> None:
 def _check_hope(match: Match) -> None:
     results = match.results.values()
     if results and not any(result.rewards for result in results):
+        wrote = any(match.logs.glob("*"))
+        logs = f"; what programs wrote is in {match.logs}" if wrote else ""
         raise RolloutError(
             f"none of {len(results)} questions got a score: {next(iter(results)).problem}",
-            where=f"agent {match.config.agent!r}",
-            fix=f"mend the agent; what its programs wrote is in {match.logs}",
+            where=f"agent {match.config.agent!r} and environment {match.config.env!r}",
+            fix=f"mend what the message names{logs}",
         )
 
 
@@ -159,7 +161,7 @@ async def _result(groups: GroupRunner, index: int) -> QuestionResult:
         try:
             group = await groups.run(Ticket(id=id_, index=index, tries=number, min_version=0))
             return _scored(id_, group, source=_source(groups.dataset, index))
-        except (ConfigError, InternalError, WorkerLost):
+        except (ConfigError, InternalError):
             raise  # another try has the same end
         except RewardError as error:  # of this record, by a rule that has seen its answers
             problem = one_line(error)
@@ -180,6 +182,7 @@ def _scored(id_: str, group: EpisodeGroup, *, source: str) -> QuestionResult:
         truncated=tuple(any(t.truncated for t in e.sequences) for e in group.episodes),
         source=source,
         stats=group.figures,
+        problem=next((one_line(e.problem) for e in group.episodes if e.problem), ""),
     )
 
 

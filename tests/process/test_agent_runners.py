@@ -173,6 +173,19 @@ def test_a_reward_file_that_is_no_text_is_an_error(tmp_path, make):
         played(command(tmp_path, code), tmp_path, "right")
 
 
+def test_a_function_finds_nothing_in_standard_input(tmp_path):
+    code = """
+    import subprocess
+
+    def solve(base_url, api_key):
+        ask(url=base_url, key=api_key)
+        left = subprocess.run(["cat"], capture_output=True, text=True, timeout=60).stdout
+        return {"reward": len(left + sys.stdin.read())}
+    """
+    episode = played(function(tmp_path, code, timeout_s=60), tmp_path, "right")
+    assert (episode.reward, episode.stats["failed"], episode.problem) == (0.0, 0.0, "")
+
+
 def test_what_a_killed_worker_left_is_removed_by_the_next(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)

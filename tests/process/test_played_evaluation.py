@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -77,18 +78,21 @@ class Odd(MathSingleStep):
 
     what: ClassVar[Callable[[int, int], None]]
     calls: ClassVar[Counter[int]]
+    turns: ClassVar[float] = 2.0
+    wait_s: ClassVar[float] = 0.0
 
     async def run_episode(self, task: EpisodeTask) -> Any:
         index = int(task.id.split("-")[1].partition(".")[0])
         self.calls[index] += 1
         self.what(index, self.calls[index])
+        await asyncio.sleep(self.wait_s)
         return await super().run_episode(task)
 
     async def run(
         self, prompt: Sequence[int], *, ask: Ask, environment: Environment, tokenizer: Any
     ) -> Trajectory:
         made = await super().run(prompt, ask=ask, environment=environment, tokenizer=tokenizer)
-        return replace(made, reward=0.75, stats={"turns": 2.0})
+        return replace(made, reward=0.75, stats={"turns": self.turns})
 
 
 @pytest.fixture
@@ -123,6 +127,41 @@ def test_what_fails_is_played_again_and_what_has_no_score_is_told(
     assert found.figures["accuracy"].value == (NUM_QUESTIONS - 2) / NUM_QUESTIONS
     assert found.figures["mean_reward"].value == 0.75
     assert found.figures["agent/turns"].value == 2.0
+
+
+def test_what_ends_its_process_or_tells_no_number_ends_its_episode_alone(
+    tiny_policy: Path, tmp_path: Path, odd: type[Odd]
+) -> None:
+    def what(index: int, call: int) -> None:
+        if index == 1:
+            raise SystemExit(3)
+        if index == 2:
+            raise asyncio.CancelledError
+        odd.turns = float("nan") if index == 3 else 2.0
+
+    odd.what = staticmethod(what)
+    worker = replace(player(GREEDY, agent="odd"), max_concurrent_rollouts=1)
+    found = played(tiny_policy, worker, tmp_path)
+    problems = {result.id: result.problem for result in found.results if result.problem}
+    assert problems == {
+        "eval-1": "agent 'odd' raised SystemExit: 3",
+        "eval-2": "agent 'odd' raised CancelledError",
+    }
+    assert "agent/turns" not in found.results[3].stats
+    assert found.figures["agent/turns"].value == 2.0
+
+
+def test_quick_failures_do_not_outrun_the_first_questions(
+    tiny_policy: Path, tmp_path: Path, odd: type[Odd]
+) -> None:
+    def what(index: int, call: int) -> None:
+        if index >= 1:
+            raise ValueError("quick")
+
+    odd.what = staticmethod(what)
+    odd.wait_s = 0.5
+    found = played(tiny_policy, player(GREEDY, agent="odd"), tmp_path)
+    assert [result.num_correct for result in found.results] == [1] + [0] * (NUM_QUESTIONS - 1)
 
 
 def test_an_agent_that_never_works_ends_it_soon(

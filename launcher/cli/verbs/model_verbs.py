@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -258,7 +259,10 @@ def eval_(
         named = {"seed": seed, "max_new_tokens": max_new_tokens, "dtype": dtype}
         asked = as_trained(found, asked, given={k for k, v in named.items() if v is not None})
     file = result_file(found, benchmark or chosen.kind, out)
-    with agents_logs(file) as logs:
+    if file is not None:
+        _check_writable(file)
+    # What plug-ins print is no result
+    with agents_logs(file) as logs, redirect_stdout(sys.stderr):
         made = evaluated(found, chosen, asked, logs=logs, report=output.say)
     summary = {
         "model": {"path": str(found.path), "name": found.name, "step": found.step},
@@ -275,13 +279,27 @@ def eval_(
     return ExitCode.OK
 
 
+def _check_writable(file: Path) -> None:
+    """Raises ConfigError if results can't be written: before questions are asked."""
+    with _writing(file):
+        file.parent.mkdir(exist_ok=True)
+        with TemporaryFile(dir=file.parent):
+            pass
+
+
 def _write_results(file: Path, content: Mapping[str, Any]) -> None:
-    from realsys.api.errors import ConfigError
     from realsys.trial.records import dumps
 
-    try:
-        file.parent.mkdir(exist_ok=True)
+    with _writing(file):
         file.write_bytes(dumps(content) + b"\n")
+
+
+@contextmanager
+def _writing(file: Path) -> Iterator[None]:
+    from realsys.api.errors import ConfigError
+
+    try:
+        yield
     except OSError as error:
         raise ConfigError(
             f"{file} can't be written: {error.strerror}",
@@ -306,9 +324,11 @@ def _print_figures(
         for name, e in made.figures.items()
     ]
     output.table(("figure", "mean", "95 %", "interval"), rows)
-    if made.num_unscored:
-        why = next(
-            (r.problem for r in made.results if r.problem), "the rule failed on their records"
-        )
-        output.warn(f"{made.num_unscored} questions got no score: {why}")
+    unscored = [result for result in made.results if not result.rewards]
+    if unscored:
+        why = unscored[0].problem or "the rule failed on their records"
+        output.warn(f"{len(unscored)} questions got no score: {why}")
+    failed = [result.problem for result in made.results if result.rewards and result.problem]
+    if failed:
+        output.warn(f"the agent failed at {len(failed)} questions: {failed[0]}")
     output.say(f"results: {file}" if file is not None else "--out FILE keeps the results")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from realsys.api.errors import ConfigError, raise_all
-from realsys.api.options import option
+from realsys.api.options import option, value_range_problems
 from realsys.rollout.conversation.renderer_choice import check_renderer
 from realsys.rollout.environments.environment_arguments import check_url
 
@@ -42,6 +42,8 @@ class ConversationArguments:
     max_calls: int = option(1000, "most requests of an episode", ge=1)
 
     def __post_init__(self) -> None:
+        for problem in value_range_problems(type(self), vars(self), path="task.agent_args."):
+            raise problem
         where = "task.agent_args.renderer"
         check_renderer(self.renderer, template=bool(self.template), where=where)
         if self.template and not any(mark in self.template for mark in ("{{", "{%")):

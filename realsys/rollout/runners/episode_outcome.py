@@ -158,6 +158,7 @@ async def finished_episode(
         reward=fmean(rewards.values()),
         stats={**stats, **_figures(seats, rewards)},
         shares_reward=all(s.reward == rewards[s.role] for s in sequences),
+        problem=outcome.problem,
     )
 
 

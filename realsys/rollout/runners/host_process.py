@@ -77,6 +77,8 @@ class HostProcess:
             raise
         finally:
             self._waiting.pop(id_, None)
+            if waiting.done():
+                waiting.exception()  # of a process that ended with us: nobody else asks for it
 
     async def close(self) -> None:
         """Ends the process and everything that it has started."""

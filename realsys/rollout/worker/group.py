@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
@@ -18,7 +19,7 @@ from realsys.api.agent import (
     Observation,
     Trajectory,
 )
-from realsys.api.errors import DataError, RealsysError, RewardError, WaitTimeout
+from realsys.api.errors import DataError, RealsysError, RewardError, RolloutError, WaitTimeout
 from realsys.data.sequence_sample import SequenceSample
 from realsys.reward_worker.time_limit import time_limit
 from realsys.rewards import scores
@@ -72,13 +73,16 @@ class EpisodeGroup:
 
     @property
     def figures(self) -> dict[str, float]:
-        """Parts of rewards, and other numbers as ``agent/<name>``; means over the episodes."""
-        names = sorted({name for e in self.episodes for name in e.stats})
+        """Parts of rewards, and other numbers as ``agent/<name>``; means over the episodes that have a
+        finite one."""
+        found: dict[str, list[float]] = {}
+        for episode in self.episodes:
+            for name, value in episode.stats.items():
+                if math.isfinite(value):
+                    found.setdefault(name, []).append(value)
         return {
-            (name if name.startswith("reward/") else f"agent/{name}"): fmean(
-                e.stats[name] for e in self.episodes if name in e.stats
-            )
-            for name in names
+            (name if name.startswith("reward/") else f"agent/{name}"): fmean(values)
+            for name, values in sorted(found.items())
         }
 
 
@@ -162,17 +166,18 @@ class GroupRunner:
         environment = TimeoutEnvironment(
             self.make_environment(), name=self.environment_name, timeout_s=self.environment_s
         )
+        task = EpisodeTask(
+            id=id_,
+            prompt=prompt,
+            record=record,
+            ask=ask,
+            environment=environment,
+            tokenizer=self.tokenizer,
+        )
         try:
             await environment.reset(record)
-            episode = await self.agent.run_episode(
-                EpisodeTask(
-                    id=id_,
-                    prompt=prompt,
-                    record=record,
-                    ask=ask,
-                    environment=environment,
-                    tokenizer=self.tokenizer,
-                )
+            episode = await _without_exit(
+                self.agent.run_episode(task), source=f"agent {self.agent_name!r}"
             )
         finally:
             await environment.close()
@@ -226,7 +231,7 @@ class TimeoutEnvironment(Environment):
     async def _in_time(self, call: Coroutine[Any, Any, T], what: str) -> T:
         try:
             async with time_limit(self._timeout_s) as limit:
-                return await call
+                return await _without_exit(call, source=f"environment {self._name!r}")
         except TimeoutError as error:
             if not limit.expired():
                 raise  # raised by the environment itself
@@ -235,6 +240,22 @@ class TimeoutEnvironment(Environment):
                 where=f"environment {self._name!r}",
                 fix="make it quicker, or raise schedule.rollout_request_timeout",
             ) from error
+
+
+async def _without_exit(call: Coroutine[Any, Any, T], *, source: str) -> T:
+    """Awaits what a plug-in does. One that ends, or cancels itself, ends its episode, not the process."""
+    try:
+        return await call
+    except SystemExit as error:
+        ended = f"SystemExit: {error}"
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        ended = "CancelledError"
+    raise RolloutError(
+        f"{source} raised {ended}", where=source, fix="let it raise an error of its own"
+    )
 
 
 async def gather_all(calls: Sequence[Coroutine[Any, Any, T]], *, name: str) -> list[T]:

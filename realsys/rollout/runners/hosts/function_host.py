@@ -179,10 +179,16 @@ def _kind_of_place(filename: str) -> int:
 
 
 class Host:
-    """Episodes that run, by id. Made before what it plays is loaded: what that prints goes to the log."""
+    """Episodes that run, by id. Made before what it plays is loaded: what that prints goes to the log, and
+    what it reads from standard input is empty.
+    """
 
     def __init__(self) -> None:
+        self._in = os.fdopen(os.dup(0))
         self._out = os.fdopen(os.dup(1), "w", buffering=1)
+        empty = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(empty, 0)
+        os.close(empty)
         os.dup2(2, 1)
         self._running: dict[str, asyncio.Task[None]] = {}
 
@@ -191,7 +197,7 @@ class Host:
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
 
         def read() -> None:
-            for line in sys.stdin:
+            for line in self._in:
                 loop.call_soon_threadsafe(self._take, play, json.loads(line))
             loop.call_soon_threadsafe(ended.set)
 
