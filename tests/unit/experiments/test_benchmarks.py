@@ -64,6 +64,26 @@ def test_each_benchmark_has_its_own_rule(words: Path) -> None:
     assert {name: one.reward for name, one in found.items()} == {"words": "verifiers"}
 
 
+def test_an_agent_plays_what_it_is_trained_on_and_its_benchmarks(tmp_path: Path) -> None:
+    record = {"prompt": "?", "number": 0, "verifiers": {"prompt": []}}
+    (tmp_path / "records.jsonl").write_text(json.dumps(record) + "\n")
+    made = settings(
+        *("schedule=async", "schedule.rollout_request_timeout=77", "task=verifiers"),
+        *(f"task.path={tmp_path}/records.jsonl", f"task.eval_path={tmp_path}/records.jsonl"),
+        *("task.eval_size=1", "benchmarks.talk=math", "benchmarks.talk.agent=chat"),
+        "benchmarks.sums=math",
+    )
+    found = asked(made)
+    own, talk = found[HELD_OUT].player, found["talk"].player
+    assert own is not None
+    assert talk is not None
+    assert (own.agent, talk.agent, found["sums"].player) == ("verifiers", "chat", None)
+    assert (own.rollout_request_timeout, talk.env_args) == (77, {"reward": "math_verify"})
+    assert own.datasets == (found[HELD_OUT].dataset,)
+    shards = made.with_prepared("sft", "/models/start").initial_setup().model_worker[0].shards
+    assert {shard.eval_dataset for shard in shards} == {None}, "the trainer has no rule to score by"
+
+
 def test_a_mixture_as_benchmark_asks_all_of_its_sources(words: Path) -> None:
     made = settings(
         "benchmarks.both=mixture",
