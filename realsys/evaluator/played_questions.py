@@ -136,7 +136,8 @@ async def _play_one(engine: ServedEngine, match: Match) -> None:
 def _note(match: Match, index: int, result: QuestionResult) -> None:
     match.results[index] = result
     if result.problem:
-        logger.warning("no score id=%s why=%s", result.id, result.problem)
+        found = "failed" if result.rewards else "got no score"
+        logger.warning("question %s id=%s why=%s", found, result.id, result.problem)
     if all(first in match.results for first in match.indices[:HOPELESS]):
         _check_hope(match)
     match.note(len(match.results))
