@@ -45,7 +45,7 @@ from realsys.transport.generation_messages import (
 )
 from realsys.transport.http_listener import HttpListener
 
-S = 60.0
+S = 240.0
 Test = Callable[..., Coroutine[Any, Any, None]]
 
 

@@ -5,6 +5,7 @@ import itertools
 import megatron_world as world
 import pytest
 import torch
+from near import assert_near, near
 from parallel_ranks import rows_asked
 from safetensors.torch import load_file
 
@@ -94,12 +95,12 @@ def test_training_equals_one_process(ran, alone, case):
     assert max(rows) == (0 if family == "critic" else 4), "logits are those of a chunk"
     for name in ("evaluated", "steps", "repeated", "repeated_bits"):
         assert all(other[name] == figures[0][name] for other in figures), "it is the copy's"
-    assert figures[0]["evaluated"] == pytest.approx(evaluated, abs=1e-5)
+    assert figures[0]["evaluated"] == near(evaluated)
     for found_step, step in zip(figures[0]["steps"], steps, strict=True):
-        assert found_step == pytest.approx(step, abs=1e-5)
+        assert found_step == near(step)
     saved = load_file(folder / case.replace(" ", "_") / "model.safetensors")
     for name, x in saved.items():
-        torch.testing.assert_close(x, weights[name], atol=1e-5, rtol=0, msg=name)
+        assert_near(x, weights[name], msg=name)
     tied = {"lm_head.weight"} if family in ("qwen2", "deep") else set()
     assert set(weights) - tied == set(saved)
 

@@ -4,6 +4,7 @@ import io
 
 import pytest
 import torch
+from near import assert_near, near
 
 from realsys.api.data import MicroBatchSpec
 from realsys.api.errors import CheckpointError, ConfigError, DataError
@@ -76,7 +77,7 @@ def test_gradients_do_not_depend_on_micro_batches(mb_spec):
     whole = gradients_of(make_engine(gradient_clipping=0.0), batch, None)
     cut = gradients_of(make_engine(gradient_clipping=0.0), batch, mb_spec)
     for name, gradient in whole.items():
-        torch.testing.assert_close(cut[name], gradient, atol=1e-6, rtol=0)
+        assert_near(cut[name], gradient)
 
 
 def test_packed_output_is_that_of_each_sequence_alone():
@@ -88,7 +89,7 @@ def test_packed_output_is_that_of_each_sequence_alone():
         with torch.no_grad():
             alone = engine.module(input_ids=row[None]).logits[0]
         # What follows the last token nobody asks.
-        torch.testing.assert_close(found[:-1], alone[:-1], atol=1e-6, rtol=0)
+        assert_near(found[:-1], alone[:-1])
 
 
 def test_loss_is_the_mean_over_all_tokens_not_of_means():
@@ -101,7 +102,7 @@ def test_loss_is_the_mean_over_all_tokens_not_of_means():
     assert len(losses) == 8
     assert abs(losses.mean() - (losses[:7].mean() + losses[7]) / 2) > 1e-3
     found = train(engine, batch, one_each)["loss"]
-    assert found == pytest.approx(losses.mean().item(), abs=1e-6)
+    assert found == near(losses.mean().item())
 
 
 def test_stats_of_the_loss_function_are_averaged_by_weight():
@@ -111,14 +112,14 @@ def test_stats_of_the_loss_function_are_averaged_by_weight():
     engine, batch = make_engine(), make_batch(((9,), (3,)))
     arguments = {"loss_fn": loss_fn, "loss_weight_fn": num_answer_tokens}
     stats = engine.eval_batch(batch, mb_spec=MicroBatchSpec(n_mbs=2), **arguments)
-    assert stats["tokens"] == pytest.approx((7 * 7 + 1 * 1) / 8)
+    assert stats["tokens"] == near((7 * 7 + 1 * 1) / 8)
 
 
 def test_eval_is_the_loss_that_training_starts_from():
     engine, batch = make_engine(), make_batch()
     arguments = {"loss_fn": next_token_loss, "loss_weight_fn": num_answer_tokens}
     before = engine.eval_batch(batch, **arguments)["loss"]
-    assert train(engine, batch)["loss"] == pytest.approx(before, abs=1e-6)
+    assert train(engine, batch)["loss"] == near(before)
     assert engine.eval_batch(batch, **arguments)["loss"] < before
 
 
@@ -128,7 +129,7 @@ def test_a_micro_batch_without_weight_adds_nothing():
     alone = gradients_of(make_engine(gradient_clipping=0.0), batch.take([0]), None)
     both = gradients_of(make_engine(gradient_clipping=0.0), batch, MicroBatchSpec(n_mbs=2))
     for name, gradient in alone.items():
-        torch.testing.assert_close(both[name], gradient, atol=1e-6, rtol=0)
+        assert_near(both[name], gradient)
     with pytest.raises(DataError, match=r"weight of the whole batch is 0\.0"):
         train(make_engine(), batch.take([1]))
 
@@ -137,10 +138,10 @@ def test_gradient_norm_is_reported_before_clipping():
     batch = make_batch()
     free = train(make_engine(gradient_clipping=0.0), batch)
     clipped = make_engine(gradient_clipping=free["grad_norm"] / 2)
-    assert train(clipped, batch)["grad_norm"] == pytest.approx(free["grad_norm"])
+    assert train(clipped, batch)["grad_norm"] == near(free["grad_norm"])
     moments = clipped.state_dict()["optimizer"].values()
     norm = torch.stack([(m["exp_avg"] / 0.1).square().sum() for m in moments]).sum().sqrt()
-    assert norm == pytest.approx(free["grad_norm"] / 2, rel=1e-4)
+    assert norm == near(free["grad_norm"] / 2, rel=1e-4)
 
 
 def test_a_gradient_that_is_no_number_leaves_the_weights():
@@ -166,7 +167,7 @@ def test_learning_rate_by_hand(schedule, rates):
         lr=1.0, lr_schedule=schedule, warmup_steps_proportion=0.2, min_lr_ratio=0.1
     )
     for step, rate in rates.items():
-        assert learning_rate(options, step=step, total_steps=10) == pytest.approx(rate)
+        assert learning_rate(options, step=step, total_steps=10) == near(rate)
 
 
 def test_the_learning_rate_follows_the_version_not_the_number_of_calls():

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from estimators_named import estimator
+from near import assert_near, near
 from torch.testing import assert_close
 
 from realsys.algorithms.advantage.advantages import group_advantages, num_equal_groups
@@ -104,7 +105,7 @@ def test_the_penalty_is_not_divided_by_the_deviation(
     found = made.batch.data["advantages"][1::2]
     by_penalty = [first_group, -first_group] * 2
     expected = torch.tensor(by_penalty) + torch.tensor([0, 0, by_score, -by_score])
-    assert_close(found, expected, rtol=0, atol=2e-6)
+    assert_near(found, expected)
     assert made.batch.data[FROM_SCORE][:4].tolist() == [0.0] * 4
     assert (made.stats["groups/equal_scores"], made.stats["groups/compared"]) == (1, 2)
 
@@ -122,12 +123,12 @@ def test_whitening_leaves_the_penalty_and_equal_groups_alone() -> None:
     white = whitened(does, batch).data["advantages"][1::2]
     # Scores of b: ±0.5, deviation 0.5 · √2. Those of a stay 0, and penalties what they are.
     expected = torch.tensor([0.005, -0.005, 0.5**0.5 + 0.005, -(0.5**0.5) - 0.005])
-    assert_close(white, expected, rtol=0, atol=1e-6)
+    assert_near(white, expected)
     nothing = prepare_experience(
         two_groups([2.0] * 4), does, kl_coef=0.01, ranks=DataParallel()
     ).batch
     white = whitened(does, nothing).data["advantages"]
-    assert_close(white[1::2], torch.tensor([0.005, -0.005] * 2), rtol=0, atol=1e-7)
+    assert_near(white[1::2], torch.tensor([0.005, -0.005] * 2))
 
 
 class TwoRanks(DataParallel):
@@ -219,7 +220,7 @@ def test_at_reward_0_the_gradient_is_that_of_penalty_and_entropy_alone() -> None
     module = actor.module.module
     expected = plain_gradient_norm(module, data, kl_coef=0.1, entropy_coef=0.01)
     stats = does.train_step(actor, scored(data, [0.0] * 8), MB)
-    assert stats["grad_norm"] == pytest.approx(expected, rel=1e-5, abs=1e-6)
+    assert stats["grad_norm"] == near(expected)
     assert stats["groups/equal_scores"] == 2
 
 
