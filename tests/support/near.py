@@ -31,9 +31,7 @@ def near(expected: Any, *, rel: float = REL, scale: float = 1.0) -> Any:
     return pytest.approx(expected, rel=rel, abs=rel * scale)
 
 
-def assert_near(
-    found: Any, expected: Any, *, rel: float = REL, scale: float | None = None, msg: str = ""
-) -> None:
+def assert_near(found: Any, expected: Any, *, rel: float = REL, scale: float | None = None) -> None:
     """Asserts that tensors are near the expected ones, and of their shapes and dtypes.
 
     Args:
@@ -43,13 +41,7 @@ def assert_near(
     """
     if scale is None:
         scale = max((float(x.abs().max()) for x in _tensors(expected) if x.numel()), default=0.0)
-    torch.testing.assert_close(
-        found,
-        expected,
-        rtol=0.0,
-        atol=rel * scale,
-        msg=(lambda told: f"{msg}: {told}") if msg else None,
-    )
+    torch.testing.assert_close(found, expected, rtol=0.0, atol=rel * scale)
 
 
 def _tensors(expected: Any) -> Iterator[torch.Tensor]:
