@@ -190,7 +190,7 @@ class _Connection(asyncio.Protocol):
 
 
 class _NoTracebackOfClients(logging.Filter):
-    """Drops what aiohttp logs of heads that can't be read: anybody can send such, and it is answered 400."""
+    """Drops what aiohttp logs of heads that can't be read: anybody can send them; they are answered 400."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
