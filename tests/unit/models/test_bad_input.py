@@ -442,3 +442,37 @@ def test_config_and_header_are_compared_before_the_memory_is_predicted(
     file.write_text(json.dumps({**json.loads(file.read_text()), "num_hidden_layers": 1_999}))
     message = refused("ppo-math", f"actor.path={policy}", f"critic.path={policy}")
     assert_in_order(message, "1999 layers", "actor.path", "fix")
+
+
+# ---- secrets ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "where"),
+    [
+        (
+            ("scheduling.model_worker.env_vars.HF_TOKEN=opensesame",),
+            "model_worker.env_vars.HF_TOKEN",
+        ),
+        (("scheduling.master_worker.env_vars.A=hf_opensesameopensesame",), "env_vars.A"),
+        (("task.system=Use sk-opensesameopensesame.",), "task.system"),
+        (("wandb.entity=https://ada:opensesame@wandb.example",), "wandb.entity"),
+    ],
+)
+def test_a_secret_in_a_setting_is_refused_and_stands_nowhere(
+    refused: Refused, words: tuple[str, ...], where: str, tmp_path: Path
+) -> None:
+    message = refused("ppo-math", *words)
+    assert_in_order(message, "plan", where, "fix")
+    assert "opensesame" not in message
+    assert not [f for f in tmp_path.rglob("*") if f.is_file() and b"opensesame" in f.read_bytes()]
+
+
+def test_a_secret_in_a_site_file_is_refused_with_the_safe_way(
+    refused: Refused, tmp_path: Path
+) -> None:
+    site = tmp_path / "site.yaml"
+    site.write_text("scheduler: local\nenv_vars:\n  HF_TOKEN: opensesame\n")
+    message = refused("ppo-math", "--cluster", str(site))
+    assert_in_order(message, "HF_TOKEN", "env_vars.HF_TOKEN", "secrets")
+    assert "opensesame" not in message
