@@ -4,8 +4,8 @@
 
 An environment holds the lowest version of each direct requirement (as ``uv pip compile --resolution
 lowest-direct`` chooses them), before the packages of this environment on the path: torch, the tools of the
-tests and what stands in no requirement of ours stay as they are here. Ten folders of tests must pass there,
-but for tests that pass nowhere. Needs a network. Run it when a bound changes, and before a release.
+tests and what stands in no requirement of ours stay as they are here. The folders' tests must pass there.
+Needs a network. Run it when a bound changes, and before a release.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ FOLDERS = (
     "config",
     "data",
     "generation",
-    "interfaces",
     "launcher",
     "models",
     "name_resolve",
@@ -44,6 +43,8 @@ EXTRAS = ("train", "megatron", "data", "gym", "renderers", "schemas")
 # As it is here: it is too large to fetch again, and its lowest version has no build for these processors.
 KEPT = ("torch",)
 FOLDER_LIMIT_S = 3600
+# Is the committed help page what the typer of constraints.txt draws? Other ones draw other lines.
+NOT_OF_BOUNDS = ("tests/unit/launcher/cli/test_cli.py::test_the_help_page_is_what_typer_draws",)
 
 
 def main() -> int:
@@ -138,7 +139,9 @@ def run_tests(python: Path, folder: str, scratch: Path) -> tuple[str, list[str]]
     root = scratch / "root"
     root.mkdir(exist_ok=True)
     done = subprocess.run(
-        [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", f"tests/unit/{folder}"],
+        [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", f"tests/unit/{folder}"]
+        + ["-W", "ignore::DeprecationWarning"]  # of old packages at newer ones of others
+        + [f"--deselect={name}" for name in NOT_OF_BOUNDS],
         cwd=ROOT,
         env={**os.environ, "REALSYS_FILE_ROOT": str(root), "PATH": path_with(python)},
         capture_output=True,
