@@ -29,7 +29,13 @@ from realsys.rollout.conversation.episode_session import (
 from realsys.rollout.conversation.stop_cut import before_stops, cut_at_stop
 from realsys.rollout.dialects.error_bodies import openai_error
 from realsys.rollout.dialects.server_sent_events import DONE, data_event
-from realsys.rollout.endpoint.endpoint_app import as_ours, json_body, key_of, status_of
+from realsys.rollout.endpoint.endpoint_app import (
+    as_ours,
+    json_body,
+    key_of,
+    read_body,
+    status_of,
+)
 from realsys.runtime.first_error import first_error
 
 OnText = Callable[[str], None]
@@ -54,9 +60,9 @@ class CompletionHandler:
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Answers one request, whole or as server-sent events."""
         key = key_of(request)
+        settings = self.sessions.settings_of(key)
+        asked = read(await read_body(request))
         with self.sessions.place(key) as policy:
-            settings = self.sessions.settings_of(key)
-            asked = read(await request.read())
             prompts = [self._tokens(prompt) for prompt in asked.prompts]
             head: dict[str, Any] = {
                 "id": f"cmpl-{secrets.token_hex(8)}",

@@ -105,7 +105,7 @@ class Guarded:
             if self._process.poll() is None:
                 return self._process
             self._end()
-        command = [sys.executable, "-m", "realsys.rewards.guarded_process", self.target]
+        command = [sys.executable, "-P", "-m", "realsys.rewards.guarded_process", self.target]
         limits = [str(self.cpu_s), str(self.wall_s), str(self.memory_bytes)]
         environment = {name: os.environ[name] for name in _INHERITED_ENV if name in os.environ}
         self._process = subprocess.Popen(

@@ -317,6 +317,9 @@ async def test_strangers_bodies_are_bounded() -> None:
         await http.close()
 
 
+HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"  # needs no key
+
+
 async def read_all(url: str, sent: bytes, *, tls: bool) -> bytes:
     """What a server says to a stranger who sends this and then nothing."""
     parts = urlsplit(url)
@@ -337,7 +340,15 @@ async def read_all(url: str, sent: bytes, *, tls: bool) -> bytes:
 
 @pytest.mark.parametrize(
     ("sent", "tls"),
-    [(b"", True), (b"GET /server_info HTTP/1.1\r\nHost", True), (b"", False), (b"GET", False)],
+    [
+        (b"", True),
+        (b"GET /server_info HTTP/1.1\r\nHost", True),
+        (b"", False),
+        (b"GET", False),
+        (HEALTH, True),
+        (HEALTH + b"GET /server_info HTTP/1.1\r\nHost", True),
+        (b"GET /server_info HTTP/1.1\r\nHost: x\r\n\r\n" + b"G", True),
+    ],
 )
 def test_who_says_nothing_is_cut(sent: bytes, tls: bool) -> None:
     async def run() -> None:
@@ -348,7 +359,8 @@ def test_who_says_nothing_is_cut(sent: bytes, tls: bool) -> None:
         while not stranger.done():  # it may take a while to be heard
             await asyncio.sleep(0.05)
             pass_time(S)
-        assert stranger.result() == b""
+        told = [int(part.split()[0]) for part in stranger.result().split(b"HTTP/1.1 ")[1:]]
+        assert told == ([] if b"\r\n\r\n" not in sent else [200] if HEALTH in sent else [401])
         client = HttpGenerationClient(listener.url, KEY, name="s")
         assert await client.healthy(timeout_s=S)
         await asyncio.sleep(0.05)

@@ -41,6 +41,7 @@ _START_S = 300.0  # allows for a busy machine and large libraries in ``preload``
 _GRACE_S = 60.0  # beyond the wall time that the box itself enforces
 _ENV = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}  # a fork must have one thread
 _FRAME_BYTES = 1 << 20  # of a reply, besides outputs and files
+_FORK_SERVER = "realsys.rewards.sandbox.fork_server"
 MOST_PROGRAMS = 256  # in one box: each holds a descriptor open
 
 
@@ -300,7 +301,7 @@ class _ForkServer:
         path = os.pathsep.join(filter(None, sys.path))
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "realsys.rewards.sandbox.fork_server", str(theirs.fileno())],
+                [sys.executable, "-P", "-m", _FORK_SERVER, str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
