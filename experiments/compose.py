@@ -34,6 +34,11 @@ from experiments.parts.call_placement import (
 )
 from experiments.parts.chosen_settings import chosen_for_rl
 from experiments.parts.evaluation import EvaluationOptions
+from experiments.parts.held_out_records import (
+    ReadQuestions,
+    held_out_problems_of,
+    sizes_to_hold_out,
+)
 from experiments.parts.layout_checks import (
     batch_problems,
     held_out_problems,
@@ -186,11 +191,24 @@ class RLExperiment(TrainingRun):
         if not self.schedule.has_servers and not isinstance(self.schedule, Replay):
             yield from self.task.agent_problems()
         yield from start_problems(self.task, self.actor, self.sft)
+        if self.schedule.trains:
+            benchmarks = {f"benchmarks.{name}": b for name, b in self.benchmarks.items()}
+            asked = [
+                *self.task.read_questions("task"),
+                *(q for at, b in benchmarks.items() for q in b.as_benchmark().read_questions(at)),
+            ]
+            yield from held_out_problems_of(asked, self._trained_questions)
         yield from position_problems(self.actor.path, answers=self.gen.max_new_tokens)
         yield from self.algorithm.problems(self.gen, self.group_size)
         yield from idle_problems(self.gen, self.ref, follows=self._ref_follows)
         yield from self._schedule_problems()
         yield from self._layout_problems()
+
+    @property
+    def _trained_questions(self) -> tuple[ReadQuestions, ...]:
+        """The files that this run and those before it train on."""
+        own = tuple(self.task.read_questions("task"))
+        return own if self.actor.path else (*own, *self.sft.task.read_questions("sft.task"))
 
     @property
     def _our_engine_answers(self) -> bool:
@@ -321,7 +339,9 @@ class RLExperiment(TrainingRun):
             of_phase = [g.removeprefix("sft.") for g in given if g.startswith("sft.")]
             chosen = phase.experiment.chosen(of_phase)
             found += tuple(replace(c, path=f"{phase.name}.{c.path}") for c in chosen)
-        return found
+        held_out = self.task.read_questions("task")
+        kept = tuple(sizes_to_hold_out(held_out, self._trained_questions, found, given))
+        return (*(c for c in found if c.path not in {one.path for one in kept}), *kept)
 
     def remarks(self, given: Collection[str]) -> Iterator[str]:
         """Reports how many questions were counted, and warns of prompts without room for an answer."""
