@@ -284,6 +284,7 @@ class Model:
         self.version.global_step += 1
 
 
+SKIPPED_STEPS = "skipped_steps"  # statistic of updates: optimizer steps left out, where there are any
 LEAST_TEMPERATURE = 1e-6  # below it logits divided by it overflow float32
 
 
@@ -372,7 +373,10 @@ class PipelinableEngine(abc.ABC):
             version_steps: global step, for the learning-rate schedule.
         Returns:
             ``loss`` (of several components also ``loss/<name>``), ``grad_norm``, ``lr`` and the averaged
-            stats, equal on all ranks.
+            stats, equal on all ranks. ``skipped_steps`` is 1 if ``grad_norm`` is not finite: then weights
+            and optimizer are as before, and other figures may not be finite either.
+        Raises:
+            GradientNotFinite: that was the last of as many in a row as the backend allows.
         """
 
     @abc.abstractmethod

@@ -17,6 +17,7 @@ import torch
 from realsys.algorithms.aggregation import Aggregation, aggregate, aggregation_weight
 from realsys.algorithms.predictions import Predictions
 from realsys.algorithms.sequence_sums import sum_per_sequence
+from realsys.api.model import SKIPPED_STEPS
 from realsys.data.sequence_sample import SequenceSample
 from realsys.interfaces.answers import INPUT, answer_mask, answer_tokens, kept_sets, of_tokens
 from realsys.interfaces.interface_arguments import PPOSettings
@@ -34,7 +35,7 @@ from realsys.interfaces.ppo.off_policy import WEIGHTS
 
 _TOKENS = "tokens_per_weight"
 # Statistics that are means of their own: the loss's, which are aggregated as it is.
-_OF_LOSS = ("loss", f"loss/{POLICY}", f"loss/{NLL}", "grad_norm", "lr")
+_OF_LOSS = ("loss", f"loss/{POLICY}", f"loss/{NLL}", "grad_norm", "lr", SKIPPED_STEPS)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from realsys.backends.hf.data_parallel import DataParallel
 from realsys.data.sequence_sample import SequenceSample
 from realsys.interfaces.answers import INPUT
 from realsys.interfaces.interface_arguments import PreferenceArguments
+from realsys.interfaces.skipped_steps import without_skipped
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +41,7 @@ class PreferenceInterface(PreferenceArguments, ModelInterface):
             version_steps=model.version.global_step,
         )
         model.inc_version()
-        return stats
+        return without_skipped(stats)
 
     def evaluate(
         self, model: Model, eval_batches: Iterable[SequenceSample], mb_spec: MicroBatchSpec
