@@ -260,7 +260,8 @@ class Model:
     it by a ``PipelinableEngine``. If ``filled`` is False, weights come from another copy and none are
     loaded. ``dtype`` is the compute dtype; ``trains`` and ``averaged`` (a moving average of another
     copy) determine, with the backend, the dtype of the stored weights (``ModelBackend.held_dtype``).
-    A classifier's score of a sequence is read at the last token that is not ``score_skips``; None: at the last.
+    A classifier's score of a sequence is read at the last token that is not ``score_skips``; None: at the
+    last.
     """
 
     name: ModelName

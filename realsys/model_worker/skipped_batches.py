@@ -1,7 +1,7 @@
 """Keeps batches whose gradient was not finite, so that somebody can look at them.
 
-A file a step and worker: ``torch.load`` gives a table with ``call``, ``step``, ``ids``, ``lengths`` (of each
-id's sequences, by key), ``tensors`` (packed, by key) and ``metadata`` (a value an id, by name).
+A file a step and worker: ``torch.load`` gives a table with ``call``, ``step``, ``ids``, ``lengths`` (of
+each id's sequences, by key), ``tensors`` (packed, by key) and ``metadata`` (a value an id, by name).
 """
 
 from __future__ import annotations

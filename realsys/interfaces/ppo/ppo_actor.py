@@ -104,8 +104,8 @@ class PPOActorInterface(PPOActorArguments, ModelInterface):
 
         During the critic's warm-up, and if the batch is skipped because of ``on_mismatch=skip``, nothing is
         updated and only the batch's statistics are returned. A minibatch without any gradient makes no
-        optimizer step, and one whose gradient is not finite neither: statistics are of the others. The version,
-        and with it the learning rate's schedule, advances in each case.
+        optimizer step, and one whose gradient is not finite neither: statistics are of the others. The
+        version, and with it the learning rate's schedule, advances in each case.
 
         Raises:
             InternalError: a token is older than ``max_staleness``.

@@ -44,7 +44,11 @@ from realsys.data.sequence_sample import SequenceSample
 from realsys.interfaces.answers import INPUT, answer_mask
 from realsys.interfaces.interface_arguments import PPOSettings
 from realsys.interfaces.ppo.batch_checks import BEHAVIOUR, REFERENCE, checked_batch
-from realsys.interfaces.ppo.batch_figures import batch_figures, mean_and_std
+from realsys.interfaces.ppo.batch_figures import (
+    batch_figures,
+    mean_and_std,
+    require_something_to_learn,
+)
 from realsys.interfaces.ppo.episode_groups import EpisodeGroups
 
 FROM_SCORE = "score_advantages"  # of compared answers: advantages without the KL penalty's part
@@ -88,7 +92,7 @@ def prepare_experience(
     log-probs of the sampling policy, so that actor and critic agree even if only one has the proximal ones.
 
     Raises:
-        DataError: see ``checked_batch``.
+        DataError: see ``checked_batch`` and ``require_something_to_learn``.
     """
     estimator = settings.advantage
     needed = (
@@ -96,6 +100,7 @@ def prepare_experience(
         *((REFERENCE,) if kl_coef else ()),
     )
     data, scored_B = checked_batch(data, needed, ranks)
+    require_something_to_learn(data, scored_B, ranks)
     batch = _Scored.of(data, settings, kl_coef if settings.kl_in == "reward" else 0.0, ranks)
     figures: dict[str, float] = {}
     if isinstance(estimator, AnswerEstimator) and estimator.compares:

@@ -1,4 +1,4 @@
-"""A single optimizer step that was left out: what is told of it by fine-tuning and by pairs, and its batch."""
+"""A single optimizer step that was left out: what fine-tuning and pairs tell of it, and its batch."""
 
 from __future__ import annotations
 
