@@ -49,6 +49,12 @@ KEPT_SETS = ("packed_kept_counts", "packed_kept_ids")  # where tokens are sample
 POLICY_KEYS = (*ANSWERS, "packed_logprobs", "rewards", "seq_no_eos_mask")  # read by every update
 
 
+_OF_KL = (
+    *("kl_in", "kl_estimator", "kl_unbiased", "ref_ema_eta"),
+    *("use_adaptive_kl_ctl", "adaptive_kl_target", "adaptive_kl_horizon"),
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class CallMaker:
     """What an algorithm makes its calls from.
@@ -112,6 +118,12 @@ class PolicyAlgorithm(PolicyHyperparameters, Algorithm):
         gt=0,
         le=1,
     )
+
+    @property
+    def reads_reference_otherwise(self) -> bool:
+        """Whether another setting than ``kl_ctl`` says what the KL to the reference is to do."""
+        declared = {f.name: f.default for f in dataclasses.fields(self)}
+        return any(getattr(self, name) != declared[name] for name in _OF_KL)
 
     @property
     def experience(self) -> tuple[str, ...]:

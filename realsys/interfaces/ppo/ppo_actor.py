@@ -124,6 +124,7 @@ class PPOActorInterface(PPOActorArguments, ModelInterface):
             kl_coef=self.kl_controller.coef,
             entropy_coef=self.entropy_control.coef,
             teachers=self.forward_teachers,
+            taught=bool(self.teachers),
         )
         if version >= self.critic_warmup_steps and not ready.skipped:
             batch, figures = self._ready(ready.batch, objective, ranks)
