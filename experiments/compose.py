@@ -337,7 +337,9 @@ class RLExperiment(TrainingRun):
             )
             asked = self.task.asks_itself
             proposed = (p for p in proposed if asked or not p.path.startswith("task."))
-            without_ref = any(one.path == "algorithm.kl_ctl" for one in found)
+            without_ref = any(one.path == "algorithm.kl_ctl" for one in found) or not getattr(
+                self.algorithm, "needs_ref_logprobs", True
+            )
             proposed = (p for p in proposed if not (without_ref and p.path.startswith("ref.")))
             found += self.not_given(proposed, given)
         for phase in self.preparations():
@@ -357,6 +359,7 @@ class RLExperiment(TrainingRun):
             steers_entropy=algorithm.entropy_target is not None,
             compares=isinstance(algorithm, GRPO)
             and not algorithm.reads_reference_otherwise
+            and self.reward_model is None  # which a policy without a reference soon pleases too well
             and self.ref == ModelOptions(backend="inference")
             and "ref" not in re.split(r"\W|_inf", self.placement.allocation or ""),
         )

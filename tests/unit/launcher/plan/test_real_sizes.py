@@ -69,6 +69,7 @@ def words_of(given: Path, model: str, *more: str) -> list[str]:
         "task.path": data,
         "task.eval_path": given / "held_out.jsonl",
         "task.eval_size": 32,
+        "algorithm.kl_ctl": 0.01,
         "task.max_prompt_len": 1024,
         "train_bs_n_seqs": 64,
         "group_size": 8,
