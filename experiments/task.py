@@ -23,6 +23,7 @@ from experiments.parts.agent_files import (
     located_env_args,
 )
 from experiments.parts.chosen_settings import MeasuredQuestions
+from experiments.parts.held_out_records import ReadQuestions, files_of
 from experiments.parts.question_files import (
     absolute,
     answer_problems,
@@ -256,6 +257,10 @@ class Task(Choice, abc.ABC):
         """Files that the questions come from."""
         return ()
 
+    def read_questions(self, setting: str) -> Iterator[ReadQuestions]:
+        """Yields what it reads and holds out of files, as the task that stands at ``setting``."""
+        yield from ()
+
     def with_absolute_paths(self) -> Task:
         """Returns the task with its files as they are named from the present folder."""
         return self
@@ -362,8 +367,6 @@ class FileTask(Task):
 
     def remarks(self, tokenizer_dir: str | None) -> Iterator[str]:
         """Reports how many questions of large files were counted, and what filters drop."""
-        if self.path is not None and absolute(self.path) == absolute(self.eval_path):
-            yield "task.eval_path is task.path: the held-out records are those that are trained on"
         yield from sampled_warnings(self._data, tokenizer_dir)
 
     def measured(self, tokenizer_dir: str) -> MeasuredQuestions | None:
@@ -373,6 +376,19 @@ class FileTask(Task):
     def input_files(self) -> tuple[str, ...]:
         """The question files."""
         return question_files(self._data)
+
+    def read_questions(self, setting: str) -> Iterator[ReadQuestions]:
+        """Yields its files, unless its questions are made."""
+        if self.path is not None:
+            yield ReadQuestions(
+                setting=setting,
+                path=self.path,
+                eval_path=self.eval_path,
+                eval_size=self.eval_size,
+                files=files_of(self.path),
+                eval_files=files_of(self.eval_path),
+                keep=self.keep,
+            )
 
     def with_absolute_paths(self) -> Task:
         """Returns it with the paths of its records absolute."""

@@ -7,6 +7,7 @@ it works there for several turns (realsys/rollout/runners/harbor_agent.py).
 
 from __future__ import annotations
 
+import os
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.parts.chosen_settings import MeasuredQuestions
+from experiments.parts.held_out_records import ReadQuestions
 from experiments.parts.question_files import absolute
 from experiments.task import Task
 from realsys.api.basics.reward import reward_terms
@@ -83,6 +85,18 @@ class HarborTask(Task):
     def with_absolute_paths(self) -> Task:
         """Returns it with the paths of its folders absolute."""
         return replace(self, path=absolute(self.path), eval_path=absolute(self.eval_path))
+
+    def read_questions(self, setting: str) -> Iterator[ReadQuestions]:
+        """Yields its tasks' folders."""
+        if self.path is not None:
+            yield ReadQuestions(
+                setting=setting,
+                path=self.path,
+                eval_path=self.eval_path,
+                eval_size=self.eval_size,
+                files=_folders(self.path),
+                eval_files=_folders(self.eval_path),
+            )
 
     def as_benchmark(self) -> Task:
         """Returns it with all tasks of its folder held out, at most ``eval_size``."""
@@ -237,3 +251,12 @@ class _ReadTasks(NamedTuple):
 
 def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:_SHOWN]) + ", …" * (len(names) > _SHOWN)
+
+
+def _folders(path: str | None) -> frozenset[str]:
+    """The real paths of the tasks that a setting means; none if it can't be read, which is reported."""
+    try:
+        found = [] if path is None else task_paths(path)
+    except DataError:
+        found = []
+    return frozenset(os.path.realpath(folder) for folder in found)

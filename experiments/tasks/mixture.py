@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+from experiments.parts.held_out_records import ReadQuestions
 from experiments.task import Task, at_setting
 from realsys.api.basics.reward import BY_SOURCE
 from realsys.api.errors import ConfigError, DataError, did_you_mean
@@ -243,6 +244,11 @@ class Mixture(Task):
         """Reports what each source has to say."""
         for name, source in self.sources.items():
             yield from (f"source {name}: {remark}" for remark in source.remarks(tokenizer_dir))
+
+    def read_questions(self, setting: str) -> Iterator[ReadQuestions]:
+        """Yields the files of all sources."""
+        for name, source in self.sources.items():
+            yield from source.read_questions(f"{setting}.sources.{name}")
 
     def with_absolute_paths(self) -> Task:
         """Returns it with those of all sources absolute."""

@@ -100,6 +100,8 @@ ALLOWED: dict[str, _Unless | None] = {
     **_rules(f"{_CORPUS}.task {_CORPUS}.sources.*.task", "max_prompt_len"),
     # Memory and concurrency limits; time-outs.
     **_rules("model_rpcs.*.mb_spec evaluator.*.mb_spec", "max_tokens_per_mb max_cache_tokens"),
+    # When to give up; steps that are made are the same.
+    **_rules("model_worker.*.shards.*.backend.args.optimizer", "max_skipped_steps"),
     **_rules("rollout_worker.*", "new_tokens_per_chunk rollout_request_timeout"),
     **_rules("rollout_worker.*", "max_concurrent_rollouts dump_limit_gib"),
     **_rules("gserver_manager.*", "flush_request_timeout max_concurrent_rollouts"),

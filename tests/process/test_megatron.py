@@ -50,10 +50,30 @@ def rank_main(rank):
         engine.save_to_hf(tokenizer=None, save_dir=str(rank.folder / case.replace(" ", "_")))
         after = engine.state_dict()
         engine.load_state_dict(state)
+        figures["skipped"] = poisoned(engine, share, critic)
         figures["repeated"] = world.train(engine, share, critic=critic)
         figures["rows"] = max(rows, default=0)
         figures["repeated_bits"] = equal(engine.state_dict(), after)
         rank.found[case] = figures
+
+
+def poisoned(engine, sample, critic):
+    """Steps left out of one where the data-parallel rank with the first id alone has no number."""
+    loss = world.value_loss if critic else world.next_token_loss
+
+    factor = float("nan") if "a" in sample.ids else 1.0
+
+    def loss_fn(output, mb):
+        found = loss(output, mb)
+        return (found[0] * factor, found[1]) if isinstance(found, tuple) else found * factor
+
+    stats = engine.train_batch(
+        sample,
+        loss_fn=loss_fn,
+        loss_weight_fn=world.num_answers,
+        mb_spec=world.MicroBatchSpec(max_tokens_per_mb=25),
+    )
+    return stats["skipped_steps"]
 
 
 def evaluate(engine, sample, critic):
@@ -93,7 +113,8 @@ def test_training_equals_one_process(ran, alone, case):
     figures = found[case]
     rows = [other.get("rows") for other in figures]
     assert max(rows) == (0 if family == "critic" else 4), "logits are those of a chunk"
-    for name in ("evaluated", "steps", "repeated", "repeated_bits"):
+    assert figures[0]["skipped"] == 1, "and the step after it is as without it"
+    for name in ("evaluated", "steps", "skipped", "repeated", "repeated_bits"):
         assert all(other[name] == figures[0][name] for other in figures), "it is the copy's"
     assert figures[0]["evaluated"] == near(evaluated)
     for found_step, step in zip(figures[0]["steps"], steps, strict=True):

@@ -1,21 +1,23 @@
 """The engines: micro-batches change nothing, denominators are global, state comes back whole."""
 
 import io
+import math
 
 import pytest
 import torch
 from near import assert_near, near
 
 from realsys.api.data import MicroBatchSpec
-from realsys.api.errors import CheckpointError, ConfigError, DataError
+from realsys.api.errors import CheckpointError, ConfigError, DataError, GradientNotFinite
 from realsys.api.model import (
+    SKIPPED_STEPS,
     FinetuneSpec,
     GenerationHyperparameters,
     ModelName,
     ParallelGroups,
     ProcessTopology,
 )
-from realsys.api.options import OptimizerOptions
+from realsys.api.options import LoRAOptions, OptimizerOptions
 from realsys.backends.fsdp import FSDPBackend
 from realsys.backends.hf.lr_schedule import learning_rate
 from realsys.backends.inference import InferenceBackend
@@ -37,9 +39,11 @@ COMPANY = {
 SHAPE = {"hidden_size": 32, "num_layers": 2}
 
 
-def make_engine(**optimizer):
+def make_engine(adapters=None, **optimizer):
     model = tiny_llama(**SHAPE, **COMPANY)
-    return FSDPBackend(optimizer=OptimizerOptions(**optimizer)).initialize(model, SPEC).module
+    lora = {} if adapters is None else {"lora": adapters}
+    backend = FSDPBackend(optimizer=OptimizerOptions(**optimizer), **lora)
+    return backend.initialize(model, SPEC).module
 
 
 def make_batch(lengths=((9, 5), (20,), (3, 12, 7), (16,)), prompt=2):
@@ -142,13 +146,53 @@ def test_gradient_norm_is_reported_before_clipping():
     assert norm == near(free["grad_norm"] / 2, rel=1e-4)
 
 
-def test_a_gradient_that_is_no_number_leaves_the_weights():
-    engine, batch = make_engine(), make_batch()
-    before = engine.state_dict()["weights"]
-    with pytest.raises(DataError, match="gradient's norm is nan"):
-        train(engine, batch, loss_fn=lambda output, mb: output.logits().sum() * float("nan"))
-    after = engine.state_dict()["weights"]
-    assert all(torch.equal(before[name], after[name]) for name in before)
+def times(factor):
+    """A loss whose gradient is ``factor`` times as large."""
+    return lambda output, mb: next_token_loss(output, mb) * factor
+
+
+NAN, INFINITE, FINE = float("nan"), float("inf"), 1.0
+
+
+def same_state(one, other):
+    """Whether two engines' states are the same bits, but for the count of steps left out."""
+    mine, theirs = ({k: e.state_dict()[k] for k in ("weights", "optimizer")} for e in (one, other))
+    torch.testing.assert_close(mine, theirs, rtol=0, atol=0)
+    return True
+
+
+@pytest.mark.parametrize("adapters", [None, LoRAOptions(rank=2)], ids=["whole", "adapters"])
+@pytest.mark.parametrize("factor", [NAN, INFINITE])
+def test_a_step_without_a_finite_gradient_is_left_out(factor, adapters):
+    batch = make_batch()
+    plain, poisoned = (
+        make_engine(adapters=adapters, lr_schedule="linear", weight_decay=0.1) for _ in range(2)
+    )
+    expected = [train(plain, batch, version_steps=v) for v in (0, 2, 3)]
+    found = [train(poisoned, batch, version_steps=0)]
+    skipped = train(poisoned, batch, loss_fn=times(factor), version_steps=1)
+    assert skipped[SKIPPED_STEPS] == 1
+    assert not math.isfinite(skipped["grad_norm"])
+    found += [train(poisoned, batch, version_steps=v) for v in (2, 3)]
+    assert found == expected  # the schedule goes by the version
+    assert SKIPPED_STEPS not in found[-1]
+    assert same_state(plain, poisoned)
+    assert poisoned.state_dict().keys() == {"weights", "optimizer"}
+
+
+def test_several_steps_in_a_row_without_a_finite_gradient_end_the_run():
+    engine, batch = make_engine(max_skipped_steps=3), make_batch()
+    for factor in (NAN, NAN, FINE, NAN, INFINITE):  # never three in a row
+        train(engine, batch, loss_fn=times(factor))
+    resumed = make_engine(max_skipped_steps=3)
+    resumed.load_state_dict(engine.state_dict())
+    for one in (engine, resumed):  # the count is part of the state
+        with pytest.raises(GradientNotFinite) as ended:
+            train(one, batch, loss_fn=times(NAN))
+        assert ended.value.where == "FSDPEngine.train_batch"
+    assert same_state(engine, resumed)
+    with pytest.raises(GradientNotFinite):
+        train(make_engine(max_skipped_steps=1), batch, loss_fn=times(NAN))
 
 
 # Peak 1, 10 steps, a fifth of them warm-up; the linear rest falls by 0.9 / 8 a step to 0.1.

@@ -168,12 +168,6 @@ def test_a_rule_of_ones_own_checks_records_as_it_gets_them(file: str) -> None:
     )
 
 
-def test_records_that_are_trained_on_are_not_held_out(file: str) -> None:
-    (told,) = task(file, eval_path=file).remarks(None)
-    assert told.startswith("task.eval_path is task.path")
-    assert list(task(file).remarks(None)) == []
-
-
 def test_fine_tuning_on_records_without_answers_is_told(tmp_path: Path) -> None:
     path = tmp_path / "q.jsonl"
     path.write_text('{"prompt": "a"}\n' * 20)

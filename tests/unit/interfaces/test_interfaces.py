@@ -349,6 +349,41 @@ def test_early_stop_makes_no_further_optimizer_step(path):
     assert roles.actor.version.global_step == 1
 
 
+def poison(model: Model, *which: int) -> None:
+    """Makes the gradients of these optimizer steps, from 0, no numbers."""
+    parameter = next(iter(model.module.parameters.values()))
+    engine, made = model.module, iter(range(1000))
+    step = engine._step
+
+    def poisoned(lr):
+        if next(made) in which:
+            parameter.grad = parameter.grad * math.nan
+        return step(lr)
+
+    engine._step = poisoned
+
+
+def test_minibatches_without_a_finite_gradient_are_left_out_and_counted(path):
+    roles = Roles(path, settings(ppo_epochs=2))  # four minibatches
+    data = roles.experience(0)
+    for model in (roles.actor, roles.critic):
+        poison(model, 1)
+    both = roles.train(data)
+    for stats, model in zip(both, (roles.actor, roles.critic), strict=True):
+        assert stats["skipped_steps"] == 1
+        assert all(math.isfinite(value) for value in stats.values())
+        assert stats["grad_norm"] > 0
+        assert num_optimizer_steps(model) == 3
+        assert model.version.global_step == 1
+    assert both[0]["early_stopped"] == 0
+    for model in (roles.actor, roles.critic):
+        poison(model, 0, 1, 2, 3)
+    for stats in roles.train(data):
+        assert stats["skipped_steps"] == 4
+        assert all(math.isfinite(value) for value in stats.values())
+    assert num_optimizer_steps(roles.actor) == num_optimizer_steps(roles.critic) == 3
+
+
 def test_critic_warm_up_leaves_the_policy_alone(path):
     roles = Roles(path, settings(critic_warmup_steps=1))
     before = roles.actor.module.state_dict()["weights"]
