@@ -16,7 +16,6 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any
 
-from realsys.api.basics.thoughts import text_behind_thoughts
 from realsys.api.errors import ConfigError, RewardError
 from realsys.api.options import option
 from realsys.rewards.final_text import FinalTextRule
@@ -105,7 +104,7 @@ class Judge(FinalTextRule):
                 continue
             finally:
                 self._running -= 1
-            if numbers := _NUMBER.findall(text_behind_thoughts(reply) or ""):
+            if numbers := _NUMBER.findall(reply):
                 return float(numbers[-1]) / self.out_of, tokens
             why = f"no number in its reply {reply[:100]!r}"
         raise RewardError(

@@ -22,17 +22,10 @@ class ReasoningGymRule(FinalTextRule):
     def __call__(self, response: str, record: Mapping[str, Any], final: str | None = None) -> float:
         """Returns the score. Raises whatever the scorer does."""
         text = self.text_of(response, final)
-        return 0.0 if text is None else _scored(text, record)
-
-
-def reasoning_gym_reward(*, response: str, record: Mapping[str, Any]) -> float:
-    """Returns the score of an answer as the rule does, for rules that call it."""
-    return ReasoningGymRule()(response, record)
-
-
-def _scored(text: str, record: Mapping[str, Any]) -> float:
-    data, entry = entry_of(record)
-    return float(data.score_answer(marked_answer(text).strip(), entry))
+        if text is None:
+            return 0.0
+        data, entry = entry_of(record)
+        return float(data.score_answer(marked_answer(text).strip(), entry))
 
 
 def marked_answer(text: str) -> str:

@@ -302,7 +302,8 @@ class EpisodeSession:
             )
         keys = path_keys(request.messages, request.tools, self.settings.match)
         parent, prompt = self._prompt(request, keys)
-        grammar = self._grammar(request, thinking=prompt.thinking)
+        # A schema may take seconds to read, and others are waiting
+        grammar = await asyncio.to_thread(self._grammar, request, thinking=prompt.thinking)
         context = [*(parent.tokens if parent is not None else ()), *prompt.tokens]
         async with first_error(), asyncio.TaskGroup() as group:
             tasks = [
