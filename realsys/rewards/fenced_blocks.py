@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 _TAB = 4  # columns
 # All quantifiers are possessive, and no pattern is tried at more than one place of a line.
@@ -45,8 +46,7 @@ class FencedBlock:
     is_closed: bool
 
 
-@dataclass(frozen=True, slots=True)
-class _Fence:
+class _Fence(NamedTuple):
     """A line that may open a block, or close one.
 
     Attributes:
@@ -138,7 +138,7 @@ def _end(
 
 
 def _fence(line: str) -> _Fence | None:
-    found = _FENCE.match(line)
+    found = _FENCE.match(line) if "```" in line or "~~~" in line else None
     if not found or (found["fence"][0] == "`" and "`" in found["info"]):  # code in a line
         return None
     before, info = found["before"].expandtabs(_TAB), found["info"]

@@ -26,7 +26,12 @@ THOUGHT_MARKS: tuple[tuple[str, str], ...] = (
 _LAST_TOKENS = 24  # of a prompt hold a mark that ends it, however it is cut into tokens
 _CLOSING: Mapping[str, str] = MappingProxyType(dict(THOUGHT_MARKS))
 _ANY_MARK = re.compile("|".join(re.escape(mark) for pair in THOUGHT_MARKS for mark in pair))
-_HINTS = ("think", "THINK", "_of_thought|>", "<|channel|>")  # one is in each mark: sooner looked for
+_HINTS = (
+    "think",
+    "THINK",
+    "_of_thought|>",
+    "<|channel|>",
+)  # one is in each mark: sooner looked for
 
 
 def has_marks(text: str) -> bool:
