@@ -47,7 +47,7 @@ class AnswerScoring:
         answer, tokens = self._record.get("answer"), self._sampled
         opened = tokens.opened if tokens is not None else ""
         completion = Completion(
-            response=response,
+            response=response or opened,  # of thoughts alone a chat has no text
             answer="" if answer is None else str(answer),
             record=self._record,
             token_ids=tokens.tokens if tokens is not None else (),

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from letter_chat import LetterTokenizer, ScriptedPolicy
+from letter_chat import LetterTokenizer, ScriptedPolicy, host, task
 
 from realsys.api.agent import Agent, EpisodeTask
 from realsys.api.basics import plugin_table
@@ -29,6 +29,7 @@ from realsys.rewards.math_verify import math_verify_reward
 from realsys.rewards.rule import rule_of
 from realsys.rollout.agents.math_single_step import MathSingleStep
 from realsys.rollout.environments.math_question import MathVerify
+from realsys.rollout.runners.chat_agent import ChatAgent
 from realsys.transport.reward_messages import answer_of_json, answer_to_json
 
 THOUGHT = "<think>\nmaybe \\boxed{5}\n</think>\n"
@@ -256,6 +257,30 @@ def test_answers_begin_within_thoughts_that_their_prompt_opens(
         assert stats.get(f"reward/{UNFINISHED_THOUGHTS}", 0.0) == 1.0 - value
 
 
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [
+        ("<think>maybe 5", 0.0),
+        ("<think>maybe 5</think>", 0.0),
+        ("<think>maybe 4</think>#### 5", 1.0),
+        ("#### 5", 1.0),
+        ("", 0.0),
+    ],
+)
+def test_a_chat_is_scored_by_what_stands_behind_its_thoughts(written: str, value: float) -> None:
+    async def episode(**arguments: Any) -> Any:
+        environment = MathVerify(**arguments)
+        await environment.reset(RECORD)
+        agent = ChatAgent(form="hermes")
+        await agent.open(host(Path()))
+        return await agent.run_episode(task(ScriptedPolicy(written), environment, RECORD))
+
+    made = asyncio.run(episode())
+    assert made.reward == value
+    thinks_only = written.startswith("<think>") and not value
+    assert made.stats.get(f"reward/{UNFINISHED_THOUGHTS}", 0.0) == float(thinks_only)
+
+
 def test_a_model_without_thoughts_has_the_same_numbers_as_ever() -> None:
     data = sample(QUESTION, ["#### 5", "I think 4", ""])
     (record,) = answered_records(data, LetterTokenizer(), {"response"}, asked=data)
@@ -307,11 +332,11 @@ def test_an_agent_of_ones_own_is_told_that_an_answer_begins_within_thoughts() ->
 
     seen: list[str] = []
     for prompt in (QUESTION, OPENED):
-        task: Any = SimpleNamespace(
+        asked: Any = SimpleNamespace(
             prompt=[*map(ord, prompt)],
             ask=ScriptedPolicy("5"),
             environment=None,
             tokenizer=LetterTokenizer(),
         )
-        asyncio.run(Plain().run_episode(task))
+        asyncio.run(Plain().run_episode(asked))
     assert seen == ["", "<think>"]
