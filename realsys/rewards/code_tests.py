@@ -20,13 +20,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from realsys.api.errors import DataError
+from realsys.rewards.fenced_blocks import last_block
 from realsys.rewards.sandbox.box_limits import BoxLimits, BoxOutcome, Ended
 from realsys.rewards.sandbox.sandbox import MOST_PROGRAMS, Sandbox, python_argv, python_file_argv
 
 PROGRAM = "program.py"
 # After these, further tests are not run: an endless loop costs its time limit once.
 _STOP_AFTER: tuple[Ended, ...] = ("wall_time", "cpu_time")
-_FENCED = re.compile(r"^[ \t]*(```+|~~~+)[ \t]*([\w+-]*)[^\n]*\n(.*?)^[ \t]*\1[ \t]*$", re.M | re.S)
 _PYTHON = ("python", "python3", "py", "")
 _NUMBER = re.compile(r"[+-]?(\d+\.\d*|\.\d+|\d+(?=[eE]))([eE][+-]?\d+)?$")
 _TOLERANCE = 1e-6
@@ -74,9 +74,8 @@ class CodeGrade:
 
 
 def last_code_block(response: str, languages: Collection[str] = _PYTHON) -> str | None:
-    """Returns the last fenced block of a language, "" for no name; None if there is none."""
-    blocks = [text for _, name, text in _FENCED.findall(response) if name.lower() in languages]
-    return blocks[-1] if blocks else None
+    """Returns the last fenced block of a language, else of none; None if there is neither."""
+    return last_block(response, languages)
 
 
 def grade(

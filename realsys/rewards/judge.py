@@ -18,6 +18,7 @@ from typing import Any
 
 from realsys.api.errors import ConfigError, RewardError
 from realsys.api.options import option
+from realsys.rewards.final_text import FinalTextRule
 
 QUESTION = """Grade the answer to a question from 0 (wrong) to 10 (right and complete).
 Question: {prompt}
@@ -32,7 +33,7 @@ _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 60.0
 
 
 @dataclass(kw_only=True)
-class Judge:
+class Judge(FinalTextRule):
     """Grades by a model; parts ``judge_tokens`` (used by this answer) and ``judge_cached``.
 
     Attributes:
@@ -70,9 +71,14 @@ class Judge:
                 fix="write {response} where the answer belongs",
             )
 
-    async def __call__(self, prompt: Any, response: str, answer: str = "") -> dict[str, float]:
+    async def __call__(
+        self, prompt: Any, response: str, answer: str = "", final: str | None = None
+    ) -> dict[str, float]:
         """Returns the score with its parts. Raises RewardError: no grade after all retries."""
-        given = {"prompt": prompt, "answer": answer, "response": response}
+        shown = self.text_of(response, final)
+        if shown is None:
+            return {"reward": 0.0, "judge_tokens": 0.0, "judge_cached": 0.0}
+        given = {"prompt": prompt, "answer": answer, "response": shown}
         # In one pass, and not str.format: braces of a prompt or an answer are text.
         text = _PLACE.sub(lambda place: str(given[place[1]]), self.question)
         key = hashlib.blake2b(text.encode(errors="replace")).hexdigest()

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from realsys.api.errors import DataError
+from realsys.rewards.answer_texts import decoded_answer
 
 _PLACE = "realsys-answer-stands-here"
 
 
 def decode_answer(tokenizer: Any, tokens: Sequence[int]) -> str:
     """Decodes the policy's tokens without special ones, as the reward interface would score them."""
-    return str(tokenizer.decode(list(tokens), skip_special_tokens=True))
+    return decoded_answer(tokenizer, tokens)
 
 
 def encode_inline(tokenizer: Any, text: str) -> list[int]:

@@ -34,6 +34,7 @@ from realsys.rollout.conversation.chat_messages import (
     ToolChoice,
 )
 from realsys.rollout.conversation.chat_rendering import ChatRenderer, RenderedChat
+from realsys.rollout.conversation.growing_answer import GrowingAnswer
 from realsys.rollout.conversation.message_matching import MessageMatch, path_keys
 from realsys.rollout.conversation.reply_grammar import reply_grammar
 from realsys.rollout.conversation.stop_cut import before_stops, cut_at_stop
@@ -395,11 +396,13 @@ class EpisodeSession:
         on_text: Callable[[int, str], None] | None,
     ) -> tuple[Answer, ChatReply]:
         has_tools = bool(request.tools) and request.tool_choice is not ToolChoice.NONE
-        form = self.settings.form
+        form, growing = self.settings.form, GrowingAnswer()
 
         def on_tokens(tokens: Sequence[int]) -> None:
+            if on_text is None or not growing.is_due(len(tokens)):
+                return
             text = self._text(tokens)
-            if on_text is not None and not text.endswith("\ufffd"):  # half a letter
+            if not text.endswith("\ufffd"):  # half a letter
                 kept = before_stops(text, request.stop)
                 on_text(place[1], form.safe_prefix(kept, thinking=thinking, tools=has_tools))
 

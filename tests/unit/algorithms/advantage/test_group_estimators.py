@@ -76,6 +76,12 @@ def test_gdpo_tells_apart_what_grpo_confuses() -> None:
         made("grpo", parts["short"], 4)
     )
     assert_near(found, wanted)
+    counted = {
+        **parts,
+        "correct": [1.0, 0.0, 0.0, 0.0],
+        "unfinished_thoughts": [0.0, 1.0, 1.0, 0.0],
+    }
+    assert_near(answer_advantages(GDPOAdvantage(), scores(total, 4, **counted)), wanted)
     weighed = GDPOAdvantage(weights={"right": 2.0})
     found = answer_advantages(weighed, scores(total, 4, **parts))
     assert_near(found, 2 * torch.tensor(made("grpo", parts["right"], 4)))
