@@ -1,7 +1,7 @@
 """Rule ``judge``: a language model behind an OpenAI-compatible URL grades an answer.
 
-POST {url}/chat/completions with one user message (https://platform.openai.com/docs/api-reference/chat). A
-reply counts if it is a grade from 0 to ``out_of`` and nothing else can be meant; divided by ``out_of`` it is
+POST {url}/chat/completions with one user message (https://platform.openai.com/docs/api-reference/chat).
+A reply counts if it is a grade from 0 to ``out_of`` and nothing else can be meant; over ``out_of`` it is
 the score. Else the judge is asked again, with the reason; a number is never guessed.
 """
 

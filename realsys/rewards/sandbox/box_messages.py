@@ -53,6 +53,9 @@ class BoxReply(msgspec.Struct, frozen=True, kw_only=True):
     """What the programs did that were run, or why the box failed."""
 
     failure: str = ""
+    is_doubtful: bool = (
+        False  # another program of the job may be meant: it counts if it comes twice
+    )
     outcomes: list[ProgramReply] = []
     files: dict[str, bytes] = {}
     archive: bytes | None = None

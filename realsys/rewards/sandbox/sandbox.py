@@ -206,6 +206,8 @@ class Sandbox:
         )
         with self._free:
             reply = self._reply(request, limits)
+            if reply.is_doubtful:
+                reply = self._reply(request, limits)
         if reply.failure:
             raise _failure(reply.failure)
         return [
