@@ -767,7 +767,7 @@ while True:
     for file in kept:
         fcntl.lockf(file, fcntl.LOCK_EX, 1, at)
     at += 2
-""", (*STOPPED, "memory"), memory_bytes=32 << 20),
+""", (*STOPPED, "memory"), memory_bytes=16 << 20),
     Attack("the watches of files that a user has", """
 refused(syscall, 253, 26, 0)
 refused(syscall, 294, 26, 0)

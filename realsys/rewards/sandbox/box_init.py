@@ -15,6 +15,7 @@ import signal
 import socket
 import stat
 import time
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
@@ -82,6 +83,9 @@ def run_box(channel: socket.socket, features: BoxFeatures) -> NoReturn:
         )
         outcomes: list[ProgramReply] = []
         for program, stdin in zip(request.programs, inputs, strict=True):
+            if request.anew and outcomes:
+                _empty_folders([*box_root.WRITABLE, *request.folders])
+                _write_files(request.files)
             outcomes.append(_watched_program(program.argv, stdin, request.env, limits, around))
             if outcomes[-1].ended in request.stop_after:
                 break
@@ -110,11 +114,7 @@ def _set_up(request: BoxRequest, limits: BoxLimits, features: BoxFeatures) -> li
     box_root.add_writable(limits, given_bytes, features.read_only, request.folders)
     if "uts" not in features.without:
         socket.sethostname("box")
-    os.chdir(box_root.WORK)
-    for name, content in request.files.items():
-        Path(name).parent.mkdir(parents=True, exist_ok=True)
-        Path(name).write_bytes(content)
-        os.chmod(name, 0o755)
+    _write_files(request.files)
     inputs = [_unnamed_file(program.stdin) for program in request.programs]
     kernel.drop_capabilities()
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
@@ -124,6 +124,54 @@ def _set_up(request: BoxRequest, limits: BoxLimits, features: BoxFeatures) -> li
     if "seccomp" not in features.without:
         seccomp_filter.install()
     return inputs
+
+
+def _write_files(files: dict[str, bytes]) -> None:
+    """Writes files into the work folder, which becomes this process's own."""
+    os.chdir(box_root.WORK)
+    for name, content in files.items():
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_bytes(content)
+        os.chmod(name, 0o755)
+
+
+def _empty_folders(folders: list[str]) -> None:
+    """Deletes what a program left, whatever it did to it; nothing else runs in the box now.
+
+    Folders may be as deep as there are files, too deep for a path or for recursion. What is mounted, which
+    a box can't write, stays.
+    """
+    for top in folders:
+        device = os.lstat(top).st_dev
+        os.chmod(top, 0o755)
+        os.chdir(top)
+        levels = [_delete_files(device)]
+        names: list[str] = []
+        while levels:
+            if levels[-1]:
+                names.append(levels[-1].pop())
+                os.chdir(names[-1])
+                levels.append(_delete_files(device))
+                continue
+            levels.pop()
+            if names:
+                os.chdir("..")
+                with suppress(OSError):  # something is mounted in it
+                    os.rmdir(names.pop())
+
+
+def _delete_files(device: int) -> list[str]:
+    """Deletes all in the current folder but folders, which it returns: those of this file system."""
+    found: list[str] = []
+    with os.scandir(".") as entries:
+        listed = [(e.name, e.stat(follow_symlinks=False)) for e in entries]
+    for name, about in listed:
+        if not stat.S_ISDIR(about.st_mode):
+            os.unlink(name)
+        elif about.st_dev == device:
+            os.chmod(name, 0o700)
+            found.append(name)
+    return found
 
 
 def _unnamed_file(content: bytes) -> int:

@@ -35,6 +35,7 @@ class BoxRequest(msgspec.Struct, frozen=True, kw_only=True):
     archive: list[str]  # writable folders to pack at the end
     limits: dict[str, int | float]
     stop_after: list[str]  # ways to end after which no further program is run
+    anew: bool = False  # each program finds ``files`` and no others
 
 
 class ProgramReply(msgspec.Struct, frozen=True, kw_only=True):
