@@ -8,6 +8,7 @@ from realsys.algorithms import predictions as predictions_module
 from realsys.algorithms.kept_sets import KeptSets
 from realsys.algorithms.predictions import Predictions, next_token_logprobs
 from realsys.api.errors import DataError
+from realsys.data.answers_layout import KEPT_BITS
 
 VOCAB, WIDTH = 12, 5
 # Of seven tokens: sets kept, sets left out, everything.
@@ -47,6 +48,20 @@ def parts():
 def test_the_mask_is_true_on_the_members_of_each_set():
     mask = kept_of(SETS).mask(VOCAB)
     assert [row.nonzero().flatten().tolist() for row in mask] == [members(s) for s in SETS]
+
+
+@pytest.mark.parametrize(
+    ("entries", "kept"),
+    [
+        ([1, 4, 13], [1, 4]),
+        ([~2, ~12, ~15], [0, 1, *range(3, VOCAB)]),
+        ([KEPT_BITS, 1 << 3 | 1 << 11 | 1 << 20], [3, 11]),
+        ([~12], list(range(VOCAB))),
+    ],
+)
+def test_padding_rows_of_the_sampler_are_not_those_of_a_model_with_fewer(entries, kept):
+    (row,) = kept_of([entries]).mask(VOCAB)
+    assert row.nonzero().flatten().tolist() == kept
 
 
 @pytest.mark.parametrize("rows_at_once", [100, 3, 1])

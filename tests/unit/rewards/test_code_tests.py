@@ -9,7 +9,7 @@ import pytest
 
 from realsys.api.errors import DataError
 from realsys.rewards import code_tests
-from realsys.rewards.code_tests import CodeGrade, grade, last_code_block, same_output
+from realsys.rewards.code_tests import CodeGrade, grade, last_code_block, program_of, same_output
 from realsys.rewards.sandbox.box_limits import BoxLimits, BoxOutcome
 
 BLOCK = "```python\nprint(1)\n```"
@@ -35,6 +35,28 @@ BLOCK = "```python\nprint(1)\n```"
 )
 def test_the_last_fenced_block_is_the_program(response: str, program: str | None) -> None:
     assert last_code_block(response) == program
+
+
+ADD, USE = "```python\ndef add(a, b):\n    return a + b\n```", "```python\nprint(add(1, 2))\n```"
+
+
+@pytest.mark.parametrize(
+    ("response", "first"),
+    [
+        (f"{ADD}\nUse it:\n{USE}", "def"),
+        (f"```python\ndef add(a):\n    pass\n```\nBetter:\n{ADD}\n{USE}", "def add(a, b)"),
+        (f"{ADD}\n```\n3\n```", "def"),
+        ("```python\nadd = max\n```\n" + USE, "add ="),
+        ("```python\nadd: object = max\n```\n" + USE, "add:"),
+        ("```python\nclass A: ...\n```\n" + USE, "print"),  # none that the test uses: the last
+        (USE, "print"),
+    ],
+)
+def test_an_example_of_its_use_is_not_the_program(response: str, first: str) -> None:
+    program = program_of(response, [{"code": "assert add(1, 2) == 3"}])
+    assert program is not None
+    assert program.startswith(first)
+    assert program_of(ADD + "\n" + USE, [{"stdin": "", "stdout": "3"}]) == "print(add(1, 2))\n"
 
 
 @pytest.mark.parametrize(
