@@ -25,6 +25,8 @@ _MIXED = re.compile(
 NUMBERS = re.compile(
     r"[-+]?\d+(?:,\d{3})*(?:\.\d+)?(?:[eE][-+]?\d{1,3}(?![\w.]))?(?:(?:\s\d+)?/\d+(?![\d/.]))?%?"
 )
+SCALES = {"hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+SCALE = re.compile(r"\s(hundred|thousand|million|billion|trillion)\b", re.IGNORECASE)
 _MINUS = re.compile(r"(?<![\w)\]}])[\u2012\u2013\u2014]\s*(?=[\d.$\\])")
 _SPACED = re.compile(r"(?<=\d)(?:\{,\}|,\\!|\\[,;:! ]|~|[\u00a0\u2007\u2009\u202f])(?=\d{3}(?!\d))")
 _DOLLAR = re.compile(r"\\\$\s*(?=[-+]?[\d.])")
@@ -114,3 +116,17 @@ def tidy(text: str) -> str:
     if found := _DEGREES.fullmatch(text.strip("$ ")):
         text = found[1]
     return text.strip()
+
+
+def last_number(text: str) -> PlainNumber | None:
+    """Returns the last number in prose, with the scale behind it: 5,000,000 for ``5 million``."""
+    text = _SPACED.sub("", _MINUS.sub("-", text.replace("\u2212", "-")))
+    last = None
+    for last in NUMBERS.finditer(text):
+        pass
+    if last is None:
+        return None
+    number = plain_number(tidy(last[0]))
+    if number is not None and (scale := SCALE.match(text, last.end())):
+        return PlainNumber(number.value * SCALES[scale[1].lower()], number.is_percent)
+    return number
