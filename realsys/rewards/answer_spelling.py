@@ -45,7 +45,7 @@ SIZES = re.compile(
     r"(?![A-Za-z])"
 )
 SPACES = re.compile(
-    r"\\(?:[,;:!> ]|q?quad(?![A-Za-z])|thinspace|medspace|thickspace|enspace|hfill|newline)"
+    r"(?<!\\)\\(?:[,;:!> ]|q?quad(?![A-Za-z])|thinspace|medspace|thickspace|enspace|hfill|newline)"
     r"|\\[hv]space\*?\{[^{}]{0,20}\}|\\phantom\{[^{}]{0,40}\}|~"
 )
 NAMES = re.compile(r"\\(?:dfrac|tfrac|cfrac|leqslant|leq|geqslant|geq|neq|dbinom|tbinom|arrow)\b")

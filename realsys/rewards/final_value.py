@@ -18,7 +18,7 @@ import re
 from dataclasses import dataclass
 
 from realsys.data.sources.record_shape import FINAL
-from realsys.rewards.plain_numbers import NUMBERS
+from realsys.rewards.plain_numbers import NUMBERS, has_prices
 
 MAX_CHARACTERS = 500  # of a value
 _PROSE_CHARACTERS = 2000  # of a text's end, that prose is read from
@@ -34,6 +34,7 @@ LABEL = re.compile(
     r"(?:\sis)?[*_`\s]{0,4}[:=]?[*_`\s]{0,4}",
     re.IGNORECASE,
 )
+DIGITS = re.compile(r"-?\d[\d,.]*")
 NUMBERED = re.compile(r"\d{1,3}[.):]\s+[A-Za-z*]")
 BEGINS_VALUE = re.compile(
     r"(?:[-+−–±]\s?)?(?:[$€£]\s?)?(?:\\\$|\\\(|\\\[|\$\$?)?\s?"
@@ -138,7 +139,9 @@ def _signed_line(text: str) -> tuple[int, str]:
 
 def _value_of_line(line: str) -> str:
     """Returns the value that stands behind ``####``; "" for a heading."""
-    line = line.strip().rstrip("\r")
+    line = line.strip()
+    if DIGITS.fullmatch(line):
+        return line
     if BOX.search(line):
         return _last_box(line)[1]
     rest = line.strip("*_` ")
@@ -164,6 +167,8 @@ def _is_sentence(text: str) -> bool:
 
 def _in_line(text: str) -> Stated | None:
     """Reads ``… so it is 4. #### 4`` within a line, and words on the text's last line."""
+    if FINAL not in text[-_PROSE_CHARACTERS:]:
+        return None
     before, sign, line = text[-_PROSE_CHARACTERS:].rstrip().rpartition(FINAL)
     line = line.strip()
     if not sign or "\n" in line or line.startswith("#") or before.endswith("#"):
@@ -181,6 +186,8 @@ def _in_line(text: str) -> Stated | None:
 
 def _last_box(text: str) -> tuple[int, str]:
     """Returns where the last box begins, and its content with that of the boxes that belong to it."""
+    if "box" not in text:
+        return -1, ""
     starts = _starts(text)
     if not starts:
         return -1, ""
@@ -208,7 +215,9 @@ def _starts(text: str) -> list[int]:
     starts: list[int] = []
     at = len(text)
     while len(starts) <= _MAX_BOXES and at > 0:
-        at = max(text.rfind(name, 0, at) for name in (r"\boxed", r"\fbox", r"\framebox"))
+        at = max(
+            text.rfind(r"\boxed", 0, at), text.rfind(r"\fbox", 0, at), text.rfind(r"\framebox", 0, at)
+        )
         if at < 0:
             break
         if BOX.match(text, at):
@@ -278,6 +287,9 @@ def _without_headings(text: str) -> str:
 
 def _answer_clause(tail: str) -> str | None:
     """Returns what is said behind the last "the answer is", if it is a value and isn't taken back."""
+    lowered = tail.lower()
+    if "answer" not in lowered and "result" not in lowered:
+        return None
     last = None
     for last in ANCHOR.finditer(tail):
         pass
@@ -320,7 +332,7 @@ def _clause_end(rest: str) -> int:
 
 def _math_of(clause: str) -> str:
     """Returns the LaTeX of a clause; several that only "or" divides are a list; "" if it has none."""
-    found = list(MATH.finditer(clause))
+    clause, found = _formulas(clause)
     if not found:
         return ""
     pieces = [found[0][0]]
@@ -335,6 +347,14 @@ def _math_of(clause: str) -> str:
     return ", ".join(piece.strip("$ ") for piece in pieces)
 
 
+def _formulas(text: str) -> tuple[str, list[re.Match[str]]]:
+    """Returns a text without its dollar signs of amounts, and its LaTeX."""
+    text = text.replace(r"\$", "")
+    if "$" not in text and "\\" not in text or ("\\" not in text and has_prices(text)):
+        return text, []
+    return text, list(MATH.finditer(text))
+
+
 def _is_unit_behind(text: str) -> bool:
     words = text.split()
     return 0 < len(words) <= 3
@@ -342,7 +362,7 @@ def _is_unit_behind(text: str) -> bool:
 
 def last_formula(tail: str) -> str:
     """Returns the last LaTeX in prose, with those that only "or" divides from it; "" if there is none."""
-    found = list(MATH.finditer(tail))
+    tail, found = _formulas(tail)
     if not found:
         return ""
     pieces = [found[-1][0]]

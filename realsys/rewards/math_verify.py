@@ -17,7 +17,6 @@ from __future__ import annotations
 import functools
 import itertools
 import logging
-from dataclasses import dataclass
 
 from realsys.rewards.answer_comparison import Rationals, Undecided, same
 from realsys.rewards.answer_forms import Form, readings
@@ -52,16 +51,25 @@ _library = Guarded("realsys.rewards.math_library:is_one_of", cpu_s=CPU_S, memory
 _num_stopped = itertools.count(1)
 
 
-@dataclass(frozen=True)
 class _Known:
     """A known answer: its value's text, and what it is as a number without a unit, or as forms."""
 
-    text: str
-    number: PlainNumber | None
-    forms: tuple[Form, ...]
-    spelling: str
+    def __init__(self, text: str) -> None:
+        self.text = text
+        is_latex = "$" in text.replace("\\$", "").strip("$")
+        self.number = None if is_latex else plain_number(tidy(text))
 
-    @property
+    @functools.cached_property
+    def forms(self) -> tuple[Form, ...]:
+        """What the text may stand for."""
+        return tuple(readings(self.text))
+
+    @functools.cached_property
+    def spelling(self) -> str:
+        """The text in one spelling, without spaces."""
+        return "".join(spelt(self.text).split())
+
+    @functools.cached_property
     def is_number(self) -> bool:
         """True for a number that is worked out, with or without a unit."""
         kinds = ("term", "measure", "percent")
@@ -87,16 +95,14 @@ def math_verify_reward(*, response: str, answer: str) -> float:
 
 @functools.lru_cache(maxsize=_MAX_KNOWN)
 def _known(answer: str) -> _Known:
-    text = final_value(answer)
-    number = None if "$" in text.replace("\\$", "").strip("$") else plain_number(tidy(text))
-    return _Known(text, number, tuple(readings(text)), "".join(spelt(text).split()))
+    return _Known(final_value(answer))
 
 
 def _number_of(stated: Stated) -> PlainNumber | None:
     """Returns the number that a text states; None: it isn't a single plain number."""
     if stated.is_marked or stated.is_anchored:
         return plain_number(tidy(stated.text.rpartition("=")[2]))
-    if "$" in stated.text and last_formula(stated.text):
+    if ("$" in stated.text or "\\" in stated.text) and last_formula(stated.text):
         return None
     return last_number(stated.text)
 

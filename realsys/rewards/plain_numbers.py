@@ -21,6 +21,8 @@ _SCIENTIFIC = re.compile(
 _MIXED = re.compile(
     r"([-+]?)(\d{1,9})\s*(?:\s(\d{1,9})\s*/\s*(\d{1,9})|\\[dt]?frac\s*\{(\d{1,9})\}\s*\{(\d{1,9})\})"
 )
+MAX_DIGITS = 1000  # of a whole number
+_NEAR = 60  # characters before the last digit of a text that may belong to its number
 # In prose: ``1 1/2`` in ``it took 1 1/2 hours``, both numbers of ``5-7``, 1000 for ``1e3``.
 NUMBERS = re.compile(
     r"[-+]?\d+(?:,\d{3})*(?:\.\d+)?(?:[eE][-+]?\d{1,3}(?![\w.]))?(?:(?:\s\d+)?/\d+(?![\d/.]))?%?"
@@ -61,6 +63,8 @@ class PlainNumber:
 
 def plain_number(text: str) -> PlainNumber | None:
     """Parses ``text``, after ``tidy``, as a single number; None if it is anything else."""
+    if text.isdecimal() and text.isascii():
+        return PlainNumber(Fraction(int(text))) if len(text) <= MAX_DIGITS else None
     text = text.strip().removesuffix(".").strip("$ ")
     is_percent = text.endswith("%")
     text = text.removesuffix("%").rstrip()
@@ -106,21 +110,36 @@ def tidy(text: str) -> str:
 
     For final values, which are short: the time may grow with the square of the length.
     """
-    text = text.strip().replace("\u2212", "-").replace("\\%", "%")
+    text = text.strip()
+    if text.isdecimal() and text.isascii():
+        return text
+    text = text.replace("\u2212", "-").replace("\\%", "%")
     text = _MINUS.sub("-", text)
     text = _SPACED.sub("", text)
     text = _DOLLAR.sub("", text)
     text = _EMPHASIS.sub(r"\2", text)
-    if all(map(_AMOUNT.match, text.split("$")[1:])):  # dollar amounts, not LaTeX
+    if has_prices(text):
         text = _PRICE.sub("", text)
     if found := _DEGREES.fullmatch(text.strip("$ ")):
         text = found[1]
     return text.strip()
 
 
+def has_prices(text: str) -> bool:
+    """True if all dollar signs are those of amounts, ``$5``, not LaTeX's."""
+    return all(map(_AMOUNT.match, text.split("$")[1:]))
+
+
 def last_number(text: str) -> PlainNumber | None:
     """Returns the last number in prose, with the scale behind it: 5,000,000 for ``5 million``."""
-    text = _SPACED.sub("", _MINUS.sub("-", text.replace("\u2212", "-")))
+    end = len(text)
+    while end > 0 and not text[end - 1].isdecimal():
+        end -= 1
+    if not end:
+        return None
+    text = text[max(0, end - _NEAR) :]
+    if not text.isascii() or "\\" in text or "~" in text or "{," in text:
+        text = _SPACED.sub("", _MINUS.sub("-", text.replace("\u2212", "-")))
     last = None
     for last in NUMBERS.finditer(text):
         pass
