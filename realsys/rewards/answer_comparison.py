@@ -53,6 +53,9 @@ class Rationals:
         value, other = exact(known), exact(found)
         if value is None or other is None:
             raise Undecided
+        if value != other and (is_rounded(known) or is_rounded(found)):
+            if is_fraction(known) or is_fraction(found):
+                raise Undecided
         return value == other and not is_left_undone(known, found)
 
     def proportional(self, known: Term, found: Term, *, by_positive: bool) -> bool:
@@ -107,7 +110,7 @@ def same(known: Form, found: Form, terms: Terms) -> bool:
         return _same_matrices(known, found, terms)
     if "ratio" in kinds:
         return _same_ratios(known, found, terms)
-    if kinds[0] == kinds[1] and kinds[0] in ("cup", "cap", "setminus"):
+    if kinds[0] == kinds[1] and kinds[0] in ("cup", "cap", "setminus", "both", "either"):
         return _same_in_order(known[1], found[1], terms)
     if "based" in kinds:
         return _same_based(known, found)
@@ -344,6 +347,8 @@ def _pieces(form: Form) -> list[Piece] | None:
                 return None
             pieces += more
         return pieces
+    if kind == "both":
+        return _intersection(form)
     if kind == "text" and form[1] in _REALS:
         return [(_MINUS_INFINITY, False, _INFINITY, False)]
     if kind == "setminus" and len(form[1]) == 2:
@@ -388,6 +393,19 @@ def _solved(form: Form) -> list[Piece] | None:
     if {sign[0] for sign in signs} == {">"}:
         return [(values[2], signs[1] == ">=", values[0], signs[0] == ">=")]
     return None
+
+
+def _intersection(form: Form) -> list[Piece] | None:
+    """Returns the interval of ``x > 1 and x < 2``."""
+    bounds = [_solved(part) for part in form[1]]
+    if any(bound is None or len(bound) != 1 for bound in bounds):
+        return None
+    low, high = [bound[0] for bound in bounds if bound]
+    if low[0] == _MINUS_INFINITY:
+        low, high = high, low
+    if low[2] != _INFINITY or high[0] != _MINUS_INFINITY or _variable(form[1][0]) != _variable(form[1][1]):
+        return None
+    return [(low[0], low[1], high[2], high[3])]
 
 
 def _same_piece(known: Piece, found: Piece, terms: Terms) -> bool:

@@ -9,6 +9,7 @@ A form is a tuple that begins with its kind:
     ("cup" | "cap" | "setminus", forms)
     ("equation", sides)           y = 2x + 3
     ("inequality", signs, sides)  1 <= x < 2
+    ("either" | "both", forms)    x < 1 or x > 2
     ("in", name, form)            x \\in [1, 2)
     ("ratio", terms)              2:3
     ("choice", letter, form)      (B) 12; the form may be None
@@ -30,7 +31,7 @@ from fractions import Fraction
 from typing import Any
 
 from realsys.rewards.answer_spelling import spelt
-from realsys.rewards.measures import Unit, is_unit, unit_of
+from realsys.rewards.measures import NO_UNIT, Unit, is_unit, unit_of
 
 Form = tuple[Any, ...]
 Term = tuple[Any, ...]
@@ -62,6 +63,8 @@ _GREEK = frozenset(
 )
 _RELATIONS = {"=": "=", "<": "<", ">": ">", r"\le": "<=", r"\ge": ">=", r"\ne": "!=", r"\lt": "<",
               r"\gt": ">", r"\in": "in", r"\equiv": "==", r"\approx": "~", r"\to": "to"}  # fmt: skip
+_MONEY = {r"\$": "dollar", "€": "euro", "£": "sterling", "₹": "rupee", "¥": "yen"}
+_SMALL_WORDS = frozenset("of in a at on by for is per the".split())
 _OPEN, _CLOSE = {"(", "[", "{", r"\{", r"\langle"}, {")", "]", "}", r"\}", r"\rangle"}
 UNIT_LETTERS = frozenset("mgshltLNJWVCF")
 _JOINTS = {"and", "or"}
@@ -145,6 +148,8 @@ class _Parser:
     def _content(self, content: str, follows_value: bool) -> list[tuple[str, str]]:
         """Tokens of ``\\text{…}``: mathematics, or words."""
         stripped = content.strip(" ~")
+        if stripped == "to":
+            return [("sign", ":")]
         if stripped.lower().strip(" ,") in _JOINTS:
             return [("joint", stripped)]
         if not stripped:
@@ -152,6 +157,8 @@ class _Parser:
         if len(stripped) == 1 and stripped.isalpha():
             is_counted = self.takes_units and follows_value and stripped in UNIT_LETTERS
             return [("words" if is_counted else "letter", stripped)]
+        if self.takes_units and follows_value and is_unit(stripped):
+            return [("words", stripped)]
         if stripped in FUNCTIONS:
             return [("sign", "\\" + stripped)]
         if stripped[0].isdigit() or (stripped[0] in "-(." and stripped[-1] != ")"):
@@ -162,16 +169,19 @@ class _Parser:
     def _letters(self, run: str, before: list[tuple[str, str]]) -> list[tuple[str, str]]:
         if run.lower() in _JOINTS:
             return [("joint", run)]
+        follows_value = _ends_value(before)
         if run in FUNCTIONS or run == "pi":
-            return [("sign", "\\" + run)]
+            if not (self.takes_units and follows_value and is_unit(run)):
+                return [("sign", "\\" + run)]
         if run.lower() in ("infinity", "inf", "oo") and run != "oO":
             return [("sign", r"\infty")]
         is_behind = bool(before) and before[-1][0] == "space"
-        follows_value = _ends_value(before)
         if self.takes_units and follows_value and is_unit(run) and (len(run) > 1 or is_behind):
             return [("words", run)]
-        if len(run) > 3:
+        if len(run) > 3 or (self.takes_units and is_behind and run in _SMALL_WORDS and len(run) > 1):
             return [("words", run)]
+        if run == "to" and is_behind:
+            return [("sign", ":")]
         return [("letter", letter) for letter in run]
 
     def _peek(self) -> tuple[str, str]:
@@ -222,16 +232,16 @@ class _Parser:
 
     def _value(self) -> Form:
         start = self.at
-        is_money = self._take(r"\$")
+        money = next((unit for sign, unit in _MONEY.items() if self._take(sign)), "")
         kind, token = self._peek()
-        if kind == "words" and not is_money:
+        if kind == "words" and not money:
             return self._text()
         if kind == "number" and (based := self._based()):
             return based
-        self.at = start + (1 if is_money else 0)
+        self.at = start + (1 if money else 0)
         term = self._sum()
-        if is_money or self._take(r"\$"):
-            return self._measure(term, "dollar ")
+        if money := money or next((unit for sign, unit in _MONEY.items() if self._take(sign)), ""):
+            return self._measure(term, f"{money} ")
         kind, token = self._peek()
         if kind == "end":
             if self.signs:
@@ -242,6 +252,8 @@ class _Parser:
         if token == "(" and self._is_mod_ahead():
             self.at += 1
             return self._modulo(term, closing=")")
+        if token == "(" and self._is_aside():
+            return self._measure(term, "")
         if kind in ("words", "letter") or token == "%":
             return self._measure(term, "")
         raise Unparsed(token)
@@ -249,6 +261,12 @@ class _Parser:
     def _is_mod_ahead(self) -> bool:
         ahead = [token for kind, token in self.tokens[self.at : self.at + 6] if kind != "space"]
         return "".join(ahead[1:4]).lstrip("\\").startswith("mod")
+
+    def _is_aside(self) -> bool:
+        """True for words in brackets: ``12 (twelve)``."""
+        return self.tokens[self.at + 1 : self.at + 2][:1] != [] and (
+            self.tokens[self.at + 1][0] == "words"
+        )
 
     def _modulo(self, term: Term, closing: str = "") -> Form:
         self._next()
@@ -271,7 +289,10 @@ class _Parser:
                 return None
             self._next()
         is_braced = self._take("{")
+        is_bracketed = self._take("(")
         kind, token = self._next()
+        if is_bracketed:
+            self._want(")")
         if is_braced:
             self._want("}")
         names = {"two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven": "7",
@@ -285,6 +306,9 @@ class _Parser:
         words: list[str] = [prefix]
         while self._peek()[0] != "end":
             kind, token = self._next()
+            if kind == "words" and NO_UNIT.search(token.lower()):
+                if not re.fullmatch(r"\(?(?:in )?base \d+\)?", token.lower()):
+                    raise Unparsed(token)
             if kind in ("words", "letter", "number"):
                 words.append(f" {token} ")
             elif token in ("^", "/", "-", "%", "(", ")", "."):
@@ -405,7 +429,7 @@ class _Parser:
         if kind != "sign":
             return False
         if token in ("(", "["):
-            return not self._is_mod_ahead()
+            return not self._is_mod_ahead() and not self._is_aside()
         if token in ("{", r"\lfloor", r"\lceil", r"\sqrt", r"\frac", r"\binom", r"\pi", r"\infty"):
             return True
         name = token[1:]
@@ -602,7 +626,9 @@ class _Parser:
         if base is not None:
             term = ("divide", ("function", "ln", argument), ("function", "ln", base))
         if power == ("number", Fraction(-1), False):
-            raise Unparsed("inverse function")
+            if name not in ("sin", "cos", "tan"):
+                raise Unparsed("inverse function")
+            return ("function", f"arc{name}", argument)
         return term if power is None else ("power", term, power)
 
     def _argument(self) -> Term:
@@ -643,7 +669,7 @@ def _form_of(tokens: list[tuple[str, str]], parser: _Parser, depth: int = 0) -> 
         flat: list[Form] = []
         for form in forms:
             flat += form[1] if form[0] == "list" else [form]
-        return _joined(tuple(flat))
+        return _joined(tuple(flat), [token.lower() for kind, token in tokens if kind == "joint"])
     if relation := _relation(tokens, parser, depth):
         return relation
     for sign in (r"\setminus", r"\cup", r"\cap"):
@@ -655,9 +681,9 @@ def _form_of(tokens: list[tuple[str, str]], parser: _Parser, depth: int = 0) -> 
     return _bracketed(tokens, parser, depth) or parser.part(tokens)
 
 
-def _joined(forms: tuple[Form, ...]) -> Form:
+def _joined(forms: tuple[Form, ...], joints: list[str]) -> Form:
     if all(form[0] == "inequality" for form in forms):
-        return ("either", forms)
+        return ("both" if joints == ["and"] and len(forms) == 2 else "either", forms)
     return ("list", forms)
 
 

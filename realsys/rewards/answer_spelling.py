@@ -54,6 +54,8 @@ _NAMES = {
     r"\leqslant": r"\le", r"\geq": r"\ge", r"\geqslant": r"\ge", r"\neq": r"\ne",
     r"\dbinom": r"\binom", r"\tbinom": r"\binom", r"\arrow": r"\to",
 }  # fmt: skip
+COLOURS = re.compile(r"\\(?:text)?color\s?\{[^{}]{0,30}\}|\\underline(?![a-z])")
+ROW_GAPS = re.compile(r"\\\\\s?\[[^\[\]]{0,12}\]")
 DELIMITERS = re.compile(r"(?<!\\)\$|(?<!\\)\\[()\[\]]")
 _BEFORE, _BEHIND = " *`:,;", " *`:,;."
 WHITE = re.compile(r"\s+")
@@ -64,7 +66,8 @@ def spelt(text: str) -> str:
     text = LOWERED.sub(lambda found: f"_{{{found[0].translate(_SUBSCRIPTS)}}}", text)
     text = RAISED.sub(lambda found: f"^{{{found[0].translate(_SUPERSCRIPTS)}}}", text)
     text = text.translate(_CHARACTERS)
-    text = SIZES.sub(" ", text)
+    text = ROW_GAPS.sub(r"\\\\ ", text)
+    text = SIZES.sub(" ", COLOURS.sub("", text))
     text = text.replace("{,}", ",").replace(",\\!", ",")
     text = SPACES.sub(" ", text)
     text = NAMES.sub(lambda found: _NAMES[found[0]], text)

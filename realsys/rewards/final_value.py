@@ -18,7 +18,7 @@ import re
 from dataclasses import dataclass
 
 from realsys.data.sources.record_shape import FINAL
-from realsys.rewards.plain_numbers import NUMBERS, has_prices
+from realsys.rewards.plain_numbers import NUMBERS, has_prices, is_denied
 
 MAX_CHARACTERS = 500  # of a value
 _PROSE_CHARACTERS = 2000  # of a text's end, that prose is read from
@@ -51,7 +51,7 @@ ANCHOR = re.compile(
     r"\b(?:answer|result)s?\b[^.\n:=$\d]{0,40}?(?:\b(?:is|are|be|equals)\b|:|=)", re.IGNORECASE
 )
 FILLER = re.compile(
-    r"[\s*_`:]{0,6}(?:(?:therefore|thus|hence|simply|just|exactly|then|now|equal to|option|choice"
+    r"[\s*_`:]{0,6}(?:(?:therefore|thus|hence|simply|just|exactly|then|now|either|between|equal to|option|choice"
     r"|given by|the|a|an|that)\b[\s*_`:,]{0,4}){0,3}",
     re.IGNORECASE,
 )
@@ -389,7 +389,7 @@ def last_amount(tail: str) -> str:
     last = None
     for last in AMOUNT.finditer(tail):
         pass
-    if last is None:
+    if last is None or is_denied(tail[: last.start()]):
         return ""
     rest = tail[last.start() : last.start() + MAX_CHARACTERS]
     end = CLAUSE_END.search(rest, last.end() - last.start())

@@ -31,7 +31,7 @@ from realsys.rewards.answer_terms import exact, is_fraction, is_worked_out, name
 for _module in ("parser", "grader"):  # each would warn once that it has no timeout
     logging.getLogger(f"math_verify.{_module}").setLevel(logging.CRITICAL)
 
-_DIGITS, _MORE_DIGITS = 120, 400
+_DIGITS, _MORE_DIGITS = 200, 600
 _MAX_EXPONENT = 1 << 24  # bits of a value's size
 _MAX_ANGLE = 1 << 12
 _POINTS = 4
@@ -171,7 +171,7 @@ def _places(value: Fraction) -> int:
 def _near(one: Any, other: Any) -> bool:
     if one == other or mpmath.isinf(one) or mpmath.isinf(other):
         return bool(one == other)
-    return bool(abs(one - other) <= max(abs(one), abs(other)) * mpmath.mpf(10) ** -80)
+    return bool(abs(one - other) <= max(abs(one), abs(other)) * mpmath.mpf(10) ** -150)
 
 
 def _values(names: Sequence[str], point: int) -> dict[str, Fraction]:

@@ -49,7 +49,8 @@ _TABLE: dict[str, tuple[str, str]] = {
     "hectare": ("hectare", "1"),
     "dollar usd buck": ("dollar", "1"),
     "cent penny pennies": ("dollar", "0.01"),
-    "euro eur": ("euro", "1"),
+    "euro eur €": ("euro", "1"),
+    "sterling gbp": ("sterling", "1"),
     "rupee": ("rupee", "1"),
     "yen": ("yen", "1"),
     "degree deg": ("degree", "1"),
@@ -82,6 +83,9 @@ _SCALES = {
     "dozen": 12,
 }
 UNIT_TOKENS = re.compile(r"[a-zµ]+|\^|-?\d+|[/·*]")
+NO_UNIT = re.compile(
+    r"\d|\b(?:or|and|not|minus|plus|times|less|than|between|over|divided|least|most|if|but|except)\b"
+)
 _ARTICLES = {"a", "an", "the", "of", "in", "is", "are", "more", "total", "about", "each"}
 
 
@@ -133,7 +137,7 @@ def is_unit(word: str) -> bool:
         or singular(word) in _UNITS
         or word in _POWERS
         or singular(word) in _SCALES
-        or word in ("per", "percent")
+        or word in ("per", "percent", "am", "pm")
     )
 
 

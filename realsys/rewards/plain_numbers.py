@@ -27,6 +27,9 @@ _NEAR = 60  # characters before the last digit of a text that may belong to its 
 NUMBERS = re.compile(
     r"[-+]?\d+(?:,\d{3})*(?:\.\d+)?(?:[eE][-+]?\d{1,3}(?![\w.]))?(?:(?:\s\d+)?/\d+(?![\d/.]))?%?"
 )
+DENIED = re.compile(
+    r"(?:\bnot|n't|n’t|≠|\\neq?|!=)\s{0,2}(?:equal\s(?:to\s)?)?[\s$*\"']{0,3}$", re.IGNORECASE
+)
 SCALES = {"hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 SCALE = re.compile(r"\s(hundred|thousand|million|billion|trillion)\b", re.IGNORECASE)
 _MINUS = re.compile(r"(?<![\w)\]}])[\u2012\u2013\u2014]\s*(?=[\d.$\\])")
@@ -125,13 +128,21 @@ def tidy(text: str) -> str:
     return text.strip()
 
 
+def is_denied(before: str) -> bool:
+    """True if a text ends in "not", so that it denies what follows."""
+    return bool(DENIED.search(before[-30:]))
+
+
 def has_prices(text: str) -> bool:
     """True if all dollar signs are those of amounts, ``$5``, not LaTeX's."""
     return all(map(_AMOUNT.match, text.split("$")[1:]))
 
 
 def last_number(text: str) -> PlainNumber | None:
-    """Returns the last number in prose, with the scale behind it: 5,000,000 for ``5 million``."""
+    """Returns the last number in prose, with the scale behind it: 5,000,000 for ``5 million``.
+
+    None if there is none, or if it is denied: ``it is not 5``.
+    """
     end = len(text)
     while end > 0 and not text[end - 1].isdecimal():
         end -= 1
@@ -143,7 +154,7 @@ def last_number(text: str) -> PlainNumber | None:
     last = None
     for last in NUMBERS.finditer(text):
         pass
-    if last is None:
+    if last is None or is_denied(text[: last.start()]):
         return None
     number = plain_number(tidy(last[0]))
     if number is not None and (scale := SCALE.match(text, last.end())):
