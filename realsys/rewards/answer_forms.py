@@ -218,7 +218,7 @@ class _Parser:
         if found is None:
             alone = LETTER.fullmatch(_bare(text))
             return ("choice", alone[1], None) if alone else None
-        rest = text[found.end() :].strip(" .,;}")
+        rest = text[found.end() :].strip(" .,;")
         if not rest:
             return ("choice", found[1], None)
         return ("choice", found[1], _Parser(rest, self.takes_units).whole())

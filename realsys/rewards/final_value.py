@@ -68,7 +68,7 @@ CLAUSE_END = re.compile(
 SENTENCE_END = re.compile(r"[.!?](?=\s|$)|\n")
 MATH = re.compile(r"\$\$?[^$]{1,500}\$\$?|\\\([^$]{1,500}?\\\)|\\\[[^$]{1,500}?\\\]")
 BETWEEN_MATH = re.compile(r"\s?(?:,|;|and|or|, and|, or)\s?")
-AMOUNT = re.compile(rf"(?:\\?\$\s?)?(?:{NUMBERS.pattern}|[½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞])")
+AMOUNT = re.compile(rf"(?:\\?\$\s?)?(?:\d*\s?[½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞]|{NUMBERS.pattern})")
 IS = re.compile(r"\b(?:is|are|on|equals|be|was|were|to|in)\b(?:\s(?:a|an|the|on))?|[:=]")
 
 

@@ -25,8 +25,9 @@ MAX_DIGITS = 1000  # of a whole number
 _NEAR = 60  # characters before the last digit of a text that may belong to its number
 # In prose: ``1 1/2`` in ``it took 1 1/2 hours``, both numbers of ``5-7``, 1000 for ``1e3``.
 NUMBERS = re.compile(
-    r"[-+]?\d+(?:,\d{3})*(?:\.\d+)?(?:[eE][-+]?\d{1,3}(?![\w.]))?(?:(?:\s\d+)?/\d+(?![\d/.]))?%?"
+    r"[-+]?\d+(?:,\d{3})*(?:\.\d+)?(?:[eE][-+]?\d{1,3}(?![\w.]))?(?:(?:\s\d+)?/\d+(?![\d/]|\.\d))?%?"
 )
+_PARTS = frozenset("½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞")
 DENIED = re.compile(
     r"(?:\bnot|n't|n’t|≠|\\neq?|!=)\s{0,2}(?:equal\s(?:to\s)?)?[\s$*\"']{0,3}$", re.IGNORECASE
 )
@@ -155,6 +156,8 @@ def last_number(text: str) -> PlainNumber | None:
     for last in NUMBERS.finditer(text):
         pass
     if last is None or is_denied(text[: last.start()]):
+        return None
+    if text[last.end() : last.end() + 1] in _PARTS:  # 3½
         return None
     number = plain_number(tidy(last[0]))
     if number is not None and (scale := SCALE.match(text, last.end())):
