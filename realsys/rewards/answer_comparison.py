@@ -7,6 +7,7 @@ the caller: a quick one knows rational numbers (``Rationals``), the one in math_
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Protocol, TypeVar
@@ -304,7 +305,7 @@ def _same_matrices(known: Form, found: Form, terms: Terms) -> bool:
             _same_in_order(row, other, terms) for row, other in zip(rows, others, strict=True)
         )
     matrix, other = (known, found) if known[0] == "matrix" else (found, known)
-    if matrix[0] != "matrix" or other[0] != "tuple" or other[1] == "[)":
+    if matrix[0] != "matrix" or other[0] != "tuple" or other[1] not in ("()", "[]"):
         return False
     cells = [cell for row in matrix[1] for cell in row]
     if len(matrix[1]) != 1 and any(len(row) != 1 for row in matrix[1]):
@@ -318,6 +319,9 @@ def _same_ratios(known: Form, found: Form, terms: Terms) -> bool:
         return _same_in_order(known[1], found[1], terms)
     ratio, other = (known, found) if known[0] == "ratio" else (found, known)
     if len(ratio[1]) != 2 or other[0] != "term" or any(part[0] != "term" for part in ratio[1]):
+        return False
+    parts = [exact(part[1]) for part in ratio[1]]
+    if None not in parts and math.gcd(*(int(part or 0) for part in parts)) != 1:
         return False
     quotient = ("divide", ratio[1][0][1], ratio[1][1][1])
     return same(

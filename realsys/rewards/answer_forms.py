@@ -59,7 +59,7 @@ FUNCTIONS = frozenset(
 _GREEK = frozenset(
     "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho"
     " sigma tau upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega"
-    " ell hbar".split()
+    " ell hbar angle triangle".split()
 )
 _RELATIONS = {"=": "=", "<": "<", ">": ">", r"\le": "<=", r"\ge": ">=", r"\ne": "!=", r"\lt": "<",
               r"\gt": ">", r"\in": "in", r"\equiv": "==", r"\approx": "~", r"\to": "to"}  # fmt: skip

@@ -23,6 +23,7 @@ from realsys.rewards.plain_numbers import NUMBERS, has_prices, is_denied
 MAX_CHARACTERS = 500  # of a value
 _PROSE_CHARACTERS = 2000  # of a text's end, that prose is read from
 _MAX_BOXES = 12
+_MAX_LINES = 1000  # with ####
 
 BOX = re.compile(r"\\(?:boxed|fbox|framebox)(?![A-Za-z])")
 BARE_BOX = re.compile(r"\s?(-?\d[\d.,]*|[A-Za-z]|\\[a-z]+)")
@@ -126,10 +127,12 @@ def _short(text: str) -> str:
 def _signed_line(text: str) -> tuple[int, str]:
     """Returns where the last ``####`` with a value stands, and the value; -1 if there is none."""
     at = len(text)
-    while (at := text.rfind(FINAL, 0, at)) >= 0:
+    left = _MAX_LINES
+    while left and (at := text.rfind(FINAL, 0, at)) >= 0:
         indent = text[max(0, at - 4) : at].rpartition("\n")[2]
         if indent.strip() or len(indent) > 3:
             continue
+        left -= 1
         end = text.find("\n", at)
         line = text[at + len(FINAL) : len(text) if end < 0 else end]
         if not line.startswith("#") and (value := _value_of_line(line)):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import logging
 import random
+import re
 from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
@@ -35,6 +36,16 @@ _DIGITS, _MORE_DIGITS = 200, 600
 _MAX_EXPONENT = 1 << 24  # bits of a value's size
 _MAX_ANGLE = 1 << 12
 _POINTS = 4
+_MAX_BRACKETS = 8
+_POWER = r"(?:\^|\*\*)\s*"
+EXPLOSIVE = re.compile(
+    rf"{_POWER}[-\w.]+\s*{_POWER}"  # 9^9^9
+    rf"|{_POWER}[{{(][^}})]*(?:\^|\*\*)"  # 9^{9^9}
+    rf"|{_POWER}[{{(]?\s*-?\d{{5}}"  # 9^{99999}
+    rf"|[)\]}}]\s*{_POWER}[{{(]?\s*-?\d{{2}}"  # (x+y)^{99}
+    r"|\\(?:[dt]?binom|prod|sum|i?int|lim)\b"
+)
+FACTORIAL = re.compile(r"[\d)}\]]\s*!")
 
 
 def is_one_of(*, known: str, readings: Sequence[str]) -> bool:
@@ -48,7 +59,17 @@ def is_one_of(*, known: str, readings: Sequence[str]) -> bool:
     return any(
         verify(gold, parse(_as_latex(reading), parsing_timeout=None), timeout_seconds=None)
         for reading in readings
+        if not _may_never_end(reading)
     )
+
+
+def _may_never_end(text: str) -> bool:
+    """True for what the math-verify library computes or parses for ever."""
+    depth = deepest = 0
+    for character in text:
+        depth += (character in "{([") - (character in "})]")
+        deepest = max(deepest, depth)
+    return deepest > _MAX_BRACKETS or bool(EXPLOSIVE.search(text) or FACTORIAL.search(text))
 
 
 def _as_latex(value: str) -> str:
