@@ -1,7 +1,7 @@
 """Comparison of answers that needs more than rational numbers, for a process of its own (guarded.py).
 
 Terms are evaluated to 100 digits and more, functions at several points; what our own parser
-(answer_forms.py) doesn't read is left to the math-verify library. Nothing else imports this file: the
+(math_forms.py) doesn't read is left to the math-verify library. Nothing else imports this file: the
 libraries take seconds to load, and may never return on some texts.
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 import mpmath
 from math_verify import parse, verify
 
-from realsys.rewards.answer_comparison import (
+from realsys.rewards.final_answers.answer_comparison import (
     Rationals,
     Undecided,
     digits_of,
@@ -26,8 +26,9 @@ from realsys.rewards.answer_comparison import (
     is_rounded,
     same,
 )
-from realsys.rewards.answer_forms import Term, readings as readings_of
-from realsys.rewards.answer_terms import exact, is_fraction, is_worked_out, names_of
+from realsys.rewards.final_answers.answer_terms import exact, is_fraction, is_worked_out, names_of
+from realsys.rewards.final_answers.math_forms import Term
+from realsys.rewards.final_answers.math_forms import readings as readings_of
 
 for _module in ("parser", "grader"):  # each would warn once that it has no timeout
     logging.getLogger(f"math_verify.{_module}").setLevel(logging.CRITICAL)
@@ -167,7 +168,9 @@ class _Terms:
         places = _places(stated)
         try:
             with mpmath.workdps(_DIGITS):
-                difference = abs(_value(other, {}) - mpmath.mpf(stated.numerator) / stated.denominator)
+                difference = abs(
+                    _value(other, {}) - mpmath.mpf(stated.numerator) / stated.denominator
+                )
                 return bool(difference <= mpmath.mpf(10) ** -places / 2 and digits_of(stated) >= 6)
         except (_TooLarge, ValueError, ZeroDivisionError, OverflowError, TypeError):
             return False

@@ -1,11 +1,12 @@
 """Scores a worked answer by whether its final value equals the known one.
 
-Where a text states its final value is found by final_value.py: behind ``####``, in ``\\boxed{…}``, in
-``<answer>``, else in its last words. Numbers, in all common spellings (plain_numbers.py), are compared
-exactly and fast. Other values are parsed to what they are, a set, a pair, an equation (answer_forms.py), and
-compared by what they state (answer_comparison.py): exactly where fractions allow, else to 100 digits, in a
-separate process (math_library.py, guarded.py), because generated text can make it run for ever. What it can't
-decide within ``CPU_S`` seconds of CPU time scores 0.
+final_answers/final_value.py finds where a text states its final value: behind ``####``, in
+``\\boxed{…}``, in ``<answer>``, else in its last words. Numbers, in all common spellings
+(plain_numbers.py), are compared exactly and fast. Other values are parsed to what they are, a set, a
+pair, an equation (math_forms.py), and compared by what they state (answer_comparison.py): exactly where
+fractions allow, else to 150 digits, in a separate process (math_library.py, guarded.py), because
+generated text can make a library run for ever. What it can't decide within ``CPU_S`` seconds of CPU time
+scores 0.
 
 If a number is expected, only a number is an answer, never unevaluated arithmetic: ``86 - 3`` is 83, and
 ``18 - 6 =`` says 12, but a policy learns within a hundred steps to repeat the question. In plain prose the
@@ -18,19 +19,19 @@ import functools
 import itertools
 import logging
 
-from realsys.rewards.answer_comparison import Rationals, Undecided, same
-from realsys.rewards.answer_forms import Form, readings
-from realsys.rewards.answer_spelling import spelt
-from realsys.rewards.answer_terms import is_worked_out
-from realsys.rewards.final_value import (
+from realsys.rewards.final_answers.answer_comparison import Rationals, Undecided, same
+from realsys.rewards.final_answers.answer_spelling import spelt
+from realsys.rewards.final_answers.answer_terms import is_worked_out
+from realsys.rewards.final_answers.final_value import (
     MAX_CHARACTERS,
     Stated,
     final_value,
     last_amount,
     last_formula,
-    last_words,
+    last_clause,
     stated_value,
 )
+from realsys.rewards.final_answers.math_forms import Form, readings
 from realsys.rewards.guarded import RAISED, CallFailed, Guarded
 from realsys.rewards.plain_numbers import (
     PlainNumber,
@@ -116,7 +117,7 @@ def _candidates(stated: Stated, known: _Known) -> list[str]:
         return [formula]
     if known.is_number:
         return [last_amount(stated.text)]
-    return [stated.text, last_words(stated.text)]
+    return [stated.text, last_clause(stated.text)]
 
 
 def _is_right(text: str, known: _Known) -> bool:
@@ -148,5 +149,7 @@ def _asked(found: str, known: str) -> bool:
         if error.why == RAISED:
             logger.debug("answer not parsed error=%s", error)
         elif (count := next(_num_stopped)) & (count - 1) == 0:  # 1, 2, 4, 8, …
-            logger.warning("answer scored 0 why=%s so_far=%d answer=%r", error.text, count, found[:100])
+            logger.warning(
+                "answer scored 0 why=%s so_far=%d answer=%r", error.text, count, found[:100]
+            )
         return False

@@ -7,6 +7,7 @@ is not parsed: the caller decides whether it counts as worked out.
 
 from __future__ import annotations
 
+import collections
 import re
 from dataclasses import dataclass
 from decimal import Decimal
@@ -76,15 +77,6 @@ def plain_number(text: str) -> PlainNumber | None:
     return None if value is None else PlainNumber(value, is_percent)
 
 
-def as_fraction(text: str) -> str:
-    """Returns ``3/2`` for the mixed number ``1 1/2``, which LaTeX readers parse as 1 · 1/2; else
-    ``text``.
-    """
-    if not _MIXED.fullmatch(text) or (value := _value(text)) is None:
-        return text
-    return f"{value.numerator}/{value.denominator}"
-
-
 def _value(text: str) -> Fraction | None:
     if not any(c.isdigit() for c in text):
         return None
@@ -129,6 +121,11 @@ def tidy(text: str) -> str:
     return text.strip()
 
 
+def last_match(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
+    """Returns the last match of a pattern in a text."""
+    return next(iter(collections.deque(pattern.finditer(text), maxlen=1)), None)
+
+
 def is_denied(before: str) -> bool:
     """True if a text ends in "not", so that it denies what follows."""
     return bool(DENIED.search(before[-30:]))
@@ -152,9 +149,7 @@ def last_number(text: str) -> PlainNumber | None:
     text = text[max(0, end - _NEAR) :]
     if not text.isascii() or "\\" in text or "~" in text or "{," in text:
         text = _SPACED.sub("", _MINUS.sub("-", text.replace("\u2212", "-")))
-    last = None
-    for last in NUMBERS.finditer(text):
-        pass
+    last = last_match(NUMBERS, text)
     if last is None or is_denied(text[: last.start()]):
         return None
     if text[last.end() : last.end() + 1] in _PARTS:  # 3½

@@ -1,11 +1,12 @@
 """The math rule on tables of answers, half of them by somebody who had not read its code.
 
 ``by_an_outsider.jsonl`` and ``by_an_engineer.jsonl`` were written before the rule was mended;
-``after_the_mending.jsonl`` has near misses and spellings that were tried on it afterwards. Both error rates of
-each table are printed: ``python -m tests.unit.rewards.test_math_answers``.
+``after_the_mending.jsonl`` has near misses and spellings that were tried on it afterwards. Both error rates
+of each table are printed: ``python -m tests.unit.rewards.test_math_answers``.
 """
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -53,9 +54,9 @@ def report(table: str) -> tuple[float, float, list[dict]]:
     errors = errors_of(rows)
     refused = sum(row["right"] for row in errors) / sum(row["right"] for row in rows)
     accepted = sum(not row["right"] for row in errors) / sum(not row["right"] for row in rows)
-    print(
+    sys.stdout.write(
         f"{table}: {len(rows)} answers, right ones refused {refused:.1%},"
-        f" wrong ones accepted {accepted:.1%}"
+        f" wrong ones accepted {accepted:.1%}\n"
     )
     return refused, accepted, errors
 
@@ -64,7 +65,8 @@ def report(table: str) -> tuple[float, float, list[dict]]:
 @pytest.mark.parametrize("table", TABLES)
 def test_right_answers_score_and_wrong_ones_do_not(table):
     refused, accepted, errors = report(table)
-    assert refused <= MAX_SHARE and accepted <= MAX_SHARE, errors
+    assert refused <= MAX_SHARE, errors
+    assert accepted <= MAX_SHARE, errors
     assert {row["response"] for row in errors} <= KNOWN_FAILURES
 
 
@@ -82,9 +84,7 @@ def test_thoughts_are_not_the_answer():
 
 def test_the_halves_are_large_enough_and_say_the_same_nowhere():
     rows = {table: rows_of(table) for table in TABLES[:2]}
-    pairs = [
-        (row["response"], row["answer"]) for table in rows.values() for row in table
-    ]
+    pairs = [(row["response"], row["answer"]) for table in rows.values() for row in table]
     assert all(len(table) >= 200 for table in rows.values())
     assert len(set(pairs)) >= 400
 
@@ -92,4 +92,4 @@ def test_the_halves_are_large_enough_and_say_the_same_nowhere():
 if __name__ == "__main__":
     for each in TABLES:
         for error in report(each)[2]:
-            print("   ", "refused" if error["right"] else "accepted", error)
+            sys.stdout.write(f"    {'refused' if error['right'] else 'accepted'} {error}\n")

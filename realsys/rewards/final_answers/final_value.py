@@ -2,8 +2,8 @@
 
 Marks are looked for in this order; the last one of its kind counts:
 
-1. ``#### value``: exactly four signs that begin a line, and a value on that line. ``#### Step 2`` is a heading.
-   A ``\\boxed{…}`` or ``<answer>…</answer>`` behind it wins.
+1. ``#### value``: exactly four signs that begin a line, and a value on that line. ``#### Step 2`` is a
+   heading. A ``\\boxed{…}`` or ``<answer>…</answer>`` behind it wins.
 2. ``\\boxed{…}`` or ``\\fbox{…}``. Boxes that only commas or words like "or" divide are one answer, a list.
    ``<answer>…</answer>`` behind it wins.
 3. ``####`` within a line.
@@ -14,11 +14,12 @@ Each pattern takes time in proportion to the text, and each is applied once to a
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import dataclass
 
 from realsys.data.sources.record_shape import FINAL
-from realsys.rewards.plain_numbers import NUMBERS, has_prices, is_denied
+from realsys.rewards.plain_numbers import NUMBERS, has_prices, is_denied, last_match
 
 MAX_CHARACTERS = 500  # of a value
 _PROSE_CHARACTERS = 2000  # of a text's end, that prose is read from
@@ -52,8 +53,8 @@ ANCHOR = re.compile(
     r"\b(?:answer|result)s?\b[^.\n:=$\d]{0,40}?(?:\b(?:is|are|be|equals)\b|:|=)", re.IGNORECASE
 )
 FILLER = re.compile(
-    r"[\s*_`:]{0,6}(?:(?:therefore|thus|hence|simply|just|exactly|then|now|either|between|equal to|option|choice"
-    r"|given by|the|a|an|that)\b[\s*_`:,]{0,4}){0,3}",
+    r"[\s*_`:]{0,6}(?:(?:therefore|thus|hence|simply|just|exactly|then|now|either|between|equal to"
+    r"|option|choice|given by|the|a|an|that)\b[\s*_`:,]{0,4}){0,3}",
     re.IGNORECASE,
 )
 REVISION = re.compile(
@@ -114,7 +115,9 @@ def _within(text: str) -> Stated:
     at_box, box = _last_box(text)
     if at_box >= 0:
         return Stated(_short(box), is_marked=True)
-    return Stated(_short(LABEL.sub("", text, count=1) if LABEL.match(text) else text), is_marked=True)
+    return Stated(
+        _short(LABEL.sub("", text, count=1) if LABEL.match(text) else text), is_marked=True
+    )
 
 
 def _short(text: str) -> str:
@@ -205,9 +208,8 @@ def _last_box(text: str) -> tuple[int, str]:
         between = text[end:first]
         if len(between) > 40 or not between.strip() or not JOINT.fullmatch(between):
             break
-        if not any(character in between for character in ",;") and "or" not in between:
-            if "and" not in between and "quad" not in between:
-                break
+        if not any(joint in between for joint in (",", ";", "or", "and", "quad")):
+            break
         boxes.append(inner)
         first = before
     return at, ", ".join(reversed(boxes))
@@ -219,7 +221,9 @@ def _starts(text: str) -> list[int]:
     at = len(text)
     while len(starts) <= _MAX_BOXES and at > 0:
         at = max(
-            text.rfind(r"\boxed", 0, at), text.rfind(r"\fbox", 0, at), text.rfind(r"\framebox", 0, at)
+            text.rfind(r"\boxed", 0, at),
+            text.rfind(r"\fbox", 0, at),
+            text.rfind(r"\framebox", 0, at),
         )
         if at < 0:
             break
@@ -293,9 +297,7 @@ def _answer_clause(tail: str) -> str | None:
     lowered = tail.lower()
     if "answer" not in lowered and "result" not in lowered:
         return None
-    last = None
-    for last in ANCHOR.finditer(tail):
-        pass
+    last = last_match(ANCHOR, tail)
     if last is None:
         return None
     start = last.end()
@@ -324,13 +326,16 @@ def _clause_end(rest: str) -> int:
         before = rest[: found.start()]
         if before.count("$") % 2 and rest.count("$") > before.count("$"):
             at = rest.index("$", found.start()) + 1
-        elif before.rfind("\\(") > before.rfind("\\)") or before.rfind("\\[") > before.rfind("\\]"):
-            at = found.end()
-        elif found[0].strip() == "(" and not before.strip():
+        elif _is_open(before) or (found[0].strip() == "(" and not before.strip()):
             at = found.end()
         else:
             return found.start()
     return len(rest)
+
+
+def _is_open(text: str) -> bool:
+    """True if a text ends within ``\\(…\\)`` or ``\\[…\\]``."""
+    return text.rfind(r"\(") > text.rfind(r"\)") or text.rfind(r"\[") > text.rfind(r"\]")
 
 
 def _math_of(clause: str) -> str:
@@ -339,7 +344,7 @@ def _math_of(clause: str) -> str:
     if not found:
         return ""
     pieces = [found[0][0]]
-    for one, other in zip(found, found[1:], strict=False):
+    for one, other in itertools.pairwise(found):
         if not BETWEEN_MATH.fullmatch(clause[one.end() : other.start()]):
             break
         pieces.append(other[0])
@@ -353,7 +358,7 @@ def _math_of(clause: str) -> str:
 def _formulas(text: str) -> tuple[str, list[re.Match[str]]]:
     """Returns a text without its dollar signs of amounts, and its LaTeX."""
     text = text.replace(r"\$", "")
-    if "$" not in text and "\\" not in text or ("\\" not in text and has_prices(text)):
+    if "\\" not in text and ("$" not in text or has_prices(text)):
         return text, []
     return text, list(MATH.finditer(text))
 
@@ -377,7 +382,7 @@ def last_formula(tail: str) -> str:
     return ", ".join(stripped)
 
 
-def last_words(tail: str) -> str:
+def last_clause(tail: str) -> str:
     """Returns what the last sentence says behind its last "is" or sign: ``It falls on a Monday.``"""
     sentences = [sentence for sentence in SENTENCE_END.split(tail) if sentence.strip()]
     if not sentences:
@@ -389,9 +394,7 @@ def last_words(tail: str) -> str:
 
 def last_amount(tail: str) -> str:
     """Returns the last number in prose and what stands behind it up to the clause's end: ``12 hours``."""
-    last = None
-    for last in AMOUNT.finditer(tail):
-        pass
+    last = last_match(AMOUNT, tail)
     if last is None or is_denied(tail[: last.start()]):
         return ""
     rest = tail[last.start() : last.start() + MAX_CHARACTERS]

@@ -1,4 +1,4 @@
-"""Parses a final answer, in LaTeX or plain text, to what it is: a set, a pair, an equation, a number (pure).
+"""Parses a final answer, in LaTeX or text, to what it is: a set, a pair, an equation (pure).
 
 A form is a tuple that begins with its kind:
 
@@ -19,8 +19,8 @@ A form is a tuple that begins with its kind:
     ("modulo", term, modulus)     3 \\pmod 7
     ("term", term)
 
-A term is an expression, also a tuple: ``("number", Fraction, is_decimal)``, ``("name", text)``, ``("add", …)``
-and so on. The text must be short: nothing here reads more than ``MAX_CHARACTERS``.
+A term is an expression, also a tuple: ``("number", Fraction, is_decimal)``, ``("name", text)``,
+``("add", …)`` and so on. The text must be short: nothing here reads more than ``MAX_CHARACTERS``.
 """
 
 from __future__ import annotations
@@ -30,14 +30,17 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
-from realsys.rewards.answer_spelling import spelt
-from realsys.rewards.measures import NO_UNIT, Unit, is_unit, unit_of
+from realsys.rewards.final_answers.answer_spelling import spelt
+from realsys.rewards.final_answers.measures import NO_UNIT, is_unit, unit_of
 
 Form = tuple[Any, ...]
 Term = tuple[Any, ...]
 MAX_CHARACTERS = 500
 _MAX_DEPTH = 25
-_WORDS = r"text|textbf|textit|textrm|textsf|texttt|mathrm|mathbf|mathsf|mathit|mathtt|mbox|hbox|operatorname\*?|boldsymbol|bm|emph|textnormal"
+_WORDS = (
+    r"text|textbf|textit|textrm|textsf|texttt|textnormal|mathrm|mathbf|mathsf|mathit|mathtt|mbox|hbox"
+    r"|operatorname\*?|boldsymbol|bm|emph"
+)
 TOKENS = re.compile(
     rf"\\(?P<words>{_WORDS})\s*\{{(?P<content>[^{{}}]{{0,200}})\}}"
     r"|(?P<number>\d+(?:\.\d+)?|\.\d+)"
@@ -50,6 +53,7 @@ TOKENS = re.compile(
 THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
 CHOICE = re.compile(r"\\?(?:text|textbf|mathrm|mathbf)?\s*\{?\s*\(\s*([A-J])\s*\)\s*\}?[\s:.]*")
 CHOICE_POINT = re.compile(r"([A-J])\s*[).:]\s+(?=\S)")
+BASE = re.compile(r"\(?\s?(?:in )?base\s{1,3}(\d{1,2})\s?\)?")
 LETTER = re.compile(r"\(?\s*([A-J])\s*\)?[.:]?")
 WORDS = re.compile(r"[^\W\d_](?:[\w '\-.,&/]*[^\W_])?")
 FUNCTIONS = frozenset(
@@ -162,23 +166,24 @@ class _Parser:
         if stripped in FUNCTIONS:
             return [("sign", "\\" + stripped)]
         if stripped[0].isdigit() or (stripped[0] in "-(." and stripped[-1] != ")"):
-            inner = _Parser(stripped, self.takes_units).tokens
-            return inner
+            return _Parser(stripped, self.takes_units).tokens
         return [("words", stripped)]
 
     def _letters(self, run: str, before: list[tuple[str, str]]) -> list[tuple[str, str]]:
         if run.lower() in _JOINTS:
             return [("joint", run)]
         follows_value = _ends_value(before)
-        if run in FUNCTIONS or run == "pi":
-            if not (self.takes_units and follows_value and is_unit(run)):
-                return [("sign", "\\" + run)]
+        is_counted = self.takes_units and follows_value and is_unit(run)
+        if (run in FUNCTIONS or run == "pi") and not is_counted:
+            return [("sign", "\\" + run)]
         if run.lower() in ("infinity", "inf", "oo") and run != "oO":
             return [("sign", r"\infty")]
         is_behind = bool(before) and before[-1][0] == "space"
         if self.takes_units and follows_value and is_unit(run) and (len(run) > 1 or is_behind):
             return [("words", run)]
-        if len(run) > 3 or (self.takes_units and is_behind and run in _SMALL_WORDS and len(run) > 1):
+        if len(run) > 3 or (
+            self.takes_units and is_behind and run in _SMALL_WORDS and len(run) > 1
+        ):
             return [("words", run)]
         if run == "to" and is_behind:
             return [("sign", ":")]
@@ -209,8 +214,7 @@ class _Parser:
     def whole(self) -> Form:
         if choice := self._choice():
             return choice
-        form = _form_of([token for token in self.tokens], self)
-        return form
+        return _form_of(self.tokens, self)
 
     def _choice(self) -> Form | None:
         text = self.text
@@ -249,7 +253,7 @@ class _Parser:
             return _degrees(term) or ("term", term)
         if token in (r"\pmod", r"\bmod", r"\mod") or (kind == "words" and token == "mod"):
             return self._modulo(term)
-        if token == "(" and self._is_mod_ahead():
+        if token == "(" and self._is_modulus():
             self.at += 1
             return self._modulo(term, closing=")")
         if token == "(" and self._is_aside():
@@ -258,9 +262,9 @@ class _Parser:
             return self._measure(term, "")
         raise Unparsed(token)
 
-    def _is_mod_ahead(self) -> bool:
-        ahead = [token for kind, token in self.tokens[self.at : self.at + 6] if kind != "space"]
-        return "".join(ahead[1:4]).lstrip("\\").startswith("mod")
+    def _is_modulus(self) -> bool:
+        following = [token for kind, token in self.tokens[self.at : self.at + 6] if kind != "space"]
+        return "".join(following[1:4]).lstrip("\\").startswith("mod")
 
     def _is_aside(self) -> bool:
         """True for words in brackets: ``12 (twelve)``."""
@@ -290,7 +294,7 @@ class _Parser:
             self._next()
         is_braced = self._take("{")
         is_bracketed = self._take("(")
-        kind, token = self._next()
+        token = self._next()[1]
         if is_bracketed:
             self._want(")")
         if is_braced:
@@ -306,9 +310,9 @@ class _Parser:
         words: list[str] = [prefix]
         while self._peek()[0] != "end":
             kind, token = self._next()
-            if kind == "words" and NO_UNIT.search(token.lower()):
-                if not re.fullmatch(r"\(?(?:in )?base \d+\)?", token.lower()):
-                    raise Unparsed(token)
+            is_base = bool(BASE.fullmatch(token.lower()))
+            if kind == "words" and not is_base and NO_UNIT.search(token.lower()):
+                raise Unparsed(token)
             if kind in ("words", "letter", "number"):
                 words.append(f" {token} ")
             elif token in ("^", "/", "-", "%", "(", ")", "."):
@@ -319,13 +323,13 @@ class _Parser:
                 words.append(" ")
             elif token not in ("{", "}", r"\$", "'", ",", r"\degree"):
                 raise Unparsed(token)
-        said = "".join(words).strip()
-        lowered = said.lower()
-        if base := re.fullmatch(r"\(?\s*(?:in )?base\s+(\d{1,2})\s*\)?", lowered):
+        text = "".join(words).strip()
+        lowered = text.lower()
+        if base := BASE.fullmatch(lowered):
             return ("based", _digits(term), int(base[1]))
         if lowered.startswith(("%", "percent", "per cent")):
             return ("percent", term)
-        return ("measure", term, unit_of(said))
+        return ("measure", term, unit_of(text))
 
     def _text(self) -> Form:
         words = words_of(self.text)
@@ -394,10 +398,8 @@ class _Parser:
                     continue
                 start = self.at
                 more = self._power()
-                if kind == "number" and term[0] != "number":
-                    # x2, (3)4: only a product if a bracket or a command ends the left side
-                    if self.tokens[start - 1][0] == "letter":
-                        raise Unparsed("x2")
+                if kind == "number" and self.tokens[start - 1][0] == "letter":
+                    raise Unparsed("x2")
                 if _is_mixed(term, more, token):
                     sign = -1 if term[1] < 0 else 1
                     value = term[1] + sign * Fraction(more[1][1], more[2][1])
@@ -429,13 +431,22 @@ class _Parser:
         if kind != "sign":
             return False
         if token in ("(", "["):
-            return not self._is_mod_ahead() and not self._is_aside()
+            return not self._is_modulus() and not self._is_aside()
         if token in ("{", r"\lfloor", r"\lceil", r"\sqrt", r"\frac", r"\binom", r"\pi", r"\infty"):
             return True
         name = token[1:]
         if token.startswith("\\") and (name in FUNCTIONS or name in _GREEK):
             return True
-        return name in ("overline", "vec", "hat", "bar", "mathbf", "dots", "ldots", "overrightarrow")
+        return name in (
+            "overline",
+            "vec",
+            "hat",
+            "bar",
+            "mathbf",
+            "dots",
+            "ldots",
+            "overrightarrow",
+        )
 
     def _power(self) -> Term:
         term = self._postfix(self._atom())
@@ -564,22 +575,21 @@ class _Parser:
 
     def _raw_group(self) -> str:
         self._want("{")
-        said = ""
+        text = ""
         while self._peek() != ("sign", "}"):
             kind, token = self._next()
             if kind == "end" or token in ("{", r"\frac"):
                 raise Unparsed("group")
-            said += token
+            text += token
         self.at += 1
-        return said
+        return text
 
     def _subscripted(self, term: Term) -> Term:
         if self._peek() != ("sign", "_"):
             return term
         self.at += 1
-        kind, token = self._peek()
-        said = self._raw_group() if token == "{" else self._next()[1]
-        return ("name", f"{term[1]}_{said}")
+        text = self._raw_group() if self._peek()[1] == "{" else self._next()[1]
+        return ("name", f"{term[1]}_{text}")
 
     def _root(self) -> Term:
         degree: Term = ("number", Fraction(2), False)
@@ -702,7 +712,7 @@ def _relation(tokens: list[tuple[str, str]], parser: _Parser, depth: int) -> For
     if any(not _stripped(part) for part in parts[1:]):
         raise Unparsed("relation")
     if signs == ["in"]:
-        return ("in", _said(parts[0]), _form_of(parts[1], parser, depth + 1))
+        return ("in", _joined_text(parts[0]), _form_of(parts[1], parser, depth + 1))
     sides = tuple(_side(part, parser, depth) for part in parts)
     if signs == ["=="]:
         return ("equation", sides, "==") if sides[1][0] == "modulo" else ("equation", sides)
@@ -718,7 +728,7 @@ def _side(tokens: list[tuple[str, str]], parser: _Parser, depth: int) -> Form:
     try:
         return _form_of(tokens, parser, depth + 1)
     except Unparsed:
-        return ("label", _said(tokens))
+        return ("label", _joined_text(tokens))
 
 
 def _bracketed(tokens: list[tuple[str, str]], parser: _Parser, depth: int) -> Form | None:
@@ -728,7 +738,7 @@ def _bracketed(tokens: list[tuple[str, str]], parser: _Parser, depth: int) -> Fo
     if tokens == [("sign", r"\emptyset")] or tokens == [("sign", r"\varnothing")]:
         return ("set", ())
     if first == r"\mathbb":
-        return ("text", "all " + _said(tokens))
+        return ("text", "all " + _joined_text(tokens))
     if first not in _OPEN or last not in _CLOSE or not _is_one_group(tokens):
         return None
     inner = tokens[1:-1]
@@ -833,7 +843,7 @@ def _words(tokens: list[tuple[str, str]]) -> str:
     return words_of("".join(token if kind != "space" else " " for kind, token in tokens))
 
 
-def _said(tokens: list[tuple[str, str]]) -> str:
+def _joined_text(tokens: list[tuple[str, str]]) -> str:
     return "".join(token for kind, token in tokens if kind != "space")
 
 
@@ -906,6 +916,3 @@ def _with_thousands_outside(text: str) -> str:
         out += [between, found[0] if depth > 0 else found[0].replace(",", "")]
         at = found.end()
     return "".join(out) + text[at:]
-
-
-__all__ = ["Form", "Term", "Unit", "Unparsed", "readings", "words_of"]

@@ -1,7 +1,7 @@
 """One spelling for what LaTeX and people write in many ways, before it is parsed (pure).
 
-Characters (``½``, ``x²``, ``π``, ``≤``) become commands, sizes and spaces go, ``\\dfrac`` is ``\\frac``. Every
-pattern here takes time in proportion to the text.
+Characters (``½``, ``x²``, ``π``, ``≤``) become commands, sizes and spaces go, ``\\dfrac`` is ``\\frac``.
+Every pattern here takes time in proportion to the text.
 """
 
 from __future__ import annotations

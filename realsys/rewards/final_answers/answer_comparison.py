@@ -1,4 +1,4 @@
-"""Decides whether two forms of answers (answer_forms.py) say the same (pure).
+"""Decides whether two forms of answers (math_forms.py) say the same (pure).
 
 What an answer states counts, what it leaves out does not: ``5`` is ``5 cm``, and ``5 m`` is not; ``1`` is
 ``x = 1``, and ``y = 1`` is not. A set has no order, a pair has one. Whether two terms are equal is asked of
@@ -7,20 +7,36 @@ the caller: a quick one knows rational numbers (``Rationals``), the one in math_
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Protocol, TypeVar
 
-from realsys.rewards.answer_forms import Form, Term
-from realsys.rewards.answer_terms import exact, is_fraction, is_worked_out, names_of
+from realsys.rewards.final_answers.answer_terms import exact, is_fraction, is_worked_out, names_of
+from realsys.rewards.final_answers.math_forms import Form, Term
 
 T = TypeVar("T")
 _INFINITY: Term = ("constant", "infinity")
 _MINUS_INFINITY: Term = ("neg", _INFINITY)
-_REALS = {"all \\mathbb{r}", "all \\mathbb{R}", "all real numbers", "all reals", "real numbers", "reals"}
-_NOTHING = {"no solution", "no solutions", "no real solution", "no real solutions", "empty set", "none"}
+_REALS = {
+    "all \\mathbb{r}",
+    "all \\mathbb{R}",
+    "all real numbers",
+    "all reals",
+    "real numbers",
+    "reals",
+}
+_NOTHING = {
+    "no solution",
+    "no solutions",
+    "no real solution",
+    "no real solutions",
+    "empty set",
+    "none",
+}
 _FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<="}
+_FUNCTION_NAMES = frozenset("fghpqPQFG")
 _MAX_ITEMS = 40
 
 
@@ -54,9 +70,9 @@ class Rationals:
         value, other = exact(known), exact(found)
         if value is None or other is None:
             raise Undecided
-        if value != other and (is_rounded(known) or is_rounded(found)):
-            if is_fraction(known) or is_fraction(found):
-                raise Undecided
+        has_rounded = is_rounded(known) or is_rounded(found)
+        if value != other and has_rounded and (is_fraction(known) or is_fraction(found)):
+            raise Undecided
         return value == other and not is_left_undone(known, found)
 
     def proportional(self, known: Term, found: Term, *, by_positive: bool) -> bool:
@@ -158,15 +174,19 @@ def _name(side: Form) -> str:
     term = side[1]
     if term[0] == "name":
         return str(term[1])
-    if term[0] == "times" and len(term) == 3 and term[1][0] == "name" and len(term[1][1]) == 1:
-        if term[1][1] in "fghpqPQFG" and term[2][0] in ("name", "number"):
-            return f"{term[1][1]}({term[2][1]})"
+    is_call = term[0] == "times" and len(term) == 3 and term[1][0] == "name"
+    if is_call and term[1][1] in _FUNCTION_NAMES and term[2][0] in ("name", "number"):
+        return f"{term[1][1]}({term[2][1]})"
     return ""
 
 
 def _same_names(known: str, found: str) -> bool:
     """True for one name; ``y`` is also what functions are plotted as."""
-    return known == found or (known == "y" and found[1:] == "(x)") or (found == "y" and known[1:] == "(x)")
+    return (
+        known == found
+        or (known == "y" and found[1:] == "(x)")
+        or (found == "y" and known[1:] == "(x)")
+    )
 
 
 def _is_closed(form: Form) -> bool:
@@ -231,7 +251,7 @@ def _same_memberships(known: Form, found: Form, terms: Terms) -> bool:
 def _same_collections(known: Form, found: Form, terms: Terms) -> bool:
     ours, theirs = _items(known), _items(found)
     if ours is None or theirs is None:
-        if _says_nothing(known) and _says_nothing(found):
+        if _is_empty(known) and _is_empty(found):
             return True
         if ours is not None and len(ours) == 1:
             return same(ours[0], found, terms)
@@ -252,7 +272,7 @@ def _items(form: Form) -> Sequence[Form] | None:
     return form[1] if form[0] in ("list", "set") else None
 
 
-def _says_nothing(form: Form) -> bool:
+def _is_empty(form: Form) -> bool:
     return form == ("set", ()) or (form[0] == "text" and form[1] in _NOTHING)
 
 
@@ -275,7 +295,9 @@ def _same_as_tuple(known: Form, found: Form, terms: Terms) -> bool:
         items = form[2] if form[0] == "tuple" else form[1]
         names = [_name_of_item(item) for item in items]
         if all(names) and len(set(names)) == len(names):
-            values = sorted((_named(item) or ("", item) for item in items), key=lambda each: each[0])
+            values = sorted(
+                (_named(item) or ("", item) for item in items), key=lambda each: each[0]
+            )
             items = [value for _, value in values]
         orders.append(items)
     return _same_in_order(orders[0], orders[1], terms)
@@ -307,11 +329,12 @@ def _same_matrices(known: Form, found: Form, terms: Terms) -> bool:
     matrix, other = (known, found) if known[0] == "matrix" else (found, known)
     if matrix[0] != "matrix" or other[0] != "tuple" or other[1] not in ("()", "[]"):
         return False
-    cells = [cell for row in matrix[1] for cell in row]
+    entries = [entry for row in matrix[1] for entry in row]
     if len(matrix[1]) != 1 and any(len(row) != 1 for row in matrix[1]):
         return False
-    pair = (cells, other[2]) if matrix is known else (other[2], cells)
-    return _same_in_order(*pair, terms)
+    if matrix is known:
+        return _same_in_order(entries, other[2], terms)
+    return _same_in_order(other[2], entries, terms)
 
 
 def _same_ratios(known: Form, found: Form, terms: Terms) -> bool:
@@ -370,7 +393,7 @@ def _without(whole: Form, points: Form) -> list[Piece] | None:
             return None
         values.sort(key=lambda pair: pair[0] or Fraction(0))
     ends = [_MINUS_INFINITY, *(term for _, term in values), _INFINITY]
-    return [(low, False, high, False) for low, high in zip(ends, ends[1:], strict=False)]
+    return [(low, False, high, False) for low, high in itertools.pairwise(ends)]
 
 
 def _solved(form: Form) -> list[Piece] | None:
@@ -386,7 +409,10 @@ def _solved(form: Form) -> list[Piece] | None:
         if values[0][0] != "name" or names_of(values[1]):
             return None
         if sign == "!=":
-            return [(_MINUS_INFINITY, False, values[1], False), (values[1], False, _INFINITY, False)]
+            return [
+                (_MINUS_INFINITY, False, values[1], False),
+                (values[1], False, _INFINITY, False),
+            ]
         if sign in ("<", "<="):
             return [(_MINUS_INFINITY, False, values[1], sign == "<=")]
         return [(values[1], sign == ">=", _INFINITY, False)]
@@ -407,7 +433,11 @@ def _intersection(form: Form) -> list[Piece] | None:
     low, high = [bound[0] for bound in bounds if bound]
     if low[0] == _MINUS_INFINITY:
         low, high = high, low
-    if low[2] != _INFINITY or high[0] != _MINUS_INFINITY or _variable(form[1][0]) != _variable(form[1][1]):
+    if (
+        low[2] != _INFINITY
+        or high[0] != _MINUS_INFINITY
+        or _variable(form[1][0]) != _variable(form[1][1])
+    ):
         return None
     return [(low[0], low[1], high[2], high[3])]
 
@@ -435,7 +465,9 @@ def _same_inequalities(known: Form, found: Form, terms: Terms) -> bool:
         if difference is None:
             return False
         is_less = sign in ("<", "<=")
-        pair.append((("neg", difference) if is_less else difference, sign in ("<=", ">="), sign == "!="))
+        pair.append(
+            (("neg", difference) if is_less else difference, sign in ("<=", ">="), sign == "!=")
+        )
     if pair[0][1:] != pair[1][1:]:
         return False
     return terms.proportional(pair[0][0], pair[1][0], by_positive=not pair[0][2])

@@ -1,11 +1,11 @@
-"""Exact values of terms (answer_forms.py) that are rational, and which terms are worked out (pure)."""
+"""Exact values of terms (math_forms.py) that are rational, and which terms are worked out (pure)."""
 
 from __future__ import annotations
 
 import math
 from fractions import Fraction
 
-from realsys.rewards.answer_forms import Term
+from realsys.rewards.final_answers.math_forms import Term
 
 _MAX_BITS = 100_000  # of a value's numerator or denominator
 _MAX_FACTORIAL = 500
@@ -107,15 +107,12 @@ def is_fraction(term: Term) -> bool:
 
 
 def _is_number(term: Term) -> bool:
-    return term[0] == "number" or (term[0] == "neg" and term[1][0] == "number")
+    return bool(term[0] == "number" or (term[0] == "neg" and term[1][0] == "number"))
 
 
 def _is_power_of_ten(term: Term) -> bool:
-    return (
-        term[0] == "power"
-        and term[1][:2] == ("number", Fraction(10))
-        and _is_number(term[2])
-        and exact(term[2]) is not None
+    return bool(
+        term[0] == "power" and term[1][:2] == ("number", Fraction(10)) and _is_number(term[2])
     )
 
 

@@ -1,7 +1,7 @@
-"""Units behind numbers, as answers state them: ``5 cm``, ``12 \\text{ m}^2``, ``60 miles per hour`` (pure).
+"""Units behind numbers, as answers state them: ``5 cm``, ``12 \\text{ m}^2``, ``60 mph`` (pure).
 
-A unit is read to a dimension and a factor, so that ``500 cm`` is ``5 m``, and ``5 m`` is not ``5 cm``. Other
-words behind a number (``12 apples``) say what is counted.
+A unit is read to a dimension and a factor, so that ``500 cm`` is ``5 m``, and ``5 m`` is not ``5 cm``.
+Other words behind a number (``12 apples``) say what is counted.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ _ARTICLES = {"a", "an", "the", "of", "in", "is", "are", "more", "total", "about"
 
 
 @dataclass(frozen=True)
-class Unit:
+class AnswerUnit:
     """What stands behind a number.
 
     Attributes:
@@ -106,7 +106,7 @@ class Unit:
     scale: int = 1
     is_any: bool = False
 
-    def agrees(self, other: Unit) -> bool:
+    def agrees(self, other: AnswerUnit) -> bool:
         """True if both may be said of one quantity: equal dimensions, or a word in common."""
         if self.is_any or other.is_any:
             return True
@@ -141,7 +141,7 @@ def is_unit(word: str) -> bool:
     )
 
 
-def unit_of(text: str) -> Unit:
+def unit_of(text: str) -> AnswerUnit:
     """Parses the words behind a number; powers are written ``cm^2``."""
     lowered = text.lower().replace("a.m.", "am").replace("p.m.", "pm")
     tokens = UNIT_TOKENS.findall(lowered)
@@ -153,11 +153,11 @@ def unit_of(text: str) -> Unit:
         singular(token) for token in tokens if token.isalpha() and token not in _ARTICLES
     )
     if words and words <= {*_ANY, *_POWERS}:
-        return Unit(scale=scale, is_any=True)
+        return AnswerUnit(scale=scale, is_any=True)
     if read := _dimensions(tokens):
         powers, factor = read
-        return Unit(tuple(sorted(powers.items())), factor, words, scale)
-    return Unit(words=words, scale=scale)
+        return AnswerUnit(tuple(sorted(powers.items())), factor, words, scale)
+    return AnswerUnit(words=words, scale=scale)
 
 
 def _dimensions(tokens: Iterable[str]) -> tuple[dict[str, int], Fraction] | None:
@@ -207,4 +207,3 @@ def _dimensions(tokens: Iterable[str]) -> tuple[dict[str, int], Fraction] | None
 def _parts(dimension: str) -> list[tuple[str, int]]:
     pairs = (part.partition("^") for part in dimension.split())
     return [(name, int(power or 1)) for name, _, power in pairs]
-
