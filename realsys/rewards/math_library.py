@@ -27,8 +27,8 @@ from realsys.rewards.final_answers.answer_comparison import (
     same,
 )
 from realsys.rewards.final_answers.answer_terms import exact, is_fraction, is_worked_out, names_of
-from realsys.rewards.final_answers.math_forms import Term
 from realsys.rewards.final_answers.math_forms import readings as readings_of
+from realsys.rewards.final_answers.term_parser import Term
 
 for _module in ("parser", "grader"):  # each would warn once that it has no timeout
     logging.getLogger(f"math_verify.{_module}").setLevel(logging.CRITICAL)

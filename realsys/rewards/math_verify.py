@@ -27,8 +27,8 @@ from realsys.rewards.final_answers.final_value import (
     Stated,
     final_value,
     last_amount,
-    last_formula,
     last_clause,
+    last_formula,
     stated_value,
 )
 from realsys.rewards.final_answers.math_forms import Form, readings

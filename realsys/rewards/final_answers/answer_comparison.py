@@ -14,7 +14,8 @@ from fractions import Fraction
 from typing import Protocol, TypeVar
 
 from realsys.rewards.final_answers.answer_terms import exact, is_fraction, is_worked_out, names_of
-from realsys.rewards.final_answers.math_forms import Form, Term
+from realsys.rewards.final_answers.math_forms import Form
+from realsys.rewards.final_answers.term_parser import Term
 
 T = TypeVar("T")
 _INFINITY: Term = ("constant", "infinity")

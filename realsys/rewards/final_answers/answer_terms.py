@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 
-from realsys.rewards.final_answers.math_forms import Term
+from realsys.rewards.final_answers.term_parser import Term
 
 _MAX_BITS = 100_000  # of a value's numerator or denominator
 _MAX_FACTORIAL = 500
