@@ -84,7 +84,7 @@ _SCALES = {
 }
 UNIT_TOKENS = re.compile(r"[a-zµ]+|\^|-?\d+|[/·*]")
 NO_UNIT = re.compile(
-    r"\d|\b(?:or|and|not|minus|plus|times|less|than|between|over|divided|least|most|if|but|except)\b"
+    r"(?<![\^-])\d|\b(?:or|and|not|minus|plus|times|less|than|between|over|divided|least|most|if|but|except)\b"
 )
 _ARTICLES = {"a", "an", "the", "of", "in", "is", "are", "more", "total", "about", "each"}
 

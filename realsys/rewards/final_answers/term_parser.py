@@ -13,6 +13,7 @@ from realsys.rewards.final_answers.answer_tokens import FUNCTIONS, Token
 
 Term = tuple[Any, ...]
 MAX_DEPTH = 25
+_MAX_CYCLE = 30  # digits of a repeating decimal
 _GREEK = frozenset(
     "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho"
     " sigma tau upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega"
@@ -55,14 +56,13 @@ class TermParser:
             raise Unparsed(sign)
 
     def _is_modulus(self) -> bool:
+        """True for ``(\\bmod 7)`` or ``(mod 7)``."""
         following = [token for kind, token in self.tokens[self.at : self.at + 6] if kind != "space"]
         return "".join(following[1:4]).lstrip("\\").startswith("mod")
 
     def _is_aside(self) -> bool:
         """True for words in brackets: ``12 (twelve)``."""
-        return self.tokens[self.at + 1 : self.at + 2][:1] != [] and (
-            self.tokens[self.at + 1][0] == "words"
-        )
+        return [kind for kind, _ in self.tokens[self.at + 1 : self.at + 2]] == ["words"]
 
     # ---- terms --------------------------------------------------------------------------------
 
@@ -100,34 +100,24 @@ class TermParser:
                 term = _times(term, self._factor())
             elif kind == "sign" and token in ("/", r"\div"):
                 self.at += 1
-                below = self._factor()
-                if (
-                    term[0] == "times"
-                    and len(term) == 3
-                    and term[1][0] == term[2][0] == "number"
-                    and below[0] == "number"
-                ):
-                    raise Unparsed("3 4/5")
-                term = ("divide", term, below)
+                term = ("divide", term, self._factor())
             elif self._begins_factor(kind, token):
-                before = self.tokens[self.at - 1][0] == "space"
-                if kind == "number" and term[0] == "number":
-                    if not before:
-                        raise Unparsed("two numbers")
-                    term = self._mixed(term)
-                    continue
-                start = self.at
-                more = self._power()
-                if kind == "number" and self.tokens[start - 1][0] == "letter":
-                    raise Unparsed("x2")
-                if _is_mixed(term, more, token):
-                    sign = -1 if term[1] < 0 else 1
-                    value = term[1] + sign * Fraction(more[1][1], more[2][1])
-                    term = ("number", value, False)
-                else:
-                    term = _times(term, more)
+                term = self._next_to(term, kind, token)
             else:
                 return term
+
+    def _next_to(self, term: Term, kind: str, token: str) -> Term:
+        """Reads what stands behind ``term`` without a sign: a factor, or the fraction of a mixed number."""
+        before = self.tokens[self.at - 1][0]
+        if kind == "number" and (before == "letter" or (term[0] == "number" and before != "space")):
+            raise Unparsed("two numbers, or x2")
+        if kind == "number" and term[0] == "number":
+            return self._mixed(term)
+        factor = self._power()
+        if not _is_mixed(term, factor, token):
+            return _times(term, factor)
+        sign = -1 if term[1] < 0 else 1
+        return ("number", term[1] + sign * factor[1][1] / factor[2][1], False)
 
     def _mixed(self, whole: Term) -> Term:
         """Reads ``3 1/2`` behind its 3."""
@@ -269,29 +259,19 @@ class TermParser:
             return ("name", f"{name} {self._raw_group()}")
         raise Unparsed(token)
 
-    def _decimal(self, token: str) -> Term:
-        if self._peek()[1] in (r"\overline", r"\bar") and "." in token + self._dot():
-            self._take(".")
-            self.at += 1
+    def _decimal(self, digits: str) -> Term:
+        """Reads the rest of a number: ``0.1\\overline{6}`` is 1/6."""
+        start = self.at
+        has_point = "." in digits or self._take(".")
+        if has_point and (self._take(r"\overline") or self._take(r"\bar")):
             cycle = self._raw_group()
-            if cycle.isdigit() and 0 < len(cycle) < 30:
-                digits = token.partition(".")[2]
-                value = Fraction(token if "." in token else token + ".0")
-                tail = Fraction(int(cycle), (10 ** len(cycle) - 1) * 10 ** len(digits))
-                return ("number", value + tail, False)
-            raise Unparsed("cycle")
-        if self._peek() == ("sign", ".") and self.tokens[self.at + 1 : self.at + 2] in (
-            [("sign", r"\overline")],
-            [("sign", r"\bar")],
-        ):
-            self.at += 2
-            cycle = self._raw_group()
-            if cycle.isdigit() and len(cycle) < 30:
-                return ("number", int(token) + Fraction(int(cycle), 10 ** len(cycle) - 1), False)
-        return _leaf("number", token)
-
-    def _dot(self) -> str:
-        return ""
+            if not cycle.isdecimal() or len(cycle) > _MAX_CYCLE:
+                raise Unparsed("cycle")
+            places = len(digits.partition(".")[2])
+            tail = Fraction(int(cycle), (10 ** len(cycle) - 1) * 10**places)
+            return ("number", Fraction(digits) + tail, False)
+        self.at = start
+        return _leaf("number", digits)
 
     def _raw_group(self) -> str:
         self._want("{")
