@@ -1,7 +1,8 @@
 """No verb, and nothing that a verb starts, imports from the folder in which it is typed.
 
-The folder may be another user's: a shared scratch, an unpacked data set. One process goes through all verbs,
-from such a folder; what they start is real. tests/unit/house/test_started_pythons.py reads the command lines.
+The folder may be another user's: a shared scratch, an unpacked data set. One process goes through all
+verbs, from such a folder; what they start is real. tests/unit/house/test_started_pythons.py reads the
+command lines.
 """
 
 from __future__ import annotations
