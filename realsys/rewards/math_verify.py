@@ -18,6 +18,7 @@ from __future__ import annotations
 import functools
 import itertools
 import logging
+import re
 
 from realsys.rewards.final_answers.answer_comparison import Rationals, Undecided, same
 from realsys.rewards.final_answers.answer_spelling import spelt
@@ -29,6 +30,7 @@ from realsys.rewards.final_answers.final_value import (
     last_amount,
     last_clause,
     last_formula,
+    named_choice,
     stated_value,
 )
 from realsys.rewards.final_answers.math_forms import Form, readings
@@ -50,6 +52,7 @@ _MAX_LATEX_CHARACTERS = 100  # of a value that the library reads; 400 open brack
 _MAX_KNOWN = 4096  # known answers that are kept parsed
 
 _library = Guarded("realsys.rewards.math_library:is_one_of", cpu_s=CPU_S, memory_bytes=MEMORY_BYTES)
+LISTED = re.compile(r"[,;]\s{0,2}(?:\\[,; ]\s?)?[A-Za-z\\]|\b(?:or|and)\b")  # x = 5, y = 6
 _num_stopped = itertools.count(1)
 
 
@@ -103,7 +106,8 @@ def _known(answer: str) -> _Known:
 def _number_of(stated: Stated) -> PlainNumber | None:
     """Returns the number that a text states; None: it isn't a single plain number."""
     if stated.is_marked or stated.is_anchored:
-        return plain_number(tidy(stated.text.rpartition("=")[2]))
+        left, _, value = stated.text.rpartition("=")
+        return None if LISTED.search(left) else plain_number(tidy(value))
     if ("$" in stated.text or "\\" in stated.text) and last_formula(stated.text):
         return None
     return last_number(stated.text)
@@ -117,7 +121,10 @@ def _candidates(stated: Stated, known: _Known) -> list[str]:
         return [formula]
     if known.is_number:
         return [last_amount(stated.text)]
-    return [stated.text, last_clause(stated.text)]
+    texts = [stated.text, last_clause(stated.text)]
+    if known.forms and known.forms[0][0] == "choice":
+        texts.append(named_choice(stated.text))
+    return texts
 
 
 def _is_right(text: str, known: _Known) -> bool:
