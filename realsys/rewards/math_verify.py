@@ -19,6 +19,7 @@ import functools
 import itertools
 import logging
 import re
+from collections.abc import Sequence
 
 from realsys.rewards.final_answers.answer_comparison import Rationals, Undecided, same
 from realsys.rewards.final_answers.answer_spelling import spelt
@@ -131,21 +132,24 @@ def _is_right(text: str, known: _Known) -> bool:
     spelling = "".join(spelt(text).split())
     if spelling and spelling == known.spelling:
         return True
+    if not known.forms:  # our own parser can't read what is known
+        return len(text) <= _MAX_LATEX_CHARACTERS and _asked(text, known.text)
     if len(text) > MAX_CHARACTERS:
         return False
-    if known.forms:
-        forms = readings(text)
-        quick = Rationals()
-        is_open = False
-        for one in known.forms:
-            for other in forms:
-                try:
-                    if same(one, other, quick):
-                        return True
-                except Undecided:
-                    is_open = True
-        return is_open and _asked(text, known.text)
-    return len(text) <= _MAX_LATEX_CHARACTERS and _asked(text, known.text)
+    is_right = _quickly(known.forms, readings(text))
+    return _asked(text, known.text) if is_right is None else is_right
+
+
+def _quickly(known: Sequence[Form], found: Sequence[Form]) -> bool | None:
+    """True if two of the forms say the same, False if none do, as far as fractions go; else None."""
+    terms, is_open = Rationals(), False
+    for one, other in itertools.product(known, found):
+        try:
+            if same(one, other, terms):
+                return True
+        except Undecided:
+            is_open = True
+    return None if is_open else False
 
 
 def _asked(found: str, known: str) -> bool:
