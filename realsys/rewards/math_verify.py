@@ -18,6 +18,8 @@ from __future__ import annotations
 import functools
 import itertools
 import logging
+import re
+from collections.abc import Sequence
 
 from realsys.api.basics.thoughts import text_behind_thoughts
 from realsys.rewards.final_answers.answer_comparison import Rationals, Undecided, same
@@ -30,6 +32,7 @@ from realsys.rewards.final_answers.final_value import (
     last_amount,
     last_clause,
     last_formula,
+    named_choice,
     stated_value,
 )
 from realsys.rewards.final_answers.math_forms import Form, readings
@@ -51,6 +54,7 @@ _MAX_LATEX_CHARACTERS = 100  # of a value that the library reads; 400 open brack
 _MAX_KNOWN = 4096  # known answers that are kept parsed
 
 _library = Guarded("realsys.rewards.math_library:is_one_of", cpu_s=CPU_S, memory_bytes=MEMORY_BYTES)
+LISTED = re.compile(r"[,;]\s{0,2}(?:\\[,; ]\s?)?[A-Za-z\\]|\b(?:or|and)\b")  # x = 5, y = 6
 _num_stopped = itertools.count(1)
 
 
@@ -105,7 +109,8 @@ def _known(answer: str) -> _Known:
 def _number_of(stated: Stated) -> PlainNumber | None:
     """Returns the number that a text states; None: it isn't a single plain number."""
     if stated.is_marked or stated.is_anchored:
-        return plain_number(tidy(stated.text.rpartition("=")[2]))
+        left, _, value = stated.text.rpartition("=")
+        return None if LISTED.search(left) else plain_number(tidy(value))
     if ("$" in stated.text or "\\" in stated.text) and last_formula(stated.text):
         return None
     return last_number(stated.text)
@@ -119,28 +124,34 @@ def _candidates(stated: Stated, known: _Known) -> list[str]:
         return [formula]
     if known.is_number:
         return [last_amount(stated.text)]
-    return [stated.text, last_clause(stated.text)]
+    texts = [stated.text, last_clause(stated.text)]
+    if known.forms and known.forms[0][0] == "choice":
+        texts.append(named_choice(stated.text))
+    return texts
 
 
 def _is_right(text: str, known: _Known) -> bool:
     spelling = "".join(spelt(text).split())
     if spelling and spelling == known.spelling:
         return True
+    if not known.forms:  # our own parser can't read what is known
+        return len(text) <= _MAX_LATEX_CHARACTERS and _asked(text, known.text)
     if len(text) > MAX_CHARACTERS:
         return False
-    if known.forms:
-        forms = readings(text)
-        quick = Rationals()
-        is_open = False
-        for one in known.forms:
-            for other in forms:
-                try:
-                    if same(one, other, quick):
-                        return True
-                except Undecided:
-                    is_open = True
-        return is_open and _asked(text, known.text)
-    return len(text) <= _MAX_LATEX_CHARACTERS and _asked(text, known.text)
+    is_right = _quickly(known.forms, readings(text))
+    return _asked(text, known.text) if is_right is None else is_right
+
+
+def _quickly(known: Sequence[Form], found: Sequence[Form]) -> bool | None:
+    """True if two of the forms say the same, False if none do, as far as fractions go; else None."""
+    terms, is_open = Rationals(), False
+    for one, other in itertools.product(known, found):
+        try:
+            if same(one, other, terms):
+                return True
+        except Undecided:
+            is_open = True
+    return None if is_open else False
 
 
 def _asked(found: str, known: str) -> bool:

@@ -32,6 +32,10 @@ _PARTS = frozenset("½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞")
 DENIED = re.compile(
     r"(?:\bnot|n't|n’t|≠|\\neq?|!=)\s{0,2}(?:equal\s(?:to\s)?)?[\s$*\"']{0,3}$", re.IGNORECASE
 )
+UNWORKED = re.compile(
+    r"[\d)\]}] ?(?:[-+*×·÷/^−–]|\*\*) ?[$(]?$|\d[:.]$|\b(?:minus|plus|times|divided by) \$?$",
+    re.IGNORECASE,
+)
 SCALES = {"hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 SCALE = re.compile(r"\s(hundred|thousand|million|billion|trillion)\b", re.IGNORECASE)
 _MINUS = re.compile(r"(?<![\w)\]}])[\u2012\u2013\u2014]\s*(?=[\d.$\\])")
@@ -126,9 +130,13 @@ def last_match(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
     return next(iter(collections.deque(pattern.finditer(text), maxlen=1)), None)
 
 
-def is_denied(before: str) -> bool:
-    """True if a text ends in "not", so that it denies what follows."""
-    return bool(DENIED.search(before[-30:]))
+def is_unstated(text: str, number: re.Match[str]) -> bool:
+    """True if prose doesn't state ``number``: "not 5", or a part of ``10 - 5``, ``1:5`` or ``2.3.5``."""
+    before = text[max(0, number.start() - 30) : number.start()]
+    is_signed = number[0][0] in "+-"
+    return bool(DENIED.search(before) or UNWORKED.search(before)) or (
+        is_signed and before.rstrip(" ")[-1:].isdecimal()
+    )
 
 
 def has_prices(text: str) -> bool:
@@ -139,7 +147,7 @@ def has_prices(text: str) -> bool:
 def last_number(text: str) -> PlainNumber | None:
     """Returns the last number in prose, with the scale behind it: 5,000,000 for ``5 million``.
 
-    None if there is none, or if it is denied: ``it is not 5``.
+    None if there is none, or if it isn't stated: ``it is not 5``, ``10 - 5``.
     """
     end = len(text)
     while end > 0 and not text[end - 1].isdecimal():
@@ -150,7 +158,7 @@ def last_number(text: str) -> PlainNumber | None:
     if not text.isascii() or "\\" in text or "~" in text or "{," in text:
         text = _SPACED.sub("", _MINUS.sub("-", text.replace("\u2212", "-")))
     last = last_match(NUMBERS, text)
-    if last is None or is_denied(text[: last.start()]):
+    if last is None or is_unstated(text, last):
         return None
     if text[last.end() : last.end() + 1] in _PARTS:  # 3½
         return None

@@ -48,7 +48,9 @@ SPACES = re.compile(
     r"(?<!\\)\\(?:[,;:!> ]|q?quad(?![A-Za-z])|thinspace|medspace|thickspace|enspace|hfill|newline)"
     r"|\\[hv]space\*?\{[^{}]{0,20}\}|\\phantom\{[^{}]{0,40}\}|~"
 )
-NAMES = re.compile(r"\\(?:dfrac|tfrac|cfrac|leqslant|leq|geqslant|geq|neq|dbinom|tbinom|arrow)\b")
+NAMES = re.compile(
+    r"\\(?:dfrac|tfrac|cfrac|leqslant|leq|geqslant|geq|neq|dbinom|tbinom|arrow)(?![A-Za-z])"
+)
 _NAMES = {
     r"\dfrac": r"\frac", r"\tfrac": r"\frac", r"\cfrac": r"\frac", r"\leq": r"\le",
     r"\leqslant": r"\le", r"\geq": r"\ge", r"\geqslant": r"\ge", r"\neq": r"\ne",
@@ -56,6 +58,9 @@ _NAMES = {
 }  # fmt: skip
 COLOURS = re.compile(r"\\(?:text)?color\s?\{[^{}]{0,30}\}|\\underline(?![a-z])")
 ROW_GAPS = re.compile(r"\\\\\s?\[[^\[\]]{0,12}\]")
+PYTHON_POWER = re.compile(r"(?<=[\w)])\*\*(?=[\w({-])")
+ORDINAL = re.compile(r"(?<=\d)(?:st|nd|rd|th)\b")
+HALF_DAY = re.compile(r"\b([apAP])\.[mM]\.?")
 DELIMITERS = re.compile(r"(?<!\\)\$|(?<!\\)\\[()\[\]]")
 _BEFORE, _BEHIND = " *`:,;", " *`:,;."
 WHITE = re.compile(r"\s+")
@@ -72,13 +77,9 @@ def spelt(text: str) -> str:
     text = SPACES.sub(" ", text)
     text = NAMES.sub(lambda found: _NAMES[found[0]], text)
     text = text.replace(r"\%", "%").replace(r"\lbrace", r"\{").replace(r"\rbrace", r"\}")
-    text = text.replace("**", "^") if _is_python_power(text) else text
+    text = PYTHON_POWER.sub("^", text)
+    text = HALF_DAY.sub(r"\1m", ORDINAL.sub("", text))
     if text.count("$") == 1:  # a price: LaTeX has two
         text = text.replace("$", r"\$").replace(r"\\$", r"\$")
     text = DELIMITERS.sub(" ", text)
     return WHITE.sub(" ", text).lstrip(_BEFORE).rstrip(_BEHIND)
-
-
-def _is_python_power(text: str) -> bool:
-    """True for ``x**2``, not for ``**2**``."""
-    return text.count("**") == 1 and not text.startswith("**")

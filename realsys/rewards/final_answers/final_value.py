@@ -19,7 +19,7 @@ import re
 from dataclasses import dataclass
 
 from realsys.data.sources.record_shape import FINAL
-from realsys.rewards.plain_numbers import NUMBERS, has_prices, is_denied, last_match
+from realsys.rewards.plain_numbers import NUMBERS, has_prices, is_unstated, last_match
 
 MAX_CHARACTERS = 500  # of a value
 _PROSE_CHARACTERS = 2000  # of a text's end, that prose is read from
@@ -29,7 +29,7 @@ _MAX_LINES = 1000  # with ####
 BOX = re.compile(r"\\(?:boxed|fbox|framebox)(?![A-Za-z])")
 BARE_BOX = re.compile(r"\s?(-?\d[\d.,]*|[A-Za-z]|\\[a-z]+)")
 JOINT = re.compile(
-    r"[\s$.,;]{0,6}(?:\\text\s?\{)?\s?(?:or|and|,|;|\\lor|\\quad|\\qquad)?\s?\}?[\s$,]{0,6}"
+    r"[\s$.,;]{0,6}(?:\\text\s?\{)?\s?(?:or|and|,|;|\\lor|\\quad|\\qquad)?\s?\}?[\s$,]{0,6}(?:[a-z](?:_\d)?\s?=\s?)?"
 )
 LABEL = re.compile(
     r"[*_`\s]{0,4}(?:the\s)?(?:final\s|correct\s)?(?:answer|result|total|solution|value)"
@@ -64,14 +64,18 @@ REVISION = re.compile(
 )
 CLAUSE_END = re.compile(
     r"\.(?=\s|$)|\n|!(?=\s|$)|;|,\s(?!(?:and\s|or\s)?[-−$\\(\d{x-z]|or\b|and\b)"
-    r"|\s(?:because|since|as|which|where|so|after|when|with|for|if|by|from|per the)\s|\s\(",
+    r"|\s(?:because|since|as|which|where|so|after|when|with|for|if|by|from|per the)\s"
+    r"|\sand\s(?:she|he|they|it|we|the|there|this|that)\s|\s\(",
     re.IGNORECASE,
 )
 SENTENCE_END = re.compile(r"[.!?](?=\s|$)|\n")
 MATH = re.compile(r"\$\$?[^$]{1,500}\$\$?|\\\([^$]{1,500}?\\\)|\\\[[^$]{1,500}?\\\]")
 BETWEEN_MATH = re.compile(r"\s?(?:,|;|and|or|, and|, or)\s?")
-AMOUNT = re.compile(rf"(?:\\?\$\s?)?(?:\d*\s?[½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞]|{NUMBERS.pattern})")
-IS = re.compile(r"\b(?:is|are|on|equals|be|was|were|to|in)\b(?:\s(?:a|an|the|on))?|[:=]")
+CONCLUSION = re.compile(r"^(?:so|thus|hence|therefore),?\s", re.IGNORECASE)
+YES_OR_NO = re.compile(r"(?:yes|no)\b(?=[,.!]|$)", re.IGNORECASE)
+NAMED_CHOICE = re.compile(r"\b(?:[Oo]ption|[Cc]hoice|[Aa]nswer)\s\(?([A-J])\b")
+AMOUNT = re.compile(rf"(?:\\?\$\s?)?(?:[-−]?\d*\s?[½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞]|{NUMBERS.pattern})")
+IS = re.compile(r"\b(?:is|are|on|equals|be|was|were)\b(?:\s(?:a|an|the|on))?|:(?=\s)|=")
 
 
 @dataclass(frozen=True)
@@ -387,7 +391,9 @@ def last_clause(tail: str) -> str:
     sentences = [sentence for sentence in SENTENCE_END.split(tail) if sentence.strip()]
     if not sentences:
         return ""
-    sentence = sentences[-1].strip(" *_`")
+    sentence = CONCLUSION.sub("", sentences[-1].strip(" *_`"), count=1)
+    if found := YES_OR_NO.match(sentence):
+        return found[0]
     ends = [found.end() for found in IS.finditer(sentence)]
     return sentence[ends[-1] :].strip(" *_`") if ends else sentence
 
@@ -395,9 +401,15 @@ def last_clause(tail: str) -> str:
 def last_amount(tail: str) -> str:
     """Returns the last number in prose and what stands behind it up to the clause's end: ``12 hours``."""
     last = last_match(AMOUNT, tail)
-    if last is None or is_denied(tail[: last.start()]):
+    if last is None or is_unstated(tail, last):
         return ""
     rest = tail[last.start() : last.start() + MAX_CHARACTERS]
     end = CLAUSE_END.search(rest, last.end() - last.start())
     words = rest[: end.start()] if end else rest
     return words if len(words) - len(last[0]) < 40 else last[0]
+
+
+def named_choice(tail: str) -> str:
+    """Returns the letter of ``Option B is correct.``; "" if there are none or several."""
+    letters = set(NAMED_CHOICE.findall(tail))
+    return letters.pop() if len(letters) == 1 else ""

@@ -56,7 +56,7 @@ MAX_CHARACTERS = 500
 CHOICE = re.compile(r"\\?(?:text|textbf|mathrm|mathbf)?\s*\{?\s*\(\s*([A-J])\s*\)\s*\}?[\s:.]*")
 CHOICE_POINT = re.compile(r"([A-J])\s*[).:]\s+(?=\S)")
 BASE = re.compile(r"\(?\s?(?:in )?base\s{1,3}(\d{1,2})\s?\)?")
-LETTER = re.compile(r"\(?\s*([A-J])\s*\)?[.:]?")
+LETTER = re.compile(r"(?:[Oo]ption |[Cc]hoice )?\(?\s*([A-J])\s*\)?[.:]?")
 _RELATIONS = {"=": "=", "<": "<", ">": ">", r"\le": "<=", r"\ge": ">=", r"\ne": "!=", r"\lt": "<",
               r"\gt": ">", r"\in": "in", r"\equiv": "==", r"\approx": "~", r"\to": "to"}  # fmt: skip
 _MONEY = {r"\$": "dollar", "€": "euro", "£": "sterling", "₹": "rupee", "¥": "yen"}
@@ -143,6 +143,13 @@ def _relation(tokens: list[Token], depth: int) -> Form | None:
     parts = divided(tokens, is_sign)
     if not signs:
         return None
+    if "~" in signs:  # what is about equal to the value is no answer
+        end = signs.index("~") + 1
+        parts, signs = (
+            (parts[:end], signs[: end - 1]) if stripped_of_spaces(parts[0]) else (parts[1:2], [])
+        )
+        if not signs:
+            return _form_of(parts[0], depth + 1)
     if any(not stripped_of_spaces(part) for part in parts[1:]):
         raise Unparsed("relation")
     if signs == ["in"]:
@@ -150,9 +157,9 @@ def _relation(tokens: list[Token], depth: int) -> Form | None:
     sides = tuple(_side(part, depth) for part in parts)
     if signs == ["=="]:
         return ("equation", sides, "==") if sides[1][0] == "modulo" else ("equation", sides)
-    if set(signs) <= {"=", "~"}:
+    if set(signs) == {"="}:
         return ("equation", sides)
-    if "in" in signs or "==" in signs or "to" in signs or "~" in signs:
+    if "in" in signs or "==" in signs or "to" in signs:
         raise Unparsed("relations")
     return ("inequality", tuple(signs), sides)
 
@@ -271,7 +278,7 @@ class _AmountParser(TermParser):
             return self._modulo(term, closing=")")
         if token == "(" and self._is_aside():
             return self._measure(term, "")
-        if kind in ("words", "letter") or token == "%":
+        if kind in ("words", "letter") or token in ("%", "/"):
             return self._measure(term, "")
         raise Unparsed(token)
 
@@ -316,6 +323,8 @@ class _AmountParser(TermParser):
             is_base = bool(BASE.fullmatch(token.lower()))
             if kind == "words" and not is_base and NO_UNIT.search(token.lower()):
                 raise Unparsed(token)
+            if kind == "number" and words[-1] not in ("^", "-"):
+                raise Unparsed("two numbers")
             if kind in ("words", "letter", "number"):
                 words.append(f" {token} ")
             elif token in ("^", "/", "-", "%", "(", ")", "."):
@@ -330,8 +339,10 @@ class _AmountParser(TermParser):
         lowered = text.lower()
         if base := BASE.fullmatch(lowered):
             return ("based", _digits(term), int(base[1]))
-        if lowered.startswith(("%", "percent", "per cent")):
+        if lowered in ("%", "percent", "per cent"):
             return ("percent", term)
+        if "%" in lowered or "percent" in lowered:
+            raise Unparsed("a part of something")
         return ("measure", term, unit_of(text))
 
     def _text(self) -> Form:

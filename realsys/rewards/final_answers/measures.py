@@ -143,7 +143,7 @@ def is_unit(word: str) -> bool:
 
 def unit_of(text: str) -> AnswerUnit:
     """Parses the words behind a number; powers are written ``cm^2``."""
-    lowered = text.lower().replace("a.m.", "am").replace("p.m.", "pm")
+    lowered = text.lower()
     tokens = UNIT_TOKENS.findall(lowered)
     scale = 1
     while tokens and singular(tokens[0]) in _SCALES:

@@ -61,7 +61,7 @@ class TermParser:
         return "".join(following[1:4]).lstrip("\\").startswith("mod")
 
     def _is_aside(self) -> bool:
-        """True for words in brackets: ``12 (twelve)``."""
+        """True before words in brackets, ``12 (twelve)``, or of a unit, ``8/day``."""
         return [kind for kind, _ in self.tokens[self.at + 1 : self.at + 2]] == ["words"]
 
     # ---- terms --------------------------------------------------------------------------------
@@ -99,6 +99,8 @@ class TermParser:
                 self.at += 1
                 term = _times(term, self._factor())
             elif kind == "sign" and token in ("/", r"\div"):
+                if self._is_aside():  # $8/day
+                    return term
                 self.at += 1
                 term = ("divide", term, self._factor())
             elif self._begins_factor(kind, token):
