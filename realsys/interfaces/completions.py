@@ -10,12 +10,11 @@ from typing import Any, Literal
 import torch
 
 from realsys.api.basics.reward import OF_RECORD, Completion
-from realsys.api.basics.thoughts import opened_thoughts, text_behind_thoughts
+from realsys.api.basics.thoughts import decoded_answer, opened_thoughts, text_behind_thoughts
 from realsys.api.errors import DataError
 from realsys.data.record_bytes import RECORD, records_of
 from realsys.data.sequence_sample import SequenceSample
 from realsys.interfaces.answers import INPUT, PROMPT_MASK, answer_mask
-from realsys.rewards.answer_texts import decoded_answer
 from realsys.rewards.set_aside import Answered
 
 NO_EOS = "seq_no_eos_mask"

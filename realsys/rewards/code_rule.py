@@ -11,10 +11,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from realsys.api.basics.thoughts import FinalTextRule
 from realsys.api.errors import DataError
 from realsys.api.options import option
 from realsys.rewards.code_tests import check_tests, grade
-from realsys.rewards.final_text import FinalTextRule
 from realsys.rewards.sandbox.box_limits import BoxLimits
 from realsys.rewards.sandbox.sandbox import Sandbox
 

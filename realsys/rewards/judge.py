@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from realsys.api.basics.bounded_files import parse_json
+from realsys.api.basics.thoughts import FinalTextRule
 from realsys.api.errors import ConfigError, RewardError
 from realsys.api.options import option
-from realsys.rewards.final_text import FinalTextRule
 
 QUESTION = """Grade the answer to a question from 0 (wrong) to {out_of} (right and complete).
 Question: {prompt}

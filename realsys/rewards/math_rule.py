@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from realsys.rewards.final_text import FinalTextRule
+from realsys.api.basics.thoughts import FinalTextRule
 from realsys.rewards.math_verify import math_verify_reward
 
 

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from realsys.api.basics.thoughts import FinalTextRule
 from realsys.data.sources.reasoning_gym_questions import entry_of
-from realsys.rewards.final_text import FinalTextRule
 
 _OPENING, _CLOSING = "<answer>", "</answer>"
 

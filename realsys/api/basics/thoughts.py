@@ -1,15 +1,18 @@
-"""Thoughts of an answer: the marks that families of models have for them, and the text behind (pure).
+"""Thoughts of an answer: the marks that families of models have for them, and the text behind, for rules.
 
 What a rule compares is the text behind the thoughts. It is found by marks alone, so that a rule which gets
-no more than a text finds the same as a worker that knows the prompt; linear in the text.
+no more than a text finds the same as a worker that knows the prompt. Pure, and linear in the text.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
+
+from realsys.api.basics.option_fields import option
 
 THINK = ("<think>", "</think>")
 BRACKETED = ("[THINK]", "[/THINK]")  # Magistral
@@ -26,12 +29,7 @@ THOUGHT_MARKS: tuple[tuple[str, str], ...] = (
 _LAST_TOKENS = 24  # of a prompt hold a mark that ends it, however it is cut into tokens
 _CLOSING: Mapping[str, str] = MappingProxyType(dict(THOUGHT_MARKS))
 _ANY_MARK = re.compile("|".join(re.escape(mark) for pair in THOUGHT_MARKS for mark in pair))
-_HINTS = (
-    "think",
-    "THINK",
-    "_of_thought|>",
-    "<|channel|>",
-)  # one is in each mark: sooner looked for
+_HINTS = ("think", "THINK", "_of_thought|>", "<|channel|>")  # one is in each mark, and soon found
 
 
 def has_marks(text: str) -> bool:
@@ -49,6 +47,23 @@ def opened_thoughts(tokenizer: Any, prompt: Sequence[int]) -> str:
     """As ``opening_at_end``, of a prompt's tokens."""
     last = list(prompt[-_LAST_TOKENS:])
     return opening_at_end(str(tokenizer.decode(last, skip_special_tokens=False)))
+
+
+def decoded_answer(tokenizer: Any, tokens: Sequence[int]) -> str:
+    """Returns the text of tokens that the policy wrote, as rules get it.
+
+    Marks of thoughts stay in it, also where they are special tokens; no other special token does.
+    """
+    kept = _special_marks(tokenizer)
+    if not kept or kept.keys().isdisjoint(tokens):
+        return str(tokenizer.decode(list(tokens), skip_special_tokens=True))
+    pieces: list[str] = []
+    begin = 0
+    for at, token in enumerate(tokens):
+        if token in kept:
+            pieces += [_decoded(tokenizer, tokens[begin:at]), kept[token]]
+            begin = at + 1
+    return "".join([*pieces, _decoded(tokenizer, tokens[begin:])])
 
 
 def without_marks(text: str) -> str:
@@ -93,3 +108,46 @@ def _begins_line(text: str, at: int, begin: int) -> bool:
     while at > begin and text[at - 1] in " \t":
         at -= 1
     return at == begin or text[at - 1] == "\n"
+
+
+def _decoded(tokenizer: Any, tokens: Sequence[int]) -> str:
+    return str(tokenizer.decode(list(tokens), skip_special_tokens=True)) if tokens else ""
+
+
+def _special_marks(tokenizer: Any) -> dict[int, str]:
+    """Returns the special tokens of which the template's marks consist, with their texts."""
+    template = str(getattr(tokenizer, "chat_template", None) or "")
+    marks = [mark for pair in THOUGHT_MARKS if pair[0] in template for mark in pair]
+    if not marks:
+        return {}
+    added = getattr(tokenizer, "added_tokens_decoder", {}).items()
+    return {
+        number: str(token.content)
+        for number, token in added
+        if token.special and any(str(token.content) in mark for mark in marks)
+    }
+
+
+@dataclass(kw_only=True)
+class FinalTextRule:
+    """Base of such rules. An answer with thoughts and nothing behind them scores 0, unread."""
+
+    score_unfinished_thoughts: bool = option(
+        False,
+        "an answer with nothing behind its thoughts, such as one that was cut off within them, is scored "
+        "by its thoughts; else 0",
+    )
+
+    def text_of(self, response: str, final: str | None = None) -> str | None:
+        """Returns what is read of an answer; None: it scores 0.
+
+        Args:
+            final: the text behind the thoughts, as ``Completion`` has it; None: found in ``response``.
+        """
+        if final is None:
+            final = text_behind_thoughts(response) or ""
+        if final is response or final.strip() or final == response:
+            return final
+        if not self.score_unfinished_thoughts:
+            return None
+        return without_marks(response) if has_marks(response) else response

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+from realsys.api.basics.thoughts import FinalTextRule
 from realsys.api.errors import ClusterError, DataError
 from realsys.api.options import option
 from realsys.data.harbor.node_packages import lacking_packages
 from realsys.data.harbor.task_directory import TaskDirectory, read_task, task_paths
 from realsys.rewards.fenced_blocks import last_block
-from realsys.rewards.final_text import FinalTextRule
 from realsys.rewards.harbor.apptainer_engine import ApptainerEngine, check_image
 from realsys.rewards.harbor.task_box import BoxEngine, SandboxEngine, TaskBox, TaskLimits
 from realsys.rewards.harbor.verifier_rewards import TaskVerdict

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from realsys.api.basics.thoughts import decoded_answer
 from realsys.api.errors import DataError
-from realsys.rewards.answer_texts import decoded_answer
 
 _PLACE = "realsys-answer-stands-here"
 

@@ -20,7 +20,7 @@ class GrowingAnswer:
 
     def is_due(self, num_tokens: int) -> bool:
         """Tells whether to read the answer now that it has so many tokens; if so, notes that it is."""
-        if num_tokens - self._read < max(1, self._read // _SHARE):
+        if num_tokens - self._read < max(1, -(-self._read // _SHARE)):
             return False
         self._read = num_tokens
         return True

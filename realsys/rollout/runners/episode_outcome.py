@@ -89,13 +89,16 @@ def outcome_of(given: Mapping[str, Any], *, problem: str = "") -> AgentOutcome:
     Raises:
         ValueError: there is no reward and no answer in it, or a number is not finite or has no name.
     """
-    numbers = {
-        k: float(v) for k, v in given.items() if isinstance(v, int | float) and k != "answer"
-    }
     by_role = given.get("rewards") or {}
     if not isinstance(by_role, Mapping):
         raise ValueError("rewards are no object")
-    rewards = {str(role): float(reward) for role, reward in by_role.items()}
+    try:
+        numbers = {
+            k: float(v) for k, v in given.items() if isinstance(v, int | float) and k != "answer"
+        }
+        rewards = {str(role): float(reward) for role, reward in by_role.items()}
+    except OverflowError:  # a whole number that no float holds
+        raise ValueError("a number is not finite") from None
     if not all(map(math.isfinite, (*numbers.values(), *rewards.values()))):
         raise ValueError("a number is not finite")
     if not all(name.strip() for name in numbers):

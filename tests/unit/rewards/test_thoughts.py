@@ -15,13 +15,17 @@ from letter_chat import LetterTokenizer, ScriptedPolicy, host, task
 from realsys.api.agent import Agent, EpisodeTask
 from realsys.api.basics import plugin_table
 from realsys.api.basics.reward import KNOWN_FIELDS, UNFINISHED_THOUGHTS, Completion, fields_of
-from realsys.api.basics.thoughts import THOUGHT_MARKS, opening_at_end, text_behind_thoughts
+from realsys.api.basics.thoughts import (
+    THOUGHT_MARKS,
+    decoded_answer,
+    opening_at_end,
+    text_behind_thoughts,
+)
 from realsys.api.data import MicroBatchSpec
 from realsys.data.sequence_sample import SequenceSample
 from realsys.interfaces.completions import answered_records
 from realsys.interfaces.math_reward import MathRewardInterface
 from realsys.rewards import code_rule, reasoning_gym_rule
-from realsys.rewards.answer_texts import decoded_answer
 from realsys.rewards.code_tests import CaseVerdict, CodeGrade
 from realsys.rewards.harbor import harbor_rule
 from realsys.rewards.judge import Judge
