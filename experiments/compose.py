@@ -316,8 +316,8 @@ class RLExperiment(TrainingRun):
         yield from self.schedule.layout_problems(trained, backend=self.actor.backend)
 
     def chosen(self, given: Collection[str]) -> tuple[ChosenSetting, ...]:
-        """For a given model: entropy bonus and KL; for a real one also learning rates, lengths, batch, memory
-        (parts/chosen_settings.py).
+        """For a given model: entropy bonus and KL; for a real one also learning rates, lengths, batch,
+        memory (parts/chosen_settings.py).
         """
         path = self.actor.path or self.sft.model.path
         found = () if path is None or not self.schedule.trains else self._own_objective(given)
@@ -359,7 +359,8 @@ class RLExperiment(TrainingRun):
             steers_entropy=algorithm.entropy_target is not None,
             compares=isinstance(algorithm, GRPO)
             and not algorithm.reads_reference_otherwise
-            and self.reward_model is None  # which a policy without a reference soon pleases too well
+            and self.reward_model
+            is None  # which a policy without a reference soon pleases too well
             and self.ref == ModelOptions(backend="inference")
             and "ref" not in re.split(r"\W|_inf", self.placement.allocation or ""),
         )

@@ -40,9 +40,7 @@ ACTOR = ModelOptions(optimizer=OptimizerOptions(lr=SMALL_LR, **OPTIMIZER))
 CRITIC = ModelOptions(optimizer=OptimizerOptions(lr=SMALL_CRITIC_LR, **OPTIMIZER))
 
 
-PPO_DEFAULTS = PPO(
-    kl_ctl=FROM_SCRATCH_KL, gae_lambda=0.95, entropy_coef=FROM_SCRATCH_ENTROPY
-)
+PPO_DEFAULTS = PPO(kl_ctl=FROM_SCRATCH_KL, gae_lambda=0.95, entropy_coef=FROM_SCRATCH_ENTROPY)
 GRPO_DEFAULTS = GRPO(kl_ctl=FROM_SCRATCH_KL, entropy_coef=FROM_SCRATCH_ENTROPY)
 # For answers sampled with older weights: decoupled PPO (arXiv:2505.24298).
 OFF_POLICY: dict[str, Any] = {"use_decoupled_loss": True, "correction": "cap"}

@@ -71,9 +71,7 @@ class Task(Choice, abc.ABC):
     own_agent: ClassVar[str] = ""  # one that plays only tasks of this kind
 
     eval_size: int = option(500, "held-out questions", ge=0)
-    max_prompt_len: int = option(
-        128, "longest question; see long_prompts", unit="tokens", ge=1
-    )
+    max_prompt_len: int = option(128, "longest question; see long_prompts", unit="tokens", ge=1)
     long_prompts: str = option(
         REFUSE,
         "a question longer than max_prompt_len is an error before step 1 (refuse), or left out and counted "

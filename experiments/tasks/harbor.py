@@ -45,9 +45,7 @@ class HarborTask(Task):
     instruction: str = option(
         INSTRUCTION, "text put behind each instruction; {workdir} is the task's working folder"
     )
-    max_prompt_len: int = option(
-        1024, "longest question; see long_prompts", unit="tokens", ge=1
-    )
+    max_prompt_len: int = option(1024, "longest question; see long_prompts", unit="tokens", ge=1)
 
     @property
     def is_generated(self) -> bool:

@@ -99,11 +99,15 @@ ALLOWED: dict[str, _Unless | None] = {
     **_rules("rollout_worker.*.gconfig", "max_new_tokens", _scales_loss),
     **_rules("evaluator.*.gconfig", "max_new_tokens"),
     **_rules("*.*.datasets.*.args.sources.*", "max_prompt_len max_answer_len", _drops),
-    **_rules(f"{_EVALUATED}.sources.* {_BENCHMARK}.sources.*", "max_prompt_len max_answer_len", _drops),
+    **_rules(
+        f"{_EVALUATED}.sources.* {_BENCHMARK}.sources.*", "max_prompt_len max_answer_len", _drops
+    ),
     # Their tokenizer is trained on whole texts, however long.
     **_rules(f"{_CORPUS} {_CORPUS}.sources.*", "max_prompt_len max_answer_len", _drops),
     # A generated task is one of its data's arguments, with all its settings; its length is that above.
-    **_rules("*.*.datasets.*.args.task *.*.datasets.*.args.sources.*.task", "max_prompt_len", _drops),
+    **_rules(
+        "*.*.datasets.*.args.task *.*.datasets.*.args.sources.*.task", "max_prompt_len", _drops
+    ),
     **_rules(f"{_EVALUATED}.task {_EVALUATED}.sources.*.task", "max_prompt_len", _drops),
     **_rules(f"{_BENCHMARK}.task {_BENCHMARK}.sources.*.task", "max_prompt_len", _drops),
     **_rules(f"{_CORPUS}.task {_CORPUS}.sources.*.task", "max_prompt_len", _drops),

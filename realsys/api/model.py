@@ -285,7 +285,9 @@ class Model:
         self.version.global_step += 1
 
 
-SKIPPED_STEPS = "skipped_steps"  # statistic of updates: optimizer steps left out, where there are any
+SKIPPED_STEPS = (
+    "skipped_steps"  # statistic of updates: optimizer steps left out, where there are any
+)
 LEAST_TEMPERATURE = 1e-6  # below it logits divided by it overflow float32
 
 

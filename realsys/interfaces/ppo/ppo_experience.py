@@ -285,7 +285,9 @@ def _compared(
         estimator, GroupScores(-penalty_E, episodes.group_E, episodes.sum(lengths_B))
     )
     scored_E = episodes.sum(scored_B.long()) > 0
-    equal_B = episodes.spread(_equal(episodes.mean(score_B), by_score_E, episodes.group_E, scored_E))
+    equal_B = episodes.spread(
+        _equal(episodes.mean(score_B), by_score_E, episodes.group_E, scored_E)
+    )
     equal, every = num_equal_groups(episodes.mean(score_B)[scored_E], episodes.group_E[scored_E])
     equal, every = ranks.sum(torch.tensor([equal, every], dtype=torch.float64)).tolist()
     by_score_B, by_penalty_B = episodes.spread(by_score_E), episodes.spread(by_penalty_E)

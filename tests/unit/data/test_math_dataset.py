@@ -165,7 +165,12 @@ def test_records_with_long_prompts_are_left_out_and_counted(
 ):
     path = tmp_path / "q.jsonl"
     rows = [
-        {"prompt": "12 " * (40 if i % 3 == 1 else 2), "answer": f"{i}", "chosen": "1", "rejected": "2"}
+        {
+            "prompt": "12 " * (40 if i % 3 == 1 else 2),
+            "answer": f"{i}",
+            "chosen": "1",
+            "rejected": "2",
+        }
         for i in range(12)
     ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))

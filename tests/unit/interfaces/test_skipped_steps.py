@@ -38,7 +38,9 @@ def batch() -> SequenceSample:
     return SequenceSample.from_tensors(["a", "b"], keys, tensors, metadata={"answer": ["4", "5"]})
 
 
-@pytest.mark.parametrize("does", [SFTInterface(), PreferenceInterface(), DirectPreferenceInterface()])
+@pytest.mark.parametrize(
+    "does", [SFTInterface(), PreferenceInterface(), DirectPreferenceInterface()]
+)
 def test_what_is_no_number_is_not_told(does: ModelInterface) -> None:
     engine = SimpleNamespace(train_batch=lambda **_: dict(SKIPPED))
     version = StepInfo()
