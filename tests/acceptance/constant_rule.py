@@ -6,8 +6,8 @@
 
 By hand; some 10 minutes on two cores. The built-in model is fine-tuned by ``sft-math``; then ``grpo-math``
 with its defaults makes 20 steps from it. The rule also says which answers are right, so that the accuracy
-of held-out questions is known: it may fall by ``MOST_FALL``, and the entropy rise by ``MOST_RISE``. Once more
-with an entropy bonus and a KL penalty, which must have no effect either.
+of held-out questions is known: it may fall by ``MOST_FALL``, and the entropy rise by ``MOST_RISE``. Once
+more with an entropy bonus and a KL penalty, which must have no effect either.
 """
 
 from __future__ import annotations
