@@ -50,8 +50,8 @@ from realsys.api.model import DatasetAbstraction
 from realsys.api.options import option
 from realsys.api.plain import from_plain, to_plain
 from realsys.api.worker_configs import CurriculumControl, RolloutWorker
+from realsys.data.sources.dataset_arguments import DROP, REFUSE, MathRecordsArguments
 from realsys.data.sources.dataset_arguments import Columns as Columns
-from realsys.data.sources.dataset_arguments import MathRecordsArguments
 
 T = TypeVar("T", bound="type[Task]")
 TEST_PERCENT = 10  # of a generated task's questions, by what they say
@@ -71,8 +71,12 @@ class Task(Choice, abc.ABC):
     own_agent: ClassVar[str] = ""  # one that plays only tasks of this kind
 
     eval_size: int = option(500, "held-out questions", ge=0)
-    max_prompt_len: int = option(
-        128, "longest question; a longer one is an error", unit="tokens", ge=1
+    max_prompt_len: int = option(128, "longest question; see long_prompts", unit="tokens", ge=1)
+    long_prompts: str = option(
+        REFUSE,
+        "a question longer than max_prompt_len is an error before step 1 (refuse), or left out and counted "
+        "(drop), of held-out questions too; none is ever cut",
+        choices=(REFUSE, DROP),
     )
     shuffle: bool = option(True, "a new order each epoch")
     reward: str | None = option(
@@ -118,6 +122,11 @@ class Task(Choice, abc.ABC):
     def longest_prompt(self) -> int:
         """Tokens of the longest question that is allowed."""
         return self.max_prompt_len
+
+    @property
+    def _of_long_prompts(self) -> dict[str, Any]:
+        """Argument of the data sets, where it is not the default's."""
+        return {"long_prompts": self.long_prompts} if self.long_prompts != REFUSE else {}
 
     @property
     def curriculum_control(self) -> CurriculumControl | None:
@@ -336,6 +345,7 @@ class FileTask(Task):
             "keep": list(self.keep),
             "transform": list(self.transform),
             "whole_answers": self.whole_answers,
+            **self._of_long_prompts,
         }
         return {
             "path": absolute(self.path),
@@ -490,7 +500,8 @@ class GeneratedTask(Task):
 
     def data_args(self) -> dict[str, Any]:
         """The task itself, from which a worker makes its questions."""
-        return {"task": to_plain(self), "max_prompt_len": self.max_prompt_len}
+        args = {"task": to_plain(self), "max_prompt_len": self.max_prompt_len}
+        return {**args, **self._of_long_prompts}
 
     def input_files(self) -> tuple[str, ...]:
         """The file of the class: other code makes other questions."""

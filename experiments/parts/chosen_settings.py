@@ -16,8 +16,8 @@ batch           512 answers a step, in groups of 8 (TRL's ``num_generations``; v
     critic one answer a question (verl's PPO examples). On CPUs 64, in one update.
 objective       of a model of one's own, of any size: no entropy bonus, and of GRPO and its kin no KL
     penalty, so no reference model (TRL's ``GRPOConfig``: beta 0; verl's ``actor``: entropy_coeff 0,
-    use_kl_loss false). AdamW makes whole steps of any gradient, so that where answers score alike a bonus
-    alone moves the weights at the whole rate.
+    use_kl_loss false). AdamW makes whole steps of any gradient, so that where answers score alike a
+    bonus alone moves the weights at the whole rate.
 memory          recomputed activations from 1 B weights on (verl's examples, all sizes); micro-batches of
     2048 tokens on CPUs.
 """

@@ -24,6 +24,7 @@ from realsys.api.options import option
 from realsys.api.plain import to_plain
 from realsys.data.harbor.node_packages import lacking_packages
 from realsys.data.harbor.task_directory import TaskDirectory, checked_task, task_paths
+from realsys.data.sources.dataset_arguments import REFUSE
 
 INSTRUCTION = (
     "Answer with one bash script in a fenced block: ```bash, the script, ```. It is run once, without "
@@ -44,9 +45,7 @@ class HarborTask(Task):
     instruction: str = option(
         INSTRUCTION, "text put behind each instruction; {workdir} is the task's working folder"
     )
-    max_prompt_len: int = option(
-        1024, "longest question; a longer one is an error", unit="tokens", ge=1
-    )
+    max_prompt_len: int = option(1024, "longest question; see long_prompts", unit="tokens", ge=1)
 
     @property
     def is_generated(self) -> bool:
@@ -80,6 +79,7 @@ class HarborTask(Task):
             "max_prompt_len": self.max_prompt_len,
             "whole_answers": True,
             "needs_answer": False,
+            **self._of_long_prompts,
         }
 
     def with_absolute_paths(self) -> Task:
@@ -180,11 +180,11 @@ class HarborTask(Task):
                 fix="lower train_bs_n_seqs or task.eval_size, or give more tasks",
             )
         longest, name = max(self._lengths(found, tokenizer_dir), default=(0, ""))
-        if longest > self.max_prompt_len:
+        if longest > self.max_prompt_len and self.long_prompts == REFUSE:
             yield ConfigError(
                 f"an instruction is longer than {self.max_prompt_len} tokens: {name} has {longest}",
                 where=f"task.max_prompt_len and {self.path}",
-                fix=f"raise task.max_prompt_len to {longest}, or leave such tasks out",
+                fix=f"raise task.max_prompt_len to {longest}, or set task.long_prompts=drop",
             )
 
     def _lengths(self, found: _ReadTasks, tokenizer_dir: str | None) -> list[tuple[int, str]]:

@@ -21,7 +21,7 @@ from realsys.api.options import option
 from realsys.api.worker_configs import CurriculumControl
 from realsys.data.sources.record_parts import items_of_epoch
 
-_OF_SOURCES = ("eval_size", "max_prompt_len", "reward", "reward_args")
+_OF_SOURCES = ("eval_size", "max_prompt_len", "long_prompts", "reward", "reward_args")
 _OF_MIXTURE = ("shuffle", "agent", "agent_args", "env", "env_args")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 _LEAST_WEIGHT, _MOST_WEIGHT = 1e-100, 1e100  # their products are finite, and above 0

@@ -203,9 +203,9 @@ class TrainingEngine(LocalEngine):
         most = self.options.max_skipped_steps
         logger.warning("step skipped grad_norm=%s in_a_row=%d", norm, self.skipped_in_a_row)
         if self.skipped_in_a_row >= most:
-            told = f", as of the {most - 1} steps before" if most > 1 else ""
+            before = f", as of the {most - 1} steps before" if most > 1 else ""
             raise GradientNotFinite(
-                f"the gradient's norm is {norm}{told}; the weights were left as they are",
+                f"the gradient's norm is {norm}{before}; the weights were left as they are",
                 where=f"{type(self).__name__}.train_batch",
                 fix="look at the batches in skipped_batches/ of the trial's folder, for extreme rewards or "
                 "log-probabilities; lower the learning rate",

@@ -316,6 +316,21 @@ def test_fine_tuning_before_holds_out_what_the_run_holds_out(
     assert not held_out & phases["sft"]
 
 
+def test_folders_of_tasks_are_parted_alike(here: Path) -> None:
+    for one in range(12):
+        write_task(here / f"tasks/t{one:02}", **{"instruction.md": f"Write {one}."})
+    words = ("task=harbor", "task.path=tasks", "task.eval_size=4", "sft.task=harbor")
+    options, _ = chosen_experiment("grpo-math", [*words, "sft.task.path=tasks"])
+    assert isinstance(options, RLExperiment)
+    assert refused(options) == []
+    phases, held_out = trained_and_held_out(options)
+    assert (len(held_out), {len(found) for found in phases.values()}) == (4, {8})
+    assert not held_out & set().union(*phases.values())
+    one_of_them, _ = chosen_experiment("grpo-math", [*words, "sft.task.path=tasks/t03"])
+    assert isinstance(one_of_them, RLExperiment)
+    assert len(refused(one_of_them)) == 1  # whether it is held out is not looked at
+
+
 def test_filters_that_share_no_record_part_one_file(files: Path) -> None:
     sources = ("a", "even"), ("b", "odd")
     words = [f"task.sources.{s}=file" for s, _ in sources]
