@@ -33,7 +33,7 @@ class CodeTests(FinalTextRule):
     partial: bool = option(True, "the share of tests passed counts; else all or nothing")
     wall_s: float = option(10.0, "limit of one test", unit="s", gt=0)
     cpu_s: float = option(10.0, "computing time of one test", unit="s", gt=0)
-    mem: int = option(512, "memory of one box", unit="MiB", ge=16)
+    mem: int = option(512, "memory of one box", unit="MiB", ge=32)
     boxes_at_once: int = option(8, "boxes of one process at the same time", ge=1)
     allow_missing: tuple[str, ...] = option(
         (), "what a node may lack: net, ipc, uts, seccomp (docs/sandbox.md)"

@@ -5,7 +5,7 @@ Python such as asserts, which finds the program's global names and must come to 
 
 What a program should print is compared here, never in the box. A test's code runs beside the program, in
 a process that this can't touch, and compares plain values: an object that equals everything equals nothing
-there (realsys/rewards/sandbox/separate_test.py; what such a test can't do is in docs/code_tasks.md). Each
+there (realsys/rewards/sandbox/separate_tests; what such a test can't do is in docs/code_tasks.md). Each
 test finds the program and no other files.
 """
 
@@ -27,7 +27,7 @@ from realsys.rewards.sandbox.sandbox import (
     python_file_argv,
     python_test_argv,
 )
-from realsys.rewards.sandbox.separate_test import reached_line
+from realsys.rewards.sandbox.separate_tests.separate_test import reached_line
 
 PROGRAM = "program.py"
 # After these, further tests are not run: an endless loop costs its time limit once.

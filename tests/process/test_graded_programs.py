@@ -205,6 +205,37 @@ assert passed
     assert [verdict.why for verdict in found.tests] in (["exit 1"], ["wrong"], ["signal 15"])
 
 
+def test_behind_a_tests_objects_a_program_finds_nothing(sandbox: Sandbox) -> None:
+    program = """
+def f(*given):
+    found = []
+    for thing in given:
+        for name in ("__globals__ __code__ __closure__ __self__ __func__ __dict__ __wrapped__ func "
+                     "gi_frame gi_code cr_frame f_back tb_frame tb_next __traceback__ args mro").split():
+            for get in (getattr, lambda *it: thing._exchange.call("get", *it)):
+                try:
+                    found.append((name, str(get(thing, name))))
+                except AttributeError:
+                    pass
+    for what, *given in (("name", "f"), ("base", given[0]), ("isinstance", given[0], int),
+                         ("operate", "__init__", given[0]), ("set", given[2], "m", 1)):
+        try:
+            found.append((what, str(given[0]._exchange.call(what, *given))))
+        except Exception:
+            pass
+    return found
+"""
+    test = """
+import functools
+class T:
+    def m(self): return 1
+def gen(): yield 1
+assert f(lambda: 1, gen(), T(), T().m, functools.partial(gen), ValueError('x'), T, gen) == []
+"""
+    found = grade(program, [{"code": test}], sandbox, LIMITS, is_fenced=False)
+    assert whys(found) == ["passed"]
+
+
 def test_both_kinds_together_and_text_that_is_no_unicode(sandbox: Sandbox) -> None:
     tests = [PAIRS[0], {"code": "assert True"}]
     code = "import sys\ntext = sys.stdin.read()\nprint(3) if text else None"

@@ -21,8 +21,8 @@ from typing import Any, NoReturn
 
 from realsys.rewards.sandbox import kernel_calls as kernel
 from realsys.rewards.sandbox.box_limits import BoxLimits
-from realsys.rewards.sandbox.box_root import WORK
-from realsys.rewards.sandbox.separate_test import run_separate_test
+from realsys.rewards.sandbox.box_root import WORK, WRITABLE
+from realsys.rewards.sandbox.separate_tests.separate_test import run_separate_test
 
 WARM_PYTHON = "python:warm"  # as argv[0]
 WARM_TEST = "python:test"  # the file argv[1], and a test on it, each in a process of its own
@@ -70,7 +70,7 @@ def run_program(
         os.closerange(3, 1 << 16)
         os.chdir(WORK)
         os.umask(0o022)
-        kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
+        _show_memory(True)
         for name, value in resource_limits(limits).items():
             hard = resource.getrlimit(name)[1]
             value = value if hard == resource.RLIM_INFINITY else min(value, hard)
@@ -79,7 +79,7 @@ def run_program(
             _run_warm(argv[1:], env)
         if argv[0] == WARM_TEST:
             _become_python(env)
-            run_separate_test(argv[1])
+            run_separate_test(argv[1], show_memory=_show_memory, writable=WRITABLE)
         for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
         os.execvpe(argv[0], argv, env)
@@ -88,6 +88,11 @@ def run_program(
         os._exit(_NO_PROGRAM if isinstance(error, FileNotFoundError) else _NOT_EXECUTABLE)
     finally:  # whatever was raised: this process must not go on as a fork of the init
         os._exit(_NOT_EXECUTABLE)
+
+
+def _show_memory(shown: bool) -> None:
+    """Lets other processes of the user read this one's memory and descriptors, or not."""
+    kernel.prctl(kernel.PR_SET_DUMPABLE, int(shown))
 
 
 def _become_python(env: dict[str, str]) -> None:

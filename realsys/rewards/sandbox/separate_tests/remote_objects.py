@@ -1,7 +1,7 @@
 """Two processes that use each other's objects: a test, which is trusted, and a program, which is not.
 
-    peer = Peer(connection, Side.TEST)
-    add = peer.call("name", "add")      # a RemoteObject
+    exchange = ObjectExchange(connection, Side.TEST)
+    add = exchange.call("name", "add")      # a RemoteObject
     assert add(1, 2) == 3               # runs there; 3 comes back as a plain value
 
 What is no plain value (value_graph.py) stays in its process and is used from the other by requests. So
@@ -33,7 +33,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from realsys.rewards.sandbox.value_graph import (
+from realsys.rewards.sandbox.separate_tests.value_graph import (
     GraphReader,
     GraphWriter,
     base_value,
@@ -80,7 +80,7 @@ _ALIASES = {
 
 
 class Side(enum.Enum):
-    """Of which process a peer is."""
+    """Of which process a exchange is."""
 
     TEST = "test"
     PROGRAM = "program"
@@ -91,29 +91,29 @@ class OtherEnded(BaseException):
 
 
 class RemoteObject:
-    """An object of the other process. Operators are carried out there, if its peer lets them."""
+    """An object of the other process. Operators are carried out there, if its exchange lets them."""
 
-    __slots__ = ("_number", "_peer")
+    __slots__ = ("_exchange", "_number")
 
-    def __init__(self, peer: Peer, number: int) -> None:
-        object.__setattr__(self, "_peer", peer)
+    def __init__(self, exchange: ObjectExchange, number: int) -> None:
+        object.__setattr__(self, "_exchange", exchange)
         object.__setattr__(self, "_number", number)
 
     def __getattr__(self, name: str) -> Any:
-        peer: Peer = object.__getattribute__(self, "_peer")
-        return peer.attribute(self, name)
+        exchange: ObjectExchange = object.__getattribute__(self, "_exchange")
+        return exchange.attribute(self, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        peer: Peer = object.__getattribute__(self, "_peer")
-        peer.call("set", self, name, value)
+        exchange: ObjectExchange = object.__getattribute__(self, "_exchange")
+        exchange.call("set", self, name, value)
 
     def __delattr__(self, name: str) -> None:
-        peer: Peer = object.__getattribute__(self, "_peer")
-        peer.call("delete", self, name)
+        exchange: ObjectExchange = object.__getattribute__(self, "_exchange")
+        exchange.call("delete", self, name)
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        peer: Peer = object.__getattribute__(self, "_peer")
-        return peer.call("call", self, list(arguments), named)
+        exchange: ObjectExchange = object.__getattribute__(self, "_exchange")
+        return exchange.call("call", self, list(arguments), named)
 
     def __contains__(self, item: Any) -> bool:
         # Item by item, and compared here: of the test's value the other process gets to know nothing.
@@ -121,34 +121,34 @@ class RemoteObject:
         return any(item is other or item == other for other in items)
 
     def __copy__(self) -> Any:
-        peer: Peer = object.__getattribute__(self, "_peer")
-        return peer.call("copy", self)
+        exchange: ObjectExchange = object.__getattribute__(self, "_exchange")
+        return exchange.call("copy", self)
 
     def __deepcopy__(self, _: Any) -> Any:
-        peer: Peer = object.__getattribute__(self, "_peer")
-        return peer.call("deepcopy", self)
+        exchange: ObjectExchange = object.__getattribute__(self, "_exchange")
+        return exchange.call("deepcopy", self)
 
     def __instancecheck__(self, value: Any) -> bool:
-        peer: Peer = object.__getattribute__(self, "_peer")
-        return bool(peer.call("isinstance", value, self))
+        exchange: ObjectExchange = object.__getattribute__(self, "_exchange")
+        return bool(exchange.call("isinstance", value, self))
 
     def __subclasscheck__(self, value: Any) -> bool:
-        peer: Peer = object.__getattribute__(self, "_peer")
-        return bool(peer.call("issubclass", value, self))
+        exchange: ObjectExchange = object.__getattribute__(self, "_exchange")
+        return bool(exchange.call("issubclass", value, self))
 
 
 def _binary(name: str, *, reflected: bool) -> Callable[[Any, Any], Any]:
     def method(self: Any, other: Any) -> Any:
-        peer: Peer = object.__getattribute__(self, "_peer")
-        return peer.operate(name, self, other, reflected=reflected)
+        exchange: ObjectExchange = object.__getattribute__(self, "_exchange")
+        return exchange.operate(name, self, other, reflected=reflected)
 
     return method
 
 
 def _unary(name: str) -> Callable[..., Any]:
     def method(self: Any, *arguments: Any) -> Any:
-        peer: Peer = object.__getattribute__(self, "_peer")
-        return peer.call("operate", name, self, *arguments)
+        exchange: ObjectExchange = object.__getattribute__(self, "_exchange")
+        return exchange.call("operate", name, self, *arguments)
 
     return method
 
@@ -162,7 +162,7 @@ for _name in _BINARY:
 RemoteObject.__array_ufunc__ = None  # type: ignore[attr-defined]  # else numpy would take it for a scalar
 
 
-class Peer:
+class ObjectExchange:
     """One end of the connection.
 
     Args:
@@ -239,7 +239,7 @@ class Peer:
         except OtherEnded:
             raise
         except BaseException as error:  # the other process gets it
-            reply = self._told(error)
+            reply = self._error_reply(error)
         self._flush()
         self._send(reply)
 
@@ -378,7 +378,7 @@ class Peer:
 
     # ---- errors -------------------------------------------------------------------------------
 
-    def _told(self, error: BaseException) -> dict[str, Any]:
+    def _error_reply(self, error: BaseException) -> dict[str, Any]:
         """Returns an error as a reply."""
         try:
             text = str(error)
@@ -390,23 +390,23 @@ class Peer:
         except Exception:
             writer = GraphWriter(self)
             arguments = writer.write([text])
-        told = {
+        fields = {
             "lineage": _lineage(type(error)),
             "arguments": arguments,
             "text": text,
             "number": self.node_of(error)[1],
             "own": getattr(error, "__dict__", {}).get("_remote_number"),
         }
-        return {"error": told, "nodes": writer.nodes}
+        return {"error": fields, "nodes": writer.nodes}
 
-    def _error(self, what: str, told: dict[str, Any], reader: GraphReader) -> BaseException:
-        own = told.get("own")
+    def _error(self, what: str, fields: dict[str, Any], reader: GraphReader) -> BaseException:
+        own = fields.get("own")
         if type(own) is int and 0 <= own < len(self._objects):
             found = self._objects[own]
             if isinstance(found, BaseException):  # raised here, and only passed on there
                 return found
-        arguments = reader.read(told["arguments"])
-        kind = self._exception_class(told["lineage"])
+        arguments = reader.read(fields["arguments"])
+        kind = self._exception_class(fields["lineage"])
         if self._side is Side.TEST and issubclass(kind, StopIteration) and what == "call":
             # ``all(map(is_right, cases))`` of a test would end there, and be true.
             kind = RuntimeError
@@ -415,9 +415,9 @@ class Peer:
         except Exception:
             made = kind.__new__(kind)
             made.args = tuple(arguments)
-        made.__dict__["_remote_number"] = told["number"]
-        made.__dict__["_remote"] = RemoteObject(self, told["number"])
-        made.__dict__["_remote_text"] = str(told["text"])
+        made.__dict__["_remote_number"] = fields["number"]
+        made.__dict__["_remote"] = RemoteObject(self, fields["number"])
+        made.__dict__["_remote_text"] = str(fields["text"])
         return made
 
     def _exception_class(self, lineage: list[Any]) -> type[BaseException]:

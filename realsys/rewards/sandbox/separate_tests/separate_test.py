@@ -22,11 +22,10 @@ import socket
 import sys
 import traceback
 import types
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from realsys.rewards.sandbox import kernel_calls as kernel
-from realsys.rewards.sandbox.box_root import WRITABLE
-from realsys.rewards.sandbox.remote_objects import OtherEnded, Peer, Side
+from realsys.rewards.sandbox.separate_tests.remote_objects import ObjectExchange, OtherEnded, Side
 
 _PIECE_BYTES = 1 << 16
 _CONNECTION = 3  # descriptor of the program's end
@@ -37,36 +36,46 @@ def reached_line(secret: str) -> str:
     return hashlib.sha256(secret.encode() + b"reached").hexdigest()
 
 
-def run_separate_test(path: str) -> NoReturn:
+def run_separate_test(
+    path: str, *, show_memory: Callable[[bool], None], writable: Sequence[str]
+) -> NoReturn:
     """Runs the test in the JSON ``[secret, test]`` of standard input on the program in a file.
 
     Ends as the program did where that ended first; with status 1 where the test raised.
+
+    Args:
+        show_memory: opens this process's memory and descriptors to others of its user, or closes them.
+        writable: folders that the program can write.
     """
-    kernel.prctl(
-        kernel.PR_SET_DUMPABLE, 0
-    )  # before the fork: no moment in which it can be looked into
+    show_memory(False)  # before the fork: there is no moment in which it can be looked into
     ours, theirs = socket.socketpair()
     printed, prints = os.pipe()
     if (program := os.fork()) == 0:
         try:
-            _be_program(path, theirs, prints)
+            _be_program(path, theirs, prints, show_memory)
         finally:
             os._exit(1)
     theirs.close()
     os.close(prints)
-    sys.path[:] = _closed_path(sys.path)
-    os._exit(_exit_status(Peer(ours, Side.TEST, wait=_Printed(ours, printed).wait), program, path))
+    sys.path[:] = _closed_path(sys.path, writable)
+    os._exit(
+        _exit_status(
+            ObjectExchange(ours, Side.TEST, wait=_Printed(ours, printed).wait), program, path
+        )
+    )
 
 
-def _be_program(path: str, connection: socket.socket, prints: int) -> NoReturn:
+def _be_program(
+    path: str, connection: socket.socket, prints: int, show_memory: Callable[[bool], None]
+) -> NoReturn:
     """Runs the program, then serves the test. The test was not read yet: nothing of it is here."""
     empty = os.open("/dev/null", os.O_RDONLY)
     for number, descriptor in enumerate((empty, prints, 2, connection.fileno())):
         os.dup2(descriptor, number)
     os.closerange(_CONNECTION + 1, 1 << 16)
     connection.detach()
-    kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
-    peer = Peer(socket.socket(fileno=_CONNECTION), Side.PROGRAM, wait=lambda: None)
+    show_memory(True)
+    exchange = ObjectExchange(socket.socket(fileno=_CONNECTION), Side.PROGRAM, wait=lambda: None)
     main: Any = types.ModuleType("__main__")
     main.__builtins__ = builtins
     sys.modules["__main__"] = main
@@ -83,7 +92,7 @@ def _be_program(path: str, connection: socket.socket, prints: int) -> NoReturn:
         traceback.print_exc()
         _flush()
         os._exit(1)
-    peer.serve_names(main.__dict__, _flush)
+    exchange.serve_names(main.__dict__, _flush)
     os._exit(0)
 
 
@@ -95,15 +104,15 @@ def _flush() -> None:
             pass
 
 
-def _exit_status(peer: Peer, program: int, path: str) -> int:
+def _exit_status(exchange: ObjectExchange, program: int, path: str) -> int:
     stdout = sys.stdout
     secret, test = json.load(sys.stdin)
     sys.argv[:] = [path]
     for name in ("__main__", "program"):
-        sys.modules[name] = _ProgramModule(name, peer)
-    names = _TestNames(peer)
+        sys.modules[name] = _ProgramModule(name, exchange)
+    names = _TestNames(exchange)
     try:
-        peer.call("ready")
+        exchange.call("ready")
         exec(compile(test, "test", "exec"), names)
     except OtherEnded:
         stdout.flush()
@@ -132,20 +141,20 @@ def _status_of(program: int) -> int:
 class _TestNames(dict[str, Any]):
     """Global names of a test, behind which are those of the program."""
 
-    def __init__(self, peer: Peer) -> None:
+    def __init__(self, exchange: ObjectExchange) -> None:
         super().__init__({"__name__": "__main__", "__builtins__": builtins})
-        self._peer = peer
+        self._exchange = exchange
 
     def __missing__(self, name: str) -> Any:
         if hasattr(builtins, name):  # of Python: a program's own could say that all is right
             raise KeyError(name)
-        return self._peer.named(name)
+        return self._exchange.named(name)
 
     def __contains__(self, name: object) -> bool:
         if super().__contains__(name):
             return True
         try:
-            self._peer.named(str(name))
+            self._exchange.named(str(name))
         except KeyError:
             return False
         return True
@@ -154,16 +163,16 @@ class _TestNames(dict[str, Any]):
 class _ProgramModule(types.ModuleType):
     """The program, for a test that imports it."""
 
-    def __init__(self, name: str, peer: Peer) -> None:
+    def __init__(self, name: str, exchange: ObjectExchange) -> None:
         super().__init__(name)
-        self.__dict__["_peer"] = peer
+        self.__dict__["_exchange"] = exchange
 
     def __getattr__(self, name: str) -> Any:
-        peer: Peer = self.__dict__["_peer"]
+        exchange: ObjectExchange = self.__dict__["_exchange"]
         if name == "__all__":
-            return peer.call("names")
+            return exchange.call("names")
         try:
-            return peer.named(name)
+            return exchange.named(name)
         except KeyError:
             raise AttributeError(name) from None
 
@@ -197,13 +206,13 @@ class _Printed:
         self._poll.unregister(self._printed)  # closed by all that had it
 
 
-def _closed_path(folders: list[str]) -> list[str]:
+def _closed_path(folders: Sequence[str], writable: Sequence[str]) -> list[str]:
     """Returns where this process imports from, without what the program can write or put elsewhere."""
     found: list[str] = []
     for folder in folders:
         if not os.path.isdir(folder) or os.access(folder, os.W_OK):
             continue
-        is_below = any(folder == top or folder.startswith(f"{top}/") for top in WRITABLE)
+        is_below = any(folder == top or folder.startswith(f"{top}/") for top in writable)
         # A descriptor stays what it is when a folder above is given another name.
         found.append(f"/proc/self/fd/{os.open(folder, os.O_PATH)}" if is_below else folder)
     return found
