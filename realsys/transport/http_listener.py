@@ -57,7 +57,9 @@ class HttpListener:
     ) -> None:
         self._name, self._tls = name, tls
         self._host, self._ports, self._silence_s = host, ports, silence_s
-        self._connections: dict[asyncio.BaseProtocol, _Connection] = {}  # by aiohttp's protocol
+        self._connections: dict[
+            asyncio.BaseProtocol, _TimedConnection
+        ] = {}  # by aiohttp's protocol
         app.middlewares.insert(0, self._on_request)
         self._runner = web.AppRunner(
             app,
@@ -102,7 +104,7 @@ class HttpListener:
     def _connection(self) -> asyncio.Protocol:
         server = self._runner.server
         assert server is not None  # setup() made it
-        return _Connection(server(), self._connections, silence_s=self._silence_s)
+        return _TimedConnection(server(), self._connections, silence_s=self._silence_s)
 
     @web.middleware
     async def _on_request(
@@ -123,7 +125,7 @@ class HttpListener:
         return response
 
 
-class _Connection(asyncio.Protocol):
+class _TimedConnection(asyncio.Protocol):
     """aiohttp's protocol of one connection, closed when its client dawdles between requests.
 
     Args:
@@ -133,12 +135,12 @@ class _Connection(asyncio.Protocol):
     def __init__(
         self,
         inner: web.RequestHandler,
-        open_ones: dict[asyncio.BaseProtocol, _Connection],
+        open_ones: dict[asyncio.BaseProtocol, _TimedConnection],
         *,
         silence_s: float,
     ) -> None:
         self._inner, self._open_ones, self._silence_s = inner, open_ones, silence_s
-        self._is_asking = False  # a request is being answered
+        self._is_busy = False  # a request is being answered
         self._had_key = False
         self._timer: asyncio.TimerHandle | None = None
         self._close_after(2 * silence_s)  # the handshake and a first head
@@ -153,7 +155,7 @@ class _Connection(asyncio.Protocol):
         self._inner.connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if not self._is_asking and self._timer is None:
+        if not self._is_busy and self._timer is None:
             self._close_after(self._silence_s)  # the head of a next request has begun
         self._inner.data_received(data)
 
@@ -168,12 +170,12 @@ class _Connection(asyncio.Protocol):
 
     def begin_request(self) -> None:
         """Notes that a request's head is there."""
-        self._is_asking = True
+        self._is_busy = True
         self._stop_timer()
 
     def end_request(self, *, had_key: bool) -> None:
         """Notes that a request is answered."""
-        self._is_asking = False
+        self._is_busy = False
         self._had_key |= had_key
         if not self._had_key:
             self._close_after(2 * self._silence_s)

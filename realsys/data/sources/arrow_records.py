@@ -18,17 +18,21 @@ from typing import Any
 from realsys.api.basics.bounded_files import MAX_LINE_BYTES, parse_json, read_bounded_text
 from realsys.api.errors import DataError, did_you_mean
 from realsys.config.extras import missing_packages
-from realsys.data.sources.arrow_row_size import UnreadableColumn, unpacked_bytes
 from realsys.data.sources.record_parts import locate
 from realsys.data.sources.record_shape import plain_record
 
 MAX_GROUP_BYTES = 512 << 20  # of one row group, unpacked
 KEPT_BYTES = 128 << 20  # of row groups; the newest is kept in any case
+VALUE_BYTES = 8  # of a row, at least, for each value in a list
 _BATCH_ROWS = 64 << 10
 _BATCH_BYTES = 64 << 20
 # Of texts: they stay dictionaries in memory where the file has them so.
 _TEXT_KINDS = frozenset({"STRING", "JSON", "ENUM", "NONE"})
 _PREFIXED = "DELTA_BYTE_ARRAY"  # each value names how much of the one before it repeats
+
+
+class UnreadableColumn(ValueError):
+    """A column's type can't be measured, so it is not read."""
 
 
 class ParquetRows:
@@ -201,6 +205,54 @@ def _record(row: Any, where: str, path: Path) -> dict[str, Any]:
 def _chunks(column: Any) -> list[Any]:
     """Returns the arrays of a table's column, or of a record batch's."""
     return list(getattr(column, "chunks", [column]))
+
+
+def unpacked_bytes(array: Any) -> int:
+    """Returns the bytes of an Arrow array's values, a dictionary's value counted wherever it is named.
+
+    A few bytes of a file can stand for any amount of them: a list of nulls has a length alone.
+
+    Raises:
+        UnreadableColumn: the array is of views, runs or unions, whose values can overlap.
+    """
+    from pyarrow import BaseExtensionType, types
+
+    kind, least = array.type, VALUE_BYTES * len(array)
+    if isinstance(kind, BaseExtensionType):
+        return unpacked_bytes(array.storage)
+    if types.is_dictionary(kind):
+        return least + _sum(_lengths(array.dictionary).take(array.indices))
+    if types.is_struct(kind):
+        return least + sum(unpacked_bytes(part) for part in array.flatten())
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        return least + unpacked_bytes(array.flatten())
+    if types.is_map(kind):
+        first, last = array.offsets[0].as_py(), array.offsets[len(array)].as_py()
+        parts = (array.keys.slice(first, last - first), array.items.slice(first, last - first))
+        return least + sum(unpacked_bytes(part) for part in parts)
+    if kind.num_fields or types.is_run_end_encoded(kind):
+        raise UnreadableColumn(f"columns of type {kind} are not read")
+    return least + _sum(_lengths(array))
+
+
+def _lengths(array: Any) -> Any:
+    """Returns the bytes of each value beyond VALUE_BYTES."""
+    import pyarrow
+    from pyarrow import compute, types
+
+    kind = array.type
+    texts = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
+    if any(is_text(kind) for is_text in texts):
+        return compute.binary_length(array)
+    if types.is_string_view(kind) or types.is_binary_view(kind) or kind.num_fields:
+        raise UnreadableColumn(f"columns of type {kind} are not read")
+    return pyarrow.repeat(pyarrow.scalar(0, "int32"), len(array))  # numbers, dates, nulls
+
+
+def _sum(lengths: Any) -> int:
+    from pyarrow import compute
+
+    return int(compute.sum(lengths).as_py() or 0)
 
 
 def _dictionary_columns(metadata: Any) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any
@@ -485,6 +486,25 @@ def test_tools_that_must_be_called_are_given_to_the_engine_where_schemas_are() -
             assert bool(policy.wishes[0]["grammar"]) is (use is SchemaUse.ENFORCE)
             await ask(session, user("2"), tools=TOOLS)
             assert policy.wishes[1]["grammar"] == ""
+
+    run(episode())
+
+
+def test_others_are_answered_while_a_schema_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    answered = threading.Event()
+
+    def slow(grammar: str) -> str:
+        assert answered.wait(60), "the event loop waits for the schema"
+        return ""
+
+    async def episode() -> None:
+        monkeypatch.setattr(episode_session, "grammar_fault", slow)
+        session, _ = with_schemas(SchemaUse.ENFORCE, f'{{"n": 1}}{END}')
+        held = asyncio.create_task(ask(session, user("1"), schema=SCHEMA))
+        other, _ = scripted(f"one{END}")
+        assert await ask(other, user("2"))
+        answered.set()
+        assert (await held).replies[0].message.content == '{"n": 1}'
 
     run(episode())
 
