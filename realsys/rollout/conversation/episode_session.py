@@ -303,8 +303,9 @@ class EpisodeSession:
             )
         keys = path_keys(request.messages, request.tools, self.settings.match)
         parent, prompt = self._prompt(request, keys)
-        # A schema may take seconds to read, and others are waiting
-        grammar = await asyncio.to_thread(self._grammar, request, thinking=prompt.thinking)
+        grammar = ""
+        if self.settings.schemas is SchemaUse.ENFORCE:  # reading one may take seconds
+            grammar = await asyncio.to_thread(self._grammar, request, thinking=prompt.thinking)
         context = [*(parent.tokens if parent is not None else ()), *prompt.tokens]
         async with first_error(), asyncio.TaskGroup() as group:
             tasks = [
@@ -361,8 +362,6 @@ class EpisodeSession:
 
     def _grammar(self, request: ChatRequest, *, thinking: bool) -> str:
         """Returns what the reply is held to; raises DataError if that can't be."""
-        if self.settings.schemas is not SchemaUse.ENFORCE:
-            return ""
         where = "tools" if request.schema is None else request.schema_field
         try:
             grammar = reply_grammar(
