@@ -304,7 +304,8 @@ class EpisodeSession:
         keys = path_keys(request.messages, request.tools, self.settings.match)
         parent, prompt = self._prompt(request, keys)
         grammar = ""
-        if self.settings.schemas is SchemaUse.ENFORCE:  # reading one may take seconds
+        may_be_held = request.schema is not None or bool(request.tools)
+        if may_be_held and self.settings.schemas is SchemaUse.ENFORCE:  # reading may take seconds
             grammar = await asyncio.to_thread(self._grammar, request, thinking=prompt.thinking)
         context = [*(parent.tokens if parent is not None else ()), *prompt.tokens]
         async with first_error(), asyncio.TaskGroup() as group:
