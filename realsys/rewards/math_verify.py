@@ -20,7 +20,7 @@ import logging
 import re
 
 from realsys.data.sources.record_shape import FINAL
-from realsys.rewards.guarded import RAISED, CallFailed, Guarded
+from realsys.rewards.guard.guarded import RAISED, CallFailed, Guarded
 from realsys.rewards.plain_numbers import (
     NUMBERS,
     PlainNumber,

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from realsys.api.errors import ClusterError
-from realsys.rewards.guarded import CPU_TIME, DIED, MEMORY, RAISED, WALL_TIME, CallFailed, Guarded
+from realsys.rewards.guard.guarded import CPU_TIME, DIED, MEMORY, RAISED, WALL_TIME, CallFailed, Guarded
 
 FUNCTIONS = """
 import os, signal, time
@@ -116,7 +116,7 @@ def test_it_ends_with_its_parent_however_that_ends(tmp_path: Path) -> None:
     script = """
         import os, signal, sys
         sys.path.insert(0, sys.argv[1])
-        from realsys.rewards.guarded import Guarded
+        from realsys.rewards.guard.guarded import Guarded
         guarded = Guarded("acting:act", cpu_s=5.0)
         print(*guarded.call(what="whoami"), flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
