@@ -5,9 +5,9 @@
          └── results, or why ─────┴──────────────── its own pipe ───────────────┘
              there is none
 
-The rule is made here once, and no answer is looked at: a fork gets it, says what it found through a pipe of its
-own and ends, with all that it changed, wrote or started. Limits are the kernel's, with its default actions,
-and this process', so the rule's code need not cooperate. All end with the caller.
+The rule is made here once, and no answer is looked at: a fork gets it, says what it found through a pipe of
+its own and ends, with all that it changed, wrote or started. Limits are the kernel's, with its default
+actions, and this process', so the rule's code need not cooperate. All end with the caller.
 """
 
 from __future__ import annotations
@@ -154,11 +154,11 @@ class _Host:
             except (Exception, SystemExit) as error:  # the other end tells it
                 if isinstance(error, MemoryError):
                     os._exit(_OUT_OF_MEMORY)
-                inside.note_denied(error)
+                inside.note_raised(error)
                 reply = {"raised": f"{type(error).__name__}: {error}"[:500]}
                 body = b""
-            if inside.undeclared or not body:
-                reply["undeclared"] = inside.undeclared
+            if inside.notes or not body:
+                reply["notes"] = inside.notes
                 body = json.dumps(reply).encode()
             frames.send(write, Frame(slot.number, RESULT, body))
             os._exit(0)
@@ -188,7 +188,9 @@ class _Host:
             self._settle(slot, found)
         elif not more:
             _, status, usage = os.wait4(slot.pid, 0)
-            why = _why(os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime, self._rule)
+            why = _why(
+                os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime, self._rule
+            )
             self._settle(slot, Frame(slot.number, ENDED, why.encode()), is_gone=True)
 
     def _settle(self, slot: _Slot, reply: Frame, *, is_gone: bool = False) -> None:

@@ -62,10 +62,10 @@ class CallFailed(Exception):
 
 @dataclass(frozen=True)
 class Reply:
-    """What came back from a call; ``undeclared``: (permission, value) that it used without declaring."""
+    """What came back from a call; ``notes``: as guard/inside.py has them."""
 
     result: Any
-    undeclared: tuple[tuple[str, str], ...] = ()
+    notes: tuple[tuple[str, str], ...] = ()
 
 
 class Guarded:
@@ -380,7 +380,7 @@ class _Host:
         told = json.loads(hello.body) if hello is not None and hello.kind == BROKEN else {}
         made = getattr(errors, told.get("kind") or "", None)
         if isinstance(made, type) and issubclass(made, RealsysError):
-            return made(told["what"], where=told["where"], fix=told["fix"])  # type: ignore[no-any-return]
+            return made(told["what"], where=told["where"], fix=told["fix"])
         module = self.start["target"].partition(":")[0]
         return ClusterError(
             "the process for reward rules can't be started: "
@@ -403,10 +403,10 @@ def _read_reply(frame: Frame) -> Reply:
         if frame.kind != RESULT:
             raise ValueError(f"a frame of kind {frame.kind!r}")
         told = json.loads(frame.body)
-        undeclared = tuple((str(a), str(b)) for a, b in told.get("undeclared", ()))
+        notes = tuple((str(a), str(b)) for a, b in told.get("notes", ()))
         raised = told.get("raised")
         if raised is None:
-            return Reply(told["result"], undeclared)
+            return Reply(told["result"], notes)
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise CallFailed(DIED, "its process gave no reply to its call") from error
     raise CallFailed(RAISED, str(raised)[:500])

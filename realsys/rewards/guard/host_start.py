@@ -7,6 +7,7 @@ import importlib
 import json
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -90,7 +91,8 @@ def _made(told: dict[str, Any]) -> Callable[..., Any]:
     module, _, name = told["target"].partition(":")
     target = getattr(importlib.import_module(module), name)
     made: Callable[..., Any] = target(told["setup"]) if told["setup"] is not None else target
-    if prepare := getattr(made, "prepare", None):
+    own = sys.modules[module] if told["setup"] is None else made
+    if (prepare := getattr(own, "prepare", None)) is not None:
         prepare()
     return made
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import socket
 import sys
-from collections.abc import Callable
+import traceback
 from contextlib import suppress
 from typing import Any
 
@@ -28,7 +28,9 @@ _STARTS = frozenset(
 )
 _NETWORK = (socket.AF_INET, socket.AF_INET6)
 _permissions: RulePermissions | None = None
-undeclared: list[tuple[str, str]] = []  # (permission, value), e.g. ("reads", "/data/words")
+# (permission, value) of what was used without being declared, e.g. ("reads", "/data/words"); and
+# ("raised_at", "rules.py:12"), where the rule raised.
+notes: list[tuple[str, str]] = []
 
 
 def is_inside() -> bool:
@@ -70,25 +72,16 @@ def _refuse(permission: str, event: str) -> None:
 
 def note(permission: str, value: str) -> None:
     """Remembers what was used without being declared."""
-    if (permission, value) not in undeclared and len(undeclared) < 8:
-        undeclared.append((permission, value))
+    if _permissions is not None and (permission, value) not in notes and len(notes) < 8:
+        notes.append((permission, value))
 
 
-def noting(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns ``function``, which notes files and variables that it is not given when it raises."""
-
-    def call(**arguments: Any) -> Any:
-        try:
-            return function(**arguments)
-        except Exception as error:
-            note_denied(error)
-            raise
-
-    return call
-
-
-def note_denied(error: BaseException) -> None:
-    """Notes the file or the variable without which a rule raised ``error``."""
+def note_raised(error: BaseException) -> None:
+    """Notes where a rule raised ``error``, and the file or the variable that it lacked."""
+    if _permissions is None:
+        return
+    if frames := traceback.extract_tb(error.__traceback__):
+        note("raised_at", f"{frames[-1].filename}:{frames[-1].lineno}")
     seen: BaseException | None = error
     for _ in range(16):  # causes may go in a circle
         if seen is None:

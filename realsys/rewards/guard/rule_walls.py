@@ -76,7 +76,7 @@ def readable_paths(permissions: RulePermissions, own_file: str | None) -> list[s
 
 
 def _holds_all(folder: str) -> bool:
-    """True for folders in which too much lies that is no rule's: whoever put a rule there meant the file."""
+    """True for folders in which too much lies that is no rule's: only the rule's file is meant."""
     return os.path.realpath(folder) in ("/", os.path.realpath(os.path.expanduser("~")), "/tmp")
 
 
@@ -98,7 +98,7 @@ class RuleWalls:
         self._address_bytes = used_bytes + (permissions.memory_mib << 20)
 
     def ruleset(self, writable: str) -> int:
-        """Returns the descriptor of Landlock's rules with one folder to write in; -1: there is no Landlock."""
+        """Returns the descriptor of Landlock's rules with one folder to write in; -1: there is none."""
         if not self._abi:
             return -1
         whole = landlock_rules.handled_rights(self._abi)
@@ -106,9 +106,7 @@ class RuleWalls:
         if others and self._permissions.network:
             others[0] = 0  # TCP is not Landlock's to judge
         attributes = struct.pack(f"={1 + len(others)}Q", rights, *others)
-        rules = kernel.syscall(
-            _CREATE_RULESET, ctypes.c_char_p(attributes), len(attributes), 0
-        )
+        rules = kernel.syscall(_CREATE_RULESET, ctypes.c_char_p(attributes), len(attributes), 0)
         try:
             _allow(rules, self._readable, landlock_rules.READ, rights)
             _allow(rules, _DEVICES, landlock_rules.READ | _WRITE_FILE, rights)

@@ -1,8 +1,8 @@
-"""The warm process of an ``async`` rule: `python -P -m realsys.rewards.guard.service_host`, by guarded.py.
+"""The warm process of an ``async`` rule: `python -P -m realsys.rewards.guard.service_host`.
 
-One event loop, and so one client of a service, for all answers, which are scored side by side. The walls are
-those of the guard (rule_walls.py), around the process; there is no fork for each answer, so no rule that runs
-or evaluates an answer's text may be ``async``.
+One event loop, and so one client of a service, for all answers, which are scored side by side. The walls
+are those of the guard (rule_walls.py), around the process; there is no fork for each answer, so no rule
+that runs or evaluates an answer's text may be ``async``.
 """
 
 from __future__ import annotations
@@ -82,12 +82,12 @@ class _Service:
             reply = {"result": await self._rule.call(**arguments)}
             body = json.dumps(reply).encode()
         except Exception as error:  # a plug-in may raise anything; the other end tells it
-            inside.note_denied(error)
+            inside.note_raised(error)
             reply = {"raised": f"{type(error).__name__}: {error}"[:500]}
             body = b""
-        if inside.undeclared or not body:
-            reply["undeclared"] = list(inside.undeclared)
-            inside.undeclared.clear()
+        if inside.notes or not body:
+            reply["notes"] = list(inside.notes)
+            inside.notes.clear()
             body = json.dumps(reply).encode()
         try:
             frames.send(self._rule.replies, Frame(frame.number, RESULT, body))
