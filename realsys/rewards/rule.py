@@ -14,9 +14,11 @@ import importlib
 import inspect
 import json
 import logging
+import math
 import os
 import sys
 import threading
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -51,6 +53,7 @@ MOST_AT_ONCE = 64  # answers of a process that asynchronous rules score at the s
 SHARE = "share"  # part of a mixture's scores
 CALL_S = 600.0  # for one answer by an asynchronous rule
 _SIDE_BY_SIDE = ("math_verify",)  # rules that call a guard themselves, and are thread-safe
+_QUICK_S = 0.002  # within which such a rule needs no threads
 _one_at_a_time = threading.Lock()
 _senders = ThreadPoolExecutor(4, thread_name_prefix="calls of rules")
 _told: set[str] = set()  # lines of permissions that were named in the log
@@ -556,26 +559,26 @@ class _Served:
 
 
 def _in_threads(term: _Term, answers: Sequence[Completion]) -> list[Result]:
-    """Calls a rule that waits for a guard of its own, in as many threads as that has forks."""
-    results: list[Result | None] = [None] * len(answers)
+    """Calls a rule that may wait for a guard of its own: in several threads, once it takes its time."""
+    results: dict[int, Result] = {}
     rest = iter(range(len(answers)))
     taking = threading.Lock()
 
-    def score() -> None:
-        while True:
+    def score(until_s: float = math.inf) -> None:
+        while time.monotonic() < until_s:
             with taking:
                 i = next(rest, None)
             if i is None:
                 return
             results[i] = _one(term, answers[i])
 
-    with ThreadPoolExecutor(MOST_FORKS, thread_name_prefix="answers") as threads:
-        others = min(MOST_FORKS, len(os.sched_getaffinity(0)), len(answers)) - 1
-        started = [threads.submit(score) for _ in range(others)]
-        score()
-        for future in started:
-            future.result()
-    return [result for result in results if result is not None]
+    score(time.monotonic() + _QUICK_S)
+    if len(results) < len(answers):
+        with ThreadPoolExecutor(MOST_FORKS, thread_name_prefix="answers") as threads:
+            number = min(MOST_FORKS, len(os.sched_getaffinity(0)) + 1, len(answers))
+            for future in [threads.submit(score) for _ in range(number)]:
+                future.result()
+    return [results[i] for i in range(len(answers))]
 
 
 def _one(term: _Term, answer: Completion) -> Result:

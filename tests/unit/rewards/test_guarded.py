@@ -13,7 +13,15 @@ from pathlib import Path
 import pytest
 
 from realsys.api.errors import ClusterError
-from realsys.rewards.guard.guarded import CPU_TIME, DIED, MEMORY, RAISED, WALL_TIME, CallFailed, Guarded
+from realsys.rewards.guard.guarded import (
+    CPU_TIME,
+    DIED,
+    MEMORY,
+    RAISED,
+    WALL_TIME,
+    CallFailed,
+    Guarded,
+)
 
 FUNCTIONS = """
 import os, signal, time
