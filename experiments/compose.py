@@ -48,6 +48,7 @@ from experiments.parts.model_files import (
     starting_model,
 )
 from experiments.parts.question_files import absolute
+from experiments.parts.rule_trials import TRUSTED
 from experiments.parts.teacher_calls import (
     TeacherOptions,
     taught_calls,
@@ -326,6 +327,7 @@ class RLExperiment(TrainingRun):
     def remarks(self, given: Collection[str]) -> Iterator[str]:
         """Reports how many questions were counted, and warns of prompts without room for an answer."""
         yield from self.task.remarks(self.actor.path)
+        yield from map(TRUSTED.format, self.trusted_rules())
         yield from position_remarks(
             self.actor.path, prompt=self.task.longest_prompt, answers=self.gen.max_new_tokens
         )
@@ -337,6 +339,10 @@ class RLExperiment(TrainingRun):
             of_phase = [g.removeprefix("sft.") for g in given if g.startswith("sft.")]
             remarks = phase.experiment.remarks(of_phase)
             yield from (f"phase {phase.name}: {remark}" for remark in remarks)
+
+    def trusted_rules(self) -> tuple[str, ...]:
+        """Those of the task."""
+        return self.task.trusted_rules()
 
     def _without_gpus(self) -> Iterator[str]:
         """Warns of servers and evaluators on CPUs while the model workers have GPUs."""

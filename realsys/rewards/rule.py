@@ -38,7 +38,11 @@ from realsys.api.basics.reward import (
     fields_of_rules,
     reward_terms,
 )
-from realsys.api.basics.rule_permissions import RulePermissions, registration_line
+from realsys.api.basics.rule_permissions import (
+    RulePermissions,
+    registration_line,
+    shown_permissions,
+)
 from realsys.api.errors import ClusterError, ConfigError, RewardError, SandboxFailure
 from realsys.data.sources.reasoning_gym_questions import entry_of
 from realsys.rewards.guard import inside
@@ -56,6 +60,8 @@ _SIDE_BY_SIDE = ("math_verify",)  # rules that call a guard themselves, and are 
 _QUICK_S = 0.002  # within which such a rule needs no threads
 _one_at_a_time = threading.Lock()
 _senders = ThreadPoolExecutor(4, thread_name_prefix="calls of rules")
+_guards: dict[str, Guarded] = {}  # of this process, by rule, arguments and permissions
+_making_guards = threading.Lock()
 _told: set[str] = set()  # lines of permissions that were named in the log
 
 logger = logging.getLogger(__name__)
@@ -323,9 +329,25 @@ def _term(name: str, weight: float, args: Mapping[str, Any], *, in_guard: bool =
     return replace(made, guard=_guard_of(setup, may, options.source, made.is_async))
 
 
-@functools.lru_cache(maxsize=64)
 def _guard_of(setup: str, may: RulePermissions, source: str | None, serves: bool) -> Guarded:
     """Returns the guard of a rule. Raises ConfigError: no other process can make the rule."""
+    key = json.dumps([setup, may.plain(), source])
+    with _making_guards:
+        if key not in _guards:
+            _guards[key] = _new_guard(setup, may, source, serves)
+        return _guards[key]
+
+
+def close_guards() -> None:
+    """Ends the guards of all rules of this process; a later call starts others."""
+    with _making_guards:
+        guards = list(_guards.values())
+        _guards.clear()
+    for guard in guards:
+        guard.close()
+
+
+def _new_guard(setup: str, may: RulePermissions, source: str | None, serves: bool) -> Guarded:
     name = json.loads(setup)["name"]
     is_built_in = name in plugin_table.BUILTIN["reward"]
     if source is None and not is_built_in:
@@ -365,13 +387,13 @@ def _guarded(term: _Term, answers: Sequence[Completion]) -> list[Result]:
     assert term.guard is not None
     calls = [list(answers)] if term.batched and answers else [[answer] for answer in answers]
     futures = [
-        term.guard.submit({"answers": [_sent(a, term) for a in call]}, num_answers=len(call))
+        term.guard.submit({"answers": [sent_answer(a, term) for a in call]}, num_answers=len(call))
         for call in calls
     ]
     results: list[Result] = []
     for call, future in zip(calls, futures, strict=True):
         try:
-            results += _results_of(future.result(), term, len(call))
+            results += results_of(future.result(), term, len(call))
         except CallFailed as error:
             results += [_error_of(error, term.source)] * len(call)
         tick()
@@ -381,14 +403,14 @@ def _guarded(term: _Term, answers: Sequence[Completion]) -> list[Result]:
 async def _served(term: _Term, answer: Completion) -> Result:
     """Calls an asynchronous rule in its process."""
     assert term.guard is not None
-    sent, loop = {"answers": [_sent(answer, term)]}, asyncio.get_running_loop()
+    sent, loop = {"answers": [sent_answer(answer, term)]}, asyncio.get_running_loop()
     limit_s = None if term.call_s is None else term.call_s + GRACE_S  # it keeps its limit itself
     try:
         future = await loop.run_in_executor(_senders, term.guard.submit, sent)
         async with asyncio.timeout(limit_s):
             reply = await asyncio.wrap_future(future)
         tick()
-        return _results_of(reply, term, 1)[0]
+        return results_of(reply, term, 1)[0]
     except TimeoutError:
         await asyncio.to_thread(term.guard.close)  # it blocks: a later call starts another
         return RewardError(
@@ -400,7 +422,7 @@ async def _served(term: _Term, answer: Completion) -> Result:
         return _error_of(error, term.source)
 
 
-def _sent(answer: Completion, term: _Term) -> dict[str, Any]:
+def sent_answer(answer: Completion, term: _Term) -> dict[str, Any]:
     """Returns what a rule looks at of an answer, as JSON's values."""
     return {name: getattr(answer, name) for name in sorted(term.fields)}
 
@@ -415,7 +437,7 @@ def _received(sent: Mapping[str, Any]) -> Completion:
     return Completion(**{"response": "", **given})
 
 
-def _results_of(reply: Reply, term: _Term, num_answers: int) -> list[Result]:
+def results_of(reply: Reply, term: _Term, num_answers: int) -> list[Result]:
     """Reads what came back from a guard. An answer's code may have written it: nothing in it is believed
     but numbers and texts."""
     _tell_undeclared(reply, term)
@@ -465,7 +487,9 @@ def undeclared_lines(reply: Reply, name: str, function: Any) -> list[str]:
     """Returns the line that registers the rule with what it used, one for each thing that it did not
     declare."""
     may, lines = registry.reward_permissions(name, function), []
-    shown = getattr(registry.find_reward(name), "__name__", name)
+    rule = registry.find_reward(name)
+    owner, _, shown = getattr(rule, "__qualname__", name).rpartition(".")
+    is_of_task = bool(owner) and not owner.endswith("<locals>") and not isinstance(rule, type)
     for permission, value in reply.notes:
         if permission in ("network", "programs"):
             wanted = RulePermissions.of_plain({**may.plain(), permission: True})
@@ -475,7 +499,10 @@ def undeclared_lines(reply: Reply, name: str, function: Any) -> list[str]:
             wanted = replace(may, env=(*may.env, value))
         else:
             continue
-        lines.append(registration_line(name, shown, wanted))
+        if is_of_task:  # which register_task registers
+            lines.append(f"{shown_permissions(wanted)}, in class {owner}")
+        else:
+            lines.append(registration_line(name, shown, wanted))
     return lines
 
 

@@ -7,6 +7,7 @@ A dataclass may have it as an attribute or property ``permissions``, which may d
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -84,10 +85,26 @@ class RulePermissions:
 
 def registration_line(name: str, function: str, permissions: RulePermissions) -> str:
     """Returns the line that registers a rule with these permissions."""
-    words = []
-    for key, value in permissions.declared().items():
-        words.append(f"{key}={list(value) if isinstance(value, tuple) else value!r}")
-    return f"register_reward({', '.join([repr(name), function, *words])})".replace("'", '"')
+    words = ", ".join([_quoted(name), function, *_words(permissions)])
+    return f"register_reward({words})"
+
+
+def shown_permissions(permissions: RulePermissions) -> str:
+    """Returns the line of a class that gives its rule these permissions."""
+    return f"permissions = RulePermissions({', '.join(_words(permissions))})"
+
+
+def _words(permissions: RulePermissions) -> list[str]:
+    return [
+        f"{key}=[{', '.join(map(_quoted, value))}]"
+        if isinstance(value, tuple)
+        else f"{key}={value!r}"
+        for key, value in permissions.declared().items()
+    ]
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
 
 
 def _error(what: str, fix: str) -> ConfigError:

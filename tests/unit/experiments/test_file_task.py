@@ -26,8 +26,8 @@ from realsys.models.from_scratch.tiny_llama import build_tiny_llama
 def functions(monkeypatch: pytest.MonkeyPatch) -> None:
     for kind in ("filter", "reward"):
         monkeypatch.setitem(plugin_table.registered, kind, {})
-    registry.register_reward("graded", lambda response, answer: 0.5)
-    registry.register_reward("lenient", lambda response, answer="": 0.5)
+    registry.register_reward("graded", lambda response, answer: 0.5, trusted=True)
+    registry.register_reward("lenient", lambda response, answer="": 0.5, trusted=True)
     registry.register_filter("easy", lambda record: record["level"] < 3)
 
 
@@ -159,7 +159,7 @@ def test_a_rule_of_ones_own_checks_records_as_it_gets_them(file: str) -> None:
 
         refused: int = -1
 
-    registry.register_reward("close", Close)
+    registry.register_reward("close", Close, trusted=True)
     (told,) = problems(task(file, reward="close"))
     assert told == f"the answer is too large | task.path, {file}:31 | leave it out"
     (told,) = problems(task(file, reward="close", reward_args={"close": {"refused": 2}}))
