@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from realsys.data.sources.reasoning_gym_questions import entry_of
+from realsys.rewards.evaluated_answers import does_more_than_state
 
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
@@ -19,4 +20,6 @@ def reasoning_gym_reward(*, response: str, record: Mapping[str, Any]) -> float:
     data, entry = entry_of(record)
     marked = _ANSWER.findall(response)
     text = marked[-1] if marked else response
+    if does_more_than_state(record["generator"], text):
+        return 0.0
     return float(data.score_answer(text.strip(), entry))

@@ -248,6 +248,7 @@ class _Host:
         names += [n for n in self.permissions.env if n in os.environ]
         return {
             **dict.fromkeys(_ONE_THREAD, "1"),
+            "PYTHONHASHSEED": "0",  # as workers have it: some questions are made again by it
             **{name: os.environ[name] for name in names},
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
         }
