@@ -63,6 +63,7 @@ def hosted_rule() -> HostedRule | None:
             permissions, own_file=told.get("own_file"), used_bytes=_address_bytes()
         )
         kernel.drop_capabilities()
+        walls.raise_common()
     except (Exception, SystemExit) as error:  # user code may raise anything; the other end tells it
         frames.send(replies, Frame(0, BROKEN, json.dumps(_broken(error)).encode()))
         return None

@@ -2,7 +2,8 @@
 
 It denies what sandbox/seccomp_filter.py denies in boxes, and, unless the rule declares them, sockets and
 new processes; signals to other processes; and changes of modes, owners and times of files, which Landlock
-doesn't know. Everything else that concerns files is Landlock's (rule_walls.py).
+doesn't know. Everything else that concerns files is Landlock's (rule_walls.py). In two parts: most of it
+stands around the process that forks already, so that a fork needs a short one.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import ctypes
 import errno
 import platform
 import struct
-from functools import lru_cache
 
 from realsys.rewards.sandbox.kernel_calls import PR_SET_SECCOMP, SECCOMP_MODE_FILTER, prctl
 from realsys.rewards.sandbox.seccomp_filter import DENIED
@@ -37,8 +37,10 @@ _STARTS = {
     "execve": (59, 221), "execveat": (322, 281), "fork": (57, None), "vfork": (58, None),
 }  # fmt: skip
 # The first argument is the process whose limits or whose end it is about.
-_OF_A_PROCESS = {"kill": (62, 129), "tgkill": (234, 131), "rt_sigqueueinfo": (129, 138),
-                 "rt_tgsigqueueinfo": (297, 240)}  # fmt: skip
+_OF_A_PROCESS = {
+    "kill": (62, 129), "tgkill": (234, 131), "rt_sigqueueinfo": (129, 138),
+    "rt_tgsigqueueinfo": (297, 240),
+}  # fmt: skip
 _PRLIMIT, _CLONE, _CLONE3, _SOCKET, _IOCTL = (302, 261), (56, 220), (435, 435), (41, 198), (16, 29)
 _THREAD, _NEW_NAMESPACES = 0x00010000, 0x7E020000  # CLONE_THREAD; every CLONE_NEW*
 _FAMILIES = (2, 10)  # AF_INET, AF_INET6
@@ -52,51 +54,51 @@ _ALLOW, _KILL_PROCESS, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 Instruction = tuple[int, int, int, int]
 
 
-def assemble(machine: str, *, network: bool, programs: bool, pid: int) -> bytes:
-    """Returns the filter's instructions (struct sock_filter, 8 bytes each).
+def assemble_common(machine: str, *, network: bool, programs: bool) -> bytes:
+    """Returns the instructions (struct sock_filter, 8 bytes each) for the process that forks, and its forks.
 
-    Args:
-        pid: of the process itself, the only one that it may signal, unless it may start programs.
+    Not denied is what it does itself: to fork, and to end its forks.
     """
-    head, tail = _fixed(machine, network=network, programs=programs)
-    if programs:
-        return head + tail
     column = list(_ARCHITECTURE).index(machine)
-    own: list[Instruction] = []
-    for numbers in _OF_A_PROCESS.values():
-        own += [(_EQUAL, 0, 4, numbers[column]), (_LOAD, 0, 0, _FIRST_ARGUMENT_AT)]
-        own += [(_EQUAL, 0, 1, pid), (_RETURN, 0, 0, _ALLOW), _refuse(errno.EPERM)]
-    own += [(_EQUAL, 0, 5, _PRLIMIT[column]), (_LOAD, 0, 0, _FIRST_ARGUMENT_AT)]
-    own += [(_EQUAL, 1, 0, 0), (_EQUAL, 0, 1, pid), (_RETURN, 0, 0, _ALLOW), _refuse(errno.EPERM)]
-    return head + _packed(own) + tail
-
-
-@lru_cache(maxsize=8)
-def _fixed(machine: str, *, network: bool, programs: bool) -> tuple[bytes, bytes]:
-    """Returns what comes before and behind the part that names the process."""
-    column = list(_ARCHITECTURE).index(machine)
-    head: list[Instruction] = [(_LOAD, 0, 0, _ARCH_AT), (_EQUAL, 1, 0, _ARCHITECTURE[machine])]
-    head += [(_RETURN, 0, 0, _KILL_PROCESS), (_LOAD, 0, 0, _NUMBER_AT)]
-    if machine == "x86_64":
-        head += [(_AT_LEAST, 0, 1, _X32), _refuse(errno.ENOSYS)]
-    refused = {**DENIED, **_ALWAYS, **({} if programs else _STARTS)}
-    answers = {name: (numbers, errno.EPERM) for name, numbers in refused.items()}
-    if not programs:
-        answers |= {name: (numbers, 0) for name, numbers in _WITHOUT_EFFECT.items()}
-    for numbers, code in answers.values():
+    refused = {name: (numbers, errno.EPERM) for name, numbers in {**DENIED, **_ALWAYS}.items()}
+    refused |= {} if programs else {n: (numbers, 0) for n, numbers in _WITHOUT_EFFECT.items()}
+    program = _beginning(machine)
+    for numbers, code in refused.values():
         if (number := numbers[column]) is not None:
-            head += [(_EQUAL, 0, 1, number), _refuse(code)]
+            program += [(_EQUAL, 0, 1, number), _refuse(code)]
     # ENOSYS: libc then uses clone, whose flags a filter can read
-    head += [(_EQUAL, 0, 1, _CLONE3[column]), _refuse(errno.ENOSYS)]
-    tail: list[Instruction] = [(_EQUAL, 0, 6, _CLONE[column]), (_LOAD, 0, 0, _FIRST_ARGUMENT_AT)]
-    tail += [(_ANY_BIT, 0, 1, _NEW_NAMESPACES), _refuse(errno.EPERM)]
-    thread = (_ANY_BIT, 1, 0, _THREAD) if not programs else (_ANY_BIT, 1, 1, _THREAD)
-    tail += [thread, _refuse(errno.EPERM), (_RETURN, 0, 0, _ALLOW)]
-    tail += _of_sockets(_SOCKET[column], network)
-    tail += [(_EQUAL, 0, 4, _IOCTL[column]), (_LOAD, 0, 0, _SECOND_ARGUMENT_AT)]
-    tail += [(_EQUAL, 1, 0, _IOCTLS[0]), (_EQUAL, 0, 1, _IOCTLS[1]), _refuse(errno.EPERM)]
-    tail += [(_RETURN, 0, 0, _ALLOW)]
-    return _packed(head), _packed(tail)
+    program += [(_EQUAL, 0, 1, _CLONE3[column]), _refuse(errno.ENOSYS)]
+    program += [(_EQUAL, 0, 4, _CLONE[column]), (_LOAD, 0, 0, _FIRST_ARGUMENT_AT)]
+    program += [(_ANY_BIT, 0, 1, _NEW_NAMESPACES), _refuse(errno.EPERM), (_RETURN, 0, 0, _ALLOW)]
+    program += _of_sockets(_SOCKET[column], network)
+    program += [(_EQUAL, 0, 4, _IOCTL[column]), (_LOAD, 0, 0, _SECOND_ARGUMENT_AT)]
+    program += [(_EQUAL, 1, 0, _IOCTLS[0]), (_EQUAL, 0, 1, _IOCTLS[1]), _refuse(errno.EPERM)]
+    return _packed([*program, (_RETURN, 0, 0, _ALLOW)])
+
+
+def assemble_own(machine: str, *, pid: int) -> bytes:
+    """Returns the instructions for a fork that may start nothing, and signal only itself, ``pid``."""
+    column = list(_ARCHITECTURE).index(machine)
+    program = _beginning(machine)
+    for numbers in _STARTS.values():
+        if (number := numbers[column]) is not None:
+            program += [(_EQUAL, 0, 1, number), _refuse(errno.EPERM)]
+    for numbers in _OF_A_PROCESS.values():
+        program += [(_EQUAL, 0, 4, numbers[column]), (_LOAD, 0, 0, _FIRST_ARGUMENT_AT)]
+        program += [(_EQUAL, 0, 1, pid), (_RETURN, 0, 0, _ALLOW), _refuse(errno.EPERM)]
+    program += [(_EQUAL, 0, 5, _PRLIMIT[column]), (_LOAD, 0, 0, _FIRST_ARGUMENT_AT)]
+    program += [(_EQUAL, 1, 0, 0), (_EQUAL, 0, 1, pid), (_RETURN, 0, 0, _ALLOW)]
+    program += [_refuse(errno.EPERM), (_EQUAL, 0, 3, _CLONE[column])]
+    program += [(_LOAD, 0, 0, _FIRST_ARGUMENT_AT), (_ANY_BIT, 1, 0, _THREAD)]
+    return _packed([*program, _refuse(errno.EPERM), (_RETURN, 0, 0, _ALLOW)])
+
+
+def _beginning(machine: str) -> list[Instruction]:
+    found: list[Instruction] = [(_LOAD, 0, 0, _ARCH_AT), (_EQUAL, 1, 0, _ARCHITECTURE[machine])]
+    found += [(_RETURN, 0, 0, _KILL_PROCESS), (_LOAD, 0, 0, _NUMBER_AT)]
+    if machine == "x86_64":
+        found += [(_AT_LEAST, 0, 1, _X32), _refuse(errno.ENOSYS)]
+    return found
 
 
 def _of_sockets(number: int, network: bool) -> list[Instruction]:

@@ -125,21 +125,23 @@ class RuleWalls:
         _set_limit(resource.RLIMIT_AS, self._address_bytes)
         _set_limit(resource.RLIMIT_FSIZE, FILE_BYTES)
 
-    def raise_around(self, ruleset: int) -> None:
-        """Raises the walls around this process. It has given up all privileges before."""
-        if ruleset >= 0:
-            kernel.syscall(_RESTRICT_SELF, ruleset, 0)
-            os.close(ruleset)
+    def raise_common(self) -> None:
+        """Raises what stands around the host and all its forks. It has given up all privileges before."""
         if self._filters:
             may = self._permissions
             rule_filter.install(
-                rule_filter.assemble(
-                    platform.machine(),
-                    network=may.network,
-                    programs=may.programs,
-                    pid=os.getpid(),
+                rule_filter.assemble_common(
+                    platform.machine(), network=may.network, programs=may.programs
                 )
             )
+
+    def raise_around(self, ruleset: int) -> None:
+        """Raises the other walls around this process, for one folder's rules."""
+        if ruleset >= 0:
+            kernel.syscall(_RESTRICT_SELF, ruleset, 0)
+            os.close(ruleset)
+        if self._filters and not self._permissions.programs:
+            rule_filter.install(rule_filter.assemble_own(platform.machine(), pid=os.getpid()))
 
 
 def _set_limit(kind: int, soft: int, hard: int | None = None) -> None:
