@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from realsys.data.sources.reasoning_gym_questions import entry_of
-from realsys.rewards.evaluated_answers import does_more_than_state
+from realsys.rewards.guard.evaluated_answers import does_more_than_state
 
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 

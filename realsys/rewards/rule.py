@@ -62,7 +62,7 @@ _one_at_a_time = threading.Lock()
 _senders = ThreadPoolExecutor(4, thread_name_prefix="calls of rules")
 _guards: dict[str, Guarded] = {}  # of this process, by rule, arguments and permissions
 _making_guards = threading.Lock()
-_told: set[str] = set()  # lines of permissions that were named in the log
+_logged: set[str] = set()  # lines of permissions that were named in the log
 
 logger = logging.getLogger(__name__)
 
@@ -440,7 +440,7 @@ def _received(sent: Mapping[str, Any]) -> Completion:
 def results_of(reply: Reply, term: _Term, num_answers: int) -> list[Result]:
     """Reads what came back from a guard. An answer's code may have written it: nothing in it is believed
     but numbers and texts."""
-    _tell_undeclared(reply, term)
+    _log_undeclared(reply, term)
     given = reply.result
     if not isinstance(given, list) or len(given) != num_answers:
         return [_error_of(CallFailed(DIED, "it gave no scores"), term.source)] * num_answers
@@ -471,11 +471,11 @@ def _plain_result(result: Result) -> dict[str, Any]:
     return {"error": kind, "what": what, "where": where, "fix": fix}
 
 
-def _tell_undeclared(reply: Reply, term: _Term) -> None:
+def _log_undeclared(reply: Reply, term: _Term) -> None:
     """Warns once of each permission that a rule, or an answer's text, would have needed."""
     for line in undeclared_lines(reply, term.name, term.function):
-        if line not in _told:
-            _told.add(line)
+        if line not in _logged:
+            _logged.add(line)
             logger.warning(
                 "%s, or an answer's text, used what it does not declare; if it is the rule: %s",
                 term.source,

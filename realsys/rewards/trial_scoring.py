@@ -13,7 +13,13 @@ from realsys.api import registry
 from realsys.api.basics.reward import Completion
 from realsys.api.errors import ConfigError, RewardError
 from realsys.rewards.guard.guarded import CallFailed, Reply
-from realsys.rewards.rule import RewardRule, results_of, sent_answer, undeclared_lines
+from realsys.rewards.rule import (
+    RewardRule,
+    close_guards,
+    results_of,
+    sent_answer,
+    undeclared_lines,
+)
 
 
 def problems_of_rule(
@@ -51,7 +57,7 @@ def problems_of_rule(
             )
             return [ConfigError(f"reward rule {name!r}: {error.text}", where=where, fix=fix)]
         finally:
-            term.guard.close()
+            close_guards()
     if lines := undeclared_lines(reply, name, term.function):
         return [
             ConfigError(

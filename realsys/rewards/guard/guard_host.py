@@ -40,7 +40,7 @@ _ENDED_BY = {
 
 
 @dataclass(kw_only=True)
-class _Slot:
+class _ForkSlot:
     """A place for one fork at a time, with the folder that it may write in."""
 
     folder: str
@@ -58,7 +58,7 @@ def main() -> int:
     if rule is None:
         return 1
     base = tempfile.mkdtemp(prefix="realsys-rule-")
-    host = _Host(rule, base, int(sys.argv[1]))
+    host = _ForkingHost(rule, base, int(sys.argv[1]))
     try:
         host.serve()
     except BrokenPipeError:  # nobody reads the replies any more
@@ -69,15 +69,15 @@ def main() -> int:
     return 0
 
 
-class _Host:
+class _ForkingHost:
     def __init__(self, rule: HostedRule, base: str, at_once: int) -> None:
         self._rule, self._pid = rule, os.getpid()
         self._waiting: list[Frame] = []
-        self._slots: list[_Slot] = []
+        self._slots: list[_ForkSlot] = []
         for number in range(at_once):
             folder = os.path.join(base, str(number))
             os.mkdir(folder, 0o700)
-            self._slots.append(_Slot(folder=folder, ruleset=rule.walls.ruleset(folder)))
+            self._slots.append(_ForkSlot(folder=folder, ruleset=rule.walls.ruleset(folder)))
 
     def serve(self) -> None:
         """Forks for calls as slots get free; returns when the caller has closed its end."""
@@ -118,7 +118,7 @@ class _Host:
 
     # ---- one call -------------------------------------------------------------------------------
 
-    def _start(self, slot: _Slot, frame: Frame) -> None:
+    def _start(self, slot: _ForkSlot, frame: Frame) -> None:
         call = json.loads(frame.body)
         if before_fork := getattr(self._rule.call, "before_fork", None):
             with suppress(Exception):  # the fork will meet it again, and say so
@@ -134,7 +134,7 @@ class _Host:
         slot.pid = pid
 
     def _run(
-        self, slot: _Slot, write: int, arguments: dict[str, Any], num_answers: int, seed: bytes
+        self, slot: _ForkSlot, write: int, arguments: dict[str, Any], num_answers: int, seed: bytes
     ) -> NoReturn:
         """Scores in the fork, and ends."""
         try:
@@ -167,7 +167,7 @@ class _Host:
         except BaseException:  # a fork must never return
             os._exit(1)
 
-    def _close_others(self, slot: _Slot) -> None:
+    def _close_others(self, slot: _ForkSlot) -> None:
         """Closes what only the host is to have; what the rule opened when it was made stays open."""
         devnull = os.open(os.devnull, os.O_RDONLY)
         os.dup2(devnull, REQUESTS)
@@ -179,7 +179,7 @@ class _Host:
                 os.close(other.ruleset)
         os.close(self._rule.replies)
 
-    def _read(self, slot: _Slot) -> None:
+    def _read(self, slot: _ForkSlot) -> None:
         more = os.read(slot.pipe, 1 << 16)
         slot.reply += more
         if len(slot.reply) > LONGEST_REPLY:
@@ -193,7 +193,7 @@ class _Host:
             )
             self._settle(slot, Frame(slot.number, ENDED, why.encode()), is_gone=True)
 
-    def _settle(self, slot: _Slot, reply: Frame, *, is_gone: bool = False) -> None:
+    def _settle(self, slot: _ForkSlot, reply: Frame, *, is_gone: bool = False) -> None:
         """Sends the reply of a call and ends its fork, with all that it left."""
         os.close(slot.pipe)
         frames.send(self._rule.replies, reply)
@@ -234,7 +234,7 @@ class _Host:
         self._end_left()
 
 
-def _reply_of(slot: _Slot) -> Frame | None:
+def _reply_of(slot: _ForkSlot) -> Frame | None:
     """Returns the fork's reply once it is whole; one that is not a reply to its call says so."""
     received = slot.reply
     try:

@@ -44,7 +44,7 @@ _INHERITED = ("PATH", "HOME", "LANG", "TMPDIR", "LD_LIBRARY_PATH", "PYTHONHASHSE
 # Several answers at once share the cores; and a fork of a process with threads would lose them.
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 CPU_TIME, WALL_TIME, MEMORY, RAISED, DIED = "cpu_time", "wall_time", "memory", "raised", "died"
-_told_lacking: set[str] = set()
+_logged_lacking: set[str] = set()
 
 
 class CallFailed(Exception):
@@ -109,7 +109,7 @@ class Guarded:
         }
         self.at_once = at_once or min(MOST_FORKS, len(os.sched_getaffinity(0)))
         self._lock = threading.Lock()
-        self._host: _Host | None = None
+        self._host: _HostProcess | None = None
 
     def call(self, **arguments: Any) -> Any:
         """Calls the function and returns its result.
@@ -121,18 +121,6 @@ class Guarded:
         if inside.is_inside():
             return self._call_here(arguments)
         return self.submit(arguments).result().result
-
-    def call_each(self, calls: Sequence[Mapping[str, Any]]) -> list[Any]:
-        """Calls the function for each, several at once; returns results in order, a CallFailed for a call
-        that has none. Errors: as ``call``."""
-        futures = [self.submit(arguments) for arguments in calls]
-        found: list[Any] = []
-        for future in futures:
-            try:
-                found.append(future.result().result)
-            except CallFailed as error:
-                found.append(error)
-        return found
 
     def submit(self, arguments: Mapping[str, Any], *, num_answers: int = 1) -> Future[Reply]:
         """Starts a call; blocks while too many are under way. Its future raises CallFailed.
@@ -166,14 +154,14 @@ class Guarded:
         except Exception as error:
             raise CallFailed(RAISED, f"{type(error).__name__}: {error}"[:500]) from error
 
-    def _running(self) -> _Host:
+    def _running(self) -> _HostProcess:
         with self._lock:
             if self._host is not None and self._host.is_usable:
                 return self._host
             if self._host is not None:
                 self._host.end()
                 atexit.unregister(self.close)
-            self._host = _Host(
+            self._host = _HostProcess(
                 SERVING if self._serves else FORKING,
                 self._start,
                 self.permissions,
@@ -194,7 +182,7 @@ class _Waiting:
 
 
 @dataclass(eq=False)
-class _Host:
+class _HostProcess:
     """One process and the calls that it has; started when it is made.
 
     Raises:
@@ -237,7 +225,7 @@ class _Host:
         if hello is None or hello.kind != HELLO:
             self.end()
             raise self._start_error(hello)
-        self._tell_lacking(json.loads(hello.body)["lacking"])
+        self._log_lacking(json.loads(hello.body)["lacking"])
         self._reader = threading.Thread(
             target=self._read_replies, name=f"guard of {self.start['target']}", daemon=True
         )
@@ -378,23 +366,23 @@ class _Host:
 
     def _start_error(self, hello: Frame | None) -> RealsysError:
         target = str((self.start.get("setup") or {}).get("name", self.start["target"]))
-        told = json.loads(hello.body) if hello is not None and hello.kind == BROKEN else {}
-        made = getattr(errors, told.get("kind") or "", None)
+        reply = json.loads(hello.body) if hello is not None and hello.kind == BROKEN else {}
+        made = getattr(errors, reply.get("kind") or "", None)
         if isinstance(made, type) and issubclass(made, RealsysError):
-            return made(told["what"], where=told["where"], fix=told["fix"])
+            return made(reply["what"], where=reply["where"], fix=reply["fix"])
         module = self.start["target"].partition(":")[0]
         return ClusterError(
             "the process for reward rules can't be started: "
-            + told.get("what", "it does not answer"),
+            + reply.get("what", "it does not answer"),
             where=target,
             fix=f"try it: python -c 'import {module}' in the environment of the workers",
         )
 
     @staticmethod
-    def _tell_lacking(lacking: Mapping[str, str]) -> None:
+    def _log_lacking(lacking: Mapping[str, str]) -> None:
         for name, text in lacking.items():
-            if name not in _told_lacking:
-                _told_lacking.add(name)
+            if name not in _logged_lacking:
+                _logged_lacking.add(name)
                 logger.warning("this node has no %s: %s (docs/rewards.md)", name, text)
 
 
@@ -403,11 +391,11 @@ def _read_reply(frame: Frame) -> Reply:
     try:
         if frame.kind != RESULT:
             raise ValueError(f"a frame of kind {frame.kind!r}")
-        told = json.loads(frame.body)
-        notes = tuple((str(a), str(b)) for a, b in told.get("notes", ()))
-        raised = told.get("raised")
+        reply = json.loads(frame.body)
+        notes = tuple((str(a), str(b)) for a, b in reply.get("notes", ()))
+        raised = reply.get("raised")
         if raised is None:
-            return Reply(told["result"], notes)
+            return Reply(reply["result"], notes)
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise CallFailed(DIED, "its process gave no reply to its call") from error
     raise CallFailed(RAISED, str(raised)[:500])

@@ -39,7 +39,7 @@ class HostedRule:
 
 
 def hosted_rule() -> HostedRule | None:
-    """Reads the first frame and makes the function that it names; None: it failed, which has been told.
+    """Reads the first frame and makes the function that it names; None: it failed, which the caller knows.
 
     A function that takes its time is killed by SIGALRM: nobody waits for it any longer.
     """
@@ -50,17 +50,17 @@ def hosted_rule() -> HostedRule | None:
         signal.signal(death, signal.SIG_DFL)
     signal.alarm(START_S)
     received = bytearray()
-    start = next_frame(received)
-    if start is None or start.kind != START:
+    first = next_frame(received)
+    if first is None or first.kind != START:
         return None
     try:
-        told = json.loads(start.body)
-        permissions = RulePermissions.of_plain(told["permissions"])
+        start = json.loads(first.body)
+        permissions = RulePermissions.of_plain(start["permissions"])
         inside.watch()
-        call = _made(told)
+        call = _made(start)
         adopt_orphans()
         walls = rule_walls.RuleWalls(
-            permissions, own_file=told.get("own_file"), used_bytes=_address_bytes()
+            permissions, own_file=start.get("own_file"), used_bytes=_address_bytes()
         )
         kernel.drop_capabilities()
         walls.raise_common()
@@ -86,13 +86,13 @@ def next_frame(received: bytearray) -> Frame | None:
     return frame
 
 
-def _made(told: dict[str, Any]) -> Callable[..., Any]:
-    if told["imports"] is not None:
-        registry.load_plugins(told["imports"])
-    module, _, name = told["target"].partition(":")
+def _made(start: dict[str, Any]) -> Callable[..., Any]:
+    if start["imports"] is not None:
+        registry.load_plugins(start["imports"])
+    module, _, name = start["target"].partition(":")
     target = getattr(importlib.import_module(module), name)
-    made: Callable[..., Any] = target(told["setup"]) if told["setup"] is not None else target
-    own = sys.modules[module] if told["setup"] is None else made
+    made: Callable[..., Any] = target(start["setup"]) if start["setup"] is not None else target
+    own = sys.modules[module] if start["setup"] is None else made
     if (prepare := getattr(own, "prepare", None)) is not None:
         prepare()
     return made

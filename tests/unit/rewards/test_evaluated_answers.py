@@ -12,7 +12,7 @@ from realsys.api import registry
 from realsys.api.basics.reward import Completion, Score
 from realsys.api.errors import RewardError
 from realsys.data.sources.reasoning_gym_questions import question_of
-from realsys.rewards.evaluated_answers import BY_EVAL, BY_SYMPY, does_more_than_state
+from realsys.rewards.guard.evaluated_answers import BY_EVAL, BY_SYMPY, does_more_than_state
 from realsys.rewards.guard.guarded import Guarded
 from realsys.rewards.reasoning_gym_rule import reasoning_gym_reward
 from realsys.rewards.rule import RewardRule, close_guards
@@ -44,7 +44,7 @@ def test_code_in_an_answer_is_never_run_and_the_known_answer_scores_1(tmp_path: 
     code = PAYLOAD.format(mark=mark)
     forms = [code, f"[{code}]", f"[[{code}]]", f"[str({code})]", f"<answer>{code}</answer>"]
     made = Guarded("realsys.data.sources.reasoning_gym_questions:question_of")  # with its hash seed
-    knowns = [known for _, known in made.call_each([{"record": record(g)} for g in EVALUATE])]
+    knowns = [made.call(record=record(generator))[1] for generator in EVALUATE]
     made.close()
     for generator, known in zip(EVALUATE, knowns, strict=True):
         found = scored(generator, *forms, known)
