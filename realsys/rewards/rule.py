@@ -410,6 +410,7 @@ async def _served(term: _Term, answer: Completion) -> Result:
         async with asyncio.timeout(limit_s):
             reply = await asyncio.wrap_future(future)
         tick()
+        _raise_cluster_error(reply)
         return results_of(reply, term, 1)[0]
     except TimeoutError:
         await asyncio.to_thread(term.guard.close)  # it blocks: a later call starts another
@@ -420,6 +421,13 @@ async def _served(term: _Term, answer: Completion) -> Result:
         )
     except CallFailed as error:
         return _error_of(error, term.source)
+
+
+def _raise_cluster_error(reply: Reply) -> None:
+    """Raises what ends the run, of a process that evaluates no answer's text."""
+    given = reply.result[0] if isinstance(reply.result, list) and reply.result else {}
+    if given.get("error") == ClusterError.__name__:
+        raise ClusterError(given["what"], where=given["where"], fix=given["fix"])
 
 
 def sent_answer(answer: Completion, term: _Term) -> dict[str, Any]:
@@ -464,7 +472,7 @@ def _result_of(given: Any, term: _Term) -> Result:
         return _error_of(CallFailed(DIED, "it gave no scores"), term.source)
 
 
-def _plain_result(result: Result) -> dict[str, Any]:
+def _plain_result(result: Result | ClusterError) -> dict[str, Any]:
     if isinstance(result, Score):
         return {"value": result.value, "correct": result.correct, "parts": dict(result.parts)}
     kind, (what, where, fix) = type(result).__name__, (result.what, result.where, result.fix)
@@ -579,7 +587,10 @@ class _Served:
 
     async def __call__(self, answers: Sequence[Mapping[str, Any]]) -> list[Any]:
         (answer,) = answers
-        return [_plain_result(await RewardRule._of_term(self._term, _received(answer)))]
+        try:
+            return [_plain_result(await RewardRule._of_term(self._term, _received(answer)))]
+        except ClusterError as error:  # which ends the run, in the process that asked
+            return [_plain_result(error)]
 
 
 # ---- in this process -----------------------------------------------------------------------------

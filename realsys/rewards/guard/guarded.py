@@ -225,7 +225,7 @@ class _HostProcess:
         if hello is None or hello.kind != HELLO:
             self.end()
             raise self._start_error(hello)
-        self._log_lacking(json.loads(hello.body)["lacking"])
+        self._log_hello(json.loads(hello.body))
         self._reader = threading.Thread(
             target=self._read_replies, name=f"guard of {self.start['target']}", daemon=True
         )
@@ -378,9 +378,14 @@ class _HostProcess:
             fix=f"try it: python -c 'import {module}' in the environment of the workers",
         )
 
-    @staticmethod
-    def _log_lacking(lacking: Mapping[str, str]) -> None:
-        for name, text in lacking.items():
+    def _log_hello(self, hello: Mapping[str, Any]) -> None:
+        if hello["threads"] > 1 and not self.serves:
+            logger.warning(
+                "%s has %d threads once it is imported, of which a fork has one: start them in the rule",
+                self.start["target"],
+                hello["threads"],
+            )
+        for name, text in hello["lacking"].items():
             if name not in _logged_lacking:
                 _logged_lacking.add(name)
                 logger.warning("this node has no %s: %s (docs/rewards.md)", name, text)

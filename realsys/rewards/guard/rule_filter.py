@@ -55,7 +55,7 @@ Instruction = tuple[int, int, int, int]
 
 
 def assemble_common(machine: str, *, network: bool, programs: bool) -> bytes:
-    """Returns the instructions (struct sock_filter, 8 bytes each) for the process that forks, and its forks.
+    """Returns the instructions (struct sock_filter, 8 bytes each) for what forks, and its forks.
 
     Not denied is what it does itself: to fork, and to end its forks.
     """

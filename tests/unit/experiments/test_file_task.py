@@ -146,6 +146,33 @@ def test_records_that_a_rule_can_not_score_are_told(
     assert "in its field 'checks'" in wrong
 
 
+RULES = """
+import socket
+from realsys.api.registry import register_reward
+
+def asks(response, answer):
+    return float(socket.create_connection(("127.0.0.1", 9)) is None)
+
+def raises(response, answer):
+    return 1.0 / 0.0
+
+register_reward("asks", asks)
+register_reward("raises", raises)
+register_reward("here", raises, trusted=True)
+"""
+
+
+def test_a_plan_says_which_line_lets_a_rule_do_what_it_does(file: str, tmp_path: Path) -> None:
+    (tmp_path / "asking_rules.py").write_text(RULES)
+    registry.load_plugins([str(tmp_path / "asking_rules.py")])
+    (undeclared,) = problems(task(file, reward="asks + 0.5*raises"))
+    assert undeclared.endswith('register_reward("asks", asks, network=True)')
+    assert task(file, reward="raises + here").trusted_rules() == ("here",)
+    run = grpo(task(file, reward="here"), train_bs_n_seqs=8)
+    assert run.trusted_rules() == ("here",)
+    assert [remark for remark in run.remarks(()) if "here" in remark and "trusted" in remark]
+
+
 def test_a_rule_of_ones_own_checks_records_as_it_gets_them(file: str) -> None:
     @dataclass(kw_only=True)
     class Close:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from realsys.api.basics.rule_permissions import RulePermissions
+from realsys.api.errors import ClusterError
 from realsys.api.registry import register_reward
 
 SEEN: list[str] = []
@@ -164,6 +165,11 @@ async def service(response: str) -> float:
     return os.getpid() if response == "0" else float(len(SEEN) > 0)
 
 
+async def broken(response: str) -> float:
+    """What no answer would fare better with."""
+    raise ClusterError("no user namespaces", where="n1", fix="enable them")
+
+
 async def asks(response: str) -> float:
     """Connects without blocking."""
     _, writer = await asyncio.open_connection("127.0.0.1", int(response))
@@ -171,7 +177,7 @@ async def asks(response: str) -> float:
     return 1.0
 
 
-for rule in (length, poisons, noise, sees, forges, service, asks):
+for rule in (length, poisons, noise, sees, forges, service, asks, broken):
     register_reward(rule.__name__, rule)
 register_reward("uses", uses, cpu_s=1.0, memory_mib=64)
 register_reward("uses_quickly", uses, deadline_s=1.0)

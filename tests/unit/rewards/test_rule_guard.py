@@ -15,7 +15,7 @@ import pytest
 from realsys.api import registry
 from realsys.api.basics import plugin_table
 from realsys.api.basics.reward import Completion, Score
-from realsys.api.errors import ConfigError, RewardError
+from realsys.api.errors import ClusterError, ConfigError, RewardError
 from realsys.rewards import rule as rule_module
 from realsys.rewards.guard import rule_filter, rule_walls
 from realsys.rewards.rule import RewardRule
@@ -231,6 +231,11 @@ def test_asynchronous_rules_share_one_process() -> None:
     found = values("service", *texts)
     assert found[0] == found[-1] != os.getpid()
     assert set(found[1:-1]) == {1.0}
+
+
+def test_what_ends_a_run_does_so_from_the_process_of_an_asynchronous_rule() -> None:
+    with pytest.raises(ClusterError, match="no user namespaces"):
+        results("broken", "")
 
 
 def test_a_rule_that_no_other_process_can_find_is_refused() -> None:
