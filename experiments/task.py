@@ -23,6 +23,7 @@ from experiments.parts.agent_files import (
     located_env_args,
 )
 from experiments.parts.chosen_settings import MeasuredQuestions
+from experiments.parts.held_out_records import ReadQuestions, files_of
 from experiments.parts.question_files import (
     absolute,
     answer_problems,
@@ -48,8 +49,8 @@ from realsys.api.model import DatasetAbstraction
 from realsys.api.options import option
 from realsys.api.plain import from_plain, to_plain
 from realsys.api.worker_configs import CurriculumControl, RolloutWorker
+from realsys.data.sources.dataset_arguments import DROP, REFUSE, MathRecordsArguments
 from realsys.data.sources.dataset_arguments import Columns as Columns
-from realsys.data.sources.dataset_arguments import MathRecordsArguments
 
 T = TypeVar("T", bound="type[Task]")
 TEST_PERCENT = 10  # of a generated task's questions, by what they say
@@ -69,8 +70,12 @@ class Task(Choice, abc.ABC):
     own_agent: ClassVar[str] = ""  # one that plays only tasks of this kind
 
     eval_size: int = option(500, "held-out questions", ge=0)
-    max_prompt_len: int = option(
-        128, "longest question; a longer one is an error", unit="tokens", ge=1
+    max_prompt_len: int = option(128, "longest question; see long_prompts", unit="tokens", ge=1)
+    long_prompts: str = option(
+        REFUSE,
+        "a question longer than max_prompt_len is an error before step 1 (refuse), or left out and counted "
+        "(drop), of held-out questions too; none is ever cut",
+        choices=(REFUSE, DROP),
     )
     shuffle: bool = option(True, "a new order each epoch")
     reward: str | None = option(
@@ -116,6 +121,11 @@ class Task(Choice, abc.ABC):
     def longest_prompt(self) -> int:
         """Tokens of the longest question that is allowed."""
         return self.max_prompt_len
+
+    @property
+    def _of_long_prompts(self) -> dict[str, Any]:
+        """Argument of the data sets, where it is not the default's."""
+        return {"long_prompts": self.long_prompts} if self.long_prompts != REFUSE else {}
 
     @property
     def curriculum_control(self) -> CurriculumControl | None:
@@ -259,6 +269,10 @@ class Task(Choice, abc.ABC):
         """Files that the questions come from."""
         return ()
 
+    def read_questions(self, setting: str) -> Iterator[ReadQuestions]:
+        """Yields what it reads and holds out of files, as the task that stands at ``setting``."""
+        yield from ()
+
     def with_absolute_paths(self) -> Task:
         """Returns the task with its files as they are named from the present folder."""
         return self
@@ -334,6 +348,7 @@ class FileTask(Task):
             "keep": list(self.keep),
             "transform": list(self.transform),
             "whole_answers": self.whole_answers,
+            **self._of_long_prompts,
         }
         return {
             "path": absolute(self.path),
@@ -365,8 +380,6 @@ class FileTask(Task):
 
     def remarks(self, tokenizer_dir: str | None) -> Iterator[str]:
         """Reports how many questions of large files were counted, and what filters drop."""
-        if self.path is not None and absolute(self.path) == absolute(self.eval_path):
-            yield "task.eval_path is task.path: the held-out records are those that are trained on"
         yield from sampled_warnings(self._data, tokenizer_dir)
 
     def measured(self, tokenizer_dir: str) -> MeasuredQuestions | None:
@@ -376,6 +389,19 @@ class FileTask(Task):
     def input_files(self) -> tuple[str, ...]:
         """The question files."""
         return question_files(self._data)
+
+    def read_questions(self, setting: str) -> Iterator[ReadQuestions]:
+        """Yields its files, unless its questions are made."""
+        if self.path is not None:
+            yield ReadQuestions(
+                setting=setting,
+                path=self.path,
+                eval_path=self.eval_path,
+                eval_size=self.eval_size,
+                files=files_of(self.path),
+                eval_files=files_of(self.eval_path),
+                keep=self.keep,
+            )
 
     def with_absolute_paths(self) -> Task:
         """Returns it with the paths of its records absolute."""
@@ -482,7 +508,8 @@ class GeneratedTask(Task):
 
     def data_args(self) -> dict[str, Any]:
         """The task itself, from which a worker makes its questions."""
-        return {"task": to_plain(self), "max_prompt_len": self.max_prompt_len}
+        args = {"task": to_plain(self), "max_prompt_len": self.max_prompt_len}
+        return {**args, **self._of_long_prompts}
 
     def input_files(self) -> tuple[str, ...]:
         """The file of the class: other code makes other questions."""
@@ -536,7 +563,9 @@ class GeneratedTask(Task):
             return
         if self.reward is None and not list(rule_problems(self.rule, {}, where="")):
             where = f"task {self.kind!r}, score"
-            yield from trial_problems(self.rule, {}, right_answer(record), where=where)
+            yield from trial_problems(
+                self.rule, self.reward_args.get(self.rule, {}), right_answer(record), where=where
+            )
 
 
 def _raised(kind: str, what: str, error: Exception) -> ConfigError:

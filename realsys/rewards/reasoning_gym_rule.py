@@ -1,25 +1,44 @@
 """Rule ``reasoning_gym``: the scorer of the generator that made a question.
 
-The answer is what stands in the last ``<answer>…</answer>``, else the whole response.
+The answer is what stands in the last ``<answer>…</answer>`` behind the thoughts, else all that does.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from realsys.api.basics.thoughts import FinalTextRule
 from realsys.data.sources.reasoning_gym_questions import entry_of
 from realsys.rewards.guard.evaluated_answers import does_more_than_state
 
-_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_OPENING, _CLOSING = "<answer>", "</answer>"
 
 
-def reasoning_gym_reward(*, response: str, record: Mapping[str, Any]) -> float:
-    """Returns the scorer's number, from 0 to 1."""
-    data, entry = entry_of(record)
-    marked = _ANSWER.findall(response)
-    text = marked[-1] if marked else response
-    if does_more_than_state(record["generator"], text):
-        return 0.0
-    return float(data.score_answer(text.strip(), entry))
+@dataclass(kw_only=True)
+class ReasoningGymRule(FinalTextRule):
+    """The scorer's number, from 0 to 1."""
+
+    def __call__(self, response: str, record: Mapping[str, Any], final: str | None = None) -> float:
+        """Returns the score. Raises whatever the scorer does."""
+        text = self.text_of(response, final)
+        if text is None:
+            return 0.0
+        text = marked_answer(text).strip()
+        if does_more_than_state(record["generator"], text):
+            return 0.0
+        data, entry = entry_of(record)
+        return float(data.score_answer(text, entry))
+
+
+def marked_answer(text: str) -> str:
+    """Returns what stands in the last ``<answer>…</answer>``, else the whole text."""
+    found, at = text, 0
+    while (begin := text.find(_OPENING, at)) >= 0:
+        begin += len(_OPENING)
+        end = text.find(_CLOSING, begin)
+        if end < 0:  # looked for once: not behind each of thousands that open
+            break
+        found, at = text[begin:end], end + len(_CLOSING)
+    return found

@@ -103,7 +103,7 @@ def children(pid: int) -> list[str]:
 
 
 def wait_until_nothing_is_left(sandbox: Sandbox) -> None:
-    deadline_s = time.monotonic() + 30
+    deadline_s = time.monotonic() + 240
     while left := processes_left(sandbox):
         assert time.monotonic() < deadline_s, left
         time.sleep(0.02)
@@ -111,8 +111,9 @@ def wait_until_nothing_is_left(sandbox: Sandbox) -> None:
 
 def attempt(sandbox: Sandbox, attack: Attack, host: Host) -> BoxOutcome:
     argv = ["/bin/bash", "-c", attack.code] if attack.shell else python_argv(PRELUDE + attack.code)
-    wall_s, cpu_s = {("exit",): (60, 60), ("cpu_time",): (60, 1)}.get(attack.ended, (3, 3))
-    limits = replace(LIMITS, wall_s=wall_s, cpu_s=cpu_s)
+    within_s = {("exit",): (60, 60), ("memory",): (60, 60), ("cpu_time",): (60, 1)}
+    wall_s, cpu_s = within_s.get(attack.ended, (3, 3))
+    limits = replace(LIMITS, wall_s=wall_s, cpu_s=cpu_s, memory_bytes=attack.memory_bytes)
     return sandbox.run_each(
         [(argv, b"")],
         env=host.environment,

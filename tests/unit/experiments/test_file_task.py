@@ -195,12 +195,6 @@ def test_a_rule_of_ones_own_checks_records_as_it_gets_them(file: str) -> None:
     )
 
 
-def test_records_that_are_trained_on_are_not_held_out(file: str) -> None:
-    (told,) = task(file, eval_path=file).remarks(None)
-    assert told.startswith("task.eval_path is task.path")
-    assert list(task(file).remarks(None)) == []
-
-
 def test_fine_tuning_on_records_without_answers_is_told(tmp_path: Path) -> None:
     path = tmp_path / "q.jsonl"
     path.write_text('{"prompt": "a"}\n' * 20)
@@ -226,6 +220,25 @@ def test_settings_of_a_template_are_checked_with_the_model(file: str, tmp_path: 
     for more in ({"system": "Be brief. " * 10}, {"template_args": {"style": "plain " * 20}}):
         (told,) = problems(task(file, **plain, **more), str(model))
         assert "questions are longer than 16 tokens" in told
+        (told,) = problems(task(file, **plain, **more, long_prompts="drop"), str(model))
+        assert told.startswith("all questions that were counted are longer than 16 tokens")
+
+
+def test_long_prompts_that_are_left_out_are_told(file: str, tmp_path: Path) -> None:
+    model = tmp_path / "m"
+    build_tiny_llama(
+        model, seed=1, corpus=["1 + 1"], hidden_size=8, num_layers=1, num_heads=2,
+        num_kv_heads=1, vocab_size=261,
+    )  # fmt: skip
+    assert "long_prompts" not in task(file).data_args()
+    (told,) = problems(task(file, max_prompt_len=1), str(model))
+    longest = int(told.rpartition("raise task.max_prompt_len to ")[2].partition(",")[0])
+    some = task(file, max_prompt_len=longest - 1, long_prompts="drop")
+    assert some.data_args()["long_prompts"] == "drop"
+    assert problems(some, str(model)) == []
+    (remark,) = some.remarks(str(model))
+    left_out = int(remark.partition(" of 40 questions")[0])
+    assert 0 < left_out < 40
 
 
 def test_of_a_large_file_a_sample_is_read_and_said(

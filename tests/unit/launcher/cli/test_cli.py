@@ -407,7 +407,7 @@ def test_show_every_option_with_default_unit_range_and_meaning(
         "default": 128,
         "unit": "tokens",
         "range": "≥ 1",
-        "meaning": "longest question; a longer one is an error",
+        "meaning": "longest question; see long_prompts",
         "section": False,
     }
     assert rows["gen.temperature"]["type"] == "number"
