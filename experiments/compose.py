@@ -55,6 +55,7 @@ from experiments.parts.model_files import (
     starting_model,
 )
 from experiments.parts.question_files import absolute
+from experiments.parts.rule_trials import TRUSTED
 from experiments.parts.teacher_calls import (
     TeacherOptions,
     taught_calls,
@@ -373,6 +374,7 @@ class RLExperiment(TrainingRun):
         yield from trained_before(
             self.task.read_questions("task"), self.actor.path, setting="actor.path"
         )
+        yield from map(TRUSTED.format, self.trusted_rules())
         yield from position_remarks(
             self.actor.path, prompt=self.task.longest_prompt, answers=self.gen.max_new_tokens
         )
@@ -384,6 +386,10 @@ class RLExperiment(TrainingRun):
             of_phase = [g.removeprefix("sft.") for g in given if g.startswith("sft.")]
             remarks = phase.experiment.remarks(of_phase)
             yield from (f"phase {phase.name}: {remark}" for remark in remarks)
+
+    def trusted_rules(self) -> tuple[str, ...]:
+        """Those of the task."""
+        return self.task.trusted_rules()
 
     def _without_gpus(self) -> Iterator[str]:
         """Warns of servers and evaluators on CPUs while the model workers have GPUs."""

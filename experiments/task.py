@@ -13,7 +13,7 @@ import random
 import re
 import traceback
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, TypeVar
 
@@ -34,17 +34,16 @@ from experiments.parts.question_files import (
     rule_record_problems,
     sampled_warnings,
 )
+from experiments.parts.rule_trials import right_answer, trial_problems, trusted_rules
 from realsys.api import registry
 from realsys.api.basics.choice import Choice, register_kind
 from realsys.api.basics.reward import (
-    LARGEST,
     OF_RECORD,
-    Completion,
-    fields_of,
     fields_of_expression,
     needs_answer,
     rule_problems,
 )
+from realsys.api.basics.rule_permissions import RulePermissions
 from realsys.api.errors import ConfigError, DataError
 from realsys.api.model import DatasetAbstraction
 from realsys.api.options import option
@@ -257,6 +256,10 @@ class Task(Choice, abc.ABC):
     def remarks(self, tokenizer_dir: str | None) -> Iterator[str]:
         """Yields what a user should know about the questions."""
         yield from ()
+
+    def trusted_rules(self) -> tuple[str, ...]:
+        """Names of the rules that run in the workers themselves, without walls or limits."""
+        return trusted_rules(self.rule, self.reward_args)
 
     def measured(self, tokenizer_dir: str) -> MeasuredQuestions | None:
         """How many and how long the questions are; None: that is not known before a worker reads them."""
@@ -476,9 +479,14 @@ class MathTask(FileTask):
 class GeneratedTask(Task):
     """Base of tasks whose questions a method makes.
 
+    Attributes:
+        permissions: what ``score`` may do besides looking at the answer (docs/rewards.md).
+
     A subclass has a ``kind``, ``question(rng)`` and, unless ``reward`` names a rule, a static method
     ``score(response, answer)``; ``register_task`` makes it known.
     """
+
+    permissions: ClassVar[RulePermissions] = RulePermissions()
 
     train_size: int = option(16384, "questions to make", ge=1)
 
@@ -554,34 +562,10 @@ class GeneratedTask(Task):
             yield _raised(self.kind, "question(rng)", error)
             return
         if self.reward is None and not list(rule_problems(self.rule, {}, where="")):
-            score = registry.find_reward(self.rule)
-            if isinstance(score, type):
-                score = registry.make_reward(self.rule, **self.reward_args.get(self.rule, {}))
-            yield from _score_problems(self.kind, score, record)
-
-
-def _score_problems(
-    kind: str, score: Callable[..., Any], record: Mapping[str, Any]
-) -> Iterator[ConfigError]:
-    """Scores the right answer, as a worker would."""
-    known = str(record["answer"])
-    answer = known.rpartition("####")[2].strip()
-    right = Completion(response=known, answer=answer, record={**record, "answer": answer})
-    try:
-        value: Any = score(**{name: getattr(right, name) for name in fields_of(score)})
-    except Exception as error:  # a user's code may raise anything
-        yield _raised(kind, "score", error)
-        return
-    if inspect.iscoroutine(value):
-        value.close()
-        return
-    numbers = list(value.values()) if isinstance(value, Mapping) else [value]
-    if not numbers or not all(isinstance(x, int | float) and abs(x) <= LARGEST for x in numbers):
-        yield ConfigError(
-            f"score gave {value!r:.100} for the right answer, and not a finite number",
-            where=f"task {kind!r}, score",
-            fix='return a number, e.g. 1.0 or 0.0, or named ones: {"reward": 1.0, "correct": True}',
-        )
+            where = f"task {self.kind!r}, score"
+            yield from trial_problems(
+                self.rule, self.reward_args.get(self.rule, {}), right_answer(record), where=where
+            )
 
 
 def _raised(kind: str, what: str, error: Exception) -> ConfigError:
@@ -617,5 +601,5 @@ def register_task(cls: T) -> T:
         )
     register_kind(cls)
     if (score := getattr(cls, "score", None)) is not None:
-        registry.register_reward(cls.kind, score)
+        registry.register_reward(cls.kind, score, **cls.permissions.declared())  # type: ignore[attr-defined]
     return cls

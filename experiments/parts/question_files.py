@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from experiments.parts.chosen_settings import MeasuredQuestions
+from experiments.parts.rule_trials import declared_problems
 from realsys.api import registry
 from realsys.api.basics.record_names import is_hub_name
 from realsys.api.basics.reward import KNOWN_FIELDS, reward_terms
@@ -113,6 +114,10 @@ def rule_record_problems(
                     where = f"task.{name}, {found.kept.where(index)}"
                     yield ConfigError(problem.what, where=where, fix=problem.fix)
                     break
+    if data.path is not None and not is_hub_name(data.path):
+        found = SampledQuestions(data, data.path)
+        if len(found.kept):
+            yield from declared_problems(expression, args, found.scored_record(0))
 
 
 def _check_of_rule(rule: Any, record: Mapping[str, Any]) -> DataError | None:

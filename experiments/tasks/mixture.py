@@ -245,6 +245,11 @@ class Mixture(Task):
         for name, source in self.sources.items():
             yield from (f"source {name}: {remark}" for remark in source.remarks(tokenizer_dir))
 
+    def trusted_rules(self) -> tuple[str, ...]:
+        """Those of all sources."""
+        found = [name for source in self.sources.values() for name in source.trusted_rules()]
+        return tuple(dict.fromkeys(found))
+
     def read_questions(self, setting: str) -> Iterator[ReadQuestions]:
         """Yields the files of all sources."""
         for name, source in self.sources.items():

@@ -132,6 +132,7 @@ def resolve(
             *_warnings(done, cluster, machine_cpus),
             *job_warnings,
         ),
+        trusted_rules=experiment.trusted_rules(),
         job=job,
         snapshot=snapshot,
         revision=revision,

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from realsys.api.basics.bounded_files import parse_json
+from realsys.api.basics.rule_permissions import RulePermissions
 from realsys.api.basics.thoughts import FinalTextRule
 from realsys.api.errors import ConfigError, RewardError
 from realsys.api.options import option
@@ -71,6 +72,11 @@ class Judge(FinalTextRule):
     _grades: OrderedDict[str, float] = field(init=False, repr=False, default_factory=OrderedDict)
     _free_at_s: float = field(init=False, repr=False, default=0.0)
     _running: int = field(init=False, repr=False, default=0)
+
+    @property
+    def permissions(self) -> RulePermissions:
+        """The network and its key, nothing else."""
+        return RulePermissions(network=True, env=(self.api_key_env,) if self.api_key_env else ())
 
     def __post_init__(self) -> None:
         for name in ("url", "model"):

@@ -1,4 +1,4 @@
-"""Comparison of answers that needs more than rational numbers, for a process of its own (guarded.py).
+"""Comparison of answers that needs more than rational numbers, for a process of its own (guard/).
 
 Terms are evaluated to 100 digits and more, functions at several points; what our own parser
 (math_forms.py) doesn't read is left to the math-verify library. Nothing else imports this file: the
@@ -48,6 +48,16 @@ EXPLOSIVE = re.compile(
 )
 FACTORIAL = re.compile(r"[\d)}\]]\s*!")
 
+_COMMON = (
+    ("\\frac{3\\sqrt{2}}{4}", "3\\sqrt{2}/4"),
+    ("x^2+2x-3", "-3+2x+x^2"),
+    ("\\{1,2\\pi,3\\}", "{3,2\\pi,1}"),
+    ("3+2i", "2i+3"),
+    ("\\log_{2} 7", "\\frac{\\ln 7}{\\ln 2}"),
+    ("\\pi", "3.14159265"),
+    ("\\begin{pmatrix}1&2\\\\3&4\\end{pmatrix}", "\\begin{bmatrix}1&2\\\\3&4\\end{bmatrix}"),
+)
+
 
 def is_one_of(*, known: str, readings: Sequence[str]) -> bool:
     """True if one of ``readings`` equals ``known``: values as people or LaTeX write them."""
@@ -62,6 +72,12 @@ def is_one_of(*, known: str, readings: Sequence[str]) -> bool:
         for reading in readings
         if not _may_never_end(reading)
     )
+
+
+def prepare() -> None:
+    """Compares some values of each kind, so that a guard's forks find the libraries' tables filled."""
+    for known, found in _COMMON:
+        is_one_of(known=known, readings=[found])
 
 
 def _may_never_end(text: str) -> bool:

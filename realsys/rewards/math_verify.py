@@ -4,7 +4,7 @@ final_answers/final_value.py finds where a text states its final value: behind `
 ``\\boxed{…}``, in ``<answer>``, else in its last words. Numbers, in all common spellings
 (plain_numbers.py), are compared exactly and fast. Other values are parsed to what they are, a set, a
 pair, an equation (math_forms.py), and compared by what they state (answer_comparison.py): exactly where
-fractions allow, else to 150 digits, in a separate process (math_library.py, guarded.py), because
+fractions allow, else to 150 digits, in a separate process (math_library.py, guard/), because
 generated text can make a library run for ever. What it can't decide within ``CPU_S`` seconds of CPU time
 scores 0.
 
@@ -36,7 +36,7 @@ from realsys.rewards.final_answers.final_value import (
     stated_value,
 )
 from realsys.rewards.final_answers.math_forms import Form, readings
-from realsys.rewards.guarded import RAISED, CallFailed, Guarded
+from realsys.rewards.guard.guarded import RAISED, CallFailed, Guarded
 from realsys.rewards.plain_numbers import (
     PlainNumber,
     last_number,

@@ -9,15 +9,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from realsys.data.sources.reasoning_gym_questions import entry_of
+from realsys.rewards.guard.evaluated_answers import does_more_than_state
 
 _OPENING, _CLOSING = "<answer>", "</answer>"
 
 
 def reasoning_gym_reward(*, response: str, record: Mapping[str, Any]) -> float:
-    """Returns the scorer's number, from 0 to 1."""
+    """Returns the scorer's number, from 0 to 1; 0 for what a scorer would run. Raises whatever it does."""
+    text = marked_answer(response).strip()
+    if does_more_than_state(record["generator"], text):
+        return 0.0
     data, entry = entry_of(record)
-    text = marked_answer(response)
-    return float(data.score_answer(text.strip(), entry))
+    return float(data.score_answer(text, entry))
 
 
 def marked_answer(text: str) -> str:

@@ -255,8 +255,8 @@ def main() -> int:
     )
     parser.add_argument("--out", type=Path, default=RESULT)
     options = parser.parse_args()
-    register_reward("digits", digits)
-    register_reward("nothing", nothing)
+    register_reward("digits", digits, trusted=True)
+    register_reward("nothing", nothing, trusted=True)
     began, revision = time.time(), _git("rev-parse", "HEAD")
     changed = bool(_git("status", "--porcelain", "--untracked-files=no"))
     with tempfile.TemporaryDirectory(prefix="grpo-smollm2-") as folder:

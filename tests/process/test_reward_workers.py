@@ -31,7 +31,7 @@ def noted(response, answer):
     time.sleep({pause_s})
     return 0.5 + math_verify_reward(response=response, answer=answer)
 
-register_reward("noted", noted)
+register_reward("noted", noted, trusted=True)
 """
 
 

@@ -26,8 +26,8 @@ from realsys.models.from_scratch.tiny_llama import build_tiny_llama
 def functions(monkeypatch: pytest.MonkeyPatch) -> None:
     for kind in ("filter", "reward"):
         monkeypatch.setitem(plugin_table.registered, kind, {})
-    registry.register_reward("graded", lambda response, answer: 0.5)
-    registry.register_reward("lenient", lambda response, answer="": 0.5)
+    registry.register_reward("graded", lambda response, answer: 0.5, trusted=True)
+    registry.register_reward("lenient", lambda response, answer="": 0.5, trusted=True)
     registry.register_filter("easy", lambda record: record["level"] < 3)
 
 
@@ -146,6 +146,33 @@ def test_records_that_a_rule_can_not_score_are_told(
     assert "in its field 'checks'" in wrong
 
 
+RULES = """
+import socket
+from realsys.api.registry import register_reward
+
+def asks(response, answer):
+    return float(socket.create_connection(("127.0.0.1", 9)) is None)
+
+def raises(response, answer):
+    return 1.0 / 0.0
+
+register_reward("asks", asks)
+register_reward("raises", raises)
+register_reward("here", raises, trusted=True)
+"""
+
+
+def test_a_plan_says_which_line_lets_a_rule_do_what_it_does(file: str, tmp_path: Path) -> None:
+    (tmp_path / "asking_rules.py").write_text(RULES)
+    registry.load_plugins([str(tmp_path / "asking_rules.py")])
+    (undeclared,) = problems(task(file, reward="asks + 0.5*raises"))
+    assert undeclared.endswith('register_reward("asks", asks, network=True)')
+    assert task(file, reward="raises + here").trusted_rules() == ("here",)
+    run = grpo(task(file, reward="here"), train_bs_n_seqs=8)
+    assert run.trusted_rules() == ("here",)
+    assert [remark for remark in run.remarks(()) if "here" in remark and "trusted" in remark]
+
+
 def test_a_rule_of_ones_own_checks_records_as_it_gets_them(file: str) -> None:
     @dataclass(kw_only=True)
     class Close:
@@ -159,7 +186,7 @@ def test_a_rule_of_ones_own_checks_records_as_it_gets_them(file: str) -> None:
 
         refused: int = -1
 
-    registry.register_reward("close", Close)
+    registry.register_reward("close", Close, trusted=True)
     (told,) = problems(task(file, reward="close"))
     assert told == f"the answer is too large | task.path, {file}:31 | leave it out"
     (told,) = problems(task(file, reward="close", reward_args={"close": {"refused": 2}}))

@@ -58,7 +58,7 @@ def score_by_length(*, response, answer, **_):
     return float(len(response) % 3)
 
 
-registry.register_reward("score_by_length", score_by_length)
+registry.register_reward("score_by_length", score_by_length, trusted=True)
 
 
 @pytest.fixture(scope="module")

@@ -100,7 +100,7 @@ def test_a_rule_runs_beside_the_event_loop_and_never_twice_at_a_time(monkeypatch
         running[0] -= 1
         return 1.0
 
-    registry.register_reward("slow", slow)
+    registry.register_reward("slow", slow, trusted=True)
 
     async def several() -> None:
         made = [MathVerify(reward="slow") for _ in range(4)]

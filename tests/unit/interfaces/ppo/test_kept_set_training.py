@@ -49,7 +49,9 @@ NARROW = [
     {"top_p": 0.7, "min_new_tokens": 4},
 ]
 registry.register_reward(
-    "kept_sets_by_length", lambda *, response, answer, **_: float(len(response) % 3)
+    "kept_sets_by_length",
+    lambda *, response, answer, **_: float(len(response) % 3),
+    trusted=True,
 )
 
 
