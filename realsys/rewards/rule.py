@@ -13,6 +13,7 @@ import json
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from realsys.api import registry
@@ -20,6 +21,7 @@ from realsys.api.basics.grader import Grader, grader_of
 from realsys.api.basics.reward import (
     BY_SOURCE,
     CORRECT,
+    RAISED,
     REWARD,
     TASK_SOURCE,
     Completion,
@@ -29,7 +31,13 @@ from realsys.api.basics.reward import (
     reward_terms,
 )
 from realsys.api.errors import ClusterError, RewardError, SandboxFailure
-from realsys.rewards.scores import checked_score, exception_error
+from realsys.rewards.raised_scores import (
+    AnswerFailure,
+    RaisedAnswers,
+    raised_error,
+    raised_score,
+)
+from realsys.rewards.scores import checked_score
 from realsys.runtime.first_error import first_error
 from realsys.runtime.progress import tick
 
@@ -51,6 +59,7 @@ class _Term:
     fields: frozenset[str]
     right: float
     batched: bool
+    raised: RaisedAnswers
 
     @property
     def is_async(self) -> bool:
@@ -140,27 +149,28 @@ class RewardRule:
     async def _of_term(self, term: _Term, answer: Completion) -> Result:
         if not term.is_async:
             return (await asyncio.to_thread(self._blocking, term, [answer]))[0]
+        (result,) = await term.raised.settled_later([answer], partial(self._called, term))
+        return result
+
+    @staticmethod
+    async def _called(term: _Term, answers: Sequence[Completion]) -> list[Result]:
+        """Calls an asynchronous rule on one answer."""
         source = f"reward rule {term.name!r}"
         try:
             async with asyncio.timeout(term.call_s) as limit:
-                value = await _awaited(term, [answer])
+                value = await _awaited(term, answers)
             tick()
-            return _as_score(value[0] if term.batched else value, term)
+            return [_as_score(value[0] if term.batched else value, term)]
         except Exception as error:  # a plug-in may raise anything
             if not (isinstance(error, TimeoutError) and limit.expired()):
-                return _error_of(error, source)
-            return RewardError(
-                f"{source} took more than {term.call_s:g} s",
-                where=source,
-                fix="make it quicker, or give it a deadline of its own",
-            )
+                return [_error_of(error, source, is_async=True)]
+            what, fix = f"{source} took more than {term.call_s:g} s", "make it quicker, or give it"
+            return [RewardError(what, where=source, fix=f"{fix} a deadline of its own")]
 
     @staticmethod
     def _blocking(term: _Term, answers: Sequence[Completion]) -> list[Result]:
         with _one_at_a_time:
-            if term.batched:
-                return _batch(term, answers)
-            return [_one(term, answer) for answer in answers]
+            return term.raised.settled(answers, partial(_batch if term.batched else _each, term))
 
     def _sum(self, given: Sequence[Result]) -> Result:
         """Sums what the terms gave to one answer."""
@@ -171,11 +181,16 @@ class RewardRule:
             scores.append(result)
         if len(scores) == 1 and self.terms[0].weight == 1.0:
             return scores[0]
-        value, parts = 0.0, {}
+        value, parts, is_raised = 0.0, {}, False
         for term, score in zip(self.terms, scores, strict=True):
+            if RAISED in score.parts:
+                is_raised = True
+                continue
             value += term.weight * score.value
             parts[term.name] = score.value
             parts |= {f"{term.name}/{part}": number for part, number in score.parts.items()}
+        if is_raised:
+            return raised_score(value, parts)
         return Score(value=value, correct=scores[0].correct, parts=parts)
 
 
@@ -279,12 +294,17 @@ def _term(name: str, weight: float, args: Mapping[str, Any]) -> _Term:
     fields = fields_of(function)
     if isinstance(function, type):
         function = registry.make_reward(name, **args)
-    return _Term(name, weight, function, fields, options.right, options.batched)
+    raised = RaisedAnswers(f"reward rule {name!r}", batched=options.batched)
+    return _Term(name, weight, function, fields, options.right, options.batched, raised)
 
 
 async def _awaited(term: _Term, answers: Sequence[Completion]) -> Any:
     result: Awaitable[Any] = term.function(**term.arguments(answers))
     return await result
+
+
+def _each(term: _Term, answers: Sequence[Completion]) -> list[Result]:
+    return [_one(term, answer) for answer in answers]
 
 
 def _one(term: _Term, answer: Completion) -> Result:
@@ -295,13 +315,13 @@ def _one(term: _Term, answer: Completion) -> Result:
         return _error_of(error, f"reward rule {term.name!r}")
 
 
-def _error_of(error: Exception, source: str) -> RewardError:
+def _error_of(error: Exception, source: str, *, is_async: bool = False) -> RewardError:
     """The error of one answer. What no other answer would fare better with is raised: it ends the run."""
     if isinstance(error, RewardError):
         return error
     if isinstance(error, ClusterError) and not isinstance(error, SandboxFailure):
         raise error
-    made = exception_error(error, source)
+    made = raised_error(error, source, is_async=is_async)
     made.__cause__ = error
     return made
 
@@ -340,7 +360,7 @@ def _as_score(value: Any, term: _Term) -> Score:
     parts = {str(k): checked_score(v, source=f"{source}, part {k!r}") for k, v in value.items()}
     counted = [number for name, number in parts.items() if name != CORRECT]
     if not counted:
-        raise RewardError(
+        raise AnswerFailure(
             f"{source} returned {value!r:.100}, which is not a finite number, nor has one to train on",
             where=source,
             fix="return a number under 'reward', or other named numbers, which are added",
