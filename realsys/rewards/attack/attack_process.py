@@ -1,0 +1,109 @@
+"""Worker process of attack_scoring.py: makes a rule and scores one answer after the other.
+
+`python -P -m realsys.rewards.attack.attack_process SETTINGS`, with ``SETTINGS`` as JSON: ``rule``, ``args``,
+``imports``, ``forks``, ``cpu_s``, ``memory_bytes``. Requests and replies are frames of JSON, as guarded.py has.
+
+With ``forks`` each answer is scored in a fork with limits, for rules that nothing guards: what an answer does
+to its process is gone with it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import resource
+import signal
+import sys
+from typing import Any
+
+from realsys.api import registry
+from realsys.api.basics.reward import RAISED, Completion, Score
+from realsys.api.errors import RewardError
+from realsys.rewards import guarded_frames
+from realsys.rewards.rule import RewardRule, rule_of
+
+REQUESTS, REPLIES = 0, 1
+_HUNG_BY = (signal.SIGXCPU, signal.SIGKILL, signal.SIGALRM)
+
+
+def main() -> int:
+    settings = json.loads(sys.argv[1])
+    replies = os.dup(REPLIES)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), REPLIES)  # a print must not be taken for a reply
+    logging.disable(logging.CRITICAL)
+    try:
+        registry.load_plugins(settings["imports"])
+        rule = rule_of(settings["rule"], settings["args"])
+    except Exception as error:  # a plug-in may raise anything; the other end reports it
+        guarded_frames.send(replies, {"broken": f"{type(error).__name__}: {error}"})
+        return 1
+    guarded_frames.send(replies, {"ready": True})
+    received = bytearray()
+    is_warm = False
+    while True:
+        while (request := guarded_frames.parse(received)) is None:
+            if not (more := os.read(REQUESTS, 1 << 16)):
+                return 0
+            received += more
+        if settings["forks"] and is_warm:
+            scores = [_forked(rule, answer, settings) for answer in request["answers"]]
+        else:  # the first answer is an honest one: what the rule loads at its first call is loaded once
+            scores, is_warm = _scored(rule, request["answers"]), True
+        guarded_frames.send(replies, {"scores": scores})
+
+
+def _forked(rule: RewardRule, answer: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+    reader, writer = os.pipe()
+    if (child := os.fork()) == 0:
+        try:
+            os.setpgid(0, 0)
+            os.close(reader)
+            os.close(REQUESTS)
+            limit = max(1, int(settings["cpu_s"]))
+            resource.setrlimit(resource.RLIMIT_CPU, (limit, limit + 1))
+            resource.setrlimit(resource.RLIMIT_AS, (settings["memory_bytes"],) * 2)
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            signal.setitimer(signal.ITIMER_REAL, 6.0 * limit)
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            guarded_frames.send(writer, _scored(rule, [answer])[0])
+        finally:
+            os._exit(0)
+    os.close(writer)
+    received, reply = bytearray(), None
+    while reply is None and (more := os.read(reader, 1 << 16)):
+        received += more
+        reply = guarded_frames.parse(received)
+    os.close(reader)
+    _, status = os.waitpid(child, 0)
+    try:
+        os.killpg(child, signal.SIGKILL)  # what the answer has started
+    except ProcessLookupError:
+        pass
+    if reply is not None:
+        return reply
+    code = os.waitstatus_to_exitcode(status)
+    is_hung = code < 0 and -code in _HUNG_BY
+    return {"hung": is_hung, "problem": f"its process ended with {code}"}
+
+
+def _scored(rule: RewardRule, given: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    answers = [
+        Completion(**answer, token_ids=tuple(range(max(1, len(answer["response"]) // 4))))
+        for answer in given
+    ]
+    try:
+        return [_as_reply(result) for result in rule.score_twice(answers)]
+    except Exception as error:  # what ends a run, such as a sandbox that the node can't make
+        return [{"problem": f"{type(error).__name__}: {error}"[:500]}] * len(answers)
+
+
+def _as_reply(result: Score | RewardError) -> dict[str, Any]:
+    if isinstance(result, Score):
+        raised = any(part.rpartition("/")[2] == RAISED for part in result.parts)
+        return {"value": result.value, "correct": result.correct, "raised": raised}
+    return {"problem": result.what[:500]}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
