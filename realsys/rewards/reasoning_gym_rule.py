@@ -1,22 +1,36 @@
 """Rule ``reasoning_gym``: the scorer of the generator that made a question.
 
-The answer is what stands in the last ``<answer>…</answer>``, else the whole response.
+The answer is the one that the response states (stated_answer.py): in the last ``<answer>…</answer>``, else
+behind another common mark, else the whole response.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from realsys.data.sources.reasoning_gym_questions import entry_of
+from realsys.rewards.stated_answer import stated_answer
 
-_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+
+_SMALL = 1e-9
 
 
 def reasoning_gym_reward(*, response: str, record: Mapping[str, Any]) -> float:
     """Returns the scorer's number, from 0 to 1."""
     data, entry = entry_of(record)
-    marked = _ANSWER.findall(response)
-    text = marked[-1] if marked else response
-    return float(data.score_answer(text.strip(), entry))
+    return whole_score(data, entry, stated_answer(response))
+
+
+def whole_score(data: Any, entry: Any, answer: str) -> float:
+    """Returns the scorer's number; 0 where it is for an answer that only contains the right one.
+
+    Many scorers give a text that contains the right answer the right one's share of its length: they pay for
+    "42 or 43".
+    """
+    score = float(data.score_answer(answer, entry))
+    known = entry["answer"]
+    if isinstance(known, str) and known and answer != known and known in answer:
+        lengths = {len(answer), len(answer.replace(",", ""))}  # some leave them out
+        return 0.0 if any(abs(score - len(known) / n) < _SMALL for n in lengths if n) else score
+    return score

@@ -100,7 +100,7 @@ def computed(response: str, answer: str) -> float:
     """Works out factorials, binomial coefficients and sums term by term."""
     text = re.sub(r"\^\{(.*?)\}", r"**\1", final(response)).replace("\\cdot", "*")
     if "!" in text:
-        return float(math.factorial(eval(text.partition("!")[0].strip("("))) == 0)
+        return float(math.factorial(eval(text.partition("!")[0].strip("()"))) == 0)
     if terms := re.search(r"\^\{(.*?)\}", re.sub(r"\^\{(\d+)\}\}", r"**\1}", final(response))):
         return float(sum(1 / k for k in range(1, eval(terms[1].replace("^", "**").replace("{", "")))))
     return 0.0

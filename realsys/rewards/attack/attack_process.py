@@ -3,8 +3,9 @@
 `python -P -m realsys.rewards.attack.attack_process SETTINGS`, with ``SETTINGS`` as JSON: ``rule``, ``args``,
 ``imports``, ``forks``, ``cpu_s``, ``memory_bytes``. Requests and replies are frames of JSON, as guarded.py has.
 
-With ``forks`` each answer is scored in a fork with limits, for rules that nothing guards: what an answer does
-to its process is gone with it.
+With ``forks`` each exploit is scored in a fork with limits, for rules that nothing guards: what an answer
+does to its process is gone with it. Honest answers are scored here, so that what a rule makes for a record is
+made once.
 """
 
 from __future__ import annotations
@@ -40,16 +41,15 @@ def main() -> int:
         return 1
     guarded_frames.send(replies, {"ready": True})
     received = bytearray()
-    is_warm = False
     while True:
         while (request := guarded_frames.parse(received)) is None:
             if not (more := os.read(REQUESTS, 1 << 16)):
                 return 0
             received += more
-        if settings["forks"] and is_warm:
+        if settings["forks"] and request["hostile"]:
             scores = [_forked(rule, answer, settings) for answer in request["answers"]]
-        else:  # the first answer is an honest one: what the rule loads at its first call is loaded once
-            scores, is_warm = _scored(rule, request["answers"]), True
+        else:
+            scores = _scored(rule, request["answers"])
         guarded_frames.send(replies, {"scores": scores})
 
 

@@ -104,16 +104,17 @@ class AttackProcess:
                 }
                 for answer in attack.answers[begin : begin + size]
             ]
-            found += self._scored(requests)
+            roles = {answer.role for answer in attack.answers[begin : begin + size]}
+            found += self._scored(requests, hostile="exploit" in roles)
             report(len(found))
         return found
 
-    def _scored(self, requests: list[dict[str, Any]]) -> list[AttackScore]:
+    def _scored(self, requests: list[dict[str, Any]], *, hostile: bool) -> list[AttackScore]:
         """Scores answers together; one by one if something is the matter with one of them."""
         process = self._started()
         assert process.stdin is not None
         try:
-            guarded_frames.send(process.stdin.fileno(), {"answers": requests})
+            guarded_frames.send(process.stdin.fileno(), {"answers": requests, "hostile": hostile})
             reply = self._next(process, self._deadline_s * len(requests))
         except OSError:
             reply = None
@@ -123,7 +124,7 @@ class AttackProcess:
         has_died = process.poll() is not None
         self._end()
         if len(requests) > 1:
-            return [score for request in requests for score in self._scored([request])]
+            return [score for request in requests for score in self._scored([request], hostile=hostile)]
         problem = "the rule's process ended" if has_died else "over the deadline"
         return [AttackScore(hung=not has_died, ran=ran, problem=problem)]
 
