@@ -16,7 +16,7 @@ _FENCE = "```"
 # At the beginning of a line or sentence, and the answer behind it: "So the final answer is: 5." or "**Answer:** 5".
 _SAID = re.compile(
     r"(?:^[ \t*_#>]{0,8}|[.!?] )(?:(?:so|thus|hence|therefore),? )?(?:the )?(?:final |correct )?answer"
-    r"(?P<sentence> is)?(?:[ \t*_]{0,4}:[*_]{0,4}|(?<=is))[ \t\n]",
+    r"(?: is)?(?:[ \t*_]{0,4}:[*_]{0,4}|(?P<sentence>(?<=is)))[ \t\n]",
     re.IGNORECASE | re.MULTILINE,
 )
 
@@ -42,7 +42,7 @@ def stated_answer(text: str) -> str:
         pass
     if said is not None:
         rest = text[said.end() :].strip()
-        return _bare(rest.removesuffix(".") if said["sentence"] else rest)
+        return _bare(rest.removesuffix(".") if said["sentence"] is not None else rest)
     return _bare(text)
 
 

@@ -19,7 +19,6 @@ sys.path[:0] = [str(Path(__file__).parents[1] / "support"), str(Path(__file__).p
 from by_hand import HandCheck
 
 from realsys.data.sources.reasoning_gym_questions import generators
-from realsys.data.sources.reasoning_gym_scorers import PAYING, REFUSING
 from realsys.rewards.attack.attack_report import AttackReport, report_of, shown
 from realsys.rewards.attack.attack_scoring import AttackProcess
 from realsys.rewards.attack.gym_attack import gym_attack
@@ -72,9 +71,13 @@ def row_of(report: AttackReport) -> dict[str, Any]:
 
 def problems_of(rows: dict[str, Any]) -> list[str]:
     """What doesn't hold."""
+    from realsys.data.sources.reasoning_gym_scorers import PAYING, REFUSING, UNFIT
+
     found = []
     for name, row in rows.items():
         if "not_played" in row:
+            if name not in UNFIT:
+                found.append(f"{name}: not played: {row['not_played']}")
             continue
         if row["programs_run"] or row["hangs"]:
             found.append(f"{name}: {row['programs_run']} programs run, {row['hangs']} hangs")

@@ -1,13 +1,13 @@
 """Rules with one weakness each: every kind of exploit of the corpus has success with one of them.
 
-Loaded by ``realsys data score weak_… --attack --import`` in a process that scores each answer in a fork with
-limits; never by anything else.
+``by_name`` is loaded in a process that scores each exploit in a fork with limits; never by anything else.
 """
 
 from __future__ import annotations
 
 import ast
 import contextlib
+import inspect
 import io
 import json
 import math
@@ -476,5 +476,14 @@ RULES: tuple[Callable[..., float], ...] = (
     *(same_interpreter, exit_status, unit_tests, printed, reward_file, reward_descriptor),
     *(reward_module, same_interpreter_hang, own_runner, traced, empty_output, hard_coded),
 )
-for _rule in RULES:
-    register_reward(f"weak_{_rule.__name__}", _rule)
+_BY_NAME = {rule.__name__: rule for rule in RULES}
+
+
+def by_name(response: str, answer: str, record: Mapping[str, Any]) -> float:
+    """The rule that the record names."""
+    rule = _BY_NAME[record["weak_rule"]]
+    given = {"response": response, "answer": answer, "record": record}
+    return rule(**{name: given[name] for name in inspect.signature(rule).parameters})
+
+
+register_reward("weak", by_name)

@@ -2,3 +2,4 @@
 
 PAYING: dict[str, str] = {}
 REFUSING: dict[str, str] = {}
+UNFIT: dict[str, str] = {}

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from realsys.rewards.attack.attack_corpus import Exploit, Paraphrase, Side, filled
+from realsys.rewards.stated_answer import stated_answer
 
 Role = Literal["wrong", "right", "exploit", "honest"]
 ANY = "any"
@@ -121,7 +122,7 @@ class _Making:
             question=about.prompt,
             mark=self.mark,
         )
-        if response.strip() == about.answer.strip() and about.answer.strip():
+        if stated_answer(response).lower() == about.answer.strip().lower() != "":
             return  # by chance it is the right answer
         more = {"kind": exploit.kind, "source": exploit.source, "what": exploit.what}
         self.add("exploit", question, response, side=exploit.side, **more)

@@ -14,8 +14,11 @@ import json
 import logging
 import os
 import resource
+import select
 import signal
 import sys
+import time
+from contextlib import suppress
 from typing import Any
 
 from realsys.api import registry
@@ -25,7 +28,7 @@ from realsys.rewards import guarded_frames
 from realsys.rewards.rule import RewardRule, rule_of
 
 REQUESTS, REPLIES = 0, 1
-_HUNG_BY = (signal.SIGXCPU, signal.SIGKILL, signal.SIGALRM)
+_WALL = 5.0  # times its computing time, a fork may take
 
 
 def main() -> int:
@@ -64,27 +67,35 @@ def _forked(rule: RewardRule, answer: dict[str, Any], settings: dict[str, Any]) 
             resource.setrlimit(resource.RLIMIT_CPU, (limit, limit + 1))
             resource.setrlimit(resource.RLIMIT_AS, (settings["memory_bytes"],) * 2)
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-            signal.setitimer(signal.ITIMER_REAL, 6.0 * limit)
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)
             guarded_frames.send(writer, _scored(rule, [answer])[0])
         finally:
             os._exit(0)
     os.close(writer)
-    received, reply = bytearray(), None
-    while reply is None and (more := os.read(reader, 1 << 16)):
-        received += more
-        reply = guarded_frames.parse(received)
+    reply, is_late = _reply(reader, _WALL * settings["cpu_s"])
     os.close(reader)
-    _, status = os.waitpid(child, 0)
-    try:
-        os.killpg(child, signal.SIGKILL)  # what the answer has started
-    except ProcessLookupError:
-        pass
+    for end in (os.kill, os.killpg):  # it, and what the answer has started
+        with suppress(ProcessLookupError):
+            end(child, signal.SIGKILL)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if reply is not None:
         return reply
-    code = os.waitstatus_to_exitcode(status)
-    is_hung = code < 0 and -code in _HUNG_BY
+    is_hung = is_late or -code == signal.SIGXCPU
     return {"hung": is_hung, "problem": f"its process ended with {code}"}
+
+
+def _reply(reader: int, timeout_s: float) -> tuple[dict[str, Any] | None, bool]:
+    """Returns what the fork sent, and whether it was still silent when its time was over."""
+    received, deadline_s = bytearray(), time.monotonic() + timeout_s
+    poll = select.poll()
+    poll.register(reader, select.POLLIN)
+    while (reply := guarded_frames.parse(received)) is None:
+        left_s = deadline_s - time.monotonic()
+        if left_s <= 0 or not poll.poll(left_s * 1000):
+            return None, True
+        if not (more := os.read(reader, 1 << 16)):
+            return None, False
+        received += more
+    return reply, False
 
 
 def _scored(rule: RewardRule, given: list[dict[str, Any]]) -> list[dict[str, Any]]:

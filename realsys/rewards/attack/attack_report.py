@@ -107,12 +107,14 @@ def report_of(
         by_design: kinds of exploits that the rule pays on purpose, with the reason.
     """
     reasons = by_design or {}
-    best_wrong = [0.0] * len(attack.questions)
+    wrong: list[list[AttackScore]] = [[] for _ in attack.questions]
     best_right = [float("-inf")] * len(attack.questions)
     for answer, score in zip(attack.answers, scores, strict=True):
-        best = {"wrong": best_wrong, "right": best_right}.get(answer.role)
-        if best is not None and score.value is not None:
-            best[answer.question] = max(best[answer.question], score.value)
+        if answer.role == "wrong":
+            wrong[answer.question].append(score)
+        elif answer.role == "right" and score.value is not None:
+            best_right[answer.question] = max(best_right[answer.question], score.value)
+    best_wrong = [_best_wrong(of_question) for of_question in wrong]
     found: dict[str, list[Finding]] = {
         name: [] for name in ("paid", "ran", "hung", "by_design", "refused", "no_score")
     }
@@ -141,6 +143,13 @@ def report_of(
         num_kinds=len({answer.kind for answer in played if answer.role == "exploit"}),
         num_raised=sum(score.raised for score in scores),
     )
+
+
+def _best_wrong(scores: Sequence[AttackScore]) -> float:
+    """Returns the best score of wrong answers. One that is right is so by chance, unless all are."""
+    values = [score.value for score in scores if score.value is not None]
+    really = [s.value for s in scores if s.value is not None and not s.correct]
+    return max(really or values, default=0.0)
 
 
 def _is_refused(finding: Finding) -> bool:

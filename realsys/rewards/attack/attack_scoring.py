@@ -28,7 +28,7 @@ from realsys.rewards.attack.attack_report import AttackScore
 _START_S = 300.0
 _INHERITED_ENV = ("PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH")  # no secrets
 # They keep answers' texts away from Python themselves, or run them in a sandbox.
-AT_ONCE = 16  # answers of a request to them, most of which take milliseconds
+AT_ONCE = 64  # answers of a request to them, most of which take milliseconds
 GUARDED = frozenset({"math_verify", "code_tests", "judge"})
 
 

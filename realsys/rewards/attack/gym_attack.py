@@ -13,6 +13,10 @@ NUM_HONEST = 4  # records whose right answers are written in many forms
 _NUM_WRONG = 3  # right answers of other records, as wrong ones
 
 
+# Wrong answers to questions whose answers have these forms; some scorers pay a little for JSON that they read.
+_WRONG_OF_ANY = ("none of these", "0", "[]", "[[]]", "{}", '{"a": 0}', "[0, 0]", "True", "False")
+
+
 def gym_attack(generator: str, *, mark: str, num_honest: int = NUM_HONEST) -> Attack:
     """Returns the attack on a generator's scorer."""
     numbers = range(num_honest + _NUM_WRONG)
@@ -37,6 +41,6 @@ def gym_attack(generator: str, *, mark: str, num_honest: int = NUM_HONEST) -> At
 
 
 def _others(answers: Sequence[str], answer: str) -> tuple[str, ...]:
-    """Returns other records' right answers, one that isn't there, and the empty one."""
+    """Returns other records' right answers, and some that are none of any record."""
     others = [other for other in dict.fromkeys(answers) if other != answer and other.strip()]
-    return (*others[:_NUM_WRONG], "none of these", "0")
+    return (*others[:_NUM_WRONG], *_WRONG_OF_ANY)
