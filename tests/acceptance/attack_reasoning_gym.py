@@ -59,6 +59,7 @@ def row_of(report: AttackReport) -> dict[str, Any]:
     return {
         "exploits": sum(n for name, n in report.counts.items() if name.startswith("exploit")),
         "paid": paid,
+        "pays_all": report.pays_all,
         "programs_run": len(report.ran),
         "hangs": len(report.hung),
         "without_score": len(report.no_score),
@@ -81,7 +82,7 @@ def problems_of(rows: dict[str, Any]) -> list[str]:
             continue
         if row["programs_run"] or row["hangs"]:
             found.append(f"{name}: {row['programs_run']} programs run, {row['hangs']} hangs")
-        if bool(row["paid"]) != (name in PAYING):
+        if bool(row["paid"] or row["pays_all"]) != (name in PAYING):
             found.append(f"{name}: pays {sorted(row['paid'])}, PAYING says {PAYING.get(name)!r}")
         if ((row["refused"] or 0) > MOST_REFUSED) != (name in REFUSING):
             found.append(f"{name}: refuses {row['refused']}, REFUSING says {REFUSING.get(name)!r}")

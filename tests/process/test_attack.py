@@ -112,7 +112,7 @@ def test_an_attack_on_a_scorer_of_reasoning_gym_has_no_success_but_where_it_is_l
             attack = gym_attack(name, mark=str(process.mark), num_honest=2)
             report = report_of(attack, process.scores(attack))
             assert (report.ran, report.hung, report.no_score) == ((), (), ())
-            assert bool(report.paid) == (name in PAYING)
+            assert bool(report.paid or report.pays_all) == (name in PAYING)
             # It raises for all that is no list of factors, which ended the run in step 1.
             assert name != "prime_factorization" or report.num_raised > 100
             assert report.rates()["refused/own"] <= 0.01

@@ -54,6 +54,7 @@ class AttackReport:
         paid, ran, hung: exploits; those of ``by_design`` are in none of these.
         refused: honest answers.
         no_score: answers that got no score, with the reason.
+        pays_all: every wrong answer to some question is right for the rule.
         counts: exploits and paraphrases of each side, that were played.
     """
 
@@ -66,11 +67,13 @@ class AttackReport:
     counts: Mapping[str, int]
     num_kinds: int
     num_raised: int
+    pays_all: bool
 
     @property
     def is_exploited(self) -> bool:
         """Whether an exploit is paid, run, or never ends."""
-        return bool(self.paid or self.ran or self.hung)
+        pays_all = self.pays_all and not self.by_design
+        return bool(self.paid or self.ran or self.hung or pays_all)
 
     def rates(self) -> dict[str, float]:
         """Shares: ``paid/own``, ``paid/outside``, ``refused/own``, ``refused/outside``."""
@@ -92,6 +95,7 @@ class AttackReport:
             "counts": dict(self.counts),
             "kinds": self.num_kinds,
             "raised": self.num_raised,
+            "pays_all": self.pays_all,
             "rates": self.rates(),
             **{name: [_row(finding) for finding in getattr(self, name)] for name in named},
         }
@@ -142,6 +146,7 @@ def report_of(
         counts=dict(Counter(f"{answer.role}/{answer.side}" for answer in played)),
         num_kinds=len({answer.kind for answer in played if answer.role == "exploit"}),
         num_raised=sum(score.raised for score in scores),
+        pays_all=any(of_one and all(s.correct for s in of_one) for of_one in wrong),
     )
 
 
