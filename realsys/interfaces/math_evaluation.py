@@ -35,7 +35,7 @@ def evaluate_math(
     Returns ``accuracy``, ``mean_reward``, ``num_problems``, ``response_length/mean`` and
     ``samples``: this rank's first records, with prompt and response as text; of a mixture also
     ``accuracy/<source>`` and ``num_problems/<source>``; ``num_unscored`` if there are any.
-    Which answers are correct the rule says. A question whose answer the rule can't score is in no figure but
+    Which answers are correct the rule says. A question whose answer it can't score is in no figure but
     ``num_unscored``. Every rank needs at least one batch: the first may gather sharded
     weights. At most as many rows are decoded at a time as ``mb_spec`` has tokens for; answers don't
     depend on it.

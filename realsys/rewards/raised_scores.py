@@ -1,8 +1,8 @@
 """Decides what an answer scores on which its rule failed: 0, or none, so that its record is set aside.
 
-A rule that raises, that exceeds a limit or returns no finite number may do so because of the policy's text:
-``prime_factorization`` of reasoning-gym raises ValueError for all that is no list of numbers. Then the answer
-scores 0 and is counted (``reward/raised``). Or the record or the rule is at fault; then there is no score.
+A rule that raises, that exceeds a limit or returns no finite number may do so because of the policy's
+text: ``prime_factorization`` of reasoning-gym raises ValueError for all that is no list of numbers. Then the
+answer scores 0 and is counted (``reward/raised``). Or the record or the rule is at fault; then there is no score.
 The record's own right answer tells them apart: where the rule scores that, the text was at fault.
 
     the rule failed on an answer ── asked once more ──▶ a number
@@ -11,10 +11,10 @@ The record's own right answer tells them apart: where the rule scores that, the 
              ├─ there is no known answer, and most answers get a number ───────▶ 0, counted
              └─ else ──────────────────────────────────────────────────────────▶ no score
 
-What is never the text's fault gets no score at once: an error of realsys (a judge without a grade, a box that
-failed, a record without tests), a service or a file system that is away, and what an asynchronous rule
-raises but for Python's own errors about values. Nothing here calls a rule: ``settle`` yields the answers that
-it wants scored.
+What is never the text's fault gets no score at once: an error of realsys (a judge without a grade, a box
+that failed, a record without tests), a service or a file system that is away, and what an asynchronous rule
+raises but for Python's own errors about values. Nothing here calls a rule: ``settle`` yields the answers
+that it wants scored.
 """
 
 from __future__ import annotations

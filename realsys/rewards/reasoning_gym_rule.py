@@ -12,7 +12,6 @@ from typing import Any
 from realsys.data.sources.reasoning_gym_questions import entry_of
 from realsys.rewards.stated_answer import stated_answer
 
-
 _SMALL = 1e-9
 
 
@@ -25,8 +24,8 @@ def reasoning_gym_reward(*, response: str, record: Mapping[str, Any]) -> float:
 def whole_score(data: Any, entry: Any, answer: str) -> float:
     """Returns the scorer's number; 0 where it is for an answer that only contains the right one.
 
-    Many scorers give a text that contains the right answer the right one's share of its length: they pay for
-    "42 or 43".
+    Many scorers give a text that contains the right answer the right one's share of its length: they pay
+    for "42 or 43".
     """
     score = float(data.score_answer(answer, entry))
     known = entry["answer"]

@@ -7,13 +7,14 @@ linear in the text.
 from __future__ import annotations
 
 import re
+from collections import deque
 
 _OPENING, _CLOSING = "<answer>", "</answer>"
 _THOUGHTS, _THOUGHTS_END = "<think>", "</think>"
 _BOXED = "\\boxed{"
 _HASHES = "####"
 _FENCE = "```"
-# At the beginning of a line or sentence, and the answer behind it: "So the final answer is: 5." or "**Answer:** 5".
+# At the beginning of a line or sentence: "So the final answer is: 5." or "**Answer:** 5".
 _SAID = re.compile(
     r"(?:^[ \t*_#>]{0,8}|[.!?] )(?:(?:so|thus|hence|therefore),? )?(?:the )?(?:final |correct )?answer"
     r"(?: is)?(?:[ \t*_]{0,4}:[*_]{0,4}|(?P<sentence>(?<=is)))[ \t\n]",
@@ -24,9 +25,9 @@ _SAID = re.compile(
 def stated_answer(text: str) -> str:
     """Returns what stands behind the last mark of an answer, without its markup; else the whole text.
 
-    Marks, the first that there is: ``<answer>…</answer>``, ``\\boxed{…}``, ``####``, a line that begins with
-    "The answer is" or "Answer:". Of a text that is a fenced block, or bold, what is inside. Thoughts that end
-    with ``</think>`` are no part of it; of those without an end nothing is an answer.
+    Marks, the first that there is: ``<answer>…</answer>``, ``\\boxed{…}``, ``####``, a line or sentence
+    that begins with "The answer is" or "Answer:". Of a text that is a fenced block, or bold, what is inside.
+    Thoughts that end with ``</think>`` are no part of it; of those without an end nothing is an answer.
     """
     text = text.rpartition(_THOUGHTS_END)[2]
     if _THOUGHTS in text:
@@ -37,12 +38,10 @@ def stated_answer(text: str) -> str:
         return _bare(_up_to_closing_brace(text.rpartition(_BOXED)[2]))
     if _HASHES in text:
         return _bare(text.rpartition(_HASHES)[2])
-    said = None
-    for said in _SAID.finditer(text):
-        pass
-    if said is not None:
-        rest = text[said.end() :].strip()
-        return _bare(rest.removesuffix(".") if said["sentence"] is not None else rest)
+    if said := deque(_SAID.finditer(text), maxlen=1):
+        (found,) = said
+        rest = text[found.end() :].strip()
+        return _bare(rest.removesuffix(".") if found["sentence"] is not None else rest)
     return _bare(text)
 
 

@@ -1,8 +1,8 @@
 """Plays the corpus of exploits, and right answers in many forms, on every scorer of reasoning-gym.
 
-`python tests/acceptance/attack_reasoning_gym.py [--only NAME,…]`, half an hour on two cores. For each scorer:
-exploits paid above an honest wrong answer, programs run, hangs, and the share of right answers in common forms
-that are refused. Scorers that pay, or that refuse more than 1 %, have to stand in
+`python tests/acceptance/attack_reasoning_gym.py [--only NAME,…]`, half an hour on two cores. For each
+scorer: exploits paid above an honest wrong answer, programs run, hangs, and the share of right answers in
+common forms that are refused. Scorers that pay, or that refuse more than 1 %, have to stand in
 realsys/data/sources/reasoning_gym_scorers.py; no other may.
 """
 
@@ -14,14 +14,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).parents[1] / "support"), str(Path(__file__).parents[2])]
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent / "support")]
 
-from by_hand import HandCheck
+from by_hand import HandCheck  # noqa: E402
 
-from realsys.data.sources.reasoning_gym_questions import generators
-from realsys.rewards.attack.attack_report import AttackReport, report_of, shown
-from realsys.rewards.attack.attack_scoring import AttackProcess
-from realsys.rewards.attack.gym_attack import gym_attack
+from realsys.data.sources.reasoning_gym_questions import generators  # noqa: E402
+from realsys.rewards.attack.attack_report import AttackReport, report_of, shown  # noqa: E402
+from realsys.rewards.attack.attack_scoring import AttackProcess  # noqa: E402
+from realsys.rewards.attack.gym_attack import gym_attack  # noqa: E402
 
 WHAT = "exploits and right answers in many forms on every scorer of reasoning-gym"
 MOST_REFUSED = 0.01
@@ -41,21 +42,28 @@ def main() -> int:
                 attack = gym_attack(name, mark=str(process.mark))
             except Exception as error:  # a generator that wants arguments
                 rows[name] = {"not_played": f"{type(error).__name__}: {error}"[:200]}
-                print(name, rows[name], flush=True)
+                say(f"{name} {rows[name]}")
                 continue
             rows[name] = row_of(report_of(attack, process.scores(attack)))
-            print(name, rows[name], f"{time.monotonic() - began:.0f} s", flush=True)
+            say(f"{name} {rows[name]} {time.monotonic() - began:.0f} s")
     problems = list(problems_of(rows))
     if only:
-        print("\n".join(problems or ["all held"]))
+        say("\n".join(problems or ["all held"]))
         return 1 if problems else 0
     return check.write(WHAT, problems, scorers=rows)
+
+
+def say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
 
 
 def row_of(report: AttackReport) -> dict[str, Any]:
     """What is kept of the attack on one scorer."""
     honest = sum(num for name, num in report.counts.items() if name.startswith("honest"))
-    paid = {f.answer.kind: [f.score.value, f.compared, shown(f.answer.response)] for f in report.paid}
+    paid = {
+        f.answer.kind: [f.score.value, f.compared, shown(f.answer.response)] for f in report.paid
+    }
     return {
         "exploits": sum(n for name, n in report.counts.items() if name.startswith("exploit")),
         "paid": paid,

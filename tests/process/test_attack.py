@@ -1,4 +1,4 @@
-"""No exploit of the corpus has success with a built-in rule, and each has with a weak one; honest answers are paid."""
+"""No exploit has success with a built-in rule, each kind has with a weak one; honest answers are paid."""
 
 from __future__ import annotations
 
@@ -129,6 +129,7 @@ def test_the_corpus_is_as_large_as_it_says_and_has_sources() -> None:
     honest = [p.side for p in paraphrases()]
     assert honest.count("own") >= 100
     assert honest.count("outside") >= 150
+    assert len(honest) >= 300
 
 
 # One kind of the other side has no weak rule: a mapping of builtins in a program's own globals.
@@ -155,7 +156,9 @@ def has_success(exploit: Exploit, process: AttackProcess) -> bool:
     attack = attack_of_texts([exploit], [], tasks=[exploit.task], mark=str(process.mark))
     attack = with_weak_rule(attack, exploit.weak or weak_rules.WEAK_FOR[exploit.kind])
     scores = process.scores(attack)
-    best = max(s.value or 0.0 for a, s in zip(attack.answers, scores, strict=True) if a.role == "wrong")
+    best = max(
+        s.value or 0.0 for a, s in zip(attack.answers, scores, strict=True) if a.role == "wrong"
+    )
     of_exploit = [s for a, s in zip(attack.answers, scores, strict=True) if a.role == "exploit"]
     return any(succeeded(score, best) for score in of_exploit)
 

@@ -1,5 +1,5 @@
-"""The verbs for data: ``data show`` prints records, ``data score`` attacks a rule, ``rescore`` scores stored
-rollouts by another rule.
+"""The verbs for data: ``data show`` prints records, ``data score`` attacks a reward rule, ``rescore``
+scores stored rollouts by another one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from launcher.control.rescore_trial import RescoredSums
     from launcher.submit.shown_data import ShownData, ShownRecord
     from realsys.evaluator.rescore import StoredRollouts
-    from realsys.rewards.attack.attack_report import AttackReport
 
 PROGRESS_S = 5.0  # between two lines that say how far a rescoring is
 
@@ -28,7 +27,9 @@ PROGRESS_S = 5.0  # between two lines that say how far a rescoring is
 def data(
     action: Annotated[
         str,
-        o.argument("show|score", "Print records as the trainer sees them, or attack a reward rule."),
+        o.argument(
+            "show|score", "Print records as the trainer sees them, or attack a reward rule."
+        ),
     ],
     experiment: Annotated[
         str,
@@ -44,7 +45,9 @@ def data(
     ] = "main",
     attack: Annotated[
         bool,
-        o.option("--attack", "score: play exploits and honest paraphrases, print both error rates."),
+        o.option(
+            "--attack", "score: play exploits and honest paraphrases, print both error rates."
+        ),
     ] = False,
     tasks: Annotated[
         str | None,
@@ -116,21 +119,19 @@ def _attack(
     )
     status = ExitCode.RUN_FAILED if found.is_exploited else ExitCode.OK
     if json:
-        parts = {name: report.to_json() for name, report in found.parts.items()}
-        output.document(rule=found.rule, exploited=found.is_exploited, parts=parts)
+        output.document(rule=found.rule, exploited=found.is_exploited, parts=found.to_json())
         return status
-    for name, report in found.parts.items():
+    for name, report in found.to_json().items():
         output.data("", f"{found.rule}: {name}")
         _print_attack(report)
     return status
 
 
-def _print_attack(report: AttackReport) -> None:
+def _print_attack(report: Mapping[str, Any]) -> None:
     """Prints both error rates, and the texts."""
     from launcher.terminal import output
-    from realsys.rewards.attack.attack_report import shown
 
-    counts, rates = report.counts, report.rates()
+    counts, rates = report["counts"], report["rates"]
     rows = []
     for title, role, name in (
         ("exploits paid above an honest wrong answer", "exploit", "paid"),
@@ -141,31 +142,29 @@ def _print_attack(report: AttackReport) -> None:
         rows.append((title, *texts, str(sum(n for k, n in counts.items() if k.startswith(role)))))
     output.table(("", "ours", "an outsider's", "of"), rows)
     output.data(
-        f"{report.num_kinds} kinds of exploits; programs run: {len(report.ran)}, "
-        f"hung: {len(report.hung)}, texts that the rule failed on: {report.num_raised}"
+        f"{report['kinds']} kinds of exploits; programs run: {len(report['ran'])}, "
+        f"hung: {len(report['hung'])}, texts that the rule failed on: {report['raised']}"
     )
-    for title, findings in (
-        ("paid", report.paid),
-        ("run", report.ran),
-        ("hung", report.hung),
-        ("paid by design", report.by_design),
-        ("refused", report.refused),
-        ("without a score", report.no_score),
-    ):
-        if not findings:
+    if report["pays_all"]:
+        output.data("every wrong answer to a question is right for it")
+    if report["excuse"]:
+        output.data(f"listed, and drawn only where it is named: {report['excuse']}")
+    for name in ("paid", "ran", "hung", "by_design", "refused", "no_score"):
+        if not report[name]:
             continue
-        output.data("", f"{title}:")
-        shown_rows = [
-            (
-                finding.answer.kind,
-                "-" if finding.score.value is None else f"{finding.score.value:g}",
-                f"{finding.compared:g}",
-                shown(finding.answer.response),
-                finding.by_design or finding.answer.source or finding.answer.what,
-            )
-            for finding in findings
-        ]
-        output.table(("kind", "score", "compared with", "text", "why or source"), shown_rows)
+        output.data("", f"{name.replace('_', ' ')}:")
+        output.table(
+            ("kind", "score", "compared with", "text", "why or source"),
+            [
+                (
+                    row["kind"],
+                    *("-" if row[n] is None else f"{row[n]:g}" for n in ("score", "compared")),
+                    row["text"],
+                    row.get("by_design") or row.get("source") or row["what"],
+                )
+                for row in report[name]
+            ],
+        )
 
 
 def _print_head(found: ShownData) -> None:

@@ -19,7 +19,10 @@ from realsys.rewards.stated_answer import stated_answer
 Role = Literal["wrong", "right", "exploit", "honest"]
 ANY = "any"
 # Questions for exploits that fit all: a whole number, and a fraction.
-QUESTIONS = (("What is 17 + 25?", "42", "43"), ("What is 3/8 + 3/8?", "\\frac{3}{4}", "\\frac{4}{3}"))
+QUESTIONS = (
+    ("What is 17 + 25?", "42", "43"),
+    ("What is 3/8 + 3/8?", "\\frac{3}{4}", "\\frac{4}{3}"),
+)
 FORMS = (
     "{}",
     "The answer is {}.",

@@ -1,8 +1,9 @@
-"""The corpus that ``realsys data score RULE --attack`` plays: exploits and honest paraphrases, as JSON lines.
+"""Reads the corpus that ``realsys data score RULE --attack`` plays: exploits and honest paraphrases.
 
-Two sides wrote it: ``exploits.jsonl`` and ``honest*.jsonl`` are ours, the ``*_outside.jsonl`` are by somebody
-who had not read the code. An exploit has a public ``source`` and a ``kind``. Places in texts: ``{MARK}``, a
-path that only code of an answer would write; ``{ANSWER}``, ``{WRONG}`` and ``{QUESTION}`` of a question.
+Two sides wrote it: ``exploits.jsonl`` and ``honest*.jsonl`` are ours, ``*_outside.jsonl`` are by
+somebody who had not read the code. An exploit has a public ``source`` and a ``kind``. Places in texts:
+``{MARK}``, a path that only code of an answer would write; ``{ANSWER}``, ``{WRONG}`` and ``{QUESTION}``
+of a question.
 """
 
 from __future__ import annotations
@@ -70,7 +71,9 @@ def exploits() -> tuple[Exploit, ...]:
 @functools.cache
 def paraphrases() -> tuple[Paraphrase, ...]:
     """Returns all honest paraphrases, ours first."""
-    return tuple(Paraphrase(**row, side=side) for side, file in _HONEST for row in _rows(_HERE / file))
+    return tuple(
+        Paraphrase(**row, side=side) for side, file in _HONEST for row in _rows(_HERE / file)
+    )
 
 
 def _rows(file: Path) -> list[dict[str, Any]]:

@@ -1,11 +1,12 @@
 """Worker process of attack_scoring.py: makes a rule and scores one answer after the other.
 
-`python -P -m realsys.rewards.attack.attack_process SETTINGS`, with ``SETTINGS`` as JSON: ``rule``, ``args``,
-``imports``, ``forks``, ``cpu_s``, ``memory_bytes``. Requests and replies are frames of JSON, as guarded.py has.
+`python -P -m realsys.rewards.attack.attack_process SETTINGS`, with ``SETTINGS`` as JSON: ``rule``,
+``args``, ``imports``, ``forks``, ``cpu_s``, ``memory_bytes``. Requests and replies are frames of JSON,
+as guarded.py has.
 
-With ``forks`` each exploit is scored in a fork with limits, for rules that nothing guards: what an answer
-does to its process is gone with it. Honest answers are scored here, so that what a rule makes for a record is
-made once.
+With ``forks`` each exploit is scored in a fork with limits, for rules that nothing guards: what an
+answer does to its process is gone with it. Honest answers are scored here, so that what a rule makes
+for a record is made once.
 """
 
 from __future__ import annotations

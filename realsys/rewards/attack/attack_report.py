@@ -1,4 +1,4 @@
-"""What an attack found: exploits that are paid, run or never end, and honest answers that are refused (pure)."""
+"""Compares an attack's scores: exploits that are paid, run or hang, and honest answers refused (pure)."""
 
 from __future__ import annotations
 
@@ -55,6 +55,7 @@ class AttackReport:
         refused: honest answers.
         no_score: answers that got no score, with the reason.
         pays_all: every wrong answer to some question is right for the rule.
+        excuse: why all that the rule pays is listed only; such rules are no default of anything.
         counts: exploits and paraphrases of each side, that were played.
     """
 
@@ -68,11 +69,12 @@ class AttackReport:
     num_kinds: int
     num_raised: int
     pays_all: bool
+    excuse: str = ""
 
     @property
     def is_exploited(self) -> bool:
         """Whether an exploit is paid, run, or never ends."""
-        pays_all = self.pays_all and not self.by_design
+        pays_all = self.pays_all and not self.excuse
         return bool(self.paid or self.ran or self.hung or pays_all)
 
     def rates(self) -> dict[str, float]:
@@ -96,19 +98,25 @@ class AttackReport:
             "kinds": self.num_kinds,
             "raised": self.num_raised,
             "pays_all": self.pays_all,
+            "excuse": self.excuse,
             "rates": self.rates(),
             **{name: [_row(finding) for finding in getattr(self, name)] for name in named},
         }
 
 
 def report_of(
-    attack: Attack, scores: Sequence[AttackScore], *, by_design: Mapping[str, str] | None = None
+    attack: Attack,
+    scores: Sequence[AttackScore],
+    *,
+    by_design: Mapping[str, str] | None = None,
+    excuse: str = "",
 ) -> AttackReport:
     """Compares the scores of an attack's answers.
 
     Args:
         scores: one an answer.
         by_design: kinds of exploits that the rule pays on purpose, with the reason.
+        excuse: the reason for all kinds.
     """
     reasons = by_design or {}
     wrong: list[list[AttackScore]] = [[] for _ in attack.questions]
@@ -128,7 +136,7 @@ def report_of(
             answer=answer,
             score=score,
             compared=(best_right if is_honest else best_wrong)[answer.question],
-            by_design=reasons.get(answer.kind, ""),
+            by_design=reasons.get(answer.kind, excuse),
         )
         if score.ran:
             found["ran"].append(finding)
@@ -146,6 +154,7 @@ def report_of(
         counts=dict(Counter(f"{answer.role}/{answer.side}" for answer in played)),
         num_kinds=len({answer.kind for answer in played if answer.role == "exploit"}),
         num_raised=sum(score.raised for score in scores),
+        excuse=excuse,
         pays_all=any(of_one and all(s.correct for s in of_one) for of_one in wrong),
     )
 

@@ -1,7 +1,7 @@
 """Scores the answers of an attack by a rule in a process of its own, so that none hangs or harms this one.
 
-An answer gets ``deadline_s``; then the process is ended, the answer has *hung*, and another process goes on.
-After each answer the marker is looked for, which only an answer's own code would write.
+An answer gets ``deadline_s``; then the process is ended, the answer has *hung*, and another process goes
+on. After each answer the marker is looked for, which only an answer's own code would write.
 """
 
 from __future__ import annotations
@@ -124,7 +124,9 @@ class AttackProcess:
         has_died = process.poll() is not None
         self._end()
         if len(requests) > 1:
-            return [score for request in requests for score in self._scored([request], hostile=hostile)]
+            return [
+                score for request in requests for score in self._scored([request], hostile=hostile)
+            ]
         problem = "the rule's process ended" if has_died else "over the deadline"
         return [AttackScore(hung=not has_died, ran=ran, problem=problem)]
 
@@ -141,7 +143,9 @@ class AttackProcess:
             return self._process
         self._end()
         environment = {name: os.environ[name] for name in self._env if name in os.environ}
-        paths = [path for path in map(os.path.abspath, filter(None, sys.path)) if path != os.getcwd()]
+        paths = [
+            path for path in map(os.path.abspath, filter(None, sys.path)) if path != os.getcwd()
+        ]
         root = str(Path(__file__).parents[3])
         environment |= {
             "PYTHONPATH": os.pathsep.join(dict.fromkeys((root, *paths))),
@@ -149,7 +153,13 @@ class AttackProcess:
         }
         self._received.clear()
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", f"{__package__}.attack_process", json.dumps(self._settings)],
+            [
+                sys.executable,
+                "-P",
+                "-m",
+                f"{__package__}.attack_process",
+                json.dumps(self._settings),
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -13,7 +13,7 @@ NUM_HONEST = 4  # records whose right answers are written in many forms
 _NUM_WRONG = 3  # right answers of other records, as wrong ones
 
 
-# Wrong answers to questions whose answers have these forms; some scorers pay a little for JSON that they read.
+# Wrong answers of other forms: some scorers pay a little for JSON that they can read.
 _WRONG_OF_ANY = ("none of these", "0", "[]", "[[]]", "{}", '{"a": 0}', "[0, 0]", "True", "False")
 
 

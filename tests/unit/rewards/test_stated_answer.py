@@ -11,7 +11,9 @@ from realsys.rewards.stated_answer import stated_answer
 
 
 @pytest.mark.parametrize("form", [*FORMS, *MORE_FORMS])
-@pytest.mark.parametrize("answer", ["42", "-3.5", "north east", "{a: {b: 1}}", "1 2\n3 4", "[[1, 2]]"])
+@pytest.mark.parametrize(
+    "answer", ["42", "-3.5", "north east", "{a: {b: 1}}", "1 2\n3 4", "[[1, 2]]"]
+)
 def test_common_forms_state_their_answer(form: str, answer: str) -> None:
     assert stated_answer(form.format(answer)) == answer
 
@@ -36,7 +38,19 @@ def test_one_reading_of_many(text: str, answer: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "piece", ["<answer>", "\\boxed{", "answer is ", "answer: \n", "**", "```", "#### ", "{", " ", "</think>"]
+    "piece",
+    [
+        "<answer>",
+        "\\boxed{",
+        "answer is ",
+        "answer: \n",
+        "**",
+        "```",
+        "#### ",
+        "{",
+        " ",
+        "</think>",
+    ],
 )
 def test_its_time_is_linear_in_the_text(piece: str) -> None:
     def seconds(size: int) -> float:
