@@ -1,9 +1,9 @@
 """Decides what an answer scores on which its rule failed: 0, or none, so that its record is set aside.
 
 A rule that raises, that exceeds a limit or returns no finite number may do so because of the policy's
-text: ``prime_factorization`` of reasoning-gym raises ValueError for all that is no list of numbers. Then the
-answer scores 0 and is counted (``reward/raised``). Or the record or the rule is at fault; then there is no score.
-The record's own right answer tells them apart: where the rule scores that, the text was at fault.
+text: ``prime_factorization`` of reasoning-gym raises ValueError for all that is no list of numbers. Then
+the answer scores 0 and is counted (``reward/raised``). Or the record or the rule is at fault; then there is
+no score. The record's own right answer tells them apart: where the rule scores that, the text was at fault.
 
     the rule failed on an answer ── asked once more ──▶ a number
              │ again

@@ -26,8 +26,9 @@ def stated_answer(text: str) -> str:
     """Returns what stands behind the last mark of an answer, without its markup; else the whole text.
 
     Marks, the first that there is: ``<answer>…</answer>``, ``\\boxed{…}``, ``####``, a line or sentence
-    that begins with "The answer is" or "Answer:". Of a text that is a fenced block, or bold, what is inside.
-    Thoughts that end with ``</think>`` are no part of it; of those without an end nothing is an answer.
+    that begins with "The answer is" or "Answer:". Of a text that is a fenced block, or bold, what is
+    inside. Thoughts that end with ``</think>`` are no part of it; of those without an end nothing is an
+    answer.
     """
     text = text.rpartition(_THOUGHTS_END)[2]
     if _THOUGHTS in text:
