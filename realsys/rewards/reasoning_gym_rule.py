@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from realsys.data.sources.reasoning_gym_questions import entry_of
-from realsys.rewards.stated_answer import stated_answer
+from realsys.rewards.final_answers.stated_answer import stated_answer
 
 _SMALL = 1e-9
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from realsys.rewards.attack.attack_corpus import Exploit, Paraphrase, Side, filled
-from realsys.rewards.stated_answer import stated_answer
+from realsys.rewards.final_answers.stated_answer import stated_answer
 
 Role = Literal["wrong", "right", "exploit", "honest"]
 ANY = "any"

@@ -4,7 +4,7 @@
 ``args``, ``imports``, ``forks``, ``cpu_s``, ``memory_bytes``. Requests and replies are frames of JSON,
 as guarded.py has.
 
-With ``forks`` each exploit is scored in a fork with limits, for rules that nothing guards: what an
+With ``forks`` exploits are scored in forks with limits, for rules that nothing guards: what an
 answer does to its process is gone with it. Honest answers are scored here, so that what a rule makes
 for a record is made once.
 """
@@ -51,13 +51,16 @@ def main() -> int:
                 return 0
             received += more
         if settings["forks"] and request["hostile"]:
-            scores = [_forked(rule, answer, settings) for answer in request["answers"]]
+            reply = _forked(rule, request["answers"], settings)
         else:
-            scores = _scored(rule, request["answers"])
-        guarded_frames.send(replies, {"scores": scores})
+            reply = {"scores": _scored(rule, request["answers"])}
+        guarded_frames.send(replies, reply)
 
 
-def _forked(rule: RewardRule, answer: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+def _forked(
+    rule: RewardRule, answers: list[dict[str, Any]], settings: dict[str, Any]
+) -> dict[str, Any]:
+    """Scores answers in a fork: ``scores``, or ``problem`` and ``hung`` if it ended without."""
     reader, writer = os.pipe()
     if (child := os.fork()) == 0:
         try:
@@ -68,7 +71,7 @@ def _forked(rule: RewardRule, answer: dict[str, Any], settings: dict[str, Any]) 
             resource.setrlimit(resource.RLIMIT_CPU, (limit, limit + 1))
             resource.setrlimit(resource.RLIMIT_AS, (settings["memory_bytes"],) * 2)
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-            guarded_frames.send(writer, _scored(rule, [answer])[0])
+            guarded_frames.send(writer, {"scores": _scored(rule, answers)})
         finally:
             os._exit(0)
     os.close(writer)

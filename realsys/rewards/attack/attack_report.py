@@ -31,7 +31,7 @@ class AttackScore:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class AttackFinding:
     """An exploit that had success, or an honest answer that had none."""
 
     answer: AttackAnswer
@@ -59,12 +59,12 @@ class AttackReport:
         counts: exploits and paraphrases of each side, that were played.
     """
 
-    paid: tuple[Finding, ...]
-    ran: tuple[Finding, ...]
-    hung: tuple[Finding, ...]
-    by_design: tuple[Finding, ...]
-    refused: tuple[Finding, ...]
-    no_score: tuple[Finding, ...]
+    paid: tuple[AttackFinding, ...]
+    ran: tuple[AttackFinding, ...]
+    hung: tuple[AttackFinding, ...]
+    by_design: tuple[AttackFinding, ...]
+    refused: tuple[AttackFinding, ...]
+    no_score: tuple[AttackFinding, ...]
     counts: Mapping[str, int]
     num_kinds: int
     num_raised: int
@@ -127,12 +127,12 @@ def report_of(
         elif answer.role == "right" and score.value is not None:
             best_right[answer.question] = max(best_right[answer.question], score.value)
     best_wrong = [_best_wrong(of_question) for of_question in wrong]
-    found: dict[str, list[Finding]] = {
+    found: dict[str, list[AttackFinding]] = {
         name: [] for name in ("paid", "ran", "hung", "by_design", "refused", "no_score")
     }
     for answer, score in zip(attack.answers, scores, strict=True):
         is_honest = answer.role in ("honest", "right")
-        finding = Finding(
+        finding = AttackFinding(
             answer=answer,
             score=score,
             compared=(best_right if is_honest else best_wrong)[answer.question],
@@ -166,7 +166,7 @@ def _best_wrong(scores: Sequence[AttackScore]) -> float:
     return max(really or values, default=0.0)
 
 
-def _is_refused(finding: Finding) -> bool:
+def _is_refused(finding: AttackFinding) -> bool:
     """Whether an honest answer is neither right for the rule nor as good as the best form of it."""
     value = finding.score.value
     return value is None or not (finding.score.correct or value >= finding.compared - SMALLEST)
@@ -178,7 +178,7 @@ def shown(text: str) -> str:
     return line if len(line) <= SHOWN else f"{line[: SHOWN - 30]} … {line[-25:]}"
 
 
-def _row(finding: Finding) -> dict[str, Any]:
+def _row(finding: AttackFinding) -> dict[str, Any]:
     answer, score = finding.answer, finding.score
     return {
         "kind": answer.kind,

@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from realsys.rewards.attack.attack_report import AttackScore
 _START_S = 300.0
 _INHERITED_ENV = ("PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH")  # no secrets
 # They keep answers' texts away from Python themselves, or run them in a sandbox.
+AT_ONCE_FORKED = 16  # exploits of a fork; one by one if something happens
 AT_ONCE = 64  # answers of a request to them, most of which take milliseconds
 GUARDED = frozenset({"math_verify", "code_tests", "judge"})
 
@@ -91,22 +93,24 @@ class AttackProcess:
             RewardError: the rule can't be made.
         """
         found: list[AttackScore] = []
-        size = 1 if self._settings["forks"] else AT_ONCE
-        for begin in range(0, len(attack.answers), size):
-            requests = [
-                {
-                    "response": answer.response,
-                    "answer": attack.questions[answer.question].answer,
-                    "record": {
-                        "prompt": attack.questions[answer.question].prompt,
-                        **attack.questions[answer.question].record,
-                    },
-                }
-                for answer in attack.answers[begin : begin + size]
-            ]
-            roles = {answer.role for answer in attack.answers[begin : begin + size]}
-            found += self._scored(requests, hostile="exploit" in roles)
-            report(len(found))
+        of_a_fork = AT_ONCE_FORKED if self._settings["forks"] else AT_ONCE
+        for hostile, several in groupby(attack.answers, lambda a: a.role == "exploit"):
+            answers = list(several)
+            size = of_a_fork if hostile else AT_ONCE
+            for begin in range(0, len(answers), size):
+                requests = [
+                    {
+                        "response": answer.response,
+                        "answer": attack.questions[answer.question].answer,
+                        "record": {
+                            "prompt": attack.questions[answer.question].prompt,
+                            **attack.questions[answer.question].record,
+                        },
+                    }
+                    for answer in answers[begin : begin + size]
+                ]
+                found += self._scored(requests, hostile=hostile)
+                report(len(found))
         return found
 
     def _scored(self, requests: list[dict[str, Any]], *, hostile: bool) -> list[AttackScore]:
@@ -119,14 +123,16 @@ class AttackProcess:
         except OSError:
             reply = None
         ran = self._has_mark()
-        if reply is not None and not (ran and len(requests) > 1):
+        if reply is not None and "scores" in reply and not (ran and len(requests) > 1):
             return [AttackScore(ran=ran, **score) for score in reply["scores"]]
+        if reply is not None and len(requests) == 1:
+            return [AttackScore(ran=ran, **reply)]
         has_died = process.poll() is not None
-        self._end()
+        if reply is None:
+            self._end()
         if len(requests) > 1:
-            return [
-                score for request in requests for score in self._scored([request], hostile=hostile)
-            ]
+            each = ([request] for request in requests)
+            return [score for one in each for score in self._scored(one, hostile=hostile)]
         problem = "the rule's process ended" if has_died else "over the deadline"
         return [AttackScore(hung=not has_died, ran=ran, problem=problem)]
 

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from realsys.rewards.attack.attack_answers import FORMS, MORE_FORMS
-from realsys.rewards.stated_answer import stated_answer
+from realsys.rewards.final_answers.stated_answer import stated_answer
 
 
 @pytest.mark.parametrize("form", [*FORMS, *MORE_FORMS])
