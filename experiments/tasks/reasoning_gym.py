@@ -64,9 +64,8 @@ class ReasoningGymTask(GeneratedTask):
         left_out = {*PAYING, *UNFIT, *rest}
         return (*rest, *(name for name in generators() if name not in left_out))
 
-    def remarks(self, tokenizer_dir: str | None) -> Iterator[str]:
-        """Yields also which scorers pay for what is no right answer."""
-        yield from super().remarks(tokenizer_dir)
+    def reward_warnings(self) -> Iterator[str]:
+        """Yields which of the named scorers pay for what is no right answer."""
         for name in self.names:
             if name in PAYING:
                 yield (

@@ -13,7 +13,7 @@ no score. The record's own right answer tells them apart: where the rule scores 
 
 What is never the text's fault gets no score at once: an error of realsys (a judge without a grade, a box
 that failed, a record without tests), a service or a file system that is away, and what an asynchronous rule
-raises but for Python's own errors about values. Nothing here calls a rule: ``settle`` yields the answers
+raises but for Python's own errors about values. Nothing here calls a rule: ``settlement`` yields the answers
 that it wants scored.
 """
 
@@ -159,7 +159,7 @@ class RaisedAnswers:
         score: Callable[[Sequence[Completion]], list[ScoredOrNot]],
     ) -> list[ScoredOrNot]:
         """Scores answers by ``score``, in order, and settles those on which it failed; blocks."""
-        steps = self.settle(answers, score(answers))
+        steps = self.settlement(answers, score(answers))
         try:
             wanted = next(steps)
             while True:
@@ -173,7 +173,7 @@ class RaisedAnswers:
         score: Callable[[Sequence[Completion]], Awaitable[list[ScoredOrNot]]],
     ) -> list[ScoredOrNot]:
         """As ``settled``, without blocking the event loop."""
-        steps = self.settle(answers, await score(answers))
+        steps = self.settlement(answers, await score(answers))
         try:
             wanted = next(steps)
             while True:
@@ -181,7 +181,7 @@ class RaisedAnswers:
         except StopIteration as end:
             return list(end.value)
 
-    def settle(self, answers: Sequence[Completion], found: Sequence[ScoredOrNot]) -> Settlement:
+    def settlement(self, answers: Sequence[Completion], found: Sequence[ScoredOrNot]) -> Settlement:
         """Returns ``found`` without ``AnswerFailure``; yields answers that are to be scored meanwhile."""
         results = list(found)
         self.num_scored += sum(isinstance(result, Score) for result in results)

@@ -154,7 +154,7 @@ def test_each_kind_of_exploit_has_success_with_a_weak_rule() -> None:
 
 def has_success(exploit: Exploit, process: AttackProcess) -> bool:
     attack = attack_of_texts([exploit], [], tasks=[exploit.task], mark=str(process.mark))
-    attack = with_weak_rule(attack, exploit.weak or weak_rules.WEAK_FOR[exploit.kind])
+    attack = with_weak_rule(attack, weak_rules.WEAK_FOR[exploit.kind])
     scores = process.scores(attack)
     best = max(
         s.value or 0.0 for a, s in zip(attack.answers, scores, strict=True) if a.role == "wrong"

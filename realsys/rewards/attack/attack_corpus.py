@@ -44,7 +44,6 @@ class Exploit:
     question: str = ""
     answer: str = ""
     wrong: str = ""
-    weak: str = ""
     side: Side = "own"
 
 

@@ -80,11 +80,11 @@ def play_attack(
 
 class _Progress:
     def __init__(self, name: str, num: int, say: Callable[[str], None]) -> None:
-        self._name, self._num, self._say, self._said_s = name, num, say, time.monotonic()
+        self._name, self._num, self._say, self._logged_s = name, num, say, time.monotonic()
 
     def __call__(self, done: int) -> None:
-        if time.monotonic() - self._said_s > PROGRESS_S:
-            self._said_s = time.monotonic()
+        if time.monotonic() - self._logged_s > PROGRESS_S:
+            self._logged_s = time.monotonic()
             self._say(f"{self._name}: {done:,} of {self._num:,} answers")
 
 

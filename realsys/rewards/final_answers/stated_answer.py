@@ -15,7 +15,7 @@ _BOXED = "\\boxed{"
 _HASHES = "####"
 _FENCE = "```"
 # At the beginning of a line or sentence: "So the final answer is: 5." or "**Answer:** 5".
-_SAID = re.compile(
+_SENTENCE = re.compile(
     r"(?:^[ \t*_#>]{0,8}|[.!?] )(?:(?:so|thus|hence|therefore),? )?(?:the )?(?:final |correct )?answer"
     r"(?: is)?(?:[ \t*_]{0,4}:[*_]{0,4}|(?P<sentence>(?<=is)))[ \t\n]",
     re.IGNORECASE | re.MULTILINE,
@@ -39,8 +39,8 @@ def stated_answer(text: str) -> str:
         return _bare(_up_to_closing_brace(text.rpartition(_BOXED)[2]))
     if _HASHES in text:
         return _bare(text.rpartition(_HASHES)[2])
-    if said := deque(_SAID.finditer(text), maxlen=1):
-        (found,) = said
+    if last := deque(_SENTENCE.finditer(text), maxlen=1):
+        (found,) = last
         rest = text[found.end() :].strip()
         return _bare(rest.removesuffix(".") if found["sentence"] is not None else rest)
     return _bare(text)
