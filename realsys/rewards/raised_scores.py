@@ -13,8 +13,8 @@ no score. The record's own right answer tells them apart: where the rule scores 
 
 What is never the text's fault gets no score at once: an error of realsys (a judge without a grade, a box
 that failed, a record without tests), a service or a file system that is away, and what an asynchronous rule
-raises but for Python's own errors about values. Nothing here calls a rule: ``settlement`` yields the answers
-that it wants scored.
+raises but for Python's own errors about values. Nothing here calls a rule: ``settlement`` yields the
+answers that it wants scored.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ import pytest
 import weak_rules
 
 from launcher.cli.entry import main
+from realsys.api.basics.reward import Completion, Score
 from realsys.data.sources.reasoning_gym_scorers import PAYING
 from realsys.rewards.attack.attack_answers import Attack, attack_of_texts
 from realsys.rewards.attack.attack_corpus import Exploit, exploits, paraphrases
@@ -22,6 +23,7 @@ from realsys.rewards.attack.attack_report import AttackReport, AttackScore, repo
 from realsys.rewards.attack.attack_scoring import AttackProcess
 from realsys.rewards.attack.by_design import TASKS, designed
 from realsys.rewards.attack.gym_attack import gym_attack
+from realsys.rewards.rule import RewardRule
 
 WEAK = Path(weak_rules.__file__)
 # What other parts of the same change mend; nothing of it may come back once it is gone from here.
@@ -103,6 +105,21 @@ def judge_url() -> Iterator[str]:
 def test_the_judge_gives_the_grade_that_its_model_means(judge_url: str) -> None:
     args = {"judge": {"url": judge_url, "model": "m", "max_retries": 0}}
     check("judge", played("judge", args))
+
+
+def test_honest_replies_of_a_judge_are_read_as_they_are_meant(
+    judge_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = [paraphrase for paraphrase in paraphrases() if paraphrase.task == "judge"]
+    args = {"judge": {"url": judge_url, "model": "m", "max_retries": 0}}
+    misread = []
+    for number, text in enumerate(texts):
+        monkeypatch.setattr(GradingModel, "replies", iter([text.response]))
+        (score,) = RewardRule("judge", args).score_all([Completion(response=f"answer {number}")])
+        value = score.value if isinstance(score, Score) else None
+        if value is None or abs(value - float(text.answer) / 10) > 1e-9:
+            misread.append((text.response, value))
+    assert len(misread) / len(texts) <= PENDING_REFUSED.get("judge", 0.01), misread
 
 
 def test_an_attack_on_a_scorer_of_reasoning_gym_has_no_success_but_where_it_is_listed() -> None:

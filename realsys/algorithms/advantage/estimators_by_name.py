@@ -28,7 +28,7 @@ from realsys.api.basics.estimators import (
     ReinforcePPBaselineAdvantage,
     RLOOAdvantage,
 )
-from realsys.api.basics.reward import CORRECT
+from realsys.api.basics.reward import CORRECT, is_count
 from realsys.api.errors import ConfigError, DataError, did_you_mean
 
 
@@ -121,8 +121,11 @@ def best_of_k_gains(score_G: torch.Tensor, k: int | None) -> torch.Tensor:
 
 
 def _gdpo(estimator: GDPOAdvantage, answers: GroupScores) -> torch.Tensor:
-    names = tuple(estimator.weights) or tuple(sorted(set(answers.parts) - {CORRECT}))
-    if not names:
+    # Answers on which a rule failed are counted, not rewarded, and have no parts.
+    are_raised = any(map(is_count, answers.parts))
+    scored = {name for name in answers.parts if name != CORRECT and not is_count(name)}
+    names = tuple(estimator.weights) or tuple(sorted(scored))
+    if not names and not are_raised:
         raise DataError(
             "rewards have no parts to normalise one by one",
             where="algorithm.advantage=gdpo",
@@ -130,6 +133,8 @@ def _gdpo(estimator: GDPOAdvantage, answers: GroupScores) -> torch.Tensor:
         )
     made = torch.zeros_like(answers.scores)
     for name in names:
+        if name not in answers.parts and are_raised and not scored:
+            continue
         if name not in answers.parts:
             raise ConfigError(
                 f"no answer of this batch has a reward part {name!r}",

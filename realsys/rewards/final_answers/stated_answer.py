@@ -62,8 +62,8 @@ def _bare(text: str) -> str:
     if text.startswith(_FENCE) and text.endswith(_FENCE) and text.count(_FENCE) == 2:
         first, newline, rest = text[len(_FENCE) : -len(_FENCE)].partition("\n")
         text = (rest if newline else first).strip()
-    if text.startswith("**") and text.endswith("**") and text.count("**") == 2 and len(text) > 4:
-        text = text[2:-2].strip()
+    if text.startswith("**") and text.endswith("**") and len(text) > 4:
+        text = text[2:-2].strip()  # powers may be inside
     return text
 
 
