@@ -26,9 +26,9 @@ from realsys.observability.report.attempt_outcomes import without_colours as pla
 from realsys.rewards import judge
 from realsys.rewards.code_tests import same_output
 from realsys.rewards.fenced_blocks import fenced_blocks
+from realsys.rewards.final_answers.stated_answer import stated_answer
 from realsys.rewards.harbor import verifier_rewards
 from realsys.rewards.math_verify import math_verify_reward
-from realsys.rewards.reasoning_gym_rule import marked_answer
 from realsys.rollout.agents import tool_use
 from realsys.rollout.conversation import chat_rendering, message_matching
 from realsys.rollout.conversation.answer_forms import ANSWER_FORMS
@@ -185,7 +185,21 @@ READERS: dict[str, tuple[Callable[[str], Any], tuple[Hostile, ...]]] = {
         ("9", "9 ", "0.5 ", "1e9\n", "é"),
     ),
     "math": (lambda text: math_verify_reward(response=text, answer="4"), MATH),
-    "marked answer": (marked_answer, ("<answer>", "</answer>", "<answer></answer>", "<answer>x")),
+    "stated answer": (
+        stated_answer,
+        (
+            "<answer>",
+            "</answer>",
+            "<answer></answer>",
+            "<answer>x",
+            "\\boxed{",
+            "####",
+            "The answer is ",
+            "```",
+            "**",
+            "<think>",
+        ),
+    ),
     "grade": (judge._NUMBER.findall, ("9", "-", ".", "9.", "-9", "9/")),
     "verdict": (lambda text: verifier_rewards._rewards({"reward.json": text.encode()}), JSON),
     "verdict's number": (

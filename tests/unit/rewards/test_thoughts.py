@@ -27,6 +27,7 @@ from realsys.interfaces.completions import answered_records
 from realsys.interfaces.math_reward import MathRewardInterface
 from realsys.rewards import code_rule, reasoning_gym_rule
 from realsys.rewards.code_tests import CaseVerdict, CodeGrade
+from realsys.rewards.final_answers.stated_answer import stated_answer
 from realsys.rewards.harbor import harbor_rule
 from realsys.rewards.judge import Judge
 from realsys.rewards.math_verify import math_verify_reward
@@ -204,7 +205,7 @@ def test_what_a_plan_knows_of_a_rule_is_so(name: str) -> None:
     ],
 )
 def test_the_last_marked_answer_of_a_generators_question(text: str, marked: str) -> None:
-    assert reasoning_gym_rule.marked_answer(text) == marked
+    assert stated_answer(text) == marked.strip()
 
 
 # ---- where answers are made ----------------------------------------------------------------------
