@@ -18,6 +18,7 @@ from realsys.api.basics.reward import KNOWN_FIELDS, UNFINISHED_THOUGHTS, Complet
 from realsys.api.basics.thoughts import (
     THOUGHT_MARKS,
     decoded_answer,
+    has_marks,
     opening_at_end,
     text_behind_thoughts,
 )
@@ -77,6 +78,8 @@ def test_the_text_behind_thoughts(text: str, opened: str, behind: str | None) ->
 
 @pytest.mark.parametrize(("opening", "closing"), THOUGHT_MARKS)
 def test_each_pair_of_marks_is_known(opening: str, closing: str) -> None:
+    assert has_marks(opening)
+    assert has_marks(closing)
     assert text_behind_thoughts(f"{opening}a{closing}b") == "b"
     assert text_behind_thoughts(f"{opening}a") is None
     assert text_behind_thoughts(f"a{closing}b") == "b"
