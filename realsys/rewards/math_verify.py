@@ -18,9 +18,8 @@ from __future__ import annotations
 import itertools
 import logging
 import re
-from dataclasses import dataclass
 
-from realsys.api.basics.thoughts import FinalTextRule, text_behind_thoughts
+from realsys.api.basics.thoughts import text_behind_thoughts
 from realsys.data.sources.record_shape import FINAL
 from realsys.rewards.guarded import RAISED, CallFailed, Guarded
 from realsys.rewards.plain_numbers import (
@@ -143,13 +142,3 @@ def _may_never_end(reading: str) -> bool:
 def _as_latex(value: str) -> str:
     """Wraps a bare value in dollar signs: the library reads LaTeX only between them."""
     return value if "$" in value else f"${value}$"
-
-
-@dataclass(kw_only=True)
-class MathRule(FinalTextRule):
-    """Rule ``math_verify``: 1 if the final value behind the thoughts equals the known one, else 0."""
-
-    def __call__(self, response: str, answer: str, final: str | None = None) -> float:
-        """Returns the score. Never raises."""
-        text = self.text_of(response, final)
-        return 0.0 if text is None else math_verify_reward(response=text, answer=answer)

@@ -6,10 +6,8 @@ The answer is what stands in the last ``<answer>…</answer>``, else the whole r
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from realsys.api.basics.thoughts import FinalTextRule
 from realsys.data.sources.reasoning_gym_questions import entry_of
 
 _OPENING, _CLOSING = "<answer>", "</answer>"
@@ -32,13 +30,3 @@ def marked_answer(text: str) -> str:
             break
         found, at = text[begin:end], end + len(_CLOSING)
     return found
-
-
-@dataclass(kw_only=True)
-class ReasoningGymRule(FinalTextRule):
-    """Rule ``reasoning_gym``: the scorer's number for the text behind the thoughts."""
-
-    def __call__(self, response: str, record: Mapping[str, Any], final: str | None = None) -> float:
-        """Returns the score. Raises whatever the scorer does."""
-        text = self.text_of(response, final)
-        return 0.0 if text is None else reasoning_gym_reward(response=text, record=record)
