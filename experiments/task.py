@@ -527,7 +527,10 @@ class GeneratedTask(Task):
             yield _raised(self.kind, "question(rng)", error)
             return
         if self.reward is None and not list(rule_problems(self.rule, {}, where="")):
-            yield from _score_problems(self.kind, registry.find_reward(self.rule), record)
+            score = registry.find_reward(self.rule)
+            if isinstance(score, type):
+                score = registry.make_reward(self.rule, **self.reward_args.get(self.rule, {}))
+            yield from _score_problems(self.kind, score, record)
 
 
 def _score_problems(

@@ -110,7 +110,9 @@ class HarborTask(Task):
         """The solution as the answer that it would be."""
         if not self._rule_args.get("fenced", True):
             return solution
-        fence = "~~~" if "```" in solution else "```"
+        fence = "```"
+        while fence in solution:  # a longer one than any in it
+            fence += "`"
         return f"{fence}bash\n{solution.rstrip()}\n{fence}"
 
     @property

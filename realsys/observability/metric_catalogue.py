@@ -56,6 +56,7 @@ GROUPS: dict[str, tuple[Metric, ...]] = {
         Metric("actor/groups/compared", "questions", "questions with two answers or more"),
         Metric("actor/n_sequences", "answers", "answers of the step that have a reward"),
         Metric("actor/n_tokens", "tokens", "tokens of the step, prompts included", verl="`perf/total_num_tokens`; here `perf/` is for what a clock measured"),
+        Metric("rew_inf/reward/unfinished_thoughts", "share", "answers with nothing behind their thoughts, of those with thoughts; they score 0", "below 0.1, not rising", "raise `gen.max_new_tokens`; `task.reward_args.<rule>.score_unfinished_thoughts`"),
         Metric("rew_inf/reward/<part>", "", "mean of a named part of the rewards; of a mixture by source, with `/correct` and `/share`"),
     ),
     "Policy": (
@@ -115,6 +116,7 @@ GROUPS: dict[str, tuple[Metric, ...]] = {
     ),
     "Rollouts of asynchronous runs": (
         Metric("rollout/reward", "", "mean reward of the answers that came in since the last step, filtered ones included", "rises", "as for `critic/score/mean`"),
+        Metric("rollout/reward/unfinished_thoughts", "share", "answers with nothing behind their thoughts, of those with thoughts", "below 0.1, not rising", "`rew_inf/reward/unfinished_thoughts`"),
         Metric("rollout/reward/<part>", "", "a named part of it; of a mixture by source"),
         Metric("rollout/answer_length", "tokens", "mean length of their answers"),
         Metric("rollout/truncated", "share", "answers that were cut off", "below 0.1", "`actor/no_eos_ratio`"),

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from realsys.api.basics.bounded_files import parse_json
+from realsys.api.basics.thoughts import FinalTextRule, text_behind_thoughts
 from realsys.api.errors import ConfigError, RewardError
 from realsys.api.options import option
 
@@ -37,8 +38,6 @@ _GRADE = re.compile(
 )
 _NAMED = re.compile(r"(?:grade|score)\s*[:=]", re.I)
 _LONGEST_GRADE = 80  # characters of a line with a grade
-_THOUGHTS_END = re.compile(r"</(?:think|thinking|reasoning)>|\[/THINK\]", re.I)
-_THOUGHTS_BEGIN = re.compile(r"\s*(?:<(?:think|thinking|reasoning)>|\[THINK\])", re.I)
 _PLACE = re.compile(r"\{(prompt|answer|response|out_of)\}")
 _CACHED = 65536  # grades kept in memory
 _LONGEST_REPLY, _PIECE_BYTES = 1 << 20, 1 << 16
@@ -46,7 +45,7 @@ _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 60.0
 
 
 @dataclass(kw_only=True)
-class Judge:
+class Judge(FinalTextRule):
     """Grades by a model; parts ``judge_tokens`` (used by this answer) and ``judge_cached``.
 
     Attributes:
@@ -86,9 +85,14 @@ class Judge:
                 fix="write {response} where the answer belongs",
             )
 
-    async def __call__(self, prompt: Any, response: str, answer: str = "") -> dict[str, float]:
+    async def __call__(
+        self, prompt: Any, response: str, answer: str = "", final: str | None = None
+    ) -> dict[str, float]:
         """Returns the score with its parts. Raises RewardError: no grade after all retries."""
-        given = {"prompt": prompt, "answer": answer, "response": response}
+        final_text = self.text_of(response, final)
+        if final_text is None:
+            return {"reward": 0.0, "judge_tokens": 0.0, "judge_cached": 0.0}
+        given = {"prompt": prompt, "answer": answer, "response": final_text}
         shown = {name: readable_text(value) for name, value in given.items()}
         shown["out_of"] = f"{self.out_of:g}"
         # In one pass, and not str.format: braces of a prompt or an answer are text.
@@ -204,9 +208,10 @@ def read_grade(reply: _Reply, out_of: float) -> float:
     text = reply.text
     if reply.was_cut:
         raise _NoGrade("it was cut off, as it was too long", text)
-    if _THOUGHTS_BEGIN.match(text) and not _THOUGHTS_END.search(text):
+    behind = text_behind_thoughts(text)
+    if behind is None:
         raise _NoGrade("its thoughts did not end", text)
-    lines = _THOUGHTS_END.split(text, maxsplit=1)[-1].strip().splitlines() or [""]
+    lines = behind.strip().splitlines() or [""]
     line = lines[-1].strip().strip("*_`").strip() if len(lines[-1]) <= _LONGEST_GRADE else ""
     line = line.replace("**", "")
     found = _GRADE.fullmatch(line)

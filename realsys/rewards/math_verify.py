@@ -19,6 +19,7 @@ import itertools
 import logging
 import re
 
+from realsys.api.basics.thoughts import text_behind_thoughts
 from realsys.data.sources.record_shape import FINAL
 from realsys.rewards.guarded import RAISED, CallFailed, Guarded
 from realsys.rewards.plain_numbers import (
@@ -55,8 +56,10 @@ _num_stopped = itertools.count(1)
 def math_verify_reward(*, response: str, answer: str) -> float:
     """Returns 1.0 if the final value of ``response`` equals that of ``answer``, else 0.0.
 
-    Never raises: a response that can't be parsed, or on which the library fails, scores 0.
+    Never raises: a response that can't be parsed, or on which the library fails, scores 0; so does one
+    whose thoughts never end (realsys.api.basics.thoughts).
     """
+    response = text_behind_thoughts(response) or ""
     value = final_value(response)
     is_part = value != response.strip()
     whole, known = tidy(value), tidy(final_value(answer))

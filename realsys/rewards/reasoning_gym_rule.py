@@ -5,18 +5,28 @@ The answer is what stands in the last ``<answer>…</answer>``, else the whole r
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from realsys.data.sources.reasoning_gym_questions import entry_of
 
-_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_OPENING, _CLOSING = "<answer>", "</answer>"
 
 
 def reasoning_gym_reward(*, response: str, record: Mapping[str, Any]) -> float:
     """Returns the scorer's number, from 0 to 1."""
     data, entry = entry_of(record)
-    marked = _ANSWER.findall(response)
-    text = marked[-1] if marked else response
+    text = marked_answer(response)
     return float(data.score_answer(text.strip(), entry))
+
+
+def marked_answer(text: str) -> str:
+    """Returns what stands in the last ``<answer>…</answer>``, else the whole text."""
+    found, at = text, 0
+    while (begin := text.find(_OPENING, at)) >= 0:
+        begin += len(_OPENING)
+        end = text.find(_CLOSING, begin)
+        if end < 0:  # looked for once: not behind each of thousands that open
+            break
+        found, at = text[begin:end], end + len(_CLOSING)
+    return found

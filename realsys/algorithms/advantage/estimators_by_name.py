@@ -28,7 +28,7 @@ from realsys.api.basics.estimators import (
     ReinforcePPBaselineAdvantage,
     RLOOAdvantage,
 )
-from realsys.api.basics.reward import CORRECT
+from realsys.api.basics.reward import CORRECT, UNFINISHED_THOUGHTS
 from realsys.api.errors import ConfigError, DataError, did_you_mean
 
 
@@ -120,8 +120,12 @@ def best_of_k_gains(score_G: torch.Tensor, k: int | None) -> torch.Tensor:
     return torch.zeros_like(gain_G).scatter(0, place_G, gain_G)
 
 
+# Parts that no rule gave as a reward
+_NOT_COMPARED = frozenset({CORRECT, UNFINISHED_THOUGHTS})
+
+
 def _gdpo(estimator: GDPOAdvantage, answers: GroupScores) -> torch.Tensor:
-    names = tuple(estimator.weights) or tuple(sorted(set(answers.parts) - {CORRECT}))
+    names = tuple(estimator.weights) or tuple(sorted(set(answers.parts) - _NOT_COMPARED))
     if not names:
         raise DataError(
             "rewards have no parts to normalise one by one",

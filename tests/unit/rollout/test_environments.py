@@ -45,7 +45,8 @@ class Words:
         self.texts = texts
 
     def decode(self, ids: list[int], *, skip_special_tokens: bool) -> str:
-        assert skip_special_tokens
+        if not skip_special_tokens:
+            return "question: "  # only a prompt's end is looked at with them
         return "".join(self.texts[i - 1] for i in ids if i)
 
 

@@ -91,6 +91,20 @@ def test_gdpo_says_which_part_is_missing() -> None:
         answer_advantages(GDPOAdvantage(), scores([1.0, 0.0], 2))
 
 
+def test_gdpo_compares_no_counts() -> None:
+    parts = {"right": [1.0, 0.0, 0.0, 0.0]}
+    counted = {
+        **parts,
+        "correct": [1.0, 0.0, 0.0, 0.0],
+        "unfinished_thoughts": [0.0, 1.0, 1.0, 0.0],
+    }
+    found = [
+        answer_advantages(GDPOAdvantage(), scores([1.0, 0, 0, 0], 4, **given))
+        for given in (parts, counted)
+    ]
+    assert torch.equal(*found)
+
+
 def test_lambda_grows_with_the_length() -> None:
     found = length_adaptive_lambda(torch.tensor([0, 10, 20, 100, 400]), 0.05)
     assert found.tolist() == pytest.approx([0.0, 0.0, 0.0, 0.8, 0.95])
