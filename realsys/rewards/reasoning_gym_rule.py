@@ -26,7 +26,7 @@ class ReasoningGymRule(FinalTextRule):
         if text is None:
             return 0.0
         text = marked_answer(text).strip()
-        if does_more_than_state(record["generator"], text):
+        if does_more_than_state(str(record.get("generator")), text):
             return 0.0
         data, entry = entry_of(record)
         return float(data.score_answer(text, entry))

@@ -59,7 +59,6 @@ CALL_S = 600.0  # for one answer by an asynchronous rule
 _SIDE_BY_SIDE = ("math_verify",)  # rules that call a guard themselves, and are thread-safe
 _QUICK_S = 0.002  # within which such a rule needs no threads
 _one_at_a_time = threading.Lock()
-_senders = ThreadPoolExecutor(4, thread_name_prefix="calls of rules")
 _guards: dict[str, Guarded] = {}  # of this process, by rule, arguments and permissions
 _making_guards = threading.Lock()
 _logged: set[str] = set()  # lines of permissions that were named in the log
@@ -406,7 +405,7 @@ async def _served(term: _Term, answer: Completion) -> Result:
     sent, loop = {"answers": [sent_answer(answer, term)]}, asyncio.get_running_loop()
     limit_s = None if term.call_s is None else term.call_s + GRACE_S  # it keeps its limit itself
     try:
-        future = await loop.run_in_executor(_senders, term.guard.submit, sent)
+        future = await loop.run_in_executor(term.guard.sender, term.guard.submit, sent)
         async with asyncio.timeout(limit_s):
             reply = await asyncio.wrap_future(future)
         tick()
