@@ -39,6 +39,7 @@ from experiments.parts.held_out_records import (
     ReadQuestions,
     held_out_problems_of,
     sizes_to_hold_out,
+    trained_before,
 )
 from experiments.parts.layout_checks import (
     batch_problems,
@@ -370,6 +371,9 @@ class RLExperiment(TrainingRun):
     def remarks(self, given: Collection[str]) -> Iterator[str]:
         """Reports how many questions were counted, and warns of prompts without room for an answer."""
         yield from self.task.remarks(self.actor.path)
+        yield from trained_before(
+            self.task.read_questions("task"), self.actor.path, setting="actor.path"
+        )
         yield from map(TRUSTED.format, self.trusted_rules())
         yield from position_remarks(
             self.actor.path, prompt=self.task.longest_prompt, answers=self.gen.max_new_tokens

@@ -8,16 +8,19 @@ it lies elsewhere. What is made instead of read is parted by what it asks (exper
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from realsys.api.basics.record_names import is_hub_name
 from realsys.api.errors import ConfigError, DataError
 from realsys.api.experiment import ChosenSetting
 
+_PLAN = "plan.json"
 _WHOLE_BYTES = 64 << 20  # larger files are compared by pieces of their whole length
 _PIECE_BYTES, _NUM_PIECES = 1 << 20, 64
 
@@ -88,6 +91,67 @@ def sizes_to_hold_out(
         if wanted and max(wanted) != sizes.get(path, one.eval_size):
             why = f"as {parted[wanted.index(max(wanted))].setting}, which reads the same records"
             yield ChosenSetting(path=path, value=max(wanted), why=why)
+
+
+def trained_before(
+    evaluated: Iterable[ReadQuestions], model: str | None, *, setting: str
+) -> Iterator[str]:
+    """Warns that the trial which saved a model trained it on records that are held out now.
+
+    Only that trial's plan is read, not those of the models that it began from.
+    """
+    trial = _trial_of(model)
+    trained = [] if trial is None else list(_trained_by(trial, setting))
+    for problem in held_out_problems_of(evaluated, trained):
+        yield (
+            f"{model} was trained by {trial} on records that are held out here ({problem.where}): their "
+            "accuracy is of questions that it knows. Hold out others, or fine-tune with the same "
+            "task.eval_size"
+        )
+
+
+def _trial_of(model: str | None) -> Path | None:
+    """The folder of the trial, or of its phase, that saved a model; None: it is nobody's."""
+    if model is None or is_hub_name(model):
+        return None
+    saved = Path(_real(model))
+    folders = saved.parents
+    if len(folders) < 3 or folders[1].name != "checkpoints":
+        return None
+    return folders[2] if (folders[2] / _PLAN).is_file() else None
+
+
+def _trained_by(trial: Path, setting: str) -> Iterator[ReadQuestions]:
+    """What a trial's plan says that its phases read to train on."""
+    try:
+        plan = json.loads((trial / _PLAN).read_bytes())
+        sources = list(_datasets([phase["config"] for phase in plan["phases"]]))
+    except (OSError, ValueError, LookupError, TypeError):
+        return  # a plan of another version
+    for args in {json.dumps(one, sort_keys=True): one for one in sources}.values():
+        eval_path = args.get("eval_path")
+        yield ReadQuestions(
+            setting=setting,
+            path=args["path"],
+            eval_path=eval_path,
+            eval_size=int(args.get("eval_size", 0)),
+            files=files_of(args["path"]),
+            eval_files=files_of(eval_path),
+            keep=tuple(args.get("keep", ())),
+        )
+
+
+def _datasets(found: Any, split: str = "") -> Iterator[dict[str, Any]]:
+    """Arguments of data sets of files to train on, wherever in a configuration."""
+    if isinstance(found, list):
+        for one in found:
+            yield from _datasets(one, split)
+    elif isinstance(found, dict):
+        split = found.get("split", split)
+        if isinstance(found.get("path"), str) and "max_prompt_len" in found and split == "train":
+            yield found
+        for one in found.values():
+            yield from _datasets(one, split)
 
 
 def _problem(held: ReadQuestions, trained: ReadQuestions) -> ConfigError | None:

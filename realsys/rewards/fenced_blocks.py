@@ -15,7 +15,6 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 _TAB = 4  # columns
 # All quantifiers are possessive, and no pattern is tried at more than one place of a line.
@@ -46,7 +45,8 @@ class FencedBlock:
     is_closed: bool
 
 
-class _Fence(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Fence:
     """A line that may open a block, or close one.
 
     Attributes:
@@ -138,7 +138,7 @@ def _end(
 
 
 def _fence(line: str) -> _Fence | None:
-    found = _FENCE.match(line) if "```" in line or "~~~" in line else None
+    found = _FENCE.match(line)
     if not found or (found["fence"][0] == "`" and "`" in found["info"]):  # code in a line
         return None
     before, info = found["before"].expandtabs(_TAB), found["info"]

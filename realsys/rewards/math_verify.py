@@ -23,7 +23,7 @@ from collections.abc import Sequence
 
 from realsys.api.basics.thoughts import text_behind_thoughts
 from realsys.rewards.final_answers.answer_comparison import Rationals, Undecided, same
-from realsys.rewards.final_answers.answer_spelling import spelt
+from realsys.rewards.final_answers.answer_spelling import closed_up, spelt
 from realsys.rewards.final_answers.answer_terms import is_worked_out
 from realsys.rewards.final_answers.final_value import (
     MAX_CHARACTERS,
@@ -73,8 +73,8 @@ class _Known:
 
     @functools.cached_property
     def spelling(self) -> str:
-        """The text in one spelling, without spaces."""
-        return "".join(spelt(self.text).split())
+        """The text in one spelling, without idle spaces."""
+        return closed_up(spelt(self.text))
 
     @functools.cached_property
     def is_number(self) -> bool:
@@ -131,7 +131,7 @@ def _candidates(stated: Stated, known: _Known) -> list[str]:
 
 
 def _is_right(text: str, known: _Known) -> bool:
-    spelling = "".join(spelt(text).split())
+    spelling = closed_up(spelt(text))
     if spelling and spelling == known.spelling:
         return True
     if not known.forms:  # our own parser can't read what is known

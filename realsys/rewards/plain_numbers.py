@@ -40,6 +40,7 @@ SCALES = {"hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9, 
 SCALE = re.compile(r"\s(hundred|thousand|million|billion|trillion)\b", re.IGNORECASE)
 _MINUS = re.compile(r"(?<![\w)\]}])[\u2012\u2013\u2014]\s*(?=[\d.$\\])")
 _SPACED = re.compile(r"(?<=\d)(?:\{,\}|,\\!|\\[,;:! ]|~|[\u00a0\u2007\u2009\u202f])(?=\d{3}(?!\d))")
+SPACED_WHOLE = re.compile(r"[-+]?\d{1,3}(?: \d{3})+")
 _DOLLAR = re.compile(r"\\\$\s*(?=[-+]?[\d.])")
 _PRICE = re.compile(r"\$\s?(?=\d)")
 _AMOUNT = re.compile(r"\s?\d[\d,.]*+(?=[\s;:!?)*]|$)")
@@ -114,6 +115,8 @@ def tidy(text: str) -> str:
     if text.isdecimal() and text.isascii():
         return text
     text = text.replace("\u2212", "-").replace("\\%", "%")
+    if SPACED_WHOLE.fullmatch(text):
+        text = text.replace(" ", "")
     text = _MINUS.sub("-", text)
     text = _SPACED.sub("", text)
     text = _DOLLAR.sub("", text)

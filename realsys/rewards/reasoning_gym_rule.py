@@ -1,35 +1,26 @@
 """Rule ``reasoning_gym``: the scorer of the generator that made a question.
 
-The answer is what stands in the last ``<answer>…</answer>`` behind the thoughts, else all that does.
+The answer is what stands in the last ``<answer>…</answer>``, else the whole response.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from realsys.api.basics.thoughts import FinalTextRule
 from realsys.data.sources.reasoning_gym_questions import entry_of
 from realsys.rewards.guard.evaluated_answers import does_more_than_state
 
 _OPENING, _CLOSING = "<answer>", "</answer>"
 
 
-@dataclass(kw_only=True)
-class ReasoningGymRule(FinalTextRule):
-    """The scorer's number, from 0 to 1."""
-
-    def __call__(self, response: str, record: Mapping[str, Any], final: str | None = None) -> float:
-        """Returns the score. Raises whatever the scorer does."""
-        text = self.text_of(response, final)
-        if text is None:
-            return 0.0
-        text = marked_answer(text).strip()
-        if does_more_than_state(str(record.get("generator")), text):
-            return 0.0
-        data, entry = entry_of(record)
-        return float(data.score_answer(text, entry))
+def reasoning_gym_reward(*, response: str, record: Mapping[str, Any]) -> float:
+    """Returns the scorer's number, from 0 to 1; 0 for what a scorer would run. Raises whatever it does."""
+    text = marked_answer(response).strip()
+    if does_more_than_state(str(record.get("generator")), text):
+        return 0.0
+    data, entry = entry_of(record)
+    return float(data.score_answer(text, entry))
 
 
 def marked_answer(text: str) -> str:

@@ -558,7 +558,8 @@ class _Forked:
 
     def prepare(self) -> None:
         """Loads what the rule's calls would load each for itself."""
-        if MATH_VERIFY in sys.modules:
+        is_built_in = self._term.name in plugin_table.BUILTIN["reward"]
+        if MATH_VERIFY in sys.modules and not is_built_in:
             importlib.import_module(MATH_LIBRARY).prepare()
         if self._term.name == "reasoning_gym":
             importlib.import_module("reasoning_gym")

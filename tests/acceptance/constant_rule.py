@@ -6,8 +6,8 @@
 
 By hand; some 10 minutes on two cores. The built-in model is fine-tuned by ``sft-math``; then ``grpo-math``
 with its defaults makes 20 steps from it. The rule also says which answers are right, so that the accuracy
-of held-out questions is known: it may fall by ``MOST_FALL``, and the entropy rise by ``MOST_RISE``. Once
-more with an entropy bonus and a KL penalty, which must have no effect either.
+of held-out questions is known: it may fall by ``MOST_FALL``, and the entropy rise by ``MOST_RISE``. The
+built-in model once more with an entropy bonus and a KL penalty, which must have no effect either.
 """
 
 from __future__ import annotations
@@ -27,15 +27,20 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 sys.path[:0] = [str(ROOT), str(HERE), str(HERE.parent / "support")]
 
+import torch  # noqa: E402
+from safetensors.torch import load_file  # noqa: E402
+
 STEPS, MOST_FALL, MOST_RISE = 20, 0.02, 0.05
 WITHIN_S, STALL_S = 7200.0, "1200"  # the machine may have other work
 RULE = '''
+import re
+
 from realsys.api.registry import register_reward
 
 
 def constant(response: str, answer: str) -> dict[str, float]:
-    """The same score for all; right is what ends in the known answer."""
-    return {"reward": 0.5, "correct": response.rpartition("####")[2].strip() == answer}
+    """The same score for all; right is what has the known answer as its last number."""
+    return {"reward": 0.5, "correct": re.findall("[0-9]+", response)[-1:] == [answer]}
 
 
 register_reward("constant", constant)
@@ -61,10 +66,13 @@ def launch(file_root: Path, experiment: str, trial: str, *words: str) -> Path:
 
 
 def digest(model: Path) -> str:
-    """SHA-256 over a model's weights."""
+    """SHA-256 over every bit of a model's weights."""
     found = hashlib.sha256()
     for file in sorted(model.glob("*.safetensors")):
-        found.update(file.read_bytes())
+        weights = load_file(file)
+        for name in sorted(weights):
+            found.update(name.encode() + str(weights[name].dtype).encode())
+            found.update(weights[name].contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     return found.hexdigest()
 
 
@@ -78,7 +86,7 @@ def ran(file_root: Path, start: Path, trial: str, *words: str) -> dict[str, Any]
         "grpo-math",
         trial,
         *("--import", str(rule), f"actor.path={start}", "task.reward=constant"),
-        *(f"exp_ctrl.benchmark_steps={STEPS}", "exp_ctrl.eval_freq_steps=5", *words),
+        *(f"exp_ctrl.benchmark_steps={STEPS}", "exp_ctrl.eval_freq_steps=10", *words),
     )
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     entropy = [row["actor/entropy"] for row in rows if "actor/entropy" in row]
@@ -134,10 +142,9 @@ def main() -> int:
     ).stdout.strip()
     with tempfile.TemporaryDirectory(prefix="realsys_constant_rule_") as folder:
         start, words = starting_model(Path(folder), smollm2=options.smollm2)
-        runs = {
-            "defaults": ran(Path(folder), start, "defaults", *words),
-            "bonus and KL": ran(Path(folder), start, "pulled", *words, *PULLED),
-        }
+        runs = {"defaults": ran(Path(folder), start, "defaults", *words)}
+        if not options.smollm2:
+            runs["bonus and KL"] = ran(Path(folder), start, "pulled", *words, *PULLED)
     problems = [
         f"{which}: {problem}" for which, run in runs.items() for problem in problems_of(run)
     ]

@@ -91,15 +91,6 @@ class Score:
     parts: Mapping[str, float] = field(default_factory=dict)
 
 
-def with_thoughts(score: Score, answer: Completion) -> Score:
-    """Returns the score of an answer; of one with thoughts, with whether something stands behind them."""
-    unfinished = answer.unfinished_thoughts
-    if unfinished is None:
-        return score
-    parts = {**score.parts, UNFINISHED_THOUGHTS: float(unfinished)}
-    return dataclasses.replace(score, parts=parts)
-
-
 def reward_terms(expression: str) -> tuple[tuple[str, float], ...]:
     """Reads ``a + 0.5*b`` into names and weights, in order.
 
@@ -170,6 +161,15 @@ def fields_of_rules(expression: str, args: Mapping[str, Any]) -> frozenset[str]:
         return fields_of_expression(expression)
     of_sources = (fields_of_rules(s["reward"], s.get("reward_args") or {}) for s in args.values())
     return frozenset({"record"}).union(*of_sources)
+
+
+def with_thoughts(score: Score, answer: Completion) -> Score:
+    """Returns the score of an answer; of one with thoughts, with whether something stands behind them."""
+    unfinished = answer.unfinished_thoughts
+    if unfinished is None:
+        return score
+    parts = {**score.parts, UNFINISHED_THOUGHTS: float(unfinished)}
+    return dataclasses.replace(score, parts=parts)
 
 
 def rule_problems(expression: str, args: Mapping[str, Any], *, where: str) -> Iterator[ConfigError]:

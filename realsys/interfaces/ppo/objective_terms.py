@@ -151,8 +151,11 @@ def _forward_kl(tokens: LossTokens, name: str, weight: float, temperature: float
     """KL of a teacher to the policy, over the teacher's most probable tokens."""
     ids_RK = tokens.of(TOP_IDS + name).long()
     rows_N = answer_tokens(tokens.mb, tokens.mask_N)[1]
-    own_RK = tokens.predictions.logprobs(ids_RK, rows_N, temperature=temperature)
-    apart_R = forward_kl(own_RK, tokens.of(TOP_LOGPROBS + name))
+    teacher_RK = tokens.of(TOP_LOGPROBS + name)
+    # A larger model of the same tokens may have more rows, whose last ones are padding: no token is theirs.
+    is_row_RK = ids_RK < tokens.predictions.vocab_size
+    own_RK = tokens.predictions.logprobs(ids_RK * is_row_RK, rows_N, temperature=temperature)
+    apart_R = forward_kl(torch.where(is_row_RK, own_RK, teacher_RK), teacher_RK)
     return Term(losses_R=apart_R, coef=weight, figure=f"teacher/{name}/forward_kl")
 
 

@@ -61,9 +61,15 @@ ROW_GAPS = re.compile(r"\\\\\s?\[[^\[\]]{0,12}\]")
 PYTHON_POWER = re.compile(r"(?<=[\w)])\*\*(?=[\w({-])")
 ORDINAL = re.compile(r"(?<=\d)(?:st|nd|rd|th)\b")
 HALF_DAY = re.compile(r"\b([apAP])\.[mM]\.?")
+IDLE_SPACE = re.compile(r"(?<![\w.])\s|\s(?![\w.])")
 DELIMITERS = re.compile(r"(?<!\\)\$|(?<!\\)\\[()\[\]]")
 _BEFORE, _BEHIND = " *`:,;", " *`:,;."
 WHITE = re.compile(r"\s+")
+
+
+def closed_up(text: str) -> str:
+    """Returns a ``spelt`` text without the spaces that divide nothing; ``4 44`` keeps its own."""
+    return IDLE_SPACE.sub("", text)
 
 
 def spelt(text: str) -> str:

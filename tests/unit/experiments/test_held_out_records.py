@@ -316,6 +316,38 @@ def test_fine_tuning_before_holds_out_what_the_run_holds_out(
     assert not held_out & phases["sft"]
 
 
+def saved_by(trial: Path, **args: Any) -> Path:
+    """A model that a trial saved, and the trial's plan as far as it is read."""
+    model = trial / "checkpoints/model/step-000005"
+    model.mkdir(parents=True)
+    (model.parent / "latest").symlink_to(model.name)
+    data = {"type_": "math_sft", "args": {"max_prompt_len": 9, "split": "train", **args}}
+    phase = {"name": "main", "config": {"model_worker": [{"datasets": [data]}]}}
+    (trial / "plan.json").write_text(json.dumps({"phases": [phase]}))
+    return model.parent / "latest"
+
+
+@pytest.mark.parametrize(
+    ("args", "warned"),
+    [
+        ({"eval_size": 0}, True),
+        ({"eval_size": HELD_OUT - 1}, True),
+        ({"eval_size": HELD_OUT}, False),
+        ({"eval_size": 0, "split": "test"}, False),
+        ({"eval_size": HELD_OUT, "eval_path": "other.jsonl"}, True),
+    ],
+)
+def test_a_model_that_an_earlier_trial_taught_the_held_out_records_is_told(
+    args: dict[str, Any], warned: bool, files: Path
+) -> None:
+    model = saved_by(files / "trial", path=str(files / "q.jsonl"), **args)
+    options = with_words(f"actor.path={model}")
+    remarks = [r for r in options.remarks(()) if "held out here" in r]
+    assert bool(remarks) is warned
+    (model.parents[2] / "plan.json").write_text("[]")
+    assert not [r for r in options.remarks(()) if "held out here" in r]
+
+
 def test_folders_of_tasks_are_parted_alike(here: Path) -> None:
     for one in range(12):
         write_task(here / f"tasks/t{one:02}", **{"instruction.md": f"Write {one}."})

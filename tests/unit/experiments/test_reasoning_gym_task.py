@@ -15,7 +15,7 @@ from experiments.tasks.reasoning_gym import ReasoningGymTask
 from realsys.config import extras
 from realsys.data.sources import reasoning_gym_questions
 from realsys.data.sources.reasoning_gym_questions import DATASET_SIZE, NUM_DATASETS
-from realsys.rewards.reasoning_gym_rule import ReasoningGymRule
+from realsys.rewards.reasoning_gym_rule import reasoning_gym_reward
 
 
 class Sums:
@@ -99,8 +99,8 @@ def test_the_generators_own_scorer_is_asked() -> None:
         f" {right}\n",
         f"it is <answer>7x</answer> no <answer>{right}</answer>",
     ):
-        assert ReasoningGymRule()(response, record) == 1.0
-    assert ReasoningGymRule()("x", record) == 0.01
+        assert reasoning_gym_reward(response=response, record=record) == 1.0
+    assert reasoning_gym_reward(response="x", record=record) == 0.01
 
 
 def test_mistakes_are_told_with_the_nearest_name() -> None:

@@ -76,12 +76,6 @@ def test_gdpo_tells_apart_what_grpo_confuses() -> None:
         made("grpo", parts["short"], 4)
     )
     assert_near(found, wanted)
-    counted = {
-        **parts,
-        "correct": [1.0, 0.0, 0.0, 0.0],
-        "unfinished_thoughts": [0.0, 1.0, 1.0, 0.0],
-    }
-    assert_near(answer_advantages(GDPOAdvantage(), scores(total, 4, **counted)), wanted)
     weighed = GDPOAdvantage(weights={"right": 2.0})
     found = answer_advantages(weighed, scores(total, 4, **parts))
     assert_near(found, 2 * torch.tensor(made("grpo", parts["right"], 4)))
@@ -95,6 +89,20 @@ def test_gdpo_says_which_part_is_missing() -> None:
     assert "short" in e.value.fix
     with pytest.raises(DataError, match="no parts"):
         answer_advantages(GDPOAdvantage(), scores([1.0, 0.0], 2))
+
+
+def test_gdpo_compares_no_counts() -> None:
+    parts = {"right": [1.0, 0.0, 0.0, 0.0]}
+    counted = {
+        **parts,
+        "correct": [1.0, 0.0, 0.0, 0.0],
+        "unfinished_thoughts": [0.0, 1.0, 1.0, 0.0],
+    }
+    found = [
+        answer_advantages(GDPOAdvantage(), scores([1.0, 0, 0, 0], 4, **given))
+        for given in (parts, counted)
+    ]
+    assert torch.equal(*found)
 
 
 def test_lambda_grows_with_the_length() -> None:
