@@ -13,9 +13,11 @@ import torch
 from chat_families import FAMILIES, ChatFamily
 from letter_chat import LetterTokenizer, ScriptedPolicy, host, task
 
+from realsys.api import registry
 from realsys.api.agent import Agent, EpisodeTask
 from realsys.api.basics import plugin_table
 from realsys.api.basics.reward import KNOWN_FIELDS, UNFINISHED_THOUGHTS, Completion, fields_of
+from realsys.api.basics.rule_permissions import RulePermissions
 from realsys.api.basics.thoughts import (
     THOUGHT_MARKS,
     decoded_answer,
@@ -34,7 +36,7 @@ from realsys.rewards.final_answers.stated_answer import stated_answer
 from realsys.rewards.harbor import harbor_rule
 from realsys.rewards.judge import Judge
 from realsys.rewards.math_verify import math_verify_reward
-from realsys.rewards.rule import rule_of
+from realsys.rewards.rule import made_rule, rule_of
 from realsys.rollout.agents.math_single_step import MathSingleStep
 from realsys.rollout.environments.math_question import MathVerify
 from realsys.rollout.runners.chat_agent import ChatAgent
@@ -130,6 +132,9 @@ class _Graded:
         monkeypatch.setattr(harbor_rule.HarborTests, "verdict", played)
         monkeypatch.setattr(harbor_rule, "parts_of", lambda verdict: {"reward": verdict.reward})
         monkeypatch.setattr(reasoning_gym_rule, "entry_of", lambda record: (data, {}))
+        made_rule.cache_clear()
+        here = RulePermissions(trusted=True)  # where these are
+        monkeypatch.setattr(registry, "reward_permissions", lambda name, rule: here)
 
 
 JUDGE = {"url": "http://judge", "model": "m", "question": "{response}"}
