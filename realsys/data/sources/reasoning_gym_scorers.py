@@ -17,8 +17,8 @@ PAYING: Mapping[str, str] = {
     "game_of_life_halting": "any text scores 1",
     "gsm_symbolic": "the right number anywhere in the answer scores 1",
 }
-# Those that refuse right answers in common forms (rewards/final_answers/stated_answer.py), with the form that
-# they want: their prompts end with it.
+# Those that refuse right answers in common forms (rewards/final_answers/stated_answer.py), with the form
+# that they want: their prompts end with it.
 REFUSING: Mapping[str, str] = {}
 # Those that make no question without arguments.
 UNFIT: Mapping[str, str] = {"composite": "it wants the generators that it is made of"}
