@@ -13,7 +13,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PIP_INSTALL) torch==2.13.0 -e '.[dev]'
 	touch $@
 
-.PHONY: install ppo-math slurm-packages etcd-packages test test-fast acceptance test-engines test-agents oracle gpu-kit check \
+.PHONY: install ppo-math slurm-packages etcd-packages test test-fast acceptance other-kernels test-engines test-agents oracle gpu-kit check \
 	format coverage release-dry-run
 install: $(VENV)/.installed
 
@@ -48,6 +48,10 @@ acceptance: install etcd-packages
 	$(BIN)/python tests/acceptance/store_away.py
 	$(BIN)/python tests/acceptance/bits.py
 	$(BIN)/python tests/acceptance/architectures.py
+
+# Do tolerances hold with the oldest kernels of this processor? Commit the result.
+other-kernels: install
+	$(BIN)/python tests/acceptance/other_kernels.py
 
 # Real SGLang and vLLM behind our front. Makes an environment of its own for each: network, 6 GB, minutes.
 test-engines: install

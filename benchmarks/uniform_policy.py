@@ -100,4 +100,4 @@ def digits(*, response: str, answer: str, **_: Any) -> float:
     return float(response[:3].strip() == answer) + 0.01 * sum(c.isdigit() for c in response)
 
 
-registry.register_reward("digits", digits)
+registry.register_reward("digits", digits, trusted=True)

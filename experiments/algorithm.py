@@ -24,6 +24,7 @@ from realsys.api.basics.estimators import (
     GAE,
     AdvantageEstimator,
     AnswerEstimator,
+    GDPOAdvantage,
     GRPOAdvantage,
     NoAdvantage,
     PassAtKAdvantage,
@@ -46,6 +47,12 @@ REFERENCE = "packed_ref_logprobs"
 ENTROPY = "packed_prox_entropy"
 KEPT_SETS = ("packed_kept_counts", "packed_kept_ids")  # where tokens are sampled from a part of all
 POLICY_KEYS = (*ANSWERS, "packed_logprobs", "rewards", "seq_no_eos_mask")  # read by every update
+
+
+_OF_KL = (
+    *("kl_in", "kl_estimator", "kl_unbiased", "ref_ema_eta"),
+    *("use_adaptive_kl_ctl", "adaptive_kl_target", "adaptive_kl_horizon"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +118,12 @@ class PolicyAlgorithm(PolicyHyperparameters, Algorithm):
         gt=0,
         le=1,
     )
+
+    @property
+    def reads_reference_otherwise(self) -> bool:
+        """Whether another setting than ``kl_ctl`` says what the KL to the reference is to do."""
+        declared = {f.name: f.default for f in dataclasses.fields(self)}
+        return any(getattr(self, name) != declared[name] for name in _OF_KL)
 
     @property
     def experience(self) -> tuple[str, ...]:
@@ -285,6 +298,16 @@ class GRPO(PolicyAlgorithm):
         return tuple(self.policy_calls(maker).values())
 
 
+# Settings of scores → what to do where the parts of a reward are looked at.
+_OF_SCORES = {
+    "overlong_buffer_len": "and let the reward return the length's penalty as a part",
+    "score_on_truncated": "and let the rule give parts of 0 where finish_reason is not stop",
+    "max_reward_clip": "and let the reward bound its parts",
+    "reward_output_scaling": "and use algorithm.advantage.weights",
+    "reward_output_bias": "which a comparison within a group leaves out anyway",
+}
+
+
 def _estimator_problems(algorithm: GRPO, group_size: int) -> Iterator[ConfigError]:
     """Yields settings that an estimator of advantages contradicts."""
     chosen = algorithm.advantage
@@ -294,12 +317,16 @@ def _estimator_problems(algorithm: GRPO, group_size: int) -> Iterator[ConfigErro
             where="algorithm.advantage.k and group_size",
             fix=f"use 2 … {group_size}, none for the whole group, or a larger group_size",
         )
-    if chosen.reads_parts and algorithm.overlong_buffer_len is not None:
-        yield ConfigError(
-            f"overlong_buffer_len changes the score, and advantage={chosen.kind} looks at its parts",
-            where="algorithm.overlong_buffer_len",
-            fix="leave it out, and let the reward return the length's penalty as a part",
-        )
+    declared = {f.name: f.default for f in dataclasses.fields(algorithm)}
+    own = not isinstance(chosen, GDPOAdvantage)  # a user's estimator may look at scores besides
+    names = ("overlong_buffer_len",) if own else tuple(_OF_SCORES)
+    for name in names if chosen.reads_parts else ():
+        if getattr(algorithm, name) != declared[name]:
+            yield ConfigError(
+                f"{name} changes the score, and advantage={chosen.kind} looks at its parts",
+                where=f"algorithm.{name}",
+                fix=f"leave it out, {_OF_SCORES[name]}",
+            )
 
 
 def kept_keys(keeps_sets: bool) -> tuple[str, ...]:

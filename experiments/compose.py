@@ -12,12 +12,13 @@ cached by content.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self, cast
 
-from experiments.algorithm import PPO, Algorithm, CallMaker, kept_keys
+from experiments.algorithm import GRPO, PPO, Algorithm, CallMaker, PolicyAlgorithm, kept_keys
 from experiments.parts.backend_args import (
     backend_of,
     compute_dtype,
@@ -32,8 +33,14 @@ from experiments.parts.call_placement import (
     place_models,
     with_copies,
 )
-from experiments.parts.chosen_settings import chosen_for_rl
+from experiments.parts.chosen_settings import chosen_for_own_model, chosen_for_rl
 from experiments.parts.evaluation import EvaluationOptions
+from experiments.parts.held_out_records import (
+    ReadQuestions,
+    held_out_problems_of,
+    sizes_to_hold_out,
+    trained_before,
+)
 from experiments.parts.layout_checks import (
     batch_problems,
     held_out_problems,
@@ -48,6 +55,7 @@ from experiments.parts.model_files import (
     starting_model,
 )
 from experiments.parts.question_files import absolute
+from experiments.parts.rule_trials import TRUSTED
 from experiments.parts.teacher_calls import (
     TeacherOptions,
     taught_calls,
@@ -186,11 +194,24 @@ class RLExperiment(TrainingRun):
         if not self.schedule.has_servers and not isinstance(self.schedule, Replay):
             yield from self.task.agent_problems()
         yield from start_problems(self.task, self.actor, self.sft)
+        if self.schedule.trains:
+            benchmarks = {f"benchmarks.{name}": b for name, b in self.benchmarks.items()}
+            asked = [
+                *self.task.read_questions("task"),
+                *(q for at, b in benchmarks.items() for q in b.as_benchmark().read_questions(at)),
+            ]
+            yield from held_out_problems_of(asked, self._trained_questions)
         yield from position_problems(self.actor.path, answers=self.gen.max_new_tokens)
         yield from self.algorithm.problems(self.gen, self.group_size)
         yield from idle_problems(self.gen, self.ref, follows=self._ref_follows)
         yield from self._schedule_problems()
         yield from self._layout_problems()
+
+    @property
+    def _trained_questions(self) -> tuple[ReadQuestions, ...]:
+        """The files that this run and those before it train on."""
+        own = tuple(self.task.read_questions("task"))
+        return own if self.actor.path else (*own, *self.sft.task.read_questions("sft.task"))
 
     @property
     def _our_engine_answers(self) -> bool:
@@ -297,9 +318,11 @@ class RLExperiment(TrainingRun):
         yield from self.schedule.layout_problems(trained, backend=self.actor.backend)
 
     def chosen(self, given: Collection[str]) -> tuple[ChosenSetting, ...]:
-        """For a real model: learning rates, lengths, batch, memory (parts/chosen_settings.py)."""
-        found: tuple[ChosenSetting, ...] = ()
+        """For a given model: entropy bonus and KL; for a real one also learning rates, lengths, batch,
+        memory (parts/chosen_settings.py).
+        """
         path = self.actor.path or self.sft.model.path
+        found = () if path is None or not self.schedule.trains else self._own_objective(given)
         if path is not None and (model := starting_model(path)) is not None:
             trained = {"actor": self.actor, "critic": self.critic}
             questions = self.task.measured(path)
@@ -316,16 +339,42 @@ class RLExperiment(TrainingRun):
             )
             asked = self.task.asks_itself
             proposed = (p for p in proposed if asked or not p.path.startswith("task."))
-            found = self.not_given(proposed, given)
+            without_ref = any(one.path == "algorithm.kl_ctl" for one in found) or not getattr(
+                self.algorithm, "needs_ref_logprobs", True
+            )
+            proposed = (p for p in proposed if not (without_ref and p.path.startswith("ref.")))
+            found += self.not_given(proposed, given)
         for phase in self.preparations():
             of_phase = [g.removeprefix("sft.") for g in given if g.startswith("sft.")]
             chosen = phase.experiment.chosen(of_phase)
             found += tuple(replace(c, path=f"{phase.name}.{c.path}") for c in chosen)
-        return found
+        held_out = self.task.read_questions("task")
+        kept = tuple(sizes_to_hold_out(held_out, self._trained_questions, found, given))
+        return (*(c for c in found if c.path not in {one.path for one in kept}), *kept)
+
+    def _own_objective(self, given: Collection[str]) -> tuple[ChosenSetting, ...]:
+        """Entropy bonus and KL weight for a policy that is given."""
+        algorithm = self.algorithm
+        if not isinstance(algorithm, PolicyAlgorithm):
+            return ()
+        proposed = chosen_for_own_model(
+            steers_entropy=algorithm.entropy_target is not None,
+            compares=isinstance(algorithm, GRPO)
+            and not algorithm.reads_reference_otherwise
+            and self.reward_model
+            is None  # which a policy without a reference soon pleases too well
+            and self.ref == ModelOptions(backend="inference")
+            and "ref" not in re.split(r"\W|_inf", self.placement.allocation or ""),
+        )
+        return self.not_given(proposed, given)
 
     def remarks(self, given: Collection[str]) -> Iterator[str]:
         """Reports how many questions were counted, and warns of prompts without room for an answer."""
         yield from self.task.remarks(self.actor.path)
+        yield from trained_before(
+            self.task.read_questions("task"), self.actor.path, setting="actor.path"
+        )
+        yield from map(TRUSTED.format, self.trusted_rules())
         yield from position_remarks(
             self.actor.path, prompt=self.task.longest_prompt, answers=self.gen.max_new_tokens
         )
@@ -337,6 +386,10 @@ class RLExperiment(TrainingRun):
             of_phase = [g.removeprefix("sft.") for g in given if g.startswith("sft.")]
             remarks = phase.experiment.remarks(of_phase)
             yield from (f"phase {phase.name}: {remark}" for remark in remarks)
+
+    def trusted_rules(self) -> tuple[str, ...]:
+        """Those of the task."""
+        return self.task.trusted_rules()
 
     def _without_gpus(self) -> Iterator[str]:
         """Warns of servers and evaluators on CPUs while the model workers have GPUs."""

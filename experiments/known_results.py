@@ -98,7 +98,7 @@ class QwenGSM8K(KnownResult):
 
 
 def qwen_gsm8k() -> QwenGSM8K:
-    """PPO of Qwen2.5-0.5B-Instruct on GSM8K: 36.4 to 56.7 % on the test split (verl's baselines)."""
+    """PPO of Qwen2.5-0.5B on GSM8K: settings of verl's published baseline, not reproduced here yet."""
     return QwenGSM8K(
         exp_ctrl=ExperimentSaveEvalControl(
             total_train_epochs=15, eval_freq_steps=10, ckpt_freq_secs=1200, save_freq_steps=100
@@ -138,7 +138,7 @@ class QwenDAPO(KnownResult):
 
 
 def qwen_dapo() -> QwenDAPO:
-    """DAPO of Qwen2.5-Math-7B on DAPO-Math-17k: 36.3 % on AIME 2024 (verl's baselines)."""
+    """DAPO of Qwen2.5-Math-7B: settings of verl's published baseline, not reproduced here yet."""
     optimizer = OptimizerOptions(
         lr=1e-6, beta2=0.999, weight_decay=0.1, warmup_steps_proportion=0.05
     )

@@ -14,7 +14,13 @@ from typing import Any
 
 from experiments.algorithm import GRPO, PPO
 from experiments.compose import RLExperiment
-from experiments.parts.chosen_settings import SMALL_ANSWER, SMALL_CRITIC_LR, SMALL_LR
+from experiments.parts.chosen_settings import (
+    FROM_SCRATCH_ENTROPY,
+    FROM_SCRATCH_KL,
+    SMALL_ANSWER,
+    SMALL_CRITIC_LR,
+    SMALL_LR,
+)
 from experiments.schedule import Sync
 from experiments.sft import SFTExperiment
 from experiments.task import Task
@@ -34,8 +40,8 @@ ACTOR = ModelOptions(optimizer=OptimizerOptions(lr=SMALL_LR, **OPTIMIZER))
 CRITIC = ModelOptions(optimizer=OptimizerOptions(lr=SMALL_CRITIC_LR, **OPTIMIZER))
 
 
-PPO_DEFAULTS = PPO(kl_ctl=0.01, gae_lambda=0.95, entropy_coef=0.01)
-GRPO_DEFAULTS = GRPO(kl_ctl=0.01, entropy_coef=0.01)
+PPO_DEFAULTS = PPO(kl_ctl=FROM_SCRATCH_KL, gae_lambda=0.95, entropy_coef=FROM_SCRATCH_ENTROPY)
+GRPO_DEFAULTS = GRPO(kl_ctl=FROM_SCRATCH_KL, entropy_coef=FROM_SCRATCH_ENTROPY)
 # For answers sampled with older weights: decoupled PPO (arXiv:2505.24298).
 OFF_POLICY: dict[str, Any] = {"use_decoupled_loss": True, "correction": "cap"}
 

@@ -33,7 +33,7 @@ def start_problems(task: Task, actor: ModelOptions, sft: SFTExperiment) -> Itera
             "the built-in starting policy knows only questions that are made, not those of a file",
             where="task.path without actor.path",
             fix="give actor.path=<Hugging Face directory> (or sft.model.path= and "
-            "sft.task.path= to fine-tune one first)",
+            "sft.task.path= to fine-tune one first; what task holds out is held out there too)",
         )
     elif sft.task.kind != task.kind:
         yield ConfigError(

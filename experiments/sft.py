@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 from experiments.parts.backend_args import backend_of, compute_dtype, mb_spec_of
 from experiments.parts.call_placement import RolePlacement, place_models
 from experiments.parts.chosen_settings import SMALL_SFT_LR, chosen_for_sft
+from experiments.parts.held_out_records import held_out_problems_of
 from experiments.parts.layout_checks import held_out_problems, layout_problems_of
 from experiments.parts.model_files import model_problems, starting_model
 from experiments.parts.question_files import absolute
@@ -94,6 +95,8 @@ class SFTExperiment(TrainingRun):
             batch_size=self.train_bs_n_seqs, tokenizer_dir=self.model.path
         )
         yield from self.task.answer_problems()
+        read = list(self.task.read_questions("task"))
+        yield from held_out_problems_of(read, read)
         if self.train_bs_n_seqs % self._topo.data:
             yield ConfigError(
                 f"a batch of {self.train_bs_n_seqs} does not divide over "

@@ -13,7 +13,7 @@ import random
 import re
 import traceback
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, TypeVar
 
@@ -23,6 +23,7 @@ from experiments.parts.agent_files import (
     located_env_args,
 )
 from experiments.parts.chosen_settings import MeasuredQuestions
+from experiments.parts.held_out_records import ReadQuestions, files_of
 from experiments.parts.question_files import (
     absolute,
     answer_problems,
@@ -33,24 +34,23 @@ from experiments.parts.question_files import (
     rule_record_problems,
     sampled_warnings,
 )
+from experiments.parts.rule_trials import right_answer, trial_problems, trusted_rules
 from realsys.api import registry
 from realsys.api.basics.choice import Choice, register_kind
 from realsys.api.basics.reward import (
-    LARGEST,
     OF_RECORD,
-    Completion,
-    fields_of,
     fields_of_expression,
     needs_answer,
     rule_problems,
 )
+from realsys.api.basics.rule_permissions import RulePermissions
 from realsys.api.errors import ConfigError, DataError
 from realsys.api.model import DatasetAbstraction
 from realsys.api.options import option
 from realsys.api.plain import from_plain, to_plain
 from realsys.api.worker_configs import CurriculumControl, RolloutWorker
+from realsys.data.sources.dataset_arguments import DROP, REFUSE, MathRecordsArguments
 from realsys.data.sources.dataset_arguments import Columns as Columns
-from realsys.data.sources.dataset_arguments import MathRecordsArguments
 
 T = TypeVar("T", bound="type[Task]")
 TEST_PERCENT = 10  # of a generated task's questions, by what they say
@@ -70,8 +70,12 @@ class Task(Choice, abc.ABC):
     own_agent: ClassVar[str] = ""  # one that plays only tasks of this kind
 
     eval_size: int = option(500, "held-out questions", ge=0)
-    max_prompt_len: int = option(
-        128, "longest question; a longer one is an error", unit="tokens", ge=1
+    max_prompt_len: int = option(128, "longest question; see long_prompts", unit="tokens", ge=1)
+    long_prompts: str = option(
+        REFUSE,
+        "a question longer than max_prompt_len is an error before step 1 (refuse), or left out and counted "
+        "(drop), of held-out questions too; none is ever cut",
+        choices=(REFUSE, DROP),
     )
     shuffle: bool = option(True, "a new order each epoch")
     reward: str | None = option(
@@ -117,6 +121,11 @@ class Task(Choice, abc.ABC):
     def longest_prompt(self) -> int:
         """Tokens of the longest question that is allowed."""
         return self.max_prompt_len
+
+    @property
+    def _of_long_prompts(self) -> dict[str, Any]:
+        """Argument of the data sets, where it is not the default's."""
+        return {"long_prompts": self.long_prompts} if self.long_prompts != REFUSE else {}
 
     @property
     def curriculum_control(self) -> CurriculumControl | None:
@@ -252,6 +261,10 @@ class Task(Choice, abc.ABC):
         """Yields what is known against the rule that scores the answers."""
         yield from ()
 
+    def trusted_rules(self) -> tuple[str, ...]:
+        """Names of the rules that run in the workers themselves, without walls or limits."""
+        return trusted_rules(self.rule, self.reward_args)
+
     def measured(self, tokenizer_dir: str) -> MeasuredQuestions | None:
         """How many and how long the questions are; None: that is not known before a worker reads them."""
         return None
@@ -259,6 +272,10 @@ class Task(Choice, abc.ABC):
     def input_files(self) -> tuple[str, ...]:
         """Files that the questions come from."""
         return ()
+
+    def read_questions(self, setting: str) -> Iterator[ReadQuestions]:
+        """Yields what it reads and holds out of files, as the task that stands at ``setting``."""
+        yield from ()
 
     def with_absolute_paths(self) -> Task:
         """Returns the task with its files as they are named from the present folder."""
@@ -335,6 +352,7 @@ class FileTask(Task):
             "keep": list(self.keep),
             "transform": list(self.transform),
             "whole_answers": self.whole_answers,
+            **self._of_long_prompts,
         }
         return {
             "path": absolute(self.path),
@@ -366,8 +384,6 @@ class FileTask(Task):
 
     def remarks(self, tokenizer_dir: str | None) -> Iterator[str]:
         """Reports how many questions of large files were counted, and what filters drop."""
-        if self.path is not None and absolute(self.path) == absolute(self.eval_path):
-            yield "task.eval_path is task.path: the held-out records are those that are trained on"
         yield from sampled_warnings(self._data, tokenizer_dir)
 
     def measured(self, tokenizer_dir: str) -> MeasuredQuestions | None:
@@ -377,6 +393,19 @@ class FileTask(Task):
     def input_files(self) -> tuple[str, ...]:
         """The question files."""
         return question_files(self._data)
+
+    def read_questions(self, setting: str) -> Iterator[ReadQuestions]:
+        """Yields its files, unless its questions are made."""
+        if self.path is not None:
+            yield ReadQuestions(
+                setting=setting,
+                path=self.path,
+                eval_path=self.eval_path,
+                eval_size=self.eval_size,
+                files=files_of(self.path),
+                eval_files=files_of(self.eval_path),
+                keep=self.keep,
+            )
 
     def with_absolute_paths(self) -> Task:
         """Returns it with the paths of its records absolute."""
@@ -454,9 +483,14 @@ class MathTask(FileTask):
 class GeneratedTask(Task):
     """Base of tasks whose questions a method makes.
 
+    Attributes:
+        permissions: what ``score`` may do besides looking at the answer (docs/rewards.md).
+
     A subclass has a ``kind``, ``question(rng)`` and, unless ``reward`` names a rule, a static method
     ``score(response, answer)``; ``register_task`` makes it known.
     """
+
+    permissions: ClassVar[RulePermissions] = RulePermissions()
 
     train_size: int = option(16384, "questions to make", ge=1)
 
@@ -478,7 +512,8 @@ class GeneratedTask(Task):
 
     def data_args(self) -> dict[str, Any]:
         """The task itself, from which a worker makes its questions."""
-        return {"task": to_plain(self), "max_prompt_len": self.max_prompt_len}
+        args = {"task": to_plain(self), "max_prompt_len": self.max_prompt_len}
+        return {**args, **self._of_long_prompts}
 
     def input_files(self) -> tuple[str, ...]:
         """The file of the class: other code makes other questions."""
@@ -531,31 +566,10 @@ class GeneratedTask(Task):
             yield _raised(self.kind, "question(rng)", error)
             return
         if self.reward is None and not list(rule_problems(self.rule, {}, where="")):
-            yield from _score_problems(self.kind, registry.find_reward(self.rule), record)
-
-
-def _score_problems(
-    kind: str, score: Callable[..., Any], record: Mapping[str, Any]
-) -> Iterator[ConfigError]:
-    """Scores the right answer, as a worker would."""
-    known = str(record["answer"])
-    answer = known.rpartition("####")[2].strip()
-    right = Completion(response=known, answer=answer, record={**record, "answer": answer})
-    try:
-        value: Any = score(**{name: getattr(right, name) for name in fields_of(score)})
-    except Exception as error:  # a user's code may raise anything
-        yield _raised(kind, "score", error)
-        return
-    if inspect.iscoroutine(value):
-        value.close()
-        return
-    numbers = list(value.values()) if isinstance(value, Mapping) else [value]
-    if not numbers or not all(isinstance(x, int | float) and abs(x) <= LARGEST for x in numbers):
-        yield ConfigError(
-            f"score gave {value!r:.100} for the right answer, and not a finite number",
-            where=f"task {kind!r}, score",
-            fix='return a number, e.g. 1.0 or 0.0, or named ones: {"reward": 1.0, "correct": True}',
-        )
+            where = f"task {self.kind!r}, score"
+            yield from trial_problems(
+                self.rule, self.reward_args.get(self.rule, {}), right_answer(record), where=where
+            )
 
 
 def _raised(kind: str, what: str, error: Exception) -> ConfigError:
@@ -591,5 +605,5 @@ def register_task(cls: T) -> T:
         )
     register_kind(cls)
     if (score := getattr(cls, "score", None)) is not None:
-        registry.register_reward(cls.kind, score)
+        registry.register_reward(cls.kind, score, **cls.permissions.declared())  # type: ignore[attr-defined]
     return cls

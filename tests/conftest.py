@@ -15,6 +15,7 @@ import pytest
 from at_once import CHILD, pytest_addoption, pytest_runtestloop  # noqa: F401 - hooks
 from by_hand import checks, result_of
 from hypothesis import settings
+from tolerance_marks import MARK, holds_tolerance
 
 from realsys.worker.environment import strict_sums
 
@@ -54,7 +55,10 @@ LONGEST_FIRST = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes longest goes first."""
+    """What takes longest goes first; what compares by ``near`` is marked, for `make other-kernels`."""
+    for item in items:
+        if isinstance(item, pytest.Function) and holds_tolerance(item.function):
+            item.add_marker(MARK)
 
     def place(item: pytest.Item) -> int:
         return next(

@@ -14,6 +14,10 @@ lengths         answers of 1024 tokens (verl's examples on GSM8K); half for mode
     again without a chat template: such a model seldom ends an answer by itself.
 batch           512 answers a step, in groups of 8 (TRL's ``num_generations``; verl has 5, DAPO 16). With a
     critic one answer a question (verl's PPO examples). On CPUs 64, in one update.
+objective       of a model of one's own, of any size: no entropy bonus, and of GRPO and its kin no KL
+    penalty, so no reference model (TRL's ``GRPOConfig``: beta 0; verl's ``actor``: entropy_coeff 0,
+    use_kl_loss false). AdamW makes whole steps of any gradient, so that where answers score alike a
+    bonus alone moves the weights at the whole rate.
 memory          recomputed activations from 1 B weights on (verl's examples, all sizes); micro-batches of
     2048 tokens on CPUs.
 """
@@ -29,11 +33,15 @@ SMALL_PARAMS = 10_000_000
 # Of the built-in recipes for small models (recipes.py, sft.py); for a larger one they count as not given.
 SMALL_LR, SMALL_CRITIC_LR, SMALL_SFT_LR, SMALL_ANSWER = 3e-4, 1e-3, 2e-3, 16
 SMALL_PREFERENCE_LR = 3e-4
+# Of the same recipes: their starting policy is made from scratch and fine-tuned on slips (recipes.py).
+FROM_SCRATCH_KL, FROM_SCRATCH_ENTROPY = 0.01, 0.01
 OF_RECIPES: dict[str, tuple[float, ...]] = {
     "actor.optimizer.lr": (SMALL_LR,),
     "critic.optimizer.lr": (SMALL_CRITIC_LR,),
     "model.optimizer.lr": (SMALL_SFT_LR, SMALL_PREFERENCE_LR),
     "gen.max_new_tokens": (SMALL_ANSWER,),
+    "algorithm.entropy_coef": (FROM_SCRATCH_ENTROPY,),
+    "algorithm.kl_ctl": (FROM_SCRATCH_KL,),
 }
 BILLION = 1_000_000_000
 _RATES = (  # fewest weights, learning rate of RL, of fine-tuning
@@ -114,6 +122,21 @@ def chosen_for_rl(
         yield ChosenSetting(path="group_size", value=group_size, why=why)
     yield from _batch(questions, gpus=gpus, group_size=group_size)
     yield from _memory(model, trained, (*trained, "ref"), gpus=gpus)
+
+
+def chosen_for_own_model(*, steers_entropy: bool, compares: bool) -> Iterator[ChosenSetting]:
+    """Yields settings of the objective for a policy that is given, of any size.
+
+    Args:
+        steers_entropy: the bonus is steered towards a target, from where it stands.
+        compares: there is no critic, and nothing else asks for a reference.
+    """
+    if not steers_entropy:
+        why = "a model of your own; where answers score alike a bonus alone would move it"
+        yield ChosenSetting(path="algorithm.entropy_coef", value=0.0, why=why)
+    if compares:
+        why = "a model of your own, as published without a critic: no reference, a step's seventh"
+        yield ChosenSetting(path="algorithm.kl_ctl", value=0.0, why=why)
 
 
 def chosen_for_sft(

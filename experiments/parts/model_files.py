@@ -40,7 +40,11 @@ def _directory_problems(
     """
     from realsys.models.consistency import backend_faults, consistency_faults, lora_fault
     from realsys.models.hf_directory import check_hf_directory
-    from realsys.models.prompt_lengths import prompt_lengths, tokenizer_faults
+    from realsys.models.prompt_lengths import (
+        check_conversations,
+        prompt_lengths,
+        tokenizer_faults,
+    )
 
     found = list(consistency_faults(path, critic=critic))
     found = found or list(backend_faults(path, backend=options.backend, generates=generates))
@@ -48,6 +52,7 @@ def _directory_problems(
     if not found:
         try:
             prompt_lengths(path, ["1 + 1 = ?"])  # its chat template, tried on any question
+            check_conversations(path)
         except CheckpointError as error:
             found.append(error)
     for fault in found:

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from experiments.parts.chosen_settings import MeasuredQuestions
+from experiments.parts.rule_trials import declared_problems
 from realsys.api import registry
 from realsys.api.basics.record_names import is_hub_name
 from realsys.api.basics.reward import KNOWN_FIELDS, reward_terms
 from realsys.api.errors import CheckpointError, ConfigError, DataError
-from realsys.data.sources.dataset_arguments import MathRecordsArguments
+from realsys.data.sources.dataset_arguments import DROP, MathRecordsArguments
 
 if TYPE_CHECKING:
     from realsys.data.sources.record_parts import RecordSource
@@ -113,6 +114,10 @@ def rule_record_problems(
                     where = f"task.{name}, {found.kept.where(index)}"
                     yield ConfigError(problem.what, where=where, fix=problem.fix)
                     break
+    if data.path is not None and not is_hub_name(data.path):
+        found = SampledQuestions(data, data.path)
+        if len(found.kept):
+            yield from declared_problems(expression, args, found.scored_record(0))
 
 
 def _check_of_rule(rule: Any, record: Mapping[str, Any]) -> DataError | None:
@@ -266,7 +271,14 @@ def _length_problems(
     if not counted:
         return
     longest, record = max(zip(counted, chosen, strict=True), key=lambda pair: pair[0])
-    if longest > limit:
+    if longest > limit and data.long_prompts == DROP:
+        if min(counted) > limit:
+            yield ConfigError(
+                f"all questions that were counted are longer than {limit} tokens",
+                where=f"task.max_prompt_len and {path}",
+                fix=f"raise task.max_prompt_len, to {longest} for all of them",
+            )
+    elif longest > limit:
         sampled = "" if len(chosen) == found.total else f" sampled from {found.total}"
         named = (
             f"record {record + 1}"
@@ -277,7 +289,7 @@ def _length_problems(
             f"{sum(n > limit for n in counted)} of {len(chosen)} questions{sampled} are longer than "
             f"{limit} tokens; {named} has {longest}",
             where=f"task.max_prompt_len and {path}",
-            fix=f"raise task.max_prompt_len to {longest}, or drop these questions",
+            fix=f"raise task.max_prompt_len to {longest}, or set task.long_prompts=drop",
         )
 
 
@@ -339,6 +351,8 @@ def sampled_warnings(data: MathRecordsArguments, tokenizer_dir: str | None) -> I
                 + (f"{total:,} records" if found.sample.is_whole else f"{read:,} records read")
                 + f" of {path}"
             )
+        if data.long_prompts == DROP and tokenizer_dir is not None:
+            yield from _dropped(data, found, path, tokenizer_dir)
         if not found.sample.is_whole:
             yield (
                 f"{read:,} of {about}{total:,} records of {path} were read, from its beginning"
@@ -350,6 +364,25 @@ def sampled_warnings(data: MathRecordsArguments, tokenizer_dir: str | None) -> I
             yield (
                 f"{num_sampled:,} of {len(found.kept):,} questions of {path} were counted in tokens, the "
                 "longest texts among them; a worker counts the others before step 1"
+            )
+
+
+def _dropped(
+    data: MathRecordsArguments, found: SampledQuestions, path: str, tokenizer_dir: str
+) -> Iterator[str]:
+    """Reports how many of the questions that were counted are too long."""
+    from realsys.models.prompt_lengths import prompt_lengths
+
+    prompts = [found.question(i).prompt for i in sample_of(found.lengths())]
+    root = Path(tokenizer_dir).expanduser()
+    with suppress(CheckpointError):  # reported by the check of the directory
+        counted = prompt_lengths(
+            root, prompts, system=data.system, template_args=data.template_args
+        )
+        if long := sum(length > data.max_prompt_len for length in counted or ()):
+            yield (
+                f"{long:,} of {len(prompts):,} questions of {path} are longer than "
+                f"{data.max_prompt_len} tokens and are left out (task.long_prompts)"
             )
 
 

@@ -7,6 +7,7 @@ it works there for several turns (realsys/rollout/runners/harbor_agent.py).
 
 from __future__ import annotations
 
+import os
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.parts.chosen_settings import MeasuredQuestions
+from experiments.parts.held_out_records import ReadQuestions
 from experiments.parts.question_files import absolute
 from experiments.task import Task
 from realsys.api.basics.reward import reward_terms
@@ -22,6 +24,7 @@ from realsys.api.options import option
 from realsys.api.plain import to_plain
 from realsys.data.harbor.node_packages import lacking_packages
 from realsys.data.harbor.task_directory import TaskDirectory, checked_task, task_paths
+from realsys.data.sources.dataset_arguments import REFUSE
 
 INSTRUCTION = (
     "Answer with one bash script in a fenced block: ```bash, the script, ```. It is run once, without "
@@ -42,9 +45,7 @@ class HarborTask(Task):
     instruction: str = option(
         INSTRUCTION, "text put behind each instruction; {workdir} is the task's working folder"
     )
-    max_prompt_len: int = option(
-        1024, "longest question; a longer one is an error", unit="tokens", ge=1
-    )
+    max_prompt_len: int = option(1024, "longest question; see long_prompts", unit="tokens", ge=1)
 
     @property
     def is_generated(self) -> bool:
@@ -78,11 +79,24 @@ class HarborTask(Task):
             "max_prompt_len": self.max_prompt_len,
             "whole_answers": True,
             "needs_answer": False,
+            **self._of_long_prompts,
         }
 
     def with_absolute_paths(self) -> Task:
         """Returns it with the paths of its folders absolute."""
         return replace(self, path=absolute(self.path), eval_path=absolute(self.eval_path))
+
+    def read_questions(self, setting: str) -> Iterator[ReadQuestions]:
+        """Yields its tasks' folders."""
+        if self.path is not None:
+            yield ReadQuestions(
+                setting=setting,
+                path=self.path,
+                eval_path=self.eval_path,
+                eval_size=self.eval_size,
+                files=_folders(self.path),
+                eval_files=_folders(self.eval_path),
+            )
 
     def as_benchmark(self) -> Task:
         """Returns it with all tasks of its folder held out, at most ``eval_size``."""
@@ -110,7 +124,9 @@ class HarborTask(Task):
         """The solution as the answer that it would be."""
         if not self._rule_args.get("fenced", True):
             return solution
-        fence = "~~~" if "```" in solution else "```"
+        fence = "```"
+        while fence in solution:  # a longer one than any in it
+            fence += "`"
         return f"{fence}bash\n{solution.rstrip()}\n{fence}"
 
     @property
@@ -164,11 +180,11 @@ class HarborTask(Task):
                 fix="lower train_bs_n_seqs or task.eval_size, or give more tasks",
             )
         longest, name = max(self._lengths(found, tokenizer_dir), default=(0, ""))
-        if longest > self.max_prompt_len:
+        if longest > self.max_prompt_len and self.long_prompts == REFUSE:
             yield ConfigError(
                 f"an instruction is longer than {self.max_prompt_len} tokens: {name} has {longest}",
                 where=f"task.max_prompt_len and {self.path}",
-                fix=f"raise task.max_prompt_len to {longest}, or leave such tasks out",
+                fix=f"raise task.max_prompt_len to {longest}, or set task.long_prompts=drop",
             )
 
     def _lengths(self, found: _ReadTasks, tokenizer_dir: str | None) -> list[tuple[int, str]]:
@@ -237,3 +253,12 @@ class _ReadTasks(NamedTuple):
 
 def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:_SHOWN]) + ", …" * (len(names) > _SHOWN)
+
+
+def _folders(path: str | None) -> frozenset[str]:
+    """The real paths of the tasks that a setting means; none if it can't be read, which is reported."""
+    try:
+        found = [] if path is None else task_paths(path)
+    except DataError:
+        found = []
+    return frozenset(os.path.realpath(folder) for folder in found)

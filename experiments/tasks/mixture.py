@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+from experiments.parts.held_out_records import ReadQuestions
 from experiments.task import Task, at_setting
 from realsys.api.basics.reward import BY_SOURCE
 from realsys.api.errors import ConfigError, DataError, did_you_mean
@@ -20,7 +21,7 @@ from realsys.api.options import option
 from realsys.api.worker_configs import CurriculumControl
 from realsys.data.sources.record_parts import items_of_epoch
 
-_OF_SOURCES = ("eval_size", "max_prompt_len", "reward", "reward_args")
+_OF_SOURCES = ("eval_size", "max_prompt_len", "long_prompts", "reward", "reward_args")
 _OF_MIXTURE = ("shuffle", "agent", "agent_args", "env", "env_args")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 _LEAST_WEIGHT, _MOST_WEIGHT = 1e-100, 1e100  # their products are finite, and above 0
@@ -243,6 +244,16 @@ class Mixture(Task):
         """Reports what each source has to say."""
         for name, source in self.sources.items():
             yield from (f"source {name}: {remark}" for remark in source.remarks(tokenizer_dir))
+
+    def trusted_rules(self) -> tuple[str, ...]:
+        """Those of all sources."""
+        found = [name for source in self.sources.values() for name in source.trusted_rules()]
+        return tuple(dict.fromkeys(found))
+
+    def read_questions(self, setting: str) -> Iterator[ReadQuestions]:
+        """Yields the files of all sources."""
+        for name, source in self.sources.items():
+            yield from source.read_questions(f"{setting}.sources.{name}")
 
     def with_absolute_paths(self) -> Task:
         """Returns it with those of all sources absolute."""

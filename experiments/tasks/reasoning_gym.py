@@ -37,9 +37,7 @@ class ReasoningGymTask(GeneratedTask):
     weights: tuple[float, ...] = option((), "how often each is drawn; none: equally")
     config: Mapping[str, Mapping[str, Any]] = option({}, "arguments of generators, by their names")
     instruction: str = option("", "text put before each question")
-    max_prompt_len: int = option(
-        512, "longest question; a longer one is an error", unit="tokens", ge=1
-    )
+    max_prompt_len: int = option(512, "longest question; see long_prompts", unit="tokens", ge=1)
 
     def question(self, rng: random.Random) -> dict[str, Any]:
         """Makes a question of a generator drawn by the weights."""

@@ -25,7 +25,7 @@ class VerifiersTask(FileTask):
         0, "held-out records; auto_eval and eval play them, the trainer needs a rule for them", ge=0
     )
     max_prompt_len: int = option(
-        4096, "longest question of a record; a longer one is an error", unit="tokens", ge=1
+        4096, "longest question of a record; see long_prompts", unit="tokens", ge=1
     )
     agent: str = option("verifiers", "registered agent, where generation servers sample")
 

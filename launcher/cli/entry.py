@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import os
 import sys
 
 # Run without typer, where their words need no interpretation.
@@ -20,6 +21,10 @@ def main(args: list[str] | None = None) -> int:
     if args is None:  # of its own process, whose objects mostly stay until it ends
         gc.set_threshold(100_000)
         atexit.register(gc.freeze)
+        if "" in os.environ.get("PYTHONPATH", "-").split(os.pathsep):  # to Python, this folder
+            from realsys.runtime.child_processes.python_path import leave_current_folder
+
+            leave_current_folder(os.environ, sys.path)
     try:
         return _main(sys.argv[1:] if args is None else args)
     except KeyboardInterrupt:  # during imports or exit
@@ -80,8 +85,6 @@ def without_colour(text: str) -> str:
 
 
 def _colour() -> bool:
-    import os
-
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return False
     return bool(os.environ.get("FORCE_COLOR")) or sys.stdout.isatty()

@@ -57,6 +57,8 @@ def print_status(view: TrialView) -> None:
         say(f"  started   {moment(view.started_at)}, {duration(end - view.started_at)}")
     for change in view.changes:
         say(f"  changed   {change}")
+    for name in view.trusted_rules:
+        say(f"  trusted   rule {name}: it runs in the workers' own process")
     say(f"  folder    {view.folder}")
     output.warn(*view.notes)
     if view.workers:

@@ -40,7 +40,11 @@ def rendered_help() -> str:
         "PYTHONIOENCODING": "utf-8",
     }
     done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, check=True, timeout=60
+        [sys.executable, "-P", "-c", code],
+        env=environment,
+        capture_output=True,
+        check=True,
+        timeout=60,
     )
     return "\n".join(line.rstrip() for line in done.stdout.decode().splitlines()) + "\n"
 

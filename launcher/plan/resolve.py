@@ -37,6 +37,7 @@ from realsys.api.plain import to_plain
 from realsys.api.plan import LaunchPlan, PhasePlan
 from realsys.api.scheduling import ExperimentScheduling, WorkerType
 from realsys.config.plugin_arguments import plugin_argument_problems
+from realsys.config.secret_values import ENVIRONMENTS, secret_places
 from realsys.slurm.gpus import tasks_per_gpu
 from realsys.trial.records import trial_dir
 from realsys.trial.snapshot import snapshot_imports
@@ -93,6 +94,7 @@ def resolve(
     problems += _name_problems("trial", trial_name)
     folder = trial_dir(cluster.file_root, user, experiment_name, trial_name)
     requested = experiment
+    problems += secret_problems(experiment, cluster, request)
     known = {p.what for p in problems}
     problems += [p for p in _option_problems(experiment) if p.what not in known]
     experiment = with_defaults_out_of_range(experiment)
@@ -130,6 +132,7 @@ def resolve(
             *_warnings(done, cluster, machine_cpus),
             *job_warnings,
         ),
+        trusted_rules=experiment.trusted_rules(),
         job=job,
         snapshot=snapshot,
         revision=revision,
@@ -161,6 +164,26 @@ def resolve(
         if refused:
             raise ModelsTooLarge(refused, plan)
     return replace(plan, warnings=(*plan.warnings, *memory_warnings(plan, memory)))
+
+
+def secret_problems(
+    experiment: Experiment, cluster: ClusterSpec, request: JobRequest | None
+) -> Iterator[ConfigError]:
+    """Yields settings that hold what looks like a secret: the plan is kept, and can be read by others."""
+    given = (("", experiment), ("the site file: ", cluster), ("the job's options: ", request))
+    for whose, settings in given:
+        with suppress(ConfigError):  # what can't be written is a problem of its own
+            for path, kind in secret_places(to_plain(settings)):
+                name = path.rpartition(".")[2]
+                yield ConfigError(
+                    f"{name} holds {kind}, and would stand in the plan, which others can read",
+                    where=f"{whose}{path}",
+                    fix=f"take it out, and export {name} in the shell that launches; on Slurm also name "
+                    "it in secrets of the site file, which sends it in a file that only you can read"
+                    if path.rpartition(".")[0].rpartition(".")[2] in ENVIRONMENTS
+                    else "take it out; name an environment variable or a file where a setting takes one, "
+                    "see secrets in docs/site_files.md",
+                )
 
 
 @dataclass

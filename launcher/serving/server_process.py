@@ -39,10 +39,10 @@ def server_command(model: SavedModel, options: Mapping[str, Any]) -> list[str]:
         options: of the program, by their names; those that are None or False are left out.
 
     >>> options = {"port": 80, "https": True, "dtype": None}
-    >>> server_command(SavedModel(path=Path("/m"), name="m"), options)[2:]
+    >>> server_command(SavedModel(path=Path("/m"), name="m"), options)[3:]
     ['realsys.policy_server.serve_model', '/m', '--name', 'm', '--port', '80', '--https']
     """
-    words = [sys.executable, "-m", PROGRAM, str(model.path)]
+    words = [sys.executable, "-P", "-m", PROGRAM, str(model.path)]
     options = {"name": model.name, **options}
     for name, value in options.items():
         if value is True:

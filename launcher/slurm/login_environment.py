@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from realsys.runtime.child_processes.python_path import named_folders
+
 HOST = frozenset(
     "PATH LD_LIBRARY_PATH HOME USER LOGNAME SHELL LANG LANGUAGE TZ TERM MODULEPATH MODULESHOME "
     "LMOD_CMD VIRTUAL_ENV CONDA_PREFIX CONDA_DEFAULT_ENV PYTHONPATH SLURM_CONF".split()
@@ -26,7 +28,7 @@ NEVER = frozenset({"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"})
 
 def host_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """Selects the variables for the batch script and, through it, for tasks outside containers."""
-    return _chosen(environ, HOST, HOST_PREFIXES)
+    return named_folders(_chosen(environ, HOST, HOST_PREFIXES))
 
 
 def task_variables(environ: Mapping[str, str], secrets: tuple[str, ...]) -> dict[str, str]:

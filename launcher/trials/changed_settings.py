@@ -47,10 +47,19 @@ def _length_matters(plan: Mapping[str, Any], path: Path) -> str:
 
 def _cuts(plan: Mapping[str, Any], path: Path) -> str:
     """Refuses a new length limit for data sets that may drop records by it; ours end the run instead."""
+    if reason := _drops(plan, path):
+        return reason
     kind = at(plan, (*path[:-2], "type_"))
     if kind in ("math_prompts", "math_sft", "preference_pairs"):
         return ""
     return f"data set {kind} may drop records by it, which would change their order"
+
+
+def _drops(plan: Mapping[str, Any], path: Path) -> str:
+    """Refuses a new length limit where records beyond it are left out (``long_prompts``)."""
+    if at(plan, (*path[:-1], "long_prompts")) == "drop":
+        return "long_prompts=drop leaves records out by it, which would change their order"
+    return ""
 
 
 def _scales_loss(plan: Mapping[str, Any], path: Path) -> str:
@@ -89,17 +98,23 @@ ALLOWED: dict[str, _Unless | None] = {
     **_rules("model_rpcs.*.interface_impl.args.gen", "max_new_tokens", _scales_loss),
     **_rules("rollout_worker.*.gconfig", "max_new_tokens", _scales_loss),
     **_rules("evaluator.*.gconfig", "max_new_tokens"),
-    **_rules("*.*.datasets.*.args.sources.*", "max_prompt_len max_answer_len"),
-    **_rules(f"{_EVALUATED}.sources.* {_BENCHMARK}.sources.*", "max_prompt_len max_answer_len"),
+    **_rules("*.*.datasets.*.args.sources.*", "max_prompt_len max_answer_len", _drops),
+    **_rules(
+        f"{_EVALUATED}.sources.* {_BENCHMARK}.sources.*", "max_prompt_len max_answer_len", _drops
+    ),
     # Their tokenizer is trained on whole texts, however long.
-    **_rules(f"{_CORPUS} {_CORPUS}.sources.*", "max_prompt_len max_answer_len"),
+    **_rules(f"{_CORPUS} {_CORPUS}.sources.*", "max_prompt_len max_answer_len", _drops),
     # A generated task is one of its data's arguments, with all its settings; its length is that above.
-    **_rules("*.*.datasets.*.args.task *.*.datasets.*.args.sources.*.task", "max_prompt_len"),
-    **_rules(f"{_EVALUATED}.task {_EVALUATED}.sources.*.task", "max_prompt_len"),
-    **_rules(f"{_BENCHMARK}.task {_BENCHMARK}.sources.*.task", "max_prompt_len"),
-    **_rules(f"{_CORPUS}.task {_CORPUS}.sources.*.task", "max_prompt_len"),
+    **_rules(
+        "*.*.datasets.*.args.task *.*.datasets.*.args.sources.*.task", "max_prompt_len", _drops
+    ),
+    **_rules(f"{_EVALUATED}.task {_EVALUATED}.sources.*.task", "max_prompt_len", _drops),
+    **_rules(f"{_BENCHMARK}.task {_BENCHMARK}.sources.*.task", "max_prompt_len", _drops),
+    **_rules(f"{_CORPUS}.task {_CORPUS}.sources.*.task", "max_prompt_len", _drops),
     # Memory and concurrency limits; time-outs.
     **_rules("model_rpcs.*.mb_spec evaluator.*.mb_spec", "max_tokens_per_mb max_cache_tokens"),
+    # When to give up; steps that are made are the same.
+    **_rules("model_worker.*.shards.*.backend.args.optimizer", "max_skipped_steps"),
     **_rules("rollout_worker.*", "new_tokens_per_chunk rollout_request_timeout"),
     **_rules("rollout_worker.*", "max_concurrent_rollouts dump_limit_gib"),
     **_rules("gserver_manager.*", "flush_request_timeout max_concurrent_rollouts"),

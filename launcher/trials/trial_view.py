@@ -156,6 +156,7 @@ class TrialView:
     time: TimeLeft | None = None  # of the job; None without a limit
     metrics: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    trusted_rules: tuple[str, ...] = ()  # reward rules in the workers' own process
     changes: tuple[str, ...] = ()  # settings that a resume has changed
     is_resumable: bool = True  # as far as its plan is concerned
     known_at: float | None = None  # if the store can't be read: time of step and phase
@@ -214,6 +215,7 @@ def view_of(records: Records) -> TrialView:
         time=_time_left(state, records, progress),
         metrics=records.metrics,
         notes=records.notes,
+        trusted_rules=records.plan.trusted_rules if records.plan else (),
         is_resumable=not records.plan_fix,
         changes=_changes(records.record),
         known_at=known.at if known else None,

@@ -72,10 +72,13 @@ class KeptSets:
         listed_K = ~by_bits_R[row_K]
         row_L, entry_L = row_K[listed_K], self.ids_K[listed_K]
         left_out_L = entry_L < 0
+        # A model of the same tokens may have fewer rows than the sampler's, whose last ones are padding.
+        is_row_L = torch.where(left_out_L, ~entry_L, entry_L) < vocab_size
         # Rows without entries, or with entries that are left out, begin as the whole vocabulary.
         narrow_R = torch.zeros_like(counts_R, dtype=torch.bool)
         narrow_R[row_L[~left_out_L]] = True
         mask_RV = (~narrow_R)[:, None].repeat(1, vocab_size)
+        row_L, entry_L, left_out_L = row_L[is_row_L], entry_L[is_row_L], left_out_L[is_row_L]
         mask_RV[row_L, torch.where(left_out_L, ~entry_L, entry_L).long()] = ~left_out_L
         if not listed_K.all():
             entries = self.ids_K[~listed_K].view(int(by_bits_R.sum()), -1)

@@ -37,6 +37,7 @@ class Predictions:
             head: ``[n, H]`` → logits ``[n, V]``, each row by itself.
             place_N: int64, which of the U stands for each token; None: itself.
         """
+        self.vocab_size = vocab_size
         self._rows_at_once = logits_at_once(vocab_size)
         self._place_N = place_N
         if len(states_UH) <= self._rows_at_once:

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from realsys.api.basics.thoughts import opened_thoughts
 from realsys.api.errors import DataError
 
 
@@ -24,6 +25,8 @@ class Answer:
     ``stopped``: ended by a stop token; else truncated at the allowed number of tokens or at the
     model's context length. ``kept``: kept set of each token, where they are sampled from a part of the
     vocabulary (``GenerationHyperparameters.restricts``); an agent passes them on as they are.
+    ``opened``: the mark with which the context had opened thoughts, so that the answer begins within
+    them; empty: it had not, or nobody looked.
     """
 
     tokens: tuple[int, ...]
@@ -31,6 +34,7 @@ class Answer:
     versions: tuple[int, ...]
     stopped: bool
     kept: tuple[bytes, ...] = ()
+    opened: str = ""
 
     @property
     def is_none(self) -> bool:
@@ -220,6 +224,20 @@ class EpisodeAgent(abc.ABC):
         """Runs one episode. What it raises fails the question, which is then answered anew."""
 
 
+class _AskSeeingThoughts:
+    """Has the policy answer, and notes whether the context had opened its thoughts."""
+
+    def __init__(self, ask: Ask, tokenizer: Any) -> None:
+        self._ask, self._tokenizer = ask, tokenizer
+
+    async def __call__(
+        self, tokens: Sequence[int], limit: int | None = None, /, **how: Any
+    ) -> Answer:
+        opened = opened_thoughts(self._tokenizer, tokens)
+        answer = await self._ask(tokens, limit, **how)
+        return replace(answer, opened=opened) if opened else answer
+
+
 class Agent(EpisodeAgent):
     """An agent that speaks in tokens: one sequence an episode, which begins with the question's prompt."""
 
@@ -233,7 +251,8 @@ class Agent(EpisodeAgent):
 
     async def run_episode(self, task: EpisodeTask) -> Episode:
         """Runs ``run``."""
+        ask = _AskSeeingThoughts(task.ask, task.tokenizer)
         made = await self.run(
-            task.prompt, ask=task.ask, environment=task.environment, tokenizer=task.tokenizer
+            task.prompt, ask=ask, environment=task.environment, tokenizer=task.tokenizer
         )
         return Episode(sequences=(made,), reward=made.reward, stats=made.stats)

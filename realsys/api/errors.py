@@ -24,7 +24,8 @@ The class says who must act::
      ├─ StaleAttempt         the sender belongs to an attempt that was superseded (fencing)
      ├─ CheckpointError      a checkpoint is torn, unreadable or of another shape
      ├─ DataError            a data set or a sample is wrong
-     │   └─ RewardError      a reward rule gave no number for a record
+     │   ├─ RewardError      a reward rule gave no number for a record
+     │   └─ GradientNotFinite  of several optimizer steps in a row, none of which was made
      ├─ RolloutError         experience can't be made: an agent, an environment or a prompt fails
      ├─ PolicyMismatch       sampling and training disagree about probabilities
           └─ InternalError        a bug in realsys: please report
@@ -222,6 +223,10 @@ class DataError(RealsysError):
 
 class RewardError(DataError):
     """A reward rule or an environment returned no finite number for a record; names all three."""
+
+
+class GradientNotFinite(DataError):
+    """The gradients of several optimizer steps in a row were not finite; weights are as before them."""
 
 
 class PolicyMismatch(RealsysError):

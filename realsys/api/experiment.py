@@ -292,6 +292,10 @@ class Experiment(abc.ABC):
         """
         yield from ()
 
+    def trusted_rules(self) -> tuple[str, ...]:
+        """Names of reward rules that run in the workers' own process, without walls or limits."""
+        return ()
+
     def input_files(self) -> tuple[str, ...]:
         """Files that the product depends on by content; part of a preparation's cache key."""
         return ()

@@ -260,6 +260,8 @@ class Model:
     it by a ``PipelinableEngine``. If ``filled`` is False, weights come from another copy and none are
     loaded. ``dtype`` is the compute dtype; ``trains`` and ``averaged`` (a moving average of another
     copy) determine, with the backend, the dtype of the stored weights (``ModelBackend.held_dtype``).
+    A classifier's score of a sequence is read at the last token that is not ``score_skips``; None: at the
+    last.
     """
 
     name: ModelName
@@ -276,12 +278,16 @@ class Model:
     filled: bool = True
     trains: bool = True
     averaged: bool = False
+    score_skips: int | None = None
 
     def inc_version(self) -> None:
         """Advances the version after one update of the weights."""
         self.version.global_step += 1
 
 
+SKIPPED_STEPS = (
+    "skipped_steps"  # statistic of updates: optimizer steps left out, where there are any
+)
 LEAST_TEMPERATURE = 1e-6  # below it logits divided by it overflow float32
 
 
@@ -370,7 +376,10 @@ class PipelinableEngine(abc.ABC):
             version_steps: global step, for the learning-rate schedule.
         Returns:
             ``loss`` (of several components also ``loss/<name>``), ``grad_norm``, ``lr`` and the averaged
-            stats, equal on all ranks.
+            stats, equal on all ranks. ``skipped_steps`` is 1 if ``grad_norm`` is not finite: then weights
+            and optimizer are as before, and other figures may not be finite either.
+        Raises:
+            GradientNotFinite: that was the last of as many in a row as the backend allows.
         """
 
     @abc.abstractmethod

@@ -95,6 +95,11 @@ class OptimizerOptions:
     )
     min_lr_ratio: float = option(0.0, "final learning rate over the peak", ge=0, le=1)
     gradient_clipping: float = option(1.0, "largest norm of the gradient; 0 is off", ge=0)
+    max_skipped_steps: int = option(
+        5,
+        "a step whose gradient is not finite is left out; so many in a row end the run, at 1 the first one",
+        ge=1,
+    )
 
 
 ALL_LINEAR = "all-linear"

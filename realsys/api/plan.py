@@ -169,6 +169,7 @@ class LaunchPlan:
         chosen: those of the options that were chosen for the model, and why; and where data are of a hub,
             which commit's.
         imports: ``--import`` files and modules, absolute, imported by every worker.
+        trusted_rules: reward rules that run in the workers' own process, without walls or limits.
         job: the Slurm request; None on this machine.
         snapshot: the trial runs the copy of the code in its own folder (``TrialFiles.code``).
         revision: git revision of the code, with ``+`` if it had uncommitted changes; empty outside git.
@@ -185,6 +186,7 @@ class LaunchPlan:
     chosen: tuple[ChosenSetting, ...] = ()
     imports: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    trusted_rules: tuple[str, ...] = ()
     job: JobPlan | None = None
     snapshot: bool = False
     revision: str = ""

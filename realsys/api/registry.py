@@ -19,7 +19,7 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from realsys.api.basics import plugin_table
 from realsys.api.basics.choice import register_kind as register_kind
@@ -29,6 +29,7 @@ from realsys.api.basics.plugin_table import find as find
 from realsys.api.basics.plugin_table import load
 from realsys.api.basics.plugin_table import names as names
 from realsys.api.basics.plugin_table import register as register
+from realsys.api.basics.rule_permissions import RulePermissions
 from realsys.api.errors import ConfigError
 from realsys.api.model import (
     DatasetAbstraction,
@@ -91,18 +92,50 @@ CONTEXT: dict[str, tuple[str, ...]] = {
     "model": ("name", "device", "topology", "rank", "groups", "base_seed", "filled"),
     "dataset": ("tokenizer", "seed"),
 }
+_OF_FILES = "realsys_import_"  # begins the names of modules that are files given by --import
 CORRECT_SCORE = 1.0  # score of a correct answer, unless its rule sets another
+
+
+class DeclaredPermissions(TypedDict, total=False):
+    """Fields of ``RulePermissions``, as ``register_reward`` takes them."""
+
+    network: bool
+    programs: bool
+    reads: Sequence[str]
+    env: Sequence[str]
+    trusted: bool
+    deadline_s: float
+    cpu_s: float
+    memory_mib: int
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RewardOptions:
-    """How a rule is called and read, see ``register_reward``."""
+    """How a rule is called and read, see ``register_reward``.
+
+    Attributes:
+        permissions: what it may do while it scores, and its limits.
+        source: module, or file ending in ``.py``, that registers it when it is imported; None: a built-in,
+            or one registered where no other process can repeat it (a test, a notebook).
+    """
 
     right: float = CORRECT_SCORE
     batched: bool = False
+    permissions: RulePermissions = dataclasses.field(default_factory=RulePermissions)
+    source: str | None = None
 
 
+# Of built-in rules that are functions, or that run the texts of answers in boxes of their own.
+_CONTAINED = RewardOptions(permissions=RulePermissions(contained=True))
+_BUILT_IN_REWARDS = {
+    "code_tests": _CONTAINED,
+    "harbor": _CONTAINED,
+    "math_verify": _CONTAINED,
+    "reasoning_gym": RewardOptions(permissions=RulePermissions(cpu_s=10.0)),
+    "verifiers": _CONTAINED,
+}
 _reward_options: dict[str, RewardOptions] = {}
+_imported: list[str] = []  # by ``load_plugins``, in order
 
 
 @dataclasses.dataclass(frozen=True)
@@ -263,9 +296,17 @@ def make_environment(name: str, **args: Any) -> Any:
 
 
 def register_reward(
-    name: str, rule: Callable[..., Any], *, right: float = CORRECT_SCORE, batched: bool = False
+    name: str,
+    rule: Callable[..., Any],
+    *,
+    right: float = CORRECT_SCORE,
+    batched: bool = False,
+    **permissions: Unpack[DeclaredPermissions],
 ) -> None:
     """Registers a reward rule: what it looks at and may return stands in realsys.api.basics.reward.
+
+    Each answer is scored in a process of its own, which may read Python's packages and the folder of the
+    rule's file, and nothing else (docs/rewards.md): what more it needs is declared.
 
     Args:
         rule: a function, blocking or ``async``; or a dataclass, whose fields are the rule's arguments and
@@ -273,9 +314,31 @@ def register_reward(
         right: lowest score of a correct answer, by which accuracy is counted; a rule that returns a part
             ``correct`` decides itself.
         batched: it gets a list of each field, and returns a list.
+        permissions: fields of ``RulePermissions``: ``network=True``, ``programs=True``, ``reads=[…]``,
+            ``env=[…]``; limits of a call ``deadline_s``, ``cpu_s``, ``memory_mib``; or ``trusted=True``.
+            Those of a class with an attribute or property ``permissions`` come first.
+    Raises:
+        ConfigError: another object has that name; a permission is of another type or range.
     """
+    may = RulePermissions.of_plain(permissions)
     register("reward", name, rule)
-    _reward_options[name] = RewardOptions(right=right, batched=batched)
+    _reward_options[name] = RewardOptions(
+        right=right, batched=batched, permissions=may, source=_registering_module()
+    )
+
+
+def _registering_module() -> str | None:
+    """Returns the module that is being imported, as another process could import it; None: none is."""
+    frame = sys._getframe(2)
+    while frame is not None and frame.f_code.co_name != "<module>":
+        frame = frame.f_back  # type: ignore[assignment]
+    names = frame.f_globals if frame is not None else {}
+    name, file = names.get("__name__", "__main__"), names.get("__file__")
+    if name.startswith(_OF_FILES) and file:
+        return str(file)
+    return (
+        None if name == "__main__" or getattr(names.get("__spec__"), "name", "") != name else name
+    )
 
 
 def find_reward(name: str) -> Callable[..., Any]:
@@ -288,9 +351,32 @@ def make_reward(name: str, **args: Any) -> Callable[..., Any]:
     return _make("reward", name, args)  # type: ignore[no-any-return]
 
 
+def imported_plugins() -> tuple[str, ...]:
+    """Returns the files and modules that ``load_plugins`` has imported here, in order."""
+    return tuple(_imported)
+
+
+def reward_permissions(name: str, rule: Any) -> RulePermissions:
+    """Returns what a rule may do: its own ``permissions``, as made with its arguments, else as registered.
+
+    Raises:
+        ConfigError: they are no ``RulePermissions``.
+    """
+    found = getattr(rule, "permissions", None)
+    if found is None:
+        return reward_options(name).permissions
+    if not isinstance(found, RulePermissions):
+        raise ConfigError(
+            f"permissions of reward rule {name!r} are {found!r:.100}",
+            where=f"class of reward {name!r}",
+            fix="give realsys.api.basics.rule_permissions.RulePermissions(…), also as a property",
+        )
+    return found
+
+
 def reward_options(name: str) -> RewardOptions:
     """Returns how the rule ``name`` is called and read."""
-    return _reward_options.get(name, RewardOptions())
+    return _reward_options.get(name) or _BUILT_IN_REWARDS.get(name) or RewardOptions()
 
 
 def register_filter(name: str, function: Callable[[dict[str, Any]], bool]) -> None:
@@ -332,6 +418,8 @@ def load_plugins(imports: Iterable[str] = ()) -> None:
             _import(point.value.partition(":")[0], origin=f"entry point {point.name!r}")
     for name in imports:
         _import(name, origin=f"--import {name}")
+        if name not in _imported:
+            _imported.append(name)
 
 
 def _import(name: str, *, origin: str) -> None:
@@ -341,7 +429,7 @@ def _import(name: str, *, origin: str) -> None:
             importlib.import_module(name)
             return
         path = Path(name).resolve()
-        module_name = "realsys_import_" + path.stem
+        module_name = _OF_FILES + path.stem
         if getattr(sys.modules.get(module_name), "__file__", None) == str(path):
             return
         spec = importlib.util.spec_from_file_location(module_name, path)
@@ -351,7 +439,7 @@ def _import(name: str, *, origin: str) -> None:
         sys.modules[module_name] = module
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:  # user code may raise anything
-        sys.modules.pop("realsys_import_" + Path(name).stem, None)
+        sys.modules.pop(_OF_FILES + Path(name).stem, None)
         for kind, table in before.items():  # a plug-in is registered whole or not at all
             plugin_table.registered[kind].clear()
             plugin_table.registered[kind].update(table)

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from realsys.api.data import MicroBatchSpec
-from realsys.api.errors import ConfigError, ConfigErrors, DataError, InternalError
+from realsys.api.errors import ConfigError, ConfigErrors, InternalError
 from realsys.api.model import Model, ModuleSource, ProcessTopology
 from realsys.api.options import LoRAOptions, OptimizerOptions
 from realsys.backends.backend_arguments import FSDPArguments
@@ -168,11 +168,7 @@ class FSDPEngine(TrainingEngine, HFEngine):
         norm = self._norm(gradients)
         if not torch.isfinite(norm):
             self.optimizer.zero_grad()
-            raise DataError(
-                f"the gradient's norm is {float(norm)}; the weights were left as they are",
-                where="FSDPEngine.train_batch",
-                fix="look for extreme rewards or log-probabilities; lower the learning rate",
-            )
+            return float(norm)
         if self.options.gradient_clipping:
             # Like torch's clip_grads_with_norm_, which can't mix shards of different meshes.
             factor = (self.options.gradient_clipping / (norm + 1e-6)).clamp(max=1.0)
@@ -226,7 +222,7 @@ class FSDPEngine(TrainingEngine, HFEngine):
             if p in self.optimizer.state
         }
         weights = {name: cpu_copy(x) for name, x in self.module.state_dict().items()}
-        return {"weights": weights, "optimizer": moments}
+        return {"weights": weights, "optimizer": moments, **self._skipped_state()}
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -236,6 +232,7 @@ class FSDPEngine(TrainingEngine, HFEngine):
             CheckpointError: names or shapes belong to another model or parallel layout.
         """
         self.require_onloaded("load_state_dict")
+        self._load_skipped(state)
         weights, moments = state["weights"], state["optimizer"]
         own = {name: local_shard(x) for name, x in self.module.state_dict().items()}
         if own.keys() != weights.keys():

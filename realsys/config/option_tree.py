@@ -165,8 +165,12 @@ def value_at(options: Any, path: str) -> Any:
 
 
 def with_value(options: Any, path: str, value: Any) -> Any:
-    """The dataclass with another value at a dotted path. Raises ConfigError: its own checks refuse it."""
+    """The dataclass with another value at a dotted path, also within a table. Raises ConfigError: its own
+    checks refuse it.
+    """
     head, _, rest = path.partition(".")
+    if isinstance(options, Mapping):
+        return {**options, head: with_value(options[head], rest, value) if rest else value}
     new = with_value(getattr(options, head), rest, value) if rest else value
     return dataclasses.replace(options, **{head: new})
 

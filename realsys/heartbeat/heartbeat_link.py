@@ -47,7 +47,7 @@ from realsys.trial.records import StopRequest, WorkerRecord, WorkerStatus
 
 logger = logging.getLogger(__name__)
 
-ARGV = (sys.executable, "-m", "realsys.heartbeat.heartbeat_process")
+ARGV = (sys.executable, "-P", "-m", "realsys.heartbeat.heartbeat_process")
 BEHIND_S = 0.2  # interval of resending a status while the heartbeat process lags
 WATCH_S = 1.0
 STILL_S = 120.0  # a heartbeat process that makes no check for this long is considered hung

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 
 from realsys.api.basics.reward import OF_RECORD, Completion
+from realsys.api.basics.thoughts import decoded_answer, opened_thoughts, text_behind_thoughts
 from realsys.api.errors import DataError
 from realsys.data.record_bytes import RECORD, records_of
 from realsys.data.sequence_sample import SequenceSample
@@ -44,11 +45,17 @@ def answered_records(
     ends = [0]
     for pieces in data.meta.seqlens[INPUT]:
         ends.append(ends[-1] + len(pieces))
+    opened = [
+        opened_thoughts(tokenizer, _before(tokens[first], masks[first])) if first < end else ""
+        for first, end in pairwise(ends)
+    ]
 
     def completion(number: int, record: int) -> Completion:
         reason: Literal["stop", "length"] = "length" if cut_off[number] else "stop"
+        response = decoded_answer(tokenizer, written[number])
         return Completion(
-            response=tokenizer.decode(written[number], skip_special_tokens=True),
+            response=response,
+            final=text_behind_thoughts(response, opened=opened[record]) or "",
             answer=known[record],
             record=records[record],
             token_ids=tuple(written[number]),
@@ -63,6 +70,12 @@ def answered_records(
         )
         for i, (id_, (first, end)) in enumerate(zip(data.ids, pairwise(ends), strict=True))
     ]
+
+
+def _before(tokens: torch.Tensor, mask: torch.Tensor) -> list[int]:
+    """Returns what stands before the first answer token of a row; all, if there is none."""
+    first = mask.nonzero()
+    return list(tokens[: int(first[0]) if len(first) else None].tolist())
 
 
 def _prompt(data: SequenceSample, number: int, tokenizer: Any) -> str:

@@ -9,7 +9,7 @@ from statistics import fmean
 
 import torch
 
-from realsys.api.basics.reward import MEAN_REWARD, PARTS, Score
+from realsys.api.basics.reward import MEAN_REWARD, PARTS, Score, with_thoughts
 from realsys.api.data import MicroBatchSpec
 from realsys.api.model import Model, ModelInterface
 from realsys.data.sequence_sample import SequenceSample
@@ -44,7 +44,10 @@ class MathRewardInterface(MathRewardArguments, ModelInterface):
         """
         rule = rule_of(self.reward, self.reward_args)
         records = answered_records(data, model.tokenizer, rule.fields, asked=data)
-        given = self.set_aside.scores(rule, records)
+        given = [
+            scores and list(map(with_thoughts, scores, record.answers))
+            for record, scores in zip(records, self.set_aside.scores(rule, records), strict=True)
+        ]
         values: list[float] = []
         for record, scores in zip(records, given, strict=True):
             if scores is None:

@@ -16,6 +16,7 @@ from realsys.api.model import Model, ModelInterface
 from realsys.backends.hf.data_parallel import DataParallel
 from realsys.data.sequence_sample import SequenceSample
 from realsys.interfaces.answers import INPUT, answer_tokens, num_answer_tokens
+from realsys.interfaces.skipped_steps import without_skipped
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +37,7 @@ class SFTInterface(ModelInterface):
             version_steps=model.version.global_step,
         )
         model.inc_version()
-        return {**stats, **_sizes(model, data)}
+        return {**without_skipped(stats), **_sizes(model, data)}
 
     def evaluate(
         self, model: Model, eval_batches: Iterable[SequenceSample], mb_spec: MicroBatchSpec

@@ -19,8 +19,9 @@ from typing import Any
 from realsys.api import registry
 from realsys.api.data import SequenceMeta
 from realsys.api.dataflow import MFCDef
-from realsys.api.errors import InternalError
+from realsys.api.errors import GradientNotFinite, InternalError
 from realsys.api.model import (
+    SKIPPED_STEPS,
     Model,
     ModelInterface,
     ModelInterfaceType,
@@ -38,6 +39,7 @@ from realsys.model_worker.out_of_memory import explain_out_of_memory
 from realsys.model_worker.publishing import WeightPublications
 from realsys.model_worker.recovery import hash_file, load_state, save_state
 from realsys.model_worker.shards import Shards
+from realsys.model_worker.skipped_batches import keep_batch
 from realsys.runtime.lifecycle import WorkerEvent
 from realsys.transport import worker_requests as rq
 from realsys.worker.runner import WorkerRunner
@@ -197,7 +199,14 @@ class ModelWorkerLoop:
         if isinstance(model.module, PipelinableEngine):
             model.module.onload()
         compute_started = time.perf_counter()
-        stats, output = _compute(call, model, interface, sample.remap(call.input_key_remap))
+        batch = sample.remap(call.input_key_remap)
+        try:
+            stats, output = _compute(call, model, interface, batch)
+        except GradientNotFinite:
+            self._keep_batch(request, model, batch)
+            raise
+        if stats.get(SKIPPED_STEPS):
+            self._keep_batch(request, model, batch)
         finish(model.device)  # so that pending kernels are not timed as the next call's
         compute_s = time.perf_counter() - compute_started
         meta = self._store_output(call, output) if output is not None else None
@@ -212,6 +221,17 @@ class ModelWorkerLoop:
             compute_s=compute_s,
             tokens=sum((output or sample).meta.tokens_per_id()),
         )
+
+    def _keep_batch(self, request: rq.RunCall, model: Model, batch: SequenceSample) -> None:
+        """Keeps a batch with a step that was left out, where its data-parallel rank has it first."""
+        if model.rank in model.topology.data_parallel_heads():
+            keep_batch(
+                self.runner.phase_files.skipped_batches,
+                batch,
+                call=request.call,
+                step=request.step,
+                worker=self.runner.name,
+            )
 
     def _reallocate(self, request: rq.Reallocate) -> rq.Moved:
         started = time.time()

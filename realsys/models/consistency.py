@@ -59,11 +59,14 @@ def consistency_faults(path: str | Path, *, critic: bool = False) -> Iterator[Ch
         return
     shapes = weight_shapes(root)
     layers = {int(m[1]) for name in shapes if (m := _LAYER.search(name))}
-    if layers and facts.num_layers and "text_config" not in config:
+    if layers and facts.num_layers:
         there = max(layers) + 1
         # Some models store these after the others
         further = config.get("num_nextn_predict_layers") or 0
-        if there not in (facts.num_layers, facts.num_layers + further):
+        is_alone = "text_config" not in config  # else the other parts have layers, too
+        if there not in (facts.num_layers, facts.num_layers + further) and (
+            is_alone or facts.num_layers > there
+        ):
             yield CheckpointError(
                 f"config.json says {facts.num_layers} layers, the weights have {there}",
                 where=where,

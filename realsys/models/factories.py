@@ -13,7 +13,7 @@ from typing import NotRequired, TypedDict, Unpack
 from realsys.api.model import DatasetAbstraction, Model, ModelName, ParallelGroups, ProcessTopology
 from realsys.models.from_scratch.tiny_llama import build_tiny_llama
 from realsys.models.from_scratch.tokenizer_corpus import arithmetic_texts, texts_of
-from realsys.models.hf import load_tokenizer
+from realsys.models.hf import load_tokenizer, token_skipped_by_scores
 from realsys.models.model_arguments import HFModelArguments, TinyLlamaArguments
 from realsys.models.source import HFSource
 
@@ -43,7 +43,9 @@ def hf_critic(
 ) -> Model:
     """Makes a value model: the critic in ``path``, or a language model's body with a zero head."""
     source = HFSource(path, critic=True, dtype=dtype, device=context["device"])
-    return Model(module=source, tokenizer=load_tokenizer(path), dtype=dtype, **context)
+    skips = token_skipped_by_scores(source.config())
+    tokenizer = load_tokenizer(path)
+    return Model(module=source, tokenizer=tokenizer, dtype=dtype, score_skips=skips, **context)
 
 
 def tiny_llama(

@@ -68,6 +68,18 @@ def load_hf_config(path: str | Path) -> Any:
         return AutoConfig.from_pretrained(path, **_LOCAL)
 
 
+def token_skipped_by_scores(config: Any) -> int | None:
+    """Returns the token behind which transformers' sequence classifiers don't look for a sequence's score:
+    their padding, even where it is the end token. None: scores are read at the last token, as of models
+    with a value for each token, which realsys saves.
+    """
+    kinds = getattr(config, "architectures", None) or ()
+    if not any(kind.endswith("ForSequenceClassification") for kind in kinds):
+        return None
+    pad: int | None = getattr(config.get_text_config(), "pad_token_id", None)
+    return pad
+
+
 def load_tokenizer(path: str | Path) -> Any:
     """Loads the tokenizer in ``path``; it pads on the left, with the EOS token if it has no pad token."""
     check_hf_directory(path)

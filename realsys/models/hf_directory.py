@@ -14,6 +14,7 @@ from typing import Any
 
 from realsys.api.basics.bounded_files import parse_json, read_bounded_text, unreadable
 from realsys.api.errors import CheckpointError
+from realsys.models.shape import size_fault
 
 WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
 _TOKENIZERS = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))
@@ -55,7 +56,7 @@ def check_hf_directory(path: str | Path, *, need_tokenizer: bool = True) -> HFMo
     try:
         return _facts(config, tensors)
     except (TypeError, ValueError, AttributeError, LookupError) as error:
-        what = f"config.json has a value of another kind than expected: {error}"
+        what = f"config.json has a value that no model has: {error}"
         raise CheckpointError(what, where=str(root / "config.json"), fix=_COPY_AGAIN) from None
 
 
@@ -166,7 +167,9 @@ def _sharded_tensors(root: Path) -> dict[str, list[int]]:
     weight_map = read_json(root / WEIGHTS_INDEX).get("weight_map")
     weight_map = weight_map if isinstance(weight_map, dict) else {}
     names = list(weight_map.values())
-    if not names or not all(isinstance(name, str) and "\0" not in name for name in names):
+    if not names or not all(
+        isinstance(n, str) and "\0" not in n and Path(n).name == n for n in names
+    ):
         what = f"{WEIGHTS_INDEX} has no weight_map of file names"
         raise CheckpointError(what, where=str(root / WEIGHTS_INDEX), fix=_COPY_AGAIN)
     shards = {name: safetensors_shapes(root / name) for name in sorted(set(weight_map.values()))}
@@ -186,6 +189,8 @@ def _check_tokenizer(root: Path) -> None:
 
 
 def _facts(config: dict[str, Any], tensors: dict[str, list[int]]) -> HFModelFacts:
+    if (fault := size_fault(config)) is not None:
+        raise ValueError(fault)
     text = {**config, **(config.get("text_config") or {})}  # nested config of a multimodal model
 
     def number(*names: str) -> int:

@@ -32,11 +32,11 @@ class HFModelArguments:
 class TinyLlamaOptions:
     """Sizes of the built-in model, which is made from scratch."""
 
-    hidden_size: int = option(128, "width", ge=8)
-    num_layers: int = option(3, "layers", ge=1)
-    num_heads: int = option(4, "attention heads", ge=1)
-    num_kv_heads: int = option(2, "key-value heads", ge=1)
-    vocab_size: int = option(512, "tokens of the byte-level BPE tokenizer", ge=300)
+    hidden_size: int = option(128, "width", ge=8, le=1 << 20)
+    num_layers: int = option(3, "layers", ge=1, le=2_000)
+    num_heads: int = option(4, "attention heads", ge=1, le=1 << 16)
+    num_kv_heads: int = option(2, "key-value heads", ge=1, le=1 << 16)
+    vocab_size: int = option(512, "tokens of the byte-level BPE tokenizer", ge=300, le=1 << 26)
 
     def shape(self) -> ModelShape:
         """Returns the sizes of the model, as tiny_llama.py makes it."""

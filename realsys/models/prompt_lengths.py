@@ -23,6 +23,39 @@ from realsys.models.hf_directory import read_json
 RENDER_S = 60.0  # wall clock on a busy machine; CPU time has its own limit
 INHERITED_ENV = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "HOME", "LANG")
 _SPECIAL = [f"{kind}_token" for kind in ("bos", "eos", "unk", "pad", "sep", "cls", "mask")]
+_ASKED = {"role": "user", "content": "1 + 1 = ?"}
+_ANSWERED = {"role": "assistant", "content": "2", "reasoning_content": "one and one"}
+_CALLED = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [
+        {"id": "c1", "type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+    ],
+}
+_RESULT = {"role": "tool", "tool_call_id": "c1", "name": "add", "content": "2"}
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "adds",
+        "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}},
+    },
+}
+_SYSTEM = {"role": "system", "content": "Be brief."}
+# Conversations as agents have them, each as it is sampled from and as it stands when it is answered.
+_TRIALS: tuple[Mapping[str, Any], ...] = tuple(
+    {"messages": messages, "add_generation_prompt": opens, "tools": tools}
+    for tools in (None, [_TOOL])
+    for messages in (
+        [_ASKED],
+        [_ASKED, _ANSWERED],
+        [_SYSTEM, _ASKED, _ANSWERED, _ASKED],
+        [_SYSTEM, _ASKED, _ANSWERED, _ASKED, _ANSWERED, _ASKED, _ANSWERED, _ASKED],
+        [_ASKED, _CALLED, _RESULT],
+        [_SYSTEM, _ASKED, _CALLED, _RESULT, _ANSWERED, _ASKED],
+    )
+    for opens in (True, False)
+)
 _FIX = "save the tokenizer again (tokenizer.save_pretrained), or use another template"
 
 
@@ -191,9 +224,12 @@ def render(
     *,
     where: str,
     args: Mapping[str, Any] | None = None,
+    trials: Sequence[Mapping[str, Any]] = (),
 ) -> list[str]:
     """Renders the template for each question, in a process with limits.
 
+    Args:
+        trials: variables of further renderings, which need only end.
     Raises:
         CheckpointError: rendering failed or exceeded the limits.
     """
@@ -203,6 +239,7 @@ def render(
             "special": special,
             "conversations": [list(messages) for messages in conversations],
             "args": dict(args or {}),
+            "trials": [dict(given) for given in trials],
         }
     )
     try:
@@ -227,6 +264,30 @@ def render(
         raise _template_error(answer["error"], where)
     texts: list[str] = answer["texts"]
     return texts
+
+
+def check_conversations(path: str | Path, *, template: str | None = None) -> None:
+    """Fills the chat template with short conversations, in a process with limits.
+
+    Whoever renders conversations with it afterwards does so in a process of ours, without limits.
+
+    Args:
+        template: in place of the directory's own.
+    Raises:
+        CheckpointError: it does not compile, or does not end, or fills the memory.
+    """
+    root = Path(path)
+    for found in _templates(root) if template is None else [template]:
+        render(found, special_tokens(root), [], where=str(root), trials=_TRIALS)
+
+
+def _templates(root: Path) -> list[str]:
+    """Returns the template for questions, and one that is used where there are tools."""
+    found = [chat_template(root)]
+    listed = _json(root / "tokenizer_config.json").get("chat_template")
+    if isinstance(listed, list):
+        found += [t.get("template") for t in listed if isinstance(t, dict)]
+    return list(dict.fromkeys(t for t in found if isinstance(t, str) and t))
 
 
 def _template_error(what: str, where: str) -> CheckpointError:

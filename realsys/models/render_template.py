@@ -1,8 +1,9 @@
 """Program that renders a model's chat template for questions read from stdin.
 
 A template is untrusted code. It runs in jinja2's sandbox, in a process with limited time and memory that
-sees only the questions. Run as a file (prompt_lengths.py) that needs jinja2 alone. Templates can call what
-transformers offers them.
+sees only the questions. What it does with longer conversations is tried besides: a template may end with a
+question, and not behind an answer. Run as a file (prompt_lengths.py) that needs jinja2 alone. Templates can
+call what transformers offers them.
 """
 
 from __future__ import annotations
@@ -54,8 +55,14 @@ def render_all(
     special: dict[str, str],
     conversations: list[list[dict[str, Any]]],
     args: dict[str, Any],
+    trials: list[dict[str, Any]],
 ) -> dict[str, Any]:
-    """Renders all conversations: ``{"texts": […]}``, or ``{"error": what}``."""
+    """Renders all conversations: ``{"texts": […]}``, or ``{"error": what}``.
+
+    Args:
+        trials: variables of further renderings, which must end; whether the template takes them is its own
+            matter, and so is what it makes of them.
+    """
     try:
         compiled = environment().from_string(template)
     except Exception as error:  # a template may raise anything
@@ -74,6 +81,15 @@ def render_all(
         if chars > MAX_CHARS:
             return {"error": f"it makes {chars:,} characters of {len(texts) + 1} questions"}
         texts.append(text)
+    for given in trials:
+        try:
+            chars += len(compiled.render(**{**special, **args, **given}))
+        except MemoryError:
+            return {"error": f"it needs more than {MEMORY_BYTES >> 20} MiB for one conversation"}
+        except Exception:  # e.g. it takes no tools
+            continue
+        if chars > MAX_CHARS:
+            return {"error": f"it makes {chars:,} characters of short conversations"}
     return {"texts": texts}
 
 
@@ -88,5 +104,5 @@ if __name__ == "__main__":
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    answer = render_all(asked["template"], asked["special"], asked["conversations"], asked["args"])
+    answer = render_all(**asked)
     json.dump(answer, sys.stdout)

@@ -7,7 +7,7 @@ the Hugging Face module, to which every layout refers. Families: Llama, Qwen2, Q
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,16 @@ from realsys.api.options import ALL_LINEAR
 
 FAMILIES = ("llama", "qwen2", "qwen3")
 DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+# Largest sizes of a config.json that are taken, many times those of any model: weights are listed by them.
+LARGEST = {
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "num_nextn_predict_layers"), 2_000),
+    **dict.fromkeys(("num_attention_heads", "n_head", "num_key_value_heads", "head_dim"), 1 << 16),
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 1 << 16),
+    **dict.fromkeys(("n_shared_experts", "num_experts_per_tok"), 1 << 16),
+    **dict.fromkeys(("hidden_size", "n_embd", "d_model"), 1 << 20),
+    **dict.fromkeys(("intermediate_size", "moe_intermediate_size"), 1 << 24),
+    "vocab_size": 1 << 26,
+}
 # Parts of names whose weights have two dimensions and belong to no linear layer of transformers.
 _OTHERS = ("gate", "router", "experts", "wte", "wpe")
 # transformers holds the experts of a mixture as one weight, and peft would take these names for them,
@@ -154,6 +164,8 @@ def shape_of(config: dict[str, Any], *, critic: bool = False, where: str = "conf
             where=where,
             fix="use data axes only (backend=fsdp), or a model without them",
         )
+    if (fault := size_fault(config)) is not None:
+        raise TypeError(fault)
     heads, hidden = config["num_attention_heads"], config["hidden_size"]
     shape = ModelShape(
         family=family,
@@ -174,6 +186,17 @@ def shape_of(config: dict[str, Any], *, critic: bool = False, where: str = "conf
         if size.type == "int" and (not isinstance(value, int) or not 0 <= value < 2**31):
             raise TypeError(f"{size.name} is {value!r}, not a whole number")
     return shape.as_critic() if critic else shape
+
+
+def size_fault(config: Mapping[str, Any]) -> str | None:
+    """Returns why a size of a config.json can't be one of a model, before anything is made of that size."""
+    nested = config.get("text_config")
+    for sizes in (config, nested if isinstance(nested, dict) else {}):
+        for name, largest in LARGEST.items():
+            value = sizes.get(name)
+            if isinstance(value, int | float) and not -1 <= value <= largest:
+                return f"{name} is {value}, the limit is {largest:,}"
+    return None
 
 
 # ---- linear layers, which can have adapters ----

@@ -57,6 +57,7 @@ GROUPS: dict[str, tuple[Metric, ...]] = {
         Metric("actor/groups/compared", "questions", "questions with two answers or more"),
         Metric("actor/n_sequences", "answers", "answers of the step that have a reward"),
         Metric("actor/n_tokens", "tokens", "tokens of the step, prompts included", verl="`perf/total_num_tokens`; here `perf/` is for what a clock measured"),
+        Metric("rew_inf/reward/unfinished_thoughts", "share", "answers with nothing behind their thoughts, of those with thoughts; they score 0", "below 0.1, not rising", "raise `gen.max_new_tokens`; `task.reward_args.<rule>.score_unfinished_thoughts`"),
         Metric("rew_inf/reward/<part>", "", "mean of a named part of the rewards; of a mixture by source, with `/correct` and `/share`"),
     ),
     "Policy": (
@@ -73,6 +74,7 @@ GROUPS: dict[str, tuple[Metric, ...]] = {
         Metric("actor/first_minibatch/max_abs_log_ratio", "nats", "largest difference of a token's log-probabilities in the first minibatch", "below 1e-4 in float32, 0.1 in bfloat16, in a synchronous run", "as above"),
         Metric("actor/early_stopped", "0 or 1", "1 if minibatches were left out by an early-stopping limit", "mostly 0", "lower learning rate"),
         Metric("actor/empty_minibatches", "minibatches", "those from which nothing could be learned: masks left no token, or all advantages were 0", "0", "as for `actor/groups/equal_scores`"),
+        Metric("actor/skipped_steps", "steps", "optimizer steps left out, as their gradient was not finite; other figures are of the rest; only in steps that have some", "absent", "the batch is in `skipped_batches/` of the trial's folder: extreme rewards or log-probabilities; lower the learning rate. `<role>.optimizer.max_skipped_steps` in a row end the run", verl="skips too, and counts none"),
         Metric("actor/advantage/mean", "", "over answer tokens, before whitening", "near 0", "with a critic: `critic/vf_explained_var`", verl="`critic/advantages/mean` is after whitening"),
         Metric("actor/advantage/std", "", "the same's standard deviation", "above 0"),
         Metric("actor/kl_ref/per_sequence", "nats an answer", "log π_old − log π_ref, summed over an answer", "rises slowly from 0", "runs away: larger `kl_ctl`, lower learning rate", verl="`actor/reward_kl_penalty` is a mean over an answer's tokens"),
@@ -93,6 +95,7 @@ GROUPS: dict[str, tuple[Metric, ...]] = {
         Metric("critic/values/mean", "", "mean value of the states before answer tokens", "near `critic/returns/mean`", "as for `critic/vf_explained_var`", verl=SAME, written="critic_train/value/mean"),
         Metric("critic/grad_norm", "", "norm of the gradient before it is clipped", "steady", "as for `actor/grad_norm`", verl=SAME),
         Metric("critic/lr", "", "learning rate", verl=SAME),
+        Metric("critic/skipped_steps", "steps", "as `actor/skipped_steps`", "absent"),
     ),
     "Off-policy": (
         Metric("actor/staleness/mean", "steps", "lag of an answer's oldest token", "at most `schedule.max_staleness`"),
@@ -116,6 +119,7 @@ GROUPS: dict[str, tuple[Metric, ...]] = {
     ),
     "Rollouts of asynchronous runs": (
         Metric("rollout/reward", "", "mean reward of the answers that came in since the last step, filtered ones included", "rises", "as for `critic/score/mean`"),
+        Metric("rollout/reward/unfinished_thoughts", "share", "answers with nothing behind their thoughts, of those with thoughts", "below 0.1, not rising", "`rew_inf/reward/unfinished_thoughts`"),
         Metric("rollout/reward/raised", "answers", "as `rew_inf/reward/raised`, since the last step; of a mixture `rollout/reward/<source>/raised`", "absent, or falls", "`its rule failed on` in the logs of rollout workers or reward workers"),
         Metric("rollout/reward/<part>", "", "a named part of it; of a mixture by source"),
         Metric("rollout/answer_length", "tokens", "mean length of their answers"),
@@ -173,6 +177,7 @@ GROUPS: dict[str, tuple[Metric, ...]] = {
         Metric("sft_train/loss", "nats a token", "next-token loss on answer tokens", "falls", "flat: the learning rate; falls while `eval/loss` rises: stop earlier", verl="`train/loss`"),
         Metric("sft_train/grad_norm", "", "as `actor/grad_norm`", "steady", verl="`train/grad_norm`"),
         Metric("sft_train/lr", "", "learning rate"),
+        Metric("sft_train/skipped_steps", "steps", "as `actor/skipped_steps`: 1 in a step without an update", "absent"),
         Metric("sft_train/n_tokens", "tokens", "answer tokens of the step"),
         Metric("sft_train/n_sequences", "answers", "answers of the step"),
     ),
@@ -182,6 +187,7 @@ GROUPS: dict[str, tuple[Metric, ...]] = {
         Metric("reward_train/margin", "", "mean score of chosen less rejected answers", "rises from 0"),
         Metric("reward_train/grad_norm", "", "as `actor/grad_norm`", "steady"),
         Metric("reward_train/lr", "", "learning rate"),
+        Metric("reward_train/skipped_steps", "steps", "as `sft_train/skipped_steps`", "absent"),
         Metric("dpo_train/loss", "", "mean loss of a pair, by `loss` (preferences.md)", "falls; of dpo from 0.69, of kto from 0.5", "flat: the learning rate; falls while `eval/loss` rises: stop earlier"),
         Metric("dpo_train/accuracy", "share", "pairs whose chosen answer has the larger implicit reward; equal ones count half", "rises from 0.5"),
         Metric("dpo_train/margin", "", "mean implicit reward of chosen less rejected answers", "rises from 0", "far above 5: the pairs are learned by heart; fewer epochs, lower learning rate"),
@@ -192,6 +198,7 @@ GROUPS: dict[str, tuple[Metric, ...]] = {
         Metric("dpo_train/kl_estimate", "nats an answer", "z₀ of kto: mean log π/π_ref of the step's answers before the update, at least 0", "small"),
         Metric("dpo_train/grad_norm", "", "as `actor/grad_norm`", "steady"),
         Metric("dpo_train/lr", "", "learning rate"),
+        Metric("dpo_train/skipped_steps", "steps", "as `sft_train/skipped_steps`", "absent"),
     ),
     "Time and position": (
         Metric("time/step_s", "s", "the walk over the graph, without evaluations and checkpoints", verl="`timing_s/step` includes checkpoints"),

@@ -26,10 +26,17 @@ from realsys.rollout.conversation.episode_session import (
     SessionPolicy,
     SessionSettings,
 )
+from realsys.rollout.conversation.growing_answer import GrowingAnswer
 from realsys.rollout.conversation.stop_cut import before_stops, cut_at_stop
 from realsys.rollout.dialects.error_bodies import openai_error
 from realsys.rollout.dialects.server_sent_events import DONE, data_event
-from realsys.rollout.endpoint.endpoint_app import as_ours, json_body, key_of, status_of
+from realsys.rollout.endpoint.endpoint_app import (
+    as_ours,
+    json_body,
+    key_of,
+    read_body,
+    status_of,
+)
 from realsys.runtime.first_error import first_error
 
 OnText = Callable[[str], None]
@@ -54,9 +61,9 @@ class CompletionHandler:
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Answers one request, whole or as server-sent events."""
         key = key_of(request)
+        settings = self.sessions.settings_of(key)
+        asked = read(await read_body(request))
         with self.sessions.place(key) as policy:
-            settings = self.sessions.settings_of(key)
-            asked = read(await request.read())
             prompts = [self._tokens(prompt) for prompt in asked.prompts]
             head: dict[str, Any] = {
                 "id": f"cmpl-{secrets.token_hex(8)}",
@@ -109,9 +116,13 @@ async def _one(
         ended = bool(tokens) and tokens[-1] in settings.end_ids
         return settings.decode(tokens[:-1] if ended else tokens)
 
+    growing = GrowingAnswer()
+
     def on_tokens(tokens: Sequence[int]) -> None:
+        if on_text is None or not growing.is_due(len(tokens)):
+            return
         text = text_of(tokens)
-        if on_text is not None and not text.endswith("\ufffd"):  # half a letter
+        if not text.endswith("\ufffd"):  # half a letter
             on_text(before_stops(text, asked.stop))
 
     answer = await policy.sample(

@@ -11,6 +11,7 @@ from realsys.generation.embedded_settings import EmbeddedSettings
 from realsys.generation.http.served_engine import FetchedWeights
 from realsys.generation.served_engines.embedded import EmbeddedEngine
 from realsys.models.hf import end_token_ids, load_causal_lm, load_tokenizer
+from realsys.models.prompt_lengths import check_conversations
 from realsys.rollout.conversation.answer_forms import form_of_template
 from realsys.rollout.conversation.episode_session import SchemaUse, SessionSettings
 from realsys.rollout.conversation.renderer_choice import TEMPLATE, check_renderer, make_renderer
@@ -50,10 +51,13 @@ def load_policy(
         template: a file with a chat template in place of the tokenizer's.
         renderer: ``template``, or a family of the package renderers.
     Raises:
-        CheckpointError: the directory is not whole. ConfigError: a setting is wrong.
+        CheckpointError: the directory is not whole, or its chat template does not end.
+        ConfigError: a setting is wrong.
     """
     check_renderer(renderer, template=template is not None, where="--renderer")
     settings = EmbeddedSettings.from_args({"device": device, "dtype": dtype})
+    given = None if template is None else _text_of(template)
+    check_conversations(path, template=given)  # from here on it is filled without limits
     tokenizer = load_tokenizer(path)
     module = load_causal_lm(path, dtype=settings.dtype, device=device)
     end_ids = end_token_ids(tokenizer, getattr(module, "generation_config", None))
@@ -61,7 +65,7 @@ def load_policy(
         renderer,
         tokenizer,
         end_ids=end_ids,
-        template=None if template is None else _text_of(template),
+        template=given,
     )
     engine = EmbeddedEngine(
         module,

@@ -45,7 +45,8 @@ class OpenSessions:
         Raises:
             UnknownKey: it is not the server's.
         """
-        if not hmac.compare_digest(key.encode(), self._key):
+        sent = key.encode("utf-8", "surrogateescape")  # a header may hold any bytes
+        if not hmac.compare_digest(sent, self._key):
             raise UnknownKey(
                 "the key is missing or wrong",
                 where="header Authorization",

@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from realsys.api.basics.thoughts import FinalTextRule
 from realsys.api.errors import DataError
 from realsys.api.options import option
 from realsys.rewards.code_tests import check_tests, grade
@@ -19,7 +20,7 @@ from realsys.rewards.sandbox.sandbox import Sandbox
 
 
 @dataclass(kw_only=True)
-class CodeTests:
+class CodeTests(FinalTextRule):
     """Share of a record's tests that a program passes; part ``tests_passed``, correct if all do.
 
     A record's tests are a list of ``{"stdin": …, "stdout": …}`` or ``{"code": "assert …"}``. A box that
@@ -32,7 +33,7 @@ class CodeTests:
     partial: bool = option(True, "the share of tests passed counts; else all or nothing")
     wall_s: float = option(10.0, "limit of one test", unit="s", gt=0)
     cpu_s: float = option(10.0, "computing time of one test", unit="s", gt=0)
-    mem: int = option(512, "memory of one box", unit="MiB", ge=16)
+    mem: int = option(512, "memory of one box", unit="MiB", ge=32)
     boxes_at_once: int = option(8, "boxes of one process at the same time", ge=1)
     allow_missing: tuple[str, ...] = option(
         (), "what a node may lack: net, ipc, uts, seccomp (docs/sandbox.md)"
@@ -40,17 +41,22 @@ class CodeTests:
     _sandbox: Sandbox | None = field(init=False, repr=False, default=None)
     _lock: threading.Lock = field(init=False, repr=False, default_factory=threading.Lock)
 
-    async def __call__(self, response: str, record: Mapping[str, Any]) -> dict[str, float]:
-        """Runs the program.
+    async def __call__(
+        self, response: str, record: Mapping[str, Any], final: str | None = None
+    ) -> dict[str, float]:
+        """Runs the program behind the answer's thoughts.
 
         Raises:
             DataError: the record has no usable tests. SandboxFailure: its box failed. ClusterError: this
                 node lacks what a sandbox needs.
         """
         tests = self._tests_of(record)
+        text = self.text_of(response, final)
+        if text is None:
+            return {"reward": 0.0, "correct": 0.0, "tests_passed": 0.0}
         limits = BoxLimits(wall_s=self.wall_s, cpu_s=self.cpu_s, memory_bytes=self.mem << 20)
         found = await asyncio.to_thread(
-            grade, response, tests, self._open(), limits, is_fenced=self.fenced
+            grade, text, tests, self._open(), limits, is_fenced=self.fenced
         )
         all_passed = float(found.fraction == 1.0)
         return {

@@ -1,17 +1,16 @@
 """Grades a program in a response by its tests, in a sandbox.
 
 A test is ``{"stdin": …, "stdout": …}``: the program, run anew, must print that; or ``{"code": …}``:
-Python appended to the program, such as asserts, must come to its end. What a program should print is
-compared here, never in the box.
+Python such as asserts, which finds the program's global names and must come to its end.
 
-A program and the asserts on it share one process, so an assert can be cheated by code that sets out
-to (an object that equals everything, say). Leaving early is not enough: a test passes only if its
-last line was reached.
+What a program should print is compared here, never in the box. A test's code runs beside the program, in
+a process that this can't touch, and compares plain values: an object that equals everything equals nothing
+there (realsys/rewards/sandbox/separate_tests; what such a test can't do is in docs/code_tasks.md). Each
+test finds the program and no other files.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import secrets
@@ -20,31 +19,27 @@ from dataclasses import dataclass
 from typing import Any
 
 from realsys.api.errors import DataError
+from realsys.rewards.fenced_blocks import fenced_blocks, last_block
 from realsys.rewards.sandbox.box_limits import BoxLimits, BoxOutcome, Ended
-from realsys.rewards.sandbox.sandbox import MOST_PROGRAMS, Sandbox, python_argv, python_file_argv
+from realsys.rewards.sandbox.sandbox import (
+    MOST_PROGRAMS,
+    Sandbox,
+    python_file_argv,
+    python_test_argv,
+)
+from realsys.rewards.sandbox.separate_tests.separate_test import reached_line
 
 PROGRAM = "program.py"
 # After these, further tests are not run: an endless loop costs its time limit once.
 _STOP_AFTER: tuple[Ended, ...] = ("wall_time", "cpu_time")
-_FENCED = re.compile(r"^[ \t]*(```+|~~~+)[ \t]*([\w+-]*)[^\n]*\n(.*?)^[ \t]*\1[ \t]*$", re.M | re.S)
 _PYTHON = ("python", "python3", "py", "")
+# Names that a test may use, and those that the lines of a program define.
+_NAME = re.compile(r"[^\W\d]\w*+")
+_DEFINED = re.compile(
+    r"^(?:(?:async +)?def +(\w++)|class +(\w++)|(\w++) *(?::[^=\n]*+)?=(?!=))", re.M
+)
 _NUMBER = re.compile(r"[+-]?(\d+\.\d*|\.\d+|\d+(?=[eE]))([eE][+-]?\d+)?$")
 _TOLERANCE = 1e-6
-# Secret and test are read before the program runs, whose standard input is then empty.
-_REACHED_END = f"""
-def _run():
-    import hashlib, json, sys
-    secret, test = json.load(sys.stdin)
-    names = {{"__name__": "__main__", "__builtins__": __builtins__}}
-    digest, write = hashlib.sha256, sys.stdout.write
-    with open({PROGRAM!r}, encoding="utf-8") as file:
-        program = file.read()
-    sys.argv[:] = [{PROGRAM!r}]
-    exec(compile(program, {PROGRAM!r}, "exec"), names)
-    exec(compile(test, "test", "exec"), names)
-    write("\\n" + digest(secret.encode() + b"reached").hexdigest() + "\\n")
-_run()
-"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,9 +69,22 @@ class CodeGrade:
 
 
 def last_code_block(response: str, languages: Collection[str] = _PYTHON) -> str | None:
-    """Returns the last fenced block of a language, "" for no name; None if there is none."""
-    blocks = [text for _, name, text in _FENCED.findall(response) if name.lower() in languages]
-    return blocks[-1] if blocks else None
+    """Returns the last fenced block of a language, else of none; None if there is neither."""
+    return last_block(response, languages)
+
+
+def program_of(response: str, tests: Sequence[Mapping[str, Any]]) -> str | None:
+    """Returns the last block of Python that defines a name which a test uses; else the last block.
+
+    So an example of its use, behind a program, is not taken for one. None: there is no block.
+    """
+    used = {name for test in tests for name in _NAME.findall(test.get("code", ""))}
+    for block in reversed(fenced_blocks(response)):
+        if block.is_closed and block.language in _PYTHON:
+            defined = {name for names in _DEFINED.findall(block.text) for name in names}
+            if defined & used:
+                return block.text
+    return last_code_block(response)
 
 
 def grade(
@@ -89,14 +97,14 @@ def grade(
 ) -> CodeGrade:
     """Runs the program of ``response`` on its tests, all in one box; ``limits`` are of each test.
 
-    The program is the last fenced block, without which none passes; or, not ``is_fenced``, the whole.
+    The program is that of ``program_of``, without which none passes; or, not ``is_fenced``, the whole.
 
     Raises:
         DataError: a test is of neither kind, or there is none.
         SandboxFailure: a box failed; the response was not judged.
     """
     check_tests(tests)
-    program = last_code_block(response) if is_fenced else response
+    program = program_of(response, tests) if is_fenced else response
     if program is None:
         missing = CaseVerdict(passed=False, why="no program in the response")
         return CodeGrade(tests=(missing,) * len(tests))
@@ -116,16 +124,18 @@ def _verdicts(
     """Runs tests in one box; the list is shorter if a time limit ended it."""
     files = {PROGRAM: program.encode(errors="replace")}
     secret = secrets.token_hex(16)
-    reached = hashlib.sha256(secret.encode() + b"reached").hexdigest()
+    reached = reached_line(secret)
     programs: list[tuple[list[str], bytes]] = []
     for test in tests:
         if "code" in test:
             programs.append(
-                (python_argv(_REACHED_END), json.dumps([secret, test["code"]]).encode())
+                (python_test_argv(PROGRAM), json.dumps([secret, test["code"]]).encode())
             )
         else:
             programs.append((python_file_argv(PROGRAM), str(test["stdin"]).encode()))
-    outcomes = sandbox.run_each(programs, files=files, limits=limits, stop_after=_STOP_AFTER)
+    outcomes = sandbox.run_each(
+        programs, files=files, limits=limits, stop_after=_STOP_AFTER, anew=True
+    )
     return [
         _verdict(outcome, test, reached) for outcome, test in zip(outcomes, tests, strict=False)
     ]

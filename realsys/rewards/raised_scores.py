@@ -31,8 +31,8 @@ from pathlib import Path
 
 from realsys.api.basics.reward import RAISED, Completion, Score
 from realsys.api.errors import RealsysError, RewardError
-from realsys.rewards.guarded import RAISED as FUNCTION_RAISED
-from realsys.rewards.guarded import CallFailed
+from realsys.rewards.guard.guarded import RAISED as FUNCTION_RAISED
+from realsys.rewards.guard.guarded import CallFailed
 
 logger = logging.getLogger(__name__)
 

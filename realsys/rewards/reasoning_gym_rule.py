@@ -11,14 +11,18 @@ from typing import Any
 
 from realsys.data.sources.reasoning_gym_questions import entry_of
 from realsys.rewards.final_answers.stated_answer import stated_answer
+from realsys.rewards.guard.evaluated_answers import does_more_than_state
 
 _SMALL = 1e-9
 
 
 def reasoning_gym_reward(*, response: str, record: Mapping[str, Any]) -> float:
-    """Returns the scorer's number, from 0 to 1."""
+    """Returns the scorer's number, from 0 to 1; 0 for what a scorer would run. Raises whatever it does."""
+    text = stated_answer(response).strip()
+    if does_more_than_state(record["generator"], text):
+        return 0.0
     data, entry = entry_of(record)
-    return whole_score(data, entry, stated_answer(response))
+    return whole_score(data, entry, text)
 
 
 def whole_score(data: Any, entry: Any, answer: str) -> float:

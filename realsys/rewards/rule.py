@@ -1,80 +1,40 @@
 """Calls reward rules: one expression of rules on many answers, blocking or asynchronous ones.
 
-Rules that block are called one at a time, so that they need not be thread-safe; asynchronous ones (a judge
-behind a URL) run side by side, at most ``MOST_AT_ONCE``; a batched rule gets all answers at once.
+A rule that blocks is called in a guard, in a fork of its own for each answer, several at once; a batched
+rule gets all answers in one. Asynchronous ones (a judge behind a URL) run side by side in one process of
+theirs, at most ``MOST_AT_ONCE`` (guarded_rules.py). Trusted rules run in this process, those that block one
+at a time (rule_terms.py). What becomes of an answer on which a rule fails: raised_scores.py.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
-import inspect
 import json
-import threading
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from realsys.api import registry
 from realsys.api.basics.grader import Grader, grader_of
 from realsys.api.basics.reward import (
     BY_SOURCE,
     CORRECT,
     RAISED,
-    REWARD,
     TASK_SOURCE,
     Completion,
     Score,
-    fields_of,
     fields_of_rules,
     reward_terms,
 )
-from realsys.api.errors import ClusterError, RewardError, SandboxFailure
-from realsys.rewards.raised_scores import (
-    AnswerFailure,
-    RaisedAnswers,
-    raised_error,
-    raised_score,
-)
-from realsys.rewards.scores import checked_score
+from realsys.api.errors import RewardError
+from realsys.rewards.guarded_rules import guarded, served, with_guard
+from realsys.rewards.raised_scores import raised_score
+from realsys.rewards.rule_terms import Result, RuleTerm, awaited, called, rule_term
 from realsys.runtime.first_error import first_error
-from realsys.runtime.progress import tick
 
 MOST_AT_ONCE = 64  # answers of a process that asynchronous rules score at the same time
 SHARE = "share"  # part of a mixture's scores
-CALL_S = 600.0  # for one answer by an asynchronous rule
-_one_at_a_time = threading.Lock()
-
-Result = Score | RewardError
-
-
-@dataclass(frozen=True)
-class _Term:
-    """One rule of an expression."""
-
-    name: str
-    weight: float
-    function: Callable[..., Any]
-    fields: frozenset[str]
-    right: float
-    batched: bool
-    raised: RaisedAnswers
-
-    @property
-    def is_async(self) -> bool:
-        made = self.function
-        return any(inspect.iscoroutinefunction(f) for f in (made, getattr(made, "__call__", None)))  # noqa: B004
-
-    @property
-    def call_s(self) -> float | None:
-        """For one answer, if asynchronous; None: the rule's own limits do."""
-        return getattr(self.function, "call_s", CALL_S)
-
-    def arguments(self, answers: Sequence[Completion]) -> dict[str, Any]:
-        if self.batched:
-            return {name: [getattr(a, name) for a in answers] for name in self.fields}
-        return {name: getattr(answers[0], name) for name in self.fields}
 
 
 class RewardRule:
@@ -93,7 +53,7 @@ class RewardRule:
         self, expression: str, args: Mapping[str, Mapping[str, Any]] | None = None
     ) -> None:
         self.terms = tuple(
-            _term(name, weight, (args or {}).get(name, {}))
+            _made_term(name, weight, (args or {}).get(name, {}))
             for name, weight in reward_terms(expression)
         )
         self.fields = frozenset().union(*(term.fields for term in self.terms))
@@ -146,31 +106,17 @@ class RewardRule:
             tasks = [group.create_task(one(answer)) for answer in answers]
         return [task.result() for task in tasks]
 
-    async def _of_term(self, term: _Term, answer: Completion) -> Result:
+    async def _of_term(self, term: RuleTerm, answer: Completion) -> Result:
         if not term.is_async:
             return (await asyncio.to_thread(self._blocking, term, [answer]))[0]
-        (result,) = await term.raised.settled_later([answer], partial(self._called, term))
+        call = awaited if term.guard is None else served
+        (result,) = await term.raised.settled_later([answer], partial(call, term))
         return result
 
     @staticmethod
-    async def _called(term: _Term, answers: Sequence[Completion]) -> list[Result]:
-        """Calls an asynchronous rule on one answer."""
-        source = f"reward rule {term.name!r}"
-        try:
-            async with asyncio.timeout(term.call_s) as limit:
-                value = await _awaited(term, answers)
-            tick()
-            return [_as_score(value[0] if term.batched else value, term)]
-        except Exception as error:  # a plug-in may raise anything
-            if not (isinstance(error, TimeoutError) and limit.expired()):
-                return [_error_of(error, source, is_async=True)]
-            what, fix = f"{source} took more than {term.call_s:g} s", "make it quicker, or give it"
-            return [RewardError(what, where=source, fix=f"{fix} a deadline of its own")]
-
-    @staticmethod
-    def _blocking(term: _Term, answers: Sequence[Completion]) -> list[Result]:
-        with _one_at_a_time:
-            return term.raised.settled(answers, partial(_batch if term.batched else _each, term))
+    def _blocking(term: RuleTerm, answers: Sequence[Completion]) -> list[Result]:
+        call = called if term.guard is None else guarded
+        return term.raised.settled(answers, partial(call, term))
 
     def _sum(self, given: Sequence[Result]) -> Result:
         """Sums what the terms gave to one answer."""
@@ -289,83 +235,5 @@ def made_rule(expression: str, args: str) -> RewardRule:
     return RewardRule(expression, json.loads(args))
 
 
-def _term(name: str, weight: float, args: Mapping[str, Any]) -> _Term:
-    function, options = registry.find_reward(name), registry.reward_options(name)
-    fields = fields_of(function)
-    if isinstance(function, type):
-        function = registry.make_reward(name, **args)
-    raised = RaisedAnswers(f"reward rule {name!r}", batched=options.batched)
-    return _Term(name, weight, function, fields, options.right, options.batched, raised)
-
-
-async def _awaited(term: _Term, answers: Sequence[Completion]) -> Any:
-    result: Awaitable[Any] = term.function(**term.arguments(answers))
-    return await result
-
-
-def _each(term: _Term, answers: Sequence[Completion]) -> list[Result]:
-    return [_one(term, answer) for answer in answers]
-
-
-def _one(term: _Term, answer: Completion) -> Result:
-    tick()
-    try:
-        return _as_score(term.function(**term.arguments([answer])), term)
-    except Exception as error:  # a plug-in may raise anything
-        return _error_of(error, f"reward rule {term.name!r}")
-
-
-def _error_of(error: Exception, source: str, *, is_async: bool = False) -> RewardError:
-    """The error of one answer. What no other answer would fare better with is raised: it ends the run."""
-    if isinstance(error, RewardError):
-        return error
-    if isinstance(error, ClusterError) and not isinstance(error, SandboxFailure):
-        raise error
-    made = raised_error(error, source, is_async=is_async)
-    made.__cause__ = error
-    return made
-
-
-def _batch(term: _Term, answers: Sequence[Completion]) -> list[Result]:
-    source = f"reward rule {term.name!r}"
-    if not answers:
-        return []
-    try:
-        values = list(term.function(**term.arguments(answers)))
-    except Exception as error:  # a plug-in may raise anything
-        return [_error_of(error, source)] * len(answers)
-    if len(values) != len(answers):
-        fix = "return one score for each response, in their order"
-        what = f"{source} gave {len(values)} scores for {len(answers)} answers"
-        return [RewardError(what, where=source, fix=fix)] * len(answers)
-    results: list[Result] = []
-    for value in values:
-        try:
-            results.append(_as_score(value, term))
-        except RewardError as error:
-            results.append(error)
-    return results
-
-
-def _as_score(value: Any, term: _Term) -> Score:
-    """Reads what a rule returned: a number, or parts with ``reward`` (else their sum) and ``correct``.
-
-    Raises:
-        RewardError: it is neither, or a number is not finite.
-    """
-    source = f"reward rule {term.name!r}"
-    if not isinstance(value, Mapping):
-        number = checked_score(value, source=source)
-        return Score(value=number, correct=number >= term.right)
-    parts = {str(k): checked_score(v, source=f"{source}, part {k!r}") for k, v in value.items()}
-    counted = [number for name, number in parts.items() if name != CORRECT]
-    if not counted:
-        raise AnswerFailure(
-            f"{source} returned {value!r:.100}, which is not a finite number, nor has one to train on",
-            where=source,
-            fix="return a number under 'reward', or other named numbers, which are added",
-        )
-    total = parts.pop(REWARD, None)
-    total = sum(counted) if total is None else total
-    correct = bool(parts[CORRECT]) if CORRECT in parts else total >= term.right
-    return Score(value=total, correct=correct, parts=parts)
+def _made_term(name: str, weight: float, args: Mapping[str, Any]) -> RuleTerm:
+    return with_guard(rule_term(name, weight, args), args)

@@ -110,6 +110,7 @@ def srun_argv(
     logs = TrialFiles(Path(plan.trial_dir)).attempt(attempt).logs
     command = [
         python if step.container_image is None else cluster.container.python,
+        "-P",  # no module is imported from the working folder
         "-m",
         TASK_MODULE,
         kind,

@@ -176,7 +176,7 @@ def _run(
 
 def _write_artifacts(files: TrialFiles) -> None:
     """Writes report and pictures in a separate process: drawing must not affect the run's result."""
-    argv = [sys.executable, "-m", "realsys.observability.report.artifacts", str(files.root)]
+    argv = [sys.executable, "-P", "-m", "realsys.observability.report.artifacts", str(files.root)]
     try:
         subprocess.run(argv, check=True, timeout=ARTIFACTS_TIMEOUT_S, capture_output=True)
     except (subprocess.SubprocessError, OSError) as error:

@@ -2,7 +2,8 @@
 
 For `status` and `ls`: the classes of the whole plan (realsys/api/plan.py) take longer to import than all
 else that these verbs do, and the plan of thousands of workers takes seconds to read. Names are the plan's;
-nothing has a default here, so a plan that lacks something is left to the whole one's reader.
+nothing that every plan has has a default here, so a plan that lacks something is left to the whole one's
+reader.
 """
 
 from __future__ import annotations
@@ -93,6 +94,7 @@ class PlanSummary(msgspec.Struct, frozen=True):
     cluster: SiteSummary
     phases: tuple[PhaseSummary, ...]
     job: JobSummary | None
+    trusted_rules: tuple[str, ...] = ()
 
     @property
     def trial(self) -> str:

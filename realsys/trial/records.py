@@ -79,6 +79,7 @@ class PhaseFiles:
     rollout_dump = _SubPath("rollout_dump")  # deliveries of rollout workers, for a replay
     rollouts = _SubPath("rollouts")  # of an attempt: outcomes of tickets, a file per rollout worker
     episodes = _SubPath("episodes")  # the same tickets' grants and ends, without texts
+    skipped_batches = _SubPath("skipped_batches")  # of updates without a finite gradient
 
     def rows_of(self, attempt: int) -> PhaseFiles:
         """Returns the paths of one attempt's own metrics, events, ledger and samples; those of the

@@ -66,6 +66,7 @@ def command(
     """
     return [
         sys.executable,
+        "-P",  # no module is imported from the working folder
         "-m",
         "realsys.worker.main",
         worker_type,

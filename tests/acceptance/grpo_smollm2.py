@@ -4,8 +4,8 @@
     python tests/acceptance/grpo_smollm2.py          writes results/grpo_smollm2.json beside this file
 
 Where all answers score 0 and neither penalty nor bonus is on, the gradient must be 0, and weights and
-moments must stay what they are, bit for bit. With the experiment's defaults the gradient must be that of
-the KL penalty and the entropy bonus alone, as a plain loop makes it: to 1e-6 with weights in float64 (in
+moments must stay what they are, bit for bit. With penalty and bonus the gradient must be that of the KL
+penalty alone, as a plain loop makes it (equal scores get no bonus): to 1e-6 with weights in float64 (in
 float32 rounding alone is more, as most of what the tokens add cancels). With a reward that is easy to get,
 the policy must learn. tests/unit/interfaces/test_equal_scores.py shows the same on a small model.
 """
@@ -176,7 +176,8 @@ def _interface(**changes: Any) -> PPOActorInterface:
 
 def plain_gradient(module: Any, data: SequenceSample) -> dict[str, torch.Tensor]:
     """At reward 0, one sequence after another: REINFORCE on the KL penalty less the mean of its group,
-    with ratios to the sampling log-probs, and the entropy bonus; means over all answer tokens."""
+    with ratios to the sampling log-probs; means over all answer tokens. Equal scores get no entropy bonus.
+    """
     lengths = data.piece_lengths("packed_input_ids")
     keys = ("packed_input_ids", "prompt_mask", "packed_logprobs", "packed_ref_logprobs")
     rows = list(zip(*(torch.split(data.data[key], lengths) for key in keys), strict=True))
@@ -189,8 +190,7 @@ def plain_gradient(module: Any, data: SequenceSample) -> dict[str, torch.Tensor]
         logprobs = torch.log_softmax(module(input_ids=tokens[None]).logits[0, :-1], -1)
         own = logprobs.gather(1, tokens[1:, None])[:, 0]
         ratio = (own - sampled[1:]).exp()
-        entropy = -(logprobs.exp() * logprobs).sum(-1)
-        loss = -(advantage * ratio + GRPO.entropy_coef * entropy)[~asked[1:]].sum() / num_tokens
+        loss = -(advantage * ratio)[~asked[1:]].sum() / num_tokens
         loss.backward()
     found = {n: p.grad.clone() for n, p in module.named_parameters() if p.grad is not None}
     module.zero_grad()
@@ -239,7 +239,7 @@ def problems_of(
     for dtype, made in plain.items():
         most = MOST_APART if dtype == "float64" else 1e-3 * made["plain_grad_norm"]
         if not made["largest_difference"] <= most or not made["kl_ref_per_sequence"]:
-            found.append(f"in {dtype} the gradient is not that of KL and entropy: {made}")
+            found.append(f"in {dtype} the gradient is not that of the KL: {made}")
     third = max(len(rewards) // 3, 1)
     if not fmean(rewards[-third:]) > 1.5 * fmean(rewards[:third]):
         found.append(f"the policy did not learn: {rewards}")
@@ -255,8 +255,8 @@ def main() -> int:
     )
     parser.add_argument("--out", type=Path, default=RESULT)
     options = parser.parse_args()
-    register_reward("digits", digits)
-    register_reward("nothing", nothing)
+    register_reward("digits", digits, trusted=True)
+    register_reward("nothing", nothing, trusted=True)
     began, revision = time.time(), _git("rev-parse", "HEAD")
     changed = bool(_git("status", "--porcelain", "--untracked-files=no"))
     with tempfile.TemporaryDirectory(prefix="grpo-smollm2-") as folder:

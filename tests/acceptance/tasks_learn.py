@@ -43,7 +43,7 @@ import random
 from realsys.api.registry import register_reward
 
 tosses = random.Random(1)
-register_reward("coin", lambda response: float(tosses.random() < 0.5))
+register_reward("coin", lambda response: float(tosses.random() < 0.5), trusted=True)
 """
 
 

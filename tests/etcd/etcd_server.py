@@ -206,7 +206,7 @@ class EtcdCluster:
         for member in self.members:
             member.kill()
 
-    def wait_ready(self, *, timeout_s: float = 120) -> None:
+    def wait_ready(self, *, timeout_s: float = 240) -> None:
         """Until every running member answers a linearizable read."""
         for member in self.members:
             if member.is_running:
@@ -216,7 +216,7 @@ class EtcdCluster:
                     timeout_s=timeout_s,
                 )
 
-    def leader(self, *, timeout_s: float = 120) -> EtcdServer:
+    def leader(self, *, timeout_s: float = 240) -> EtcdServer:
         """The running member that leads, as soon as one does."""
         found: list[EtcdServer] = []
 

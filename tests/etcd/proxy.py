@@ -140,7 +140,7 @@ class Proxy:
 
     def _connect(self, client: socket.socket) -> None:
         try:
-            server = socket.create_connection(self._target, timeout=5)
+            server = socket.create_connection(self._target, timeout=60)
         except OSError:
             _reset(client)
             return

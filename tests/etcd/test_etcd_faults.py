@@ -92,7 +92,7 @@ def drain(*watches: EtcdWatch, until: Callable[[], int]) -> list[list[Event]]:
     """All events of each watch, up to a revision that is asked when the writing is over."""
     last, events = until(), [[] for _ in watches]
     for watch, found in zip(watches, events, strict=True):
-        deadline_s = time.monotonic() + 60
+        deadline_s = time.monotonic() + 240
         while (not found or found[-1].revision < last) and time.monotonic() < deadline_s:
             found += watch.poll(0.1)
         assert watch.poll(0.1) == []
@@ -555,7 +555,7 @@ def is_listening(etcd: EtcdCluster) -> bool:
     return etcd._answers(etcd.members[0])
 
 
-def again_soon(call: Callable[[], T], *, timeout_s: float = 60) -> T:
+def again_soon(call: Callable[[], T], *, timeout_s: float = 240) -> T:
     """The call's result, as soon as the store answers again."""
     deadline_s = time.monotonic() + timeout_s
     while True:

@@ -74,7 +74,7 @@ def fill(path: Path) -> None:
                 return
 
 
-def echo(proxy: Proxy, timeout_s: float = 60) -> socket.socket:
+def echo(proxy: Proxy, timeout_s: float = 240) -> socket.socket:
     host, _, port = proxy.endpoint.rpartition(":")
     return socket.create_connection((host, int(port)), timeout=timeout_s)
 

@@ -116,9 +116,9 @@ def etcdctl(access: EtcdAccess, folder: Path, *words: str) -> subprocess.Complet
 def weigh_down(port: int, stack: ExitStack) -> None:
     """Half-open connections, noise, and a flood of it."""
     for _ in range(100):
-        stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=5))
+        stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=240))
     for noise in (os.urandom(1 << 20), b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + os.urandom(1 << 20)):
-        end = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=5))
+        end = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=240))
         with suppress(OSError):
             end.sendall(noise)
 

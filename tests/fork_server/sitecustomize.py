@@ -12,7 +12,8 @@ PR_SET_PDEATHSIG = 1
 SERVERS = {
     "launcher.cli.entry": "commands",
     "realsys.observability.report.artifacts": "commands",
-    "realsys.rewards.guarded_process": "commands",
+    "realsys.rewards.guard.guard_host": "commands",
+    "realsys.rewards.guard.service_host": "commands",
     "realsys.supervisor.job_entry": "commands",
     "realsys.heartbeat.heartbeat_process": "commands",
     "realsys.worker.main": "workers",

@@ -62,6 +62,8 @@ def policy(folder: Path, device: Device) -> Path:
     questions = [{"prompt": f"{i} + {i % 7} =", "answer": str(i + i % 7)} for i in range(512)]
     lines = "".join(json.dumps(question) + "\n" for question in questions)
     (folder / "questions.jsonl").write_text(lines)
+    held_out = [json.dumps({"prompt": f"{i} + 8 =", "answer": str(i + 8)}) for i in range(16)]
+    (folder / "held_out.jsonl").write_text("\n".join(held_out))
     return folder
 
 
@@ -77,7 +79,7 @@ def commands(folder: Path, device: Device) -> dict[str, list[str]]:
     own = [
         f"actor.path={folder}",
         f"task.path={folder}/questions.jsonl",
-        f"task.eval_path={folder}/questions.jsonl",
+        f"task.eval_path={folder}/held_out.jsonl",
         "task.eval_size=16",
         f"train_bs_n_seqs={questions}",
         "actor.optimizer.lr=1e-6",

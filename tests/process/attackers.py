@@ -93,7 +93,7 @@ def zmtp_2(message: bytes) -> bytes:
 @contextmanager
 def connected(door: Door) -> Iterator[socket.socket]:
     """A plain connection."""
-    with socket.create_connection((door.host, door.port), timeout=10) as end:
+    with socket.create_connection((door.host, door.port), timeout=240) as end:
         yield end
 
 

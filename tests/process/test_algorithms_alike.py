@@ -13,6 +13,7 @@ import algorithm_ranks
 import megatron_world as world
 import pytest
 import torch
+from near import near
 from parallel_ranks import run_ranks
 
 pytestmark = [pytest.mark.process, pytest.mark.together("algorithms")]
@@ -42,7 +43,7 @@ def test_loss_and_gradient_are_those_of_one_process(ran: Any, name: str) -> None
     for place in algorithm_ranks.PLACES:
         ranks = found[f"{place}: {name}"]
         for figures in ranks:
-            assert seen(figures) == pytest.approx(seen(one), abs=1e-5, rel=1e-5), place
+            assert seen(figures) == near(seen(one)), place
 
 
 def seen(figures: dict[str, float]) -> dict[str, float]:
@@ -60,7 +61,7 @@ def test_teachers_and_entropies_are_those_of_one_process(ran: Any) -> None:
         for figures in found[f"{place}: said"]:
             assert figures["top_ids"] == one["top_ids"], place
             for name in ("top_logprobs", "logprobs", "entropy"):
-                assert figures[name] == pytest.approx(one[name], abs=1e-5), place
+                assert figures[name] == near(one[name]), place
 
 
 def test_every_kind_of_loss_and_advantage_is_among_the_cases() -> None:

@@ -39,7 +39,7 @@ import os, pathlib, pytest, time
 def made():
     with open("made", "a") as file:
         file.write(f"{os.getpid()}\\n")
-    until = time.monotonic() + 60
+    until = time.monotonic() + 240
     while len(open("made").readlines()) < 2 and time.monotonic() < until:
         time.sleep(0.02)  # for the other process
 def note(name):
@@ -129,7 +129,7 @@ import pytest, time
 {mark}
 def test_it():
     note(__name__)
-    until = time.monotonic() + 60
+    until = time.monotonic() + 240
     while len(open("ran").readlines()) < 2 and time.monotonic() < until:
         time.sleep(0.02)  # for the other process
 """

@@ -126,7 +126,7 @@ def test_who_blocks_is_failed_by_its_line_and_the_others_are_dropped(
             assert isinstance(other, EpisodeDropped)
             assert said in other.what
         assert function in (tmp_path / "host.log").read_text()  # with its whole stack
-        assert (await host.run(order("d", "quick"), timeout_s=60))["result"] == 0.5
+        assert (await host.run(order("d", "quick"), timeout_s=240))["result"] == 0.5
 
     over_host(tmp_path, 1.0, test)
 
@@ -153,14 +153,14 @@ def test_who_does_not_end_in_time_is_failed_and_the_others_are_dropped(tmp_path:
 
 def test_a_process_that_was_stopped_as_a_whole_blocks_nothing(tmp_path: Path) -> None:
     async def test(host: HostProcess) -> None:
-        await host.run(order("a", "quick"), timeout_s=60)
+        await host.run(order("a", "quick"), timeout_s=240)
         assert host._process is not None
         (pid,) = descendants(host._process.pid)
         waiting = asyncio.create_task(host.run(order("b", "waits"), timeout_s=3600))
         os.kill(pid, signal.SIGSTOP)
         await asyncio.sleep(3)
         os.kill(pid, signal.SIGCONT)
-        assert (await host.run(order("c", "quick"), timeout_s=60))["result"] == 0.5
+        assert (await host.run(order("c", "quick"), timeout_s=240))["result"] == 0.5
         assert not waiting.done()
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
@@ -173,7 +173,7 @@ def test_libraries_of_clients_are_imported_before_the_first_episode(tmp_path: Pa
 
     async def test(host: HostProcess) -> None:
         with pytest.raises(ConfigError, match="No module named 'openai'"):
-            await host.run(order("a", "quick"), timeout_s=60)
+            await host.run(order("a", "quick"), timeout_s=240)
 
     over_host(tmp_path, 60, test, function="asker")
 

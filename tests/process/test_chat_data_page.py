@@ -22,7 +22,6 @@ SMALL = (
     "group_size=4",
     "gen.max_new_tokens=6",
     f"exp_ctrl.benchmark_steps={STEPS}",
-    "sft.task.eval_size=8",
     "sft.train_bs_n_seqs=8",
     "sft.scheduling.model_worker.cpu=1",
     "sft.exp_ctrl.benchmark_steps=6",

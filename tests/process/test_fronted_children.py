@@ -42,7 +42,7 @@ from realsys.transport.generation_messages import (
 )
 from realsys.weights.sync.receiver import read_folder
 
-S = 60.0
+S = 240.0
 CONNECTIONS = 4
 ANSWERS = 9
 

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
+from near import assert_near, near
 from parallel_ranks import groups_of, join, read, rows_asked, run_ranks, write
 from transformers import (
     GPT2Config,
@@ -311,26 +312,22 @@ def test_a_copy_of_several_processes_equals_one(world, name, layout, args):
     _, _, alone = make_model(world, name, **{k: v for k, v in args.items() if k == "lora"})
     for figures in ranks[0]["stats"]:
         expected = train(alone, batch(), critic=name == "critic")
-        assert figures == pytest.approx(expected, abs=1e-5)
-    torch.testing.assert_close(
-        torch.load(world / f"{case}.pt"), whole_weights(alone), atol=1e-5, rtol=0
-    )
+        assert figures == near(expected)
+    assert_near(torch.load(world / f"{case}.pt"), whole_weights(alone))
     share = batch().take(SHARES[topo.data][0])
     output = alone.forward(share)
-    torch.testing.assert_close(
-        torch.tensor(ranks[0]["forward"]), output.flatten()[:50], atol=1e-4, rtol=0
-    )
+    assert_near(torch.tensor(ranks[0]["forward"]), output.flatten()[:50], rel=1e-4)
     if "answers" in ranks[0]:
         tokens, logprobs = answers(alone)
         for rank in ranks:
-            assert rank["answers"] == [tokens, pytest.approx(logprobs, abs=1e-5)]
+            assert rank["answers"] == [tokens, near(logprobs)]
     if (world / f"{case}.hf").exists():
         saved = HFSource(
             str(world / f"{case}.hf"), critic=name == "critic", dtype="float32", device="cpu"
         )
         # The first sequence but for its last token, whose logits mean nothing.
         logits = saved.load()(input_ids=share.data["packed_input_ids"][None, :8]).logits[0]
-        torch.testing.assert_close(logits.reshape(output[:8].shape), output[:8], atol=1e-4, rtol=0)
+        assert_near(logits.reshape(output[:8].shape), output[:8], rel=1e-4)
 
 
 def test_adapters_alone_keep_a_copy_for_generation_up_to_date(world):

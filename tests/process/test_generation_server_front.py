@@ -45,7 +45,7 @@ from realsys.transport.generation_messages import (
 )
 from realsys.transport.http_listener import HttpListener
 
-S = 60.0
+S = 240.0
 Test = Callable[..., Coroutine[Any, Any, None]]
 
 
@@ -317,8 +317,11 @@ async def test_strangers_bodies_are_bounded() -> None:
         await http.close()
 
 
-async def read_all(url: str, sent: bytes, *, tls: bool) -> bytes:
-    """What a server says to a stranger who sends this and then nothing."""
+HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"  # needs no key
+
+
+async def read_all(url: str, sent: bytes, *, tls: bool, silent: asyncio.Event) -> bytes:
+    """What a server says to a stranger who sends this and then, ``silent``, nothing."""
     parts = urlsplit(url)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
@@ -326,9 +329,10 @@ async def read_all(url: str, sent: bytes, *, tls: bool) -> bytes:
         parts.hostname, parts.port, ssl=context if tls else None
     )
     writer.write(sent)
-    heard = b""
+    heard = await reader.readuntil(b"\r\n\r\n") if b"\r\n\r\n" in sent else b""
+    silent.set()
     with contextlib.suppress(ConnectionError):
-        heard = await reader.read()
+        heard += await reader.read()
     writer.close()
     with contextlib.suppress(ConnectionError, ssl.SSLError):
         await writer.wait_closed()
@@ -337,18 +341,30 @@ async def read_all(url: str, sent: bytes, *, tls: bool) -> bytes:
 
 @pytest.mark.parametrize(
     ("sent", "tls"),
-    [(b"", True), (b"GET /server_info HTTP/1.1\r\nHost", True), (b"", False), (b"GET", False)],
+    [
+        (b"", True),
+        (b"GET /server_info HTTP/1.1\r\nHost", True),
+        (b"", False),
+        (b"GET", False),
+        (HEALTH, True),
+        (HEALTH + b"GET /server_info HTTP/1.1\r\nHost", True),
+        (b"GET /server_info HTTP/1.1\r\nHost: x\r\n\r\n" + b"G", True),
+    ],
 )
 def test_who_says_nothing_is_cut(sent: bytes, tls: bool) -> None:
     async def run() -> None:
         engine = DoubleEngine()
         await engine.start()
         listener = await HttpListener(generation_app(engine, key=KEY), silence_s=S).start()
-        stranger = asyncio.create_task(read_all(listener.url, sent, tls=tls))
-        while not stranger.done():  # it may take a while to be heard
+        silent = asyncio.Event()
+        stranger = asyncio.create_task(read_all(listener.url, sent, tls=tls, silent=silent))
+        if tls:  # else it waits for the server's handshake
+            await silent.wait()
+        while not stranger.done():  # it may take a while to be noticed
             await asyncio.sleep(0.05)
             pass_time(S)
-        assert stranger.result() == b""
+        told = [int(part.split()[0]) for part in stranger.result().split(b"HTTP/1.1 ")[1:]]
+        assert told == ([] if b"\r\n\r\n" not in sent else [200] if HEALTH in sent else [401])
         client = HttpGenerationClient(listener.url, KEY, name="s")
         assert await client.healthy(timeout_s=S)
         await asyncio.sleep(0.05)

@@ -9,6 +9,7 @@ from pathlib import Path
 import megatron_world as world
 import pytest
 import torch
+from near import assert_near, near
 from safetensors.torch import load_file
 
 from realsys.algorithms.predictions import next_token_logprobs
@@ -287,7 +288,7 @@ def test_weights_come_back_to_the_bit_and_outputs_are_hugging_faces(ran, family,
     for index in range(len(world.LAYOUTS[layout])):
         output = torch.load(folder / f"{family}_{layout}_untrained_output{index}.pt")
         meant = slice(None) if family == "critic" else followed()
-        torch.testing.assert_close(output[meant], expected[meant], atol=1e-5, rtol=0)
+        assert_near(output[meant], expected[meant])
 
 
 def followed():
@@ -301,8 +302,8 @@ def test_two_models_of_different_layouts_share_a_process(ran):
     actor, critic = whole(folder / "llama"), whole(folder / "critic", critic=True)
     for step in range(2):
         of_actor, of_critic = found["together"][0][2 * step : 2 * step + 2]
-        assert of_actor == pytest.approx(world.train(actor, world.batch()), abs=1e-5)
-        assert of_critic == pytest.approx(world.train(critic, world.batch(), critic=True), abs=1e-5)
+        assert of_actor == near(world.train(actor, world.batch()))
+        assert of_critic == near(world.train(critic, world.batch(), critic=True))
 
 
 def test_generation_is_dealt_over_a_slot_and_follows_the_weights(ran):
@@ -313,11 +314,11 @@ def test_generation_is_dealt_over_a_slot_and_follows_the_weights(ran):
         engine = whole(folder / weights_of)
         expected = answers(engine)
         assert first[key]["packed_input_ids"] == expected["packed_input_ids"]
-        assert first[key]["packed_logprobs"] == pytest.approx(expected["packed_logprobs"], abs=1e-5)
+        assert first[key]["packed_logprobs"] == near(expected["packed_logprobs"])
     assert first["before"] != first["after"]
     assert first["replica"] == first["after"]
     expected = engine.forward(world.batch(), post_hook=logprobs).tolist()
-    assert first["logprobs"] == pytest.approx(expected, abs=1e-5)
+    assert first["logprobs"] == near(expected)
     assert "can't be trained" in first["refused"]
 
 
@@ -367,7 +368,7 @@ def test_ppo_steps_equal_one_process(ran):
     assert drop(first_stage[0], only_there) == drop(last_stage[0], only_there)
     assert first_stage[1] == last_stage[1]
     for figures, one in zip(last_stage, alone, strict=True):
-        assert figures == pytest.approx(one, abs=1e-5)
+        assert figures == near(one)
 
 
 def drop(figures, names):

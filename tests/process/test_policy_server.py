@@ -264,7 +264,7 @@ def test_ctrl_c_ends_a_server_that_made_its_key(tiny_policy: Path, tmp_path: Pat
         made = Server(process, shown["address"].strip().removesuffix("/v1"))
         assert made.json("/v1/models", key=shown["key"].strip())["data"]
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=60) == 0
+        assert process.wait(timeout=240) == 0
 
 
 def test_what_cant_be_served_is_told_and_not_started(tiny_policy: Path, tmp_path: Path) -> None:

@@ -267,7 +267,8 @@ def connect(links):
     other = threading.Thread(target=lambda: links[1].connect([], [0]), daemon=True)
     other.start()
     links[0].connect([1], [])
-    other.join(10)
+    other.join(240)
+    assert not other.is_alive()
 
 
 def holding_plan(numel, workers=(0, 1), **options):
@@ -291,7 +292,7 @@ def test_a_receiver_that_stops_is_named_and_so_is_a_sender():
 
 
 def test_other_weights_than_planned_are_refused():
-    links = two_links(timeout_s=5)
+    links = two_links(timeout_s=240)
     connect(links)
     Reallocator(0, links[0]).run(holding_plan(10), one_view(10), None)
     with pytest.raises(InternalError, match="sent 40 bytes of other weights than the 48 expected"):
@@ -299,14 +300,14 @@ def test_other_weights_than_planned_are_refused():
 
 
 def test_a_plan_with_a_narrower_dtype_than_the_weights_is_refused():
-    links = two_links(timeout_s=5)
+    links = two_links(timeout_s=240)
     connect(links)
     with pytest.raises(InternalError, match=r"w is torch\.float32, the plan sends torch\.bfloat16"):
         Reallocator(0, links[0]).run(holding_plan(10, dtype="bfloat16"), one_view(10), None)
 
 
 def test_views_that_do_not_fit_the_plan_are_refused():
-    links = two_links(timeout_s=5)
+    links = two_links(timeout_s=240)
     connect(links)
     with pytest.raises(InternalError, match=r"moves w from \(0,\) to \(10,\), .* holds \[.*\(9,\)"):
         Reallocator(0, links[0]).run(holding_plan(10), one_view(9), None)
@@ -338,7 +339,7 @@ def test_a_torn_file_is_refused_and_a_missing_one_names_its_writer(tmp_path):
         read_parts(plan, 1, one_view(10), tmp_path, timeout_s=0.1)
     write_part(plan, 0, one_view(10, 3.0), tmp_path)
     target = one_view(10, 1.0)
-    read_parts(plan, 1, target, tmp_path, timeout_s=1, eta=0.5)
+    read_parts(plan, 1, target, tmp_path, timeout_s=240, eta=0.5)
     assert target["w"][0][1].tolist() == [2.0] * 10
     file = tmp_path / "worker0.safetensors"
     file.write_bytes(file.read_bytes()[:-4])

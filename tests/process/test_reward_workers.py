@@ -31,7 +31,7 @@ def noted(response, answer):
     time.sleep({pause_s})
     return 0.5 + math_verify_reward(response=response, answer=answer)
 
-register_reward("noted", noted)
+register_reward("noted", noted, trusted=True)
 """
 
 
@@ -70,7 +70,7 @@ def scorers(folder: Path) -> dict[str, int]:
 
 def kill_one(folder: Path) -> str:
     """Kills a reward worker while it scores; returns its name."""
-    deadline_s = time.monotonic() + 60
+    deadline_s = time.monotonic() + 240
     while not scorers(folder):
         assert time.monotonic() < deadline_s, "nothing was scored"
         time.sleep(0.02)

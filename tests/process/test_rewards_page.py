@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from doc_pages import DocPage, in_folder
+from near import near
 from real_trials import SMALL_PPO, Trials, explain, metrics_of
 
 from realsys.trial.trial_state import State
@@ -50,4 +50,4 @@ def test_the_page_runs_as_written(module_trials: Trials, tmp_path: Path) -> None
                     + 0.1 * row[f"{where}brief"]
                     + 0.05 * row[f"{where}on_topic"]
                 )
-                assert row["critic/score/mean"] == pytest.approx(given_mean, abs=1e-5)
+                assert row["critic/score/mean"] == near(given_mean)

@@ -48,7 +48,7 @@ def fork_server(sandbox: Any) -> int:
     return server
 
 
-def eventually(condition: Callable[[], object], within_s: float = 60.0) -> None:
+def eventually(condition: Callable[[], object], within_s: float = 240.0) -> None:
     deadline_s = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < deadline_s

@@ -34,7 +34,7 @@ def test_a_maker_comes_and_another_goes_while_the_run_lives(
     came = trials.run("scale", name, "--makers", "3", "--like", "maker_0", timeout_s=240)
     assert came.returncode == 0, came.stderr + explain(files, trial_view(files))
     assert came.stdout.splitlines()[-1] == "maker_2  generation_server/2  rollout_worker/2"
-    wait_until(files, lambda _: made_by(files, 2) > 0, timeout_s=60)
+    wait_until(files, lambda _: made_by(files, 2) > 0, timeout_s=240)
     gone = trials.run("scale", name, "--drain", "maker_0", timeout_s=240)
     assert gone.returncode == 0, gone.stderr + explain(files, trial_view(files))
     assert "maker_0 has left\n" in gone.stderr

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.process
 
 KEYS = TrialKeypairs.generate()
 WHO = {"trial": "ppo-math/run1", "attempt": 1, "keypairs": KEYS}
-WAIT_S = 60.0
+WAIT_S = 240.0
 NUM_FRAMES = 3
 CONNECT = tcp.create_connection  # tests put another one in its place
 SEALED_BYTES = FRAME_BYTES + TAG_BYTES  # of a frame on the wire

@@ -46,7 +46,7 @@ class Pair:
     server: TensorServer
     client: TensorClient
 
-    def get(self, *names: str, timeout_s: float = 60) -> list[torch.Tensor]:
+    def get(self, *names: str, timeout_s: float = 240) -> list[torch.Tensor]:
         return self.client.fetch(0, "x", names, timeout_s=timeout_s)
 
     @property
@@ -108,7 +108,7 @@ def test_a_row_of_many_holds_the_place_of_all():
 
 def test_a_cleared_store_gives_the_place_back():
     with paired() as pair:
-        pair.client.fetch_all([(0, "x", ("a", "b"))], timeout_s=60)
+        pair.client.fetch_all([(0, "x", ("a", "b"))], timeout_s=240)
         assert pair.num_in_use == 1
         pair.client._store.clear(["a"])
         assert pair.num_in_use == 1
@@ -301,7 +301,7 @@ print(TensorServer(store, name="model_worker/0", **who).start().endpoint, flush=
 """
 HOLD = """
 client = TensorClient([sys.stdin.readline().strip()], store=store, **who)
-client.fetch_all([(0, "x", ("a",)), (0, "x", ("b",))], timeout_s=60)
+client.fetch_all([(0, "x", ("a",)), (0, "x", ("b",))], timeout_s=240)
 print(dict(client.num_bytes), flush=True)
 """
 KEY_FIELDS = ("server_public", "client_public", "server_secret", "client_secret")
@@ -338,7 +338,7 @@ def kill(process: subprocess.Popen[str]) -> None:
 def test_rows_outlive_the_server_that_is_killed_and_nothing_stays_behind():
     with started(SERVE) as process:
         client = TensorClient([process.stdout.readline().strip()], store=TensorStore(), **WHO)
-        client.fetch_all([(0, "x", ("a", "b"))], timeout_s=60)
+        client.fetch_all([(0, "x", ("a", "b"))], timeout_s=240)
         assert client.num_bytes == Counter(memory=2 * BIG * 8)
         kill(process)
         a, b = client._store.rows("x", ["a", "b"])

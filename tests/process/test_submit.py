@@ -141,7 +141,7 @@ def wait_until_started(files: TrialFiles, attempt: int = 1) -> TrialView:
 
 def wait_for_processes(files: TrialFiles) -> None:
     """Until a supervisor that hangs has its child: then it does not hear SIGTERM either."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while len(processes_of(files.root)) < 3:  # controller, supervisor, child
         assert time.monotonic() < deadline
         time.sleep(0.05)

@@ -69,7 +69,7 @@ def moved(*rows: torch.Tensor, way: str) -> list[torch.Tensor]:
         serving(stored(**dict(zip(names, rows, strict=True)))) as server,
         fetching(server.endpoint, may_share=way == "memory") as client,
     ):
-        found = client.fetch(0, "x", names, timeout_s=60)
+        found = client.fetch(0, "x", names, timeout_s=240)
         assert client.num_bytes == Counter({way: num_bytes} if num_bytes else {})
     return found
 
@@ -150,7 +150,7 @@ def test_forty_mebibytes_arrive(way):
 def test_what_arrived_can_be_changed_without_changing_the_peers(way):
     store, may_share = stored(a=torch.zeros(3)), way == "memory"
     with serving(store) as server, fetching(server.endpoint, may_share=may_share) as client:
-        (found,) = client.fetch(0, "x", ["a"], timeout_s=60)
+        (found,) = client.fetch(0, "x", ["a"], timeout_s=240)
         found += 1
     assert store.rows("x", ["a"])[0].tolist() == [0.0, 0.0, 0.0]
 
@@ -168,7 +168,11 @@ def test_a_client_reaches_several_workers_by_index():
         serving(stored(a=torch.tensor([2]))) as second,
         fetching(first.endpoint, second.endpoint) as client,
     ):
-        assert [client.fetch(w, "x", ["a"], timeout_s=60)[0].item() for w in (1, 0, 1)] == [2, 1, 2]
+        assert [client.fetch(w, "x", ["a"], timeout_s=240)[0].item() for w in (1, 0, 1)] == [
+            2,
+            1,
+            2,
+        ]
 
 
 # ---- all at once -----------------------------------------------------------------------------------
@@ -198,7 +202,7 @@ def test_all_peers_are_asked_before_the_first_answer_is_awaited():
         fetching(first.endpoint, second.endpoint, store=store) as client,
     ):
         sources = [(w, "x", (f"{n}{w}",)) for w in (0, 1) for n in "ab"]
-        client.fetch_all(sources, timeout_s=60)
+        client.fetch_all(sources, timeout_s=240)
     names = [name for _, _, (name,) in sources]
     assert [x.item() for x in store.rows("x", names)] == [0, 10, 1, 11]
 
@@ -209,7 +213,7 @@ def test_a_thousand_requests_fit_on_the_way():
         serving(stored(**{name: torch.tensor([n]) for n, name in enumerate(names)})) as server,
         fetching(server.endpoint) as client,
     ):
-        client.fetch_all([(0, "x", (name,)) for name in names], timeout_s=60)
+        client.fetch_all([(0, "x", (name,)) for name in names], timeout_s=240)
         found = client._store.rows("x", names)
     assert torch.cat(found).tolist() == list(range(3000))
 
@@ -250,9 +254,9 @@ def test_a_refusal_ends_the_fetch_and_what_came_of_it_later_disturbs_nothing():
         fetching(first.endpoint, second.endpoint) as client,
     ):
         with pytest.raises(RemoteError, match="model_worker/0 did not send 'y'"):
-            client.fetch_all([(0, "y", ("a",)), (1, "x", ("b",))], timeout_s=60)
+            client.fetch_all([(0, "y", ("a",)), (1, "x", ("b",))], timeout_s=240)
         for _ in range(2):
-            client.fetch_all([(0, "x", ("a",)), (1, "x", ("b",))], timeout_s=60)
+            client.fetch_all([(0, "x", ("a",)), (1, "x", ("b",))], timeout_s=240)
         assert client._store.rows("x", ["a"])[0].item() == 1
 
 
@@ -278,7 +282,7 @@ def test_wrong_keys_get_nothing_and_the_wait_names_the_peer(half):
         assert late.value.what == "model_worker/0 did not send 'x' in 0.2 s"
         assert late.value.where == server.endpoint
         with fetching(server.endpoint) as known:  # others are served as before
-            assert known.fetch(0, "x", ["a"], timeout_s=60)[0].item() == 1.0
+            assert known.fetch(0, "x", ["a"], timeout_s=240)[0].item() == 1.0
 
 
 @pytest.mark.parametrize(
@@ -291,7 +295,7 @@ def test_another_attempt_or_trial_is_refused_with_both_named(changes):
         fetching(server.endpoint, **changes) as client,
         pytest.raises(RemoteError) as refused,
     ):
-        client.fetch(0, "x", ["a"], timeout_s=60)
+        client.fetch(0, "x", ["a"], timeout_s=240)
     assert (
         f"the request is from attempt {asked['attempt']} of {asked['trial']}" in refused.value.what
     )
@@ -304,14 +308,14 @@ def test_a_tensor_that_is_not_there_is_named_with_its_datapoints():
         fetching(server.endpoint) as client,
     ):
         with pytest.raises(RemoteError) as refused:
-            client.fetch(0, "x", ["a", "b"], timeout_s=60)
+            client.fetch(0, "x", ["a", "b"], timeout_s=240)
         assert refused.value.what == (
             "model_worker/0 did not send 'x': key 'x' of datapoints ['b'] is not on this worker "
             "(tensor store)"
         )
         with pytest.raises(RemoteError, match="key 'y' of datapoints"):
-            client.fetch(0, "y", ["a"], timeout_s=60)
-        assert client.fetch(0, "x", ["a"], timeout_s=60)[0].item() == 1.0
+            client.fetch(0, "y", ["a"], timeout_s=240)
+        assert client.fetch(0, "x", ["a"], timeout_s=240)[0].item() == 1.0
 
 
 def test_a_peer_that_is_gone_is_named():
@@ -326,18 +330,18 @@ def test_rows_that_do_not_fit_together_are_told_and_the_server_lives_on():
     store = stored(a=torch.ones(1, 2), b=torch.ones(1, 3))
     with serving(store) as server, fetching(server.endpoint) as client:
         with pytest.raises(RemoteError):
-            client.fetch(0, "x", ["a", "b"], timeout_s=60)
-        assert client.fetch(0, "x", ["a"], timeout_s=60)[0].shape == (1, 2)
+            client.fetch(0, "x", ["a", "b"], timeout_s=240)
+        assert client.fetch(0, "x", ["a"], timeout_s=240)[0].shape == (1, 2)
 
 
 @dead_thread
 def test_a_request_for_nothing_does_not_end_the_server():
     with serving(stored(a=torch.ones(1))) as server, fetching(server.endpoint) as client:
         try:
-            assert client.fetch(0, "x", [], timeout_s=60) == []
+            assert client.fetch(0, "x", [], timeout_s=240) == []
         except RemoteError:
             pass  # told: as good
-        assert client.fetch(0, "x", ["a"], timeout_s=60)[0].item() == 1.0
+        assert client.fetch(0, "x", ["a"], timeout_s=240)[0].item() == 1.0
 
 
 def test_what_is_no_request_does_not_end_the_server():
@@ -353,7 +357,7 @@ def test_what_is_no_request_does_not_end_the_server():
                 assert socket.poll(60_000)
                 assert b"error" in b"".join(socket.recv_multipart())
         with fetching(server.endpoint) as client:
-            assert client.fetch(0, "x", ["a"], timeout_s=60)[0].item() == 1.0
+            assert client.fetch(0, "x", ["a"], timeout_s=240)[0].item() == 1.0
 
 
 @dead_thread
@@ -389,9 +393,9 @@ def test_an_answer_without_a_header_is_refused():
 def test_an_error_that_quotes_a_huge_request_does_not_end_the_server():
     with serving(stored(a=torch.arange(3))) as server, fetching(server.endpoint) as client:
         with pytest.raises(RemoteError, match="did not send") as refused:
-            client.fetch(0, "x", ["y" * (MAX_MESSAGE_BYTES - 1000)], timeout_s=60)
+            client.fetch(0, "x", ["y" * (MAX_MESSAGE_BYTES - 1000)], timeout_s=240)
         assert len(refused.value.what) < 30_000
-        assert len(client.fetch(0, "x", ["a"], timeout_s=60)) == 1
+        assert len(client.fetch(0, "x", ["a"], timeout_s=240)) == 1
 
 
 def test_half_a_message_does_not_end_the_server():
@@ -404,7 +408,7 @@ def test_half_a_message_does_not_end_the_server():
             socket.connect(server.endpoint)
             socket.send_multipart([b"alone"])  # an id and no body
         with fetching(server.endpoint) as client:
-            assert client.fetch(0, "x", ["a"], timeout_s=60)[0].item() == 1.0
+            assert client.fetch(0, "x", ["a"], timeout_s=240)[0].item() == 1.0
 
 
 @dead_thread
@@ -439,7 +443,7 @@ def test_the_late_answer_to_an_older_request_is_not_taken_for_the_newer_ones():
         with pytest.raises(WaitTimeout):
             client.fetch(0, "x", ["a"], timeout_s=0.1)
         store.may_answer.set()
-        assert client.fetch(0, "y", ["a"], timeout_s=60)[0].item() == 2
+        assert client.fetch(0, "y", ["a"], timeout_s=240)[0].item() == 2
 
 
 # ---- the store ------------------------------------------------------------------------------------
@@ -503,7 +507,7 @@ def test_a_sample_is_put_where_it_will_be_used():
     )
     store = TensorStore()
     with serving(store) as server, fetching(server.endpoint) as client:
-        client.put(0, sample, timeout_s=60)
+        client.put(0, sample, timeout_s=240)
         found = store.get(sample.meta)
         for key, x in sample.data.items():
             assert_same(found.data[key], x)
@@ -512,7 +516,7 @@ def test_a_sample_is_put_where_it_will_be_used():
         fetching(server.endpoint, attempt=ATTEMPT - 1) as client,
         pytest.raises(RemoteError, match=r"model_worker/0 did not accept .*attempt"),
     ):
-        client.put(0, sample, timeout_s=60)
+        client.put(0, sample, timeout_s=240)
     put = TensorPut(
         trial=TRIAL,
         attempt=ATTEMPT,

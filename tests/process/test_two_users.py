@@ -81,7 +81,7 @@ class Shared:
         return trial
 
     def runs(self, trial: Path, time_: int = 0) -> None:
-        deadline_s = time.monotonic() + 120
+        deadline_s = time.monotonic() + 240
         while not (trial / f"ran{time_}").exists():
             assert time.monotonic() < deadline_s, said_by(trial)
             time.sleep(0.02)

@@ -65,7 +65,7 @@ class Steered:
         return done.returncode, done.stdout.strip(), done.stderr.strip().rpartition("\n")[2]
 
     def until(
-        self, condition: Callable[[WorkerStatus], bool], within_s: float = 60
+        self, condition: Callable[[WorkerStatus], bool], within_s: float = 240
     ) -> WorkerStatus:
         deadline_s = time.monotonic() + within_s
         while not condition(status := self.status):
@@ -117,7 +117,7 @@ def test_a_worker_is_paused_configured_dumped_and_goes_on(steered: Steered) -> N
     assert (code, path) == (0, str(steered.files.attempt(1).stacks_of("model_worker/0")))
     assert "between_requests" in Path(path).read_text()
     step, told = None, steered.trials.wait_for_step(steered.files, 2).step
-    until_s = time.monotonic() + 60
+    until_s = time.monotonic() + 240
     while step != told:  # what it had done before may be told a little later
         assert time.monotonic() < until_s, "it goes on"
         step = told

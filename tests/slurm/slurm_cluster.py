@@ -104,7 +104,7 @@ class SlurmCluster:
     # What a test does with it
 
     def run(
-        self, *argv: str, check: bool = True, timeout_s: float = 60
+        self, *argv: str, check: bool = True, timeout_s: float = 240
     ) -> subprocess.CompletedProcess[str]:
         """A command with this cluster's environment; fails with what it said."""
         done = subprocess.run(
@@ -130,7 +130,7 @@ class SlurmCluster:
         pairs = re.split(r" (?=[A-Za-z/:]+=)", line.strip())
         return dict(pair.split("=", 1) for pair in pairs if pair)
 
-    def wait_for_job(self, job_id: int, *states: str, timeout_s: float = 120) -> dict[str, str]:
+    def wait_for_job(self, job_id: int, *states: str, timeout_s: float = 240) -> dict[str, str]:
         """``show_job`` as soon as the job is in one of the states, Slurm's names."""
         job: dict[str, str] = {}
 
@@ -144,7 +144,7 @@ class SlurmCluster:
         )
         return job
 
-    def wait_for_nodes(self, *names: str, timeout_s: float = 120) -> None:
+    def wait_for_nodes(self, *names: str, timeout_s: float = 240) -> None:
         """Until they (or all) can run jobs."""
         wanted = set(names or self.nodes)
         wait_until(

@@ -57,7 +57,7 @@ class Daemons:
                 start_new_session=True,
             )
 
-    def wait_for(self, name: str, ready: Callable[[], bool], *, timeout_s: float = 60) -> None:
+    def wait_for(self, name: str, ready: Callable[[], bool], *, timeout_s: float = 240) -> None:
         """Until ``ready``; fails with all logs when it has ended, or is not ready in time."""
 
         def there() -> bool:

@@ -70,7 +70,7 @@ def environment_of(pid: int) -> frozenset[bytes]:
         return frozenset()
 
 
-def kill_all(find: Callable[[], set[int]], *, timeout_s: float = 60) -> None:
+def kill_all(find: Callable[[], set[int]], *, timeout_s: float = 240) -> None:
     """SIGKILL to what ``find`` returns, until it returns nothing: some start others meanwhile."""
     deadline = time.monotonic() + timeout_s
     while pids := {pid for pid in find() if not _is_zombie(pid)}:

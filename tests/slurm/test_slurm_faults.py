@@ -46,7 +46,7 @@ def job_of(view: TrialView) -> int:
 
 
 def until(
-    files: TrialFiles, condition: Callable[[TrialView], bool], *, timeout_s: float = 150
+    files: TrialFiles, condition: Callable[[TrialView], bool], *, timeout_s: float = 240
 ) -> TrialView:
     return wait_until(files, condition, timeout_s=timeout_s)
 
@@ -57,7 +57,7 @@ def in_state(state: State) -> Callable[[TrialView], bool]:
 
 def nothing_left(cluster: SlurmCluster, job_id: int) -> bool:
     """Waits for the job's last processes: the pictures are drawn after the end."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while cluster.processes_of(job_id) and time.monotonic() < deadline:
         time.sleep(0.1)
     return not cluster.processes_of(job_id)

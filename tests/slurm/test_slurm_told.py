@@ -54,7 +54,7 @@ def told_of(job_id: int) -> JobInfo:
 
 def told(job_id: int) -> JobInfo:
     """What the launcher says of a job that waits, as soon as Slurm has a reason."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while True:
         job = told_of(job_id)
         if job.reason not in ("", "None", "Priority") or time.monotonic() > deadline:

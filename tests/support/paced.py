@@ -18,7 +18,7 @@ def paced(response, answer):
     time.sleep(float(Path({seconds!r}).read_text()))
     return math_verify_reward(response=response, answer=answer)
 
-register_reward("paced", paced)
+register_reward("paced", paced, trusted=True)
 """
 
 

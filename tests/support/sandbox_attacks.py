@@ -57,6 +57,7 @@ class Attack:
     exit_code: int | None = 0  # of those that exit; None: any
     collect: tuple[str, ...] = ()
     folders: tuple[str, ...] = ()
+    memory_bytes: int = 256 << 20
 
 
 ATTACKS = [
@@ -692,4 +693,84 @@ for folder in ("/app", "/logs/agent", "/tmp", "/box", "/dev/shm"):
 assert 0 < filled <= 8 << 20, filled
 print("done")
 """, folders=("/app", "/logs/agent")),
+    # ---- memory of the kernel ---------------------------------------------------------------
+    Attack("memory in sockets that nobody reads", """
+def fill():
+    kept = []
+    try:
+        while True:
+            kept.append(socket.socketpair())
+            for end in kept[-1]:
+                end.setblocking(False)
+                try:
+                    while True:
+                        end.send(b"x" * 32768)
+                except BlockingIOError:
+                    pass
+    except OSError:
+        time.sleep(3600)
+for _ in range(20):
+    spawn(fill)
+time.sleep(3600)
+""", ("memory",)),
+    Attack("larger buffers of sockets", """
+for family in (socket.AF_UNIX, socket.AF_INET):
+    for option in (7, 8, 32, 33):
+        with socket.socket(family) as s:
+            before = s.getsockopt(socket.SOL_SOCKET, 7), s.getsockopt(socket.SOL_SOCKET, 8)
+            refused(s.setsockopt, socket.SOL_SOCKET, option, 1 << 24)
+            assert before == (s.getsockopt(socket.SOL_SOCKET, 7), s.getsockopt(socket.SOL_SOCKET, 8))
+            s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+print("done")
+"""),
+    Attack("larger pipes", """
+import fcntl
+read, write = os.pipe()
+refused(fcntl.fcntl, write, 1031, 1 << 20)
+refused(fcntl.fcntl, write, 1031, (1 << 16) + 1)
+assert fcntl.fcntl(write, 1032) <= 16 * resource.getpagesize()
+fcntl.fcntl(write, 1031, 4096)
+print("done")
+"""),
+    Attack("memory in pipes, named ones too", """
+def fill(number):
+    kept = []
+    try:
+        while True:
+            kept.append(os.pipe())
+            path = f"/tmp/{number}-{len(kept)}"
+            os.mkfifo(path)
+            kept.append([os.open(path, os.O_RDWR)])
+    except OSError:
+        time.sleep(3600)
+for number in range(20):
+    spawn(lambda: fill(number))
+time.sleep(3600)
+""", ("memory",), memory_bytes=96 << 20),
+    Attack("memory in page tables", """
+import mmap
+def table():
+    area = mmap.mmap(-1, 15 << 30, prot=mmap.PROT_READ)
+    area.madvise(15)  # no huge pages
+    for at in range(0, 15 << 30, 2 << 20):
+        area[at]
+    time.sleep(3600)
+for _ in range(8):
+    spawn(table)
+time.sleep(3600)
+""", ("memory",), memory_bytes=128 << 20),
+    Attack("locks on ranges of files without end", """
+import fcntl
+kept = [open(f"/tmp/{number}", "w") for number in range(60)]
+at = 0
+while True:
+    for file in kept:
+        fcntl.lockf(file, fcntl.LOCK_EX, 1, at)
+    at += 2
+""", (*STOPPED, "memory"), memory_bytes=16 << 20),
+    Attack("the watches of files that a user has", """
+refused(syscall, 253, 26, 0)
+refused(syscall, 294, 26, 0)
+print("done")
+"""),
 ]  # fmt: skip

@@ -2,6 +2,12 @@
 
 import threading
 
+WAIT_S = 600.0  # for a rank that hangs; for one that has ended nobody waits
+
+
+class RankHasEnded(Exception):
+    """The other rank has ended without this sum or maximum."""
+
 
 class ThreadRanks:
     """Sums and maxima over threads that stand for data-parallel ranks."""
@@ -9,7 +15,8 @@ class ThreadRanks:
     size = 2
 
     def __init__(self):
-        self._barrier, self._parts = threading.Barrier(2, timeout=10), {}
+        self._changed, self._rounds, self._num_ended = threading.Condition(), [], 0
+        self._mine = threading.local()
 
     def sum(self, x):
         return sum(self._all(x))
@@ -17,12 +24,24 @@ class ThreadRanks:
     def max(self, number):
         return max(self._all(number))
 
+    def end(self):
+        """Tells the other rank that this one takes part in nothing more."""
+        with self._changed:
+            self._num_ended += 1
+            self._changed.notify_all()
+
     def _all(self, mine):
-        self._parts[threading.get_ident()] = mine
-        self._barrier.wait()
-        everything = list(self._parts.values())
-        self._barrier.wait()
-        return everything
+        number = self._mine.number = getattr(self._mine, "number", -1) + 1
+        with self._changed:
+            if number == len(self._rounds):
+                self._rounds.append([])
+            parts = self._rounds[number]
+            parts.append(mine)
+            self._changed.notify_all()
+            assert self._changed.wait_for(lambda: len(parts) == 2 or self._num_ended, WAIT_S)
+            if len(parts) < 2:
+                raise RankHasEnded
+            return list(parts)
 
 
 def on_two_ranks(do, batch):
@@ -34,11 +53,13 @@ def on_two_ranks(do, batch):
             found[i] = do(half, ranks)
         except Exception as error:
             found[i] = error
+        finally:
+            ranks.end()
 
     halves = batch.split([2, 2])
     threads = [threading.Thread(target=run, args=x) for x in enumerate(halves)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=30)
+        thread.join()
     return found

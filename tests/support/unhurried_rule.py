@@ -19,4 +19,4 @@ def unhurried(*, response: str, answer: str) -> float:
     return math_verify_reward(response=response, answer=answer)
 
 
-register_reward("unhurried", unhurried)
+register_reward("unhurried", unhurried, trusted=True)  # one answer after the other

@@ -19,6 +19,7 @@ from pathlib import Path
 from launcher.sites import places
 from launcher.sites.clusters import check_store, check_writable
 from launcher.sites.site_problems import IMAGES, missing_secrets
+from launcher.slurm.doctor import node_probe
 from launcher.slurm.doctor.findings import Finding, of_error, unchecked
 from launcher.slurm.doctor.gpu_job import GPU_NODES, GpuProbeRequest, gpu_findings
 from launcher.slurm.doctor.login_checks import slurm_findings
@@ -27,6 +28,7 @@ from launcher.slurm.doctor.node_checks import (
     local_python,
     no_pidfd,
     node_findings,
+    rule_findings,
     unchecked_node,
 )
 from launcher.slurm.doctor.node_job import QUEUE_S, NodeJob, NodeReport, node_job, run_node_job
@@ -148,6 +150,7 @@ def local_kernel_findings() -> Iterator[Finding]:
         os.close(pidfd_open(os.getpid()))
     except ClusterError:
         yield no_pidfd("kernel", platform.release())
+    yield from rule_findings("reward rules", node_probe.walls())
 
 
 def image_findings(spec: ClusterSpec) -> Iterator[Finding]:

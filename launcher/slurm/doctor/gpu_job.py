@@ -160,7 +160,7 @@ def _driver(wanted: Wanted, place: ProbeTarget) -> str:
     code = Path(realsys.__file__).parent.parent
     start = f"import sys; sys.path.insert(0, {str(code)!r}); from realsys.slurm.preflight.drive import main"
     arguments = json.dumps({"wanted": asdict(wanted), "place": asdict(place)})
-    return shlex.join([sys.executable, "-c", f"{start}; sys.exit(main())", arguments])
+    return shlex.join([sys.executable, "-P", "-c", f"{start}; sys.exit(main())", arguments])
 
 
 def _wanted(

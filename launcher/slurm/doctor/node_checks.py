@@ -72,6 +72,7 @@ def _host_findings(
     yield _clock(seen["host"], report)
     if report.get("pidfd") is False:
         yield no_pidfd("kernel there", str(report.get("kernel", "?")))
+    yield from rule_findings("reward rules there", report.get("walls", {}))
     yield _ports(job.spec, report["ports"])
     if job.spec.interface:
         yield _interface(job.spec.interface, report["addresses"])
@@ -225,6 +226,13 @@ def _gpu(seen: NodeReport | None) -> Finding:
 def local_python() -> str:
     """Returns this process's Python version, in the reports' format."""
     return ".".join(map(str, sys.version_info[:3]))
+
+
+def rule_findings(name: str, lacking: Mapping[str, str]) -> Iterator[Finding]:
+    """Yields what a kernel lacks to contain reward rules; they run there all the same."""
+    for feature, effect in lacking.items():
+        text = f"the kernel has no {feature}: a rule {effect} (docs/rewards.md)"
+        yield Finding(name, True, text)
 
 
 def no_pidfd(name: str, release: str) -> Finding:

@@ -172,7 +172,8 @@ def why_not(done: subprocess.CompletedProcess[str]) -> str:
 
 def script(job: NodeJob) -> str:
     """Builds the script that runs on the login node inside the allocation: the sruns in sequence (pure)."""
-    lines = []
+    # `python -c` imports from the working folder first, and a Python that is too old has no -P.
+    lines = ["cd /"]
     for step, argv, limit_s in _steps(job):
         command = shlex.join(["timeout", "-k", "5", str(limit_s), *argv])
         lines += [

@@ -18,6 +18,7 @@ from typing import Any
 from submitit.local.local import LocalExecutor, LocalJob
 
 from realsys.api.errors import ClusterError
+from realsys.runtime.child_processes.python_path import named_folders
 
 # submitit counts this down in steps of 1/24 s (a Python int, no overflow).
 TIMEOUT_MIN = 10 * 365 * 24 * 60
@@ -76,7 +77,7 @@ def _start_controller(
         return subprocess.Popen(
             [sys.executable, "-P", "-m", "submitit.local._local", str(folder)],
             env={
-                **os.environ,
+                **named_folders(os.environ),
                 **environment,
                 **{name: str(value) for name, value in settings.items()},
             },

@@ -19,6 +19,7 @@ from realsys.api.errors import ConfigError, DataError, did_you_mean
 
 Reduce = Callable[[torch.Tensor], torch.Tensor]  # sums a small float64 tensor over ranks
 Truncation = Literal["terminal", "bootstrap"]
+ROUNDING_OF_MEANS = 1e-12  # of the mean, in float64, over up to billions of numbers
 
 
 @torch.no_grad()
@@ -208,6 +209,17 @@ def masked_mean(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return x.float().masked_fill(~mask, 0.0).sum() / mask.sum()
 
 
+def differences(x: torch.Tensor, mean: float) -> torch.Tensor:
+    """float64 ``x`` − ``mean``, exactly 0 where the two differ by the rounding of the mean alone.
+
+    The mean of n equal numbers is not always that number: what is left, some 1e-16 of it, would be an
+    advantage, and AdamW makes a whole step of any gradient. Float32 numbers that differ, differ by 6e-8 of
+    themselves or more.
+    """
+    apart = x.double() - mean
+    return apart.masked_fill(apart.abs() <= ROUNDING_OF_MEANS * abs(mean), 0.0)
+
+
 @torch.no_grad()
 def masked_whiten(
     x: torch.Tensor,
@@ -237,5 +249,5 @@ def masked_whiten(
     variance = max(second / count - mean * mean, 0.0)
     if unbiased:
         variance *= count / (count - 1)
-    whitened = (x.double() - mean) / math.sqrt(variance + eps)
+    whitened = differences(x, mean) / math.sqrt(variance + eps)
     return whitened.float().masked_fill(~mask.bool(), 0.0)

@@ -28,7 +28,7 @@ from realsys.api.basics.estimators import (
     ReinforcePPBaselineAdvantage,
     RLOOAdvantage,
 )
-from realsys.api.basics.reward import CORRECT, is_count
+from realsys.api.basics.reward import CORRECT, UNFINISHED_THOUGHTS, is_count
 from realsys.api.errors import ConfigError, DataError, did_you_mean
 
 
@@ -120,10 +120,14 @@ def best_of_k_gains(score_G: torch.Tensor, k: int | None) -> torch.Tensor:
     return torch.zeros_like(gain_G).scatter(0, place_G, gain_G)
 
 
+# Parts that no rule gave as a reward
+_NOT_COMPARED = frozenset({CORRECT, UNFINISHED_THOUGHTS})
+
+
 def _gdpo(estimator: GDPOAdvantage, answers: GroupScores) -> torch.Tensor:
     # Answers on which a rule failed are counted, not rewarded, and have no parts.
     are_raised = any(map(is_count, answers.parts))
-    scored = {name for name in answers.parts if name != CORRECT and not is_count(name)}
+    scored = {name for name in answers.parts if name not in _NOT_COMPARED and not is_count(name)}
     names = tuple(estimator.weights) or tuple(sorted(scored))
     if not names and not are_raised:
         raise DataError(

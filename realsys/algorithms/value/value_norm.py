@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 import torch
 
-from realsys.algorithms.advantage.advantages import Reduce, masked_sums
+from realsys.algorithms.advantage.advantages import Reduce, differences, masked_sums
 from realsys.api.errors import CheckpointError, ConfigError
 
 
@@ -65,7 +65,7 @@ class RunningMoments:
 
     def normalise(self, x: torch.Tensor) -> torch.Tensor:
         """float32 (x - mean) / std."""
-        return ((x.double() - self.mean) / self.std).float()
+        return (differences(x, self.mean) / self.std).float()
 
     def denormalise(self, x: torch.Tensor) -> torch.Tensor:
         """float32 x · std + mean."""

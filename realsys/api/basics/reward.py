@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from realsys.api.basics import plugin_table
+from realsys.api.basics.thoughts import text_behind_thoughts
 from realsys.api.errors import ConfigError, did_you_mean
 
 REWARD, CORRECT = "reward", "correct"  # parts with a meaning
@@ -33,6 +34,7 @@ TASK_SOURCE = "task_source"
 BY_SOURCE = "@source"
 # Metadata of a batch: JSON of [number, role] per sequence of an id: which episode it is a branch of.
 EPISODES = "episodes"
+UNFINISHED_THOUGHTS = "unfinished_thoughts"  # part of the scores of answers with thoughts
 PARTS = "reward_parts"  # metadata of a batch: JSON of one mapping per answer of an id
 MEAN_REWARD = "mean_reward"  # metadata of a batch: of an id's answers; None if it got no reward
 _TERM = re.compile(r"\s*(?:(?P<weight>[-+0-9.eE]+)\s*\*\s*)?(?P<name>[A-Za-z_][\w.-]*)\s*\Z")
@@ -49,6 +51,8 @@ class Completion:
         record: the whole record as the data set has it, ``prompt`` and ``answer`` included.
         token_ids: the tokens that the policy wrote, end token included.
         finish_reason: ``stop``, or ``length`` for an answer that was cut off.
+        final: ``response`` less its thoughts, which is itself if there are none; empty: they never end.
+            Left out, it is found by the marks in ``response``.
     """
 
     response: str
@@ -56,6 +60,18 @@ class Completion:
     record: Mapping[str, Any] = field(default_factory=dict)
     token_ids: tuple[int, ...] = ()
     finish_reason: Literal["stop", "length"] = "stop"
+    final: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.final is None:
+            object.__setattr__(self, "final", text_behind_thoughts(self.response) or "")
+
+    @property
+    def unfinished_thoughts(self) -> bool | None:
+        """Whether there are thoughts and nothing behind them; None: there are no thoughts."""
+        if self.final == self.response:
+            return None
+        return not (self.final and self.final.strip())
 
     @property
     def prompt(self) -> Any:
@@ -65,7 +81,7 @@ class Completion:
 
 FIELDS = (*(f.name for f in dataclasses.fields(Completion)), "prompt")
 # Of built-in rules, so that a plan need not import them; all others are looked at.
-KNOWN_FIELDS = {"math_verify": frozenset({"response", "answer"})}
+KNOWN_FIELDS = {"math_verify": frozenset({"response", "answer", "final"})}
 OF_RECORD = frozenset({"record", "prompt"})  # fields for which the record has to travel along
 
 
@@ -153,6 +169,15 @@ def fields_of_rules(expression: str, args: Mapping[str, Any]) -> frozenset[str]:
         return fields_of_expression(expression)
     of_sources = (fields_of_rules(s["reward"], s.get("reward_args") or {}) for s in args.values())
     return frozenset({"record"}).union(*of_sources)
+
+
+def with_thoughts(score: Score, answer: Completion) -> Score:
+    """Returns the score of an answer; of one with thoughts, with whether something stands behind them."""
+    unfinished = answer.unfinished_thoughts
+    if unfinished is None:
+        return score
+    parts = {**score.parts, UNFINISHED_THOUGHTS: float(unfinished)}
+    return dataclasses.replace(score, parts=parts)
 
 
 def rule_problems(expression: str, args: Mapping[str, Any], *, where: str) -> Iterator[ConfigError]:

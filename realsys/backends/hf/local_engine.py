@@ -7,6 +7,8 @@ in hf/engine.py and fsdp.py, and in megatron/.
 from __future__ import annotations
 
 import abc
+import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import repeat
@@ -17,8 +19,9 @@ from torch import Tensor, nn
 
 from realsys.algorithms.predictions import Predictions, nothing_of
 from realsys.api.data import MicroBatchSpec
-from realsys.api.errors import CheckpointError, ConfigError
+from realsys.api.errors import CheckpointError, ConfigError, GradientNotFinite
 from realsys.api.model import (
+    SKIPPED_STEPS,
     GenerationHyperparameters,
     LossFn,
     LossWeightFn,
@@ -40,7 +43,10 @@ from realsys.generation.engine.sampling import row_seed
 from realsys.models.hf import end_token_ids
 from realsys.weights.layouts.boxes import Box
 
+logger = logging.getLogger(__name__)
+
 PROMPTS = "packed_prompts"
+_IN_A_ROW = "skipped_in_a_row"  # in an engine's state, if there are any
 PostHook = Callable[[Any, SequenceSample], Tensor]
 MicroBatches = Sequence[tuple[list[Run], SequenceSample]]
 # What is done with the output of a micro-batch, given its number; in training it returns the loss.
@@ -142,10 +148,15 @@ class LocalEngine(Offloadable, PipelinableEngine):
 
 
 class TrainingEngine(LocalEngine):
-    """Engine that trains. Precedes the engine that it extends among the bases."""
+    """Engine that trains. Precedes the engine that it extends among the bases.
+
+    Attributes:
+        skipped_in_a_row: the last optimizer steps, which were left out.
+    """
 
     options: OptimizerOptions
     total_steps: int
+    skipped_in_a_row: int = 0
 
     @abc.abstractmethod
     def _accumulate(self, pieces: MicroBatches, loss: UseOutput) -> None:
@@ -153,8 +164,8 @@ class TrainingEngine(LocalEngine):
 
     @abc.abstractmethod
     def _step(self, lr: float) -> float:
-        """Clips gradients, updates weights and returns the norm before clipping; raises if it is
-        not finite.
+        """Clips gradients, updates weights and returns the norm before clipping, equal on all ranks. If it
+        is not finite, nothing is updated.
         """
 
     def train_batch(
@@ -178,7 +189,35 @@ class TrainingEngine(LocalEngine):
         self._accumulate(pieces, loss)
         stats = self._metrics(means)
         lr = learning_rate(self.options, step=version_steps, total_steps=self.total_steps)
-        return {**stats, "grad_norm": self._step(lr), "lr": lr}
+        norm = self._step(lr)
+        stats |= {"grad_norm": norm, "lr": lr}
+        if math.isfinite(norm):
+            self.skipped_in_a_row = 0
+            return stats
+        self._skipped(norm)
+        return {**stats, SKIPPED_STEPS: 1.0}
+
+    def _skipped(self, norm: float) -> None:
+        """Counts a step that was left out. Raises GradientNotFinite: it was one too many."""
+        self.skipped_in_a_row += 1
+        most = self.options.max_skipped_steps
+        logger.warning("step skipped grad_norm=%s in_a_row=%d", norm, self.skipped_in_a_row)
+        if self.skipped_in_a_row >= most:
+            before = f", as of the {most - 1} steps before" if most > 1 else ""
+            raise GradientNotFinite(
+                f"the gradient's norm is {norm}{before}; the weights were left as they are",
+                where=f"{type(self).__name__}.train_batch",
+                fix="look at the batches in skipped_batches/ of the trial's folder, for extreme rewards or "
+                "log-probabilities; lower the learning rate",
+            )
+
+    def _skipped_state(self) -> dict[str, int]:
+        """Part of ``state_dict``, so that a resumed run ends where this one would."""
+        return {_IN_A_ROW: self.skipped_in_a_row} if self.skipped_in_a_row else {}
+
+    def _load_skipped(self, state: Mapping[str, Any]) -> None:
+        """Restores what ``_skipped_state`` returned."""
+        self.skipped_in_a_row = int(state.get(_IN_A_ROW, 0))
 
 
 def other_layout(engine: LocalEngine, what: str) -> CheckpointError:

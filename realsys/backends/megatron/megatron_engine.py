@@ -64,7 +64,8 @@ class MegatronEngine(TrainingEngine, StageEngine):
         """Copies this rank's ``weights`` and its shares of the ``optimizer``."""
         self.require_onloaded("state_dict")
         weights = {n: p.detach().to("cpu", copy=True) for n, p in self.module.named_parameters()}
-        return {"weights": weights, "optimizer": self.optimizer.state_dict()}
+        optimizer = self.optimizer.state_dict()
+        return {"weights": weights, "optimizer": optimizer, **self._skipped_state()}
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -87,6 +88,7 @@ class MegatronEngine(TrainingEngine, StageEngine):
         for name, parameter in own.items():
             parameter.data.copy_(state["weights"][name])
         self.optimizer.load_state_dict(state["optimizer"])
+        self._load_skipped(state)
         self._replica_is_old = True
 
     # ---- memory -------------------------------------------------------------------------------

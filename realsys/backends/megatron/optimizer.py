@@ -24,7 +24,7 @@ from megatron.core.optimizer.optimizer_config import OptimizerConfig
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_
 
-from realsys.api.errors import CheckpointError, DataError
+from realsys.api.errors import CheckpointError
 from realsys.api.options import OptimizerOptions
 from realsys.backends.megatron import compat
 from realsys.backends.megatron.megatron_groups import MegatronGroups
@@ -63,19 +63,12 @@ class StageOptimizer:
 
     def step(self, lr: float) -> float:
         """Clips gradients, updates weights and returns the norm before clipping, equal on all ranks
-        of the copy.
-
-        Raises:
-            DataError: the norm is not finite; nothing was changed.
+        of the copy. If it is not finite, nothing is updated.
         """
         self._optimizer.prepare_grads()
         norm = float(self._optimizer.get_grad_norm())
         if not math.isfinite(norm):
-            raise DataError(
-                f"the gradient's norm is {norm}; the weights were left as they are",
-                where="MegatronEngine.train_batch",
-                fix="look for extreme rewards or log-probabilities; lower the learning rate",
-            )
+            return norm
         if self.options.gradient_clipping:
             parameters = self._optimizer.get_parameters()
             clip_grads_with_norm_(parameters, self.options.gradient_clipping, torch.tensor(norm))

@@ -11,6 +11,8 @@ from typing import Any, Literal
 
 from realsys.api.options import option
 
+REFUSE, DROP = "refuse", "drop"  # what becomes of prompts that are too long
+
 
 @dataclass(frozen=True, kw_only=True)
 class Columns:
@@ -34,6 +36,7 @@ class MathRecordsArguments:
         train_size: number of problems to generate if ``path`` is None.
         eval_size: number of held-out records.
         max_prompt_len: token limit of a prompt.
+        long_prompts: what becomes of a record with a longer one: an error, or it is left out.
         slip_share: of the training problems generated if ``path`` is None, see arithmetic_problems.py.
         with_record: give the key ``record`` too, the whole record, for a reward rule that looks at it.
         task: a user's task with its settings under ``kind`` and their names; it makes the records.
@@ -53,6 +56,7 @@ class MathRecordsArguments:
     train_size: int = 16384
     eval_size: int = 500
     max_prompt_len: int = 128
+    long_prompts: Literal["refuse", "drop"] = "refuse"
     slip_share: float = 0.0
     with_record: bool = False
     task: Mapping[str, Any] | None = None

@@ -10,7 +10,8 @@ taught (chat_tokens.py).
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,7 +27,7 @@ from realsys.data.sequence_sample import SequenceSample
 from realsys.data.sources.arithmetic_problems import arithmetic_word_problems
 from realsys.data.sources.chat_tokens import PromptTokenizer
 from realsys.data.sources.chosen_records import chosen_records
-from realsys.data.sources.dataset_arguments import MathRecordsArguments, MathSFTArguments
+from realsys.data.sources.dataset_arguments import DROP, MathRecordsArguments, MathSFTArguments
 from realsys.data.sources.record_files import open_records
 from realsys.data.sources.record_parts import ListedRecords, PartOfRecords, RecordSource
 from realsys.data.sources.record_shape import (
@@ -104,23 +105,69 @@ class _MathRecords(MathRecordsArguments):
         )
         object.__setattr__(self, "_prompts", prompts)
         object.__setattr__(self, "records", records_of(self, self.seed))
-        if self.path is not None or self.task is not None:
+        if self.path is None and self.task is None:
+            return
+        if self.long_prompts == DROP:
+            object.__setattr__(self, "records", self._without_long_prompts())
+        else:
             self._check_prompts()
 
     def _check_prompts(self) -> None:
-        """Checks all prompts against the limit before the first step; the plan checked only a sample.
-
-        A text has at least one byte per token, so a short enough text is not tokenized. Of more than
-        MOST_CHECKED records an even spread is checked.
+        """Checks all prompts against the limit before the first step; the plan checked only a sample. Of
+        more than MOST_CHECKED records an even spread is checked.
         """
-        around = len(self._prompts.text(_PROBE).encode()) - len(_PROBE) + _MARGIN
         step = -(-len(self.records) // MOST_CHECKED) or 1
-        for index in range(0, len(self.records), step):
+        for index in self._may_be_long(range(0, len(self.records), step)):
+            self.prompt_tokens(index)
+
+    def _without_long_prompts(self) -> RecordSource:
+        """The records whose prompts are within the limit, the same ones on every worker. All are checked,
+        as the order of an epoch depends on their number; 4 bytes are held for each.
+
+        Raises:
+            DataError: none is left of those that there are.
+        """
+        everything = range(len(self.records))
+        long = {
+            index
+            for index in self._may_be_long(everything)
+            if len(self._prompts.tokens(self.question(index).prompt)) > self.max_prompt_len
+        }
+        if not long:
+            return self.records
+        source = (self.path if self.split == "train" else self.eval_path or self.path) or "made"
+        logger.warning(
+            "records left out, as their prompts are too long source=%s split=%s kept=%d dropped=%d "
+            "max_prompt_len=%d",
+            source,
+            self.split,
+            len(self.records) - len(long),
+            len(long),
+            self.max_prompt_len,
+        )
+        if len(long) == len(self.records):
+            raise DataError(
+                f"all {len(long):,} records have prompts of more than {self.max_prompt_len} tokens",
+                where=f"{self.split} records of {source}",
+                fix=f"raise {self._named(SETTINGS['prompt'])}",
+            )
+        return PartOfRecords(self.records, array("I", (i for i in everything if i not in long)))
+
+    def _may_be_long(self, indices: Sequence[int]) -> Iterator[int]:
+        """Yields records whose prompts have to be tokenized: a text has at least one byte per token."""
+        around = len(self._prompts.text(_PROBE).encode()) - len(_PROBE) + _MARGIN
+        for number, index in enumerate(indices):
             texts = prompt_texts(self.question(index).prompt)
             if sum(len(text.encode()) + around for text in texts) > self.max_prompt_len:
-                self.prompt_tokens(index)
-            if index // step % _TICK_EVERY == 0:
+                yield index
+            if number % _TICK_EVERY == 0:
                 tick()
+
+    def _named(self, setting: str) -> str:
+        """The name of a task's setting, in a mixture that of the source."""
+        if self.task_source is None:
+            return setting
+        return setting.replace("task.", f"task.sources.{self.task_source}.")
 
     def __len__(self) -> int:
         return len(self.records)
@@ -165,12 +212,10 @@ class _MathRecords(MathRecordsArguments):
             error = DataError(
                 f"the {what} of record {index + 1} has {len(tokens)} tokens, the limit is {limit}",
                 where=f"{self.split} records of {source or 'arithmetic'}",
-                fix=f"raise max_{what}_len to {len(tokens)}, or drop the record",
+                fix=f"raise max_{what}_len to {len(tokens)}, or drop the record"
+                + " (long_prompts=drop)" * (what == "prompt"),
             )
-            setting = SETTINGS[what]
-            if self.task_source is not None:
-                setting = setting.replace("task.", f"task.sources.{self.task_source}.")
-            error.resume_with = f"{setting}={len(tokens)}"
+            error.resume_with = f"{self._named(SETTINGS[what])}={len(tokens)}"
             raise error
 
 

@@ -32,10 +32,10 @@ from realsys.generation.server.http_control import Control
 from realsys.generation.server.http_responses import json_response, refused
 from realsys.generation.server.http_weights import Weights
 from realsys.transport.generation_messages import GenerateRequest
+from realsys.transport.http_listener import OPEN_PATHS
 
 logger = logging.getLogger(__name__)
 
-OPEN_PATHS = frozenset({"/health", "/ready"})  # they reveal only yes or no
 MAX_BODY_BYTES = 64 << 20
 MAX_REQUESTS = 4096
 

@@ -8,7 +8,7 @@ from realsys.algorithms.advantage.advantages import masked_sums
 from realsys.api.errors import DataError
 from realsys.backends.hf.data_parallel import DataParallel
 from realsys.data.sequence_sample import SequenceSample
-from realsys.interfaces.answers import answer_lengths, answer_mask
+from realsys.interfaces.answers import PROMPT_MASK, answer_lengths, answer_mask
 
 
 def mean_and_std(x: torch.Tensor, mask: torch.Tensor, ranks: DataParallel) -> tuple[float, float]:
@@ -20,26 +20,40 @@ def mean_and_std(x: torch.Tensor, mask: torch.Tensor, ranks: DataParallel) -> tu
     return mean, max(second / count - mean * mean, 0.0) ** 0.5
 
 
+def require_something_to_learn(
+    batch: SequenceSample, scored_B: torch.Tensor, ranks: DataParallel
+) -> None:
+    """Refuses a batch of which no advantage could be made, whatever the estimator; alike on all ranks.
+
+    Raises:
+        DataError: no answer has a reward, or none has a token that the policy wrote.
+    """
+    own = [float(scored_B.sum()), float((~scored_B).sum()), float(answer_mask(batch).sum())]
+    scored, unscored, tokens = ranks.sum(torch.tensor(own, dtype=torch.float64)).tolist()
+    if not scored:
+        raise DataError(
+            f"none of the {unscored:.0f} answers of the batch has a reward",
+            where="rewards",
+            fix="look for `record set aside` in the logs of the workers that score",
+        )
+    if not tokens:
+        raise DataError(
+            f"the batch has no answer token, in {scored:.0f} answers",
+            where=PROMPT_MASK,
+            fix="look at the agent's episodes: all in them is marked as prompt or as a tool's output",
+        )
+
+
 def batch_figures(
     batch: SequenceSample, scored_B: torch.Tensor, ranks: DataParallel
 ) -> dict[str, float]:
-    """Rewards, advantages and lengths of a batch.
-
-    Raises:
-        DataError: no answer has a reward.
-    """
+    """Rewards, advantages and lengths of a batch that ``require_something_to_learn`` accepts."""
     x, mask_N = batch.data, answer_mask(batch)
     lengths = answer_lengths(batch)
     own = [float(x["seq_no_eos_mask"].sum()), float(len(mask_N))]
     own += [float(scored_B.sum()), float((~scored_B).sum())]
     sums = ranks.sum(torch.tensor(own, dtype=torch.float64)).tolist()
     no_eos, num_tokens, num_sequences, num_unscored = sums
-    if not num_sequences:
-        raise DataError(
-            f"none of the {num_unscored:.0f} answers of the batch has a reward",
-            where="rewards",
-            fix="look for `record set aside` in the logs of the workers that score",
-        )
     reward_mean, reward_std = mean_and_std(x["rewards"], scored_B, ranks)
     length_mean, _ = mean_and_std(torch.tensor(lengths, device=scored_B.device), scored_B, ranks)
     advantage_mean, advantage_std = mean_and_std(x["advantages"], mask_N, ranks)

@@ -21,6 +21,7 @@ from realsys.interfaces.answers import answer_tokens, of_tokens
 from realsys.interfaces.interface_arguments import PPOSettings
 from realsys.interfaces.ppo.batch_checks import BEHAVIOUR, REFERENCE
 from realsys.interfaces.ppo.off_policy import WEIGHTS
+from realsys.interfaces.ppo.ppo_experience import EQUAL_SCORES
 from realsys.interfaces.ppo.teacher import TOP_IDS, TOP_LOGPROBS, forward_kl
 from realsys.interfaces.ppo.token_selection import CHOSEN
 
@@ -82,7 +83,9 @@ def terms(
         kl_coef, entropy_coef: 0: there is no such term. teachers: weights of forward KLs, by name.
     """
     if entropy_coef:
-        yield Term(losses_R=tokens.entropy_R, coef=-entropy_coef)
+        equal = EQUAL_SCORES in tokens.mb.keys
+        differ_R = ~tokens.of(EQUAL_SCORES) if equal else None
+        yield Term(losses_R=tokens.entropy_R, coef=-entropy_coef, counts_R=differ_R)
     if kl_coef:
         yield _kl(tokens, settings, kl_coef)
     for name, weight in teachers.items():
@@ -148,8 +151,11 @@ def _forward_kl(tokens: LossTokens, name: str, weight: float, temperature: float
     """KL of a teacher to the policy, over the teacher's most probable tokens."""
     ids_RK = tokens.of(TOP_IDS + name).long()
     rows_N = answer_tokens(tokens.mb, tokens.mask_N)[1]
-    own_RK = tokens.predictions.logprobs(ids_RK, rows_N, temperature=temperature)
-    apart_R = forward_kl(own_RK, tokens.of(TOP_LOGPROBS + name))
+    teacher_RK = tokens.of(TOP_LOGPROBS + name)
+    # A larger model of the same tokens may have more rows, whose last ones are padding: no token is theirs.
+    is_row_RK = ids_RK < tokens.predictions.vocab_size
+    own_RK = tokens.predictions.logprobs(ids_RK * is_row_RK, rows_N, temperature=temperature)
+    apart_R = forward_kl(torch.where(is_row_RK, own_RK, teacher_RK), teacher_RK)
     return Term(losses_R=apart_R, coef=weight, figure=f"teacher/{name}/forward_kl")
 
 

@@ -17,6 +17,7 @@ import torch
 from realsys.algorithms.aggregation import Aggregation, aggregate, aggregation_weight
 from realsys.algorithms.predictions import Predictions
 from realsys.algorithms.sequence_sums import sum_per_sequence
+from realsys.api.model import SKIPPED_STEPS
 from realsys.data.sequence_sample import SequenceSample
 from realsys.interfaces.answers import INPUT, answer_mask, answer_tokens, kept_sets, of_tokens
 from realsys.interfaces.interface_arguments import PPOSettings
@@ -31,10 +32,11 @@ from realsys.interfaces.ppo.objective_terms import (
     terms,
 )
 from realsys.interfaces.ppo.off_policy import WEIGHTS
+from realsys.interfaces.ppo.ppo_experience import AT_REFERENCE, EQUAL_SCORES
 
 _TOKENS = "tokens_per_weight"
 # Statistics that are means of their own: the loss's, which are aggregated as it is.
-_OF_LOSS = ("loss", f"loss/{POLICY}", f"loss/{NLL}", "grad_norm", "lr")
+_OF_LOSS = ("loss", f"loss/{POLICY}", f"loss/{NLL}", "grad_norm", "lr", SKIPPED_STEPS)
 
 
 @dataclass(frozen=True)
@@ -45,12 +47,14 @@ class PolicyObjective:
         kl_coef: weight of the KL in the loss; of no meaning where it is in the reward.
         entropy_coef: weight of the entropy bonus.
         teachers: name of a teacher whose most probable tokens the batch has → weight of the forward KL.
+        taught: advantages have a part of teachers.
     """
 
     settings: PPOSettings
     kl_coef: float = 0.0
     entropy_coef: float = 0.0
     teachers: Mapping[str, float] = field(default_factory=dict)
+    taught: bool = False
 
     @property
     def aggregation(self) -> Aggregation:
@@ -73,14 +77,21 @@ class PolicyObjective:
         """Returns bool ``[N]``: tokens whose loss has a gradient, by their advantage or by another term.
 
         A new term must be added here. Tokens with weight 0 have no gradient except through the other
-        terms, which the minibatch's other tokens have as well.
+        terms, which the minibatch's other tokens have as well. Where all answers to a question scored the
+        same there is no entropy bonus, and a KL that is rounding alone is none.
         """
         counts_N = every_N = self.mask(data)
         if WEIGHTS in data.keys:
             counts_N = counts_N & (data.data[WEIGHTS] != 0)
-        if self.entropy_coef or self._kl_coef or self.teachers:
+        if self.teachers:
             return counts_N
         moves_N = counts_N & (data.data["advantages"] != 0)
+        if AT_REFERENCE in data.keys and not self.taught:
+            moves_N = moves_N & ~data.data[AT_REFERENCE]
+        if self._kl_coef:
+            moves_N = moves_N | (counts_N & ~data.data.get(AT_REFERENCE, ~counts_N))
+        if self.entropy_coef:
+            moves_N = moves_N | (counts_N & ~data.data.get(EQUAL_SCORES, ~counts_N))
         return moves_N | (every_N & rewarded(data)) if self.settings.nll_coef else moves_N
 
     def weight(self, mb: SequenceSample) -> float | Mapping[str, float]:

@@ -19,7 +19,7 @@ from realsys.algorithms.policy.policy_loss import update_should_stop
 from realsys.algorithms.predictions import Predictions, next_token_figures, next_token_logprobs
 from realsys.algorithms.value.value_norm import RunningMoments
 from realsys.api.data import MicroBatchSpec
-from realsys.api.model import Model, ModelInterface
+from realsys.api.model import SKIPPED_STEPS, Model, ModelInterface
 from realsys.backends.hf.data_parallel import DataParallel
 from realsys.data.sequence_sample import SequenceSample
 from realsys.interfaces.answers import INPUT, kept_sets
@@ -35,6 +35,7 @@ from realsys.interfaces.ppo.ppo_experience import (
 )
 from realsys.interfaces.ppo.teacher import with_teachers
 from realsys.interfaces.ppo.token_selection import choose_by_covariance, keep_top_entropy
+from realsys.interfaces.skipped_steps import made_and_skipped
 
 MinibatchStats = dict[str, float]
 
@@ -103,7 +104,8 @@ class PPOActorInterface(PPOActorArguments, ModelInterface):
 
         During the critic's warm-up, and if the batch is skipped because of ``on_mismatch=skip``, nothing is
         updated and only the batch's statistics are returned. A minibatch without any gradient makes no
-        optimizer step. The version, and with it the learning rate's schedule, advances in each case.
+        optimizer step, and one whose gradient is not finite neither: statistics are of the others. The
+        version, and with it the learning rate's schedule, advances in each case.
 
         Raises:
             InternalError: a token is older than ``max_staleness``.
@@ -122,6 +124,7 @@ class PPOActorInterface(PPOActorArguments, ModelInterface):
             kl_coef=self.kl_controller.coef,
             entropy_coef=self.entropy_control.coef,
             teachers=self.forward_teachers,
+            taught=bool(self.teachers),
         )
         if version >= self.critic_warmup_steps and not ready.skipped:
             batch, figures = self._ready(ready.batch, objective, ranks)
@@ -204,14 +207,15 @@ class PPOActorInterface(PPOActorArguments, ModelInterface):
                     empty += 1  # a step would move weights by momentum and decay alone
                     continue
                 done.append(_train_minibatch(model, minibatch, objective, mb_spec, ranks))
-                stopped = update_should_stop(
+                stopped = SKIPPED_STEPS not in done[-1] and update_should_stop(
                     done[-1]["importance_weight"],
                     done[-1]["approx_kl"],
                     max_mean_ratio=self.early_stop_imp_ratio,
                     max_approx_kl=self.early_stop_kl,
                 )
         all_done = len(done) + empty == self.ppo_epochs * self.ppo_n_minibatches
-        stats = {**_means(done), "early_stopped": float(not all_done)}
+        made, skipped = made_and_skipped(done)
+        stats = {**_means(made), **skipped, "early_stopped": float(not all_done)}
         return stats | {"empty_minibatches": float(empty)}
 
 

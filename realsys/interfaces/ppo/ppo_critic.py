@@ -29,6 +29,7 @@ from realsys.interfaces.ppo.ppo_experience import (
     minibatches,
     prepare_experience,
 )
+from realsys.interfaces.skipped_steps import made_and_skipped
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -86,7 +87,9 @@ class PPOCriticInterface(PPOCriticArguments, ModelInterface):
         ]
         self.kl_controller.update(experience.kl_per_sequence, experience.num_sequences)
         model.inc_version()
-        return {**figures, **{k: sum(s[k] for s in done) / len(done) for k in done[0]}}
+        made, skipped = made_and_skipped(done)
+        means = {k: sum(s[k] for s in made) / len(made) for k in (made[0] if made else {})}
+        return {**figures, **means, **skipped}
 
     def save(self, model: Model, save_dir: str) -> None:
         """Writes a Hugging Face directory that ``hf_critic`` reads."""

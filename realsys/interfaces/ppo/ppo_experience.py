@@ -41,13 +41,23 @@ from realsys.api.errors import DataError
 from realsys.backends.hf.data_parallel import DataParallel
 from realsys.data.ragged import pad_packed, unpad_to_packed
 from realsys.data.sequence_sample import SequenceSample
-from realsys.interfaces.answers import INPUT, answer_mask
+from realsys.interfaces.answers import INPUT, answer_mask, of_tokens
 from realsys.interfaces.interface_arguments import PPOSettings
 from realsys.interfaces.ppo.batch_checks import BEHAVIOUR, REFERENCE, checked_batch
-from realsys.interfaces.ppo.batch_figures import batch_figures, mean_and_std
+from realsys.interfaces.ppo.batch_figures import (
+    batch_figures,
+    mean_and_std,
+    require_something_to_learn,
+)
 from realsys.interfaces.ppo.episode_groups import EpisodeGroups
 
 FROM_SCORE = "score_advantages"  # of compared answers: advantages without the KL penalty's part
+# Bool per token, of compared answers: those to a question whose answers all scored the same; and those of
+# them where the policy stands at the reference, so that what is left of the penalty is rounding.
+EQUAL_SCORES, AT_REFERENCE = "equal_scores", "at_reference"
+# 256 spacings of float32 at 1. Two passes of the same weights over a token, as sampling and the reference
+# make them, differ by up to 2e-5 nats (logits of some 40, each rounded at 4e-6).
+ROUNDING_OF_LOGPROBS = 256 * torch.finfo(torch.float32).eps
 
 
 def make_kl_controller(settings: PPOSettings) -> KLController:
@@ -66,7 +76,7 @@ class Experience:
     Attributes:
         batch: the batch with bool ``answer_mask`` and float32 ``advantages`` (not whitened), packed; with a
             critic also ``returns``, and ``values`` replaced by those of the state *before* each token; of
-            compared answers also ``score_advantages``.
+            compared answers also ``score_advantages``, ``equal_scores`` and ``at_reference``.
         kl_per_sequence: mean over sequences of the KL to the reference, summed over tokens; 0 without a
             reference.
         stats: statistics of the batch for the metrics.
@@ -88,7 +98,7 @@ def prepare_experience(
     log-probs of the sampling policy, so that actor and critic agree even if only one has the proximal ones.
 
     Raises:
-        DataError: see ``checked_batch``.
+        DataError: see ``checked_batch`` and ``require_something_to_learn``.
     """
     estimator = settings.advantage
     needed = (
@@ -96,6 +106,7 @@ def prepare_experience(
         *((REFERENCE,) if kl_coef else ()),
     )
     data, scored_B = checked_batch(data, needed, ranks)
+    require_something_to_learn(data, scored_B, ranks)
     batch = _Scored.of(data, settings, kl_coef if settings.kl_in == "reward" else 0.0, ranks)
     figures: dict[str, float] = {}
     if isinstance(estimator, AnswerEstimator) and estimator.compares:
@@ -274,6 +285,9 @@ def _compared(
         estimator, GroupScores(-penalty_E, episodes.group_E, episodes.sum(lengths_B))
     )
     scored_E = episodes.sum(scored_B.long()) > 0
+    equal_B = episodes.spread(
+        _equal(episodes.mean(score_B), by_score_E, episodes.group_E, scored_E)
+    )
     equal, every = num_equal_groups(episodes.mean(score_B)[scored_E], episodes.group_E[scored_E])
     equal, every = ranks.sum(torch.tensor([equal, every], dtype=torch.float64)).tolist()
     by_score_B, by_penalty_B = episodes.spread(by_score_E), episodes.spread(by_penalty_E)
@@ -282,8 +296,41 @@ def _compared(
     def spread(advantage_B: torch.Tensor) -> torch.Tensor:
         return to_tokens(advantage_B, mask_N, batch.lengths).masked_fill(~mask_N, 0.0)
 
-    new = {"advantages": spread(by_score_B + by_penalty_B), FROM_SCORE: spread(by_score_B)}
+    new = {
+        "advantages": spread(by_score_B + by_penalty_B),
+        FROM_SCORE: spread(by_score_B),
+        EQUAL_SCORES: of_tokens(equal_B, batch.data) & mask_N,
+        AT_REFERENCE: of_tokens(equal_B & _at_reference(batch, episodes), batch.data) & mask_N,
+    }
     return new, {"groups/equal_scores": equal, "groups/compared": every}
+
+
+def _equal(
+    score_E: torch.Tensor, by_score_E: torch.Tensor, group_E: torch.Tensor, scored_E: torch.Tensor
+) -> torch.Tensor:
+    """Bool ``[E]``: of a group whose scored answers have equal scores, and no advantage by them (which
+    estimators of parts may find all the same). An answer alone is one.
+    """
+    num = int(group_E.max()) + 1 if len(group_E) else 0
+    empty_G = score_E.new_zeros(num)
+    kept = group_E[scored_E]
+    high_G = empty_G.scatter_reduce(0, kept, score_E[scored_E], "amax", include_self=False)
+    low_G = empty_G.scatter_reduce(0, kept, score_E[scored_E], "amin", include_self=False)
+    moved_G = torch.zeros_like(empty_G).index_add_(0, group_E, by_score_E.abs().to(empty_G))
+    return ((high_G == low_G) & (moved_G == 0))[group_E]
+
+
+def _at_reference(batch: _Scored, episodes: EpisodeGroups) -> torch.Tensor:
+    """Bool ``[B]``: of a group of which no token's log-prob differs from the reference's by more than
+    rounding; True without a reference.
+    """
+    x = batch.data.data
+    apart_N = (x[BEHAVIOUR] - x.get(REFERENCE, x[BEHAVIOUR])).abs() > ROUNDING_OF_LOGPROBS
+    apart_B = sum_per_sequence((apart_N & answer_mask(batch.data)).long(), batch.lengths)
+    apart_E = episodes.sum(apart_B)
+    num = int(episodes.group_E.max()) + 1 if len(episodes.group_E) else 0
+    apart_G = apart_E.new_zeros(num).index_add_(0, episodes.group_E, apart_E)
+    return episodes.spread((apart_G == 0)[episodes.group_E])
 
 
 def _to_come(batch: _Scored, estimator: AnswerEstimator) -> dict[str, torch.Tensor]:

@@ -35,6 +35,7 @@ from realsys.interfaces.preferences.preference_training import (
     num_pairs,
     require_whole_pairs,
 )
+from realsys.interfaces.skipped_steps import without_skipped
 
 REFERENCE = "packed_ref_logprobs"
 KL_ESTIMATE = "kl_estimate"
@@ -80,7 +81,7 @@ class DirectPreferenceInterface(DirectPreferenceArguments, ModelInterface):
             version_steps=model.version.global_step,
         )
         model.inc_version()
-        return stats | estimate
+        return without_skipped(stats) | estimate
 
     def evaluate(
         self, model: Model, eval_batches: Iterable[SequenceSample], mb_spec: MicroBatchSpec

@@ -16,14 +16,15 @@ from realsys.backends.hf.data_parallel import DataParallel
 from realsys.data.sequence_sample import SequenceSample
 from realsys.interfaces.answers import INPUT
 from realsys.interfaces.interface_arguments import PreferenceArguments
+from realsys.interfaces.skipped_steps import without_skipped
 
 
 @dataclass(frozen=True, kw_only=True)
 class PreferenceInterface(PreferenceArguments, ModelInterface):
     """Interface that reads ``packed_input_ids``: two sequences an id, the preferred one first.
 
-    The module gives one value a token; a sequence's score is that of its last token, as in
-    transformers' sequence classifiers.
+    The module gives one value a token; a sequence's score is that of its last token. It is saved as such a
+    module, which tells it from transformers' sequence classifiers (realsys.models.hf).
     """
 
     def train_step(
@@ -40,7 +41,7 @@ class PreferenceInterface(PreferenceArguments, ModelInterface):
             version_steps=model.version.global_step,
         )
         model.inc_version()
-        return stats
+        return without_skipped(stats)
 
     def evaluate(
         self, model: Model, eval_batches: Iterable[SequenceSample], mb_spec: MicroBatchSpec
@@ -73,10 +74,23 @@ class PreferenceInterface(PreferenceArguments, ModelInterface):
         return loss, {"accuracy": (margin_P > 0).float().mean(), "margin": margin_P.mean()}
 
 
-def last_values(values_N: torch.Tensor, data: SequenceSample) -> torch.Tensor:
-    """Returns ``[S]``: the value of each sequence's last token."""
-    ends = torch.tensor(data.piece_lengths(INPUT), device=values_N.device).cumsum(0) - 1
-    return values_N[ends]
+def last_values(
+    values_N: torch.Tensor, data: SequenceSample, *, skips: int | None = None
+) -> torch.Tensor:
+    """Returns ``[S]``: the value of each sequence's last token that is not ``skips``; of its first if there
+    is none.
+    """
+    lengths_S = torch.tensor(data.piece_lengths(INPUT), device=values_N.device)
+    ends_S = lengths_S.cumsum(0)
+    if skips is None:
+        return values_N[ends_S - 1]
+    places_N = torch.arange(len(values_N), device=values_N.device)
+    sequence_N = torch.arange(len(lengths_S), device=values_N.device).repeat_interleave(lengths_S)
+    counts_N = data.data[INPUT].to(values_N.device) != skips
+    found_S = (ends_S - lengths_S).scatter_reduce(
+        0, sequence_N[counts_N], places_N[counts_N], "amax"
+    )
+    return values_N[found_S]
 
 
 def num_pairs(data: SequenceSample) -> float:

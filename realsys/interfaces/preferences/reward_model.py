@@ -29,7 +29,7 @@ class RewardModelInterface(RewardModelArguments, ModelInterface):
         Rewards are NaN where the rule's are: those answers are set aside.
         """
         values = model.module.forward(data.select([INPUT]), mb_spec=mb_spec).float()
-        score_S = last_values(values, data)
+        score_S = last_values(values, data, skips=model.score_skips)
         rule_S = data.data["rewards"].float().to(score_S.device)
         rewards_S = self.rule_weight * rule_S + self.weight * self._clipped(score_S)
         return SequenceSample.from_tensors(

@@ -25,7 +25,7 @@ from typing import Any
 from realsys.api import registry
 from realsys.api.basics.reward import RAISED, Completion, Score
 from realsys.api.errors import RewardError
-from realsys.rewards import guarded_frames
+from realsys.rewards.guard.frames import parse_json, send_json
 from realsys.rewards.rule import RewardRule, rule_of
 
 REQUESTS, REPLIES = 0, 1
@@ -41,12 +41,12 @@ def main() -> int:
         registry.load_plugins(settings["imports"])
         rule = rule_of(settings["rule"], settings["args"])
     except Exception as error:  # a plug-in may raise anything; the other end reports it
-        guarded_frames.send(replies, {"broken": f"{type(error).__name__}: {error}"})
+        send_json(replies, {"broken": f"{type(error).__name__}: {error}"})
         return 1
-    guarded_frames.send(replies, {"ready": True})
+    send_json(replies, {"ready": True})
     received = bytearray()
     while True:
-        while (request := guarded_frames.parse(received)) is None:
+        while (request := parse_json(received)) is None:
             if not (more := os.read(REQUESTS, 1 << 16)):
                 return 0
             received += more
@@ -54,7 +54,7 @@ def main() -> int:
             reply = _forked(rule, request["answers"], settings)
         else:
             reply = {"scores": _scored(rule, request["answers"])}
-        guarded_frames.send(replies, reply)
+        send_json(replies, reply)
 
 
 def _forked(
@@ -71,7 +71,7 @@ def _forked(
             resource.setrlimit(resource.RLIMIT_CPU, (limit, limit + 1))
             resource.setrlimit(resource.RLIMIT_AS, (settings["memory_bytes"],) * 2)
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-            guarded_frames.send(writer, {"scores": _scored(rule, answers)})
+            send_json(writer, {"scores": _scored(rule, answers)})
         finally:
             os._exit(0)
     os.close(writer)
@@ -92,7 +92,7 @@ def _reply(reader: int, timeout_s: float) -> tuple[dict[str, Any] | None, bool]:
     received, deadline_s = bytearray(), time.monotonic() + timeout_s
     poll = select.poll()
     poll.register(reader, select.POLLIN)
-    while (reply := guarded_frames.parse(received)) is None:
+    while (reply := parse_json(received)) is None:
         left_s = deadline_s - time.monotonic()
         if left_s <= 0 or not poll.poll(left_s * 1000):
             return None, True

@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from realsys.api.errors import RewardError
-from realsys.rewards import guarded_frames
 from realsys.rewards.attack.attack_answers import Attack
 from realsys.rewards.attack.attack_report import AttackScore
+from realsys.rewards.guard.frames import parse_json, send_json
 
 _START_S = 300.0
 _INHERITED_ENV = ("PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH")  # no secrets
@@ -118,7 +118,7 @@ class AttackProcess:
         process = self._started()
         assert process.stdin is not None
         try:
-            guarded_frames.send(process.stdin.fileno(), {"answers": requests, "hostile": hostile})
+            send_json(process.stdin.fileno(), {"answers": requests, "hostile": hostile})
             reply = self._next(process, self._deadline_s * len(requests))
         except OSError:
             reply = None
@@ -188,7 +188,7 @@ class AttackProcess:
         descriptor, deadline_s = process.stdout.fileno(), time.monotonic() + timeout_s
         poll = select.poll()
         poll.register(descriptor, select.POLLIN)
-        while (message := guarded_frames.parse(self._received)) is None:
+        while (message := parse_json(self._received)) is None:
             left_s = deadline_s - time.monotonic()
             if left_s <= 0 or not poll.poll(left_s * 1000):
                 return None

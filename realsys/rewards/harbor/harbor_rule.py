@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+from realsys.api.basics.thoughts import FinalTextRule
 from realsys.api.errors import ClusterError, DataError
 from realsys.api.options import option
 from realsys.data.harbor.node_packages import lacking_packages
 from realsys.data.harbor.task_directory import TaskDirectory, read_task, task_paths
-from realsys.rewards.code_tests import last_code_block
+from realsys.rewards.fenced_blocks import last_block
 from realsys.rewards.harbor.apptainer_engine import ApptainerEngine, check_image
 from realsys.rewards.harbor.task_box import BoxEngine, SandboxEngine, TaskBox, TaskLimits
 from realsys.rewards.harbor.verifier_rewards import TaskVerdict
@@ -28,7 +29,7 @@ SHELLS = ("bash", "sh", "shell", "")
 
 
 @dataclass(kw_only=True)
-class HarborTests:
+class HarborTests(FinalTextRule):
     """What a task's tests give: ``reward``, or the mean of what they name; all names are parts.
 
     ``no_verdict`` is the share of answers whose tests gave no reward, which counts 0. A box that fails is
@@ -58,15 +59,19 @@ class HarborTests:
     _sandbox: SandboxEngine | None = field(init=False, repr=False, default=None)
     _lock: threading.Lock = field(init=False, repr=False, default_factory=threading.Lock)
 
-    async def __call__(self, response: str, record: Mapping[str, Any]) -> dict[str, float]:
-        """Runs the script and the tests.
+    async def __call__(
+        self, response: str, record: Mapping[str, Any], final: str | None = None
+    ) -> dict[str, float]:
+        """Runs the script behind the answer's thoughts, and the tests.
 
         Raises:
             DataError: the record names no task, or one that can't be used. SandboxFailure: its box failed.
             ClusterError: this node lacks what tasks need.
         """
         path = directory_of(record)
-        script = last_code_block(response, SHELLS) if self.fenced else response
+        script = self.text_of(response, final)
+        if script is not None and self.fenced:
+            script = last_block(script, SHELLS)
         if script is None:
             return {"reward": 0.0, "correct": 0.0, "no_verdict": 0.0}
         return parts_of(await asyncio.to_thread(self.verdict, script, path))

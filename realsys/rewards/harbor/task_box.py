@@ -141,17 +141,18 @@ class TaskBox:
             SandboxFailure: the box failed; nothing is known about the files.
         """
         wall_s, asked_s = self._limits.verifier_s, self._task.verifier.timeout_sec
+        tests = self._packed("tests")
         command = BoxCommand(
             task=self._task,
             text=f"exec /bin/bash /tests/test.sh > {FOLDER}/{OUTPUT} 2>&1",
             env=self._task.verifier.env,
             kept=self._files,
-            more=self._packed("tests"),
+            more=tests,
             limits=self._limits.of(self._task, wall_s, asked_s),
             folders=[*self._task.folders, *_LOGS, "/tests", FOLDER],
             archive=[FOLDER],
         )
-        return verdict_of(self._engine.run(command))
+        return verdict_of(self._engine.run(command), tests)
 
     def _packed(self, name: str) -> bytes:
         most_bytes = self._limits.of(self._task, 1.0).file_bytes

@@ -1,11 +1,15 @@
-"""Reads what a task's tests wrote: ``reward.json``, else ``reward.txt``, as Harbor reads them. Pure."""
+"""Reads what a task's tests wrote: ``reward.json``, else ``reward.txt``, as Harbor reads them. Pure.
+
+Tests run what a solution left, in their own box, so that this may write a file of the other name: one that
+the tests don't name is not theirs.
+"""
 
 from __future__ import annotations
 
 import io
 import math
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
@@ -14,6 +18,7 @@ from realsys.rewards.sandbox.box_limits import BoxOutcome
 
 FOLDER, OUTPUT = "/logs/verifier", "test-stdout.txt"
 REWARD = "reward"
+_JSON, _TEXT = "reward.json", "reward.txt"
 _MOST_BYTES = 1 << 20  # of a file with rewards
 
 
@@ -37,10 +42,13 @@ class TaskVerdict:
         return self.rewards.get(REWARD, fmean(self.rewards.values()) if self.rewards else 0.0)
 
 
-def verdict_of(outcome: BoxOutcome) -> TaskVerdict:
+def verdict_of(outcome: BoxOutcome, tests: bytes = b"") -> TaskVerdict:
     """Reads the verdict that tests left in ``/logs/verifier``, of which the outcome has an archive.
 
     Tests that a limit ended have none, whatever they wrote before.
+
+    Args:
+        tests: their files, as text or an archive that is not compressed.
     """
     files = _files(outcome.archive or b"")
     output = files.get(OUTPUT, b"").decode(errors="replace")
@@ -48,28 +56,34 @@ def verdict_of(outcome: BoxOutcome) -> TaskVerdict:
     try:
         if status is None:
             raise ValueError("they did not come to their end")
-        rewards = _rewards(files)
+        rewards = _rewards(files, [name for name in (_JSON, _TEXT) if name.encode() in tests])
     except (ValueError, OverflowError) as error:  # also of JSON, and of what is no number
         why = f"{error}; the tests ended with {outcome.ended}"
         return TaskVerdict(why=why if status is None else f"{why} {status}", output=output)
     return TaskVerdict(rewards=rewards, output=output)
 
 
-def _rewards(files: Mapping[str, bytes]) -> dict[str, float]:
+def _rewards(files: Mapping[str, bytes], tests_name: Sequence[str]) -> dict[str, float]:
     """Raises ValueError: there are none that count."""
-    if "reward.json" in files:
-        found = parse_json(files["reward.json"])
+    names = [name for name in tests_name or (_JSON, _TEXT) if name in files]
+    if not names:
+        raise ValueError(f"there is no {' and no '.join(tests_name or (_JSON, _TEXT))}")
+    if _JSON in names:
+        found = parse_json(files[_JSON])
         named = found if isinstance(found, dict) else {REWARD: found}
-    elif "reward.txt" in files:
-        named = {REWARD: float(files["reward.txt"])}
     else:
-        raise ValueError("there is no reward.json and no reward.txt")
+        named = {REWARD: float(files[_TEXT])}
     if not named:
         raise ValueError("reward.json names no reward")
     for name, value in named.items():
         if not isinstance(value, int | float) or not math.isfinite(value):
             raise ValueError(f"reward {name!r} is {value!r:.80}, no finite number")
-    return {str(name): float(value) for name, value in named.items()}
+    rewards = {str(name): float(value) for name, value in named.items()}
+    if len(names) == len(tests_name) == 2 and TaskVerdict(rewards=rewards).reward != float(
+        files[_TEXT]
+    ):
+        raise ValueError(f"{_JSON} and {_TEXT} differ: one of them may be the solution's")
+    return rewards
 
 
 def _files(archive: bytes) -> dict[str, bytes]:

@@ -9,4 +9,7 @@ Begin with sandbox.py (what a caller uses) and box_limits.py (what is given and 
                                   │ forks
                                   ▼
                              box_program.py (limits, then the untrusted program)
+                                  │ or, for a test's code on a program,
+                                  ▼
+                             separate_tests/ (the test, which forks the program)
 """

@@ -15,6 +15,7 @@ import signal
 import socket
 import stat
 import time
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
@@ -32,12 +33,13 @@ from realsys.rewards.sandbox.box_messages import (
     send,
 )
 from realsys.rewards.sandbox.box_program import environment, run_program
-from realsys.rewards.sandbox.box_usage import exact_memory_bytes, oom_kills, read_usage
+from realsys.rewards.sandbox.box_usage import BoxMeter, oom_kills, socket_bytes
 from realsys.runtime.linux import pidfd_open
 
 _REQUEST_WITHIN_S, _REPLY_WITHIN_S = 60.0, 60.0
 _MOST_REQUEST_BYTES = 1 << 32
-_CHECK_S, _CHECK_OFTEN_S = 0.05, 0.02  # how often usage is read; often: near a limit
+# How often usage is read: at first, of several processes or with a quarter of the memory, with half of it.
+_CHECK_S, _CHECK_OFTEN_S, _CHECK_NEAR_S = 0.05, 0.02, 0.005
 _PIECE_BYTES, _PAGE_BYTES = 1 << 16, os.sysconf("SC_PAGE_SIZE")
 
 
@@ -49,6 +51,20 @@ class BoxFeatures:
     without: list[str]  # features that this node lacks, by allowance
     landlock_abi: int  # 0: none
     outside_ids: tuple[int, int]  # uid and gid as the fork server's user namespace has them
+    oom_counter: int | None  # descriptor of its cgroup's count of kills for want of memory
+
+
+class _OutOfMemory(Exception):
+    """A program was killed while processes were killed for want of memory: it may be one of these."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Surroundings:
+    """What the programs of a box are watched with."""
+
+    channel: socket.socket
+    meter: BoxMeter
+    oom_counter: int | None
 
 
 def run_box(channel: socket.socket, features: BoxFeatures) -> NoReturn:
@@ -59,14 +75,28 @@ def run_box(channel: socket.socket, features: BoxFeatures) -> NoReturn:
         request: BoxRequest = receive(channel, BoxRequest, _MOST_REQUEST_BYTES)
         limits = BoxLimits(**request.limits)  # type: ignore[arg-type]
         inputs = _set_up(request, limits, features)
+        counted_bytes = 0 if "net" in features.without else socket_bytes()
+        around = _Surroundings(
+            channel=channel,
+            meter=BoxMeter(socket_bytes=counted_bytes),
+            oom_counter=features.oom_counter,
+        )
         outcomes: list[ProgramReply] = []
         for program, stdin in zip(request.programs, inputs, strict=True):
-            outcomes.append(_watched_program(program.argv, stdin, request.env, limits, channel))
+            if request.anew and outcomes:
+                _empty_folders([*box_root.WRITABLE, *request.folders])
+                _write_files(request.files)
+            outcomes.append(_watched_program(program.argv, stdin, request.env, limits, around))
             if outcomes[-1].ended in request.stop_after:
                 break
-        archive = _packed(request.archive, features.read_only, limits, channel)
+        archive = _packed(request.archive, features.read_only, limits, around)
         files = _collected(request.collect, limits)
         reply = BoxReply(outcomes=outcomes, files=files, archive=archive)
+    except _OutOfMemory:
+        failure = (
+            "the node ran out of memory and killed a process; give the job more, or run fewer boxes"
+        )
+        reply = BoxReply(failure=failure, is_doubtful=True)
     except Exception as error:  # a failure of the box, not of the program
         reply = BoxReply(failure=f"{type(error).__name__}: {error}")
     try:
@@ -84,11 +114,7 @@ def _set_up(request: BoxRequest, limits: BoxLimits, features: BoxFeatures) -> li
     box_root.add_writable(limits, given_bytes, features.read_only, request.folders)
     if "uts" not in features.without:
         socket.sethostname("box")
-    os.chdir(box_root.WORK)
-    for name, content in request.files.items():
-        Path(name).parent.mkdir(parents=True, exist_ok=True)
-        Path(name).write_bytes(content)
-        os.chmod(name, 0o755)
+    _write_files(request.files)
     inputs = [_unnamed_file(program.stdin) for program in request.programs]
     kernel.drop_capabilities()
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
@@ -98,6 +124,54 @@ def _set_up(request: BoxRequest, limits: BoxLimits, features: BoxFeatures) -> li
     if "seccomp" not in features.without:
         seccomp_filter.install()
     return inputs
+
+
+def _write_files(files: dict[str, bytes]) -> None:
+    """Writes files into the work folder, which becomes this process's own."""
+    os.chdir(box_root.WORK)
+    for name, content in files.items():
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_bytes(content)
+        os.chmod(name, 0o755)
+
+
+def _empty_folders(folders: list[str]) -> None:
+    """Deletes what a program left, whatever it did to it; nothing else runs in the box now.
+
+    Folders may be as deep as there are files, too deep for a path or for recursion. What is mounted, which
+    a box can't write, stays.
+    """
+    for top in folders:
+        device = os.lstat(top).st_dev
+        os.chmod(top, 0o755)
+        os.chdir(top)
+        levels = [_delete_files(device)]
+        names: list[str] = []
+        while levels:
+            if levels[-1]:
+                names.append(levels[-1].pop())
+                os.chdir(names[-1])
+                levels.append(_delete_files(device))
+                continue
+            levels.pop()
+            if names:
+                os.chdir("..")
+                with suppress(OSError):  # something is mounted in it
+                    os.rmdir(names.pop())
+
+
+def _delete_files(device: int) -> list[str]:
+    """Deletes all in the current folder but folders, which it returns: those of this file system."""
+    found: list[str] = []
+    with os.scandir(".") as entries:
+        listed = [(e.name, e.stat(follow_symlinks=False)) for e in entries]
+    for name, about in listed:
+        if not stat.S_ISDIR(about.st_mode):
+            os.unlink(name)
+        elif about.st_dev == device:
+            os.chmod(name, 0o700)
+            found.append(name)
+    return found
 
 
 def _unnamed_file(content: bytes) -> int:
@@ -138,19 +212,19 @@ def _watched_program(
     stdin: int,
     env: dict[str, str],
     limits: BoxLimits,
-    channel: socket.socket,
+    around: _Surroundings,
 ) -> ProgramReply:
     """Runs one program to its end or to a limit, then kills what is left of it."""
     env = environment(env)
     pipes = [os.pipe(), os.pipe()]
-    kills_before, cpu_before_s = oom_kills(), _cpu_of_ended_s()
+    kills_before, cpu_before_s = oom_kills(around.oom_counter), _cpu_of_ended_s()
     started_s = time.monotonic()
     if (program := os.fork()) == 0:
         run_program(argv, env, limits, [stdin, *(write for _, write in pipes)])
     outputs = [_Output(read, limits.output_bytes) for read, _ in pipes]
     for descriptor in [stdin, *(write for _, write in pipes)]:
         os.close(descriptor)
-    watch = _Watch(program, outputs, limits, channel)
+    watch = _Watch(program, outputs, limits, around)
     limit = watch.until_ended(started_s + limits.wall_s)
     wall_s = time.monotonic() - started_s
     watch.kill_all()
@@ -160,12 +234,8 @@ def _watched_program(
     cpu_s = _cpu_of_ended_s() - cpu_before_s
     watch.close()
     code = os.waitstatus_to_exitcode(watch.status)
-    if not limit and code == -signal.SIGKILL and oom_kills() > kills_before:
-        raise ClusterError(
-            "the node ran out of memory and killed a process",
-            where="sandbox",
-            fix="give the job more memory, or run fewer boxes at once",
-        )
+    if not limit and code == -signal.SIGKILL and oom_kills(around.oom_counter) > kills_before:
+        raise _OutOfMemory
     if not limit and any(output.flooded for output in outputs):
         limit = "output"
     ended = limit or ended_by(code, cpu_s, limits)
@@ -197,18 +267,18 @@ class _Watch:
     """Watches the program's streams, end and usage."""
 
     def __init__(
-        self, program: int, outputs: list[_Output], limits: BoxLimits, channel: socket.socket
+        self, program: int, outputs: list[_Output], limits: BoxLimits, around: _Surroundings
     ) -> None:
+        self._meter, self._channel = around.meter, around.channel
         self._program, self._outputs, self._limits = program, outputs, limits
         self._cpu_before_s = _cpu_of_ended_s()
         self.status = -1  # as waitpid gives it
         self._ended = False
         self._by_descriptor = {output.descriptor: output for output in outputs}
-        self._channel = channel
         self._poll = select.poll()
         for descriptor in self._by_descriptor:
             self._poll.register(descriptor, select.POLLIN)
-        self._poll.register(channel, select.POLLRDHUP if hasattr(select, "POLLRDHUP") else 0)
+        self._poll.register(self._channel, select.POLLRDHUP if hasattr(select, "POLLRDHUP") else 0)
         self._pidfd: int | None = None
         try:
             self._pidfd = pidfd_open(program)
@@ -246,16 +316,21 @@ class _Watch:
 
     def _over_limit(self) -> tuple[Ended | None, float]:
         """Returns the limit that is exceeded now, and the time until the next check."""
-        limits, usage = self._limits, read_usage()
+        limits, usage = self._limits, self._meter.usage()
         if usage.cpu_s + _cpu_of_ended_s() - self._cpu_before_s >= limits.cpu_s:
             return "cpu_time", 0.0
         if usage.processes > limits.processes:
             return "processes", 0.0
-        if usage.memory_bytes > limits.memory_bytes and (
-            exact_memory_bytes() > limits.memory_bytes
+        memory_bytes = usage.memory_bytes
+        if memory_bytes + usage.pipe_bytes_at_most > limits.memory_bytes:
+            memory_bytes += self._meter.pipe_bytes()
+        if memory_bytes > limits.memory_bytes and (
+            self._meter.exact_memory_bytes() > limits.memory_bytes
         ):
             return "memory", 0.0
-        busy = usage.processes > 1 or usage.memory_bytes > limits.memory_bytes // 4
+        if memory_bytes > limits.memory_bytes // 2:
+            return None, _CHECK_NEAR_S
+        busy = usage.processes > 1 or memory_bytes > limits.memory_bytes // 4
         return None, _CHECK_OFTEN_S if busy else _CHECK_S
 
     def kill_all(self) -> None:
@@ -286,14 +361,14 @@ class _Watch:
 
 
 def _packed(
-    folders: list[str], read_only: list[str], limits: BoxLimits, channel: socket.socket
+    folders: list[str], read_only: list[str], limits: BoxLimits, around: _Surroundings
 ) -> bytes | None:
     """Packs folders; None: none were asked for, or the files in them can't be packed."""
     if not folders:
         return None
     limits = replace(limits, output_bytes=most_archive_bytes(limits), wall_s=PACK_S, cpu_s=PACK_S)
     empty = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
-    packed = _watched_program(pack_argv(folders, read_only), empty, {}, limits, channel)
+    packed = _watched_program(pack_argv(folders, read_only), empty, {}, limits, around)
     return packed.stdout if packed.exit_code == 0 else None
 
 

@@ -19,12 +19,14 @@ class BoxLimits:
 
     wall_s: float = 10.0  # from the program's start to the kill; without the start of the box
     cpu_s: float = 10.0  # of all processes together
-    memory_bytes: int = 512 << 20  # resident, of all processes; private memory of each process
+    memory_bytes: int = (
+        512 << 20
+    )  # of all processes, with page tables, pipes and sockets; of each its own
     processes: int = 32  # processes and threads at a time
     output_bytes: int = 1 << 20  # of standard output, and again of standard error
     file_bytes: int = 64 << 20  # written under all writable folders together; held in memory
     files: int = 4096  # files and folders there
-    open_files: int = 128  # descriptors of one process
+    open_files: int = 64  # descriptors of one process
 
     def __post_init__(self) -> None:
         if bad := {f.name: n for f in fields(self) if (n := getattr(self, f.name)) <= 0}:

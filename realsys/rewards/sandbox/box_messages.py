@@ -35,6 +35,7 @@ class BoxRequest(msgspec.Struct, frozen=True, kw_only=True):
     archive: list[str]  # writable folders to pack at the end
     limits: dict[str, int | float]
     stop_after: list[str]  # ways to end after which no further program is run
+    anew: bool = False  # each program finds ``files`` and no others
 
 
 class ProgramReply(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,6 +54,9 @@ class BoxReply(msgspec.Struct, frozen=True, kw_only=True):
     """What the programs did that were run, or why the box failed."""
 
     failure: str = ""
+    is_doubtful: bool = (
+        False  # another program of the job may be meant: it counts if it comes twice
+    )
     outcomes: list[ProgramReply] = []
     files: dict[str, bytes] = {}
     archive: bytes | None = None

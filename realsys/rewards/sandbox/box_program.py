@@ -21,9 +21,11 @@ from typing import Any, NoReturn
 
 from realsys.rewards.sandbox import kernel_calls as kernel
 from realsys.rewards.sandbox.box_limits import BoxLimits
-from realsys.rewards.sandbox.box_root import WORK
+from realsys.rewards.sandbox.box_root import WORK, WRITABLE
+from realsys.rewards.sandbox.separate_tests.separate_test import run_separate_test
 
 WARM_PYTHON = "python:warm"  # as argv[0]
+WARM_TEST = "python:test"  # the file argv[1], and a test on it, each in a process of its own
 _NO_PROGRAM, _NOT_EXECUTABLE = 127, 126  # as shells say it
 _NPROC_BY_NAMESPACE = (5, 14)  # before, the kernel counts all of the user's processes on the node
 _AS_ROOM_BYTES = 16 << 30  # address space that is reserved, or shared with files, is not memory
@@ -68,13 +70,16 @@ def run_program(
         os.closerange(3, 1 << 16)
         os.chdir(WORK)
         os.umask(0o022)
-        kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
+        _show_memory(True)
         for name, value in resource_limits(limits).items():
             hard = resource.getrlimit(name)[1]
             value = value if hard == resource.RLIM_INFINITY else min(value, hard)
             resource.setrlimit(name, (value, value))
         if argv[0] == WARM_PYTHON:
             _run_warm(argv[1:], env)
+        if argv[0] == WARM_TEST:
+            _become_python(env)
+            run_separate_test(argv[1], show_memory=_show_memory, writable=WRITABLE)
         for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
         os.execvpe(argv[0], argv, env)
@@ -85,8 +90,13 @@ def run_program(
         os._exit(_NOT_EXECUTABLE)
 
 
-def _run_warm(arguments: list[str], env: dict[str, str]) -> NoReturn:
-    """Runs a Python script in this interpreter and exits as Python would."""
+def _show_memory(shown: bool) -> None:
+    """Lets other processes of the user read this one's memory and descriptors, or not."""
+    kernel.prctl(kernel.PR_SET_DUMPABLE, int(shown))
+
+
+def _become_python(env: dict[str, str]) -> None:
+    """Gives this interpreter new streams and environment, and nothing of ours to import."""
     os.environ.clear()
     os.environ.update(env)
     for number, name in enumerate(("stdin", "stdout", "stderr")):
@@ -103,6 +113,11 @@ def _run_warm(arguments: list[str], env: dict[str, str]) -> NoReturn:
     for name in [name for name in sys.modules if name.partition(".")[0] == "realsys"]:
         del sys.modules[name]
     random.seed()  # or every box would draw the same
+
+
+def _run_warm(arguments: list[str], env: dict[str, str]) -> NoReturn:
+    """Runs a Python script in this interpreter and exits as Python would."""
+    _become_python(env)
     status = _exit_status(arguments)
     try:
         threading._shutdown()  # type: ignore[attr-defined]  # waits for threads, as Python's exit

@@ -34,6 +34,7 @@ from realsys.rewards.sandbox.box_messages import (
     prepare_codec,
     send,
 )
+from realsys.rewards.sandbox.box_usage import open_oom_counter
 from realsys.runtime.child_processes.parent_death import PR_SET_PDEATHSIG
 from realsys.runtime.linux import pidfd_open
 
@@ -98,6 +99,7 @@ def _serve(control: socket.socket, start: ServerStart, privileged: bool) -> NoRe
 
 def _prepare(start: ServerStart, privileged: bool) -> BoxFeatures:
     """Moves into the boxes' root and gives up root; imports what warm Python is to have."""
+    oom_counter = open_oom_counter()  # in a folder that the boxes' root does not show
     box_root.build_root(start.read_only)
     if privileged:
         os.setgroups([])
@@ -116,6 +118,7 @@ def _prepare(start: ServerStart, privileged: bool) -> BoxFeatures:
         without=start.without,
         landlock_abi=landlock_rules.abi_version(),
         outside_ids=(os.getuid(), os.getgid()),
+        oom_counter=oom_counter,
     )
 
 

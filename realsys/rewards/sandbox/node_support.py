@@ -56,7 +56,7 @@ class NodeSupport:
 
 def node_support() -> NodeSupport:
     """Returns what this node supports. Takes a tenth of a second; starts a process."""
-    command = [sys.executable, "-m", "realsys.rewards.sandbox.node_support"]
+    command = [sys.executable, "-P", "-m", "realsys.rewards.sandbox.node_support"]
     environment = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PATH": "/usr/bin:/bin"}
     found = subprocess.run(
         command,

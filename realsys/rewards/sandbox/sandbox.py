@@ -28,7 +28,7 @@ from realsys.api.errors import ClusterError, ConfigError, SandboxFailure
 from realsys.rewards.sandbox import box_messages as messages
 from realsys.rewards.sandbox.box_archive import PACK_S, most_archive_bytes
 from realsys.rewards.sandbox.box_limits import BoxLimits, BoxOutcome, Ended
-from realsys.rewards.sandbox.box_program import WARM_PYTHON
+from realsys.rewards.sandbox.box_program import WARM_PYTHON, WARM_TEST
 from realsys.rewards.sandbox.box_root import (
     WRITABLE,
     interpreter_folders,
@@ -41,6 +41,7 @@ _START_S = 300.0  # allows for a busy machine and large libraries in ``preload``
 _GRACE_S = 60.0  # beyond the wall time that the box itself enforces
 _ENV = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}  # a fork must have one thread
 _FRAME_BYTES = 1 << 20  # of a reply, besides outputs and files
+_FORK_SERVER = "realsys.rewards.sandbox.fork_server"
 MOST_PROGRAMS = 256  # in one box: each holds a descriptor open
 
 
@@ -52,6 +53,11 @@ def python_argv(code: str, *arguments: str) -> list[str]:
 def python_file_argv(name: str, *arguments: str) -> list[str]:
     """Returns argv for a Python file of the box, in an interpreter that is up."""
     return [WARM_PYTHON, name, *arguments]
+
+
+def python_test_argv(name: str) -> list[str]:
+    """Returns argv for a test on a Python file of the box, apart from it; separate_test.py."""
+    return [WARM_TEST, name]
 
 
 class Sandbox:
@@ -177,6 +183,7 @@ class Sandbox:
         stop_after: Collection[Ended] = (),
         folders: Sequence[str] = (),
         archive: Sequence[str] = (),
+        anew: bool = False,
     ) -> list[BoxOutcome]:
         """Runs programs, each argv and standard input, one after another in one box.
 
@@ -184,6 +191,7 @@ class Sandbox:
         leaves stay for the next. Times, memory and output are limited for each by itself.
 
         Args:
+            anew: each program finds ``files`` as they were given, and no others.
             stop_after: ways to end after which no further program is run: the list is shorter then.
             folders: further folders that may be written, e.g. ``/app``; empty at first.
             archive: writable folders whose files are returned, as tar, to be unpacked in another box by
@@ -203,9 +211,12 @@ class Sandbox:
             archive=list(archive),
             limits=asdict(limits),
             stop_after=list(stop_after),
+            anew=anew,
         )
         with self._free:
             reply = self._reply(request, limits)
+            if reply.is_doubtful:
+                reply = self._reply(request, limits)
         if reply.failure:
             raise _failure(reply.failure)
         return [
@@ -300,7 +311,7 @@ class _ForkServer:
         path = os.pathsep.join(filter(None, sys.path))
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "realsys.rewards.sandbox.fork_server", str(theirs.fileno())],
+                [sys.executable, "-P", "-m", _FORK_SERVER, str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

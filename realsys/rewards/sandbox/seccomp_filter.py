@@ -47,17 +47,24 @@ _UNCOUNTED_MEMORY = {
     "memfd_create": (319, 279), "memfd_secret": (447, 447), "shmget": (29, 194),
     "msgget": (68, 186), "semget": (64, 190), "mq_open": (240, 180),
 }  # fmt: skip
-DENIED = {**_ADMINISTER, **_OTHER_PROCESSES, **_OFTEN_HOLED, **_UNCOUNTED_MEMORY}
+# A user has few: other programs of the same user on the node would get none.
+_OF_THE_USER = {"inotify_init": (253, None), "inotify_init1": (294, 26)}
+DENIED = {**_ADMINISTER, **_OTHER_PROCESSES, **_OFTEN_HOLED, **_UNCOUNTED_MEMORY, **_OF_THE_USER}
 
 _CLONE, _CLONE3, _SOCKET, _IOCTL = (56, 220), (435, 435), (41, 198), (16, 29)
+_SETSOCKOPT, _FCNTL = (54, 208), (72, 25)
 _NEW_NAMESPACES = 0x7E020000  # every CLONE_NEW* of clone(2)
 _FAMILIES = (1, 2, 10)  # AF_UNIX, AF_INET, AF_INET6: all in the box's own network namespace
 _IOCTLS = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX: type into the terminal of another
+_SOL_SOCKET = 1
+_BUFFER_SIZES = (7, 8, 32, 33)  # SO_SNDBUF, SO_RCVBUF and their FORCE forms
+_F_SETPIPE_SZ, _PIPE_BYTES = 1031, 1 << 16  # no larger than a new pipe is
 _ARCHITECTURE = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _X32 = 0x40000000
 
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _NUMBER_AT, _ARCH_AT, _FIRST_ARGUMENT_AT, _SECOND_ARGUMENT_AT = 0, 4, 16, 24  # low halves
+_THIRD_ARGUMENT_AT = 32
 _ALLOW, _KILL_PROCESS, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 
 
@@ -79,9 +86,20 @@ def assemble(machine: str) -> bytes:
     families = [(_EQUAL, len(_FAMILIES) - i, 0, family) for i, family in enumerate(_FAMILIES)]
     program += [(_EQUAL, 0, len(_FAMILIES) + 3, _SOCKET[column])]
     program += [(_LOAD, 0, 0, _FIRST_ARGUMENT_AT), *families, _refuse(errno.EAFNOSUPPORT)]
-    program += [(_RETURN, 0, 0, _ALLOW), (_EQUAL, 0, 4, _IOCTL[column])]
+    program += [(_RETURN, 0, 0, _ALLOW), (_EQUAL, 0, 5, _IOCTL[column])]
     program += [(_LOAD, 0, 0, _SECOND_ARGUMENT_AT), (_EQUAL, 1, 0, _IOCTLS[0])]
     program += [(_EQUAL, 0, 1, _IOCTLS[1]), _refuse(errno.EPERM), (_RETURN, 0, 0, _ALLOW)]
+    sizes = [(_EQUAL, len(_BUFFER_SIZES) - i, 0, name) for i, name in enumerate(_BUFFER_SIZES)]
+    program += [(_EQUAL, 0, len(_BUFFER_SIZES) + 5, _SETSOCKOPT[column])]
+    program += [
+        (_LOAD, 0, 0, _SECOND_ARGUMENT_AT),
+        (_EQUAL, 0, len(_BUFFER_SIZES) + 1, _SOL_SOCKET),
+    ]
+    program += [(_LOAD, 0, 0, _THIRD_ARGUMENT_AT), *sizes, (_RETURN, 0, 0, _ALLOW)]
+    program += [_refuse(errno.EPERM), (_EQUAL, 0, 4, _FCNTL[column])]
+    program += [(_LOAD, 0, 0, _SECOND_ARGUMENT_AT), (_EQUAL, 0, 2, _F_SETPIPE_SZ)]
+    program += [(_LOAD, 0, 0, _THIRD_ARGUMENT_AT), (_AT_LEAST, 1, 0, _PIPE_BYTES + 1)]
+    program += [(_RETURN, 0, 0, _ALLOW), _refuse(errno.EPERM)]
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
 
 

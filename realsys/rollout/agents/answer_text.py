@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from realsys.api.basics.thoughts import decoded_answer
 from realsys.api.errors import DataError
 
 _PLACE = "realsys-answer-stands-here"
@@ -12,7 +13,7 @@ _PLACE = "realsys-answer-stands-here"
 
 def decode_answer(tokenizer: Any, tokens: Sequence[int]) -> str:
     """Decodes the policy's tokens without special ones, as the reward interface would score them."""
-    return str(tokenizer.decode(list(tokens), skip_special_tokens=True))
+    return decoded_answer(tokenizer, tokens)
 
 
 def encode_inline(tokenizer: Any, text: str) -> list[int]:

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Protocol
 
-from realsys.rollout.conversation.forms.answer_scan import THINK, MarkedForm
+from realsys.api.basics.thoughts import THINK
+from realsys.rollout.conversation.forms.answer_scan import MarkedForm
 from realsys.rollout.conversation.forms.call_syntax import CallSyntax, Schemas
 from realsys.rollout.conversation.forms.deepseek_form import DEEPSEEK
 from realsys.rollout.conversation.forms.hermes_form import HERMES

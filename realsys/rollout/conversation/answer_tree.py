@@ -15,9 +15,10 @@ them; in the others it is context.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from realsys.api.agent import Answer, Trajectory
+from realsys.api.basics.thoughts import THINK
 from realsys.rollout.agents.transcript import Transcript
 from realsys.rollout.conversation.chat_messages import ChatMessage
 
@@ -45,6 +46,15 @@ class AnswerNode:
     delivered: bool = False
     reward: float | None = None
     children: list[AnswerNode] = field(default_factory=list)
+
+    @property
+    def scored_answer(self) -> Answer:
+        """The answer as an environment gets it with the message's content: where there are thoughts and
+        nothing behind them, it says so."""
+        message = self.message
+        if message.reasoning and not message.content and not message.tool_calls:
+            return replace(self.answer, opened=self.answer.opened or THINK[0])
+        return self.answer
 
     @property
     def line(self) -> list[AnswerNode]:

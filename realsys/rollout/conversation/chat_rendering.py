@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from realsys.api.basics.thoughts import THINK
 from realsys.api.errors import ConfigError, DataError
 from realsys.rollout.conversation.chat_messages import ChatMessage, ToolCall
 
@@ -261,4 +262,4 @@ def _is_swallowed(behind: Sequence[ChatMessage], closing: str, rest: str) -> boo
 
 def opens_thoughts(text: str) -> bool:
     """Returns whether an answer behind ``text`` begins within its thoughts."""
-    return text.rstrip().endswith("<think>")
+    return text.rstrip().endswith(THINK[0])

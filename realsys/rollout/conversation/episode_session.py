@@ -34,6 +34,7 @@ from realsys.rollout.conversation.chat_messages import (
     ToolChoice,
 )
 from realsys.rollout.conversation.chat_rendering import ChatRenderer, RenderedChat
+from realsys.rollout.conversation.growing_answer import GrowingAnswer
 from realsys.rollout.conversation.message_matching import MessageMatch, path_keys
 from realsys.rollout.conversation.reply_grammar import reply_grammar
 from realsys.rollout.conversation.stop_cut import before_stops, cut_at_stop
@@ -302,7 +303,10 @@ class EpisodeSession:
             )
         keys = path_keys(request.messages, request.tools, self.settings.match)
         parent, prompt = self._prompt(request, keys)
-        grammar = self._grammar(request, thinking=prompt.thinking)
+        grammar = ""
+        may_be_held = request.schema is not None or bool(request.tools)
+        if may_be_held and self.settings.schemas is SchemaUse.ENFORCE:  # reading may take seconds
+            grammar = await asyncio.to_thread(self._grammar, request, thinking=prompt.thinking)
         context = [*(parent.tokens if parent is not None else ()), *prompt.tokens]
         async with first_error(), asyncio.TaskGroup() as group:
             tasks = [
@@ -359,8 +363,6 @@ class EpisodeSession:
 
     def _grammar(self, request: ChatRequest, *, thinking: bool) -> str:
         """Returns what the reply is held to; raises DataError if that can't be."""
-        if self.settings.schemas is not SchemaUse.ENFORCE:
-            return ""
         where = "tools" if request.schema is None else request.schema_field
         try:
             grammar = reply_grammar(
@@ -395,11 +397,13 @@ class EpisodeSession:
         on_text: Callable[[int, str], None] | None,
     ) -> tuple[Answer, ChatReply]:
         has_tools = bool(request.tools) and request.tool_choice is not ToolChoice.NONE
-        form = self.settings.form
+        form, growing = self.settings.form, GrowingAnswer()
 
         def on_tokens(tokens: Sequence[int]) -> None:
+            if on_text is None or not growing.is_due(len(tokens)):
+                return
             text = self._text(tokens)
-            if on_text is not None and not text.endswith("\ufffd"):  # half a letter
+            if not text.endswith("\ufffd"):  # half a letter
                 kept = before_stops(text, request.stop)
                 on_text(place[1], form.safe_prefix(kept, thinking=thinking, tools=has_tools))
 

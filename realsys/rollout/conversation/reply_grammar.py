@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from realsys.api.basics.thoughts import THINK
 from realsys.api.errors import DataError
 from realsys.rollout.conversation.answer_forms import AnswerForm
 from realsys.rollout.conversation.chat_messages import ChatRequest, ToolChoice
-from realsys.rollout.conversation.forms.answer_scan import THINK
 
 # Spaces as json.dumps has them: with free ones, small models write nothing else. Pydantic's unions are
 # oneOf.

@@ -84,24 +84,25 @@ def half_character(body: bytes) -> str | None:
     there is none, or the body is no JSON at all.
     """
     try:
-        return _half_within(json.loads(body), "")
+        steps = _steps_to_half(json.loads(body))
     except (ValueError, RecursionError):
         return None
+    return None if steps is None else "".join(steps).lstrip(".")
 
 
-def _half_within(value: object, path: str) -> str | None:
+def _steps_to_half(value: object) -> list[str] | None:
+    """Returns the way to the first one; paths to all other texts would be as long as the names in them."""
     if isinstance(value, str):
-        return path if _SURROGATE.search(value) else None
+        return [] if _SURROGATE.search(value) else None
     if isinstance(value, dict):
         if any(_SURROGATE.search(name) for name in value):
-            return path
-        inner = ((f"{path}.{name}".lstrip("."), part) for name, part in value.items())
-    elif isinstance(value, list):
-        inner = ((f"{path}[{i}]", part) for i, part in enumerate(value))
-    else:
+            return []
+    elif not isinstance(value, list):
         return None
-    found = (_half_within(part, at) for at, part in inner)
-    return next((at for at in found if at is not None), None)
+    for step, part in value.items() if isinstance(value, dict) else enumerate(value):
+        if (rest := _steps_to_half(part)) is not None:
+            return [f"[{step}]" if isinstance(step, int) else f".{step}", *rest]
+    return None
 
 
 def known_fields(body: Mapping[str, Any], known: Sequence[str]) -> None:

@@ -32,7 +32,7 @@ _ANTHROPIC_TYPES = {
     504: "timeout_error",
     529: "overloaded_error",
 }
-_FIELD_PATH = re.compile(r"[A-Za-z_]\w*(\.\w+|\[[\w.]+\])*")
+_FIELD_PATH = re.compile(r"[A-Za-z_]\w*+(?:\.\w++|\[[\w.]++\])*+")
 
 
 def message_of(error: RealsysError) -> str:

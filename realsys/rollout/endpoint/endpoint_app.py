@@ -58,6 +58,8 @@ MAX_BODY_BYTES = 32 << 20
 _KEY = re.compile(r"[A-Za-z0-9._-]{8,256}")
 PING_S = 10.0  # a stream without text for so long gets a sign of life
 MOST_WAIT_S = 60.0  # for an episode; clients ask again
+# A body must arrive within BODY_S, and as long as its bytes take at this rate.
+BODY_S, BODY_BYTES_PER_S = 30.0, 1 << 20
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -104,8 +106,10 @@ class _Handlers:
         """Makes the handler of a path at which the policy answers."""
 
         async def handle(request: web.Request) -> web.StreamResponse:
-            async with self._finder.lent(key_of(request)) as session:
-                asked = dialect.read(await request.read(), request.headers)
+            key = key_of(request)
+            self._finder.settings_of(key)  # before anything is read of an unknown client
+            asked = dialect.read(await read_body(request), request.headers)
+            async with self._finder.lent(key) as session:
                 if asked.stream:
                     return await _streamed(request, session, asked, dialect)
                 async with session.call(asked) as live:
@@ -120,7 +124,7 @@ class _Handlers:
 
     async def count_tokens(self, request: web.Request) -> web.StreamResponse:
         settings = self._finder.settings_of(key_of(request))
-        asked = anthropic_messages.read(await request.read(), request.headers)
+        asked = anthropic_messages.read(await read_body(request), request.headers)
         rendered = settings.renderer.whole(asked.messages, asked.tools)
         return json_body(anthropic_messages.count_tokens_body(len(rendered.tokens)))
 
@@ -148,7 +152,7 @@ class _SessionLives:
     async def start_session(self, request: web.Request) -> web.StreamResponse:
         if not self._registry.is_admin(_sent_key(request)):
             raise _unauthorized("the administrator's key", "starting a session")
-        body = _object(await request.read(), "task_id", "api_key", "wait_s")
+        body = _object(await read_body(request), "task_id", "api_key", "wait_s")
         key, started = await self._registry.start(
             task_id=str(body.get("task_id") or ""),
             key=self._own_key(body.get("api_key")),
@@ -183,7 +187,7 @@ class _SessionLives:
 
     async def set_reward(self, request: web.Request) -> web.StreamResponse:
         session = self._registry.find(key_of(request))
-        body = _object(await request.read(), "reward", "interaction_id")
+        body = _object(await read_body(request), "reward", "interaction_id")
         reward = _number(body.get("reward"), "reward")
         if abs(reward) > LARGEST:
             raise DataError(
@@ -285,6 +289,27 @@ def key_of(request: web.Request) -> str:
     return request.match_info.get("key") or _sent_key(request)
 
 
+class SlowBody(DataError):
+    """A request's body took too long."""
+
+
+async def read_body(request: web.Request) -> bytes:
+    """Reads a request's body. Call it before the request takes a place that others wait for.
+
+    Raises:
+        SlowBody: it did not arrive in time.
+    """
+    size = MAX_BODY_BYTES if request.content_length is None else request.content_length
+    limit_s = BODY_S + min(size, MAX_BODY_BYTES) / BODY_BYTES_PER_S
+    try:
+        async with asyncio.timeout(limit_s):
+            return await request.read()
+    except TimeoutError:
+        raise SlowBody(
+            f"the body was not there after {limit_s:.0f} s", where=request.path, fix="send it again"
+        ) from None
+
+
 def _unauthorized(what: str, whom: str) -> UnknownKey:
     return UnknownKey(
         f"{whom} needs {what}", where="header Authorization", fix="send Authorization: Bearer KEY"
@@ -300,6 +325,8 @@ def status_of(error: RealsysError) -> int:
             return 409
         case NoRoom():
             return 429
+        case SlowBody():
+            return 408
         case DataError():
             return 400
         case TrialError():

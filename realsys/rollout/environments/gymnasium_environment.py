@@ -20,7 +20,7 @@ from realsys.rollout.environments.environment_arguments import GymnasiumArgument
 
 _WHERE = "environment gymnasium"
 _NUMBER = re.compile(r"-?\d+")
-_COLOURED = re.compile(r"\x1b\[[1-9][\d;]*m(.*?)\x1b\[0?m", re.DOTALL)
+_COLOUR = re.compile(r"\x1b\[(?:([1-9][\d;]*+)|0?)m")
 
 
 class NoAction(ValueError):
@@ -124,7 +124,17 @@ def seed_of(record: Mapping[str, Any], seed_field: str) -> int:
 
 def without_colours(text: str) -> str:
     """Returns a drawing for terminals with brackets in place of colours, which mark where one is."""
-    return _COLOURED.sub(r"[\1]", text)
+    made: list[str] = []
+    begin, opened = 0, -1  # where in ``made`` the bracket of an open colour goes
+    for found in _COLOUR.finditer(text):
+        if not found[1] and opened >= 0:
+            made[opened] = "["
+            made += [text[begin : found.start()], "]"]
+            begin, opened = found.end(), -1
+        elif found[1] and opened < 0:
+            made += [text[begin : found.start()], found[0]]
+            begin, opened = found.end(), len(made) - 1
+    return "".join([*made, text[begin:]])
 
 
 def text_of_observation(observation: Any) -> str:

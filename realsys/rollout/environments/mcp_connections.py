@@ -235,10 +235,13 @@ async def opened(server: str, argv: Sequence[str], *, env: Mapping[str, str]) ->
 async def _events(stream: aiohttp.StreamReader) -> AsyncIterator[dict[str, Any]]:
     """Yields the JSON objects of a stream of server-sent events."""
     data: list[str] = []
-    buffered = b""
+    pieces: list[bytes] = []  # of the line that has no end yet
     async for chunk in stream.iter_any():
-        buffered += chunk
-        *lines, buffered = buffered.split(b"\n")
+        pieces.append(chunk)
+        if b"\n" not in chunk:
+            continue
+        *lines, rest = b"".join(pieces).split(b"\n")
+        pieces = [rest]
         for line in (raw.rstrip(b"\r").decode(errors="replace") for raw in lines):
             if line.startswith("data:"):
                 data.append(line.removeprefix("data:").removeprefix(" "))

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from realsys.api.agent import Answer
-from realsys.api.basics.reward import Completion, Score
+from realsys.api.basics.reward import Completion, Score, with_thoughts
+from realsys.api.basics.thoughts import text_behind_thoughts
 from realsys.api.errors import DataError
 from realsys.rewards.rule import rule_of
 
@@ -44,15 +45,16 @@ class AnswerScoring:
     async def score(self, response: str) -> Score:
         """Scores ``response``. Raises RewardError: a rule raised, or gave no finite number."""
         answer, tokens = self._record.get("answer"), self._sampled
-        return await self._rule.score(
-            Completion(
-                response=response,
-                answer="" if answer is None else str(answer),
-                record=self._record,
-                token_ids=tokens.tokens if tokens is not None else (),
-                finish_reason="stop" if tokens is None or tokens.stopped else "length",
-            )
+        opened = tokens.opened if tokens is not None else ""
+        completion = Completion(
+            response=response or opened,  # of thoughts alone a chat has no text
+            answer="" if answer is None else str(answer),
+            record=self._record,
+            token_ids=tokens.tokens if tokens is not None else (),
+            finish_reason="stop" if tokens is None or tokens.stopped else "length",
+            final=text_behind_thoughts(response, opened=opened) or "",
         )
+        return with_thoughts(await self._rule.score(completion), completion)
 
 
 def info_of(score: Score) -> dict[str, float]:

@@ -151,7 +151,7 @@ class _Conversation:
     async def _stepped(self, text: str) -> str:
         self.answered = True
         if (last := self.session.last_node()) is not None:
-            self.task.environment.sampled(last.answer)
+            self.task.environment.sampled(last.scored_answer)
         return self._noted(await self.task.environment.step(text))
 
     async def _called(self, call: ToolCall) -> str:

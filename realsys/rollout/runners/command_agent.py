@@ -145,7 +145,7 @@ def read_reward(path: Path, *, problem: str) -> AgentOutcome:
         read = json.loads(text) if text else None
         given = read if isinstance(read, dict) else {"reward": read}
         return outcome_of(given, problem=problem)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _unreadable(f"{error}: {text[:200]!r}") from error
 
 

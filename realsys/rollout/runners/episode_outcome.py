@@ -89,13 +89,16 @@ def outcome_of(given: Mapping[str, Any], *, problem: str = "") -> AgentOutcome:
     Raises:
         ValueError: there is no reward and no answer in it, or a number is not finite or has no name.
     """
-    numbers = {
-        k: float(v) for k, v in given.items() if isinstance(v, int | float) and k != "answer"
-    }
     by_role = given.get("rewards") or {}
     if not isinstance(by_role, Mapping):
         raise ValueError("rewards are no object")
-    rewards = {str(role): float(reward) for role, reward in by_role.items()}
+    try:
+        numbers = {
+            k: float(v) for k, v in given.items() if isinstance(v, int | float) and k != "answer"
+        }
+        rewards = {str(role): float(reward) for role, reward in by_role.items()}
+    except OverflowError:  # a whole number that no float holds
+        raise ValueError("a number is not finite") from None
     if not all(map(math.isfinite, (*numbers.values(), *rewards.values()))):
         raise ValueError("a number is not finite")
     if not all(name.strip() for name in numbers):
@@ -171,7 +174,7 @@ def _own_reward(seat: EpisodeSeat, outcome: AgentOutcome) -> float | None:
 async def _scored(
     task: EpisodeTask, last: AnswerNode, text: str | None
 ) -> tuple[float, Mapping[str, float]]:
-    task.environment.sampled(last.answer)
+    task.environment.sampled(last.scored_answer if text is None else last.answer)
     observation = await task.environment.step(last.message.content if text is None else text)
     return observation.reward, observation.info
 

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from realsys.rewards.code_tests import last_code_block
+from realsys.api.basics.thoughts import text_behind_thoughts
+from realsys.rewards.fenced_blocks import last_block
 from realsys.rewards.harbor.harbor_rule import SHELLS
 from realsys.rewards.sandbox.box_limits import BoxOutcome
 from realsys.rollout.conversation.chat_messages import ChatMessage
@@ -67,7 +68,7 @@ def commands_of(answer: ChatMessage, *, by_calls: bool) -> list[ShellCommand]:
     """Returns the commands of an answer, in their order; none: the work is done."""
     if by_calls:
         return [_called(call.name, call.arguments, call.id) for call in answer.tool_calls]
-    block = last_code_block(answer.content, SHELLS)
+    block = last_block(text_behind_thoughts(answer.content) or "", SHELLS)
     return [] if block is None else [ShellCommand(text=block)]
 
 

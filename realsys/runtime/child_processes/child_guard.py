@@ -31,6 +31,7 @@ def guarded(argv: Sequence[str]) -> list[str]:
     """
     return [
         sys.executable,
+        "-P",  # no module is imported from the working folder
         "-m",
         "realsys.runtime.child_processes.child_guard",
         str(os.getpid()),

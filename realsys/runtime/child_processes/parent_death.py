@@ -37,6 +37,7 @@ def tied(argv: Sequence[str]) -> list[str]:
     """
     return [
         sys.executable,
+        "-P",  # no module is imported from the working folder
         "-m",
         "realsys.runtime.child_processes.parent_death",
         str(os.getpid()),

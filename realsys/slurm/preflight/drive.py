@@ -194,6 +194,7 @@ class _Runner:
         process = subprocess.Popen(
             argv,
             env=dict(self.environ),
+            cwd="/",  # `python -c` imports from the working folder first; srun takes this one
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from torch.testing import assert_close
+from near import assert_near, near
 
 from realsys.algorithms.aggregation import aggregate, aggregation_weight
 from realsys.api.errors import ConfigError, DataError
@@ -49,8 +49,8 @@ def test_micro_batches_of_any_cut_add_up_to_the_batch(mode):
     whole, loss = gradient([(0, 4)])
     for cuts in ([(0, 1), (1, 4)], [(0, 1), (1, 2), (2, 3), (3, 4)]):
         split, split_loss = gradient(cuts)
-        assert_close(split, whole)
-        assert split_loss == pytest.approx(loss)
+        assert_near(split, whole)
+        assert split_loss == near(loss)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -66,7 +66,7 @@ def test_a_micro_batch_by_its_own_weight_then_by_its_share_is_the_same(mode):
         for (s, n), w in zip(cuts, weights, strict=True)
     ]
     whole = aggregate(x, mask, mode, denominator=sum(weights), lengths=lengths)
-    assert_close(sum(shares), whole)
+    assert_near(sum(shares), whole, scale=float(x.abs().max()))
 
 
 def test_the_constant_length_does_not_follow_the_padding():

@@ -2,11 +2,13 @@
 
 import pytest
 import torch
+from near import assert_near, near
 
 from realsys.algorithms import predictions as predictions_module
 from realsys.algorithms.kept_sets import KeptSets
 from realsys.algorithms.predictions import Predictions, next_token_logprobs
 from realsys.api.errors import DataError
+from realsys.data.answers_layout import KEPT_BITS
 
 VOCAB, WIDTH = 12, 5
 # Of seven tokens: sets kept, sets left out, everything.
@@ -48,6 +50,20 @@ def test_the_mask_is_true_on_the_members_of_each_set():
     assert [row.nonzero().flatten().tolist() for row in mask] == [members(s) for s in SETS]
 
 
+@pytest.mark.parametrize(
+    ("entries", "kept"),
+    [
+        ([1, 4, 13], [1, 4]),
+        ([~2, ~12, ~15], [0, 1, *range(3, VOCAB)]),
+        ([KEPT_BITS, 1 << 3 | 1 << 11 | 1 << 20], [3, 11]),
+        ([~12], list(range(VOCAB))),
+    ],
+)
+def test_padding_rows_of_the_sampler_are_not_those_of_a_model_with_fewer(entries, kept):
+    (row,) = kept_of([entries]).mask(VOCAB)
+    assert row.nonzero().flatten().tolist() == kept
+
+
 @pytest.mark.parametrize("rows_at_once", [100, 3, 1])
 def test_log_probs_entropies_and_gradients_are_those_of_a_naive_loop(
     parts, rows_at_once, monkeypatch
@@ -60,13 +76,13 @@ def test_log_probs_entropies_and_gradients_are_those_of_a_naive_loop(
         TOKENS, temperature=0.7, train_entropy=True, kept=kept_of(SETS)
     )
     expected, expected_entropy = naive(states @ head, 0.7)
-    torch.testing.assert_close(logprob.double(), expected, atol=1e-6, rtol=1e-6)
-    torch.testing.assert_close(entropy.double(), expected_entropy, atol=1e-6, rtol=1e-6)
+    assert_near(logprob.double(), expected)
+    assert_near(entropy.double(), expected_entropy)
     weights = torch.linspace(-1, 2, 7, dtype=torch.float64)
     for mine, theirs in ((logprob, expected), (entropy, expected_entropy)):
         found = torch.autograd.grad((mine * weights).sum(), parts, retain_graph=True)
         wanted = torch.autograd.grad((theirs * weights).sum(), parts, retain_graph=True)
-        torch.testing.assert_close(found, wanted, atol=5e-6, rtol=1e-5)
+        assert_near(found, wanted)
 
 
 def test_the_gradient_of_limited_log_probs_is_exact_in_float64(parts):
@@ -132,7 +148,7 @@ def test_next_token_log_probs_use_the_set_of_the_predicted_token(parts):
     for t in (1, 2, 4):
         own = members(sets[t])
         expected = logits[t - 1][own].log_softmax(-1)[own.index(tokens[t].item())]
-        assert found[t].item() == pytest.approx(expected.item(), abs=1e-6)
+        assert found[t].item() == near(expected.item())
 
 
 def test_counts_that_do_not_fit_are_refused():
@@ -174,5 +190,5 @@ def test_the_mean_ratio_of_a_policy_that_has_moved_is_1():
         ]
         return (sampled * (of[0] - of[1]).exp()).sum().item()
 
-    assert mean_ratio(kept_of([own] * len(own))) == pytest.approx(1, abs=1e-6)
+    assert mean_ratio(kept_of([own] * len(own))) == near(1)
     assert abs(mean_ratio(None) - 1) > 0.1

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from near import assert_near, near
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -92,8 +93,8 @@ def test_chunks_change_neither_numbers_nor_gradients(monkeypatch, rows, as_logit
             assert_close(mine.double(), expected, rtol=1e-5, atol=2e-4 if number > 1 else 1e-5)
     alone = predictions.logprobs(TOKENS, ASKED, temperature=temperature)
     assert torch.equal(alone, picked)
-    assert_close(predictions.logits(ASKED), head(states)[PLACE][ASKED])
-    assert_close(predictions.logits(), head(states)[PLACE])
+    assert_near(predictions.logits(ASKED), head(states)[PLACE][ASKED])
+    assert_near(predictions.logits(), head(states)[PLACE])
 
 
 def test_an_entropy_that_is_only_a_figure_has_no_gradient(monkeypatch):
@@ -103,7 +104,7 @@ def test_an_entropy_that_is_only_a_figure_has_no_gradient(monkeypatch):
     picked, h = predictions.logprobs_and_entropy(TOKENS, ASKED)
     assert picked.requires_grad
     assert not h.requires_grad
-    assert_close(h.double(), by_hand(1.0)[1].detach(), rtol=1e-5, atol=1e-5)
+    assert_near(h.double(), by_hand(1.0)[1].detach())
 
 
 @pytest.mark.parametrize("rows", [100, 3])
@@ -132,8 +133,8 @@ def test_log_probabilities_of_bfloat16_states_are_summed_in_float32(monkeypatch)
     found, h = predictions.logprobs_and_entropy(TOKENS, torch.arange(8), train_entropy=True)
     logp = head(states).double().log_softmax(-1)[:8]
     assert found.dtype == h.dtype == torch.float32
-    assert_close(found.double(), logp[torch.arange(8), TOKENS], rtol=1e-6, atol=1e-6)
-    assert_close(h.double(), -(logp.exp() * logp).sum(-1), rtol=1e-6, atol=1e-6)
+    assert_near(found.double(), logp[torch.arange(8), TOKENS])
+    assert_near(h.double(), -(logp.exp() * logp).sum(-1))
     (found.sum() + h.sum()).backward()
     assert states.grad.dtype == torch.bfloat16
 
@@ -145,11 +146,11 @@ def test_packed_predictions_are_the_modules_logits_and_it_keeps_its_forward(monk
     for rows in (100, 3):
         at_once(monkeypatch, rows)
         predictions = predict_packed(module, tokens, [[7] * 4])
-        assert_close(predictions.logits(), expected)
+        assert_near(predictions.logits(), expected)
         found = next_token_logprobs(predictions, tokens, [7] * 4, temperature=0.8)
         wide = (expected.view(4, 7, -1)[:, :-1].double() / 0.8).log_softmax(-1)
         by_token = wide.gather(2, tokens.view(4, 7)[:, 1:, None])[..., 0]
-        assert_close(found.view(4, 7)[:, 1:].double(), by_token, rtol=1e-5, atol=1e-5)
+        assert_near(found.view(4, 7)[:, 1:].double(), by_token)
         assert not found.view(4, 7)[:, 0].any()
     assert "forward" not in vars(module)
     assert module(input_ids=tokens[None]).logits.shape == (1, 28, VOCABULARY)
@@ -246,7 +247,7 @@ def test_all_logits_never_exist(monkeypatch, name):
     whole, chunked = found[1000][1], found[40][1]
     assert whole.numbers >= 156 * VOCABULARY, "the spy sees all logits where they exist"
     assert chunked.numbers == 40 * VOCABULARY, chunked.shape
-    assert found[40][0] == pytest.approx(found[1000][0], rel=1e-4, abs=1e-5)
+    assert found[40][0] == near(found[1000][0], rel=1e-4)
 
 
 def test_logits_of_other_families_exist_once_and_nothing_wider_is_kept(monkeypatch):

@@ -1,20 +1,23 @@
 """The engines: micro-batches change nothing, denominators are global, state comes back whole."""
 
 import io
+import math
 
 import pytest
 import torch
+from near import assert_near, near
 
 from realsys.api.data import MicroBatchSpec
-from realsys.api.errors import CheckpointError, ConfigError, DataError
+from realsys.api.errors import CheckpointError, ConfigError, DataError, GradientNotFinite
 from realsys.api.model import (
+    SKIPPED_STEPS,
     FinetuneSpec,
     GenerationHyperparameters,
     ModelName,
     ParallelGroups,
     ProcessTopology,
 )
-from realsys.api.options import OptimizerOptions
+from realsys.api.options import LoRAOptions, OptimizerOptions
 from realsys.backends.fsdp import FSDPBackend
 from realsys.backends.hf.lr_schedule import learning_rate
 from realsys.backends.inference import InferenceBackend
@@ -36,9 +39,11 @@ COMPANY = {
 SHAPE = {"hidden_size": 32, "num_layers": 2}
 
 
-def make_engine(**optimizer):
+def make_engine(adapters=None, **optimizer):
     model = tiny_llama(**SHAPE, **COMPANY)
-    return FSDPBackend(optimizer=OptimizerOptions(**optimizer)).initialize(model, SPEC).module
+    lora = {} if adapters is None else {"lora": adapters}
+    backend = FSDPBackend(optimizer=OptimizerOptions(**optimizer), **lora)
+    return backend.initialize(model, SPEC).module
 
 
 def make_batch(lengths=((9, 5), (20,), (3, 12, 7), (16,)), prompt=2):
@@ -75,8 +80,7 @@ def test_gradients_do_not_depend_on_micro_batches(mb_spec):
     assert len(batch.microbatches(mb_spec)) > 1
     whole = gradients_of(make_engine(gradient_clipping=0.0), batch, None)
     cut = gradients_of(make_engine(gradient_clipping=0.0), batch, mb_spec)
-    for name, gradient in whole.items():
-        torch.testing.assert_close(cut[name], gradient, atol=1e-6, rtol=0)
+    assert_near(cut, whole)
 
 
 def test_packed_output_is_that_of_each_sequence_alone():
@@ -88,7 +92,7 @@ def test_packed_output_is_that_of_each_sequence_alone():
         with torch.no_grad():
             alone = engine.module(input_ids=row[None]).logits[0]
         # What follows the last token nobody asks.
-        torch.testing.assert_close(found[:-1], alone[:-1], atol=1e-6, rtol=0)
+        assert_near(found[:-1], alone[:-1])
 
 
 def test_loss_is_the_mean_over_all_tokens_not_of_means():
@@ -101,7 +105,7 @@ def test_loss_is_the_mean_over_all_tokens_not_of_means():
     assert len(losses) == 8
     assert abs(losses.mean() - (losses[:7].mean() + losses[7]) / 2) > 1e-3
     found = train(engine, batch, one_each)["loss"]
-    assert found == pytest.approx(losses.mean().item(), abs=1e-6)
+    assert found == near(losses.mean().item())
 
 
 def test_stats_of_the_loss_function_are_averaged_by_weight():
@@ -111,14 +115,14 @@ def test_stats_of_the_loss_function_are_averaged_by_weight():
     engine, batch = make_engine(), make_batch(((9,), (3,)))
     arguments = {"loss_fn": loss_fn, "loss_weight_fn": num_answer_tokens}
     stats = engine.eval_batch(batch, mb_spec=MicroBatchSpec(n_mbs=2), **arguments)
-    assert stats["tokens"] == pytest.approx((7 * 7 + 1 * 1) / 8)
+    assert stats["tokens"] == near((7 * 7 + 1 * 1) / 8)
 
 
 def test_eval_is_the_loss_that_training_starts_from():
     engine, batch = make_engine(), make_batch()
     arguments = {"loss_fn": next_token_loss, "loss_weight_fn": num_answer_tokens}
     before = engine.eval_batch(batch, **arguments)["loss"]
-    assert train(engine, batch)["loss"] == pytest.approx(before, abs=1e-6)
+    assert train(engine, batch)["loss"] == near(before)
     assert engine.eval_batch(batch, **arguments)["loss"] < before
 
 
@@ -127,8 +131,7 @@ def test_a_micro_batch_without_weight_adds_nothing():
     batch = make_batch(((9,), (2,)))
     alone = gradients_of(make_engine(gradient_clipping=0.0), batch.take([0]), None)
     both = gradients_of(make_engine(gradient_clipping=0.0), batch, MicroBatchSpec(n_mbs=2))
-    for name, gradient in alone.items():
-        torch.testing.assert_close(both[name], gradient, atol=1e-6, rtol=0)
+    assert_near(both, alone)
     with pytest.raises(DataError, match=r"weight of the whole batch is 0\.0"):
         train(make_engine(), batch.take([1]))
 
@@ -137,19 +140,59 @@ def test_gradient_norm_is_reported_before_clipping():
     batch = make_batch()
     free = train(make_engine(gradient_clipping=0.0), batch)
     clipped = make_engine(gradient_clipping=free["grad_norm"] / 2)
-    assert train(clipped, batch)["grad_norm"] == pytest.approx(free["grad_norm"])
+    assert train(clipped, batch)["grad_norm"] == near(free["grad_norm"])
     moments = clipped.state_dict()["optimizer"].values()
     norm = torch.stack([(m["exp_avg"] / 0.1).square().sum() for m in moments]).sum().sqrt()
-    assert norm == pytest.approx(free["grad_norm"] / 2, rel=1e-4)
+    assert norm == near(free["grad_norm"] / 2, rel=1e-4)
 
 
-def test_a_gradient_that_is_no_number_leaves_the_weights():
-    engine, batch = make_engine(), make_batch()
-    before = engine.state_dict()["weights"]
-    with pytest.raises(DataError, match="gradient's norm is nan"):
-        train(engine, batch, loss_fn=lambda output, mb: output.logits().sum() * float("nan"))
-    after = engine.state_dict()["weights"]
-    assert all(torch.equal(before[name], after[name]) for name in before)
+def times(factor):
+    """A loss whose gradient is ``factor`` times as large."""
+    return lambda output, mb: next_token_loss(output, mb) * factor
+
+
+NAN, INFINITE, FINE = float("nan"), float("inf"), 1.0
+
+
+def same_state(one, other):
+    """Whether two engines' states are the same bits, but for the count of steps left out."""
+    mine, theirs = ({k: e.state_dict()[k] for k in ("weights", "optimizer")} for e in (one, other))
+    torch.testing.assert_close(mine, theirs, rtol=0, atol=0)
+    return True
+
+
+@pytest.mark.parametrize("adapters", [None, LoRAOptions(rank=2)], ids=["whole", "adapters"])
+@pytest.mark.parametrize("factor", [NAN, INFINITE])
+def test_a_step_without_a_finite_gradient_is_left_out(factor, adapters):
+    batch = make_batch()
+    plain, poisoned = (
+        make_engine(adapters=adapters, lr_schedule="linear", weight_decay=0.1) for _ in range(2)
+    )
+    expected = [train(plain, batch, version_steps=v) for v in (0, 2, 3)]
+    found = [train(poisoned, batch, version_steps=0)]
+    skipped = train(poisoned, batch, loss_fn=times(factor), version_steps=1)
+    assert skipped[SKIPPED_STEPS] == 1
+    assert not math.isfinite(skipped["grad_norm"])
+    found += [train(poisoned, batch, version_steps=v) for v in (2, 3)]
+    assert found == expected  # the schedule goes by the version
+    assert SKIPPED_STEPS not in found[-1]
+    assert same_state(plain, poisoned)
+    assert poisoned.state_dict().keys() == {"weights", "optimizer"}
+
+
+def test_several_steps_in_a_row_without_a_finite_gradient_end_the_run():
+    engine, batch = make_engine(max_skipped_steps=3), make_batch()
+    for factor in (NAN, NAN, FINE, NAN, INFINITE):  # never three in a row
+        train(engine, batch, loss_fn=times(factor))
+    resumed = make_engine(max_skipped_steps=3)
+    resumed.load_state_dict(engine.state_dict())
+    for one in (engine, resumed):  # the count is part of the state
+        with pytest.raises(GradientNotFinite) as ended:
+            train(one, batch, loss_fn=times(NAN))
+        assert ended.value.where == "FSDPEngine.train_batch"
+    assert same_state(engine, resumed)
+    with pytest.raises(GradientNotFinite):
+        train(make_engine(max_skipped_steps=1), batch, loss_fn=times(NAN))
 
 
 # Peak 1, 10 steps, a fifth of them warm-up; the linear rest falls by 0.9 / 8 a step to 0.1.
@@ -166,7 +209,7 @@ def test_learning_rate_by_hand(schedule, rates):
         lr=1.0, lr_schedule=schedule, warmup_steps_proportion=0.2, min_lr_ratio=0.1
     )
     for step, rate in rates.items():
-        assert learning_rate(options, step=step, total_steps=10) == pytest.approx(rate)
+        assert learning_rate(options, step=step, total_steps=10) == near(rate)
 
 
 def test_the_learning_rate_follows_the_version_not_the_number_of_calls():

@@ -11,6 +11,7 @@ import torch
 from estimators_named import estimator
 from hypothesis import given
 from hypothesis import strategies as st
+from near import assert_near, near
 
 from realsys.api.data import MicroBatchSpec
 from realsys.api.model import FinetuneSpec, ModelName, ParallelGroups, ProcessTopology
@@ -85,7 +86,7 @@ def test_each_run_has_its_sequences_under_every_key():
     run, second = found["q[2:4]"]
     assert run == (0, 2, 4)
     assert second.data[INPUT].tolist() == [5, 6, 7, 8, 9]
-    assert second.data["rewards"].tolist() == pytest.approx([0.2, 0.3])
+    assert second.data["rewards"].tolist() == near([0.2, 0.3])
     assert second.data["packed_prompts"].tolist() == [70, 71]  # of the whole group
     assert second.meta.seqlens == {
         INPUT: ((4, 1),),
@@ -164,9 +165,8 @@ def test_training_does_not_depend_on_how_groups_are_parted(
         make, size = hf_critic, {"path": str(tmp_path / "model")}
     whole, weights = trained(make, size, None, changes)
     parted, same = trained(make, size, 15, changes)
-    assert parted == pytest.approx(whole, abs=2e-6)
-    for name, x in weights.items():
-        torch.testing.assert_close(same[name], x, atol=2e-6, rtol=0)
+    assert parted == near(whole)
+    assert_near(same, weights)
 
 
 def test_log_probabilities_come_back_in_order():
@@ -175,5 +175,5 @@ def test_log_probabilities_come_back_in_order():
     whole = does.inference(model, batch, MicroBatchSpec()).data["logprobs"]
     for limit in (1, 15, 25):
         found = does.inference(model, batch, MicroBatchSpec(max_tokens_per_mb=limit))
-        torch.testing.assert_close(found.data["logprobs"], whole, atol=1e-5, rtol=0)
+        assert_near(found.data["logprobs"], whole)
         assert found.meta.seqlens["logprobs"] == batch.meta.seqlens[INPUT]

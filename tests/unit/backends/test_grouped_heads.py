@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from near import assert_near
 
 from realsys.backends.kernels import packed_attention
 from realsys.backends.kernels.grouped_heads import keys_for
@@ -45,7 +46,7 @@ def test_repeated_keys_give_the_same_answer():
     k_all, v_all, _ = keys_for(q, k, v)
     found = F.scaled_dot_product_attention(q, k_all, v_all, is_causal=True)
     expected = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+    assert_near(found, expected)
 
 
 @pytest.mark.parametrize("module", [packed_attention, modules])

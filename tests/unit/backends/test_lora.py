@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from near import assert_near
 
 from realsys.api.errors import ConfigError
 from realsys.api.model import (
@@ -138,7 +139,7 @@ def test_the_merged_export_and_pefts_own_reading_of_the_adapter_compute_the_same
     model.module.save_to_hf(tokenizer=model.tokenizer, save_dir=str(tmp_path / "out"))
     merged = hf_causal_lm(path=str(tmp_path / "out"), **COMPANY)
     found = InferenceBackend().initialize(merged, SPEC).module.forward(batch())
-    torch.testing.assert_close(found, output, atol=1e-5, rtol=0)
+    assert_near(found, output)
     assert (output - trainer(tiny_policy).module.forward(batch())).abs().max() > 1e-2
 
     base = hf_causal_lm(path=str(tiny_policy), **COMPANY).module.load()
@@ -146,7 +147,7 @@ def test_the_merged_export_and_pefts_own_reading_of_the_adapter_compute_the_same
     with torch.no_grad():
         ids = batch().data["packed_input_ids"][None, LAST]
         logits = read(input_ids=ids).logits[0]
-    torch.testing.assert_close(logits, output[LAST], atol=1e-5, rtol=0)
+    assert_near(logits, output[LAST])
 
 
 def test_generation_after_an_exchange_of_adapters_alone(tiny_policy):
@@ -160,9 +161,7 @@ def test_generation_after_an_exchange_of_adapters_alone(tiny_policy):
         assert copy.adapter_names == actor.adapter_names
         send(actor, copy, actor.adapter_names)
         assert torch.equal(plain_logits(copy), plain_logits(actor))
-        torch.testing.assert_close(
-            plain_logits(copy), actor.forward(batch())[LAST], atol=1e-5, rtol=0
-        )
+        assert_near(plain_logits(copy), actor.forward(batch())[LAST])
         assert torch.equal(copy.forward(batch()), actor.forward(batch()))
     held = copy.held_weights()
     for name, x in at_first.items():
@@ -189,9 +188,7 @@ def test_generation_follows_each_training_step(tiny_policy):
         logprobs = model.module.forward(sample).log_softmax(-1)
         expected = logprobs[:-1].gather(-1, ids[1:, None])[:, 0]
         answer = ~sample.data["prompt_mask"][1:]
-        torch.testing.assert_close(
-            sample.data["packed_logprobs"][1:][answer], expected[answer], atol=1e-5, rtol=0
-        )
+        assert_near(sample.data["packed_logprobs"][1:][answer], expected[answer])
 
 
 def test_a_critics_head_trains_beside_its_adapters(tiny_policy, tmp_path):
@@ -204,13 +201,13 @@ def test_a_critics_head_trains_beside_its_adapters(tiny_policy, tmp_path):
     critic.module.save_to_hf(tokenizer=critic.tokenizer, save_dir=str(tmp_path / "c"))
     merged = hf_critic(path=str(tmp_path / "c"), **COMPANY)
     found = InferenceBackend().initialize(merged, SPEC).module.forward(batch())
-    torch.testing.assert_close(found, values, atol=1e-5, rtol=0)
+    assert_near(found, values)
 
     base = hf_critic(path=str(tiny_policy), **COMPANY).module.load()
     read = peft_reads(base, tmp_path / "c" / "adapter")
     with torch.no_grad():
         logits = read(input_ids=batch().data["packed_input_ids"][None, 14:]).logits[0, :, 0]
-    torch.testing.assert_close(logits, values[14:], atol=1e-5, rtol=0)
+    assert_near(logits, values[14:])
 
 
 def test_state_comes_back_bit_for_bit(tiny_policy):

@@ -2,16 +2,19 @@
 
 import gzip
 import json
+import logging
 import pickle
 
 import pytest
 import torch
 
 from realsys.api.errors import DataError
+from realsys.data.preferences.preference_pairs import PreferencePairs
 from realsys.data.sources.arithmetic_problems import arithmetic_word_problems
 from realsys.data.sources.chat_tokens import PromptTokenizer
 from realsys.data.sources.dataset_arguments import Columns
 from realsys.data.sources.math_questions import MathPrompts, MathSFT
+from realsys.data.sources.mixed_questions import MixedQuestions
 from realsys.data.sources.record_files import open_records
 from realsys.data.sources.record_shape import question_of
 from realsys.models.from_scratch.tiny_llama import train_tokenizer
@@ -153,6 +156,48 @@ def test_too_long_names_the_record_and_both_numbers(tokenizer, file):
         answers.batch([2], ["x"])
     assert "max_answer_len" in error.value.fix
     assert file in error.value.where
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+@pytest.mark.parametrize("made", [MathPrompts, MathSFT, PreferencePairs])
+def test_records_with_long_prompts_are_left_out_and_counted(
+    tokenizer, tmp_path, made, split, caplog
+):
+    path = tmp_path / "q.jsonl"
+    rows = [
+        {
+            "prompt": "12 " * (40 if i % 3 == 1 else 2),
+            "answer": f"{i}",
+            "chosen": "1",
+            "rejected": "2",
+        }
+        for i in range(12)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    arguments = {"tokenizer": tokenizer, "seed": 1, "split": split, "path": str(path)}
+    arguments |= {"eval_size": 4, "max_prompt_len": 20}
+    with pytest.raises(DataError, match="the limit is 20"):
+        made(**arguments)
+    with caplog.at_level(logging.WARNING):
+        data = made(long_prompts="drop", **arguments)
+    kept = [i for i in (range(8) if split == "train" else range(8, 12)) if i % 3 != 1]
+    assert [data.record(i)["answer"] for i in range(len(data))] == [str(i) for i in kept]
+    data.batch(range(len(data)), [str(i) for i in kept])
+    (told,) = (r.getMessage() for r in caplog.records if "dropped=" in r.getMessage())
+    assert f"kept={len(kept)} dropped={(8 if split == 'train' else 4) - len(kept)}" in told
+    whole = made(long_prompts="drop", **{**arguments, "max_prompt_len": 200})
+    assert len(whole) == (8 if split == "train" else 4)
+    with pytest.raises(DataError, match="all"):
+        made(long_prompts="drop", **{**arguments, "max_prompt_len": 2})
+
+
+def test_a_source_of_a_mixture_leaves_its_own_out(tokenizer, file):
+    source = {"path": file, "eval_size": 0, "max_prompt_len": 3, "long_prompts": "drop"}
+    both = {"whole": {"path": file, "eval_size": 0}, "none": source}
+    given = {"tokenizer": tokenizer, "seed": 1, "split": "train", "of": "math_prompts"}
+    with pytest.raises(DataError) as refused:
+        MixedQuestions(sources=both, **given)
+    assert "task.sources.none.max_prompt_len" in refused.value.fix
 
 
 def test_an_unknown_split_is_refused(tokenizer):

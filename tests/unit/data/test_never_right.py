@@ -27,7 +27,7 @@ def test_an_answer_by_a_stream_that_nobody_opened_is_given_up():
     client._receive = lambda waiting, *_: (next(iter(waiting)), [zmq.Frame(answer)])
     try:
         with pytest.raises(ProtocolError, match="times for 'x' without delivering it"):
-            client.fetch(0, "x", ["a", "b"], timeout_s=60)
+            client.fetch(0, "x", ["a", "b"], timeout_s=240)
     finally:
         client._socket = connect
         client.close()

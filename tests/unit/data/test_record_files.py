@@ -16,7 +16,7 @@ import pytest
 
 from realsys.api.errors import ConfigError, DataError
 from realsys.config import extras
-from realsys.data.sources import record_samples, text_records
+from realsys.data.sources import arrow_records, record_samples, text_records
 from realsys.data.sources.record_files import open_records, record_paths
 from realsys.data.sources.record_samples import sample_records
 
@@ -176,6 +176,76 @@ def test_a_row_group_too_large_for_memory_is_refused_with_the_way_out(
     with pytest.raises(DataError, match="row group") as refused:
         open_records(path)
     assert "row_group_size" in refused.value.fix
+
+
+def bomb(folder: Path, kind: str) -> Path:
+    """Writes a file of few bytes that stand for many."""
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    large = "x" * (2 << 20)
+    path = folder / f"{kind}.parquet"
+    if kind == "nulls":  # a list that is nothing but a length
+        nulls = pyarrow.ListArray.from_arrays([0, 1 << 22], pyarrow.nulls(1 << 22))
+        table = pyarrow.table({"prompt": nulls})
+        path = path.with_suffix(".arrow")
+        with (
+            pyarrow.OSFile(str(path), "wb") as file,
+            pyarrow.ipc.new_file(file, table.schema) as to,
+        ):
+            to.write_table(table)
+    elif kind == "named again":
+        made = pyarrow.DictionaryArray.from_arrays([0] * 1000, pyarrow.array(["x" * (1 << 16)]))
+        table = pyarrow.table({"prompt": pyarrow.ListArray.from_arrays([0, 1000], made)})
+        path = path.with_suffix(".arrow")
+        with (
+            pyarrow.OSFile(str(path), "wb") as file,
+            pyarrow.ipc.new_file(file, table.schema) as to,
+        ):
+            to.write_table(table)
+    elif kind == "dictionary":
+        parquet.write_table(pyarrow.table({"prompt": [large] * 64}), path, compression="zstd")
+    elif kind == "nested":
+        rows = [[{"role": "user", "content": large}]] * 64
+        parquet.write_table(pyarrow.table({"messages": rows}), path, compression="zstd")
+    else:
+        table = pyarrow.table({"prompt": [large] * 64})
+        how = {"use_dictionary": False, "column_encoding": {"prompt": "DELTA_BYTE_ARRAY"}}
+        parquet.write_table(table, path, compression="zstd", **how)
+    assert path.stat().st_size < (1 << 18)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["dictionary", "nested", "prefixes", "nulls", "named again"])
+def test_few_bytes_that_stand_for_many_are_refused_before_they_fill_the_memory(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit = 8 << 20
+    for name, value in (("MAX_GROUP", limit), ("_BATCH", limit), ("MAX_LINE", 1 << 20)):
+        monkeypatch.setattr(f"realsys.data.sources.arrow_records.{name}_BYTES", value)
+    path = bomb(tmp_path, kind)
+    pyarrow = pytest.importorskip("pyarrow")
+    usual = pyarrow.default_memory_pool()
+    counted = pyarrow.proxy_memory_pool(usual)  # its largest is of this file alone
+    pyarrow.set_memory_pool(counted)
+    try:
+        with pytest.raises(DataError, match="unpacks to"):
+            next(iter(open_records(path)))
+    finally:
+        pyarrow.set_memory_pool(usual)
+    assert counted.max_memory() < 4 * limit
+
+
+def test_texts_that_stay_a_dictionary_are_the_same_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = written(tmp_path, "parquet")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    found = parquet.read_metadata(path)
+    largest = max(found.row_group(i).total_byte_size for i in range(found.num_row_groups))
+    monkeypatch.setattr("realsys.data.sources.arrow_records.MAX_GROUP_BYTES", largest)
+    assert arrow_records._dictionary_columns(found)
+    assert list(open_records(path)) == ROWS
 
 
 def test_without_pyarrow_the_command_that_installs_it_is_named(

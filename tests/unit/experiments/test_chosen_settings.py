@@ -34,6 +34,7 @@ SEVEN = StartingModel(params=7_615_616_512, positions=32768, chats=True)
 SHORT = StartingModel(params=124_439_808, positions=256, chats=False)
 GSM8K = MeasuredQuestions(longest=260, exact=False, total=7473, held_out=1319)
 SUMS = MeasuredQuestions(longest=32, exact=True, total=400)
+OF_GIVEN_MODELS = {"algorithm.entropy_coef", "algorithm.kl_ctl"}
 PPO: dict[str, Any] = {"critic": True, "gpus": True}
 
 # Model, questions, further arguments → part of what is chosen.
@@ -182,7 +183,8 @@ def test_what_the_user_or_a_recipe_gives_stays(real):
 def test_small_models_keep_the_declared_defaults(real, monkeypatch):
     assert grpo_math().chosen(()) == ()
     monkeypatch.setattr(model_files, "SMALL_PARAMS", 1_000_000_000)
-    assert replace(grpo_math(), actor=replace(ACTOR, path=str(real))).chosen(()) == ()
+    given = replace(grpo_math(), actor=replace(ACTOR, path=str(real)))
+    assert {one.path for one in given.chosen(())} == OF_GIVEN_MODELS
 
 
 def test_questions_are_measured_and_the_preparing_phase_chooses_too(real, tmp_path):
@@ -210,4 +212,41 @@ def test_a_mixture_s_sources_keep_their_questions(real, file_root):
 
 @pytest.mark.parametrize("path", ["/nowhere", ""])
 def test_a_model_that_can_t_be_read_is_the_checks_business(path):
-    assert replace(grpo_math(), actor=ModelOptions(path=path)).chosen(()) == ()
+    made = replace(grpo_math(), actor=ModelOptions(path=path)).chosen(())
+    assert {one.path for one in made} <= OF_GIVEN_MODELS
+
+
+# Recipe and words → entropy bonus, weight of the KL, whether there is a reference.
+OBJECTIVES = {
+    "grpo-math": ((), 0.0, 0.0),
+    "rloo-math": ((), 0.0, 0.0),
+    "gspo-math": ((), 0.0, 0.0),
+    "cispo-math": ((), 0.0, 0.0),
+    "dapo-math": ((), 0.0, 0.0),
+    "grpo-math-async": ((), 0.0, 0.0),
+    "ppo-math": ((), 0.0, 0.01),
+    "ppo-math-async": ((), 0.0, 0.01),
+    "grpo-math given": (("algorithm.entropy_coef=0.01", "algorithm.kl_ctl=0.01"), 0.01, 0.01),
+    "grpo-math loss": (("algorithm.kl_in=loss",), 0.0, 0.01),
+    "grpo-math ema": (("algorithm.ref_ema_eta=0.1",), 0.0, 0.01),
+    "grpo-math adaptive": (("algorithm.use_adaptive_kl_ctl=true",), 0.0, 0.01),
+    "grpo-math ref": (("ref.offload=true",), 0.0, 0.01),
+    "grpo-math target": (("algorithm.entropy_target=0.5",), 0.01, 0.0),
+    "grpo-math placed": (("placement.allocation=ref_inf:d1,*:d1",), 0.0, 0.01),
+}
+
+
+@pytest.mark.parametrize("start", ["actor.path", "sft.model.path", ""])
+@pytest.mark.parametrize(("recipe", "row"), OBJECTIVES.items())
+def test_a_model_of_one_s_own_is_pulled_by_scores_alone(recipe, row, start, real):
+    words, entropy, kl = row
+    path = (f"{start}={real}",) if start else ()
+    options, chosen = chosen_experiment(recipe.split()[0], [*words, *path])
+    if not start:  # what is made from scratch keeps its recipe's
+        entropy, kl = 0.01, 0.0 if recipe == "dapo-math" else 0.01
+    assert (options.algorithm.entropy_coef, options.algorithm.kl_ctl) == (entropy, kl)
+    calls = {call.name for call in options._calls}
+    assert ("ref_inf" in calls) is (kl > 0)
+    told = {one.path for one in chosen if one.why}
+    assert ("algorithm.kl_ctl" in told) is bool(start and kl == 0 and recipe != "dapo-math")
+    assert not any(one.path.startswith("ref.") for one in chosen if not kl)

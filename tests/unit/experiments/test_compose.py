@@ -23,6 +23,7 @@ from launcher.submit.planning import make_plan
 from realsys.api import registry
 from realsys.api.basics import plugin_table
 from realsys.api.basics.losses import PPOLoss
+from realsys.api.basics.rule_permissions import RulePermissions
 from realsys.api.errors import ConfigError, DataError
 from realsys.api.options import option
 from realsys.api.plain import from_plain, to_plain
@@ -39,6 +40,7 @@ def digits(monkeypatch: pytest.MonkeyPatch) -> type[GeneratedTask]:
         """Digits to repeat."""
 
         kind = "digits"
+        permissions = RulePermissions(trusted=True)  # no other process could find it
         length: int = option(4, "digits", ge=1)
 
         def question(self, rng: random.Random) -> dict[str, str]:
@@ -178,10 +180,13 @@ WRONG_TASKS: dict[str, tuple[dict[str, Any], str]] = {
         {"score": staticmethod(lambda text, right: 1.0)},
         "a reward rule wants 'right', which an answer does not have",
     ),
-    "text": ({"score": staticmethod(lambda response, answer: "1")}, "score gave '1'"),
+    "text": (
+        {"score": staticmethod(lambda response, answer: "1")},
+        "reward rule 'wrong' returned '1'",
+    ),
     "not finite": (
         {"score": staticmethod(lambda response, answer: float("nan"))},
-        "score gave nan",
+        "reward rule 'wrong' returned nan",
     ),
 }
 

@@ -26,8 +26,8 @@ from realsys.models.from_scratch.tiny_llama import build_tiny_llama
 def functions(monkeypatch: pytest.MonkeyPatch) -> None:
     for kind in ("filter", "reward"):
         monkeypatch.setitem(plugin_table.registered, kind, {})
-    registry.register_reward("graded", lambda response, answer: 0.5)
-    registry.register_reward("lenient", lambda response, answer="": 0.5)
+    registry.register_reward("graded", lambda response, answer: 0.5, trusted=True)
+    registry.register_reward("lenient", lambda response, answer="": 0.5, trusted=True)
     registry.register_filter("easy", lambda record: record["level"] < 3)
 
 
@@ -146,6 +146,33 @@ def test_records_that_a_rule_can_not_score_are_told(
     assert "in its field 'checks'" in wrong
 
 
+RULES = """
+import socket
+from realsys.api.registry import register_reward
+
+def asks(response, answer):
+    return float(socket.create_connection(("127.0.0.1", 9)) is None)
+
+def raises(response, answer):
+    return 1.0 / 0.0
+
+register_reward("asks", asks)
+register_reward("raises", raises)
+register_reward("here", raises, trusted=True)
+"""
+
+
+def test_a_plan_says_which_line_lets_a_rule_do_what_it_does(file: str, tmp_path: Path) -> None:
+    (tmp_path / "asking_rules.py").write_text(RULES)
+    registry.load_plugins([str(tmp_path / "asking_rules.py")])
+    (undeclared,) = problems(task(file, reward="asks + 0.5*raises"))
+    assert undeclared.endswith('register_reward("asks", asks, network=True)')
+    assert task(file, reward="raises + here").trusted_rules() == ("here",)
+    run = grpo(task(file, reward="here"), train_bs_n_seqs=8)
+    assert run.trusted_rules() == ("here",)
+    assert [remark for remark in run.remarks(()) if "here" in remark and "trusted" in remark]
+
+
 def test_a_rule_of_ones_own_checks_records_as_it_gets_them(file: str) -> None:
     @dataclass(kw_only=True)
     class Close:
@@ -159,19 +186,13 @@ def test_a_rule_of_ones_own_checks_records_as_it_gets_them(file: str) -> None:
 
         refused: int = -1
 
-    registry.register_reward("close", Close)
+    registry.register_reward("close", Close, trusted=True)
     (told,) = problems(task(file, reward="close"))
     assert told == f"the answer is too large | task.path, {file}:31 | leave it out"
     (told,) = problems(task(file, reward="close", reward_args={"close": {"refused": 2}}))
     assert told.startswith(
         f"check_record of Close raised ZeroDivisionError: division by zero | task.path, {file}:3"
     )
-
-
-def test_records_that_are_trained_on_are_not_held_out(file: str) -> None:
-    (told,) = task(file, eval_path=file).remarks(None)
-    assert told.startswith("task.eval_path is task.path")
-    assert list(task(file).remarks(None)) == []
 
 
 def test_fine_tuning_on_records_without_answers_is_told(tmp_path: Path) -> None:
@@ -199,6 +220,25 @@ def test_settings_of_a_template_are_checked_with_the_model(file: str, tmp_path: 
     for more in ({"system": "Be brief. " * 10}, {"template_args": {"style": "plain " * 20}}):
         (told,) = problems(task(file, **plain, **more), str(model))
         assert "questions are longer than 16 tokens" in told
+        (told,) = problems(task(file, **plain, **more, long_prompts="drop"), str(model))
+        assert told.startswith("all questions that were counted are longer than 16 tokens")
+
+
+def test_long_prompts_that_are_left_out_are_told(file: str, tmp_path: Path) -> None:
+    model = tmp_path / "m"
+    build_tiny_llama(
+        model, seed=1, corpus=["1 + 1"], hidden_size=8, num_layers=1, num_heads=2,
+        num_kv_heads=1, vocab_size=261,
+    )  # fmt: skip
+    assert "long_prompts" not in task(file).data_args()
+    (told,) = problems(task(file, max_prompt_len=1), str(model))
+    longest = int(told.rpartition("raise task.max_prompt_len to ")[2].partition(",")[0])
+    some = task(file, max_prompt_len=longest - 1, long_prompts="drop")
+    assert some.data_args()["long_prompts"] == "drop"
+    assert problems(some, str(model)) == []
+    (remark,) = some.remarks(str(model))
+    left_out = int(remark.partition(" of 40 questions")[0])
+    assert 0 < left_out < 40
 
 
 def test_of_a_large_file_a_sample_is_read_and_said(

@@ -35,6 +35,7 @@ def given(tmp_path: Path, file_root: Path) -> Path:
     """Two questions and a folder for models."""
     lines = "".join(json.dumps({"prompt": "a a", "answer": str(i)}) + "\n" for i in range(2048))
     (tmp_path / "q.jsonl").write_text(lines)
+    (tmp_path / "held_out.jsonl").write_text(lines + "\n")
     return tmp_path
 
 
@@ -61,7 +62,7 @@ def site(tmp_path: Path, archetype: str, monkeypatch: pytest.MonkeyPatch) -> str
 def test_it_plans_on_each_archetype(recipe, archetype, given, monkeypatch):
     model = model_folder(given / "model", RECIPES[recipe])
     data = given / "q.jsonl"
-    words = [f"actor.path={model}", f"task.path={data}", f"task.eval_path={data}"]
+    words = [f"actor.path={model}", f"task.path={data}", f"task.eval_path={given}/held_out.jsonl"]
     plan = make_plan(recipe, words, cluster=site(given, archetype, monkeypatch))
     (phase,) = plan.phases
     (groups,) = memory_of_plan(plan).values()
@@ -109,7 +110,7 @@ def test_the_page_names_sources_and_revisions_and_what_was_not_reproduced():
 def test_answers_beyond_the_models_positions_are_refused(given):
     model = model_folder(given / "model", {**SEVEN_BILLION, "max_position_embeddings": 4096})
     data = given / "q.jsonl"
-    words = [f"actor.path={model}", f"task.path={data}", f"task.eval_path={data}"]
+    words = [f"actor.path={model}", f"task.path={data}", f"task.eval_path={given}/held_out.jsonl"]
     with pytest.raises(ConfigErrors, match="answers of 8192 tokens, but the model has 4096 pos"):
         make_plan("qwen2.5-7b-dapo", words)
     fits = [*words, "gen.max_new_tokens=3000", "algorithm.overlong_buffer_len=none"]

@@ -38,16 +38,19 @@ from realsys.rewards.rule import made_rule, rule_of
 def rules(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(plugin_table.registered, "reward", {})
     made_rule.cache_clear()
-    registry.register_reward("length", lambda response: float(len(response)))
+    registry.register_reward("length", lambda response: float(len(response)), trusted=True)
     registry.register_reward(
-        "batch_size", lambda response: [len(response)] * len(response), batched=True
+        "batch_size",
+        lambda response: [len(response)] * len(response),
+        batched=True,
+        trusted=True,
     )
 
     async def later(response: str, answer: str) -> dict[str, float]:
         await asyncio.sleep(0)
         return {"reward": 0.5, "correct": response == answer, "tries": 2.0}
 
-    registry.register_reward("later", later)
+    registry.register_reward("later", later, trusted=True)
 
 
 @pytest.fixture(scope="module")

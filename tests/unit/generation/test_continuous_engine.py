@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from near import near
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from realsys.api.errors import DataError, InternalError
@@ -86,7 +87,7 @@ def test_logprobs_are_those_of_a_full_forward_whatever_the_settings(module):
         expected = logprobs_by_forward(
             module, (5, 6 + int(rid)), output.tokens, way.get("temperature", 1.0)
         )
-        assert output.logprobs == pytest.approx(expected, abs=1e-5)
+        assert output.logprobs == near(expected)
         if way.get("greedy"):
             assert min(output.logprobs) > -math.log(VOCABULARY)
 
@@ -161,7 +162,7 @@ def test_min_new_tokens_holds_off_stop_tokens_of_that_row_alone(module):
     assert set(outputs["patient"].tokens[:5]) <= {0, 1, 2}
     assert len(outputs["hasty"].tokens) < len(outputs["patient"].tokens)
     expected = logprobs_by_forward(module, (5, 6, 7), outputs["patient"].tokens)
-    assert outputs["patient"].logprobs == pytest.approx(expected, abs=1e-5)  # of the whole
+    assert outputs["patient"].logprobs == near(expected)  # of the whole
 
 
 def test_each_row_is_held_off_as_long_as_it_asks_whoever_comes_and_goes(module):
@@ -269,13 +270,11 @@ def test_new_weights_are_used_and_every_token_tells_its_version():
     assert output.versions == [3, 3, 4, 4, 4, 4]
     # Read anew: as if the new weights had been there for prompt and tokens so far.
     expected = logprobs_by_forward(other, (5, 6, 7), output.tokens)
-    assert output.logprobs[2:] == pytest.approx(expected[2:], abs=1e-5)
+    assert output.logprobs[2:] == near(expected[2:])
     engine.submit(request_of("a"))  # no prefix of the old weights is used
     again = finished(engine)["a"]
     assert again.cached_tokens == 0
-    assert again.logprobs == pytest.approx(
-        logprobs_by_forward(other, (5, 6, 7), again.tokens), abs=1e-5
-    )
+    assert again.logprobs == near(logprobs_by_forward(other, (5, 6, 7), again.tokens))
 
 
 def test_running_requests_may_keep_what_the_old_weights_cached():
@@ -358,7 +357,7 @@ def test_dropout_is_off_and_the_mode_is_put_back():
     output = finished(engine)["a"]
     assert module.training
     expected = logprobs_by_forward(module, (5, 6, 7), output.tokens)
-    assert output.logprobs == pytest.approx(expected, abs=1e-5)
+    assert output.logprobs == near(expected)
 
 
 @pytest.mark.parametrize(("kind", "mean", "most"), [("int8", 0.02, 0.1), ("fp8", 0.08, 0.4)])

@@ -4,6 +4,7 @@ from functools import partial
 
 import pytest
 import torch
+from near import assert_near
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from realsys.api.model import GenerationHyperparameters
@@ -85,7 +86,7 @@ def test_answers_are_those_of_the_cpus_way(module, monkeypatch, read_tokens):
     assert max(rows * length for rows, length, _ in shapes) <= read_tokens
     assert [(t, c) for t, _, c in found.values()] == [(t, c) for t, _, c in expected.values()]
     for rid, (_, logprobs, _) in found.items():
-        torch.testing.assert_close(logprobs, expected[rid][1], atol=1e-5, rtol=1e-5)
+        assert_near(logprobs, expected[rid][1])
 
 
 def test_no_weight_is_there_twice(module):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from torch.testing import assert_close
+from near import assert_near
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
@@ -171,7 +171,7 @@ def test_logprobs_are_those_of_a_full_forward(module):
     for prompt, tokens, logprobs in zip(prompts, result.tokens, result.logprobs, strict=True):
         expected = full_forward_logprobs(module, prompt, tokens, 0.7)
         assert logprobs.dtype == torch.float32
-        assert_close(logprobs, expected, atol=1e-5, rtol=0)
+        assert_near(logprobs, expected)
 
 
 def test_a_row_does_not_depend_on_its_neighbours(module):
@@ -182,7 +182,7 @@ def test_a_row_does_not_depend_on_its_neighbours(module):
     for i, prompt in enumerate(prompts):
         alone = answer(module, [prompt], seeds=seeds[i : i + 1], **stops)
         assert alone.tokens[0].tolist() == together.tokens[i].tolist()
-        assert_close(alone.logprobs[0], together.logprobs[i], atol=1e-5, rtol=0)
+        assert_near(alone.logprobs[0], together.logprobs[i])
     in_threes = answer(module, prompts, seeds=seeds, max_batch=3, **stops)
     assert as_lists(in_threes) == as_lists(together)
     assert torch.equal(in_threes.truncated, together.truncated)
@@ -234,7 +234,7 @@ def test_min_new_tokens_come_before_any_stop_token(llama):
         logits = llama(torch.cat([prompt, tokens])[None]).logits[0, 1:-1].detach()
         logits[:4, [*stops, EOS]] = -torch.inf  # over what could be sampled
         expected = logits.log_softmax(-1).gather(1, tokens[:, None])[:, 0]
-        assert_close(result.logprobs[i], expected, atol=1e-5, rtol=0)
+        assert_near(result.logprobs[i], expected)
         assert [bool(kept) for kept in result.kept[i]] == [t < 4 for t in range(len(tokens))]
 
 

@@ -13,7 +13,7 @@ from realsys.generation.engine.engine_requests import GenerationOutput
 from realsys.generation.served_engines.engine_thread import EngineThread
 from realsys.runtime.progress import ticks
 
-S = 60.0
+S = 240.0
 
 
 class CountingEngine:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from near import assert_near
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from realsys.algorithms.kept_sets import KeptSets
@@ -164,7 +165,7 @@ def test_log_probs_are_over_the_tokens_that_were_left(
     assert not kept.all(dim=1).any(), "the grammar leaves something out at each token"
     expected = torch.log_softmax(logits.masked_fill(~kept, -torch.inf), dim=-1)
     picked = expected.gather(1, torch.tensor(output.tokens)[:, None])[:, 0]
-    torch.testing.assert_close(picked, torch.tensor(output.logprobs), atol=2e-5, rtol=1e-4)
+    assert_near(picked, torch.tensor(output.logprobs), rel=1e-4)
 
 
 def test_what_cannot_be_used_is_refused_and_leaves_nothing_behind(

@@ -15,7 +15,7 @@ KEPT = {
     "max_head_offpolicyness",
     *("register_interface", "register_backend", "register_model", "register_dataset"),
     *("register_agent", "register_environment", "TableCosts"),
-    *("register_filter", "register_transform"),
+    *("register_filter", "register_transform", "python_argv"),
     # called by libraries: submitit, logging, megatron, typer
     *("affinity", "_num_tasks", "formatTime", "_is_in_embd_group", "list_commands"),
     # parts of messages of other programs, named so that they are checked or refused when wrong

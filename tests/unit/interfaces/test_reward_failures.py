@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from estimators_named import estimator
-from torch.testing import assert_close
+from near import assert_near, near
 
 from realsys.api import registry
 from realsys.api.basics import plugin_table
@@ -68,7 +68,7 @@ def rule(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     made_rule.cache_clear()
 
     def register(function: Callable[..., Any], **options: Any) -> None:
-        registry.register_reward("mine", function, **options)
+        registry.register_reward("mine", function, trusted=True, **options)
 
     return register
 
@@ -270,12 +270,10 @@ def test_the_policy_and_the_critic_learn_as_if_it_were_not_there(path: str, adva
             stats = interface(**ppo).train_step(model, data, MB)
             found.append((stats, dict(model.module.module.state_dict())))
         (with_it, weights), (without, expected) = found
-        assert_close(weights, expected, rtol=0, atol=1e-6)
+        assert_near(weights, expected)
         alike = set(with_it) - {"n_tokens", "reward/answers_set_aside"}
         assert alike == set(without) - {"n_tokens"}
-        assert {k: with_it[k] for k in alike} == pytest.approx(
-            {k: without[k] for k in alike}, abs=1e-5
-        )
+        assert {k: with_it[k] for k in alike} == near({k: without[k] for k in alike})
         if interface is PPOActorInterface:
             assert with_it["reward/answers_set_aside"] == 3
 
@@ -342,14 +340,14 @@ def graded(*, response: str, answer: str) -> float:
 def test_accuracy_is_what_the_rule_calls_right_and_the_mean_reward_is_beside_it(rule: Any) -> None:
     rule(graded)
     found = evaluated(5)
-    assert found["accuracy"] == pytest.approx(1 / 5), "0.6 and 0.9 are not right"
-    assert found["mean_reward"] == pytest.approx(0.6)
+    assert found["accuracy"] == near(1 / 5), "0.6 and 0.9 are not right"
+    assert found["mean_reward"] == near(0.6)
     assert [s["correct"] for s in found["samples"]] == [False] * 4 + [True]
 
 
 def test_a_rule_may_have_a_notion_of_its_own(rule: Any) -> None:
     rule(graded, right=0.6)
-    assert evaluated(5)["accuracy"] == pytest.approx(3 / 5)
+    assert evaluated(5)["accuracy"] == near(3 / 5)
 
     async def said() -> bool:
         environment = MathVerify(reward="mine", turns=2)

@@ -147,7 +147,7 @@ def test_what_waits_is_shown_in_the_middle_of_a_long_step_and_a_refusal_is_told(
     site = Site(held=False)
 
     async def until(condition) -> None:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 240
         while not condition():
             assert time.monotonic() < deadline
             await asyncio.sleep(0.01)

@@ -15,7 +15,7 @@ LOOPBACK = "127.0.0.1"
 
 
 def rendezvous(
-    by: str, worker: int, folder: Path, *, ports: Any = None, timeout_s: float = 20.0
+    by: str, worker: int, folder: Path, *, ports: Any = None, timeout_s: float = 240.0
 ) -> Rendezvous:
     return Rendezvous(
         by,
@@ -51,7 +51,7 @@ def test_who_does_not_come_is_named(two):
     other = two[1].store("main")
     other.set("here/1", "1")
     other.set("here/2", "1")
-    wait_for_all(store, worker=0, num_workers=3, timeout_s=20)
+    wait_for_all(store, worker=0, num_workers=3, timeout_s=240)
 
 
 def test_a_file_opens_no_port_and_one_worker_needs_no_store(tmp_path):
@@ -77,9 +77,9 @@ def test_the_store_listens_on_the_workers_address_and_port_range_only(tmp_path):
     host, _, store_port = found.endpoint.rpartition(":")
     assert host == LOOPBACK
     assert int(store_port) in others
-    socket.create_connection((LOOPBACK, int(store_port)), timeout=20).close()
+    socket.create_connection((LOOPBACK, int(store_port)), timeout=240).close()
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.2", int(store_port)), timeout=20)
+        socket.create_connection(("127.0.0.2", int(store_port)), timeout=240)
 
 
 def test_a_store_that_is_gone_is_told_with_its_address(tmp_path):

@@ -27,6 +27,7 @@ from realsys.api.experiment import ExperimentConfig
 from realsys.api.model import ModelName
 from realsys.api.options import WandbOptions
 from realsys.api.worker_configs import Evaluator, GenerationServer, GserverManager, RolloutWorker
+from realsys.models.shape import ModelShape, Weight
 
 pytestmark = pytest.mark.usefixtures("file_root")
 
@@ -384,3 +385,94 @@ def test_wandb_with_its_package_is_planned(
     assert run(["plan", "ppo-math", "wandb.mode=offline", "--json"]) == ExitCode.OK
     options = json.loads(capsys.readouterr().out)["plan"]["options"]
     assert options["wandb"]["mode"] == WandbOptions(mode="offline").mode
+
+
+# ---- sizes that no model has ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        ("num_hidden_layers", 10**9),
+        ("num_hidden_layers", 2_001),
+        ("num_hidden_layers", 1e12),
+        ("num_attention_heads", 10**9),
+        ("num_key_value_heads", 2**31),
+        ("head_dim", 10**9),
+        ("hidden_size", 2**40),
+        ("intermediate_size", 10**12),
+        ("vocab_size", 10**10),
+        ("num_experts", 10**9),
+        ("n_layer", 10**9),
+        ("num_hidden_layers", -7),
+    ],
+)
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_size_that_no_model_has_is_refused_before_anything_is_made_of_that_size(
+    refused: Refused,
+    policy: Path,
+    name: str,
+    size: float,
+    nested: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    listed = []
+    of_layer = ModelShape.layer_weights
+
+    def counted(self: ModelShape, layer: int) -> list[Weight]:
+        listed.append(layer)
+        assert len(listed) < 1000, (
+            "the plan lists the weights of every layer that config.json names"
+        )
+        return of_layer(self, layer)
+
+    monkeypatch.setattr(ModelShape, "layer_weights", counted)
+    file = policy / "config.json"
+    config = json.loads(file.read_text())
+    config |= {"text_config": {name: size}} if nested else {name: size}
+    file.write_text(json.dumps(config))
+    message = refused("ppo-math", f"actor.path={policy}", f"critic.path={policy}")
+    assert_in_order(message, name, "actor.path", "fix")
+
+
+def test_config_and_header_are_compared_before_the_memory_is_predicted(
+    refused: Refused, policy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = policy / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "num_hidden_layers": 1_999}))
+    message = refused("ppo-math", f"actor.path={policy}", f"critic.path={policy}")
+    assert_in_order(message, "1999 layers", "actor.path", "fix")
+
+
+# ---- secrets ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "where"),
+    [
+        (
+            ("scheduling.model_worker.env_vars.HF_TOKEN=opensesame",),
+            "model_worker.env_vars.HF_TOKEN",
+        ),
+        (("scheduling.master_worker.env_vars.A=hf_opensesameopensesame",), "env_vars.A"),
+        (("task.system=Use sk-opensesameopensesame.",), "task.system"),
+        (("wandb.entity=https://ada:opensesame@wandb.example",), "wandb.entity"),
+    ],
+)
+def test_a_secret_in_a_setting_is_refused_and_stands_nowhere(
+    refused: Refused, words: tuple[str, ...], where: str, tmp_path: Path
+) -> None:
+    message = refused("ppo-math", *words)
+    assert_in_order(message, "plan", where, "fix")
+    assert "opensesame" not in message
+    assert not [f for f in tmp_path.rglob("*") if f.is_file() and b"opensesame" in f.read_bytes()]
+
+
+def test_a_secret_in_a_site_file_is_refused_with_the_safe_way(
+    refused: Refused, tmp_path: Path
+) -> None:
+    site = tmp_path / "site.yaml"
+    site.write_text("scheduler: local\nenv_vars:\n  HF_TOKEN: opensesame\n")
+    message = refused("ppo-math", "--cluster", str(site))
+    assert_in_order(message, "HF_TOKEN", "env_vars.HF_TOKEN", "secrets")
+    assert "opensesame" not in message

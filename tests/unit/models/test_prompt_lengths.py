@@ -19,6 +19,7 @@ from realsys.data.sources.dataset_arguments import MathRecordsArguments
 from realsys.models.from_scratch.tiny_llama import build_tiny_llama
 from realsys.models.hf import load_tokenizer
 from realsys.models.prompt_lengths import (
+    check_conversations,
     prompt_lengths,
     special_tokens,
     text_lengths,
@@ -91,6 +92,51 @@ def test_a_template_that_breaks_or_runs_away_is_a_fault_in_bounded_time(
     with pytest.raises(CheckpointError, match=told) as caught:
         prompt_lengths(model, QUESTIONS[:2])
     assert caught.value.what.startswith("the chat template: ")
+
+
+ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+ROLE = "{% for m in messages %}x{% if m['role'] == 'ROLE' %}THEN{% endif %}{% endfor %}"
+NAMED = [{"name": "default", "template": CHAT}, {"name": "tool_use", "template": ENDLESS}]
+
+
+@pytest.mark.parametrize(
+    ("template", "told"),
+    [
+        (ROLE.replace("ROLE", "assistant").replace("THEN", ENDLESS), "takes longer"),
+        (ROLE.replace("ROLE", "tool").replace("THEN", ENDLESS), "takes longer"),
+        ("x{% if not add_generation_prompt %}" + ENDLESS + "{% endif %}", "takes longer"),
+        ("x{% if tools %}" + ENDLESS + "{% endif %}", "takes longer"),
+        ("x{% if messages | length > 3 %}{{ 'x' * 10 ** 10 }}{% endif %}", "1024 MiB"),
+        (NAMED, "takes longer"),
+        (ROLE.replace("ROLE", "tool").replace("THEN", "{{ raise_exception('no tools') }}"), None),
+        (CHAT, None),
+        (None, None),
+    ],
+)  # fmt: skip
+def test_a_template_that_does_not_end_behind_an_answer_is_a_fault_before_it_is_used(
+    model, template, told, monkeypatch
+):
+    if template is not None:
+        set_template(model, template)
+    assert prompt_lengths(model, QUESTIONS[:2])  # it ends with a question
+    if told is None:
+        check_conversations(model)
+        return
+    if told == "takes longer":
+        monkeypatch.setattr("realsys.models.prompt_lengths.RENDER_S", 0.3)
+    with pytest.raises(CheckpointError, match=told):
+        check_conversations(model)
+
+
+def test_plan_and_serve_try_conversations_before_they_load_anything(model):
+    from realsys.policy_server.load_policy import load_policy
+
+    set_template(model, "x{% if tools %}{{ 'x' * 10 ** 10 }}{% endif %}")
+    (problem,) = model_problems(ModelOptions(path=str(model)), "actor")
+    assert "1024 MiB" in problem.what
+    (model / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="1024 MiB"):
+        load_policy(model, name="m", dtype="float32", device="cpu")
 
 
 def test_a_tokenizer_that_is_torn_or_of_another_model_is_a_fault(model):

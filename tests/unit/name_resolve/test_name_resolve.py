@@ -79,7 +79,7 @@ def open_another(
         if request.param == "memory":
             store = MemoryStore(shared, clock=clock)
         else:
-            store = FileStore(tmp_path / "store", clock=clock, poll_s=0.005, lock_timeout_s=60)
+            store = FileStore(tmp_path / "store", clock=clock, poll_s=0.005, lock_timeout_s=240)
         opened.append(store)
         return store
 

@@ -116,7 +116,7 @@ def test_only_one_of_two_unused_halves_is_tried() -> None:
 def test_two_workers_six_calls_the_optimum_is_found(seed: int) -> None:
     graph = six_calls()
     costs = random_table(graph, 2, random.Random(seed))
-    found = search(graph, costs, Limits(num_workers=2, degrees={}), deadline_s=60)
+    found = search(graph, costs, Limits(num_workers=2, degrees={}), deadline_s=240)
     assert found.exact
     assert found.step_s == pytest.approx(best_of_all(graph, costs, 2))
 
@@ -125,7 +125,7 @@ def test_two_workers_six_calls_the_optimum_is_found(seed: int) -> None:
 def test_four_workers_three_calls_the_optimum_is_found(seed: int) -> None:
     graph = three_calls()
     costs = random_table(graph, 4, random.Random(seed))
-    found = search(graph, costs, Limits(num_workers=4, degrees={}), deadline_s=60)
+    found = search(graph, costs, Limits(num_workers=4, degrees={}), deadline_s=240)
     assert found.exact
     assert found.step_s == pytest.approx(best_of_all(graph, costs, 4))
 

@@ -128,7 +128,7 @@ def test_a_request_too_many_is_refused_for_the_moment() -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("key", ["", "sk-2", "sk-1 ", "sk-é"])
+@pytest.mark.parametrize("key", ["", "sk-2", "sk-1 ", "sk-é", "\udcff"])
 def test_another_key_finds_nothing(key: str) -> None:
     with pytest.raises(UnknownKey):
         sessions(ScriptedEngine()).settings_of(key)

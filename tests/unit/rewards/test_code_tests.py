@@ -9,7 +9,7 @@ import pytest
 
 from realsys.api.errors import DataError
 from realsys.rewards import code_tests
-from realsys.rewards.code_tests import CodeGrade, grade, last_code_block, same_output
+from realsys.rewards.code_tests import CodeGrade, grade, last_code_block, program_of, same_output
 from realsys.rewards.sandbox.box_limits import BoxLimits, BoxOutcome
 
 BLOCK = "```python\nprint(1)\n```"
@@ -23,7 +23,8 @@ BLOCK = "```python\nprint(1)\n```"
         (f"{BLOCK}\nIt prints:\n```text\n1\n```", "print(1)\n"),
         ("```\nprint(3)\n```", "print(3)\n"),
         ("~~~python\nprint(4)\n~~~", "print(4)\n"),
-        ("  ```python\n  x = 1\n  ```", "  x = 1\n"),
+        ("1. So:\n   ```python\n   x = 1\n   ```", "x = 1\n"),
+        (f"{BLOCK}\nIt prints:\n```\n1\n```", "print(1)\n"),
         ("````python\ns = '''\n```\n'''\n````", "s = '''\n```\n'''\n"),
         (f"{BLOCK}\n```python\nprint('cut off", "print(1)\n"),
         ("```python\nprint('cut off", None),
@@ -34,6 +35,28 @@ BLOCK = "```python\nprint(1)\n```"
 )
 def test_the_last_fenced_block_is_the_program(response: str, program: str | None) -> None:
     assert last_code_block(response) == program
+
+
+ADD, USE = "```python\ndef add(a, b):\n    return a + b\n```", "```python\nprint(add(1, 2))\n```"
+
+
+@pytest.mark.parametrize(
+    ("response", "first"),
+    [
+        (f"{ADD}\nUse it:\n{USE}", "def"),
+        (f"```python\ndef add(a):\n    pass\n```\nBetter:\n{ADD}\n{USE}", "def add(a, b)"),
+        (f"{ADD}\n```\n3\n```", "def"),
+        ("```python\nadd = max\n```\n" + USE, "add ="),
+        ("```python\nadd: object = max\n```\n" + USE, "add:"),
+        ("```python\nclass A: ...\n```\n" + USE, "print"),  # none that the test uses: the last
+        (USE, "print"),
+    ],
+)
+def test_an_example_of_its_use_is_not_the_program(response: str, first: str) -> None:
+    program = program_of(response, [{"code": "assert add(1, 2) == 3"}])
+    assert program is not None
+    assert program.startswith(first)
+    assert program_of(ADD + "\n" + USE, [{"stdin": "", "stdout": "3"}]) == "print(add(1, 2))\n"
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,28 @@ def test_rewards_are_read_as_harbor_reads_them(
 
 
 @pytest.mark.parametrize(
+    ("tests", "files", "reward", "why"),
+    [
+        (b"echo 0 > reward.txt", {"reward__json": "1", "reward__txt": "0"}, 0.0, ""),
+        (b"echo 0 > reward.txt", {"reward__json": "1"}, 0.0, "there is no reward.txt"),
+        (b"echo 0 > reward.json", {"reward__json": "0", "reward__txt": "1"}, 0.0, ""),
+        (b"echo 0 > reward.json", {"reward__txt": "1"}, 0.0, "there is no reward.json"),
+        (b"reward.json or reward.txt", {"reward__json": "1", "reward__txt": "0"}, 0.0, "differ"),
+        (b"reward.json or reward.txt", {"reward__json": "0.5", "reward__txt": "0.5"}, 0.5, ""),
+        (b"reward.json or reward.txt", {"reward__txt": "1"}, 1.0, ""),
+        (b"a program of theirs", {"reward__json": "1"}, 1.0, ""),
+    ],
+)
+def test_a_file_of_a_name_that_the_tests_do_not_write_is_the_solutions(
+    tests: bytes, files: dict[str, str], reward: float, why: str
+) -> None:
+    verdict = verdict_of(outcome(archive(**files)), tests)
+    assert verdict.reward == reward
+    assert why in verdict.why
+    assert bool(verdict.why) == bool(why)
+
+
+@pytest.mark.parametrize(
     ("files", "why"),
     [
         ({}, "there is no reward.json and no reward.txt; the tests ended with exit 0"),

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -15,12 +17,13 @@ import pytest
 from realsys.api.basics.reward import Completion, Score
 from realsys.api.errors import ConfigError, RewardError
 from realsys.rewards import judge as judge_module
-from realsys.rewards.judge import Judge
+from realsys.rewards.judge import Judge, _NoGrade, _Reply, read_grade
 from realsys.rewards.rule import RewardRule
+from realsys.rewards.set_aside import Answered, SetAsideRecords
 
 
 class Server:
-    """Replies in order from ``replies``: a text, or a status; then the last for ever."""
+    """Replies in order from ``replies``, then the last for ever: a text, with how it ended, or a status."""
 
     def __init__(self) -> None:
         self.replies: list[Any] = ["7"]
@@ -28,6 +31,7 @@ class Server:
         self.keys: list[str | None] = []
         self.running = self.most = 0
         self.wait_s = 0.0
+        self.in_pieces = False  # the second one is sent when the first has been read
         self.gathers = 0  # nobody is answered before so many were there at a time
         self._lock = threading.Condition()
         server = self
@@ -47,22 +51,22 @@ class Server:
                 with server._lock:
                     server.running -= 1
                 status = reply if isinstance(reply, int) else 200
-                raw = (
-                    reply
-                    if isinstance(reply, bytes)
-                    else json.dumps(
-                        {
-                            "choices": [{"message": {"content": str(reply)}}],
-                            "usage": {"total_tokens": 12},
-                        }
-                    ).encode()
-                )
+                text, finish = reply if isinstance(reply, tuple) else (str(reply), "stop")
+                choice = {"message": {"content": text}, "finish_reason": finish}
+                body = {"choices": [choice], "usage": {"total_tokens": 12}}
+                raw = reply if isinstance(reply, bytes) else json.dumps(body).encode()
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(raw)))
                 if status == 429:
                     self.send_header("Retry-After", "0")
                 self.end_headers()
-                self.wfile.write(raw)
+                if server.in_pieces:
+                    self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                    self.wfile.write(raw[:20])
+                    time.sleep(0.05)
+                    raw = raw[20:]
+                with suppress(ConnectionError):  # who asked has read enough
+                    self.wfile.write(raw)
 
             def log_message(self, *_: Any) -> None:
                 pass
@@ -95,9 +99,103 @@ def asked(
     return asyncio.run(judge(prompt=prompt, response=response, answer=answer))
 
 
-def test_the_last_number_over_out_of_is_the_score(server: Server, monkeypatch: Any) -> None:
+@pytest.mark.parametrize(
+    ("text", "grade"),
+    [
+        ("7", 7.0),
+        (" 7.5\n", 7.5),
+        ("0", 0.0),
+        ("10", 10.0),
+        ("**7**", 7.0),
+        ("7.5.", 7.5),
+        ("7/10", 7.0),
+        ("7 / 10.0", 7.0),
+        ("Grade: 3", 3.0),
+        ("It is right but for the 2 units of 5.\n\n**Grade:** 8/10", 8.0),
+        ("Weak.\nScore: 2", 2.0),
+        ("<think>The answer 42 matches 4.</think>\n\n6", 6.0),
+        ("opened by the template: 9 or 8?</think>9", 9.0),
+        ("Score: 3 out of 10", None),
+        ("2 (out of 10)", None),
+        ("7/5", None),
+        ("Grade: 3. (0-10)", None),
+        ("Grade: 9\nGrade: 3 of 10", None),
+        ("The grade is\n7", None),
+        ("95", None),
+        ("100000", None),
+        ("10.1", None),
+        ("-5", None),
+        ("1e3", None),
+        ("nan", None),
+        ("１０", None),
+        ("3 4", None),
+        ("<think>The answer 42 matches 4", None),
+        ("<think>a</think>b</think>10", None),
+        ("no idea", None),
+        ("9" * 400, None),
+        ("", None),
+    ],
+)
+def test_only_what_can_be_no_other_grade_is_read(text: str, grade: float | None) -> None:
+    try:
+        found = read_grade(_Reply(text=text, was_cut=False), 10.0)
+    except _NoGrade:
+        found = None
+    assert found == grade
+
+
+def test_a_reply_that_is_no_grade_is_asked_again_with_the_reason(server: Server) -> None:
+    server.replies = ["95 of 100 FORGED", ("<think>maybe 4", "length"), ("4", "length"), "3"]
+    judge = Judge(url=server.url, model="m", out_of=5, question="{response} of {out_of}")
+    assert asked(judge) == {"reward": 0.6, "judge_tokens": 48.0, "judge_cached": 0.0}
+    texts = [body["messages"][0]["content"] for body in server.seen]
+    assert texts[0] == "a{x} of 5"
+    assert all(text.startswith(texts[0]) and "from 0 to 5" in text for text in texts[1:])
+    assert ["cut off" in text for text in texts] == [False, False, True, True]
+    assert not any("FORGED" in text for text in texts)  # a quoted answer could speak to the judge
+
+
+def test_a_group_with_an_unreadable_grade_is_set_aside_whole_and_not_cached(server: Server) -> None:
+    arguments = {"url": server.url, "model": "m", "max_retries": 0, "at_once": 1}
+    rule = RewardRule("judge", {"judge": arguments})
+
+    def group(name: str) -> Answered:
+        texts = [Completion(response=f"{name}{i}", record={"prompt": "p"}) for i in range(4)]
+        return Answered(id=name, prompt=lambda: name, answers=texts)
+
+    server.replies = ["7"] * 7 + ["100000"] * 2 + ["7"]  # of the last answer, and once more
+    scores = SetAsideRecords().scores(rule, [group("a"), group("b")])
+    assert scores[1] is None
+    assert [score.value for score in scores[0] or ()] == [0.7] * 4
+    (again,) = rule.score_all([Completion(response="b3", record={"prompt": "p"})])
+    assert isinstance(again, Score)
+    assert (again.value, again.parts["judge_cached"]) == (0.7, 0.0)
+
+
+def test_a_body_in_two_pieces_is_one_and_one_without_end_is_none(server: Server) -> None:
+    server.in_pieces = True
+    assert asked(Judge(url=server.url, model="m", max_retries=0))["reward"] == 0.7
+    server.replies = [b" " * (1 << 20) + b"7"]
+    with pytest.raises(RewardError, match="1,048,576 bytes"):
+        asked(Judge(url=server.url, model="m", max_retries=0))
+
+
+def test_messages_and_values_reach_the_judge_as_text(server: Server) -> None:
+    parts = [{"type": "text", "text": "What is 2+2?"}, {"type": "image_url", "image_url": {}}]
+    prompt: Any = [{"role": "system", "content": 'Be "brief"'}, {"role": "user", "content": parts}]
+    asked(Judge(url=server.url, model="m", question="{prompt}|{answer}|{response}"), prompt=prompt)
+    asked(
+        Judge(url=server.url, model="m", question="{answer}{response}"),
+        answer={"é": [None, True]},  # type: ignore[arg-type]
+    )
+    first, second = (body["messages"][0]["content"] for body in server.seen)
+    assert first == 'system: Be "brief"\n\nuser: What is 2+2?\n[image_url]|4|a{x}'
+    assert second == '{"é": [null, true]}a{x}'
+
+
+def test_the_grade_over_out_of_is_the_score(server: Server, monkeypatch: Any) -> None:
     monkeypatch.setenv("JUDGE_KEY", "secret")
-    server.replies = ["from 0 to 10 I say: 7.5"]
+    server.replies = ["from 0 to 10 I say\nGrade: 7.5"]
     judge = Judge(url=server.url, model="m", api_key_env="JUDGE_KEY")
     assert asked(judge) == {"reward": 0.75, "judge_tokens": 12.0, "judge_cached": 0.0}
     (body,) = server.seen
@@ -119,9 +217,10 @@ def test_an_equal_answer_is_graded_once(server: Server) -> None:
 
 
 def test_what_passes_is_tried_again(server: Server) -> None:
-    server.replies = [429, 500, b"not json", b'{"choices": []}', "no idea", "3"]
-    assert asked(Judge(url=server.url, model="m", max_retries=5))["reward"] == 0.3
-    assert len(server.seen) == 6
+    nested = b"[" * 100_000
+    server.replies = [429, 500, b"not json", nested, b'{"choices": []}', "no idea", "3"]
+    assert asked(Judge(url=server.url, model="m", max_retries=6))["reward"] == 0.3
+    assert len(server.seen) == 7
 
 
 def test_no_grade_after_all_retries_sets_aside_and_never_scores_0(server: Server) -> None:

@@ -7,7 +7,7 @@ import pytest
 from stand_in_slurm import wait_until
 
 from realsys.rewards import math_verify
-from realsys.rewards.guarded import Guarded
+from realsys.rewards.guard.guarded import Guarded
 from realsys.rewards.math_verify import final_value, math_verify_reward
 
 
@@ -83,7 +83,8 @@ def test_it_works_outside_the_main_thread():
 
 def test_the_final_value_is_found():
     assert final_value("a #### 1\n#### 2 b\nc") == "2 b"
-    assert final_value(r"so \boxed{1} or \boxed{\frac{1}{2}}, yes") == r"\frac{1}{2}"
+    assert final_value(r"so \boxed{1}. No: \boxed{\frac{1}{2}}, yes") == r"\frac{1}{2}"
+    assert final_value(r"so \boxed{1} or \boxed{\frac{1}{2}}, yes") == r"1, \frac{1}{2}"
     assert final_value(" just text ") == "just text"
 
 
@@ -182,25 +183,51 @@ def test_other_numbers_do_not(response, answer):
     assert math_verify_reward(response=response, answer=answer) == 0.0
 
 
-@pytest.mark.parametrize(
-    ("response", "answer"),
-    [
-        (r"\boxed{" + "{" * 40 + "x" + "}" * 40 + "}", "y"),
-        (r"\boxed{x^{999}=1}", "x=1"),
-    ],
-)
+SLOW_LIBRARY = """
+def is_one_of(known, readings):
+    while "7" in readings[0]:
+        pass
+    return True
+"""
+
+
 def test_text_on_which_the_library_never_ends_scores_nothing_and_the_next_one_is_read(
-    response, answer, monkeypatch, caplog
+    tmp_path, monkeypatch, caplog
 ):
-    quick = Guarded(math_verify._library.target, cpu_s=0.5)
+    (tmp_path / "slow_library.py").write_text(SLOW_LIBRARY)
+    monkeypatch.syspath_prepend(tmp_path)
+    quick = Guarded("slow_library:is_one_of", cpu_s=0.5)
     monkeypatch.setattr(math_verify, "_library", quick)
     try:
         with caplog.at_level(logging.WARNING):
-            assert math_verify_reward(response=response, answer=answer) == 0.0
+            assert math_verify_reward(response=r"\boxed{\sqrt{7}}", answer=r"\sqrt{8}") == 0.0
             # Of half a second of computing it takes a quarter, of a machine of its own
             wait_until(lambda: math_verify_reward(response="#### y + x", answer="x+y") == 1.0)
     finally:
         quick.close()
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    "response",
+    [
+        r"\boxed{" + "{" * 40 + "x" + "}" * 40 + "}",
+        r"\boxed{x^{999}=1}",
+        r"\boxed{9^{9^{9^9}}}",
+        r"\boxed{((((9^9)^9)^9)^9)^9}",
+        r"\boxed{10^{99999999} + x}",
+        r"\boxed{(10^{99999})!}",
+        r"\boxed{\sin(9^{99999})}",
+        r"\boxed{\binom{99999999}{4999999}}",
+        r"\boxed{\sqrt[99999999]{2}}",
+        r"\boxed{e^{e^{e^{e^{e}}}}}",
+        r"\boxed{" + "(x+y+z)" * 60 + "}",
+        r"\boxed{\{" + "x," * 200 + r"x\}}",
+    ],
+)
+@pytest.mark.parametrize("answer", ["y", r"\sqrt{2}", "x=1", r"\int_0^1 x\,dx", r"\{x, y\}"])
+def test_values_that_would_take_for_ever_score_nothing_at_once(response, answer):
+    assert math_verify_reward(response=response, answer=answer) == 0.0
 
 
 @pytest.mark.timeout(120)
@@ -221,11 +248,21 @@ def test_text_on_which_the_library_never_ends_scores_nothing_and_the_next_one_is
         "=",
         "####",
         "\\boxed{",
+        "\\boxed{1} or ",
+        "<answer>1</answer>",
+        "the answer is 5, ",
+        "#### Step 2\n",
+        "$x$ or ",
+        "\\text{",
+        "\\left(",
+        "½",
+        "not 5 ",
+        "5 million ",
     ],
 )
 def test_our_own_reading_takes_no_longer_on_text_that_is_made_to_slow_it(piece, monkeypatch):
     """Long texts, and those of the length of a final value; the library is not asked here."""
-    monkeypatch.setattr(math_verify, "_equal", lambda *_, **__: False)
+    monkeypatch.setattr(math_verify, "_asked", lambda *_: False)
     for count in (100_000 // len(piece), 500 // len(piece)):
         for response in (piece * count, piece * count + "$x", "#### " + piece * count + "$x"):
             math_verify_reward(response=response, answer="4")

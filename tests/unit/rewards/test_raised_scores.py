@@ -22,7 +22,7 @@ from realsys.data.sequence_sample import SequenceSample
 from realsys.interfaces.math_reward import MathRewardInterface
 from realsys.master.rollouts.rollout_dispatcher import RolloutDispatcher
 from realsys.master.statistics import reward_parts
-from realsys.rewards.guarded import CPU_TIME, DIED, MEMORY, CallFailed
+from realsys.rewards.guard.guarded import CPU_TIME, DIED, MEMORY, CallFailed
 from realsys.rewards.raised_scores import SHOWN, right_answers
 from realsys.rewards.rule import RewardRule, made_rule
 from realsys.rollout.environments.math_question import MathVerify

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -32,7 +33,7 @@ def rules(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     monkeypatch.setattr(plugin_table, "registered", {kind: {} for kind in registry.BUILTIN})
     monkeypatch.setattr(registry, "_reward_options", {})
     made_rule.cache_clear()
-    yield registry.register_reward
+    yield partial(registry.register_reward, trusted=True)  # no other process could find them
     made_rule.cache_clear()
 
 

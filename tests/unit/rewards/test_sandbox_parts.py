@@ -8,22 +8,25 @@ import re
 import resource
 import signal
 import struct
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 from sandbox_attacks import ATTACKS
 
-from realsys.api.errors import ConfigError
+from realsys.api.errors import ConfigError, SandboxFailure
 from realsys.rewards.sandbox import landlock_rules, seccomp_filter
 from realsys.rewards.sandbox.box_archive import pack_argv
 from realsys.rewards.sandbox.box_init import ended_by
 from realsys.rewards.sandbox.box_limits import BoxLimits
+from realsys.rewards.sandbox.box_messages import BoxReply
 from realsys.rewards.sandbox.box_program import environment, resource_limits
 from realsys.rewards.sandbox.box_root import hidden_by_writable, outermost, refused_folders
-from realsys.rewards.sandbox.box_usage import parse_stat
+from realsys.rewards.sandbox.box_usage import oom_files, oom_kills, parse_stat, parse_status
 from realsys.rewards.sandbox.fork_server import namespace_flags
 from realsys.rewards.sandbox.kernel_calls import mounts_below
 from realsys.rewards.sandbox.node_support import NodeSupport
+from realsys.rewards.sandbox.sandbox import Sandbox
 
 ROOT = Path(__file__).parents[3]
 X86, ARM = 0xC000003E, 0xC00000B7
@@ -63,8 +66,8 @@ def test_the_filter_refuses_what_it_names_and_nothing_else(machine: str, archite
     column = ("x86_64", "aarch64").index(machine)
     denied = {n[column] for n in seccomp_filter.DENIED.values() if n[column] is not None}
     special = {
-        n[column] for n in ((56, 220), (435, 435), (41, 198), (16, 29))
-    }  # clone, clone3, socket, ioctl
+        n[column] for n in ((56, 220), (435, 435), (41, 198), (16, 29), (54, 208), (72, 25))
+    }  # clone, clone3, socket, ioctl, setsockopt, fcntl
     for number in range(500):
         if number not in special:
             expected = refused(errno.EPERM) if number in denied else ALLOW
@@ -90,6 +93,17 @@ def test_the_filter_refuses_what_it_names_and_nothing_else(machine: str, archite
         (16, (0, 0x5412), refused(errno.EPERM)),
         (16, (0, 0x541C), refused(errno.EPERM)),
         (16, (0, 0x1_0000_5412), refused(errno.EPERM)),  # the kernel reads the low half
+        (54, (3, 1, 7), refused(errno.EPERM)),  # SO_SNDBUF
+        (54, (3, 1, 8), refused(errno.EPERM)),
+        (54, (3, 1, 32), refused(errno.EPERM)),
+        (54, (3, 1, 33), refused(errno.EPERM)),
+        (54, (3, 1, 0x1_0000_0007), refused(errno.EPERM)),
+        (54, (3, 1, 2), ALLOW),  # SO_REUSEADDR
+        (54, (3, 6, 7), ALLOW),  # of TCP
+        (72, (3, 1031, 1 << 16), ALLOW),  # F_SETPIPE_SZ
+        (72, (3, 1031, (1 << 16) + 1), refused(errno.EPERM)),
+        (72, (3, 2, 1 << 20), ALLOW),  # F_SETFD
+        (253, (), refused(errno.EPERM)),  # inotify_init
         (0x40000000 | 165, (), refused(errno.ENOSYS)),
     ],
 )
@@ -135,6 +149,55 @@ def test_usage_is_summed_over_processes() -> None:
     usage = parse_stat([one, two])
     assert usage.cpu_s == 110 / ticks
     assert (usage.processes, usage.memory_bytes) == (4, 55 * page)
+
+
+STATUS = b"""Name:\ta: b
+State:\tS (sleeping)
+FDSize:\t128
+VmRSS:\t    9000 kB
+RssAnon:\t    1000 kB
+RssFile:\t    7000 kB
+RssShmem:\t    1000 kB
+VmPTE:\t      76 kB
+VmSwap:\t      12 kB
+"""
+
+
+def test_memory_beside_what_is_resident() -> None:
+    found = parse_status(STATUS)
+    assert (found.private, found.swapped) == (2000 << 10, 12 << 10)
+    assert (found.page_tables, found.descriptors) == (76 << 10, 128)
+    assert parse_status(b"Name:\tx\nState:\tZ (zombie)\n").page_tables == 0
+
+
+def test_kills_are_counted_by_the_own_cgroup_where_it_counts(tmp_path: Path) -> None:
+    found = oom_files("4:memory:/slurm/uid_1/job_7\n1:cpu,cpuacct:/x\n0::/\n")
+    assert found == [Path("/sys/fs/cgroup/memory/slurm/uid_1/job_7/memory.oom_control")]
+    assert oom_files("0::/system.slice/job_7/step_0\n")[0] == Path(
+        "/sys/fs/cgroup/system.slice/job_7/step_0/memory.events"
+    )
+    counts = {
+        b"low 0\nhigh 0\nmax 9\noom 5\noom_kill 3\noom_group_kill 7\n": 3,
+        b"oom_kill_disable 0\nunder_oom 0\noom_kill 4\n": 4,
+        b"oom_kill_disable 1\nunder_oom 0\n": 0,
+    }
+    for text, count in counts.items():
+        (tmp_path / "events").write_bytes(text)
+        with (tmp_path / "events").open("rb") as file:
+            assert oom_kills(file.fileno()) == count
+
+
+@pytest.mark.parametrize(
+    "second", [BoxReply(outcomes=[]), BoxReply(failure="no", is_doubtful=True)]
+)
+def test_a_kill_that_another_program_may_have_met_is_a_failure_the_second_time(
+    monkeypatch: pytest.MonkeyPatch, second: BoxReply
+) -> None:
+    replies = [BoxReply(failure="no memory", is_doubtful=True), second]
+    monkeypatch.setattr(Sandbox, "_reply", lambda *_: replies.pop(0))
+    with pytest.raises(SandboxFailure) if second.failure else nullcontext():
+        assert Sandbox().run_each([(["true"], b"")]) == []
+    assert replies == []
 
 
 def test_folders_inside_of_shown_ones_are_not_shown_twice() -> None:

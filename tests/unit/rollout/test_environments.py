@@ -45,7 +45,8 @@ class Words:
         self.texts = texts
 
     def decode(self, ids: list[int], *, skip_special_tokens: bool) -> str:
-        assert skip_special_tokens
+        if not skip_special_tokens:
+            return "question: "  # only a prompt's end is looked at with them
         return "".join(self.texts[i - 1] for i in ids if i)
 
 
@@ -99,7 +100,7 @@ def test_a_rule_runs_beside_the_event_loop_and_never_twice_at_a_time(monkeypatch
         running[0] -= 1
         return 1.0
 
-    registry.register_reward("slow", slow)
+    registry.register_reward("slow", slow, trusted=True)
 
     async def several() -> None:
         made = [MathVerify(reward="slow") for _ in range(4)]

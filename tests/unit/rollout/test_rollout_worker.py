@@ -612,7 +612,7 @@ class Line:
 
 
 def call_peer(
-    *endpoints: str, times: int = 1, timeout_s: float = 60.0
+    *endpoints: str, times: int = 1, timeout_s: float = 240.0
 ) -> tuple[list[str], list[Line]]:
     """Replies of as many calls at once; name resolution tells ``endpoints``, then the last for ever."""
     lines: list[Line] = []

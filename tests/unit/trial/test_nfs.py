@@ -137,7 +137,7 @@ def looks(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, bool], di
         process.stdin.write("\n")
         process.stdin.flush()
         after = json.loads(process.stdout.readline())
-    assert process.wait(60) == 0
+    assert process.wait(240) == 0
     store.close()
     return before, after
 

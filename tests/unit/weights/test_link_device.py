@@ -59,7 +59,7 @@ def move(worker: int, device: str) -> dict[str, torch.Tensor]:
     """The worker's end of the plan, with its weights on the CPU; gives them."""
     held = {w.name: torch.ones(w.shape) for w in WEIGHTS}
     views: Any = {name: [(Box.whole(tuple(x.shape)), x)] for name, x in held.items()}
-    link = Arrived(timeout_s=5, device=device)
+    link = Arrived(timeout_s=240, device=device)
     source, target = (views, None) if worker == 0 else (None, views)
     Reallocator(worker, link).run(PLAN, source, target)
     return held
@@ -81,6 +81,6 @@ def test_a_large_weight_on_that_device_is_its_own_message(posted, worker):
 
 
 def test_a_message_elsewhere_is_an_error_and_not_a_wait(posted):
-    link = TorchLink(timeout_s=5, device="meta")
+    link = TorchLink(timeout_s=240, device="meta")
     with pytest.raises(InternalError, match="a message lies on cpu, messages here are on meta"):
         link.post({1: Send(torch.zeros(4, dtype=torch.uint8), 0)}, {})

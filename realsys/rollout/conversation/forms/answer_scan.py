@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from realsys.api.basics.thoughts import THINK
 from realsys.rollout.conversation.forms.call_syntax import (
     CallBlock,
     CallSyntax,
@@ -17,8 +18,6 @@ from realsys.rollout.conversation.forms.call_syntax import (
     may_become,
 )
 from realsys.rollout.conversation.forms.parsed_answer import ParsedAnswer, ParsedCall
-
-THINK = ("<think>", "</think>")
 
 
 @dataclass(frozen=True, kw_only=True)

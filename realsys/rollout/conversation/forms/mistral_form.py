@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from realsys.rollout.conversation.forms.answer_scan import THINK, MarkedForm
+from realsys.api.basics.thoughts import BRACKETED, THINK
+from realsys.rollout.conversation.forms.answer_scan import MarkedForm
 from realsys.rollout.conversation.forms.call_syntax import (
     CallBlock,
     JsonCallTexts,
@@ -56,6 +57,4 @@ def _read_calls(text: str) -> tuple[tuple[ParsedCall, ...], int]:
 
 
 # Magistral has thoughts between marks of its own.
-MISTRAL = MarkedForm(
-    name="mistral", thought_marks=(THINK, ("[THINK]", "[/THINK]")), syntax=MistralCalls()
-)
+MISTRAL = MarkedForm(name="mistral", thought_marks=(THINK, BRACKETED), syntax=MistralCalls())

@@ -2,7 +2,7 @@ import math
 
 import pytest
 import torch
-from torch.testing import assert_close
+from near import assert_near
 
 from realsys.algorithms.advantage.advantages import (
     gae_advantages,
@@ -114,8 +114,8 @@ def test_gae_agrees_with_the_sum_of_its_definition(truncation):
         last = after[b].item() if truncation == "bootstrap" and truncated[b] else 0.0
         rows = (reward[b].tolist(), value[b].tolist(), mask[b].tolist())
         expected = torch.tensor(slow_gae(*rows, 0.97, 0.9, last))
-        assert_close(advantage[b], expected)
-        assert_close(returns[b], (expected + value[b]).masked_fill(~mask[b], 0.0))
+        assert_near(advantage[b], expected)
+        assert_near(returns[b], (expected + value[b]).masked_fill(~mask[b], 0.0))
 
 
 def test_gae_refuses_what_it_would_have_to_guess():
@@ -139,7 +139,7 @@ def test_grpo_divides_by_the_deviation_of_the_group():
     scores = torch.tensor([1.0, 3.0, 5.0, 5.0])
     unbiased = group_advantages(scores, 2, normalise_std=True)
     expected = 1 / (math.sqrt(2.0) + 1e-6)
-    assert_close(unbiased, torch.tensor([-expected, expected, 0.0, 0.0]))
+    assert_near(unbiased, torch.tensor([-expected, expected, 0.0, 0.0]))
     biased = group_advantages(scores, 2, normalise_std=True, unbiased=False, eps=1.0)
     assert biased.tolist() == [-0.5, 0.5, 0.0, 0.0]  # ±1 / (1 + 1)
 
@@ -204,12 +204,12 @@ def test_whitening_by_hand():
     x, mask = torch.tensor([1.0, 3.0, 99.0, 5.0]), torch.tensor([1, 1, 0, 1])
     assert masked_whiten(x, mask, eps=0.0).tolist() == [-1.0, 0.0, 0.0, 1.0]
     biased = masked_whiten(x, mask, unbiased=False, eps=1 / 3)  # 8/3 + 1/3 = 3
-    assert_close(biased, torch.tensor([-2.0, 0.0, 0.0, 2.0]) / math.sqrt(3.0))
+    assert_near(biased, torch.tensor([-2.0, 0.0, 0.0, 2.0]) / math.sqrt(3.0))
 
 
 def test_whitening_survives_a_large_mean():
     x = torch.tensor([4096.0, 4096.5, 4097.0])  # squares need 26 bits, float32 has 24
-    assert_close(masked_whiten(x, torch.ones(3)), torch.tensor([-1.0, 0.0, 1.0]))
+    assert_near(masked_whiten(x, torch.ones(3)), torch.tensor([-1.0, 0.0, 1.0]))
 
 
 def test_whitening_over_ranks_is_that_of_the_whole_batch():
@@ -218,7 +218,7 @@ def test_whitening_over_ranks_is_that_of_the_whole_batch():
     ranks = [(x[:3], mask[:3]), (x[3:], mask[3:])]
     totals = sum(torch.tensor(masked_sums(*rank), dtype=torch.float64) for rank in ranks)
     parts = [masked_whiten(*rank, reduce=lambda sums: totals) for rank in ranks]
-    assert_close(torch.cat(parts), masked_whiten(x, mask))
+    assert_near(torch.cat(parts), masked_whiten(x, mask))
 
 
 def test_whitening_needs_two_elements():

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.testing import assert_close
+from near import assert_near, near
 
 from realsys.algorithms.preference.pair_losses import (
     PairLogprobs,
@@ -79,17 +79,15 @@ def value_and_slopes(loss: PairLoss, pairs: PairLogprobs) -> list[float]:
 def test_dpo_by_hand() -> None:
     # log-ratios 4 and -2: h = 0.1 · 6 = 0.6, -log σ(0.6) = 0.437488; slope -0.1 · σ(-0.6) = -0.0354344
     pairs = of_pair(-6.0, -12.0, -10.0, -10.0)
-    assert value_and_slopes(DPO, pairs) == pytest.approx(
-        [0.437488, -0.0354344, 0.0354344], rel=1e-5
-    )
+    assert value_and_slopes(DPO, pairs) == near([0.437488, -0.0354344, 0.0354344])
     made = pair_losses(DPO, pairs)
-    assert made.chosen_rewards.tolist() == pytest.approx([0.4])
-    assert made.rejected_rewards.tolist() == pytest.approx([-0.2])
+    assert made.chosen_rewards.tolist() == near([0.4])
+    assert made.rejected_rewards.tolist() == near([-0.2])
     # with ε = 0.25: 0.437488 + 0.25 · 0.6, since -log σ(-h) = h - log σ(h)
     smooth = DPOLoss(label_smoothing=0.25)
     slope = -0.1 * (0.75 * sigmoid(-0.6) - 0.25 * sigmoid(0.6))
     found = value_and_slopes(smooth, pairs)
-    assert found == pytest.approx([0.587488, slope, -slope], rel=1e-5)
+    assert found == near([0.587488, slope, -slope])
 
 
 def test_conservative_dpo_is_smallest_where_the_odds_are_those_of_the_labels() -> None:
@@ -101,8 +99,8 @@ def test_conservative_dpo_is_smallest_where_the_odds_are_those_of_the_labels() -
 def test_ipo_by_hand() -> None:
     # log-ratios differ by 6, and are to differ by 1 / (2 · 0.25) = 2: (6 - 2)² = 16, slope 8
     pairs = of_pair(-6.0, -12.0, -10.0, -10.0, lengths=(3, 5))  # lengths change nothing
-    assert value_and_slopes(IPOLoss(tau=0.25), pairs) == pytest.approx([16.0, 8.0, -8.0])
-    assert value_and_slopes(IPO, of_pair(5.0, 0.0)) == pytest.approx([0.0, 0.0, 0.0])
+    assert value_and_slopes(IPOLoss(tau=0.25), pairs) == near([16.0, 8.0, -8.0])
+    assert value_and_slopes(IPO, of_pair(5.0, 0.0)) == near([0.0, 0.0, 0.0])
 
 
 def test_kto_by_hand() -> None:
@@ -110,7 +108,7 @@ def test_kto_by_hand() -> None:
     pairs = of_pair(-6.0, -12.0, -10.0, -10.0, kl_estimate=1.0)
     gone = sigmoid(-1.5)  # 0.182426
     slope = 0.5 * gone * (1 - gone) / 2
-    assert value_and_slopes(KTOLoss(beta=0.5, undesirable_weight=1.2), pairs) == pytest.approx(
+    assert value_and_slopes(KTOLoss(beta=0.5, undesirable_weight=1.2), pairs) == near(
         [2.2 * gone / 2, -slope, 1.2 * slope]
     )
 
@@ -119,9 +117,7 @@ def test_simpo_by_hand() -> None:
     # means -6/3 = -2 and -12/4 = -3: 2 · 1 - 0.5 = 1.5, -log σ(1.5) = 0.201413; slopes over lengths
     pairs = of_pair(-6.0, -12.0, -99.0, 99.0, lengths=(3, 4))  # the reference changes nothing
     gone = sigmoid(-1.5)
-    assert value_and_slopes(SIMPO, pairs) == pytest.approx(
-        [0.201413, -2 * gone / 3, 2 * gone / 4], rel=1e-5
-    )
+    assert value_and_slopes(SIMPO, pairs) == near([0.201413, -2 * gone / 3, 2 * gone / 4])
     made = pair_losses(SIMPO, pairs)
     assert [made.chosen_rewards.tolist(), made.rejected_rewards.tolist()] == [[-4.0], [-6.0]]
 
@@ -149,16 +145,14 @@ def test_the_kl_estimate_by_hand() -> None:
 def test_of_the_reference_itself(loss: PairLoss, value: float) -> None:
     pairs = of_pair(-7.0, -3.0, -7.0, -3.0)
     found, chosen, rejected = value_and_slopes(loss, pairs)
-    assert found == pytest.approx(value)
+    assert found == near(value)
     assert chosen < 0 < rejected  # chosen answers become more likely, rejected ones less
     made = pair_losses(loss, pairs)
     assert made.chosen_rewards.tolist() == made.rejected_rewards.tolist() == [0.0]
 
 
 def test_the_first_gradient_of_dpo_is_half_of_beta() -> None:
-    assert value_and_slopes(DPO, of_pair(-7.0, -3.0, -7.0, -3.0))[1:] == pytest.approx(
-        [-0.05, 0.05]
-    )
+    assert value_and_slopes(DPO, of_pair(-7.0, -3.0, -7.0, -3.0))[1:] == near([-0.05, 0.05])
 
 
 # ---- against loops over pairs and tokens -----------------------------------------------------------
@@ -198,11 +192,11 @@ def test_it_agrees_with_a_loop(loss: PairLoss, seed: int) -> None:
     gaps = [sum(x) - sum(y) for x, y in zip(*by_answer, strict=True)]
     z0 = max(0.0, sum(gaps) / 10)
     pairs = pair_logprobs(new, ref, lengths, kl_estimate=z0)
-    assert float(mean_log_ratio(pairs)) == pytest.approx(sum(gaps) / 10)
+    assert float(mean_log_ratio(pairs)) == near(sum(gaps) / 10)
     wanted = [
         slow(loss, by_answer[0][i : i + 2], by_answer[1][i : i + 2], z0) for i in range(0, 10, 2)
     ]
-    assert pair_losses(loss, pairs).losses.tolist() == pytest.approx(wanted)
+    assert pair_losses(loss, pairs).losses.tolist() == near(wanted)
 
 
 # ---- what holds for all -------------------------------------------------------------------------------
@@ -240,7 +234,7 @@ def test_neither_cut_nor_order_changes_value_or_gradient(
         assert new.grad is not None
         return total.detach(), new.grad
 
-    assert_close(found(cuts), found([[0, 1, 2, 3, 4]]))
+    assert_near(found(cuts), found([[0, 1, 2, 3, 4]]))
 
 
 @pytest.mark.parametrize("loss", LOSSES, ids=by_kind)

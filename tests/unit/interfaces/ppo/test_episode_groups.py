@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 from estimators_named import estimator
-from torch.testing import assert_close
+from near import assert_near
 
 from realsys.api.agent import Episode, Trajectory
 from realsys.api.basics.reward import EPISODES, PARTS
@@ -95,7 +95,7 @@ def test_an_episode_has_the_same_advantage_with_one_branch_or_three(
     made = advantages(batch(shape), name)
     wanted = [a for a, branches in zip(BY_HAND[name], shape, strict=True) for _ in branches]
     expected = torch.tensor([[0.0, a, a] for a in wanted])
-    assert_close(made, expected, rtol=1e-4, atol=1e-5)
+    assert_near(made, expected, rel=1e-4)
 
 
 @pytest.mark.parametrize("shape", [ALONE, BRANCHED], ids=["alone", "branched"])
@@ -114,13 +114,13 @@ def test_the_kl_penalty_of_an_episode_is_that_of_all_its_branches(
     made = advantages(batch(shape), name, kl_coef=0.1)
     by_episode = [a + p for a, p in zip(BY_HAND[name], penalties, strict=True)]
     wanted = [a for a, branches in zip(by_episode, shape, strict=True) for _ in branches]
-    assert_close(made[:, 2], torch.tensor(wanted), rtol=1e-4, atol=1e-5)
+    assert_near(made[:, 2], torch.tensor(wanted), rel=1e-4)
 
 
 def test_without_the_note_branches_are_compared_as_answers() -> None:
     """What the note is for: six answers with two scores of 1.5 have another mean."""
     made = advantages(batch(BRANCHED, may_branch=False), "dr_grpo")
-    assert_close(made[:, 2], torch.tensor([-0.5, 1.0, 1.0, -0.5, -0.5, -0.5]))
+    assert_near(made[:, 2], torch.tensor([-0.5, 1.0, 1.0, -0.5, -0.5, -0.5]))
 
 
 def test_episodes_whose_answers_have_rewards_of_their_own_are_compared_by_sequence() -> None:
@@ -132,7 +132,7 @@ def test_episodes_whose_answers_have_rewards_of_their_own_are_compared_by_sequen
     assert json.loads(data.meta.metadata[EPISODES][0]) == [[0, ""], [1, ""], [2, ""]]
     assert EpisodeGroups.of(data, CPU).episode_B is None
     made = advantages(data, "dr_grpo")
-    assert_close(made[:, 2], torch.tensor([-1.0, 2.0, -1.0]))
+    assert_near(made[:, 2], torch.tensor([-1.0, 2.0, -1.0]))
 
 
 def test_sums_means_and_spreads_are_of_episodes() -> None:
@@ -177,7 +177,7 @@ def test_two_questions_with_branches_do_not_mix() -> None:
     both = SequenceSample.gather([batch(BRANCHED, id="a"), batch(ALONE, id="b")])
     made = advantages(both, "rloo")
     wanted = [-0.75, 1.5, 1.5, -0.75, -0.75, -0.75, -0.75, 1.5, -0.75]
-    assert_close(made[:, 2], torch.tensor(wanted))
+    assert_near(made[:, 2], torch.tensor(wanted))
 
 
 def test_a_record_that_was_set_aside_has_no_note_that_fits() -> None:

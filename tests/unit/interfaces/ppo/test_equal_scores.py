@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from estimators_named import estimator
+from near import assert_near, near
 from torch.testing import assert_close
 
 from realsys.algorithms.advantage.advantages import group_advantages, num_equal_groups
@@ -104,7 +105,7 @@ def test_the_penalty_is_not_divided_by_the_deviation(
     found = made.batch.data["advantages"][1::2]
     by_penalty = [first_group, -first_group] * 2
     expected = torch.tensor(by_penalty) + torch.tensor([0, 0, by_score, -by_score])
-    assert_close(found, expected, rtol=0, atol=2e-6)
+    assert_near(found, expected)
     assert made.batch.data[FROM_SCORE][:4].tolist() == [0.0] * 4
     assert (made.stats["groups/equal_scores"], made.stats["groups/compared"]) == (1, 2)
 
@@ -122,12 +123,12 @@ def test_whitening_leaves_the_penalty_and_equal_groups_alone() -> None:
     white = whitened(does, batch).data["advantages"][1::2]
     # Scores of b: ±0.5, deviation 0.5 · √2. Those of a stay 0, and penalties what they are.
     expected = torch.tensor([0.005, -0.005, 0.5**0.5 + 0.005, -(0.5**0.5) - 0.005])
-    assert_close(white, expected, rtol=0, atol=1e-6)
+    assert_near(white, expected)
     nothing = prepare_experience(
         two_groups([2.0] * 4), does, kl_coef=0.01, ranks=DataParallel()
     ).batch
     white = whitened(does, nothing).data["advantages"]
-    assert_close(white[1::2], torch.tensor([0.005, -0.005] * 2), rtol=0, atol=1e-7)
+    assert_near(white[1::2], torch.tensor([0.005, -0.005] * 2))
 
 
 class TwoRanks(DataParallel):
@@ -211,16 +212,65 @@ def test_nothing_to_learn_moves_no_bit_of_weights_and_moments() -> None:
     assert stats["empty_minibatches"] == 1, "the first minibatch holds groups a and b alone"
 
 
-def test_at_reward_0_the_gradient_is_that_of_penalty_and_entropy_alone() -> None:
-    """Against a plain loop: REINFORCE on the KL penalty less its group's mean, and the entropy bonus."""
-    does, actor, data = trained_once(kl_ctl=0.1, entropy_coef=0.01)
+@pytest.mark.parametrize("scores", [[0.0] * 8, [0.3] * 4 + [1.0, 0.0, 0.0, 1.0]])
+def test_equal_scores_leave_the_penalty_and_no_bonus(scores: list[float]) -> None:
+    """Against a plain loop: REINFORCE on score and KL penalty less their group's mean, and the entropy
+    bonus where scores differ.
+    """
+    does, actor, data = trained_once(kl_ctl=0.1, entropy_coef=0.01, advantage=estimator("dr_grpo"))
     data = data.take([0, 1])  # one minibatch
     does = PPOActorInterface(**{**_fields(does), "ppo_n_minibatches": 1})
     module = actor.module.module
-    expected = plain_gradient_norm(module, data, kl_coef=0.1, entropy_coef=0.01)
-    stats = does.train_step(actor, scored(data, [0.0] * 8), MB)
-    assert stats["grad_norm"] == pytest.approx(expected, rel=1e-5, abs=1e-6)
-    assert stats["groups/equal_scores"] == 2
+    expected = plain_gradient_norm(module, data, scores, kl_coef=0.1, entropy_coef=0.01)
+    stats = does.train_step(actor, scored(data, scores), MB)
+    assert stats["grad_norm"] == near(expected)
+    assert stats["groups/equal_scores"] == (1 if scores[-1] else 2)
+
+
+AT_REST: dict[str, dict[str, Any]] = {
+    "KL in the reward": {"kl_ctl": 0.1, "entropy_coef": 0.0},
+    "KL in the loss": {"kl_ctl": 0.1, "kl_in": "loss", "entropy_coef": 0.0},
+    "entropy bonus": {"kl_ctl": 0.0, "entropy_coef": 0.1},
+    "all of them": {"kl_ctl": 0.1, "entropy_coef": 0.1},
+    "over the batch": {"kl_ctl": 0.1, "adv_norm": "batch"},
+}
+
+
+@pytest.mark.parametrize("changes", AT_REST.values(), ids=AT_REST.keys())
+@pytest.mark.parametrize("score", [0.0, 0.1])
+def test_at_the_reference_equal_scores_move_no_bit(changes: dict[str, Any], score: float) -> None:
+    """The reference's log-probs are the policy's but for what another way of computing them rounds."""
+    does, actor, data = trained_once(**changes)
+    own = data.data["packed_logprobs"]
+    noise = torch.empty_like(own).uniform_(-2e-5, 2e-5, generator=torch.Generator().manual_seed(1))
+    data = SequenceSample(data.meta, {**data.data, "packed_ref_logprobs": own + noise})
+    before = actor.module.state_dict()
+    stats = does.train_step(actor, scored(data, [score] * 16), MB)
+    assert (stats["empty_minibatches"], stats["grad_norm"]) == (2, 0.0)
+    assert_close(actor.module.state_dict(), before, rtol=0, atol=0)
+    # A real distance is a signal again, where the KL counts.
+    far = {**data.data, "packed_ref_logprobs": own + 1e3 * noise}
+    apart = SequenceSample(data.meta, far)
+    stats = does.train_step(actor, scored(apart, [score] * 16), MB)
+    assert (stats["empty_minibatches"] < 2) is (changes["kl_ctl"] > 0)
+
+
+@pytest.mark.parametrize("norm", ["batch", "running"])
+@pytest.mark.parametrize("score", [0.1, 1 / 3, -0.7])
+def test_a_batch_of_equal_scores_is_whitened_to_exactly_nothing(norm: str, score: float) -> None:
+    """Of an estimator that compares with the batch: the mean of 4 times 0.1 need not be 0.1."""
+    does = PPOActorInterface(
+        advantage=estimator("reinforce_pp"), adv_norm=norm, kl_ctl=0.0, group_size=2
+    )
+    batch = two_groups([score] * 4)
+    longer = SequenceSample.gather([batch, *(renamed(batch, str(i)) for i in range(20))])
+    ready = prepare_experience(longer, does, kl_coef=0.0, ranks=DataParallel()).batch
+    assert whitened(does, ready).data["advantages"].abs().max() == 0
+
+
+def renamed(batch: SequenceSample, end: str) -> SequenceSample:
+    ids = [name + end for name in batch.ids]
+    return SequenceSample.from_tensors(ids, batch.meta.seqlens, batch.data)
 
 
 def _fields(does: PPOActorInterface) -> dict[str, Any]:
@@ -228,9 +278,14 @@ def _fields(does: PPOActorInterface) -> dict[str, Any]:
 
 
 def plain_gradient_norm(
-    module: Any, data: SequenceSample, *, kl_coef: float, entropy_coef: float
+    module: Any,
+    data: SequenceSample,
+    scores: list[float],
+    *,
+    kl_coef: float,
+    entropy_coef: float,
 ) -> float:
-    """Norm of the whole gradient at reward 0, sequence by sequence; on policy all ratios are 1."""
+    """Norm of the whole gradient, sequence by sequence; on policy all ratios are 1."""
     lengths = data.piece_lengths("packed_input_ids")
     rows = [
         torch.split(data.data[key], lengths)
@@ -243,14 +298,16 @@ def plain_gradient_norm(
     num_tokens = sum(int((~is_prompt).sum()) for _, is_prompt, _, _ in sequences)
     module.zero_grad()
     for i, (tokens, is_prompt, _, _) in enumerate(sequences):
-        group = penalties[i - i % GROUP : i - i % GROUP + GROUP]
-        advantage = -(penalties[i] - sum(group) / GROUP)
+        members = range(i - i % GROUP, i - i % GROUP + GROUP)
+        group = [scores[k] - penalties[k] for k in members]
+        advantage = scores[i] - penalties[i] - sum(group) / GROUP
+        bonus = entropy_coef if len({scores[k] for k in members}) > 1 else 0.0
         logits = module(input_ids=tokens[None]).logits[0, :-1]
         logprobs = torch.log_softmax(logits, -1)
         mine = ~is_prompt[1:]
         own = logprobs.gather(1, tokens[1:, None])[:, 0][mine]
         entropy = -(logprobs.exp() * logprobs).sum(-1)[mine]
-        (-(advantage * own + entropy_coef * entropy).sum() / num_tokens).backward()
+        (-(advantage * own + bonus * entropy).sum() / num_tokens).backward()
     squares = sum(float(p.grad.double().square().sum()) for p in module.parameters())
     module.zero_grad()
     return squares**0.5

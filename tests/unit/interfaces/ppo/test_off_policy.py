@@ -7,6 +7,7 @@ import pickle
 import pytest
 import torch
 from estimators_named import estimator
+from near import assert_near, near
 from off_policy_batches import (
     ADAMW,
     CUT,
@@ -76,7 +77,7 @@ def test_at_staleness_zero_every_case_is_the_plain_update(case, correction):
     expected = interface(**two).train_step(plain, without(data, PROX), WHOLE)
     found = interface(**{case: True}, correction=correction, **two).train_step(other, data, WHOLE)
     same(plain, other, atol=1e-5, rtol=0)
-    assert found["actor_loss"] == pytest.approx(expected["actor_loss"], abs=1e-5)
+    assert found["actor_loss"] == near(expected["actor_loss"])
     assert found["mismatch/abs_max"] < 1e-5
     assert weights_of(plain)["lm_head.weight"].ne(policy().lm_head.weight).any()
 
@@ -157,11 +158,11 @@ def test_the_update_off_policy_is_a_plain_loops(settings, bounded, cut):
     model = actor()
     stats = interface(**settings).train_step(model, data, cut)
     loss, module = plain_step(data, weight)
-    assert stats["actor_loss"] == pytest.approx(loss, abs=1e-6)
-    assert_close(weights_of(model), dict(module.state_dict()), atol=1e-6, rtol=0)
-    assert stats["first_minibatch/importance_weight"] == pytest.approx(1.0, abs=1e-5)
+    assert stats["actor_loss"] == near(loss)
+    assert_near(weights_of(model), dict(module.state_dict()))
+    assert stats["first_minibatch/importance_weight"] == near(1.0)
     # At ratio 1 the loss is the weighted mean advantage: all tokens stay in the denominator.
-    assert loss == pytest.approx(-float((weight * advantage_R()).mean()), abs=1e-6)
+    assert loss == near(-float((weight * advantage_R()).mean()))
 
 
 def test_a_call_of_the_actor_makes_the_proximal_logprobs():
@@ -169,7 +170,7 @@ def test_a_call_of_the_actor_makes_the_proximal_logprobs():
     made = interface().inference(model, data.select(["packed_input_ids"]), CUT)
     found = made.remap({"logprobs": PROX}).data[PROX]
     mask = answer_mask(data)
-    assert_close(found[mask], data.data[PROX][mask], atol=1e-5, rtol=0)
+    assert_near(found[mask], data.data[PROX][mask])
 
 
 def test_figures_of_mismatch_and_correction_by_hand():
@@ -192,10 +193,10 @@ def test_figures_of_mismatch_and_correction_by_hand():
     }
     assert 0.1 < expected["correction/masked"] < 0.9
     for name, value in expected.items():
-        assert stats[name] == pytest.approx(float(value), abs=1e-5), name
+        assert stats[name] == near(float(value)), name
     # Only tokens of the very weights that train: those of version 3.
     fresh = (data.data[VERSIONS] == 3)[answer_mask(data)]
-    assert stats["mismatch/kl_k3_lag_0"] == pytest.approx(float((w - 1 - w.log())[fresh].mean()))
+    assert stats["mismatch/kl_k3_lag_0"] == near(float((w - 1 - w.log())[fresh].mean()))
     assert all(type(v) is float and math.isfinite(v) for v in stats.values()), stats
 
 
@@ -274,12 +275,12 @@ def test_a_stop_says_figures_batch_and_where_to_look():
 def test_figures_of_age_by_hand():
     stats = interface(max_staleness=2).train_step(actor(version=3), batch(), WHOLE)
     # Oldest tokens of the eight answers: 2, 3, 3, 3, 1, 3, 3, 3. Tokens: 31, of which one 1 and one 2 old.
-    assert stats["staleness/mean"] == pytest.approx(3 / 8)
+    assert stats["staleness/mean"] == near(3 / 8)
     assert stats["staleness/max"] == 2
     assert stats["staleness/mixed_sequences"] == 2 / 8
     assert stats["staleness/tokens_checked"] == 31
     by_lag = [stats[f"staleness/tokens_by_lag/{n}"] for n in ("0", "1", "2", "3", "4_or_more")]
-    assert by_lag == pytest.approx([29 / 31, 1 / 31, 1 / 31, 0, 0])
+    assert by_lag == near([29 / 31, 1 / 31, 1 / 31, 0, 0])
 
 
 @pytest.mark.parametrize(
@@ -325,7 +326,7 @@ def test_figures_are_those_of_the_whole_batch_on_every_rank():
     whole = both(batch(shift=0.5), DataParallel())
     first, second = on_two_ranks(both, batch(shift=0.5))
     assert first == second
-    assert first == pytest.approx(whole)
+    assert first == near(whole)
 
 
 def test_all_ranks_raise_when_one_holds_a_token_too_old():
@@ -357,7 +358,7 @@ def test_the_cut_into_microbatches_changes_nothing(mode):
     expected = ppo.train_step(whole, data, WHOLE)
     found = ppo.train_step(cut, data, MicroBatchSpec(max_tokens_per_mb=18))
     same(whole, cut, atol=1e-6, rtol=0)
-    assert found == pytest.approx(expected, abs=1e-5, rel=1e-5)
+    assert found == near(expected)
 
 
 @pytest.mark.parametrize(
@@ -374,11 +375,11 @@ def test_what_each_token_counts(mode, share):
     counts = [int(m.sum()) for m in masks()]
     # At ratio 1 the loss of a token is its advantage.
     expected = -sum(a * n * share(n) for a, n in zip(ADVANTAGES, counts, strict=True))
-    assert stats["actor_loss"] == pytest.approx(expected, abs=1e-6)
+    assert stats["actor_loss"] == near(expected)
     # Figures stay means over tokens.
-    assert stats["importance_weight"] == pytest.approx(1.0, abs=1e-5)
+    assert stats["importance_weight"] == near(1.0)
     reference = interface().train_step(actor(), batch(), WHOLE)
-    assert stats["entropy"] == pytest.approx(reference["entropy"], abs=1e-5)
+    assert stats["entropy"] == near(reference["entropy"])
 
 
 # ---- answers that were cut --------------------------------------------------------------------------
@@ -389,7 +390,7 @@ def test_nothing_is_learnt_from_answers_that_were_cut():
     counts = [int(m.sum()) for m in masks()]
     rest = [(a, n) for a, n in zip(ADVANTAGES[1:7], counts[1:7], strict=True)]
     expected = -sum(a * n for a, n in rest) / sum(n for _, n in rest)
-    assert stats["actor_loss"] == pytest.approx(expected, abs=1e-6)
+    assert stats["actor_loss"] == near(expected)
     assert stats["empty_minibatches"] == 0
 
 
@@ -419,8 +420,8 @@ def test_nearly_too_long_answers_score_less():
             made.batch.data["advantages"].split([len(m) for m in masks()]), masks(), strict=True
         )
     ]
-    assert_close(torch.stack(found), expected)
-    assert made.stats["reward/overlong_penalty"] == pytest.approx(-2.0 / 8)
+    assert_near(torch.stack(found), expected)
+    assert made.stats["reward/overlong_penalty"] == near(-2.0 / 8)
 
 
 # ---- answers with holes -----------------------------------------------------------------------------
@@ -466,10 +467,10 @@ def test_experience_of_an_answer_with_a_hole_by_hand():
     last, middle = 7 / 8, -3 / 16 + 7 / 32
     first = -0.575 + middle / 4
     expected = torch.tensor([0, 0, first, middle, 0, 0, last])
-    assert_close(made.batch.data["advantages"], expected)
+    assert_near(made.batch.data["advantages"], expected)
     values = torch.tensor([0, 0, 0.5, 0.25, 0, 0, 0.125])
-    assert_close(made.batch.data["returns"], expected + values)
-    assert made.stats["kl_ref/per_sequence"] == pytest.approx(2.0)
+    assert_near(made.batch.data["returns"], expected + values)
+    assert made.stats["kl_ref/per_sequence"] == near(2.0)
     assert made.stats["response_length/mean"] == 3
 
 

@@ -407,7 +407,7 @@ def test_show_every_option_with_default_unit_range_and_meaning(
         "default": 128,
         "unit": "tokens",
         "range": "≥ 1",
-        "meaning": "longest question; a longer one is an error",
+        "meaning": "longest question; see long_prompts",
         "section": False,
     }
     assert rows["gen.temperature"]["type"] == "number"
@@ -614,8 +614,10 @@ def test_a_trial_that_is_over_computes_nothing(
         supervisor=Liveness.ALIVE,
         progress=progress(7, doing="saving"),
     )
-    print_status(view_of(records))
-    assert "  computes  actor_gen on model_worker/0" in capsys.readouterr().out
+    print_status(replace(view_of(records), trusted_rules=("mine",)))
+    shown = capsys.readouterr().out
+    assert "  computes  actor_gen on model_worker/0" in shown
+    assert "rule mine" in next(line for line in shown.splitlines() if "trusted" in line)
     marker = ExitMarker(result=Result.COMPLETED, attempt=1, ended_at=9.0, phase="main", step=7)
     print_status(view_of(replace(records, exit=marker)))
     out = capsys.readouterr().out

@@ -38,7 +38,7 @@ def words(tmp_path: Path) -> list[str]:
     lines = "".join(json.dumps({"prompt": "a a", "answer": str(i)}) + "\n" for i in range(256))
     (tmp_path / "q.jsonl").write_text(lines)
     data = f"task.path={tmp_path}/q.jsonl"
-    short = ["task.eval_size=0", "train_bs_n_seqs=64", "group_size=2"]
+    short = ["algorithm.kl_ctl=0.01", "task.eval_size=0", "train_bs_n_seqs=64", "group_size=2"]
     return [f"actor.path={model}", data, "placement.n_model_workers=8", *short]
 
 

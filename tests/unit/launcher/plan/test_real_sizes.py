@@ -45,6 +45,7 @@ def given(tmp_path: Path, file_root: Path, monkeypatch: pytest.MonkeyPatch) -> P
     monkeypatch.setattr(model_files, "SMALL_PARAMS", 1 << 60)
     lines = "".join(json.dumps({"prompt": "a a", "answer": str(i)}) + "\n" for i in range(256))
     (tmp_path / "q.jsonl").write_text(lines)
+    (tmp_path / "held_out.jsonl").write_text(lines + "\n")
     (tmp_path / "shared").mkdir()
     for gpu in ("h100", "h200"):
         node = {"nodes": 8, "cpus": 192, "memory_mib": 2_000_000, "gpus": 8, "gpu_type": gpu}
@@ -66,8 +67,9 @@ def words_of(given: Path, model: str, *more: str) -> list[str]:
     usual = {
         "actor.path": path,
         "task.path": data,
-        "task.eval_path": data,
+        "task.eval_path": given / "held_out.jsonl",
         "task.eval_size": 32,
+        "algorithm.kl_ctl": 0.01,
         "task.max_prompt_len": 1024,
         "train_bs_n_seqs": 64,
         "group_size": 8,

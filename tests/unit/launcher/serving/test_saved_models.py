@@ -70,7 +70,9 @@ def test_a_trial_that_has_saved_nothing_is_told(trial: Path) -> None:
 def test_the_command_has_the_options_that_are_set_and_no_key() -> None:
     model = SavedModel(path=Path("/models/m"), name="m")
     options = {"port": 0, "https": True, "insecure": False, "dtype": None, "name": "other"}
-    assert server_command(model, options)[2:] == [
+    assert server_command(model, options)[1:] == [
+        "-P",
+        "-m",
         "realsys.policy_server.serve_model",
         *("/models/m", "--name", "other", "--port", "0", "--https"),
     ]

@@ -764,6 +764,7 @@ def test_a_kernel_that_can_not_hold_a_process_is_told(
     spec: ClusterSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert node_probe.pidfd() is True
+    monkeypatch.setattr(node_probe, "walls", dict)
     assert list(doctor_module.local_kernel_findings()) == []
     told = judged(spec, pidfd=False, kernel="4.18.0-553.el8_10.x86_64")
     finding = told["kernel there"]
@@ -777,6 +778,19 @@ def test_a_kernel_that_can_not_hold_a_process_is_told(
 
     monkeypatch.setattr(doctor_module, "pidfd_open", lacks)
     assert found(replace(spec, scheduler="local"))["kernel"].ok is False
+
+
+def test_what_a_kernel_lacks_to_contain_reward_rules_is_reported(
+    spec: ClusterSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert set(node_probe.walls()) <= {"Landlock", "seccomp filters"}
+    lacking = {"Landlock": "can read and write what you can"}
+    finding = judged(spec, walls=lacking)["reward rules there"]
+    assert finding.ok, "they run there all the same"
+    assert "Landlock" in finding.what
+    assert "reward rules there" not in judged(spec, walls={})
+    monkeypatch.setattr(node_probe, "walls", lambda: lacking)
+    assert "Landlock" in found(replace(spec, scheduler="local"))["reward rules"].what
 
 
 def test_locks_are_not_asked_for_where_workers_do_not_meet_by_a_file(spec: ClusterSpec) -> None:

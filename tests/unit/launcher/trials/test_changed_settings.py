@@ -61,7 +61,8 @@ CAN = """
 tensorboard exp_ctrl.save_freq_epochs exp_ctrl.save_freq_steps
 exp_ctrl.save_freq_secs exp_ctrl.ckpt_freq_epochs exp_ctrl.ckpt_freq_steps exp_ctrl.ckpt_freq_secs
 exp_ctrl.ckpt_keep exp_ctrl.eval_freq_epochs exp_ctrl.eval_freq_steps exp_ctrl.eval_freq_secs
-ROLE.max_tokens_per_mb ROLE.max_cache_tokens task.max_prompt_len gen.max_new_tokens
+ROLE.max_tokens_per_mb ROLE.max_cache_tokens ROLE.optimizer.max_skipped_steps
+task.max_prompt_len gen.max_new_tokens
 schedule.max_gen_batches
 schedule.flush_request_timeout schedule.max_concurrent_rollouts schedule.max_in_flight
 schedule.new_tokens_per_chunk schedule.rollout_request_timeout schedule.dump_limit_gib
@@ -106,7 +107,7 @@ schedule.weights_through schedule.wire_dtype schedule.delta schedule.workers tas
 task.agent_args task.env task.env_args schedule.success_range schedule.dump evaluator.n
 init.hidden_size init.num_layers init.num_heads init.num_kv_heads init.vocab_size task.reward_args
 task.columns.prompt task.columns.answer task.columns.messages task.system task.template_args task.keep
-task.transform
+task.transform task.long_prompts
 """.split()
 CANNOT += [f"scheduling.{kind}.gpu" for kind in (*COMPUTE, *OTHERS)]
 CANNOT += [f"scheduling.{kind}.cpu" for kind in COMPUTE]

@@ -100,7 +100,7 @@ def test_a_requeued_job_is_told_to_leave_the_lost_node_out(slurm, caplog):
         f"  touch {slurm}/asked; echo 'Job is no longer pending execution' >&2; exit 1\n"
         "fi",
     )
-    leave_out("7", {"n2": "model_worker/1 there: silent"}, 2).join(60)
+    leave_out("7", {"n2": "model_worker/1 there: silent"}, 2).join(240)
     told = calls(slurm, "scontrol")
     assert told[0] == "show job --oneliner 7"
     assert told[1:] == ["update JobId=7 ExcNodeList=n[2,4]"] * 2
@@ -111,14 +111,14 @@ def test_a_job_that_needs_the_lost_node_keeps_it(slurm, caplog):
     program(
         slurm, "scontrol", 'echo "JobId=7 Partition=main ReqNodeList=n[1-2] ExcNodeList=(null)"'
     )
-    leave_out("7", {"n2": "silent"}, 2).join(60)
+    leave_out("7", {"n2": "silent"}, 2).join(240)
     assert calls(slurm, "scontrol") == ["show job --oneliner 7"]
     assert "reason=job needs them" in caplog.text
 
 
 def test_a_slurm_that_does_not_answer_keeps_nobody(slurm, caplog, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
-    leave_out("7", {"n2": "silent"}, 2).join(60)
+    leave_out("7", {"n2": "silent"}, 2).join(240)
     assert "lost nodes not excluded" in caplog.text
 
 

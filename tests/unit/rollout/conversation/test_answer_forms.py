@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -527,45 +526,3 @@ def test_content_is_streamed_as_soon_as_it_is_sure() -> None:
     assert form.safe_prefix("b <tool_call>{} ", thinking=False, tools=False) == "b <tool_call>{} "
     assert form.safe_prefix("b", thinking=True, tools=True) == ""
     assert ANSWER_FORMS["llama3_json"].safe_prefix(' {"a": 1}', thinking=False, tools=True) == ""
-
-
-HOSTILE = [
-    *(
-        ("", unit)
-        for unit in ("<tool_call>", "{", " ", "<think>", "</think>", "[TOOL_CALLS]", "</tool_call")
-    ),
-    *(
-        ("", unit)
-        for unit in ("<function=f>", "<function=f></function> ", "<|python_tag|>", "[TOOL_CALLS][{")
-    ),
-    *(
-        ("", unit)
-        for unit in ("<｜tool▁calls▁begin｜> ", "<｜tool▁call▁begin｜>", "[TOOL_CALLS]f [ARGS] ")
-    ),
-    ("", '<tool_call>{"</tool_call>'),
-    ("", "<tool_call><function=f><parameter=a>"),
-    ("", "<tool_call><function=f><parameter=a>x</tool_call>"),
-    ("", '<tool_call>{"name": "f", "arguments": {}}</tool_call>'),
-    ("", '{"name":"f","parameters":{}};'),
-    ('<tool_call>{"name": "f", "arguments": ', '{"a":'),
-    ("[TOOL_CALLS]f", " "),
-    ("[TOOL_CALLS]f[CALL_ID]", "a"),
-    ("<tool_call><function=f>", "<parameter=a>\n1\n</parameter>\n"),
-    ("<tool_call><function=f><parameter=a>", "\n"),
-]
-
-
-@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
-@pytest.mark.parametrize(("begin", "unit"), HOSTILE)
-def test_time_is_linear_in_hostile_text(form: AnswerForm, begin: str, unit: str) -> None:
-    """Eight times the text takes eight times as long; were it quadratic, 64 times."""
-
-    def seconds(size: int) -> float:
-        text = begin + unit * (size // len(unit))
-        began_s = time.process_time()
-        form.parse(text, thinking=False, tools=True)
-        form.safe_prefix(text, thinking=False, tools=True)
-        return time.process_time() - began_s
-
-    small = min(seconds(30_000) for _ in range(3))
-    assert min(seconds(240_000) for _ in range(2)) < 24 * small + 0.05

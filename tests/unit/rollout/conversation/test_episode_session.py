@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,6 +15,7 @@ from scripted_policy import END, scripted
 from realsys.api.agent import Answer
 from realsys.api.errors import DataError, RemoteError
 from realsys.config import extras
+from realsys.rollout.conversation import episode_session
 from realsys.rollout.conversation.chat_messages import (
     ChatMessage,
     ChatRequest,
@@ -27,6 +29,7 @@ from realsys.rollout.conversation.episode_session import (
     SchemaUse,
     SessionOver,
 )
+from realsys.rollout.conversation.growing_answer import GrowingAnswer
 from realsys.rollout.conversation.message_matching import MessageMatch
 
 HERMES_CALL = '<tool_call>\n{"name": "search", "arguments": {"q": 1.0}}\n</tool_call>'
@@ -441,6 +444,38 @@ def test_a_schema_is_refused_ignored_or_given_to_the_engine() -> None:
     run(episode())
 
 
+def test_a_schema_is_read_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may take seconds, and others are answered meanwhile."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        seen = asyncio.Event()
+
+        def fault(grammar: str) -> str:
+            # Ends only because the loop goes on
+            asyncio.run_coroutine_threadsafe(notes(), loop).result(timeout=60)
+            return ""
+
+        async def notes() -> None:
+            seen.set()
+
+        monkeypatch.setattr(episode_session, "grammar_fault", fault)
+        session, _ = with_schemas(SchemaUse.ENFORCE, f'{{"n": 1}}{END}')
+        await ask(session, user("1"), schema=SCHEMA)
+        assert seen.is_set()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("num_tokens", [1, 200, 5000, 40_000])
+def test_a_growing_answer_is_read_less_often_the_longer_it_is(num_tokens: int) -> None:
+    answer = GrowingAnswer()
+    read = [n for n in range(1, num_tokens + 1) if answer.is_due(n)]
+    assert read[:200] == [*range(1, min(num_tokens, 200) + 1)]
+    assert num_tokens - read[-1] <= num_tokens / 256 + 1
+    assert sum(read) <= 257 * num_tokens
+
+
 def test_tools_that_must_be_called_are_given_to_the_engine_where_schemas_are() -> None:
     async def episode() -> None:
         for use in SchemaUse:
@@ -451,6 +486,25 @@ def test_tools_that_must_be_called_are_given_to_the_engine_where_schemas_are() -
             assert bool(policy.wishes[0]["grammar"]) is (use is SchemaUse.ENFORCE)
             await ask(session, user("2"), tools=TOOLS)
             assert policy.wishes[1]["grammar"] == ""
+
+    run(episode())
+
+
+def test_others_are_answered_while_a_schema_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    answered = threading.Event()
+
+    def slow(grammar: str) -> str:
+        assert answered.wait(60), "the event loop waits for the schema"
+        return ""
+
+    async def episode() -> None:
+        monkeypatch.setattr(episode_session, "grammar_fault", slow)
+        session, _ = with_schemas(SchemaUse.ENFORCE, f'{{"n": 1}}{END}')
+        held = asyncio.create_task(ask(session, user("1"), schema=SCHEMA))
+        other, _ = scripted(f"one{END}")
+        assert await ask(other, user("2"))
+        answered.set()
+        assert (await held).replies[0].message.content == '{"n": 1}'
 
     run(episode())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -13,17 +14,18 @@ import aiohttp
 import pytest
 from chat_families import FAMILIES
 from fuzzed_history import session_of
+from passing_time import pass_time
 from scripted_policy import END, ScriptedPolicy
 
 from realsys.api.errors import RemoteError, WaitTimeout
 from realsys.rollout.conversation.episode_session import EpisodeSession
-from realsys.rollout.endpoint.endpoint_app import endpoint_app
+from realsys.rollout.endpoint.endpoint_app import BODY_S, MAX_BODY_BYTES, endpoint_app
 from realsys.rollout.endpoint.session_registry import (
     NoRoom,
     SessionRegistry,
     StartedEpisode,
 )
-from realsys.transport.http_listener import HttpListener
+from realsys.transport.http_listener import SILENCE_S, HttpListener
 
 ADMIN = "sk-admin-1"
 QUESTION = {"messages": [{"role": "user", "content": "1"}]}
@@ -720,3 +722,86 @@ def test_a_header_of_any_bytes_is_just_not_the_administrators_key() -> None:
     registry = SessionRegistry(admin_key=ADMIN)
     assert registry.is_admin(ADMIN)
     assert not registry.is_admin("\udcff")  # as aiohttp reads a byte that is not UTF-8
+
+
+# ---- who dawdles
+
+
+@asynccontextmanager
+async def raw(at: Endpoint) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """A connection on which a test writes what it likes."""
+    host, port = at.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+
+
+async def answer(reader: asyncio.StreamReader) -> int:
+    """Reads one answer whole; returns its status."""
+    head = await reader.readuntil(b"\r\n\r\n")
+    (length,) = [
+        int(x.split(b":")[1]) for x in head.splitlines() if x.lower()[:15] == b"content-length:"
+    ]
+    await reader.readexactly(length)
+    return int(head.split()[1])
+
+
+def head(path: str, *lines: str, method: str = "GET") -> bytes:
+    return "\r\n".join([f"{method} {path} HTTP/1.1", "Host: x", *lines, "", ""]).encode()
+
+
+def test_a_connection_may_stay_idle_with_a_key_but_not_begin_a_request_and_stop() -> None:
+    async def test(at: Endpoint) -> None:
+        key, _, _ = at.session()
+        async with raw(at) as (reader, writer):
+            for _ in range(2):
+                writer.write(head("/v1/models", f"Authorization: Bearer {key}"))
+                assert await answer(reader) == 200
+                await asyncio.sleep(0)
+                pass_time(3 * SILENCE_S)  # a stranger has two
+                await asyncio.sleep(0)
+            writer.write(head("/health")[:-1])
+            cut = asyncio.create_task(reader.read())
+            while not cut.done():
+                await asyncio.sleep(0.01)
+                pass_time(SILENCE_S)
+            assert cut.result() == b""
+
+    over_http(test)
+
+
+def test_a_body_that_does_not_come_takes_no_place_and_has_a_limit() -> None:
+    async def test(at: Endpoint) -> None:
+        key, _, _ = at.session()
+        taken: list[str] = []
+        lent = at.registry.lent
+        at.registry.lent = lambda key: taken.append(key) or lent(key)  # type: ignore[method-assign,func-returns-value]
+        async with raw(at) as (reader, writer):
+            keys = (f"Authorization: Bearer {key}", f"Content-Length: {MAX_BODY_BYTES}")
+            writer.write(head("/v1/chat/completions", *keys, method="POST") + b"{")
+            answered = asyncio.create_task(answer(reader))
+            while not answered.done():
+                await asyncio.sleep(0.01)
+                pass_time(BODY_S)
+            assert answered.result() == 408
+            assert taken == []
+
+    over_http(test)
+
+
+@pytest.mark.parametrize(
+    "lines", [["Content-Length: 1", "Transfer-Encoding: chunked"], [f"x{i}: y" for i in range(200)]]
+)
+def test_a_head_that_cant_be_read_is_refused_and_fills_no_log(
+    lines: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test(at: Endpoint) -> None:
+        async with raw(at) as (reader, writer):
+            writer.write(head("/health", *lines))
+            assert (await reader.readline()).split()[1] == b"400"
+
+    with caplog.at_level(logging.INFO):
+        over_http(test)
+    assert [record for record in caplog.records if record.exc_info] == []

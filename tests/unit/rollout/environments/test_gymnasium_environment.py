@@ -136,6 +136,8 @@ def test_a_drawing_is_shown_with_brackets_for_colours(made):
     assert (opening, said[0].text) == ("at [0]", "at [1]")
     assert made[0].render_mode == "ansi"
     assert without_colours("a\x1b[1;31mb\x1b[mc\n") == "a[b]c\n"
+    assert without_colours("\x1b[31ma\x1b[32mb\x1b[0mc\x1b[33md") == "[a\x1b[32mb]c\x1b[33md"
+    assert without_colours("a\x1b[mb") == "a\x1b[mb"
 
 
 def test_all_episodes_of_a_question_begin_alike(made):

@@ -68,7 +68,7 @@ def url() -> Iterator[str]:
 
 async def listening(make: Callable[..., Awaitable[MCPEnvironment]], **args: Any) -> MCPEnvironment:
     """An environment, as soon as its server listens."""
-    ends_s = time.monotonic() + 60
+    ends_s = time.monotonic() + 240
     while True:
         try:
             return await make(**args)

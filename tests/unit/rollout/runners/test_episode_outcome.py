@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from realsys.api.errors import RolloutError
+from realsys.rollout.runners.command_agent import read_reward
 from realsys.rollout.runners.episode_outcome import outcome_of
 
 
@@ -21,6 +25,8 @@ def test_rewards_answer_and_other_numbers_are_told_apart() -> None:
         ({"turns": 3}, "neither a reward nor an answer"),
         ({"reward": float("nan")}, "not finite"),
         ({"rewards": {"solver": float("inf")}}, "not finite"),
+        ({"reward": 10**400}, "not finite"),
+        ({"rewards": {"solver": 10**400}}, "not finite"),
         ({"rewards": [1]}, "no object"),
         ({"reward": 1, "": 2}, "empty name"),
         ({"reward": 1, " ": 2}, "empty name"),
@@ -29,3 +35,12 @@ def test_rewards_answer_and_other_numbers_are_told_apart() -> None:
 def test_what_means_nothing_is_refused(written: dict[str, object], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         outcome_of(written)
+
+
+@pytest.mark.parametrize("written", ["[" * 30_000, "1" + "0" * 400, "1" * 5000, "nan", "[1]"])
+def test_a_reward_file_that_holds_no_reward_is_told(written: str, tmp_path: Path) -> None:
+    path = tmp_path / "reward.json"
+    path.write_text(written)
+    with pytest.raises(RolloutError) as caught:
+        read_reward(path, problem="")
+    assert caught.value.where == "$REALSYS_REWARD_FILE"

@@ -52,7 +52,10 @@ def test_another_tool_is_a_fault() -> None:
     ("content", "text"),
     [
         ("So:\n```bash\nls\n```", "ls\n"),
-        ("```sh\na\n```\nNo:\n```\nb\n```", "b\n"),
+        ("```sh\na\n```\nIt prints:\n```\nb\n```", "a\n"),
+        ("```\na\n```\nNo:\n```\nb\n```", "b\n"),
+        ("<think>```sh\na\n```</think>1. Run:\n   ```sh\n   b\n   ```", "b\n"),
+        ("<think>\n```sh\na\n```", None),
         ("```python\n1\n```", None),
         ("```bash\nls", None),  # cut off
         ("done", None),
