@@ -120,8 +120,8 @@ GROUPS: dict[str, tuple[Metric, ...]] = {
     "Rollouts of asynchronous runs": (
         Metric("rollout/reward", "", "mean reward of the answers that came in since the last step, filtered ones included", "rises", "as for `critic/score/mean`"),
         Metric("rollout/reward/unfinished_thoughts", "share", "answers with nothing behind their thoughts, of those with thoughts", "below 0.1, not rising", "`rew_inf/reward/unfinished_thoughts`"),
-        Metric("rollout/reward/<part>", "", "a named part of it; of a mixture by source"),
         Metric("rollout/reward/raised", "answers", "as `rew_inf/reward/raised`, since the last step; of a mixture `rollout/reward/<source>/raised`", "absent, or falls", "`its rule failed on` in the logs of rollout workers or reward workers"),
+        Metric("rollout/reward/<part>", "", "a named part of it; of a mixture by source"),
         Metric("rollout/answer_length", "tokens", "mean length of their answers"),
         Metric("rollout/truncated", "share", "answers that were cut off", "below 0.1", "`actor/no_eos_ratio`"),
         Metric("rollout/agent/<figure>", "", "mean of a number that the agent or environment reports; `turns` by multi-turn agents"),

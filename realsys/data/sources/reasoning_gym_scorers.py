@@ -16,6 +16,12 @@ PAYING: Mapping[str, str] = {
     "futoshiki": "cells that are right by chance score, so much text does",
     "game_of_life_halting": "any text scores 1",
     "gsm_symbolic": "the right number anywhere in the answer scores 1",
+    "puzzle24": "any expression that is 24 scores 1, whatever its numbers",
+    "quantum_lock": "letters amid other text are pressed: half of the score for any way to the target",
+    "sokoban": "moves are read out of any text, so the right ones amid others score 1",
+    "sudoku": "cells that are right score, so the right answer amid other text does",
+    "time_intervals": "any number or time scores nearly 1",
+    "word_sorting": "the right words amid others score the share that stands right",
 }
 # Those that refuse right answers in common forms (rewards/final_answers/stated_answer.py), with the form
 # that they want: their prompts end with it.

@@ -173,8 +173,9 @@ def _is_refused(finding: AttackFinding) -> bool:
 
 
 def shown(text: str) -> str:
-    """Returns a text on one line, shortened in its middle."""
-    line = ascii(text)[1:-1]
+    """Returns a text on one line, shortened in its middle, with all but printable ASCII escaped."""
+    head = text if len(text) <= 2 * SHOWN else text[:SHOWN] + text[-SHOWN:]
+    line = "".join(c if c.isascii() and c.isprintable() else ascii(c)[1:-1] for c in head)
     return line if len(line) <= SHOWN else f"{line[: SHOWN - 30]} … {line[-25:]}"
 
 

@@ -12,7 +12,7 @@ from realsys.rewards.attack.attack_answers import (
     attack_of_texts,
 )
 from realsys.rewards.attack.attack_corpus import Exploit, Paraphrase
-from realsys.rewards.attack.attack_report import AttackReport, AttackScore, report_of
+from realsys.rewards.attack.attack_report import AttackReport, AttackScore, report_of, shown
 
 
 def exploit(response: str, **more: str) -> Exploit:
@@ -90,6 +90,12 @@ def test_an_honest_answer_is_refused_if_another_form_of_it_scores_more() -> None
     # The best that there is for this rule.
     assert not report(attack, wrong=WRONG, right=half, honest=half, exploit=WRONG).refused
     assert report(attack, wrong=WRONG, right=RIGHT, honest=AttackScore(), exploit=WRONG).refused
+
+
+def test_a_text_is_shown_on_one_line() -> None:
+    assert shown("\\boxed{5}\n\u202e½") == "\\boxed{5}\\n\\u202e\\xbd"
+    assert shown("a" * 300_000).startswith("a" * 80 + "aaaaaaaaaa … a")
+    assert len(shown("\n" * 999)) < 130
 
 
 def test_a_text_that_happens_to_be_right_is_no_exploit() -> None:
