@@ -131,7 +131,7 @@ class _Graded:
         monkeypatch.setattr(Judge, "_graded", judged)
         monkeypatch.setattr(harbor_rule.HarborTests, "verdict", played)
         monkeypatch.setattr(harbor_rule, "parts_of", lambda verdict: {"reward": verdict.reward})
-        monkeypatch.setattr(reasoning_gym_rule, "entry_of", lambda record: (data, {}))
+        monkeypatch.setattr(reasoning_gym_rule, "entry_of", lambda record: (data, {"answer": "5"}))
         made_rule.cache_clear()
         here = RulePermissions(trusted=True)  # where these are
         monkeypatch.setattr(registry, "reward_permissions", lambda name, rule: here)
