@@ -255,6 +255,10 @@ class Task(Choice, abc.ABC):
 
     def remarks(self, tokenizer_dir: str | None) -> Iterator[str]:
         """Yields what a user should know about the questions."""
+        yield from self.reward_warnings()
+
+    def reward_warnings(self) -> Iterator[str]:
+        """Yields what is known against the rule that scores the answers."""
         yield from ()
 
     def trusted_rules(self) -> tuple[str, ...]:

@@ -16,15 +16,24 @@ from experiments.task import GeneratedTask
 from realsys.api.errors import ConfigError, did_you_mean
 from realsys.api.options import option
 from realsys.config.extras import missing_packages
+from realsys.data.sources.reasoning_gym_scorers import PAYING, REFUSING, UNFIT
+
+ALL = "*"  # among names
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReasoningGymTask(GeneratedTask):
-    """Questions of one or several of reasoning-gym's generators."""
+    """Questions of one or several of reasoning-gym's generators.
+
+    ``*`` among the names stands for all generators whose scorers pay right answers alone
+    (realsys/data/sources/reasoning_gym_scorers.py); the others have to be named.
+    """
 
     kind = "reasoning_gym"
 
-    names: tuple[str, ...] = option((), "generators, e.g. [chain_sum, leg_counting]")
+    names: tuple[str, ...] = option(
+        (), "generators, e.g. [chain_sum, leg_counting]; *: all whose scorers can't be gamed"
+    )
     weights: tuple[float, ...] = option((), "how often each is drawn; none: equally")
     config: Mapping[str, Mapping[str, Any]] = option({}, "arguments of generators, by their names")
     instruction: str = option("", "text put before each question")
@@ -34,12 +43,33 @@ class ReasoningGymTask(GeneratedTask):
         """Makes a question of a generator drawn by the weights."""
         from realsys.data.sources.reasoning_gym_questions import NUM_QUESTIONS, question_of
 
-        (name,) = rng.choices(self.names, self.weights or None)
+        (name,) = rng.choices(self.drawn, self.weights or None)
         number = rng.randrange(NUM_QUESTIONS)
         record = {"generator": name, "number": number, "config": self._config(name)}
         question, answer = question_of(record)
-        prompt = f"{self.instruction}\n{question}" if self.instruction else question
+        form = REFUSING.get(name, "")
+        prompt = "\n".join(text for text in (self.instruction, question, form) if text)
         return {"prompt": prompt, "answer": answer, **record}
+
+    @property
+    def drawn(self) -> tuple[str, ...]:
+        """The generators, with ``*`` replaced."""
+        if ALL not in self.names:
+            return self.names
+        from realsys.data.sources.reasoning_gym_questions import generators
+
+        rest = [name for name in self.names if name != ALL]
+        left_out = {*PAYING, *UNFIT, *rest}
+        return (*rest, *(name for name in generators() if name not in left_out))
+
+    def reward_warnings(self) -> Iterator[str]:
+        """Yields which of the named scorers pay for what is no right answer."""
+        for name in self.names:
+            if name in PAYING:
+                yield (
+                    f"task.names: the scorer of {name!r} pays for what is no right answer: "
+                    f"{PAYING[name]}; `realsys data score reasoning_gym --attack --tasks {name}` shows it"
+                )
 
     def _config(self, name: str) -> dict[str, Any]:
         return dict(self.config.get(name, {}))
@@ -64,14 +94,14 @@ class ReasoningGymTask(GeneratedTask):
             fix = "name some, e.g. task.names=[chain_sum]"
             yield ConfigError("no generator is named", where="task.names", fix=fix)
         known = generators()
-        for name in dict.fromkeys((*self.names, *self.config)):
+        for name in dict.fromkeys((*(n for n in self.names if n != ALL), *self.config)):
             if name not in known:
                 yield ConfigError(
                     f"reasoning-gym has no generator {name!r}",
                     where="task.names" if name in self.names else f"task.config.{name}",
                     fix=did_you_mean(name, known),
                 )
-            elif name not in self.names and self.names:
+            elif name not in self.drawn and self.names:
                 yield ConfigError(
                     f"no question is of generator {name!r}, so its arguments are not read",
                     where=f"task.config.{name}",
@@ -82,14 +112,14 @@ class ReasoningGymTask(GeneratedTask):
         yield from self._weight_problems()
 
     def _weight_problems(self) -> Iterator[ConfigError]:
-        if self.weights and len(self.weights) != len(self.names):
+        if self.weights and len(self.weights) != len(self.drawn):
             yield ConfigError(
-                f"{len(self.weights)} weights for {len(self.names)} generators",
+                f"{len(self.weights)} weights for {len(self.drawn)} generators",
                 where="task.weights",
                 fix="give one above 0 for each of task.names, or leave it out",
             )
             return
-        for name, weight in zip(self.names, self.weights, strict=False):
+        for name, weight in zip(self.drawn, self.weights, strict=False):
             if not 0 < weight < float("inf"):
                 yield ConfigError(
                     f"weight {weight:g} of generator {name!r}",

@@ -88,7 +88,7 @@ def _possible(before: list[str], partial: str) -> list[str]:
     if position and not (verb == "data" and position == 1):
         return []
     if verb == "data":
-        return experiments() if position else ["show"]
+        return (experiments() if before[-1] == "show" else []) if position else ["score", "show"]
     names = experiments() if verb in TAKES_EXPERIMENT else []
     return names + (trials() if verb in TAKES_TRIAL else [])
 

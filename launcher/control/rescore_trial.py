@@ -30,7 +30,7 @@ _ENVIRONMENT = "math_verify"  # whose rewards are the rule's
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Rule:
+class RuleSettings:
     """The settings of a rule, by the names that a launch has for them."""
 
     reward: str = ""
@@ -39,7 +39,7 @@ class _Rule:
 
 @dataclass(frozen=True, kw_only=True)
 class _Settings:
-    task: _Rule
+    task: RuleSettings
 
 
 def stored_rollouts(
@@ -60,7 +60,7 @@ def stored_rollouts(
         import_all([*plan.imports, *imports])
         check_settings_readable(files, replace(plan, snapshot=False))
     worker = _rollout_worker(plan, files)
-    rule = _rule(worker.env_args, reward, words)
+    rule = rule_settings(worker.env_args, reward, words)
     raise_all(missing_packages(_NEEDED, where="realsys rescore"))
     make: type[StoredRollouts] = importlib.import_module(_CODE).StoredRollouts
     return make(worker, PhaseFiles(files.root).rollout_dump, rule.reward, rule.reward_args)
@@ -87,8 +87,14 @@ def _rollout_worker(plan: LaunchPlan, files: TrialFiles) -> RolloutWorker:
     )
 
 
-def _rule(env_args: Mapping[str, Any], reward: str | None, words: Sequence[str]) -> _Rule:
-    """The new rule with its arguments, checked as a launch checks them."""
+def rule_settings(
+    env_args: Mapping[str, Any], reward: str | None, words: Sequence[str]
+) -> RuleSettings:
+    """Returns the new rule with its arguments, checked as a launch checks them.
+
+    Raises:
+        ConfigError: the expression, an unknown rule, or its arguments.
+    """
     expression = reward if reward is not None else str(env_args.get("reward", ""))
     names = {name for name, _ in reward_terms(expression)}
     if other := [word for word in words if not word.startswith("task.reward_args.")]:
@@ -99,7 +105,7 @@ def _rule(env_args: Mapping[str, Any], reward: str | None, words: Sequence[str])
         )
     old = {k: v for k, v in env_args.get("reward_args", {}).items() if k in names}
     made: _Settings = with_settings(
-        _Settings(task=_Rule(reward=expression, reward_args=old)), words=words
+        _Settings(task=RuleSettings(reward=expression, reward_args=old)), words=words
     )
     rule = made.task
     raise_all(rule_problems(rule.reward, rule.reward_args, where="task.reward"))

@@ -25,7 +25,8 @@ class QuestionResult:
     """The scored answers to one question.
 
     Attributes:
-        rewards: one an answer; empty: there is none that the rule could score, so no answer is right.
+        rewards: one an answer; empty: the question has no score, since the rule could give none or an
+            environment was away.
         lengths: tokens of each answer. truncated: whether it was cut off.
         source: of a mixture, else empty.
         stats: other numbers, of an agent's episodes; means over them.
@@ -57,21 +58,21 @@ def figures_of(
 ) -> dict[str, Estimate]:
     """Returns ``accuracy``, ``mean_reward``, ``response_length/mean``, ``truncated``; of several answers a
     question also ``pass@1`` … ``pass@n``; of a mixture also ``accuracy/<source>``; and ``stats``. Those
-    without a value are left out.
+    without a value are left out, and so are questions without a score.
 
     Args:
         num_answers: to each question.
     """
-    found = {"accuracy": _accuracy(results, num_answers, seed)}
-    scored = [_mean(r.rewards) for r in results if r.rewards]
+    results = scored_ones(results)
+    found = {"accuracy": _accuracy(results, num_answers, seed)} if results else {}
     for name, values in (
-        ("mean_reward", scored),
+        ("mean_reward", [_mean(r.rewards) for r in results]),
         ("response_length/mean", [_mean(r.lengths) for r in results if r.lengths]),
         ("truncated", [_mean(r.truncated) for r in results if r.truncated]),
     ):
         if values:
             found[name] = bootstrapped(values, seed=seed)
-    if num_answers > 1:
+    if num_answers > 1 and results:
         for k in ks_of(num_answers):
             values = [pass_at_k(num_answers, r.num_correct, k) for r in results]
             found[f"pass@{k}"] = bootstrapped(values, seed=seed)
@@ -81,6 +82,11 @@ def figures_of(
     for name in sorted({name for r in results for name in r.stats}):
         found[name] = bootstrapped([r.stats[name] for r in results if name in r.stats], seed=seed)
     return found
+
+
+def scored_ones(results: Sequence[QuestionResult]) -> list[QuestionResult]:
+    """Returns the questions that have a score: the others are neither right nor wrong."""
+    return [result for result in results if result.rewards]
 
 
 def _accuracy(results: Sequence[QuestionResult], num_answers: int, seed: int) -> Estimate:

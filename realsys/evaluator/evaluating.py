@@ -31,7 +31,12 @@ from realsys.api.model import (
 )
 from realsys.api.worker_configs import HELD_OUT, Benchmark, Evaluator, RolloutWorker
 from realsys.data.sequence_sample import SequenceSample
-from realsys.evaluator.answer_statistics import QuestionResult, figures_of, mean_pass_at_k
+from realsys.evaluator.answer_statistics import (
+    QuestionResult,
+    figures_of,
+    mean_pass_at_k,
+    scored_ones,
+)
 from realsys.evaluator.evaluation_errors import BenchmarksFailed, LeaveRequested
 from realsys.evaluator.played_questions import Match, play, prepared
 from realsys.interfaces.answers import answer_lengths
@@ -166,14 +171,14 @@ def _figures(
         )
     if benchmark.n > 1:
         sampled = replace(config.gconfig, n=benchmark.n, greedy=False)
-        correct = [
-            result.num_correct
+        results = [
+            result
             for batch in announced()
             for result in answered_questions(
                 model, batch, benchmark, gconfig=sampled, mb_spec=config.mb_spec
             )
         ]
-        found |= mean_pass_at_k(correct, benchmark.n)
+        found |= _pass_at_k(results, benchmark.n)
     return found
 
 
@@ -212,8 +217,14 @@ def _played_figures(
     if num_unscored := sum(not result.rewards for result in results):
         found["num_unscored"] = num_unscored
     for several in sampled:
-        found |= mean_pass_at_k([result.num_correct for result in several], n)
+        found |= _pass_at_k(several, n)
     return found
+
+
+def _pass_at_k(results: Sequence[QuestionResult], n: int) -> dict[str, float]:
+    """Means over the questions that have a score; nothing if there are none."""
+    scored = scored_ones(results)
+    return mean_pass_at_k([result.num_correct for result in scored], n) if scored else {}
 
 
 def answered_questions(

@@ -22,6 +22,7 @@ from realsys.evaluator.answer_statistics import QuestionResult
 from realsys.evaluator.evaluation_errors import one_line
 from realsys.evaluator.local_asks import LocalAsks
 from realsys.generation.http.served_engine import ServedEngine
+from realsys.rewards.raised_scores import may_be_the_texts
 from realsys.rollout.worker.build import Parts, make_parts
 from realsys.rollout.worker.group import EpisodeGroup, GroupRunner, gather_all
 from realsys.runtime.first_error import first_of
@@ -30,6 +31,7 @@ from realsys.transport.rollout_messages import Ticket
 logger = logging.getLogger(__name__)
 
 MOST_TRIES = 3  # of a question whose agent or environment raises
+PAUSES_S = (1.0, 8.0)  # between them, where a service may have been away
 HOPELESS = 5  # first questions: if no question has a score when these are over, none will
 _RIGHT = 0.5  # an episode with more is right, as is an answer that a rule gives more
 _NAME = "evaluation"
@@ -169,6 +171,9 @@ async def _result(groups: GroupRunner, index: int) -> QuestionResult:
             break
         except Exception as error:  # plug-ins may raise anything
             problem = one_line(error)
+            plugins_own = isinstance(error, RolloutError) or may_be_the_texts(error, is_async=True)
+            if number + 1 < MOST_TRIES and not plugins_own:
+                await asyncio.sleep(PAUSES_S[number])
     return QuestionResult(
         id=id_, rewards=(), num_correct=0, lengths=(), truncated=(), problem=problem
     )

@@ -35,8 +35,8 @@ def evaluate_math(
     Returns ``accuracy``, ``mean_reward``, ``num_problems``, ``response_length/mean`` and
     ``samples``: this rank's first records, with prompt and response as text; of a mixture also
     ``accuracy/<source>`` and ``num_problems/<source>``; ``num_unscored`` if there are any.
-    Which answers are correct the rule says. An answer that the rule can't score counts as wrong and is
-    left out of the mean reward. Every rank needs at least one batch: the first may gather sharded
+    Which answers are correct the rule says. A question whose answer it can't score is in no figure but
+    ``num_unscored``. Every rank needs at least one batch: the first may gather sharded
     weights. At most as many rows are decoded at a time as ``mb_spec`` has tokens for; answers don't
     depend on it.
 
@@ -58,7 +58,7 @@ def evaluate_math(
             num_correct += correct
             if by_source:
                 counts = by_source[str(record.answers[0].record.get(TASK_SOURCE))]
-                counts[0], counts[1] = counts[0] + correct, counts[1] + 1
+                counts[0], counts[1] = counts[0] + correct, counts[1] + bool(scores)
             num_scored, reward_sum = (
                 num_scored + len(scores),
                 reward_sum + sum(score.value for score in scores),
@@ -79,7 +79,7 @@ def evaluate_math(
     sums = DataParallel.of(model).sum(torch.tensor(own, dtype=torch.float64)).tolist()
     correct_sum, token_sum, problem_sum, scored_sum, unscored_sum, reward_sum, *of_sources = sums
     return {
-        "accuracy": correct_sum / max(problem_sum, 1.0),
+        "accuracy": correct_sum / max(problem_sum - unscored_sum, 1.0),
         "mean_reward": reward_sum / max(scored_sum, 1.0),
         "num_problems": int(problem_sum),
         "response_length/mean": token_sum / max(problem_sum, 1.0),

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from statistics import fmean
 
-from realsys.api.basics.reward import CORRECT, PARTS
+from realsys.api.basics.reward import CORRECT, PARTS, is_count
 from realsys.api.dataflow import DataflowGraph
 from realsys.master.graph.function_executor import StepReport
 from realsys.master.graph.model_function_call import CallReport
@@ -48,13 +48,17 @@ def metrics_row(report: StepReport, graph: DataflowGraph, *, epoch: int) -> dict
 
 
 def reward_parts(call: CallReport) -> dict[str, float]:
-    """Returns the mean of each named part of the scores that a call gave, over the answers that have it."""
+    """Returns the mean of each named part of the scores that a call gave, over the answers that have it; of
+    parts that are counts (``raised``) their sum."""
     given: dict[str, list[float]] = defaultdict(list)
     for _, answers in _scored(call):
         for parts in answers:
             for part, value in parts.items():
                 given[part].append(value)
-    return {part: fmean(values) for part, values in sorted(given.items())}
+    return {
+        part: sum(values) if is_count(part) else fmean(values)
+        for part, values in sorted(given.items())
+    }
 
 
 def success_rates(report: StepReport, source_of: Callable[[str], str]) -> dict[str, float]:

@@ -1,6 +1,7 @@
 """Rule ``reasoning_gym``: the scorer of the generator that made a question.
 
-The answer is what stands in the last ``<answer>…</answer>``, else the whole response.
+The answer is the one that the response states (stated_answer.py): in the last ``<answer>…</answer>``, else
+behind another common mark, else the whole response.
 """
 
 from __future__ import annotations
@@ -9,27 +10,30 @@ from collections.abc import Mapping
 from typing import Any
 
 from realsys.data.sources.reasoning_gym_questions import entry_of
+from realsys.rewards.final_answers.stated_answer import stated_answer
 from realsys.rewards.guard.evaluated_answers import does_more_than_state
 
-_OPENING, _CLOSING = "<answer>", "</answer>"
+_SMALL = 1e-9
 
 
 def reasoning_gym_reward(*, response: str, record: Mapping[str, Any]) -> float:
     """Returns the scorer's number, from 0 to 1; 0 for what a scorer would run. Raises whatever it does."""
-    text = marked_answer(response).strip()
+    text = stated_answer(response).strip()
     if does_more_than_state(str(record.get("generator")), text):
         return 0.0
     data, entry = entry_of(record)
-    return float(data.score_answer(text, entry))
+    return whole_score(data, entry, text)
 
 
-def marked_answer(text: str) -> str:
-    """Returns what stands in the last ``<answer>…</answer>``, else the whole text."""
-    found, at = text, 0
-    while (begin := text.find(_OPENING, at)) >= 0:
-        begin += len(_OPENING)
-        end = text.find(_CLOSING, begin)
-        if end < 0:  # looked for once: not behind each of thousands that open
-            break
-        found, at = text[begin:end], end + len(_CLOSING)
-    return found
+def whole_score(data: Any, entry: Any, answer: str) -> float:
+    """Returns the scorer's number; 0 where it is for an answer that only contains the right one.
+
+    Many scorers give a text that contains the right answer the right one's share of its length: they pay
+    for "42 or 43".
+    """
+    score = float(data.score_answer(answer, entry))
+    known = entry["answer"]
+    if isinstance(known, str) and known and answer != known and known in answer:
+        lengths = {len(answer), len(answer.replace(",", ""))}  # some leave them out
+        return 0.0 if any(abs(score - len(known) / n) < _SMALL for n in lengths if n) else score
+    return score

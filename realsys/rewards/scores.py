@@ -10,6 +10,7 @@ from typing import Any
 
 from realsys.api.basics.reward import LARGEST
 from realsys.api.errors import RewardError
+from realsys.rewards.raised_scores import AnswerFailure, describe
 
 NO_SCORE = float("nan")  # value in ``rewards`` of all answers to a record that was set aside
 _ALWAYS_ALLOWED, _SHARE_ALLOWED = 8, 0.01
@@ -39,12 +40,9 @@ def checked_score(value: Any, *, source: str) -> float:
 
 
 def exception_error(error: Exception, source: str) -> RewardError:
-    """Makes the error for an exception of a rule or an environment."""
-    return RewardError(
-        f"{source} raised {type(error).__name__}: {error}"[:500],
-        where=source,
-        fix="correct it, so that it returns a number for every answer; 0 is allowed",
-    )
+    """Makes the error for an exception of an environment; of a rule: raised_scores.raised_error."""
+    what, where = describe(error, source)
+    return RewardError(what, where=where, fix="return a number for every answer; 0 is allowed")
 
 
 def with_record(error: RewardError, *, id: str, prompt: str) -> RewardError:
@@ -54,7 +52,7 @@ def with_record(error: RewardError, *, id: str, prompt: str) -> RewardError:
 
 
 def _not_finite_error(value: Any, source: str) -> RewardError:
-    return RewardError(
+    return AnswerFailure(
         f"{source} returned {value!r:.100}, a {type(value).__name__}, which is not a finite number",
         where=source,
         fix="make it return a finite number for every answer; 0 is allowed",
@@ -64,7 +62,7 @@ def _not_finite_error(value: Any, source: str) -> RewardError:
 def _too_large_error(value: Any, source: str) -> RewardError:
     kind = f"a {type(value).__name__}"
     shown = f"{value!r}, {kind}" if isinstance(value, float) else kind  # an int may have any length
-    return RewardError(
+    return AnswerFailure(
         f"{source} returned {shown}, which is beyond ±{LARGEST:g}, the limit of float32",
         where=source,
         fix="make it return a number of at most that size for every answer, such as 0 to 1",

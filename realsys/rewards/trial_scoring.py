@@ -13,13 +13,8 @@ from realsys.api import registry
 from realsys.api.basics.reward import Completion
 from realsys.api.errors import ConfigError, RewardError
 from realsys.rewards.guard.guarded import CallFailed, Reply
-from realsys.rewards.rule import (
-    RewardRule,
-    close_guards,
-    results_of,
-    sent_answer,
-    undeclared_lines,
-)
+from realsys.rewards.guarded_rules import close_guards, results_of, sent_answer, undeclared_lines
+from realsys.rewards.rule import RewardRule
 
 
 def problems_of_rule(

@@ -1,4 +1,6 @@
-"""The verbs for data: ``data show`` prints records, ``rescore`` scores stored rollouts by another rule."""
+"""The verbs for data: ``data show`` prints records, ``data score`` attacks a reward rule, ``rescore``
+scores stored rollouts by another one.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,16 @@ PROGRESS_S = 5.0  # between two lines that say how far a rescoring is
 
 
 def data(
-    action: Annotated[str, o.argument("show", "Print records as the trainer sees them.")],
-    experiment: o.Experiment,
+    action: Annotated[
+        str,
+        o.argument(
+            "show|score", "Print records as the trainer sees them, or attack a reward rule."
+        ),
+    ],
+    experiment: Annotated[
+        str,
+        o.argument("EXPERIMENT|RULE", "Name of an experiment; of `score`, an expression of rules."),
+    ],
     overrides: o.Overrides = None,
     config: o.Config = None,
     imports: o.Imports = None,
@@ -33,13 +43,33 @@ def data(
     phase: Annotated[
         str, o.option("--phase NAME", "Of an earlier phase, e.g. sft; default: the last.")
     ] = "main",
+    attack: Annotated[
+        bool,
+        o.option(
+            "--attack", "score: play exploits and honest paraphrases, print both error rates."
+        ),
+    ] = False,
+    tasks: Annotated[
+        str | None,
+        o.option("--tasks NAMES", "score: tasks of the corpus, or generators of reasoning-gym."),
+    ] = None,
+    records: Annotated[
+        Path | None, o.option("--records FILE", "score: questions of your own, JSON lines.")
+    ] = None,
+    deadline: Annotated[
+        float, o.option("--deadline SECONDS", "score: of one answer; then it has hung.", min=1)
+    ] = 120.0,
     json: o.Json = False,
     cluster: o.Cluster = None,
 ) -> int:
-    """Show records as the trainer sees them: rendered, counted, with what has a loss."""
+    """Show records as the trainer sees them; `data score RULE --attack` attacks a reward rule."""
     from launcher.submit.shown_data import shown_data
     from launcher.terminal import output
 
+    if action == "score":
+        if not attack:
+            raise typer.BadParameter("use `realsys data score RULE --attack`")
+        return _attack(experiment, overrides or [], imports or [], tasks, records, deadline, json)
     if action != "show":
         raise typer.BadParameter(f"no action {action!r}; use `realsys data show EXPERIMENT`")
     if split not in ("train", "test"):
@@ -63,6 +93,78 @@ def data(
     for number, record in enumerate(found.records, 1):
         _print_record(number, record)
     return ExitCode.OK
+
+
+def _attack(
+    rule: str,
+    words: list[str],
+    imports: list[str],
+    tasks: str | None,
+    records: Path | None,
+    deadline: float,
+    json: bool,
+) -> int:
+    """Plays the corpus on a rule. The exit status is 1 where an exploit has success."""
+    from launcher.control.attack_rule import attack_rule
+    from launcher.terminal import output
+
+    found = attack_rule(
+        rule,
+        words,
+        imports=imports,
+        tasks=[name for name in (tasks or "").split(",") if name],
+        records=records,
+        deadline_s=deadline,
+        say=output.say,
+    )
+    status = ExitCode.RUN_FAILED if found.is_exploited else ExitCode.OK
+    if json:
+        output.document(rule=found.rule, exploited=found.is_exploited, parts=found.to_json())
+        return status
+    for name, report in found.to_json().items():
+        output.data("", f"{found.rule}: {name}")
+        _print_attack(report)
+    return status
+
+
+def _print_attack(report: Mapping[str, Any]) -> None:
+    """Prints both error rates, and the texts."""
+    from launcher.terminal import output
+
+    counts, rates = report["counts"], report["rates"]
+    rows = []
+    for title, role, name in (
+        ("exploits paid above an honest wrong answer", "exploit", "paid"),
+        ("honest right answers refused", "honest", "refused"),
+    ):
+        shares = [rates.get(f"{name}/{side}") for side in ("own", "outside")]
+        texts = ["-" if share is None else f"{100 * share:.1f} %" for share in shares]
+        rows.append((title, *texts, str(sum(n for k, n in counts.items() if k.startswith(role)))))
+    output.table(("", "ours", "an outsider's", "of"), rows)
+    output.data(
+        f"{report['kinds']} kinds of exploits; programs run: {len(report['ran'])}, "
+        f"hung: {len(report['hung'])}, texts that the rule failed on: {report['raised']}"
+    )
+    if report["pays_all"]:
+        output.data("every wrong answer to a question is right for it")
+    if report["excuse"]:
+        output.data(f"listed, and drawn only where it is named: {report['excuse']}")
+    for name in ("paid", "ran", "hung", "by_design", "refused", "no_score"):
+        if not report[name]:
+            continue
+        output.data("", f"{name.replace('_', ' ')}:")
+        output.table(
+            ("kind", "score", "compared with", "text", "why or source"),
+            [
+                (
+                    row["kind"],
+                    *("-" if row[n] is None else f"{row[n]:g}" for n in ("score", "compared")),
+                    row["text"],
+                    row.get("by_design") or row.get("source") or row["what"],
+                )
+                for row in report[name]
+            ],
+        )
 
 
 def _print_head(found: ShownData) -> None:

@@ -28,7 +28,7 @@ from realsys.api.basics.estimators import (
     ReinforcePPBaselineAdvantage,
     RLOOAdvantage,
 )
-from realsys.api.basics.reward import CORRECT, UNFINISHED_THOUGHTS
+from realsys.api.basics.reward import CORRECT, UNFINISHED_THOUGHTS, is_count
 from realsys.api.errors import ConfigError, DataError, did_you_mean
 
 
@@ -125,8 +125,11 @@ _NOT_COMPARED = frozenset({CORRECT, UNFINISHED_THOUGHTS})
 
 
 def _gdpo(estimator: GDPOAdvantage, answers: GroupScores) -> torch.Tensor:
-    names = tuple(estimator.weights) or tuple(sorted(set(answers.parts) - _NOT_COMPARED))
-    if not names:
+    # Answers on which a rule failed are counted, not rewarded, and have no parts.
+    are_raised = any(map(is_count, answers.parts))
+    scored = {name for name in answers.parts if name not in _NOT_COMPARED and not is_count(name)}
+    names = tuple(estimator.weights) or tuple(sorted(scored))
+    if not names and not are_raised:
         raise DataError(
             "rewards have no parts to normalise one by one",
             where="algorithm.advantage=gdpo",
@@ -134,6 +137,8 @@ def _gdpo(estimator: GDPOAdvantage, answers: GroupScores) -> torch.Tensor:
         )
     made = torch.zeros_like(answers.scores)
     for name in names:
+        if name not in answers.parts and are_raised and not scored:
+            continue
         if name not in answers.parts:
             raise ConfigError(
                 f"no answer of this batch has a reward part {name!r}",

@@ -24,6 +24,9 @@ from realsys.api.basics.thoughts import text_behind_thoughts
 from realsys.api.errors import ConfigError, did_you_mean
 
 REWARD, CORRECT = "reward", "correct"  # parts with a meaning
+RAISED = (
+    "raised"  # part of an answer that scored 0 since its rule failed on it: 1; answers are counted
+)
 LARGEST = 3.4e38  # of a score: that of float32
 # Field of a mixture's records, and the argument of their data sets: the name of the source.
 TASK_SOURCE = "task_source"
@@ -89,6 +92,11 @@ class Score:
     value: float
     correct: bool
     parts: Mapping[str, float] = field(default_factory=dict)
+
+
+def is_count(part: str) -> bool:
+    """True for a part of scores that is summed over answers; all others are averaged."""
+    return part.rpartition("/")[2] == RAISED
 
 
 def reward_terms(expression: str) -> tuple[tuple[str, float], ...]:

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from realsys.api.basics.reward import CORRECT
+from realsys.api.basics.reward import CORRECT, is_count
 from realsys.api.errors import InternalError, RolloutError, WaitTimeout
 from realsys.master.graph.curriculum import Curriculum
 from realsys.master.graph.data_schedule import Datapoint, DataSchedule
@@ -424,14 +424,16 @@ class RolloutDispatcher:
             await self._clear(holder, list(names))
 
     def metrics(self) -> dict[str, float]:
-        """Returns means of the rollouts' statistics since the last call, and the ledger's counts."""
+        """Returns means of the rollouts' statistics since the last call (of ``reward/raised`` the sum), and
+        the ledger's counts."""
         rows, self._stats = self._stats, []
         row: dict[str, float] = {f"rollout/{k}": v for k, v in self._open_ledger().counts().items()}
         if self._set_aside:
             row["rollout/set_aside"] = len(self._set_aside)
         for key in sorted({key for stats in rows for key in stats}):
             values = [stats[key] for stats in rows if key in stats]
-            row[f"rollout/{key}"] = sum(values) / len(values)
+            is_sum = key.startswith("reward/") and is_count(key)
+            row[f"rollout/{key}"] = sum(values) / (1 if is_sum else len(values))
         return row
 
     def _open_ledger(self) -> StalenessLedger:

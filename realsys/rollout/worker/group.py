@@ -19,6 +19,7 @@ from realsys.api.agent import (
     Observation,
     Trajectory,
 )
+from realsys.api.basics.reward import is_count
 from realsys.api.errors import DataError, RealsysError, RewardError, RolloutError, WaitTimeout
 from realsys.data.sequence_sample import SequenceSample
 from realsys.reward_worker.time_limit import time_limit
@@ -74,14 +75,16 @@ class EpisodeGroup:
     @property
     def figures(self) -> dict[str, float]:
         """Parts of rewards, and other numbers as ``agent/<name>``; means over the episodes that have a
-        finite one."""
+        finite one, sums of counts (``reward/raised``)."""
         found: dict[str, list[float]] = {}
         for episode in self.episodes:
             for name, value in episode.stats.items():
                 if math.isfinite(value):
                     found.setdefault(name, []).append(value)
         return {
-            (name if name.startswith("reward/") else f"agent/{name}"): fmean(values)
+            (name if name.startswith("reward/") else f"agent/{name}"): (
+                sum(values) if name.startswith("reward/") and is_count(name) else fmean(values)
+            )
             for name, values in sorted(found.items())
         }
 

@@ -77,9 +77,13 @@ def test_figures_of_several_answers_have_pass_at_k_by_hand() -> None:
     assert found["truncated"].value == pytest.approx(1 / 3)
 
 
-def test_a_question_without_a_score_counts_as_wrong_and_not_in_the_reward() -> None:
-    found = figures_of([result(1.0, right=1), result(right=0, answers=1)], num_answers=1, seed=1)
-    assert (found["accuracy"].value, found["mean_reward"].value) == (0.5, 1.0)
+def test_a_question_without_a_score_is_in_no_figure() -> None:
+    away = result(right=0, answers=1, source="away")
+    asked = [result(1.0, right=1), result(0.0, right=0), away]
+    assert figures_of(asked, num_answers=1, seed=1) == figures_of(asked[:2], num_answers=1, seed=1)
+    several = [result(1.0, 0.0, right=1), result(right=0, answers=2)]
+    assert figures_of(several, num_answers=2, seed=1)["pass@2"].value == 1.0
+    assert figures_of([away], num_answers=1, seed=1) == {}
 
 
 def test_sources_have_figures_of_their_own() -> None:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import random
+import re
 import sys
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
+from experiments.tasks import reasoning_gym
 from experiments.tasks.reasoning_gym import ReasoningGymTask
 from realsys.config import extras
-from realsys.data.sources import reasoning_gym_questions
+from realsys.data.sources import reasoning_gym_questions, reasoning_gym_scorers
 from realsys.data.sources.reasoning_gym_questions import DATASET_SIZE, NUM_DATASETS
-from realsys.rewards.reasoning_gym_rule import reasoning_gym_reward
+from realsys.rewards.reasoning_gym_rule import reasoning_gym_reward, whole_score
 
 
 class Sums:
@@ -89,6 +92,50 @@ def test_generators_are_drawn_by_their_weights_with_their_arguments() -> None:
     assert Sums.made <= 2 * NUM_DATASETS  # some generators read a dictionary when they are made
     held_out = {record["prompt"] for record in task.records("test", seed=1)}
     assert not held_out & {record["prompt"] for record in records}
+
+
+def test_a_star_draws_all_but_the_scorers_that_can_be_gamed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    everything = ReasoningGymTask(names=("*",), train_size=60)
+    assert everything.drawn == ("long_sums", "sums")
+    assert problems(everything) == []
+    monkeypatch.setattr(reasoning_gym, "PAYING", {"sums": "it pays for any text"})
+    assert everything.drawn == ("long_sums",)
+    assert {r["generator"] for r in everything.records("train", seed=1)} == {"long_sums"}
+    named = ReasoningGymTask(names=("*", "sums"), train_size=60)
+    assert named.drawn == ("sums", "long_sums")  # as it is named
+    assert list(everything.remarks(None)) == []
+    (told,) = named.remarks(None)
+    assert "'sums'" in told
+    assert "it pays for any text" in told
+    (wrong,) = problems(ReasoningGymTask(names=("*",), weights=(1.0, 2.0)))
+    assert "2 weights for 1" in wrong
+
+
+def test_the_page_lists_the_scorers_that_can_be_gamed() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "reasoning_gym.md").read_text()
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", page, re.MULTILINE))
+    assert rows == dict(reasoning_gym_scorers.PAYING)
+
+
+def test_the_prompt_states_the_form_that_a_scorer_wants(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reasoning_gym, "REFUSING", {"sums": "Answer with digits."})
+    (record,) = ReasoningGymTask(names=("sums",), train_size=1).records("train", seed=1)
+    assert record["prompt"].endswith("\nAnswer with digits.")
+
+
+def test_an_answer_that_only_contains_the_right_one_is_not_paid() -> None:
+    class Shared(Sums):
+        def score_answer(self, answer: str, entry: dict[str, Any]) -> float:
+            known = entry["answer"]
+            return 1.0 if answer == known else len(known) / len(answer) * (known in answer)
+
+    data = Shared(1, 2)
+    entry = {"question": "?", "answer": "42"}
+    for answer in ("42 or 43", "4,242", "It is not 42."):
+        assert whole_score(data, entry, answer) == 0.0
+    assert whole_score(data, entry, "42") == 1.0
 
 
 def test_the_generators_own_scorer_is_asked() -> None:

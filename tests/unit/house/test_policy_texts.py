@@ -24,11 +24,11 @@ from realsys.api.basics.thoughts import THINK, text_behind_thoughts, without_mar
 from realsys.generation.engine.stop_texts import StopTexts
 from realsys.observability.report.attempt_outcomes import without_colours as plain_line
 from realsys.rewards import judge
-from realsys.rewards.code_tests import same_output
+from realsys.rewards.code_tests import program_of, same_output
 from realsys.rewards.fenced_blocks import fenced_blocks
+from realsys.rewards.final_answers.stated_answer import stated_answer
 from realsys.rewards.harbor import verifier_rewards
 from realsys.rewards.math_verify import math_verify_reward
-from realsys.rewards.reasoning_gym_rule import marked_answer
 from realsys.rollout.agents import tool_use
 from realsys.rollout.conversation import chat_rendering, message_matching
 from realsys.rollout.conversation.answer_forms import ANSWER_FORMS
@@ -185,8 +185,41 @@ READERS: dict[str, tuple[Callable[[str], Any], tuple[Hostile, ...]]] = {
         ("9", "9 ", "0.5 ", "1e9\n", "é"),
     ),
     "math": (lambda text: math_verify_reward(response=text, answer="4"), MATH),
-    "marked answer": (marked_answer, ("<answer>", "</answer>", "<answer></answer>", "<answer>x")),
-    "grade": (judge._NUMBER.findall, ("9", "-", ".", "9.", "-9", "9/")),
+    "stated answer": (
+        stated_answer,
+        (
+            "<answer>",
+            "</answer>",
+            "<answer></answer>",
+            "<answer>x",
+            "\\boxed{",
+            "####",
+            "The answer is ",
+            "```",
+            "**",
+            "<think>",
+        ),
+    ),
+    "grade": (
+        lambda text: judge.read_grade(judge._Reply(text, was_cut=False), 10.0),
+        (
+            "9",
+            "-",
+            ".",
+            "9.",
+            "-9",
+            "9/",
+            "Grade:",
+            "Grade: 9\n",
+            "<think>",
+            "</think>",
+            "[/THINK]",
+        ),
+    ),
+    "program": (
+        lambda text: program_of(text, [{"code": text[:1000]}]),
+        (*FENCES, "def f\n", ("```py\n", "a:"), ("```py\n", "a: b\n"), ("```py\n", "async  def")),
+    ),
     "verdict": (lambda text: verifier_rewards._rewards({"reward.json": text.encode()}), JSON),
     "verdict's number": (
         lambda text: verifier_rewards._rewards({"reward.txt": text.encode()}),
@@ -288,7 +321,13 @@ TRIED: dict[str, tuple[str, ...]] = {
     "realsys/rewards/fenced_blocks.py:_LANGUAGE": ("fenced blocks",),
     "realsys/rewards/fenced_blocks.py:_UP_TO_QUOTES": ("fenced blocks",),
     "realsys/rewards/harbor/verifier_rewards.py:_rewards": ("verdict", "verdict's number"),
-    "realsys/rewards/judge.py:_NUMBER": ("grade",),
+    "realsys/rewards/final_answers/*": ("math", "stated answer"),
+    "realsys/rewards/judge.py:_GRADE": ("grade",),
+    "realsys/rewards/judge.py:_NAMED": ("grade",),
+    "realsys/rewards/judge.py:_THOUGHTS_BEGIN": ("grade",),
+    "realsys/rewards/judge.py:_THOUGHTS_END": ("grade",),
+    "realsys/rewards/code_tests.py:_DEFINED": ("program",),
+    "realsys/rewards/code_tests.py:_NAME": ("program",),
     "realsys/rewards/math_verify.py:*": ("math",),
     "realsys/rewards/plain_numbers.py:*": ("math",),
     "realsys/rollout/agents/tool_use.py:ToolUse._up_to_call.has_call": ("tool use",),

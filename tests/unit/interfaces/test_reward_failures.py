@@ -124,7 +124,9 @@ def test_an_exception_of_a_rule_is_told_as_the_rules(rule: Any) -> None:
     rule(broken)
     (error,) = RewardRule("mine").score_all([Completion(response="")])
     assert isinstance(error, RewardError)
-    assert error.what == "reward rule 'mine' raised KeyError: 'unit'"
+    line = broken.__code__.co_firstlineno + 1
+    assert error.what.startswith(f"test_reward_failures.py:{line} in broken: KeyError: 'unit'")
+    assert error.where == f"test_reward_failures.py:{line} in broken, reward rule 'mine'"
     assert isinstance(error.__cause__, KeyError)
 
 
@@ -355,10 +357,11 @@ def test_a_rule_may_have_a_notion_of_its_own(rule: Any) -> None:
     assert asyncio.run(said()), "the environment takes the rule's notion too"
 
 
-def test_held_out_answers_without_a_score_are_wrong_and_in_no_mean(rule: Any) -> None:
-    rule(no_number_for("1"))
+def test_held_out_answers_without_a_score_are_in_no_figure(rule: Any) -> None:
+    rule(lambda *, response, answer: {"1": float("inf"), "2": 0.0}.get(answer, 1.0))
     found = evaluated(4)
-    assert (found["accuracy"], found["mean_reward"]) == (0.75, 1.0)
+    assert (found["accuracy"], found["mean_reward"]) == (2 / 3, 2 / 3)
+    assert (found["num_problems"], found["num_unscored"]) == (4, 1)
     plugin_table.registered["reward"]["mine"] = lambda response: {}["none"]
     made_rule.cache_clear()
     with pytest.raises(RewardError, match="9 of 9 records got no reward"):

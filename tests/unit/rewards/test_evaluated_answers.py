@@ -14,8 +14,9 @@ from realsys.api.errors import RewardError
 from realsys.data.sources.reasoning_gym_questions import question_of
 from realsys.rewards.guard.evaluated_answers import BY_EVAL, BY_SYMPY, does_more_than_state
 from realsys.rewards.guard.guarded import Guarded
+from realsys.rewards.guarded_rules import close_guards
 from realsys.rewards.reasoning_gym_rule import reasoning_gym_reward
-from realsys.rewards.rule import RewardRule, close_guards
+from realsys.rewards.rule import RewardRule
 
 pytest.importorskip("reasoning_gym")
 EVALUATE = sorted(BY_EVAL | BY_SYMPY)
@@ -55,6 +56,7 @@ def test_code_in_an_answer_is_never_run_and_the_known_answer_scores_1(tmp_path: 
 UNSCREENED = """
 from realsys.api.registry import register_reward
 from realsys.rewards import reasoning_gym_rule
+from realsys.rewards.final_text_rules import ReasoningGymRule
 
 reasoning_gym_rule.does_more_than_state = lambda generator, text: False
 

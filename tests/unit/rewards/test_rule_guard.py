@@ -17,7 +17,7 @@ from realsys.api import registry
 from realsys.api.basics import plugin_table
 from realsys.api.basics.reward import Completion, Score
 from realsys.api.errors import ClusterError, ConfigError, RewardError
-from realsys.rewards import rule as rule_module
+from realsys.rewards import guarded_rules
 from realsys.rewards.guard import rule_filter, rule_walls
 from realsys.rewards.rule import RewardRule
 from realsys.rewards.trial_scoring import problems_of_rule
@@ -37,7 +37,7 @@ def rules() -> Iterator[None]:
     sys.modules.pop("realsys_import_guarded_rules", None)
     registry.load_plugins([RULES])
     yield
-    rule_module.close_guards()
+    guarded_rules.close_guards()
     patch.undo()
 
 

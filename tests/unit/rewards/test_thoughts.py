@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from chat_families import FAMILIES, ChatFamily
 from letter_chat import LetterTokenizer, ScriptedPolicy, host, task
 
 from realsys.api import registry
@@ -20,6 +21,8 @@ from realsys.api.basics.rule_permissions import RulePermissions
 from realsys.api.basics.thoughts import (
     THOUGHT_MARKS,
     decoded_answer,
+    has_marks,
+    opened_thoughts,
     opening_at_end,
     text_behind_thoughts,
 )
@@ -29,6 +32,7 @@ from realsys.interfaces.completions import answered_records
 from realsys.interfaces.math_reward import MathRewardInterface
 from realsys.rewards import code_rule, reasoning_gym_rule
 from realsys.rewards.code_tests import CaseVerdict, CodeGrade
+from realsys.rewards.final_answers.stated_answer import stated_answer
 from realsys.rewards.harbor import harbor_rule
 from realsys.rewards.judge import Judge
 from realsys.rewards.math_verify import math_verify_reward
@@ -79,6 +83,8 @@ def test_the_text_behind_thoughts(text: str, opened: str, behind: str | None) ->
 
 @pytest.mark.parametrize(("opening", "closing"), THOUGHT_MARKS)
 def test_each_pair_of_marks_is_known(opening: str, closing: str) -> None:
+    assert has_marks(opening)
+    assert has_marks(closing)
     assert text_behind_thoughts(f"{opening}a{closing}b") == "b"
     assert text_behind_thoughts(f"{opening}a") is None
     assert text_behind_thoughts(f"a{closing}b") == "b"
@@ -209,7 +215,7 @@ def test_what_a_plan_knows_of_a_rule_is_so(name: str) -> None:
     ],
 )
 def test_the_last_marked_answer_of_a_generators_question(text: str, marked: str) -> None:
-    assert reasoning_gym_rule.marked_answer(text) == marked
+    assert stated_answer(text) == marked.strip()
 
 
 # ---- where answers are made ----------------------------------------------------------------------
@@ -298,6 +304,18 @@ def test_a_model_without_thoughts_has_the_same_numbers_as_ever() -> None:
     given = MathRewardInterface().inference(model, data, MicroBatchSpec())
     assert given.data["rewards"].tolist() == [1.0, 0.0, 0.0]
     assert "reward_parts" not in given.meta.metadata
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=list(FAMILIES))
+def test_what_a_familys_template_opens_is_seen_in_its_tokens(family: ChatFamily) -> None:
+    tokenizer = family.tokenizer
+    text = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "What is 2+3?"}], add_generation_prompt=True, tokenize=False
+    )
+    opened = "<think>" if family.name == "deepseek" else ""
+    assert opened_thoughts(tokenizer, tokenizer.encode(text)) == opened
+    for content in ("#### 5", "<think>4</think>5" if family.thinks else "5"):
+        assert decoded_answer(tokenizer, tokenizer.encode(content)) == content
 
 
 def test_a_reward_worker_is_told_what_it_cannot_see() -> None:

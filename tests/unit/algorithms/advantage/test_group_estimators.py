@@ -105,6 +105,17 @@ def test_gdpo_compares_no_counts() -> None:
     assert torch.equal(*found)
 
 
+def test_gdpo_does_not_reward_that_a_rule_failed_on_an_answer() -> None:
+    parts = {"right": [1.0, 0.0, float("nan"), 0.0], "short": [1.0, 1.0, float("nan"), 0.0]}
+    without = answer_advantages(GDPOAdvantage(), scores([2.0, 1.0, 0.0, 0.0], 4, **parts))
+    raised = {**parts, "raised": [float("nan"), float("nan"), 1.0, float("nan")]}
+    found = answer_advantages(GDPOAdvantage(), scores([2.0, 1.0, 0.0, 0.0], 4, **raised))
+    assert_near(found, without)
+    every = scores([0.0, 0.0], 2, raised=[1.0, 1.0])
+    for estimator_ in (GDPOAdvantage(), GDPOAdvantage(weights={"right": 1.0})):
+        assert answer_advantages(estimator_, every).tolist() == [0.0, 0.0]
+
+
 def test_lambda_grows_with_the_length() -> None:
     found = length_adaptive_lambda(torch.tensor([0, 10, 20, 100, 400]), 0.05)
     assert found.tolist() == near([0.0, 0.0, 0.0, 0.8, 0.95])

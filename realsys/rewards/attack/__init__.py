@@ -1,0 +1,1 @@
+"""Plays a corpus of exploits and honest paraphrases against any reward rule. No torch."""
