@@ -238,7 +238,9 @@ class RaisedAnswers:
         is_scored = False
         for text in right_answers(answer):
             tokens = answer.token_ids or (0,)
-            right = replace(answer, response=text, token_ids=tokens, finish_reason="stop")
+            right = replace(
+                answer, response=text, final=text, token_ids=tokens, finish_reason="stop"
+            )
             (result,) = yield [right]
             if isinstance(result, Score):
                 is_scored = True

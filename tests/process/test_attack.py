@@ -38,7 +38,6 @@ PENDING_PAID = {
     },
 }
 PENDING_REFUSED = {"math_verify": 0.08, "judge": 0.5}
-PENDING_GUARD = True  # reasoning-gym's scorers run in no guard yet
 GENERATORS = ("chain_sum", "prime_factorization", "n_queens", "game_of_life_halting")
 
 
@@ -123,9 +122,8 @@ def test_honest_replies_of_a_judge_are_read_as_they_are_meant(
 
 
 def test_an_attack_on_a_scorer_of_reasoning_gym_has_no_success_but_where_it_is_listed() -> None:
-    names = GENERATORS[:2] if PENDING_GUARD else GENERATORS
     with AttackProcess("reasoning_gym", {}, cpu_s=5.0, deadline_s=120.0) as process:
-        for name in names:
+        for name in GENERATORS:
             attack = gym_attack(name, mark=str(process.mark), num_honest=2)
             report = report_of(attack, process.scores(attack))
             assert (report.ran, report.hung, report.no_score) == ((), (), ())
@@ -203,8 +201,10 @@ def test_a_users_rule_is_attacked_from_the_command_line(
 ) -> None:
     (tmp_path / "mine.py").write_text(
         "from realsys.api.registry import register_reward\n"
-        "register_reward('loose', lambda response, answer: float(answer in response))\n"
-        "register_reward('strict', lambda response, answer: float(response == answer))\n"
+        "def loose(response, answer): return float(answer in response)\n"
+        "def strict(response, answer): return float(response == answer)\n"
+        "register_reward('loose', loose)\n"
+        "register_reward('strict', strict)\n"
     )
     (tmp_path / "own.jsonl").write_text(
         '{"prompt": "1+1?", "answer": "2"}\n{"prompt": "3+4?", "answer": "7"}\n'

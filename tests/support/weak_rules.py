@@ -604,4 +604,4 @@ def by_name(response: str, answer: str, record: Mapping[str, Any]) -> float:
     return rule(**{name: given[name] for name in inspect.signature(rule).parameters})
 
 
-register_reward("weak", by_name)
+register_reward("weak", by_name, trusted=True)  # the forks of the attack are its guard

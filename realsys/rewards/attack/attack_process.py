@@ -23,7 +23,8 @@ from contextlib import suppress
 from typing import Any
 
 from realsys.api import registry
-from realsys.api.basics.reward import RAISED, Completion, Score
+from realsys.api.basics import plugin_table
+from realsys.api.basics.reward import RAISED, Completion, Score, reward_terms
 from realsys.api.errors import RewardError
 from realsys.rewards.guard.frames import parse_json, send_json
 from realsys.rewards.rule import RewardRule, rule_of
@@ -40,6 +41,8 @@ def main() -> int:
     try:
         registry.load_plugins(settings["imports"])
         rule = rule_of(settings["rule"], settings["args"])
+        if settings["forks"] is None:
+            settings["forks"] = any(map(_is_bare, reward_terms(settings["rule"])))
     except Exception as error:  # a plug-in may raise anything; the other end reports it
         send_json(replies, {"broken": f"{type(error).__name__}: {error}"})
         return 1
@@ -55,6 +58,15 @@ def main() -> int:
         else:
             reply = {"scores": _scored(rule, request["answers"])}
         send_json(replies, reply)
+
+
+def _is_bare(term: tuple[str, float]) -> bool:
+    """Whether a rule is trusted by a user: no guard is around it."""
+    name, _ = term
+    return (
+        name not in plugin_table.BUILTIN["reward"]
+        and registry.reward_permissions(name, registry.find_reward(name)).runs_here
+    )
 
 
 def _forked(

@@ -28,10 +28,8 @@ from realsys.rewards.guard.frames import parse_json, send_json
 
 _START_S = 300.0
 _INHERITED_ENV = ("PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH")  # no secrets
-# They keep answers' texts away from Python themselves, or run them in a sandbox.
-AT_ONCE_FORKED = 16  # exploits of a fork; one by one if something happens
-AT_ONCE = 64  # answers of a request to them, most of which take milliseconds
-GUARDED = frozenset({"math_verify", "code_tests", "judge"})
+AT_ONCE_FORKED = 16  # exploits of a request; one by one if something happens
+AT_ONCE = 64  # honest answers of a request
 
 
 class AttackProcess:
@@ -40,7 +38,7 @@ class AttackProcess:
     Args:
         rule, args: expression of rules and their arguments. imports: files and modules that register them.
         deadline_s: of one answer. cpu_s, memory_bytes: its limits, where each answer gets a fork.
-        forks: score each answer in a fork; None: unless the rules are guarded by themselves.
+        forks: score exploits in forks; None: if a rule is trusted, so that no guard is around it.
         env: names of variables that the rule gets, such as a judge's key.
     """
 
@@ -56,9 +54,6 @@ class AttackProcess:
         forks: bool | None = None,
         env: Sequence[str] = (),
     ) -> None:
-        if forks is None:
-            names = {term.rpartition("*")[2].strip() for term in rule.split("+")}
-            forks = not names <= GUARDED
         self._settings = {
             "rule": rule,
             "args": {name: dict(given) for name, given in args.items()},
@@ -93,10 +88,9 @@ class AttackProcess:
             RewardError: the rule can't be made.
         """
         found: list[AttackScore] = []
-        of_a_fork = AT_ONCE_FORKED if self._settings["forks"] else AT_ONCE
         for hostile, several in groupby(attack.answers, lambda a: a.role == "exploit"):
             answers = list(several)
-            size = of_a_fork if hostile else AT_ONCE
+            size = AT_ONCE_FORKED if hostile else AT_ONCE
             for begin in range(0, len(answers), size):
                 requests = [
                     {

@@ -64,6 +64,12 @@ def test_a_text_that_a_rule_fails_on_scores_0_and_the_others_what_the_rule_says(
     assert right.parts == wrong.parts == {}
 
 
+def test_a_right_answer_is_asked_about_without_the_texts_of_the_one_that_failed(rules: Any) -> None:
+    rules("mine", lambda final, answer: product(final, answer))  # a rule that reads `final`
+    odd, right = scored("<think>hm</think>I think 6", "<think>hm</think>3×2")
+    assert (odd, right.value) == (ZERO, 1.0)
+
+
 def test_so_it_is_in_an_asynchronous_run_too(rules: Any) -> None:
     rules("mine", product)
 
