@@ -36,13 +36,13 @@ from realsys.rewards.final_answers.final_value import (
     stated_value,
 )
 from realsys.rewards.final_answers.math_forms import Form, readings
-from realsys.rewards.guard.guarded import RAISED, CallFailed, Guarded
-from realsys.rewards.plain_numbers import (
+from realsys.rewards.final_answers.plain_numbers import (
     PlainNumber,
     last_number,
     plain_number,
     tidy,
 )
+from realsys.rewards.guard.guarded import RAISED, CallFailed, Guarded
 
 __all__ = ["final_value", "math_verify_reward"]
 

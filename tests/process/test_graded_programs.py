@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from honest_programs import HONEST
 
-from realsys.rewards.code_tests import CodeGrade, grade
+from realsys.rewards.programs.code_tests import CodeGrade, grade
 from realsys.rewards.sandbox.box_limits import BoxLimits
 from realsys.rewards.sandbox.sandbox import Sandbox
 

@@ -42,7 +42,7 @@ BUILTIN: dict[str, dict[str, str]] = {
         "rollout_dump": "realsys.data.sources.replayed_rollouts:RolloutDumpData",
     },
     "reward": {
-        "code_tests": "realsys.rewards.code_rule:CodeTests",
+        "code_tests": "realsys.rewards.programs.code_rule:CodeTests",
         "harbor": "realsys.rewards.harbor.harbor_rule:HarborTests",
         "judge": "realsys.rewards.judge:Judge",
         "math_verify": "realsys.rewards.final_text_rules:MathRule",

@@ -19,7 +19,7 @@ import re
 from dataclasses import dataclass
 
 from realsys.data.sources.record_shape import FINAL
-from realsys.rewards.plain_numbers import NUMBERS, has_prices, is_unstated, last_match
+from realsys.rewards.final_answers.plain_numbers import NUMBERS, has_prices, is_unstated, last_match
 
 MAX_CHARACTERS = 500  # of a value
 _PROSE_CHARACTERS = 2000  # of a text's end, that prose is read from

@@ -17,10 +17,10 @@ from realsys.api.errors import ClusterError, DataError
 from realsys.api.options import option
 from realsys.data.harbor.node_packages import lacking_packages
 from realsys.data.harbor.task_directory import TaskDirectory, read_task, task_paths
-from realsys.rewards.fenced_blocks import last_block
 from realsys.rewards.harbor.apptainer_engine import ApptainerEngine, check_image
 from realsys.rewards.harbor.task_box import BoxEngine, SandboxEngine, TaskBox, TaskLimits
 from realsys.rewards.harbor.verifier_rewards import TaskVerdict
+from realsys.rewards.programs.fenced_blocks import last_block
 from realsys.rewards.sandbox.box_limits import BoxLimits
 from realsys.rewards.sandbox.sandbox import Sandbox
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from realsys.api.basics.thoughts import text_behind_thoughts
-from realsys.rewards.fenced_blocks import last_block
 from realsys.rewards.harbor.harbor_rule import SHELLS
+from realsys.rewards.programs.fenced_blocks import last_block
 from realsys.rewards.sandbox.box_limits import BoxOutcome
 from realsys.rollout.conversation.chat_messages import ChatMessage
 

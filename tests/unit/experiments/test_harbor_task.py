@@ -14,8 +14,8 @@ from realsys.api import registry
 from realsys.api.errors import DataError
 from realsys.api.plain import from_plain
 from realsys.models.from_scratch.tiny_llama import build_tiny_llama
-from realsys.rewards.code_tests import last_code_block
 from realsys.rewards.harbor.harbor_rule import SHELLS
+from realsys.rewards.programs.code_tests import last_code_block
 
 
 @pytest.fixture

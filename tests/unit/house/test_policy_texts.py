@@ -24,11 +24,11 @@ from realsys.api.basics.thoughts import THINK, text_behind_thoughts, without_mar
 from realsys.generation.engine.stop_texts import StopTexts
 from realsys.observability.report.attempt_outcomes import without_colours as plain_line
 from realsys.rewards import judge
-from realsys.rewards.code_tests import program_of, same_output
-from realsys.rewards.fenced_blocks import fenced_blocks
 from realsys.rewards.final_answers.stated_answer import stated_answer
 from realsys.rewards.harbor import verifier_rewards
 from realsys.rewards.math_verify import math_verify_reward
+from realsys.rewards.programs.code_tests import program_of, same_output
+from realsys.rewards.programs.fenced_blocks import fenced_blocks
 from realsys.rollout.agents import tool_use
 from realsys.rollout.conversation import chat_rendering, message_matching
 from realsys.rollout.conversation.answer_forms import ANSWER_FORMS
@@ -316,18 +316,18 @@ TRIED: dict[str, tuple[str, ...]] = {
     "realsys/api/basics/bounded_files.py:parse_json": ("verdict",),
     "realsys/api/basics/thoughts.py:_ANY_MARK": ("thoughts", "marks of thoughts"),
     "realsys/observability/report/attempt_outcomes.py:_ANSI": ("log line",),
-    "realsys/rewards/code_tests.py:_NUMBER": ("printed",),
-    "realsys/rewards/fenced_blocks.py:_FENCE": ("fenced blocks",),
-    "realsys/rewards/fenced_blocks.py:_LANGUAGE": ("fenced blocks",),
-    "realsys/rewards/fenced_blocks.py:_UP_TO_QUOTES": ("fenced blocks",),
+    "realsys/rewards/programs/code_tests.py:_NUMBER": ("printed",),
+    "realsys/rewards/programs/fenced_blocks.py:_FENCE": ("fenced blocks",),
+    "realsys/rewards/programs/fenced_blocks.py:_LANGUAGE": ("fenced blocks",),
+    "realsys/rewards/programs/fenced_blocks.py:_UP_TO_QUOTES": ("fenced blocks",),
     "realsys/rewards/harbor/verifier_rewards.py:_rewards": ("verdict", "verdict's number"),
     "realsys/rewards/final_answers/*": ("math", "stated answer"),
     "realsys/rewards/judge.py:_GRADE": ("grade",),
     "realsys/rewards/judge.py:_NAMED": ("grade",),
-    "realsys/rewards/code_tests.py:_DEFINED": ("program",),
-    "realsys/rewards/code_tests.py:_NAME": ("program",),
+    "realsys/rewards/programs/code_tests.py:_DEFINED": ("program",),
+    "realsys/rewards/programs/code_tests.py:_NAME": ("program",),
     "realsys/rewards/math_verify.py:*": ("math",),
-    "realsys/rewards/plain_numbers.py:*": ("math",),
+    "realsys/rewards/final_answers/plain_numbers.py:*": ("math",),
     "realsys/rollout/agents/tool_use.py:ToolUse._up_to_call.has_call": ("tool use",),
     "realsys/rollout/conversation/chat_rendering.py:_template_call": ("call in a template",),
     "realsys/rollout/conversation/forms/answer_scan.py:_Walk._blocks": tuple(MARKS),
@@ -375,7 +375,7 @@ REVIEWED: dict[str, str] = {
     "realsys/observability/jsonl.py:_object": _OURS,
     "realsys/observability/wandb_run.py:_run_id": _OURS,
     "realsys/rewards/attack/*": "plays a corpus of ours, in no run",
-    "realsys/rewards/code_rule.py:CodeTests._tests_of": _SETTINGS,
+    "realsys/rewards/programs/code_rule.py:CodeTests._tests_of": _SETTINGS,
     "realsys/rewards/guard/*": "in a guard, under its limits, or one JSON value of our own process",
     "realsys/rewards/guarded_rules.py:_new_guard": _SETTINGS,
     "realsys/rewards/math_library.py:*": "in a guard, under its limits",

@@ -8,8 +8,14 @@ from typing import Any
 import pytest
 
 from realsys.api.errors import DataError
-from realsys.rewards import code_tests
-from realsys.rewards.code_tests import CodeGrade, grade, last_code_block, program_of, same_output
+from realsys.rewards.programs import code_tests
+from realsys.rewards.programs.code_tests import (
+    CodeGrade,
+    grade,
+    last_code_block,
+    program_of,
+    same_output,
+)
 from realsys.rewards.sandbox.box_limits import BoxLimits, BoxOutcome
 
 BLOCK = "```python\nprint(1)\n```"

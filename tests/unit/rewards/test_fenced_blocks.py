@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from realsys.rewards import fenced_blocks as module
-from realsys.rewards.fenced_blocks import FencedBlock, fenced, fenced_blocks, last_block
+from realsys.rewards.programs import fenced_blocks as module
+from realsys.rewards.programs.fenced_blocks import FencedBlock, fenced, fenced_blocks, last_block
 
 DOCSTRING = (
     'def add(a, b):\n    """Adds.\n\n    ```\n    add(1, 2)\n    ```\n    """\n    return a + b\n'

@@ -30,12 +30,13 @@ from realsys.api.data import MicroBatchSpec
 from realsys.data.sequence_sample import SequenceSample
 from realsys.interfaces.completions import answered_records
 from realsys.interfaces.math_reward import MathRewardInterface
-from realsys.rewards import code_rule, reasoning_gym_rule
-from realsys.rewards.code_tests import CaseVerdict, CodeGrade
+from realsys.rewards import reasoning_gym_rule
 from realsys.rewards.final_answers.stated_answer import stated_answer
 from realsys.rewards.harbor import harbor_rule
 from realsys.rewards.judge import Judge
 from realsys.rewards.math_verify import math_verify_reward
+from realsys.rewards.programs import code_rule
+from realsys.rewards.programs.code_tests import CaseVerdict, CodeGrade
 from realsys.rewards.rule import made_rule, rule_of
 from realsys.rollout.agents.math_single_step import MathSingleStep
 from realsys.rollout.environments.math_question import MathVerify

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from realsys.api.errors import DataError
-from realsys.rewards.fenced_blocks import fenced_blocks, last_block
+from realsys.rewards.programs.fenced_blocks import fenced_blocks, last_block
 from realsys.rewards.sandbox.box_limits import BoxLimits, BoxOutcome, Ended
 from realsys.rewards.sandbox.sandbox import (
     MOST_PROGRAMS,

@@ -14,7 +14,7 @@ from typing import Any
 from realsys.api.basics.thoughts import FinalTextRule
 from realsys.api.errors import DataError
 from realsys.api.options import option
-from realsys.rewards.code_tests import check_tests, grade
+from realsys.rewards.programs.code_tests import check_tests, grade
 from realsys.rewards.sandbox.box_limits import BoxLimits
 from realsys.rewards.sandbox.sandbox import Sandbox
 
