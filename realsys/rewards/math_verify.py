@@ -2,7 +2,7 @@
 
 final_answers/final_value.py finds where a text states its final value: behind ``####``, in
 ``\\boxed{…}``, in ``<answer>``, else in its last words. Numbers, in all common spellings
-(plain_numbers.py), are compared exactly and fast. Other values are parsed to what they are, a set, a
+(final_answers/plain_numbers.py), are compared exactly and fast. Other values are parsed to what they are, a set, a
 pair, an equation (math_forms.py), and compared by what they state (answer_comparison.py): exactly where
 fractions allow, else to 150 digits, in a separate process (math_library.py, guard/), because
 generated text can make a library run for ever. What it can't decide within ``CPU_S`` seconds of CPU time
