@@ -7,6 +7,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator
 from fractions import Fraction
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,7 +36,7 @@ def rules(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     monkeypatch.setattr(plugin_table, "registered", {kind: {} for kind in registry.BUILTIN})
     monkeypatch.setattr(registry, "_reward_options", {})
     made_rule.cache_clear()
-    yield registry.register_reward
+    yield partial(registry.register_reward, trusted=True)  # no other process could find them
     made_rule.cache_clear()
 
 
