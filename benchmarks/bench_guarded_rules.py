@@ -41,17 +41,10 @@ register_reward("worked", worked)
 """
 Values = Callable[[int, int, int], tuple[str, str]]
 LIBRARY: Sequence[Values] = (
-    lambda a, b, c: (rf"\frac{{{a}\sqrt{{{b}}}}}{{{c}}}", rf"{a}\sqrt{{{b}}}/{c}"),
-    lambda a, b, c: (f"({a},{b})", f"({a}, {b})"),
-    lambda a, b, c: (f"{a}x^2+{b}x-{c}", f"-{c}+{b}x+{a}x^2"),
-    lambda a, b, c: (rf"\{{{a},{b},{c}\}}", rf"\{{{c},{b},{a}\}}"),
-    lambda a, b, c: (f"[{a},{a + b})", f"[{a},{a + b})"),
-    lambda a, b, c: (rf"\frac{{{a}}}{{{b}}}", f"{a}/{b}"),
-    lambda a, b, c: (f"x={a}", f"{a}"),
-    lambda a, b, c: (f"{a}+{b}i", f"{b}i+{a}"),
-    lambda a, b, c: (rf"{a}\pi", rf"\pi\cdot {a}"),
+    lambda a, b, c: (rf"{a}\pi+{b}", rf"{b}+\pi\cdot {a}"),
     lambda a, b, c: (rf"{a}-\sqrt{{{b}}}", rf"{a}+\sqrt{{{b}}}"),
-    lambda a, b, c: (rf"\log_{{{a}}} {b}", rf"\frac{{\ln {b}}}{{\ln {a}}}"),
+    lambda a, b, c: (rf"({a}\sqrt{{{b}}}, {c})", rf"(\sqrt{{{b}}}\cdot {a},{c})"),
+    lambda a, b, c: (rf"\sin({a}x)+{b}", rf"{b}+\sin({a}x)"),
 )
 
 

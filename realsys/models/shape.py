@@ -194,7 +194,7 @@ def size_fault(config: Mapping[str, Any]) -> str | None:
     for sizes in (config, nested if isinstance(nested, dict) else {}):
         for name, largest in LARGEST.items():
             value = sizes.get(name)
-            if isinstance(value, int | float) and not -1 <= value <= largest:
+            if isinstance(value, int | float) and value > largest:
                 return f"{name} is {value}, the limit is {largest:,}"
     return None
 

@@ -14,7 +14,6 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -44,7 +43,6 @@ from realsys.runtime.progress import tick
 
 RULE_IN_GUARD = "realsys.rewards.guarded_rules:rule_in_guard"
 MATH_VERIFY, MATH_LIBRARY = "realsys.rewards.math_verify", "realsys.rewards.math_library"
-_senders = ThreadPoolExecutor(4, thread_name_prefix="calls of rules")
 _guards: dict[str, Guarded] = {}  # of this process, by rule, arguments and permissions
 _making_guards = threading.Lock()
 _logged: set[str] = set()  # lines of permissions that were named in the log
@@ -139,7 +137,7 @@ async def served(term: RuleTerm, answers: Sequence[Completion]) -> list[Result]:
     sent, loop = {"answers": [sent_answer(answer, term)]}, asyncio.get_running_loop()
     limit_s = None if term.call_s is None else term.call_s + GRACE_S  # it keeps its limit itself
     try:
-        future = await loop.run_in_executor(_senders, term.guard.submit, sent)
+        future = await loop.run_in_executor(term.guard.sender, term.guard.submit, sent)
         async with asyncio.timeout(limit_s):
             reply = await asyncio.wrap_future(future)
         tick()
@@ -288,7 +286,8 @@ class _Forked:
 
     def prepare(self) -> None:
         """Loads what the rule's calls would load each for itself."""
-        if MATH_VERIFY in sys.modules:
+        is_built_in = self._term.name in plugin_table.BUILTIN["reward"]
+        if MATH_VERIFY in sys.modules and not is_built_in:
             importlib.import_module(MATH_LIBRARY).prepare()
         if self._term.name == "reasoning_gym":
             importlib.import_module("reasoning_gym")

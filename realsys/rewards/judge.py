@@ -20,7 +20,7 @@ from typing import Any
 
 from realsys.api.basics.bounded_files import parse_json
 from realsys.api.basics.rule_permissions import RulePermissions
-from realsys.api.basics.thoughts import FinalTextRule
+from realsys.api.basics.thoughts import FinalTextRule, text_behind_thoughts
 from realsys.api.errors import ConfigError, RewardError
 from realsys.api.options import option
 
@@ -39,8 +39,6 @@ _GRADE = re.compile(
 )
 _NAMED = re.compile(r"(?:grade|score)\s*[:=]", re.I)
 _LONGEST_GRADE = 80  # characters of a line with a grade
-_THOUGHTS_END = re.compile(r"</(?:think|thinking|reasoning)>|\[/THINK\]", re.I)
-_THOUGHTS_BEGIN = re.compile(r"\s*(?:<(?:think|thinking|reasoning)>|\[THINK\])", re.I)
 _PLACE = re.compile(r"\{(prompt|answer|response|out_of)\}")
 _CACHED = 65536  # grades kept in memory
 _LONGEST_REPLY, _PIECE_BYTES = 1 << 20, 1 << 16
@@ -97,10 +95,10 @@ class Judge(FinalTextRule):
         self, prompt: Any, response: str, answer: str = "", final: str | None = None
     ) -> dict[str, float]:
         """Returns the score with its parts. Raises RewardError: no grade after all retries."""
-        final_response = self.text_of(response, final)
-        if final_response is None:
+        final_text = self.text_of(response, final)
+        if final_text is None:
             return {"reward": 0.0, "judge_tokens": 0.0, "judge_cached": 0.0}
-        given = {"prompt": prompt, "answer": answer, "response": final_response}
+        given = {"prompt": prompt, "answer": answer, "response": final_text}
         shown = {name: readable_text(value) for name, value in given.items()}
         shown["out_of"] = f"{self.out_of:g}"
         # In one pass, and not str.format: braces of a prompt or an answer are text.
@@ -216,9 +214,10 @@ def read_grade(reply: _Reply, out_of: float) -> float:
     text = reply.text
     if reply.was_cut:
         raise _NoGrade("it was cut off, as it was too long", text)
-    if _THOUGHTS_BEGIN.match(text) and not _THOUGHTS_END.search(text):
+    behind = text_behind_thoughts(text)
+    if behind is None:
         raise _NoGrade("its thoughts did not end", text)
-    lines = _THOUGHTS_END.split(text, maxsplit=1)[-1].strip().splitlines() or [""]
+    lines = behind.strip().splitlines() or [""]
     line = lines[-1].strip().strip("*_`").strip() if len(lines[-1]) <= _LONGEST_GRADE else ""
     line = line.replace("**", "")
     found = _GRADE.fullmatch(line)

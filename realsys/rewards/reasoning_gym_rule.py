@@ -19,7 +19,7 @@ _SMALL = 1e-9
 def reasoning_gym_reward(*, response: str, record: Mapping[str, Any]) -> float:
     """Returns the scorer's number, from 0 to 1; 0 for what a scorer would run. Raises whatever it does."""
     text = stated_answer(response).strip()
-    if does_more_than_state(record["generator"], text):
+    if does_more_than_state(str(record.get("generator")), text):
         return 0.0
     data, entry = entry_of(record)
     return whole_score(data, entry, text)

@@ -88,10 +88,12 @@ QUESTIONS = [
     }
     for i in range(112)
 ]
+# A model that is given has neither by itself, since 2026-11-27.
+PULLED = ("algorithm.kl_ctl=0.01", "algorithm.entropy_coef=0.01")
 # Name in the table → experiment, further settings. `resume` and `replay` follow in record_of.
 RUNS = {
     "ppo-math": ("ppo-math", ()),
-    "grpo-math": ("grpo-math", ("task.path={questions}", "actor.path={saved}")),
+    "grpo-math": ("grpo-math", ("task.path={questions}", "actor.path={saved}", *PULLED)),
     "ppo-math-split": ("ppo-math-split", ()),
     "ppo-math-async": ("ppo-math-async", ("schedule.max_staleness=0", "schedule.servers=2")),
     "megatron": (

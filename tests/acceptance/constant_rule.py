@@ -91,7 +91,7 @@ def ran(file_root: Path, start: Path, trial: str, *words: str) -> dict[str, Any]
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     entropy = [row["actor/entropy"] for row in rows if "actor/entropy" in row]
     return {
-        "words": list(words),
+        "words": [word.replace(str(file_root), "FOLDER") for word in words],
         "accuracy": [[r["step"], r["eval/accuracy"]] for r in rows if "eval/accuracy" in r],
         "entropy": entropy,  # none where no step was made
         "empty_minibatches": sum(r.get("actor/empty_minibatches", 0.0) for r in rows),

@@ -1,6 +1,7 @@
 """Do the lower bounds of pyproject.toml hold? The unit tier's rooms with the lowest versions. By hand.
 
-    python tests/acceptance/lowest_versions.py       writes results/lowest_versions.json; half an hour
+    python tests/acceptance/lowest_versions.py [FOLDER …]     writes results/lowest_versions.json; half an
+        hour; of named folders (of tests/unit) it renews the outcome
 
 An environment holds the lowest version of each direct requirement (as ``uv pip compile --resolution
 lowest-direct`` chooses them), before the packages of this environment on the path: torch, the tools of the
@@ -11,6 +12,7 @@ Needs a network. Run it when a bound changes, and before a release.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import subprocess
@@ -43,6 +45,7 @@ EXTRAS = ("train", "megatron", "data", "gym", "renderers", "schemas")
 # As it is here: it is too large to fetch again, and its lowest version has no build for these processors.
 KEPT = ("torch",)
 FOLDER_LIMIT_S = 3600
+RESULT = HERE / "results" / "lowest_versions.json"
 # Is the committed help page what the typer of constraints.txt draws? Other ones draw other lines.
 NOT_OF_BOUNDS = ("tests/unit/launcher/cli/test_cli.py::test_the_help_page_is_what_typer_draws",)
 
@@ -53,23 +56,24 @@ def main() -> int:
     parser.add_argument("folders", nargs="*", default=FOLDERS, help="of tests/unit")
     options = parser.parse_args()
     check = HandCheck(__file__)
-    problems: list[str] = []
-    outcomes: dict[str, str] = {}
+    found: dict[str, dict[str, object]] = {}
+    if options.folders != FOLDERS and RESULT.exists():
+        found = json.loads(RESULT.read_text())["folders"]
     with tempfile.TemporaryDirectory(prefix="lowest-versions-") as scratch:
         lowered = lowest_versions(Path(scratch))
         python = make_environment(Path(scratch), lowered)
         for folder in options.folders:
-            outcomes[folder], failed = run_tests(python, folder, Path(scratch))
-            problems += failed
-            sys.stdout.write(f"{folder}: {outcomes[folder]}\n")
+            outcome, failed = run_tests(python, folder, Path(scratch))
+            found[folder] = {"outcome": outcome, "failed": failed, "revision": check.revision}
+            sys.stdout.write(f"{folder}: {outcome}\n")
             sys.stdout.flush()
     kept = {name: version(name) for name in KEPT}
     return check.write(
         "tests pass with the lowest versions that pyproject.toml allows",
-        problems,
+        [str(problem) for one in found.values() for problem in one["failed"]],  # type: ignore[attr-defined]
         lowest=lowered,
         kept=kept,
-        folders=outcomes,
+        folders=found,
     )
 
 

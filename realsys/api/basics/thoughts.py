@@ -29,11 +29,13 @@ THOUGHT_MARKS: tuple[tuple[str, str], ...] = (
 _LAST_TOKENS = 24  # of a prompt hold a mark that ends it, however it is cut into tokens
 _CLOSING: Mapping[str, str] = MappingProxyType(dict(THOUGHT_MARKS))
 _ANY_MARK = re.compile("|".join(re.escape(mark) for pair in THOUGHT_MARKS for mark in pair))
-_HINTS = ("think", "THINK", "_of_thought|>", "<|channel|>")  # one is in each mark, and soon found
+_HINTS = ("think", "THINK", "_of_thought|>", "<|channel|>")  # one is in each mark
 
 
 def has_marks(text: str) -> bool:
     """Tells whether any mark stands in a text."""
+    if not ("<" in text or "[" in text or "◁" in text):  # what marks begin with is found soonest
+        return False
     return any(hint in text for hint in _HINTS) and _ANY_MARK.search(text) is not None
 
 

@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -108,6 +108,8 @@ class Guarded:
             "permissions": self.permissions.plain(),
         }
         self.at_once = at_once or min(MOST_FORKS, len(os.sched_getaffinity(0)))
+        # One thread, for callers that must not block: calls start in their order
+        self.sender = ThreadPoolExecutor(1, thread_name_prefix=f"calls of {target}")
         self._lock = threading.Lock()
         self._host: _HostProcess | None = None
 

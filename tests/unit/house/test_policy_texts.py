@@ -24,7 +24,7 @@ from realsys.api.basics.thoughts import THINK, text_behind_thoughts, without_mar
 from realsys.generation.engine.stop_texts import StopTexts
 from realsys.observability.report.attempt_outcomes import without_colours as plain_line
 from realsys.rewards import judge
-from realsys.rewards.code_tests import same_output
+from realsys.rewards.code_tests import program_of, same_output
 from realsys.rewards.fenced_blocks import fenced_blocks
 from realsys.rewards.final_answers.stated_answer import stated_answer
 from realsys.rewards.harbor import verifier_rewards
@@ -200,7 +200,26 @@ READERS: dict[str, tuple[Callable[[str], Any], tuple[Hostile, ...]]] = {
             "<think>",
         ),
     ),
-    "grade": (judge._NUMBER.findall, ("9", "-", ".", "9.", "-9", "9/")),
+    "grade": (
+        lambda text: judge.read_grade(judge._Reply(text, was_cut=False), 10.0),
+        (
+            "9",
+            "-",
+            ".",
+            "9.",
+            "-9",
+            "9/",
+            "Grade:",
+            "Grade: 9\n",
+            "<think>",
+            "</think>",
+            "[/THINK]",
+        ),
+    ),
+    "program": (
+        lambda text: program_of(text, [{"code": text[:1000]}]),
+        (*FENCES, "def f\n", ("```py\n", "a:"), ("```py\n", "a: b\n"), ("```py\n", "async  def")),
+    ),
     "verdict": (lambda text: verifier_rewards._rewards({"reward.json": text.encode()}), JSON),
     "verdict's number": (
         lambda text: verifier_rewards._rewards({"reward.txt": text.encode()}),
@@ -302,7 +321,11 @@ TRIED: dict[str, tuple[str, ...]] = {
     "realsys/rewards/fenced_blocks.py:_LANGUAGE": ("fenced blocks",),
     "realsys/rewards/fenced_blocks.py:_UP_TO_QUOTES": ("fenced blocks",),
     "realsys/rewards/harbor/verifier_rewards.py:_rewards": ("verdict", "verdict's number"),
-    "realsys/rewards/judge.py:_NUMBER": ("grade",),
+    "realsys/rewards/final_answers/*": ("math", "stated answer"),
+    "realsys/rewards/judge.py:_GRADE": ("grade",),
+    "realsys/rewards/judge.py:_NAMED": ("grade",),
+    "realsys/rewards/code_tests.py:_DEFINED": ("program",),
+    "realsys/rewards/code_tests.py:_NAME": ("program",),
     "realsys/rewards/math_verify.py:*": ("math",),
     "realsys/rewards/plain_numbers.py:*": ("math",),
     "realsys/rollout/agents/tool_use.py:ToolUse._up_to_call.has_call": ("tool use",),
@@ -351,8 +374,11 @@ REVIEWED: dict[str, str] = {
     "realsys/interfaces/ppo/ppo_experience.py:_parts": _OURS,
     "realsys/observability/jsonl.py:_object": _OURS,
     "realsys/observability/wandb_run.py:_run_id": _OURS,
+    "realsys/rewards/attack/*": "plays a corpus of ours, in no run",
     "realsys/rewards/code_rule.py:CodeTests._tests_of": _SETTINGS,
-    "realsys/rewards/guarded_frames.py:parse": _OURS,
+    "realsys/rewards/guard/*": "in a guard, under its limits, or one JSON value of our own process",
+    "realsys/rewards/guarded_rules.py:_new_guard": _SETTINGS,
+    "realsys/rewards/math_library.py:*": "in a guard, under its limits",
     "realsys/rewards/harbor/try_tasks.py:main": _SETTINGS,
     "realsys/rewards/judge.py:_PLACE": _SETTINGS,
     "realsys/rewards/judge.py:_read": "one JSON value of at most 1 MiB",
@@ -361,6 +387,7 @@ REVIEWED: dict[str, str] = {
     "realsys/rewards/sandbox/box_messages.py:receive": _OURS,
     "realsys/rewards/sandbox/box_program.py:_exit_status": "runs in a box, under its limits",
     "realsys/rewards/sandbox/fork_server.py:main": _OURS,
+    "realsys/rewards/sandbox/separate_tests/*": "in a box, under its limits",
     "realsys/rewards/sandbox/node_support.py:node_support": _OURS,
     "realsys/rewards/sandbox/sandbox.py:_ForkServer.__init__": _OURS,
     "realsys/rollout/agents/tool_use.py:ToolUse.__post_init__": "only tries whether it is a pattern",

@@ -404,7 +404,6 @@ def test_wandb_with_its_package_is_planned(
         ("vocab_size", 10**10),
         ("num_experts", 10**9),
         ("n_layer", 10**9),
-        ("num_hidden_layers", -7),
     ],
 )
 @pytest.mark.parametrize("nested", [False, True])

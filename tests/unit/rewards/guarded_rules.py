@@ -114,8 +114,8 @@ def uses(response: str) -> float:
         found = libc.syscall(*map(ctypes.c_long, calls[value]))
         assert (found, ctypes.get_errno()) == (-1, 1), (found, ctypes.get_errno())
     elif kind == "leave":
-        subprocess.Popen(["sleep", "3600"], start_new_session=True)
-        Path(value).write_text("")
+        subprocess.Popen(["sleep", value], start_new_session=True)
+        Path("left").write_text("")
     elif kind == "spin":
         while True:
             pass

@@ -14,8 +14,9 @@ from realsys.api.errors import RewardError
 from realsys.data.sources.reasoning_gym_questions import question_of
 from realsys.rewards.guard.evaluated_answers import BY_EVAL, BY_SYMPY, does_more_than_state
 from realsys.rewards.guard.guarded import Guarded
-from realsys.rewards.reasoning_gym_rule import ReasoningGymRule
-from realsys.rewards.rule import RewardRule, close_guards
+from realsys.rewards.guarded_rules import close_guards
+from realsys.rewards.reasoning_gym_rule import reasoning_gym_reward
+from realsys.rewards.rule import RewardRule
 
 pytest.importorskip("reasoning_gym")
 EVALUATE = sorted(BY_EVAL | BY_SYMPY)
@@ -55,11 +56,12 @@ def test_code_in_an_answer_is_never_run_and_the_known_answer_scores_1(tmp_path: 
 UNSCREENED = """
 from realsys.api.registry import register_reward
 from realsys.rewards import reasoning_gym_rule
+from realsys.rewards.final_text_rules import ReasoningGymRule
 
 reasoning_gym_rule.does_more_than_state = lambda generator, text: False
 
 def unscreened(response, record):
-    return reasoning_gym_rule.ReasoningGymRule()(response, record)
+    return reasoning_gym_rule.reasoning_gym_reward(response=response, record=record)
 
 register_reward("unscreened", unscreened, cpu_s=1.0)
 """
@@ -108,5 +110,5 @@ def test_what_does_more_than_state_a_value(generator: str, text: str, does_more:
 
 def test_a_right_answer_scores_1_without_a_guard_as_within() -> None:
     _, known = question_of(record("chain_sum"))
-    assert ReasoningGymRule()(known, record("chain_sum")) == 1.0
+    assert reasoning_gym_reward(response=known, record=record("chain_sum")) == 1.0
     assert scored("chain_sum", known)[0] == Score(value=1.0, correct=True)

@@ -130,7 +130,7 @@ def asked(
         ("１０", None),
         ("3 4", None),
         ("<think>The answer 42 matches 4", None),
-        ("<think>a</think>b</think>10", None),
+        ("<think>a</think>b</think>10", 10.0),
         ("no idea", None),
         ("9" * 400, None),
         ("", None),

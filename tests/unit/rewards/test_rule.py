@@ -23,7 +23,7 @@ from realsys.api.basics.reward import (
     rule_problems,
 )
 from realsys.api.errors import ClusterError, ConfigError, RewardError, SandboxFailure
-from realsys.rewards import rule
+from realsys.rewards import rule_terms
 from realsys.rewards.rule import MOST_AT_ONCE, RewardRule, made_rule
 
 
@@ -181,7 +181,7 @@ def test_a_rule_may_have_limits_of_its_own(rules: Any, monkeypatch: pytest.Monke
     async def slow(response: str) -> float:
         return await Patient()(response)
 
-    monkeypatch.setattr(rule, "CALL_S", 0.02)
+    monkeypatch.setattr(rule_terms, "CALL_S", 0.02)
     for name, made in (("patient", Patient), ("hurried", Hurried), ("slow", slow)):
         rules(name, made)
     assert values(RewardRule("patient").score_all(answers("a"))) == [1.0]

@@ -7,6 +7,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from realsys.api import registry
 from realsys.api.basics import plugin_table
 from realsys.api.basics.reward import Completion, Score
 from realsys.api.errors import ClusterError, ConfigError, RewardError
-from realsys.rewards import rule as rule_module
+from realsys.rewards import guarded_rules
 from realsys.rewards.guard import rule_filter, rule_walls
 from realsys.rewards.rule import RewardRule
 from realsys.rewards.trial_scoring import problems_of_rule
@@ -36,7 +37,7 @@ def rules() -> Iterator[None]:
     sys.modules.pop("realsys_import_guarded_rules", None)
     registry.load_plugins([RULES])
     yield
-    rule_module.close_guards()
+    guarded_rules.close_guards()
     patch.undo()
 
 
@@ -172,22 +173,20 @@ def test_an_answer_has_limits_and_the_others_their_scores(name: str, text: str, 
         assert told.split()[-1] in found[1].what or "MemoryError" in found[1].what
 
 
-def test_a_program_that_is_left_behind_ends_with_its_answer(tmp_path: Path) -> None:
-    before = sleepers()
-    assert values("runs", "leave here", "") == [1.0, 1.0]
-    while sleepers() - before:  # the test's own time limit ends this
+def test_a_program_that_is_left_behind_ends_with_its_answer() -> None:
+    seconds = f"3600.{os.getpid()}"  # to be told from those of others
+    assert values("runs", f"leave {seconds}", "") == [1.0, 1.0]
+    while runs(f"sleep\0{seconds}\0".encode()):  # the test's own time limit ends this
         time.sleep(0.02)
 
 
-def sleepers() -> set[int]:
-    found = set()
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if (folder / "cmdline").read_bytes() == b"sleep\x003600\x00":
-                found.add(int(folder.name))
-        except OSError:
-            continue
-    return found
+def runs(command: bytes) -> bool:
+    """Whether some process of this machine has this command line."""
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            if file.read_bytes() == command:
+                return True
+    return False
 
 
 WORKED = """

@@ -10,14 +10,19 @@ from typing import Any
 
 import pytest
 import torch
+from chat_families import FAMILIES, ChatFamily
 from letter_chat import LetterTokenizer, ScriptedPolicy, host, task
 
+from realsys.api import registry
 from realsys.api.agent import Agent, EpisodeTask
 from realsys.api.basics import plugin_table
 from realsys.api.basics.reward import KNOWN_FIELDS, UNFINISHED_THOUGHTS, Completion, fields_of
+from realsys.api.basics.rule_permissions import RulePermissions
 from realsys.api.basics.thoughts import (
     THOUGHT_MARKS,
     decoded_answer,
+    has_marks,
+    opened_thoughts,
     opening_at_end,
     text_behind_thoughts,
 )
@@ -31,7 +36,7 @@ from realsys.rewards.final_answers.stated_answer import stated_answer
 from realsys.rewards.harbor import harbor_rule
 from realsys.rewards.judge import Judge
 from realsys.rewards.math_verify import math_verify_reward
-from realsys.rewards.rule import rule_of
+from realsys.rewards.rule import made_rule, rule_of
 from realsys.rollout.agents.math_single_step import MathSingleStep
 from realsys.rollout.environments.math_question import MathVerify
 from realsys.rollout.runners.chat_agent import ChatAgent
@@ -78,6 +83,8 @@ def test_the_text_behind_thoughts(text: str, opened: str, behind: str | None) ->
 
 @pytest.mark.parametrize(("opening", "closing"), THOUGHT_MARKS)
 def test_each_pair_of_marks_is_known(opening: str, closing: str) -> None:
+    assert has_marks(opening)
+    assert has_marks(closing)
     assert text_behind_thoughts(f"{opening}a{closing}b") == "b"
     assert text_behind_thoughts(f"{opening}a") is None
     assert text_behind_thoughts(f"a{closing}b") == "b"
@@ -124,7 +131,10 @@ class _Graded:
         monkeypatch.setattr(Judge, "_graded", judged)
         monkeypatch.setattr(harbor_rule.HarborTests, "verdict", played)
         monkeypatch.setattr(harbor_rule, "parts_of", lambda verdict: {"reward": verdict.reward})
-        monkeypatch.setattr(reasoning_gym_rule, "entry_of", lambda record: (data, {}))
+        monkeypatch.setattr(reasoning_gym_rule, "entry_of", lambda record: (data, {"answer": "5"}))
+        made_rule.cache_clear()
+        here = RulePermissions(trusted=True)  # where these are
+        monkeypatch.setattr(registry, "reward_permissions", lambda name, rule: here)
 
 
 JUDGE = {"url": "http://judge", "model": "m", "question": "{response}"}
@@ -294,6 +304,18 @@ def test_a_model_without_thoughts_has_the_same_numbers_as_ever() -> None:
     given = MathRewardInterface().inference(model, data, MicroBatchSpec())
     assert given.data["rewards"].tolist() == [1.0, 0.0, 0.0]
     assert "reward_parts" not in given.meta.metadata
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=list(FAMILIES))
+def test_what_a_familys_template_opens_is_seen_in_its_tokens(family: ChatFamily) -> None:
+    tokenizer = family.tokenizer
+    text = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "What is 2+3?"}], add_generation_prompt=True, tokenize=False
+    )
+    opened = "<think>" if family.name == "deepseek" else ""
+    assert opened_thoughts(tokenizer, tokenizer.encode(text)) == opened
+    for content in ("#### 5", "<think>4</think>5" if family.thinks else "5"):
+        assert decoded_answer(tokenizer, tokenizer.encode(content)) == content
 
 
 def test_a_reward_worker_is_told_what_it_cannot_see() -> None:

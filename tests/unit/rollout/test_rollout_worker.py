@@ -291,7 +291,7 @@ def test_a_group_is_the_episodes_of_one_prompt():
 def test_a_failing_episode_ends_the_group_and_closes_its_environments():
     groups = make_groups()
     groups.make_environment.failing = ValueError("no")  # type: ignore[attr-defined]
-    with pytest.raises(RewardError, match="ValueError: no .*environment 'judge'"):
+    with pytest.raises(RewardError, match=r"ValueError: no .*environment 'judge'"):
         asyncio.run(groups.run(ticket()))
     assert [e.closed for e in groups.make_environment.made] == [1, 1, 1]  # type: ignore[attr-defined]
 
