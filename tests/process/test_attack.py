@@ -38,7 +38,7 @@ PENDING_PAID = {
     },
 }
 PENDING_REFUSED = {"math_verify": 0.08, "judge": 0.5}
-GENERATORS = ("chain_sum", "prime_factorization", "n_queens", "game_of_life_halting")
+GENERATORS = ("prime_factorization", "n_queens")
 
 
 def played(rule: str, args: Mapping[str, Any], **more: Any) -> AttackReport:
@@ -124,7 +124,7 @@ def test_honest_replies_of_a_judge_are_read_as_they_are_meant(
 def test_an_attack_on_a_scorer_of_reasoning_gym_has_no_success_but_where_it_is_listed() -> None:
     with AttackProcess("reasoning_gym", {}, cpu_s=5.0, deadline_s=120.0) as process:
         for name in GENERATORS:
-            attack = gym_attack(name, mark=str(process.mark), num_honest=2)
+            attack = gym_attack(name, mark=str(process.mark), num_honest=1)
             report = report_of(attack, process.scores(attack))
             assert (report.ran, report.hung, report.no_score) == ((), (), ())
             assert bool(report.paid or report.pays_all) == (name in PAYING)
