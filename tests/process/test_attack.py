@@ -26,19 +26,8 @@ from realsys.rewards.attack.gym_attack import gym_attack
 from realsys.rewards.rule import RewardRule
 
 WEAK = Path(weak_rules.__file__)
-# What other parts of the same change mend; nothing of it may come back once it is gone from here.
-PENDING_PAID = {
-    "math_verify": {
-        *("all candidates", "answer in the thoughts", "near misses", "another unit or base"),
-        "unclosed_think",
-    },
-    "code_tests": {
-        *("an object equal to everything", "changed builtins", "always_equal_class"),
-        "frame_inspection",
-    },
-}
-PENDING_REFUSED = {"math_verify": 0.08, "judge": 0.5}
-GENERATORS = ("chain_sum", "prime_factorization", "n_queens", "game_of_life_halting")
+MOST_REFUSED = 0.01
+GENERATORS = ("prime_factorization", "n_queens")
 
 
 def played(rule: str, args: Mapping[str, Any], **more: Any) -> AttackReport:
@@ -49,23 +38,23 @@ def played(rule: str, args: Mapping[str, Any], **more: Any) -> AttackReport:
         return report_of(attack, process.scores(attack), by_design=designed(rule))
 
 
-def check(rule: str, report: AttackReport) -> None:
+def check(report: AttackReport) -> None:
     assert not report.ran
     assert not report.hung
     assert not report.no_score
-    paid = {finding.answer.kind for finding in report.paid} - PENDING_PAID.get(rule, set())
+    paid = {finding.answer.kind for finding in report.paid}
     assert not paid, [f.answer.response for f in report.paid if f.answer.kind in paid]
     assert all(finding.by_design for finding in report.by_design)
     for name, rate in report.rates().items():
         if name.startswith("refused"):
-            assert rate <= PENDING_REFUSED.get(rule, 0.01), [
+            assert rate <= MOST_REFUSED, [
                 (finding.answer.response, finding.score) for finding in report.refused
             ]
 
 
 @pytest.mark.parametrize("rule", ["math_verify", "code_tests"])
 def test_a_built_in_rule_pays_honest_answers_alone(rule: str) -> None:
-    check(rule, played(rule, {}))
+    check(played(rule, {}))
 
 
 class GradingModel(BaseHTTPRequestHandler):
@@ -103,7 +92,7 @@ def judge_url() -> Iterator[str]:
 
 def test_the_judge_gives_the_grade_that_its_model_means(judge_url: str) -> None:
     args = {"judge": {"url": judge_url, "model": "m", "max_retries": 0}}
-    check("judge", played("judge", args))
+    check(played("judge", args))
 
 
 def test_honest_replies_of_a_judge_are_read_as_they_are_meant(
@@ -118,13 +107,13 @@ def test_honest_replies_of_a_judge_are_read_as_they_are_meant(
         value = score.value if isinstance(score, Score) else None
         if value is None or abs(value - float(text.answer) / 10) > 1e-9:
             misread.append((text.response, value))
-    assert len(misread) / len(texts) <= PENDING_REFUSED.get("judge", 0.01), misread
+    assert len(misread) / len(texts) <= MOST_REFUSED, misread
 
 
 def test_an_attack_on_a_scorer_of_reasoning_gym_has_no_success_but_where_it_is_listed() -> None:
     with AttackProcess("reasoning_gym", {}, cpu_s=5.0, deadline_s=120.0) as process:
         for name in GENERATORS:
-            attack = gym_attack(name, mark=str(process.mark), num_honest=2)
+            attack = gym_attack(name, mark=str(process.mark), num_honest=1)
             report = report_of(attack, process.scores(attack))
             assert (report.ran, report.hung, report.no_score) == ((), (), ())
             assert bool(report.paid or report.pays_all) == (name in PAYING)

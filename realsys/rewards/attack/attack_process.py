@@ -28,6 +28,7 @@ from realsys.api.basics.reward import RAISED, Completion, Score, reward_terms
 from realsys.api.errors import RewardError
 from realsys.rewards.guard.frames import parse_json, send_json
 from realsys.rewards.rule import RewardRule, rule_of
+from realsys.runtime.child_processes.parent_death import die_with_parent
 
 REQUESTS, REPLIES = 0, 1
 _WALL = 5.0  # times its computing time, a fork may take
@@ -35,6 +36,7 @@ _WALL = 5.0  # times its computing time, a fork may take
 
 def main() -> int:
     settings = json.loads(sys.argv[1])
+    die_with_parent(settings["parent"])
     replies = os.dup(REPLIES)
     os.dup2(os.open(os.devnull, os.O_WRONLY), REPLIES)  # a print must not be taken for a reply
     logging.disable(logging.CRITICAL)
@@ -74,8 +76,10 @@ def _forked(
 ) -> dict[str, Any]:
     """Scores answers in a fork: ``scores``, or ``problem`` and ``hung`` if it ended without."""
     reader, writer = os.pipe()
+    here = os.getpid()
     if (child := os.fork()) == 0:
         try:
+            die_with_parent(here)
             os.setpgid(0, 0)
             os.close(reader)
             os.close(REQUESTS)

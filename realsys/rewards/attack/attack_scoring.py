@@ -61,6 +61,7 @@ class AttackProcess:
             "forks": forks,
             "cpu_s": cpu_s,
             "memory_bytes": memory_bytes,
+            "parent": os.getpid(),
         }
         self._deadline_s, self._env = deadline_s, (*_INHERITED_ENV, *env)
         self._process: subprocess.Popen[bytes] | None = None
