@@ -16,7 +16,7 @@ from experiments.task import GeneratedTask
 from realsys.api.errors import ConfigError, did_you_mean
 from realsys.api.options import option
 from realsys.config.extras import missing_packages
-from realsys.data.sources.reasoning_gym_scorers import PAYING, REFUSING, UNFIT
+from realsys.data.sources.reasoning_gym_questions import PAYING, REFUSING, UNFIT
 
 ALL = "*"  # among names
 
@@ -26,7 +26,7 @@ class ReasoningGymTask(GeneratedTask):
     """Questions of one or several of reasoning-gym's generators.
 
     ``*`` among the names stands for all generators whose scorers pay right answers alone
-    (realsys/data/sources/reasoning_gym_scorers.py); the others have to be named.
+    (realsys/data/sources/reasoning_gym_questions.py); the others have to be named.
     """
 
     kind = "reasoning_gym"

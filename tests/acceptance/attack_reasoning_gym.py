@@ -3,7 +3,7 @@
 `python tests/acceptance/attack_reasoning_gym.py [--only NAME,…]`, half an hour on two cores. For each
 scorer: exploits paid above an honest wrong answer, programs run, hangs, and the share of right answers in
 common forms that are refused. Scorers that pay, or that refuse more than 1 %, have to stand in
-realsys/data/sources/reasoning_gym_scorers.py; no other may.
+realsys/data/sources/reasoning_gym_questions.py; no other may.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def row_of(report: AttackReport) -> dict[str, Any]:
 
 def problems_of(rows: dict[str, Any]) -> list[str]:
     """What doesn't hold."""
-    from realsys.data.sources.reasoning_gym_scorers import PAYING, REFUSING, UNFIT
+    from realsys.data.sources.reasoning_gym_questions import PAYING, REFUSING, UNFIT
 
     found = []
     for name, row in rows.items():

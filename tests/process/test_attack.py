@@ -16,7 +16,7 @@ import weak_rules
 
 from launcher.cli.entry import main
 from realsys.api.basics.reward import Completion, Score
-from realsys.data.sources.reasoning_gym_scorers import PAYING
+from realsys.data.sources.reasoning_gym_questions import PAYING
 from realsys.rewards.attack.attack_answers import Attack, attack_of_texts
 from realsys.rewards.attack.attack_corpus import Exploit, exploits, paraphrases
 from realsys.rewards.attack.attack_report import AttackReport, AttackScore, report_of

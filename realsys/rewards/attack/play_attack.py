@@ -94,8 +94,7 @@ def _attacks(
     """Yields name, attack, what is paid by design, and the excuse of a scorer that is listed."""
     if rule == GYM:
         raise_all(missing_packages(["reasoning_gym"], where="realsys data score reasoning_gym"))
-        from realsys.data.sources.reasoning_gym_questions import generators
-        from realsys.data.sources.reasoning_gym_scorers import PAYING
+        from realsys.data.sources.reasoning_gym_questions import PAYING, generators
         from realsys.rewards.attack.gym_attack import gym_attack
 
         names = tasks or GENERATORS

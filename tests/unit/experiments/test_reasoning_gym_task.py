@@ -16,7 +16,7 @@ import pytest
 from experiments.tasks import reasoning_gym
 from experiments.tasks.reasoning_gym import ReasoningGymTask
 from realsys.config import extras
-from realsys.data.sources import reasoning_gym_questions, reasoning_gym_scorers
+from realsys.data.sources import reasoning_gym_questions
 from realsys.data.sources.reasoning_gym_questions import DATASET_SIZE, NUM_DATASETS
 from realsys.rewards.reasoning_gym_rule import reasoning_gym_reward, whole_score
 
@@ -116,7 +116,7 @@ def test_a_star_draws_all_but_the_scorers_that_can_be_gamed(
 def test_the_page_lists_the_scorers_that_can_be_gamed() -> None:
     page = (Path(__file__).parents[3] / "docs" / "reasoning_gym.md").read_text()
     rows = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", page, re.MULTILINE))
-    assert rows == dict(reasoning_gym_scorers.PAYING)
+    assert rows == dict(reasoning_gym_questions.PAYING)
 
 
 def test_the_prompt_states_the_form_that_a_scorer_wants(monkeypatch: pytest.MonkeyPatch) -> None:
