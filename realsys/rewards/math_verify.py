@@ -2,11 +2,11 @@
 
 final_answers/final_value.py finds where a text states its final value: behind ``####``, in
 ``\\boxed{…}``, in ``<answer>``, else in its last words. Numbers, in all common spellings
-(final_answers/plain_numbers.py), are compared exactly and fast. Other values are parsed to what they are, a set, a
-pair, an equation (math_forms.py), and compared by what they state (answer_comparison.py): exactly where
-fractions allow, else to 150 digits, in a separate process (math_library.py, guard/), because
-generated text can make a library run for ever. What it can't decide within ``CPU_S`` seconds of CPU time
-scores 0.
+(final_answers/plain_numbers.py), are compared exactly and fast. Other values are parsed to what they are, a
+set, a pair, an equation (final_answers/math_forms.py), and compared by what they state
+(final_answers/answer_comparison.py): exactly where fractions allow, else to 150 digits, in a separate
+process (math_library.py, guard/), because generated text can make a library run for ever. What it can't
+decide within ``CPU_S`` seconds of CPU time scores 0.
 
 If a number is expected, only a number is an answer, never unevaluated arithmetic: ``86 - 3`` is 83, and
 ``18 - 6 =`` says 12, but a policy learns within a hundred steps to repeat the question. In plain prose the
