@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from local_rules import trusted
 from real_trials import SMALL_PPO, Trials, explain
 
 from realsys.api.basics import plugin_table
@@ -92,7 +93,8 @@ def test_a_whole_checkpoint_gets_figures_and_a_torn_one_a_reason(
 def test_a_benchmark_has_questions_rule_and_number_of_answers_of_its_own(
     tiny_policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(plugin_table.registered["reward"], "always", lambda response, answer: 1.0)
+    always = trusted(lambda response, answer: 1.0)
+    monkeypatch.setitem(plugin_table.registered["reward"], "always", always)
     files = PhaseFiles(tmp_path)
     shutil.copytree(tiny_policy, files.checkpoints / "actor" / "step-000003")
     asked = DatasetAbstraction("math_prompts", {"split": "test", "eval_size": 3})
@@ -121,6 +123,7 @@ def test_a_benchmark_that_fails_leaves_the_others_their_figures(
 def test_a_benchmark_whose_rule_fails_is_no_zero(
     tiny_policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    @trusted
     def broken(response: str, answer: str) -> float:
         raise ValueError("no judge for \ud800")
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 import torch
+from local_rules import trusted
 from serving_double import DoubleEngine, ServerDouble
 
 from realsys.api.basics import plugin_table
@@ -434,6 +435,7 @@ def test_a_ticket_that_can_not_be_answered_in_time_is_given_up_by_name(
 def test_a_reason_that_utf8_has_not_is_told(
     tiny_policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    @trusted
     def broken(response: str, answer: str) -> float:
         raise ValueError("no judge for \ud800")
 
