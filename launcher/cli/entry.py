@@ -22,7 +22,7 @@ def main(args: list[str] | None = None) -> int:
         gc.set_threshold(100_000)
         atexit.register(gc.freeze)
         if "" in os.environ.get("PYTHONPATH", "-").split(os.pathsep):  # to Python, this folder
-            from realsys.runtime.child_processes.python_path import leave_current_folder
+            from launcher.cli.current_folder import leave_current_folder
 
             leave_current_folder(os.environ, sys.path)
     try:

@@ -22,16 +22,25 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 # Names that Python and our code import early, by all kinds of processes.
 EVIL = ("json", "msgspec", "asyncio", "torch", "realsys", "launcher", "experiments")
 MARK = "import os; open(os.environ['MARKERS'] + '/' + __name__, 'w'); raise SystemExit('evil')\n"
-# After each command line: which of the modules were run meanwhile.
-DRIVER = """
+# An empty entry of PYTHONPATH is the current folder for every Python that inherits it. It is set when our
+# code has been found: nothing of ours can help what Python imports before.
+EMPTY_ENTRY = """
 import contextlib, io, json, os, sys
 from launcher.cli.entry import main
+os.environ["PYTHONPATH"] = os.environ.get("PYTHONPATH", "") + os.pathsep
+sys.path.insert(0, os.getcwd())
+"""
+# After each command line: which of the modules were run meanwhile.
+DRIVER = (
+    EMPTY_ENTRY
+    + """
 found = {}
 for words in json.loads(sys.argv[1]):
     shown = io.StringIO()
     with contextlib.redirect_stdout(shown), contextlib.redirect_stderr(shown):
         try:
-            status = main(words)
+            sys.argv = [sys.executable, *words]
+            status = main()
         except SystemExit as stop:
             status = stop.code
     markers = os.environ['MARKERS']
@@ -41,6 +50,7 @@ for words in json.loads(sys.argv[1]):
     found[" ".join(words)] = [status, ran, shown.getvalue()[-1500:]]
 print(json.dumps(found))
 """
+)
 SMALL = ("task.train_size=16", "task.eval_size=4", "train_bs_n_seqs=8", "group_size=2")
 SHORT = ("gen.max_new_tokens=4", "exp_ctrl.benchmark_steps=1", "algorithm.ppo_n_minibatches=1")
 # Of a trial that has completed, and of a site without images and without an etcd.
@@ -93,8 +103,6 @@ def test_no_verb_imports_from_the_current_folder(
         **os.environ,
         "REALSYS_FILE_ROOT": str(file_root),
         "MARKERS": str(markers),
-        # An empty entry: as Python reads it, the current folder.
-        "PYTHONPATH": os.environ.get("PYTHONPATH", "") + os.pathsep,
     }
     done = subprocess.run(
         [sys.executable, "-P", "-c", DRIVER, json.dumps(lines)],
@@ -110,7 +118,7 @@ def test_no_verb_imports_from_the_current_folder(
     assert {line: ran for line, (_, ran, _) in found.items() if ran} == {}
     refused = {line.split()[0]: shown for line, (status, _, shown) in found.items() if status}
     assert refused.keys() == REFUSED, refused
-    entry = "import sys; from launcher.cli.entry import main; sys.exit(main())"
+    entry = EMPTY_ENTRY + "sys.argv[0] = sys.executable; sys.exit(main())"
     words = ["serve", str(tiny_policy), "--port", "0", "--json"]
     with subprocess.Popen(
         [sys.executable, "-P", "-c", entry, *words],

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from launcher.cli.current_folder import leave_current_folder
 from launcher.slurm.login_environment import host_variables
-from realsys.runtime.child_processes.python_path import leave_current_folder, named_folders
+from realsys.runtime.child_processes.python_path import named_folders
 
 
 @pytest.mark.parametrize(
