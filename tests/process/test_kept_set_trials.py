@@ -21,6 +21,11 @@ GRPO = (
     "gen.min_new_tokens=2",
     "algorithm.kl_ctl=0.05",
 )
+# Scores that differ within each group: without them a step has no minibatch.
+RULE = """
+from realsys.api.registry import register_reward
+register_reward("by_length", lambda *, response, **_: len(response) % 7 / 7)
+"""
 # The plain objective, so that nothing but the way of the answers differs.
 ASYNC = (
     "schedule=async",
@@ -40,15 +45,17 @@ def rows_of(trials: Trials, name: str, *words: str) -> list[dict[str, object]]:
 
 
 def test_answers_sampled_with_top_p_are_on_policy_and_the_same_from_servers(
-    trials: Trials, tiny_policy: Path
+    trials: Trials, tiny_policy: Path, tmp_path: Path
 ) -> None:
-    policy = f"actor.path={tiny_policy}"
-    synchronous = rows_of(trials, "sync", policy, *GRPO)
+    (tmp_path / "by_length.py").write_text(RULE)
+    rule = ("--import", str(tmp_path / "by_length.py"), "task.reward=by_length")
+    policy = (f"actor.path={tiny_policy}", *rule)
+    synchronous = rows_of(trials, "sync", *policy, *GRPO)
     for row in synchronous:
         assert float(row["actor/first_minibatch/max_abs_log_ratio"]) < 1e-4  # type: ignore[arg-type]
         assert row["actor/first_minibatch/pg_clipfrac"] == 0
     assert float(synchronous[0]["actor/kl_ref/per_token"]) == near(0, scale=1.0)  # type: ignore[arg-type]
-    served = rows_of(trials, "async", policy, *GRPO, *ASYNC)
+    served = rows_of(trials, "async", *policy, *GRPO, *ASYNC)
     assert [
         {k: v for k, v in row.items() if not any(part in k for part in ONE_SIDED)} for row in served
     ] == [
