@@ -27,7 +27,9 @@ from realsys.rewards.rule import RewardRule
 
 WEAK = Path(weak_rules.__file__)
 MOST_REFUSED = 0.01
-GENERATORS = ("prime_factorization", "n_queens")
+GENERATORS = (
+    "prime_factorization",
+)  # all of them by hand: tests/acceptance/attack_reasoning_gym.py
 
 
 def played(rule: str, args: Mapping[str, Any], **more: Any) -> AttackReport:

@@ -331,7 +331,7 @@ def test_checking_loads_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], timeout=280, check=False).returncode == 0
 
 
-TAKES_NONE = "reward 'math_verify' is a function and takes no arguments"
+TAKES_NONE = "reward 'math_verify' takes no 'strict'"
 
 
 @pytest.mark.parametrize("experiment", ["grpo-math", "grpo-math-async"])

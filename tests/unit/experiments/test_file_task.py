@@ -162,7 +162,10 @@ register_reward("here", raises, trusted=True)
 """
 
 
-def test_a_plan_says_which_line_lets_a_rule_do_what_it_does(file: str, tmp_path: Path) -> None:
+def test_a_plan_says_which_line_lets_a_rule_do_what_it_does(
+    file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "_imported", [])  # other tests' files are gone
     (tmp_path / "asking_rules.py").write_text(RULES)
     registry.load_plugins([str(tmp_path / "asking_rules.py")])
     (undeclared,) = problems(task(file, reward="asks + 0.5*raises"))

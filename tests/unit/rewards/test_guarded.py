@@ -75,7 +75,6 @@ def test_results_come_back(guarded: Guarded) -> None:
     [
         ("spin", CPU_TIME),
         ("count", CPU_TIME),
-        ("sleep", WALL_TIME),
         ("hoard", MEMORY),
         ("die", DIED),
         ("leave", RAISED),
@@ -90,6 +89,14 @@ def test_a_call_that_fails_says_why_and_the_next_one_works(
     assert caught.value.why == why
     assert caught.value.text
     assert guarded.call(what="add", number=41) == 42
+
+
+def test_a_call_that_waits_ends_at_its_deadline(guarded: Guarded) -> None:
+    guarded = Guarded("acting:act", wall_s=1.0)  # of the fixture's file
+    with pytest.raises(CallFailed) as caught:
+        guarded.call(what="sleep")
+    assert caught.value.why == WALL_TIME
+    guarded.close()
 
 
 def test_it_is_called_from_many_threads(guarded: Guarded) -> None:

@@ -106,7 +106,7 @@ def test_what_is_printed_has_the_loss_in_brackets_and_no_control_codes(
 
 
 def test_tab_completes_the_action_and_the_experiment() -> None:
-    assert completion.candidates(["data", "s"]) == ["show"]
+    assert completion.candidates(["data", "s"]) == ["score", "show"]
     assert "sft-math" in completion.candidates(["data", "show", "sft"])
 
 
