@@ -371,6 +371,12 @@ def reward_permissions(name: str, rule: Any) -> RulePermissions:
             where=f"class of reward {name!r}",
             fix="give realsys.api.basics.rule_permissions.RulePermissions(…), also as a property",
         )
+    if found.contained and name not in plugin_table.BUILTIN["reward"]:
+        raise ConfigError(
+            f"permissions of reward rule {name!r} say contained=True, which only built-in rules may",
+            where=f"class of reward {name!r}",
+            fix="say trusted=True, of which a plan and the status tell, or leave it out",
+        )
     return found
 
 

@@ -37,7 +37,7 @@ def run(runner: WorkerRunner) -> int:
 
 
 class AnswerService:
-    """Scores the answers of requests; rules that block are called one at a time, as everywhere."""
+    """Scores the answers of requests; rules that block are called as everywhere."""
 
     def __init__(self, rule: RewardRule) -> None:
         self._rule, self._num_requests = rule, 0

@@ -14,6 +14,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
@@ -116,13 +117,18 @@ def guarded(term: RuleTerm, answers: Sequence[Completion]) -> list[Result]:
     """Calls a blocking rule in its guard: once for each answer, a batched one once for all."""
     assert term.guard is not None
     calls = [list(answers)] if term.batched and answers else [[answer] for answer in answers]
-    futures = [
-        term.guard.submit({"answers": [sent_answer(a, term) for a in call]}, num_answers=len(call))
-        for call in calls
-    ]
+    futures: list[Future[Reply] | CallFailed] = []
+    for call in calls:
+        sent = {"answers": [sent_answer(answer, term) for answer in call]}
+        try:
+            futures.append(term.guard.submit(sent, num_answers=len(call)))
+        except CallFailed as error:
+            futures.append(error)
     results: list[Result] = []
     for call, future in zip(calls, futures, strict=True):
         try:
+            if isinstance(future, CallFailed):
+                raise future
             results += results_of(future.result(), term, len(call))
         except CallFailed as error:
             results += [error_of(error, term.source)] * len(call)
@@ -147,7 +153,7 @@ async def served(term: RuleTerm, answers: Sequence[Completion]) -> list[Result]:
         await asyncio.to_thread(term.guard.close)  # it blocks: a later call starts another
         return [overdue(term)]
     except CallFailed as error:
-        return [error_of(error, term.source)]
+        return [error_of(error, term.source, is_async=True)]
 
 
 def _raise_cluster_error(reply: Reply) -> None:

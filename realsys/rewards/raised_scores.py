@@ -31,8 +31,8 @@ from pathlib import Path
 
 from realsys.api.basics.reward import RAISED, Completion, Score
 from realsys.api.errors import RealsysError, RewardError
+from realsys.rewards.guard.guarded import HOST_ENDED, CallFailed
 from realsys.rewards.guard.guarded import RAISED as FUNCTION_RAISED
-from realsys.rewards.guard.guarded import CallFailed
 
 logger = logging.getLogger(__name__)
 
@@ -92,6 +92,8 @@ def may_be_the_texts(error: BaseException, *, is_async: bool) -> bool:
     if isinstance(error, RealsysError):
         return isinstance(error, AnswerFailure)
     if isinstance(error, ConnectionError | TimeoutError):
+        return False
+    if isinstance(error, CallFailed) and error.why == HOST_ENDED:
         return False
     if isinstance(error, OSError):
         return type(error) in _OF_NAMES or (

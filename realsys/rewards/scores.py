@@ -21,7 +21,7 @@ def checked_score(value: Any, *, source: str) -> float:
     """Returns ``value`` as a number that can be trained on.
 
     Args:
-        giver: source of the value, e.g. ``reward rule 'exact'``.
+        source: of the value, e.g. ``reward rule 'exact'``.
     Raises:
         RewardError: it is not a number, or not finite in float32.
     """

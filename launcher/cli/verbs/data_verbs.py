@@ -104,7 +104,7 @@ def _attack(
     deadline: float,
     json: bool,
 ) -> int:
-    """Plays the corpus on a rule. The exit status is 1 where an exploit has success."""
+    """Plays the corpus on a rule. The exit status is 1 where an exploit succeeds."""
     from launcher.control.attack_rule import attack_rule
     from launcher.terminal import output
 

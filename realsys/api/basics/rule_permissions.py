@@ -14,6 +14,7 @@ from typing import Any
 
 from realsys.api.errors import ConfigError
 
+CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR")  # what a rule that opens connections gets besides
 LONGEST_DEADLINE_S = 600.0  # reward workers that score nothing for 15 minutes are started again
 
 
@@ -58,6 +59,14 @@ class RulePermissions:
         if not 16 <= self.memory_mib <= 1 << 20:
             fix = "use 16 to 1048576 MiB; a rule that needs a GPU is trusted=True"
             raise _error(f"memory_mib is {self.memory_mib}", fix)
+
+    def deadline_of(self, num_answers: int) -> float:
+        """Returns the limit of a call with so many answers, in seconds."""
+        return min(self.deadline_s * num_answers, LONGEST_DEADLINE_S)
+
+    def computing_of(self, num_answers: int) -> float:
+        """Returns the computing time of a call with so many answers, in seconds."""
+        return min(self.cpu_s * num_answers, LONGEST_DEADLINE_S)
 
     @property
     def runs_here(self) -> bool:

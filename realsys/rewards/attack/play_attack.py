@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from realsys.api.basics.reward import reward_terms
 from realsys.api.errors import ConfigError, did_you_mean, raise_all
+from realsys.api.registry import reward_options
 from realsys.config.extras import missing_packages
 from realsys.rewards.attack.attack_answers import (
     Attack,
@@ -70,6 +72,7 @@ def play_attack(
         ConfigError: an unknown task or generator, or the records. RewardError: the rule can't be made.
     """
     keys = [str(given["api_key_env"]) for given in args.values() if given.get("api_key_env")]
+    keys += [n for name, _ in reward_terms(rule) for n in reward_options(name).permissions.env]
     parts: dict[str, AttackReport] = {}
     with AttackProcess(rule, args, imports=imports, deadline_s=deadline_s, env=keys) as process:
         for name, attack, reasons, excuse in _attacks(rule, tasks, records, str(process.mark)):

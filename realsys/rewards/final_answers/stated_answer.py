@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 from collections import deque
 
+from realsys.api.basics.thoughts import text_behind_thoughts
+
 _OPENING, _CLOSING = "<answer>", "</answer>"
-_THOUGHTS, _THOUGHTS_END = "<think>", "</think>"
 _BOXED = "\\boxed{"
 _HASHES = "####"
 _FENCE = "```"
@@ -27,12 +28,9 @@ def stated_answer(text: str) -> str:
 
     Marks, the first that there is: ``<answer>…</answer>``, ``\\boxed{…}``, ``####``, a line or sentence
     that begins with "The answer is" or "Answer:". Of a text that is a fenced block, or bold, what is
-    inside. Thoughts that end with ``</think>`` are no part of it; of those without an end nothing is an
-    answer.
+    inside. Thoughts are no part of it; of those without an end nothing is an answer.
     """
-    text = text.rpartition(_THOUGHTS_END)[2]
-    if _THOUGHTS in text:
-        return ""  # they were cut off
+    text = text_behind_thoughts(text) or ""
     if (marked := _tagged(text)) is not None:
         return _bare(marked)
     if _BOXED in text:

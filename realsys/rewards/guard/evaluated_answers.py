@@ -8,6 +8,8 @@ say 1. So these answers score 0 without being evaluated; all others are the scor
 from __future__ import annotations
 
 import ast
+import builtins
+import re
 
 BY_EVAL = frozenset({"binary_matrix", "n_queens", "spiral_matrix", "string_insertion"})
 BY_SYMPY = frozenset(
@@ -25,6 +27,13 @@ _FUNCTIONS = frozenset(
     binomial cbrt ceiling cos cosh cot coth csc csch erf erfc exp factorial floor gamma im ln log max min
     pow re root round sec sech sign sin sinh sqrt tan tanh
     """.split()
+)
+_PYTHONS = frozenset(dir(builtins))
+_FACTORIAL = re.compile(r"!(?!=)")
+_CALLED = re.compile(r"([^\W\d]\w*+)\s*+\(")
+# Texts, attributes, hidden names, and what begins a function or a loop
+_MORE = re.compile(
+    r"[\"'`\\@;]|__|\.\s*+[^\W\d]|\b(?:for|lambda|import|while|await|yield|def|class)\b"
 )
 _DOES_MORE = (
     ast.Attribute,
@@ -49,17 +58,33 @@ def does_more_than_state(generator: str, text: str) -> bool:
     if generator not in BY_EVAL and generator not in BY_SYMPY:
         return False
     of_sympy = generator in BY_SYMPY
-    # sympy takes ``x!`` for a factorial, before Python parses it
-    readings = {text.strip(), text.strip().replace("!", "")} if of_sympy else {text.strip()}
-    return any(_does_more(reading, of_sympy) for reading in readings)
+    readings = {text.strip()}
+    if of_sympy:  # which takes ``x!`` for a factorial before Python parses it, and leaves ``!=``
+        readings.add(_FACTORIAL.sub("", text.strip()))
+    trees = [_parsed(reading) for reading in readings]
+    if all(tree is None for tree in trees):
+        # The scorer may rewrite it to what Python parses: nothing that could do more is let through
+        return _may_do_more(text, of_sympy)
+    return any(_does_more(tree, of_sympy) for tree in trees if tree is not None)
 
 
-def _does_more(text: str, of_sympy: bool) -> bool:
+def _parsed(text: str) -> ast.AST | None:
     try:
-        tree = ast.parse(text, mode="eval")
+        return ast.parse(text, mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return False  # the scorer's evaluation fails at it as well
+        return None
+
+
+def _does_more(tree: ast.AST, of_sympy: bool) -> bool:
     return any(_is_more(node, of_sympy) for node in ast.walk(tree))
+
+
+def _may_do_more(text: str, of_sympy: bool) -> bool:
+    if _MORE.search(text):
+        return True
+    # Other names than Python's own are symbols, or unknown: prose and LaTeX have brackets behind words
+    allowed = _FUNCTIONS if of_sympy else frozenset()
+    return any(name in _PYTHONS - allowed for name in _CALLED.findall(text))
 
 
 def _is_more(node: ast.AST, of_sympy: bool) -> bool:

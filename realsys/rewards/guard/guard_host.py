@@ -32,7 +32,7 @@ from realsys.runtime.child_processes.child_guard import descendants
 from realsys.runtime.child_processes.parent_death import die_with_parent
 
 _OUT_OF_MEMORY = 77
-_ENDED_BY = {
+_ENDED_BY: dict[int, str] = {
     signal.SIGPROF: "cpu_time",
     signal.SIGXCPU: "cpu_time",
     signal.SIGALRM: "wall_time",
@@ -126,7 +126,7 @@ class _ForkingHost:
         num_answers = int(call["num_answers"])
         read, write = os.pipe()
         slot.number, slot.pipe = frame.number, read
-        slot.deadline_s = time.monotonic() + self._rule.permissions.deadline_s * num_answers
+        slot.deadline_s = time.monotonic() + self._rule.permissions.deadline_of(num_answers)
         slot.reply.clear()
         if (pid := os.fork()) == 0:
             self._run(slot, write, call["arguments"], num_answers, frame.body)
@@ -144,7 +144,7 @@ class _ForkingHost:
             _settle_in(slot.folder, seed)
             self._rule.walls.limit(num_answers)
             # A second line: these can be cancelled. Of the kernel, fractions of a second are these alone.
-            signal.setitimer(signal.ITIMER_PROF, self._rule.permissions.cpu_s * num_answers)
+            signal.setitimer(signal.ITIMER_PROF, self._rule.permissions.computing_of(num_answers))
             self._rule.walls.raise_around(slot.ruleset)
             inside.enter(self._rule.permissions)
             reply: dict[str, Any]
@@ -187,10 +187,8 @@ class _ForkingHost:
         elif (found := _reply_of(slot)) is not None:
             self._settle(slot, found)
         elif not more:
-            _, status, usage = os.wait4(slot.pid, 0)
-            why = _why(
-                os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime, self._rule
-            )
+            status, used_s = _end_of(slot.pid)
+            why = _why(os.waitstatus_to_exitcode(status), used_s, self._rule)
             self._settle(slot, Frame(slot.number, ENDED, why.encode()), is_gone=True)
 
     def _settle(self, slot: _ForkSlot, reply: Frame, *, is_gone: bool = False) -> None:
@@ -273,6 +271,21 @@ def _empty(folder: str) -> None:
                     os.unlink(path)
 
 
+def _end_of(pid: int) -> tuple[int, float]:
+    """Returns the status of a fork that has closed its pipe, and the seconds that it has computed. One that
+    lives on is killed."""
+    for _ in range(100):
+        found, status, usage = os.wait4(pid, os.WNOHANG)
+        if found:
+            break
+        time.sleep(0.01)
+    else:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        _, status, usage = os.wait4(pid, 0)
+    return status, usage.ru_utime + usage.ru_stime
+
+
 def _why(code: int, used_s: float, rule: HostedRule) -> str:
     if code == _OUT_OF_MEMORY:
         return "memory"
@@ -280,7 +293,7 @@ def _why(code: int, used_s: float, rule: HostedRule) -> str:
         return f"exit {code}"
     if -code == signal.SIGKILL and used_s >= rule.permissions.cpu_s:
         return "cpu_time"
-    return _ENDED_BY.get(signal.Signals(-code), f"signal {-code}")
+    return _ENDED_BY.get(-code, f"signal {-code}")  # some have no name in Python
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from importlib import import_module
 from typing import Any
 
 from realsys.api import errors
-from realsys.api.basics.rule_permissions import RulePermissions
+from realsys.api.basics.rule_permissions import CERTIFICATES, RulePermissions
 from realsys.api.errors import ClusterError, RealsysError
 from realsys.rewards.guard import frames, inside
 from realsys.rewards.guard.frames import BROKEN, CALL, ENDED, HELLO, RESULT, START, Frame
@@ -44,6 +44,7 @@ _INHERITED = ("PATH", "HOME", "LANG", "TMPDIR", "LD_LIBRARY_PATH", "PYTHONHASHSE
 # Several answers at once share the cores; and a fork of a process with threads would lose them.
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 CPU_TIME, WALL_TIME, MEMORY, RAISED, DIED = "cpu_time", "wall_time", "memory", "raised", "died"
+HOST_ENDED = "host_ended"  # the process of all calls has ended: this one need not be why
 _logged_lacking: set[str] = set()
 
 
@@ -51,7 +52,8 @@ class CallFailed(Exception):
     """The function returned no result.
 
     Attributes:
-        why: ``cpu_time``, ``wall_time``, ``memory``, ``raised`` (an exception of the function) or ``died``.
+        why: ``cpu_time``, ``wall_time``, ``memory``, ``raised`` (an exception of the function), ``died`` or
+            ``host_ended`` (the process that forks for all calls: no call need be at fault).
         text: description.
     """
 
@@ -97,6 +99,7 @@ class Guarded:
         memory_bytes: int = 2 << 30,
     ) -> None:
         self.target, self._serves = target, serves
+        self.shown = str((setup or {}).get("name", target))  # in messages
         self.permissions = permissions or RulePermissions(
             cpu_s=cpu_s, deadline_s=wall_s, memory_mib=memory_bytes >> 20
         )
@@ -109,7 +112,7 @@ class Guarded:
         }
         self.at_once = at_once or min(MOST_FORKS, len(os.sched_getaffinity(0)))
         # One thread, for callers that must not block: calls start in their order
-        self.sender = ThreadPoolExecutor(1, thread_name_prefix=f"calls of {target}")
+        self.sender = ThreadPoolExecutor(1, thread_name_prefix=f"calls of {self.shown}")
         self._lock = threading.Lock()
         self._host: _HostProcess | None = None
 
@@ -122,7 +125,12 @@ class Guarded:
         """
         if inside.is_inside():
             return self._call_here(arguments)
-        return self.submit(arguments).result().result
+        try:
+            return self.submit(arguments).result().result
+        except CallFailed as error:
+            if error.why != HOST_ENDED:
+                raise
+            return self.submit(arguments).result().result
 
     def submit(self, arguments: Mapping[str, Any], *, num_answers: int = 1) -> Future[Reply]:
         """Starts a call; blocks while too many are under way. Its future raises CallFailed.
@@ -136,7 +144,7 @@ class Guarded:
         for _ in range(2):  # a host may have died since its last call
             if (future := self._running().submit(body, num_answers)) is not None:
                 return future
-        raise CallFailed(DIED, f"the process of {self.target} ends as soon as it is started")
+        raise CallFailed(HOST_ENDED, f"the process of {self.shown} ends as soon as it is started")
 
     def close(self) -> None:
         """Ends the process; a later call starts another."""
@@ -236,6 +244,8 @@ class _HostProcess:
     def _environment(self) -> dict[str, str]:
         names = [n for n in os.environ if n in _INHERITED or n.startswith("LC_")]
         names += [n for n in self.permissions.env if n in os.environ]
+        if self.permissions.network:
+            names += [n for n in CERTIFICATES if n in os.environ]
         return {
             **dict.fromkeys(_ONE_THREAD, "1"),
             "PYTHONHASHSEED": "0",  # as workers have it: some questions are made again by it
@@ -259,7 +269,8 @@ class _HostProcess:
             self._calls[number] = _Waiting(future, num_answers)
         try:
             with self._writing:
-                frames.send(self._in, Frame(number, CALL, body))
+                if not self._is_ended:  # else the descriptor may be another's by now
+                    frames.send(self._in, Frame(number, CALL, body))
         except (OSError, ValueError):  # it ended meanwhile: the reader settles the call
             self._process.kill()
         return future
@@ -270,9 +281,16 @@ class _HostProcess:
             self._is_ended = True
         if self._owner != os.getpid():
             return
-        if self._process.stdin is not None:
-            with suppress(OSError):
-                self._process.stdin.close()  # it empties its folders and ends
+        is_free = self._writing.acquire(timeout=_END_S)
+        if not is_free:  # a call is being written to a process that does not read
+            self._process.kill()
+            self._writing.acquire()
+        try:
+            if self._process.stdin is not None:
+                with suppress(OSError):
+                    self._process.stdin.close()  # it empties its folders and ends
+        finally:
+            self._writing.release()
         try:
             self._process.wait(_END_S)
         except subprocess.TimeoutExpired:
@@ -286,7 +304,7 @@ class _HostProcess:
     # ---- replies --------------------------------------------------------------------------------
 
     def _read_replies(self) -> None:
-        failure = CallFailed(DIED, "its process ended without a word")
+        failure = CallFailed(HOST_ENDED, "its process ended without a word")
         try:
             while (frame := self._next_reply()) is not None:
                 with self._lock:
@@ -295,7 +313,7 @@ class _HostProcess:
                     self._room.release()
                     self._resolve(waiting, frame)
         except Exception as error:
-            failure = CallFailed(DIED, f"its replies can't be read: {error}")
+            failure = CallFailed(HOST_ENDED, f"its replies can't be read: {error}")
         with self._lock:
             self._is_ended = True
         self._process.kill()
@@ -316,7 +334,7 @@ class _HostProcess:
                 continue
             silent_s = time.monotonic() - max(since_s, min(one.since_s for one in calls))
             longest = max(one.num_answers for one in calls)
-            if silent_s > self.permissions.deadline_s * longest + GRACE_S:
+            if silent_s > self.permissions.deadline_of(longest) + GRACE_S:
                 return None
         return frame
 
@@ -358,33 +376,38 @@ class _HostProcess:
     def _ended(self, why: str, waiting: _Waiting) -> CallFailed:
         may, number = self.permissions, waiting.num_answers
         texts = {
-            CPU_TIME: f"it computed for more than {may.cpu_s * number:g} s",
-            WALL_TIME: f"it took more than {may.deadline_s * number:g} s",
+            CPU_TIME: f"it computed for more than {may.computing_of(number):g} s",
+            WALL_TIME: f"it took more than {may.deadline_of(number):g} s",
             MEMORY: f"it wanted more than {may.memory_mib} MiB of memory",
         }
         if why in texts:
             return CallFailed(why, texts[why])
         return CallFailed(DIED, f"its process ended ({why})")
 
+    @property
+    def _shown(self) -> str:
+        """Names it in messages: the rule, where it is one."""
+        return str((self.start.get("setup") or {}).get("name", self.start["target"]))
+
     def _start_error(self, hello: Frame | None) -> RealsysError:
-        target = str((self.start.get("setup") or {}).get("name", self.start["target"]))
         reply = json.loads(hello.body) if hello is not None and hello.kind == BROKEN else {}
         made = getattr(errors, reply.get("kind") or "", None)
         if isinstance(made, type) and issubclass(made, RealsysError):
             return made(reply["what"], where=reply["where"], fix=reply["fix"])
-        module = self.start["target"].partition(":")[0]
+        source = (self.start.get("setup") or {}).get("source")
+        module = source or self.start["target"].partition(":")[0]
         return ClusterError(
             "the process for reward rules can't be started: "
             + reply.get("what", "it does not answer"),
-            where=target,
-            fix=f"try it: python -c 'import {module}' in the environment of the workers",
+            where=self._shown,
+            fix=f"import {module} in the environment of the workers, and see what it says",
         )
 
     def _log_hello(self, hello: Mapping[str, Any]) -> None:
         if hello["threads"] > 1 and not self.serves:
             logger.warning(
                 "%s has %d threads once it is imported, of which a fork has one: start them in the rule",
-                self.start["target"],
+                self._shown,
                 hello["threads"],
             )
         for name, text in hello["lacking"].items():

@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from math import ceil
 from pathlib import Path
 
-from realsys.api.basics.rule_permissions import RulePermissions
+from realsys.api.basics.rule_permissions import CERTIFICATES, RulePermissions
 from realsys.rewards.guard import rule_filter
 from realsys.rewards.sandbox import kernel_calls as kernel
 from realsys.rewards.sandbox import landlock_rules
@@ -68,6 +68,8 @@ def readable_paths(permissions: RulePermissions, own_file: str | None) -> list[s
     found += [entry for entry in sys.path if entry and not _holds_all(entry)]
     found += [text for text in os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep) if text]
     found += _SYSTEM
+    if permissions.network:
+        found += [os.environ[name] for name in CERTIFICATES if name in os.environ]
     if own_file:
         folder = str(Path(own_file).resolve().parent)
         found.append(own_file if _holds_all(folder) else folder)
@@ -119,7 +121,7 @@ class RuleWalls:
 
     def limit(self, num_answers: int = 1) -> None:
         """Sets the limits of this process, for a call with so many answers."""
-        cpu_s = ceil(self._permissions.cpu_s * num_answers)
+        cpu_s = ceil(self._permissions.computing_of(num_answers))
         _set_limit(resource.RLIMIT_CORE, 0)
         _set_limit(resource.RLIMIT_CPU, cpu_s, cpu_s + 1)
         _set_limit(resource.RLIMIT_AS, self._address_bytes)

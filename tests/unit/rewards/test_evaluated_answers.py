@@ -112,3 +112,22 @@ def test_a_right_answer_scores_1_without_a_guard_as_within() -> None:
     _, known = question_of(record("chain_sum"))
     assert reasoning_gym_reward(response=known, record=record("chain_sum")) == 1.0
     assert scored("chain_sum", known)[0] == Score(value=1.0, correct=True)
+
+
+@pytest.mark.parametrize("generator", EVALUATE)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[__import__('os').system('true'), 5!, 1!=2]",  # neither reading of it is Python's
+        "5! + eval(chr(49))!",
+        "(lambda: 1)( 5! != 2 ! = 3",
+        "x.__class__ !== 1!",
+    ],
+)
+def test_what_python_can_not_parse_is_not_taken_for_harmless(generator: str, text: str) -> None:
+    assert does_more_than_state(generator, text)
+
+
+@pytest.mark.parametrize("text", ["5! + 3!", "x**2 + sin(x)!", "3 x + 2 (x + 1)", "2*x != 3"])
+def test_values_that_python_can_not_parse_are_the_scorers_to_judge(text: str) -> None:
+    assert not does_more_than_state("simple_integration", text)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -16,6 +18,7 @@ from realsys.api.errors import ClusterError
 from realsys.rewards.guard.guarded import (
     CPU_TIME,
     DIED,
+    HOST_ENDED,
     MEMORY,
     RAISED,
     WALL_TIME,
@@ -42,6 +45,11 @@ def act(what, number=0):
         os.kill(os.getpid(), signal.SIGKILL)
     if what == "leave":
         raise SystemExit(3)
+    if what == "signal":
+        os.kill(os.getpid(), 40)  # one that Python has no name for
+    if what == "close":
+        os.closerange(3, 100)
+        time.sleep(3600)
     if what == "print":
         print("not a reply", flush=True)
         return "said"
@@ -77,6 +85,8 @@ def test_results_come_back(guarded: Guarded) -> None:
         ("count", CPU_TIME),
         ("hoard", MEMORY),
         ("die", DIED),
+        ("signal", DIED),
+        ("close", DIED),
         ("leave", RAISED),
         ("unknown", RAISED),
     ],
@@ -154,3 +164,13 @@ def _is_running(pid: int) -> bool:
     except (FileNotFoundError, ProcessLookupError):  # the latter: it went after the file was opened
         return False
     return state not in "ZX"
+
+
+def test_a_host_that_ends_is_no_fault_of_a_call(guarded: Guarded) -> None:
+    waiting = guarded.submit({"what": "sleep"})
+    host = guarded.call(what="whoami")[1]
+    os.kill(host, signal.SIGKILL)
+    with pytest.raises(CallFailed) as caught:
+        waiting.result()
+    assert caught.value.why == HOST_ENDED
+    assert guarded.call(what="whoami")[1] != host
