@@ -135,7 +135,9 @@ def chosen_for_own_model(*, steers_entropy: bool, compares: bool) -> Iterator[Ch
         why = "a model of your own; where answers score alike a bonus alone would move it"
         yield ChosenSetting(path="algorithm.entropy_coef", value=0.0, why=why)
     if compares:
-        why = "a model of your own, as published without a critic: no reference, which saves a seventh of a step"
+        why = (
+            "a model of your own, as published without a critic: saves the reference, 1/7 of a step"
+        )
         yield ChosenSetting(path="algorithm.kl_ctl", value=0.0, why=why)
 
 

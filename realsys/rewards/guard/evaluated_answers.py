@@ -33,7 +33,7 @@ _FACTORIAL = re.compile(r"!(?!=)")
 _CALLED = re.compile(r"([^\W\d]\w*+)\s*+\(")
 # Texts, attributes, hidden names, and what begins a function or a loop
 _MORE = re.compile(
-    r"[\"'`\\@;]|__|\.\s*+[^\W\d]|\b(?:for|lambda|import|while|await|yield|def|class)\b"
+    r"[\"'`@;]|__|\.\s*+[^\W\d]|\b(?:for|lambda|import|while|await|yield|def|class)\b"
 )
 _DOES_MORE = (
     ast.Attribute,
