@@ -14,7 +14,8 @@ import os
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -69,7 +70,8 @@ class Judge(FinalTextRule):
     )
     _grades: OrderedDict[str, float] = field(init=False, repr=False, default_factory=OrderedDict)
     _free_at_s: float = field(init=False, repr=False, default=0.0)
-    _running: int = field(init=False, repr=False, default=0)
+    _places: asyncio.Semaphore | None = field(init=False, repr=False, default=None)
+    _loop: asyncio.AbstractEventLoop | None = field(init=False, repr=False, default=None)
 
     @property
     def permissions(self) -> RulePermissions:
@@ -118,9 +120,9 @@ class Judge(FinalTextRule):
             if number:
                 await asyncio.sleep(wait_s)
                 wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
-            await self._turn()
             try:
-                reply, used = await self._asked(asked)
+                async with self._turn():
+                    reply, used = await self._asked(asked)
                 tokens += used
                 return read_grade(reply, self.out_of) / self.out_of, tokens
             except _NoGrade as error:
@@ -130,8 +132,6 @@ class Judge(FinalTextRule):
                 why = str(error)
             except _TryAgain as error:
                 why, wait_s = str(error), max(wait_s, error.after_s)
-            finally:
-                self._running -= 1
         raise RewardError(
             f"the judge gave no grade in {1 + self.max_retries} requests; the last: {why}",
             where=f"reward rule 'judge', {self.url}",
@@ -139,13 +139,19 @@ class Judge(FinalTextRule):
             "raise task.reward_args.judge.max_tokens for one that thinks, max_retries, or lower at_once",
         )
 
-    async def _turn(self) -> None:
-        """Waits until one more request may start; no semaphore, since each batch has its own event loop."""
-        while self._running >= self.at_once or time.monotonic() < self._free_at_s:
-            await asyncio.sleep(min(0.05, max(0.001, self._free_at_s - time.monotonic())))
-        self._running += 1
-        if self.per_minute is not None:
-            self._free_at_s = time.monotonic() + 60.0 / self.per_minute
+    @asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        """Waits in line until one more request may start, and holds its place while it runs."""
+        loop = asyncio.get_running_loop()
+        if self._places is None or self._loop is not loop:  # a semaphore belongs to one loop
+            self._places, self._loop = asyncio.Semaphore(self.at_once), loop
+        async with self._places:
+            if self.per_minute is not None:
+                now_s = time.monotonic()
+                start_s = max(now_s, self._free_at_s)
+                self._free_at_s = start_s + 60.0 / self.per_minute
+                await asyncio.sleep(start_s - now_s)
+            yield
 
     async def _asked(self, text: str) -> tuple[_Reply, float]:
         import aiohttp  # a plan looks at the rule without it

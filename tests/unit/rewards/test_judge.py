@@ -252,6 +252,13 @@ def test_at_most_so_many_at_once_and_a_minute(server: Server) -> None:
     assert time.monotonic() - began_s >= 4 * 0.1
 
 
+def test_answers_are_graded_in_line(server: Server) -> None:
+    rule = RewardRule("judge", {"judge": {"url": server.url, "model": "m", "at_once": 1}})
+    rule.score_all([Completion(response=f"<{i}>", record={"prompt": "p"}) for i in range(40)])
+    asked_for = [body["messages"][0]["content"] for body in server.seen]
+    assert [f"<{i}>" in text for i, text in enumerate(asked_for)] == [True] * 40
+
+
 def test_mistakes_are_named() -> None:
     with pytest.raises(ConfigError, match="no url"):
         Judge(model="m")
