@@ -26,7 +26,13 @@ from realsys.rewards.final_answers.answer_comparison import (
     is_rounded,
     same,
 )
-from realsys.rewards.final_answers.answer_terms import exact, is_fraction, is_worked_out, names_of
+from realsys.rewards.final_answers.answer_terms import (
+    exact,
+    is_fraction,
+    is_worked_out,
+    may_stand,
+    names_of,
+)
 from realsys.rewards.final_answers.math_forms import readings as readings_of
 from realsys.rewards.final_answers.term_parser import Term
 
@@ -173,7 +179,7 @@ class _Terms:
         """
         decimal, other = (known, found) if is_rounded(known) else (found, known)
         if not is_rounded(decimal) or names_of(other):
-            if is_worked_out(known):
+            if is_worked_out(known) and not may_stand(found):
                 return False
             return self._agree_at_points(known, found)
         value = exact(other)

@@ -13,7 +13,13 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Protocol, TypeVar
 
-from realsys.rewards.final_answers.answer_terms import exact, is_fraction, is_worked_out, names_of
+from realsys.rewards.final_answers.answer_terms import (
+    exact,
+    is_fraction,
+    is_worked_out,
+    may_stand,
+    names_of,
+)
 from realsys.rewards.final_answers.math_forms import Form
 from realsys.rewards.final_answers.term_parser import Term
 
@@ -66,7 +72,7 @@ class Rationals:
         """True for equal numbers."""
         if known == found:
             return True
-        if is_worked_out(known) and not is_worked_out(found) and not is_rounded(known):
+        if is_worked_out(known) and not may_stand(found) and not is_rounded(known):
             return False
         value, other = exact(known), exact(found)
         if value is None or other is None:
@@ -84,12 +90,17 @@ class Rationals:
 
 
 def is_left_undone(known: Term, found: Term) -> bool:
-    """True if a worked-out number is known, and ``found`` has yet to be worked out: 86 - 3, or 166/2."""
+    """True if a worked-out number is known, and ``found`` has yet to be worked out: 86 - 3, or 166/2.
+
+    What people leave standing, 2^{10} or 5!, is worked out enough.
+    """
     if not is_worked_out(known):
         return False
     value = exact(known)
     is_whole = value is not None and value.denominator == 1
-    return not is_worked_out(found) or (is_whole and is_fraction(found) and not is_fraction(known))
+    if not is_worked_out(found):
+        return not may_stand(found)
+    return is_whole and is_fraction(found) and not is_fraction(known)
 
 
 def is_rounded(term: Term) -> bool:

@@ -1,4 +1,4 @@
-"""Exact values of terms (math_forms.py) that are rational, and which terms are worked out (pure)."""
+"""Exact values of terms (math_forms.py) that are rational, and which terms may stand as answers (pure)."""
 
 from __future__ import annotations
 
@@ -99,6 +99,53 @@ def is_worked_out(term: Term) -> bool:
     if kind == "times" and len(term) == 3:
         return _is_number(term[1]) and _is_power_of_ten(term[2])
     return _is_number(term)
+
+
+def is_closed_form(term: Term) -> bool:
+    """True for what people leave standing as a number: ``2^{10}``, ``5!``, ``1 - 1/2^{20}``, ``\\log_2 8``.
+
+    Never plain sums, products and fractions of numbers (``40 + 2``, ``10/2``), roots and constants, which
+    stand for what they are not (``\\sqrt{6889}`` for 83), or powers that change nothing (``42^1``).
+    """
+    return not names_of(term) and _has_closed_part(term) and not _has_open_part(term)
+
+
+def _has_closed_part(term: Term) -> bool:
+    kind = term[0]
+    if kind == "power":
+        has_trivial = any(_is_number(part) and exact(part) in (0, 1) for part in term[1:])
+        return not has_trivial
+    if kind in ("factorial", "binomial", "function"):
+        return True
+    return any(_has_closed_part(part) for part in term[1:] if isinstance(part, tuple))
+
+
+def _has_open_part(term: Term) -> bool:
+    kind, parts = term[0], [part for part in term[1:] if isinstance(part, tuple)]
+    if kind in ("root", "constant"):
+        return True
+    if kind in ("add", "times") and sum(is_worked_out(part) for part in parts) > 1:
+        return True
+    if kind == "divide" and all(map(_is_number, parts)):
+        values = [exact(part) for part in parts]
+        return any(value is None or value.denominator != 1 for value in values) or (
+            math.gcd(*(int(value or 0) for value in values)) != 1 or values[1] == 1
+        )
+    if kind == "power" and any(_is_number(part) and exact(part) in (0, 1) for part in parts):
+        return True
+    return any(map(_has_open_part, parts))
+
+
+def may_stand(term: Term) -> bool:
+    """True for what is an answer where a number is asked for."""
+    return is_worked_out(term) or is_closed_form(term)
+
+
+def numbers_of(term: Term) -> list[Fraction]:
+    """Returns the numbers in a term, from left to right, without their signs."""
+    if term[0] == "number":
+        return [term[1]]
+    return [value for part in term[1:] if isinstance(part, tuple) for value in numbers_of(part)]
 
 
 def is_fraction(term: Term) -> bool:

@@ -11,23 +11,22 @@ from pathlib import Path
 
 import pytest
 
+from realsys.api.basics.reward import Completion
 from realsys.rewards.math_verify import math_verify_reward
+from realsys.rewards.rule import RewardRule
 
 FOLDER = Path(__file__).parent / "math_answers"
 TABLES = ("by_an_engineer", "by_an_outsider", "after_the_mending")
 MAX_SHARE = 0.01
-# Right by their labels, refused by design: a number is expected, and arithmetic has to be worked out
-# (math_verify.py says why).
-UNEVALUATED = {
-    "unevaluated power", "factorial form", "binomial form", "log evaluates", "fractional power",
-    "fraction that is integer", "product of powers", "complement form", "power of ten", "multinomial",
-    "unicode power", "unevaluated geometric sum",
-}  # fmt: skip
 KNOWN_FAILURES = {
+    "\\boxed{83!/82!}",
+    "Answer: $10^9+7$",
     "answer: twelve, i.e. 12",
     "#### 8 apples in 2 bags",
     "It takes 90 minutes (1.5 hours).",
     "\\boxed{5\\text{ maybe six}}",
+    "Simplifying, everything except the last term cancels.\n\nTherefore, the final answer is"
+    " $\\boxed{\\frac{10}{2}}$.",
 }
 
 
@@ -38,10 +37,6 @@ def rows_of(table: str) -> list[dict]:
 
 def has_thoughts(row: dict) -> bool:
     return row["style"] == "thoughts" or "<think>" in row["response"]
-
-
-def is_unevaluated(row: dict) -> bool:
-    return row["right"] and row["what"] in UNEVALUATED
 
 
 def errors_of(rows: list[dict]) -> list[dict]:
@@ -55,7 +50,7 @@ def errors_of(rows: list[dict]) -> list[dict]:
 
 def report(table: str) -> tuple[float, float, list[dict]]:
     """Returns the shares of right answers that are refused and of wrong ones that are accepted."""
-    rows = [row for row in rows_of(table) if not has_thoughts(row) and not is_unevaluated(row)]
+    rows = [row for row in rows_of(table) if not has_thoughts(row)]
     errors = errors_of(rows)
     refused = sum(row["right"] for row in errors) / sum(row["right"] for row in rows)
     accepted = sum(not row["right"] for row in errors) / sum(not row["right"] for row in rows)
@@ -75,10 +70,39 @@ def test_right_answers_score_and_wrong_ones_do_not(table):
     assert {row["response"] for row in errors} <= KNOWN_FAILURES
 
 
-def test_arithmetic_that_is_not_worked_out_is_refused():
-    rows = [row for row in rows_of("by_an_outsider") if is_unevaluated(row)]
-    assert len(rows) == len(UNEVALUATED)
-    assert errors_of(rows) == rows
+# question, answer, known, score
+ASKED = [
+    ("Compute $2^{10}$.", "\\boxed{2^{10}}", "1024", 0),
+    ("Compute 2^10.", "\\boxed{2^{10}}", "1024", 0),
+    ("Compute $2^{10}$.", "\\boxed{4^5}", "1024", 1),
+    ("How many subsets has a set of 10 elements?", "\\boxed{2^{10}}", "1024", 1),
+    ("What is $5!$?", "So it is $\\boxed{5!}$.", "120", 0),
+    ("In how many orders do 5 books stand?", "\\boxed{5!}", "120", 0),
+    ("In how many orders do five books stand?", "\\boxed{5!}", "120", 1),
+    ("Choose 3 of 10.", "\\boxed{\\binom{10}{3}}", "120", 0),
+    ("Evaluate $\\dfrac{7!}{3!\\,4!}$.", "\\boxed{\\frac{7!}{3! 4!}}", "35", 0),
+    ("What is 17 + 25?", "\\boxed{25+17\\cdot 2^2/4}", "42", 0),
+    ("What is 17 + 25?", "\\boxed{40 + 2}", "42", 0),
+    ("What is 17 + 25?", "\\boxed{42^1}", "42", 0),
+    ("What is 17 + 25?", "\\boxed{42}", "42", 1),
+    ("Factor $x^2 + 2x + 1$.", "\\boxed{x^2+2x+1}", "(x+1)^2", 0),
+    ("Factor $x^2 + 2x + 1$.", "\\boxed{(1+x)^2}", "(x+1)^2", 1),
+    ("Which is larger, $x^2+1$ or $x^2-1$?", "\\boxed{x^2 + 1}", "x^2+1", 1),
+    ("Write $y = 2x + 1$ as $ax + by = c$.", "\\boxed{y=2x+1}", "2x-y=-1", 0),
+    ("Write $y = 2x + 1$ as $ax + by = c$.", "\\boxed{-2x+y=1}", "2x-y=-1", 1),
+    ("Is it (0.5, 1) or (1, 2)?", "\\boxed{(0.5, 1)}", "(\\frac{1}{2}, 1)", 1),
+    ("How much is 50% of 3?", "\\boxed{1.5}", "\\frac{3}{2}", 1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("question", "response", "answer", "score"), ASKED)
+def test_the_question_again_is_no_answer(question, response, answer, score):
+    rule = RewardRule("math_verify", {})
+    for prompt in (question, [{"role": "user", "content": question}]):
+        record = {"prompt": prompt, "answer": answer}
+        completion = Completion(response=response, answer=answer, record=record)
+        (found,) = rule.score_all([completion])
+        assert found.value == score
 
 
 def test_thoughts_are_not_the_answer():
