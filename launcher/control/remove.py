@@ -20,6 +20,7 @@ from launcher.trials.find_trials import sweep_of, trial_name
 from launcher.trials.status import StatusReader
 from launcher.trials.submission import read_submission
 from launcher.trials.trial_view import TrialView
+from realsys.api.basics.temporary_names import temporary_beside
 from realsys.api.errors import ConfigError, RealsysError, StoreUnavailable, TrialError, TrialIsLive
 from realsys.api.plan import LaunchPlan, read_plan
 from realsys.name_resolve.key_table import TrialKeys
@@ -89,8 +90,10 @@ def _lies_in(files: TrialFiles, root: Path) -> bool:
     except RealsysError:  # its submission record is damaged, so it can't be ruled out
         return True
     folders = [Path(submission.folder)] if submission and submission.folder else []
-    folders += [files.code.resolve()] if files.code.is_symlink() else []
-    return any(folder.is_relative_to(root) for folder in folders)
+    folders += [files.code] if files.code.is_symlink() else []
+    # The root of trials may be named through a link, while a resolved link never is.
+    home = root.resolve()
+    return any(folder.resolve().is_relative_to(home) for folder in folders)
 
 
 def remove(files: TrialFiles) -> RemovalResult:
@@ -110,10 +113,13 @@ def remove(files: TrialFiles) -> RemovalResult:
             raise problem
         keys = _clear_keys(files, _plan_of(files))
         with translate_os_errors(files.root):
-            gone = files.root.with_name(f"{PREFIX}{files.root.name}-{os.getpid()}")
-            files.root.rename(gone)
+            home = files.root.resolve()  # a trial that was moved elsewhere may be linked here
+            gone = temporary_beside(home, prefix=PREFIX)
+            home.rename(gone)
             num_files, num_bytes = _counted(gone)
             shutil.rmtree(gone)
+            if files.root.is_symlink():
+                files.root.unlink()
     return RemovalResult(num_files, num_bytes, keys)
 
 

@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from realsys.api.basics.temporary_names import temporary_beside
 from realsys.api.cluster import ClusterSpec
 from realsys.api.errors import ClusterError, ConfigError
 from realsys.slurm.image_names import Image, apptainer_source, enroot_source, file_stem, parse_image
@@ -122,7 +123,7 @@ def pull_argv(runtime: str, image: Image, target: Path) -> list[str]:
 @contextmanager
 def _beside(target: Path) -> Iterator[Path]:
     """Provides a temporary path in the folder of ``target``, unique to this process; removed afterwards."""
-    part = target.with_name(f".{os.uname().nodename}-{os.getpid()}.{target.name}")
+    part = temporary_beside(target)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         yield part

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from realsys.api.agent import AgentHost, EpisodeTask
+from realsys.api.basics.temporary_names import temporary_beside
 from realsys.rollout.conversation.episode_session import EpisodeSession
 from realsys.rollout.endpoint.session_registry import NoRoom, StartedEpisode
 from realsys.rollout.runners.agent_arguments import ExternalArguments
@@ -66,8 +67,8 @@ class ExternalAgent(ExternalArguments, EndpointAgent):
             "certificate": None if self.certificate is None else str(self.certificate),
         }
         path = host.folder / ADDRESS_FILE
-        new = path.with_suffix(f".{os.getpid()}")
-        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        new = temporary_beside(path)
+        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "w") as file:
             json.dump(address, file)
         new.rename(path)

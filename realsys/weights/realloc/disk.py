@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from realsys.api.basics.temporary_names import temporary_beside
 from realsys.api.errors import CheckpointError, ConfigError
 from realsys.weights.realloc.buckets import WeightPiece
 from realsys.weights.realloc.links import peer_timeout
@@ -85,7 +86,7 @@ def write_part(plan: ReallocPlan, worker: int, views: Views, folder: Path) -> Pa
     check_lossless(views, {piece.name for piece in pieces}, plan.dtypes, plan.rounded)
     folder.mkdir(parents=True, exist_ok=True)
     path = _file(folder, worker)
-    draft = path.with_suffix(f".{os.getpid()}.draft")
+    draft = temporary_beside(path)
     with torch.no_grad():
         tensors = {_key(p): _gathered(views, p, plan.dtypes) for p in sorted(pieces)}
     save_file(tensors, draft)
