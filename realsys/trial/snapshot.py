@@ -13,6 +13,7 @@ import hashlib
 import importlib.util
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -150,10 +151,27 @@ def provenance_warning(files: TrialFiles) -> str:
     )
 
 
+def resolved_imports(names: Iterable[str]) -> list[str]:
+    """Returns the ``--import`` entries, each once: files by their real path, modules by their name."""
+    found = (str(Path(n).expanduser().resolve()) if n.endswith(".py") else n for n in names)
+    return list(dict.fromkeys(found))
+
+
 def snapshot_imports(imports: Sequence[str], trial_dir: Path) -> tuple[str, ...]:
-    """Returns the ``--import`` entries as the workers of a trial with a snapshot import them."""
-    code = TrialFiles(trial_dir).code
-    return tuple(str(code / "imports" / Path(n).name) if n.endswith(".py") else n for n in imports)
+    """Returns the ``--import`` entries as the workers of a trial with a snapshot import them.
+
+    Of several files of one base name the second is in a folder ``2``, and so on.
+    """
+    folder, count = TrialFiles(trial_dir).code / "imports", Counter[str]()
+    places = []
+    for name in imports:
+        if not name.endswith(".py"):
+            places.append(name)
+            continue
+        base = Path(name).name
+        count[base] += 1
+        places.append(str(folder / (str(count[base]) if count[base] > 1 else "") / base))
+    return tuple(places)
 
 
 def take_snapshot(
@@ -190,10 +208,11 @@ def take_snapshot(
     # Compiled once here, otherwise every task would do it on a shared file system. Files that are already
     # compiled in the checkout and not older than their source are reused.
     compileall.compile_dir(files.code / "realsys", quiet=2)
-    for path in imports:
+    given = resolved_imports(imports)
+    for path, copy in zip(given, snapshot_imports(given, files.root), strict=True):
         if path.endswith(".py"):
-            (files.code / "imports").mkdir(parents=True, exist_ok=True)
-            shutil.copy2(path, files.code / "imports" / Path(path).name)
+            Path(copy).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(path, copy)
     found = provenance(root)
     if found.changed:
         diff, why = _git(root, "diff", "HEAD")

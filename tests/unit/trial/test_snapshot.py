@@ -22,6 +22,7 @@ from realsys.trial.snapshot import (
     code_digest,
     provenance_warning,
     revision,
+    resolved_imports,
     snapshot_imports,
     take_snapshot,
 )
@@ -111,6 +112,19 @@ def test_an_import_file_is_copied_and_the_plan_names_the_copy(checkout, files, t
         "some.module",
     )
     assert (files.code / "imports" / "mine.py").read_text() == "X = 1\n"
+
+
+def test_import_files_of_one_name_are_copied_each(checkout, files, tmp_path, monkeypatch):
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "mine.py").write_text(f"X = {folder!r}\n")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    again = str(tmp_path / "b" / ".." / "a" / "mine.py")
+    given = [str(tmp_path / "a" / "mine.py"), again, "~/b/mine.py"]
+    take_snapshot(files, given, root=checkout)
+    copies = snapshot_imports(resolved_imports(given), files.root)
+    assert [Path(copy).read_text() for copy in copies] == ["X = 'a'\n", "X = 'b'\n"]
+    assert snapshot_imports(copies, files.root) == copies  # as a resume with changes has them
 
 
 def test_too_large_files_are_left_out_and_named(checkout, files, monkeypatch):
