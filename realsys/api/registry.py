@@ -138,6 +138,7 @@ _BUILT_IN_REWARDS = {
 }
 _reward_options: dict[str, RewardOptions] = {}
 _imported: list[str] = []  # by ``load_plugins``, in order
+_entry_points: list[str] = []  # modules of entry points, in order
 
 
 @dataclasses.dataclass(frozen=True)
@@ -358,6 +359,11 @@ def imported_plugins() -> tuple[str, ...]:
     return tuple(_imported)
 
 
+def entry_point_modules() -> tuple[str, ...]:
+    """Returns the modules of installed plug-ins that ``load_plugins`` has imported here, in order."""
+    return tuple(_entry_points)
+
+
 def reward_permissions(name: str, rule: Any) -> RulePermissions:
     """Returns what a rule may do: its own ``permissions``, as made with its arguments, else as registered.
 
@@ -426,7 +432,10 @@ def load_plugins(imports: Iterable[str] = (), *, if_changed: bool = False) -> No
         import importlib.metadata  # which takes much longer than this look
 
         for point in importlib.metadata.entry_points(group="realsys.plugins"):
-            _import(point.value.partition(":")[0], origin=f"entry point {point.name!r}")
+            module = point.value.partition(":")[0]
+            _import(module, origin=f"entry point {point.name!r}")
+            if module not in _entry_points:
+                _entry_points.append(module)
     for name in imports:
         _import(name, origin=f"--import {name}", if_changed=if_changed)
         if name not in _imported:

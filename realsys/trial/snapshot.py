@@ -110,19 +110,33 @@ def code_that_made(record: TrialRecord, plan_revision: str) -> tuple[str, str]:
     )
 
 
-@functools.cache
 def code_digest(imports: tuple[str, ...] = (), root: Path | None = None) -> str:
-    """Returns 16 hex digits that identify the code that workers run: sources and ``--import``
-    files, as they are now."""
-    root = root or code_root()
-    ours = sorted(p for package in RUN_PACKAGES for p in (root / package).rglob("*.py"))
-    named = [(str(path.relative_to(root)), path) for path in ours]
-    named += [(Path(name).name, Path(name)) for name in imports if name.endswith(".py")]
-    digest = hashlib.sha256()
-    for name, path in named:
-        with suppress(OSError):  # a missing file is reported by its import
-            digest.update(f"{name}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
+    """Returns 16 hex digits that identify the code that workers run: sources, as this process first
+    saw them, and ``--import`` files, as they are now."""
+    digest = sources_digest(RUN_PACKAGES, root or code_root())
+    for name in imports:
+        if name.endswith(".py"):
+            with suppress(OSError):  # a missing file is reported by its import
+                digest.update(_digest_of(Path(name).name, Path(name)))
     return digest.hexdigest()[:16]
+
+
+def sources_digest(folders: tuple[str, ...], root: Path | None = None) -> hashlib._Hash:
+    """Returns a SHA-256, to go on with, of our sources in folders of the code's root."""
+    return _sources_digest(folders, root or code_root()).copy()
+
+
+@functools.cache
+def _sources_digest(folders: tuple[str, ...], root: Path) -> hashlib._Hash:
+    digest = hashlib.sha256()
+    for path in sorted(p for folder in folders for p in (root / folder).rglob("*.py")):
+        with suppress(OSError):
+            digest.update(_digest_of(str(path.relative_to(root)), path))
+    return digest
+
+
+def _digest_of(name: str, path: Path) -> bytes:
+    return f"{name}\0".encode() + hashlib.sha256(path.read_bytes()).digest()
 
 
 def changed_code_warning(files: TrialFiles, plan: LaunchPlan) -> str:

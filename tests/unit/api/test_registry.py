@@ -164,7 +164,9 @@ def test_two_files_of_one_name_are_two_plug_ins(tmp_path):
     built_in = registry.BUILTIN["reward"]
     assert registry.names("reward") == sorted([*built_in, "one", "two"])
     rules = [registry.find_reward(name) for name in ("one", "two")]
-    assert [sys.modules[rule.__module__].__file__ for rule in rules] == files  # as pickle finds them
+    assert [
+        sys.modules[rule.__module__].__file__ for rule in rules
+    ] == files  # as pickle finds them
     registry.load_plugins(files)
     assert [registry.find_reward(name) for name in ("one", "two")] == rules
 

@@ -1,4 +1,4 @@
-"""Whether a phase is done, also when the supervisor of the attempt that did it was lost; and its product."""
+"""Whether a phase is done, also if the supervisor of the attempt that did it was lost; and its product."""
 
 from __future__ import annotations
 

@@ -18,11 +18,12 @@ from stand_in_slurm import make_plan
 from realsys.trial.records import TrialFiles, TrialRecord, read_record, write_record
 from realsys.trial.snapshot import (
     CodeSnapshot,
+    _sources_digest,
     changed_code_warning,
     code_digest,
     provenance_warning,
-    revision,
     resolved_imports,
+    revision,
     snapshot_imports,
     take_snapshot,
 )
@@ -193,7 +194,7 @@ def test_what_git_knows_needs_no_remark(checkout, files):
 
 def test_the_digest_is_of_the_code_and_the_imports(checkout, tmp_path):
     def digest(*imports: str) -> str:
-        code_digest.cache_clear()
+        _sources_digest.cache_clear()
         return code_digest(imports, checkout)
 
     before = digest()
