@@ -32,7 +32,7 @@ from realsys.trial.snapshot import PACKAGES, sources_digest
 COMPUTING_ROOMS = (
     *("api", "algorithms", "backends", "data", "interfaces", "master", "model_worker", "models"),
 )
-MODEL_ENDINGS = (".json", ".jinja", ".model", ".txt", ".tiktoken")
+MODEL_SUFFIXES = (".json", ".jinja", ".model", ".txt", ".tiktoken")
 TEMPLATES = "additional_chat_templates"  # a tokenizer's further templates
 _HEX_DIGITS = 16
 
@@ -171,7 +171,7 @@ def _model_files(config: ExperimentConfig, products: Collection[str]) -> Iterato
             for place in (Path(folder), Path(folder, TEMPLATES)):
                 with suppress(OSError):
                     entries = sorted(place.iterdir())
-                    yield from (p for p in entries if p.suffix in MODEL_ENDINGS and p.is_file())
+                    yield from (p for p in entries if p.suffix in MODEL_SUFFIXES and p.is_file())
 
 
 def _digest_of(path: Path) -> bytes:

@@ -123,7 +123,8 @@ def pull_argv(runtime: str, image: Image, target: Path) -> list[str]:
 @contextmanager
 def _beside(target: Path) -> Iterator[Path]:
     """Provides a temporary path in the folder of ``target``, unique to this process; removed afterwards."""
-    part = temporary_beside(target)
+    unique = temporary_beside(target)
+    part = unique.with_name(unique.name + target.suffix)  # by which some programs know its format
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         yield part
