@@ -20,7 +20,6 @@ from launcher.trials.find_trials import sweep_of, trial_name
 from launcher.trials.status import StatusReader
 from launcher.trials.submission import read_submission
 from launcher.trials.trial_view import TrialView
-from realsys.api.basics.temporary_names import temporary_beside
 from realsys.api.errors import ConfigError, RealsysError, StoreUnavailable, TrialError, TrialIsLive
 from realsys.api.plan import LaunchPlan, read_plan
 from realsys.name_resolve.key_table import TrialKeys
@@ -28,6 +27,7 @@ from realsys.name_resolve.trial_store import has_job_etcd, open_trial_store
 from realsys.trial.folders import check_ours
 from realsys.trial.liveness import processes_of
 from realsys.trial.records import TrialFiles
+from realsys.trial.temporary_names import temporary_beside
 from realsys.trial.trial_state import State
 
 PREFIX = ".removed-"  # of a folder being removed; not a valid trial name

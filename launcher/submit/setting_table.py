@@ -36,8 +36,8 @@ def remember(experiment: str, options: object) -> None:
 
     from realsys.api import registry
     from realsys.api.basics import plugin_table
-    from realsys.api.basics.temporary_names import replace_text
     from realsys.config.option_tree import declared, values
+    from realsys.trial.temporary_names import replace_text
 
     if recall(experiment) and not any(plugin_table.registered.values()):
         return  # the files of all kinds, which need not be imported, are as they were

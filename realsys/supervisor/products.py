@@ -8,9 +8,9 @@ import os
 import shutil
 from pathlib import Path
 
-from realsys.api.basics.temporary_names import temporary_beside
 from realsys.supervisor.health.first_failure import log_tail
 from realsys.trial.records import AttemptRecord, PhaseFiles, TrialFiles, fresh, read_record
+from realsys.trial.temporary_names import temporary_beside
 
 logger = logging.getLogger(__name__)
 

@@ -37,9 +37,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar
 
-from realsys.api.basics.temporary_names import temporary_beside
 from realsys.api.errors import ConfigError, TrialError
 from realsys.api.plain import from_plain, to_plain
+from realsys.trial.temporary_names import temporary_beside
 
 T = TypeVar("T")
 KEY_PREFIX = "realsys/v1/"  # of every key in name resolution (realsys/name_resolve/key_table.py)

@@ -15,11 +15,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from realsys.api.basics.temporary_names import temporary_beside
 from realsys.api.cluster import ClusterSpec
 from realsys.api.errors import ClusterError, ConfigError
 from realsys.slurm.image_names import Image, apptainer_source, enroot_source, file_stem, parse_image
 from realsys.trial.folders import check_folders
+from realsys.trial.temporary_names import temporary_beside
 
 PROGRAMS = {"pyxis": "enroot", "apptainer": "apptainer"}
 NOT_PULLED = (

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from launcher.sites import places
 from launcher.slurm.query.job_rows import JobInfo
-from realsys.api.basics.temporary_names import replace_text
+from realsys.trial.temporary_names import replace_text
 from realsys.trial.trial_state import JobState
 
 FORMAT = 1  # of the file; a file of another format is ignored

@@ -17,9 +17,9 @@ from urllib.parse import urlsplit
 import msgspec
 
 from realsys.api.basics.bounded_files import open_regular
-from realsys.api.basics.temporary_names import temporary_beside
 from realsys.api.cluster import EtcdSpec
 from realsys.api.errors import ConfigError
+from realsys.trial.temporary_names import temporary_beside
 
 DEFAULT_PORT = 2379
 MAX_FILE_BYTES = 1024 * 1024

@@ -165,8 +165,8 @@ class HttpConnection:
                 self.name, json=message, headers=self._headers, timeout=timeout
             ) as response:
                 if response.status >= 400:
-                    said = (await response.content.read(_TAIL_BYTES)).decode(errors="replace")
-                    raise self._away(f"HTTP {response.status} {said[:200]}")
+                    body = (await response.content.read(_TAIL_BYTES)).decode(errors="replace")
+                    raise self._away(f"HTTP {response.status} {body[:200]}")
                 if session_id := response.headers.get("Mcp-Session-Id"):
                     self._headers |= {
                         "Mcp-Session-Id": session_id,

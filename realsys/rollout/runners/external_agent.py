@@ -17,12 +17,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from realsys.api.agent import AgentHost, EpisodeTask
-from realsys.api.basics.temporary_names import temporary_beside
 from realsys.rollout.conversation.episode_session import EpisodeSession
 from realsys.rollout.endpoint.session_registry import NoRoom, StartedEpisode
 from realsys.rollout.runners.agent_arguments import ExternalArguments
 from realsys.rollout.runners.endpoint_agent import EndpointAgent, admin_key
 from realsys.rollout.runners.episode_outcome import AgentOutcome, EpisodeSeat
+from realsys.trial.temporary_names import temporary_beside
 
 logger = logging.getLogger(__name__)
 

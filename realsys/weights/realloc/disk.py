@@ -17,8 +17,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from realsys.api.basics.temporary_names import temporary_beside
 from realsys.api.errors import CheckpointError, ConfigError
+from realsys.trial.temporary_names import temporary_beside
 from realsys.weights.realloc.buckets import WeightPiece
 from realsys.weights.realloc.links import peer_timeout
 from realsys.weights.realloc.realloc import ReallocReport, report_of

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from realsys.api.basics.temporary_names import replace_text, temporary_beside
+from realsys.trial.temporary_names import replace_text, temporary_beside
 
 ROOT = Path(__file__).parents[3]
 RANDOM = ("token_hex", "token_bytes", "urandom", "uuid4")
