@@ -27,6 +27,7 @@ from realsys.name_resolve.trial_store import has_job_etcd, open_trial_store
 from realsys.trial.folders import check_ours
 from realsys.trial.liveness import processes_of
 from realsys.trial.records import TrialFiles
+from realsys.trial.temporary_names import temporary_beside
 from realsys.trial.trial_state import State
 
 PREFIX = ".removed-"  # of a folder being removed; not a valid trial name
@@ -89,8 +90,10 @@ def _lies_in(files: TrialFiles, root: Path) -> bool:
     except RealsysError:  # its submission record is damaged, so it can't be ruled out
         return True
     folders = [Path(submission.folder)] if submission and submission.folder else []
-    folders += [files.code.resolve()] if files.code.is_symlink() else []
-    return any(folder.is_relative_to(root) for folder in folders)
+    folders += [files.code] if files.code.is_symlink() else []
+    # The root of trials may be named through a link, while a resolved link never is.
+    home = root.resolve()
+    return any(folder.resolve().is_relative_to(home) for folder in folders)
 
 
 def remove(files: TrialFiles) -> RemovalResult:
@@ -110,10 +113,13 @@ def remove(files: TrialFiles) -> RemovalResult:
             raise problem
         keys = _clear_keys(files, _plan_of(files))
         with translate_os_errors(files.root):
-            gone = files.root.with_name(f"{PREFIX}{files.root.name}-{os.getpid()}")
-            files.root.rename(gone)
+            home = files.root.resolve()  # a trial that was moved elsewhere may be linked here
+            gone = temporary_beside(home, prefix=PREFIX)
+            home.rename(gone)
             num_files, num_bytes = _counted(gone)
             shutil.rmtree(gone)
+            if files.root.is_symlink():
+                files.root.unlink()
     return RemovalResult(num_files, num_bytes, keys)
 
 

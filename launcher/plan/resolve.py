@@ -8,11 +8,9 @@ prepared once. Whether the product exists already is checked by the supervisor, 
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
-import json
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -29,6 +27,7 @@ from launcher.plan.memory_check import (
     server_problems,
     servers_of_plan,
 )
+from launcher.plan.product_names import product_name
 from realsys.api.cluster import ClusterSpec
 from realsys.api.errors import ConfigError, collected, flat, raise_all
 from realsys.api.experiment import ChosenSetting, Experiment, ExperimentConfig
@@ -69,6 +68,7 @@ def resolve(
     now: datetime | None = None,
     snapshot: bool = False,
     revision: str = "",
+    products: Mapping[str, str] | None = None,
     fits_memory: bool = True,
 ) -> LaunchPlan:
     """Decides the whole trial.
@@ -85,6 +85,7 @@ def resolve(
         request, now: on Slurm, the user's job options, and the local time from which relative times
             count.
         snapshot, revision: whether the trial runs a copy of the code, and its revision.
+        products: names that the products of phases had at the trial's launch.
         fits_memory: refuse models that are too large for their GPUs.
     Raises:
         ConfigErrors: all problems found.
@@ -98,7 +99,9 @@ def resolve(
     known = {p.what for p in problems}
     problems += [p for p in _option_problems(experiment) if p.what not in known]
     experiment = with_defaults_out_of_range(experiment)
-    phases = _Phases(cluster.file_root, experiment_name, trial_name, folder, problems)
+    phases = _Phases(
+        cluster.file_root, experiment_name, trial_name, folder, problems, imports, products or {}
+    )
     phases.add(MAIN_PHASE, experiment_name, experiment)
     done, job, job_warnings = phases.done, None, []
     too_many = [p for phase in done for p in _more_than_one_gpu(phase)]
@@ -198,6 +201,8 @@ class _Phases:
     trial_name: str
     folder: Path
     problems: list[ConfigError]
+    imports: Sequence[str]
+    products: Mapping[str, str]
     done: list[PhasePlan] = field(default_factory=list)
 
     def add(self, name: str, experiment_name: str, experiment: Experiment) -> str | None:
@@ -223,7 +228,13 @@ class _Phases:
         config, scheduling = resolved
         publish = None
         if name != MAIN_PHASE:
-            product = content_hash(config, experiment.input_files())
+            product = product_name(
+                config,
+                experiment.input_files(),
+                imports=self.imports,
+                products=[done.publish for done in self.done if done.publish is not None],
+                former=self.products.get(name),
+            )
             publish = f"{self.file_root}/cache/{name}/{product}"
         self.done.append(
             PhasePlan(
@@ -263,21 +274,6 @@ class _Phases:
                 raise
             self.problems += scheduling_problems(scheduling, config)
         return None if len(self.problems) > before else (config, scheduling)
-
-
-def content_hash(config: ExperimentConfig, input_files: Iterable[str] = ()) -> str:
-    """Hashes the inputs of a product: equal configuration and equal files give an equal name.
-
-    16 hex digits. An unreadable file counts by its name; it is reported elsewhere.
-    """
-    digest = hashlib.sha256(
-        json.dumps(to_plain(config), sort_keys=True, ensure_ascii=False).encode()
-    )
-    for path in input_files:
-        digest.update(path.encode())
-        with suppress(OSError), open(path, "rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
-    return digest.hexdigest()[:16]
 
 
 def scheduling_problems(

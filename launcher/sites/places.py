@@ -63,21 +63,21 @@ def remembered_file_roots() -> list[str]:
     """Lists the file roots of launches with a spec file from elsewhere (``--cluster ./my.yaml``)."""
     try:
         with open(_roots_file(), encoding="utf-8") as file:
-            return [root for root in file.read().split("\0") if root]
+            return list(dict.fromkeys(root for root in file.read().split("\0") if root))
     except (OSError, UnicodeError):
         return []
 
 
 def remember_file_root(root: str) -> None:
     """Makes `realsys status` find trials under ``root``. A cache: a failure to write it is ignored."""
-    roots = remembered_file_roots()
-    if root in roots:
+    if root in remembered_file_roots():
         return
     try:
         os.makedirs(state_home(), exist_ok=True)
-        with open(_roots_file(), "w", encoding="utf-8") as file:
-            file.write("\0".join([*roots, root]))
-    except OSError:
+        # Appended in one write, so that launches at the same time lose none of each other's roots.
+        with open(_roots_file(), "ab", buffering=0) as file:
+            file.write(b"\0" + root.encode())
+    except (OSError, UnicodeError):
         pass
 
 

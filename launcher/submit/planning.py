@@ -35,7 +35,7 @@ from realsys.api.plan import LaunchPlan
 from realsys.config.option_tree import paths, with_value
 from realsys.config.overrides import apply_overrides, apply_settings, defaults_of, read_settings
 from realsys.trial.records import trial_dir
-from realsys.trial.snapshot import revision_meanwhile
+from realsys.trial.snapshot import resolved_imports, revision_meanwhile
 from realsys.worker.machine_gpus import machine_gpus
 
 
@@ -193,11 +193,8 @@ def hub_of(cluster: ClusterSpec, fetch: Callable[[str], None] | None) -> DataHub
 
 def import_all(names: Sequence[str]) -> list[str]:
     """Imports plug-in files and modules; returns their names as workers can import them."""
-    found = [
-        str(Path(n).expanduser().resolve()) if n.endswith(".py") else n
-        for n in dict.fromkeys(names)
-    ]
-    registry.load_plugins(found)
+    found = resolved_imports(names)
+    registry.load_plugins(found, if_changed=True)
     return found
 
 

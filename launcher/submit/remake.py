@@ -179,6 +179,7 @@ class _PlanMaker:
                 now=datetime.now(),
                 snapshot=plan.snapshot,
                 revision=plan.revision,
+                products={p.name: Path(p.publish).name for p in plan.phases if p.publish},
                 fits_memory=now,
             )
 

@@ -32,9 +32,12 @@ def recall(experiment: str) -> dict[str, tuple[str, ...]]:
 
 def remember(experiment: str, options: object) -> None:
     """Writes the table of an experiment if it changed. A cache: a failure is ignored."""
+    from pathlib import Path
+
     from realsys.api import registry
     from realsys.api.basics import plugin_table
     from realsys.config.option_tree import declared, values
+    from realsys.trial.temporary_names import replace_text
 
     if recall(experiment) and not any(plugin_table.registered.values()):
         return  # the files of all kinds, which need not be imported, are as they were
@@ -52,9 +55,7 @@ def remember(experiment: str, options: object) -> None:
         if os.path.exists(path) and _read(path) == text:
             return
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(f"{path}.{os.getpid()}", "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(file.name, path)
+        replace_text(Path(path), text)
     except (OSError, ValueError):
         pass
 

@@ -13,6 +13,7 @@ import enum
 import functools
 import importlib
 import importlib.util
+import itertools
 import os
 import sys
 import types
@@ -93,6 +94,7 @@ CONTEXT: dict[str, tuple[str, ...]] = {
     "dataset": ("tokenizer", "seed"),
 }
 _OF_FILES = "realsys_import_"  # begins the names of modules that are files given by --import
+_CONTENT, _REGISTERED = "__realsys_content__", "__realsys_registered__"  # kept in these modules
 CORRECT_SCORE = 1.0  # score of a correct answer, unless its rule sets another
 
 
@@ -136,6 +138,7 @@ _BUILT_IN_REWARDS = {
 }
 _reward_options: dict[str, RewardOptions] = {}
 _imported: list[str] = []  # by ``load_plugins``, in order
+_entry_points: list[str] = []  # modules of entry points, in order
 
 
 @dataclasses.dataclass(frozen=True)
@@ -356,6 +359,11 @@ def imported_plugins() -> tuple[str, ...]:
     return tuple(_imported)
 
 
+def entry_point_modules() -> tuple[str, ...]:
+    """Returns the modules of installed plug-ins that ``load_plugins`` has imported here, in order."""
+    return tuple(_entry_points)
+
+
 def reward_permissions(name: str, rule: Any) -> RulePermissions:
     """Returns what a rule may do: its own ``permissions``, as made with its arguments, else as registered.
 
@@ -410,9 +418,12 @@ def make_experiment(name: str, **options: Any) -> Any:
     return _make("experiment", name, {}, options)
 
 
-def load_plugins(imports: Iterable[str] = ()) -> None:
+def load_plugins(imports: Iterable[str] = (), *, if_changed: bool = False) -> None:
     """Imports the entry points of group ``realsys.plugins`` and the files or modules in ``imports``.
 
+    Args:
+        if_changed: also those files that were imported before and have another content now, in place of
+            what they registered then: for a launcher that lives long, never for a worker.
     Raises:
         ConfigError: an import fails; carries the reason.
     """
@@ -421,34 +432,30 @@ def load_plugins(imports: Iterable[str] = ()) -> None:
         import importlib.metadata  # which takes much longer than this look
 
         for point in importlib.metadata.entry_points(group="realsys.plugins"):
-            _import(point.value.partition(":")[0], origin=f"entry point {point.name!r}")
+            module = point.value.partition(":")[0]
+            _import(module, origin=f"entry point {point.name!r}")
+            if module not in _entry_points:
+                _entry_points.append(module)
     for name in imports:
-        _import(name, origin=f"--import {name}")
+        _import(name, origin=f"--import {name}", if_changed=if_changed)
         if name not in _imported:
             _imported.append(name)
 
 
-def _import(name: str, *, origin: str) -> None:
+def _import(name: str, *, origin: str, if_changed: bool = False) -> None:
     before = {kind: dict(table) for kind, table in plugin_table.registered.items()}
+    options = dict(_reward_options)
     try:
-        if not name.endswith(".py"):
+        if name.endswith(".py"):
+            _import_file(Path(name).resolve(), if_changed=if_changed)
+        else:
             importlib.import_module(name)
-            return
-        path = Path(name).resolve()
-        module_name = _OF_FILES + path.stem
-        if getattr(sys.modules.get(module_name), "__file__", None) == str(path):
-            return
-        spec = importlib.util.spec_from_file_location(module_name, path)
-        if spec is None or spec.loader is None or not path.is_file():
-            raise FileNotFoundError(f"no file {path}")
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[module_name] = module
-        spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:  # user code may raise anything
-        sys.modules.pop(_OF_FILES + Path(name).stem, None)
         for kind, table in before.items():  # a plug-in is registered whole or not at all
             plugin_table.registered[kind].clear()
             plugin_table.registered[kind].update(table)
+        _reward_options.clear()
+        _reward_options.update(options)
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(
@@ -456,6 +463,49 @@ def _import(name: str, *, origin: str) -> None:
             where=origin,
             fix="repair the file, or give a path ending in .py or an importable module name",
         ) from error
+
+
+def _import_file(path: Path, *, if_changed: bool) -> None:
+    """Runs a plug-in's file as a module of its own, unless that was done."""
+    name = _module_of_file(path)
+    known = sys.modules.get(name)
+    if known is not None and not if_changed:
+        return
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or not path.is_file():
+        raise FileNotFoundError(f"no file {path}")
+    content = path.read_bytes()
+    if known is not None:
+        if getattr(known, _CONTENT, content) == content:
+            return
+        for kind, registered in getattr(known, _REGISTERED).items():
+            for one in registered:
+                plugin_table.registered[kind].pop(one, None)
+                if kind == "reward":
+                    _reward_options.pop(one, None)
+    module = importlib.util.module_from_spec(spec)
+    before = {kind: set(table) for kind, table in plugin_table.registered.items()}
+    sys.modules[name] = module
+    try:
+        # Not by the loader: its byte code is that of an earlier content of this size and second.
+        exec(compile(content, path, "exec", dont_inherit=True), vars(module))
+    except BaseException:
+        sys.modules.pop(name)
+        if known is not None:
+            sys.modules[name] = known
+        raise
+    now = {kind: set(table) - before[kind] for kind, table in plugin_table.registered.items()}
+    vars(module).update({_CONTENT: content, _REGISTERED: now})
+
+
+def _module_of_file(path: Path) -> str:
+    """Returns the module's name of a file given by ``--import``: of its stem, and a number for all but the
+    first file of that stem. Files imported in one order get the same names in every process."""
+    for number in itertools.count(1):
+        name = f"{_OF_FILES}{path.stem}" + (f"_{number}" if number > 1 else "")
+        if getattr(sys.modules.get(name), "__file__", str(path)) == str(path):
+            break
+    return name
 
 
 def _line_of(error: BaseException) -> str:

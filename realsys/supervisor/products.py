@@ -10,6 +10,7 @@ from pathlib import Path
 
 from realsys.supervisor.health.first_failure import log_tail
 from realsys.trial.records import AttemptRecord, PhaseFiles, TrialFiles, fresh, read_record
+from realsys.trial.temporary_names import temporary_beside
 
 logger = logging.getLogger(__name__)
 
@@ -49,16 +50,44 @@ def last_step(phase_files: PhaseFiles) -> int:
 
 
 def publish(phase_files: PhaseFiles, target: Path) -> None:
-    """Copies a phase's product to ``target`` atomically: copy beside it, then rename."""
+    """Copies a phase's product to ``target`` atomically: copy beside it, flush, then rename.
+
+    Several trials may publish the same product at once: the first one's is kept, and what others, or
+    supervisors that were killed, have copied so far is removed.
+
+    Raises:
+        OSError: it can't be copied, and no other trial has published it.
+    """
     source = Path(os.path.realpath(phase_files.checkpoints / "model" / "latest"))
-    temporary = target.parent / f".{target.name}.{os.getpid()}"
+    temporary = temporary_beside(target)
     target.parent.mkdir(parents=True, exist_ok=True)
-    shutil.rmtree(temporary, ignore_errors=True)
-    shutil.copytree(source, temporary)
     try:
+        shutil.copytree(source, temporary)
+        _flush(temporary)
         os.rename(temporary, target)
     except OSError:
+        shutil.rmtree(temporary, ignore_errors=True)
+        fresh(target.parent)
         if not target.is_dir():  # else another trial published the same content first
             raise
-        shutil.rmtree(temporary)
+    _flush_folder(target.parent)
+    for unfinished in target.parent.glob(f".{target.name}.*"):
+        shutil.rmtree(unfinished, ignore_errors=True)
     logger.info("product published path=%s", target)
+
+
+def _flush(folder: Path) -> None:
+    """Flushes all that is in a folder to disk: a crash must not leave a renamed folder with empty files."""
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with open(os.path.join(parent, name), "rb") as file:
+                os.fsync(file.fileno())
+        _flush_folder(Path(parent))
+
+
+def _flush_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

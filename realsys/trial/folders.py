@@ -331,7 +331,14 @@ def _enter(part: str, above: int, path: Path, mode: int | None, *, is_open: bool
     found = os.fstat(fd)
     if stat.S_ISLNK(found.st_mode) and not is_open and found.st_uid in (os.getuid(), 0):
         os.close(fd)
-        return os.open(part, _FOLDER, dir_fd=above)
+        try:
+            return os.open(part, _FOLDER, dir_fd=above)
+        except FileNotFoundError:
+            raise ClusterError(
+                f"{path} is a link to what is no longer there: {os.readlink(part, dir_fd=above)}",
+                where=str(path),
+                fix="bring that back; a trial whose code is gone can only be launched anew",
+            ) from None
     return fd
 
 

@@ -61,8 +61,10 @@ def liveness(host: str, pid: int, start: int) -> Liveness:
 
 
 def processes_of(trial_dir: Path) -> list[Process]:
-    """Lists this user's processes that were started for the trial, except this one."""
-    wanted = f"{TRIAL_VARIABLE}=".encode() + os.fsencode(trial_dir)
+    """Lists this user's processes that were started for the trial, except this one, by whatever path
+    they or the caller name its folder."""
+    prefix, home = f"{TRIAL_VARIABLE}=".encode(), os.fsencode(trial_dir)
+    is_trial = {home: True}  # by what a process calls its trial's folder
     found = []
     for name in os.listdir("/proc"):
         if not name.isdigit() or int(name) == os.getpid():
@@ -72,7 +74,10 @@ def processes_of(trial_dir: Path) -> list[Process]:
         except OSError:
             continue
         start = process_start(int(name))
-        if start is not None and wanted in environ.split(b"\0"):
+        named = {v.removeprefix(prefix) for v in environ.split(b"\0") if v.startswith(prefix)}
+        for path in named - is_trial.keys():
+            is_trial[path] = os.path.realpath(path) == os.path.realpath(home)
+        if start is not None and any(is_trial[path] for path in named):
             found.append(Process(int(name), start))
     return found
 

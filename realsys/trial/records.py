@@ -39,6 +39,7 @@ from typing import Any, TypeVar
 
 from realsys.api.errors import ConfigError, TrialError
 from realsys.api.plain import from_plain, to_plain
+from realsys.trial.temporary_names import temporary_beside
 
 T = TypeVar("T")
 KEY_PREFIX = "realsys/v1/"  # of every key in name resolution (realsys/name_resolve/key_table.py)
@@ -457,10 +458,13 @@ def write_record(path: Path, record: Any) -> None:
 
 def replace_symlink(link: Path, target: str) -> None:
     """Makes ``link`` a symbolic link to ``target`` atomically, whatever it was before."""
-    temporary = link.with_name(f".{link.name}.{os.getpid()}")
-    temporary.unlink(missing_ok=True)
+    temporary = temporary_beside(link)
     temporary.symlink_to(target)
-    os.replace(temporary, link)
+    try:
+        os.replace(temporary, link)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def fresh(folder: str | Path, *, dir_fd: int | None = None) -> None:

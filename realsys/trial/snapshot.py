@@ -13,6 +13,7 @@ import hashlib
 import importlib.util
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -109,19 +110,33 @@ def code_that_made(record: TrialRecord, plan_revision: str) -> tuple[str, str]:
     )
 
 
-@functools.cache
 def code_digest(imports: tuple[str, ...] = (), root: Path | None = None) -> str:
-    """Returns 16 hex digits that identify the code that workers run: sources and ``--import``
-    files, as they are now."""
-    root = root or code_root()
-    ours = sorted(p for package in RUN_PACKAGES for p in (root / package).rglob("*.py"))
-    named = [(str(path.relative_to(root)), path) for path in ours]
-    named += [(Path(name).name, Path(name)) for name in imports if name.endswith(".py")]
-    digest = hashlib.sha256()
-    for name, path in named:
-        with suppress(OSError):  # a missing file is reported by its import
-            digest.update(f"{name}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
+    """Returns 16 hex digits that identify the code that workers run: sources, as this process first
+    saw them, and ``--import`` files, as they are now."""
+    digest = sources_digest(RUN_PACKAGES, root or code_root())
+    for name in imports:
+        if name.endswith(".py"):
+            with suppress(OSError):  # a missing file is reported by its import
+                digest.update(_digest_of(Path(name).name, Path(name)))
     return digest.hexdigest()[:16]
+
+
+def sources_digest(folders: tuple[str, ...], root: Path | None = None) -> hashlib._Hash:
+    """Returns a SHA-256, to go on with, of our sources in folders of the code's root."""
+    return _sources_digest(folders, root or code_root()).copy()
+
+
+@functools.cache
+def _sources_digest(folders: tuple[str, ...], root: Path) -> hashlib._Hash:
+    digest = hashlib.sha256()
+    for path in sorted(p for folder in folders for p in (root / folder).rglob("*.py")):
+        with suppress(OSError):
+            digest.update(_digest_of(str(path.relative_to(root)), path))
+    return digest
+
+
+def _digest_of(name: str, path: Path) -> bytes:
+    return f"{name}\0".encode() + hashlib.sha256(path.read_bytes()).digest()
 
 
 def changed_code_warning(files: TrialFiles, plan: LaunchPlan) -> str:
@@ -150,10 +165,27 @@ def provenance_warning(files: TrialFiles) -> str:
     )
 
 
+def resolved_imports(names: Iterable[str]) -> list[str]:
+    """Returns the ``--import`` entries, each once: files by their real path, modules by their name."""
+    found = (str(Path(n).expanduser().resolve()) if n.endswith(".py") else n for n in names)
+    return list(dict.fromkeys(found))
+
+
 def snapshot_imports(imports: Sequence[str], trial_dir: Path) -> tuple[str, ...]:
-    """Returns the ``--import`` entries as the workers of a trial with a snapshot import them."""
-    code = TrialFiles(trial_dir).code
-    return tuple(str(code / "imports" / Path(n).name) if n.endswith(".py") else n for n in imports)
+    """Returns the ``--import`` entries as the workers of a trial with a snapshot import them.
+
+    Of several files of one base name the second is in a folder ``2``, and so on.
+    """
+    folder, count = TrialFiles(trial_dir).code / "imports", Counter[str]()
+    places = []
+    for name in imports:
+        if not name.endswith(".py"):
+            places.append(name)
+            continue
+        base = Path(name).name
+        count[base] += 1
+        places.append(str(folder / (str(count[base]) if count[base] > 1 else "") / base))
+    return tuple(places)
 
 
 def take_snapshot(
@@ -190,10 +222,11 @@ def take_snapshot(
     # Compiled once here, otherwise every task would do it on a shared file system. Files that are already
     # compiled in the checkout and not older than their source are reused.
     compileall.compile_dir(files.code / "realsys", quiet=2)
-    for path in imports:
+    given = resolved_imports(imports)
+    for path, copy in zip(given, snapshot_imports(given, files.root), strict=True):
         if path.endswith(".py"):
-            (files.code / "imports").mkdir(parents=True, exist_ok=True)
-            shutil.copy2(path, files.code / "imports" / Path(path).name)
+            Path(copy).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(path, copy)
     found = provenance(root)
     if found.changed:
         diff, why = _git(root, "diff", "HEAD")

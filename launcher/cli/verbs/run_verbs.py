@@ -172,10 +172,12 @@ def replay(
     from launcher.submit.submit import submit
     from launcher.terminal import output
     from launcher.trials.find_trials import find_trial, trial_name
+    from realsys.api.plan import read_plan
 
     original = find_trial(trial, cluster=cluster)
     plan = plan_replay(original, trial=name)
-    files = submit(plan, command=("realsys", *sys.argv[1:]), imports=plan.imports)
+    imports = read_plan(original.plan).imports  # of the copy that the original runs, if it has one
+    files = submit(plan, command=("realsys", *sys.argv[1:]), imports=imports)
     output.warn(*replay_warnings(original))
     output.data(plan.trial)
     if detach:

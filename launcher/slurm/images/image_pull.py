@@ -19,6 +19,7 @@ from realsys.api.cluster import ClusterSpec
 from realsys.api.errors import ClusterError, ConfigError
 from realsys.slurm.image_names import Image, apptainer_source, enroot_source, file_stem, parse_image
 from realsys.trial.folders import check_folders
+from realsys.trial.temporary_names import temporary_beside
 
 PROGRAMS = {"pyxis": "enroot", "apptainer": "apptainer"}
 NOT_PULLED = (
@@ -122,7 +123,8 @@ def pull_argv(runtime: str, image: Image, target: Path) -> list[str]:
 @contextmanager
 def _beside(target: Path) -> Iterator[Path]:
     """Provides a temporary path in the folder of ``target``, unique to this process; removed afterwards."""
-    part = target.with_name(f".{os.uname().nodename}-{os.getpid()}.{target.name}")
+    unique = temporary_beside(target)
+    part = unique.with_name(unique.name + target.suffix)  # by which some programs know its format
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         yield part

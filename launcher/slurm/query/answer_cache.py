@@ -20,6 +20,7 @@ from pathlib import Path
 
 from launcher.sites import places
 from launcher.slurm.query.job_rows import JobInfo
+from realsys.trial.temporary_names import replace_text
 from realsys.trial.trial_state import JobState
 
 FORMAT = 1  # of the file; a file of another format is ignored
@@ -67,14 +68,9 @@ def load(path: Path, *, max_age_s: float) -> CachedAnswer | None:
 def save(path: Path, answer: CachedAnswer) -> None:
     """Writes the answer atomically. A failure to write is ignored."""
     text = json.dumps({"format": FORMAT, **asdict(answer)})
-    new = path.with_name(f"{path.name}.{os.getpid()}.new")
-    try:
+    with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        new.write_text(text, encoding="utf-8")
-        os.replace(new, path)
-    except OSError:
-        with suppress(OSError):
-            new.unlink()
+        replace_text(path, text)
 
 
 @contextmanager

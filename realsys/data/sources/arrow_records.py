@@ -69,7 +69,12 @@ class ParquetRows:
     def _table(self, group: int) -> Any:
         if group not in self._kept:
             with _opened_parquet(self.path, self._metadata, self._dictionaries) as file:
-                self._kept[group] = self._read(file, group)
+                self._kept[group] = table = self._read(file, group)
+            # What it takes up here: a footer may say less, and a value that repeats is packed once.
+            self._bytes[group] = int(table.get_total_buffer_size())
+            if self._bytes[group] > MAX_GROUP_BYTES + _BATCH_BYTES:
+                del self._kept[group]
+                raise self._too_large(group)
             while len(self._kept) > 1 and sum(self._bytes[g] for g in self._kept) > KEPT_BYTES:
                 self._kept.popitem(last=False)
         self._kept.move_to_end(group)
@@ -85,12 +90,15 @@ class ParquetRows:
         for batch in file.iter_batches(batch_size=rows, row_groups=[group]):
             batches.append(batch)
             if pyarrow.total_allocated_bytes() - before > MAX_GROUP_BYTES + _BATCH_BYTES:
-                raise DataError(
-                    f"row group {group} unpacks to more than {MAX_GROUP_BYTES >> 20:,} MiB",
-                    where=str(self.path),
-                    fix="don't use this file, or ask its maker: few bytes of it stand for many",
-                )
+                raise self._too_large(group)
         return pyarrow.Table.from_batches(batches)
+
+    def _too_large(self, group: int) -> DataError:
+        return DataError(
+            f"row group {group} unpacks to more than {MAX_GROUP_BYTES >> 20:,} MiB",
+            where=str(self.path),
+            fix="don't use this file, or ask its maker: few bytes of it stand for many",
+        )
 
 
 class ArrowRows:

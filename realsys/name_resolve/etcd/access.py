@@ -19,6 +19,7 @@ import msgspec
 from realsys.api.basics.bounded_files import open_regular
 from realsys.api.cluster import EtcdSpec
 from realsys.api.errors import ConfigError
+from realsys.trial.temporary_names import temporary_beside
 
 DEFAULT_PORT = 2379
 MAX_FILE_BYTES = 1024 * 1024
@@ -63,7 +64,7 @@ class EtcdAccess:
 
     def to_file(self, path: Path) -> None:
         """Writes a new file, atomically, that only its owner can read."""
-        unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+        unfinished = temporary_beside(path)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             fd = os.open(unfinished, flags, 0o600)

@@ -18,7 +18,7 @@ from realsys.rewards.sandbox.seccomp_filter import DENIED
 
 # name: number on x86_64, on aarch64 (None: that processor has none)
 _ALWAYS = {
-    "inotify_init": (253, None), "inotify_init1": (294, 26), "pidfd_open": (434, 434),
+    "pidfd_open": (434, 434),
     "pidfd_send_signal": (424, 424), "tkill": (200, 130), "setpriority": (141, 140),
     "ioprio_set": (251, 30), "sched_setparam": (142, 118), "sched_setscheduler": (144, 119),
     "sched_setattr": (314, 274), "sched_setaffinity": (203, 122), "shmat": (30, 196),

@@ -6,12 +6,10 @@ everywhere.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import platform
 import resource
-import struct
 import sys
 import sysconfig
 from collections.abc import Iterable
@@ -24,10 +22,6 @@ from realsys.rewards.sandbox import kernel_calls as kernel
 from realsys.rewards.sandbox import landlock_rules
 
 FILE_BYTES = 1 << 30  # of one file that a call writes
-_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # the same on every processor
-_PATH_BENEATH = 1
-_WRITE_FILE, _TRUNCATE, _MAKE_CHAR, _MAKE_BLOCK = 1 << 1, 1 << 14, 1 << 6, 1 << 11
-_OF_FILES = landlock_rules.READ & ~(1 << 3) | _WRITE_FILE | _TRUNCATE
 _SYSTEM = (
     "/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/etc/alternatives", "/etc/ld.so.cache",
     "/etc/ssl", "/etc/pki", "/etc/ca-certificates", "/etc/hosts", "/etc/host.conf",
@@ -103,16 +97,12 @@ class RuleWalls:
         """Returns the descriptor of Landlock's rules with one folder to write in; -1: there is none."""
         if not self._abi:
             return -1
-        whole = landlock_rules.handled_rights(self._abi)
-        rights, *others = struct.unpack(f"={len(whole) // 8}Q", whole)
-        if others and self._permissions.network:
-            others[0] = 0  # TCP is not Landlock's to judge
-        attributes = struct.pack(f"={1 + len(others)}Q", rights, *others)
-        rules = kernel.syscall(_CREATE_RULESET, ctypes.c_char_p(attributes), len(attributes), 0)
+        handled = landlock_rules.handled_rights(self._abi, refuse_tcp=not self._permissions.network)
+        rules, rights = landlock_rules.create(handled), handled[0]
         try:
             _allow(rules, self._readable, landlock_rules.READ, rights)
-            _allow(rules, _DEVICES, landlock_rules.READ | _WRITE_FILE, rights)
-            _allow(rules, [writable], rights & ~(_MAKE_CHAR | _MAKE_BLOCK), rights)
+            _allow(rules, _DEVICES, landlock_rules.READ | landlock_rules.WRITE_FILE, rights)
+            _allow(rules, [writable], rights & ~landlock_rules.MAKE_DEVICES, rights)
         except BaseException:
             os.close(rules)
             raise
@@ -140,7 +130,7 @@ class RuleWalls:
     def raise_around(self, ruleset: int) -> None:
         """Raises the other walls around this process, for one folder's rules."""
         if ruleset >= 0:
-            kernel.syscall(_RESTRICT_SELF, ruleset, 0)
+            landlock_rules.restrict_self(ruleset)
             os.close(ruleset)
         if self._filters and not self._permissions.programs:
             rule_filter.install(rule_filter.assemble_own(platform.machine(), pid=os.getpid()))
@@ -162,8 +152,7 @@ def _allow(rules: int, paths: Iterable[str], wanted: int, handled: int) -> None:
         except OSError:  # not on this node
             continue
         try:
-            mask = handled if os.path.isdir(path) else handled & _OF_FILES
-            rule = struct.pack("=Qi", wanted & mask, at)
-            kernel.syscall(_ADD_RULE, rules, _PATH_BENEATH, ctypes.c_char_p(rule), 0)
+            mask = handled if os.path.isdir(path) else handled & landlock_rules.OF_FILES
+            landlock_rules.allow_beneath(rules, at, wanted & mask)
         finally:
             os.close(at)

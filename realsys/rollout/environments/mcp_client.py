@@ -17,6 +17,10 @@ PROTOCOL = "2025-06-18"
 _MOST_PAGES = 100  # of a list of tools
 
 
+class ReplyTooLarge(RolloutError):
+    """A server's reply is larger than what is read; the server can be asked again."""
+
+
 class MCPConnection(Protocol):
     """Carries messages to one server."""
 
@@ -30,7 +34,8 @@ class MCPConnection(Protocol):
         """Sends a request and returns the response with its id.
 
         Raises:
-            WaitTimeout: none came in time. RolloutError: the server is gone, or speaks no MCP.
+            WaitTimeout: none came in time. ReplyTooLarge: it is not read to its end.
+            RolloutError: the server is gone, or speaks no MCP.
         """
         ...
 
@@ -78,7 +83,8 @@ class MCPClient:
     async def call(
         self, name: str, arguments: Mapping[str, Any], *, timeout_s: float
     ) -> ToolResult:
-        """Calls a tool. One that takes too long has failed, and so has a call that the server refuses.
+        """Calls a tool. One that takes too long or returns too much has failed, and so has a call that
+        the server refuses.
 
         Raises:
             RolloutError: the server is gone.
@@ -87,6 +93,8 @@ class MCPClient:
         message = self._message("tools/call", params)
         try:
             response = await self.connection.request(message, timeout_s=timeout_s)
+        except ReplyTooLarge as error:
+            return ToolResult(text=f"Error: {error.what}", failed=True)
         except WaitTimeout:
             reason = {"requestId": message["id"], "reason": "it took too long"}
             cancelled = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": reason}

@@ -13,10 +13,10 @@ from typing import Any
 import aiohttp
 
 from realsys.api.errors import ConfigError, RolloutError, WaitTimeout
-from realsys.rollout.environments.mcp_client import PROTOCOL, MCPConnection
+from realsys.rollout.environments.mcp_client import PROTOCOL, MCPConnection, ReplyTooLarge
 from realsys.runtime.child_processes.child_guard import GRACE_S, guarded
 
-_LINE_BYTES = 32 << 20  # of a message
+_MESSAGE_BYTES = 32 << 20  # of one from a server
 _TAIL_BYTES = 2000
 _NOT_OURS = {"code": -32601, "message": "this client has no such method"}
 
@@ -47,7 +47,7 @@ class StdioConnection:
             stderr=asyncio.subprocess.PIPE,
             env={**os.environ, **self._env},
             start_new_session=True,
-            limit=_LINE_BYTES,
+            limit=_MESSAGE_BYTES,
         )
         self._errors = asyncio.create_task(self._log(self._process), name=f"stderr of {self.name}")
         self._reader = asyncio.create_task(self._read(self._process), name=f"MCP {self.name}")
@@ -102,9 +102,11 @@ class StdioConnection:
     async def _read(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None
         try:
-            with suppress(ValueError):  # a line over the limit: as if it had ended
-                while line := await process.stdout.readline():
-                    await self._received(line)
+            while line := await process.stdout.readline():
+                await self._received(line)
+        except ValueError:  # a line over the limit, of which the end is not found
+            process.terminate()
+            self._log_tail = _too_large().encode()
         finally:
             if self._errors is not None:  # which say why
                 await asyncio.wait({self._errors}, timeout=1)
@@ -163,7 +165,8 @@ class HttpConnection:
                 self.name, json=message, headers=self._headers, timeout=timeout
             ) as response:
                 if response.status >= 400:
-                    raise self._away(f"HTTP {response.status} {(await response.text())[:200]}")
+                    body = (await response.content.read(_TAIL_BYTES)).decode(errors="replace")
+                    raise self._away(f"HTTP {response.status} {body[:200]}")
                 if session_id := response.headers.get("Mcp-Session-Id"):
                     self._headers |= {
                         "Mcp-Session-Id": session_id,
@@ -174,10 +177,14 @@ class HttpConnection:
                         if read.get("id") == message["id"] and "method" not in read:
                             return read
                     raise self._away("its stream ended without the response")
-                read = json.loads(await response.text())
+                read = json.loads(await _whole(response.content))
                 if isinstance(read, dict):
                     return read
                 raise self._away("it answered with no JSON object")
+        except _OverLimit as error:
+            raise ReplyTooLarge(
+                _too_large(), where=f"MCP server {self.name}", fix="let its tools return less"
+            ) from error
         except TimeoutError as error:
             raise _too_long(self.name, message, timeout_s) from error
         except (aiohttp.ClientError, OSError, ValueError, RecursionError) as error:
@@ -232,22 +239,48 @@ async def opened(server: str, argv: Sequence[str], *, env: Mapping[str, str]) ->
     return connection
 
 
+class _OverLimit(Exception):
+    """A server's message is larger than _MESSAGE_BYTES."""
+
+
+def _too_large() -> str:
+    return f"its message has more than {_MESSAGE_BYTES >> 20} MiB"
+
+
+async def _whole(stream: aiohttp.StreamReader) -> bytes:
+    """Returns what a reply has, unpacked. Raises _OverLimit."""
+    found = bytearray()
+    async for chunk in stream.iter_any():
+        found += chunk
+        if len(found) > _MESSAGE_BYTES:
+            raise _OverLimit
+    return bytes(found)
+
+
 async def _events(stream: aiohttp.StreamReader) -> AsyncIterator[dict[str, Any]]:
-    """Yields the JSON objects of a stream of server-sent events."""
+    """Yields the JSON objects of a stream of server-sent events. Raises _OverLimit: one is too large."""
     data: list[str] = []
     pieces: list[bytes] = []  # of the line that has no end yet
+    in_pieces = in_data = 0  # bytes, characters
     async for chunk in stream.iter_any():
         pieces.append(chunk)
+        in_pieces += len(chunk)
         if b"\n" not in chunk:
+            if in_pieces > _MESSAGE_BYTES:
+                raise _OverLimit
             continue
         *lines, rest = b"".join(pieces).split(b"\n")
-        pieces = [rest]
+        pieces, in_pieces = [rest], len(rest)
         for line in (raw.rstrip(b"\r").decode(errors="replace") for raw in lines):
             if line.startswith("data:"):
                 data.append(line.removeprefix("data:").removeprefix(" "))
+                in_data += len(data[-1])
+                if in_data > _MESSAGE_BYTES:
+                    raise _OverLimit
             elif not line and data:
                 read = json.loads("\n".join(data))
                 data.clear()
+                in_data = 0
                 if isinstance(read, dict):
                     yield read
 

@@ -22,6 +22,7 @@ from realsys.rollout.endpoint.session_registry import NoRoom, StartedEpisode
 from realsys.rollout.runners.agent_arguments import ExternalArguments
 from realsys.rollout.runners.endpoint_agent import EndpointAgent, admin_key
 from realsys.rollout.runners.episode_outcome import AgentOutcome, EpisodeSeat
+from realsys.trial.temporary_names import temporary_beside
 
 logger = logging.getLogger(__name__)
 
@@ -66,8 +67,8 @@ class ExternalAgent(ExternalArguments, EndpointAgent):
             "certificate": None if self.certificate is None else str(self.certificate),
         }
         path = host.folder / ADDRESS_FILE
-        new = path.with_suffix(f".{os.getpid()}")
-        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        new = temporary_beside(path)
+        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "w") as file:
             json.dump(address, file)
         new.rename(path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
+import secrets
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -204,7 +204,7 @@ def _dump(runner: WorkerRunner) -> DumpWriter | None:
     if not runner.config.dump:
         return None
     folder, limit_gib = runner.phase_files.rollout_dump, runner.config.dump_limit_gib
-    name = f"{runner.attempt.number:04d}-{runner.index:04d}-{os.getpid()}{SUFFIX}"
+    name = f"{runner.attempt.number:04d}-{runner.index:04d}-{secrets.token_hex(4)}{SUFFIX}"
     if limit_gib is None:
         return DumpWriter(folder / name)
     former = sum(p.stat().st_size for p in folder.glob(f"*-{runner.index:04d}-*{SUFFIX}"))

@@ -45,6 +45,7 @@ _OLD_NAMES = {"clocks_event_reasons.": "clocks_throttle_reasons."}
 
 _lock = threading.Lock()
 _serial = [0]
+_program = os.urandom(4).hex()  # programs of two containers on one node may have the same pid
 
 
 def node_name() -> str:
@@ -58,7 +59,7 @@ def tell(what: str, **record: Any) -> None:
     pieces = [text[i : i + PIECE] for i in range(0, len(text), PIECE)]
     with _lock:
         _serial[0] += 1
-        name = f"{node_name()}.{os.getpid()}.{_serial[0]}"
+        name = f"{node_name()}.{_program}.{_serial[0]}"
         for i, piece in enumerate(pieces):
             sys.stdout.write(f"{MARK}{name} {i + 1}/{len(pieces)} {piece}\n")
         sys.stdout.flush()

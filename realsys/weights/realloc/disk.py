@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from realsys.api.errors import CheckpointError, ConfigError
+from realsys.trial.temporary_names import temporary_beside
 from realsys.weights.realloc.buckets import WeightPiece
 from realsys.weights.realloc.links import peer_timeout
 from realsys.weights.realloc.realloc import ReallocReport, report_of
@@ -85,7 +86,7 @@ def write_part(plan: ReallocPlan, worker: int, views: Views, folder: Path) -> Pa
     check_lossless(views, {piece.name for piece in pieces}, plan.dtypes, plan.rounded)
     folder.mkdir(parents=True, exist_ok=True)
     path = _file(folder, worker)
-    draft = path.with_suffix(f".{os.getpid()}.draft")
+    draft = temporary_beside(path)
     with torch.no_grad():
         tensors = {_key(p): _gathered(views, p, plan.dtypes) for p in sorted(pieces)}
     save_file(tensors, draft)

@@ -3,7 +3,9 @@
 import pytest
 from changed_settings import changed
 
+from experiments.grpo_math import grpo_math
 from experiments.ppo_math import ppo_math
+from realsys.api.basics.estimators import GDPOAdvantage
 from realsys.api.errors import ConfigError
 from realsys.api.options import PPOHyperparameters, ppo_problems, range_problems
 from realsys.interfaces.ppo.ppo_actor import PPOActorInterface
@@ -39,6 +41,25 @@ def test_an_experiment_tells_them():
     experiment = ppo_math()
     wrong = changed(experiment, {"algorithm.correction": "cap"})
     assert "algorithm.correction" in [p.where for p in wrong.problems()]
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("score_on_truncated", False),
+        ("max_reward_clip", 1.0),
+        ("reward_output_scaling", 2.0),
+        ("reward_output_bias", 0.5),
+        ("overlong_buffer_len", 8),
+    ],
+)
+def test_what_changes_the_score_alone_is_refused_where_the_parts_are_compared(setting, value):
+    """GDPO would ignore it."""
+    chosen = {f"algorithm.{setting}": value}
+    apart = changed(grpo_math(), chosen)
+    assert f"algorithm.{setting}" not in [p.where for p in apart.problems()]
+    together = changed(grpo_math(), {**chosen, "algorithm.advantage": GDPOAdvantage()})
+    assert [p.where for p in together.problems()].count(f"algorithm.{setting}") == 1
 
 
 @pytest.mark.parametrize(

@@ -159,9 +159,46 @@ def test_two_files_of_one_name_are_two_plug_ins(tmp_path):
     for folder, reward in (("a", "one"), ("b", "two")):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "mine.py").write_text(PLUGIN.replace('"one"', f'"{reward}"'))
-    registry.load_plugins([str(tmp_path / "a" / "mine.py"), str(tmp_path / "b" / "mine.py")])
+    files = [str(tmp_path / "a" / "mine.py"), str(tmp_path / "b" / "mine.py")]
+    registry.load_plugins(files)
     built_in = registry.BUILTIN["reward"]
     assert registry.names("reward") == sorted([*built_in, "one", "two"])
+    rules = [registry.find_reward(name) for name in ("one", "two")]
+    assert [
+        sys.modules[rule.__module__].__file__ for rule in rules
+    ] == files  # as pickle finds them
+    registry.load_plugins(files)
+    assert [registry.find_reward(name) for name in ("one", "two")] == rules
+
+
+EDITED = """
+from realsys.api.registry import register_reward
+def rule(**about): return {value}
+register_reward("{name}", rule)
+"""
+
+
+def test_a_launcher_imports_an_edited_file_again_and_a_worker_does_not(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(EDITED.format(name="old", value=1.0))
+    registry.load_plugins([str(file)])
+    first = registry.find_reward("old")
+    registry.load_plugins([str(file)], if_changed=True)
+    assert registry.find_reward("old") is first
+    file.write_text(EDITED.format(name="old", value=2.0))  # of the same size, in the same second
+    registry.load_plugins([str(file)])
+    assert registry.find_reward("old")() == 1.0
+    registry.load_plugins([str(file)], if_changed=True)
+    assert registry.find_reward("old")() == 2.0
+    file.write_text(EDITED.format(name="new", value=3.0))
+    registry.load_plugins([str(file)], if_changed=True)
+    assert set(registry.names("reward")) - set(registry.BUILTIN["reward"]) == {"new"}
+    file.write_text(EDITED.format(name="new", value="1 / 0"))  # fails when it is called alone
+    registry.load_plugins([str(file)], if_changed=True)
+    file.write_text("1 / 0\n")
+    with pytest.raises(ConfigError, match="division by zero"):
+        registry.load_plugins([str(file)], if_changed=True)
+    assert set(registry.names("reward")) - set(registry.BUILTIN["reward"]) == {"new"}
 
 
 @pytest.mark.parametrize(

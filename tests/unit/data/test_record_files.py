@@ -236,6 +236,30 @@ def test_few_bytes_that_stand_for_many_are_refused_before_they_fill_the_memory(
     assert counted.max_memory() < 4 * limit
 
 
+def test_of_groups_whose_footer_says_less_few_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each unpacks to 2 MiB, and its footer says some hundred bytes: a text that repeats."""
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path, text = tmp_path / "r.parquet", "x" * 1024
+    parquet.write_table(pyarrow.table({"prompt": [text] * 8 * 2048}), path, row_group_size=2048)
+    monkeypatch.setattr(arrow_records, "KEPT_BYTES", 5 << 20)
+    rows = arrow_records.ParquetRows(path)
+    assert max(rows._bytes) < 1 << 20
+    assert [len(rows[n]["prompt"]) for n in range(0, 8 * 2048, 2048)] == [1024] * 8
+    kept = [table.get_total_buffer_size() for table in rows._kept.values()]
+    assert len(kept) == 2
+    assert 4 << 20 < sum(kept) <= 5 << 20
+    monkeypatch.setattr(arrow_records, "MAX_GROUP_BYTES", 1 << 20)
+    monkeypatch.setattr(arrow_records, "_BATCH_BYTES", 0)
+    monkeypatch.setattr(pyarrow, "total_allocated_bytes", lambda: 0)  # another thread freed as much
+    with pytest.raises(DataError) as refused:
+        rows[0]
+    assert refused.value.where == str(path)
+    assert 0 not in rows._kept
+
+
 def test_texts_that_stay_a_dictionary_are_the_same_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,6 +15,7 @@ import pytest
 from sandbox_attacks import ATTACKS
 
 from realsys.api.errors import ConfigError, SandboxFailure
+from realsys.rewards.guard import rule_filter
 from realsys.rewards.sandbox import landlock_rules, seccomp_filter
 from realsys.rewards.sandbox.box_archive import pack_argv
 from realsys.rewards.sandbox.box_init import ended_by
@@ -119,10 +120,16 @@ def test_calls_of_another_processor_kill() -> None:
 
 
 def test_landlock_refuses_what_each_abi_knows() -> None:
-    sizes = {abi: len(landlock_rules.handled_rights(abi)) for abi in (1, 2, 3, 4, 5, 6, 7, 99)}
+    sizes = {abi: 8 * len(landlock_rules.handled_rights(abi)) for abi in (1, 2, 3, 4, 5, 6, 7, 99)}
     assert sizes == {1: 8, 2: 8, 3: 8, 4: 16, 5: 16, 6: 24, 7: 24, 99: 24}
-    assert struct.unpack("=Q", landlock_rules.handled_rights(1)) == (0x1FFF,)
-    assert struct.unpack("=3Q", landlock_rules.handled_rights(7)) == (0xFFFF, 3, 3)
+    assert landlock_rules.handled_rights(1) == [0x1FFF]
+    assert landlock_rules.handled_rights(7) == [0xFFFF, 3, 3]
+    assert landlock_rules.handled_rights(7, refuse_tcp=False) == [0xFFFF, 0, 3]
+    assert landlock_rules.handled_rights(3, refuse_tcp=False) == [0x7FFF]
+
+
+def test_a_call_that_every_filter_denies_has_its_number_in_one_place() -> None:
+    assert rule_filter._ALWAYS.keys() & seccomp_filter.DENIED.keys() == set()
 
 
 MOUNTINFO = r"""22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw

@@ -1,13 +1,15 @@
-"""Whether a phase is done, also when the supervisor of the attempt that did it was lost."""
+"""Whether a phase is done, also if the supervisor of the attempt that did it was lost; and its product."""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
-from realsys.supervisor.products import attempt_that_finished, is_done
-from realsys.trial.records import AttemptRecord, Resumed, TrialFiles, write_record
+from realsys.supervisor import products
+from realsys.supervisor.products import attempt_that_finished, is_done, publish
+from realsys.trial.records import AttemptRecord, PhaseFiles, Resumed, TrialFiles, write_record
 
 
 @pytest.fixture
@@ -72,3 +74,56 @@ def test_a_torn_mark_is_none(files):
     attempt(files, 1)
     files.attempt(1).done("main").write_text('{"tok')
     assert attempt_that_finished(files, "main") is None
+
+
+# ---- the product ----------------------------------------------------------------------------------
+
+FILES = {f"model-{i}.safetensors": str(i) for i in range(8)}
+
+
+def trained(folder: Path) -> PhaseFiles:
+    """A phase whose model is in eight files."""
+    saved = folder / "checkpoints" / "model" / "step-000010"
+    saved.mkdir(parents=True)
+    for name, text in FILES.items():
+        (saved / name).write_text(text)
+    (saved.parent / "latest").symlink_to(saved.name)
+    return PhaseFiles(folder)
+
+
+def test_supervisors_with_one_pid_that_publish_at_once_make_one_whole_product(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = trained(tmp_path / "first"), trained(tmp_path / "second")
+    target = tmp_path / "cache" / "sft" / "abc"
+    (target.parent / ".abc.12345").mkdir(parents=True)  # of one that was killed
+    copy_tree, copied = shutil.copytree, []
+
+    def copy(source: Path, to: Path) -> None:
+        def copy_file(one: str, other: str) -> None:
+            shutil.copy2(one, other)
+            copied.append(other)
+            if len(copied) == 3:  # the other trial, on another host, begins and ends meanwhile
+                publish(second, target)
+
+        copy_tree(source, to, copy_function=copy_file)
+
+    monkeypatch.setattr(products.shutil, "copytree", copy)
+    publish(first, target)
+    assert {file.name: file.read_text() for file in target.iterdir()} == FILES
+    assert [folder.name for folder in target.parent.iterdir()] == ["abc"]
+
+
+def test_a_product_that_can_not_be_copied_is_an_error_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    phase, target = trained(tmp_path / "first"), tmp_path / "cache" / "abc"
+
+    def full(source: Path, to: Path) -> None:
+        to.mkdir()
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(products.shutil, "copytree", full)
+    with pytest.raises(OSError, match="No space"):
+        publish(phase, target)
+    assert list(target.parent.iterdir()) == []

@@ -141,6 +141,11 @@ def test_a_link_of_ours_is_followed_where_nobody_else_can_have_put_it(tmp_path: 
     root.chmod(0o1777)
     with pytest.raises(ClusterError, match="is not a folder but a link"):
         check_trial(files)
+    root.chmod(0o755)
+    disk.rename(tmp_path / "gone")
+    with pytest.raises(ClusterError) as dangling:
+        check_trial(files)
+    assert dangling.value.where == str(root / "runs")
 
 
 def test_what_is_not_there_is_not_refused(tmp_path: Path) -> None:

@@ -18,9 +18,11 @@ from stand_in_slurm import make_plan
 from realsys.trial.records import TrialFiles, TrialRecord, read_record, write_record
 from realsys.trial.snapshot import (
     CodeSnapshot,
+    _sources_digest,
     changed_code_warning,
     code_digest,
     provenance_warning,
+    resolved_imports,
     revision,
     snapshot_imports,
     take_snapshot,
@@ -113,6 +115,19 @@ def test_an_import_file_is_copied_and_the_plan_names_the_copy(checkout, files, t
     assert (files.code / "imports" / "mine.py").read_text() == "X = 1\n"
 
 
+def test_import_files_of_one_name_are_copied_each(checkout, files, tmp_path, monkeypatch):
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "mine.py").write_text(f"X = {folder!r}\n")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    again = str(tmp_path / "b" / ".." / "a" / "mine.py")
+    given = [str(tmp_path / "a" / "mine.py"), again, "~/b/mine.py"]
+    take_snapshot(files, given, root=checkout)
+    copies = snapshot_imports(resolved_imports(given), files.root)
+    assert [Path(copy).read_text() for copy in copies] == ["X = 'a'\n", "X = 'b'\n"]
+    assert snapshot_imports(copies, files.root) == copies  # as a resume with changes has them
+
+
 def test_too_large_files_are_left_out_and_named(checkout, files, monkeypatch):
     monkeypatch.setattr("realsys.trial.snapshot.MAX_FILE_BYTES", 4)
     taken = take_snapshot(files, [], root=checkout)
@@ -179,7 +194,7 @@ def test_what_git_knows_needs_no_remark(checkout, files):
 
 def test_the_digest_is_of_the_code_and_the_imports(checkout, tmp_path):
     def digest(*imports: str) -> str:
-        code_digest.cache_clear()
+        _sources_digest.cache_clear()
         return code_digest(imports, checkout)
 
     before = digest()

@@ -26,6 +26,7 @@ from realsys.trial.records import (
     loads,
     process_start,
     read_record,
+    replace_symlink,
     trial_dir,
     write_record,
 )
@@ -202,3 +203,20 @@ def test_a_process_that_is_gone_or_a_zombie_is_not_alive():
     assert process_start(pid) is None
     os.waitpid(pid, 0)
     assert process_start(pid) is None
+
+
+def test_processes_with_one_pid_that_replace_a_link_at_once_do_not_disturb_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link, replace, replaced = tmp_path / "latest", os.replace, []
+
+    def replace_after_another(source: str, target: str) -> None:
+        replaced.append(target)
+        if len(replaced) == 1:
+            replace_symlink(link, "second")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", replace_after_another)
+    replace_symlink(link, "first")
+    assert os.readlink(link) == "first"
+    assert [path.name for path in tmp_path.iterdir()] == ["latest"]

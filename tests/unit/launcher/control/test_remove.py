@@ -113,9 +113,15 @@ def test_only_what_is_certainly_over_may_go(state: State) -> None:
     assert refusal(view, pids=(), users=("e/t-2",)) is not None
 
 
+@pytest.mark.parametrize("is_linked", [False, True], ids=["", "root behind a link"])
 def test_the_first_trial_of_a_sweep_stays_while_others_use_its_folder(
+    is_linked: bool,
+    file_root: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    if is_linked:
+        file_root.with_name("disk").mkdir()
+        file_root.symlink_to("disk")
     planned = plan_sweep("ppo-math", ["seed=1,2,3"])
     first, second, third = trials = make_trials(planned, command=(), imports=())
     for files in trials:

@@ -192,7 +192,9 @@ def test_on_this_machine_the_supervisor_alone_is_asked_by_a_signal(
         supervisor_start=process_start(supervisor.pid) or 0,
     )
     write_record(files.attempt(1).record, me)
-    environment = {**os.environ, "REALSYS_TRIAL_DIR": str(files.root)}
+    link = tmp_path / "link"  # by which the worker names the folder
+    link.symlink_to(files.root)
+    environment = {**os.environ, "REALSYS_TRIAL_DIR": str(link)}
     worker = subprocess.Popen(["sleep", "600"], env=environment)
     at_the_request: list[int | None] = []
 

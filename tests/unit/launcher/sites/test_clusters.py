@@ -140,3 +140,18 @@ def test_trials_are_looked_for_in_all_known_roots(home: Path) -> None:
     assert sorted(file_roots()) == sorted(["/mine", default, "/far\naway"])
     assert {"/mine", default, "/far\naway"} <= set(places.guess_file_roots())
     assert file_roots("mine") == ["/mine"]
+
+
+def test_launches_at_once_forget_none_of_their_roots(monkeypatch: pytest.MonkeyPatch) -> None:
+    places.remember_file_root("/old")
+    read, seen = places.remembered_file_roots, []
+
+    def read_then_another_launch_writes() -> list[str]:
+        seen.append(found := read())
+        if len(seen) == 1:
+            places.remember_file_root("/second")
+        return found
+
+    monkeypatch.setattr(places, "remembered_file_roots", read_then_another_launch_writes)
+    places.remember_file_root("/first")
+    assert read() == ["/old", "/second", "/first"]

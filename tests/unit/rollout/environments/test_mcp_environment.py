@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,10 @@ import pytest
 
 from realsys.api.errors import ConfigError, RolloutError, WaitTimeout
 from realsys.config.plugin_arguments import argument_problems
-from realsys.rollout.environments import mcp_environment
+from realsys.rollout.environments import mcp_connections, mcp_environment
 from realsys.rollout.environments.environment_arguments import MCPArguments
 from realsys.rollout.environments.mcp_client import MCPClient, result_of
+from realsys.rollout.environments.mcp_connections import opened
 from realsys.rollout.environments.mcp_environment import MCPEnvironment, tools_by_name
 
 SCRIPT = Path(__file__).parents[3] / "support" / "mcp_tools.py"
@@ -150,6 +153,44 @@ def test_a_long_result_is_cut():
         assert tail.endswith(" more characters]")
 
     play(body)
+
+
+@pytest.mark.parametrize("is_stream", [False, True], ids=["JSON", "events"])
+def test_a_result_over_the_limit_has_failed_and_the_server_is_asked_again(monkeypatch, is_stream):
+    monkeypatch.setattr(mcp_connections, "_MESSAGE_BYTES", 1 << 16)
+    kind = "text/event-stream" if is_stream else "application/json"
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).lower()
+        length = int(head.partition(b"content-length:")[2].split()[0])
+        asked = json.loads(await reader.readexactly(length))
+        size = {"big": 1 << 20, "small": 1 << 15}[asked["params"]["name"]]
+        result = {"content": [{"type": "text", "text": "x" * size}]}
+        body = json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": result}).encode()
+        # Events of one stream may be more than the limit together.
+        note = b'data: {"method": "notifications/progress", "x": "%s"}\n\n' % (b"x" * (1 << 15))
+        body = note * 3 + b"data: " + body + b"\n\n" if is_stream else body
+        writer.write(
+            f"HTTP/1.1 200 OK\r\ncontent-type: {kind}\r\nconnection: close\r\n\r\n".encode()
+        )
+        writer.write(body)
+        with suppress(ConnectionError):
+            await writer.drain()
+        writer.close()
+
+    async def calls() -> list[tuple[int, bool]]:
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        connection = await opened(f"http://127.0.0.1:{port}/mcp", (), env={})
+        client = MCPClient(connection)
+        found = [await client.call(name, {}, timeout_s=240) for name in ("big", "small")]
+        assert connection.is_open
+        await client.close()
+        server.close()
+        assert found[0].text.startswith("Error:")
+        return [(len(result.text), result.failed) for result in found[1:]]
+
+    assert asyncio.run(calls()) == [(1 << 15, False)]
 
 
 @pytest.mark.parametrize(
