@@ -154,8 +154,8 @@ def test_who_does_not_end_in_time_is_failed_and_the_others_are_dropped(tmp_path:
 def test_a_process_that_was_stopped_as_a_whole_blocks_nothing(tmp_path: Path) -> None:
     async def test(host: HostProcess) -> None:
         await host.run(order("a", "quick"), timeout_s=240)
-        assert host._process is not None
-        (pid,) = descendants(host._process.pid)
+        assert host._current is not None
+        (pid,) = descendants(host._current._process.pid)
         waiting = asyncio.create_task(host.run(order("b", "waits"), timeout_s=3600))
         os.kill(pid, signal.SIGSTOP)
         await asyncio.sleep(3)

@@ -40,6 +40,7 @@ logger = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
 CERTIFICATE_FILE = "endpoint.pem"
+PLACE_S = 60.0  # longest that an episode counts among those that start
 MOST_BEGINNINGS = 5  # of an episode that others' faults end
 _PURPOSE = b"realsys agents' endpoint: administrator's key"
 
@@ -164,7 +165,8 @@ class EndpointAgent(EndpointArguments, EpisodeAgent):
 
     @asynccontextmanager
     async def starting(self, seats: Sequence[EpisodeSeat]) -> AsyncIterator[None]:
-        """Waits for a place among those that start, and gives it up at the first request, or at the end."""
+        """Waits for a place among those that start, and gives it up at the first request, at the end, or
+        after ``PLACE_S``: one that hangs before it asks anything must not keep others from starting."""
         await self._starting.acquire()
         held = [True]
 
@@ -175,9 +177,11 @@ class EndpointAgent(EndpointArguments, EpisodeAgent):
 
         for seat in seats:
             seat.session.on_first_call = leave
+        late = asyncio.get_running_loop().call_later(PLACE_S, leave)
         try:
             yield
         finally:
+            late.cancel()
             leave()
 
     def task_json(self, task: EpisodeTask) -> dict[str, Any]:
