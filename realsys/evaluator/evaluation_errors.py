@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from realsys.api.basics.users_frames import shown_error
 from realsys.api.errors import RealsysError, encodable
 
 
@@ -28,5 +29,5 @@ def one_line(error: Exception | str) -> str:
     elif isinstance(error, BenchmarksFailed):
         text = str(error)
     else:
-        text = f"{type(error).__name__}: {error}"
+        text = shown_error(error)
     return " ".join(encodable(text).split())[:500]

@@ -42,13 +42,13 @@ def shown_error(error: BaseException, *, own: tuple[str, ...] = ()) -> str:
 def users_place(error: BaseException, *, own: tuple[str, ...] = ()) -> str:
     """Returns ``file.py:3 in function`` of the innermost frame of a user's file; of a cause where the error
     itself has none; empty if there is none."""
-    for one in _with_causes(_single(error)):
-        if isinstance(one, SyntaxError) and one.filename and is_users_file(one.filename, own=own):
-            return f"{os.path.basename(one.filename)}:{one.lineno}"
-        for frame in reversed(traceback.extract_tb(one.__traceback__)):
-            if is_users_file(frame.filename, own=own):
-                return f"{os.path.basename(frame.filename)}:{frame.lineno} in {frame.name}"
-    return ""
+    places = (_place(one, own) for one in _with_causes(_single(error)))
+    return next(filter(None, places), "")
+
+
+def users_error(error: BaseException) -> BaseException | None:
+    """Returns the error, or the first of its causes, that came through a user's file; None: none did."""
+    return next((one for one in _with_causes(_single(error)) if _place(one, ())), None)
 
 
 def is_users_file(filename: str, *, own: tuple[str, ...] = ()) -> bool:
@@ -58,6 +58,15 @@ def is_users_file(filename: str, *, own: tuple[str, ...] = ()) -> bool:
     if filename.startswith("<") or any(part in filename for part in _PACKAGES):
         return False
     return not filename.startswith((*_OWN, *_STANDARD))
+
+
+def _place(error: BaseException, own: tuple[str, ...]) -> str:
+    if isinstance(error, SyntaxError) and error.filename and is_users_file(error.filename, own=own):
+        return f"{os.path.basename(error.filename)}:{error.lineno}"
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if is_users_file(frame.filename, own=own):
+            return f"{os.path.basename(frame.filename)}:{frame.lineno} in {frame.name}"
+    return ""
 
 
 def _single(error: BaseException) -> BaseException:
