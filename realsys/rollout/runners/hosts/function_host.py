@@ -33,7 +33,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from types import FrameType, ModuleType
-from typing import Any
+from typing import Any, TextIO
 
 
 def _basic(name: str) -> ModuleType:
@@ -302,21 +302,29 @@ def _kind_of_place(filename: str) -> int:
 
 
 class Host:
-    """Episodes that run, by id. Made before what it plays is loaded: what that prints goes to the log, and
-    what it reads from standard input is empty.
+    """Episodes that run, by id.
+
+    Args:
+        orders, lines: what comes in and what goes out, see the top of this file.
     """
 
-    def __init__(self) -> None:
-        self._in = os.fdopen(os.dup(0))
-        self._out = os.fdopen(os.dup(1), "w", buffering=1)
-        empty = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(empty, 0)
-        os.close(empty)
-        os.dup2(2, 1)
+    def __init__(self, orders: TextIO, lines: TextIO) -> None:
+        self._in, self._out = orders, lines
         self._running: dict[str, asyncio.Task[dict[str, Any]]] = {}  # until they are reported
         self._tasks_left: set[asyncio.Task[dict[str, Any]]] = set()  # cancelled, and still there
         self._cancelled: set[str] = set()  # of them those that are to end; a thread adds to it
         self._own: tuple[str, ...] = ()  # folders of the user's code, where it is installed
+
+    @classmethod
+    def of_this_process(cls) -> Host:
+        """Takes standard input and output. Called before what it plays is loaded: what that prints goes to
+        the log, and what it reads from standard input is empty."""
+        orders, lines = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w", buffering=1)
+        empty = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(empty, 0)
+        os.close(empty)
+        os.dup2(2, 1)
+        return cls(orders, lines)
 
     def use_frames_of(self, module: str) -> None:
         """Counts the package of a module as the user's own in errors, though it may be installed."""
@@ -412,7 +420,7 @@ class Host:
 
 async def main(name: str) -> None:
     """Runs a function's episodes. What is slow to import is imported before the first."""
-    host = Host()
+    host = Host.of_this_process()
     try:
         function = load(name)
         wanted = wanted_arguments(function)

@@ -366,7 +366,7 @@ def export(environment: HostedEnvironment, folder: Path, limit: int) -> dict[str
 
 
 async def _play(name: str, arguments: Mapping[str, Any]) -> None:
-    host = _beside().Host()
+    host = _beside().Host.of_this_process()
     environment = open_environment(name, arguments)
     host.use_frames_of(_module_of(name))
     try:
