@@ -27,6 +27,7 @@ from realsys.rollout.conversation.reply_grammar import special_tokens
 from realsys.rollout.endpoint.endpoint_app import endpoint_app
 from realsys.rollout.endpoint.session_registry import SessionRegistry
 from realsys.rollout.runners.agent_arguments import ConversationArguments, EndpointArguments
+from realsys.rollout.runners.episode_marks import EpisodeMarks
 from realsys.rollout.runners.episode_outcome import (
     AgentOutcome,
     EpisodeAddress,
@@ -88,7 +89,7 @@ class EndpointAgent(EndpointArguments, EpisodeAgent):
 
     async def open(self, host: AgentHost) -> None:
         """Starts the endpoint."""
-        self.host = host
+        self.host, self._marks = host, EpisodeMarks(host.folder)
         self.settings = session_settings(self, host, schemas=SchemaUse(self.schema))
         tls = self._listens_by_tls
         self._listener = await HttpListener(
@@ -115,6 +116,8 @@ class EndpointAgent(EndpointArguments, EpisodeAgent):
         """Stops the endpoint."""
         if self._listener is not None:
             await self._listener.stop()
+        if hasattr(self, "_marks"):
+            self._marks.close()
 
     # ---- an episode ------------------------------------------------------------------------------
 
@@ -124,6 +127,13 @@ class EndpointAgent(EndpointArguments, EpisodeAgent):
         Raises:
             EpisodeDropped: it was ended through no fault of its own, again and again.
         """
+        self._marks.began(task.id)
+        try:
+            return await self._run_episode(task)
+        finally:
+            self._marks.ended(task.id)
+
+    async def _run_episode(self, task: EpisodeTask) -> Episode:
         for number in range(1, MOST_BEGINNINGS + 1):
             seats = [self._seat(task, role) for role in self.roles or ("",)]
             try:
