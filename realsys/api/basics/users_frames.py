@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import builtins
 import os
-import sysconfig
 import traceback
 from collections.abc import Iterator
 
@@ -16,7 +15,7 @@ _GROUPS: tuple[type[BaseException], ...] = tuple(
     filter(None, [getattr(builtins, "BaseExceptionGroup", None)])
 )
 _PACKAGES = tuple(f"{os.sep}{kind}-packages{os.sep}" for kind in ("site", "dist"))
-_STANDARD = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")})
+_STANDARD = os.path.dirname(os.__file__) + os.sep  # sysconfig would load more than it is worth
 _ROOT = os.path.dirname(
     os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 )
@@ -57,7 +56,7 @@ def is_users_file(filename: str, *, own: tuple[str, ...] = ()) -> bool:
         return True
     if filename.startswith("<") or any(part in filename for part in _PACKAGES):
         return False
-    return not filename.startswith((*_OWN, *_STANDARD))
+    return not filename.startswith((*_OWN, _STANDARD))
 
 
 def _place(error: BaseException, own: tuple[str, ...]) -> str:
