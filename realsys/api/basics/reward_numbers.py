@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+# In the fork of an answer its code may have put others in their places
+_INT, _FLOAT = int, float
 _NONE = ", which is not a finite number"
 _SHOWN = 100  # characters of a value in messages
 _DEPTH = 3  # an array of one object holds a value that may have ``.item()`` itself
@@ -44,7 +46,7 @@ def plain_number(value: Any) -> float:
     Raises:
         NoNumber: it is no number.
     """
-    return float(python_number(value))
+    return _FLOAT(python_number(value))
 
 
 def python_number(value: Any) -> int | float:
@@ -55,13 +57,13 @@ def python_number(value: Any) -> int | float:
     """
     try:
         found = _inner(value)
-        if issubclass(type(found), int):
-            float(found)
-            return int.__int__(found)
-        if issubclass(type(found), float):  # also numpy's float64
-            return float.__float__(found)
+        if issubclass(type(found), _INT):
+            _FLOAT(found)
+            return _INT.__int__(found)
+        if issubclass(type(found), _FLOAT):  # also numpy's float64
+            return _FLOAT.__float__(found)
         if hasattr(type(found), "__float__") and not _is_text(found):
-            return float(found)
+            return _FLOAT(found)
     except OverflowError as error:
         raise TooLargeNumber(shown_value(value) + ", which is too large for a float") from error
     except (
@@ -87,7 +89,7 @@ def shown_value(value: Any) -> str:
         text = " ".join(repr(value).split())
     except Exception:  # an int of any length, or any user's object
         return kind
-    if issubclass(type(value), int) and len(text) > _SHOWN:
+    if issubclass(type(value), _INT) and len(text) > _SHOWN:
         return kind
     return f"{text if len(text) <= _SHOWN else text[:_SHOWN] + '…'}, {kind}"
 
@@ -97,7 +99,7 @@ def _inner(value: Any) -> Any:
     number for certain."""
     found = value
     for _ in range(_DEPTH):
-        if issubclass(type(found), (int, float)) or _is_text(found):
+        if issubclass(type(found), (_INT, _FLOAT)) or _is_text(found):
             return found
         if _is_masked(found) or getattr(getattr(found, "dtype", None), "kind", "O") not in _NUMBERS:
             raise ValueError("it holds none")
