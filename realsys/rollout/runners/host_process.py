@@ -214,10 +214,14 @@ class HostedEpisodes:
 
     async def close(self) -> None:
         """Ends the process and everything that it has started."""
+        await asyncio.shield(self._begin_end())
+
+    def _begin_end(self) -> asyncio.Task[None]:
+        """Returns the task that ends the process, which is one for all that want it to end."""
         if self._ending is None:
             self._ending = asyncio.create_task(self._end(), name=f"end of {self._name}")
             self._ending.add_done_callback(_retrieve)
-        await asyncio.shield(self._ending)
+        return self._ending
 
     async def _end(self) -> None:
         for handle in self._cancelled.values():
@@ -269,9 +273,7 @@ class HostedEpisodes:
         """Ends a process that no longer runs its event loop, and does not notice it itself."""
         logger.warning("host does not end an episode host=%s episode=%s", self._name, id_)
         self._dropped_why = f"another episode of its process did not end when cancelled: {id_}"
-        if self._ending is None:
-            self._ending = asyncio.create_task(self._end(), name=f"end of {self._name}")
-            self._ending.add_done_callback(_retrieve)
+        self._begin_end()
 
     def _ended(self) -> RolloutError | WorkerLost:
         """Returns the error of an episode whose process has ended."""

@@ -55,6 +55,7 @@ CLIENTS = ("client", "anthropic_client")
 LIBRARIES = {"client": "openai", "clients": "openai", "anthropic_client": "anthropic"}
 EPISODE = contextvars.ContextVar("EPISODE", default="")  # whose code runs; tasks inherit it
 BLOCKED_S = "REALSYS_BLOCKED_S"  # variable: longest that code may hold up the event loop
+CANCELLED_BLOCKED_S = 5.0  # the same of an episode that is to end
 OBEY_S = 2.0  # for an asynchronous function to end when it is cancelled; then it is left behind
 MOST_THREADS = 1024  # of functions that call asyncio.to_thread; they are made as they are needed
 MOST_LINE = 16 << 20  # characters of an episode's result
@@ -257,7 +258,7 @@ class LoopWatch:
                 episode, frame = self._culprit()
                 limit_s = self._blocked_s
                 if episode in self._cancelled:
-                    limit_s = min(OBEY_S, limit_s)
+                    limit_s = min(CANCELLED_BLOCKED_S, limit_s)
                 # It may have gone on at the last moment
                 if missed * look_s >= limit_s and not turned.is_set():
                     break
