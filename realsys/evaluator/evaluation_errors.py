@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from realsys.api.basics.users_frames import shown_error
 from realsys.api.errors import RealsysError, encodable
+from realsys.api.users_code.users_frames import shown_error
 
 
 class LeaveRequested(Exception):

@@ -28,8 +28,8 @@ from collections.abc import Awaitable, Callable, Generator, Sequence
 from dataclasses import replace
 
 from realsys.api.basics.reward import RAISED, Completion, Score
-from realsys.api.basics.users_frames import shown_error, users_place
 from realsys.api.errors import RealsysError, RewardError
+from realsys.api.users_code.users_frames import shown_error, users_place
 from realsys.rewards.guard.guarded import HOST_ENDED, CallFailed
 from realsys.rewards.guard.guarded import RAISED as FUNCTION_RAISED
 

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from realsys.api.basics.reward import LARGEST
-from realsys.api.basics.reward_numbers import (
+from realsys.api.errors import RewardError
+from realsys.api.users_code.reward_numbers import (
     NoNumber,
     TooLargeNumber,
     finite_number,
@@ -18,7 +19,6 @@ from realsys.api.basics.reward_numbers import (
     plain_number,
     shown_value,
 )
-from realsys.api.errors import RewardError
 from realsys.rewards.raised_scores import AnswerFailure, describe
 
 NO_SCORE = float("nan")  # value in ``rewards`` of all answers to a record that was set aside

@@ -7,8 +7,8 @@ import socket
 import time
 import traceback
 
-from realsys.api.basics.users_frames import shown_error, users_error, users_place
 from realsys.api.errors import RealsysError
+from realsys.api.users_code.users_frames import shown_error, users_error, users_place
 from realsys.trial.records import Failure
 
 EXITS_FIX = "raise an error where it calls sys.exit or exit; then realsys resume"

@@ -13,8 +13,8 @@ from typing import Annotated
 
 import msgspec
 
-from realsys.api.basics.users_frames import users_place
 from realsys.api.errors import RealsysError, RemoteError
+from realsys.api.users_code.users_frames import users_place
 from realsys.runtime.failures import what_of
 
 PROTOCOL_VERSION = 3  # incremented whenever a frame or a body changes its meaning

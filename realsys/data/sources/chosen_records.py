@@ -17,8 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from realsys.api import registry
-from realsys.api.basics.users_frames import users_place
 from realsys.api.errors import DataError
+from realsys.api.users_code.users_frames import users_place
 from realsys.data.sources.record_parts import PartOfRecords, RecordSource
 from realsys.runtime.progress import tick
 

@@ -25,7 +25,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from realsys.api.basics.users_frames import shown_error
+from realsys.api.users_code.users_frames import shown_error
 from realsys.rewards.guard import frames, inside
 from realsys.rewards.guard.frames import CALL, ENDED, LONGEST_REPLY, RESULT, Frame
 from realsys.rewards.guard.host_start import REQUESTS, HostedRule, hosted_rule

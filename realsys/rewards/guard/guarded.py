@@ -28,8 +28,8 @@ from typing import Any
 
 from realsys.api import errors
 from realsys.api.basics.rule_permissions import CERTIFICATES, RulePermissions
-from realsys.api.basics.users_frames import shown_error
 from realsys.api.errors import ClusterError, RealsysError
+from realsys.api.users_code.users_frames import shown_error
 from realsys.rewards.guard import frames, inside
 from realsys.rewards.guard.frames import BROKEN, CALL, ENDED, HELLO, RESULT, START, Frame
 

@@ -16,8 +16,8 @@ from typing import Any
 
 from realsys.api import registry
 from realsys.api.basics.rule_permissions import RulePermissions
-from realsys.api.basics.users_frames import shown_error
 from realsys.api.errors import RealsysError
+from realsys.api.users_code.users_frames import shown_error
 from realsys.rewards.guard import frames, inside, rule_walls
 from realsys.rewards.guard.frames import BROKEN, HELLO, START, Frame
 from realsys.rewards.sandbox import kernel_calls as kernel

@@ -16,7 +16,7 @@ import sys
 import tempfile
 from typing import Any
 
-from realsys.api.basics.users_frames import shown_error
+from realsys.api.users_code.users_frames import shown_error
 from realsys.rewards.guard import frames, inside
 from realsys.rewards.guard.frames import CALL, RESULT, Frame
 from realsys.rewards.guard.host_start import REQUESTS, HostedRule, hosted_rule

@@ -10,8 +10,8 @@ from statistics import fmean
 from typing import Any
 
 from realsys.api.agent import Episode, EpisodeTask
-from realsys.api.basics.reward_numbers import NoNumber, finite_number, is_number, shown_value
 from realsys.api.errors import RolloutError
+from realsys.api.users_code.reward_numbers import NoNumber, finite_number, is_number, shown_value
 from realsys.rollout.conversation.answer_tree import AnswerNode
 from realsys.rollout.conversation.episode_session import EpisodeSession
 

@@ -22,8 +22,8 @@ import aiohttp
 from aiohttp import web
 
 from realsys.api.agent import AgentHost, EpisodeTask
-from realsys.api.basics.reward_numbers import is_number
 from realsys.api.errors import ClusterError, RolloutError
+from realsys.api.users_code.reward_numbers import is_number
 from realsys.rollout.runners.agent_arguments import NemoGymArguments
 from realsys.rollout.runners.endpoint_agent import LOOPBACK, EndpointAgent
 from realsys.rollout.runners.episode_outcome import AgentOutcome, EpisodeSeat, outcome_of

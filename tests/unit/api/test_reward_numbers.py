@@ -23,14 +23,14 @@ import pytest
 import torch
 
 from realsys.api.basics.reward import LARGEST
-from realsys.api.basics.reward_numbers import (
+from realsys.api.errors import RewardError, RolloutError
+from realsys.api.users_code.reward_numbers import (
     NoNumber,
     finite_number,
     is_number,
     plain_number,
     python_number,
 )
-from realsys.api.errors import RewardError, RolloutError
 from realsys.rewards.scores import checked_score, numbers_of
 from realsys.rollout.runners.hosted_agent import returned_outcome
 from realsys.rollout.runners.hosts.function_host import usable

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from realsys.api.basics.users_frames import is_users_file, shown_error, users_error, users_place
 from realsys.api.errors import RolloutError
+from realsys.api.users_code.users_frames import is_users_file, shown_error, users_error, users_place
 from realsys.runtime.failures import failure_of, what_of
 from realsys.transport.messages import error_to_info, info_to_error
 

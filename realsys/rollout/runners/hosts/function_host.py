@@ -36,11 +36,11 @@ from types import FrameType, ModuleType
 from typing import Any, TextIO
 
 
-def _basic(name: str) -> ModuleType:
-    """Loads a file of realsys/api/basics, which needs nothing of ours, by its path."""
+def _users_code(name: str) -> ModuleType:
+    """Loads a file of realsys/api/users_code, which needs nothing of ours, by its path."""
     runners = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     ours = os.path.dirname(os.path.dirname(runners))
-    path = os.path.join(ours, "api", "basics", f"{name}.py")
+    path = os.path.join(ours, "api", "users_code", f"{name}.py")
     spec = importlib.util.spec_from_file_location(f"_realsys_{name}", path)
     if spec is None or spec.loader is None:
         raise ImportError(path)
@@ -49,7 +49,7 @@ def _basic(name: str) -> ModuleType:
     return module
 
 
-_numbers, _frames = _basic("reward_numbers"), _basic("users_frames")
+_numbers, _frames = _users_code("reward_numbers"), _users_code("users_frames")
 Order = Mapping[str, Any]
 CLIENTS = ("client", "anthropic_client")
 LIBRARIES = {"client": "openai", "clients": "openai", "anthropic_client": "anthropic"}
