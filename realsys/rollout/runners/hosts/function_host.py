@@ -151,7 +151,7 @@ async def in_thread(call: Callable[[], Any]) -> Any:
     ended: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
     context, is_over = contextvars.copy_context(), False
 
-    def settle(result: Any, error: BaseException | None) -> None:
+    def resolve(result: Any, error: BaseException | None) -> None:
         nonlocal is_over
         is_over = True
         _threads_left.discard(thread)
@@ -166,7 +166,7 @@ async def in_thread(call: Callable[[], Any]) -> Any:
         except BaseException as raised:
             error = raised
         with suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(settle, result, error)
+            loop.call_soon_threadsafe(resolve, result, error)
 
     thread = threading.Thread(target=run, daemon=True, name=EPISODE.get() or "episode")
     thread.start()
