@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 
 from launcher.slurm.query.time_left import time_warning, time_words
 from launcher.terminal.text import duration, listed, moment, times
+from launcher.trials.idle_episodes import IdleEpisodes
 from launcher.trials.trial_view import TrialView, WorkerView
 from realsys.trial.records import Failure
 from realsys.trial.trial_state import State
@@ -20,12 +21,18 @@ MASTER = "master_worker/0"
 MAX_CHAINS = 12
 
 
-def explain(view: TrialView) -> Iterator[str]:
-    """Yields the causes in order; the last line says what to do."""
+def explain(view: TrialView, idle: IdleEpisodes | None = None) -> Iterator[str]:
+    """Yields the causes in order; the last line says what to do.
+
+    Args:
+        idle: episodes that are under way while none has ended for minutes.
+    """
     yield f"{view.trial} is {view.state.value}" + (f": {view.reason}" if view.reason else "")
     yield from _job(view)
     if view.state in State.live():
         yield from _workers(view)
+        if idle is not None:
+            yield from _idle(idle)
     failure = view.exit.first_failure if view.exit else None
     if failure is not None:
         yield from _failure(view, failure)
@@ -33,6 +40,11 @@ def explain(view: TrialView) -> Iterator[str]:
         yield f"note: {note}"
     if view.fix:
         yield f"what to do: {view.fix}"
+    elif view.state is State.RUNNING and idle is not None:
+        yield (
+            f"what to do: see what the oldest episode does, in {idle.log}; "
+            "task.agent_args.timeout_s ends one that hangs"
+        )
     elif view.state in (State.RUNNING, State.STARTING):
         yield f"what to do: nothing; watch it with `realsys watch {view.trial}`"
 
@@ -81,6 +93,13 @@ def _workers(view: TrialView) -> Iterator[str]:
         running = ", ".join(f"{name} on {where}" for name, where in view.progress.running.items())
         yield f"step {view.progress.step + 1} computes {running}"
         yield from wait_chains(view)
+
+
+def _idle(idle: IdleEpisodes) -> Iterator[str]:
+    what = "question's episodes have" if idle.are_groups else "episode has"
+    yield f"no {what} ended for {duration(idle.idle_s)}; {len(idle.running)} under way:"
+    shown = (f"{id_} on {worker} for {duration(s)}" for id_, worker, s in idle.running)
+    yield f"  {listed(shown, MAX_NAMES)}"
 
 
 def _logs_of_unregistered(view: TrialView) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from realsys.api.errors import RealsysError, encodable
+from realsys.api.users_code.users_frames import shown_error
 
 
 class LeaveRequested(Exception):
@@ -28,5 +29,5 @@ def one_line(error: Exception | str) -> str:
     elif isinstance(error, BenchmarksFailed):
         text = str(error)
     else:
-        text = f"{type(error).__name__}: {error}"
+        text = shown_error(error)
     return " ".join(encodable(text).split())[:500]

@@ -23,14 +23,13 @@ import errno
 import hashlib
 import json
 import logging
-import traceback
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from realsys.api.basics.reward import RAISED, Completion, Score
 from realsys.api.errors import RealsysError, RewardError
+from realsys.api.users_code.users_frames import shown_error, users_place
 from realsys.rewards.guard.guarded import HOST_ENDED, CallFailed
 from realsys.rewards.guard.guarded import RAISED as FUNCTION_RAISED
 
@@ -107,25 +106,9 @@ def may_be_the_texts(error: BaseException, *, is_async: bool) -> bool:
 
 def describe(error: BaseException, source: str) -> tuple[str, str]:
     """Returns what was raised, the user's own line first, and where."""
-    place = place_of(error)
-    text = str(error) if isinstance(error, CallFailed) else f"{type(error).__name__}: {error}"
-    front = f"{place}: " if place else ""
-    return f"{front}{text} (raised by {source})"[:500], f"{place}, {source}" if place else source
-
-
-def place_of(error: BaseException) -> str:
-    """Returns ``file.py:3 in function`` of the innermost frame of a user's file; empty if there is none."""
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if "site-packages" in frame.filename or frame.filename.startswith("<"):
-            continue
-        file = Path(frame.filename)
-        if file.is_relative_to(_OWN) or file.is_relative_to(_PYTHONS):
-            continue
-        return f"{file.name}:{frame.lineno} in {frame.name}"
-    return ""
-
-
-_OWN, _PYTHONS = Path(__file__).parents[1], Path(json.__file__).parents[1]
+    place = users_place(error)
+    text = str(error) if isinstance(error, CallFailed) else shown_error(error)
+    return f"{text} (raised by {source})"[:500], f"{place}, {source}" if place else source
 
 
 def right_answers(answer: Completion) -> list[str]:

@@ -6,10 +6,19 @@ Which records get none is counted in set_aside.py.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from realsys.api.basics.reward import LARGEST
 from realsys.api.errors import RewardError
+from realsys.api.users_code.reward_numbers import (
+    NoNumber,
+    TooLargeNumber,
+    finite_number,
+    is_number,
+    plain_number,
+    shown_value,
+)
 from realsys.rewards.raised_scores import AnswerFailure, describe
 
 NO_SCORE = float("nan")  # value in ``rewards`` of all answers to a record that was set aside
@@ -25,18 +34,25 @@ def checked_score(value: Any, *, source: str) -> float:
     Raises:
         RewardError: it is not a number, or not finite in float32.
     """
+    fix = "make it return a finite number for every answer; 0 is allowed"
     try:
-        # float() would convert text to a number.
-        number = float(value) if hasattr(type(value), "__float__") else None
-    except OverflowError as error:  # a whole number that no float holds
-        raise _too_large_error(value, source) from error
-    except Exception as error:  # a tensor with several numbers, or any user object
-        raise _not_finite_error(value, source) from error
-    if number is None or not math.isfinite(number):
-        raise _not_finite_error(value, source)
+        number = finite_number(value)
+    except TooLargeNumber:
+        number = math.inf
+    except NoNumber as error:
+        raise AnswerFailure(f"{source} returned {error}", where=source, fix=fix) from error
     if abs(number) > LARGEST:
-        raise _too_large_error(value, source)
+        raise AnswerFailure(
+            f"{source} returned {shown_value(value)}, which is beyond ±{LARGEST:g}, the limit of float32",
+            where=source,
+            fix="make it return a number of at most that size for every answer, such as 0 to 1",
+        )
     return number
+
+
+def numbers_of(figures: Mapping[str, Any]) -> dict[str, float]:
+    """Returns of a user's figures those that are numbers, as floats; a metric is nothing else."""
+    return {str(k): plain_number(v) for k, v in figures.items() if is_number(v)}
 
 
 def exception_error(error: Exception, source: str) -> RewardError:
@@ -49,24 +65,6 @@ def with_record(error: RewardError, *, id: str, prompt: str) -> RewardError:
     """Returns ``error`` extended by the record that it is about."""
     shown = prompt if len(prompt) <= _SHOWN else prompt[:_SHOWN] + " …"
     return RewardError(error.what, where=f"{error.where}, record {id}: {shown!r}", fix=error.fix)
-
-
-def _not_finite_error(value: Any, source: str) -> RewardError:
-    return AnswerFailure(
-        f"{source} returned {value!r:.100}, a {type(value).__name__}, which is not a finite number",
-        where=source,
-        fix="make it return a finite number for every answer; 0 is allowed",
-    )
-
-
-def _too_large_error(value: Any, source: str) -> RewardError:
-    kind = f"a {type(value).__name__}"
-    shown = f"{value!r}, {kind}" if isinstance(value, float) else kind  # an int may have any length
-    return AnswerFailure(
-        f"{source} returned {shown}, which is beyond ±{LARGEST:g}, the limit of float32",
-        where=source,
-        fix="make it return a number of at most that size for every answer, such as 0 to 1",
-    )
 
 
 def too_many(num_set_aside: int, num_records: int) -> bool:

@@ -76,4 +76,4 @@ class SetAsideRecords:
         return None
 
     def _error(self, what: str, last: RewardError) -> RewardError:
-        return RewardError(f"{what}; the last: {last.what}", where=last.where, fix=last.fix)
+        return RewardError(f"{last.what}; {what}", where=last.where, fix=last.fix)

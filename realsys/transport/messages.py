@@ -14,6 +14,8 @@ from typing import Annotated
 import msgspec
 
 from realsys.api.errors import RealsysError, RemoteError
+from realsys.api.users_code.users_frames import users_place
+from realsys.runtime.failures import what_of
 
 PROTOCOL_VERSION = 3  # incremented whenever a frame or a body changes its meaning
 
@@ -68,9 +70,9 @@ class FrameHead(msgspec.Struct, frozen=True, kw_only=True, tag="RequestFrame"):
 def error_to_info(error: BaseException) -> ErrorInfo:
     """Converts ``error``, with its traceback, for sending."""
     text = "".join(traceback.format_exception(error))
-    what, where, fix = str(error), "", ""
+    what, where, fix = str(error), users_place(error), ""
     if isinstance(error, RealsysError):
-        what, where, fix = error.what, error.where, error.fix
+        what, where, fix = what_of(error), error.where, error.fix
     return ErrorInfo(
         kind=type(error).__name__,
         what=_sendable(what[:MAX_TRACEBACK_CHARS]),
@@ -96,8 +98,9 @@ def info_to_error(info: ErrorInfo, worker: str) -> RealsysError:
             error.from_worker = worker
             error.add_note(f"traceback on {worker}:\n{info.traceback}")
             return error
+    place = f"{info.where}: " if info.where else ""  # in a user's file
     return RemoteError(
-        f"{worker} failed: {info.kind}: {info.what}\n{info.traceback}".rstrip(),
+        f"{place}{worker} failed: {info.kind}: {info.what}\n{info.traceback}".rstrip(),
         where=worker,
         fix=info.fix or f"the traceback above is {worker}'s; its log shows what led to it",
     )

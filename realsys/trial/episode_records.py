@@ -1,8 +1,11 @@
-"""Names the lines that a rollout worker writes about each ticket it got (pure).
+"""Names the lines that a rollout worker writes about its tickets and episodes (pure).
 
 ``episodes/<worker's index>.jsonl`` in the attempt's rows: a line when its process starts, one when
 a ticket is granted, from when on its episodes run, and one when it has ended. One writer per file.
 ``realsys audit`` reads them; texts and rewards are in ``rollouts/`` beside it.
+
+``agents/<worker's index>/episodes.jsonl`` has a line when an episode of an agent behind the endpoint
+begins, and one when it has ended, however: ``realsys explain`` names those that do not end.
 """
 
 from __future__ import annotations
@@ -23,6 +26,17 @@ class EpisodeState(StrEnum):
     FILTERED = "filtered"
     FAILED = "failed"
     UNSCORED = "unscored"
+
+
+AGENT_EPISODES = "episodes.jsonl"
+
+
+class EpisodeMark(StrEnum):
+    """What a line about a single episode says."""
+
+    STARTED = "started"  # the worker's process: what an earlier one was at is over
+    BEGAN = "began"
+    ENDED = "ended"
 
 
 def episodes_file(files: PhaseFiles, *, attempt: int, index: int) -> Path:

@@ -19,6 +19,7 @@ from scripted_policy import END, ScriptedPolicy
 
 from realsys.api.agent import AgentHost, Environment, EpisodeTask, Observation
 from realsys.api.errors import ConfigError, RolloutError
+from realsys.rollout.runners import host_process
 from realsys.rollout.runners.episode_outcome import EpisodeDropped
 from realsys.rollout.runners.host_process import HostProcess
 from realsys.rollout.runners.hosted_agent import HOSTS, PythonAgent
@@ -31,6 +32,10 @@ import asyncio, json, os, time, urllib.request
 
 async def solve(task, base_url, api_key):
     return await globals()[task["prompt"]](base_url, api_key)
+
+def plain(task, base_url, api_key):
+    made = globals()[task["prompt"]](base_url, api_key)
+    return asyncio.run(made) if asyncio.iscoroutine(made) else made
 
 async def asker(client):
     return 1
@@ -47,6 +52,17 @@ async def busy(*_):
 
 async def waits(*_):
     await asyncio.sleep(600)
+
+async def cancelled_at_once(*_):
+    await asyncio.sleep(600)
+
+async def till_released(*_):
+    while not os.path.exists(__file__ + ".release"):
+        await asyncio.sleep(0.01)
+    return os.getpid()
+
+def hangs(*_):
+    time.sleep(600)
 
 async def quick(*_):
     await asyncio.sleep(0.1)
@@ -151,21 +167,106 @@ def test_who_does_not_end_in_time_is_failed_and_the_others_are_dropped(tmp_path:
     over_host(tmp_path, 3600, test)
 
 
+def test_a_group_that_is_cancelled_as_it_begins_harms_no_other_episode(tmp_path: Path) -> None:
+    """Each order and its cancel are in one read."""
+
+    async def test(host: HostProcess) -> None:
+        await host.run(order("w", "quick"), timeout_s=3600)
+        bystanders = [
+            asyncio.create_task(host.run(order(f"b{i}", "till_released"), timeout_s=3600))
+            for i in range(4)
+        ]
+        for number in range(8):
+            names = [f"c{number}-{i}" for i in range(6)]
+            group = [
+                asyncio.create_task(host.run(order(name, "cancelled_at_once"), timeout_s=3600))
+                for name in names
+            ]
+            while not all(name in host._current._waiting for name in names):  # type: ignore[union-attr]
+                await asyncio.sleep(0)
+            for task in group:
+                task.cancel()
+            ended = await asyncio.gather(*group, return_exceptions=True)
+            assert [type(error) for error in ended] == [asyncio.CancelledError] * 6
+            assert (await host.run(order(f"n{number}", "quick"), timeout_s=3600))["result"] == 0.5
+        assert not host._current._cancelled  # type: ignore[union-attr]  # each had its line
+        (tmp_path / "an_agent.py.release").touch()
+        pids = {line["result"] for line in await asyncio.gather(*bystanders)}
+        assert len(pids) == 1
+
+    over_host(tmp_path, 3600, test)
+
+
+def test_who_begins_while_a_process_is_closed_by_several_does_not_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_process, "START_S", 1e6)
+
+    async def test(host: HostProcess) -> None:
+        for number in (0, 2):
+            await host.run(order(f"w{number}", "quick"), timeout_s=3600)
+            old = host._current
+            assert old is not None
+            closes = [asyncio.create_task(old.close()) for _ in range(6)]
+            late = asyncio.create_task(host.run(order(f"x{number}", "quick"), timeout_s=3600))
+            for _ in range(number):
+                await asyncio.sleep(0)
+            late.cancel()  # while its process starts, for which others wait, too
+            news = [host.run(order(f"{number}-{i}", "quick"), timeout_s=3600) for i in range(6)]
+            made = await asyncio.gather(*news)
+            assert [line["result"] for line in made] == [0.5] * 6
+            await asyncio.gather(*closes, late, return_exceptions=True)
+
+    over_host(tmp_path, 3600, test)
+
+
+def test_code_that_hangs_keeps_no_place_and_its_process_ends_with_the_other_episodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_process, "MOST_LEFT", 3)
+
+    async def test(host: HostProcess) -> None:
+        other = asyncio.create_task(host.run(order("o", "till_released"), timeout_s=3600))
+        hung = [
+            asyncio.create_task(host.run(order(f"h{i}", "hangs"), timeout_s=3600)) for i in range(3)
+        ]
+        await host.run(order("q", "quick"), timeout_s=3600)
+        for task in hung:
+            task.cancel()
+        old = host._current
+        assert old is not None
+        while old.num_left < 3:
+            await asyncio.sleep(0.01)
+        assert (await host.run(order("n", "quick"), timeout_s=3600))["result"] == 0.5
+        assert host._current is not old
+        assert not old.is_over
+        assert not other.done()
+        (tmp_path / "an_agent.py.release").touch()
+        (pid,) = descendants(old._process.pid)
+        assert (await other)["result"] == pid
+        while host._retired:
+            await asyncio.sleep(0.01)
+        assert old.is_over
+        assert (await host.run(order("m", "quick"), timeout_s=3600))["result"] == 0.5
+
+    over_host(tmp_path, 3600, test, function="plain")
+
+
 def test_a_process_that_was_stopped_as_a_whole_blocks_nothing(tmp_path: Path) -> None:
     async def test(host: HostProcess) -> None:
         await host.run(order("a", "quick"), timeout_s=240)
-        assert host._process is not None
-        (pid,) = descendants(host._process.pid)
+        assert host._current is not None
+        (pid,) = descendants(host._current._process.pid)
         waiting = asyncio.create_task(host.run(order("b", "waits"), timeout_s=3600))
         os.kill(pid, signal.SIGSTOP)
-        await asyncio.sleep(3)
+        await asyncio.sleep(1.5)
         os.kill(pid, signal.SIGCONT)
         assert (await host.run(order("c", "quick"), timeout_s=240))["result"] == 0.5
         assert not waiting.done()
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
 
-    over_host(tmp_path, 2.0, test)
+    over_host(tmp_path, 1.0, test)
 
 
 def test_libraries_of_clients_are_imported_before_the_first_episode(tmp_path: Path) -> None:

@@ -131,12 +131,19 @@ def _first_error(files: TrialFiles) -> None:
 
 def explain(trial: o.Trial, json: o.Json = False, cluster: o.Cluster = None) -> None:
     """Explain why a trial waits, hangs or has failed, and what to do about it."""
+    from time import time
+
     from launcher.terminal import output
     from launcher.trials.explain import explain as lines_of
     from launcher.trials.find_trials import find_trial
+    from launcher.trials.idle_episodes import idle_episodes
     from launcher.trials.status import trial_view
+    from realsys.trial.trial_state import State
 
-    lines = list(lines_of(trial_view(find_trial(trial, cluster=cluster))))
+    files = find_trial(trial, cluster=cluster)
+    view = trial_view(files)
+    idle = idle_episodes(files, view, now_s=time()) if view.state in State.live() else None
+    lines = list(lines_of(view, idle))
     if json:
         output.document(lines=lines)
     else:

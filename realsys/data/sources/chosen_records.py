@@ -18,6 +18,7 @@ from typing import Any
 
 from realsys.api import registry
 from realsys.api.errors import DataError
+from realsys.api.users_code.users_frames import users_place
 from realsys.data.sources.record_parts import PartOfRecords, RecordSource
 from realsys.runtime.progress import tick
 
@@ -111,8 +112,9 @@ def _called(
     try:
         return function(record)
     except Exception as error:  # a plug-in may raise anything
+        place = f"{at}: " if (at := users_place(error)) else ""
         raise DataError(
-            f"{name} raised {type(error).__name__}: {error}"[:500],
+            f"{place}{name} raised {type(error).__name__}: {error}"[:500],
             where=where(index),
             fix="correct it, so that it takes every record",
         ) from error

@@ -297,7 +297,7 @@ class RolloutDispatcher:
         num_aside, num_all = len(self._set_aside), len(self._set_aside) + self._num_kept
         if self._failed is None and too_many(num_aside, num_all):
             self._failed = RolloutError(
-                f"{num_aside} of {num_all} records got no reward; the last: {request.why}",
+                f"{request.why}; {num_aside} of {num_all} records got no reward",
                 where=request.worker,
                 fix="mend the reward rule or the environment; then realsys resume",
             )

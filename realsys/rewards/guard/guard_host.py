@@ -25,6 +25,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
+from realsys.api.users_code.users_frames import shown_error
 from realsys.rewards.guard import frames, inside
 from realsys.rewards.guard.frames import CALL, ENDED, LONGEST_REPLY, RESULT, Frame
 from realsys.rewards.guard.host_start import REQUESTS, HostedRule, hosted_rule
@@ -155,7 +156,7 @@ class _ForkingHost:
                 if isinstance(error, MemoryError):
                     os._exit(_OUT_OF_MEMORY)
                 inside.note_raised(error)
-                reply = {"raised": f"{type(error).__name__}: {error}"[:500]}
+                reply = {"raised": shown_error(error)[:500]}
                 body = b""
             if inside.notes or not body:
                 reply["notes"] = inside.notes

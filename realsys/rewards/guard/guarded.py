@@ -29,6 +29,7 @@ from typing import Any
 from realsys.api import errors
 from realsys.api.basics.rule_permissions import CERTIFICATES, RulePermissions
 from realsys.api.errors import ClusterError, RealsysError
+from realsys.api.users_code.users_frames import shown_error
 from realsys.rewards.guard import frames, inside
 from realsys.rewards.guard.frames import BROKEN, CALL, ENDED, HELLO, RESULT, START, Frame
 
@@ -162,7 +163,7 @@ class Guarded:
         except MemoryError:
             raise
         except Exception as error:
-            raise CallFailed(RAISED, f"{type(error).__name__}: {error}"[:500]) from error
+            raise CallFailed(RAISED, shown_error(error)[:500]) from error
 
     def _running(self) -> _HostProcess:
         with self._lock:

@@ -17,6 +17,7 @@ from typing import Any
 from realsys.api import registry
 from realsys.api.basics.rule_permissions import RulePermissions
 from realsys.api.errors import RealsysError
+from realsys.api.users_code.users_frames import shown_error
 from realsys.rewards.guard import frames, inside, rule_walls
 from realsys.rewards.guard.frames import BROKEN, HELLO, START, Frame
 from realsys.rewards.sandbox import kernel_calls as kernel
@@ -106,7 +107,7 @@ def _broken(error: BaseException) -> dict[str, str]:
             "where": error.where,
             "fix": error.fix,
         }
-    return {"kind": "", "what": f"{type(error).__name__}: {error}", "where": "", "fix": ""}
+    return {"kind": "", "what": shown_error(error), "where": "", "fix": ""}
 
 
 def _address_bytes() -> int:

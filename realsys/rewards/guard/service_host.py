@@ -16,6 +16,7 @@ import sys
 import tempfile
 from typing import Any
 
+from realsys.api.users_code.users_frames import shown_error
 from realsys.rewards.guard import frames, inside
 from realsys.rewards.guard.frames import CALL, RESULT, Frame
 from realsys.rewards.guard.host_start import REQUESTS, HostedRule, hosted_rule
@@ -83,7 +84,7 @@ class _Service:
             body = json.dumps(reply).encode()
         except Exception as error:  # a plug-in may raise anything; the other end tells it
             inside.note_raised(error)
-            reply = {"raised": f"{type(error).__name__}: {error}"[:500]}
+            reply = {"raised": shown_error(error)[:500]}
             body = b""
         if inside.notes or not body:
             reply["notes"] = list(inside.notes)

@@ -16,6 +16,7 @@ from typing import Any
 
 from realsys.api.agent import Environment, Observation
 from realsys.api.errors import ConfigError, did_you_mean
+from realsys.rewards.scores import checked_score
 from realsys.rollout.environments.environment_arguments import GymnasiumArguments
 
 _WHERE = "environment gymnasium"
@@ -72,7 +73,8 @@ class GymnasiumEnvironment(GymnasiumArguments, Environment):
         )
         done = bool(terminated or truncated) or self._steps >= self.max_steps
         text = "" if done else await self._shown(observation)
-        return Observation(text=text, reward=float(reward), done=done, info=self._info())
+        number = checked_score(reward, source=f"environment {self.id!r}")
+        return Observation(text=text, reward=number, done=done, info=self._info())
 
     async def close(self) -> None:
         if (

@@ -13,6 +13,7 @@ from typing import Any
 import aiohttp
 
 from realsys.api.errors import RolloutError, WaitTimeout
+from realsys.rewards.scores import checked_score
 from realsys.rollout.environments.environment_arguments import OpenEnvArguments
 
 logger = logging.getLogger(__name__)
@@ -200,11 +201,11 @@ class OpenEnvSession:
 
 def _reply(data: Any) -> StepReply:
     fields = data if isinstance(data, Mapping) else {}
-    observation = fields.get("observation")
+    observation, reward = fields.get("observation"), fields.get("reward")
     return StepReply(
         observation=observation
         if isinstance(observation, Mapping)
         else {"observation": observation},
-        reward=float(fields.get("reward") or 0.0),
+        reward=0.0 if reward is None else checked_score(reward, source="the environment's server"),
         done=bool(fields.get("done")),
     )

@@ -27,6 +27,7 @@ from realsys.rollout.conversation.reply_grammar import special_tokens
 from realsys.rollout.endpoint.endpoint_app import endpoint_app
 from realsys.rollout.endpoint.session_registry import SessionRegistry
 from realsys.rollout.runners.agent_arguments import ConversationArguments, EndpointArguments
+from realsys.rollout.runners.episode_marks import EpisodeMarks
 from realsys.rollout.runners.episode_outcome import (
     AgentOutcome,
     EpisodeAddress,
@@ -40,6 +41,7 @@ logger = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
 CERTIFICATE_FILE = "endpoint.pem"
+PLACE_S = 60.0  # longest that an episode counts among those that start
 MOST_BEGINNINGS = 5  # of an episode that others' faults end
 _PURPOSE = b"realsys agents' endpoint: administrator's key"
 
@@ -87,7 +89,7 @@ class EndpointAgent(EndpointArguments, EpisodeAgent):
 
     async def open(self, host: AgentHost) -> None:
         """Starts the endpoint."""
-        self.host = host
+        self.host, self._marks = host, EpisodeMarks(host.folder)
         self.settings = session_settings(self, host, schemas=SchemaUse(self.schema))
         tls = self._listens_by_tls
         self._listener = await HttpListener(
@@ -114,6 +116,8 @@ class EndpointAgent(EndpointArguments, EpisodeAgent):
         """Stops the endpoint."""
         if self._listener is not None:
             await self._listener.stop()
+        if hasattr(self, "_marks"):
+            self._marks.close()
 
     # ---- an episode ------------------------------------------------------------------------------
 
@@ -123,6 +127,13 @@ class EndpointAgent(EndpointArguments, EpisodeAgent):
         Raises:
             EpisodeDropped: it was ended through no fault of its own, again and again.
         """
+        self._marks.began(task.id)
+        try:
+            return await self._run_episode(task)
+        finally:
+            self._marks.ended(task.id)
+
+    async def _run_episode(self, task: EpisodeTask) -> Episode:
         for number in range(1, MOST_BEGINNINGS + 1):
             seats = [self._seat(task, role) for role in self.roles or ("",)]
             try:
@@ -164,7 +175,8 @@ class EndpointAgent(EndpointArguments, EpisodeAgent):
 
     @asynccontextmanager
     async def starting(self, seats: Sequence[EpisodeSeat]) -> AsyncIterator[None]:
-        """Waits for a place among those that start, and gives it up at the first request, or at the end."""
+        """Waits for a place among those that start, and gives it up at the first request, at the end, or
+        after ``PLACE_S``: one that hangs before it asks anything must not keep others from starting."""
         await self._starting.acquire()
         held = [True]
 
@@ -175,9 +187,11 @@ class EndpointAgent(EndpointArguments, EpisodeAgent):
 
         for seat in seats:
             seat.session.on_first_call = leave
+        late = asyncio.get_running_loop().call_later(PLACE_S, leave)
         try:
             yield
         finally:
+            late.cancel()
             leave()
 
     def task_json(self, task: EpisodeTask) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,10 +11,13 @@ from typing import Any
 
 from realsys.api.agent import Episode, EpisodeTask
 from realsys.api.errors import RolloutError
+from realsys.api.users_code.reward_numbers import NoNumber, finite_number, is_number, shown_value
 from realsys.rollout.conversation.answer_tree import AnswerNode
 from realsys.rollout.conversation.episode_session import EpisodeSession
 
 logger = logging.getLogger(__name__)
+
+_MEANINGS = ("reward", "rewards", "answer")  # names in a result that are no figures
 
 
 class EpisodeDropped(RolloutError):
@@ -87,32 +89,34 @@ def outcome_of(given: Mapping[str, Any], *, problem: str = "") -> AgentOutcome:
     numbers.
 
     Raises:
-        ValueError: there is no reward and no answer in it, or a number is not finite or has no name.
+        ValueError: there is no reward and no answer in it, a reward is no number, or a number is not finite
+            or has no name.
     """
     by_role = given.get("rewards") or {}
     if not isinstance(by_role, Mapping):
-        raise ValueError("rewards are no object")
-    try:
-        numbers = {
-            k: float(v) for k, v in given.items() if isinstance(v, int | float) and k != "answer"
-        }
-        rewards = {str(role): float(reward) for role, reward in by_role.items()}
-    except OverflowError:  # a whole number that no float holds
-        raise ValueError("a number is not finite") from None
-    if not all(map(math.isfinite, (*numbers.values(), *rewards.values()))):
-        raise ValueError("a number is not finite")
-    if not all(name.strip() for name in numbers):
-        raise ValueError("a number has an empty name")
-    answer = given.get("answer")
-    if "reward" not in numbers and answer is None and not rewards:
+        raise ValueError(f"its rewards are {shown_value(by_role)}, and no object")
+    answer, reward = given.get("answer"), given.get("reward")
+    if reward is None and answer is None and not by_role:
         raise ValueError("there is neither a reward nor an answer")
+    if not (answer is None or isinstance(answer, str) or is_number(answer)):
+        raise ValueError(f"its answer is {shown_value(answer)}, which is no text")
+    stats = {k: _number(v, k) for k, v in given.items() if k not in _MEANINGS and is_number(v)}
+    if not all(name.strip() for name in stats):
+        raise ValueError("a number has an empty name")
     return AgentOutcome(
-        reward=numbers.pop("reward", None),
-        rewards=rewards,
+        reward=None if reward is None else _number(reward, "reward"),
+        rewards={str(role): _number(v, f"reward of {role}") for role, v in by_role.items()},
         text=None if answer is None else str(answer),
         problem=problem,
-        stats=numbers,
+        stats=stats,
     )
+
+
+def _number(value: Any, name: str) -> float:
+    try:
+        return finite_number(value)
+    except NoNumber as error:
+        raise ValueError(f"its {name} is {error}") from None
 
 
 async def finished_episode(
@@ -125,9 +129,9 @@ async def finished_episode(
     """
     used = [seat for seat in seats if seat.session.last_node() is not None]
     if not used:
+        problem = outcome.problem or "it made no request"
         raise RolloutError(
-            "the agent ended without an answer of the policy: "
-            + (outcome.problem or "it made no request"),
+            f"{problem}: the agent ended without an answer of the policy",
             where=f"episode {task.id}",
             fix="see its log; it must use the base URL and the key that it is given",
         )

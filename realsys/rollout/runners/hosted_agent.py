@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import sys
 from collections.abc import Sequence
@@ -31,6 +32,11 @@ class HostedAgent(HostedArguments, EndpointAgent):
         """Returns the program's arguments."""
         return []
 
+    @property
+    def played(self) -> str:
+        """Names in messages what the episodes are played by."""
+        return self.program
+
     async def open(self, host: AgentHost) -> None:
         """Starts the endpoint; the processes start with the first episodes."""
         await super().open(host)
@@ -48,6 +54,7 @@ class HostedAgent(HostedArguments, EndpointAgent):
                     **self.env,
                 },
                 cwd=Path.cwd(),
+                blocked_s=self.blocked_s,
             )
             for number in range(self.processes)
         ]
@@ -55,8 +62,7 @@ class HostedAgent(HostedArguments, EndpointAgent):
 
     async def close(self) -> None:
         """Ends the processes and the endpoint."""
-        for process in getattr(self, "_hosts", ()):
-            await process.close()
+        await asyncio.gather(*(process.close() for process in getattr(self, "_hosts", ())))
         await super().close()
 
     async def play(self, task: EpisodeTask, seats: Sequence[EpisodeSeat]) -> AgentOutcome:
@@ -74,7 +80,9 @@ class HostedAgent(HostedArguments, EndpointAgent):
                 return AgentOutcome(problem=error.what)
         if "error" in line:
             return AgentOutcome(problem=str(line["error"]))
-        return returned_outcome(line.get("result"))
+        if "unusable" in line:
+            raise _unusable(str(line["unusable"]), self.played)
+        return returned_outcome(line.get("result"), played=self.played)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -91,10 +99,17 @@ class PythonAgent(PythonArguments, HostedAgent):
         """The function's name."""
         return [self.function]
 
+    @property
+    def played(self) -> str:
+        """The function."""
+        return f"function {self.function}"
 
-def returned_outcome(result: Any) -> AgentOutcome:
-    """Reads what a function returned.
 
+def returned_outcome(result: Any, *, played: str = "the agent's function") -> AgentOutcome:
+    """Reads what a function returned, as JSON's values.
+
+    Args:
+        played: names the function in errors.
     Raises:
         RolloutError: it is nothing that an episode can end with.
     """
@@ -109,8 +124,12 @@ def returned_outcome(result: Any) -> AgentOutcome:
             case _:
                 return outcome_of({"reward": result})
     except ValueError as error:
-        raise RolloutError(
-            f"the agent's function returned {result!r:.200}: {error}",
-            where="task.agent_args.function",
-            fix='return a number, {"reward": NUMBER, …}, a text to score, or None',
-        ) from error
+        raise _unusable(f"{result!r:.200}: {error}", played) from error
+
+
+def _unusable(what: str, played: str) -> RolloutError:
+    return RolloutError(
+        f"{played} returned {what}",
+        where=f"task.agent_args: {played}",
+        fix='return a number, {"reward": NUMBER, …}, a text to score, or None',
+    )

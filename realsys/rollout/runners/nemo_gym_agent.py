@@ -23,6 +23,7 @@ from aiohttp import web
 
 from realsys.api.agent import AgentHost, EpisodeTask
 from realsys.api.errors import ClusterError, RolloutError
+from realsys.api.users_code.reward_numbers import is_number
 from realsys.rollout.runners.agent_arguments import NemoGymArguments
 from realsys.rollout.runners.endpoint_agent import LOOPBACK, EndpointAgent
 from realsys.rollout.runners.episode_outcome import AgentOutcome, EpisodeSeat, outcome_of
@@ -136,10 +137,9 @@ def outcome_of_run(text: str, url: str) -> AgentOutcome:
     """
     try:
         read = json.loads(text)
-        numbers = {k: v for k, v in read.items() if isinstance(v, int | float)}
-        if "reward" not in numbers:
+        if read.get("reward") is None:
             raise ValueError("it has no reward")
-        return outcome_of(numbers)
+        return outcome_of({k: v for k, v in read.items() if k == "reward" or is_number(v)})
     except (ValueError, AttributeError, RecursionError) as error:
         raise RolloutError(
             f"NeMo Gym's response can't be used: {error}: {text[:200]!r}",

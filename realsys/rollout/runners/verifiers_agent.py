@@ -21,3 +21,8 @@ class VerifiersAgent(VerifiersArguments, HostedAgent):
     def arguments(self) -> list[str]:
         """The environment and its arguments."""
         return ["play", self.environment, json.dumps(dict(self.environment_args))]
+
+    @property
+    def played(self) -> str:
+        """The environment."""
+        return f"environment {self.environment}"

@@ -25,7 +25,12 @@ from realsys.data.sequence_sample import SequenceSample
 from realsys.reward_worker.time_limit import time_limit
 from realsys.rewards import scores
 from realsys.rollout.worker.policy_client import RequestStats
-from realsys.rollout.worker.trajectories import check_episode, episodes_sample, versions_of
+from realsys.rollout.worker.trajectories import (
+    check_episode,
+    episodes_sample,
+    versions_of,
+    with_plain_numbers,
+)
 from realsys.runtime.first_error import first_error
 from realsys.transport.rollout_messages import Ticket, sample_id
 
@@ -184,7 +189,7 @@ class GroupRunner:
             )
         finally:
             await environment.close()
-        scores.checked_score(episode.reward, source=f"agent {self.agent_name!r}")
+        episode = with_plain_numbers(episode, source=f"agent {self.agent_name!r}")
         check_episode(
             episode,
             () if self.agent.own_prompt else prompt,

@@ -21,6 +21,7 @@ from realsys.rollout.worker.episode_log import EpisodeLog, TicketEnd
 from realsys.rollout.worker.group import EpisodeGroup, GroupRunner
 from realsys.rollout.worker.peers import Peer
 from realsys.rollout.worker.rollout_log import RolloutLog, TicketOutcome
+from realsys.runtime.failures import what_of
 from realsys.runtime.first_error import first_error
 from realsys.runtime.progress import tick
 from realsys.transport.rollout_messages import (
@@ -255,5 +256,4 @@ def stats_of(group: EpisodeGroup, *, seconds: float) -> dict[str, float]:
 
 
 def _first_line(error: Exception) -> str:
-    text = error.what if isinstance(error, RealsysError) else f"{type(error).__name__}: {error}"
-    return text.partition("\n")[0][:500]
+    return what_of(error).partition("\n")[0][:500]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from realsys.api.basics.reward import EPISODES, PARTS
 from realsys.api.errors import DataError
 from realsys.data.answers_layout import INPUT, AnswerRow, answers_sample
 from realsys.data.sequence_sample import SequenceSample
+from realsys.rewards.scores import checked_score, numbers_of
 
 REWARDS, VERSIONS = "rewards", "packed_versions"
 _PART = "reward/"  # before the name of a reward's part, in an episode's figures
@@ -68,6 +70,25 @@ def check_episode(
                 where=f"agent {agent!r}",
                 fix="see docs/adding_an_agent.md for what a trajectory must be",
             )
+
+
+def with_plain_numbers(episode: Episode, *, source: str) -> Episode:
+    """Returns an agent's episode with rewards as floats, and of its figures those that are numbers.
+
+    Args:
+        source: the agent, for errors.
+    Raises:
+        RewardError: a reward is not a finite number.
+    """
+    sequences = [
+        replace(one, reward=checked_score(one.reward, source=source)) for one in episode.sequences
+    ]
+    return replace(
+        episode,
+        reward=checked_score(episode.reward, source=source),
+        sequences=tuple(sequences),
+        stats=numbers_of(episode.stats),
+    )
 
 
 def versions_of(trajectories: Sequence[Trajectory]) -> tuple[int, int]:

@@ -234,10 +234,11 @@ class Bench:
 
 def test_a_failed_evaluation_is_tried_again_and_in_the_end_noted(tmp_path):
     bench = Bench(tmp_path, {6: [OSError("gone")] * 3, 12: [ValueError("odd\nindeed"), 0.5]})
-    assert bench.run() == [
-        (6, "failed", 3, None, "OSError: gone"),
-        (12, "done", 2, 0.5, ""),
-    ]
+    (*failed, error), done = bench.run()
+    assert failed == [6, "failed", 3, None]
+    assert str(error).startswith("test_evaluator.py:")
+    assert str(error).endswith(" in evaluate: OSError: gone")
+    assert done == (12, "done", 2, 0.5, "")
     assert bench.tried == [6, 6, 6, 12, 12]
     assert bench.shown == [6, 12]
     assert metric_rows(bench.results.rows()) == [{"step": 12, "auto_eval/accuracy": 0.5}]

@@ -398,7 +398,7 @@ REVIEWED: dict[str, str] = {
     "realsys/rollout/runners/command_agent.py:read_reward": "one JSON value of a bounded file",
     "realsys/rollout/runners/export_verifiers.py:launch_command": _SETTINGS,
     "realsys/rollout/runners/export_verifiers.py:main": _SETTINGS,
-    "realsys/rollout/runners/host_process.py:HostProcess._read": "one JSON value a line, of a bounded one",
+    "realsys/rollout/runners/host_process.py:HostedEpisodes._read": "JSON, a line, of a bounded one",
     "realsys/rollout/runners/hosts/function_host.py:Host.run.read": _OURS,
     "realsys/rollout/runners/hosts/verifiers_host.py:main": _SETTINGS,
     "realsys/rollout/runners/hosts/verifiers_host.py:taskset_config": _SETTINGS,

@@ -160,7 +160,7 @@ def test_where_no_record_has_a_reward_the_run_ends_with_the_rules_own_words(rule
     answers = [Completion(response="")]
     records = [Answered(id=str(i), prompt=lambda: "?", answers=answers) for i in range(4)]
     with pytest.raises(
-        RewardError, match="none of the first 4 records got a reward; the last: rew"
+        RewardError, match=r"^reward rule 'mine'.*; none of the first 4 records got a reward"
     ):
         SetAsideRecords().scores(RewardRule("mine"), records)
     one = SetAsideRecords()
@@ -216,7 +216,7 @@ def test_too_many_of_them_end_the_run(rule: Any) -> None:
     rule(no_number_for(*map(str, range(9))))
     does, model = MathRewardInterface(reward="mine"), SimpleNamespace(tokenizer=Letters())
     with pytest.raises(
-        RewardError, match=r"9 of 9 records got no reward; .*'mine' returned inf"
+        RewardError, match=r"^reward rule 'mine' returned inf.*; 9 of 9 records got no reward"
     ) as e:
         does.inference(model, asked(20), MB)  # type: ignore[arg-type]
     assert "record 0-8: 'ab'" in e.value.where
@@ -446,7 +446,7 @@ def test_a_rule_that_never_gives_a_number_ends_the_run() -> None:
             for ticket in await take(desk):
                 await unscored(desk, ticket)
         with pytest.raises(
-            RolloutError, match=r"9 of 9 records got no reward; .*'mine' returned inf"
+            RolloutError, match=r"'mine' returned inf.*; 9 of 9 records got no reward"
         ):
             await desk.load(1)
 

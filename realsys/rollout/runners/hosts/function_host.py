@@ -3,10 +3,14 @@
 ``python function_host.py FILE.py:FUNCTION | MODULE:FUNCTION``
 
 Lines of JSON come in on standard input: ``{"id", "task", "base_url", "session_url", "key", "model"}``
-begins an episode, ``{"cancel": id}`` ends it. Lines go out on what was standard output:
-``{"id", "result"}`` or ``{"id", "error"}``. What the function prints goes to the log. A function that
-blocks the event loop stops all episodes: the last line is then ``{"blocked": id, "error"}``, and the
-process ends. ``Host`` is also used by verifiers_host.py.
+begins an episode, ``{"cancel": id}`` ends it. Lines go out on what was standard output, one for each
+episode, however it ended: ``{"id", "result"}``, ``{"id", "unusable"}`` where the function returned what
+no episode can end with, or ``{"id", "error"}``. What the function prints goes to the log.
+
+No episode waits for another: plain functions run in a thread each. Code that does not end when its
+episode is cancelled is left behind, and counted in the lines (``left``): whoever started this process
+replaces it in time. A function that blocks the event loop stops all episodes: the last line is then
+``{"blocked": id, "error"}``, and the process ends. ``Host`` is also used by verifiers_host.py.
 """
 
 from __future__ import annotations
@@ -24,16 +28,38 @@ import threading
 import time
 import traceback
 import weakref
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
-from types import FrameType
-from typing import Any
+from types import FrameType, ModuleType
+from typing import Any, TextIO
 
+
+def _users_code(name: str) -> ModuleType:
+    """Loads a file of realsys/api/users_code, which needs nothing of ours, by its path."""
+    runners = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    ours = os.path.dirname(os.path.dirname(runners))
+    path = os.path.join(ours, "api", "users_code", f"{name}.py")
+    spec = importlib.util.spec_from_file_location(f"_realsys_{name}", path)
+    if spec is None or spec.loader is None:
+        raise ImportError(path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+_numbers, _frames = _users_code("reward_numbers"), _users_code("users_frames")
 Order = Mapping[str, Any]
 CLIENTS = ("client", "anthropic_client")
 LIBRARIES = {"client": "openai", "clients": "openai", "anthropic_client": "anthropic"}
 EPISODE = contextvars.ContextVar("EPISODE", default="")  # whose code runs; tasks inherit it
 BLOCKED_S = "REALSYS_BLOCKED_S"  # variable: longest that code may hold up the event loop
+CANCELLED_BLOCKED_S = 5.0  # the same of an episode that is to end
+OBEY_S = 2.0  # for an asynchronous function to end when it is cancelled; then it is left behind
+MOST_THREADS = 1024  # of functions that call asyncio.to_thread; they are made as they are needed
+MOST_LINE = 16 << 20  # characters of an episode's result
+_MEANINGS = ("reward", "rewards", "answer")  # names in a result that are no figures
 
 
 def load(name: str) -> Callable[..., Any]:
@@ -48,29 +74,39 @@ def load(name: str) -> Callable[..., Any]:
     return function
 
 
-def openai_client(order: Order) -> Any:
-    """Makes OpenAI's asynchronous client."""
+def is_asynchronous(function: Callable[..., Any]) -> bool:
+    """True if calling it makes a coroutine: a function, or an object with such a ``__call__``."""
+    call = getattr(function, "__call__", None)  # noqa: B004
+    return any(inspect.iscoroutinefunction(one) for one in (function, call))
+
+
+def openai_client(order: Order, is_async: bool) -> Any:
+    """Makes OpenAI's client, which a plain function can call as it is."""
     openai = importlib.import_module("openai")
-    return openai.AsyncOpenAI(base_url=order["base_url"], api_key=order["key"])
+    kind = openai.AsyncOpenAI if is_async else openai.OpenAI
+    return kind(base_url=order["base_url"], api_key=order["key"])
 
 
-def anthropic_client(order: Order) -> Any:
-    """Makes Anthropic's asynchronous client."""
+def anthropic_client(order: Order, is_async: bool) -> Any:
+    """Makes Anthropic's client, which a plain function can call as it is."""
     anthropic = importlib.import_module("anthropic")
     root = order["base_url"].removesuffix("/v1")
-    return anthropic.AsyncAnthropic(base_url=root, api_key=order["key"])
+    kind = anthropic.AsyncAnthropic if is_async else anthropic.Anthropic
+    return kind(base_url=root, api_key=order["key"])
 
 
-PROVIDED: dict[str, Callable[[Order], Any]] = {
+PROVIDED: dict[str, Callable[[Order, bool], Any]] = {
     "client": openai_client,
     "anthropic_client": anthropic_client,
-    "clients": lambda order: {r: openai_client(one) for r, one in order["roles"].items()},
-    "roles": lambda order: order["roles"],
-    "task": lambda order: order["task"],
-    "base_url": lambda order: order["base_url"],
-    "session_url": lambda order: order["session_url"],
-    "api_key": lambda order: order["key"],
-    "model": lambda order: order["model"],
+    "clients": lambda order, is_async: {
+        role: openai_client(one, is_async) for role, one in order["roles"].items()
+    },
+    "roles": lambda order, _: order["roles"],
+    "task": lambda order, _: order["task"],
+    "base_url": lambda order, _: order["base_url"],
+    "session_url": lambda order, _: order["session_url"],
+    "api_key": lambda order, _: order["key"],
+    "model": lambda order, _: order["model"],
 }
 
 
@@ -90,16 +126,92 @@ def wanted_arguments(function: Callable[..., Any]) -> list[str]:
 
 
 async def play(function: Callable[..., Any], wanted: Sequence[str], order: Order) -> Any:
-    """Runs one episode; a plain function in a thread."""
-    made = {name: PROVIDED[name](order) for name in wanted}
+    """Runs one episode; a plain function in a thread of its own."""
+    # A decorator's plain function may call an asynchronous one, which it wraps
+    wants_async = is_asynchronous(inspect.unwrap(function)) or is_asynchronous(function)
+    made = {name: PROVIDED[name](order, wants_async) for name in wanted}
     try:
-        if inspect.iscoroutinefunction(function):
-            return await function(**made)
-        return await asyncio.to_thread(function, **made)
+        call = partial(function, **made)
+        result = call() if is_asynchronous(function) else await in_thread(call)
+        return await result if inspect.isawaitable(result) else result
     finally:
         opened = [made[name] for name in CLIENTS if name in made]
         for client in (*opened, *made.get("clients", {}).values()):
-            await client.close()
+            closing = client.close()
+            if inspect.isawaitable(closing):
+                await closing
+
+
+_threads_left: set[threading.Thread] = set()  # whose episodes were cancelled, and that still run
+
+
+async def in_thread(call: Callable[[], Any]) -> Any:
+    """Calls in a thread of its own: as many as there are episodes, and one that hangs keeps no place."""
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
+    context, is_over = contextvars.copy_context(), False
+
+    def resolve(result: Any, error: BaseException | None) -> None:
+        nonlocal is_over
+        is_over = True
+        _threads_left.discard(thread)
+        if not ended.done():
+            ended.set_result((result, error))  # as a value: a future takes no StopIteration
+
+    def run() -> None:
+        result: Any = None
+        error: BaseException | None = None
+        try:
+            result = context.run(call)
+        except BaseException as raised:
+            error = raised
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(resolve, result, error)
+
+    thread = threading.Thread(target=run, daemon=True, name=EPISODE.get() or "episode")
+    thread.start()
+    try:
+        result, error = await ended
+    except asyncio.CancelledError:
+        if not is_over:
+            _threads_left.add(thread)
+        raise
+    if error is not None:
+        raise error
+    return result
+
+
+def usable(result: Any) -> Any:
+    """Returns what a function returned as JSON's values: None, a text, a number, or an object of these.
+
+    Raises:
+        ValueError: it is nothing of these; the text begins with the value.
+    """
+    if result is None or issubclass(type(result), str):
+        return None if result is None else str.__str__(result)
+    if not isinstance(result, Mapping):
+        return _numbers.python_number(result)
+    made: dict[str, Any] = {}
+    for key, value in result.items():
+        name = str(key)
+        if name in _MEANINGS:
+            try:
+                made[name] = _meant(name, value)
+            except ValueError as error:
+                shown = _numbers.shown_value(result)
+                raise ValueError(f"{shown}, whose {name} is {error}") from None
+        elif _numbers.is_number(value):
+            made[name] = _numbers.python_number(value)
+    return made
+
+
+def _meant(name: str, value: Any) -> Any:
+    """Returns a reward, rewards by role, or an answer to score."""
+    if value is None or (name == "answer" and issubclass(type(value), str)):
+        return None if value is None else str.__str__(value)
+    if name == "rewards" and isinstance(value, Mapping):
+        return {str(role): _numbers.python_number(one) for role, one in value.items()}
+    return _numbers.python_number(value)
 
 
 class LoopWatch:
@@ -110,10 +222,13 @@ class LoopWatch:
 
     Args:
         report: gets the episode, if it is known, and a sentence; called once, in the thread.
+        cancelled: episodes that are to end, which may not hold up the others any longer.
     """
 
-    def __init__(self, blocked_s: float, report: Callable[[str, str], None]) -> None:
-        self._blocked_s, self._report = blocked_s, report
+    def __init__(
+        self, blocked_s: float, report: Callable[[str, str], None], cancelled: Set[str]
+    ) -> None:
+        self._blocked_s, self._report, self._cancelled = blocked_s, report, cancelled
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
         self._episodes: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
@@ -138,21 +253,30 @@ class LoopWatch:
                     self._loop.call_soon_threadsafe(turned.set)
                 except RuntimeError:  # closed
                     return
-            elif (missed := missed + 1) * look_s >= self._blocked_s:
-                culprit = self._culprit()
-                if not turned.is_set():  # it went on at the last moment
+            else:
+                missed += 1
+                episode, frame = self._culprit()
+                limit_s = self._blocked_s
+                if episode in self._cancelled:
+                    limit_s = min(CANCELLED_BLOCKED_S, limit_s)
+                # It may have gone on at the last moment
+                if missed * look_s >= limit_s and not turned.is_set():
                     break
             time.sleep(look_s)
-        self._report(*culprit)
+        self._report(episode, self._problem(episode, frame, missed * look_s))
 
-    def _culprit(self) -> tuple[str, str]:
+    def _culprit(self) -> tuple[str, FrameType]:
         task = asyncio.current_task(self._loop)
         frame = sys._current_frames()[self._thread]
-        sys.stderr.write(f"the event loop did not turn for {self._blocked_s:g} s:\n")
+        return "" if task is None else self._episodes.get(task, ""), frame
+
+    def _problem(self, episode: str, frame: FrameType, blocked_s: float) -> str:
+        sys.stderr.write(f"the event loop did not turn for {blocked_s:g} s:\n")
         traceback.print_stack(frame)
         sys.stderr.flush()
-        episode = "" if task is None else self._episodes.get(task, "")
-        return episode, (
+        if episode in self._cancelled:
+            return f"{place_of(frame)} did not end when cancelled: {episode}"
+        return (
             f"{place_of(frame)} held up the event loop of its process for {self._blocked_s:g} s "
             "(task.agent_args.blocked_s), and with it all other episodes there: use await, or "
             "asyncio.to_thread"
@@ -179,29 +303,52 @@ def _kind_of_place(filename: str) -> int:
 
 
 class Host:
-    """Episodes that run, by id. Made before what it plays is loaded: what that prints goes to the log, and
-    what it reads from standard input is empty.
+    """Episodes that run, by id.
+
+    Args:
+        orders, lines: what comes in and what goes out, see the top of this file.
     """
 
-    def __init__(self) -> None:
-        self._in = os.fdopen(os.dup(0))
-        self._out = os.fdopen(os.dup(1), "w", buffering=1)
+    def __init__(self, orders: TextIO, lines: TextIO) -> None:
+        self._in, self._out = orders, lines
+        self._running: dict[str, asyncio.Task[dict[str, Any]]] = {}  # until they are reported
+        self._tasks_left: set[asyncio.Task[dict[str, Any]]] = set()  # cancelled, and still there
+        self._cancelled: set[str] = set()  # of them those that are to end; a thread adds to it
+        self._own: tuple[str, ...] = ()  # folders of the user's code, where it is installed
+
+    @classmethod
+    def of_this_process(cls) -> Host:
+        """Takes standard input and output. Called before what it plays is loaded: what that prints goes to
+        the log, and what it reads from standard input is empty."""
+        orders, lines = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w", buffering=1)
         empty = os.open(os.devnull, os.O_RDONLY)
         os.dup2(empty, 0)
         os.close(empty)
         os.dup2(2, 1)
-        self._running: dict[str, asyncio.Task[None]] = {}
+        return cls(orders, lines)
+
+    def use_frames_of(self, module: str) -> None:
+        """Counts the package of a module as the user's own in errors, though it may be installed."""
+        top = sys.modules.get(module.partition(".")[0])
+        file = getattr(top, "__file__", None) or ""
+        if file:
+            self._own = (os.path.dirname(file) + os.sep if hasattr(top, "__path__") else file,)
 
     async def run(self, play: Callable[[Order], Awaitable[Any]]) -> None:
         """Takes orders until standard input ends; ``play`` runs an episode and returns its result."""
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
+        loop.set_default_executor(ThreadPoolExecutor(MOST_THREADS, "to_thread"))
+        blocked_s = float(os.environ.get(BLOCKED_S) or 60)
+        watch = LoopWatch(blocked_s, self._end_blocked, self._cancelled)
 
         def read() -> None:
             for line in self._in:
-                loop.call_soon_threadsafe(self._take, play, json.loads(line))
+                order = json.loads(line)
+                if "cancel" in order:
+                    self._cancelled.add(order["cancel"])
+                loop.call_soon_threadsafe(self._take, play, order)
             loop.call_soon_threadsafe(ended.set)
 
-        watch = LoopWatch(float(os.environ.get(BLOCKED_S) or 60), self._end_blocked)
         threading.Thread(target=watch.run, daemon=True).start()
         threading.Thread(target=read, daemon=True).start()
         self._report(ready=True)
@@ -209,24 +356,53 @@ class Host:
 
     def _take(self, play: Callable[[Order], Awaitable[Any]], order: Order) -> None:
         if "cancel" in order:
-            if (task := self._running.get(order["cancel"])) is not None:
-                task.cancel()
-        else:
-            context = contextvars.copy_context()
-            context.run(EPISODE.set, order["id"])
-            one = context.run(asyncio.create_task, self._one(play, order))
-            self._running[order["id"]] = one
+            self._cancel(order["cancel"])
+            return
+        context = contextvars.copy_context()
+        context.run(EPISODE.set, order["id"])
+        task = context.run(asyncio.create_task, self._one(play, order))
+        self._running[order["id"]] = task
+        # Not within the task: one that is cancelled before its first step runs nothing of itself
+        task.add_done_callback(partial(self._ended, order["id"]))
 
-    async def _one(self, play: Callable[[Order], Awaitable[Any]], order: Order) -> None:
+    def _cancel(self, id_: str) -> None:
+        """Ends an episode. Its line comes in any case: whoever gets none ends the process of all."""
+        if (task := self._running.get(id_)) is None:
+            self._cancelled.discard(id_)
+            return
+
+        def leave() -> None:
+            if self._running.get(id_) is task:
+                self._tasks_left.add(task)
+                self._settle(id_, {"error": "cancelled"})
+
+        task.cancel()
+        asyncio.get_running_loop().call_later(OBEY_S, leave)
+
+    async def _one(self, play: Callable[[Order], Awaitable[Any]], order: Order) -> dict[str, Any]:
         try:
-            self._report(id=order["id"], result=await play(order))
+            result = await play(order)
         except asyncio.CancelledError:
-            self._report(id=order["id"], error="cancelled")
+            return {"error": "cancelled"}
         except BaseException as error:
             traceback.print_exc()
-            self._report(id=order["id"], error=f"{type(error).__name__}: {error}"[:2000])
-        finally:
-            self._running.pop(order["id"], None)
+            return {"error": _frames.shown_error(error, own=self._own)[:2000]}
+        try:
+            return {"result": usable(result)}
+        except ValueError as error:
+            return {"unusable": str(error)}
+        except Exception as error:  # an object of the user's may raise anything
+            return {"unusable": _frames.shown_error(error, own=self._own)[:2000]}
+
+    def _ended(self, id_: str, task: asyncio.Task[dict[str, Any]]) -> None:
+        self._tasks_left.discard(task)
+        if self._running.get(id_) is task:
+            self._settle(id_, {"error": "cancelled"} if task.cancelled() else task.result())
+
+    def _settle(self, id_: str, line: dict[str, Any]) -> None:
+        del self._running[id_]
+        self._cancelled.discard(id_)
+        self._report(id=id_, **line, left=len(self._tasks_left) + len(_threads_left))
 
     def _end_blocked(self, episode: str, problem: str) -> None:
         """Tells which episode blocks all, and ends the process, as a blocked loop can't be."""
@@ -236,15 +412,27 @@ class Host:
         os._exit(1)
 
     def _report(self, **line: Any) -> None:
-        self._out.write(json.dumps(line, default=str) + "\n")
+        text = json.dumps(line)
+        if len(text) > MOST_LINE:
+            what = f"its result has {len(text)} characters, and may have {MOST_LINE}"
+            text = json.dumps({"id": line.get("id"), "unusable": what})
+        self._out.write(text + "\n")
 
 
 async def main(name: str) -> None:
     """Runs a function's episodes. What is slow to import is imported before the first."""
-    host, function = Host(), load(name)
-    wanted = wanted_arguments(function)
-    for library in {LIBRARIES[name] for name in wanted if name in LIBRARIES}:
-        importlib.import_module(library)
+    host = Host.of_this_process()
+    try:
+        function = load(name)
+        wanted = wanted_arguments(function)
+        for library in {LIBRARIES[name] for name in wanted if name in LIBRARIES}:
+            importlib.import_module(library)
+    except Exception as error:  # the last line of the log is what is told of it
+        traceback.print_exc()
+        sys.stderr.write(" ".join(_frames.shown_error(error).split()) + "\n")
+        sys.stderr.flush()
+        os._exit(1)  # also where what was imported has started threads
+    host.use_frames_of(getattr(function, "__module__", ""))
     await host.run(partial(play, function, wanted))
 
 

@@ -54,7 +54,7 @@ def open_environment(name: str, arguments: Mapping[str, Any]) -> HostedEnvironme
         Also whatever loading it raises.
     """
     verifiers = importlib.import_module("verifiers")
-    module = name.rpartition("/")[2].partition("@")[0].replace("-", "_")
+    module = _module_of(name)
     version = getattr(verifiers, "__version__", "?")
     found = _has_loader(module)
     if not found:
@@ -74,6 +74,17 @@ def open_environment(name: str, arguments: Mapping[str, Any]) -> HostedEnvironme
             "install 'verifiers<0.4' for it"
         )
     return ClassicEnvironment(load(name, **arguments))
+
+
+def _module_of(name: str) -> str:
+    return name.rpartition("/")[2].partition("@")[0].replace("-", "_")
+
+
+def _beside() -> Any:
+    """Returns function_host.py, which is beside this file, whether that is run or imported."""
+    return importlib.import_module(
+        ".function_host" if __package__ else "function_host", __package__
+    )
 
 
 def _has_loader(module: str) -> bool | None:
@@ -312,18 +323,15 @@ def result_of(reward: Any, figures: Mapping[str, Any], *, cut: bool) -> dict[str
     Raises:
         ValueError: the reward is no finite number.
     """
-    if not _is_number(reward):
-        raise ValueError(f"the environment's reward is {reward!r}")
-    named = {f"{name}_" if name in _OURS else name: x for name, x in figures.items()}
-    numbers = {name: float(x) for name, x in named.items() if _is_number(x)}
-    return {**numbers, "truncated": float(cut), "reward": float(reward)}
-
-
-def _is_number(value: Any) -> bool:
+    read = _beside()._numbers
     try:
-        return value is not None and not isinstance(value, str) and math.isfinite(float(value))
-    except (TypeError, ValueError):
-        return False
+        number = read.finite_number(reward)
+    except ValueError as error:
+        raise ValueError(f"the environment's reward is {error}") from None
+    named = {f"{name}_" if name in _OURS else name: x for name, x in figures.items()}
+    plain = {name: read.plain_number(x) for name, x in named.items() if read.is_number(x)}
+    numbers = {name: x for name, x in plain.items() if math.isfinite(x)}
+    return {**numbers, "truncated": float(cut), "reward": number}
 
 
 def records_of(environment: HostedEnvironment, split: str) -> Iterator[dict[str, Any]]:
@@ -358,8 +366,9 @@ def export(environment: HostedEnvironment, folder: Path, limit: int) -> dict[str
 
 
 async def _play(name: str, arguments: Mapping[str, Any]) -> None:
-    host = importlib.import_module("function_host").Host()  # beside this file
+    host = _beside().Host.of_this_process()
     environment = open_environment(name, arguments)
+    host.use_frames_of(_module_of(name))
     try:
         await host.run(environment.play)
     finally:
