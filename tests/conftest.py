@@ -15,6 +15,7 @@ import pytest
 from at_once import CHILD, pytest_addoption, pytest_runtestloop  # noqa: F401 - hooks
 from by_hand import checks, result_of
 from hypothesis import settings
+from time_spent import TimeSpent
 from tolerance_marks import MARK, holds_tolerance
 
 from realsys.worker.environment import strict_sums
@@ -96,7 +97,11 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """What no run of the tests looks at, and when somebody did."""
+    """What the tests took; what no run of them looks at, and when somebody did."""
+    if spent := terminalreporter.config.stash.get(TimeSpent.KEY, None):
+        terminalreporter.section("time")
+        for line in spent.lines():
+            terminalreporter.write_line(line)
     now = datetime.datetime.now(datetime.UTC)
     terminalreporter.section("checked by hand")
     for check in checks():
