@@ -6,7 +6,7 @@ import datetime
 import gc
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,8 +55,12 @@ LONGEST_FIRST = (
 )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes longest goes first; what compares by ``near`` is marked, for `make other-kernels`."""
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> Generator[None, None, None]:
+    """What takes longest goes first; what compares by ``near`` is marked, for `make other-kernels`; of what
+    was chosen, `--every N` leaves each n-th."""
     for item in items:
         if isinstance(item, pytest.Function) and holds_tolerance(item.function):
             item.add_marker(MARK)
@@ -68,6 +72,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         )
 
     items.sort(key=place)  # stable
+    yield
+    if (every := config.getoption("every")) > 1:
+        left_out = [item for number, item in enumerate(items) if number % every]
+        items[:] = items[::every]
+        config.hook.pytest_deselected(items=left_out)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

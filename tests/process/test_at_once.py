@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -142,3 +143,22 @@ def test_it():
     assert {name for name, _ in ran[:2]} == {"test_a", "test_y"}
     assert len({pid for _, pid in ran[:2]}) == 2
     assert {name for name, _ in ran} == {f"test_{name}" for name in kinds}
+
+
+def test_each_test_tells_what_it_took(tmp_path: Path) -> None:
+    """Also what its children computed."""
+    text = """
+import subprocess, sys, time
+def test_computes():
+    subprocess.run([sys.executable, "-c", "import time\\nwhile time.process_time() < 0.5: pass"])
+def test_waits(): time.sleep(0.3)
+"""
+    spent = tmp_path / "spent"
+    done = run(tmp_path, "--spent-to", str(spent), one=text, two="def test_fine(): pass")
+    assert done.returncode == 0, done.stdout
+    found = {name: times for name, *times in map(json.loads, spent.read_text().splitlines())}
+    assert len(found) == 3
+    assert found["test_one.py::test_computes"][1] > 0.5
+    wall_s, processor_s = found["test_one.py::test_waits"]
+    assert wall_s >= 0.3
+    assert processor_s < wall_s

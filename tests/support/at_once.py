@@ -33,6 +33,7 @@ WAITING = ("slurm", "etcd")  # markers of tests that wait more than they compute
 def pytest_addoption(parser: pytest.Parser) -> None:
     help_ = "run the tests in so many processes"
     parser.addoption("--at-once", type=int, default=1, metavar="N", help=help_)
+    parser.addoption("--every", type=int, default=1, metavar="N", help="run each n-th test alone")
     help_ = "append a line of JSON for each test: its name, seconds of wall time, of processors"
     parser.addoption("--spent-to", metavar="FILE", help=help_)
 
