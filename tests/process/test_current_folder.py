@@ -59,8 +59,8 @@ REFUSED = {"replay", "resume", "exec", "tell", "scale", "image", "etcd"}
 
 def command_lines(policy: Path, out: Path) -> list[list[str]]:
     """A line for each verb, on a trial that the first one makes."""
-    run = ("grpo-math", f"actor.path={policy}", *SMALL, *SHORT, "task.reward=math_verify")
-    trial = "grpo-math/new"
+    run = ("grpo-math-async", f"actor.path={policy}", *SMALL, *SHORT, "task.reward=math_verify")
+    trial = "grpo-math-async/new"
     return [
         ["plan", *run],
         ["launch", *run, "--trial", "new", "--detach"],
