@@ -48,9 +48,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 # What takes longest is begun first, since a file that is begun last runs alone: minutes, then the folders.
+# `make test` tells the files' times.
 LONGEST_FIRST = (
-    *("tests/slurm/test_slurm_faults.py", "tests/slurm/test_slurm_preflight.py"),
-    *("tests/slurm/test_slurm_zombies.py", "tests/process/test_parallel_trials.py"),
+    *("tests/slurm/test_slurm_faults.py", "tests/slurm/test_slurm_zombies.py"),
+    *("tests/slurm/test_slurm_preflight.py", "tests/slurm/test_slurm_told.py"),
+    *("tests/slurm/test_slurm_runs.py", "tests/process/test_curriculum.py"),
+    *("tests/process/test_async_trials.py", "tests/process/test_dynamic_sampling_runs.py"),
+    *("tests/process/test_attack.py", "tests/process/test_parallel_trials.py"),
+    *("tests/process/test_detached_trials.py", "tests/process/test_current_folder.py"),
     *("tests/slurm/", "tests/etcd/", "tests/process/", "tests/simulation/"),
 )
 

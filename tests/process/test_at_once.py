@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -23,15 +25,16 @@ def run(folder: Path, *words: str, **files: str) -> subprocess.CompletedProcess[
     return subprocess.run(
         [*command, "-p", "no:cacheprovider", *words, "."],
         cwd=folder,
-        env={
-            **os.environ,
-            "PYTHONPATH": str(TESTS / "support"),
-            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-        },
+        env=environment(),
         capture_output=True,
         text=True,
         timeout=200,
     )
+
+
+def environment() -> dict[str, str]:
+    own = {"PYTHONPATH": str(TESTS / "support"), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    return {**os.environ, **own}
 
 
 NOTE = """
@@ -162,3 +165,31 @@ def test_waits(): time.sleep(0.3)
     wall_s, processor_s = found["test_one.py::test_waits"]
     assert wall_s >= 0.3
     assert processor_s < wall_s
+
+
+def test_an_interrupt_ends_all_processes_and_what_their_fixtures_started(tmp_path: Path) -> None:
+    text = """
+import os, pathlib, pytest, subprocess, time
+@pytest.fixture
+def started():
+    with subprocess.Popen(["sleep", "600"]) as child:
+        pathlib.Path(f"pid-{child.pid}").touch()
+        yield
+        child.kill()
+def test_waits(started): time.sleep(600)
+"""
+    for name in ("one", "two"):
+        (tmp_path / f"test_{name}.py").write_text(text)
+    words = ["-p", "at_once", "--at-once", "2", "-p", "no:cacheprovider", "."]
+    with subprocess.Popen(
+        [sys.executable, "-m", "pytest", *words],
+        cwd=tmp_path,
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+    ) as session:
+        while len(found := list(tmp_path.glob("pid-*"))) < 2:  # the test's own time limit ends this
+            assert session.poll() is None
+            time.sleep(0.02)
+        session.send_signal(signal.SIGINT)
+        assert session.wait(timeout=200) == pytest.ExitCode.INTERRUPTED
+    assert not [file for file in found if Path("/proc", file.name.partition("-")[2]).exists()]

@@ -6,7 +6,7 @@ import json
 import os
 import resource
 import time
-from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,6 +14,7 @@ import pytest
 
 ACCOUNTS = Path("/sys/fs/cgroup/cpuacct")  # cgroup v1's counter of processor time; limits nothing
 NUM_SLOWEST = 10
+NUM_FILES = 40
 
 
 class ProcessorClock:
@@ -76,16 +77,24 @@ class TimeSpent:
                 file.write(json.dumps([nodeid, wall_s, processor_s]) + "\n")
 
     def lines(self) -> list[str]:
-        """The slowest tests, and each tier's time."""
+        """The slowest tests, the files that computed most, and each tier."""
         slowest = sorted(self._tests.items(), key=lambda item: -item[1][0])[:NUM_SLOWEST]
         lines = [f"{'wall s':>8} {'processor s':>12}"]
-        lines += [f"{wall:8.1f} {busy:12.1f}  {name}" for name, (wall, busy) in slowest]
-        wall_of, busy_of, number = Counter[str](), Counter[str](), Counter[str]()
-        for name, (wall, busy) in self._tests.items():
-            tier = name.split("/")[1] if name.startswith("tests/") else "others"
-            wall_of[tier] += wall  # type: ignore[assignment]
-            busy_of[tier] += busy  # type: ignore[assignment]
-            number[tier] += 1
-        for tier, num in number.items():
-            lines.append(f"{wall_of[tier]:8.0f} {busy_of[tier]:12.0f}  {tier}: {num} tests")
+        lines += [f"{wall_s:8.1f} {busy_s:12.1f}  {name}" for name, (wall_s, busy_s) in slowest]
+        files = self._sums(lambda name: name.partition("::")[0])
+        most = sorted(files.items(), key=lambda item: -item[1][1])[:NUM_FILES]
+        for where, (wall_s, busy_s, num) in [*most, *self._sums(_tier).items()]:
+            lines.append(f"{wall_s:8.0f} {busy_s:12.0f}  {where}: {num} tests")
         return lines
+
+    def _sums(self, place: Callable[[str], str]) -> dict[str, tuple[float, float, int]]:
+        """Place → seconds of wall time, of processors, number of tests."""
+        found: dict[str, tuple[float, float, int]] = {}
+        for name, (wall_s, busy_s) in self._tests.items():
+            before = found.get(place(name), (0.0, 0.0, 0))
+            found[place(name)] = before[0] + wall_s, before[1] + busy_s, before[2] + 1
+        return found
+
+
+def _tier(nodeid: str) -> str:
+    return "/".join(nodeid.split("/")[:2])
