@@ -2,8 +2,8 @@
 
 Importing torch and its like takes longer than most test trials need for all else, and most commands need
 nothing but their imports. One server is for workers, one, without torch, for commands, one for what itself
-forks for each answer, or does little: forking and ending is quicker where there is less. A process that a test's
-trial starts with `python -m MODULE` asks here (sitecustomize.py, beside this file) and stays as a
+forks for each answer, or does little: forking and ending is quicker where there is less. A process that a
+test's trial starts with `python -m MODULE` asks here (sitecustomize.py, beside this file) and stays as a
 stand-in: it passes on signals, ends as the forked process ends, and takes it along when it is killed. The
 forked process has the asker's arguments, environment, folder, umask, open files, namespaces and control
 groups; the first two also in /proc, where realsys looks for processes of a trial. Only its pid and its

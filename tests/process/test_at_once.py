@@ -23,13 +23,18 @@ def run(folder: Path, *words: str, **files: str) -> subprocess.CompletedProcess[
     marker = "-o", "markers=together(name): of one process"
     command = [sys.executable, "-m", "pytest", "-p", "at_once", "--at-once", "2", *marker]
     return subprocess.run(
-        [*command, "-p", "no:cacheprovider", *words, "."],
+        [*command, *without_traces(folder), *words, "."],
         cwd=folder,
         env=environment(),
         capture_output=True,
         text=True,
         timeout=200,
     )
+
+
+def without_traces(folder: Path) -> list[str]:
+    """Options: no cache, and no looking after folders of other runs, which may be large."""
+    return ["-p", "no:cacheprovider", "--basetemp", f"{folder}-temporary"]
 
 
 def environment() -> dict[str, str]:
@@ -180,7 +185,7 @@ def test_waits(started): time.sleep(600)
 """
     for name in ("one", "two"):
         (tmp_path / f"test_{name}.py").write_text(text)
-    words = ["-p", "at_once", "--at-once", "2", "-p", "no:cacheprovider", "."]
+    words = ["-p", "at_once", "--at-once", "2", *without_traces(tmp_path), "."]
     with subprocess.Popen(
         [sys.executable, "-m", "pytest", *words],
         cwd=tmp_path,
