@@ -96,7 +96,7 @@ def test_another_seed_gives_another_run(
 
 def test_each_prompt_of_an_epoch_is_trained_exactly_once(undisturbed: TrialFiles) -> None:
     counts = Counter(trained_ids(undisturbed))
-    # Steps of 8, epochs of 96.
+    # Steps of 8, epochs of 64.
     every = (f"{epoch}-{index}" for epoch in range(EPOCHS) for index in range(SIZE))
     assert counts == Counter(dict.fromkeys(every, 1))
     assert counts.total() == STEPS * 8
