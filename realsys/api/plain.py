@@ -37,7 +37,7 @@ def to_plain(value: Any, *, seen: dict[int, Any] | None = None) -> Any:
             several times in the result, which must not be changed then. For thousands of workers
             that share their model's description.
     """
-    kind = type(value)
+    kind: Any = type(value)
     if kind in _AS_THEY_ARE or (
         isinstance(value, str | int | float) and not isinstance(value, enum.Enum)
     ):
