@@ -29,10 +29,12 @@ etcd-packages:
 	tests/etcd/install_packages
 
 # Most tests wait for schedulers, leases and processes: several run at the same time, the linters beside them.
+# What runs in a shell's background ignores Ctrl-C, so that ends the linters too.
 AT_ONCE ?= 5
 test: install slurm-packages etcd-packages
 	@status=0; \
 	$(MAKE) --no-print-directory check >.check.log 2>&1 & check=$$!; \
+	trap 'kill $$check' INT TERM; \
 	$(BIN)/python -m pytest --at-once $(AT_ONCE) tests || status=1; \
 	wait $$check || { status=1; echo "make check failed:"; cat .check.log; }; \
 	exit $$status

@@ -6,7 +6,7 @@ import datetime
 import gc
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ import pytest
 from at_once import CHILD, pytest_addoption, pytest_runtestloop  # noqa: F401 - hooks
 from by_hand import checks, result_of
 from hypothesis import settings
+from time_spent import TimeSpent
 from tolerance_marks import MARK, holds_tolerance
 
 from realsys.worker.environment import strict_sums
@@ -47,15 +48,24 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 # What takes longest is begun first, since a file that is begun last runs alone: minutes, then the folders.
+# `make test` tells the files' times.
 LONGEST_FIRST = (
-    *("tests/slurm/test_slurm_faults.py", "tests/slurm/test_slurm_preflight.py"),
-    *("tests/slurm/test_slurm_zombies.py", "tests/process/test_parallel_trials.py"),
+    *("tests/slurm/test_slurm_faults.py", "tests/slurm/test_slurm_zombies.py"),
+    *("tests/slurm/test_slurm_preflight.py", "tests/slurm/test_slurm_told.py"),
+    *("tests/slurm/test_slurm_runs.py", "tests/process/test_curriculum.py"),
+    *("tests/process/test_async_trials.py", "tests/process/test_dynamic_sampling_runs.py"),
+    *("tests/process/test_attack.py", "tests/process/test_parallel_trials.py"),
+    *("tests/process/test_detached_trials.py", "tests/process/test_current_folder.py"),
     *("tests/slurm/", "tests/etcd/", "tests/process/", "tests/simulation/"),
 )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes longest goes first; what compares by ``near`` is marked, for `make other-kernels`."""
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> Generator[None, None, None]:
+    """What takes longest goes first; what compares by ``near`` is marked, for `make other-kernels`; of what
+    was chosen, `--every N` leaves each n-th."""
     for item in items:
         if isinstance(item, pytest.Function) and holds_tolerance(item.function):
             item.add_marker(MARK)
@@ -67,6 +77,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         )
 
     items.sort(key=place)  # stable
+    yield
+    if (every := config.getoption("every")) > 1:
+        left_out = [item for number, item in enumerate(items) if number % every]
+        items[:] = items[::every]
+        config.hook.pytest_deselected(items=left_out)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -96,7 +111,11 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """What no run of the tests looks at, and when somebody did."""
+    """What the tests took; what no run of them looks at, and when somebody did."""
+    if spent := terminalreporter.config.stash.get(TimeSpent.KEY, None):
+        terminalreporter.section("time")
+        for line in spent.lines():
+            terminalreporter.write_line(line)
     now = datetime.datetime.now(datetime.UTC)
     terminalreporter.section("checked by hand")
     for check in checks():

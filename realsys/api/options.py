@@ -8,8 +8,9 @@ before anything starts.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,21 +43,29 @@ def value_range_problems(
                     yield from range_problems(entry, path=f"{where}.{name}.")
         if value is None:
             continue
-        m = f.metadata
-        rules: tuple[tuple[bool, str], ...] = (
-            (isinstance(value, float) and not math.isfinite(value), "a finite number"),
-            (m.get("ge") is not None and value < m["ge"], f"{m.get('ge')} or more"),
-            (m.get("gt") is not None and value <= m["gt"], f"more than {m.get('gt')}"),
-            (m.get("le") is not None and value > m["le"], f"{m.get('le')} or less"),
-            (m.get("lt") is not None and value >= m["lt"], f"less than {m.get('lt')}"),
-            (
-                bool(m.get("choices")) and value not in m["choices"],
-                "one of " + ", ".join(m.get("choices") or ()),
-            ),
-        )
-        for broken, rule in rules:
-            if broken:
+        for is_broken, rule in _rules_of(kind)[f.name]:
+            if is_broken(value):
                 yield ConfigError(f"{where} is {value!r}", where=where, fix=f"use {rule}")
+
+
+@functools.cache
+def _rules_of(kind: type) -> dict[str, list[tuple[Callable[[Any], bool], str]]]:
+    """Returns the rules that each field's values are to keep: (whether one breaks it, what to use)."""
+    return {f.name: list(_rules(f.metadata)) for f in dataclasses.fields(kind)}
+
+
+def _rules(limits: Mapping[str, Any]) -> Iterator[tuple[Callable[[Any], bool], str]]:
+    yield lambda value: isinstance(value, float) and not math.isfinite(value), "a finite number"
+    if (ge := limits.get("ge")) is not None:
+        yield lambda value: value < ge, f"{ge} or more"
+    if (gt := limits.get("gt")) is not None:
+        yield lambda value: value <= gt, f"more than {gt}"
+    if (le := limits.get("le")) is not None:
+        yield lambda value: value > le, f"{le} or less"
+    if (lt := limits.get("lt")) is not None:
+        yield lambda value: value >= lt, f"less than {lt}"
+    if choices := limits.get("choices"):
+        yield lambda value: value not in choices, "one of " + ", ".join(choices)
 
 
 def with_defaults_out_of_range(options: Any) -> Any:

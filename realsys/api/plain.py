@@ -23,6 +23,7 @@ from realsys.api.errors import ConfigError, did_you_mean
 T = TypeVar("T")
 _Seen = dict[tuple[int, int], Any] | None  # (kind, data), by identity → what was read
 _SCALARS = (str, int, float, bool)
+_AS_THEY_ARE = frozenset({*_SCALARS, type(None)})
 _SEQUENCES = (list, tuple, frozenset, set)
 # Types of the fields of a dataclass, resolved.
 hints: Callable[[Any], dict[str, Any]] = functools.cache(typing.get_type_hints)
@@ -36,13 +37,15 @@ def to_plain(value: Any, *, seen: dict[int, Any] | None = None) -> Any:
             several times in the result, which must not be changed then. For thousands of workers
             that share their model's description.
     """
-    if value is None or (isinstance(value, str | int | float) and not isinstance(value, enum.Enum)):
+    kind: Any = type(value)
+    if kind in _AS_THEY_ARE or (
+        isinstance(value, str | int | float) and not isinstance(value, enum.Enum)
+    ):
         return value
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+    if (names := _names(kind)) is not None:
         if seen is not None and id(value) in seen:
             return seen[id(value)]
-        kind = type(value)
-        plain = {name: to_plain(getattr(value, name), seen=seen) for name in _names(kind)}
+        plain = {name: to_plain(getattr(value, name), seen=seen) for name in names}
         if getattr(kind, "sparse", False):  # written without what is not set
             plain = {name: part for name, part in plain.items() if part not in (None, {})}
         plain = {**_tag(kind), **plain}
@@ -86,7 +89,10 @@ def _tag(kind: Any) -> dict[str, str]:
 
 
 @functools.cache
-def _names(kind: type) -> tuple[str, ...]:
+def _names(kind: type) -> tuple[str, ...] | None:
+    """Returns the names of the fields; None for what is no dataclass."""
+    if not dataclasses.is_dataclass(kind):
+        return None
     return tuple(f.name for f in dataclasses.fields(kind))
 
 

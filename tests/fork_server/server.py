@@ -1,9 +1,9 @@
 """`python server.py KIND SOCKET PARENT_PID PADDING`, started by forked.py: forks the processes of trials.
 
 Importing torch and its like takes longer than most test trials need for all else, and most commands need
-nothing but their imports. One server is for workers, one, without torch, for all other processes: forking
-and ending is quicker where there is less. A process that a test's
-trial starts with `python -m MODULE` asks here (sitecustomize.py, beside this file) and stays as a
+nothing but their imports. One server is for workers, one, without torch, for commands, one for what itself
+forks for each answer, or does little: forking and ending is quicker where there is less. A process that a
+test's trial starts with `python -m MODULE` asks here (sitecustomize.py, beside this file) and stays as a
 stand-in: it passes on signals, ends as the forked process ends, and takes it along when it is killed. The
 forked process has the asker's arguments, environment, folder, umask, open files, namespaces and control
 groups; the first two also in /proc, where realsys looks for processes of a trial. Only its pid and its
@@ -51,6 +51,7 @@ PRELOADED = {
         *("numpy", "math_verify", "matplotlib.figure", "matplotlib.backends.backend_agg"),
         *("PIL.BmpImagePlugin", "PIL.GifImagePlugin", "PIL.JpegImagePlugin", "PIL.PpmImagePlugin"),
     ),
+    "hosts": ("realsys.rewards.guarded_rules",),
 }
 PACKAGES = {
     "workers": ("realsys", "experiments"),
@@ -59,6 +60,7 @@ PACKAGES = {
         *("realsys.name_resolve", "realsys.trial", "realsys.config", "realsys.runtime"),
         *("realsys.heartbeat", "realsys.worker", "realsys.observability", "realsys.rewards"),
     ),
+    "hosts": ("realsys.rewards.guard", "realsys.heartbeat"),
 }
 PR_SET_PDEATHSIG = 1
 CLONE_NEWNS, CLONE_NEWUTS = 0x00020000, 0x04000000

@@ -12,10 +12,10 @@ PR_SET_PDEATHSIG = 1
 SERVERS = {
     "launcher.cli.entry": "commands",
     "realsys.observability.report.artifacts": "commands",
-    "realsys.rewards.guard.guard_host": "commands",
-    "realsys.rewards.guard.service_host": "commands",
+    "realsys.rewards.guard.guard_host": "hosts",
+    "realsys.rewards.guard.service_host": "hosts",
     "realsys.supervisor.job_entry": "commands",
-    "realsys.heartbeat.heartbeat_process": "commands",
+    "realsys.heartbeat.heartbeat_process": "hosts",
     "realsys.worker.main": "workers",
     "parallel_ranks": "workers",
 }

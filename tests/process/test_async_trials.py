@@ -31,8 +31,8 @@ from realsys.trial.trial_state import State
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
-LONGER = small_ppo("exp_ctrl.total_train_epochs=4")
-LONGER_STEPS = 48
+SHORT = small_ppo("task.train_size=64")  # what nothing happens to
+SHORT_STEPS = 16
 # The plain objective, so that nothing but the way of the answers differs.
 PLAIN = ("algorithm.use_decoupled_loss=false", "algorithm.correction=none")
 # What only one of the two ways has to tell.
@@ -85,9 +85,7 @@ def audited(trials: Trials, files: TrialFiles, *, whole: bool = True) -> dict[st
 
 @pytest.fixture(scope="module")
 def synchronous(module_trials: Trials, tiny_policy: Path) -> TrialFiles:
-    return run_to_the_end(
-        module_trials, "ppo-math", "sync", f"actor.path={tiny_policy}", *SMALL_PPO
-    )
+    return run_to_the_end(module_trials, "ppo-math", "sync", f"actor.path={tiny_policy}", *SHORT)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +107,7 @@ def test_staleness_0_is_the_synchronous_run_bit_for_bit(
         f"actor.path={tiny_policy}",
         "schedule.max_staleness=0",
         *PLAIN,
-        *SMALL_PPO,
+        *SHORT,
         *how,
     )
     assert trained_ids(files) == trained_ids(synchronous)
@@ -124,8 +122,8 @@ def test_staleness_0_is_the_synchronous_run_bit_for_bit(
 def test_adapters_alone_reach_the_servers_and_make_the_same_bits(
     module_trials: Trials, tiny_policy: Path
 ) -> None:
-    """24 versions of adapters, merged each time from the base weights that came once."""
-    words = (f"actor.path={tiny_policy}", "actor.lora.rank=4", *SMALL_PPO)
+    """16 versions of adapters, merged each time from the base weights that came once."""
+    words = (f"actor.path={tiny_policy}", "actor.lora.rank=4", *SHORT)
     here = run_to_the_end(module_trials, "ppo-math", "lora", *words)
     there = run_to_the_end(
         module_trials, "ppo-math-async", "lora", *words, *PLAIN, "schedule.max_staleness=0"
@@ -146,16 +144,16 @@ def test_the_bound_holds_for_every_token_and_every_prompt_is_trained_once(
         "schedule.max_staleness=2",
         f"schedule.staleness_policy={policy}",
         "schedule.new_tokens_per_chunk=4",
-        *SMALL_PPO,
+        *SHORT,
     )
     lags = column(files, "actor/staleness/max")
     assert max(lags) <= 2
     assert max(lags) > 0, "it never ran ahead"
     assert sum(column(files, "actor/staleness/tokens_checked")) > 0
     assert set(Counter(trained_ids(files)).values()) == {1}
-    assert len(trained_ids(files)) == 24 * 8
+    assert len(trained_ids(files)) == SHORT_STEPS * 8
     found = audited(module_trials, files)
-    assert found["tickets"]["trained"] == 24 * 8
+    assert found["tickets"]["trained"] == SHORT_STEPS * 8
     assert found["tokens"] == {"of_dump": sampled_tokens(files), "of_rows": 0, "unknown": 0}
 
 
@@ -170,7 +168,7 @@ def test_killed_workers_are_started_again_alone_and_nothing_is_lost(
         f"actor.path={tiny_policy}",
         "schedule.max_staleness=2",
         "schedule.servers=2",
-        *LONGER,
+        *SMALL_PPO,
         *pace.words,
     )
     view = module_trials.wait_for_step(files, 3)
@@ -179,18 +177,18 @@ def test_killed_workers_are_started_again_alone_and_nothing_is_lost(
     for worker in killed:
         began = view.step or 0
         os.kill(worker_pid(view, worker), signal.SIGKILL)
-        view = wait_until(files, lambda v: (v.step or 0) >= began + 6, timeout_s=120)  # noqa: B023
+        view = wait_until(files, lambda v: (v.step or 0) >= began + 4, timeout_s=120)  # noqa: B023
     assert {w.worker: w.pid for w in view.workers if w.worker in others} == others
     pace.set(0.0)
     done = module_trials.wait(files, timeout_s=240)
     assert (done.state, done.attempt) == (State.COMPLETED, 1), explain(files, done)
     assert set(Counter(trained_ids(files)).values()) == {1}
-    assert len(trained_ids(files)) == LONGER_STEPS * 8
+    assert len(trained_ids(files)) == SMALL_PPO_STEPS * 8
     assert max(column(files, "actor/staleness/max")) == 2
     told = [json.loads(line) for line in files.attempt(1).restarts.read_text().splitlines()]
     assert [row["worker"] for row in told] == list(killed)
     tickets = audited(module_trials, files)["tickets"]
-    assert tickets["trained"] == LONGER_STEPS * 8
+    assert tickets["trained"] == SMALL_PPO_STEPS * 8
     assert tickets.keys() <= {"trained", "worker lost", "failed", "attempt ended"}
 
 
@@ -198,7 +196,7 @@ def test_a_stopped_run_goes_on_with_what_was_delivered(
     module_trials: Trials, tiny_policy: Path, tmp_path: Path
 ) -> None:
     pace = Pace(tmp_path, 0.7)  # it has not ended before it is stopped
-    words = ("schedule.max_staleness=3", *LONGER, *pace.words)
+    words = ("schedule.max_staleness=3", *SMALL_PPO, *pace.words)
     files = module_trials.launch("ppo-math-async", "stop", f"actor.path={tiny_policy}", *words)
     module_trials.wait_for_step(files, 5)
     assert audited(module_trials, files, whole=False)["tickets"]["trained"] >= 4 * 8
@@ -211,10 +209,10 @@ def test_a_stopped_run_goes_on_with_what_was_delivered(
     view = module_trials.wait(files, timeout_s=240)
     assert view.state is State.COMPLETED, explain(files, view)
     assert set(Counter(trained_ids(files)).values()) == {1}
-    assert len(trained_ids(files)) == LONGER_STEPS * 8
+    assert len(trained_ids(files)) == SMALL_PPO_STEPS * 8
     assert max(column(files, "actor/staleness/max")) <= 3
     tickets = audited(module_trials, files)["tickets"]
-    assert tickets["trained"] == LONGER_STEPS * 8
+    assert tickets["trained"] == SMALL_PPO_STEPS * 8
     assert tickets.keys() <= {"trained", "attempt ended"}
 
 
@@ -229,7 +227,7 @@ def test_an_audit_leaves_out_what_a_killed_attempt_did_after_its_checkpoint(
         f"actor.path={tiny_policy}",
         "schedule.max_staleness=2",
         "schedule.staleness_policy=window",
-        *LONGER,
+        *SMALL_PPO,
         *pace.words,
     )
     view = module_trials.wait_for_step(files, 8)
@@ -243,32 +241,32 @@ def test_an_audit_leaves_out_what_a_killed_attempt_did_after_its_checkpoint(
     view = module_trials.wait(files, timeout_s=240)
     assert view.state is State.COMPLETED, explain(files, view)
     found = audited(module_trials, files)
-    assert found["tickets"]["trained"] == LONGER_STEPS * 8
+    assert found["tickets"]["trained"] == SMALL_PPO_STEPS * 8
     lines = files.root.glob("rows/*/episodes/*.jsonl")
     granted = sum(path.read_text().count('"granted"') for path in lines)
-    assert sum(found["tickets"].values()) == granted > LONGER_STEPS * 8
+    assert sum(found["tickets"].values()) == granted > SMALL_PPO_STEPS * 8
 
 
 def test_rollouts_alone_can_be_trained_on_later(module_trials: Trials, tiny_policy: Path) -> None:
     """The servers keep their weights; a run without servers then learns from what they made."""
     start = f"actor.path={tiny_policy}"
-    made = run_to_the_end(module_trials, "grpo-math", "made", start, *SMALL_PPO, "schedule=rollout")
+    made = run_to_the_end(module_trials, "grpo-math", "made", start, *SHORT, "schedule=rollout")
     assert not list(made.phase(made.root).checkpoints.glob("*"))
     logs = made.root.glob("rows/*/rollouts/*.jsonl")
     kept = [json.loads(line) for log in logs for line in log.read_text().splitlines()]
     assert len(kept) == len(trained_ids(made))
     assert all(len(row["texts"]["answers"]) == 2 for row in kept)
     rows = list(read_metrics(made.phase(made.root).metrics))
-    assert len(rows) == SMALL_PPO_STEPS
+    assert len(rows) == SHORT_STEPS
     assert all("rollout/reward" in row and "actor/actor_loss" not in row for row in rows)
     learns = (
         "schedule=replay",
         f"schedule.folder={made.root}",
-        f"schedule.max_staleness={SMALL_PPO_STEPS}",
+        f"schedule.max_staleness={SHORT_STEPS}",
     )
-    learnt = run_to_the_end(module_trials, "grpo-math", "learnt", start, *SMALL_PPO, *learns)
+    learnt = run_to_the_end(module_trials, "grpo-math", "learnt", start, *SHORT, *learns)
     assert trained_ids(learnt) == trained_ids(made)
-    assert column(learnt, "actor/staleness/max") == [float(i) for i in range(SMALL_PPO_STEPS)]
+    assert column(learnt, "actor/staleness/max") == [float(i) for i in range(SHORT_STEPS)]
 
 
 HELD_AGENT = """

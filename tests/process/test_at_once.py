@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -20,17 +23,23 @@ def run(folder: Path, *words: str, **files: str) -> subprocess.CompletedProcess[
     marker = "-o", "markers=together(name): of one process"
     command = [sys.executable, "-m", "pytest", "-p", "at_once", "--at-once", "2", *marker]
     return subprocess.run(
-        [*command, "-p", "no:cacheprovider", *words, "."],
+        [*command, *without_traces(folder), *words, "."],
         cwd=folder,
-        env={
-            **os.environ,
-            "PYTHONPATH": str(TESTS / "support"),
-            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-        },
+        env=environment(),
         capture_output=True,
         text=True,
         timeout=200,
     )
+
+
+def without_traces(folder: Path) -> list[str]:
+    """Options: no cache, and no looking after folders of other runs, which may be large."""
+    return ["-p", "no:cacheprovider", "--basetemp", f"{folder}-temporary"]
+
+
+def environment() -> dict[str, str]:
+    own = {"PYTHONPATH": str(TESTS / "support"), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    return {**os.environ, **own}
 
 
 NOTE = """
@@ -142,3 +151,50 @@ def test_it():
     assert {name for name, _ in ran[:2]} == {"test_a", "test_y"}
     assert len({pid for _, pid in ran[:2]}) == 2
     assert {name for name, _ in ran} == {f"test_{name}" for name in kinds}
+
+
+def test_each_test_tells_what_it_took(tmp_path: Path) -> None:
+    """Also what its children computed."""
+    text = """
+import subprocess, sys, time
+def test_computes():
+    subprocess.run([sys.executable, "-c", "import time\\nwhile time.process_time() < 0.5: pass"])
+def test_waits(): time.sleep(0.3)
+"""
+    spent = tmp_path / "spent"
+    done = run(tmp_path, "--spent-to", str(spent), one=text, two="def test_fine(): pass")
+    assert done.returncode == 0, done.stdout
+    found = {name: times for name, *times in map(json.loads, spent.read_text().splitlines())}
+    assert len(found) == 3
+    assert found["test_one.py::test_computes"][1] > 0.5
+    wall_s, processor_s = found["test_one.py::test_waits"]
+    assert wall_s >= 0.3
+    assert processor_s < wall_s
+
+
+def test_an_interrupt_ends_all_processes_and_what_their_fixtures_started(tmp_path: Path) -> None:
+    text = """
+import os, pathlib, pytest, subprocess, time
+@pytest.fixture
+def started():
+    with subprocess.Popen(["sleep", "600"]) as child:
+        pathlib.Path(f"pid-{child.pid}").touch()
+        yield
+        child.kill()
+def test_waits(started): time.sleep(600)
+"""
+    for name in ("one", "two"):
+        (tmp_path / f"test_{name}.py").write_text(text)
+    words = ["-p", "at_once", "--at-once", "2", *without_traces(tmp_path), "."]
+    with subprocess.Popen(
+        [sys.executable, "-m", "pytest", *words],
+        cwd=tmp_path,
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+    ) as session:
+        while len(found := list(tmp_path.glob("pid-*"))) < 2:  # the test's own time limit ends this
+            assert session.poll() is None
+            time.sleep(0.02)
+        session.send_signal(signal.SIGINT)
+        assert session.wait(timeout=200) == pytest.ExitCode.INTERRUPTED
+    assert not [file for file in found if Path("/proc", file.name.partition("-")[2]).exists()]

@@ -37,9 +37,9 @@ RULES = """
 from zlib import crc32
 from realsys.api.registry import register_reward
 
-register_reward("right", lambda response: 1.0)
-register_reward("wrong", lambda response: 0.0)
-register_reward("coin", lambda response: float(crc32(response.encode()) & 1))
+register_reward("right", lambda response: 1.0, trusted=True)
+register_reward("wrong", lambda response: 0.0, trusted=True)
+register_reward("coin", lambda response: float(crc32(response.encode()) & 1), trusted=True)
 """
 ONE_SIDED = ("rollout/", "rew_inf/", "staleness/", "mismatch/")
 

@@ -16,6 +16,7 @@ from real_trials import (
     explain,
     make_policy,
     metrics_of,
+    small_ppo,
     trained_ids,
     wait_until,
     weights_of,
@@ -28,7 +29,7 @@ from realsys.trial.trial_state import State
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
-ALL_PROMPTS = 24 * 8
+SHORT = small_ppo("task.train_size=64")  # 16 steps
 THREE_BY_TWO = (
     "schedule.makers={maker_0: 'trainer_0', maker_1: 'trainer_0, trainer_1', maker_2: 'trainer_1'}",
     "schedule.trainers={trainer_0: 'maker_0, maker_1, maker_2', trainer_1: 'maker_0, maker_1, maker_2'}",
@@ -64,9 +65,9 @@ def column(files: TrialFiles, name: str) -> list[float]:
     return [float(row[name]) for row in rows if name in row]
 
 
-def assert_each_trained_once(files: TrialFiles) -> None:
+def assert_each_trained_once(files: TrialFiles, *, num_steps: int) -> None:
     assert set(Counter(trained_ids(files)).values()) == {1}
-    assert len(trained_ids(files)) == ALL_PROMPTS
+    assert len(trained_ids(files)) == 8 * num_steps
 
 
 def test_three_makers_two_trainers_and_one_maker_is_killed(
@@ -85,7 +86,7 @@ def test_three_makers_two_trainers_and_one_maker_is_killed(
     pace.set(0.0)
     done = module_trials.wait(files, timeout_s=240)
     assert (done.state, done.attempt) == (State.COMPLETED, 1), explain(files, done)
-    assert_each_trained_once(files)
+    assert_each_trained_once(files, num_steps=24)
     assert max(column(files, "actor/staleness/max")) == 3
     told = [json.loads(line) for line in restarts.read_text().splitlines()]
     assert sorted(row["worker"] for row in told) == ["generation_server/1", "rollout_worker/1"]
@@ -99,7 +100,7 @@ def test_each_trainer_feeds_its_maker_and_a_lost_trainer_costs_nothing(
     module_trials: Trials, policy: Path, tmp_path: Path
 ) -> None:
     pace = Pace(tmp_path, 0.7)  # it has not ended before the trainer is lost
-    words = (f"actor.path={policy}", *TWO_BY_TWO, *SMALL_PPO, *pace.words)
+    words = (f"actor.path={policy}", *TWO_BY_TWO, *SHORT, *pace.words)
     files = module_trials.launch("ppo-math-detached", "two", *words)
     view = module_trials.wait_for_step(files, 5)
     os.kill(worker_pid(view, "model_worker/1"), signal.SIGKILL)
@@ -109,7 +110,7 @@ def test_each_trainer_feeds_its_maker_and_a_lost_trainer_costs_nothing(
     module_trials.resume(files)
     view = module_trials.wait(files, timeout_s=240)
     assert view.state is State.COMPLETED, explain(files, view)
-    assert_each_trained_once(files)
+    assert_each_trained_once(files, num_steps=16)
     assert max(column(files, "actor/staleness/max")) <= 2
 
 
@@ -120,7 +121,7 @@ def test_a_replay_trains_the_same_weights(module_trials: Trials, policy: Path) -
         f"actor.path={policy}",
         "schedule.max_staleness=2",
         "schedule.staleness_policy=drop",
-        *SMALL_PPO,
+        *SHORT,
     )
     view = module_trials.wait(files, timeout_s=240)
     assert view.state is State.COMPLETED, explain(files, view)

@@ -30,7 +30,7 @@ RULE = """
 from zlib import crc32
 from realsys.api.registry import register_reward
 
-register_reward("coin", lambda response: float(crc32(response.encode()) & 1))
+register_reward("coin", lambda response: float(crc32(response.encode()) & 1), trusted=True)
 """
 PART = "dynamic_sampling/"
 

@@ -24,7 +24,7 @@ GRPO = (
 # Scores that differ within each group: without them a step has no minibatch.
 RULE = """
 from realsys.api.registry import register_reward
-register_reward("by_length", lambda *, response, **_: len(response) % 7 / 7)
+register_reward("by_length", lambda *, response, **_: len(response) % 7 / 7, trusted=True)
 """
 # The plain objective, so that nothing but the way of the answers differs.
 ASYNC = (

@@ -46,7 +46,7 @@ OPTIONS = (
 )
 PLUG_IN = """
 from realsys.api.registry import register_reward
-register_reward("by_length", lambda *, response, answer, **_: len(response) % 7 / 7)
+register_reward("by_length", lambda *, response, **_: len(response) % 7 / 7, trusted=True)
 """
 
 

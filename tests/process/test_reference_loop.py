@@ -57,7 +57,7 @@ OPTIONS = (
 # A random policy never solves a problem; this rule gives every answer a score of its own.
 PLUG_IN = """
 from realsys.api.registry import register_reward
-register_reward("by_length", lambda *, response, answer, **_: len(response) % 7 / 7)
+register_reward("by_length", lambda *, response, **_: len(response) % 7 / 7, trusted=True)
 """
 
 

@@ -28,9 +28,9 @@ from realsys.trial.trial_state import State
 
 pytestmark = pytest.mark.process
 
-EPOCHS, STEPS = 2, 24
+EPOCHS, SIZE, STEPS = 2, 64, 16
 STEP_S = 0.7  # to be stopped in its middle, however slow the command that stops it
-RUN = small_ppo(f"exp_ctrl.total_train_epochs={EPOCHS}")
+RUN = small_ppo(f"exp_ctrl.total_train_epochs={EPOCHS}", f"task.train_size={SIZE}")
 
 
 @pytest.fixture(scope="module")
@@ -96,8 +96,8 @@ def test_another_seed_gives_another_run(
 
 def test_each_prompt_of_an_epoch_is_trained_exactly_once(undisturbed: TrialFiles) -> None:
     counts = Counter(trained_ids(undisturbed))
-    # Steps of 8, epochs of 96.
-    every = (f"{epoch}-{index}" for epoch in range(EPOCHS) for index in range(96))
+    # Steps of 8, epochs of 64.
+    every = (f"{epoch}-{index}" for epoch in range(EPOCHS) for index in range(SIZE))
     assert counts == Counter(dict.fromkeys(every, 1))
     assert counts.total() == STEPS * 8
 
@@ -123,7 +123,7 @@ def test_a_stop_right_after_a_checkpoint_and_one_right_after_a_resume(
     trials: Trials, undisturbed: TrialFiles, tiny_policy: Path, pace: Pace
 ) -> None:
     """The step has a checkpoint already: no second one is written, and nothing fails."""
-    each = small_ppo(f"exp_ctrl.total_train_epochs={EPOCHS}", "exp_ctrl.ckpt_freq_steps=1")
+    each = [w.replace("ckpt_freq_steps=3", "ckpt_freq_steps=1") for w in RUN]
     files = trials.launch("ppo-math", "stopped", f"actor.path={tiny_policy}", *each, *pace.words)
     trials.wait_for_step(files, 4)
     for attempt in (1, 2):
@@ -140,7 +140,7 @@ def test_a_stop_right_after_a_checkpoint_and_one_right_after_a_resume(
     assert_told_apart(files, 3)
 
 
-@pytest.mark.parametrize("step", [1, 5, 9])
+@pytest.mark.parametrize("step", [1, 9])
 def test_kill_9_of_everything_and_resume_equals_the_undisturbed_run(
     trials: Trials, undisturbed: TrialFiles, tiny_policy: Path, pace: Pace, step: int
 ) -> None:

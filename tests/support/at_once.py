@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import pytest
+from time_spent import ProcessorClock, TimeSpent
 
 CHILD = "REALSYS_TESTS_CHILD"  # in the environment of a fork
 PR_SET_PDEATHSIG = 1
@@ -32,6 +33,9 @@ WAITING = ("slurm", "etcd")  # markers of tests that wait more than they compute
 def pytest_addoption(parser: pytest.Parser) -> None:
     help_ = "run the tests in so many processes"
     parser.addoption("--at-once", type=int, default=1, metavar="N", help=help_)
+    parser.addoption("--every", type=int, default=1, metavar="N", help="run each n-th test alone")
+    help_ = "append a line of JSON for each test: its name, seconds of wall time, of processors"
+    parser.addoption("--spent-to", metavar="FILE", help=help_)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -78,6 +82,7 @@ def _run(session: pytest.Session, num_children: int) -> None:
     waits = [any(map(group[0].get_closest_marker, WAITING)) for group in groups]
     queues = [_queue([i for i, one in enumerate(waits) if one is kind]) for kind in (True, False)]
     num_children = min(num_children, len(groups))
+    session.config.stash[TimeSpent.KEY] = TimeSpent(session.config.option.spent_to)
     children = [
         _fork(session, groups, queues if 5 * i < 2 * num_children else queues[::-1])
         for i in range(num_children)
@@ -92,6 +97,7 @@ def _run(session: pytest.Session, num_children: int) -> None:
                 os.kill(child.pid, signal.SIGINT)
         for child in children:
             os.waitpid(child.pid, 0)
+            ProcessorClock.remove(child.pid)
 
 
 def _queue(numbers: list[int]) -> int:
@@ -136,6 +142,8 @@ def _hear(session: pytest.Session, child: _Child, data: bytes) -> None:
                     report.longrepr = tuple(report.longrepr)
                 child.reported.add(report.nodeid)
                 config.hook.pytest_runtest_logreport(report=report)
+            case {"spent": [nodeid, wall_s, processor_s]}:
+                config.stash[TimeSpent.KEY].add(nodeid, wall_s, processor_s)
             case {"done": _}:
                 child.is_done = True
 
@@ -193,6 +201,7 @@ def _work(
     plugins = session.config.pluginmanager
     plugins.unregister(name="terminalreporter")
     plugins.register(_Teller(session.config, send))
+    clock = ProcessorClock()
     try:
         number = next_group()
         while number is not None:
@@ -201,7 +210,10 @@ def _work(
             for item, after in zip(items, [*items[1:], None], strict=True):
                 if after is None and (following := next_group()) is not None:
                     after = groups[following][0]  # what both need is kept
+                began = clock.now()
                 session.config.hook.pytest_runtest_protocol(item=item, nextitem=after)
+                wall_s, processor_s = (b - a for a, b in zip(began, clock.now(), strict=True))
+                send(spent=[item.nodeid, round(wall_s, 3), round(processor_s, 3)])
             number = following
         send(done=True)
     except KeyboardInterrupt:

@@ -28,7 +28,7 @@ LOADED_WITH = {
 }
 
 
-KINDS = ("workers", "commands")
+KINDS = ("workers", "commands", "hosts")
 LIBRARY = "file_calls.so"  # what is forked can no longer be given it; it counts when it is asked to
 _servers: list[subprocess.Popen[bytes]] = []
 

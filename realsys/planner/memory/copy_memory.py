@@ -159,7 +159,8 @@ def held_numbers(model: HeldModel, topo: ProcessTopology, stage: int) -> tuple[f
     for weight in _of_stage(model.shape, topo, stage):
         cut = topo.tensor if split_dim(weight.name, vocabulary) is not None else 1
         base += weight.numel / cut
-        adapters += _adapter_numbers(model, weight)
+        if model.lora_rank:
+            adapters += _adapter_numbers(model, weight)
     shards = topo.data if model.backend == "fsdp" else 1
     if not model.lora_rank:
         return base / shards, base / shards

@@ -6,7 +6,7 @@ A new setting fails `test_every_setting_is_decided` until it is written into one
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import fields, replace
 from typing import Any
 
@@ -193,14 +193,18 @@ def not_of_resources(path: str) -> bool:
     return bool(of_tasks) and rest.partition(".")[2] not in ("cpu", "gpu", "mem")
 
 
-def verdicts(name: str, needed: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """(setting, yes | no | moot | unjudged) of each of an experiment's settings."""
+def verdicts(
+    name: str, needed: dict[str, Any], known: Collection[str]
+) -> Iterator[tuple[str, str]]:
+    """(setting, yes | no | moot | unjudged) of each of an experiment's settings that is not ``known``."""
     options = default_experiment(name)
     for path, value in needed.items():
         options = with_value(options, path, value)
     before = plan_of(name, options)
     for row in rows(options):
         if row.section or row.type.startswith("group") or not_of_resources(row.path):
+            continue
+        if row.path in known:
             continue
         try:
             after = plan_of(name, with_value(options, row.path, other_value(row)))
@@ -213,13 +217,18 @@ def verdicts(name: str, needed: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, set[str]]:
-    """Setting, generally → what it is in any of the experiments."""
+    """Setting, generally → what it is in any of the experiments. Where one comes again, with more set, only
+    what meant nothing before is judged."""
     judged: dict[str, set[str]] = {}
+    decided: dict[str, set[str]] = {}
     with pytest.MonkeyPatch.context() as patch:
         uncheck(patch)
         for name, needed in EXPERIMENTS:
-            for path, side in verdicts(name, needed):
+            known = decided.setdefault(name, set())
+            for path, side in verdicts(name, needed, frozenset(known)):
                 judged.setdefault(general(path), set()).add(side)
+                if side in ("yes", "no"):
+                    known.add(path)
     return judged
 
 
