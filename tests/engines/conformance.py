@@ -462,6 +462,17 @@ async def an_answer_in_place_keeps_its_cache(served: Served, client: FullClient)
 
 
 @case
+async def a_prompt_in_place_is_read_anew(served: Served, client: FullClient) -> None:
+    prompt = PROMPT * 16  # several blocks of a paged cache
+    await client.generate(request("old", prompt, temperature=0, max_new_tokens=1), timeout_s=S)
+    await _switched(served, client, PauseMode.IN_PLACE)
+    result = await client.generate(
+        request("new", prompt, temperature=0, max_new_tokens=8), timeout_s=S
+    )
+    assert_close(result.logprobs, served.second.logprobs(prompt, result.output_ids), 1e-4)
+
+
+@case
 async def weights_from_a_folder(served: Served, client: FullClient) -> None:
     http = served.http()
     body = {"model_path": str(served.second.path), "weight_version": "4"}

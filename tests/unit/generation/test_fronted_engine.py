@@ -119,13 +119,14 @@ def test_an_answer_ends_where_the_models_positions_do(
 @pytest.mark.parametrize(
     ("settings", "narrow"),
     [
-        ({"min_new_tokens": 2}, False),
-        ({"temperature": 0.0, "top_p": 0.5}, False),
+        ({}, False),
+        ({"temperature": 0.0, "top_p": 0.5, "min_new_tokens": 2}, False),
         ({"top_p": 0.9}, True),
         ({"top_k": 5}, True),
+        ({"min_new_tokens": 2}, True),
     ],
 )
-def test_kept_sets_of_top_p_and_top_k_are_refused_by_engines_that_do_not_tell_them(
+def test_kept_sets_of_narrowed_sampling_are_refused_by_engines_that_do_not_tell_them(
     tmp_path: Path, settings: dict[str, Any], narrow: bool
 ) -> None:
     """Others' are the whole vocabulary, over which such an engine's log-probs are."""
