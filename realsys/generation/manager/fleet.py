@@ -222,6 +222,11 @@ class Fleet:
         return {index: self.version(member) for index, member in self.members.items()}
 
     @property
+    def updating(self) -> set[int]:
+        """Servers that get new weights now."""
+        return {index for index, member in self.members.items() if member.lock.locked()}
+
+    @property
     def well_members(self) -> list[Member]:
         """Members that get requests, by index."""
         sick = self.quarantine.sick
