@@ -51,10 +51,17 @@ class Serving(Filtering):
         None, "questions that are answered at a time; none: as the staleness allows", ge=1
     )
     new_tokens_per_chunk: int | None = option(
-        None, "longest piece of an answer that is asked for at once; none: the whole", ge=1
+        None,
+        "longest piece of an answer that is asked for at once; none: the whole, of one that may have more "
+        "than 8192 tokens 4096",
+        ge=1,
     )
     rollout_request_timeout: float = option(
-        600.0, "an answer that takes longer is given up and made again", unit="seconds", gt=0
+        600.0,
+        "an answer that gets no new token for so long is given up and made again; one that grows is never "
+        "cut",
+        unit="seconds",
+        gt=0,
     )
     dump: bool = option(
         True, "keep what was trained on in the trial's folder, so that it can be replayed"

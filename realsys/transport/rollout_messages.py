@@ -209,6 +209,7 @@ class ManagerView(_RolloutMessage, frozen=True, kw_only=True, tag=True):
     sick: Mapping[int, str]
     running: Mapping[int, int]  # server → requests
     waiting: int  # requests that no server may take yet
+    taking: Mapping[int, int] = {}  # server → version of the weights that it may be reading now
 
 
 class Accepted(_RolloutMessage, frozen=True, kw_only=True, tag=True):

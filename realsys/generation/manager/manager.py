@@ -123,6 +123,7 @@ class Manager:
             sick=self.fleet.sick_members,
             running=self._router.running,
             waiting=self._router.num_waiting,
+            taking=self.fleet.taking,
         )
 
     def leave(self) -> None:
