@@ -159,10 +159,11 @@ class RolloutWorker:
 
     Attributes:
         tokenizer_path: Hugging Face directory of the policy: tokenizer and tokens that end an answer.
-        new_tokens_per_chunk: maximum number of new tokens per request; None: one request per answer.
-        rollout_request_timeout: longest silence of an answer in seconds: time in which it gets no token, over
-            all its requests and retries, but for its time in the line of healthy servers. A healthy server
-            may use all of it; an unhealthy one is abandoned after half of the remainder.
+        new_tokens_per_chunk: maximum number of new tokens per request; None: one request per answer,
+            several for long ones (``AnswerSettings``).
+        rollout_request_timeout: longest silence of an answer in seconds: time in which it gets no token,
+            over all its requests and retries, but for its time in the line of healthy servers. A healthy
+            server may use all of it; an unhealthy one is abandoned after half of the remainder.
         env, agent: registered names, made with ``env_args`` and ``agent_args``.
         gconfig: sampling settings of each answer; ``n`` is ``group_size``.
         kept_sets: record which tokens each was sampled from; log-probs are over these.

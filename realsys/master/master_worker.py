@@ -51,7 +51,7 @@ logger = logging.getLogger(__name__)
 
 SAVE_TIMEOUT_S = 3600.0
 EVALUATE_TIMEOUT_S = 4 * 3600.0
-SAY_WHY_S = 300.0  # a wait with a limit of its own ends with its reason, before the master counts as stalled
+SAY_WHY_S = 300.0  # a wait ends with its own reason before the master counts as stalled
 EXIT_TIMEOUT_S = 30.0
 
 

@@ -2,8 +2,8 @@
 
 For manager.py. A request is counted in when it is placed and out when it is done, its server restarts, or
 its worker is lost: by its id, so that each happens once and counters can't drift. Requests that can't be
-placed wait in order of arrival, those that continue an answer before those that begin one; ``place`` assigns
-free servers in this order. quarantine.py decides server health.
+placed wait in order of arrival, those that continue an answer before those that begin one; ``place``
+assigns free servers in this order. quarantine.py decides server health.
 """
 
 from __future__ import annotations

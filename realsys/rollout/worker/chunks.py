@@ -15,7 +15,6 @@ from realsys.api.agent import Answer
 from realsys.api.model import GenerationHyperparameters
 from realsys.transport.generation_messages import Finish, GenerateRequest, GenerateResult, Sampling
 
-
 LONG, LONG_CHUNK = 8192, 4096  # tokens: longer answers come in such chunks
 
 
@@ -27,8 +26,8 @@ class AnswerSettings:
         gconfig: ``n`` is ignored; ``max_new_tokens`` is for a whole answer.
         end_ids: tokens that end an answer, besides ``gconfig.stop_token_ids``.
         base_seed: seed of the run.
-        chunk: maximum number of new tokens per request; None: one request per answer, or ``LONG_CHUNK`` where
-            it may be longer than ``LONG``.
+        chunk: maximum number of new tokens per request; None: one request per answer, or ``LONG_CHUNK``
+            where it may be longer than ``LONG``.
         timeout_s: longest silence of an answer: time in which it gets no token, all retries included.
         kept_sets: record the kept set of each token.
     """

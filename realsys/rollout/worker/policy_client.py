@@ -5,8 +5,8 @@ are kept, and another server continues. chunks.py makes the requests.
 
 No clock ends an answer that grows. Its limit is one of silence: a server that is at one request for so long
 is asked for the tokens that it has; if there are some, the answer goes on with these, and the time begins
-anew. So it does while the answer stands in the line of servers that work, but ``LINE_S`` without a token end
-it in any case.
+anew. So it does while the answer stands in the line of servers that work, but ``LINE_S`` without a token
+end it in any case.
 """
 
 from __future__ import annotations
