@@ -517,7 +517,7 @@ def steady(world: SteadyWorld, length: int = LENGTH, **changes: Any) -> tuple[An
     return answer, seconds
 
 
-@pytest.mark.parametrize("chunk", [None, LENGTH, 512])
+@pytest.mark.parametrize("chunk", [None, LENGTH])
 @pytest.mark.parametrize(
     ("events", "lost_tokens"),
     [
