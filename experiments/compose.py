@@ -62,7 +62,7 @@ from experiments.parts.teacher_calls import (
     teacher_problems,
     teacher_roles,
 )
-from experiments.parts.time_limits import argument_of, delivery_silence_s, time_limit_remarks
+from experiments.parts.time_limits import argument_of, delivery_silence_s, time_limit_warnings
 from experiments.placement import Placement, Shared
 from experiments.preferences.scored_calls import (
     RewardModelOptions,
@@ -383,7 +383,7 @@ class RLExperiment(TrainingRun):
             self.benchmarks, model=self.actor.path, answers=self.gen.max_new_tokens
         )
         if serving := self._serving:
-            yield from time_limit_remarks(
+            yield from time_limit_warnings(
                 self.task.agent,
                 self.task.agent_args,
                 self.task.env,

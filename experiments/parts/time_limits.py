@@ -44,7 +44,7 @@ def delivery_silence_s(episode_s: float | None, *, answer_s: float, max_new_toke
     return max(DELIVERY_SILENCE_S, 2 * (longest + answer_s))
 
 
-def time_limit_remarks(
+def time_limit_warnings(
     agent: str,
     agent_args: Mapping[str, Any],
     env: str,

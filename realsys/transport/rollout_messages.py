@@ -141,7 +141,7 @@ class AskServer(_RolloutMessage, frozen=True, kw_only=True, tag=True):
 
     Attributes: group: requests of one group share a prompt, and a server if possible. num_tokens:
     existing tokens plus those that may be generated. min_version: only servers with weights at
-    least this new. server: the previous one; -1: none. begun: it continues an answer, and goes before
+    least this new. server: the previous one; -1: none. continues: it continues an answer, and goes before
     requests that begin one.
     """
 
@@ -152,7 +152,7 @@ class AskServer(_RolloutMessage, frozen=True, kw_only=True, tag=True):
     min_version: int
     server: int = -1
     wait_s: float = 30.0
-    begun: bool = False
+    continues: bool = False
 
 
 class UseServer(_RolloutMessage, frozen=True, kw_only=True, tag=True):

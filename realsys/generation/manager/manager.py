@@ -84,7 +84,7 @@ class Manager:
             min_version=ask.min_version,
             former=ask.server,
             worker=ask.worker,
-            begun=ask.begun,
+            continues=ask.continues,
         )
         self._send_reply(ask.rid, rm.UseServer(why="it was asked again"))
         answer: asyncio.Future[rm.UseServer] = asyncio.get_running_loop().create_future()

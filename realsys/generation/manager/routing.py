@@ -16,7 +16,7 @@ from enum import StrEnum
 
 MAX_GROUPS = 8192  # groups whose server is remembered; older ones are placed like new ones
 MAX_ARRIVALS = 65536  # requests whose place in the order survives repetition
-_BEGUN_FIRST = 1 << 62
+_CONTINUED_FIRST = 1 << 62
 
 
 class RoutingPolicy(StrEnum):
@@ -38,7 +38,7 @@ class RoutingRequest:
     min_version: int = 0
     former: int = -1  # the server that had it before
     worker: str = ""
-    begun: bool = False
+    continues: bool = False
 
 
 @dataclass(kw_only=True)
@@ -124,7 +124,7 @@ class Router:
         if request.rid not in self._arrivals:
             self._num_arrivals += 1
         # An answer that goes on has a cache that may still be there, and is nearer its end.
-        place = self._num_arrivals - _BEGUN_FIRST * request.begun
+        place = self._num_arrivals - _CONTINUED_FIRST * request.continues
         arrival = self._arrivals.setdefault(request.rid, place)
         self._arrivals.move_to_end(request.rid)
         if len(self._arrivals) > MAX_ARRIVALS:

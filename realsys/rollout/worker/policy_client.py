@@ -178,7 +178,7 @@ class _AnswerRequests:
         self._caller, self._ticket, self._part, self._took = caller, ticket, part, request_stats
         self._must_fit = must_fit
         self._clock = asyncio.get_running_loop().time
-        self._grew_s = self._heard_s = self._clock()  # the latter also while in a line
+        self._grew_s = self._silent_from_s = self._clock()  # the latter also while in a line
         self._former = -1
         self._refusals = self._fruitless = 0
         self._trouble = ""
@@ -187,12 +187,12 @@ class _AnswerRequests:
     @property
     def _left_s(self) -> float:
         timeout_s = self._caller.settings.timeout_s
-        ends_s = min(self._heard_s + timeout_s, self._grew_s + max(LINE_S, timeout_s))
+        ends_s = min(self._silent_from_s + timeout_s, self._grew_s + max(LINE_S, timeout_s))
         return ends_s - self._clock()
 
     def _in_line(self) -> None:
         """Notes that servers are at work, and will come to this answer."""
-        self._heard_s = self._clock()
+        self._silent_from_s = self._clock()
 
     async def once(self, request: GenerateRequest) -> None:
         """Has a server carry out ``request`` and keeps its result."""
@@ -217,7 +217,7 @@ class _AnswerRequests:
                 self._caller.log_early_end(use.server, len(request.input_ids), count, asked)
             self._former, self._refusals = (use.server if self._is_well else -1), 0
             if result.output_ids:
-                self._grew_s = self._heard_s = self._clock()
+                self._grew_s = self._silent_from_s = self._clock()
             self._fruitless = 0 if result.output_ids else self._fruitless + 1
         finally:  # also if this episode is cancelled: the manager counts each server's requests
             await self._report_done(done)
@@ -325,7 +325,7 @@ class _AnswerRequests:
             min_version=self._ticket.min_version,
             server=self._former,
             wait_s=min(ASK_S, left_s),
-            begun=bool(self._part.tokens),
+            continues=bool(self._part.tokens),
         )
         try:
             use: UseServer = await self._caller.manager.call(

@@ -9,7 +9,7 @@ import pytest
 
 from experiments.asynchronous import Async
 from experiments.grpo_math import grpo_math
-from experiments.parts.time_limits import argument_of, delivery_silence_s, time_limit_remarks
+from experiments.parts.time_limits import argument_of, delivery_silence_s, time_limit_warnings
 from realsys.api.model import GenerationHyperparameters
 from realsys.api.options import ModelOptions
 from realsys.api.worker_configs import DELIVERY_SILENCE_S
@@ -26,7 +26,7 @@ def remarks(
     answer_s: float = 600.0,
     max_new_tokens: int = 256,
 ) -> list[str]:
-    found = time_limit_remarks(
+    found = time_limit_warnings(
         agent,
         agent_args or {},
         env,

@@ -117,8 +117,8 @@ def test_an_answer_that_goes_on_goes_before_those_that_begin():
     one = router(servers=1, limit=1)
     for rid in ("running", "b", "c"):
         place(one, rid)
-    place(one, "goes on", begun=True)
-    place(one, "goes on, too", begun=True)
+    place(one, "goes on", continues=True)
+    place(one, "goes on, too", continues=True)
     order = ["running"]
     while one.done(order[-1], 0) and (placed := one.place(now_s=0.0)):
         order += [rid for rid, _ in placed]

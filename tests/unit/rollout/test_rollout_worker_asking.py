@@ -540,7 +540,7 @@ def test_a_long_answer_is_finished_however_long_it_takes(
     assert max(r.sampling.max_new_tokens for _, r in world.requests) == longest
     # It goes on with its tokens, ahead of those that begin, where it was unless that is lost.
     for ask, (_, request) in zip(world.asks, world.requests, strict=True):
-        assert ask.begun == (len(request.input_ids) > len(PROMPT))
+        assert ask.continues == (len(request.input_ids) > len(PROMPT))
     assert len({server for server, _ in world.requests}) == 1 + bool(lost_tokens)
 
 
