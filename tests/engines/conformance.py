@@ -206,6 +206,19 @@ async def seeds_repeat_and_differ(served: Served, client: FullClient) -> None:
 
 
 @case
+async def pieces_of_an_answer_draw_their_own_numbers(served: Served, client: FullClient) -> None:
+    async def sample(rid: str, position: int) -> GenerateResult:
+        sampling = {"max_new_tokens": 12, "sampling_seed": 5, "position": position}
+        return await client.generate(request(rid, PROMPT * 8, **sampling), timeout_s=S)
+
+    # The same tokens as a prompt, and as a prompt with the first part of its answer
+    pieces = [await sample(f"a{i}", position) for i, position in enumerate((0, 16, 32))]
+    assert len({piece.output_ids for piece in pieces}) == 3
+    if served.seeds:  # a request that is sent again
+        assert (await sample("b1", 16)).output_ids == pieces[1].output_ids
+
+
+@case
 async def a_stream_is_the_answer_growing(served: Served, client: FullClient) -> None:
     asked = request("stream", temperature=0, max_new_tokens=20)
     parts = [p async for p in client.stream(asked, timeout_s=S)]
