@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
@@ -21,7 +22,9 @@ from experiments.asynchronous import Async
 from realsys.api.agent import Answer
 from realsys.api.errors import DataError, RealsysError, RemoteError, WaitTimeout, WorkerLost
 from realsys.api.model import GenerationHyperparameters
+from realsys.evaluator.local_asks import LocalAsks
 from realsys.generation.engine.sampling import row_seed
+from realsys.generation.http.served_engine import EngineAnswer, ServedEngine
 from realsys.rollout.worker.chunks import (
     LONG,
     LONG_CHUNK,
@@ -548,6 +551,34 @@ def test_an_answer_of_usual_length_is_asked_for_at_once() -> None:
     world = SteadyWorld()
     steady(world, LONG)
     assert len(world.requests) == 1
+
+
+@pytest.mark.parametrize(("length", "chunk"), [(LENGTH, None), (30, 4)])
+def test_an_evaluation_asks_its_own_engine_for_the_whole(length: int, chunk: int | None) -> None:
+    """It asks once: an answer in chunks would end after the first."""
+
+    class Engine:
+        async def generate(
+            self, request: GenerateRequest, *, stream: bool
+        ) -> AsyncIterator[EngineAnswer]:
+            n = request.sampling.max_new_tokens
+            yield EngineAnswer(
+                rid=request.rid,
+                output_ids=[5] * n,
+                logprobs=[-1.0] * n,
+                versions=[0] * n,
+                finish=Finish.LENGTH,
+            )
+
+    settings_ = AnswerSettings(
+        gconfig=GenerationHyperparameters(max_new_tokens=length),
+        end_ids=frozenset({END_ID}),
+        base_seed=4,
+        chunk=chunk,
+    )
+    asks = LocalAsks(cast(ServedEngine, Engine()), settings_)
+    answer = run_virtually(asks.ask_for(TICKET, 0)(PROMPT))
+    assert len(answer.tokens) == length
 
 
 def test_a_line_of_answers_that_grow_is_no_silence() -> None:
