@@ -126,7 +126,8 @@ class WeightsTaken(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """State of a server, as reported by itself."""
+    """State of a server, as reported by itself. ``updating``: it decodes nothing while its engine takes new
+    weights; not ``paused`` by anybody."""
 
     engine: str  # embedded | sglang | vllm
     model_path: str
@@ -136,6 +137,7 @@ class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
     num_tokens: int = 0  # held by running and waiting requests
     max_running: int = 0
     paused: bool = False
+    updating: bool = False
 
 
 class GenerationClient(Protocol):

@@ -342,6 +342,7 @@ class FrontedEngine(abc.ABC):
             num_tokens=sum(self._open.values()),
             max_running=self._max_running,
             paused=self._paused is not None,
+            updating=self._stands and self._paused is None,
         )
 
     @property

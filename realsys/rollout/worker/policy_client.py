@@ -274,7 +274,7 @@ class _AnswerRequests:
                     await client.abort(request.rid)
                     await asyncio.wait({call})
             if call.done() and (self._is_well or call.result().output_ids):
-                if self._is_well and not call.result().output_ids and await _has_line(client):
+                if self._is_well and not call.result().output_ids and await _comes_later(client):
                     self._in_line()
                 return call.result()
             name = server_name(use.server)
@@ -358,11 +358,14 @@ class _AnswerRequests:
         )
 
 
-async def _has_line(client: GenerationClient) -> bool:
-    """True if the server says that it has as many requests as it decodes at once, so others wait."""
+async def _comes_later(client: GenerationClient) -> bool:
+    """True if the server says that requests wait: it stands still for weights, or has as many as it decodes
+    at once."""
     try:
         info = await client.info(timeout_s=INFO_S)
     except RealsysError:
         return False
+    if info.paused or info.updating:
+        return True
     # One that does not say how many it decodes at once may have a line whenever it has requests.
     return info.num_waiting > 0 or info.num_running >= max(1, info.max_running)

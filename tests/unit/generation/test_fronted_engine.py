@@ -77,8 +77,10 @@ def test_a_child_that_reads_weights_for_long_does_not_stand_still(
             )
             while len(ticks) < 5:
                 await asyncio.sleep(0.01)
+            assert (await engine.info()).updating, "for whoever waits for its tokens"
             engine.loaded.set()
             assert (await updating).version == 1
+            assert not (await engine.info()).updating
             assert engine.resumed == 1
             after = len(ticks)
             await asyncio.sleep(0.1)
@@ -287,7 +289,9 @@ def test_a_paused_engine_takes_weights_and_stays_paused(tmp_path: Path) -> None:
     async def main() -> None:
         await engine.pause(PauseMode.IN_PLACE)
         await engine.update_weights(FROM_TRAINERS)
-        assert (await engine.info()).paused
+        info = await engine.info()
+        assert info.paused
+        assert not info.updating
 
     asyncio.run(main())
     assert engine.heard == ["pause", "fetch", "load"]

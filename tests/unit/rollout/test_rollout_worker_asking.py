@@ -448,7 +448,7 @@ class SteadyWorld(World):
 
     Attributes:
         idle_s: until then they make none for this answer, though they are well.
-        queued: requests that each says are waiting at it.
+        queued: requests that each says are waiting at it; below 0: it says that it takes new weights.
         aborts_s, lost_s: times at which what runs is interrupted, and at which its server is lost.
     """
 
@@ -479,8 +479,14 @@ class SteadyServer(Server):
     world: SteadyWorld
 
     async def info(self, *, timeout_s: float = 5.0) -> ServerInfo:
-        waiting = self.world.queued
-        return ServerInfo(engine="", model_path="", weight_version=VERSION, num_waiting=waiting)
+        queued = self.world.queued
+        return ServerInfo(
+            engine="",
+            model_path="",
+            weight_version=VERSION,
+            num_waiting=max(queued, 0),
+            updating=queued < 0,
+        )
 
     async def generate(self, request: GenerateRequest, *, timeout_s: float) -> GenerateResult:
         world, clock = self.world, asyncio.get_running_loop().time
@@ -586,10 +592,11 @@ def test_a_line_of_answers_that_grow_is_no_silence() -> None:
     _, seconds = steady(SteadyWorld(in_line_s=3000.0), 400)
     assert seconds == pytest.approx(3010, abs=10)
 
-    world = SteadyWorld(idle_s=3000.0, queued=9)  # in the line of a server that it was given
-    _, seconds = steady(world, 400)
-    assert seconds == pytest.approx(3010, abs=SILENCE_S)
-    assert not any(done.broken for done in world.out)
+    for queued in (9, -1):  # in the line of a server that it was given, or while that takes weights
+        world = SteadyWorld(idle_s=3000.0, queued=queued)
+        _, seconds = steady(world, 400)
+        assert seconds == pytest.approx(3010, abs=SILENCE_S)
+        assert not any(done.broken for done in world.out)
 
 
 @pytest.mark.parametrize(
