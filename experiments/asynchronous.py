@@ -51,10 +51,17 @@ class Serving(Filtering):
         None, "questions that are answered at a time; none: as the staleness allows", ge=1
     )
     new_tokens_per_chunk: int | None = option(
-        None, "longest piece of an answer that is asked for at once; none: the whole", ge=1
+        None,
+        "longest piece of an answer that is asked for at once; none: the whole, of one that may have more "
+        "than 8192 tokens 4096",
+        ge=1,
     )
     rollout_request_timeout: float = option(
-        600.0, "an answer that takes longer is given up and made again", unit="seconds", gt=0
+        600.0,
+        "an answer that gets no new token for so long is given up and made again; one that grows is never "
+        "cut",
+        unit="seconds",
+        gt=0,
     )
     dump: bool = option(
         True, "keep what was trained on in the trial's folder, so that it can be replayed"
@@ -98,8 +105,7 @@ class Serving(Filtering):
         Args:
             by_schema: answers may be held to JSON schemas.
         """
-        available = self.server_backend == "embedded" or not gen.narrows
-        return by_schema or (gen.restricts and (available or self.trains))
+        return by_schema or (gen.restricts and (self.server_backend == "embedded" or self.trains))
 
     def sampling_problems(
         self, gen: GenerationHyperparameters, *, by_schema: bool = False
@@ -111,16 +117,20 @@ class Serving(Filtering):
                 where="task.agent_args.schema and schedule.server_backend",
                 fix="use schedule.server_backend=embedded, or task.agent_args.schema=ignore",
             )
-        if self.trains and gen.narrows and self.server_backend != "embedded":
-            named = [
-                name for name, on in (("top_p", gen.top_p < 1), ("top_k", gen.top_k > 0)) if on
-            ]
+        if self.trains and gen.restricts and self.server_backend != "embedded":
+            # Sampled from fewer tokens; neutral value, whether it is set
+            narrowing = {
+                "top_p": (1, gen.top_p < 1),
+                "top_k": (0, gen.top_k > 0),
+                "min_new_tokens": (0, gen.min_new_tokens > 0),
+            }
+            named = [name for name, (_, is_on) in narrowing.items() if is_on]
+            neutral = " ".join(f"gen.{name}={narrowing[name][0]}" for name in named)
             yield ConfigError(
                 f"{self.server_backend} does not tell which tokens {' and '.join(named)} left over, so the "
                 "trainer can't compute the probabilities that answers were sampled with",
                 where=" and ".join([*(f"gen.{name}" for name in named), "schedule.server_backend"]),
-                fix="use schedule.server_backend=embedded, or sample from all tokens: gen.top_p=1 "
-                "gen.top_k=0",
+                fix=f"use schedule.server_backend=embedded, or sample from all tokens: {neutral}",
             )
 
     @property

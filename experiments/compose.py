@@ -62,6 +62,7 @@ from experiments.parts.teacher_calls import (
     teacher_problems,
     teacher_roles,
 )
+from experiments.parts.time_limits import argument_of, delivery_silence_s, time_limit_warnings
 from experiments.placement import Placement, Shared
 from experiments.preferences.scored_calls import (
     RewardModelOptions,
@@ -381,6 +382,15 @@ class RLExperiment(TrainingRun):
         yield from benchmark_warnings(
             self.benchmarks, model=self.actor.path, answers=self.gen.max_new_tokens
         )
+        if serving := self._serving:
+            yield from time_limit_warnings(
+                self.task.agent,
+                self.task.agent_args,
+                self.task.env,
+                self.task.env_args,
+                answer_s=serving.rollout_request_timeout,
+                max_new_tokens=self.gen.max_new_tokens,
+            )
         yield from self._without_gpus()
         for phase in self.prepared_by():
             of_phase = [g.removeprefix("sft.") for g in given if g.startswith("sft.")]
@@ -498,7 +508,14 @@ class RLExperiment(TrainingRun):
         """Builds the rollout fields of the configuration."""
         start = absolute(self.actor.path) or ""
         return {
-            "rollout": schedule.control(),
+            "rollout": replace(
+                schedule.control(),
+                silence_s=delivery_silence_s(
+                    argument_of("agent", self.task.agent, self.task.agent_args, "timeout_s"),
+                    answer_s=schedule.rollout_request_timeout,
+                    max_new_tokens=self.gen.max_new_tokens,
+                ),
+            ),
             "generation_server": schedule.generation_servers(
                 seed=self.seed,
                 model_path=start,

@@ -313,14 +313,10 @@ class GenerationHyperparameters:
     stop_token_ids: tuple[int, ...] = option((), "tokens that end an answer, besides the end token")
 
     @property
-    def narrows(self) -> bool:
-        """True if ``top_p`` or ``top_k`` leave tokens out that depend on the weights."""
-        return not self.greedy and (self.top_p < 1 or self.top_k > 0)
-
-    @property
     def restricts(self) -> bool:
         """True if some tokens are sampled from a part of the vocabulary; greedy picks count as of all."""
-        return self.narrows or (not self.greedy and self.min_new_tokens > 0)
+        leaves_out = self.top_p < 1 or self.top_k > 0 or self.min_new_tokens > 0
+        return leaves_out and not self.greedy
 
     def __post_init__(self) -> None:
         def refuse(name: str, rule: str) -> None:

@@ -159,9 +159,11 @@ class RolloutWorker:
 
     Attributes:
         tokenizer_path: Hugging Face directory of the policy: tokenizer and tokens that end an answer.
-        new_tokens_per_chunk: maximum number of new tokens per request; None: one request per answer.
-        rollout_request_timeout: time limit for one answer in seconds, over all its requests and retries. A
-            healthy server may use all of it; an unhealthy one is abandoned after half of the remainder.
+        new_tokens_per_chunk: maximum number of new tokens per request; None: one request per answer,
+            several for long ones (``AnswerSettings``).
+        rollout_request_timeout: longest silence of an answer in seconds: time in which it gets no token,
+            over all its requests and retries, but for its time in the line of healthy servers. A healthy
+            server may use all of it; an unhealthy one is abandoned after half of the remainder.
         env, agent: registered names, made with ``env_args`` and ``agent_args``.
         gconfig: sampling settings of each answer; ``n`` is ``group_size``.
         kept_sets: record which tokens each was sampled from; log-probs are over these.
@@ -178,7 +180,9 @@ class RolloutWorker:
     model_name: ModelName = ModelName("actor")
     tokenizer_path: str = ""
     new_tokens_per_chunk: int | None = option(None, "most new tokens a request", ge=1)
-    rollout_request_timeout: float = option(300.0, "for one answer", unit="seconds", gt=0)
+    rollout_request_timeout: float = option(
+        300.0, "without a new token of an answer", unit="seconds", gt=0
+    )
     env: str = ""
     env_args: Mapping[str, Any] = field(default_factory=dict)
     agent: str = ""
@@ -220,6 +224,9 @@ class MakerRoute:
     tickets: int | None = None
 
 
+DELIVERY_SILENCE_S = 4 * 3600.0
+
+
 @dataclass(frozen=True, kw_only=True)
 class RolloutControl:
     """How the master dispatches prompts, and how stale samples may be when trained on.
@@ -240,6 +247,7 @@ class RolloutControl:
         buffer_limit: maximum number of prompts queued for one model worker, those in progress included.
         trains: False: no model is trained; the servers keep their initial weights and no answer is too
             stale.
+        silence_s: time without any delivery after which a step that waits for its batch ends the run.
     """
 
     model_name: ModelName = ModelName("actor")
@@ -253,6 +261,9 @@ class RolloutControl:
     makers: tuple[MakerRoute, ...] = ()
     buffer_limit: int | None = None
     trains: bool = True
+    silence_s: float = option(
+        DELIVERY_SILENCE_S, "without any delivery of an answer", unit="seconds", gt=0
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

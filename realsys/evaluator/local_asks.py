@@ -60,7 +60,7 @@ class LocalAsk:
             grammar=grammar,
         )
         name = f"{self._ticket.id}.{self._ticket.tries}.{self._index}.{turn}"
-        request = next_request(part, settings, rid=name)
+        request = next_request(part, settings, rid=name, whole=True)
         part.take(await self._result(request, on_tokens), asked=request.sampling.max_new_tokens)
         return part.answer()
 

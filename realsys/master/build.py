@@ -29,7 +29,7 @@ from realsys.master.graph.model_workers import ModelWorkers
 from realsys.master.graph.peer_watch import PeerWatch
 from realsys.master.graph.storage_tracker import StorageTracker
 from realsys.master.graph.weight_hooks import WeightHooks
-from realsys.master.master_worker import EVALUATE_TIMEOUT_S, MasterWorkerLoop, RunFiles
+from realsys.master.master_worker import MasterWorkerLoop, RunFiles
 from realsys.master.rollouts.rollout_service import RolloutService
 from realsys.master.run_progress import ProgressBoard
 from realsys.observability.events import EventLog
@@ -99,7 +99,7 @@ async def _run_loop(
         loop.stop_requested = True
 
     runner.on_stop = on_stop
-    runner.move(WorkerEvent.STARTED, mfc="main loop", may_take_s=EVALUATE_TIMEOUT_S)
+    runner.move(WorkerEvent.STARTED, mfc="main loop", may_take_s=loop.may_take_s)
     try:
         code = await loop.run()
     finally:

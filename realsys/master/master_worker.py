@@ -51,6 +51,7 @@ logger = logging.getLogger(__name__)
 
 SAVE_TIMEOUT_S = 3600.0
 EVALUATE_TIMEOUT_S = 4 * 3600.0
+SAY_WHY_S = 300.0  # a wait ends with its own reason before the master counts as stalled
 EXIT_TIMEOUT_S = 30.0
 
 
@@ -142,13 +143,17 @@ class MasterWorkerLoop:
         self.progress.close()
         self.publisher.close()
 
+    @property
+    def may_take_s(self) -> float:
+        """Longest time without a tick of the master: with no delivery, no reply, or in an evaluation."""
+        silence_s = 0.0 if self.rollouts is None else self.rollouts.silence_s
+        return max(EVALUATE_TIMEOUT_S, silence_s) + SAY_WHY_S
+
     async def run_step(self) -> None:
         """Runs one step: the graph, its metrics, and what is due after it."""
         self.runner.set_log_step(self.step + 1)
         # It waits for workers, who are watched themselves, and for evaluations, which may take long.
-        self.runner.publish_status(
-            mfc="main loop", step=self.step + 1, may_take_s=EVALUATE_TIMEOUT_S
-        )
+        self.runner.publish_status(mfc="main loop", step=self.step + 1, may_take_s=self.may_take_s)
         report = await self.executor.run_step(self.step + 1)
         self.step = report.step
         epoch = self.schedule.epoch_of(self.step - 1)

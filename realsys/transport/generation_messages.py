@@ -24,11 +24,11 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
         sampling_seed: of the answer; None draws one.
         position: index in the answer of the first token of this request: the random number of a token
             is determined by (seed, index in the answer), so an answer generated in chunks equals one
-            generated at once. An extension; other engines don't support it.
+            generated at once. An extension; other engines don't support it and get a seed for each piece.
         stop: texts that end the answer; require a tokenizer at the server.
         return_kept: log-probs are of the distribution sampled from, over the tokens that ``top_p``,
             ``top_k`` and ``min_new_tokens`` keep, and these are returned too. An extension; other engines
-            only support it without ``top_p`` and ``top_k``, see ``fronted.py``.
+            only support it without these, see ``fronted.py``.
         grammar: what the whole answer must be, see ``token_grammar.py``; empty: anything.
             ``min_new_tokens`` gives way to it. It restricts as ``top_k`` does. An extension.
     """
@@ -126,7 +126,8 @@ class WeightsTaken(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """State of a server, as reported by itself."""
+    """State of a server, as reported by itself. ``updating``: it decodes nothing while its engine takes new
+    weights; not ``paused`` by anybody."""
 
     engine: str  # embedded | sglang | vllm
     model_path: str
@@ -136,6 +137,7 @@ class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
     num_tokens: int = 0  # held by running and waiting requests
     max_running: int = 0
     paused: bool = False
+    updating: bool = False
 
 
 class GenerationClient(Protocol):

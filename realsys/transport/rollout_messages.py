@@ -141,7 +141,8 @@ class AskServer(_RolloutMessage, frozen=True, kw_only=True, tag=True):
 
     Attributes: group: requests of one group share a prompt, and a server if possible. num_tokens:
     existing tokens plus those that may be generated. min_version: only servers with weights at
-    least this new. server: the previous one; -1: none.
+    least this new. server: the previous one; -1: none. continues: it continues an answer, and goes before
+    requests that begin one.
     """
 
     worker: str
@@ -151,16 +152,21 @@ class AskServer(_RolloutMessage, frozen=True, kw_only=True, tag=True):
     min_version: int
     server: int = -1
     wait_s: float = 30.0
+    continues: bool = False
 
 
 class UseServer(_RolloutMessage, frozen=True, kw_only=True, tag=True):
     """The server to use. ``url`` as in ``generation_messages.ServerAddress``; empty: none in time,
-    and ``why`` names what is waited for."""
+    and ``why`` names what is waited for.
+
+    ``in_line``: a healthy server will take the request when it has room, or has the weights that it gets.
+    """
 
     server: int = -1
     url: str = ""
     version: int = 0
     why: str = ""
+    in_line: bool = False
 
 
 class DoneWith(_RolloutMessage, frozen=True, kw_only=True, tag=True):
@@ -203,6 +209,7 @@ class ManagerView(_RolloutMessage, frozen=True, kw_only=True, tag=True):
     sick: Mapping[int, str]
     running: Mapping[int, int]  # server → requests
     waiting: int  # requests that no server may take yet
+    taking: Mapping[int, int] = {}  # server → version of the weights that it may be reading now
 
 
 class Accepted(_RolloutMessage, frozen=True, kw_only=True, tag=True):

@@ -206,6 +206,19 @@ async def seeds_repeat_and_differ(served: Served, client: FullClient) -> None:
 
 
 @case
+async def pieces_of_an_answer_draw_their_own_numbers(served: Served, client: FullClient) -> None:
+    async def sample(rid: str, position: int) -> GenerateResult:
+        sampling = {"max_new_tokens": 12, "sampling_seed": 5, "position": position}
+        return await client.generate(request(rid, PROMPT * 8, **sampling), timeout_s=S)
+
+    # The same tokens as a prompt, and as a prompt with the first part of its answer
+    pieces = [await sample(f"a{i}", position) for i, position in enumerate((0, 16, 32))]
+    assert len({piece.output_ids for piece in pieces}) == 3
+    if served.seeds:  # a request that is sent again
+        assert (await sample("b1", 16)).output_ids == pieces[1].output_ids
+
+
+@case
 async def a_stream_is_the_answer_growing(served: Served, client: FullClient) -> None:
     asked = request("stream", temperature=0, max_new_tokens=20)
     parts = [p async for p in client.stream(asked, timeout_s=S)]
@@ -459,6 +472,17 @@ async def a_retracted_answer_goes_on_with_new_weights(served: Served, client: Fu
 @case
 async def an_answer_in_place_keeps_its_cache(served: Served, client: FullClient) -> None:
     await _switched(served, client, PauseMode.IN_PLACE)
+
+
+@case
+async def a_prompt_in_place_is_read_anew(served: Served, client: FullClient) -> None:
+    prompt = PROMPT * 16  # several blocks of a paged cache
+    await client.generate(request("old", prompt, temperature=0, max_new_tokens=1), timeout_s=S)
+    await _switched(served, client, PauseMode.IN_PLACE)
+    result = await client.generate(
+        request("new", prompt, temperature=0, max_new_tokens=8), timeout_s=S
+    )
+    assert_close(result.logprobs, served.second.logprobs(prompt, result.output_ids), 1e-4)
 
 
 @case

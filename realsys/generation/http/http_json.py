@@ -8,6 +8,7 @@ are in http_answers.py.
 
 from __future__ import annotations
 
+import hashlib
 import uuid
 from collections.abc import Mapping
 from typing import Any, NoReturn, TypeVar
@@ -212,11 +213,27 @@ def _each(value: Any, count: int, name: str, where: str) -> list[Any]:
     return list(value)
 
 
+def seed_of_piece(sampling: Sampling) -> int | None:
+    """Computes the seed of one request for an engine that does not know ``position`` (63 bits).
+
+    With one seed, the pieces of an answer would each be sampled with the same random numbers. The first
+    piece has the answer's own seed; that of a later one is a function of it and ``position``, so that a
+    request that is sent again draws what it drew before.
+    """
+    seed = sampling.sampling_seed
+    if seed is None or not sampling.position:
+        return seed
+    text = f"{seed}:{sampling.position}"
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
+
+
 def generate_body(
     request: GenerateRequest, *, stream: bool = False, extended: bool = True
 ) -> dict[str, Any]:
     """Builds the request body, with extensions only if used and ``extended``: SGLang rejects them."""
     sampling = msgspec.structs.asdict(request.sampling)
+    if not extended:
+        sampling["sampling_seed"] = seed_of_piece(request.sampling)
     for name in ("position", "return_kept", "grammar"):
         if not sampling[name] or not extended:
             del sampling[name]

@@ -56,6 +56,7 @@ class Member:
     Attributes:
         lock: held while its weights are updated.
         num_updates: number of updates started.
+        taking: version that it may be reading now; -1: none. It is kept after an update without an answer.
         taken: its reply to the last update.
         listed: True while its registration exists.
     """
@@ -65,6 +66,7 @@ class Member:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     checking: bool = False
     num_updates: int = 0
+    taking: int = -1
     taken: WeightsTaken | None = None
     listed: bool = True
 
@@ -220,6 +222,16 @@ class Fleet:
     def versions(self) -> dict[int, int]:
         """Weight version of each server (-1 if unknown)."""
         return {index: self.version(member) for index, member in self.members.items()}
+
+    @property
+    def updating(self) -> set[int]:
+        """Servers that get new weights now."""
+        return {index for index, member in self.members.items() if member.lock.locked()}
+
+    @property
+    def taking(self) -> dict[int, int]:
+        """Version of the weights that each server may be reading now."""
+        return {i: member.taking for i, member in self.members.items() if member.taking >= 0}
 
     @property
     def well_members(self) -> list[Member]:

@@ -84,6 +84,7 @@ class Manager:
             min_version=ask.min_version,
             former=ask.server,
             worker=ask.worker,
+            continues=ask.continues,
         )
         self._send_reply(ask.rid, rm.UseServer(why="it was asked again"))
         answer: asyncio.Future[rm.UseServer] = asyncio.get_running_loop().create_future()
@@ -95,7 +96,9 @@ class Manager:
             await asyncio.wait({answer}, timeout=min(max(ask.wait_s, 0.0), MAX_WAIT_S))
             if answer.done():
                 return answer.result()
-            return rm.UseServer(why=self._router.why_not(asked))
+            updating = self.fleet.updating
+            in_line = self._router.is_in_line(asked, updating=updating)
+            return rm.UseServer(why=self._router.why_not(asked), in_line=in_line)
         finally:
             if self._answers.get(ask.rid) is answer:
                 del self._answers[ask.rid]
@@ -120,6 +123,7 @@ class Manager:
             sick=self.fleet.sick_members,
             running=self._router.running,
             waiting=self._router.num_waiting,
+            taking=self.fleet.taking,
         )
 
     def leave(self) -> None:

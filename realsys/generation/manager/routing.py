@@ -2,8 +2,8 @@
 
 For manager.py. A request is counted in when it is placed and out when it is done, its server restarts, or
 its worker is lost: by its id, so that each happens once and counters can't drift. Requests that can't be
-placed wait in order of arrival; ``place`` assigns free servers, oldest request first. quarantine.py decides
-server health.
+placed wait in order of arrival, those that continue an answer before those that begin one; ``place``
+assigns free servers in this order. quarantine.py decides server health.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from enum import StrEnum
 
 MAX_GROUPS = 8192  # groups whose server is remembered; older ones are placed like new ones
 MAX_ARRIVALS = 65536  # requests whose place in the order survives repetition
+_CONTINUED_FIRST = 1 << 62
 
 
 class RoutingPolicy(StrEnum):
@@ -37,6 +38,7 @@ class RoutingRequest:
     min_version: int = 0
     former: int = -1  # the server that had it before
     worker: str = ""
+    continues: bool = False
 
 
 @dataclass(kw_only=True)
@@ -121,7 +123,9 @@ class Router:
         self.withdraw(request.rid)
         if request.rid not in self._arrivals:
             self._num_arrivals += 1
-        arrival = self._arrivals.setdefault(request.rid, self._num_arrivals)
+        # An answer that goes on has a cache that may still be there, and is nearer its end.
+        place = self._num_arrivals - _CONTINUED_FIRST * request.continues
+        arrival = self._arrivals.setdefault(request.rid, place)
         self._arrivals.move_to_end(request.rid)
         if len(self._arrivals) > MAX_ARRIVALS:
             self._arrivals.popitem(last=False)
@@ -129,7 +133,7 @@ class Router:
         insort(self._queue, (arrival, request.rid))
 
     def place(self, *, now_s: float) -> list[tuple[str, int]]:
-        """Assigns servers to waiting requests, oldest first; returns (request id, server) of each."""
+        """Assigns servers to waiting requests in their order; returns (request id, server) of each."""
         granted: list[tuple[str, int]] = []
         open_ = {i: s.version for i, s in self.servers.items() if self._is_open(s)}
         newest = max(open_.values(), default=-1)
@@ -237,6 +241,24 @@ class Router:
         return any(
             server in self._allowed(worker) and self._has_only_leaving(worker) for worker in workers
         )
+
+    def is_in_line(self, request: RoutingRequest, *, updating: Collection[int]) -> bool:
+        """True if a healthy server will take the request: when it has room, or the weights that it gets.
+
+        Args:
+            updating: servers that get new weights now.
+        """
+        for index in self._allowed(request.worker):
+            server = self.servers.get(index)
+            if server is None or server.unfit:
+                continue
+            if index in self.leaving and not self._has_only_leaving(request.worker):
+                continue
+            if server.draining or index in updating:
+                return True
+            if server.is_full and server.version >= request.min_version:
+                return True
+        return False
 
     def why_not(self, request: RoutingRequest) -> str:
         """Describes what keeps each server from taking the request."""

@@ -15,7 +15,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from enum import StrEnum
 from typing import Any
 
-from realsys.api.errors import InternalError
+from realsys.api.errors import InternalError, WaitTimeout
 from realsys.generation.manager.fleet import Fleet, Member, error_line
 from realsys.generation.manager.manager_record import ManagerEvent
 from realsys.runtime.transfer_time import transfer_time_s
@@ -152,6 +152,7 @@ class Updates:
     async def _update(self, member: Member, source: WeightSource) -> str:
         """Updates one server; returns why it failed, empty if it did not."""
         member.num_updates += 1
+        member.taking = source.version
         timeout_s = transfer_time_s(source.num_bytes, at_least_s=self._timeout_s)
         try:
             async with asyncio.timeout(timeout_s + GRACE_S):
@@ -163,7 +164,10 @@ class Updates:
                 raise InternalError(f"it took version {taken.version}", where=member.name)
         # After any error: the others continue, and this one is tried again.
         except Exception as error:
+            if not isinstance(error, TimeoutError | WaitTimeout):  # else it may still be at it
+                member.taking = -1
             return error_line(error)
+        member.taking = -1
         if self._fleet.is_current(member):
             self._fleet.took(member, taken)
         return ""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import abc
 import asyncio
+import hashlib
 import logging
 import time
 from collections.abc import AsyncIterator
@@ -72,6 +73,8 @@ class FrontedEngine(abc.ABC):
     kind = ""
     length_option = ""  # command-line option: tokens of prompt and answer together
     positions_kept_back = 0  # positions of the model that no request can use
+    _caches = ""  # new requests share prefixes with those of the same name only
+    _num_kept = 0  # times that caches were kept at new weights
 
     def __init__(self, config: GenerationServer, fetch: Fetch) -> None:
         self.counters = Counters()
@@ -264,6 +267,11 @@ class FrontedEngine(abc.ABC):
         ticking = asyncio.create_task(_tick_while_loading(), name="reading weights")
         paused_from_s, loading = time.perf_counter(), False
         self._stands = True
+        if mode is PauseMode.IN_PLACE:
+            # Kept are the caches of requests that are there. New ones, from here on, share no prefix with
+            # them: it is of older weights. A name for each try, since one may fail.
+            self._num_kept += 1
+            self._caches = f"{version}.{self._num_kept}"
         try:
             if self._paused is None:
                 await self._pause(mode)
@@ -334,6 +342,7 @@ class FrontedEngine(abc.ABC):
             num_tokens=sum(self._open.values()),
             max_running=self._max_running,
             paused=self._paused is not None,
+            updating=self._stands and self._paused is None,
         )
 
     @property
@@ -371,21 +380,37 @@ def check_fits(path: str, model_path: str) -> int:
 
 
 def refuse_kept(request: GenerateRequest, *, engine: str) -> None:
-    """Refuses to return kept sets that depend on logits, which the child does not tell.
+    """Refuses to return kept sets where sampling leaves tokens out, since the child does not tell which.
 
-    Without ``top_p`` and ``top_k`` they count as the whole vocabulary, as the child's log-probs do.
+    Without ``top_p``, ``top_k`` and ``min_new_tokens`` they are the whole vocabulary, as the child's
+    log-probs are.
 
     Raises:
         ConfigError: they are requested.
     """
     sampling = request.sampling
-    narrows = sampling.temperature > 0 and (sampling.top_p < 1 or sampling.top_k > 0)
-    if sampling.return_kept and narrows:
+    narrowing = {
+        "top_p": (sampling.top_p, sampling.top_p < 1),
+        "top_k": (sampling.top_k, sampling.top_k > 0),
+        "min_new_tokens": (sampling.min_new_tokens, sampling.min_new_tokens > 0),
+    }
+    found = [f"{name}={value}" for name, (value, is_on) in narrowing.items() if is_on]
+    if sampling.return_kept and sampling.temperature > 0 and found:
         raise ConfigError(
-            f"{engine} does not tell which tokens top_p={sampling.top_p} and top_k={sampling.top_k} kept",
+            f"{engine} does not tell which tokens {' and '.join(found)} kept",
             where=f"/generate, request {request.rid!r}",
-            fix="leave out top_p and top_k, or use the embedded engine (server_backend=embedded)",
+            fix="leave that out, or use the embedded engine (server_backend=embedded)",
         )
+
+
+def engine_seed(base_seed: int, name: str, start: str) -> int:
+    """Computes the seed of a child's own random numbers, of 31 bits: one for each start of each server.
+
+    With one for all, servers whose histories are alike give one answer to one question, and a group of
+    answers from several servers has repetitions.
+    """
+    text = f"{base_seed}:{name}:{start}"
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "little") >> 1
 
 
 def refuse_grammar(request: GenerateRequest, *, engine: str) -> None:

@@ -1,7 +1,9 @@
 """``ServedEngine`` over an SGLang server as a child process, on loopback.
 
 Its API is the model of ours, so little is translated. ``position`` is our extension and is left
-out: SGLang's random numbers count from the first token of each request.
+out: SGLang's random numbers count from the first token of each request, so each has a seed of its own.
+Seeds of requests count with ``enable_deterministic_inference`` only; without it answers are drawn from the
+server's own, in which the servers of a fleet must differ.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import secrets
 import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 from realsys.api.worker_configs import GenerationServer
 from realsys.generation.http.http_answers import read_answer
@@ -18,7 +21,13 @@ from realsys.generation.http.http_json import generate_body
 from realsys.generation.http.http_session import HttpSession
 from realsys.generation.http.served_engine import EngineAnswer, Fetch
 from realsys.generation.served_engines.child import ChildServer, Guard, options
-from realsys.generation.served_engines.fronted import CONTROL_S, IDLE_S, REQUEST_S, FrontedEngine
+from realsys.generation.served_engines.fronted import (
+    CONTROL_S,
+    IDLE_S,
+    REQUEST_S,
+    FrontedEngine,
+    engine_seed,
+)
 from realsys.transport.generation_messages import GenerateRequest, PauseMode
 
 _HOST = "127.0.0.1"
@@ -30,6 +39,7 @@ class SGLangEngine(FrontedEngine):
     Args:
         log, guard: see ``ChildServer``.
         scratch: private folder for a 0600 file with the child's key, which must not be in argv.
+        start: differs each time that the server ``name`` is started, so that it draws other numbers.
     """
 
     kind = "sglang"
@@ -45,6 +55,7 @@ class SGLangEngine(FrontedEngine):
         log: Path,
         scratch: Path,
         guard: Guard,
+        start: str = "",
     ) -> None:
         super().__init__(config, fetch)
         key, port = secrets.token_hex(32), _free_port()
@@ -58,10 +69,12 @@ class SGLangEngine(FrontedEngine):
         args = {
             "model_path": config.model_path,
             "tp_size": config.tp_size,
-            "random_seed": config.base_seed,
             "skip_tokenizer_init": True,
             "skip_server_warmup": True,
             **self._theirs,
+            "random_seed": engine_seed(
+                self._theirs.get("random_seed", config.base_seed), name, start
+            ),
             "host": _HOST,
             "port": port,
             "config": self._config,
@@ -82,7 +95,7 @@ class SGLangEngine(FrontedEngine):
     async def _answers(
         self, request: GenerateRequest, *, stream: bool
     ) -> AsyncIterator[EngineAnswer]:
-        body = generate_body(request, stream=stream, extended=False)
+        body = sglang_body(request, stream=stream, caches=self._caches)
         if not stream:
             data = await self._http.call("POST", "/generate", body, timeout_s=REQUEST_S)
             yield read_answer(data, rid=request.rid)
@@ -130,6 +143,12 @@ class SGLangEngine(FrontedEngine):
     @property
     def _max_running(self) -> int:
         return int(self._theirs.get("max_running_requests") or 0)
+
+
+def sglang_body(request: GenerateRequest, *, stream: bool, caches: str = "") -> dict[str, Any]:
+    """Builds the body of /generate. Args: as ``vllm_body``."""
+    body = generate_body(request, stream=stream, extended=False)
+    return {**body, "extra_key": caches} if caches else body
 
 
 def _free_port() -> int:

@@ -2,7 +2,8 @@
 
 Its control paths exist in its development mode only and take no key, so no port is opened: the socket is
 in a folder that only we can enter. Tokens in and out go over /inference/v1/generate. Not the same as with
-us: ``position`` is left out, and with ``top_p`` or ``top_k`` log-probs are of what these leave over.
+us: ``position`` is left out (each piece of an answer has a seed of its own), and with ``top_p``, ``top_k``
+or ``min_new_tokens`` log-probs are of what these leave over.
 """
 
 from __future__ import annotations
@@ -18,10 +19,17 @@ import msgspec
 from realsys.api.errors import DataError, RemoteError
 from realsys.api.worker_configs import GenerationServer
 from realsys.generation.http.http_answers import TokenSpan, version_number, versions_of
+from realsys.generation.http.http_json import seed_of_piece
 from realsys.generation.http.http_session import HttpSession
 from realsys.generation.http.served_engine import EngineAnswer, Fetch
 from realsys.generation.served_engines.child import ChildServer, Guard, options
-from realsys.generation.served_engines.fronted import CONTROL_S, IDLE_S, REQUEST_S, FrontedEngine
+from realsys.generation.served_engines.fronted import (
+    CONTROL_S,
+    IDLE_S,
+    REQUEST_S,
+    FrontedEngine,
+    engine_seed,
+)
 from realsys.transport.generation_messages import Finish, GenerateRequest, PauseMode
 
 _PAUSES = {PauseMode.ABORT: "abort", PauseMode.RETRACT: "keep", PauseMode.IN_PLACE: "keep"}
@@ -72,6 +80,7 @@ class VLLMEngine(FrontedEngine):
         name: str,
         log: Path,
         guard: Guard,
+        start: str = "",
     ) -> None:
         super().__init__(config, fetch)
         # In the system's own folder: a socket's path may have 107 characters.
@@ -80,11 +89,11 @@ class VLLMEngine(FrontedEngine):
         args = {
             "model": config.model_path,
             "tensor_parallel_size": config.tp_size,
-            "seed": config.base_seed,
             "skip_tokenizer_init": True,
             "enable_scale_out": True,
             "logprobs_mode": "processed_logprobs",  # at the sampling temperature
             **self._theirs,
+            "seed": engine_seed(self._theirs.get("seed", config.base_seed), name, start),
             "uds": uds,
         }
         argv = [self._python(), "-m", "vllm.entrypoints.openai.api_server", *options(args)]
@@ -103,7 +112,7 @@ class VLLMEngine(FrontedEngine):
     async def _answers(
         self, request: GenerateRequest, *, stream: bool
     ) -> AsyncIterator[EngineAnswer]:
-        body = vllm_body(request, stream=stream)
+        body = vllm_body(request, stream=stream, caches=self._caches)
         answer = EngineAnswer(rid=request.rid, prompt_tokens=len(request.input_ids))
         path, version = "/inference/v1/generate", self._version
         if not stream:
@@ -182,8 +191,12 @@ def work_done(metrics: str) -> float | None:
     return sum(counts) if counts else None
 
 
-def vllm_body(request: GenerateRequest, *, stream: bool) -> dict[str, Any]:
-    """Builds the body of /inference/v1/generate."""
+def vllm_body(request: GenerateRequest, *, stream: bool, caches: str = "") -> dict[str, Any]:
+    """Builds the body of /inference/v1/generate.
+
+    Args:
+        caches: only prefixes of requests with the same one are reused.
+    """
     sampling = request.sampling
     params = {
         "max_tokens": sampling.max_new_tokens,
@@ -199,13 +212,14 @@ def vllm_body(request: GenerateRequest, *, stream: bool) -> dict[str, Any]:
     if sampling.stop:
         params |= {"stop": sampling.stop, "detokenize": True}
     if sampling.sampling_seed is not None:
-        params["seed"] = sampling.sampling_seed
-    return {
+        params["seed"] = seed_of_piece(sampling)
+    body = {
         "request_id": request.rid,
         "token_ids": request.input_ids,
         "sampling_params": params,
         "stream": stream,
     }
+    return {**body, "cache_salt": caches} if caches else body
 
 
 def _extended(answer: EngineAnswer, data: bytes, version: int) -> EngineAnswer:

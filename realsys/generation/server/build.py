@@ -30,7 +30,7 @@ from realsys.runtime.transfer_time import transfer_time_s
 from realsys.runtime.worker_commands import Verb
 from realsys.transport.generation_messages import WeightSource
 from realsys.transport.http_listener import HttpListener
-from realsys.trial.records import is_there
+from realsys.trial.records import is_there, process_start
 from realsys.weights.sync.host_share import HostShare
 from realsys.weights.sync.receiver import WeightReceiver
 from realsys.worker.device import compute_device
@@ -61,6 +61,7 @@ def run(runner: WorkerRunner) -> int:
             fetch=fetch_with(receiver),
             gpus=_gpus(runner),
             deterministic=runner.phase.config.deterministic,
+            start=f"{_attempt(runner)} {os.getpid()} {process_start(os.getpid())}",
         )
         asyncio.run(_serve(runner, engine, bearer_key(keypairs)))
     finally:
@@ -163,6 +164,7 @@ def make_engine(
     fetch: Fetch,
     gpus: float = 0.0,
     deterministic: bool | None = None,
+    start: str = "",
 ) -> ServedEngine:
     """Makes the engine, not started; an embedded one has its first weights.
 
@@ -173,10 +175,12 @@ def make_engine(
         fetch: fetches new weights from trainers.
         gpus: GPUs of the worker's task; with one, an embedded engine uses it unless its settings differ.
         deterministic: an embedded engine gives equal answers to equal requests; None: on the CPU only.
+        start: differs each time that the server ``name`` is started: of the own random numbers of SGLang
+            and vLLM.
     Raises:
         ConfigError: an unknown backend or setting. CheckpointError: ``model_path`` is not whole.
     """
-    child: dict[str, Any] = {"name": name, "log": log, "guard": guarded}
+    child: dict[str, Any] = {"name": name, "log": log, "guard": guarded, "start": start}
     match config.backend_type:
         case "embedded":
             return _embedded(config, fetch, name=name, gpus=gpus, deterministic=deterministic)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from realsys.api.data import SequenceMeta
 from realsys.api.dataflow import DataflowGraph
@@ -20,9 +21,19 @@ class AsyncIOSequenceBuffer:
             n_seqs={n.name: n.n_seqs for n in graph.nodes},
         )
         self._changed = asyncio.Condition()
+        self._num_loads = 0
 
     def __len__(self) -> int:
         return len(self._core)
+
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        """Notes that datapoints are on their way, while the block runs. It must have a limit of its own."""
+        self._num_loads += 1
+        try:
+            yield
+        finally:
+            self._num_loads -= 1
 
     async def put_batch(self, meta: SequenceMeta) -> None:
         """Adds new datapoints from the data set."""
@@ -42,21 +53,24 @@ class AsyncIOSequenceBuffer:
         """Waits until ``call`` has a complete batch, and takes it.
 
         Args:
+            timeout_s: longest time in which the buffer stays as it is and no datapoints are on their way.
             n_seqs: datapoints of the batch; None: the call's own number.
         Raises:
             WaitTimeout: says how many datapoints each call has.
         """
         async with self._changed:
-            try:
-                async with asyncio.timeout(timeout_s):
-                    while (batch := self._core.take(call, n_seqs)) is None:
+            while (batch := self._core.take(call, n_seqs)) is None:
+                try:
+                    async with asyncio.timeout(timeout_s):
                         await self._changed.wait()
-            except TimeoutError:
-                raise WaitTimeout(
-                    f"{call} waited {timeout_s:g} s for a batch; ready: {self._core.describe()}",
-                    where="sequence buffer",
-                    fix="see which call of the step did not finish: realsys status",
-                ) from None
+                except TimeoutError:
+                    if self._num_loads:
+                        continue  # what loads them has a limit
+                    raise WaitTimeout(
+                        f"{call} waited {timeout_s:g} s for a batch; ready: {self._core.describe()}",
+                        where="sequence buffer",
+                        fix="see which call of the step did not finish: realsys status",
+                    ) from None
             return batch
 
     def pop_used(self, ids: Sequence[str]) -> list[str]:

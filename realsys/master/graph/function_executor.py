@@ -195,7 +195,8 @@ class FunctionExecutor:
 
     async def load_data(self, step: int) -> tuple[str, ...]:
         """Loads this step's datapoints into the buffer; returns their ids."""
-        held = await self._feed.load(step)
+        with self._buffer.loading():
+            held = await self._feed.load(step)
         for meta, worker in held:
             self._storage.add(meta, worker)
         whole = SequenceMeta.gather([meta for meta, _ in held])

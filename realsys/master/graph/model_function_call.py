@@ -23,6 +23,7 @@ from realsys.master.graph.model_workers import ModelWorkers
 from realsys.master.graph.storage_tracker import StorageTracker
 from realsys.master.graph.weight_hooks import WeightHooks, WeightMovement
 from realsys.runtime.first_error import first_error
+from realsys.runtime.progress import tick
 from realsys.transport.worker_requests import CallDone, Moved, RunCall
 
 CALL_TIMEOUT_S = 4 * 3600.0
@@ -112,6 +113,7 @@ class ModelFunctionCall:
                 running = group.create_task(self._exchange(bodies, self.call.name, step))
         finally:
             self.on_change(self.call.name, ())
+        tick()
         replies: dict[int, CallDone] = running.result()
         # Not before: a worker that is still to fetch a tensor can't give it to others.
         for worker, meta in inputs.items():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -16,6 +17,7 @@ from typing import Any
 
 from realsys.api.basics.reward import CORRECT, is_count
 from realsys.api.errors import InternalError, RolloutError, WaitTimeout
+from realsys.api.worker_configs import DELIVERY_SILENCE_S
 from realsys.master.graph.curriculum import Curriculum
 from realsys.master.graph.data_schedule import Datapoint, DataSchedule
 from realsys.master.graph.feeds import Held
@@ -24,12 +26,12 @@ from realsys.master.rollouts.routes import Routes
 from realsys.rewards.scores import too_many
 from realsys.rollout.staleness.ledger import StalenessLedger
 from realsys.rollout.staleness.tickets import PromptGrant
+from realsys.runtime.progress import tick
 from realsys.transport import rollout_messages as rm
 from realsys.worker.live_scaling import DrainDeadlines, Scaling
 
 logger = logging.getLogger(__name__)
 
-BATCH_TIMEOUT_S = 4 * 3600.0
 SETUP_TIMEOUT_S = 1800.0
 SAY_EVERY_S = 60.0
 MAX_FAILURES = 5  # of one prompt: then it is not the worker's fault
@@ -43,9 +45,14 @@ async def _nothing(worker: int, ids: Sequence[str]) -> None:
 
 
 class RolloutDispatcher:
-    """Grants prompts to rollout workers and accepts their deliveries."""
+    """Grants prompts to rollout workers and accepts their deliveries.
 
-    def __init__(self) -> None:
+    Args:
+        silence_s: a step waits so long for its batch after the last delivery, or after it began to wait.
+    """
+
+    def __init__(self, *, silence_s: float = DELIVERY_SILENCE_S) -> None:
+        self._silence_s, self._delivered_s = silence_s, -math.inf
         self._clear: Clear = _nothing
         self._unused: list[tuple[int, str]] = []
         self._changed = asyncio.Condition()
@@ -229,6 +236,8 @@ class RolloutDispatcher:
             )
         else:
             self._num_kept += 1
+            self._delivered_s = asyncio.get_running_loop().time()
+            tick()  # the master waits, but not for nothing
             if self._routes is not None:
                 self._routes.took(number, request.holder)
             self._delivered[number] = Delivered(
@@ -358,17 +367,19 @@ class RolloutDispatcher:
         """Returns the datapoints of step ``step`` in training order; waits until the ledger has a batch.
 
         Raises:
-            WaitTimeout: names what it waits for. RolloutError: a prompt failed repeatedly.
+            WaitTimeout: nothing was delivered for ``silence_s``; names what it waits for.
+            RolloutError: a prompt failed repeatedly.
         """
-        deadline = time.monotonic() + BATCH_TIMEOUT_S
+        clock = asyncio.get_running_loop().time
+        began_s = clock()
         async with self._changed:
             ledger = self._open_ledger()
             while (numbers := ledger.next_batch()) is None:
                 if self._failed is not None:
                     raise self._failed
-                if time.monotonic() > deadline:
+                if clock() > max(began_s, self._delivered_s) + self._silence_s:
                     raise WaitTimeout(
-                        f"no batch for step {step} in {BATCH_TIMEOUT_S:g} s; it waits for "
+                        f"no batch for step {step}, and no delivery in {self._silence_s:g} s; it waits for "
                         + "; ".join(map(str, ledger.waits_for()[:5])),
                         where="rollouts",
                         fix="see the logs of those workers: realsys logs TRIAL WORKER",

@@ -49,7 +49,7 @@ class RolloutService:
     def __init__(self, runner: WorkerRunner, control: RolloutControl) -> None:
         self._runner, self._control = runner, control
         who = channel_identity(runner)
-        self.desk = RolloutDispatcher()
+        self.desk = RolloutDispatcher(silence_s=control.silence_s)
         self.manager = GserverManagerClient(self._find_manager, sender=runner.name, **who)
         self._server = RequestServer(
             name=runner.name,
@@ -66,6 +66,11 @@ class RolloutService:
     def endpoint(self) -> str:
         """Where rollout workers connect."""
         return self._server.endpoint
+
+    @property
+    def silence_s(self) -> float:
+        """Longest time without a delivery."""
+        return self._control.silence_s
 
     async def __aenter__(self) -> Self:
         await self._stack.enter_async_context(self._server)
@@ -180,6 +185,7 @@ class RolloutService:
             manager=self.manager,
             every=control.update_steps,
             makers=control.makers,
+            max_staleness=control.max_staleness,
             folder=folder if control.weights_through == "disk" else None,
         )
 

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import shutil
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+from realsys.api.errors import RealsysError
 from realsys.api.model import ModelName
 from realsys.api.worker_configs import MakerRoute
 from realsys.master.graph.model_workers import ModelWorkers
 from realsys.master.rollouts.manager_client import GserverManagerClient
 from realsys.transport.generation_messages import WeightPart, WeightSource
+from realsys.transport.rollout_messages import AskManager, ManagerView
 from realsys.transport.worker_requests import Published, PublishWeights, SaveModel
 
+logger = logging.getLogger(__name__)
+
 PUBLISH_TIMEOUT_S = 1800.0
-KEPT = 3  # folders of versions that servers may still read
+KEPT = 3  # newest versions, whose folders stay in any case
+VIEW_S = 10.0
 
 
 class ServerWeights:
@@ -27,6 +34,7 @@ class ServerWeights:
         every: servers get every n-th version.
         makers: rollout groups whose servers fetch weights only from some of the holders.
         folder: shared folder for the weights; None: from process to process.
+        max_staleness: versions by which the trainers may be ahead of servers that read.
     """
 
     def __init__(
@@ -40,7 +48,9 @@ class ServerWeights:
         every: int = 1,
         makers: Sequence[MakerRoute] = (),
         folder: Path | None,
+        max_staleness: int = 0,
     ) -> None:
+        self._num_kept = max(KEPT, max_staleness + 2)
         self._model, self._trained_by = model, trained_by
         self._holders, self._workers = list(holders), workers
         self._manager, self._folder, self._every = manager, folder, every
@@ -94,7 +104,7 @@ class ServerWeights:
 
     async def _to_folder(self, version: int) -> WeightSource:
         assert self._folder is not None
-        folder = self._folder / f"version-{version:06d}"
+        folder = self._folder / _folder_name(version)
         request = partial(SaveModel, model=str(self._model), folder=str(folder))
         started = asyncio.get_running_loop().time()
         await self._workers.call(
@@ -103,16 +113,34 @@ class ServerWeights:
             what=f"write {self._model} version {version}",
         )
         self.seconds = asyncio.get_running_loop().time() - started
-        await asyncio.to_thread(self._forget_old, version)
+        await self._forget_old()
         num_bytes = await asyncio.to_thread(_size_of, folder)
         return WeightSource(version=version, path=str(folder), num_bytes=num_bytes)
 
-    def _forget_old(self, version: int) -> None:
-        import shutil
+    async def _forget_old(self) -> None:
+        """Removes folders of old versions that no server is reading; none while nobody knows."""
+        old = await asyncio.to_thread(self._old_folders)
+        if not old:
+            return
+        try:
+            view: ManagerView = await self._manager.call(
+                AskManager(), timeout_s=VIEW_S, what="which weights servers read"
+            )
+        except RealsysError as error:
+            logger.warning("old weights kept num=%d error=%s", len(old), error.what)
+            return
+        read = {_folder_name(version) for version in view.taking.values()}
+        for folder in old:
+            if folder.name not in read:
+                await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
+    def _old_folders(self) -> list[Path]:
         assert self._folder is not None
-        for old in sorted(self._folder.glob("version-*"))[:-KEPT]:
-            shutil.rmtree(old, ignore_errors=True)
+        return sorted(self._folder.glob("version-*"))[: -self._num_kept]
+
+
+def _folder_name(version: int) -> str:
+    return f"version-{version:06d}"
 
 
 def _size_of(folder: Path) -> int:

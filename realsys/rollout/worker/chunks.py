@@ -1,7 +1,9 @@
 """Splits an answer into generation requests and merges their results (pure).
 
 An answer may take several requests: chunks, interruptions by weight updates, failed servers. A token's
-random number depends on the answer's seed and the token's position, so tokens don't depend on the split.
+random number depends on the answer's seed and the token's position, so tokens don't depend on the split
+(with SGLang and vLLM they do, see ``seed_of_piece``). Long answers come in chunks by themselves: with a
+server that is lost, no more than a chunk of each is.
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ from realsys.api.agent import Answer
 from realsys.api.model import GenerationHyperparameters
 from realsys.transport.generation_messages import Finish, GenerateRequest, GenerateResult, Sampling
 
+LONG, LONG_CHUNK = 8192, 4096  # tokens: longer answers come in such chunks
+
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerSettings:
@@ -22,8 +26,9 @@ class AnswerSettings:
         gconfig: ``n`` is ignored; ``max_new_tokens`` is for a whole answer.
         end_ids: tokens that end an answer, besides ``gconfig.stop_token_ids``.
         base_seed: seed of the run.
-        chunk: maximum number of new tokens per request; None: one request per answer, unless interrupted.
-        timeout_s: time limit for a whole answer, all retries included.
+        chunk: maximum number of new tokens per request; None: one request per answer, or ``LONG_CHUNK``
+            where it may be longer than ``LONG``.
+        timeout_s: longest silence of an answer: time in which it gets no token, all retries included.
         kept_sets: record the kept set of each token.
     """
 
@@ -43,6 +48,12 @@ class AnswerSettings:
         """Token limit of an answer for which an agent requested at most ``asked``."""
         most = self.gconfig.max_new_tokens
         return most if asked is None else min(asked, most)
+
+    def chunk_of(self, limit: int) -> int:
+        """Maximum number of new tokens per request for an answer of at most ``limit``."""
+        if self.chunk is not None:
+            return self.chunk
+        return LONG_CHUNK if limit > LONG else limit
 
 
 @dataclass(kw_only=True)
@@ -85,12 +96,14 @@ class PartialAnswer:
         )
 
 
-def next_request(part: PartialAnswer, settings: AnswerSettings, *, rid: str) -> GenerateRequest:
-    """Makes the request that continues ``part``."""
+def next_request(
+    part: PartialAnswer, settings: AnswerSettings, *, rid: str, whole: bool = False
+) -> GenerateRequest:
+    """Makes the request that continues ``part``, to its end if ``whole``, else for a chunk."""
     gconfig, position = settings.gconfig, len(part.tokens)
     count = part.limit - position
-    if settings.chunk is not None:
-        count = min(count, settings.chunk)
+    if not whole:
+        count = min(count, settings.chunk_of(part.limit))
     return GenerateRequest(
         rid=rid,
         input_ids=(*part.prompt, *part.tokens),

@@ -2,6 +2,11 @@
 
 Chunks, interruptions by weight updates, and failed or outdated servers are handled here: generated tokens
 are kept, and another server continues. chunks.py makes the requests.
+
+No clock ends an answer that grows. Its limit is one of silence: a server that is at one request for so long
+is asked for the tokens that it has; if there are some, the answer goes on with these, and the time begins
+anew. So it does while the answer stands in the line of servers that work, but ``LINE_S`` without a token
+end it in any case.
 """
 
 from __future__ import annotations
@@ -36,6 +41,8 @@ ASK_S = 5.0  # time for which the manager holds a request
 GRACE_S = 3.0
 DONE_S = 2.0
 CALL_BACK_S = 5.0  # time limit for a server's tokens after it was asked to stop
+LINE_S = 4 * 3600.0  # longest time without a token for an answer in the line of healthy servers
+INFO_S = 5.0
 MAX_REFUSALS = 10  # in a row for one answer; the pauses between them add up to about 11 s
 _PAUSES_S = (0.1, 2.0)  # first and longest pause after a server without result
 
@@ -109,7 +116,7 @@ class EpisodeAsk:
         """Generates the policy's answer to ``tokens``.
 
         Raises:
-            WaitTimeout: it was not complete in ``timeout_s``; names what it waited for.
+            WaitTimeout: it got no token in ``timeout_s``; names what it waited for.
             RemoteError: servers refused ``MAX_REFUSALS`` times in a row. DataError: it can't be answered.
         """
         settings = self._caller.settings
@@ -171,7 +178,7 @@ class _AnswerRequests:
         self._caller, self._ticket, self._part, self._took = caller, ticket, part, request_stats
         self._must_fit = must_fit
         self._clock = asyncio.get_running_loop().time
-        self._ends_s = self._clock() + caller.settings.timeout_s
+        self._grew_s = self._silent_from_s = self._clock()  # the latter also while in a line
         self._former = -1
         self._refusals = self._fruitless = 0
         self._trouble = ""
@@ -179,7 +186,13 @@ class _AnswerRequests:
 
     @property
     def _left_s(self) -> float:
-        return self._ends_s - self._clock()
+        timeout_s = self._caller.settings.timeout_s
+        ends_s = min(self._silent_from_s + timeout_s, self._grew_s + max(LINE_S, timeout_s))
+        return ends_s - self._clock()
+
+    def _in_line(self) -> None:
+        """Notes that servers are at work, and will come to this answer."""
+        self._silent_from_s = self._clock()
 
     async def once(self, request: GenerateRequest) -> None:
         """Has a server carry out ``request`` and keeps its result."""
@@ -203,6 +216,8 @@ class _AnswerRequests:
             if must_fit and result.finish is Finish.LENGTH and count < asked:
                 self._caller.log_early_end(use.server, len(request.input_ids), count, asked)
             self._former, self._refusals = (use.server if self._is_well else -1), 0
+            if result.output_ids:
+                self._grew_s = self._silent_from_s = self._clock()
             self._fruitless = 0 if result.output_ids else self._fruitless + 1
         finally:  # also if this episode is cancelled: the manager counts each server's requests
             await self._report_done(done)
@@ -233,7 +248,7 @@ class _AnswerRequests:
     ) -> GenerateResult:
         """Sends ``request`` to a server, which may take all remaining time while it is healthy.
 
-        An unhealthy server, or any at the deadline, is asked to stop, and its tokens so far are
+        An unhealthy server, or any at the limit of silence, is asked to stop, and its tokens so far are
         used.
 
         Raises:
@@ -259,6 +274,8 @@ class _AnswerRequests:
                     await client.abort(request.rid)
                     await asyncio.wait({call})
             if call.done() and (self._is_well or call.result().output_ids):
+                if self._is_well and not call.result().output_ids and await _comes_later(client):
+                    self._in_line()
                 return call.result()
             name = server_name(use.server)
             why = "it does not say what it has" if self._is_well else "it fails a health check"
@@ -288,6 +305,8 @@ class _AnswerRequests:
                 use = await self._request_server(request, left_s)
                 if use.url:
                     return use
+                if use.in_line:
+                    self._in_line()
                 why = use.why or why
                 tick()
             raise self._timeout_error(
@@ -306,6 +325,7 @@ class _AnswerRequests:
             min_version=self._ticket.min_version,
             server=self._former,
             wait_s=min(ASK_S, left_s),
+            continues=bool(self._part.tokens),
         )
         try:
             use: UseServer = await self._caller.manager.call(
@@ -331,8 +351,21 @@ class _AnswerRequests:
         part = self._part
         before = f"; before that: {self._trouble}" if self._trouble else ""
         return WaitTimeout(
-            f"{len(part.tokens)} of at most {part.limit} tokens of an answer to {self._ticket.id} came in "
-            f"{self._caller.settings.timeout_s:g} s; {why}{before}",
+            f"no token of an answer to {self._ticket.id} came in {self._clock() - self._grew_s:g} s, after "
+            f"{len(part.tokens)} of at most {part.limit}; {why}{before}",
             where=self._caller.worker,
             fix="see the logs of those named; raise schedule.rollout_request_timeout if they are only slow",
         )
+
+
+async def _comes_later(client: GenerationClient) -> bool:
+    """True if the server says that requests wait: it stands still for weights, or has as many as it decodes
+    at once."""
+    try:
+        info = await client.info(timeout_s=INFO_S)
+    except RealsysError:
+        return False
+    if info.paused or info.updating:
+        return True
+    # One that does not say how many it decodes at once may have a line whenever it has requests.
+    return info.num_waiting > 0 or info.num_running >= max(1, info.max_running)

@@ -40,14 +40,16 @@ def test_runs_that_sample_from_all_tokens_have_no_such_key(gen):
 
 
 @pytest.mark.parametrize("engine", ["sglang", "vllm"])
-@pytest.mark.parametrize("setting", ["top_p=0.9", "top_k=5"])
-def test_top_p_and_top_k_need_an_engine_that_tells_what_they_keep(engine, setting):
+@pytest.mark.parametrize("setting", ["top_p=0.9", "top_k=5", "min_new_tokens=8"])
+def test_what_narrows_sampling_needs_an_engine_that_tells_what_it_keeps(engine, setting):
+    """Log-probs of an engine without the end tokens were trained on as of the whole vocabulary."""
     name, value = setting.split("=")
     gen = GenerationHyperparameters(**{name: float(value) if name == "top_p" else int(value)})
     (problem,) = Async(server_backend=engine).sampling_problems(gen)
     assert f"{engine} does not tell which tokens {name} left over" in problem.what
     assert problem.where == f"gen.{name} and schedule.server_backend"
     assert "server_backend=embedded" in problem.fix
+    assert f"gen.{name}=" in problem.fix
 
 
 @pytest.mark.parametrize(
@@ -55,7 +57,8 @@ def test_top_p_and_top_k_need_an_engine_that_tells_what_they_keep(engine, settin
     [
         (Async(), NARROW, True),
         (Async(), GenerationHyperparameters(), False),
-        (Async(server_backend="vllm"), FLOOR, True),  # as of the whole vocabulary
+        (Async(), FLOOR, True),
+        (RolloutOnly(server_backend="vllm"), FLOOR, False),
         (Async(server_backend="vllm"), GenerationHyperparameters(), False),
         (RolloutOnly(server_backend="vllm"), NARROW, False),  # nothing trains
         (RolloutOnly(), NARROW, True),

@@ -77,8 +77,10 @@ def test_a_child_that_reads_weights_for_long_does_not_stand_still(
             )
             while len(ticks) < 5:
                 await asyncio.sleep(0.01)
+            assert (await engine.info()).updating, "for whoever waits for its tokens"
             engine.loaded.set()
             assert (await updating).version == 1
+            assert not (await engine.info()).updating
             assert engine.resumed == 1
             after = len(ticks)
             await asyncio.sleep(0.1)
@@ -119,13 +121,14 @@ def test_an_answer_ends_where_the_models_positions_do(
 @pytest.mark.parametrize(
     ("settings", "narrow"),
     [
-        ({"min_new_tokens": 2}, False),
-        ({"temperature": 0.0, "top_p": 0.5}, False),
+        ({}, False),
+        ({"temperature": 0.0, "top_p": 0.5, "min_new_tokens": 2}, False),
         ({"top_p": 0.9}, True),
         ({"top_k": 5}, True),
+        ({"min_new_tokens": 2}, True),
     ],
 )
-def test_kept_sets_of_top_p_and_top_k_are_refused_by_engines_that_do_not_tell_them(
+def test_kept_sets_of_narrowed_sampling_are_refused_by_engines_that_do_not_tell_them(
     tmp_path: Path, settings: dict[str, Any], narrow: bool
 ) -> None:
     """Others' are the whole vocabulary, over which such an engine's log-probs are."""
@@ -286,7 +289,9 @@ def test_a_paused_engine_takes_weights_and_stays_paused(tmp_path: Path) -> None:
     async def main() -> None:
         await engine.pause(PauseMode.IN_PLACE)
         await engine.update_weights(FROM_TRAINERS)
-        assert (await engine.info()).paused
+        info = await engine.info()
+        assert info.paused
+        assert not info.updating
 
     asyncio.run(main())
     assert engine.heard == ["pause", "fetch", "load"]

@@ -227,6 +227,7 @@ def test_a_wait_ends_at_its_deadline_and_names_everybody(tmp_path):
                 "generation_server/0: has version 0, 4 is needed; "
                 "generation_server/1: not registered"
             )
+            assert not reply.in_line
             assert cluster.manager.view().waiting == 0
 
     run_virtually(test())
@@ -251,6 +252,7 @@ def test_the_limit_follows_from_what_a_server_runs_at_a_time(tmp_path):
         async with cluster:
             replies = [await cluster.ask(f"r{i}", wait_s=1.0) for i in range(5)]
             assert [reply.server for reply in replies] == [0, 0, 0, 0, -1]
+            assert [reply.in_line for reply in replies] == [False, False, False, False, True]
             assert replies[4].why == "generation_server/0: is full (4 of 4)"
 
     run_virtually(test())
@@ -526,11 +528,26 @@ def test_a_server_that_fails_is_left_out_and_the_others_go_on(run):
 def test_one_that_hangs_in_an_update_is_left_out_at_its_deadline(run):
     async def test(cluster: Cluster) -> None:
         cluster.processes[1].takes_s = 10_000.0
-        reply = await cluster.new_weights(1)
+        updating = asyncio.create_task(cluster.new_weights(1))
+        await asyncio.sleep(0.5)
+        assert cluster.manager.view().taking == {0: 1, 1: 1}
+        waiting = await cluster.ask("a", min_version=1, wait_s=0.1)
+        assert (waiting.server, waiting.in_line) == (-1, True), "weights are on their way"
+        reply = await updating
         assert reply.seconds == pytest.approx(65.0)  # 60 and what the client gets over
         assert reply.sick == {1: "update to version 1 failed: no answer in time"}
+        assert cluster.manager.view().taking == {1: 1}, "it may still read them"
 
     run(test, flush_request_timeout=60.0)
+
+
+def test_what_a_server_may_be_reading_ends_with_its_answer(run):
+    async def test(cluster: Cluster) -> None:
+        cluster.processes[0].refuses = 1
+        await cluster.new_weights(1)
+        assert cluster.manager.view().taking == {}
+
+    run(test)
 
 
 def test_standing_still_for_weights_is_no_sickness(run):

@@ -112,6 +112,42 @@ def test_who_waits_gets_what_becomes_free_in_order_of_arrival():
     assert one.why_not(RoutingRequest(rid="c")) == "generation_server/0: is full (1 of 1)"
 
 
+def test_an_answer_that_goes_on_goes_before_those_that_begin():
+    """A long answer in chunks else stood at the end of the line for each, and lost its cache there."""
+    one = router(servers=1, limit=1)
+    for rid in ("running", "b", "c"):
+        place(one, rid)
+    place(one, "goes on", continues=True)
+    place(one, "goes on, too", continues=True)
+    order = ["running"]
+    while one.done(order[-1], 0) and (placed := one.place(now_s=0.0)):
+        order += [rid for rid, _ in placed]
+    assert order == ["running", "goes on", "goes on, too", "b", "c"]
+
+
+def test_who_stands_in_the_line_of_a_healthy_server_is_told_so():
+    one, asked = router(servers=3, limit=1), RoutingRequest(rid="a", min_version=5, worker="w")
+
+    def in_line(*updating: int) -> bool:
+        return one.is_in_line(asked, updating=updating)
+
+    assert not in_line(), "all have old weights, and none gets new ones"
+    assert in_line(1)
+    one.servers[1].draining = True
+    assert in_line()
+    one.set_unfit(1, "is sick: no answer")
+    assert not in_line(1), "a sick server's promises count for nothing"
+    one.servers[2].version, one.servers[2].num_requests = 5, 1
+    assert in_line(), "it is full"
+    one.leaving.add(2)
+    assert not in_line()
+    one.leaving.clear()
+    one.allow("w", {0, 1})
+    assert not in_line()
+    one.servers[0].version = 5
+    assert not in_line(), "it has room"
+
+
 def test_one_that_can_not_be_served_holds_up_nobody_behind_it():
     one = router(servers=1)
     assert place(one, "needs newer weights", min_version=1) is None

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from virtual_time import run_virtually
 
 from realsys.api.data import SequenceMeta
 from realsys.api.dataflow import MFCDef, build_graph
@@ -335,6 +336,23 @@ def test_a_deadline_tells_how_far_every_call_is():
     assert late.value.what.startswith("reward waited 0.01 s for a batch")
     for part in ("'gen': '3/2'", "'reward': '0/2'", "'train': '0/2'"):
         assert part in late.value.what
+
+
+def test_a_call_waits_while_its_datapoints_are_on_their_way():
+    """What loads them has a limit of its own: answers may arrive for longer than a call may take."""
+
+    async def scenario():
+        buffer = AsyncIOSequenceBuffer(graph())
+        with buffer.loading():
+            waiting = asyncio.create_task(buffer.get_batch_for_rpc("gen", timeout_s=60))
+            await asyncio.sleep(1000)
+            await buffer.put_batch(meta("ab", "prompts"))
+        batch = await waiting
+        with pytest.raises(WaitTimeout):
+            await buffer.get_batch_for_rpc("reward", timeout_s=60)
+        return batch.ids
+
+    assert run_virtually(scenario()) == ("a", "b")
 
 
 def test_after_a_deadline_the_buffer_goes_on():

@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from virtual_time import run_virtually
 
 from realsys.api.data import SequenceMeta
 from realsys.api.errors import InternalError, RolloutError, WaitTimeout
@@ -23,8 +24,8 @@ class Cleared(list):
         self.append((worker, tuple(ids)))
 
 
-async def make_desk(*, max_staleness=1, policy="wait", saved=None, **limits):
-    desk, cleared = RolloutDispatcher(), Cleared()
+async def make_desk(*, max_staleness=1, policy="wait", saved=None, silence_s=14400.0, **limits):
+    desk, cleared = RolloutDispatcher(silence_s=silence_s), Cleared()
     ledger = StalenessLedger(
         batch_size=BATCH, max_staleness=max_staleness, policy=policy, total_steps=STEPS
     )
@@ -196,12 +197,37 @@ def test_a_full_buffer_holds_back_makers_until_a_step_has_trained():
     run(story())
 
 
+def test_a_batch_may_take_as_long_as_deliveries_arrive():
+    """Four hours after a step began to wait the run ended, though half of its answers had come."""
+    hour_s = 3600.0
+
+    async def story():
+        desk, _ = await make_desk(silence_s=4 * hour_s)
+        clock = asyncio.get_running_loop().time
+        first, second, *_ = await take(desk)
+        loading = asyncio.create_task(desk.load(1))
+        await asyncio.sleep(3.5 * hour_s)
+        assert (await desk.handle(delivery(first))).kept
+        await asyncio.sleep(3.5 * hour_s)
+        assert (await desk.handle(delivery(second))).kept
+        assert base_ids([meta.ids[0] for meta, _ in await loading]) == [first.id, second.id]
+        await desk.trained(1)
+        began_s = clock()
+        loading = asyncio.create_task(desk.load(2))
+        await asyncio.sleep(hour_s)
+        assert not (await desk.handle(delivery(first))).kept, "of use to nobody"
+        with pytest.raises(WaitTimeout, match="batch for step 2"):
+            await loading
+        assert clock() - began_s == pytest.approx(4 * hour_s, rel=0.02)
+
+    run_virtually(story())
+
+
 def test_waits_end_with_a_reason(monkeypatch):
-    monkeypatch.setattr(rollout_dispatcher, "BATCH_TIMEOUT_S", 0.05)
     monkeypatch.setattr(rollout_dispatcher, "SAY_EVERY_S", 0.02)
 
     async def story():
-        desk, _ = await make_desk()
+        desk, _ = await make_desk(silence_s=0.05)
         await take(desk)
         with pytest.raises(WaitTimeout, match="prompt 0 at w"):
             await desk.load(1)

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
@@ -17,14 +18,30 @@ from hypothesis import strategies as st
 from serving_double import double_answer
 from virtual_time import run_virtually
 
+from experiments.asynchronous import Async
 from realsys.api.agent import Answer
 from realsys.api.errors import DataError, RealsysError, RemoteError, WaitTimeout, WorkerLost
 from realsys.api.model import GenerationHyperparameters
+from realsys.evaluator.local_asks import LocalAsks
 from realsys.generation.engine.sampling import row_seed
-from realsys.rollout.worker.chunks import AnswerSettings, PartialAnswer, next_request, result_fault
-from realsys.rollout.worker.policy_client import MAX_REFUSALS, EpisodeAsk, PolicyCaller
+from realsys.generation.http.served_engine import EngineAnswer, ServedEngine
+from realsys.rollout.worker.chunks import (
+    LONG,
+    LONG_CHUNK,
+    AnswerSettings,
+    PartialAnswer,
+    next_request,
+    result_fault,
+)
+from realsys.rollout.worker.policy_client import LINE_S, MAX_REFUSALS, EpisodeAsk, PolicyCaller
 from realsys.rollout.worker.servers import ServerClients
-from realsys.transport.generation_messages import Finish, GenerateRequest, GenerateResult, Sampling
+from realsys.transport.generation_messages import (
+    Finish,
+    GenerateRequest,
+    GenerateResult,
+    Sampling,
+    ServerInfo,
+)
 from realsys.transport.rollout_messages import AskServer, DoneWith, Ticket, UseServer
 
 PROMPT = (5, 6, 7)
@@ -263,7 +280,7 @@ def test_a_deadline_names_whom_it_waited_for():
         WaitTimeout, match=r"waited for a server from gserver_manager/0: .*version 2"
     ) as e:
         answer_of(world, timeout_s=5)
-    assert "0 of at most 30 tokens of an answer to 0-17 came in 5 s" in e.value.what
+    assert "no token of an answer to 0-17 came in 5 s, after 0 of at most 30" in e.value.what
     assert world.out[-1] == DoneWith(rid=world.asks[-1].rid, server=-1)  # it waits there no longer
 
 
@@ -272,7 +289,7 @@ def test_a_server_that_hangs_leaves_time_for_another():
     assert answer_of(world, timeout_s=40) == undisturbed()
     world = World([7, *["hang"] * 30])
     with pytest.raises(
-        WaitTimeout, match=r"7 of at most 30 tokens.* before that: no answer from gener"
+        WaitTimeout, match=r"no token .*, after 7 of at most 30.* before that: no answer from gen"
     ):
         answer_of(world, timeout_s=20)
 
@@ -412,11 +429,193 @@ def test_an_answer_may_take_all_the_time_there_is_from_a_server_that_is_well():
 
 def test_a_server_that_is_slow_to_the_end_says_what_it_has_and_is_not_called_broken():
     world = World(["slow"] * 9, slow_s=2000)
-    with pytest.raises(
-        WaitTimeout, match=r"4 of at most 30 .* generation_server/. was still at it"
-    ):
-        answer_of(world, timeout_s=30)
-    assert [(done.broken, done.num_new_tokens) for done in world.out] == [(False, 4)]
+    assert answer_of(world, timeout_s=30) == undisturbed()
+    gave = [done.num_new_tokens for done in world.out]
+    assert set(gave[:-1]) == {4}, "each when it was asked what it has"
+    assert not any(done.broken for done in world.out)
+    assert len({server for server, _ in world.requests}) == 1, "it goes on where it was"
+
+
+# ---- limits are for silence ---------------------------------------------------------------------
+
+SILENCE_S = Async().rollout_request_timeout  # 600 s
+LENGTH = 32768
+
+
+@dataclass
+class SteadyWorld(World):
+    """Servers that make ``rate`` tokens a second each: ``token_at`` the place, whoever makes it.
+
+    Attributes:
+        idle_s: until then they make none for this answer, though they are well.
+        queued: requests that each says are waiting at it; below 0: it says that it takes new weights.
+        aborts_s, lost_s: times at which what runs is interrupted, and at which its server is lost.
+    """
+
+    rate: float = 40.0
+    idle_s: float = 0.0
+    queued: int = 0
+    aborts_s: tuple[float, ...] = ()
+    lost_s: tuple[float, ...] = ()
+    in_line_s: float = 0.0  # until then the manager has no room
+    in_line: bool = True
+
+    async def call(self, body: Any, *, what: str, timeout_s: float, try_s: float = 0.0) -> Any:
+        now_s = asyncio.get_running_loop().time()
+        if isinstance(body, AskServer) and now_s < self.in_line_s:
+            await asyncio.sleep(body.wait_s)
+            return UseServer(why="generation_server/0: is full (8 of 8)", in_line=self.in_line)
+        return await super().call(body, what=what, timeout_s=timeout_s, try_s=try_s)
+
+    def client(self, url: str, name: str) -> SteadyServer:
+        return SteadyServer(self, int(url.rpartition(":")[2]), name)
+
+
+def token_at(place: int) -> int:
+    return 10 + place % 89
+
+
+class SteadyServer(Server):
+    world: SteadyWorld
+
+    async def info(self, *, timeout_s: float = 5.0) -> ServerInfo:
+        queued = self.world.queued
+        return ServerInfo(
+            engine="",
+            model_path="",
+            weight_version=VERSION,
+            num_waiting=max(queued, 0),
+            updating=queued < 0,
+        )
+
+    async def generate(self, request: GenerateRequest, *, timeout_s: float) -> GenerateResult:
+        world, clock = self.world, asyncio.get_running_loop().time
+        world.requests.append((self.index, request))
+        began_s, aborted = clock(), self.aborted.setdefault(request.rid, asyncio.Event())
+        asked = request.sampling.max_new_tokens
+        is_idle = began_s < world.idle_s
+        whole_s = 1e9 if is_idle else asked / world.rate
+        events_s = [s for s in (*world.aborts_s, *world.lost_s) if s > began_s]
+        ends_s = min([began_s + min(whole_s, timeout_s), *events_s])
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(ends_s):
+                await aborted.wait()
+        if clock() in world.lost_s:
+            raise WorkerLost(f"{self.name} was lost", where=self.name, fix="nothing")
+        is_whole = clock() >= began_s + whole_s
+        count = asked if is_whole else int((clock() - began_s) * world.rate) * (not is_idle)
+        first = len(request.input_ids) - len(PROMPT)
+        assert request.input_ids[len(PROMPT) :] == tuple(map(token_at, range(first)))
+        return GenerateResult(
+            output_ids=tuple(map(token_at, range(first, first + count))),
+            logprobs=(-1.0,) * count,
+            versions=(VERSION,) * count,
+            finish=Finish.LENGTH if is_whole else Finish.ABORT,
+        )
+
+
+def steady(world: SteadyWorld, length: int = LENGTH, **changes: Any) -> tuple[Answer, float]:
+    async def main() -> tuple[Answer, float]:
+        answer = await world.ask(**fields)(PROMPT)
+        return answer, asyncio.get_running_loop().time()
+
+    fields = {"gconfig": GenerationHyperparameters(max_new_tokens=length), **changes}
+    fields.setdefault("timeout_s", SILENCE_S)
+    answer, seconds = run_virtually(main())
+    assert answer.tokens == tuple(map(token_at, range(length)))
+    return answer, seconds
+
+
+@pytest.mark.parametrize("chunk", [None, LENGTH])
+@pytest.mark.parametrize(
+    ("events", "lost_tokens"),
+    [
+        ({}, 0),
+        ({"aborts_s": (50.0, 411.0)}, 0),  # new weights, a server that leaves
+        ({"lost_s": (411.0,)}, 411 * 40),
+    ],
+)
+def test_a_long_answer_is_finished_however_long_it_takes(
+    events: dict[str, Any], lost_tokens: int, chunk: int | None
+) -> None:
+    """24,000 tokens were thrown away after 600 s, five times over; then the run ended."""
+    world = SteadyWorld(**events)
+    _, seconds = steady(world, chunk=chunk)
+    longest = LONG_CHUNK if chunk is None else chunk
+    lost_s = min(lost_tokens, longest) / world.rate
+    assert seconds == pytest.approx(LENGTH / world.rate, abs=lost_s + 10)
+    assert seconds > SILENCE_S
+    assert sum(done.broken for done in world.out) == bool(lost_tokens)
+    assert max(r.sampling.max_new_tokens for _, r in world.requests) == longest
+    # It goes on with its tokens, ahead of those that begin, where it was unless that is lost.
+    for ask, (_, request) in zip(world.asks, world.requests, strict=True):
+        assert ask.continues == (len(request.input_ids) > len(PROMPT))
+    assert len({server for server, _ in world.requests}) == 1 + bool(lost_tokens)
+
+
+def test_an_answer_of_usual_length_is_asked_for_at_once() -> None:
+    world = SteadyWorld()
+    steady(world, LONG)
+    assert len(world.requests) == 1
+
+
+@pytest.mark.parametrize(("length", "chunk"), [(LENGTH, None), (30, 4)])
+def test_an_evaluation_asks_its_own_engine_for_the_whole(length: int, chunk: int | None) -> None:
+    """It asks once: an answer in chunks would end after the first."""
+
+    class Engine:
+        async def generate(
+            self, request: GenerateRequest, *, stream: bool
+        ) -> AsyncIterator[EngineAnswer]:
+            n = request.sampling.max_new_tokens
+            yield EngineAnswer(
+                rid=request.rid,
+                output_ids=[5] * n,
+                logprobs=[-1.0] * n,
+                versions=[0] * n,
+                finish=Finish.LENGTH,
+            )
+
+    settings_ = AnswerSettings(
+        gconfig=GenerationHyperparameters(max_new_tokens=length),
+        end_ids=frozenset({END_ID}),
+        base_seed=4,
+        chunk=chunk,
+    )
+    asks = LocalAsks(cast(ServedEngine, Engine()), settings_)
+    answer = run_virtually(asks.ask_for(TICKET, 0)(PROMPT))
+    assert len(answer.tokens) == length
+
+
+def test_a_line_of_answers_that_grow_is_no_silence() -> None:
+    """64 questions × 8 answers for a server of 64 rows are eight waves: the last waits for seven."""
+    _, seconds = steady(SteadyWorld(in_line_s=3000.0), 400)
+    assert seconds == pytest.approx(3010, abs=10)
+
+    for queued in (9, -1):  # in the line of a server that it was given, or while that takes weights
+        world = SteadyWorld(idle_s=3000.0, queued=queued)
+        _, seconds = steady(world, 400)
+        assert seconds == pytest.approx(3010, abs=SILENCE_S)
+        assert not any(done.broken for done in world.out)
+
+
+@pytest.mark.parametrize(
+    ("world", "limit_s"),
+    [
+        (SteadyWorld(in_line_s=1e9, in_line=False), SILENCE_S),
+        (SteadyWorld(idle_s=1e9), SILENCE_S),
+        (SteadyWorld(in_line_s=1e9), LINE_S),  # a server that only says that it works
+        (SteadyWorld(idle_s=1e9, queued=9), LINE_S),
+    ],
+)
+def test_silence_has_an_end(world: SteadyWorld, limit_s: float) -> None:
+    async def main() -> float:
+        with pytest.raises(WaitTimeout, match="after 0 of at most 400"):
+            await world.ask(timeout_s=SILENCE_S, gconfig=gconfig)(PROMPT)
+        return asyncio.get_running_loop().time()
+
+    gconfig = GenerationHyperparameters(max_new_tokens=400)
+    assert run_virtually(main()) == pytest.approx(limit_s, abs=60)
 
 
 def test_those_who_wait_for_one_server_share_a_look_at_it():
