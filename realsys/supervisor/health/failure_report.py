@@ -17,11 +17,11 @@ from realsys.runtime import worker_exit_codes
 from realsys.runtime.oom_evidence import memory_fix
 from realsys.slurm.srun_messages import what_to_do
 from realsys.supervisor.health.first_failure import (
-    NCCL_ENDED_IT,
     describe_exit,
     log_tail,
     watchdog_words,
 )
+from realsys.supervisor.health.peer_failures import NCCL_ENDED_IT
 from realsys.supervisor.steps.steps import StepTask
 from realsys.trial.records import (
     AttemptFiles,
@@ -33,6 +33,7 @@ from realsys.trial.records import (
 )
 
 STALLED = "Stalled"
+_SILENT = "its lease has ended: its node is lost or cut off, or it hangs"
 WATCHDOG_LINES = 200  # its message precedes a page of C++ frames
 # What the main thread's innermost frames look like while a rank waits for its peers.
 _WAITS = ("distributed", "process_group", "all_reduce", "all_gather", "broadcast", "barrier")
@@ -52,6 +53,16 @@ class FailureReporter:
             fix = what_to_do(task.hint) or self._memory_fix(task)
             failure = _unfinished(self._why(task), at=task.ended_at or time.time(), fix=fix)
         return self._completed(failure, task, known)
+
+    def of_silence(self, task: StepTask, known: WorkerRecord | None, *, slurm: str) -> Failure:
+        """Reports a worker whose node can't be reached.
+
+        Args:
+            slurm: Slurm's word on the node; "" if the worker's lease has ended.
+        """
+        at = task.ended_at or time.time()
+        why = f"Slurm can't reach its node: {slurm}" if slurm else _SILENT
+        return self._completed(_unfinished(why, at=at, fix=""), task, known)
 
     def _why(self, task: StepTask) -> str:
         why = _why(task)
@@ -135,7 +146,7 @@ def is_in_collective(status: WorkerStatus) -> bool:
 def _why(task: StepTask) -> str:
     returncode = task.poll()
     if returncode is None:
-        return "its lease has ended: its node is lost or cut off, or it hangs"
+        return _SILENT
     if returncode == worker_exit_codes.NOT_STARTED:
         return f"was not started: {task.hint}"
     if returncode == worker_exit_codes.DONE:

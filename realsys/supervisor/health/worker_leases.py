@@ -105,6 +105,11 @@ class WorkerLeases:
             return []
         return [running[worker] for worker in verdict.lost if worker in running]
 
+    @property
+    def is_frozen(self) -> bool:
+        """Whether nobody is declared lost at present, because the store is in doubt."""
+        return bool(self._frozen)
+
     def look_now(self, *, timeout_s: float) -> None:
         """Reads the statuses now, if the store answers in that time."""
         asked_s, found = time.monotonic(), list[LeaseReport]()

@@ -1,0 +1,111 @@
+"""Waits for the cause where all failures so far only report that somebody was missing.
+
+A node that reboots resets its peers' connections at once; its leases end 15 seconds later, and Slurm may
+take minutes. Whoever judged at the first reset would blame a healthy node and keep the ill one. Used from
+the supervisor's thread; Slurm is asked in another one.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from realsys.name_resolve.lease_validity import lease_ttl_s
+from realsys.slurm.hostlist import compress, short_name
+from realsys.slurm.unreachable_nodes import node_states_argv, unreachable_nodes
+from realsys.supervisor.health.store_poller import StorePoller
+from realsys.supervisor.health.worker_leases import WorkerLeases
+from realsys.supervisor.steps.steps import StepTask
+
+POLL_S = 0.05
+NODES_EVERY_S = 5.0  # between questions to Slurm
+ANSWER_S = 10.0  # time limit of one
+MARGIN_S = 7.0  # polls, files that are seen late, a busy machine
+
+
+def ask_slurm(nodes: str) -> dict[str, str]:
+    """Returns node → why, of the nodes that Slurm can't reach; none where it does not answer, which says
+    nothing about a node."""
+    argv = node_states_argv(nodes)
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=ANSWER_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return {}
+    return unreachable_nodes(done.stdout) if done.returncode == 0 else {}
+
+
+@dataclass(frozen=True)
+class Silent:
+    """A worker whose node can't be reached. ``slurm`` is Slurm's word, "" if its lease has ended."""
+
+    task: StepTask
+    slurm: str = ""
+
+
+@dataclass
+class LateEvidence:
+    """Which nodes of the attempt fell silent, by its leases and by Slurm.
+
+    Args:
+        ask: hostlist → node → why, of the nodes that Slurm can't reach.
+        patience_s: how long to wait; None: as long as a lease takes to be seen to end.
+    """
+
+    leases: WorkerLeases
+    ask: Callable[[str], dict[str, str]] = ask_slurm
+    patience_s: float | None = None
+
+    def hosts(self, tasks: Iterable[StepTask]) -> set[str]:
+        """Returns the short names of the workers' hosts."""
+        return {host for task in tasks if (host := self._host(task))}
+
+    def wait(
+        self,
+        tasks: Callable[[], list[StepTask]],
+        *,
+        is_explained: Callable[[], bool],
+        goes_on: Callable[[], bool],
+    ) -> list[Silent]:
+        """Returns the workers whose nodes fell silent; none if that did not happen in time, the failures
+        are explained otherwise, or a stop was requested.
+
+        Args:
+            tasks: the workers whose end or silence matters now.
+            is_explained: whether a worker has failed for a reason of its own meanwhile.
+            goes_on: called repeatedly; does what must not wait.
+        """
+        hosts = compress(sorted(self.hosts(tasks())))
+        poller = StorePoller(lambda: self.ask(hosts), every_s=NODES_EVERY_S, name="nodes").start()
+        began_s = time.monotonic()
+        try:
+            while time.monotonic() - began_s < self._wait_s(len(tasks())):
+                if not goes_on() or is_explained():
+                    return []
+                if lost := self.leases.lost(tasks()):
+                    return [Silent(task) for task in lost]
+                poll = poller.latest()
+                if poll and poll.value and (silent := self._on(poll.value, tasks())):
+                    return silent
+                time.sleep(POLL_S)
+        finally:
+            poller.stop()
+        return []
+
+    def _wait_s(self, num_workers: int) -> float:
+        if self.patience_s is not None:
+            return self.patience_s
+        detector = self.leases.detector
+        wait_s = lease_ttl_s(num_workers) + detector.lost_s + MARGIN_S
+        return wait_s + (detector.settle_s if self.leases.is_frozen else 0.0)
+
+    def _on(self, nodes: dict[str, str], tasks: Sequence[StepTask]) -> list[Silent]:
+        """Returns the workers on these nodes, those first that nobody saw end."""
+        words = {short_name(node): why for node, why in nodes.items()}
+        found = [Silent(t, words[h]) for t in tasks if (h := self._host(t)) in words]
+        return sorted(found, key=lambda silent: silent.task.poll() is not None)
+
+    def _host(self, task: StepTask) -> str:
+        known = self.leases.registered.get(task.worker)
+        return short_name((known.node or known.host) if known else task.host)
