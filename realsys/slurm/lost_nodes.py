@@ -15,9 +15,12 @@ from realsys.trial.records import ExitMarker, Failure
 
 # Texts of failures: the worker's end was not observed because its node fell silent; or CUDA reports a
 # broken GPU (not seen on a real one).
-_OF_A_NODE = (
+_SILENCE = (
     *("its node is lost", "but has not ended within", "can't reach its node"),
     "has not been seen to end",  # in records before 0.2
+)
+_OF_A_NODE = (
+    *_SILENCE,
     *("uncorrectable ECC error", "GPU is lost", "fallen off the bus", "NVLink error"),
     *("no CUDA-capable device", "Required node not available"),
     "failed the preflight",
@@ -46,7 +49,15 @@ def lost_nodes(marker: ExitMarker | None, nodes: str) -> dict[str, str]:
         for host in blamed_hosts(failure):
             if (node := by_host.get(short_name(host))) is not None:
                 found.setdefault(node, f"{failure.worker} there: {first_line}")
+    if len(found) == len(by_host) > 1 and all(map(is_silence, failures)):
+        return {}  # the supervisor's own node too: it is the store that lost them
     return found or _cut_off_from_store(failures, by_host)
+
+
+def is_silence(failure: Failure) -> bool:
+    """Returns whether nobody saw that worker end: its lease, or Slurm's word on its node, is all there
+    is."""
+    return any(words in failure.why for words in _SILENCE)
 
 
 def blamed_hosts(failure: Failure) -> tuple[str, ...]:
@@ -58,9 +69,7 @@ def blamed_hosts(failure: Failure) -> tuple[str, ...]:
     return ()
 
 
-def _cut_off_from_store(
-    failures: Iterable[Failure], by_host: Mapping[str, str]
-) -> dict[str, str]:
+def _cut_off_from_store(failures: Iterable[Failure], by_host: Mapping[str, str]) -> dict[str, str]:
     """Returns the nodes whose workers could not renew their leases; none if that holds for all nodes: it
     was the store then."""
     fenced: dict[str, str] = {}
@@ -90,4 +99,3 @@ def without_lost(
 def evidence(lost: Mapping[str, str]) -> str:
     """Formats ``n2 (model_worker/1 there: its lease has ended …)``."""
     return "; ".join(f"{node} ({why})" for node, why in lost.items())
-

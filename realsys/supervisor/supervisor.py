@@ -26,7 +26,7 @@ from realsys.supervisor.attempt.stop_watch import StopWatch
 from realsys.supervisor.health.ask_for_stacks import ask_for_stacks
 from realsys.supervisor.health.failure_report import FailureReporter, suspects
 from realsys.supervisor.health.first_failure import order_failures
-from realsys.supervisor.health.late_evidence import LateEvidence, Silent
+from realsys.supervisor.health.late_evidence import LateEvidence, Silent, is_unseen
 from realsys.supervisor.health.peer_failures import addresses_of, is_secondary, with_both_ends
 from realsys.supervisor.health.restarts import is_optional
 from realsys.supervisor.health.worker_leases import WorkerLeases
@@ -377,6 +377,9 @@ class Supervisor:
             self._end_steps(tasks)
             return Result.STOPPED
         silent = [Silent(task) for task in lost]
+        if silent and not failed:
+            silent = self.evidence.rest_of(silent, lambda: self._looked_after(tasks))
+            failed = self._hear_last_words(tasks)
         if failed and not silent and self._only_miss_others(failed):
             if not self.stop_watch.is_requested and self._may_be_a_node(tasks):
                 silent = self._await_cause(tasks)
@@ -384,7 +387,7 @@ class Supervisor:
             if self.stop_watch.is_requested and not silent and self._only_miss_others(failed):
                 self._end_steps(tasks)
                 return Result.STOPPED
-        silent = [s for s in silent if s.slurm or s.task.poll() is None]
+        silent = [s for s in silent if s.slurm or is_unseen(s.task)]
         self._failures += [self._silence_of(s) for s in silent]
         of_silent = {s.task.worker for s in silent}
         named = [t for t in failed if t.worker not in of_silent]

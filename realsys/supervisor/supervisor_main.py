@@ -17,7 +17,7 @@ from realsys.name_resolve.key_table import TrialKeys
 from realsys.observability.worker_logs import configure_logging
 from realsys.runtime.child_processes.parent_death import die_with_parent
 from realsys.runtime.failures import failure_of
-from realsys.slurm.lost_nodes import lost_nodes
+from realsys.slurm.lost_nodes import is_silence, lost_nodes
 from realsys.supervisor.attempt.attempt import Job, claim_attempt, end_attempt
 from realsys.supervisor.health.preflight_check import preflight
 from realsys.supervisor.job_etcd.job_store import JobStore, former_store
@@ -125,7 +125,7 @@ def _supervise(
 
 def goes_on_by_itself(plan: LaunchPlan, marker: ExitMarker, *, began_at: Mapping[str, int]) -> bool:
     """Returns whether the job is requeued though no node is known to be at fault: workers only lost each
-    other (pure).
+    other, or all fell silent (pure).
 
     Args:
         began_at: phase → its last step before the attempt. An attempt that completed no later one is not
@@ -137,7 +137,7 @@ def goes_on_by_itself(plan: LaunchPlan, marker: ExitMarker, *, began_at: Mapping
         and plan.job.requeue
         and marker.result is Result.FAILED
         and first is not None
-        and first.secondary
+        and (first.secondary or is_silence(first))
         and marker.step > began_at.get(marker.phase, 0)
     )
 

@@ -7,6 +7,7 @@ first_failure.py decides which of several failures was first.
 
 from __future__ import annotations
 
+import re
 import signal
 import time
 from collections.abc import Mapping, Sequence
@@ -21,7 +22,7 @@ from realsys.supervisor.health.first_failure import (
     log_tail,
     watchdog_words,
 )
-from realsys.supervisor.health.peer_failures import NCCL_ENDED_IT
+from realsys.supervisor.health.peer_failures import NCCL_ENDED_IT, STEP_CANCELLED
 from realsys.supervisor.steps.steps import StepTask
 from realsys.trial.records import (
     AttemptFiles,
@@ -33,6 +34,8 @@ from realsys.trial.records import (
 )
 
 STALLED = "Stalled"
+# Of slurmstepd, in the logs of the step's tasks on all of its nodes
+_CANCELLED = re.compile(r"\*\*\* ((?:STEP|JOB) \S+ ON \S+ CANCELLED AT [^*]*\S) *\*\*\*")
 _SILENT = "its lease has ended: its node is lost or cut off, or it hangs"
 WATCHDOG_LINES = 200  # its message precedes a page of C++ frames
 # What the main thread's innermost frames look like while a rank waits for its peers.
@@ -66,6 +69,9 @@ class FailureReporter:
 
     def _why(self, task: StepTask) -> str:
         why = _why(task)
+        if task.poll() in (-signal.SIGKILL, -signal.SIGTERM) and (log := self._log_of(task.worker)):
+            cancelled = _CANCELLED.search("\n".join(log_tail(log)))
+            why = f"{STEP_CANCELLED}: {cancelled[1]}" if cancelled else why
         if task.poll() == -signal.SIGABRT and (log := self._log_of(task.worker)):
             message = watchdog_words(log_tail(log, lines=WATCHDOG_LINES))
             why += f": {NCCL_ENDED_IT}: {message}" if message else ""

@@ -13,8 +13,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from realsys.name_resolve.lease_validity import lease_ttl_s
+from realsys.runtime import worker_exit_codes
 from realsys.slurm.hostlist import compress, short_name
 from realsys.slurm.unreachable_nodes import node_states_argv, unreachable_nodes
+from realsys.supervisor.health.peer_failures import UNHEARD
 from realsys.supervisor.health.store_poller import StorePoller
 from realsys.supervisor.health.worker_leases import WorkerLeases
 from realsys.supervisor.steps.steps import StepTask
@@ -22,6 +24,7 @@ from realsys.supervisor.steps.steps import StepTask
 POLL_S = 0.05
 NODES_EVERY_S = 5.0  # between questions to Slurm
 ANSWER_S = 10.0  # time limit of one
+TOGETHER_S = 3.0
 MARGIN_S = 7.0  # polls, files that are seen late, a busy machine
 
 
@@ -34,6 +37,13 @@ def ask_slurm(nodes: str) -> dict[str, str]:
     except (OSError, subprocess.TimeoutExpired):
         return {}
     return unreachable_nodes(done.stdout) if done.returncode == 0 else {}
+
+
+def is_unseen(task: StepTask) -> bool:
+    """Returns whether nobody saw the worker end: it runs, or its step is over and neither its parent nor
+    srun told of it."""
+    code = task.poll()
+    return code is None or (code != worker_exit_codes.NOT_STARTED and UNHEARD in task.hint)
 
 
 @dataclass(frozen=True)
@@ -83,15 +93,38 @@ class LateEvidence:
             while time.monotonic() - began_s < self._wait_s(len(tasks())):
                 if not goes_on() or is_explained():
                     return []
-                if lost := self.leases.lost(tasks()):
-                    return [Silent(task) for task in lost]
-                poll = poller.latest()
-                if poll and poll.value and (silent := self._on(poll.value, tasks())):
-                    return silent
+                if silent := self._silent(tasks(), poller):
+                    return self.rest_of(silent, tasks, poller)
                 time.sleep(POLL_S)
         finally:
             poller.stop()
         return []
+
+    def rest_of(
+        self,
+        silent: list[Silent],
+        tasks: Callable[[], list[StepTask]],
+        poller: StorePoller[dict[str, str]] | None = None,
+    ) -> list[Silent]:
+        """Returns ``silent`` and the workers that fall silent right after: the leases of a node, or of a
+        rack, end within two seconds of each other."""
+        found = {one.task.worker: one for one in silent}
+        deadline_s = time.monotonic() + TOGETHER_S
+        while time.monotonic() < deadline_s:
+            for one in self._silent(tasks(), poller):
+                found.setdefault(one.task.worker, one)
+            time.sleep(POLL_S)
+        return list(found.values())
+
+    def _silent(
+        self, tasks: list[StepTask], poller: StorePoller[dict[str, str]] | None
+    ) -> list[Silent]:
+        unseen = {t.worker for t in tasks if is_unseen(t)}
+        found = [Silent(task) for task in self.leases.lost(tasks, unseen=unseen)]
+        poll = poller.latest() if poller is not None else None
+        if poll and poll.value:
+            found += self._on(poll.value, tasks)
+        return found
 
     def _wait_s(self, num_workers: int) -> float:
         if self.patience_s is not None:
@@ -104,7 +137,7 @@ class LateEvidence:
         """Returns the workers on these nodes, those first that nobody saw end."""
         words = {short_name(node): why for node, why in nodes.items()}
         found = [Silent(t, words[h]) for t in tasks if (h := self._host(t)) in words]
-        return sorted(found, key=lambda silent: silent.task.poll() is not None)
+        return sorted(found, key=lambda silent: not is_unseen(silent.task))
 
     def _host(self, task: StepTask) -> str:
         known = self.leases.registered.get(task.worker)

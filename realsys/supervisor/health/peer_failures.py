@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from realsys.slurm.hostlist import short_name
-from realsys.slurm.lost_nodes import blamed_hosts
+from realsys.slurm.lost_nodes import is_silence
 from realsys.trial.records import Failure, WorkerRecord
 
 SECONDARY_KINDS = frozenset({"RemoteError", "WorkerLost", "WaitTimeout", "CancelledError"})
@@ -21,9 +21,10 @@ SECONDARY_KINDS = frozenset({"RemoteError", "WorkerLost", "WaitTimeout", "Cancel
 _OF_A_CONNECTION = frozenset(
     "ConnectionResetError ConnectionRefusedError ConnectionAbortedError ConnectionError BrokenPipeError "
     "IncompleteReadError RemoteDisconnected ServerDisconnectedError ClientConnectorError ClientOSError "
-    "ConnectError ReadError WriteError RemoteProtocolError ConnectTimeout ReadTimeout ConnectionTimeoutError "
-    "DistNetworkError DistStoreError StoreUnavailable".split()
+    "ConnectError ReadError WriteError RemoteProtocolError ConnectTimeout ReadTimeout "
+    "ConnectionTimeoutError DistNetworkError DistStoreError StoreUnavailable".split()
 )
+_STORE_AWAY = "StoreUnavailable"
 # Messages of gloo and NCCL: a process of the same collective ended, or did not join.
 LOST_PEER = (
     "gloo/transport/",
@@ -32,9 +33,12 @@ LOST_PEER = (
     "Watchdog caught collective operation timeout",
 )
 NCCL_ENDED_IT = "NCCL's watchdog ended it because another worker was missing"
+STEP_CANCELLED = "Slurm cancelled its step"
+UNHEARD = "srun ended with"  # a task whose end nobody saw, not even its parent
 # Nothing but the end of another process of a group causes these
 _IN_A_GROUP = re.compile(
-    r"|".join(map(re.escape, (*LOST_PEER, NCCL_ENDED_IT, "workers it depends on were gone")))
+    r"|".join(map(re.escape, (*LOST_PEER, NCCL_ENDED_IT, STEP_CANCELLED)))
+    + rf"|(?<!not started: ){UNHEARD}|workers it depends on were gone"
     + r"|socketProgress|socketStartConnect|dump signal from another rank"
     r"|(?:collective|NCCL) operations? (?:have |has )?(?:failed or )?timed out"
     r"|(?:Timed out|timed out) .*(?:monitoredBarrier|for (?:recv|send) operation)"
@@ -47,7 +51,8 @@ _IN_A_GROUP = re.compile(
 )
 # Words of the C library and of HTTP clients about any connection
 _CONNECTION_LOST = re.compile(
-    r"connection (?:was |has been |is )?(?:unexpectedly )?(?:reset|refused|aborted|closed|lost|broken|timed out)"
+    r"connection (?:was |has been |is )?(?:unexpectedly )?"
+    r"(?:reset|refused|aborted|closed|lost|broken|timed out)"
     r"|connection (?:attempts failed|error)|closed (?:the )?connection|broken pipe|no route to host"
     r"|network is (?:unreachable|down)|host is (?:down|unreachable)|not connected"
     r"|server disconnected|cannot connect to host|socket hang up|(?:unexpected|premature) (?:eof|end of)",
@@ -57,9 +62,9 @@ _WORKER = re.compile(
     r"\b((?:master|model|rollout|reward)_worker|generation_server|gserver_manager|evaluator)/(\d+)"
 )
 _IN_URL = re.compile(r"\w+://(?:[^/\s@]*@)?(\[[\da-fA-F:.]+\]|[\w.-]+)")
-_WITH_PORT = re.compile(r"(\[[\da-fA-F:.]+\]|(?:\d{1,3}\.){3}\d{1,3}|[A-Za-z][\w.-]*)[:<](\d{2,5})\b")
+_WITH_PORT = re.compile(r"(\[[\w:.-]+\]|(?:\d{1,3}\.){3}\d{1,3}|[A-Za-z][\w.-]*)[:<](\d{2,5})\b")
 _ADDRESS = re.compile(r"\b(?:\d{1,3}\.){3}\d{1,3}\b")
-_HERE = frozenset({"localhost", "127.0.0.1", "0.0.0.0", "::1", "::"})  # noqa: S104
+_HERE = frozenset({"localhost", "127.0.0.1", "0.0.0.0", "::1", "::"})
 
 
 def is_secondary(failure: Failure, peers: Collection[str] = ()) -> bool:
@@ -143,19 +148,25 @@ def with_both_ends(
     """
     if first.secondary:
         ends = ends_of_link(first, registered, hosts)
-        if ends is None:
+        also = [short_name(f.host) for f in others if f.secondary]
+        named = list(dict.fromkeys(ends or (short_name(first.host), *also)))
+        if len(named) < 2 or first.kind == _STORE_AWAY:
             return first
         told = (
-            f"the connection between {ends[0]} and {ends[1]} broke; neither Slurm nor the leases tell "
-            "which of the two is at fault"
+            f"the connection between {' and '.join(named)} broke; neither Slurm nor the leases tell which "
+            "of them is at fault"
         )
-        fix = f"look at both nodes and the network between them ({ends[0]}, {ends[1]}); then realsys resume"
+        fix = f"look at these nodes and the network between them: {', '.join(named)}; then realsys resume"
         return replace(_with_told(first, told), fix=first.fix or fix)
-    ill = {short_name(host) for host in blamed_hosts(first)}
+    if not is_silence(first):
+        return first
+    ill = short_name(first.host)
     for other in sorted(others, key=lambda failure: failure.at):
-        ends = ends_of_link(other, registered, hosts) if other.secondary else None
-        if ends and ends[1] in ill:
-            return _with_told(first, f"{other.worker} on {ends[0]} lost its connection to it")
+        if other.secondary and other.kind != _STORE_AWAY:
+            ends = ends_of_link(other, registered, hosts)
+            to = "" if ends is None else " to it" if ends[1] == ill else f" to {ends[1]}"
+            host = short_name(other.host)
+            return _with_told(first, f"{other.worker} on {host} lost its connection{to}")
     return first
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import TypeVar, cast
 
@@ -83,12 +83,16 @@ class WorkerLeases:
             self._poller.stop()
             self._poller = None
 
-    def lost(self, tasks: Iterable[StepTask]) -> list[StepTask]:
-        """Returns the lost tasks according to the newest poll; none if there is no new one."""
+    def lost(self, tasks: Iterable[StepTask], *, unseen: Collection[str] = ()) -> list[StepTask]:
+        """Returns the lost tasks according to the newest poll; none if there is no new one.
+
+        Args:
+            unseen: workers that count as running, though their step is over: nobody saw their own end.
+        """
         poll = self._poller.latest() if self._poller is not None else None
         if poll is None:
             return []
-        running = {t.worker: t for t in tasks if t.poll() is None}
+        running = {t.worker: t for t in tasks if t.poll() is None or t.worker in unseen}
         present: dict[str, str] | None = None
         if (found := poll.value) is not None:
             found = self._without_former(found)
