@@ -24,7 +24,7 @@ from realsys.observability.history import HistoryLog, Op, history_file
 from realsys.runtime import worker_exit_codes
 from realsys.supervisor.attempt.stop_watch import StopWatch
 from realsys.supervisor.health.ask_for_stacks import ask_for_stacks
-from realsys.supervisor.health.failure_report import FailureReporter, suspects
+from realsys.supervisor.health.failure_report import LEASE_ENDED, FailureReporter, suspects
 from realsys.supervisor.health.first_failure import order_failures
 from realsys.supervisor.health.late_evidence import LateEvidence, Silent, is_unseen
 from realsys.supervisor.health.peer_failures import addresses_of, is_secondary, with_both_ends
@@ -387,7 +387,7 @@ class Supervisor:
             if self.stop_watch.is_requested and not silent and self._only_miss_others(failed):
                 self._end_steps(tasks)
                 return Result.STOPPED
-        silent = [s for s in silent if s.slurm or is_unseen(s.task)]
+        silent = [s for s in silent if s.why != LEASE_ENDED or is_unseen(s.task)]
         self._failures += [self._silence_of(s) for s in silent]
         of_silent = {s.task.worker for s in silent}
         named = [t for t in failed if t.worker not in of_silent]
@@ -415,7 +415,7 @@ class Supervisor:
 
     def _silence_of(self, silent: Silent) -> Failure:
         known = self.leases.registered.get(silent.task.worker)
-        failure = self._reporter.of_silence(silent.task, known, slurm=silent.slurm)
+        failure = self._reporter.of_silence(silent.task, known, why=silent.why)
         return self.restarts.with_restart_count(failure)
 
     def _peers(self) -> set[str]:

@@ -62,6 +62,7 @@ class Reboot:
     doing: str = ""
     node: str = ""
     named: dict[str, str] = field(default_factory=dict)
+    said: list[str] = field(default_factory=list)  # by all workers that failed, the first failure first
     left_out: str = ""
     attempts: int = 0
     judged_in_s: float = 0.0
@@ -135,6 +136,8 @@ def rebooted(
     assert marker is not None, "Slurm requeued the job before the supervisor's verdict"
     run.judged_in_s = round(marker.ended_at - killed_s, 1)
     run.named = lost_nodes(marker, record.nodes)
+    failures = filter(None, (marker.first_failure, *marker.other_failures))
+    run.said = [f"{f.worker}: {f.why.partition(chr(10))[0]}" for f in failures]
     if not run.named:
         run.problem = f"no node is named: {marker.first_failure}"
         return

@@ -36,7 +36,7 @@ from realsys.trial.records import (
 STALLED = "Stalled"
 # Of slurmstepd, in the logs of the step's tasks on all of its nodes
 _CANCELLED = re.compile(r"\*\*\* ((?:STEP|JOB) \S+ ON \S+ CANCELLED AT [^*]*\S) *\*\*\*")
-_SILENT = "its lease has ended: its node is lost or cut off, or it hangs"
+LEASE_ENDED = "its lease has ended: its node is lost or cut off, or it hangs"
 WATCHDOG_LINES = 200  # its message precedes a page of C++ frames
 # What the main thread's innermost frames look like while a rank waits for its peers.
 _WAITS = ("distributed", "process_group", "all_reduce", "all_gather", "broadcast", "barrier")
@@ -57,14 +57,9 @@ class FailureReporter:
             failure = _unfinished(self._why(task), at=task.ended_at or time.time(), fix=fix)
         return self._completed(failure, task, known)
 
-    def of_silence(self, task: StepTask, known: WorkerRecord | None, *, slurm: str) -> Failure:
-        """Reports a worker whose node can't be reached.
-
-        Args:
-            slurm: Slurm's word on the node; "" if the worker's lease has ended.
-        """
+    def of_silence(self, task: StepTask, known: WorkerRecord | None, *, why: str) -> Failure:
+        """Reports a worker whose node can't be reached."""
         at = task.ended_at or time.time()
-        why = f"Slurm can't reach its node: {slurm}" if slurm else _SILENT
         return self._completed(_unfinished(why, at=at, fix=""), task, known)
 
     def _why(self, task: StepTask) -> str:
@@ -152,7 +147,7 @@ def is_in_collective(status: WorkerStatus) -> bool:
 def _why(task: StepTask) -> str:
     returncode = task.poll()
     if returncode is None:
-        return _SILENT
+        return LEASE_ENDED
     if returncode == worker_exit_codes.NOT_STARTED:
         return f"was not started: {task.hint}"
     if returncode == worker_exit_codes.DONE:

@@ -16,6 +16,7 @@ from realsys.name_resolve.lease_validity import lease_ttl_s
 from realsys.runtime import worker_exit_codes
 from realsys.slurm.hostlist import compress, short_name
 from realsys.slurm.unreachable_nodes import node_states_argv, unreachable_nodes
+from realsys.supervisor.health.failure_report import LEASE_ENDED
 from realsys.supervisor.health.peer_failures import UNHEARD
 from realsys.supervisor.health.store_poller import StorePoller
 from realsys.supervisor.health.worker_leases import WorkerLeases
@@ -46,12 +47,15 @@ def is_unseen(task: StepTask) -> bool:
     return code is None or (code != worker_exit_codes.NOT_STARTED and UNHEARD in task.hint)
 
 
+NEVER_HEARD_OF = "nobody saw its end, and it had not registered: its node is lost or was rebooted"
+
+
 @dataclass(frozen=True)
 class Silent:
-    """A worker whose node can't be reached. ``slurm`` is Slurm's word, "" if its lease has ended."""
+    """A worker whose node can't be reached, and how that is known."""
 
     task: StepTask
-    slurm: str = ""
+    why: str = LEASE_ENDED
 
 
 @dataclass
@@ -98,7 +102,7 @@ class LateEvidence:
                 time.sleep(POLL_S)
         finally:
             poller.stop()
-        return []
+        return self._never_heard_of(tasks())
 
     def rest_of(
         self,
@@ -136,8 +140,20 @@ class LateEvidence:
     def _on(self, nodes: dict[str, str], tasks: Sequence[StepTask]) -> list[Silent]:
         """Returns the workers on these nodes, those first that nobody saw end."""
         words = {short_name(node): why for node, why in nodes.items()}
-        found = [Silent(t, words[h]) for t in tasks if (h := self._host(t)) in words]
+        why = "Slurm can't reach its node: {}"
+        found = [Silent(t, why.format(words[h])) for t in tasks if (h := self._host(t)) in words]
         return sorted(found, key=lambda silent: not is_unseen(silent.task))
+
+    def _never_heard_of(self, tasks: Sequence[StepTask]) -> list[Silent]:
+        """Returns the workers that ended unseen, before they had a lease, on nodes of which nothing was
+        ever heard."""
+        heard = {self._host(t) for t in tasks if not is_unseen(t)}
+        heard |= {short_name(r.node or r.host) for r in self.leases.registered.values()}
+        return [
+            Silent(task, NEVER_HEARD_OF)
+            for task in tasks
+            if task.poll() is not None and is_unseen(task) and self._host(task) not in heard
+        ]
 
     def _host(self, task: StepTask) -> str:
         known = self.leases.registered.get(task.worker)

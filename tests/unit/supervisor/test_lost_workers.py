@@ -370,6 +370,39 @@ def test_slurms_word_names_the_node_before_its_lease_does(trial):
     assert list(lost_nodes(marker, "host-of-model_worker-[0-1]")) == ["host-of-model_worker-1"]
 
 
+def test_a_node_that_died_before_its_worker_had_registered_is_named(trial):
+    """It is back soon: Slurm ends the step on all nodes, and srun has heard of the other node's tasks."""
+    one = trial()
+    one.supervisor.evidence.patience_s = 0.1
+    one.tasks[SECOND].host = "n2"
+    one.leases[SECOND].revoke()
+    one.begin()
+    one.files.log(FIRST).parent.mkdir(parents=True, exist_ok=True)
+    one.files.log(FIRST).write_text(
+        "registered\nslurmstepd-n1: error: *** STEP 7.2 ON n1 CANCELLED AT 2026-11-27T22:03:46 ***\n"
+    )
+    one.tasks[SECOND].hint = "srun ended with 137: Timed out waiting for job step to complete"
+    one.tasks[FIRST].hint = "srun: Killed on n1"
+    one.tasks[FIRST].returncode, one.tasks[SECOND].returncode = -9, 137
+    marker = one.outcome()
+    (other,) = marker.other_failures
+    assert (marker.first_failure.worker, marker.first_failure.host) == (SECOND, "n2")
+    assert (other.worker, other.secondary) == (FIRST, True)
+    assert "STEP 7.2 ON n1 CANCELLED" in other.why
+    assert list(lost_nodes(marker, "n[1-2]")) == ["n2"]
+
+
+def test_a_worker_of_a_cancelled_step_whose_lease_ends_later_is_named(trial):
+    one = trial().begin()
+    one.tasks[SECOND].hint = "srun ended with 137: Timed out waiting for job step to complete"
+    one.tasks[SECOND].returncode = 137
+    one.wait_for_its_question()
+    one.leases[SECOND].revoke()
+    marker = one.outcome()
+    assert list(lost_nodes(marker, "host-of-model_worker-[0-1]")) == ["host-of-model_worker-1"]
+    assert "its lease has ended" in marker.first_failure.why
+
+
 def test_a_reason_of_somebodys_own_ends_the_wait(trial):
     one = trial().begin()
     one.fail(FIRST, RESET)

@@ -22,8 +22,7 @@ from realsys.name_resolve.lease_validity import TTL_S
 from realsys.slurm.lost_nodes import is_silence, lost_nodes
 from realsys.slurm.unreachable_nodes import unreachable_nodes
 from realsys.supervisor.health.failure_detector import LOST_S, FailureDetector
-from realsys.supervisor.health.failure_report import _SILENT as SILENT
-from realsys.supervisor.health.failure_report import STALLED
+from realsys.supervisor.health.failure_report import LEASE_ENDED, STALLED
 from realsys.supervisor.health.first_failure import order_failures
 from realsys.supervisor.health.late_evidence import MARGIN_S, TOGETHER_S
 from realsys.supervisor.health.peer_failures import addresses_of, is_secondary, with_both_ends
@@ -151,7 +150,7 @@ class Played:
         present = {f"rollout_worker/{n}": n for n in NODES if n not in self.gone}
         verdict = self.detector.look(present, now_s=now_s)
         lost = [self.detector.hosts[worker] for worker in verdict.lost]
-        found = [failure(node, SILENT, now_s) for node in lost]
+        found = [failure(node, LEASE_ENDED, now_s) for node in lost]
         output = "\n".join(f"{node}|{state}|none" for node, state in self.states.items())
         out = unreachable_nodes(output)
         if self.failures and not found:
