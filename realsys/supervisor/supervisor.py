@@ -381,7 +381,7 @@ class Supervisor:
             silent = self.evidence.rest_of(silent, lambda: self._looked_after(tasks))
             failed = self._hear_last_words(tasks)
         if failed and not silent and self._only_miss_others(failed):
-            if not self.stop_watch.is_requested and self._may_be_a_node(tasks):
+            if self._may_be_a_node(tasks):
                 silent = self._await_cause(tasks)
             failed = self._hear_last_words(tasks)
             if self.stop_watch.is_requested and not silent and self._only_miss_others(failed):

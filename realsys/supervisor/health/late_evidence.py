@@ -83,7 +83,7 @@ class LateEvidence:
         goes_on: Callable[[], bool],
     ) -> list[Silent]:
         """Returns the workers whose nodes fell silent; none if that did not happen in time, the failures
-        are explained otherwise, or a stop was requested.
+        are explained otherwise, or a stop was requested and Slurm calls no node down.
 
         Args:
             tasks: the workers whose end or silence matters now.
@@ -95,7 +95,9 @@ class LateEvidence:
         began_s = time.monotonic()
         try:
             while time.monotonic() - began_s < self._wait_s(len(tasks())):
-                if not goes_on() or is_explained():
+                if not goes_on():  # by Slurm, perhaps: it ends jobs of nodes that it calls down
+                    return self._on(self.ask(hosts), tasks())
+                if is_explained():
                     return []
                 if silent := self._silent(tasks(), poller):
                     return self.rest_of(silent, tasks, poller)

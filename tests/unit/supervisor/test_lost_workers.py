@@ -441,6 +441,18 @@ def test_connections_that_break_while_a_run_is_stopped_are_the_stops(trial):
     assert one.outcome().result is Result.STOPPED
 
 
+def test_a_stop_by_slurm_because_a_node_is_down_is_the_nodes(trial):
+    """Slurm ends the job of a node that it calls down: SIGTERM, as for a user's scancel."""
+    one = trial().begin()
+    one.fail(FIRST, RESET)
+    one.wait_for_its_question()
+    one.supervisor.evidence.ask = lambda hosts: {"host-of-model_worker-1": "down*: Not responding"}
+    one.supervisor.request_stop("Slurm (SIGTERM: cancelled or preempted)", grace_s=600.0)
+    marker = one.outcome()
+    assert (marker.result, marker.first_failure.worker) == (Result.FAILED, SECOND)
+    assert list(lost_nodes(marker, "host-of-model_worker-[0-1]")) == ["host-of-model_worker-1"]
+
+
 def test_a_worker_that_fails_while_a_run_is_stopped_has_failed(trial):
     one = trial().begin()
     one.supervisor.request_stop("Slurm (preemption)", grace_s=600.0)
