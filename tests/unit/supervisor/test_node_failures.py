@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -246,3 +246,36 @@ def test_what_is_judged_otherwise_is_in_the_tables_and_little() -> None:
         assert otherwise.keys() <= set(range(1, len(rows) + 1))
         blamed = [number for number, (columns, _) in otherwise.items() if "blame" in columns]
         assert len(blamed) <= 2, "of 74 rows"
+
+
+RESET = Failure(
+    worker="model_worker/0", host="n1", pid=1, why=GLOO.format(2), at=1.0, secondary=True
+)
+
+
+@pytest.mark.parametrize(
+    ("requeue", "result", "first", "step", "goes_on"),
+    [
+        (True, Result.FAILED, RESET, 9, True),
+        (True, Result.FAILED, replace(RESET, why=LEASE_ENDED, secondary=False), 9, True),
+        (True, Result.FAILED, RESET, 3, False),  # no step since: it might end so for ever
+        (True, Result.FAILED, replace(RESET, why="ValueError: no", secondary=False), 9, False),
+        (True, Result.FAILED, None, 9, False),
+        (True, Result.STOPPED, RESET, 9, False),
+        (False, Result.FAILED, RESET, 9, False),
+    ],
+)
+def test_workers_that_only_lost_each_other_go_on_where_they_had_got_on(
+    tmp_path: Path,
+    requeue: bool,
+    result: Result,
+    first: Failure | None,
+    step: int,
+    goes_on: bool,
+) -> None:
+    marker = ExitMarker(
+        result=result, attempt=1, ended_at=1.0, phase="main", step=step, first_failure=first
+    )
+    plan = make_plan(tmp_path, requeue=requeue)
+    assert goes_on_by_itself(plan, marker, began_at={"main": 3}) is goes_on
+    assert not goes_on_by_itself(replace(plan, job=None), marker, began_at={"main": 3})
