@@ -387,7 +387,7 @@ class Supervisor:
             if self.stop_watch.is_requested and not silent and self._only_miss_others(failed):
                 self._end_steps(tasks)
                 return Result.STOPPED
-        silent = [s for s in silent if s.why != LEASE_ENDED or is_unseen(s.task)]
+        silent = self._still_silent(silent) or ([] if failed else silent)
         self._failures += [self._silence_of(s) for s in silent]
         of_silent = {s.task.worker for s in silent}
         named = [t for t in failed if t.worker not in of_silent]
@@ -408,6 +408,16 @@ class Supervisor:
         if any(t.poll() == worker_exit_codes.DONE and not self._has_failed(t) for t in ended):
             self.leases.look_now(timeout_s=STATUSES_S)  # one that ended with 0 may have been first
         return [t for t in ended if self._has_failed(t)]
+
+    def _still_silent(self, silent: list[Silent]) -> list[Silent]:
+        """Returns those whose end nobody has seen meanwhile: a parent that recorded it is on a node that
+        lives, though srun may be late."""
+        return [
+            s
+            for s in silent
+            if s.why != LEASE_ENDED
+            or (is_unseen(s.task) and not self.attempt_files.exit_of(s.task.worker).exists())
+        ]
 
     def _failure_of(self, task: StepTask) -> Failure:
         known = self.leases.registered.get(task.worker)

@@ -35,9 +35,12 @@ LOST_PEER = (
 NCCL_ENDED_IT = "NCCL's watchdog ended it because another worker was missing"
 STEP_CANCELLED = "Slurm cancelled its step"
 UNHEARD = "srun ended with"  # a task whose end nobody saw, not even its parent
+# As a node goes down, what dies on it first is told by what dies next
+HEARTBEAT_ENDED = "its heartbeat process ended"
+_NO_LINK = (STEP_CANCELLED, UNHEARD, HEARTBEAT_ENDED)
 # Nothing but the end of another process of a group causes these
 _IN_A_GROUP = re.compile(
-    r"|".join(map(re.escape, (*LOST_PEER, NCCL_ENDED_IT, STEP_CANCELLED)))
+    r"|".join(map(re.escape, (*LOST_PEER, NCCL_ENDED_IT, STEP_CANCELLED, HEARTBEAT_ENDED)))
     + rf"|(?<!not started: ){UNHEARD}|workers it depends on were gone"
     + r"|socketProgress|socketStartConnect|dump signal from another rank"
     r"|(?:collective|NCCL) operations? (?:have |has )?(?:failed or )?timed out"
@@ -150,7 +153,7 @@ def with_both_ends(
         ends = ends_of_link(first, registered, hosts)
         also = [short_name(f.host) for f in others if f.secondary]
         named = list(dict.fromkeys(ends or (short_name(first.host), *also)))
-        if len(named) < 2 or first.kind == _STORE_AWAY:
+        if len(named) < 2 or not _is_of_a_link(first):
             return first
         told = (
             f"the connection between {' and '.join(named)} broke; neither Slurm nor the leases tell which "
@@ -162,12 +165,16 @@ def with_both_ends(
         return first
     ill = short_name(first.host)
     for other in sorted(others, key=lambda failure: failure.at):
-        if other.secondary and other.kind != _STORE_AWAY:
+        if other.secondary and _is_of_a_link(other):
             ends = ends_of_link(other, registered, hosts)
             to = "" if ends is None else " to it" if ends[1] == ill else f" to {ends[1]}"
             host = short_name(other.host)
             return _with_told(first, f"{other.worker} on {host} lost its connection{to}")
     return first
+
+
+def _is_of_a_link(failure: Failure) -> bool:
+    return failure.kind != _STORE_AWAY and not any(words in failure.why for words in _NO_LINK)
 
 
 def _with_told(failure: Failure, told: str) -> Failure:

@@ -355,6 +355,28 @@ def test_a_lease_and_a_reset_at_once_name_the_node_too(trial, monkeypatch):
     assert list(lost_nodes(marker, "host-of-model_worker-[0-1]")) == ["host-of-model_worker-1"]
 
 
+def test_a_peer_that_has_ended_is_not_lost_though_srun_is_late_to_say_so(trial):
+    """Its parent has recorded its end: its node lives."""
+    one = trial().begin()
+    with one.at_once:
+        one.leases[FIRST].revoke()
+        one.leases[SECOND].revoke()
+    told = WorkerExit(worker=FIRST, host="n1", pid=70, returncode=1, at=1.0)
+    write_record(one.files.exit_of(FIRST), told)
+    marker = one.outcome()
+    assert (marker.first_failure.worker, marker.other_failures) == (SECOND, ())
+
+
+def test_a_heartbeat_that_dies_with_its_node_is_not_the_cause(trial):
+    one = trial().begin()
+    one.fail(SECOND, "its heartbeat process ended with code -9", kind="Fenced")
+    one.tasks[SECOND].hint = "srun ended with 137: Timed out waiting for job step to complete"
+    one.wait_for_its_question()
+    one.leases[SECOND].revoke()
+    marker = one.outcome()
+    assert list(lost_nodes(marker, "host-of-model_worker-[0-1]")) == ["host-of-model_worker-1"]
+
+
 def test_slurms_word_names_the_node_before_its_lease_does(trial):
     one = trial().begin()
     one.fail(FIRST, "no reply from model_worker/1 to clear data in 60 s", kind="WaitTimeout")
