@@ -62,7 +62,9 @@ class Reboot:
     doing: str = ""
     node: str = ""
     named: dict[str, str] = field(default_factory=dict)
-    said: list[str] = field(default_factory=list)  # by all workers that failed, the first failure first
+    said: list[str] = field(
+        default_factory=list
+    )  # by all workers that failed, the first failure first
     left_out: str = ""
     attempts: int = 0
     judged_in_s: float = 0.0
@@ -166,7 +168,9 @@ def main() -> int:
     )
     parser.add_argument("--seed", type=int, default=1, help="of the moments of the reboots")
     parser.add_argument("--reboots", type=int, default=REBOOTS)
+    parser.add_argument("--minutes", type=float, default=60.0, help="begin no further run after")
     options = parser.parse_args()
+    until_s = time.monotonic() + 60 * options.minutes
     check, rng, runs = HandCheck(__file__), random.Random(options.seed), list[Reboot]()
     with tempfile.TemporaryDirectory(prefix="realsys-reboots-") as name:
         folder = Path(name)
@@ -184,6 +188,8 @@ def main() -> int:
                 whole = outcome(undisturbed)
                 for number in range(options.reboots):
                     cluster.clear()
+                    if time.monotonic() > until_s:
+                        break
                     run = drawn(rng)
                     runs.append(run)
                     pace.set(STEP_S)
@@ -205,12 +211,12 @@ def main() -> int:
         for number, run in enumerate(runs)
         if not run.is_well
     ]
-    if options.reboots < REBOOTS:
-        problems.append(f"only {options.reboots} of {REBOOTS} reboots were tried")
+    if len(runs) < REBOOTS:
+        problems.append(f"only {len(runs)} of {REBOOTS} reboots were tried")
     return check.write(
         f"one of two nodes of a run of {SMALL_PPO_STEPS} steps is rebooted: {well} of {len(runs)} went on",
         problems,
-        args=f"--seed {options.seed} --reboots {options.reboots}",
+        args=f"--seed {options.seed} --reboots {options.reboots} --minutes {options.minutes:g}",
         went_on=well,
         reboots=[asdict(run) for run in runs],
     )

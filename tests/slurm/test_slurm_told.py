@@ -15,6 +15,7 @@ import pytest
 from real_trials import LONG_PPO, explain, metrics_of, name_of, wait_until
 from slurm_cluster import SlurmCluster
 from slurm_trials import SlurmTrials
+from told import row
 
 from launcher.slurm.discovery.discover import discover_site as discover
 from launcher.slurm.discovery.site_yaml import site_yaml
@@ -224,7 +225,7 @@ def test_after_a_node_rebooted_a_requeue_takes_the_others_and_computes_the_same(
     are reset, and Slurm ends the step that the node no longer knows: the peer's node is not to blame."""
     words = ("actor.parallel=d2t1p1", "scheduling.model_worker.mem=600000", "--requeue")
     files = slurm_trials.launch("ppo-math", "n", *LONG_PPO, *words, f"actor.path={tiny_policy}")
-    view = slurm_trials.wait_for_step(files, 5)  # two steps after a checkpoint
+    view = slurm_trials.wait_for_step(files, 4)  # a step after a checkpoint
     node = next(w.host for w in view.workers if w.host != view.host)
     slurm.kill_node(node)
     slurm.start_slurmd(node, wait=False)
@@ -258,6 +259,7 @@ def test_after_a_node_fell_silent_a_resume_offers_the_others(
         failed = wait_until(files, lambda v: v.state is State.FAILED, timeout_s=180)
     finally:
         undo()
+    row("a worker's node is lost").check(failed)
     assert failed.fix == f"realsys resume {name_of(files)} --exclude {node}, which uses other nodes"
     done = slurm_trials.run("resume", name_of(files), "--detach", "--exclude", node)
     assert done.returncode == 0, done.stderr
