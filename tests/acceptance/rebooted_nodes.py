@@ -26,11 +26,11 @@ sys.path[:0] = [str(HERE.parents[1]), *(str(HERE.parent / part) for part in ("su
 from by_hand import HandCheck  # noqa: E402
 from paced import Pace  # noqa: E402
 from real_trials import (  # noqa: E402
-    SMALL_PPO,
     SMALL_PPO_STEPS,
     explain,
     make_policy,
     metrics_of,
+    small_ppo,
     trained_ids,
     wait_until,
     weights_of,
@@ -44,10 +44,12 @@ from realsys.slurm.lost_nodes import lost_nodes  # noqa: E402
 from realsys.trial.records import AttemptRecord, ExitMarker, TrialFiles, read_record  # noqa: E402
 from realsys.trial.trial_state import State  # noqa: E402
 
-REBOOTS, STEP_S, LAST_STEP = 10, 0.3, 16
+REBOOTS, STEP_S, LAST_STEP = 10, 0.1, 16
 EARLY = 0.2  # share of the reboots that do not wait for a step
 MOST_S = 300.0
 SLURMD_TIMEOUT_S = 60  # 300 at most sites: Slurm itself notices late
+# Many small updates, so that a good part of a step is spent in collectives
+UPDATES = "algorithm.ppo_n_minibatches=8"
 TWO_NODES = ("actor.parallel=d2t1p1", "scheduling.model_worker.mem=600000")
 
 
@@ -89,7 +91,7 @@ def drawn(rng: random.Random) -> Reboot:
     """The moment of a reboot."""
     early = rng.random() < EARLY
     step = 0 if early else rng.randint(1, LAST_STEP)
-    then_s = rng.uniform(0.0, 6.0 if early else 2 * STEP_S)
+    then_s = rng.uniform(0.0, 6.0 if early else 1.0)
     return Reboot(step, round(then_s, 2), round(rng.uniform(2.0, 30.0), 1))
 
 
@@ -174,7 +176,7 @@ def main() -> int:
     check, rng, runs = HandCheck(__file__), random.Random(options.seed), list[Reboot]()
     with tempfile.TemporaryDirectory(prefix="realsys-reboots-") as name:
         folder = Path(name)
-        words = (*SMALL_PPO, *TWO_NODES, f"actor.path={make_policy(folder / 'policy')}")
+        words = (*small_ppo(UPDATES), *TWO_NODES, f"actor.path={make_policy(folder / 'policy')}")
         place = Path(tempfile.mkdtemp(prefix="slurm-", dir="/dev/shm"))
         patience = {"SlurmdTimeout": str(SLURMD_TIMEOUT_S)}
         with SlurmCluster(place, accounting=False, settings=patience) as cluster:
