@@ -49,7 +49,7 @@ EARLY = 0.2  # share of the reboots that do not wait for a step
 MOST_S = 300.0
 SLURMD_TIMEOUT_S = 60  # 300 at most sites: Slurm itself notices late
 # Many small updates, so that a good part of a step is spent in collectives
-UPDATES = "algorithm.ppo_n_minibatches=8"
+UPDATES = "algorithm.ppo_n_minibatches=4"
 TWO_NODES = ("actor.parallel=d2t1p1", "scheduling.model_worker.mem=600000")
 
 
