@@ -372,18 +372,18 @@ class Supervisor:
         connections broke while the run was being stopped.
         """
         self.give_room()
-        failed = self._hear_last_words(tasks)
+        failed = self._await_failure_records(tasks)
         if any(task.poll() == worker_exit_codes.STOPPED for task in failed):
             self._end_steps(tasks)
             return Result.STOPPED
         silent = [Silent(task) for task in lost]
         if silent and not failed:
             silent = self.evidence.rest_of(silent, lambda: self._looked_after(tasks))
-            failed = self._hear_last_words(tasks)
+            failed = self._await_failure_records(tasks)
         if failed and not silent and self._only_miss_others(failed):
             if self._may_be_a_node(tasks):
                 silent = self._await_cause(tasks)
-            failed = self._hear_last_words(tasks)
+            failed = self._await_failure_records(tasks)
             if self.stop_watch.is_requested and not silent and self._only_miss_others(failed):
                 self._end_steps(tasks)
                 return Result.STOPPED
@@ -399,7 +399,7 @@ class Supervisor:
         self._end_all(tasks)
         return Result.FAILED
 
-    def _hear_last_words(self, tasks: list[StepTask]) -> list[StepTask]:
+    def _await_failure_records(self, tasks: list[StepTask]) -> list[StepTask]:
         """Gives peers of a failed worker a moment for their failure records; returns all that failed."""
         deadline = time.monotonic() + LAST_WORDS_S
         while time.monotonic() < deadline and any(t.poll() is None for t in tasks):

@@ -17,7 +17,7 @@ from realsys.runtime import worker_exit_codes
 from realsys.slurm.hostlist import compress, short_name
 from realsys.slurm.unreachable_nodes import node_states_argv, unreachable_nodes
 from realsys.supervisor.health.failure_report import LEASE_ENDED
-from realsys.supervisor.health.peer_failures import UNHEARD
+from realsys.supervisor.health.peer_failures import UNOBSERVED
 from realsys.supervisor.health.store_poller import StorePoller
 from realsys.supervisor.health.worker_leases import WorkerLeases
 from realsys.supervisor.steps.steps import StepTask
@@ -44,10 +44,10 @@ def is_unseen(task: StepTask) -> bool:
     """Returns whether nobody saw the worker end: it runs, or its step is over and neither its parent nor
     srun told of it."""
     code = task.poll()
-    return code is None or (code != worker_exit_codes.NOT_STARTED and UNHEARD in task.hint)
+    return code is None or (code != worker_exit_codes.NOT_STARTED and UNOBSERVED in task.hint)
 
 
-NEVER_HEARD_OF = "nobody saw its end, and it had not registered: its node is lost or was rebooted"
+NEVER_REGISTERED = "nobody saw its end, and it had not registered: its node is lost or was rebooted"
 
 
 @dataclass(frozen=True)
@@ -64,12 +64,12 @@ class LateEvidence:
 
     Args:
         ask: hostlist → node → why, of the nodes that Slurm can't reach.
-        patience_s: how long to wait; None: as long as a lease takes to be seen to end.
+        timeout_s: how long to wait; None: as long as a lease takes to be seen to end.
     """
 
     leases: WorkerLeases
     ask: Callable[[str], dict[str, str]] = ask_slurm
-    patience_s: float | None = None
+    timeout_s: float | None = None
 
     def hosts(self, tasks: Iterable[StepTask]) -> set[str]:
         """Returns the short names of the workers' hosts."""
@@ -104,7 +104,7 @@ class LateEvidence:
                 time.sleep(POLL_S)
         finally:
             poller.stop()
-        return self._never_heard_of(tasks())
+        return self._ended_unregistered(tasks())
 
     def rest_of(
         self,
@@ -133,8 +133,8 @@ class LateEvidence:
         return found
 
     def _wait_s(self, num_workers: int) -> float:
-        if self.patience_s is not None:
-            return self.patience_s
+        if self.timeout_s is not None:
+            return self.timeout_s
         detector = self.leases.detector
         wait_s = lease_ttl_s(num_workers) + detector.lost_s + MARGIN_S
         return wait_s + (detector.settle_s if self.leases.is_frozen else 0.0)
@@ -146,15 +146,15 @@ class LateEvidence:
         found = [Silent(t, why.format(words[h])) for t in tasks if (h := self._host(t)) in words]
         return sorted(found, key=lambda silent: not is_unseen(silent.task))
 
-    def _never_heard_of(self, tasks: Sequence[StepTask]) -> list[Silent]:
+    def _ended_unregistered(self, tasks: Sequence[StepTask]) -> list[Silent]:
         """Returns the workers that ended unseen, before they had a lease, on nodes of which nothing was
         ever heard."""
-        heard = {self._host(t) for t in tasks if not is_unseen(t)}
-        heard |= {short_name(r.node or r.host) for r in self.leases.registered.values()}
+        observed = {self._host(t) for t in tasks if not is_unseen(t)}
+        observed |= {short_name(r.node or r.host) for r in self.leases.registered.values()}
         return [
-            Silent(task, NEVER_HEARD_OF)
+            Silent(task, NEVER_REGISTERED)
             for task in tasks
-            if task.poll() is not None and is_unseen(task) and self._host(task) not in heard
+            if task.poll() is not None and is_unseen(task) and self._host(task) not in observed
         ]
 
     def _host(self, task: StepTask) -> str:

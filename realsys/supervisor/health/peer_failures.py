@@ -34,14 +34,14 @@ LOST_PEER = (
 )
 NCCL_ENDED_IT = "NCCL's watchdog ended it because another worker was missing"
 STEP_CANCELLED = "Slurm cancelled its step"
-UNHEARD = "srun ended with"  # a task whose end nobody saw, not even its parent
+UNOBSERVED = "srun ended with"  # a task whose end nobody saw, not even its parent
 # As a node goes down, what dies on it first is told by what dies next
 HEARTBEAT_ENDED = "its heartbeat process ended"
-_NO_LINK = (STEP_CANCELLED, UNHEARD, HEARTBEAT_ENDED)
+_NO_LINK = (STEP_CANCELLED, UNOBSERVED, HEARTBEAT_ENDED)
 # Nothing but the end of another process of a group causes these
 _IN_A_GROUP = re.compile(
     r"|".join(map(re.escape, (*LOST_PEER, NCCL_ENDED_IT, STEP_CANCELLED, HEARTBEAT_ENDED)))
-    + rf"|(?<!not started: ){UNHEARD}|workers it depends on were gone"
+    + rf"|(?<!not started: ){UNOBSERVED}|workers it depends on were gone"
     + r"|socketProgress|socketStartConnect|dump signal from another rank"
     r"|(?:collective|NCCL) operations? (?:have |has )?(?:failed or )?timed out"
     r"|(?:Timed out|timed out) .*(?:monitoredBarrier|for (?:recv|send) operation)"
@@ -155,12 +155,12 @@ def with_both_ends(
         named = list(dict.fromkeys(ends or (short_name(first.host), *also)))
         if len(named) < 2 or not _is_of_a_link(first):
             return first
-        told = (
+        note = (
             f"the connection between {' and '.join(named)} broke; neither Slurm nor the leases tell which "
             "of them is at fault"
         )
         fix = f"look at these nodes and the network between them: {', '.join(named)}; then realsys resume"
-        return replace(_with_told(first, told), fix=first.fix or fix)
+        return replace(_with_note(first, note), fix=first.fix or fix)
     if not is_silence(first):
         return first
     ill = short_name(first.host)
@@ -169,7 +169,7 @@ def with_both_ends(
             ends = ends_of_link(other, registered, hosts)
             to = "" if ends is None else " to it" if ends[1] == ill else f" to {ends[1]}"
             host = short_name(other.host)
-            return _with_told(first, f"{other.worker} on {host} lost its connection{to}")
+            return _with_note(first, f"{other.worker} on {host} lost its connection{to}")
     return first
 
 
@@ -177,6 +177,6 @@ def _is_of_a_link(failure: Failure) -> bool:
     return failure.kind != _STORE_AWAY and not any(words in failure.why for words in _NO_LINK)
 
 
-def _with_told(failure: Failure, told: str) -> Failure:
+def _with_note(failure: Failure, note: str) -> Failure:
     first_line, newline, rest = failure.why.partition("\n")
-    return replace(failure, why=f"{first_line} ({told}){newline}{rest}")
+    return replace(failure, why=f"{first_line} ({note}){newline}{rest}")

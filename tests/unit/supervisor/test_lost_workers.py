@@ -77,7 +77,7 @@ class Trial:
         self.supervisor.leases.detector = FailureDetector(lost_s=lost_s, settle_s=0.2)
         self.unreachable: dict[str, str] = {}  # by Slurm
         self.supervisor.evidence = LateEvidence(
-            self.supervisor.leases, ask=lambda hosts: self.unreachable, patience_s=600.0
+            self.supervisor.leases, ask=lambda hosts: self.unreachable, timeout_s=600.0
         )
         self.marker: ExitMarker | None = None
         self.leases = {worker: self._register(worker) for worker in self.tasks}
@@ -395,7 +395,7 @@ def test_slurms_word_names_the_node_before_its_lease_does(trial):
 def test_a_node_that_died_before_its_worker_had_registered_is_named(trial):
     """It is back soon: Slurm ends the step on all nodes, and srun has heard of the other node's tasks."""
     one = trial()
-    one.supervisor.evidence.patience_s = 0.1
+    one.supervisor.evidence.timeout_s = 0.1
     one.tasks[SECOND].host = "n2"
     one.leases[SECOND].revoke()
     one.begin()
@@ -437,7 +437,7 @@ def test_a_reason_of_somebodys_own_ends_the_wait(trial):
 
 def test_where_nobody_fell_silent_both_ends_are_named_and_no_node_is_blamed(trial):
     one = trial()
-    one.supervisor.evidence.patience_s = 0.1
+    one.supervisor.evidence.timeout_s = 0.1
     one.begin()
     one.fail(FIRST, "no reply from model_worker/1 in 60 s (link: disconnected)", kind="WaitTimeout")
     marker = one.outcome()
