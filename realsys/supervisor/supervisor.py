@@ -442,13 +442,19 @@ class Supervisor:
         return self.plan.job is not None and len(self.evidence.hosts(tasks)) > 1
 
     def _await_cause(self, tasks: list[StepTask]) -> list[Silent]:
-        known: set[str] = set()
+        secondary: set[str] = set()
+        primary_since_s: dict[str, float] = {}
 
         def is_explained() -> bool:
+            now_s, peers = time.monotonic(), self._peers()
             ended = [t for t in self._looked_after(tasks) if t.poll() not in (None, 0)]
-            new = [t for t in ended if t.worker not in known and self._has_failed(t)]
-            known.update(task.worker for task in new)
-            return not self._only_miss_others(new)
+            for task in (t for t in ended if t.worker not in secondary and self._has_failed(t)):
+                if is_secondary(self._failure_of(task), peers):
+                    secondary.add(task.worker)
+                # Its failure record may be on its way
+                elif now_s - primary_since_s.setdefault(task.worker, now_s) > LAST_WORDS_S:
+                    return True
+            return False
 
         logger.warning("all failures so far are secondary; waiting for their cause")
         return self.evidence.wait(

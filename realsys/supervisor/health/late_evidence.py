@@ -90,11 +90,12 @@ class LateEvidence:
             is_explained: whether a worker has failed for a reason of its own meanwhile.
             goes_on: called repeatedly; does what must not wait.
         """
-        hosts = compress(sorted(self.hosts(tasks())))
+        hosts = compress(sorted({name for task in tasks() if (name := self._node(task))}))
         poller = StorePoller(lambda: self.ask(hosts), every_s=NODES_EVERY_S, name="nodes").start()
-        began_s = time.monotonic()
+        began_s, wait_s = time.monotonic(), 0.0
         try:
-            while time.monotonic() - began_s < self._wait_s(len(tasks())):
+            # Leases that are in doubt once are judged later
+            while time.monotonic() - began_s < (wait_s := max(wait_s, self._wait_s(len(tasks())))):
                 if not goes_on():  # by Slurm, perhaps: it ends jobs of nodes that it calls down
                     return self._on(self.ask(hosts), tasks())
                 if is_explained():
@@ -137,7 +138,7 @@ class LateEvidence:
             return self.timeout_s
         detector = self.leases.detector
         wait_s = lease_ttl_s(num_workers) + detector.lost_s + MARGIN_S
-        return wait_s + (detector.settle_s if self.leases.is_frozen else 0.0)
+        return wait_s + (detector.settle_s + MARGIN_S if self.leases.is_frozen else 0.0)
 
     def _on(self, nodes: dict[str, str], tasks: Sequence[StepTask]) -> list[Silent]:
         """Returns the workers on these nodes, those first that nobody saw end."""
@@ -147,8 +148,8 @@ class LateEvidence:
         return sorted(found, key=lambda silent: not is_unseen(silent.task))
 
     def _ended_unregistered(self, tasks: Sequence[StepTask]) -> list[Silent]:
-        """Returns the workers that ended unseen, before they had a lease, on nodes of which nothing was
-        ever heard."""
+        """Returns the workers that ended unseen before they had a lease, on nodes of which no worker ever
+        registered or was seen to end."""
         observed = {self._host(t) for t in tasks if not is_unseen(t)}
         observed |= {short_name(r.node or r.host) for r in self.leases.registered.values()}
         return [
@@ -158,5 +159,9 @@ class LateEvidence:
         ]
 
     def _host(self, task: StepTask) -> str:
+        return short_name(self._node(task))
+
+    def _node(self, task: StepTask) -> str:
+        """Returns Slurm's name of the worker's node, as far as it is known."""
         known = self.leases.registered.get(task.worker)
-        return short_name((known.node or known.host) if known else task.host)
+        return (known.node or known.host) if known else task.host

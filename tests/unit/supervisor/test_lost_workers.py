@@ -16,7 +16,7 @@ from realsys.name_resolve.open import open_store
 from realsys.slurm.lost_nodes import lost_nodes
 from realsys.supervisor import supervisor as supervisor_module
 from realsys.supervisor.attempt.attempt import Job, claim_attempt
-from realsys.supervisor.health import late_evidence, worker_leases
+from realsys.supervisor.health import failure_detector, late_evidence, worker_leases
 from realsys.supervisor.health.failure_detector import FailureDetector
 from realsys.supervisor.health.late_evidence import LateEvidence
 from realsys.supervisor.supervisor import Supervisor
@@ -365,6 +365,25 @@ def test_a_peer_that_has_ended_is_not_lost_though_srun_is_late_to_say_so(trial):
     write_record(one.files.exit_of(FIRST), told)
     marker = one.outcome()
     assert (marker.first_failure.worker, marker.other_failures) == (SECOND, ())
+
+
+def test_leases_that_are_in_doubt_are_waited_for(trial, monkeypatch):
+    """Two hosts' leases end at once, as a store's trouble would end them; one of them is back."""
+    monkeypatch.setattr(failure_detector, "AT_ONCE_S", 0.2)
+    one = trial()
+    one.supervisor.evidence.timeout_s = None
+    one.supervisor.leases.detector = FailureDetector(lost_s=0.1, settle_s=0.5)
+    one.begin()
+    one.fail(FIRST, RESET)
+    one.wait_for_its_question()
+    one.leases[FIRST].revoke()
+    wait_until(lambda: FIRST not in one.supervisor.leases.detector.hosts)
+    with one.at_once:
+        one.leases[MASTER].revoke()
+        one.leases[SECOND].revoke()
+    wait_until(lambda: one.supervisor.leases.is_frozen)
+    one.register(MASTER)
+    assert one.outcome().first_failure.worker == SECOND
 
 
 def test_a_heartbeat_that_dies_with_its_node_is_not_the_cause(trial):
