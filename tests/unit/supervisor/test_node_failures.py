@@ -245,7 +245,7 @@ def test_what_is_judged_otherwise_is_in_the_tables_and_little() -> None:
         rows = rows_of(table)
         assert otherwise.keys() <= set(range(1, len(rows) + 1))
         blamed = [number for number, (columns, _) in otherwise.items() if "blame" in columns]
-        assert len(blamed) <= 2, "of 74 rows"
+        assert len(blamed) <= 2
 
 
 RESET = Failure(
