@@ -53,6 +53,12 @@ def compress(names: Iterable[str]) -> str:
     return ",".join(parts)
 
 
+def short_name(host: str) -> str:
+    """Returns a host's name without its domain, in lower case; an address as it is."""
+    is_address = ":" in host or host.replace(".", "").isdigit()
+    return host.lower() if is_address else host.lower().partition(".")[0]
+
+
 def check_nodelist(
     text: str, *, known: Collection[str] | None, where: str
 ) -> Iterator[ConfigError]:

@@ -24,8 +24,10 @@ from realsys.observability.history import HistoryLog, Op, history_file
 from realsys.runtime import worker_exit_codes
 from realsys.supervisor.attempt.stop_watch import StopWatch
 from realsys.supervisor.health.ask_for_stacks import ask_for_stacks
-from realsys.supervisor.health.failure_report import FailureReporter, suspects
+from realsys.supervisor.health.failure_report import LEASE_ENDED, FailureReporter, suspects
 from realsys.supervisor.health.first_failure import order_failures
+from realsys.supervisor.health.late_evidence import LateEvidence, Silent, is_unseen
+from realsys.supervisor.health.peer_failures import addresses_of, is_secondary, with_both_ends
 from realsys.supervisor.health.restarts import is_optional
 from realsys.supervisor.health.worker_leases import WorkerLeases
 from realsys.supervisor.health.worker_restarts import STACKS_S, WorkerRestarts
@@ -77,7 +79,9 @@ class Supervisor:
     _next_requeue_look: float = 0.0
     _left_s: dict[int, float] = field(default_factory=dict)  # by id: when it was seen to end well
     _failures: list[Failure] = field(default_factory=list)
+    _tasks: list[StepTask] = field(default_factory=list)  # of the newest phase
     leases: WorkerLeases = field(init=False)
+    evidence: LateEvidence = field(init=False)
     history: HistoryLog = field(init=False)
     restarts: WorkerRestarts = field(init=False)
     scaling: WorkerScaling = field(init=False)
@@ -101,6 +105,7 @@ class Supervisor:
             judges_leases=self.plan.job is not None,
             has_left=self._has_left,
         )
+        self.evidence = LateEvidence(self.leases)
         self.restarts = WorkerRestarts(
             self.steps,
             self.attempt_files,
@@ -130,7 +135,9 @@ class Supervisor:
         finally:
             self.stop_watch.stop()
             self.history.close()
-        first, others = order_failures(self._failures)
+        first, others = order_failures(self._failures, self._peers())
+        if first is not None and len(hosts := self.evidence.hosts(self._tasks)) > 1:
+            first = with_both_ends(first, others, self.leases.registered, hosts)
         going_on = result is not Result.COMPLETED
         return ExitMarker(
             result=result,
@@ -222,7 +229,7 @@ class Supervisor:
         logger.info("phase started phase=%s", phase.name)
         tasks: list[StepTask] = []
         try:
-            tasks = self.steps.start(phase)
+            self._tasks = tasks = self.steps.start(phase)
             self._left_s.clear()
             self.leases.begin_phase(len(tasks))
             self.restarts.begin_phase()
@@ -358,30 +365,101 @@ class Supervisor:
     # ---- failures ---------------------------------------------------------------------------
 
     def _collect_failures(self, tasks: list[StepTask], lost: list[StepTask]) -> Result:
-        """Collects every worker's reason: its own failure record, else its exit code or signal.
+        """Collects every worker's reason: its own failure record, else its exit code or signal. Where all
+        reasons only say that somebody was missing, waits for leases or Slurm to tell who it was.
 
-        STOPPED if the cause was a worker interrupted by a command (`realsys tell … interrupt`).
+        STOPPED if the cause was a worker interrupted by a command (`realsys tell … interrupt`), or if
+        connections broke while the run was being stopped.
         """
         self.give_room()
-        deadline = time.monotonic() + LAST_WORDS_S
-        while time.monotonic() < deadline and any(t.poll() is None for t in tasks):
-            time.sleep(POLL_S)
-        up = self._looked_after(tasks)
-        ended = [t for t in up if t.poll() is not None]
-        if any(t.poll() == worker_exit_codes.DONE and not self._has_failed(t) for t in ended):
-            self.leases.look_now(timeout_s=STATUSES_S)  # one that ended with 0 may have been first
-        failed = [t for t in ended if self._has_failed(t)]
+        failed = self._await_failure_records(tasks)
         if any(task.poll() == worker_exit_codes.STOPPED for task in failed):
             self._end_steps(tasks)
             return Result.STOPPED
-        for task in failed or lost or [t for t in up if t.poll() is not None]:
+        silent = [Silent(task) for task in lost]
+        if silent and not failed:
+            silent = self.evidence.rest_of(silent, lambda: self._looked_after(tasks))
+            failed = self._await_failure_records(tasks)
+        if failed and not silent and self._only_miss_others(failed):
+            if self._may_be_a_node(tasks):
+                silent = self._await_cause(tasks)
+            failed = self._await_failure_records(tasks)
+            if self.stop_watch.is_requested and not silent and self._only_miss_others(failed):
+                self._end_steps(tasks)
+                return Result.STOPPED
+        silent = self._still_silent(silent) or ([] if failed else silent)
+        self._failures += [self._silence_of(s) for s in silent]
+        of_silent = {s.task.worker for s in silent}
+        named = [t for t in failed if t.worker not in of_silent]
+        if not (named or silent):
+            named = [t for t in self._looked_after(tasks) if t.poll() is not None]
+        self._failures += [self._failure_of(task) for task in named]
+        for task in (*named, *(s.task for s in silent)):
             self.history.note(Op.EXITED if task.poll() is not None else Op.LOST, worker=task.worker)
-            known = self.leases.registered.get(task.worker)
-            self._failures.append(
-                self.restarts.with_restart_count(self._reporter.of_task(task, known))
-            )
         self._end_all(tasks)
         return Result.FAILED
+
+    def _await_failure_records(self, tasks: list[StepTask]) -> list[StepTask]:
+        """Gives peers of a failed worker a moment for their failure records; returns all that failed."""
+        deadline = time.monotonic() + LAST_WORDS_S
+        while time.monotonic() < deadline and any(t.poll() is None for t in tasks):
+            time.sleep(POLL_S)
+        ended = [t for t in self._looked_after(tasks) if t.poll() is not None]
+        if any(t.poll() == worker_exit_codes.DONE and not self._has_failed(t) for t in ended):
+            self.leases.look_now(timeout_s=STATUSES_S)  # one that ended with 0 may have been first
+        return [t for t in ended if self._has_failed(t)]
+
+    def _still_silent(self, silent: list[Silent]) -> list[Silent]:
+        """Returns those whose end nobody has seen meanwhile: a parent that recorded it is on a node that
+        lives, though srun may be late."""
+        return [
+            s
+            for s in silent
+            if s.why != LEASE_ENDED
+            or (is_unseen(s.task) and not self.attempt_files.exit_of(s.task.worker).exists())
+        ]
+
+    def _failure_of(self, task: StepTask) -> Failure:
+        known = self.leases.registered.get(task.worker)
+        return self.restarts.with_restart_count(self._reporter.of_task(task, known))
+
+    def _silence_of(self, silent: Silent) -> Failure:
+        known = self.leases.registered.get(silent.task.worker)
+        failure = self._reporter.of_silence(silent.task, known, why=silent.why)
+        return self.restarts.with_restart_count(failure)
+
+    def _peers(self) -> set[str]:
+        """Returns the names and addresses of the workers' hosts."""
+        records = self.leases.registered.values()
+        return self.evidence.hosts(self._tasks).union(*map(addresses_of, records))
+
+    def _only_miss_others(self, failed: list[StepTask]) -> bool:
+        peers = self._peers()
+        return all(is_secondary(self._failure_of(task), peers) for task in failed)
+
+    def _may_be_a_node(self, tasks: list[StepTask]) -> bool:
+        """Returns whether a node's end would be seen by its leases only: there are several nodes."""
+        return self.plan.job is not None and len(self.evidence.hosts(tasks)) > 1
+
+    def _await_cause(self, tasks: list[StepTask]) -> list[Silent]:
+        secondary: set[str] = set()
+        primary_since_s: dict[str, float] = {}
+
+        def is_explained() -> bool:
+            now_s, peers = time.monotonic(), self._peers()
+            ended = [t for t in self._looked_after(tasks) if t.poll() not in (None, 0)]
+            for task in (t for t in ended if t.worker not in secondary and self._has_failed(t)):
+                if is_secondary(self._failure_of(task), peers):
+                    secondary.add(task.worker)
+                # Its failure record may be on its way
+                elif now_s - primary_since_s.setdefault(task.worker, now_s) > LAST_WORDS_S:
+                    return True
+            return False
+
+        logger.warning("all failures so far are secondary; waiting for their cause")
+        return self.evidence.wait(
+            lambda: self._looked_after(tasks), is_explained=is_explained, goes_on=self._goes_on
+        )
 
     def _fail_by(self, failures: list[Failure], tasks: list[StepTask]) -> Result:
         """Ends the phase because workers could not be restarted."""
@@ -407,7 +485,7 @@ class Supervisor:
 
     def _end_all(self, tasks: list[StepTask]) -> None:
         self._end_steps(tasks)
-        first, _ = order_failures(self._failures)
+        first, _ = order_failures(self._failures, self._peers())
         if first is not None:
             logger.error(
                 "first failure worker=%s pid=%d reason=%s", first.worker, first.pid, first.why

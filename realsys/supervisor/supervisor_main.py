@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from realsys.api.plan import JobLayout, JobPlan, LaunchPlan, read_plan
@@ -16,10 +17,11 @@ from realsys.name_resolve.key_table import TrialKeys
 from realsys.observability.worker_logs import configure_logging
 from realsys.runtime.child_processes.parent_death import die_with_parent
 from realsys.runtime.failures import failure_of
-from realsys.slurm.lost_nodes import lost_nodes
+from realsys.slurm.lost_nodes import is_silence, lost_nodes
 from realsys.supervisor.attempt.attempt import Job, claim_attempt, end_attempt
 from realsys.supervisor.health.preflight_check import preflight
 from realsys.supervisor.job_etcd.job_store import JobStore, former_store
+from realsys.supervisor.products import last_step
 from realsys.supervisor.signals import (
     cancel_job,
     is_cancelled,
@@ -96,19 +98,21 @@ def _supervise(
     try:
         requeue = listen_to_signals(supervisor, plan)
         supervisor.keep_room()
+        began_at = {p.name: last_step(TrialFiles.phase(p.folder)) for p in plan.phases}
         marker = _run(supervisor, attempt_files, plan, record.number)
         end_attempt(store, keys, record)
         supervisor.give_room()
         write_record(attempt_files.exit, marker)
         logger.info("attempt ended number=%d result=%s", record.number, marker.result)
-        lost = _leave_out_lost_nodes(plan, job, marker)
+        comes_back = goes_on_by_itself(plan, marker, began_at=began_at)
+        comes_back = _leave_out_lost_nodes(plan, job, marker) or comes_back
         if newer_attempt_of_same_job(files, record.number) is not None:
             logger.warning("the job was requeued; waiting for Slurm to end this incarnation")
             linger()
     finally:
         if isinstance(steps, SplitSteps):
             steps.close()  # in any case: the other jobs hold nodes
-    comes_back = (marker.result is Result.STOPPED and requeue.is_set()) or lost
+    comes_back = comes_back or (marker.result is Result.STOPPED and requeue.is_set())
     # Requeue first: Slurm may end this process before a picture is drawn. The next incarnation does it.
     if not (comes_back and requeue_job(job.job_id)):
         _write_artifacts(files)
@@ -117,6 +121,25 @@ def _supervise(
     if plan.job is not None and marker.result is not Result.COMPLETED:
         raise SystemExit(1)  # so that the job's state, and jobs that depend on it, are right
     return 0 if marker.result is Result.COMPLETED else 1
+
+
+def goes_on_by_itself(plan: LaunchPlan, marker: ExitMarker, *, began_at: Mapping[str, int]) -> bool:
+    """Returns whether the job is requeued though no node is known to be at fault: workers only lost each
+    other, or all fell silent (pure).
+
+    Args:
+        began_at: phase → its last step before the attempt. An attempt that completed no later one is not
+            requeued: it might end so for ever.
+    """
+    first = marker.first_failure
+    return (
+        plan.job is not None
+        and plan.job.requeue
+        and marker.result is Result.FAILED
+        and first is not None
+        and (first.secondary or is_silence(first))
+        and marker.step > began_at.get(marker.phase, 0)
+    )
 
 
 def _leave_out_lost_nodes(plan: LaunchPlan, job: Job, marker: ExitMarker) -> bool:

@@ -196,18 +196,6 @@ def test_a_job_that_somebody_cancels_saves_first(
     assert nothing_left(slurm, job_of(view))
 
 
-def test_a_lost_worker_node(
-    slurm: SlurmCluster, slurm_trials: SlurmTrials, long_run: Callable[..., TrialFiles]
-) -> None:
-    """Slurm notices after its own timeout; we are told by the failing collective or the lost lease."""
-    files = long_run("n")
-    view = slurm_trials.wait_for_step(files, 2)
-    other = next(w.host for w in view.workers if w.host != view.host)
-    slurm.kill_node(other)
-    failed = until(files, in_state(State.FAILED), timeout_s=180)
-    row("a worker's node is lost").check(failed)
-
-
 def test_a_lost_supervisor_node(
     slurm: SlurmCluster, slurm_trials: SlurmTrials, long_run: Callable[..., TrialFiles]
 ) -> None:

@@ -12,9 +12,10 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from real_trials import LONG_PPO, explain, name_of, wait_until
+from real_trials import LONG_PPO, explain, metrics_of, name_of, wait_until
 from slurm_cluster import SlurmCluster
 from slurm_trials import SlurmTrials
+from told import row
 
 from launcher.slurm.discovery.discover import discover_site as discover
 from launcher.slurm.discovery.site_yaml import site_yaml
@@ -25,6 +26,8 @@ from launcher.trials.job_board import JobBoard
 from launcher.trials.status import StatusReader, trial_view
 from launcher.trials.submission import Submission
 from realsys.api.cluster import ClusterSpec, PartitionSpec, SlurmSpec
+from realsys.observability.metrics import deterministic, read_metrics
+from realsys.trial.records import ExitMarker, read_record
 from realsys.trial.trial_state import State
 
 POOL = "add qos pool MaxTRESPerUser=cpu=4,node=1 GrpTRESMins=cpu=1000"
@@ -215,25 +218,31 @@ def fall_silent(cluster: SlurmCluster, node: str, job_id: int) -> Callable[[], N
     return undo
 
 
-def test_after_a_node_fell_silent_a_requeue_takes_the_others(
+def test_after_a_node_rebooted_a_requeue_takes_the_others_and_computes_the_same(
     slurm: SlurmCluster, slurm_trials: SlurmTrials, tiny_policy: Path
 ) -> None:
+    """Everything on it dies at once, and slurmd is back before a lease has ended. Its peer's connections
+    are reset, and Slurm ends the step that the node no longer knows: the peer's node is not to blame."""
     words = ("actor.parallel=d2t1p1", "scheduling.model_worker.mem=600000", "--requeue")
     files = slurm_trials.launch("ppo-math", "n", *LONG_PPO, *words, f"actor.path={tiny_policy}")
-    view = slurm_trials.wait_for_step(files, 2)
+    view = slurm_trials.wait_for_step(files, 4)  # a step after a checkpoint
     node = next(w.host for w in view.workers if w.host != view.host)
-    undo = fall_silent(slurm, node, int(view.job_ids[0]))
-    try:
-        again = wait_until(
-            files, lambda v: v.attempt == 2 and v.state is State.RUNNING, timeout_s=150
-        )
-    finally:
-        undo()
+    slurm.kill_node(node)
+    slurm.start_slurmd(node, wait=False)
+    again = wait_until(files, lambda v: v.attempt == 2 and v.state is State.RUNNING, timeout_s=240)
     assert again.job_ids == view.job_ids, explain(files, again)
     assert node not in {worker.host for worker in again.workers}
     assert slurm.show_job(again.job_ids[0])["ExcNodeList"] == node
+    marker = read_record(ExitMarker, files.attempt(1).exit)
+    assert marker is not None
+    assert marker.first_failure is not None
+    assert (marker.first_failure.host, marker.first_failure.secondary) == (node, False)
     with closing(StatusReader(files)) as reader:
         assert reader.view().time is not None  # and the limit starts anew
+    rows = read_metrics(files.phase(files.root).rows_of(1).metrics)
+    assert len(rows) > 3  # more than the checkpoint had: these are computed twice, to the same bits
+    wait_until(files, lambda _: len(metrics_of(files)) > len(rows), timeout_s=240)
+    assert metrics_of(files)[: len(rows)] == [deterministic(row) for row in rows]
 
 
 def test_after_a_node_fell_silent_a_resume_offers_the_others(
@@ -248,6 +257,7 @@ def test_after_a_node_fell_silent_a_resume_offers_the_others(
         failed = wait_until(files, lambda v: v.state is State.FAILED, timeout_s=180)
     finally:
         undo()
+    row("a worker's node is lost").check(failed)
     assert failed.fix == f"realsys resume {name_of(files)} --exclude {node}, which uses other nodes"
     done = slurm_trials.run("resume", name_of(files), "--detach", "--exclude", node)
     assert done.returncode == 0, done.stderr

@@ -7,6 +7,7 @@ first_failure.py decides which of several failures was first.
 
 from __future__ import annotations
 
+import re
 import signal
 import time
 from collections.abc import Mapping, Sequence
@@ -17,11 +18,11 @@ from realsys.runtime import worker_exit_codes
 from realsys.runtime.oom_evidence import memory_fix
 from realsys.slurm.srun_messages import what_to_do
 from realsys.supervisor.health.first_failure import (
-    NCCL_ENDED_IT,
     describe_exit,
     log_tail,
     watchdog_words,
 )
+from realsys.supervisor.health.peer_failures import NCCL_ENDED_IT, STEP_CANCELLED
 from realsys.supervisor.steps.steps import StepTask
 from realsys.trial.records import (
     AttemptFiles,
@@ -33,6 +34,9 @@ from realsys.trial.records import (
 )
 
 STALLED = "Stalled"
+# Of slurmstepd, in the logs of the step's tasks on all of its nodes
+_CANCELLED = re.compile(r"\*\*\* ((?:STEP|JOB) \S+ ON \S+ CANCELLED AT [^*]*\S) *\*\*\*")
+LEASE_ENDED = "its lease has ended: its node is lost or cut off, or it hangs"
 WATCHDOG_LINES = 200  # its message precedes a page of C++ frames
 # What the main thread's innermost frames look like while a rank waits for its peers.
 _WAITS = ("distributed", "process_group", "all_reduce", "all_gather", "broadcast", "barrier")
@@ -53,8 +57,16 @@ class FailureReporter:
             failure = _unfinished(self._why(task), at=task.ended_at or time.time(), fix=fix)
         return self._completed(failure, task, known)
 
+    def of_silence(self, task: StepTask, known: WorkerRecord | None, *, why: str) -> Failure:
+        """Reports a worker whose node can't be reached."""
+        at = task.ended_at or time.time()
+        return self._completed(_unfinished(why, at=at, fix=""), task, known)
+
     def _why(self, task: StepTask) -> str:
         why = _why(task)
+        if task.poll() in (-signal.SIGKILL, -signal.SIGTERM) and (log := self._log_of(task.worker)):
+            cancelled = _CANCELLED.search("\n".join(log_tail(log)))
+            why = f"{STEP_CANCELLED}: {cancelled[1]}" if cancelled else why
         if task.poll() == -signal.SIGABRT and (log := self._log_of(task.worker)):
             message = watchdog_words(log_tail(log, lines=WATCHDOG_LINES))
             why += f": {NCCL_ENDED_IT}: {message}" if message else ""
@@ -135,7 +147,7 @@ def is_in_collective(status: WorkerStatus) -> bool:
 def _why(task: StepTask) -> str:
     returncode = task.poll()
     if returncode is None:
-        return "its lease has ended: its node is lost or cut off, or it hangs"
+        return LEASE_ENDED
     if returncode == worker_exit_codes.NOT_STARTED:
         return f"was not started: {task.hint}"
     if returncode == worker_exit_codes.DONE:

@@ -1,35 +1,27 @@
 """Determines which worker failed first (pure, except for reading log tails).
 
 A failure rarely stays alone: peers time out, lose their socket or are ended by the supervisor. Those
-failures are *secondary*: they only report that another worker was missing. The first failure is the
-earliest primary one; without any, the earliest of all.
+failures are *secondary* (peer_failures.py): they only report that another worker was missing. The first
+failure is the earliest primary one; without any, the earliest of all.
 """
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from realsys.runtime import worker_exit_codes
+from realsys.supervisor.health.peer_failures import LOST_PEER, is_secondary
 from realsys.trial.last_lines import last_lines
 from realsys.trial.records import Failure
 
-SECONDARY_KINDS = frozenset({"RemoteError", "WorkerLost", "WaitTimeout", "CancelledError"})
-# Messages of gloo and NCCL: a process of the same collective ended, or did not join.
-LOST_PEER = (
-    "gloo/transport/",
-    "ncclRemoteError",
-    "remote process exited",
-    "Watchdog caught collective operation timeout",
-)
 # Last lines of a process that torch's NCCL watchdog has ended by SIGABRT: it leaves no failure record.
 _WATCHDOG = "Process group watchdog thread terminated"
 _BY_A_SOCKET = ("Connection closed by remote peer", "Connection reset by peer")
 _BY_ANOTHER_RANK = "dump signal from another rank"
 MAX_SAID_CHARS = 200
-NCCL_ENDED_IT = "NCCL's watchdog ended it because another worker was missing"
 TAIL_LINES = 15
 TAIL_BYTES = 16_384
 
@@ -71,15 +63,15 @@ def watchdog_words(log_lines: Sequence[str]) -> str:
     return ""
 
 
-def is_secondary(failure: Failure) -> bool:
-    """Returns whether a failure only reports that another worker was missing."""
-    patterns = (*LOST_PEER, NCCL_ENDED_IT, "workers it depends on were gone")
-    return failure.kind in SECONDARY_KINDS or any(words in failure.why for words in patterns)
+def order_failures(
+    failures: Iterable[Failure], peers: Collection[str] = ()
+) -> tuple[Failure | None, tuple[Failure, ...]]:
+    """Returns (the first failure, the others in time order).
 
-
-def order_failures(failures: Iterable[Failure]) -> tuple[Failure | None, tuple[Failure, ...]]:
-    """Returns (the first failure, the others in time order)."""
-    judged = (replace(failure, secondary=is_secondary(failure)) for failure in failures)
+    Args:
+        peers: names and addresses of the workers' hosts (peer_failures.py).
+    """
+    judged = (replace(failure, secondary=is_secondary(failure, peers)) for failure in failures)
     ordered = sorted(judged, key=lambda f: (f.secondary, f.at))
     if not ordered:
         return None, ()

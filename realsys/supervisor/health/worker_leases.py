@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import TypeVar, cast
 
@@ -83,12 +83,16 @@ class WorkerLeases:
             self._poller.stop()
             self._poller = None
 
-    def lost(self, tasks: Iterable[StepTask]) -> list[StepTask]:
-        """Returns the lost tasks according to the newest poll; none if there is no new one."""
+    def lost(self, tasks: Iterable[StepTask], *, unseen: Collection[str] = ()) -> list[StepTask]:
+        """Returns the lost tasks according to the newest poll; none if there is no new one.
+
+        Args:
+            unseen: workers that count as running, though their step is over: nobody saw their own end.
+        """
         poll = self._poller.latest() if self._poller is not None else None
         if poll is None:
             return []
-        running = {t.worker: t for t in tasks if t.poll() is None}
+        running = {t.worker: t for t in tasks if t.poll() is None or t.worker in unseen}
         present: dict[str, str] | None = None
         if (found := poll.value) is not None:
             found = self._without_former(found)
@@ -104,6 +108,11 @@ class WorkerLeases:
         if not self.judges_leases:
             return []
         return [running[worker] for worker in verdict.lost if worker in running]
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether nobody is declared lost at present, because the store is in doubt."""
+        return bool(self._frozen)
 
     def look_now(self, *, timeout_s: float) -> None:
         """Reads the statuses now, if the store answers in that time."""

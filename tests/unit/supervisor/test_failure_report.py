@@ -10,7 +10,8 @@ import pytest
 
 from realsys.runtime import worker_exit_codes
 from realsys.supervisor.health.failure_report import FailureReporter, suspects
-from realsys.supervisor.health.first_failure import is_secondary, order_failures
+from realsys.supervisor.health.first_failure import order_failures
+from realsys.supervisor.health.peer_failures import is_secondary
 from realsys.trial.records import AttemptFiles, AttemptRecord, TrialFiles, WorkerStatus
 
 IN_COLLECTIVE = "all_reduce (torch/distributed/distributed_c10d.py:2501) < step (engine.py:88)"

@@ -9,14 +9,13 @@ import pytest
 from realsys.api.errors import DataError, WaitTimeout
 from realsys.runtime import worker_exit_codes
 from realsys.supervisor.health.first_failure import (
-    SECONDARY_KINDS,
     TAIL_BYTES,
     TAIL_LINES,
     describe_exit,
-    is_secondary,
     log_tail,
     order_failures,
 )
+from realsys.supervisor.health.peer_failures import SECONDARY_KINDS, is_secondary
 from realsys.transport.messages import error_to_info, info_to_error
 from realsys.trial.records import Failure, TrialFiles, read_record
 from realsys.worker.main import _write_failure_record

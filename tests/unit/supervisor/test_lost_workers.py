@@ -13,13 +13,16 @@ from stand_in_slurm import make_plan, wait_until, write_plan
 from realsys.api.errors import StoreUnavailable
 from realsys.name_resolve.key_table import TrialKeys
 from realsys.name_resolve.open import open_store
+from realsys.slurm.lost_nodes import lost_nodes
 from realsys.supervisor import supervisor as supervisor_module
 from realsys.supervisor.attempt.attempt import Job, claim_attempt
-from realsys.supervisor.health import worker_leases
+from realsys.supervisor.health import failure_detector, late_evidence, worker_leases
 from realsys.supervisor.health.failure_detector import FailureDetector
+from realsys.supervisor.health.late_evidence import LateEvidence
 from realsys.supervisor.supervisor import Supervisor
 from realsys.trial.records import (
     ExitMarker,
+    Failure,
     Result,
     StopRequest,
     WorkerExit,
@@ -51,7 +54,8 @@ class Task:
 class Trial:
     """A supervisor in a thread, over three tasks that do nothing; and their leases."""
 
-    def __init__(self, root: Path, *, local: bool = False, lost_s: float = 0.1) -> None:
+    def __init__(self, root: Path, caplog, *, local: bool = False, lost_s: float = 0.1) -> None:
+        self.caplog = caplog
         plan = make_plan(root)
         self.plan = replace(plan, job=None) if local else plan
         files = write_plan(self.plan)
@@ -71,6 +75,10 @@ class Trial:
             self.plan, "hash", self.attempt, files, self.files, self, keys, self
         )
         self.supervisor.leases.detector = FailureDetector(lost_s=lost_s, settle_s=0.2)
+        self.unreachable: dict[str, str] = {}  # by Slurm
+        self.supervisor.evidence = LateEvidence(
+            self.supervisor.leases, ask=lambda hosts: self.unreachable, timeout_s=600.0
+        )
         self.marker: ExitMarker | None = None
         self.leases = {worker: self._register(worker) for worker in self.tasks}
         self._thread = threading.Thread(target=self._run)
@@ -113,6 +121,19 @@ class Trial:
 
     # ---- the test's side
 
+    def fail(self, worker: str, why: str, *, kind: str = "RuntimeError") -> None:
+        """A worker ends, and leaves its reason."""
+        task = self.tasks[worker]
+        said = Failure(worker=worker, host=task.host, pid=70, why=why, at=time.time(), kind=kind)
+        write_record(self.files.failure_record(worker), said)
+        task.returncode = 1
+
+    def wait_for_its_question(self) -> None:
+        """Until the supervisor waits for a cause."""
+        waits = "waiting for their cause"
+        wait_until(lambda: any(waits in m for m in self.caplog.messages) or self.marker is not None)
+        assert self.marker is None, self.marker
+
     def _run(self) -> None:
         self.marker = self.supervisor.run()
 
@@ -143,7 +164,7 @@ class Trial:
 
 
 @pytest.fixture
-def trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
     for name, seconds in {
         "POLL_S": 0.005,
         "LAST_WORDS_S": 0.02,
@@ -151,10 +172,13 @@ def trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     }.items():
         monkeypatch.setattr(supervisor_module, name, seconds)
     monkeypatch.setattr(worker_leases, "LOOK_S", 0.01)
+    monkeypatch.setattr(late_evidence, "NODES_EVERY_S", 0.01)
+    monkeypatch.setattr(late_evidence, "POLL_S", 0.005)
+    monkeypatch.setattr(late_evidence, "TOGETHER_S", 0.05)
     made: list[Trial] = []
 
     def make(**changes) -> Trial:
-        made.append(Trial(tmp_path, **changes))
+        made.append(Trial(tmp_path, caplog, **changes))
         return made[-1]
 
     yield make
@@ -299,6 +323,182 @@ def test_the_first_request_to_stop_stands(trial):
     one.begin().finish()
     request = loads(StopRequest, one.store.get(one.keys.stop).value, where="stop")
     assert (request.by, request.grace_seconds) == ("anna", 60.0)
+
+
+# ---- connections that break before the cause is known ------------------------------------------
+
+RESET = "[…/gloo/transport/tcp/pair.cc:537] Read error [10.78.0.2]:48293: Connection reset by peer"
+
+
+def test_peers_of_a_node_that_reboots_wait_for_its_lease_and_it_is_named(trial):
+    one = trial().begin()
+    one.fail(FIRST, RESET)
+    one.wait_for_its_question()
+    one.leases[SECOND].revoke()
+    marker = one.outcome()
+    first, (other,) = marker.first_failure, marker.other_failures
+    assert (first.worker, first.host, first.secondary) == (SECOND, "host-of-model_worker-1", False)
+    assert first.why.startswith("its lease has ended: its node is lost or cut off, or it hangs")
+    assert (other.worker, other.host, other.secondary) == (FIRST, "n1", True)
+    assert list(lost_nodes(marker, "host-of-model_worker-[0-1]")) == ["host-of-model_worker-1"]
+
+
+def test_a_lease_and_a_reset_at_once_name_the_node_too(trial, monkeypatch):
+    """The reset comes while peers may say their last words: it must not replace the lost worker."""
+    monkeypatch.setattr(supervisor_module, "LAST_WORDS_S", 0.5)
+    one = trial().begin()
+    one.leases[SECOND].revoke()
+    wait_until(lambda: SECOND in one.supervisor.leases.detector.gone_since_s)
+    one.fail(FIRST, RESET)
+    marker = one.outcome()
+    assert marker.first_failure.worker == SECOND
+    assert list(lost_nodes(marker, "host-of-model_worker-[0-1]")) == ["host-of-model_worker-1"]
+
+
+def test_a_peer_that_has_ended_is_not_lost_though_srun_is_late_to_say_so(trial):
+    """Its parent has recorded its end: its node lives."""
+    one = trial().begin()
+    with one.at_once:
+        one.leases[FIRST].revoke()
+        one.leases[SECOND].revoke()
+    told = WorkerExit(worker=FIRST, host="n1", pid=70, returncode=1, at=1.0)
+    write_record(one.files.exit_of(FIRST), told)
+    marker = one.outcome()
+    assert (marker.first_failure.worker, marker.other_failures) == (SECOND, ())
+
+
+def test_leases_that_are_in_doubt_are_waited_for(trial, monkeypatch):
+    """Two hosts' leases end at once, as a store's trouble would end them; one of them is back."""
+    monkeypatch.setattr(failure_detector, "AT_ONCE_S", 0.2)
+    one = trial()
+    one.supervisor.evidence.timeout_s = None
+    one.supervisor.leases.detector = FailureDetector(lost_s=0.1, settle_s=0.5)
+    one.begin()
+    one.fail(FIRST, RESET)
+    one.wait_for_its_question()
+    one.leases[FIRST].revoke()
+    wait_until(lambda: FIRST not in one.supervisor.leases.detector.hosts)
+    with one.at_once:
+        one.leases[MASTER].revoke()
+        one.leases[SECOND].revoke()
+    wait_until(lambda: one.supervisor.leases.is_frozen)
+    one.register(MASTER)
+    assert one.outcome().first_failure.worker == SECOND
+
+
+def test_a_heartbeat_that_dies_with_its_node_is_not_the_cause(trial):
+    one = trial().begin()
+    one.fail(SECOND, "its heartbeat process ended with code -9", kind="Fenced")
+    one.tasks[SECOND].hint = "srun ended with 137: Timed out waiting for job step to complete"
+    one.wait_for_its_question()
+    one.leases[SECOND].revoke()
+    marker = one.outcome()
+    assert list(lost_nodes(marker, "host-of-model_worker-[0-1]")) == ["host-of-model_worker-1"]
+
+
+def test_slurms_word_names_the_node_before_its_lease_does(trial):
+    one = trial().begin()
+    one.fail(FIRST, "no reply from model_worker/1 to clear data in 60 s", kind="WaitTimeout")
+    one.wait_for_its_question()
+    one.unreachable = {"host-of-model_worker-1": "DOWN*: Not responding"}
+    marker = one.outcome()
+    first = marker.first_failure
+    assert (first.worker, first.why.partition(" (")[0]) == (
+        SECOND,
+        "Slurm can't reach its node: DOWN*: Not responding",
+    )
+    assert "model_worker/0 on n1" in first.why
+    assert list(lost_nodes(marker, "host-of-model_worker-[0-1]")) == ["host-of-model_worker-1"]
+
+
+def test_a_node_that_died_before_its_worker_had_registered_is_named(trial):
+    """It is back soon: Slurm ends the step on all nodes, and srun has heard of the other node's tasks."""
+    one = trial()
+    one.supervisor.evidence.timeout_s = 0.1
+    one.tasks[SECOND].host = "n2"
+    one.leases[SECOND].revoke()
+    one.begin()
+    one.files.log(FIRST).parent.mkdir(parents=True, exist_ok=True)
+    one.files.log(FIRST).write_text(
+        "registered\nslurmstepd-n1: error: *** STEP 7.2 ON n1 CANCELLED AT 2026-11-27T22:03:46 ***\n"
+    )
+    one.tasks[SECOND].hint = "srun ended with 137: Timed out waiting for job step to complete"
+    one.tasks[FIRST].hint = "srun: Killed on n1"
+    one.tasks[FIRST].returncode, one.tasks[SECOND].returncode = -9, 137
+    marker = one.outcome()
+    (other,) = marker.other_failures
+    assert (marker.first_failure.worker, marker.first_failure.host) == (SECOND, "n2")
+    assert (other.worker, other.secondary) == (FIRST, True)
+    assert "STEP 7.2 ON n1 CANCELLED" in other.why
+    assert list(lost_nodes(marker, "n[1-2]")) == ["n2"]
+
+
+def test_a_worker_of_a_cancelled_step_whose_lease_ends_later_is_named(trial):
+    one = trial().begin()
+    one.tasks[SECOND].hint = "srun ended with 137: Timed out waiting for job step to complete"
+    one.tasks[SECOND].returncode = 137
+    one.wait_for_its_question()
+    one.leases[SECOND].revoke()
+    marker = one.outcome()
+    assert list(lost_nodes(marker, "host-of-model_worker-[0-1]")) == ["host-of-model_worker-1"]
+    assert "its lease has ended" in marker.first_failure.why
+
+
+def test_a_reason_of_somebodys_own_ends_the_wait(trial):
+    one = trial().begin()
+    one.fail(FIRST, RESET)
+    one.wait_for_its_question()
+    one.fail(SECOND, "ValueError: a bad record", kind="ValueError")
+    marker = one.outcome()
+    assert (marker.first_failure.worker, marker.first_failure.secondary) == (SECOND, False)
+    assert lost_nodes(marker, "host-of-model_worker-[0-1]") == {}
+
+
+def test_where_nobody_fell_silent_both_ends_are_named_and_no_node_is_blamed(trial):
+    one = trial()
+    one.supervisor.evidence.timeout_s = 0.1
+    one.begin()
+    one.fail(FIRST, "no reply from model_worker/1 in 60 s (link: disconnected)", kind="WaitTimeout")
+    marker = one.outcome()
+    first = marker.first_failure
+    assert (first.worker, first.secondary) == (FIRST, True)
+    for end in ("n1", "host-of-model_worker-1"):
+        assert end in first.why
+        assert end in first.fix
+    assert lost_nodes(marker, "host-of-model_worker-[0-1]") == {}
+
+
+def test_on_one_machine_nothing_is_waited_for(trial):
+    one = trial(local=True).begin()
+    one.fail(FIRST, RESET)
+    assert one.outcome().first_failure.why == RESET
+
+
+def test_connections_that_break_while_a_run_is_stopped_are_the_stops(trial):
+    one = trial().begin()
+    one.supervisor.request_stop("Slurm (preemption)", grace_s=600.0)
+    wait_until(lambda: one.supervisor.stop_watch.is_requested)
+    one.fail(FIRST, RESET)
+    assert one.outcome().result is Result.STOPPED
+
+
+def test_a_stop_by_slurm_because_a_node_is_down_is_the_nodes(trial):
+    """Slurm ends the job of a node that it calls down: SIGTERM, as for a user's scancel."""
+    one = trial().begin()
+    one.fail(FIRST, RESET)
+    one.wait_for_its_question()
+    one.supervisor.evidence.ask = lambda hosts: {"host-of-model_worker-1": "down*: Not responding"}
+    one.supervisor.request_stop("Slurm (SIGTERM: cancelled or preempted)", grace_s=600.0)
+    marker = one.outcome()
+    assert (marker.result, marker.first_failure.worker) == (Result.FAILED, SECOND)
+    assert list(lost_nodes(marker, "host-of-model_worker-[0-1]")) == ["host-of-model_worker-1"]
+
+
+def test_a_worker_that_fails_while_a_run_is_stopped_has_failed(trial):
+    one = trial().begin()
+    one.supervisor.request_stop("Slurm (preemption)", grace_s=600.0)
+    one.fail(FIRST, "ValueError: a bad record", kind="ValueError")
+    assert one.outcome().result is Result.FAILED
 
 
 def stall(one: Trial, worker: str, *, where: str = "", waits_for: str = "") -> None:
