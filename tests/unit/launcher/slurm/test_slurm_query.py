@@ -39,7 +39,7 @@ def recorded(name):
 def queue_row(job_id, state="RUNNING", reason="None", exit_code="0:0", comment="(null)"):
     times = ["1795254691", "1795254690", "1795258290"]
     row = [job_id, job_id.partition("_")[0], state, reason, "n1", *times, "1:00:00", "0", exit_code]
-    return "\x1f".join([*row, comment]) + "\x1e\n"
+    return "\x1f".join([*row, "lab", comment]) + "\x1e\n"
 
 
 def account_row(job_id, state="COMPLETED", code="0:0"):
