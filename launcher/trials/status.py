@@ -40,6 +40,7 @@ from realsys.trial.records import (
     loads,
 )
 from realsys.trial.trial_reader import MAX_ROWS_BYTES, Attempt, TrialReader, check_regular
+from realsys.trial.trial_state import JobState
 
 if TYPE_CHECKING:
     from launcher.slurm.query.job_query import JobInfo
@@ -128,8 +129,10 @@ class StatusReader(TrialReader):
         attempt, marker = (last.record, last.marker) if last else (None, None)
         supervisor = last.supervisor if last else Liveness.NONE
         on_slurm = submission is not None and submission.on_slurm
-        # For a run on another host without Slurm, the workers' leases are the only sign of life.
-        wanted = workers or (supervisor is Liveness.UNKNOWN and not on_slurm)
+        # For a run on another host without Slurm, or of which Slurm has no record, the workers' leases are
+        # the only sign of life.
+        unrecorded = job is not None and job.state is JobState.GONE
+        wanted = workers or unrecorded or (supervisor is Liveness.UNKNOWN and not on_slurm)
         found, statuses, heartbeats = self._workers(ages=ages) if wanted else ({}, {}, {})
         stop, progress = self._value(StopRequest, "stop"), self._value(Progress, "progress")
         begun, known = last.files if last else None, None

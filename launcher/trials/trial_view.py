@@ -249,6 +249,8 @@ def _facts(records: Records) -> TrialFacts:
     state = job.state if job else None
     if records.on_slurm and state is None:
         state = JobState.UNKNOWN
+    if state is JobState.GONE and records.known is not None:  # nor can the leases be read
+        state = JobState.UNKNOWN
     return TrialFacts(
         planned=records.plan is not None,
         pending=records.submission_alive if pending else Liveness.NONE,

@@ -31,7 +31,10 @@ QUEUE_FULL = "temporarily unable to accept job"
 NO_ANSWER = "slurmctld does not answer"
 NO_ID = "sbatch printed no job id"
 RECHECK_PAUSES_S = (2.0, 5.0)  # pauses before checking again whether Slurm accepted the job
-_ACCEPTED = re.compile(r"(\d{1,10})(?:;([\w.-]+))?", re.ASCII)  # what sbatch --parsable prints
+# What sbatch prints with --parsable, and without, should a site's wrapper drop that.
+_ACCEPTED = re.compile(
+    r"(?:Submitted batch job )?(\d{1,10})(?:(?:;| on cluster )([\w.-]+))?", re.ASCII
+)
 ELEMENTS = "elements.json"  # of a job array: index → trial's folder and plan's hash
 
 
@@ -64,8 +67,8 @@ def accepted_job(script: Path, *, cluster: str | None = None) -> str | None:
 
 
 def parsed_answer(stdout: str) -> tuple[str, str] | None:
-    """Parses job id and cluster (empty: slurm.conf's own) from what `sbatch --parsable` printed; None if
-    it is not in it. A site's wrapper may print lines of its own (pure).
+    """Parses job id and cluster (empty: slurm.conf's own) from the last line that holds them and nothing
+    else; None if there is none. A site's wrapper may print lines of its own (pure).
     """
     lines = [found for line in stdout.splitlines() if (found := _ACCEPTED.fullmatch(line.strip()))]
     return (lines[-1][1], lines[-1][2] or "") if lines else None

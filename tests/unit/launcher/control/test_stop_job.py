@@ -9,7 +9,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from stand_in_slurm import calls, make_plan, program, queue_row, write_plan
+from stand_in_slurm import SUBMITTED, calls, make_plan, program, queue_row, write_plan
 
 from launcher.control import stop as module
 from launcher.sites.places import user_name
@@ -45,7 +45,7 @@ class Trial:
             job_ids=job_ids,
             host="login",
             after_attempt=0,
-            at=1.0,
+            at=SUBMITTED,
         )
         self.told: list[str] = []
         self.honours_the_request = False
@@ -76,7 +76,7 @@ class Trial:
             host="n1",
             supervisor_pid=5,
             supervisor_start=1,
-            started_at=1.0,
+            started_at=SUBMITTED + 2.0,
             job_id=self.submission.job_id,
             nodes="n[1-2]",
         )
@@ -84,7 +84,7 @@ class Trial:
         self.job("RUNNING")
 
     def leaves_marker(self, result: Result = Result.STOPPED) -> None:
-        marker = ExitMarker(result=result, attempt=1, ended_at=2.0, phase="main")
+        marker = ExitMarker(result=result, attempt=1, ended_at=SUBMITTED + 3.0, phase="main")
         write_record(self.files.attempt(1).exit, marker)
 
     def stop(self, grace_s: float = 0.05) -> bool:
@@ -232,7 +232,7 @@ def test_a_split_trial_is_gone_when_all_its_jobs_are(make):
     trial.leaves_marker()
     trial.cancel_ends_it()
     assert trial.stop() is True
-    assert trial.cancelled == ["--full --signal=KILL 7 8", "7 8"]
+    assert trial.cancelled == ["--full --signal=KILL 8", "8"]  # 7 has ended
 
 
 def test_a_job_that_stays_after_it_was_killed_is_a_cluster_error(make):

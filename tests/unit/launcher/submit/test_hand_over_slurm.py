@@ -15,11 +15,12 @@ from pathlib import Path
 import pytest
 from stand_in_slurm import calls, make_plan, program
 
+from launcher.slurm.script import comment
 from launcher.submit import dispatch_job as module
 from launcher.submit.dispatch_job import Element, cancel_submission, dispatch, dispatch_array
 from launcher.submit.executors import slurm_executor
 from launcher.submit.submit import submit
-from launcher.trials.submission import Submission, read_submission
+from launcher.trials.submission import JobMemory, Submission, read_submission
 from realsys.api.errors import ClusterError, TrialError
 from realsys.api.plan import JobLayout, LaunchPlan, plan_hash, plan_text
 from realsys.supervisor import job_entry
@@ -37,6 +38,7 @@ class Site:
         self.root, self.bin = root, root / "bin"
         self.sbatch()
         program(self.bin, "scancel", "true")
+        program(self.bin, "squeue", "true")
 
     def sbatch(self, *, refuses_from: int = 99) -> None:
         """Numbers jobs from 41; the n-th call is refused."""
@@ -46,7 +48,7 @@ class Site:
         program(
             self.bin,
             "sbatch",
-            f'{count}; {keep}; {refuse}; echo "Submitted batch job $((40 + n))"',
+            f'{count}; {keep}; {refuse}; echo "$((40 + n))"',
         )
 
     def trial(self, plan: LaunchPlan) -> TrialFiles:
@@ -79,12 +81,14 @@ def test_a_hand_over_is_one_job_and_is_noted(site):
         host=socket.gethostname(),
         after_attempt=0,
         at=found.at,
+        cluster="",
+        job=JobMemory(comment=comment(plan, 1)),
     )
     assert read_submission(files) == found
     (call,) = calls(site.bin, "sbatch")
     script = call.split()[-1]
     assert call == (
-        f"--output={files.submitit}/%j_0_log.out --error={files.submitit}/%j_0_log.err "
+        f"--parsable --output={files.submitit}/%j_0_log.out --error={files.submitit}/%j_0_log.err "
         f"--chdir={files.submitit} {script}"
     )
     assert sorted(path.name for path in files.submitit.iterdir()) == [
