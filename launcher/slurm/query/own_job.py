@@ -38,10 +38,7 @@ def own_job(identity: JobIdentity, found: JobInfo, *, answered: bool = True) -> 
     if found.source == "none":  # no cluster has a record
         return replace(found, namesakes=())
     why = next(filter(None, (contradiction(identity, traits(record)) for record in records)), "")
-    verdicts = {
-        ownership(identity, traits(record), answered=answered or record.source == "squeue")
-        for record in records
-    }
+    verdicts = {ownership(identity, traits(record), answered=answered) for record in records}
     if Ownership.UNKNOWN in verdicts:
         words = f"whether job {identity.job_id} is the trial's can't be told"
         why = why or "neither comment nor submit time can be compared"
