@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 from enum import StrEnum
 
-SEEN_TOLERANCE_S = 2.0  # between two answers of one controller about one job
+SEEN_TOLERANCE_S = 0.5  # between two answers of one controller, which are whole seconds
 CLOCK_TOLERANCE_S = 600.0  # between clocks of different hosts
 
 

@@ -74,6 +74,7 @@ LATER = SUBMITTED + DAY
         (SEEN, found(comment="ticket 4711", submitted_at=LATER, restarts=1), NOT_OURS),
         (SEEN, found(comment=None, submitted_at=LATER, restarts=1), UNKNOWN),  # accounting
         (SEEN, found(comment=None, submitted_at=None), UNKNOWN),
+        (SEEN, found(comment="mine", submitted_at=SUBMITTED + 1.0), NOT_OURS),  # slurmctld -c, at once
         (SEEN, found(submitted_at=None), OURS),
         (SEEN, found(cluster="egret", comment=""), NOT_OURS),
         # Slurm could not be asked at once: the launching host's clock.
@@ -131,6 +132,11 @@ OTHERWISE = {
     "clock an hour off the other way, comment equal": (
         NOT_OURS,
         "the same; and our comment holds no token, so an earlier trial of the name has an equal one",
+    ),
+    "DEBATABLE: submit time one second off": (
+        NOT_OURS,
+        "what is remembered is the controller's own second; a slurmctld that lost its state can give "
+        "the id to the next job within two (tests/slurm/test_slurm_stop.py)",
     ),
     "row's submit time is N/A, comment empty": (NOT_OURS, "squeue tells every comment"),
     "comment cut by the width, time later": (NOT_OURS, "columns are asked for without a width"),
