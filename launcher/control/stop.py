@@ -283,7 +283,11 @@ class _Ending:
 
     def _refuse_if_unknown_to_slurm(self, job: Submission) -> None:
         """Raises ClusterError if the run goes on although Slurm has no job of the trial to end."""
-        if self._cancellable(job) or (view := self.reader.view()).state not in State.live():
+        if self._cancellable(job):
+            return
+        with closing(StatusReader(self.reader.files)) as reader:  # it asks Slurm anew
+            view = reader.view()
+        if view.state not in State.live():
             return
         places = sorted({f"{w.host} (pid {w.pid})" for w in view.workers if w.host and w.pid})
         raise ClusterError(
