@@ -14,8 +14,11 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import NoReturn
 
 from launcher.job.entry_command import SUPERVISOR, entry_command, job_command
+from launcher.submit.late_interrupt import SubmissionInterrupted, kept_back
+from launcher.terminal import output
 from launcher.trials.submission import (
     ArrayRecord,
     JobMemory,
@@ -25,7 +28,7 @@ from launcher.trials.submission import (
 )
 from realsys.api.errors import ClusterError
 from realsys.api.plan import LaunchPlan
-from realsys.trial.folders import PRIVATE, make_folders, root_of
+from realsys.trial.folders import PRIVATE, make_folders, root_of, write_private
 from realsys.trial.records import TrialFiles, process_start, write_record
 
 
@@ -47,6 +50,7 @@ def dispatch(files: TrialFiles, plan: LaunchPlan, hash_of_plan: str) -> Submissi
 
     Raises:
         ClusterError: the scheduler refused.
+        SubmissionInterrupted: Ctrl-C before Slurm had answered; its job is cancelled.
     """
     _make_submitit_folder(files)
     attempts = files.all_attempts()
@@ -54,20 +58,59 @@ def dispatch(files: TrialFiles, plan: LaunchPlan, hash_of_plan: str) -> Submissi
     submission = Submission(job_id="", host=socket.gethostname(), after_attempt=after, at=0.0)
     if plan.job is None:
         submission = _dispatch_locally(submission, files, hash_of_plan)
-    else:
-        submission = _dispatch_to_slurm(submission, files, plan, hash_of_plan)
-    submission = replace(submission, at=time.time())
+        submission = replace(submission, at=time.time())
+        _record(files, submission)
+        return submission
+    former = files.submission.read_bytes() if files.submission.exists() else None
+    with kept_back(output.say) as interrupt:
+        try:
+            submission = _dispatch_to_slurm(submission, files, plan, hash_of_plan)
+        except KeyboardInterrupt:  # the second one
+            raise SubmissionInterrupted(_may_be_queued(plan)) from None
+        submission = replace(submission, at=time.time())
+        _record(files, submission)
+    if interrupt.came:
+        _take_back(files, submission, former)
+    assert submission.job is not None
+    seen = _remembered(submission.cluster, submission.job_ids, submission.job)
+    submission = replace(submission, job=seen)
+    with suppress(OSError):  # what was sent identifies it, too
+        write_record(files.submission, submission)
+    return submission
+
+
+def _record(files: TrialFiles, submission: Submission) -> None:
     try:
         write_record(files.submission, submission)
     except BaseException:
         cancel_submission(submission)  # no record refers to it
         raise
-    if submission.job is not None:
-        seen = _remembered(submission.cluster, submission.job_ids, submission.job)
-        submission = replace(submission, job=seen)
-        with suppress(OSError):  # what was sent identifies it, too
-            write_record(files.submission, submission)
-    return submission
+
+
+def _take_back(files: TrialFiles, submission: Submission, former: bytes | None) -> NoReturn:
+    """Cancels an interrupted submission and restores the record of the former one. Raises
+    SubmissionInterrupted; if Slurm does not cancel it, its record stays, so that it can be stopped later.
+    """
+    jobs = ", ".join(submission.job_ids)
+    try:
+        cancel_submission(submission)
+    except ClusterError as error:
+        raise SubmissionInterrupted(
+            f"interrupted: submitted as {jobs}, which could not be cancelled: {error.what}; later: "
+            f"realsys stop {'/'.join(files.root.parts[-2:])}"
+        ) from error
+    files.submission.unlink()
+    if former is not None:
+        write_private(files.submission, former)
+    raise SubmissionInterrupted(f"interrupted: submitted as {jobs}; cancelled")
+
+
+def _may_be_queued(plan: LaunchPlan) -> str:
+    name = f"{plan.experiment_name}-{plan.trial_name}"
+    return (
+        f"interrupted before Slurm answered: a job {name} may be in its queue: squeue --me "
+        f"--name={name}, then scancel it"
+    )
 
 
 def dispatch_array(elements: Sequence[Element], *, name: str, array: str) -> list[Submission]:
@@ -111,8 +154,15 @@ def dispatch_array(elements: Sequence[Element], *, name: str, array: str) -> lis
     try:  # before they can run: a thousand records take longer to write than Slurm to start
         for element, record in zip(elements, records, strict=True):
             write_record(element.files.submission, record)
-        job_ids = executor.submit_array(supervisor_python(plan, sys.executable), trials)
-        array_id = job_ids[first.index].partition("_")[0]
+        python = supervisor_python(plan, sys.executable)
+        with kept_back(output.say) as interrupt:
+            try:
+                job_ids = executor.submit_array(python, trials)
+            except KeyboardInterrupt:
+                raise SubmissionInterrupted(_may_be_queued(plan)) from None
+            array_id = job_ids[first.index].partition("_")[0]
+        if interrupt.came:
+            raise SubmissionInterrupted(f"interrupted: submitted as {array_id}; cancelled")
         submitted = ArrayRecord(
             job_id=array_id,
             at=time.time(),

@@ -155,6 +155,9 @@ class BatchExecutor(SlurmExecutor):  # type: ignore[misc]
                     raise refusal(f"{QUEUE_FULL} jobs", where=where) from error
                 raise
             job_id = accepted
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
         job = SlurmJob(folder=self.folder, job_id=job_id, tasks=[0])
         job.paths.move_temporary_file(path, "submission_file")
         return job
