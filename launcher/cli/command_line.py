@@ -117,7 +117,7 @@ def _parse_and_run(words: list[str]) -> object:
     except typer.TyperException as error:
         return _usage(error, words, as_json="--json" in words)
     except typer.Abort as abort:
-        report_interrupt(abort.__cause__)
+        report_interrupt(abort.__cause__ or abort.__context__)
         return ExitCode.INTERRUPTED
 
 
