@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from launcher.cli.error_reports import report_interrupt, run_reporting_errors
+from launcher.cli.error_reports import run_reporting_errors
 from launcher.cli.shared_options import INSPECT, MODELS, RUN, SETUP
 from launcher.terminal.exit_codes import ExitCode
 
@@ -116,8 +116,7 @@ def _parse_and_run(words: list[str]) -> object:
         )
     except typer.TyperException as error:
         return _usage(error, words, as_json="--json" in words)
-    except typer.Abort as abort:
-        report_interrupt(abort.__cause__ or abort.__context__)
+    except typer.Abort:
         return ExitCode.INTERRUPTED
 
 

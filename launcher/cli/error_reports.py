@@ -27,8 +27,7 @@ def run_reporting_errors(verb: Callable[[], object], *, name: str, as_json: bool
         status = verb()
     except RealsysError as error:
         return _refuse(error, as_json=as_json)
-    except KeyboardInterrupt as interrupt:
-        report_interrupt(interrupt)
+    except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
     except SystemExit as leaving:  # typer, as below
         return leaving.code if isinstance(leaving.code, int) else ExitCode.RUN_FAILED
@@ -41,14 +40,6 @@ def run_reporting_errors(verb: Callable[[], object], *, name: str, as_json: bool
             _bug(error, as_json=as_json) if missing is None else _refuse(missing, as_json=as_json)
         )
     return status if isinstance(status, int) else ExitCode.OK
-
-
-def report_interrupt(interrupt: BaseException | None) -> None:
-    """Prints what became of the work that Ctrl-C ended, if the interrupt says that."""
-    if interrupt is not None and str(interrupt):
-        from launcher.terminal import output
-
-        output.say(str(interrupt))
 
 
 def discard_stdout() -> None:

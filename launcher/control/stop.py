@@ -33,12 +33,13 @@ from launcher.trials.submission import (
     read_submission,
     record_cancellation,
 )
-from launcher.trials.trial_view import TrialView
+from launcher.trials.trial_view import ASSUME_ENDED, TrialView
 from realsys.api.errors import ClusterError, RealsysError, TrialError
 from realsys.name_resolve.key_table import TrialKeys
 from realsys.name_resolve.trial_store import open_trial_store
 from realsys.trial.folders import check_ours
 from realsys.trial.liveness import Liveness, Process, end_processes, processes_of
+from realsys.trial.machine_identity import Whereabouts, whereabouts
 from realsys.trial.records import StopRequest, TrialFiles, dumps
 from realsys.trial.trial_state import JobState, State
 
@@ -116,13 +117,13 @@ class _Ending:
     def end_here(self) -> bool:
         """Ends the trial's processes on this host, or requests a stop from its supervisor elsewhere."""
         view = self.view
-        if view.state in State.live() and _is_elsewhere(view):
+        if view.state in State.live() and self._is_elsewhere():
             self._request_stop()
             self._wait_for_end()
-            _refuse_elsewhere(self.reader.view())
+            self._refuse_elsewhere(self.reader.view())
             return True
         if view.state is State.UNKNOWN:
-            _refuse_elsewhere(view)
+            self._refuse_elsewhere(view)
         if view.state not in State.live() and not self._remaining_processes():
             return False
         if (view.state in State.live() and view.attempt) and (
@@ -204,9 +205,30 @@ class _Ending:
         if records.attempt is not None and records.supervisor is Liveness.ALIVE:
             found.add(Process(records.attempt.supervisor_pid, records.attempt.supervisor_start))
         submission = read_submission(files)
-        if submission is not None and submission.host == socket.gethostname():
+        if submission is not None and (
+            whereabouts(submission.host, submission.machine) is Whereabouts.HERE
+        ):
             found.add(Process(submission.pid, submission.start))
         return sorted((p for p in found if p.is_alive()), key=lambda p: p.pid)
+
+    def _is_elsewhere(self) -> bool:
+        started = self.reader.records().attempt or read_submission(self.reader.files)
+        if started is None:
+            return False
+        return whereabouts(started.host, started.machine) is Whereabouts.ELSEWHERE
+
+    def _refuse_elsewhere(self, view: TrialView) -> None:
+        """Raises TrialError if the trial may still run where its processes are not visible from here."""
+        if view.state in State.final() or not self._is_elsewhere():
+            return
+        ended = f"; if it has ended: {ASSUME_ENDED.format(view.trial)}"
+        raise TrialError(
+            f"{view.trial} is {view.state.value} on {view.host or 'another host'}; its processes can't be "
+            "seen from here",
+            where=socket.gethostname(),
+            fix=f"run `realsys stop {view.trial}` on {view.host or 'that host'}"
+            + (ended if view.state is State.UNKNOWN else ""),
+        )
 
     # ---- on Slurm ---------------------------------------------------------------------------
 
@@ -304,21 +326,6 @@ class _Ending:
                 return False
             time.sleep(next(pauses, POLL_PAUSES_S[-1]))
         return True
-
-
-def _is_elsewhere(view: TrialView) -> bool:
-    return bool(view.host) and view.host != socket.gethostname()
-
-
-def _refuse_elsewhere(view: TrialView) -> None:
-    """Raises TrialError if the trial may still run on a host whose processes are not visible here."""
-    if not _is_elsewhere(view) or view.state in State.final():
-        return
-    raise TrialError(
-        f"{view.trial} is {view.state.value} on {view.host}; its processes can't be seen from here",
-        where=socket.gethostname(),
-        fix=f"run `realsys stop {view.trial}` on {view.host}",
-    )
 
 
 def _listed(names: Iterable[object]) -> str:

@@ -29,6 +29,7 @@ from launcher.trials.submission import (
 from realsys.api.errors import ClusterError
 from realsys.api.plan import LaunchPlan
 from realsys.trial.folders import PRIVATE, make_folders, root_of, write_private
+from realsys.trial.machine_identity import this_machine
 from realsys.trial.records import TrialFiles, process_start, write_record
 
 
@@ -66,7 +67,7 @@ def dispatch(files: TrialFiles, plan: LaunchPlan, hash_of_plan: str) -> Submissi
         try:
             submission = _dispatch_to_slurm(submission, files, plan, hash_of_plan)
         except KeyboardInterrupt:  # the second one
-            raise SubmissionInterrupted(_may_be_queued(plan)) from None
+            raise _interrupted(_may_be_queued(plan)) from None
         submission = replace(submission, at=time.time())
         _record(files, submission)
     if interrupt.came:
@@ -95,14 +96,20 @@ def _take_back(files: TrialFiles, submission: Submission, former: bytes | None) 
     try:
         cancel_submission(submission)
     except ClusterError as error:
-        raise SubmissionInterrupted(
+        raise _interrupted(
             f"interrupted: submitted as {jobs}, which could not be cancelled: {error.what}; later: "
             f"realsys stop {'/'.join(files.root.parts[-2:])}"
         ) from error
     files.submission.unlink()
     if former is not None:
         write_private(files.submission, former)
-    raise SubmissionInterrupted(f"interrupted: submitted as {jobs}; cancelled")
+    raise _interrupted(f"interrupted: submitted as {jobs}; cancelled")
+
+
+def _interrupted(text: str) -> SubmissionInterrupted:
+    """Makes the interrupt and tells the user: a command line prints none."""
+    output.say(text)
+    return SubmissionInterrupted(text)
 
 
 def _may_be_queued(plan: LaunchPlan) -> str:
@@ -159,10 +166,10 @@ def dispatch_array(elements: Sequence[Element], *, name: str, array: str) -> lis
             try:
                 job_ids = executor.submit_array(python, trials)
             except KeyboardInterrupt:
-                raise SubmissionInterrupted(_may_be_queued(plan)) from None
+                raise _interrupted(_may_be_queued(plan)) from None
             array_id = job_ids[first.index].partition("_")[0]
         if interrupt.came:
-            raise SubmissionInterrupted(f"interrupted: submitted as {array_id}; cancelled")
+            raise _interrupted(f"interrupted: submitted as {array_id}; cancelled")
         submitted = ArrayRecord(
             job_id=array_id,
             at=time.time(),
@@ -204,7 +211,8 @@ def _dispatch_locally(made: Submission, files: TrialFiles, hash_of_plan: str) ->
     )
     command = entry_command(sys.executable, SUPERVISOR, files.root, hash_of_plan)
     pid = int(executor.start(command))
-    return replace(made, job_id=str(pid), pid=pid, start=process_start(pid) or 0)
+    start = process_start(pid) or 0
+    return replace(made, job_id=str(pid), pid=pid, start=start, machine=this_machine())
 
 
 def _dispatch_to_slurm(

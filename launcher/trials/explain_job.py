@@ -33,7 +33,7 @@ _ENDS = {
 }
 
 
-_WAYS = "if it is the trial's, scancel {0}; if not, realsys resume {1} or rm {1}"
+_WAYS = "if it is the trial's, scancel {0}; if not, realsys stop {1} --assume-ended"
 _STILL_RUNS = "nothing for now: it runs; `realsys stop` asks it to end without Slurm"
 
 
@@ -44,7 +44,10 @@ def explain_job(state: State, records: Records) -> tuple[str, str] | None:
     resume = f"realsys resume {records.trial}"
     if job is not None and job.doubt and job.state is JobState.UNKNOWN and state is State.UNKNOWN:
         job_id = submission.job_id
-        return job.doubt, f"look at `scontrol show job {job_id}`: {_WAYS.format(job_id, records.trial)}"
+        return (
+            job.doubt,
+            f"look at `scontrol show job {job_id}`: {_WAYS.format(job_id, records.trial)}",
+        )
     if job is not None and job.state is JobState.GONE and state in State.live():
         why = job.doubt or f"Slurm no longer knows job {submission.job_id}"
         return f"{why}; but {len(records.workers)} of its workers hold their leases", _STILL_RUNS

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from realsys.api.errors import RealsysError
 from realsys.slurm.job_identity import JobIdentity
+from realsys.trial.machine_identity import MachineIdentity
 from realsys.trial.records import AttemptRecord, TrialFiles, write_record
 from realsys.trial.trial_reader import check_regular, read_bounded_record
 
@@ -45,6 +46,7 @@ class Submission:
         job_ids: on Slurm, all jobs of the trial: one, except in the layout split.
         host: the launching host.
         pid, start: of the process that runs the job (realsys.trial.records.is_alive); 0 on Slurm.
+        machine: of that process; None: of an older revision.
         after_attempt: number of the last attempt before this submission; 0 for the first.
         at: seconds since the epoch.
         folder: where submitit's files of the job are, if not beside this record: the elements of an
@@ -64,6 +66,7 @@ class Submission:
     host: str
     pid: int = 0
     start: int = 0
+    machine: MachineIdentity | None = None
     after_attempt: int
     at: float
     folder: str = ""
@@ -87,9 +90,7 @@ class Submission:
             if seen is None and self.began_at is not None and not position:
                 # Another submission's, of the same attempt: only its code may be another revision.
                 comment = " ".join(memory.comment.split(" ")[:4])
-                found.append(
-                    JobIdentity(job_id=job_id, comment=comment, began_at=self.began_at)
-                )
+                found.append(JobIdentity(job_id=job_id, comment=comment, began_at=self.began_at))
                 continue
             found.append(
                 JobIdentity(

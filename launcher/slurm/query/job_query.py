@@ -87,7 +87,9 @@ def _address(name: str) -> tuple[str, tuple[str | None, ...]]:
     job_id, sign, cluster = name.strip().partition(";")
     if sign:
         return job_id, (cluster,)
-    named = [found for part in os.environ.get("SLURM_CLUSTERS", "").split(",") if (found := part.strip())]
+    named = [
+        found for part in os.environ.get("SLURM_CLUSTERS", "").split(",") if (found := part.strip())
+    ]
     return job_id, tuple(named) if len(named) > 1 else (None,)
 
 

@@ -323,9 +323,7 @@ def test_a_job_that_becomes_another_while_it_is_asked_to_stop_is_not_killed(make
 
 def holds_a_lease(trial: Trial) -> None:
     key = TrialKeys.of(trial.plan).worker("model_worker", 0)
-    record = WorkerRecord(
-        worker="model_worker/0", host="n2", pid=77, start=1, attempt=1, token="t"
-    )
+    record = WorkerRecord(worker="model_worker/0", host="n2", pid=77, start=1, attempt=1, token="t")
     trial.store.add(key, dumps(record))
 
 

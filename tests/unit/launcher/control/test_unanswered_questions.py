@@ -40,7 +40,12 @@ SILENT = "echo 'slurm_load_jobs error: Unable to contact slurm controller (conne
 def submission(job_id: str = "7", after: int = 0) -> Submission:
     ids = (job_id,)
     return Submission(
-        job_id=job_id, scheduler="slurm", job_ids=ids, host="login", after_attempt=after, at=SUBMITTED
+        job_id=job_id,
+        scheduler="slurm",
+        job_ids=ids,
+        host="login",
+        after_attempt=after,
+        at=SUBMITTED,
     )
 
 

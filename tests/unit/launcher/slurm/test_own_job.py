@@ -74,7 +74,11 @@ LATER = SUBMITTED + DAY
         (SEEN, found(comment="ticket 4711", submitted_at=LATER, restarts=1), NOT_OURS),
         (SEEN, found(comment=None, submitted_at=LATER, restarts=1), UNKNOWN),  # accounting
         (SEEN, found(comment=None, submitted_at=None), UNKNOWN),
-        (SEEN, found(comment="mine", submitted_at=SUBMITTED + 1.0), NOT_OURS),  # slurmctld -c, at once
+        (
+            SEEN,
+            found(comment="mine", submitted_at=SUBMITTED + 1.0),
+            NOT_OURS,
+        ),  # slurmctld -c, at once
         (SEEN, found(submitted_at=None), OURS),
         (SEEN, found(cluster="egret", comment=""), NOT_OURS),
         # Slurm could not be asked at once: the launching host's clock.
@@ -91,7 +95,11 @@ LATER = SUBMITTED + DAY
         (JobIdentity(job_id="7", began_at=LATER), found(comment=""), OURS),
         (JobIdentity(job_id="7", began_at=SUBMITTED - DAY), found(comment=""), NOT_OURS),
         (JobIdentity(job_id="7", began_at=SUBMITTED - DAY), found(restarts=1), UNKNOWN),
-        (JobIdentity(job_id="7", began_at=SUBMITTED - DAY, restarts=1), found(restarts=1), NOT_OURS),
+        (
+            JobIdentity(job_id="7", began_at=SUBMITTED - DAY, restarts=1),
+            found(restarts=1),
+            NOT_OURS,
+        ),
         (JobIdentity(job_id="7"), FOUND, UNKNOWN),
     ],
 )
@@ -224,7 +232,16 @@ def test_an_outsiders_table(slurm: Answers, row: dict[str, Any]) -> None:
     if seen is not None:
         whole, _, component = seen["job_id"].partition("+")
         raw_id = str(int(whole) + int(component)) if component else whole
-        raw = [raw_id, "RUNNING", "None", "n1", "N/A", epoch(seen.get("submit_time")), "N/A", "1:00:00"]
+        raw = [
+            raw_id,
+            "RUNNING",
+            "None",
+            "n1",
+            "N/A",
+            epoch(seen.get("submit_time")),
+            "N/A",
+            "1:00:00",
+        ]
         # The table says nothing of requeues.
         last = ["N/A", "0:0", seen.get("cluster") or "", seen.get("comment") or "(null)"]
         text = "\x1f".join([seen["job_id"], *raw, *last]) + "\x1e\n"
@@ -373,12 +390,24 @@ def test_each_job_of_a_submission_has_its_own_time_and_an_adopted_one_only_its_a
 ) -> None:
     memory = JobMemory(comment=COMMENT, submitted={"8": 5.0, "9": 6.0}, cluster_name="lab")
     note = Submission(
-        job_id="8", scheduler="slurm", job_ids=("8", "9"), host="h", after_attempt=0, at=4.0, job=memory
+        job_id="8",
+        scheduler="slurm",
+        job_ids=("8", "9"),
+        host="h",
+        after_attempt=0,
+        at=4.0,
+        job=memory,
     )
     times = [(one.submitted_at, one.was_seen) for one in note.identities()]
     assert times == [(5.0, True), (6.0, True)]
     attempt = AttemptRecord(
-        number=1, token="t", host="n", supervisor_pid=1, supervisor_start=1, started_at=8.0, job_id="7"
+        number=1,
+        token="t",
+        host="n",
+        supervisor_pid=1,
+        supervisor_start=1,
+        started_at=8.0,
+        job_id="7",
     )
     first, *others = effective_submission(note, attempt).identities()
     assert first == JobIdentity(job_id="7", comment="realsys ppo-math/t2 attempt 1", began_at=8.0)

@@ -14,17 +14,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import typer
 from stand_in_slurm import SUBMITTED, calls, make_plan, program, queue_row
 
-from launcher.cli import command_line
 from launcher.slurm.script import comment
 from launcher.submit import dispatch_job as module
 from launcher.submit.dispatch_job import Element, cancel_submission, dispatch, dispatch_array
 from launcher.submit.executors import slurm_executor
-from launcher.submit.late_interrupt import SubmissionInterrupted
 from launcher.submit.submit import submit
-from launcher.terminal.exit_codes import ExitCode
 from launcher.trials.submission import JobMemory, Submission, read_submission
 from realsys.api.errors import ClusterError, TrialError
 from realsys.api.plan import JobLayout, LaunchPlan, plan_hash, plan_text
@@ -370,7 +366,9 @@ def test_the_id_is_a_line_of_its_own_and_its_cluster_is_kept(site, said, job_id,
 
 @pytest.mark.parametrize("said", ["", "job 4 of today", "4 jobs"])
 def test_a_job_whose_id_was_not_printed_is_looked_for_by_its_script(site, said):
-    program(site.bin, "sbatch", f'for last; do :; done; echo "$last" >{site.bin}/name; echo "{said}"')
+    program(
+        site.bin, "sbatch", f'for last; do :; done; echo "$last" >{site.bin}/name; echo "{said}"'
+    )
     program(site.bin, "squeue", f'echo "43|$(cat {site.bin}/name)"')
     plan = make_plan(site.root)
     assert dispatch(site.trial(plan), plan, "hash").job_id == "43"
@@ -405,19 +403,9 @@ def test_ctrl_c_before_slurm_has_answered_cancels_the_job(site, interrupts, caps
         submit(plan)
     assert calls(site.bin, "scancel") == ["41"]
     assert not Path(plan.trial_dir).exists()
-    assert "waiting for Slurm's answer" in capsys.readouterr().err
-
-
-def test_the_command_line_says_what_became_of_the_job(monkeypatch, capsys):
-    def interrupted() -> int:
-        raise SubmissionInterrupted("submitted as 41; cancelled")
-
-    app = typer.Typer(add_completion=False)
-    app.command("launch")(interrupted)
-    launch = typer.main.get_command(app)
-    monkeypatch.setattr(command_line, "verb_command", lambda name: launch)
-    assert command_line.run(["launch"]) == ExitCode.INTERRUPTED
-    assert "submitted as 41; cancelled" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "waiting for Slurm's answer" in told
+    assert "41; cancelled" in told
 
 
 def test_ctrl_c_in_a_resume_leaves_the_former_submission(site, interrupts):
