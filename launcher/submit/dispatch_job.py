@@ -32,7 +32,6 @@ from realsys.trial.folders import PRIVATE, make_folders, root_of, write_private
 from realsys.trial.machine_identity import this_machine
 from realsys.trial.records import TrialFiles, process_start, write_record
 
-
 SEEN_TIMEOUT_S = 10.0  # for the first question about an accepted job
 
 

@@ -16,6 +16,7 @@ from realsys.name_resolve.key_table import TrialKeys
 from realsys.observability.worker_logs import configure_logging
 from realsys.runtime.child_processes.parent_death import die_with_parent
 from realsys.runtime.failures import failure_of
+from realsys.slurm.job_identity import JobIdentity
 from realsys.slurm.lost_nodes import lost_nodes
 from realsys.supervisor.attempt.attempt import Job, claim_attempt, end_attempt
 from realsys.supervisor.health.preflight_check import preflight
@@ -101,7 +102,10 @@ def _supervise(
         supervisor.give_room()
         write_record(attempt_files.exit, marker)
         logger.info("attempt ended number=%d result=%s", record.number, marker.result)
-        lost = _leave_out_lost_nodes(plan, job, marker)
+        identity = JobIdentity(
+            job_id=job.job_id, began_at=record.started_at, restarts=job.restart_count
+        )
+        lost = _leave_out_lost_nodes(plan, identity, job.nodes, marker)
         if newer_attempt_of_same_job(files, record.number) is not None:
             logger.warning("the job was requeued; waiting for Slurm to end this incarnation")
             linger()
@@ -110,22 +114,24 @@ def _supervise(
             steps.close()  # in any case: the other jobs hold nodes
     comes_back = (marker.result is Result.STOPPED and requeue.is_set()) or lost
     # Requeue first: Slurm may end this process before a picture is drawn. The next incarnation does it.
-    if not (comes_back and requeue_job(job.job_id)):
+    if not (comes_back and requeue_job(job.job_id, identity)):
         _write_artifacts(files)
         if plan.job is not None and _is_stopped_by_user(marker, supervisor, plan.job):
-            cancel_job(job.job_id)
+            cancel_job(job.job_id, identity)
     if plan.job is not None and marker.result is not Result.COMPLETED:
         raise SystemExit(1)  # so that the job's state, and jobs that depend on it, are right
     return 0 if marker.result is Result.COMPLETED else 1
 
 
-def _leave_out_lost_nodes(plan: LaunchPlan, job: Job, marker: ExitMarker) -> bool:
+def _leave_out_lost_nodes(
+    plan: LaunchPlan, job: JobIdentity, nodes: str, marker: ExitMarker
+) -> bool:
     """Returns whether the attempt lost nodes and is requeued; makes its job's next start avoid them."""
     if plan.job is None or not plan.job.requeue or marker.result is Result.COMPLETED:
         return False
-    lost = lost_nodes(marker, job.nodes)
+    lost = lost_nodes(marker, nodes)
     if lost and plan.job.layout is JobLayout.SINGLE:
-        leave_out(job.job_id, lost, plan.job.components[0].nodes)
+        leave_out(job.job_id, lost, plan.job.components[0].nodes, identity=job)
     return bool(lost)
 
 

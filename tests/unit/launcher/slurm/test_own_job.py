@@ -7,7 +7,6 @@ is right. Rows judged otherwise are in OTHERWISE, with the reason.
 from __future__ import annotations
 
 import json
-import subprocess
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path

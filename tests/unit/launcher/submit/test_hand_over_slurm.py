@@ -423,7 +423,7 @@ def test_ctrl_c_in_a_resume_leaves_the_former_submission(site, interrupts):
 def test_a_job_that_can_t_be_cancelled_after_ctrl_c_keeps_its_trial(site, interrupts):
     program(site.bin, "scancel", "echo 'scancel: error: Socket timed out' >&2; exit 1")
     plan = make_plan(site.root)
-    with pytest.raises(KeyboardInterrupt, match="realsys stop ppo-math/run1|realsys stop .*/run1"):
+    with pytest.raises(KeyboardInterrupt, match="realsys stop"):
         submit(plan)
     found = read_submission(TrialFiles(Path(plan.trial_dir)))
     assert found is not None
