@@ -69,8 +69,18 @@ def dispatch(files: TrialFiles, plan: LaunchPlan, hash_of_plan: str) -> Submissi
             raise _interrupted(_may_be_queued(plan)) from None
         submission = replace(submission, at=time.time())
         _record(files, submission)
+        try:
+            if not interrupt.came:
+                submission = _with_memory(files, submission)
+        except KeyboardInterrupt:
+            interrupt.came = True
     if interrupt.came:
         _take_back(files, submission, former)
+    return submission
+
+
+def _with_memory(files: TrialFiles, submission: Submission) -> Submission:
+    """Records what Slurm shows of the submission's jobs."""
     assert submission.job is not None
     seen = _remembered(submission.cluster, submission.job_ids, submission.job)
     submission = replace(submission, job=seen)

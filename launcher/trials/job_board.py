@@ -96,7 +96,7 @@ class JobBoard:
             self._answer = self._query(list(self._ids), accounting=self._accounting, max_age_s=age)
             if self._answer.accounting_off:
                 self._accounting = False
-        job = next(iter(self._own(submission)), None)
+        job = next((info for _, info in self._own(submission)), None)
         return job if submission.cluster else self._with_details(job)
 
     def _with_details(self, job: JobInfo | None) -> JobInfo | None:
@@ -120,7 +120,7 @@ class JobBoard:
 
     def jobs_of(self, submission: Submission) -> list[JobInfo]:
         """Returns all jobs of the trial in the last answer: several in the job layout split."""
-        return list(self._own(submission))
+        return [info for _, info in self._own(submission)]
 
     def cancellable(self, submission: Submission) -> list[str]:
         """Lists the ids of the trial's jobs, in the last answer, that have not ended and are its own.
@@ -129,10 +129,11 @@ class JobBoard:
             ClusterError: whether one of them is the trial's own can't be told.
         """
         ids = []
-        for identity, info in zip(submission.identities(), self._own(submission), strict=False):
-            if info.state is JobState.UNKNOWN and info.doubt:
+        for identity, info in self._own(submission):
+            if info.state is JobState.UNKNOWN and info.source == "none":
                 raise ClusterError(
-                    f"{info.doubt}; it was not cancelled",
+                    f"{info.doubt or f'Slurm does not report job {identity.job_id}'}; it was not "
+                    "cancelled",
                     where=f"squeue -j {identity.job_id}",
                     fix=f"if `scontrol show job {identity.job_id}` shows the trial's: "
                     f"scancel {identity.job_id}",
@@ -141,13 +142,13 @@ class JobBoard:
                 ids.append(identity.job_id)
         return ids
 
-    def _own(self, submission: Submission) -> Iterator[JobInfo]:
+    def _own(self, submission: Submission) -> Iterator[tuple[JobIdentity, JobInfo]]:
         """Yields the submission's own jobs, in its order, as far as they are in the last answer."""
         if self._answer is None:
             return
         for identity, key in zip(submission.identities(), _keys(submission), strict=True):
             if (found := self._answer.jobs.get(key)) is not None:
-                yield _own_job(identity, found, answered=self._answer.reached)
+                yield identity, _own_job(identity, found, answered=self._answer.reached)
 
     def _is_old(self, news_at: float) -> bool:
         assert self._answer is not None
