@@ -75,7 +75,7 @@ def dispatch(files: TrialFiles, plan: LaunchPlan, hash_of_plan: str) -> Submissi
         except KeyboardInterrupt:
             interrupt.came = True
     if interrupt.came:
-        _take_back(files, submission, former)
+        _cancel_interrupted(files, submission, former)
     return submission
 
 
@@ -97,7 +97,9 @@ def _record(files: TrialFiles, submission: Submission) -> None:
         raise
 
 
-def _take_back(files: TrialFiles, submission: Submission, former: bytes | None) -> NoReturn:
+def _cancel_interrupted(
+    files: TrialFiles, submission: Submission, former: bytes | None
+) -> NoReturn:
     """Cancels an interrupted submission and restores the record of the former one. Raises
     SubmissionInterrupted; if Slurm does not cancel it, its record stays, so that it can be stopped later.
     """

@@ -266,12 +266,12 @@ class StatusReader(TrialReader):
         self, *, attempt: int | None = None, submission: Submission | None = None
     ) -> bool:
         """Whether a user has said that this attempt, or this submission's process, has ended."""
-        said = self.record(AssumedEnd, self.files.assumed_end)
-        if said is None:
+        assumed = self.record(AssumedEnd, self.files.assumed_end)
+        if assumed is None:
             return False
         if submission is not None:
-            return said.job_id == submission.job_id
-        return said.attempt == attempt
+            return assumed.job_id == submission.job_id
+        return assumed.attempt == attempt
 
     def _job(self, submission: Submission | None, last: Attempt | None) -> JobInfo | None:
         if submission is None or self._unsettled(submission, last) is None:

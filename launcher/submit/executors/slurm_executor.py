@@ -164,9 +164,9 @@ class BatchExecutor(SlurmExecutor):  # type: ignore[misc]
 
 
 def _no_id(stdout: str, where: str) -> ClusterError:
-    said = stdout.strip().splitlines()
+    lines = stdout.strip().splitlines()
     return ClusterError(
-        f"{NO_ID}: {said[-1][:200] if said else 'nothing'}",
+        f"{NO_ID}: {lines[-1][:200] if lines else 'nothing'}",
         where=where,
         fix="see what `sbatch --parsable` prints here: a number, on a line of its own, is expected",
     )
