@@ -255,7 +255,9 @@ class AttemptRecord:
     job_id: str = ""  # of Slurm, or of submitit's local executor
     restart_count: int = 0  # of a requeued Slurm job; (job id, restart count) is one incarnation
     nodes: str = ""  # hostlist of the job's nodes; empty on this machine
-    machine: MachineIdentity | None = None  # the supervisor's; None: of an older revision
+    machine: MachineIdentity | None = (
+        None  # the supervisor's; None: on Slurm, or of an older revision
+    )
     ended_at: float | None = None  # in the store: when its supervisor ended it
 
 

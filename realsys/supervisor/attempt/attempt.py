@@ -125,7 +125,7 @@ def claim_attempt(
         job_id=job.job_id,
         restart_count=job.restart_count,
         nodes=job.nodes,
-        machine=this_machine(),
+        machine=None if job.nodes else this_machine(),  # on Slurm, Slurm says what lives
     )
     attempt = _claim_folder(files, record)
     if not insist(lambda: _put(store, keys, before.compare, record)):
