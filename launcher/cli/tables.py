@@ -89,7 +89,7 @@ def _job_words(view: TrialView) -> str:
     """Renders ``892026  RUNNING on n[1-2]``."""
     job = view.job
     assert job is not None
-    words = f"{', '.join(view.job_ids) or job.job_id}  {job.slurm_state}"
+    words = f"{', '.join(view.job_ids) or job.job_id}  {job.slurm_state or job.doubt}"
     return words + (f" on {job.nodes}" if job.nodes else "")
 
 

@@ -8,7 +8,7 @@ On Slurm, from any node with access to it: a pending job is cancelled. A running
 through Slurm if its store does not answer; what remains after the grace is killed in its steps and its
 batch script at once, since tasks ignore the SIGTERM of a plain scancel (realsys/worker/srun_task.py). It
 has ended when Slurm says so: a job is no longer COMPLETING once slurmd has confirmed the end of every
-process.
+process. Before each scancel Slurm is asked whether the ids are still the trial's jobs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from contextlib import closing
 from dataclasses import dataclass, field
 
 from launcher.sites.places import user_name
-from launcher.slurm.slurm_commands import run_slurm, scancel
+from launcher.slurm.slurm_commands import scancel
+from launcher.terminal.text import listed
 from launcher.trials.await_end import views_until_over
 from launcher.trials.copies import refuse_copy
 from launcher.trials.job_board import JobBoard
@@ -32,12 +33,13 @@ from launcher.trials.submission import (
     read_submission,
     record_cancellation,
 )
-from launcher.trials.trial_view import TrialView
+from launcher.trials.trial_view import ASSUME_ENDED, TrialView
 from realsys.api.errors import ClusterError, RealsysError, TrialError
 from realsys.name_resolve.key_table import TrialKeys
 from realsys.name_resolve.trial_store import open_trial_store
 from realsys.trial.folders import check_ours
 from realsys.trial.liveness import Liveness, Process, end_processes, processes_of
+from realsys.trial.machine_identity import Whereabouts, whereabouts
 from realsys.trial.records import StopRequest, TrialFiles, dumps
 from realsys.trial.trial_state import JobState, State
 
@@ -45,6 +47,7 @@ EXTRA_S = 10.0  # after the grace: for the supervisor to end its workers
 QUIET_S = 30.0  # after its exit marker: for the report page and submitit's result
 TERM_S = 5.0
 POLL_S = 0.1
+MOST_PLACES = 8  # of processes, in an error
 GONE_S = 40.0  # KillWait is 30 s by default
 POLL_PAUSES_S = (0.3, 0.5, 1.0, 2.0)  # of Slurm; the last one repeatedly
 
@@ -114,13 +117,13 @@ class _Ending:
     def end_here(self) -> bool:
         """Ends the trial's processes on this host, or requests a stop from its supervisor elsewhere."""
         view = self.view
-        if view.state in State.live() and _is_elsewhere(view):
+        if view.state in State.live() and self._is_elsewhere():
             self._request_stop()
             self._wait_for_end()
-            _refuse_elsewhere(self.reader.view())
+            self._refuse_elsewhere(self.reader.view())
             return True
         if view.state is State.UNKNOWN:
-            _refuse_elsewhere(view)
+            self._refuse_elsewhere(view)
         if view.state not in State.live() and not self._remaining_processes():
             return False
         if (view.state in State.live() and view.attempt) and (
@@ -202,9 +205,30 @@ class _Ending:
         if records.attempt is not None and records.supervisor is Liveness.ALIVE:
             found.add(Process(records.attempt.supervisor_pid, records.attempt.supervisor_start))
         submission = read_submission(files)
-        if submission is not None and submission.host == socket.gethostname():
+        if submission is not None and (
+            whereabouts(submission.host, submission.machine) is Whereabouts.HERE
+        ):
             found.add(Process(submission.pid, submission.start))
         return sorted((p for p in found if p.is_alive()), key=lambda p: p.pid)
+
+    def _is_elsewhere(self) -> bool:
+        started = self.reader.records().attempt or read_submission(self.reader.files)
+        if started is None:
+            return False
+        return whereabouts(started.host, started.machine) is Whereabouts.ELSEWHERE
+
+    def _refuse_elsewhere(self, view: TrialView) -> None:
+        """Raises TrialError if the trial may still run where its processes are not visible from here."""
+        if view.state in State.final() or not self._is_elsewhere():
+            return
+        ended = f"; if it has ended: {ASSUME_ENDED.format(view.trial)}"
+        raise TrialError(
+            f"{view.trial} is {view.state.value} on {view.host or 'another host'}; its processes can't be "
+            "seen from here",
+            where=socket.gethostname(),
+            fix=f"run `realsys stop {view.trial}` on {view.host or 'that host'}"
+            + (ended if view.state is State.UNKNOWN else ""),
+        )
 
     # ---- on Slurm ---------------------------------------------------------------------------
 
@@ -220,7 +244,9 @@ class _Ending:
                 return False
             self._await_gone(job, QUIET_S)
         elif view.state in (State.QUEUED, State.HELD) or view.attempt <= job.after_attempt:
-            scancel(job.job_ids)
+            if not (waiting := self._cancellable(job)) and self._has_ended(job):
+                return False
+            scancel(waiting, cluster=job.cluster)
             self.act(f"cancelled job {names}, which had not started a run")
             record_cancellation(self.reader.files, job, by=user_name())
         else:
@@ -228,10 +254,11 @@ class _Ending:
                 self._request_stop_by_slurm(job)
             if self._wait_for_end():
                 self._await_gone(job, QUIET_S)
-        if not self._has_ended(job):
-            self.act(f"killing job {names}")
-            run_slurm(["scancel", "--full", "--signal=KILL", *job.job_ids])
-            scancel(job.job_ids)  # in case it is requeued
+            self._refuse_if_unknown_to_slurm(job)
+        if left := self._cancellable(job):
+            self.act(f"killing job {_listed(left)}")
+            scancel(left, signal="KILL", full=True, cluster=job.cluster)
+            scancel(left, cluster=job.cluster)  # in case it is requeued
         if not self._await_gone(job, GONE_S):
             raise ClusterError(
                 f"job {job.job_id} is still in Slurm {GONE_S:g} s after it was killed",
@@ -247,7 +274,10 @@ class _Ending:
         The supervisor passes it on over its own connection (realsys/supervisor/signals.py).
         """
         try:
-            scancel([job.job_id], signal="TERM")
+            if job.job_id not in self._cancellable(job):
+                self.act(f"Slurm knows no job {job.job_id} of the trial to pass a stop request on")
+                return
+            scancel([job.job_id], signal="TERM", cluster=job.cluster)
         except ClusterError as error:
             self.act(f"the stop request through Slurm failed too: {error.what}")
             return
@@ -255,15 +285,38 @@ class _Ending:
 
     def _has_ended(self, job: Submission) -> bool:
         """Whether all jobs of the trial have ended. Raises ClusterError if Slurm can't tell."""
+        return all(part.state.has_ended for part in self._asked(job).jobs_of(job))
+
+    def _cancellable(self, job: Submission) -> list[str]:
+        """Lists the ids under which Slurm has jobs of the trial at this moment; as ``_has_ended``."""
+        return self._asked(job).cancellable(job)
+
+    def _asked(self, job: Submission) -> JobBoard:
         board, plan = JobBoard(), self.reader.plan
         found = board.job(job, accounting=plan.cluster.slurm.accounting if plan else None)
-        if found is None or found.state is JobState.UNKNOWN:
+        if found is None or (found.state is JobState.UNKNOWN and not found.doubt):
             raise ClusterError(
                 f"Slurm does not report the state of job {job.job_id}: {'; '.join(board.problems)}",
                 where=f"squeue -j {job.job_id}",
                 fix="try again when slurmctld answers (scontrol ping)",
             )
-        return all(part.state.has_ended for part in board.jobs_of(job))
+        board.cancellable(job)  # raises if one of them can't be told from another's
+        return board
+
+    def _refuse_if_unknown_to_slurm(self, job: Submission) -> None:
+        """Raises ClusterError if the run goes on although Slurm has no job of the trial to end."""
+        if self._cancellable(job):
+            return
+        with closing(StatusReader(self.reader.files)) as reader:  # it asks Slurm anew
+            view = reader.view()
+        if view.state not in State.live():
+            return
+        places = sorted({f"{w.host} (pid {w.pid})" for w in view.workers if w.host and w.pid})
+        raise ClusterError(
+            f"{view.trial} still runs, and Slurm has no job of it to cancel: {view.reason}",
+            where=f"squeue -j {job.job_id}",
+            fix=f"end its processes there: {listed(places, MOST_PLACES) or view.host}",
+        )
 
     def _await_gone(self, job: Submission, timeout_s: float) -> bool:
         deadline = time.monotonic() + timeout_s
@@ -273,21 +326,6 @@ class _Ending:
                 return False
             time.sleep(next(pauses, POLL_PAUSES_S[-1]))
         return True
-
-
-def _is_elsewhere(view: TrialView) -> bool:
-    return bool(view.host) and view.host != socket.gethostname()
-
-
-def _refuse_elsewhere(view: TrialView) -> None:
-    """Raises TrialError if the trial may still run on a host whose processes are not visible here."""
-    if not _is_elsewhere(view) or view.state in State.final():
-        return
-    raise TrialError(
-        f"{view.trial} is {view.state.value} on {view.host}; its processes can't be seen from here",
-        where=socket.gethostname(),
-        fix=f"run `realsys stop {view.trial}` on {view.host}",
-    )
 
 
 def _listed(names: Iterable[object]) -> str:

@@ -18,10 +18,10 @@ from launcher.trials.job_board import JobBoard
 from launcher.trials.status import trial_views
 from launcher.trials.submission import Submission, read_submission, record_cancellation
 from launcher.trials.trial_view import TrialView
-from realsys.api.errors import RealsysError
+from realsys.api.errors import ClusterError, RealsysError
 from realsys.trial.folders import check_ours
 from realsys.trial.records import TrialFiles
-from realsys.trial.trial_state import State
+from realsys.trial.trial_state import JobState, State
 
 MAX_CONCURRENT = 16
 Pair = tuple[TrialFiles, TrialView]
@@ -63,29 +63,55 @@ def stop_several(
 def _cancel_waiting(trials: Sequence[Pair], on_action: Callable[[str], None]) -> list[TrialFiles]:
     """Cancels the jobs that have not started a run; returns the trials that remain to be stopped."""
     rest: list[TrialFiles] = []
-    waiting: list[tuple[TrialFiles, Submission]] = []
+    queued: list[tuple[TrialFiles, Submission]] = []
     for files, view in trials:
         # stop() refuses the others.
         submission = read_submission(files) if _is_ours(files) else None
         in_queue = view.state in (State.QUEUED, State.HELD)
         if submission and in_queue and view.attempt <= submission.after_attempt:
-            waiting.append((files, submission))
+            queued.append((files, submission))
         else:
             rest.append(files)
-    if not waiting:
+    if not queued:
         return rest
-    scancel([job_id for _, submission in waiting for job_id in submission.job_ids])
-    for files, submission in waiting:
+    waiting, undecided = _own_jobs(queued)
+    rest += undecided  # stop() says what is the matter with each
+    for cluster in dict.fromkeys(submission.cluster for _, submission, _ in waiting):
+        ids = [job_id for _, s, ids in waiting if s.cluster == cluster for job_id in ids]
+        scancel(ids, cluster=cluster)
+    for files, submission, _ in waiting:
         record_cancellation(files, submission, by=user_name())
-    on_action(f"cancelled the jobs of {len(waiting)} trials that had not started")
+    if waiting:
+        on_action(f"cancelled the jobs of {len(waiting)} trials that had not started")
     board = JobBoard()
-    board.expect(submission for _, submission in waiting)
+    board.expect(submission for _, submission, _ in waiting)
     started = []
-    for files, submission in waiting:
+    for files, submission, _ in waiting:
         job = board.job(submission)
         if job is None or not job.state.has_ended:  # it started between the two commands
             started.append(files)
     return rest + started
+
+
+def _own_jobs(
+    queued: Sequence[tuple[TrialFiles, Submission]],
+) -> tuple[list[tuple[TrialFiles, Submission, list[str]]], list[TrialFiles]]:
+    """Asks Slurm for the ids that are the trials' own jobs; returns (trial, submission, ids), and the
+    trials of which it can't be told.
+    """
+    board, own, undecided = JobBoard(), [], []
+    board.expect(submission for _, submission in queued)
+    for files, submission in queued:
+        try:
+            job = board.job(submission)
+            ids = board.cancellable(submission)
+        except ClusterError:
+            job, ids = None, []
+        if job is None or job.state is JobState.UNKNOWN or not ids:
+            undecided.append(files)
+        else:
+            own.append((files, submission, ids))
+    return own, undecided
 
 
 def _is_ours(files: TrialFiles) -> bool:

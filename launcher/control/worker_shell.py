@@ -45,6 +45,12 @@ def shell_command(
     if submission is None or not submission.on_slurm or reader.plan is None:
         return command, _environment_of(record)
     step = _step(reader.plan, records.progress.phase if records.progress else "main", worker)
+    if records.job is not None and records.job.state.has_ended:
+        raise TrialError(
+            records.job.doubt or f"Slurm has no running job {records.job.job_id} of the trial",
+            where=f"squeue -j {records.job.job_id}",
+            fix="check the trial: realsys status",
+        )
     job_id = records.attempt.job_id if records.attempt else submission.job_id
     if reader.plan.job is not None and reader.plan.job.layout is JobLayout.SPLIT:
         job_id = submission.job_ids[step.component]

@@ -128,6 +128,7 @@ def sbatch_argv(folder: Path, script: str, *, array: bool = False) -> list[str]:
     stem = filename_pattern(str(folder)) + ("/%A_%a_0_log" if array else "/%j_0_log")
     return [
         "sbatch",
+        "--parsable",
         f"--output={stem}.out",
         f"--error={stem}.err",
         f"--chdir={folder}",

@@ -46,17 +46,30 @@ def scrubbed(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def run_slurm(
-    argv: Sequence[str], *, timeout_s: float = 30, env: Mapping[str, str] | None = None
+    argv: Sequence[str],
+    *,
+    timeout_s: float = 30,
+    env: Mapping[str, str] | None = None,
+    cluster: str | None = None,
+    output_counts: bool = False,
 ) -> subprocess.CompletedProcess[str]:
     """Runs one client program to completion; the caller checks a non-zero exit.
 
     Args:
         timeout_s: then it is killed, together with all processes of a site's wrapper script.
         env: further variables, e.g. SLURM_TIME_FORMAT.
+        cluster: the cluster to ask, as sbatch --parsable names it; empty: the one of slurm.conf, whatever
+            the user's SLURM_CLUSTERS; None: as that says.
+        output_counts: do not raise if Slurm does not answer but the program has printed something: with
+            several clusters one may have answered.
     Raises:
         ClusterError: there is no such program, or Slurm does not answer it.
     """
     environment = scrubbed(os.environ) | {"LC_ALL": "C"} | dict(env or {})
+    if cluster is not None:
+        environment.pop("SLURM_CLUSTERS", None)
+    if cluster:
+        argv = [argv[0], f"--clusters={cluster}", *argv[1:]]
     try:
         process = subprocess.Popen(
             list(argv),
@@ -79,7 +92,7 @@ def run_slurm(
         raise _no_answer(argv[0], f"{argv[0]} timed out after {timeout_s:g} s{last}") from error
     finally:
         _end(process)
-    if process.returncode != 0:
+    if process.returncode != 0 and not (output_counts and stdout.strip()):
         _raise_if_unreachable(argv[0], stderr)
     return subprocess.CompletedProcess(list(argv), process.returncode, stdout, stderr)
 
@@ -90,20 +103,35 @@ def is_unknown_job(done: subprocess.CompletedProcess[str]) -> bool:
     return done.returncode != 0 and bool(lines) and all(_NO_JOB.search(line) for line in lines)
 
 
-def scancel(job_ids: Iterable[str], *, signal: str | None = None) -> None:
+def is_unreachable(stderr: str) -> bool:
+    """Whether the error output says that a controller or the accounting can't be reached."""
+    return bool(NO_CONTROLLER.search(stderr) or _NO_DATABASE.search(stderr))
+
+
+def scancel(
+    job_ids: Iterable[str],
+    *,
+    signal: str | None = None,
+    full: bool = False,
+    cluster: str | None = None,
+) -> None:
     """Cancels the jobs, or sends their batch processes a signal (``USR2``); ended jobs are no error.
 
-    Without ``signal`` all processes get TERM, and KILL after the site's KillWait; with it only the job's
-    supervisor gets the signal, and the job continues.
+    The caller has made sure that the ids are still its own jobs' (own_job.py). Without ``signal`` all
+    processes get TERM, and KILL after the site's KillWait; with it only the job's supervisor gets the
+    signal, and the job continues.
 
+    Args:
+        full: the signal goes to the jobs' steps, too.
+        cluster: theirs, as for run_slurm.
     Raises:
         ClusterError: Slurm refused; jobs before and after the refused one were processed.
     """
     ids = list(job_ids)
     if not ids:
         return
-    how = ["--batch", f"--signal={signal}"] if signal else []
-    done = run_slurm(["scancel", *how, *ids])
+    how = ["--full" if full else "--batch", f"--signal={signal}"] if signal else []
+    done = run_slurm(["scancel", *how, *ids], cluster=cluster)
     if done.returncode != 0 and not is_unknown_job(done):
         raise ClusterError(
             f"scancel refused: {failure_text(done)}",

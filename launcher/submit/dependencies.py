@@ -44,7 +44,15 @@ def dependency_on(after: str) -> str | None:
         )
     trials = find_sweep(name) or [find_trial(name)]
     jobs = [_job_of(files) for files in trials]
-    states = [view.state for view in trial_views(trials)]
+    views = trial_views(trials)
+    states = [view.state for view in views]
+    for files, view in zip(trials, views, strict=True):
+        if view.state not in State.final() and view.job is not None and view.job.doubt:
+            raise ConfigError(
+                f"Slurm can't wait for {trial_name(files)}: {view.job.doubt}",
+                where=_WHERE,
+                fix="wait for it with `realsys wait`",
+            )
     for files, state in zip(trials, states, strict=True):
         if state in State.final() and state not in _FULFILLED[condition]:
             raise ConfigError(

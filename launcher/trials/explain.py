@@ -53,6 +53,9 @@ def _job(view: TrialView) -> Iterator[str]:
     job = view.job
     if job is None:
         return
+    if job.doubt:
+        yield job.doubt
+        return
     line = f"Slurm says of job {job.job_id}: {job.slurm_state}"
     if job.reason and job.reason not in ("None", "(null)"):
         line += f" ({job.reason})"

@@ -33,11 +33,24 @@ _ENDS = {
 }
 
 
+_WAYS = "if it is the trial's, scancel {0}; if not, realsys stop {1} --assume-ended"
+_STILL_RUNS = "nothing for now: it runs; `realsys stop` asks it to end without Slurm"
+
+
 def explain_job(state: State, records: Records) -> tuple[str, str] | None:
     """Returns (reason, fix) if the job explains the state; None if the trial's own records do."""
     submission, job = records.submission, records.job
     assert submission is not None
     resume = f"realsys resume {records.trial}"
+    if job is not None and job.doubt and job.state is JobState.UNKNOWN and state is State.UNKNOWN:
+        job_id = submission.job_id
+        return (
+            job.doubt,
+            f"look at `scontrol show job {job_id}`: {_WAYS.format(job_id, records.trial)}",
+        )
+    if job is not None and job.state is JobState.GONE and state in State.live():
+        why = job.doubt or f"Slurm no longer knows job {submission.job_id}"
+        return f"{why}; but {len(records.workers)} of its workers hold their leases", _STILL_RUNS
     if job is None or job.state is JobState.UNKNOWN:
         if state is not State.UNKNOWN:
             return None
@@ -91,7 +104,7 @@ def _lost(job: JobInfo, records: Records, resume: str) -> tuple[str, str]:
     )
     started = records.attempt is not None
     if job.state is JobState.GONE:
-        how, fix = "Slurm no longer knows it", ""
+        how, fix = job.doubt or "Slurm no longer knows it", ""
     elif job.slurm_state.startswith("CANCELLED") or job.state is JobState.STOPPED:
         by = _canceller(job)
         how, fix = f"it was cancelled{by and f' by {by}'}", ""

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote
@@ -29,8 +31,11 @@ from realsys.observability.metric_catalogue import with_current_names
 from realsys.slurm.srun_messages import step_wait
 from realsys.trial.last_lines import last_lines
 from realsys.trial.liveness import Liveness, liveness
+from realsys.trial.machine_identity import Whereabouts, whereabouts
 from realsys.trial.records import (
+    AssumedEnd,
     AttemptFiles,
+    AttemptRecord,
     Progress,
     StopRequest,
     TrialFiles,
@@ -40,6 +45,7 @@ from realsys.trial.records import (
     loads,
 )
 from realsys.trial.trial_reader import MAX_ROWS_BYTES, Attempt, TrialReader, check_regular
+from realsys.trial.trial_state import JobState
 
 if TYPE_CHECKING:
     from launcher.slurm.query.job_query import JobInfo
@@ -128,9 +134,15 @@ class StatusReader(TrialReader):
         attempt, marker = (last.record, last.marker) if last else (None, None)
         supervisor = last.supervisor if last else Liveness.NONE
         on_slurm = submission is not None and submission.on_slurm
-        # For a run on another host without Slurm, the workers' leases are the only sign of life.
-        wanted = workers or (supervisor is Liveness.UNKNOWN and not on_slurm)
+        # For a run on another host without Slurm, or of which Slurm has no record, the workers' leases are
+        # the only sign of life.
+        unrecorded = job is not None and job.state is JobState.GONE
+        renamed = attempt is not None and attempt.host != socket.gethostname()
+        unseen = supervisor is Liveness.UNKNOWN or (supervisor is Liveness.DEAD and renamed)
+        wanted = workers or unrecorded or (unseen and not on_slurm)
         found, statuses, heartbeats = self._workers(ages=ages) if wanted else ({}, {}, {})
+        if supervisor in (Liveness.UNKNOWN, Liveness.DEAD) and attempt is not None and not on_slurm:
+            supervisor = self._supervisor_by_leases(supervisor, attempt, found)
         stop, progress = self._value(StopRequest, "stop"), self._value(Progress, "progress")
         begun, known = last.files if last else None, None
         if begun is not None and self.unread and marker is None:
@@ -158,7 +170,7 @@ class StatusReader(TrialReader):
             # On Slurm a pid is meaningful only on its node; the lease is the sign of life there.
             alive={}
             if on_slurm
-            else {n: liveness(w.host, w.pid, w.start) for n, w in found.items()},
+            else {n: self._worker_liveness(w, attempt) for n, w in found.items()},
             heartbeats=heartbeats,
             restarts=self._rows(begun.restarts) if begun else [],
             published=self._published(),
@@ -172,6 +184,19 @@ class StatusReader(TrialReader):
             batch_log=str(next(reversed(batch_logs(files, submission)), "")) if not begun else "",
             notes=tuple(self.notes),
         )
+
+    def _supervisor_by_leases(
+        self, supervisor: Liveness, attempt: AttemptRecord, workers: Mapping[str, WorkerRecord]
+    ) -> Liveness:
+        """Decides about a supervisor that was started under another name, or is assumed to have ended: as
+        long as its workers hold their leases nothing of that counts.
+        """
+        if any(worker.attempt == attempt.number for worker in workers.values()):
+            is_here = whereabouts(attempt.host, attempt.machine) is Whereabouts.HERE
+            return supervisor if is_here else Liveness.UNKNOWN
+        if supervisor is Liveness.UNKNOWN and self._is_assumed_ended(attempt=attempt.number):
+            return Liveness.DEAD
+        return supervisor
 
     def _last_known(self, attempt: AttemptFiles) -> KnownProgress:
         """Determines the attempt's progress from the files in the trial's folder."""
@@ -227,7 +252,26 @@ class StatusReader(TrialReader):
             return Liveness.NONE
         if submission.on_slurm:
             return Liveness.UNKNOWN
-        return liveness(submission.host, submission.pid, submission.start)
+        if self._is_assumed_ended(submission=submission):
+            return Liveness.DEAD
+        pid, start = submission.pid, submission.start
+        return liveness(submission.host, pid, start, submission.machine)
+
+    def _worker_liveness(self, worker: WorkerRecord, attempt: AttemptRecord | None) -> Liveness:
+        """A worker without a Slurm runs on its supervisor's machine."""
+        machine = attempt.machine if attempt and attempt.host == worker.host else None
+        return liveness(worker.host, worker.pid, worker.start, machine)
+
+    def _is_assumed_ended(
+        self, *, attempt: int | None = None, submission: Submission | None = None
+    ) -> bool:
+        """Whether a user has said that this attempt, or this submission's process, has ended."""
+        assumed = self.record(AssumedEnd, self.files.assumed_end)
+        if assumed is None:
+            return False
+        if submission is not None:
+            return assumed.job_id == submission.job_id
+        return assumed.attempt == attempt
 
     def _job(self, submission: Submission | None, last: Attempt | None) -> JobInfo | None:
         if submission is None or self._unsettled(submission, last) is None:
@@ -243,6 +287,9 @@ class StatusReader(TrialReader):
                 found = later
         for problem in self._board.problems:
             self.note(problem)
+        # Slurm has a job of the id, and only the user knows that it is not this one.
+        if found is not None and found.doubt and self._is_assumed_ended(submission=counts):
+            return replace(found, state=JobState.GONE)
         return found
 
     def _check_space(self) -> str:

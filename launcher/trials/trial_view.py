@@ -249,6 +249,8 @@ def _facts(records: Records) -> TrialFacts:
     state = job.state if job else None
     if records.on_slurm and state is None:
         state = JobState.UNKNOWN
+    if state is JobState.GONE and records.known is not None:  # nor can the leases be read
+        state = JobState.UNKNOWN
     return TrialFacts(
         planned=records.plan is not None,
         pending=records.submission_alive if pending else Liveness.NONE,
@@ -326,14 +328,15 @@ def _explanation(state: State, records: Records) -> tuple[str, str]:
         where = attempt or records.submission
         if records.plan is None and not where:
             return "its records can't be read", f"inspect {records.folder}"
-        host = where.host if where else "another host"
+        host, assume = where.host if where else "another host", ASSUME_ENDED.format(records.trial)
         return (
             f"it was started on {host}, and no worker holds a lease",
-            f"check with `realsys status` on {host}",
+            f"check with `realsys status` on {host}; if it has ended: {assume}",
         )
     return "", ""
 
 
+ASSUME_ENDED = "realsys stop {} --assume-ended"  # launcher/control/assume_end.py
 SILENT_S = 30.0
 _EXPECT = "the run ends automatically if a step can't be started"
 _UNREAD_MATTERS = frozenset({State.STARTING, State.RUNNING, State.STOPPING, State.UNKNOWN})

@@ -21,8 +21,10 @@ from types import FrameType
 
 from realsys.api.errors import ConfigError
 from realsys.api.plan import LaunchPlan
+from realsys.slurm.job_identity import JobIdentity, Ownership
 from realsys.slurm.lost_nodes import evidence, without_lost
 from realsys.slurm.no_answer import NO_CONTROLLER
+from realsys.supervisor.own_jobs import ownerships
 from realsys.supervisor.supervisor import Supervisor
 
 logger = logging.getLogger(__name__)
@@ -66,15 +68,21 @@ def listen_to_signals(supervisor: Supervisor, plan: LaunchPlan) -> threading.Eve
     return requeue
 
 
-def requeue_job(job_id: str) -> bool:
+def requeue_job(job_id: str, identity: JobIdentity | None = None) -> bool:
     """Requeues the job, retrying while the controller is unavailable; Slurm ends this process meanwhile.
-    Returns False if Slurm refuses.
+    Returns False if Slurm refuses, or has another job of that id by now.
 
     If the site forbids it, the log says so; `realsys resume` still works.
+
+    Args:
+        identity: what the job is recognised by; None: it is not asked.
     """
     logger.info("requeue requested job=%s", job_id)
     deadline = time.monotonic() + REQUEUE_PATIENCE_S
     while True:
+        if identity is not None and _is_anothers(identity, timeout_s=REQUEUE_TIMEOUT_S):
+            logger.error("requeue given up job=%s error=Slurm has no such job of the trial", job_id)
+            return False
         try:
             done = _run("scontrol", "requeue", job_id, timeout_s=REQUEUE_TIMEOUT_S)
         except FileNotFoundError as error:
@@ -101,12 +109,26 @@ def is_cancelled(by: str) -> bool:
     return by not in (*_ANNOUNCED, _ANNOUNCED_UNKNOWN)
 
 
-def cancel_job(job_id: str) -> None:
+def _is_anothers(identity: JobIdentity, *, timeout_s: float) -> bool:
+    """Whether Slurm says that the id is not this job's any more; False if it does not say."""
+    whose = (ownerships([identity], timeout_s=timeout_s) or {}).get(identity.job_id)
+    return whose in (Ownership.NOT_OURS, Ownership.GONE)
+
+
+def cancel_job(job_id: str, identity: JobIdentity | None = None) -> None:
     """Makes Slurm report a job stopped by a user as CANCELLED, not FAILED.
 
     Slurm sends SIGTERM to this process, which exits by itself. Jobs that depend on its success do not
     start.
+
+    Args:
+        identity: what the job is recognised by; nothing is cancelled that is not. None: it is not asked.
     """
+    if identity is not None:
+        whose = ownerships([identity], timeout_s=CANCEL_TIMEOUT_S)
+        if whose is None or whose[job_id] is not Ownership.OURS:
+            logger.warning("not cancelled job=%s", job_id)
+            return
     try:
         done = _run("scancel", job_id, timeout_s=CANCEL_TIMEOUT_S)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -133,22 +155,30 @@ def _interruption(environ: os._Environ[str], announced_s: float) -> str:
 # request is repeated in a thread, beside the requeue. Nothing here may keep an attempt from ending.
 
 
-def leave_out(job_id: str, lost: Mapping[str, str], needed: int) -> threading.Thread:
+def leave_out(
+    job_id: str, lost: Mapping[str, str], needed: int, *, identity: JobIdentity | None = None
+) -> threading.Thread:
     """Starts asking Slurm to exclude the lost nodes from the job's next start, if it can.
 
     Args:
         lost: node → why (realsys/slurm/lost_nodes.py).
         needed: nodes of the job.
+        identity: what the job is recognised by; None: it is not asked.
     """
     thread = threading.Thread(
-        target=_leave_out, args=(job_id, lost, needed), name="other nodes", daemon=True
+        target=_leave_out, args=(job_id, lost, needed, identity), name="other nodes", daemon=True
     )
     thread.start()
     return thread
 
 
-def _leave_out(job_id: str, lost: Mapping[str, str], needed: int) -> None:
+def _leave_out(
+    job_id: str, lost: Mapping[str, str], needed: int, identity: JobIdentity | None
+) -> None:
     try:
+        if identity is not None and _is_anothers(identity, timeout_s=ANSWER_S):
+            logger.warning("lost nodes not excluded error=Slurm has no such job of the trial")
+            return
         wanted = _wanted(job_id, lost, needed)
         if wanted is None:
             logger.warning("lost nodes not excluded lost=%s reason=job needs them", evidence(lost))

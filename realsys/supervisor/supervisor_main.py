@@ -17,6 +17,7 @@ from realsys.name_resolve.key_table import TrialKeys
 from realsys.observability.worker_logs import configure_logging
 from realsys.runtime.child_processes.parent_death import die_with_parent
 from realsys.runtime.failures import failure_of
+from realsys.slurm.job_identity import JobIdentity
 from realsys.slurm.lost_nodes import is_silence, lost_nodes
 from realsys.supervisor.attempt.attempt import Job, claim_attempt, end_attempt
 from realsys.supervisor.health.preflight_check import preflight
@@ -104,8 +105,11 @@ def _supervise(
         supervisor.give_room()
         write_record(attempt_files.exit, marker)
         logger.info("attempt ended number=%d result=%s", record.number, marker.result)
+        identity = JobIdentity(
+            job_id=job.job_id, began_at=record.started_at, restarts=job.restart_count
+        )
         comes_back = goes_on_by_itself(plan, marker, began_at=began_at)
-        comes_back = _leave_out_lost_nodes(plan, job, marker) or comes_back
+        comes_back = _leave_out_lost_nodes(plan, identity, job.nodes, marker) or comes_back
         if newer_attempt_of_same_job(files, record.number) is not None:
             logger.warning("the job was requeued; waiting for Slurm to end this incarnation")
             linger()
@@ -114,10 +118,10 @@ def _supervise(
             steps.close()  # in any case: the other jobs hold nodes
     comes_back = comes_back or (marker.result is Result.STOPPED and requeue.is_set())
     # Requeue first: Slurm may end this process before a picture is drawn. The next incarnation does it.
-    if not (comes_back and requeue_job(job.job_id)):
+    if not (comes_back and requeue_job(job.job_id, identity)):
         _write_artifacts(files)
         if plan.job is not None and _is_stopped_by_user(marker, supervisor, plan.job):
-            cancel_job(job.job_id)
+            cancel_job(job.job_id, identity)
     if plan.job is not None and marker.result is not Result.COMPLETED:
         raise SystemExit(1)  # so that the job's state, and jobs that depend on it, are right
     return 0 if marker.result is Result.COMPLETED else 1
@@ -142,13 +146,15 @@ def goes_on_by_itself(plan: LaunchPlan, marker: ExitMarker, *, began_at: Mapping
     )
 
 
-def _leave_out_lost_nodes(plan: LaunchPlan, job: Job, marker: ExitMarker) -> bool:
+def _leave_out_lost_nodes(
+    plan: LaunchPlan, job: JobIdentity, nodes: str, marker: ExitMarker
+) -> bool:
     """Returns whether the attempt lost nodes and is requeued; makes its job's next start avoid them."""
     if plan.job is None or not plan.job.requeue or marker.result is Result.COMPLETED:
         return False
-    lost = lost_nodes(marker, job.nodes)
+    lost = lost_nodes(marker, nodes)
     if lost and plan.job.layout is JobLayout.SINGLE:
-        leave_out(job.job_id, lost, plan.job.components[0].nodes)
+        leave_out(job.job_id, lost, plan.job.components[0].nodes, identity=job)
     return bool(lost)
 
 

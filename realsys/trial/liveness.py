@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from realsys.trial.machine_identity import MachineIdentity, Whereabouts, whereabouts
 from realsys.trial.records import process_start
 
 TRIAL_VARIABLE = "REALSYS_TRIAL_DIR"
@@ -53,10 +53,11 @@ class Process:
         return True
 
 
-def liveness(host: str, pid: int, start: int) -> Liveness:
+def liveness(host: str, pid: int, start: int, machine: MachineIdentity | None = None) -> Liveness:
     """Whether the recorded process runs, as far as this host can determine."""
-    if host != socket.gethostname():
-        return Liveness.UNKNOWN
+    where = whereabouts(host, machine)
+    if where is not Whereabouts.HERE:
+        return Liveness.UNKNOWN if where is Whereabouts.ELSEWHERE else Liveness.DEAD
     return Liveness.ALIVE if Process(pid, start).is_alive() else Liveness.DEAD
 
 

@@ -39,6 +39,7 @@ from typing import Any, TypeVar
 
 from realsys.api.errors import ConfigError, TrialError
 from realsys.api.plain import from_plain, to_plain
+from realsys.trial.machine_identity import MachineIdentity
 from realsys.trial.temporary_names import temporary_beside
 
 T = TypeVar("T")
@@ -171,6 +172,7 @@ class TrialFiles:
     latest = _SubPath("latest")
     report = _SubPath("report.html")
     prediction = _SubPath("prediction.json")
+    assumed_end = _SubPath("assumed-end.json")
 
     def plan_of(self, plan_hash: str) -> Path:
         """Copy of a plan that is kept beside the present one."""
@@ -254,7 +256,20 @@ class AttemptRecord:
     job_id: str = ""  # of Slurm, or of submitit's local executor
     restart_count: int = 0  # of a requeued Slurm job; (job id, restart count) is one incarnation
     nodes: str = ""  # hostlist of the job's nodes; empty on this machine
+    machine: MachineIdentity | None = (
+        None  # the supervisor's; None: on Slurm, or of an older revision
+    )
     ended_at: float | None = None  # in the store: when its supervisor ended it
+
+
+@dataclass(frozen=True, kw_only=True)
+class AssumedEnd:
+    """``assumed-end.json``: a user knows that a run has ended of which nothing can be seen."""
+
+    attempt: int  # the last one then; 0: there was none
+    job_id: str  # of the submission then, submitit's or Slurm's
+    by: str
+    at: float
 
 
 @dataclass(frozen=True, kw_only=True)

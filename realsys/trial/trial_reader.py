@@ -142,7 +142,8 @@ class TrialReader:
             record = read_bounded_record(AttemptRecord, files.record)
             supervisor = Liveness.NONE
         if record is not None:
-            supervisor = liveness(record.host, record.supervisor_pid, record.supervisor_start)
+            pid, start = record.supervisor_pid, record.supervisor_start
+            supervisor = liveness(record.host, pid, start, record.machine)
         marker = self.record(ExitMarker, files.exit)
         if record is None and marker is not None:  # it had one
             supervisor = Liveness.UNKNOWN

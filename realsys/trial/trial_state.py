@@ -128,7 +128,8 @@ def _on_slurm(facts: TrialFacts, job: JobState) -> State:
         return _IN_QUEUE[job]
     if job is JobState.UNKNOWN and not facts.leases:
         return State.UNKNOWN
-    if job.has_ended:
+    # That Slurm has no record is no news of the job while its workers show that they live.
+    if job.has_ended and not (job is JobState.GONE and facts.leases):
         return State.LOST
     if facts.stop_requested or job is JobState.FINISHING:
         return State.STOPPING

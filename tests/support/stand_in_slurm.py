@@ -111,11 +111,23 @@ def calls(folder: Path, name: str) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
 
-def queue_row(job_id: str, state: str, exit_code: str = "0:0", restarts: int = 0) -> str:
+SUBMITTED = 1795254690  # of the jobs of queue_row, in seconds since 1970
+
+
+def queue_row(
+    job_id: str,
+    state: str,
+    exit_code: str = "0:0",
+    restarts: int = 0,
+    *,
+    submitted: int = SUBMITTED,
+    cluster: str = "lab",
+    comment: str = "(null)",
+) -> str:
     """What squeue prints of a job, as launcher/slurm/query/job_query.py asks for it."""
-    times = ["1795254691", "1795254690", "1795258290"]
+    times = [str(submitted + 1), str(submitted), str(submitted + 3600)]
     row = [job_id, job_id, state, "None", "n1", *times, "1:00:00", str(restarts), exit_code]
-    return "\x1f".join([*row, "(null)"]) + "\x1e\n"
+    return "\x1f".join([*row, cluster, comment]) + "\x1e\n"
 
 
 def wait_until(is_true: Callable[[], object], *, timeout_s: float = 60.0) -> None:

@@ -209,6 +209,10 @@ def stop(
         bool, o.option("--all", "All my running and queued trials; asks first.")
     ] = False,
     yes: Annotated[bool, o.option("--yes -y", "Don't ask.")] = False,
+    assume_ended: Annotated[
+        bool,
+        o.option("--assume-ended", "I know that it has ended, though nothing of it can be seen."),
+    ] = False,
     cluster: o.Cluster = None,
 ) -> int:
     """Stop a trial, or all of a sweep, after the current step; leaves no process behind."""
@@ -222,6 +226,14 @@ def stop(
     several = (
         list(all_trials(cluster=cluster)) if trial is None else find_sweep(trial, cluster=cluster)
     )
+    if assume_ended:
+        if trial is None or several:
+            raise typer.BadParameter("--assume-ended takes a single TRIAL")
+        from launcher.control.assume_end import assume_end
+
+        view = assume_end(find_trial(trial, cluster=cluster))
+        output.say(f"{view.trial} is {view.state.value}; resume it: realsys resume {view.trial}")
+        return ExitCode.OK
     if trial is None or several:
         from launcher.cli.verbs.sweep_verbs import stop_trials
 

@@ -17,13 +17,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from launcher.sites import places
 from launcher.slurm.query.job_rows import JobInfo
 from realsys.trial.temporary_names import replace_text
 from realsys.trial.trial_state import JobState
 
-FORMAT = 1  # of the file; a file of another format is ignored
+FORMAT = 2  # of the file; a file of another format is ignored
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,9 +46,10 @@ class CachedAnswer:
     accounting_off: bool = False
 
 
-def cache_file() -> Path:
-    """Returns the cache file of this host; each slurm.conf has its own."""
-    which = f"{os.environ.get('SLURM_CONF', '')}\0{os.environ.get('SLURM_CLUSTERS', '')}"
+def cache_file(cluster: str | None = None) -> Path:
+    """Returns the cache file of this host; each slurm.conf and each cluster (run_slurm's) has its own."""
+    asked = os.environ.get("SLURM_CLUSTERS", "") if cluster is None else f"={cluster}"
+    which = f"{os.environ.get('SLURM_CONF', '')}\0{asked}"
     name = re.sub(r"[^A-Za-z0-9.-]", "_", socket.gethostname()).lstrip(".") or "_"
     digest = hashlib.sha256(f"{os.geteuid()}\0{which}".encode(errors="replace")).hexdigest()[:8]
     return Path(places.state_home(), "slurm", f"{name}-{digest}.json")
@@ -101,5 +103,6 @@ def _wait_for(lock: int, deadline: float) -> None:
             return
 
 
-def _job(raw: dict[str, object]) -> JobInfo:
-    return JobInfo(**{**raw, "state": JobState(str(raw["state"]))})  # type: ignore[arg-type]
+def _job(raw: dict[str, Any]) -> JobInfo:
+    others = {name: tuple(map(_job, raw[name])) for name in ("earlier", "namesakes")}
+    return JobInfo(**{**raw, **others, "state": JobState(str(raw["state"]))})

@@ -24,7 +24,7 @@ ROW_END = "\x1e"
 SQUEUE_FIELDS = {
     "JobArrayID": "job_id", "JobID": "raw_id", "State": "state", "Reason": "reason", "NodeList": "nodes",
     "StartTime": "start", "SubmitTime": "submit", "EndTime": "end", "TimeLimit": "limit",
-    "RestartCnt": "restarts", "exit_code": "exit", "Comment": "comment",
+    "RestartCnt": "restarts", "exit_code": "exit", "Cluster": "cluster", "Comment": "comment",
 }  # fmt: skip
 SACCT_FIELDS = {
     "JobID": "job_id", "JobIDRaw": "raw_id", "State": "state", "Reason": "reason", "NodeList": "nodes",
@@ -57,6 +57,11 @@ class JobInfo:
         restarts: number of requeues.
         exit_code: 0 is accepted only with COMPLETED.
         source: ``squeue``, ``sacct``, or ``none`` if neither knows the job.
+        cluster: its cluster's name; empty in accounting.
+        earlier: accounting's former rows of the id, oldest first: runs before a requeue, or other jobs
+            that had the id before.
+        namesakes: jobs of the same id on other clusters.
+        doubt: why what Slurm says of the id is not believed (own_job.py).
     """
 
     job_id: str
@@ -76,6 +81,10 @@ class JobInfo:
     signal: int | None = None
     comment: str = ""
     source: str = "none"
+    cluster: str = ""
+    earlier: tuple[JobInfo, ...] = ()
+    namesakes: tuple[JobInfo, ...] = ()
+    doubt: str = ""
 
 
 @dataclass(frozen=True)
@@ -115,7 +124,8 @@ def read_sacct(text: str) -> Rows:
         found.sort(key=lambda info: (info.submitted_at or 0, info.started_at or float("inf")))
         over = [info.slurm_state != "RESIZING" for info in found[:-1]]
         restarts = sum(over) + (found[-1].slurm_state == "REQUEUED")  # its next row will follow
-        latest.append((raw_ids[job_id], replace(found[-1], restarts=restarts)))
+        last = replace(found[-1], restarts=restarts, earlier=tuple(found[:-1]))
+        latest.append((raw_ids[job_id], last))
     return Rows(_by_name(latest), len(bad), bad[0][:80] if bad else "")
 
 
@@ -160,6 +170,7 @@ def _info(row: Mapping[str, str], time_limit_s: int | None, source: str) -> JobI
         signal=signal or None,
         comment="" if row["comment"] == "(null)" else row["comment"],
         source=source,
+        cluster=_text(row.get("cluster", "")),
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -28,13 +29,20 @@ from realsys.trial.folders import write_private
 SUBMIT_TIMEOUT_S = 30.0
 QUEUE_FULL = "temporarily unable to accept job"
 NO_ANSWER = "slurmctld does not answer"
+NO_ID = "sbatch printed no job id"
 RECHECK_PAUSES_S = (2.0, 5.0)  # pauses before checking again whether Slurm accepted the job
+# What sbatch prints with --parsable, and without, should a site's wrapper drop that.
+_ACCEPTED = re.compile(
+    r"(?:Submitted batch job )?(\d{1,10})(?:(?:;| on cluster )([\w.-]+))?", re.ASCII
+)
 ELEMENTS = "elements.json"  # of a job array: index → trial's folder and plan's hash
 
 
-def accepted_job(script: Path) -> str | None:
+def accepted_job(script: Path, *, cluster: str | None = None) -> str | None:
     """Finds the job that Slurm created although sbatch got no answer; None if there is none.
 
+    Args:
+        cluster: that it was submitted to, as run_slurm takes it.
     Raises:
         ClusterError: this query is not answered either.
     """
@@ -42,7 +50,7 @@ def accepted_job(script: Path) -> str | None:
     pauses = iter(RECHECK_PAUSES_S)
     while True:
         try:
-            listing = run_slurm(argv, timeout_s=SUBMIT_TIMEOUT_S).stdout
+            listing = run_slurm(argv, timeout_s=SUBMIT_TIMEOUT_S, cluster=cluster).stdout
         except ClusterError as error:
             pause_s = next(pauses, None)
             if pause_s is None:
@@ -58,17 +66,32 @@ def accepted_job(script: Path) -> str | None:
             return next((job_id for job_id, command in rows if command == str(script)), None)
 
 
+def parsed_answer(stdout: str) -> tuple[str, str] | None:
+    """Parses job id and cluster (empty: slurm.conf's own) from the last line that holds them and nothing
+    else; None if there is none. A site's wrapper may print lines of its own (pure).
+    """
+    lines = [found for line in stdout.splitlines() if (found := _ACCEPTED.fullmatch(line.strip()))]
+    return (lines[-1][1], lines[-1][2] or "") if lines else None
+
+
 class BatchExecutor(SlurmExecutor):  # type: ignore[misc]
     """Submits a command as the batch step of a job, or of each element of a job array.
 
     Args:
         folder: where submitit stores the script and the output.
         script: renders the batch script that executes a shell command.
+        cluster: to submit to, as run_slurm takes it.
+
+    Attributes:
+        cluster: after a submission, the cluster that accepted it, as sbatch named it.
     """
 
-    def __init__(self, folder: Path, *, script: Callable[[str], str]) -> None:
+    def __init__(
+        self, folder: Path, *, script: Callable[[str], str], cluster: str | None = None
+    ) -> None:
         check_folder(folder)
         super().__init__(folder)
+        self.cluster = cluster
         self._script, self._array = script, False
 
     def start(self, command: str) -> str:
@@ -116,18 +139,34 @@ class BatchExecutor(SlurmExecutor):  # type: ignore[misc]
         where = f"sbatch of {folder.parent}"
         try:
             argv = sbatch_argv(folder, str(path), array=self._array)
-            done = run_slurm(argv, timeout_s=SUBMIT_TIMEOUT_S)
+            done = run_slurm(argv, timeout_s=SUBMIT_TIMEOUT_S, cluster=self.cluster)
             if done.returncode != 0:
                 raise refusal(done.stderr, where=where)
-            job_id = self._get_job_id_from_submission_command(done.stdout)
+            answer = parsed_answer(done.stdout)
+            if answer is None:
+                raise _no_id(done.stdout, where)
+            job_id, self.cluster = answer
         except ClusterError as error:
-            accepted = accepted_job(path) if error.what.startswith(NO_ANSWER) else None
+            may_be_accepted = error.what.startswith((NO_ANSWER, NO_ID))
+            accepted = accepted_job(path, cluster=self.cluster) if may_be_accepted else None
             if accepted is None:
                 path.unlink()
                 if QUEUE_FULL in error.what:  # sbatch itself would retry forever
                     raise refusal(f"{QUEUE_FULL} jobs", where=where) from error
                 raise
             job_id = accepted
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
         job = SlurmJob(folder=self.folder, job_id=job_id, tasks=[0])
         job.paths.move_temporary_file(path, "submission_file")
         return job
+
+
+def _no_id(stdout: str, where: str) -> ClusterError:
+    lines = stdout.strip().splitlines()
+    return ClusterError(
+        f"{NO_ID}: {lines[-1][:200] if lines else 'nothing'}",
+        where=where,
+        fix="see what `sbatch --parsable` prints here: a number, on a line of its own, is expected",
+    )

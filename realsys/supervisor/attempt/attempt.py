@@ -28,6 +28,7 @@ from realsys.name_resolve.lease_validity import MANY_TTL_S
 from realsys.name_resolve.retry import retry_while_unavailable
 from realsys.name_resolve.store import Compare, Entry, NameResolve, Put, find
 from realsys.transport.curve_keys import TrialKeypairs
+from realsys.trial.machine_identity import Whereabouts, this_machine, whereabouts
 from realsys.trial.records import (
     AttemptFiles,
     AttemptRecord,
@@ -124,6 +125,7 @@ def claim_attempt(
         job_id=job.job_id,
         restart_count=job.restart_count,
         nodes=job.nodes,
+        machine=None if job.nodes else this_machine(),  # on Slurm, Slurm says what lives
     )
     attempt = _claim_folder(files, record)
     if not insist(lambda: _put(store, keys, before.compare, record)):
@@ -236,7 +238,7 @@ def _refuse_if_live(
     former = (previous.job_id, previous.restart_count)
     if job.job_id == previous.job_id and (job.job_id, job.restart_count) != former:
         return  # Slurm requeued us: it runs one incarnation, and the token fences a cut-off one
-    if socket.gethostname() == previous.host:
+    if whereabouts(previous.host, previous.machine) is Whereabouts.HERE:
         live = is_alive(previous.supervisor_pid, previous.supervisor_start)
     else:
         live = store is not None and not _leases_end(

@@ -170,3 +170,11 @@ def submitted_job_ids(files: TrialFiles, attempt: AttemptRecord) -> list[str]:
     except (OSError, ValueError, KeyError, TypeError):
         return []
     return ids if ids and ids[0] == attempt.job_id else []
+
+
+def submitted_comment(files: TrialFiles) -> str:
+    """Returns the comment of the trial's jobs, as recorded by the launch; empty if it is not."""
+    try:
+        return str(json.loads(files.submission.read_bytes())["job"]["comment"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""

@@ -16,8 +16,14 @@ from dataclasses import dataclass, field, replace
 from realsys.api.errors import ClusterError
 from realsys.api.plan import LaunchPlan, PhasePlan
 from realsys.runtime import worker_exit_codes
+from realsys.slurm.job_identity import JobIdentity, Ownership
 from realsys.supervisor.attempt.attempt import LEASE_SLACK_S
-from realsys.supervisor.split_jobs.component_board import ComponentBoard, submitted_job_ids
+from realsys.supervisor.own_jobs import ownerships
+from realsys.supervisor.split_jobs.component_board import (
+    ComponentBoard,
+    submitted_comment,
+    submitted_job_ids,
+)
 from realsys.supervisor.split_jobs.components import (
     Action,
     ComponentRecord,
@@ -192,13 +198,13 @@ class SplitSteps:
         present = self._components()  # before the order: an agent may obey it at once
         ordered = self._order(Action.LEAVE)
         left = list(self.others) if present is None else [i for i in self.others if i in present]
-        cancel_jobs(self._ids(i for i in self.others if i not in left))
+        self._cancel(i for i in self.others if i not in left)
         while left and time.monotonic() < deadline:
             time.sleep(self.poll_s)
             ordered = ordered or self._order(Action.LEAVE)
             present = self._components()
             left = [i for i in left if present is None or i in present]
-        cancel_jobs(self._ids(left))
+        self._cancel(left)
         self.board.close()
 
     # ---- looking ----------------------------------------------------------------------------
@@ -316,7 +322,7 @@ class SplitSteps:
 
     def _cut_off(self, indices: set[int]) -> None:
         """Cancels components that do not report the end of their tasks."""
-        cancel_jobs(self._ids(indices))
+        self._cancel(indices)
         for index in indices:
             self._give_up(index, f"{self._named(index)} did not end it in time and was cancelled")
 
@@ -337,6 +343,18 @@ class SplitSteps:
     def _named(self, index: int) -> str:
         assert self.plan.job is not None
         return named(self.plan.job, index, "".join(self._ids([index])))
+
+    def _cancel(self, indices: Iterable[int]) -> None:
+        """Cancels the jobs of those components that Slurm still has under their ids."""
+        began_at = self.board.attempt.started_at
+        comment = submitted_comment(self.files)
+        ids = self._ids(indices)
+        known = [JobIdentity(job_id=one, comment=comment, began_at=began_at) for one in ids]
+        whose = ownerships(known, timeout_s=SCANCEL_TIMEOUT_S)
+        if whose is None:
+            logger.error("jobs not cancelled jobs=%s reason=Slurm does not answer", ",".join(ids))
+            return
+        cancel_jobs([one for one in ids if whose[one] is Ownership.OURS])
 
     def _ids(self, indices: Iterable[int]) -> list[str]:
         """Returns the known job ids of those components."""

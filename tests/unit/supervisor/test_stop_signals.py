@@ -11,11 +11,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from stand_in_slurm import calls, make_plan, program, write_plan
+from stand_in_slurm import SUBMITTED, calls, make_plan, program, write_plan
 
 from realsys.api.cluster import SlurmSpec
 from realsys.api.plan import plan_hash, plan_text
+from realsys.slurm.job_identity import JobIdentity, Ownership
 from realsys.supervisor import signals, supervisor_main
+from realsys.supervisor.own_jobs import ownerships
 from realsys.supervisor.signals import (
     cancel_job,
     is_cancelled,
@@ -219,7 +221,7 @@ def test_a_job_is_given_back_before_pictures_are_drawn(tmp_path, monkeypatch, ac
     monkeypatch.setattr(supervisor_main, "_run", run)
     monkeypatch.setattr(supervisor_main, "log_to", lambda path, worker: None)
     monkeypatch.setattr(
-        supervisor_main, "requeue_job", lambda job: order.append("requeue") or accepted
+        supervisor_main, "requeue_job", lambda *job: order.append("requeue") or accepted
     )
     monkeypatch.setattr(supervisor_main, "_write_artifacts", lambda files: order.append("pictures"))
     monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-2]")
@@ -232,3 +234,51 @@ def test_a_job_is_given_back_before_pictures_are_drawn(tmp_path, monkeypatch, ac
         for number, handler in before.items():
             signal.signal(number, handler)
     assert order == ["requeue", *["pictures"] * pictures]
+
+
+# ---- an id that is another job's by now --------------------------------------------------------------
+
+BEGAN = JobIdentity(job_id="7", began_at=float(SUBMITTED + 2), restarts=1)
+
+
+def in_job_row(restarts: int, *, later_s: int = 0, comment: str = "(null)") -> str:
+    """What squeue prints of job 7 for ownerships()."""
+    return "\x1f".join(["7", "7", str(SUBMITTED + later_s), str(restarts), comment]) + "\x1e\n"
+
+
+@pytest.mark.parametrize(
+    ("row", "requeued", "cancelled"),
+    [
+        (in_job_row(1), True, True),
+        (in_job_row(2, later_s=86400), True, False),  # Slurm has requeued it by itself
+        (in_job_row(0, later_s=86400), False, False),  # slurmctld lost its state
+        ("", False, False),
+    ],
+)
+def test_a_supervisor_that_outlived_its_job_touches_no_other(bin_folder, row, requeued, cancelled):
+    program(bin_folder, "squeue", f"printf '%s' '{row}'")
+    program(bin_folder, "scontrol", "true")
+    program(bin_folder, "scancel", "true")
+    assert requeue_job("7", BEGAN) is requeued
+    cancel_job("7", BEGAN)
+    assert calls(bin_folder, "scontrol") == ["requeue 7"] * requeued
+    assert calls(bin_folder, "scancel") == ["7"] * cancelled
+
+
+def test_a_slurm_that_does_not_say_whose_a_job_is_cancels_nothing(bin_folder, caplog):
+    program(bin_folder, "squeue", "echo 'Unable to contact slurm controller' >&2; exit 1")
+    program(bin_folder, "scontrol", "true")
+    program(bin_folder, "scancel", "true")
+    assert ownerships([BEGAN], timeout_s=60.0) is None
+    cancel_job("7", BEGAN)
+    assert calls(bin_folder, "scancel") == []
+    assert requeue_job("7", BEGAN) is True  # scontrol asks again by itself
+
+
+def test_a_requeued_component_is_known_by_its_comment(bin_folder):
+    comment = "realsys ppo-math/run1 attempt 1"
+    row = in_job_row(3, later_s=86400, comment=comment)
+    program(bin_folder, "squeue", f"printf '%s' '{row}'")
+    component = JobIdentity(job_id="7", comment=comment, began_at=float(SUBMITTED))
+    assert ownerships([component], timeout_s=60.0) == {"7": Ownership.OURS}
+    assert ownerships([replace(component, comment="")], timeout_s=60.0) == {"7": Ownership.UNKNOWN}

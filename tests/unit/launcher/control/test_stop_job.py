@@ -9,7 +9,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from stand_in_slurm import calls, make_plan, program, queue_row, write_plan
+from stand_in_slurm import SUBMITTED, calls, make_plan, program, queue_row, write_plan
 
 from launcher.control import stop as module
 from launcher.sites.places import user_name
@@ -24,10 +24,12 @@ from realsys.trial.records import (
     ExitMarker,
     Result,
     StopRequest,
+    WorkerRecord,
+    dumps,
     loads,
     write_record,
 )
-from realsys.trial.trial_state import State
+from realsys.trial.trial_state import JobState, State
 
 SILENT = "echo 'slurm_load_jobs error: Unable to contact slurm controller (connect failure)' >&2"
 
@@ -45,7 +47,7 @@ class Trial:
             job_ids=job_ids,
             host="login",
             after_attempt=0,
-            at=1.0,
+            at=SUBMITTED,
         )
         self.told: list[str] = []
         self.honours_the_request = False
@@ -76,7 +78,7 @@ class Trial:
             host="n1",
             supervisor_pid=5,
             supervisor_start=1,
-            started_at=1.0,
+            started_at=SUBMITTED + 2.0,
             job_id=self.submission.job_id,
             nodes="n[1-2]",
         )
@@ -84,7 +86,7 @@ class Trial:
         self.job("RUNNING")
 
     def leaves_marker(self, result: Result = Result.STOPPED) -> None:
-        marker = ExitMarker(result=result, attempt=1, ended_at=2.0, phase="main")
+        marker = ExitMarker(result=result, attempt=1, ended_at=SUBMITTED + 3.0, phase="main")
         write_record(self.files.attempt(1).exit, marker)
 
     def stop(self, grace_s: float = 0.05) -> bool:
@@ -232,7 +234,7 @@ def test_a_split_trial_is_gone_when_all_its_jobs_are(make):
     trial.leaves_marker()
     trial.cancel_ends_it()
     assert trial.stop() is True
-    assert trial.cancelled == ["--full --signal=KILL 7 8", "7 8"]
+    assert trial.cancelled == ["--full --signal=KILL 8", "8"]  # 7 has ended
 
 
 def test_a_job_that_stays_after_it_was_killed_is_a_cluster_error(make):
@@ -285,3 +287,69 @@ def test_the_cluster_spec_says_whether_accounts_are_asked(tmp_path, make, accoun
     program(trial.bin, "sacct", "echo 'Slurm accounting storage is disabled' >&2; exit 1")
     assert trial.stop() is False
     assert len(calls(trial.bin, "sacct")) == asked
+
+
+# ---- an id that is another job's by now -----------------------------------------------------------
+
+
+def test_another_job_under_the_trials_id_is_not_cancelled(make):
+    """It was: `killing job 7`, and the other work was gone."""
+    trial = make()
+    trial.runs()
+    (trial.bin / "queue").write_text(queue_row("7", "RUNNING", submitted=SUBMITTED + 86400))
+    assert trial.stop() is False
+    assert trial.cancelled == []
+    with closing(StatusReader(trial.files)) as reader:
+        view = reader.view()
+    assert (view.state, view.job.state) == (State.LOST, JobState.GONE)
+    assert "another job" in view.reason
+
+
+def test_a_job_that_becomes_another_while_it_is_asked_to_stop_is_not_killed(make):
+    trial = make()
+    trial.runs()
+    (trial.bin / "later").write_text(queue_row("7", "RUNNING", submitted=SUBMITTED + 86400))
+    act = trial._did
+
+    def did(text: str) -> None:
+        act(text)
+        if text.startswith("requested"):
+            (trial.bin / "queue").write_text((trial.bin / "later").read_text())
+
+    trial._did = did
+    trial.stop(grace_s=0.05)
+    assert trial.cancelled == []
+
+
+def holds_a_lease(trial: Trial) -> None:
+    key = TrialKeys.of(trial.plan).worker("model_worker", 0)
+    record = WorkerRecord(worker="model_worker/0", host="n2", pid=77, start=1, attempt=1, token="t")
+    trial.store.add(key, dumps(record))
+
+
+@pytest.mark.parametrize("queue", ["", queue_row("7", "RUNNING", submitted=SUBMITTED + 86400)])
+def test_a_run_that_shows_that_it_lives_is_not_told_as_lost(make, queue):
+    """With several clusters it was: lost, nothing runs, nothing was done."""
+    trial = make()
+    trial.runs()
+    (trial.bin / "queue").write_text(queue)
+    holds_a_lease(trial)
+    with closing(StatusReader(trial.files)) as reader:
+        for view in (reader.view(), reader.brief_view()):
+            assert view.state is State.STARTING
+            assert "1 of its workers hold" in view.reason
+    trial.honours_the_request = True
+    assert trial.stop(grace_s=30) is True
+    assert trial.request().grace_seconds == 30
+    assert trial.cancelled == []
+
+
+def test_a_run_that_slurm_can_t_end_is_told_with_its_places(make):
+    trial = make()
+    trial.runs()
+    (trial.bin / "queue").write_text("")
+    holds_a_lease(trial)
+    with pytest.raises(ClusterError) as caught:
+        trial.stop()
+    assert "n2 (pid 77)" in caught.value.fix
+    assert trial.cancelled == []

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from stand_in_slurm import calls, make_plan, program, queue_row, write_plan
+from stand_in_slurm import SUBMITTED, calls, make_plan, program, queue_row, write_plan
 
 from launcher.cli.verbs.run_verbs import wait
 from launcher.control import stop as stop_module
@@ -40,7 +40,12 @@ SILENT = "echo 'slurm_load_jobs error: Unable to contact slurm controller (conne
 def submission(job_id: str = "7", after: int = 0) -> Submission:
     ids = (job_id,)
     return Submission(
-        job_id=job_id, scheduler="slurm", job_ids=ids, host="login", after_attempt=after, at=1.0
+        job_id=job_id,
+        scheduler="slurm",
+        job_ids=ids,
+        host="login",
+        after_attempt=after,
+        at=SUBMITTED,
     )
 
 
@@ -51,7 +56,7 @@ def attempt(number: int = 1, job_id: str = "7", **more: object) -> AttemptRecord
         host="n1",
         supervisor_pid=5,
         supervisor_start=1,
-        started_at=1.0,
+        started_at=SUBMITTED + 2.0,
         job_id=job_id,
         nodes="n[1-2]",
     )
@@ -59,7 +64,7 @@ def attempt(number: int = 1, job_id: str = "7", **more: object) -> AttemptRecord
 
 
 def marker(result: Result, number: int = 1) -> ExitMarker:
-    return ExitMarker(result=result, attempt=number, ended_at=2.0, phase="main")
+    return ExitMarker(result=result, attempt=number, ended_at=SUBMITTED + 3.0, phase="main")
 
 
 @pytest.fixture
@@ -277,7 +282,7 @@ def test_a_stop_ends_the_job_that_has_the_attempt(
     report = stop(resumed_twice, grace_s=0.1, extra_s=0.05)
     assert calls(bin_folder, "scancel") == [
         "--batch --signal=TERM 8",
-        "--full --signal=KILL 8 9",
-        "8 9",
+        "--full --signal=KILL 8",
+        "8",
     ]
     assert report.actions[-1] == "job 8, 9 has left Slurm; no process of the trial is left"

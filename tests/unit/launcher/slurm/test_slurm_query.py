@@ -39,7 +39,7 @@ def recorded(name):
 def queue_row(job_id, state="RUNNING", reason="None", exit_code="0:0", comment="(null)"):
     times = ["1795254691", "1795254690", "1795258290"]
     row = [job_id, job_id.partition("_")[0], state, reason, "n1", *times, "1:00:00", "0", exit_code]
-    return "\x1f".join([*row, comment]) + "\x1e\n"
+    return "\x1f".join([*row, "lab", comment]) + "\x1e\n"
 
 
 def account_row(job_id, state="COMPLETED", code="0:0"):
@@ -144,6 +144,7 @@ def test_a_running_jobs_fields_are_read_whatever_its_comment_holds():
         restarts=0,
         comment="realsys a|b c, d \x1f x\nline2",
         source="squeue",
+        cluster="lab",
     )
 
 
@@ -159,6 +160,7 @@ def test_a_waiting_jobs_expected_start_is_no_start():
         time_limit_s=26 * 3600 + 3 * 60,
         restarts=0,
         source="squeue",
+        cluster="lab",
     )
 
 
@@ -286,7 +288,7 @@ def test_a_hundred_jobs_are_one_squeue_of_all_of_mine(slurm):
 def test_one_job_is_asked_for_by_its_id(slurm):
     slurm.says("squeue", queue_row("12"))
     assert query_jobs(["12;alpha"], accounting=None).jobs["12;alpha"].state is JobState.RUNNING
-    assert slurm.calls[0].startswith("squeue --jobs=12 --all")
+    assert slurm.calls[0].startswith("squeue --clusters=alpha --jobs=12 --all")
 
 
 def test_no_job_is_no_question(slurm):

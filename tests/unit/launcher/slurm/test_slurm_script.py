@@ -164,8 +164,9 @@ def test_odd_paths_are_quoted_for_the_shell_and_for_slurm(root):
     (last,) = [part for part in [shlex.split(script[script.index("exec ") :])] if part]
     assert last[-2:] == [plan.trial_dir, "c0ffee"]
     argv = sbatch_argv(folder, "x.sh")
-    assert argv[3] == f"--chdir={folder}"
-    assert argv[1] == f"--output={str(folder).replace('%', '%%')}/%j_0_log.out"
+    assert argv[1] == "--parsable"
+    assert argv[4] == f"--chdir={folder}"
+    assert argv[2] == f"--output={str(folder).replace('%', '%%')}/%j_0_log.out"
 
 
 def test_the_comment_names_trial_attempt_and_revision():

@@ -6,6 +6,7 @@ sbatch is a script that numbers jobs from 41 and leaves its environment behind.
 from __future__ import annotations
 
 import hashlib
+import os
 import shlex
 import socket
 import sys
@@ -13,13 +14,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from stand_in_slurm import calls, make_plan, program
+from stand_in_slurm import SUBMITTED, calls, make_plan, program, queue_row
 
+from launcher.slurm.script import comment
 from launcher.submit import dispatch_job as module
 from launcher.submit.dispatch_job import Element, cancel_submission, dispatch, dispatch_array
 from launcher.submit.executors import slurm_executor
 from launcher.submit.submit import submit
-from launcher.trials.submission import Submission, read_submission
+from launcher.trials.submission import JobMemory, Submission, read_submission
 from realsys.api.errors import ClusterError, TrialError
 from realsys.api.plan import JobLayout, LaunchPlan, plan_hash, plan_text
 from realsys.supervisor import job_entry
@@ -37,6 +39,7 @@ class Site:
         self.root, self.bin = root, root / "bin"
         self.sbatch()
         program(self.bin, "scancel", "true")
+        program(self.bin, "squeue", "true")
 
     def sbatch(self, *, refuses_from: int = 99) -> None:
         """Numbers jobs from 41; the n-th call is refused."""
@@ -46,7 +49,7 @@ class Site:
         program(
             self.bin,
             "sbatch",
-            f'{count}; {keep}; {refuse}; echo "Submitted batch job $((40 + n))"',
+            f'{count}; {keep}; {refuse}; echo "$((40 + n))"',
         )
 
     def trial(self, plan: LaunchPlan) -> TrialFiles:
@@ -79,12 +82,14 @@ def test_a_hand_over_is_one_job_and_is_noted(site):
         host=socket.gethostname(),
         after_attempt=0,
         at=found.at,
+        cluster="",
+        job=JobMemory(comment=comment(plan, 1)),
     )
     assert read_submission(files) == found
     (call,) = calls(site.bin, "sbatch")
     script = call.split()[-1]
     assert call == (
-        f"--output={files.submitit}/%j_0_log.out --error={files.submitit}/%j_0_log.err "
+        f"--parsable --output={files.submitit}/%j_0_log.out --error={files.submitit}/%j_0_log.err "
         f"--chdir={files.submitit} {script}"
     )
     assert sorted(path.name for path in files.submitit.iterdir()) == [
@@ -332,3 +337,114 @@ def test_when_nobody_can_say_whether_slurm_took_it_the_user_is_told_to_look(site
         dispatch(site.trial(plan), plan, "hash")
     assert "scancel" in caught.value.fix
     assert len(calls(site.bin, "squeue")) == 2
+
+
+# ---- an answer in other words, and Ctrl-C before there is one ----------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("said", "job_id", "cluster"),
+    [
+        ("41", "41", ""),
+        ("41;egret", "41", "egret"),
+        ("site: this is job 4 of 100 of your group today\n41", "41", ""),
+        ("41;egret\nsee http://site/jobs?id=4", "41", "egret"),
+        ("Submitted batch job 41 on cluster egret", "41", "egret"),  # a wrapper dropped --parsable
+    ],
+)
+def test_the_id_is_a_line_of_its_own_and_its_cluster_is_kept(site, said, job_id, cluster):
+    program(site.bin, "sbatch", f"printf '%s\\n' {shlex.quote(said)}")
+    plan = make_plan(site.root)
+    files = site.trial(plan)
+    found = dispatch(files, plan, "hash")
+    assert (found.job_id, found.cluster) == (job_id, cluster)
+    assert (files.submitit / "41_submission.sh").exists()
+    cancel_submission(found)
+    option = [f"--clusters={cluster}"] if cluster else []
+    assert calls(site.bin, "scancel") == [" ".join([*option, "41"])]
+
+
+@pytest.mark.parametrize("said", ["", "job 4 of today", "4 jobs"])
+def test_a_job_whose_id_was_not_printed_is_looked_for_by_its_script(site, said):
+    program(
+        site.bin, "sbatch", f'for last; do :; done; echo "$last" >{site.bin}/name; echo "{said}"'
+    )
+    program(site.bin, "squeue", f'echo "43|$(cat {site.bin}/name)"')
+    plan = make_plan(site.root)
+    assert dispatch(site.trial(plan), plan, "hash").job_id == "43"
+    program(site.bin, "squeue", "true")
+    with pytest.raises(ClusterError, match="no job id"):
+        dispatch(site.trial(replace(plan, trial_dir=str(site.root / "b"))), plan, "hash")
+
+
+def test_what_slurm_shows_of_the_job_is_what_is_remembered(site):
+    row = queue_row("41", "PENDING", comment="project=a realsys ppo-math/run1 attempt 1")
+    program(site.bin, "squeue", f"printf '%s' {shlex.quote(row)}")
+    plan = make_plan(site.root)
+    files = site.trial(plan)
+    found = dispatch(files, plan, "hash")
+    assert found.job == JobMemory(
+        comment="project=a realsys ppo-math/run1 attempt 1",
+        submitted={"41": float(SUBMITTED)},
+        cluster_name="lab",
+    )
+    assert read_submission(files) == found
+
+
+@pytest.fixture
+def interrupts(site: Site) -> None:
+    """sbatch sends Ctrl-C to the launch and answers then, as a busy slurmctld does."""
+    program(site.bin, "sbatch", f"kill -INT {os.getpid()}; echo 41")
+
+
+def test_ctrl_c_before_slurm_has_answered_cancels_the_job(site, interrupts, capsys):
+    plan = make_plan(site.root)
+    with pytest.raises(KeyboardInterrupt, match="41; cancelled"):
+        submit(plan)
+    assert calls(site.bin, "scancel") == ["41"]
+    assert not Path(plan.trial_dir).exists()
+    told = capsys.readouterr().err
+    assert "waiting for Slurm's answer" in told
+    assert "41; cancelled" in told
+
+
+def test_ctrl_c_in_a_resume_leaves_the_former_submission(site, interrupts):
+    plan = make_plan(site.root)
+    files = site.trial(plan)
+    former = Submission(job_id="9", scheduler="slurm", host="h", after_attempt=0, at=1.0)
+    write_record(files.submission, former)
+    before = files.submission.read_bytes()
+    with pytest.raises(KeyboardInterrupt, match="41; cancelled"):
+        dispatch(files, plan, "hash")
+    assert calls(site.bin, "scancel") == ["41"]
+    assert files.submission.read_bytes() == before
+
+
+def test_a_job_that_can_t_be_cancelled_after_ctrl_c_keeps_its_trial(site, interrupts):
+    program(site.bin, "scancel", "echo 'scancel: error: Socket timed out' >&2; exit 1")
+    plan = make_plan(site.root)
+    with pytest.raises(KeyboardInterrupt, match="realsys stop"):
+        submit(plan)
+    found = read_submission(TrialFiles(Path(plan.trial_dir)))
+    assert found is not None
+    assert found.job_ids == ("41",)
+
+
+def test_a_second_ctrl_c_does_not_wait_and_says_where_to_look(site, monkeypatch):
+    told = site.bin / "told"
+    monkeypatch.setattr(module.output, "say", lambda *lines: told.touch())
+    first_seen = f"until [ -e {told} ]; do sleep 0.01; done"
+    again = f"kill -INT {os.getpid()}"
+    program(site.bin, "sbatch", f"{again}; {first_seen}; {again}; sleep 600")
+    plan = make_plan(site.root)
+    with pytest.raises(KeyboardInterrupt, match="--name=ppo-math-run1"):
+        submit(plan)
+    assert not Path(plan.trial_dir).exists()
+
+
+def test_ctrl_c_while_an_array_is_submitted_cancels_it_whole(site, interrupts):
+    both = elements(site)
+    with pytest.raises(KeyboardInterrupt, match="41; cancelled"):
+        dispatch_array(both, name="sweep1", array="0-1")
+    assert calls(site.bin, "scancel") == ["41"]
+    assert [read_submission(element.files) for element in both] == [None, None]

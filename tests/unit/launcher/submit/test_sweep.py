@@ -355,6 +355,7 @@ def sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Pat
     def install(limit: int = 1000) -> Path:
         text = {
             "sbatch": SBATCH.format(folder=calls, limit=limit),
+            "squeue": "#!/bin/sh\n",
             "scancel": f'#!/bin/sh\necho "$@" >> {calls}.cancelled\n',
         }
         for name, content in text.items():
@@ -385,7 +386,8 @@ def test_equal_jobs_become_one_array_with_a_call_for_each_element(
     assert [p.name for p in calls.iterdir()] == ["0.args"]
     first = trials[0].submitit
     args = (calls / "0.args").read_text().splitlines()
-    assert args[:2] == [
+    assert args[:3] == [
+        "--parsable",
         f"--output={first}/%A_%a_0_log.out",
         f"--error={first}/%A_%a_0_log.err",
     ]
@@ -602,6 +604,9 @@ def test_waiting_jobs_are_cancelled_by_one_command(
 
         def expect(self, submissions: Any) -> None:
             assert [s.job_id for s in submissions] == ["9_0", "9_2"]
+
+        def cancellable(self, submission: Submission) -> list[str]:
+            return list(submission.job_ids)
 
         def job(self, submission: Submission) -> JobInfo:
             state = JobState.RUNNING if submission.job_id == "9_2" else JobState.STOPPED

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from stand_in_slurm import make_plan, program, queue_row, write_plan
+from stand_in_slurm import SUBMITTED, make_plan, program, queue_row, write_plan
 
 from launcher.terminal.exit_codes import ExitCode
 from launcher.trials import status
@@ -258,7 +258,7 @@ def on_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrialFiles:
     program(tmp_path / "bin", "squeue", f'cat "{tmp_path}/bin/queue"')
     files = write_plan(make_plan(tmp_path))
     note = Submission(
-        job_id="7", scheduler="slurm", job_ids=("7",), host="login", after_attempt=0, at=1.0
+        job_id="7", scheduler="slurm", job_ids=("7",), host="login", after_attempt=0, at=SUBMITTED
     )
     write_record(files.submission, note)
     return files
