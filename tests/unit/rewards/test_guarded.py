@@ -174,3 +174,20 @@ def test_a_host_that_ends_is_no_fault_of_a_call(guarded: Guarded) -> None:
         waiting.result()
     assert caught.value.why == HOST_ENDED
     assert guarded.call(what="whoami")[1] != host
+
+
+def test_a_fork_of_its_owner_ends_nothing(guarded: Guarded) -> None:
+    """As what such a fork runs at its exit would."""
+    host = guarded.call(what="whoami")[1]
+    child = os.fork()
+    if child == 0:
+        try:
+            guarded.close()
+        finally:
+            os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert guarded.call(what="whoami")[1] == host
+    assert os.getsid(host) != os.getsid(0), "Ctrl-C in a terminal reaches only the owner"
+    guarded.close()
+    guarded.close()
+    assert guarded.call(what="whoami")[1] != host

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -170,6 +171,24 @@ def test_what_a_checkpoint_held_is_trained_by_the_next_attempt() -> None:
     assert set(states(audited).values()) == {TicketState.TRAINED}
 
 
+def test_a_delivery_at_the_checkpoints_own_version_was_before_it_unless_it_is_given_out_again() -> (
+    None
+):
+    """Attempt 2 went on from step 1, and attempt 1 decided when 1 step was trained."""
+    kept, again = ticket("1-0", version=1), unended("1-0", attempt=2)
+    alone = TicketIndex(run(kept, steps=(), is_completed=False, **RESUMED))
+    both = TicketIndex(run(kept, again, steps=(), is_completed=False, **RESUMED))
+    assert alone.decided_in_time(kept)
+    assert not both.decided_in_time(kept)
+    assert [fate.state for fate in ticket_fates(alone)] == [TicketState.WAITING]
+    assert [fate.state for fate in ticket_fates(both)] == [TicketState.ATTEMPT_ENDED] * 2
+    # An attempt that the run does not consist of does not count.
+    other = replace(again, attempt=3)
+    left = TicketIndex(run(kept, other, steps=(), is_completed=False, **RESUMED))
+    assert left.decided_in_time(kept)
+    assert not left.decided_in_time(other)
+
+
 def test_a_delivery_whose_worker_died_before_it_wrote_the_line_counts() -> None:
     lost = unended("0-3", is_lost=True)
     found = audit_run(run(*FOUR[:3], lost, steps=TWO_STEPS))
@@ -229,6 +248,15 @@ def test_a_trained_datapoint_that_nobody_delivered_is_found() -> None:
     (finding,) = audit_run(run(*FOUR[:3], steps=TWO_STEPS)).findings
     assert finding.kind is FindingKind.NOT_DELIVERED
     assert finding.what == "step 2 trained 0-3, which no worker delivered"
+
+
+def test_rows_of_later_attempts_are_not_needed_to_find_what_nobody_delivered() -> None:
+    """Step 1 is of attempt 1, of which each grant has a line; of attempt 2 there are ends only."""
+    audited = run(*FOUR[:1], steps=TWO_STEPS[:1], complete_rows=frozenset({1}), **RESUMED)
+    (finding,) = audit_run(replace(audited, is_completed=False)).findings
+    assert (finding.kind, finding.where) == (FindingKind.NOT_DELIVERED, "ledger:1")
+    of_second = replace(audited, complete_rows=frozenset({2}), is_completed=False)
+    assert audit_run(of_second).findings == ()
 
 
 def test_a_trained_datapoint_that_was_refused_is_found() -> None:
@@ -317,6 +345,16 @@ def test_a_question_that_was_never_given_out_is_found_when_its_epoch_is_over() -
     # Where steps take what is finished first it may still come, and with a curriculum there is no order.
     assert kinds(run(*tickets, steps=steps, is_completed=False, in_order=False)) == []
     assert kinds(run(*tickets, steps=steps, in_epochs=False)) == []
+
+
+def test_where_no_size_is_recorded_an_epoch_has_as_many_questions_as_were_seen() -> None:
+    tickets = (ticket("0-0"), ticket("0-2"), ticket("1-0"))
+    audited = run(*tickets, steps=(step(1, "0-0", "0-2"), step(2, "1-0")), dataset_size=None)
+    (finding,) = audit_run(audited).findings
+    assert (finding.kind, finding.where) == (FindingKind.MISSING, "ledger:2")
+    assert "0-1" in finding.what
+    assert kinds(replace(audited, dataset_size=3)) == [FindingKind.MISSING]
+    assert kinds(replace(audited, dataset_size=4)) == [FindingKind.MISSING] * 2
 
 
 def test_a_delivery_that_a_completed_run_left_lying_is_found() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,21 @@ import torch
 
 from launcher.audit.audit_checks import audit_run
 from launcher.audit.audit_reader import AuditReader
-from launcher.audit.audited_run import FindingKind
+from launcher.audit.audited_run import AuditedRun, FindingKind, TicketRecord, TrainedStep
+from launcher.audit.ticket_fates import TicketIndex, TicketState, ticket_fates
 from launcher.cli import command_line
 from realsys.data.rollout_dump import DumpWriter
 from realsys.data.sequence_sample import SequenceSample
 from realsys.trial.dump_records import SUFFIX, SampledVersions, dump_records, sampled_versions
-from realsys.trial.records import ExitMarker, Result, Resumed, TrialFiles, write_record
+from realsys.trial.episode_records import EpisodeState
+from realsys.trial.records import (
+    RUN_FILE,
+    ExitMarker,
+    Result,
+    Resumed,
+    TrialFiles,
+    write_record,
+)
 
 Row = Mapping[str, Any]
 
@@ -87,6 +97,133 @@ def test_tickets_are_read_with_their_places(files: TrialFiles) -> None:
     (row,) = run.steps
     assert (row.samples, row.where) == (("0-0", "0-1.1"), "rows/0001/ledger.jsonl:1")
     assert audit_run(run).findings == ()
+
+
+def test_each_kind_of_line_is_read_whole(files: TrialFiles) -> None:
+    """Whatever a line may say or leave out of a ticket's end."""
+    path = files.phase(files.root).rows_of(1).episodes / "0.jsonl"
+    tries = [{"id": "0-0", "tries": n} for n in range(6)]
+    write_rows(
+        path,
+        started(7),
+        *(granted("0-0", n) for n in (0, 1, 2, 3)),
+        {"state": "delivered", **tries[0], "version": 3, "oldest": 1, "newest": 2, "tokens": 5},
+        {"state": "filtered", **tries[1], "closed": True, "version": 0, "why": "below"},
+        {"state": "refused", **tries[2], "closed": False, "why": "superseded"},
+        {"state": "failed", **tries[4]},
+        granted("0-0", 3),
+        granted("0-0", 5),
+        started(8),
+    )
+    (files.root / "rows/0001/episodes/10.jsonl").write_text("")
+    ticket = TicketRecord(attempt=1, worker="rollout_worker/0", id="0-0", try_number=0)
+    where = "rows/0001/episodes/0.jsonl:"
+    run = AuditReader(files).read()
+    assert run.tickets == (
+        replace(
+            ticket,
+            granted=f"{where}2",
+            ended=f"{where}6",
+            end=EpisodeState.DELIVERED,
+            version=3,
+            oldest=1,
+            num_tokens=5,
+        ),
+        replace(
+            ticket,
+            try_number=1,
+            granted=f"{where}3",
+            ended=f"{where}7",
+            end=EpisodeState.FILTERED,
+            why="below",
+            closed=True,
+            version=0,
+        ),
+        replace(
+            ticket,
+            try_number=2,
+            granted=f"{where}4",
+            ended=f"{where}8",
+            end=EpisodeState.REFUSED,
+            why="superseded",
+        ),
+        replace(ticket, try_number=4, ended=f"{where}9", end=EpisodeState.FAILED),
+        replace(ticket, try_number=3, granted=f"{where}5"),  # granted twice
+        replace(ticket, try_number=3, granted=f"{where}10", is_lost=True),
+        replace(ticket, try_number=5, granted=f"{where}11", is_lost=True),
+    )
+    assert run.unreadable == ()
+
+
+def test_all_that_an_audit_judges_is_read(files: TrialFiles) -> None:
+    dump = files.phase(files.root).rollout_dump
+    dump.mkdir(parents=True)
+    (dump / RUN_FILE).write_text('{"dataset_size": 7}')
+    rows = files.phase(files.root).rows_of(1)
+    write_rows(rows.ledger, {"step": 1, "ids": ["0-0"], "filtered": ["0-5"]})
+    write_rows(rows.episodes / "0.jsonl", granted("0-0"), delivered("0-0"))
+    where = "rows/0001/episodes/0.jsonl"
+    reader = AuditReader(files)
+    assert reader.read() == AuditedRun(
+        limits={1: None},
+        tickets=(
+            TicketRecord(
+                attempt=1,
+                worker="rollout_worker/0",
+                id="0-0",
+                try_number=0,
+                granted=f"{where}:1",
+                ended=f"{where}:2",
+                end=EpisodeState.DELIVERED,
+                version=0,
+                oldest=0,
+                num_tokens=2,
+            ),
+        ),
+        steps=(
+            TrainedStep(
+                step=1,
+                ids=("0-0",),
+                samples=("0-0",),
+                filtered=("0-5",),
+                where="rows/0001/ledger.jsonl:1",
+            ),
+        ),
+        has_tickets=True,
+        complete_rows=frozenset({1}),
+        max_staleness=None,
+        drops_stale=True,  # what a policy that is not known may do
+        dataset_size=7,
+        in_epochs=True,
+        in_order=False,
+        is_shortened=False,
+        is_completed=True,
+        is_live=False,
+    )
+    assert len(reader.notes) == 1  # that there is no plan
+
+
+@pytest.mark.parametrize("size", ['{"dataset_size": "many"}', "[7]", "{}", "7", '{"datas'])
+def test_a_size_that_is_not_recorded_is_not_known(files: TrialFiles, size: str) -> None:
+    dump = files.phase(files.root).rollout_dump
+    dump.mkdir(parents=True)
+    (dump / RUN_FILE).write_text(size)
+    assert AuditReader(files).read().dataset_size is None
+
+
+def test_an_open_ticket_of_a_live_run_is_running(files: TrialFiles) -> None:
+    """Joining and being refused are no ends of a worker."""
+    files.attempt(1).exit.unlink()
+    write_rows(files.phase(files.root).rows_of(1).episodes / "1.jsonl", started(21), granted("0-2"))
+    worker = "rollout_worker/1"
+    write_rows(
+        files.attempt(1).scaling,
+        {"event": "joined", "worker": worker},
+        {"event": "refused", "worker": worker},
+    )
+    run = AuditReader(files).read()
+    assert (run.is_live, run.is_completed) == (True, False)
+    assert ticket_fates(TicketIndex(run))[-1].state is TicketState.RUNNING
 
 
 def test_a_worker_that_has_not_come_back_is_lost(files: TrialFiles) -> None:
