@@ -66,10 +66,11 @@ def main() -> int:
     parser.add_argument("--a-room", type=int, default=40, metavar="N", help="so many a room")
     parser.add_argument("--at-once", type=int, default=2, metavar="N", help="so many files")
     parser.add_argument("--only", action="append", metavar="FILE[:LINE]", help="writes no result")
+    parser.add_argument("--tests", nargs="*", help="of --only: instead of those found")
     asked = parser.parse_args()
     os.chdir(ROOT)
     if asked.only:
-        return _only(asked.only, asked.at_once)
+        return _only(asked.only, asked.at_once, asked.tests)
     rooms = asked.rooms or list(ROOMS)
     check, judged = HandCheck(__file__), read_judged(JUDGED.read_text())
     drawn = {room: draw(room, files_of(room), asked.seed, asked.a_room) for room in rooms}
@@ -103,14 +104,14 @@ def main() -> int:
     )
 
 
-def _only(wanted: Iterable[str], at_once: int) -> int:
+def _only(wanted: Iterable[str], at_once: int, tests: Sequence[str] | None) -> int:
     """Plants all faults of lines or files, and says for each which test finds it."""
     drawn: Drawn = {}
     for word in wanted:
         file, _, line = word.partition(":")
         here = mutants_of(Path(file).read_text())
         drawn.setdefault(file, []).extend(m for m in here if not line or m.line == int(line))
-    found = run(drawn, at_once)
+    found = run(drawn, at_once, tests)
     for file, mutants in drawn.items():
         for mutant in mutants:
             by = found[file][mutant.number] or "SURVIVED"
@@ -133,7 +134,7 @@ def draw(room: str, files: Sequence[str], seed: int, number: int) -> Drawn:
     return dict(sorted(drawn.items()))
 
 
-def tests_of(file: str) -> list[str]:
+def files_that_test(file: str) -> list[str]:
     """Returns the test files of ``file``: the mirrored one first, then those of its room that import it, and
     of others where they are few; where there is none, those of the nearest folder."""
     path = Path(file)
@@ -153,7 +154,9 @@ def tests_of(file: str) -> list[str]:
     return found or [str(near)]
 
 
-def run(drawn: Mapping[str, list[Mutant]], at_once: int) -> dict[str, dict[int, str | None]]:
+def run(
+    drawn: Mapping[str, list[Mutant]], at_once: int, tests: Sequence[str] | None = None
+) -> dict[str, dict[int, str | None]]:
     """Plants all, ``at_once`` files at a time; returns for each mutant of a file the test that found it."""
     _import_others()
     found, running = dict[str, dict[int, str | None]](), dict[int, tuple[str, Path]]()
@@ -163,7 +166,7 @@ def run(drawn: Mapping[str, list[Mutant]], at_once: int) -> dict[str, dict[int, 
             while left and len(running) < at_once:
                 file = left.pop(0)
                 results = Path(folder) / f"{file.replace('/', '.')}.jsonl"
-                running[_forked(Planting(ROOT / file, tests_of(file), drawn[file], results))] = (
+                running[_forked(Planting(ROOT / file, tests or files_that_test(file), drawn[file], results))] = (
                     file,
                     results,
                 )
@@ -171,7 +174,7 @@ def run(drawn: Mapping[str, list[Mutant]], at_once: int) -> dict[str, dict[int, 
             file, results = running.pop(pid)
             if status:
                 log = results.with_suffix(".log").read_text()[-3000:]
-                raise RuntimeError(f"{file}: its tests did not run, {tests_of(file)}\n{log}")
+                raise RuntimeError(f"{file}: its tests did not run, {files_that_test(file)}\n{log}")
             first, *rows = map(json.loads, results.read_text().splitlines())
             found[file] = {row["number"]: row["by"] for row in rows}
             if "MUTDEBUG" in os.environ: print(results.with_suffix(".log").read_text())

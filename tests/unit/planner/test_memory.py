@@ -144,6 +144,9 @@ def test_adapters_are_all_that_trains(rank):
     half = permanent_terms(replace(model, dtype="bfloat16"), ONE, 0, generates=True)
     assert half["weights"] == 2 * SHAPE.num_params + 4 * adapters
     assert (half["gradients"], half["optimizer"]) == (4 * adapters, 8 * adapters)
+    other = replace(model, dtype="bfloat16", backend="inference", trained=False)
+    assert other.learning_bytes == 4  # adapters are float32 whoever holds them
+    assert replace(other, lora_rank=0).learning_bytes == 2
 
 
 def test_generation_needs_whole_weights_where_they_are_cut():

@@ -7,6 +7,7 @@ import pytest
 from stand_in_slurm import wait_until
 
 from realsys.rewards import math_verify
+from realsys.rewards.final_answers.plain_numbers import has_prices
 from realsys.rewards.guard.guarded import Guarded
 from realsys.rewards.math_verify import final_value, math_verify_reward
 

@@ -355,6 +355,11 @@ def test_where_no_size_is_recorded_an_epoch_has_as_many_questions_as_were_seen()
     assert "0-1" in finding.what
     assert kinds(replace(audited, dataset_size=3)) == [FindingKind.MISSING]
     assert kinds(replace(audited, dataset_size=4)) == [FindingKind.MISSING] * 2
+    seen_later = (ticket("0-0"), ticket("1-1"))  # the last of the data, which the first epoch lacks
+    (finding,) = audit_run(
+        run(*seen_later, steps=(step(1, "0-0", "1-1"),), dataset_size=None)
+    ).findings
+    assert "0-1" in finding.what
 
 
 def test_a_delivery_that_a_completed_run_left_lying_is_found() -> None:

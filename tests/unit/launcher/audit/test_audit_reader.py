@@ -200,7 +200,7 @@ def test_all_that_an_audit_judges_is_read(files: TrialFiles) -> None:
         is_completed=True,
         is_live=False,
     )
-    assert len(reader.notes) == 1  # that there is no plan
+    assert len(reader.notes) == 2  # its plan can't be read, and what is not checked therefore
 
 
 @pytest.mark.parametrize("size", ['{"dataset_size": "many"}', "[7]", "{}", "7", '{"datas'])
