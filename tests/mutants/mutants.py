@@ -1,9 +1,10 @@
 """Plants faults in our pure files, one at a time: which of them does the unit tier not find?
 
 Run by hand (``make mutants``): the faults are drawn with a seed from all that may be planted in a room, and
-the tests of a file are its mirrored one (realsys/X/y.py → tests/unit/X/test_y.py) and those that import it.
-A survivor is a hole, unless ``judged.toml`` beside this says why none could or should find it: by file, line
-of the source and change, ``equivalent`` or ``trivial``. Wants 95 % of those that matter found, 92 % a room.
+the tests of a file are its mirrored one (realsys/X/y.py → tests/unit/X/test_y.py) and those that import it;
+what they leave is tried again with all of the folder. A survivor is a hole, unless ``judged.toml`` beside
+this says why no test could or should find it: by file, line of the source and change, ``equivalent`` or
+``trivial``. Wants 95 % of those that matter found, 92 % a room.
 
     python tests/mutants/mutants.py --seed 12 --a-room 40 launcher/audit realsys/data
     python tests/mutants/mutants.py --only launcher/audit/audit_reader.py:114  # all of a line, of a file
@@ -21,7 +22,7 @@ import tempfile
 import tomllib
 import traceback
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -56,6 +57,7 @@ ROOMS: Mapping[str, Sequence[str]] = {
 
 Drawn = dict[str, list[Mutant]]  # file → its mutants
 Survivor = dict[str, str | int]
+TestsOf = Callable[[str], Sequence[str]]  # file → what pytest is given
 
 
 def main() -> int:
@@ -74,7 +76,11 @@ def main() -> int:
     rooms = asked.rooms or list(ROOMS)
     check, judged = HandCheck(__file__), read_judged(JUDGED.read_text())
     drawn = {room: draw(room, files_of(room), asked.seed, asked.a_room) for room in rooms}
-    found = run({file: mutants for of in drawn.values() for file, mutants in of.items()}, asked.at_once)
+    every = {file: mutants for of in drawn.values() for file, mutants in of.items()}
+    found = run(every, asked.at_once, files_that_test)
+    left = {f: [m for m in mutants if found[f][m.number] is None] for f, mutants in every.items()}
+    for file, by in run(left, asked.at_once, folder_that_tests).items():
+        found[file] |= by
     survivors = list[Survivor]()
     table = dict[str, dict[str, int | float]]()
     for room, of in drawn.items():
@@ -111,7 +117,7 @@ def _only(wanted: Iterable[str], at_once: int, tests: Sequence[str] | None) -> i
         file, _, line = word.partition(":")
         here = mutants_of(Path(file).read_text())
         drawn.setdefault(file, []).extend(m for m in here if not line or m.line == int(line))
-    found = run(drawn, at_once, tests)
+    found = run(drawn, at_once, files_that_test if tests is None else lambda _: tests)
     for file, mutants in drawn.items():
         for mutant in mutants:
             by = found[file][mutant.number] or "SURVIVED"
@@ -135,8 +141,8 @@ def draw(room: str, files: Sequence[str], seed: int, number: int) -> Drawn:
 
 
 def files_that_test(file: str) -> list[str]:
-    """Returns the test files of ``file``: the mirrored one first, then those of its room that import it, and
-    of others where they are few; where there is none, those of the nearest folder."""
+    """Returns the test files of ``file``: the mirrored one first, then those of its room that import it,
+    and of others where they are few; where there is none, ``folder_that_tests``."""
     path = Path(file)
     inner = path.relative_to("realsys") if path.parts[0] == "realsys" else path
     unit = Path("tests/unit")
@@ -150,40 +156,50 @@ def files_that_test(file: str) -> list[str]:
         found = [test for test in found if Path(test).is_relative_to(unit / inner.parts[0])][:FEW]
     if mirrored.exists():
         return [str(mirrored), *found]
-    near = next(p for p in (unit / inner).parents if any(p.rglob("test_*.py")))
-    return found or [str(near)]
+    return found or folder_that_tests(file)
 
 
-def run(
-    drawn: Mapping[str, list[Mutant]], at_once: int, tests: Sequence[str] | None = None
-) -> dict[str, dict[int, str | None]]:
-    """Plants all, ``at_once`` files at a time; returns for each mutant of a file the test that found it."""
+def folder_that_tests(file: str) -> list[str]:
+    """Returns the nearest folder of tests/unit that mirrors one of the file's and has tests."""
+    path = Path(file)
+    inner = path.relative_to("realsys") if path.parts[0] == "realsys" else path
+    return [str(next(p for p in (Path("tests/unit") / inner).parents if any(p.rglob("test_*.py"))))]
+
+
+def run(drawn: Drawn, at_once: int, tests: TestsOf) -> dict[str, dict[int, str | None]]:
+    """Plants all, ``at_once`` files at a time; returns for each mutant of a file the test that found it.
+
+    Raises:
+        RuntimeError: tests could not be run; after those of the other files.
+    """
     _import_others()
     found, running = dict[str, dict[int, str | None]](), dict[int, tuple[str, Path]]()
-    left = [file for file, mutants in drawn.items() if mutants]
+    left, troubles = [file for file, mutants in drawn.items() if mutants], list[str]()
     with tempfile.TemporaryDirectory() as folder:
         while left or running:
             while left and len(running) < at_once:
                 file = left.pop(0)
                 results = Path(folder) / f"{file.replace('/', '.')}.jsonl"
-                running[_forked(Planting(ROOT / file, tests or files_that_test(file), drawn[file], results))] = (
-                    file,
-                    results,
-                )
+                pid = _forked(Planting(ROOT / file, tests(file), drawn[file], results))
+                running[pid] = file, results
             pid, status = os.wait()
             file, results = running.pop(pid)
             if status:
                 log = results.with_suffix(".log").read_text()[-3000:]
-                raise RuntimeError(f"{file}: its tests did not run, {files_that_test(file)}\n{log}")
+                troubles.append(f"{file}: its tests did not run, {tests(file)}\n{log}")
+                continue
             first, *rows = map(json.loads, results.read_text().splitlines())
             found[file] = {row["number"]: row["by"] for row in rows}
-            if "MUTDEBUG" in os.environ: print(results.with_suffix(".log").read_text())
-            survived = sum(by is None for by in found[file].values())
-            failing = f", failing without: {first['failing']}" if first["failing"] else ""
-            sys.stdout.write(
-                f"{file}: {survived} of {len(rows)} survived, tests {first['seconds']:.1f} s{failing}\n"
+            survivors = [m for m in drawn[file] if found[file][m.number] is None]
+            without = f", failing without: {first['failing']}" if first["failing"] else ""
+            of = (
+                f"{len(survivors)} of {len(rows)} survived, tests {first['seconds']:.1f} s{without}"
             )
+            lines = (f"    {m.line} {m.kind}: {m.change}" for m in survivors)
+            sys.stdout.write("\n".join([f"{file}: {of}", *lines]) + "\n")
             sys.stdout.flush()
+    if troubles:
+        raise RuntimeError("\n".join(troubles))
     return found
 
 

@@ -160,7 +160,7 @@ class Planting:
 
 
 def plant(path: Path, tree: object) -> None:
-    """Gives all functions of ``path`` that are there the code that ``tree`` (its syntax tree) has for them."""
+    """Gives all functions of ``path`` that are there the code that they have in its syntax tree ``tree``."""
     codes = dict[tuple[str, int], CodeType]()
     left = [compile(tree, str(path), "exec", dont_inherit=True)]  # type: ignore[call-overload]
     while left:

@@ -168,7 +168,13 @@ def test_figures_of_each_token_are_its_logprob_and_the_entropy_it_was_drawn_from
     figures = next_token_figures(*given)
     assert torch.equal(figures[:, 0], next_token_logprobs(*given))
     quarters, halves = math.log(4.0) - 0.75 * LN3, math.log(2.0)
-    wanted = [[0, 0], [math.log(0.75), quarters], [-halves, halves], [0, 0], [math.log(0.25), quarters]]
+    wanted = [
+        [0, 0],
+        [math.log(0.75), quarters],
+        [-halves, halves],
+        [0, 0],
+        [math.log(0.25), quarters],
+    ]
     assert_near(figures, torch.tensor(wanted))
 
 

@@ -278,7 +278,8 @@ def test_a_record_of_a_mixture_is_told_by_its_source_and_its_place_there(tokeniz
         rows = [{"prompt": f"{name} {i}", "answer": str(i)} for i in range(2)]
         (tmp_path / f"{name}.jsonl").write_text(jsonl(*rows))
     sources = {
-        name: {"path": str(tmp_path / f"{name}.jsonl"), "eval_size": 0} for name in ("first", "second")
+        name: {"path": str(tmp_path / f"{name}.jsonl"), "eval_size": 0}
+        for name in ("first", "second")
     }
     mixed = MixedQuestions(
         sources=sources, tokenizer=tokenizer, seed=1, split="train", of="math_prompts"

@@ -7,7 +7,16 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from mutants.mutants import JUDGED, ROOMS, ROOT, counts, draw, files_of, read_judged, files_that_test
+from mutants.mutants import (
+    JUDGED,
+    ROOMS,
+    ROOT,
+    counts,
+    draw,
+    files_of,
+    files_that_test,
+    read_judged,
+)
 from mutants.mutations import mutants_of, mutated
 from mutants.planting import plant
 
@@ -129,7 +138,11 @@ def test_each_room_has_files(room: str) -> None:
 def test_a_share_counts_what_can_be_found() -> None:
     left = [{"verdict": verdict} for verdict in ("equivalent", "equivalent", "trivial", "hole")]
     assert counts(12, left) == {
-        **{"mutants": 12, "killed": 8, "equivalent": 2, "trivial": 1, "hole": 1},
+        "mutants": 12,
+        "killed": 8,
+        "equivalent": 2,
+        "trivial": 1,
+        "hole": 1,
         "found": 0.8,
     }
 

@@ -118,7 +118,7 @@ def test_a_past_deadline_is_refused_in_words():
 
 
 def test_a_day_with_its_year_is_not_taken_for_next_years():
-    """"today" says which; a month and a day alone are the next ones."""
+    """ "today" says which; a month and a day alone are the next ones."""
     for text in ("today", "2026-11-21", "today 09:00"):
         with pytest.raises(ConfigError):
             parse_deadline(text, now=NOW)

@@ -16,9 +16,9 @@ import pytest
 from stand_in_slurm import make_plan, program, queue_row, write_plan
 
 from launcher.terminal.exit_codes import ExitCode
+from launcher.terminal.text import duration
 from launcher.trials import status
 from launcher.trials.explain import explain
-from launcher.terminal.text import duration
 from launcher.trials.status import StatusReader
 from launcher.trials.submission import Submission
 from launcher.trials.trial_view import SILENT_S, TrialView
@@ -337,7 +337,9 @@ def test_srun_has_a_while_before_its_silence_is_told_with_how_long_it_lasts(
     write_record(attempt.record, record)
     attempt.logs.mkdir()
     (attempt.logs / "srun-model_worker.log").touch()
-    told = f"srun has not started model_worker for {duration(age_s)} and has not printed a cause yet"
+    told = (
+        f"srun has not started model_worker for {duration(age_s)} and has not printed a cause yet"
+    )
     assert look(on_slurm).reason == (told if age_s > SILENT_S else "")
 
 
