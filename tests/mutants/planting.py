@@ -160,7 +160,7 @@ class Planting:
 
 
 def plant(path: Path, tree: object) -> None:
-    """Gives all functions of ``path`` that are there the code that they have in its syntax tree ``tree``."""
+    """Gives the functions of ``path`` that are there their code of the syntax tree ``tree``."""
     codes = dict[tuple[str, int], CodeType]()
     left = [compile(tree, str(path), "exec", dont_inherit=True)]  # type: ignore[call-overload]
     while left:

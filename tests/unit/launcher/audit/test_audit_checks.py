@@ -213,7 +213,9 @@ def test_filtered_questions_are_not_missing() -> None:
 def test_of_a_synchronous_run_the_ledger_is_audited_alone() -> None:
     steps = (step(1, "0-0", "0-1"), step(2, "0-2", "1-0", filtered=("0-3",)))
     ledger_only: dict[str, Any] = {"has_tickets": False, "max_staleness": None}
-    assert kinds(run(steps=steps, **ledger_only)) == []
+    found = audit_run(run(steps=steps, **ledger_only))
+    assert found.findings == ()
+    assert found.tokens == CheckedTokens(of_dump=0, of_rows=0, unknown=0)
     lost = (steps[0], step(2, "0-2", "1-0"))
     assert kinds(run(steps=lost, **ledger_only)) == [FindingKind.MISSING]
     twice = (steps[0], step(2, "0-2", "0-0"))
@@ -360,6 +362,14 @@ def test_where_no_size_is_recorded_an_epoch_has_as_many_questions_as_were_seen()
         run(*seen_later, steps=(step(1, "0-0", "1-1"),), dataset_size=None)
     ).findings
     assert "0-1" in finding.what
+
+
+def test_a_completed_run_that_trained_nothing_has_lost_what_it_gave_out() -> None:
+    found = audit_run(run(ticket("1-0"), steps=(), dataset_size=1)).findings
+    assert [(f.kind, f.where) for f in found] == [
+        (FindingKind.MISSING, "end of 1-0.0@1/0"),
+        (FindingKind.MISSING, ""),  # 0-0, of which no line says anything
+    ]
 
 
 def test_a_delivery_that_a_completed_run_left_lying_is_found() -> None:
