@@ -284,6 +284,13 @@ def test_a_record_of_a_mixture_is_told_by_its_source_and_its_place_there(tokeniz
     mixed = MixedQuestions(
         sources=sources, tokenizer=tokenizer, seed=1, split="train", of="math_prompts"
     )
+    order = [3, 0, 2, 1]  # of both sources, in turns
+    batch = mixed.batch(order, [f"0-{i}" for i in order])
+    assert batch.ids == ("0-3", "0-0", "0-2", "0-1")
+    for taken, i in zip(batch.unpack(), order, strict=True):
+        alone = mixed.batch([i], [f"0-{i}"])
+        assert taken.meta == alone.meta
+        assert all(torch.equal(x, alone.data[key]) for key, x in taken.data.items())
     told = {mixed.record(i)["prompt"]: mixed.records.where(i) for i in range(len(mixed))}
     assert told == {
         f"{name} {i}": f"{name}: {tmp_path / name}.jsonl:{i + 1}"

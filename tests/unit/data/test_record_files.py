@@ -377,6 +377,7 @@ def test_bytes_of_arrow_values_by_hand():
     """Eight of each value, and those of its text; what a dictionary names twice counts twice."""
     pa = pytest.importorskip("pyarrow")
     pairs = pa.array([[("before", 1)], [("k", 1), ("lm", 2)]], pa.map_(pa.string(), pa.int64()))
+    tensors, plain = pa.fixed_shape_tensor(pa.int8(), [2]), pa.list_(pa.int8(), 2)
     arrays = {
         "numbers": (pa.array([1, 2]), 16),
         "nulls": (pa.nulls(5), 40),
@@ -390,7 +391,7 @@ def test_bytes_of_arrow_values_by_hand():
         "lists of two": (pa.array([["a", "bc"]], pa.list_(pa.string(), 2)), 8 + 16 + 3),
         "structs": (pa.array([{"a": 1, "b": "xy"}]), 8 + 8 + 10),
         "a part of maps": (pairs.slice(1), 8 + (16 + 3) + 16),
-        "extension": (pa.array(["{}"], pa.json_()), 8 + 2),
+        "tensors": (pa.ExtensionArray.from_storage(tensors, pa.array([[1, 2]], plain)), 8 + 16),
     }
     found = {name: arrow_records.unpacked_bytes(array) for name, (array, _) in arrays.items()}
     assert found == {name: size for name, (_, size) in arrays.items()}
