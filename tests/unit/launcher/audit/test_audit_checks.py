@@ -196,6 +196,15 @@ def test_a_delivery_whose_worker_died_before_it_wrote_the_line_counts() -> None:
     assert found.tokens.unknown == 1
 
 
+def test_a_datapoint_of_unknown_versions_is_not_judged_by_those_of_the_one_before() -> None:
+    """Version 0, which step 2 may train, would be too old for step 3."""
+    lost = unended("0-3", is_lost=True)
+    steps = (step(1, "0-0", "0-1"), step(2, "0-2"), step(3, "0-3"))
+    found = audit_run(run(*FOUR[:3], lost, steps=steps))
+    assert found.findings == ()
+    assert found.tokens == CheckedTokens(of_dump=0, of_rows=3 * 6, unknown=1)
+
+
 def test_what_got_too_stale_is_made_again() -> None:
     tickets = (*FOUR[:3], ticket("0-3"), ticket("0-3", 1, version=1, oldest=1))
     steps = (TWO_STEPS[0], step(2, "0-2", "0-3.1"))
@@ -337,6 +346,11 @@ def test_a_question_that_a_completed_run_lost_is_found() -> None:
     assert finding.kind is FindingKind.MISSING
     assert finding.what == "question 0-3 was neither trained nor filtered nor set aside"
     assert finding.where == "grant of 0-3.0@1/0"
+    assert "its worker ended" in finding.meaning
+    failed = ticket("0-3", end=E.FAILED)  # of that there is no doubt
+    (finding,) = audit_run(run(*FOUR[:3], failed, ticket("1-0"), steps=steps)).findings
+    assert finding.kind is FindingKind.MISSING
+    assert "its worker ended" not in finding.meaning
 
 
 def test_a_question_that_was_never_given_out_is_found_when_its_epoch_is_over() -> None:
