@@ -10,12 +10,15 @@ from typing import Any
 
 import pytest
 import torch
+from stand_in_slurm import make_plan, write_plan
 
+from experiments.ppo_math import ppo_math, ppo_math_async
 from launcher.audit.audit_checks import audit_run
 from launcher.audit.audit_reader import AuditReader
 from launcher.audit.audited_run import AuditedRun, FindingKind, TicketRecord, TrainedStep
 from launcher.audit.ticket_fates import TicketIndex, TicketState, ticket_fates
 from launcher.cli import command_line
+from realsys.api.worker_configs import CurriculumControl
 from realsys.data.rollout_dump import DumpWriter
 from realsys.data.sequence_sample import SequenceSample
 from realsys.trial.dump_records import SUFFIX, SampledVersions, dump_records, sampled_versions
@@ -23,9 +26,11 @@ from realsys.trial.episode_records import EpisodeState
 from realsys.trial.records import (
     RUN_FILE,
     ExitMarker,
+    PlanChange,
     Result,
     Resumed,
     TrialFiles,
+    TrialRecord,
     write_record,
 )
 
@@ -314,3 +319,69 @@ def test_the_verb_is_0_for_a_clean_trial_and_1_with_findings(
     document = json.loads(capsys.readouterr().out)
     assert (document["clean"], document["tickets"]["trained"]) == (False, 1)
     assert {finding["kind"] for finding in document["findings"]} == {"trained twice", "missing"}
+
+
+# ---- what the plan says of the run ----------------------------------------------------------------
+
+RULES = ("has_tickets", "max_staleness", "drops_stale", "in_order", "in_epochs")
+CURRICULUM = CurriculumControl(weights={"math": 1.0}, floor=0.1, steps=4)
+
+
+@pytest.mark.parametrize(
+    ("rollout", "curriculum", "rules"),
+    [
+        (None, None, (False, None, False, True, True)),
+        ({"policy": "wait", "max_staleness": 0}, None, (True, 0, False, True, True)),
+        ({"policy": "window", "max_staleness": 2}, None, (True, 2, False, False, True)),
+        ({"policy": "drop", "max_staleness": 3}, CURRICULUM, (True, 3, True, False, False)),
+        # Nothing is trained: what was made is never too old.
+        ({"policy": "wait", "trains": False}, None, (True, None, False, True, True)),
+    ],
+    ids=["no rollout workers", "wait", "window", "drop and curriculum", "trains nothing"],
+)
+def test_the_plan_says_what_the_run_promised(
+    tmp_path: Path,
+    rollout: Mapping[str, Any] | None,
+    curriculum: CurriculumControl | None,
+    rules: tuple[Any, ...],
+) -> None:
+    plan = make_plan(tmp_path)
+    (phase,) = plan.phases
+    experiment = ppo_math() if rollout is None else ppo_math_async()
+    config = experiment.initial_setup().lazy_init()
+    if rollout is not None:
+        assert config.rollout is not None
+        config = replace(config, rollout=replace(config.rollout, **rollout), curriculum=curriculum)
+    config = config.set_worker_information("ppo-math", "run1")
+    files = write_plan(replace(plan, phases=(replace(phase, config=config),)))
+    write_record(files.attempt(1).resumed("main"), Resumed(attempt=1, phase="main", step=0))
+    reader = AuditReader(files)
+    run = reader.read()
+    assert dict(zip(RULES, rules, strict=True)) == {name: getattr(run, name) for name in RULES}
+    assert run.complete_rows == frozenset({1}), "without any file nothing was granted"
+    assert reader.notes == []
+
+
+def test_a_trial_that_was_never_started_is_neither_live_nor_completed(tmp_path: Path) -> None:
+    files = TrialFiles(tmp_path)
+    files.plan.write_text("{}")
+    run = AuditReader(files).read()
+    assert (run.is_completed, run.is_live, run.limits) == (False, False, {})
+    assert (run.tickets, run.steps, run.unreadable) == ((), (), ())
+
+
+def test_a_run_whose_length_a_resume_changed_is_known(files: TrialFiles) -> None:
+    for name, is_shortened in (("algorithm.lr", False), ("exp_ctrl.benchmark_steps", True)):
+        change = PlanChange(from_attempt=2, plan_hash="h", at=1.0, settings={name: (1, 2)})
+        record = TrialRecord(
+            experiment_name="ppo-math",
+            trial_name="run1",
+            user="ada",
+            cluster="local",
+            plan_hash="g",
+            created_at=0.0,
+            launch_host="n1",
+            changes=(replace(change, settings={"seed": (1, 2)}), change),
+        )
+        write_record(files.record, record)
+        assert AuditReader(files).read().is_shortened is is_shortened
