@@ -311,6 +311,8 @@ def test_a_question_that_an_older_checkpoint_held_and_is_made_again_is_found() -
 def test_a_question_that_is_given_out_after_its_training_is_found() -> None:
     again = unended("0-1", 1, worker=1, is_lost=True)
     assert kinds(run(*FOUR, again, steps=TWO_STEPS)) == [FindingKind.DELIVERED_TWICE]
+    elsewhere = replace(again, attempt=4)  # which the run does not consist of
+    assert kinds(run(*FOUR, elsewhere, steps=TWO_STEPS)) == []
 
 
 def test_a_token_that_is_too_old_is_found_by_its_delivery() -> None:

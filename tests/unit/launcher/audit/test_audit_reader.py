@@ -250,7 +250,7 @@ def test_older_attempts_count_up_to_their_checkpoint(files: TrialFiles) -> None:
     run = AuditReader(files).read()
     assert run.limits == {2: None, 1: 1}
     assert (run.trainer(1), run.trainer(2)) == (1, 2)
-    assert not run.is_completed
+    assert (run.is_completed, run.is_live) == (False, True), "as the newest is"
 
 
 def test_versions_are_read_from_the_dump(files: TrialFiles) -> None:
@@ -367,6 +367,7 @@ def test_a_trial_that_was_never_started_is_neither_live_nor_completed(tmp_path: 
     files.plan.write_text("{}")
     run = AuditReader(files).read()
     assert (run.is_completed, run.is_live, run.limits) == (False, False, {})
+    assert (run.newest_attempt, run.trainer(1)) == (0, None)
     assert (run.tickets, run.steps, run.unreadable) == ((), (), ())
 
 
