@@ -30,7 +30,7 @@ sys.path[:1] = [str(ROOT / "tests"), str(ROOT / "tests" / "support"), str(ROOT)]
 
 from by_hand import HandCheck  # noqa: E402
 from mutants.mutations import Mutant, mutants_of  # noqa: E402
-from mutants.planting import Planting  # noqa: E402
+from mutants.planting import Planting, end_with_parent  # noqa: E402
 
 JUDGED = Path(__file__).parent / "judged.toml"
 WANTED, WANTED_OF_ROOM = 0.95, 0.92
@@ -210,6 +210,7 @@ def _forked(planting: Planting) -> int:
         return pid
     status = 1
     try:
+        end_with_parent()
         log = os.open(planting.results.with_suffix(".log"), os.O_WRONLY | os.O_CREAT)
         os.dup2(log, 1)
         os.dup2(log, 2)

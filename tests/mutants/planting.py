@@ -30,7 +30,7 @@ import pytest
 from mutants.mutations import Mutant, mutated
 
 PR_SET_PDEATHSIG = 1
-LEAST_S, TIMES = 20, 5  # what loops is ended after that, and so many times what the tests take
+LEAST_S, TIMES = 20, 3  # what loops is ended after that, and so many times what the tests take
 EXTRA_BYTES = 4 << 30
 LOST, ERROR, FAILED, SURVIVED = -1, 3, 1, 0
 
@@ -59,7 +59,7 @@ class Planting:
         """Runs all. Call it in a process that has not imported the module."""
         child = os.fork()
         if child == 0:
-            _end_with_parent()
+            end_with_parent()
             os._exit(int(pytest.main(self._arguments(), plugins=[self])))
         os.waitpid(child, 0)
         if not self.results.exists():
@@ -129,7 +129,7 @@ class Planting:
         folder = tempfile.mkdtemp(prefix="mutant-")
         child = os.fork()
         if child == 0:
-            _end_with_parent()
+            end_with_parent()
             os.setsid()
             os.environ["PYTEST_DEBUG_TEMPROOT"] = folder
             limit_s = int(LEAST_S + TIMES * self._seconds)
@@ -146,7 +146,7 @@ class Planting:
                 sys.stderr.flush()
                 os._exit(status)
         ended = os.pidfd_open(child)
-        wall_s = 4 * (LEAST_S + TIMES * self._seconds) if self._seconds else 3600
+        wall_s = 2 * (LEAST_S + TIMES * self._seconds) if self._seconds else 3600
         select.select([ended], [], [], wall_s)
         os.close(ended)
         for group in (os.killpg, os.kill):
@@ -191,6 +191,7 @@ def _run_items(items: list[pytest.Item], by: Path, *, first_only: bool) -> int:
     return FAILED if by.exists() else SURVIVED
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
+    """Makes this fork end when the process that made it does."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     sys.stdout.flush()

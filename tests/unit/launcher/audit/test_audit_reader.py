@@ -276,6 +276,24 @@ def test_a_torn_last_line_is_left_out_and_a_damaged_one_is_found(files: TrialFil
     ]
 
 
+def test_lines_of_the_ledger_that_say_no_step_are_found_and_left_out(files: TrialFiles) -> None:
+    ledger = files.phase(files.root).rows_of(1).ledger
+    write_rows(
+        ledger,
+        {"step": 1},
+        {"ids": ["0-0"]},
+        {"step": "1", "ids": ["0-0"]},
+        {"step": 1, "ids": "0-0"},
+        {"step": 1, "ids": ["0-0", "0-1"], "samples": ["0-0"]},
+        {"step": 1, "ids": ["0-0", "0-1"], "samples": ["0-0", "0-1.1"]},
+    )
+    run = AuditReader(files).read()
+    assert [row.where for row in run.steps] == ["rows/0001/ledger.jsonl:6"]
+    assert [f.where for f in audit_run(run).findings] == [
+        f"rows/0001/ledger.jsonl:{number}" for number in range(1, 6)
+    ]
+
+
 def test_a_damaged_dump_is_found(files: TrialFiles) -> None:
     path = dump_sample(files, "0-0", [-1] * 50 + [3])
     data = path.read_bytes()
