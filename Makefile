@@ -13,7 +13,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PIP_INSTALL) torch==2.13.0 -e '.[dev]'
 	touch $@
 
-.PHONY: install ppo-math slurm-packages etcd-packages test test-fast acceptance other-kernels test-engines test-agents oracle gpu-kit check \
+.PHONY: install ppo-math slurm-packages etcd-packages test test-fast acceptance other-kernels test-engines test-agents oracle mutants gpu-kit check \
 	format coverage release-dry-run
 install: $(VENV)/.installed
 
@@ -77,6 +77,12 @@ oracle: install
 	tests/oracle/env/install verl .oracle/verl
 	tests/oracle/env/install trl .oracle/trl
 	$(BIN)/python tests/oracle/oracle.py
+
+# Faults planted in pure files: does the unit tier find them? An hour of one core. Commit the result, and close what
+# it finds or judge it in tests/mutants/judged.toml. SEED=2 draws others.
+SEED ?= 1
+mutants: install
+	$(BIN)/python tests/mutants/mutants.py --seed $(SEED) --a-room 40
 
 # On a machine with a GPU: eight minutes, unattended; with what is installed there. Commit the results.
 gpu-kit:

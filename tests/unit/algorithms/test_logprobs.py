@@ -11,7 +11,11 @@ from realsys.algorithms.logprobs import (
     gather_logprobs,
     shift_to_next_token,
 )
-from realsys.algorithms.predictions import Predictions, next_token_logprobs
+from realsys.algorithms.predictions import (
+    Predictions,
+    next_token_figures,
+    next_token_logprobs,
+)
 from realsys.api.errors import ConfigError, DataError
 
 LN3 = math.log(3.0)
@@ -155,3 +159,27 @@ def test_shift_moves_values_to_the_next_token():
 def test_labels_must_match_the_rows():
     with pytest.raises(DataError, match=r"logits_rows has shape \(1,\), labels \(2,\)"):
         gather_logprobs(QUARTERS, torch.tensor([0, 1]))
+
+
+def test_figures_of_each_token_are_its_logprob_and_the_entropy_it_was_drawn_from():
+    logits = torch.tensor([[0.0, LN3], [0.0, 0.0], [5.0, 6.0], [LN3, 0.0], [1.0, 7.0]])
+    ids = torch.tensor([0, 1, 0, 1, 1])
+    given = (Predictions.of_logits(logits), ids, [3, 2])
+    figures = next_token_figures(*given)
+    assert torch.equal(figures[:, 0], next_token_logprobs(*given))
+    quarters, halves = math.log(4.0) - 0.75 * LN3, math.log(2.0)
+    wanted = [
+        [0, 0],
+        [math.log(0.75), quarters],
+        [-halves, halves],
+        [0, 0],
+        [math.log(0.25), quarters],
+    ]
+    assert_near(figures, torch.tensor(wanted))
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_a_ruled_out_token_has_no_probability_at_all(temperature):
+    logits = torch.tensor([[0.0, -torch.inf], [0.0, -torch.inf]])
+    found = gather_logprobs(logits, torch.tensor([0, 1]), temperature=temperature)
+    assert found.tolist() == [0.0, -math.inf]

@@ -271,3 +271,29 @@ def test_a_record_of_lists_without_end_is_refused_by_its_line(tmp_path):
     with pytest.raises(DataError, match="not JSON") as caught:
         read_records(str(path))
     assert caught.value.where.endswith(":2")
+
+
+def test_a_record_of_a_mixture_is_told_by_its_source_and_its_place_there(tokenizer, tmp_path):
+    for name in ("first", "second"):
+        rows = [{"prompt": f"{name} {i}", "answer": str(i)} for i in range(2)]
+        (tmp_path / f"{name}.jsonl").write_text(jsonl(*rows))
+    sources = {
+        name: {"path": str(tmp_path / f"{name}.jsonl"), "eval_size": 0}
+        for name in ("first", "second")
+    }
+    mixed = MixedQuestions(
+        sources=sources, tokenizer=tokenizer, seed=1, split="train", of="math_prompts"
+    )
+    order = [3, 0, 2, 1]  # of both sources, in turns
+    batch = mixed.batch(order, [f"0-{i}" for i in order])
+    assert batch.ids == ("0-3", "0-0", "0-2", "0-1")
+    for taken, i in zip(batch.unpack(), order, strict=True):
+        alone = mixed.batch([i], [f"0-{i}"])
+        assert taken.meta == alone.meta
+        assert all(torch.equal(x, alone.data[key]) for key, x in taken.data.items())
+    told = {mixed.record(i)["prompt"]: mixed.records.where(i) for i in range(len(mixed))}
+    assert told == {
+        f"{name} {i}": f"{name}: {tmp_path / name}.jsonl:{i + 1}"
+        for name in ("first", "second")
+        for i in range(2)
+    }

@@ -33,6 +33,15 @@ def test_fewer_items_than_parts_leave_parts_empty():
     assert balanced_partition([], 2, equal_counts=True) == [[], []]
 
 
+def test_micro_batches_are_as_few_as_the_longest_that_fit_first_make():
+    # 6 and 4 | 5 and 5 fill two; to the lightest it would be 6 | 5 5 | 4, or 6 4 | 5 5 as it happens
+    assert pack_microbatches([5, 6, 4, 5], max_tokens=10) == [[0, 3], [1, 2]]
+    # 7, 5 | 6, 4, 2: the 2 fits behind 7 and 5 no more, and dealt by load it would stand with the 7
+    assert pack_microbatches([7, 6, 5, 4, 2], max_tokens=12) == [[0, 2], [1, 3, 4]]
+    # exactly as many as are asked for: they stay as they were found, and are not dealt anew
+    assert pack_microbatches([6, 3, 1, 1], max_tokens=10, min_num=2) == [[0, 1, 2], [3]]
+
+
 @given(LENGTHS, NUM_PARTS, st.booleans())
 def test_partition_holds_each_index_once_in_order(lengths, k, equal_counts):
     parts = balanced_partition(lengths, k, equal_counts=equal_counts)

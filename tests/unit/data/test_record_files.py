@@ -395,3 +395,39 @@ def test_a_million_lines_take_a_few_megabytes(tmp_path: Path) -> None:
     assert total == sum(range(0, count, 5))
     assert spread == sum(i * 7919 % count for i in range(5000))
     assert grown < 16 << 20
+
+
+def test_bytes_of_arrow_values_by_hand():
+    """Eight of each value, and those of its text; what a dictionary names twice counts twice."""
+    pa = pytest.importorskip("pyarrow")
+    pairs = pa.array([[("before", 1)], [("k", 1), ("lm", 2)]], pa.map_(pa.string(), pa.int64()))
+    tensors, plain = pa.fixed_shape_tensor(pa.int8(), [2]), pa.list_(pa.int8(), 2)
+    arrays = {
+        "numbers": (pa.array([1, 2]), 16),
+        "nulls": (pa.nulls(5), 40),
+        "texts": (pa.array(["a", "bcd", None, "ä"]), 32 + 6),
+        "large texts": (pa.array(["abc"], pa.large_string()), 11),
+        "bytes": (pa.array([b"abc", b""]), 19),
+        "large bytes": (pa.array([b"abc"], pa.large_binary()), 11),
+        "dictionary": (pa.array(["aa", "aa", "b"]).dictionary_encode(), 24 + 5),
+        "lists": (pa.array([[1, 2], [3], None]), 24 + 24),
+        "large lists": (pa.array([[1, 2]], pa.large_list(pa.int8())), 8 + 16),
+        "lists of two": (pa.array([["a", "bc"]], pa.list_(pa.string(), 2)), 8 + 16 + 3),
+        "structs": (pa.array([{"a": 1, "b": "xy"}]), 8 + 8 + 10),
+        "a part of maps": (pairs.slice(1), 8 + (16 + 3) + 16),
+        "tensors": (pa.ExtensionArray.from_storage(tensors, pa.array([[1, 2]], plain)), 8 + 16),
+    }
+    found = {name: arrow_records.unpacked_bytes(array) for name, (array, _) in arrays.items()}
+    assert found == {name: size for name, (_, size) in arrays.items()}
+
+
+def test_arrow_values_that_can_overlap_are_not_counted():
+    pa = pytest.importorskip("pyarrow")
+    views = [pa.array(["a"], pa.string_view()), pa.array([b"a"], pa.binary_view())]
+    inner = [*views, pa.array([{"a": 1}]), pa.array([[1]])]
+    named = [pa.DictionaryArray.from_arrays(pa.array([0, 0]), array) for array in inner]
+    runs = pa.RunEndEncodedArray.from_arrays(pa.array([9], pa.int32()), pa.array(["a"]))
+    union = pa.UnionArray.from_sparse(pa.array([0], pa.int8()), [pa.array(["a"])])
+    for array in (*views, *named, runs, union):
+        with pytest.raises(arrow_records.UnreadableColumn):
+            arrow_records.unpacked_bytes(array)

@@ -52,6 +52,18 @@ def test_taking_ids_takes_their_rows_and_pieces():
     assert taken.meta.metadata == {"task": ("math", "math")}
 
 
+@pytest.mark.parametrize(
+    "order", [[0, 2, 1, 3], [1, 3, 2, 4], [0, 3], [0, 3, 2], [3, 2, 1, 0], [4, 0, 1]]
+)
+def test_what_only_begins_and_ends_like_neighbours_is_gathered_id_by_id(order):
+    lengths = [(2,), (1,), (3,), (0,), (1, 2)]
+    rows = [[10, 11], [20], [30, 31, 32], [], [50, 51, 52]]
+    x = torch.tensor([n for of_id in rows for n in of_id])
+    taken = SequenceSample.from_tensors(list("abcde"), {"x": lengths}, {"x": x}).take(order)
+    assert taken.ids == tuple("abcde"[i] for i in order)
+    assert taken.data["x"].tolist() == [n for i in order for n in rows[i]]
+
+
 def test_reorder_goes_by_name():
     assert_same(sample().reorder(["c", "a"]), sample().take([2, 0]))
     with pytest.raises(DataError, match="'z'"):
@@ -155,6 +167,28 @@ def test_microbatches_hold_whole_ids_under_the_limit():
     assert_same(pieces[0][1], sample().take([0, 2]))
     assert_same(pieces[1][1], sample().take([1]))
     assert len(sample().microbatches(MicroBatchSpec(n_mbs=3))) == 3
+
+
+def test_of_a_split_id_each_run_has_its_rows_also_where_another_id_is_copied_whole():
+    """Key x: of a it is cut with the sequences, of b it is one number for both of them."""
+    whole = SequenceSample.from_tensors(
+        ["a", "b"],
+        {"tokens": [(2, 1, 3, 1), (2, 2)], "x": [(2, 1, 3, 1), (1,)]},
+        {"tokens": torch.arange(11), "x": torch.tensor([[10, 11, 12, 13, 14, 15, 16, 20]]).T},
+    )
+    pieces = whole.microbatches(MicroBatchSpec(max_tokens_per_mb=3))
+    rows = {
+        (run.id_index, run.start): tuple(x.flatten().tolist() for x in mb.take([i]).data.values())
+        for runs, mb in pieces
+        for i, run in enumerate(runs)
+    }
+    assert rows == {
+        (0, 0): ([0, 1, 2], [10, 11, 12]),
+        (0, 2): ([3, 4, 5], [13, 14, 15]),
+        (0, 3): ([6], [16]),
+        (1, 0): ([7, 8], [20]),
+        (1, 1): ([9, 10], [20]),
+    }
 
 
 @pytest.mark.parametrize(

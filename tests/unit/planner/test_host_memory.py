@@ -87,6 +87,9 @@ def test_versions_for_servers_are_counted_once_among_those_who_give_them():
     givers = [terms for terms in needs.values() if "published" in terms]
     assert sum(terms["published"] for terms in givers) == VERSIONS * 4 * made.num_params
     assert all(terms["process"] == PROCESS_BYTES for terms in needs.values())
+    on_disk = replace(config, rollout=replace(config.rollout, weights_through="disk"))
+    through_files = host_memory_of_experiment(on_disk, made)
+    assert not any("published" in terms for terms in through_files.values())
 
 
 def test_a_worker_with_a_gpu_is_given_what_its_models_need():

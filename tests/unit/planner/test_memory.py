@@ -132,10 +132,11 @@ def test_an_average_of_half_precision_is_float32_beside_what_computes():
     assert whole == {"weights": 4 * numbers}
 
 
-def test_adapters_are_all_that_trains():
-    model = HeldModel(shape=SHAPE, trained=True, lora_rank=2, lora_targets=LORA_TARGETS)
-    # of a layer: q 64→64, k and v 64→32, o 64→64, gate and up 64→192, down 192→64; rank 2
-    adapters = 4 * 2 * (128 + 96 + 96 + 128 + 256 + 256 + 256)
+@pytest.mark.parametrize("rank", [1, 2])
+def test_adapters_are_all_that_trains(rank):
+    model = HeldModel(shape=SHAPE, trained=True, lora_rank=rank, lora_targets=LORA_TARGETS)
+    # of a layer: q 64→64, k and v 64→32, o 64→64, gate and up 64→192, down 192→64
+    adapters = 4 * rank * (128 + 96 + 96 + 128 + 256 + 256 + 256)
     assert held_numbers(model, ONE, 0) == (SHAPE.num_params + adapters, adapters)
     terms = permanent_terms(model, ONE, 0, generates=True)
     assert terms["optimizer"] == 8 * adapters
@@ -143,6 +144,9 @@ def test_adapters_are_all_that_trains():
     half = permanent_terms(replace(model, dtype="bfloat16"), ONE, 0, generates=True)
     assert half["weights"] == 2 * SHAPE.num_params + 4 * adapters
     assert (half["gradients"], half["optimizer"]) == (4 * adapters, 8 * adapters)
+    other = replace(model, dtype="bfloat16", backend="inference", trained=False)
+    assert other.learning_bytes == 4  # adapters are float32 whoever holds them
+    assert replace(other, lora_rank=0).learning_bytes == 2
 
 
 def test_generation_needs_whole_weights_where_they_are_cut():
@@ -236,6 +240,22 @@ def test_logits_take_a_chunk_however_many_tokens_there_are(monkeypatch):
     assert logits(128) == chunk + head + 2 * (128 + 32) * 64 * 4 + 128 * 64 * 8
     assert logits(256) - logits(128) == 2 * (128 + 32) * 64 * 4 + 128 * 64 * 8
     assert logits(128) - logits(128, lora_rank=2) == head
+
+
+def test_a_forward_pass_has_three_floats_a_logit():
+    model = HeldModel(shape=SHAPE, backend="inference", max_tokens_per_mb=128)
+    found = call_terms(model, ONE, 0, ModelInterfaceType.INFERENCE, SIZES)
+    assert found["logits"] == 96 * 128 * (3 * 4 + 4)  # and as the model made them
+
+
+def test_norms_are_whole_on_each_process_of_the_tensor_axis(monkeypatch):
+    monkeypatch.setattr(copy_memory, "FSDP_WHOLE_BYTES", 0)
+    model = HeldModel(shape=SHAPE, trained=True, max_tokens_per_mb=32)
+    # A layer: two norms, and halves of q and o, k and v, three of the MLP. Embedding, half a head, norm.
+    layer = 2 * 64 + (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 192) / 2
+    rest = 96 * 64 + 96 * 64 / 2 + 64
+    found = call_terms(model, topo("d2t2"), 0, TRAIN, SIZES)
+    assert found["gathered layers"] == 4 * (2 * layer + rest)
 
 
 def test_a_micro_batch_is_at_least_one_sequence_and_at_most_the_minibatch():

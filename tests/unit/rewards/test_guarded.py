@@ -174,3 +174,35 @@ def test_a_host_that_ends_is_no_fault_of_a_call(guarded: Guarded) -> None:
         waiting.result()
     assert caught.value.why == HOST_ENDED
     assert guarded.call(what="whoami")[1] != host
+
+
+def test_a_fork_of_its_owner_ends_nothing(
+    guarded: Guarded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As what such a fork runs at its exit would; also where a call was being written when it was made."""
+    host = guarded.call(what="whoami")[1]
+    assert guarded._host is not None
+    monkeypatch.setattr("realsys.rewards.guard.guarded._END_S", 0.0)
+    with guarded._host._writing:
+        child = os.fork()
+        if child == 0:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(60)  # a fork that waits for that call would wait for ever
+            status = 1
+            try:
+                guarded.close()
+                status = 0
+            finally:
+                os._exit(status)
+    monkeypatch.undo()
+    assert os.waitpid(child, 0)[1] == 0
+    assert guarded.call(what="whoami")[1] == host
+    assert os.getsid(host) != os.getsid(0), "Ctrl-C in a terminal reaches only the owner"
+
+
+def test_it_may_be_closed_twice_and_called_again(guarded: Guarded) -> None:
+    host = guarded.call(what="whoami")[1]
+    guarded.close()
+    assert not _is_running(host)
+    guarded.close()
+    assert guarded.call(what="whoami")[1] != host

@@ -7,6 +7,7 @@ import pytest
 from stand_in_slurm import wait_until
 
 from realsys.rewards import math_verify
+from realsys.rewards.final_answers.plain_numbers import has_prices
 from realsys.rewards.guard.guarded import Guarded
 from realsys.rewards.math_verify import final_value, math_verify_reward
 
@@ -145,6 +146,8 @@ def test_worked_answers_still_score(response, answer):
         ("#### 3/2", "1 1/2"),
         ("It took 1 1/2 hours.", "1.5"),
         ("1/2", "0.5"),
+        ("#### -1 1/2", "-3/2"),
+        ("#### -3/2", "-1 1/2"),
         (r"90^\circ", "90"),
         (r"\boxed{90^{\circ}}", "90"),
         ("#### 90°", "90"),
@@ -167,6 +170,21 @@ def test_numbers_score_however_people_write_them(response, answer):
 
 
 @pytest.mark.parametrize(
+    ("text", "are_prices"),
+    [
+        ("$5", True),
+        ("$5 and $15", True),
+        ("nothing", True),
+        ("$5 and $x$", False),
+        ("$x and $5", False),
+        ("$5$", False),
+    ],
+)
+def test_dollar_signs_are_prices_only_if_all_of_them_are(text, are_prices):
+    assert has_prices(text) == are_prices
+
+
+@pytest.mark.parametrize(
     ("response", "answer"),
     [
         ("#### 0.72%", "72%"),
@@ -174,6 +192,8 @@ def test_numbers_score_however_people_write_them(response, answer):
         ("5–7", "-7"),  # a range
         ("#### 1 2/2", "2"),
         ("#### 1 1/2", "5.5"),  # not 11/2
+        ("#### -1 1/2", "1 1/2"),
+        ("#### 1 1/2", "-3/2"),
         (r"1\,23", "123"),
         ("#### 1e3", "3"),
         ("#### 1e99999999999", "4"),

@@ -298,6 +298,30 @@ def test_a_restart_keeps_the_ready_and_gives_out_the_rest_again() -> None:
     assert train(again) == (0, 1)
 
 
+@pytest.mark.parametrize(
+    ("changed", "numbers", "others"),
+    [
+        # Version 0 may be trained by step 2, which has two places for three.
+        ({"max_staleness": 1}, (0, 1), (2, 3, 4)),
+        ({"max_staleness": 0}, (1, 2), (0,)),  # ... by step 1 alone, whose places are taken
+    ],
+    ids=["too many are due", "one is late"],
+)
+def test_a_batch_after_which_others_come_too_late_is_an_error_of_ours(
+    changed: dict[str, Any], numbers: tuple[int, ...], others: tuple[int, ...]
+) -> None:
+    """No ledger gets there by itself: this one was restored."""
+    of = ledger(policy="window", **changed)
+    ready = [[n, 0, 0, 0] for n in sorted((*numbers, *others))]
+    of.restore({**of.snapshot(), "next": len(ready), "ready": ready})
+    with pytest.raises(InternalError) as refused:
+        of.batch_taken(numbers)
+    assert refused.value.where == "StalenessLedger.batch_taken"
+    dropping = ledger(policy="drop", **changed)
+    dropping.restore({**dropping.snapshot(), "next": len(ready), "ready": ready})
+    assert dropping.batch_taken(numbers) == (others if len(others) == 1 else ())
+
+
 def test_a_restart_with_another_bound_is_refused() -> None:
     saved = ledger().snapshot()
     with pytest.raises(ConfigError, match="max_staleness 1, this run has 2"):

@@ -86,3 +86,25 @@ def test_one_lease_taken_anew_freezes_nothing() -> None:
     leases |= {"a": "new"}
     assert detector.look(without("d"), now_s=1.0, leases=leases).frozen == ""
     assert detector.look(without("d"), now_s=4.1, leases=leases).lost == ("d",)
+
+
+def test_leases_that_polls_see_end_two_seconds_apart_ended_at_one_moment() -> None:
+    """Renewals are spread by ttl / 7.5, which is 1.3 s of the usual 10, and polls are 1 s apart."""
+    detector = FailureDetector()
+    detector.look(ALL, now_s=0.0)
+    assert detector.look(without("a"), now_s=1.0).frozen == ""
+    assert detector.look(without("a", "c", "d"), now_s=3.0).frozen
+    assert detector.look(without("a", "c", "d"), now_s=10.0).lost == ()
+    detector = FailureDetector()  # 3 s apart they are three losses
+    detector.look(ALL, now_s=0.0)
+    detector.look(without("a"), now_s=1.0)
+    assert detector.look(without("a", "c", "d"), now_s=4.0).frozen == ""
+
+
+def test_a_worker_that_left_and_is_back_under_its_name_has_lost_no_lease() -> None:
+    detector = FailureDetector()
+    detector.look(ALL, now_s=0.0, leases=dict.fromkeys(ALL, "old"))
+    detector.forget("b")
+    back = dict.fromkeys(ALL, "old") | {"b": "new"}
+    assert detector.look(ALL, now_s=1.0, leases=back).frozen == ""
+    assert detector.anew_since_s == {}

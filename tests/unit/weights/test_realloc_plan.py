@@ -368,6 +368,27 @@ def test_a_worker_with_many_peers_has_no_more_under_way():
     assert [bucket_share(64, fan_out) for fan_out in (1, 4, 100)] == [64, 16, 1]
 
 
+def test_the_busier_end_of_a_pair_counts_in_both_directions():
+    shape = shape_for(ProcessTopology(tensor=4))
+    one, four = ProcessTopology(), ProcessTopology(tensor=4)
+    spread = plan_realloc(
+        shape.weights(),
+        whole_layout(shape.weights(), one),
+        [0],
+        megatron_layout(shape, four),
+        [1, 2, 3, 4],
+    )
+    assert [spread.fan_out(0, worker) for worker in (1, 2, 3, 4)] == [4] * 4
+    joined = plan_realloc(
+        shape.weights(),
+        megatron_layout(shape, four),
+        [1, 2, 3, 4],
+        whole_layout(shape.weights(), one),
+        [0],
+    )
+    assert [joined.fan_out(worker, 0) for worker in (1, 2, 3, 4)] == [4] * 4
+
+
 class Race:
     """Workers that walk their rounds, one event at a time, over pairs with ``room`` for that many messages.
 

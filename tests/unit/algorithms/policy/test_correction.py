@@ -238,6 +238,11 @@ def test_lags_by_hand():
     assert tokens_by_lag(lags.lag_N, mask).tolist() == [2, 1, 1, 0, 1]
 
 
+def test_lags_of_a_mask_that_would_be_broadcast_are_refused():
+    with pytest.raises(DataError, match="mask_N"):
+        token_lags(torch.zeros(3, dtype=torch.int64), torch.ones(3, 1), [3], version=1)
+
+
 def test_a_batch_without_tokens_of_the_policy_has_no_lags():
     lags = token_lags(torch.tensor([-1, -1]), torch.zeros(2), [2], version=9)
     assert len(lags.oldest_B) == len(lags.newest_B) == len(lags.sequence_B) == 0

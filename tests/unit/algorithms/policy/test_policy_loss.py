@@ -180,6 +180,8 @@ def test_shapes_and_settings_that_clash_are_refused():
     x, column = torch.zeros(3), torch.zeros(3, 1)
     with pytest.raises(DataError, match=r"advantages has shape \(3, 1\), logprobs \(3,\)"):
         clipped_loss(x, x, column, x)
+    with pytest.raises(DataError, match="weights"):
+        policy_loss(PPOLoss(), x, x, x, x, weights=column)
     with pytest.raises(ConfigError, match=r"c_clip is 1\.0"):
         clipped_loss(x, x, x, x, c_clip=1.0)
     with pytest.raises(ConfigError, match=r"eps_clip is 1\.5"):

@@ -48,7 +48,7 @@ GROUP = 4
 # ---- by hand ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("score", [0.0, 0.1, 1 / 3, 5.0])
+@pytest.mark.parametrize("score", [0.0, 0.1, 1 / 3, 5.0, -0.1, -1.0])
 @pytest.mark.parametrize("kind", ["grpo", "dr_grpo", "rloo"])
 def test_equal_scores_give_exactly_nothing(kind: str, score: float) -> None:
     made = group_advantages(
@@ -64,6 +64,8 @@ def test_groups_of_equal_scores_are_counted() -> None:
     scores = torch.tensor([0.1, 0.1, 0.1, 1.0, 0.0, 7.0])
     assert num_equal_groups(scores, torch.tensor([0, 0, 0, 1, 1, 2])) == (1, 2)  # one is alone
     assert num_equal_groups(torch.zeros(6), 2) == (3, 3)
+    below = torch.tensor([-0.1, -0.1, -1.0, -1.0, -1.0, 0.0, -1.0])
+    assert num_equal_groups(below, torch.tensor([0, 0, 1, 1, 1, 2, 2])) == (2, 3)
 
 
 def two_groups(scores: list[float]) -> SequenceSample:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -170,11 +171,38 @@ def test_what_a_checkpoint_held_is_trained_by_the_next_attempt() -> None:
     assert set(states(audited).values()) == {TicketState.TRAINED}
 
 
+def test_a_delivery_at_the_checkpoints_own_version_was_before_it_unless_it_is_given_out_again() -> (
+    None
+):
+    """Attempt 2 went on from step 1, and attempt 1 decided when 1 step was trained."""
+    kept, again = ticket("1-0", version=1), unended("1-0", attempt=2)
+    alone = TicketIndex(run(kept, steps=(), is_completed=False, **RESUMED))
+    both = TicketIndex(run(kept, again, steps=(), is_completed=False, **RESUMED))
+    assert alone.decided_in_time(kept)
+    assert not both.decided_in_time(kept)
+    assert [fate.state for fate in ticket_fates(alone)] == [TicketState.WAITING]
+    assert [fate.state for fate in ticket_fates(both)] == [TicketState.ATTEMPT_ENDED] * 2
+    # An attempt that the run does not consist of does not count.
+    other = replace(again, attempt=3)
+    left = TicketIndex(run(kept, other, steps=(), is_completed=False, **RESUMED))
+    assert left.decided_in_time(kept)
+    assert not left.decided_in_time(other)
+
+
 def test_a_delivery_whose_worker_died_before_it_wrote_the_line_counts() -> None:
     lost = unended("0-3", is_lost=True)
     found = audit_run(run(*FOUR[:3], lost, steps=TWO_STEPS))
     assert found.findings == ()
     assert found.tokens.unknown == 1
+
+
+def test_a_datapoint_of_unknown_versions_is_not_judged_by_those_of_the_one_before() -> None:
+    """Version 0, which step 2 may train, would be too old for step 3."""
+    lost = unended("0-3", is_lost=True)
+    steps = (step(1, "0-0", "0-1"), step(2, "0-2"), step(3, "0-3"))
+    found = audit_run(run(*FOUR[:3], lost, steps=steps))
+    assert found.findings == ()
+    assert found.tokens == CheckedTokens(of_dump=0, of_rows=3 * 6, unknown=1)
 
 
 def test_what_got_too_stale_is_made_again() -> None:
@@ -194,7 +222,9 @@ def test_filtered_questions_are_not_missing() -> None:
 def test_of_a_synchronous_run_the_ledger_is_audited_alone() -> None:
     steps = (step(1, "0-0", "0-1"), step(2, "0-2", "1-0", filtered=("0-3",)))
     ledger_only: dict[str, Any] = {"has_tickets": False, "max_staleness": None}
-    assert kinds(run(steps=steps, **ledger_only)) == []
+    found = audit_run(run(steps=steps, **ledger_only))
+    assert found.findings == ()
+    assert found.tokens == CheckedTokens(of_dump=0, of_rows=0, unknown=0)
     lost = (steps[0], step(2, "0-2", "1-0"))
     assert kinds(run(steps=lost, **ledger_only)) == [FindingKind.MISSING]
     twice = (steps[0], step(2, "0-2", "0-0"))
@@ -229,6 +259,15 @@ def test_a_trained_datapoint_that_nobody_delivered_is_found() -> None:
     (finding,) = audit_run(run(*FOUR[:3], steps=TWO_STEPS)).findings
     assert finding.kind is FindingKind.NOT_DELIVERED
     assert finding.what == "step 2 trained 0-3, which no worker delivered"
+
+
+def test_rows_of_later_attempts_are_not_needed_to_find_what_nobody_delivered() -> None:
+    """Step 1 is of attempt 1, of which each grant has a line; of attempt 2 there are ends only."""
+    audited = run(*FOUR[:1], steps=TWO_STEPS[:1], complete_rows=frozenset({1}), **RESUMED)
+    (finding,) = audit_run(replace(audited, is_completed=False)).findings
+    assert (finding.kind, finding.where) == (FindingKind.NOT_DELIVERED, "ledger:1")
+    of_second = replace(audited, complete_rows=frozenset({2}), is_completed=False)
+    assert audit_run(of_second).findings == ()
 
 
 def test_a_trained_datapoint_that_was_refused_is_found() -> None:
@@ -272,6 +311,8 @@ def test_a_question_that_an_older_checkpoint_held_and_is_made_again_is_found() -
 def test_a_question_that_is_given_out_after_its_training_is_found() -> None:
     again = unended("0-1", 1, worker=1, is_lost=True)
     assert kinds(run(*FOUR, again, steps=TWO_STEPS)) == [FindingKind.DELIVERED_TWICE]
+    elsewhere = replace(again, attempt=4)  # which the run does not consist of
+    assert kinds(run(*FOUR, elsewhere, steps=TWO_STEPS)) == []
 
 
 def test_a_token_that_is_too_old_is_found_by_its_delivery() -> None:
@@ -307,6 +348,11 @@ def test_a_question_that_a_completed_run_lost_is_found() -> None:
     assert finding.kind is FindingKind.MISSING
     assert finding.what == "question 0-3 was neither trained nor filtered nor set aside"
     assert finding.where == "grant of 0-3.0@1/0"
+    assert "its worker ended" in finding.meaning
+    failed = ticket("0-3", end=E.FAILED)  # of that there is no doubt
+    (finding,) = audit_run(run(*FOUR[:3], failed, ticket("1-0"), steps=steps)).findings
+    assert finding.kind is FindingKind.MISSING
+    assert "its worker ended" not in finding.meaning
 
 
 def test_a_question_that_was_never_given_out_is_found_when_its_epoch_is_over() -> None:
@@ -317,6 +363,29 @@ def test_a_question_that_was_never_given_out_is_found_when_its_epoch_is_over() -
     # Where steps take what is finished first it may still come, and with a curriculum there is no order.
     assert kinds(run(*tickets, steps=steps, is_completed=False, in_order=False)) == []
     assert kinds(run(*tickets, steps=steps, in_epochs=False)) == []
+
+
+def test_where_no_size_is_recorded_an_epoch_has_as_many_questions_as_were_seen() -> None:
+    tickets = (ticket("0-0"), ticket("0-2"), ticket("1-0"))
+    audited = run(*tickets, steps=(step(1, "0-0", "0-2"), step(2, "1-0")), dataset_size=None)
+    (finding,) = audit_run(audited).findings
+    assert (finding.kind, finding.where) == (FindingKind.MISSING, "ledger:2")
+    assert "0-1" in finding.what
+    assert kinds(replace(audited, dataset_size=3)) == [FindingKind.MISSING]
+    assert kinds(replace(audited, dataset_size=4)) == [FindingKind.MISSING] * 2
+    seen_later = (ticket("0-0"), ticket("1-1"))  # the last of the data, which the first epoch lacks
+    (finding,) = audit_run(
+        run(*seen_later, steps=(step(1, "0-0", "1-1"),), dataset_size=None)
+    ).findings
+    assert "0-1" in finding.what
+
+
+def test_a_completed_run_that_trained_nothing_has_lost_what_it_gave_out() -> None:
+    found = audit_run(run(ticket("1-0"), steps=(), dataset_size=1)).findings
+    assert [(f.kind, f.where) for f in found] == [
+        (FindingKind.MISSING, "end of 1-0.0@1/0"),
+        (FindingKind.MISSING, ""),  # 0-0, of which no line says anything
+    ]
 
 
 def test_a_delivery_that_a_completed_run_left_lying_is_found() -> None:

@@ -53,6 +53,8 @@ def test_minutes_and_seconds_are_warned_of_where_hours_were_probably_meant():
     ("text", "fix"),
     [
         ("2h", "Slurm knows no units: write 02:00:00"),
+        ("3600s", "Slurm knows no units: write 01:00:00"),
+        ("90s", "Slurm knows no units: write 00:02:00"),
         ("30m", "Slurm knows no units: write 00:30:00"),
         ("1d", "Slurm knows no units: write 1-00:00:00"),
     ],
@@ -114,6 +116,14 @@ def test_a_begin_in_the_past_starts_at_once_and_says_so():
 def test_a_past_deadline_is_refused_in_words():
     with pytest.raises(ConfigError, match=r"the deadline 2026-11-20 \(2026-11-20T00:00:00\) is in"):
         parse_deadline("2026-11-20", now=NOW)
+
+
+def test_a_day_with_its_year_is_not_taken_for_next_years():
+    """ "today" says which; a month and a day alone are the next ones."""
+    for text in ("today", "2026-11-21", "today 09:00"):
+        with pytest.raises(ConfigError):
+            parse_deadline(text, now=NOW)
+    assert parse_deadline("11/20", now=NOW).at == datetime(2027, 11, 20)
 
 
 def test_a_deadline_that_no_job_can_meet_is_told_before_slurm_removes_it():

@@ -16,11 +16,12 @@ import pytest
 from stand_in_slurm import SUBMITTED, make_plan, program, queue_row, write_plan
 
 from launcher.terminal.exit_codes import ExitCode
+from launcher.terminal.text import duration
 from launcher.trials import status
 from launcher.trials.explain import explain
 from launcher.trials.status import StatusReader
 from launcher.trials.submission import Submission
-from launcher.trials.trial_view import TrialView
+from launcher.trials.trial_view import SILENT_S, TrialView
 from realsys.api.errors import KeyNotFound, StoreUnavailable
 from realsys.api.plan import LaunchPlan
 from realsys.name_resolve.key_table import TrialKeys
@@ -152,11 +153,15 @@ def test_an_attempt_whose_record_cant_be_read_is_not_a_trial_that_was_never_star
     assert "the record of attempt 1 can't be read" in view.reason
 
 
+@pytest.mark.parametrize(
+    ("written", "step", "age"), [(0, 35, "1 min 40 s"), (30, 35, "40 s"), (40, 40, "40 s")]
+)
 def test_who_watches_keeps_what_was_read_before(
-    plan: LaunchPlan, monkeypatch: pytest.MonkeyPatch
+    plan: LaunchPlan, monkeypatch: pytest.MonkeyPatch, written: int, step: int, age: str
 ) -> None:
+    """``written``: the last step whose row was written 60 s later; the later of both steps is told."""
     files = write_plan(plan)
-    begin(files, **ME)
+    begin(files, step=written, **ME)
     now = status.time.time()
     progress = Progress(
         attempt=1,
@@ -191,14 +196,14 @@ def test_who_watches_keeps_what_was_read_before(
 
         monkeypatch.setattr(opened, "get_subtree", away)
         view = reader.view()
-    assert (view.state, view.step, view.total_steps) == (State.RUNNING, 35, 100)
+    assert (view.state, view.step, view.total_steps) == (State.RUNNING, step, 100)
     assert view.progress is not None
     assert (view.progress.running, view.progress.eta_seconds) == (
         {},
         None,
     )  # of that nothing is known
     assert view.progress.headline == {"reward": 0.5}
-    assert "last known is step 35 of main, 1 min 40 s ago" in view.reason
+    assert f", {age} ago" in view.reason
 
 
 class Etcd:
@@ -320,6 +325,22 @@ def test_a_step_of_which_nothing_is_seen_is_told_before_srun_says_a_word(
     assert view.reason.startswith("srun has not started model_worker for ")
     assert view.reason.endswith("and has not printed a cause yet")
     assert not [line for line in explain(view) if "nothing; watch it" in line]
+
+
+@pytest.mark.parametrize("age_s", [SILENT_S - 1, SILENT_S + 1, 100.0])
+def test_srun_has_a_while_before_its_silence_is_told_with_how_long_it_lasts(
+    on_slurm: TrialFiles, age_s: float
+) -> None:
+    begin(on_slurm, job_id="7", **ELSEWHERE)
+    attempt, began = on_slurm.attempt(1), status.time.time() - age_s
+    record = AttemptRecord(number=1, token="t", started_at=began, job_id="7", **ELSEWHERE)  # type: ignore[arg-type]
+    write_record(attempt.record, record)
+    attempt.logs.mkdir()
+    (attempt.logs / "srun-model_worker.log").touch()
+    told = (
+        f"srun has not started model_worker for {duration(age_s)} and has not printed a cause yet"
+    )
+    assert look(on_slurm).reason == (told if age_s > SILENT_S else "")
 
 
 def test_logs_of_a_worker_that_srun_has_not_started_points_to_sruns(
