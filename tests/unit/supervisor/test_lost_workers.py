@@ -69,6 +69,7 @@ class Trial:
         }
         self.ended: list[float] = []
         self.asked = 0
+        self.has_begun = threading.Event()
         self.store_answers = True
         self.at_once = threading.Lock()  # held: what is done to the store is seen by one look
         self.supervisor = Supervisor(
@@ -114,6 +115,7 @@ class Trial:
         return getattr(self.store, name)
 
     def start(self, phase):
+        self.has_begun.set()
         return list(self.tasks.values())
 
     def end(self, tasks, *, grace_s: float) -> None:
@@ -138,9 +140,12 @@ class Trial:
         self.marker = self.supervisor.run()
 
     def begin(self) -> Trial:
-        """Runs until the leases have been looked at."""
+        """Runs until the phase has begun and, on Slurm, all leases have been seen."""
         self._thread.start()
+        wait_until(lambda: self.has_begun.is_set() or self.marker is not None)
         if self.plan.job is not None:
+            seen = self.supervisor.leases.registered  # of one look: all or none
+            wait_until(lambda: seen or self.marker is not None)
             self.look()
         return self
 
