@@ -109,6 +109,8 @@ class GenerationServer:
     worker_info: WorkerInformation = field(default_factory=WorkerInformation)
 
 
+FAILED_SHARE, FAILED_WINDOW = 0.1, 200  # most failed episodes, of the last so many
+
 SCHEDULE_POLICIES = ("round_robin", "least_requests", "least_tokens", "sticky")
 
 UPDATE_MODES = ("all_at_once", "rolling")
@@ -240,6 +242,7 @@ class RolloutControl:
         buffer_limit: maximum number of prompts queued for one model worker, those in progress included.
         trains: False: no model is trained; the servers keep their initial weights and no answer is too
             stale.
+        failed_share: most of the last FAILED_WINDOW episodes that may fail although they were played again.
     """
 
     model_name: ModelName = ModelName("actor")
@@ -253,6 +256,7 @@ class RolloutControl:
     makers: tuple[MakerRoute, ...] = ()
     buffer_limit: int | None = None
     trains: bool = True
+    failed_share: float = FAILED_SHARE
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from realsys.api.agent import Episode, EpisodeTask
+from realsys.api.agent import DoubtfulEnd, Episode, EpisodeTask
 from realsys.api.errors import RolloutError
 from realsys.rollout.conversation.answer_tree import AnswerNode
 from realsys.rollout.conversation.episode_session import EpisodeSession
@@ -73,6 +73,7 @@ class AgentOutcome:
         text: what the environment scores; None: the policy's last answer.
         problem: why it failed; empty: it did not.
         stats: numbers for the metrics.
+        doubt: how it ended, if the policy's text may have caused it, or something else.
     """
 
     reward: float | None = None
@@ -80,6 +81,7 @@ class AgentOutcome:
     text: str | None = None
     problem: str = ""
     stats: Mapping[str, float] = field(default_factory=dict)
+    doubt: DoubtfulEnd | None = None
 
 
 def outcome_of(given: Mapping[str, Any], *, problem: str = "") -> AgentOutcome:
@@ -122,7 +124,10 @@ async def finished_episode(
 
     Raises:
         RolloutError: the policy was not asked, so there is nothing to train on; or a reward is of no role.
+        DoubtfulEnd: it ended in doubt, for the first time. At the second it gets ``failed_reward``.
     """
+    if outcome.doubt is not None:
+        outcome = replace(outcome, problem=outcome.doubt.what)
     used = [seat for seat in seats if seat.session.last_node() is not None]
     if not used:
         raise RolloutError(
@@ -131,6 +136,8 @@ async def finished_episode(
             where=f"episode {task.id}",
             fix="see its log; it must use the base URL and the key that it is given",
         )
+    if outcome.doubt is not None and not task.is_doubtful:
+        raise outcome.doubt
     if unknown := sorted(set(outcome.rewards) - {seat.role for seat in seats}):
         raise RolloutError(
             f"a reward is for role {unknown[0]!r}",
@@ -162,6 +169,7 @@ async def finished_episode(
         stats={**stats, **_figures(seats, rewards)},
         shares_reward=all(s.reward == rewards[s.role] for s in sequences),
         problem=outcome.problem,
+        was_doubtful=outcome.doubt is not None,
     )
 
 

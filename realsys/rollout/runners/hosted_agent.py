@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from realsys.api.agent import AgentHost, EpisodeTask
-from realsys.api.errors import RolloutError, WaitTimeout
+from realsys.api.agent import AgentHost, DoubtfulEnd, EpisodeTask
+from realsys.api.errors import WaitTimeout
 from realsys.rollout.runners import hosts
 from realsys.rollout.runners.agent_arguments import HostedArguments, PythonArguments
 from realsys.rollout.runners.endpoint_agent import EndpointAgent
@@ -96,7 +96,7 @@ def returned_outcome(result: Any) -> AgentOutcome:
     """Reads what a function returned.
 
     Raises:
-        RolloutError: it is nothing that an episode can end with.
+        DoubtfulEnd: it is nothing that an episode can end with.
     """
     try:
         match result:
@@ -109,7 +109,7 @@ def returned_outcome(result: Any) -> AgentOutcome:
             case _:
                 return outcome_of({"reward": result})
     except ValueError as error:
-        raise RolloutError(
+        raise DoubtfulEnd(
             f"the agent's function returned {result!r:.200}: {error}",
             where="task.agent_args.function",
             fix='return a number, {"reward": NUMBER, …}, a text to score, or None',
