@@ -60,8 +60,8 @@ class Serving(Filtering):
     )
     failed_share: float = option(
         FAILED_SHARE,
-        f"most of the last {FAILED_WINDOW} episodes that may fail three times in a row, outages not "
-        "counted; more ends the run",
+        f"most of the last {FAILED_WINDOW} episodes (or of two steps', if more) that may fail three times "
+        "in a row, outages not counted; more ends the run",
         ge=0,
         le=1,
     )

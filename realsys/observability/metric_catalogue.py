@@ -139,7 +139,7 @@ GROUPS: dict[str, tuple[Metric, ...]] = {
         Metric("rollout/set_aside", "questions", "that got no reward, or could not be played, since the run began", "absent", "`record set aside` in the master's log, with the reason"),
         Metric("rollout/failed_tries", "episodes", "tries of episodes that failed since the last step, by agent, environment or machine; each was played again; only in steps that have some", "absent", "`episode failed` in the rollout workers' logs"),
         Metric("rollout/outage_tries", "episodes", "the same where generation servers, or a service, did not answer", "absent", "`episode failed` in the rollout workers' logs"),
-        Metric("rollout/failed_share", "share", "of the last 200 episodes, those that failed three times in a row, or by the policy's doing twice, without those of outages; only in steps with failed tries", "absent, or far below `schedule.failed_share`", "`episode failed` in the rollout workers' logs"),
+        Metric("rollout/failed_share", "share", "of the last 200 episodes, or of two steps' if these are more, those that failed three times in a row, or by the policy's doing twice, without those of outages; only in steps with failed tries", "absent, or far below `schedule.failed_share`", "`episode failed` in the rollout workers' logs"),
         Metric("rollout/servers_at_version", "version", "oldest weights at any server", "at most one behind the step"),
     ),
     "Dynamic sampling of synchronous runs": (

@@ -59,13 +59,13 @@ class EpisodeTry(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         id: of the datapoint.
-        began_ago_s: before the report was sent.
+        ago_s: before the report was sent it began; if it failed, the first of these failures was.
         failures: of this episode in a row, this one included; 0: it has a score.
         why: it failed.
     """
 
     id: str
-    began_ago_s: float
+    ago_s: float
     failures: int = 0
     fault: TryFault | None = None
     why: str = ""
@@ -85,12 +85,13 @@ class AskPlaces(_RolloutMessage, frozen=True, kw_only=True, tag=True):
     are granted again.
 
     ``dataset_size``: number of records in the worker's data set, which bounds a ticket's ``index``.
-    ``source_items``: of a mixture, its items by source.
+    ``source_items``: of a mixture, its items by source. ``group_size``: episodes a prompt.
     """
 
     worker: str
     dataset_size: int
     source_items: Mapping[str, int] = {}
+    group_size: int = 1
 
 
 class Places(_RolloutMessage, frozen=True, kw_only=True, tag=True):

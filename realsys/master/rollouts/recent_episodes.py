@@ -26,7 +26,6 @@ from realsys.transport.rollout_messages import FAILED_AGAIN, EpisodeTry, TryFaul
 
 PATIENCE_S = 1800.0
 _HOPELESS = FAILED_AGAIN + 1  # failures of an episode in a row, 21 s after its first
-_KEPT = 4 * FAILED_WINDOW
 _LEAST_RECORDS = 2  # so many may fail by themselves in any run
 _MOST_FAIL = 0.5  # a share, outages included, from which on the patience counts
 _OUTAGES = (TryFault.SERVERS, TryFault.AWAY)
@@ -34,9 +33,12 @@ _OUTAGES = (TryFault.SERVERS, TryFault.AWAY)
 
 @dataclass(frozen=True, order=True, slots=True)
 class _Ended:
-    """An episode that got a score, or failed for the FAILED_AGAIN-th time in a row."""
+    """An episode that got a score, or failed for the FAILED_AGAIN-th time in a row.
 
-    began_s: float
+    ``at_s``: when it began, or when it failed first.
+    """
+
+    at_s: float
     worker: str
     record: str
     failed: bool
@@ -49,19 +51,22 @@ class RecentEpisodes:
     """The newest episodes of a run. Times are those of one clock, in seconds.
 
     Attributes:
-        failed_share: most of the last FAILED_WINDOW episodes that may fail although they were played again.
+        failed_share: most of the ``window`` that may fail although they were played again.
         patience_s: for how long nothing may succeed.
-        batch_size: records a step.
+        batch_size: records a step. group_size: episodes a record.
         has_succeeded: an episode of this run has, in this attempt or before.
     """
 
     failed_share: float = FAILED_SHARE
     patience_s: float = PATIENCE_S
     batch_size: int = 1
+    group_size: int = 1
     has_succeeded: bool = False
     _ended: list[_Ended] = field(default_factory=list)  # in the order of their beginnings
     _newest_s: dict[str, float] = field(default_factory=dict)  # worker → its newest success began
-    _stuck: dict[tuple[str, str], float] = field(default_factory=dict)  # worker, record → began
+    _stuck: dict[tuple[str, str], float] = field(
+        default_factory=dict
+    )  # worker, record → first failure
     _hopeless: set[str] = field(default_factory=set)  # records, before anything has succeeded
     _failing_since_s: float | None = None  # nothing has succeeded since
     _mostly_since_s: float | None = None  # most have failed since
@@ -72,12 +77,12 @@ class RecentEpisodes:
         """Takes what a worker tells of tries that ended."""
         self._newest_s.setdefault(worker, -math.inf)
         for ended in tries:
-            began_s = now_s - ended.began_ago_s
+            at_s = now_s - ended.ago_s
             if ended.failures:
-                self._failed(worker, ended, began_s, now_s=now_s)
+                self._failed(worker, ended, at_s, now_s=now_s)
             else:
-                self._succeeded(worker, ended.id, began_s)
-        newest = self._ended[-FAILED_WINDOW:]
+                self._succeeded(worker, ended.id, at_s)
+        newest = self._ended[-self.window :]
         if not newest or sum(e.failed for e in newest) <= _MOST_FAIL * len(newest):
             self._mostly_since_s = None
         elif self._mostly_since_s is None:
@@ -95,7 +100,7 @@ class RecentEpisodes:
         }
         self._keep(_Ended(began_s, worker, record, False, False, ""))
 
-    def _failed(self, worker: str, ended: EpisodeTry, began_s: float, *, now_s: float) -> None:
+    def _failed(self, worker: str, ended: EpisodeTry, at_s: float, *, now_s: float) -> None:
         is_outage = ended.fault in _OUTAGES
         self._counts["outage_tries" if is_outage else "failed_tries"] += 1
         self._whys.append(ended.why)
@@ -103,22 +108,27 @@ class RecentEpisodes:
             self._failing_since_s = now_s
         if ended.failures == FAILED_AGAIN:
             of_servers = ended.fault == TryFault.SERVERS
-            self._keep(_Ended(began_s, worker, ended.id, True, of_servers, ended.why))
-        if ended.failures >= FAILED_AGAIN and ended.fault != TryFault.DOUBTFUL:
-            key = worker, ended.id
-            self._stuck[key] = max(began_s, self._stuck.get(key, began_s))
+            self._keep(_Ended(at_s, worker, ended.id, True, of_servers, ended.why))
+        may_be_outage = ended.fault != TryFault.DOUBTFUL and at_s > self._newest_s[worker]
+        if ended.failures >= FAILED_AGAIN and may_be_outage:
+            self._stuck[worker, ended.id] = at_s
         if ended.failures >= _HOPELESS and not is_outage and not self.has_succeeded:
             self._hopeless.add(ended.id)
 
     def _keep(self, ended: _Ended) -> None:
         insort(self._ended, ended)
-        del self._ended[:-_KEPT]
+        del self._ended[: -4 * self.window]
 
     def lost(self, worker: str) -> None:
         """Forgets what a worker that has ended was stuck at."""
         self._stuck = {key: s for key, s in self._stuck.items() if key[0] != worker}
 
     # ---- decisions --------------------------------------------------------------------------------
+
+    @property
+    def window(self) -> int:
+        """Episodes that are looked at: FAILED_WINDOW, or those of two steps if these are more."""
+        return max(FAILED_WINDOW, 2 * self.batch_size * self.group_size)
 
     @property
     def nothing_succeeds(self) -> bool:
@@ -136,20 +146,20 @@ class RecentEpisodes:
         return max(_LEAST_RECORDS, share)
 
     def share(self) -> float:
-        """Share of the last FAILED_WINDOW episodes that failed although they were played again."""
-        return sum(e.failed for e in self._counted()) / FAILED_WINDOW
+        """Share of the ``window`` that failed although they were played again."""
+        return sum(e.failed for e in self._counted()) / self.window
 
     def _counted(self) -> list[_Ended]:
-        """The last FAILED_WINDOW episodes, up to each worker's newest success, without those of outages."""
+        """The last episodes, up to each worker's newest success, without those of outages."""
         found: list[_Ended] = []
         most = self._most_by_themselves(len(self._newest_s))
         for worker, newest_s in self._newest_s.items():
-            row = [e for e in self._ended if e.worker == worker and e.began_s <= newest_s]
+            row = [e for e in self._ended if e.worker == worker and e.at_s <= newest_s]
             for failed, run in groupby(row, key=lambda e: e.failed):
                 together = list(run)
                 if not failed or len({e.record for e in together}) <= most:
                     found += [e for e in together if not e.of_servers]
-        return sorted(found)[-FAILED_WINDOW:]
+        return sorted(found)[-self.window :]
 
     def waits(self, *, now_s: float) -> str:
         """Says since when nothing has succeeded, and why; empty if the run does not wait for that."""
@@ -165,10 +175,10 @@ class RecentEpisodes:
             in_flight: records that are played now.
         """
         counted = self._counted()
-        if (num := sum(e.failed for e in counted)) > self.failed_share * FAILED_WINDOW:
+        if (num := sum(e.failed for e in counted)) > self.failed_share * self.window:
             return _error(
                 f"{num} of the last {len(counted)} episodes failed although they were played again; "
-                f"of {FAILED_WINDOW} at most a share of {self.failed_share:g} may",
+                f"of {self.window} at most {self.failed_share:.0%} may",
                 [e.why for e in counted if e.failed],
                 "or raise schedule.failed_share; ",
             )

@@ -183,6 +183,7 @@ class RolloutDispatcher:
                 fix="all rollout workers must see the same files",
             )
         self._sizes[request.worker], self.source_items = request.dataset_size, sources
+        self._recent.group_size = request.group_size
         self._changed.notify_all()
         await self._changed.wait_for(
             lambda: self._routes is not None and self._routes.is_known(request.worker)
@@ -428,7 +429,7 @@ class RolloutDispatcher:
         Raises:
             WaitTimeout: names what it waits for. RolloutError: too many episodes fail, or nothing succeeds.
         """
-        deadline = time.monotonic() + BATCH_TIMEOUT_S
+        deadline = self._clock() + BATCH_TIMEOUT_S
         async with self._changed:
             ledger = self._open_ledger()
             while (numbers := ledger.next_batch()) is None:
@@ -437,7 +438,7 @@ class RolloutDispatcher:
                 self._failed = self._failed or self._recent.fault(now_s=self._clock())
                 if self._failed is not None:
                     raise self._failed
-                if time.monotonic() > deadline:
+                if self._clock() > deadline:
                     raise WaitTimeout(
                         f"no batch for step {step} in {BATCH_TIMEOUT_S:g} s; it waits for "
                         + "; ".join(map(str, ledger.waits_for()[:5])),

@@ -113,22 +113,20 @@ class EpisodeTries:
 
     def succeeded(self, id: str, *, began_s: float) -> None:
         """Notes a try that got a score."""
-        self._ended.append((began_s, EpisodeTry(id=id, began_ago_s=0.0)))
+        self._ended.append((began_s, EpisodeTry(id=id, ago_s=0.0)))
 
-    def failed(self, id: str, *, began_s: float, failures: int, fault: TryFault, why: str) -> None:
-        """Notes a try that failed, the ``failures``-th of its episode."""
+    def failed(self, id: str, *, first_s: float, failures: int, fault: TryFault, why: str) -> None:
+        """Notes a try that failed, the ``failures``-th of its episode. ``first_s``: the first one did."""
         told = EpisodeTry(
             id=id,
-            began_ago_s=0.0,
+            ago_s=0.0,
             failures=failures,
             fault=fault,
             why=encodable(why)[:_SHOWN],
         )
-        self._ended.append((began_s, told))
+        self._ended.append((first_s, told))
 
     def report(self, *, now_s: float) -> tuple[EpisodeTry, ...]:
         """Returns what ended since the last report."""
         ended, self._ended = self._ended, []
-        return tuple(
-            structs.replace(told, began_ago_s=max(0.0, now_s - began_s)) for began_s, told in ended
-        )
+        return tuple(structs.replace(told, ago_s=max(0.0, now_s - at_s)) for at_s, told in ended)

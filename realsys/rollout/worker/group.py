@@ -163,7 +163,7 @@ class GroupRunner:
         """Plays an episode until it has a score, or its tries are used up."""
         clock = asyncio.get_running_loop().time
         chances = self.tries.episode()
-        played = _PlayedEpisode()
+        played, first_s = _PlayedEpisode(), math.inf  # time of the first failure
         while True:
             id_, began_s = episode_id(ticket, index, chances.failures), clock()
             asks = self.caller.ask_for(
@@ -182,11 +182,12 @@ class GroupRunner:
             except Exception as raised:  # of agent, environment or server
                 error = raised
             trouble = await ask.trouble(ended_well=episode is not None and not episode.problem)
+            first_s = min(first_s, clock())
             if episode is not None and not trouble:
                 if episode.was_doubtful:  # it has a score, and is a failure all the same
                     self.tries.failed(
                         ticket.id,
-                        began_s=began_s,
+                        first_s=first_s,
                         failures=FAILED_AGAIN,
                         fault=TryFault.DOUBTFUL,
                         why=episode.problem,
@@ -206,7 +207,7 @@ class GroupRunner:
             if fault is not TryFault.UNSCORED:  # which records get no score is counted apart
                 self.tries.failed(
                     ticket.id,
-                    began_s=began_s,
+                    first_s=first_s,
                     failures=chances.failures,
                     fault=fault,
                     why=first_line(error),

@@ -126,6 +126,7 @@ class RolloutLoop:
             worker=self.name,
             dataset_size=len(dataset),
             source_items=getattr(dataset, "source_items", {}),
+            group_size=self.groups.group_size,
         )
         call = self.master.call(ask, what="the first question", timeout_s=SETUP_S)
         async with first_error(), asyncio.TaskGroup() as tasks:
