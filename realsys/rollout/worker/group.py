@@ -196,12 +196,13 @@ class GroupRunner:
                     self.tries.succeeded(ticket.id, began_s=began_s)
                 played.episode = episode
                 return played
-            if error is None:
+            if trouble and (error is None or first_line(error) != trouble):
                 error = RolloutError(
                     f"the policy did not answer: {trouble}",
                     where=f"episode {id_}",
                     fix="see the logs of those named; the episode is played again",
                 )
+            assert error is not None
             fault = fault_of(error, servers_trouble=trouble)
             wait_s = chances.wait_s(fault, nothing_succeeds=self.tries.nothing_succeeds)
             if fault is not TryFault.UNSCORED:  # which records get no score is counted apart
