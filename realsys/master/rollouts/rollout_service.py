@@ -55,7 +55,9 @@ class RolloutService:
             say=self._show_wait,
         )
         self._wait_shown, self._showing = "", ExitStack()
-        self.manager = GserverManagerClient(self._find_manager, sender=runner.name, **who)
+        self.manager = GserverManagerClient(
+            self._find_manager, sender=runner.name, patience_s=runner.patience_s, **who
+        )
         self._server = RequestServer(
             name=runner.name,
             request_type=rm.ToMaster,

@@ -266,7 +266,7 @@ async def _play(faults: Faults, folder: Path, steps: int, **limits: Any) -> Outc
 def test_failed_episodes_and_an_outage_cost_neither_the_run_nor_good_episodes(
     tmp_path: Path, waits_inside: bool, steps: int
 ) -> None:
-    """200 groups of 8: 10 % fail before the first call, 3 % hang, 1 % return NaN, servers away for 5 minutes."""
+    """200 groups of 8: 10 % fail before the first call, 3 % hang, 1 % return NaN; 5 minutes no servers."""
     away = (20.0, 320.0) if steps > 2 else (1.2, 300.0)
     faults = Faults(before=0.1, hang=0.03, nan=0.01, away=away, waits_inside=waits_inside)
     found = play(faults, tmp_path, steps=steps)
