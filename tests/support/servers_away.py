@@ -1,7 +1,7 @@
 """Generation servers that can't be reached while a file is there: requests and health checks are lost.
 
-``--import tests/support/servers_away.py``, with the file's path in ``REALSYS_TEST_SERVERS_AWAY``. Servers that are
-killed or stopped instead are started again by their supervisor, at most five times an hour.
+``--import tests/support/servers_away.py``, with the file's path in ``REALSYS_TEST_SERVERS_AWAY``.
+Servers that are killed or stopped instead are started again by their supervisor, five times an hour.
 """
 
 from __future__ import annotations

@@ -120,8 +120,8 @@ class GserverManagerClient:
             self._announced = None
 
     async def watch(self) -> None:
-        """Watches the servers until cancelled. Raises RolloutError if none has been healthy for ``patience_s``,
-        or for ``NONE_WELL_S`` when it starts: then it is a mistake rather than an outage."""
+        """Watches the servers until cancelled. Raises RolloutError if none has been healthy for
+        ``patience_s``; for ``NONE_WELL_S`` if none ever was: that is a mistake rather than an outage."""
         clock = asyncio.get_running_loop().time
         well_s, limit_s, before = clock(), NONE_WELL_S, ""
         while True:

@@ -70,7 +70,7 @@ class RecentEpisodes:
     _hopeless: set[str] = field(default_factory=set)  # records, before anything has succeeded
     _failing_since_s: float | None = None  # nothing has succeeded since
     _mostly_since_s: float | None = None  # most have failed since
-    _whys: deque[str] = field(default_factory=lambda: deque(maxlen=FAILED_WINDOW))
+    _whys: deque[str] = field(default_factory=lambda: deque(maxlen=FAILED_WINDOW))  # since then
     _counts: Counter[str] = field(default_factory=Counter)
 
     def note(self, worker: str, tries: Iterable[EpisodeTry], *, now_s: float) -> None:
@@ -92,6 +92,7 @@ class RecentEpisodes:
         self.has_succeeded = True
         self._hopeless.clear()
         self._failing_since_s = None
+        self._whys.clear()
         newest_s = self._newest_s[worker] = max(self._newest_s[worker], began_s)
         self._stuck = {
             (w, r): s
@@ -150,7 +151,10 @@ class RecentEpisodes:
         return sum(e.failed for e in self._counted()) / self.window
 
     def _counted(self) -> list[_Ended]:
-        """The last episodes, up to each worker's newest success, without those of outages."""
+        """The last episodes, up to each worker's newest success, without those of outages; none if
+        none of them failed."""
+        if not any(e.failed for e in self._ended):
+            return []
         found: list[_Ended] = []
         most = self._most_by_themselves(len(self._newest_s))
         for worker, newest_s in self._newest_s.items():
