@@ -12,6 +12,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import secrets
 import shutil
 import subprocess
@@ -34,6 +35,7 @@ logger = logging.getLogger(__name__)
 
 _POLL_S = 0.05
 _MOST_REWARD_BYTES = 1 << 16
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 _KILLED = {-9: "SIGKILL", 137: "SIGKILL", -15: "SIGTERM", 143: "SIGTERM"}  # status → by what
 
 
@@ -137,13 +139,14 @@ def read_reward(path: Path, *, problem: str) -> AgentOutcome:
     """
     try:
         with open_regular(path) as file:
-            text = file.read(_MOST_REWARD_BYTES).decode().strip()
+            text = file.read(_MOST_REWARD_BYTES).decode("utf-8-sig").strip()
     except FileNotFoundError:
         return AgentOutcome(problem=problem)
     except (OSError, UnicodeDecodeError) as error:  # a pipe, a folder, bytes
         raise _unreadable(str(error)) from error
     try:
-        read = json.loads(text) if text else None
+        # JSON knows no .5, which bc and awk write
+        read = float(text) if _NUMBER.fullmatch(text) else json.loads(text) if text else None
         given = read if isinstance(read, dict) else {"reward": read}
         return outcome_of(given, problem=problem)
     except (ValueError, RecursionError) as error:

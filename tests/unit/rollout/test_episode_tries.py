@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -361,3 +363,85 @@ def test_a_malformed_reward_is_a_doubtful_end(written: str, tmp_path: Any) -> No
 def test_a_returned_nan_is_a_doubtful_end() -> None:
     with pytest.raises(DoubtfulEnd):
         returned_outcome(float("nan"))
+
+
+# ---- what an outsider expects ----------------------------------------------------------------------
+
+# Rows by somebody who had not read the code; ``reaches`` (ours) says how a case comes to it; nothing: it
+# does not come to this code.
+FAILURES = [
+    json.loads(line)
+    for line in Path(__file__).with_name("episode_failures.jsonl").read_text().splitlines()
+]
+# Where we judge otherwise: what → our class. After an answer we can't tell whose fault an agent's error is,
+# and an agent that is nothing but wrong must not be played for ever.
+OTHERWISE = {
+    "sandbox's provider answers 429 to an exec call": "failed_reward",
+    "sandbox's provider answers 503": "failed_reward",
+    "agent's own time limit passes while the sandbox's provider does not answer exec": "failed_reward",
+    "agent's own time limit passes while its request waited in the queue of full servers, not one "
+    "token came": "failed_reward",  # at a well server; not if no server took it
+    # Once again, and failed_reward the second time: the policy may be the cause.
+    "agent killed by the node's OOM killer because of another job's memory; cgroup of the agent counts "
+    "no oom_kill": "failed_reward",
+    "agent ends by SIGTERM because the worker's node is being drained": "failed_reward",
+    "agent returns NaN": "failed_reward",
+    "agent returns a tuple of an answer and tensors": "failed_reward",
+    "NeMo Gym's server answers 500, overloaded": "failed_reward",  # 429 and 503 are played again
+    "agent returns None after the policy's answers": "failed_reward",  # documented: the rule scores
+    "environment.close() raises TimeoutError: docker rm took too long, reward was given": "failed_reward",
+    # Played again, then unscored: an environment's error has no score, as a rule's.
+    "environment's step raises ValueError: illegal move (policy's move)": "play_again",
+    "the judge is one of the run's own generation servers, all are away": "play_again",
+}
+
+
+def our_class(reaches: str) -> str:
+    """What becomes of an episode; one that is judged as it is counts as ``failed_reward`` in the rows."""
+    how, _, error = reaches.partition(" ")
+    made = {
+        "RolloutError": RolloutError("it failed", **SAYS),
+        "RewardError": RewardError("no number", **SAYS),
+        "WorkerLost": WorkerLost("the host has ended", **SAYS),
+        "ConnectionError": ConnectionError("reset"),
+        "OSError": OSError("no space left"),
+    }.get(error)
+    if how == "always":
+        assert made is not None
+        chances, fault = EpisodeTries().episode(), fault_of(made)
+        while chances.wait_s(fault) is not None:
+            pass
+        return "set_aside_record"  # by the dispatcher, at the second grant
+    if how == "raised":
+        assert made is not None
+        fault = fault_of(made)
+    elif how == "servers,":
+        fault = fault_of(RolloutError("502", **SAYS), servers_trouble="no server is well")
+    elif how == "as":
+        return "failed_reward"
+    else:
+        doubt = DoubtfulEnd("killed", **SAYS) if error == "doubtful" else None
+        outcome = AgentOutcome(problem="it failed", doubt=doubt)
+        seats = [seat("an answer") if how == "answered," else seat()]
+        is_doubtful = doubt is not None
+        try:
+            episode = asyncio.run(
+                finished_episode(
+                    task_of(is_doubtful=is_doubtful), seats, outcome, failed_reward=-1.0
+                )
+            )
+        except RolloutError as error_:
+            fault = fault_of(error_)
+        else:
+            assert episode.reward == -1.0
+            return "failed_reward"
+    assert EpisodeTries().episode().wait_s(fault) == WAITS_S[0]
+    return "outage" if fault is TryFault.SERVERS else "play_again"
+
+
+REACHED = [row for row in FAILURES if row["reaches"] is not None]
+
+
+@pytest.mark.parametrize("row", REACHED, ids=lambda row: row["what"][:60])
+def test_failures_are_what_an_outsider_takes_them_for(row: dict[str, str]) -> None:
+    assert our_class(row["reaches"]) == OTHERWISE.get(row["what"], row["class"])
