@@ -13,6 +13,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from realsys.api.basics.reward import CORRECT, is_count
@@ -26,6 +27,7 @@ from realsys.master.rollouts.routes import Routes
 from realsys.rewards.scores import too_many
 from realsys.rollout.staleness.ledger import StalenessLedger
 from realsys.rollout.staleness.tickets import PromptGrant
+from realsys.runtime.progress import tick
 from realsys.transport import rollout_messages as rm
 from realsys.worker.live_scaling import DrainDeadlines, Scaling
 
@@ -34,6 +36,7 @@ logger = logging.getLogger(__name__)
 BATCH_TIMEOUT_S = 4 * 3600.0
 SETUP_TIMEOUT_S = 1800.0
 SAY_EVERY_S = 60.0
+LOOK_S = 10.0  # at what it waits for
 MAX_UNDELIVERED = 5  # times that the answers to one prompt could not be sent
 MAX_UNPLAYED = 2  # times that a prompt could not be played or scored: then it is set aside
 PROBE_S = 16.0  # between two prompts that are given out while nothing succeeds
@@ -432,7 +435,9 @@ class RolloutDispatcher:
         deadline = self._clock() + BATCH_TIMEOUT_S
         async with self._changed:
             ledger = self._open_ledger()
+            say_s = self._clock() + SAY_EVERY_S
             while (numbers := ledger.next_batch()) is None:
+                tick()  # it waits, as long as it may; it does not stand still
                 waits = self._recent.waits(now_s=self._clock())
                 self._say(waits)
                 self._failed = self._failed or self._recent.fault(now_s=self._clock())
@@ -445,10 +450,11 @@ class RolloutDispatcher:
                         where="rollouts",
                         fix="see the logs of those workers: realsys logs TRIAL WORKER",
                     )
-                try:
-                    async with asyncio.timeout(SAY_EVERY_S):
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(LOOK_S):
                         await self._changed.wait()
-                except TimeoutError:
+                if self._clock() >= say_s:
+                    say_s = self._clock() + SAY_EVERY_S
                     logger.info(
                         "waiting for rollouts step=%d for=%s why_no_more=%s%s",
                         step,

@@ -267,12 +267,16 @@ def test_a_full_buffer_holds_back_makers_until_a_step_has_trained():
 def test_waits_end_with_a_reason(monkeypatch):
     monkeypatch.setattr(rollout_dispatcher, "BATCH_TIMEOUT_S", 0.05)
     monkeypatch.setattr(rollout_dispatcher, "SAY_EVERY_S", 0.02)
+    monkeypatch.setattr(rollout_dispatcher, "LOOK_S", 0.02)
+    ticks = []
+    monkeypatch.setattr(rollout_dispatcher, "tick", lambda: ticks.append(1))
 
     async def story():
         desk, _ = await make_desk()
         await take(desk)
         with pytest.raises(WaitTimeout, match="prompt 0 at w"):
             await desk.load(1)
+        assert ticks, "a master that waits for rollouts was taken for one that stands still"
         with pytest.raises(RolloutError, match="another worker's has 10"):
             await desk.handle(rm.AskPlaces(worker="v", dataset_size=11))
         nobody = RolloutDispatcher()
