@@ -6,7 +6,7 @@ writes results/episode_failures.json. An asynchronous run whose agent is a Pytho
 five seconds. By seed 10 % of its episodes fail before they ask anything, 3 % hang after an answer, and 1 %
 return NaN; in its middle the generation servers are away for five minutes. The run must complete, with a
 clean audit; of the good episodes at most 2 % may be thrown away, and none may be trained as failed but
-those that hung or returned NaN twice. A second run in which 60 % fail must end by itself and say which failure.
+those that hung or returned NaN twice. A second run in which 60 % fail must end by itself and say which.
 """
 
 from __future__ import annotations

@@ -120,6 +120,13 @@ class RecentEpisodes:
         insort(self._ended, ended)
         del self._ended[: -4 * self.window]
 
+    def gave_up(self, worker: str, record: str, why: str, *, now_s: float) -> None:
+        """Takes a record that was given up. If no try of it was told, it failed before any."""
+        if not any(e.failed and e.record == record for e in self._ended):
+            fault = TryFault.AWAY  # as far as is known
+            told = EpisodeTry(id=record, ago_s=0.0, failures=_HOPELESS, fault=fault, why=why)
+            self.note(worker, [told], now_s=now_s)
+
     def lost(self, worker: str) -> None:
         """Forgets what a worker that has ended was stuck at."""
         self._stuck = {key: s for key, s in self._stuck.items() if key[0] != worker}

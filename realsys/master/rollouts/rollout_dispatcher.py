@@ -297,6 +297,9 @@ class RolloutDispatcher:
     def _give_up(self, request: rm.GiveUp) -> rm.GaveUp:
         number, gone = self._numbers.get(request.id), False
         if number is not None and self._ledger is not None:
+            if not (request.filtered or request.unscored or request.undelivered):
+                now_s = self._clock()
+                self._recent.gave_up(request.worker, request.id, request.why, now_s=now_s)
             set_aside = self._is_set_aside(number, request)
             gone = request.filtered or set_aside
             done = self._ledger.give_up(number, request.tries, filtered=gone)

@@ -357,3 +357,23 @@ def test_tensors_of_tries_that_ended_without_a_delivery_are_forgotten():
         assert sorted(cleared) == [(0, (first.id,)), (3, (second.id,))]
 
     run(story())
+
+
+def test_prompts_that_fail_at_once_end_no_run_in_25_ms():
+    """Before any episode was played, so that no try was told: the desk knows it by what was given up."""
+
+    async def story():
+        now = [1000.0]
+        desk, _ = await make_desk(max_staleness=3, clock=lambda: now[0])
+        num_tickets = 0
+        for _ in range(300):
+            now[0] += 1
+            for ticket in await take(desk, room=8):
+                num_tickets += 1
+                give_up = rm.GiveUp(worker="w", id=ticket.id, tries=ticket.tries, why="refused")
+                await desk.handle(give_up)
+        assert desk._failed is None
+        assert 20 < num_tickets < 40
+        assert "rollout/set_aside" not in desk.metrics()
+
+    run(story())
