@@ -14,6 +14,7 @@ newest success is not judged yet.
 from __future__ import annotations
 
 import math
+import re
 from bisect import insort
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Sequence
@@ -28,6 +29,7 @@ PATIENCE_S = 1800.0
 _HOPELESS = FAILED_AGAIN + 1  # failures of an episode in a row, 21 s after its first
 _LEAST_RECORDS = 2  # so many may fail by themselves in any run
 _MOST_FAIL = 0.5  # a share, outages included, from which on the patience counts
+_NUMBER = re.compile(r"\d+")
 _OUTAGES = (TryFault.SERVERS, TryFault.AWAY)
 
 
@@ -220,13 +222,14 @@ class RecentEpisodes:
         return row
 
 
-def _most_frequent(whys: Iterable[str]) -> str:
-    """Returns the most frequent reason, with its number."""
-    counts = Counter(whys)
+def _most_frequent(whys: Collection[str]) -> str:
+    """Returns the most frequent reason, with its number. Those that differ in numbers, as ids, are one."""
+    examples = {_NUMBER.sub("0", why): why for why in whys}
+    counts = Counter(_NUMBER.sub("0", why) for why in whys)
     if not counts:
         return "nothing was said"
-    ((why, num),) = counts.most_common(1)
-    return f"{why} ({num} of {counts.total()} failures)"
+    ((kind, num),) = counts.most_common(1)
+    return f"{examples[kind]} ({num} of {counts.total()} failures)"
 
 
 def _error(what: str, whys: Sequence[str] | deque[str], else_: str = "") -> RolloutError:

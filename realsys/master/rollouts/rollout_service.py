@@ -218,13 +218,14 @@ class RolloutService:
 
     def _show_wait(self, text: str) -> None:
         """Shows what the run waits for in the master's status; nothing: it goes on."""
-        if text == self._wait_shown:
+        since = text.partition(":")[0]  # the reason may be another at each look
+        if since == self._wait_shown:
             return
         self._showing.close()
         if text:
             self._showing.enter_context(self._runner.waiting_for(text))
             logger.warning("waits for=%s", text)
-        self._wait_shown = text
+        self._wait_shown = since
 
     def ended(self, worker: str, reason: str) -> None:
         """Handles the end of a worker (in the event loop): the supervisor restarts ours."""

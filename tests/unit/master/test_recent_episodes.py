@@ -70,12 +70,12 @@ def test_the_share_that_fails_three_times_in_a_row_ends_a_run(
 def test_the_error_names_the_most_frequent_failure() -> None:
     recent = RecentEpisodes(batch_size=64)
     for number in range(60):
-        record, whys = f"0-{number}", ("no box", "429", "429")
+        record, whys = f"0-{number}", ("no box", f"429 for 0-{number}", f"429 for 0-{number}")
         tries = [bad(record, why=whys[number % 3], ago_s=0.0), good(f"1-{number}", ago_s=0.0)]
         recent.note("w", tries, now_s=float(number))
     error = recent.fault(now_s=61.0)
     assert error is not None
-    assert "429 (" in error.what
+    assert "429 for 0-59 (" in error.what
     assert "schedule.failed_share" in error.fix
 
 
