@@ -26,8 +26,18 @@ from realsys.api.errors import (
 )
 from realsys.generation.engine.sampling import row_seed
 from realsys.rollout.agents.transcript import Transcript
+from realsys.rollout.conversation.answer_forms import ANSWER_FORMS
+from realsys.rollout.conversation.chat_messages import ChatMessage, ChatRequest
+from realsys.rollout.conversation.chat_rendering import RenderedChat
+from realsys.rollout.conversation.episode_session import EpisodeSession, SessionSettings
 from realsys.rollout.runners.command_agent import read_reward
-from realsys.rollout.runners.episode_outcome import AgentOutcome, finished_episode
+from realsys.rollout.runners.endpoint_agent import AskPolicy
+from realsys.rollout.runners.episode_outcome import (
+    AgentOutcome,
+    EpisodeAddress,
+    EpisodeSeat,
+    finished_episode,
+)
 from realsys.rollout.runners.hosted_agent import returned_outcome
 from realsys.rollout.worker.episode_tries import WAITS_S, EpisodeTries, fault_of
 from realsys.rollout.worker.group import GroupRunner, episode_id
@@ -445,3 +455,74 @@ REACHED = [row for row in FAILURES if row["reaches"] is not None]
 @pytest.mark.parametrize("row", REACHED, ids=lambda row: row["what"][:60])
 def test_failures_are_what_an_outsider_takes_them_for(row: dict[str, str]) -> None:
     assert our_class(row["reaches"]) == OTHERWISE.get(row["what"], row["class"])
+
+
+# ---- an outage between two answers -----------------------------------------------------------------
+
+
+class Rendered:
+    """Messages as one token each."""
+
+    template = ""
+
+    def whole(self, messages: Sequence[Any], tools: Any) -> RenderedChat:
+        return RenderedChat(tokens=(5, 6, *range(7, 6 + len(messages))))
+
+    def behind(self, messages: Sequence[Any], answered: int, tools: Any, **_: Any) -> RenderedChat:
+        return RenderedChat(tokens=(7,) * (len(messages) - answered))
+
+
+class TwoTurns(EpisodeAgent):
+    """Behind the endpoint: what its program says of a status 502 is the problem of its episode."""
+
+    own_prompt = True
+
+    async def run_episode(self, task: EpisodeTask) -> Episode:
+        settings = SessionSettings(
+            renderer=Rendered(),  # type: ignore[arg-type]
+            form=ANSWER_FORMS["plain"],
+            decode=lambda tokens: " ".join(map(str, tokens)),
+            end_ids=frozenset({20}),
+        )
+        session = EpisodeSession(id=task.id, policy=AskPolicy(task.ask), settings=settings)
+        messages, problem = [ChatMessage(role="user", content="q")], ""
+        for text in ("go on", "the end"):
+            try:
+                async with session.call(ChatRequest(messages=tuple(messages))) as live:
+                    result = await live.result()
+                    live.read()
+            except WaitTimeout:
+                problem = "openai.InternalServerError: 502"
+                break
+            messages += [result.replies[0].message, ChatMessage(role="user", content=text)]
+        await session.close()
+        seats = [
+            EpisodeSeat(
+                role="",
+                session=session,
+                address=EpisodeAddress(base_url="", session_url="", key=""),
+            )
+        ]
+        outcome = AgentOutcome(problem=problem, reward=None if problem else 1.0)
+        return await finished_episode(task, seats, outcome, failed_reward=0.0)
+
+
+def test_an_outage_between_two_answers_is_no_lesson() -> None:
+    """It was trained on as a failure: reward 0 for the first answer."""
+
+    class Shaky(Asks):
+        def ask_for(self, ticket: Ticket, index: int, *, number: int = 0, **_: Any) -> Any:
+            self.numbers.append((index, number))
+            is_away = index == 0 and number == 0
+            return FullAsk([1.0, WaitTimeout("none is well", **SAYS) if is_away else 1.0])
+
+    class FullAsk(Asked):
+        async def __call__(self, tokens: Sequence[int], limit: Any = None, /, **_: Any) -> Answer:
+            return await super().__call__(tokens, limit)
+
+    groups = groups_of(TwoTurns(), caller=Shaky(), group_size=2)
+    group = run_virtually(groups.run(TICKET))
+    assert group.rewards == (1.0, 1.0)
+    assert groups.caller.numbers == [(0, 0), (1, 0), (0, 1)]  # type: ignore[attr-defined]
+    told = groups.tries.report(now_s=100)
+    assert [t.fault for t in told if t.failures] == [TryFault.SERVERS]
