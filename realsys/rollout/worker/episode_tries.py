@@ -84,14 +84,13 @@ class EpisodeChances:
         self._faults[fault] += 1
         if not self.waits_s:
             return None
-        pause_s = self.waits_s[min(self.failures, len(self.waits_s)) - 1]
         if fault in _MOST_TWICE:
-            return pause_s if self._faults[fault] == 1 else None
+            return self.waits_s[0] if self._faults[fault] == 1 else None
         if nothing_succeeds:
             self._counted = 0  # those that counted may have been the beginning of the same outage
-            return pause_s
+            return self.waits_s[min(self.failures, len(self.waits_s)) - 1]
         self._counted += 1
-        return pause_s if self._counted <= len(self.waits_s) else None
+        return self.waits_s[self._counted - 1] if self._counted <= len(self.waits_s) else None
 
 
 @dataclass(eq=False, kw_only=True)
