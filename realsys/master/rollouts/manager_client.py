@@ -40,7 +40,7 @@ class GserverManagerClient:
 
     Args:
         find: blocks until the manager has registered, and returns its record.
-        patience_s: for how long all servers may be away that were there.
+        wait_limit_s: for how long all servers may be away that were there.
     """
 
     def __init__(
@@ -48,10 +48,10 @@ class GserverManagerClient:
         find: Callable[[float], WorkerRecord],
         *,
         sender: str,
-        patience_s: float = NONE_WELL_S,
+        wait_limit_s: float = NONE_WELL_S,
         **identity: Unpack[ChannelIdentity],
     ) -> None:
-        self._find, self._patience_s = find, patience_s
+        self._find, self._wait_limit_s = find, wait_limit_s
         self._who: dict[str, Any] = {"sender": sender, **identity}
         self._context = client_context()
         self._client: RequestClient | None = None
@@ -121,7 +121,7 @@ class GserverManagerClient:
 
     async def watch(self) -> None:
         """Watches the servers until cancelled. Raises RolloutError if none has been healthy for
-        ``patience_s``; for ``NONE_WELL_S`` if none ever was: that is a mistake rather than an outage."""
+        ``wait_limit_s``; for ``NONE_WELL_S`` if none ever was: that is a mistake rather than an outage."""
         clock = asyncio.get_running_loop().time
         well_s, limit_s, before = clock(), NONE_WELL_S, ""
         while True:
@@ -135,7 +135,7 @@ class GserverManagerClient:
             if view.versions.keys() - view.sick.keys() or not view.sick:
                 well_s = clock()
                 if view.versions:
-                    limit_s = max(NONE_WELL_S, self._patience_s)
+                    limit_s = max(NONE_WELL_S, self._wait_limit_s)
                 continue
             problems = "; ".join(f"generation_server/{i}: {why}" for i, why in view.sick.items())
             if problems != before:

@@ -25,7 +25,7 @@ from realsys.api.errors import RolloutError
 from realsys.api.worker_configs import FAILED_SHARE, FAILED_WINDOW
 from realsys.transport.rollout_messages import FAILED_AGAIN, EpisodeTry, TryFault
 
-PATIENCE_S = 1800.0
+WAIT_LIMIT_S = 1800.0
 _HOPELESS = FAILED_AGAIN + 1  # failures of an episode in a row, 21 s after its first
 _LEAST_RECORDS = 2  # so many may fail by themselves in any run
 _MOST_FAIL = 0.5  # a share, outages included, from which on the patience counts
@@ -34,7 +34,7 @@ _OUTAGES = (TryFault.SERVERS, TryFault.AWAY)
 
 
 @dataclass(frozen=True, order=True, slots=True)
-class _Ended:
+class _EndedEpisode:
     """An episode that got a score, or failed for the FAILED_AGAIN-th time in a row.
 
     ``at_s``: when it began, or when it failed first.
@@ -54,17 +54,17 @@ class RecentEpisodes:
 
     Attributes:
         failed_share: most of the ``window`` that may fail although they were played again.
-        patience_s: for how long nothing may succeed.
+        wait_limit_s: for how long nothing may succeed.
         batch_size: records a step. group_size: episodes a record.
         has_succeeded: an episode of this run has, in this attempt or before.
     """
 
     failed_share: float = FAILED_SHARE
-    patience_s: float = PATIENCE_S
+    wait_limit_s: float = WAIT_LIMIT_S
     batch_size: int = 1
     group_size: int = 1
     has_succeeded: bool = False
-    _ended: list[_Ended] = field(default_factory=list)  # in the order of their beginnings
+    _ended: list[_EndedEpisode] = field(default_factory=list)  # in the order of their beginnings
     _newest_s: dict[str, float] = field(default_factory=dict)  # worker → its newest success began
     _stuck: dict[tuple[str, str], float] = field(
         default_factory=dict
@@ -75,10 +75,10 @@ class RecentEpisodes:
     _whys: deque[str] = field(default_factory=lambda: deque(maxlen=FAILED_WINDOW))  # since then
     _counts: Counter[str] = field(default_factory=Counter)
 
-    def note(self, worker: str, tries: Iterable[EpisodeTry], *, now_s: float) -> None:
+    def note(self, worker: str, outcomes: Iterable[EpisodeTry], *, now_s: float) -> None:
         """Takes what a worker tells of tries that ended."""
         self._newest_s.setdefault(worker, -math.inf)
-        for ended in tries:
+        for ended in outcomes:
             at_s = now_s - ended.ago_s
             if ended.failures:
                 self._failed(worker, ended, at_s, now_s=now_s)
@@ -101,7 +101,7 @@ class RecentEpisodes:
             for (w, r), s in self._stuck.items()
             if w != worker or (s > newest_s and r != record)
         }
-        self._keep(_Ended(began_s, worker, record, False, False, ""))
+        self._keep(_EndedEpisode(began_s, worker, record, False, False, ""))
 
     def _failed(self, worker: str, ended: EpisodeTry, at_s: float, *, now_s: float) -> None:
         is_outage = ended.fault in _OUTAGES
@@ -111,23 +111,23 @@ class RecentEpisodes:
             self._failing_since_s = now_s
         if ended.failures == FAILED_AGAIN:
             of_servers = ended.fault == TryFault.SERVERS
-            self._keep(_Ended(at_s, worker, ended.id, True, of_servers, ended.why))
+            self._keep(_EndedEpisode(at_s, worker, ended.id, True, of_servers, ended.why))
         may_be_outage = ended.fault != TryFault.DOUBTFUL and at_s > self._newest_s[worker]
         if ended.failures >= FAILED_AGAIN and may_be_outage:
             self._stuck[worker, ended.id] = at_s
         if ended.failures >= _HOPELESS and not is_outage and not self.has_succeeded:
             self._hopeless.add(ended.id)
 
-    def _keep(self, ended: _Ended) -> None:
+    def _keep(self, ended: _EndedEpisode) -> None:
         insort(self._ended, ended)
         del self._ended[: -4 * self.window]
 
     def gave_up(self, worker: str, record: str, why: str, *, now_s: float) -> None:
-        """Takes a record that was given up. If no try of it was told, it failed before any."""
+        """Takes a record that was given up. If no try of it was reported, it failed before any."""
         if not any(e.failed and e.record == record for e in self._ended):
             fault = TryFault.AWAY  # as far as is known
-            told = EpisodeTry(id=record, ago_s=0.0, failures=_HOPELESS, fault=fault, why=why)
-            self.note(worker, [told], now_s=now_s)
+            outcome = EpisodeTry(id=record, ago_s=0.0, failures=_HOPELESS, fault=fault, why=why)
+            self.note(worker, [outcome], now_s=now_s)
 
     def lost(self, worker: str) -> None:
         """Forgets what a worker that has ended was stuck at."""
@@ -159,12 +159,12 @@ class RecentEpisodes:
         """Share of the ``window`` that failed although they were played again."""
         return sum(e.failed for e in self._counted()) / self.window
 
-    def _counted(self) -> list[_Ended]:
+    def _counted(self) -> list[_EndedEpisode]:
         """The last episodes, up to each worker's newest success, without those of outages; none if
         none of them failed."""
         if not any(e.failed for e in self._ended):
             return []
-        found: list[_Ended] = []
+        found: list[_EndedEpisode] = []
         most = self._most_by_themselves(len(self._newest_s))
         for worker, newest_s in self._newest_s.items():
             row = [e for e in self._ended if e.worker == worker and e.at_s <= newest_s]
@@ -205,7 +205,7 @@ class RecentEpisodes:
             (self._failing_since_s, "no episode has succeeded"),
             (self._mostly_since_s, f"more than {_MOST_FAIL:.0%} of the episodes have failed"),
         ):
-            if since_s is not None and now_s - since_s > self.patience_s:
+            if since_s is not None and now_s - since_s > self.wait_limit_s:
                 return _error(f"{what} for {(now_s - since_s) / 60:.0f} min", self._whys)
         return None
 

@@ -156,12 +156,12 @@ class RolloutDispatcher:
                 return self._deliver(request)
             return self._give_up(request)
 
-    def _note_episodes(self, worker: str, tries: Sequence[rm.EpisodeTry]) -> None:
+    def _note_episodes(self, worker: str, outcomes: Sequence[rm.EpisodeTry]) -> None:
         """Takes what a worker tells; the run ends, or waits, by what the newest episodes say."""
-        if not tries:
+        if not outcomes:
             return
         now_s, waited = self._clock(), self._recent.nothing_succeeds
-        self._recent.note(worker, tries, now_s=now_s)
+        self._recent.note(worker, outcomes, now_s=now_s)
         in_flight = {id for id, number in self._numbers.items() if self._is_in_flight(number)}
         self._failed = self._failed or self._recent.fault(now_s=now_s, in_flight=in_flight)
         if self._failed is not None or waited != self._recent.nothing_succeeds:

@@ -51,12 +51,12 @@ class RolloutService:
         self._runner, self._control = runner, control
         who = channel_identity(runner)
         self.desk = RolloutDispatcher(
-            RecentEpisodes(failed_share=control.failed_share, patience_s=runner.patience_s),
+            RecentEpisodes(failed_share=control.failed_share, wait_limit_s=runner.patience_s),
             say=self._show_wait,
         )
         self._wait_shown, self._showing = "", ExitStack()
         self.manager = GserverManagerClient(
-            self._find_manager, sender=runner.name, patience_s=runner.patience_s, **who
+            self._find_manager, sender=runner.name, wait_limit_s=runner.patience_s, **who
         )
         self._server = RequestServer(
             name=runner.name,

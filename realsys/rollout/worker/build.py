@@ -187,7 +187,7 @@ def _groups(config: RolloutWorker, parts: Parts, caller: PolicyCaller) -> GroupR
         environment_name=config.env,
         environment_s=config.rollout_request_timeout,
         kept_sets=config.kept_sets,
-        tries=EpisodeTries(),
+        retries=EpisodeTries(),
     )
 
 

@@ -116,16 +116,18 @@ class EpisodeTries:
 
     def failed(self, id: str, *, first_s: float, failures: int, fault: TryFault, why: str) -> None:
         """Notes a try that failed, the ``failures``-th of its episode. ``first_s``: the first one did."""
-        told = EpisodeTry(
+        outcome = EpisodeTry(
             id=id,
             ago_s=0.0,
             failures=failures,
             fault=fault,
             why=encodable(why)[:_SHOWN],
         )
-        self._ended.append((first_s, told))
+        self._ended.append((first_s, outcome))
 
     def report(self, *, now_s: float) -> tuple[EpisodeTry, ...]:
         """Returns what ended since the last report."""
         ended, self._ended = self._ended, []
-        return tuple(structs.replace(told, ago_s=max(0.0, now_s - at_s)) for at_s, told in ended)
+        return tuple(
+            structs.replace(outcome, ago_s=max(0.0, now_s - at_s)) for at_s, outcome in ended
+        )

@@ -107,7 +107,7 @@ class GroupRunner:
         agent_name, environment_name: for errors.
         environment_s: time limit for one call of an environment, in seconds.
         kept_sets: answers come with kept sets, which trajectories must have too.
-        tries: how often an episode is played that fails; by default once.
+        retries: how often an episode is played that fails; by default once.
     """
 
     dataset: Any
@@ -120,11 +120,11 @@ class GroupRunner:
     environment_name: str = "environment"
     environment_s: float = 300.0
     kept_sets: bool = False
-    tries: EpisodeTries = field(default_factory=lambda: EpisodeTries(waits_s=()))
+    retries: EpisodeTries = field(default_factory=lambda: EpisodeTries(waits_s=()))
     pulse: PolicyPulse = field(default_factory=PolicyPulse)
 
     async def run(self, ticket: Ticket) -> EpisodeGroup:
-        """Runs all episodes of ``ticket``, each again by itself as long as ``tries`` lets it.
+        """Runs all episodes of ``ticket``, each again by itself as long as ``retries`` lets it.
 
         Raises:
             DataError: the record is missing, or an agent's trajectory is wrong. RewardError: an environment
@@ -162,7 +162,7 @@ class GroupRunner:
     ) -> _PlayedEpisode:
         """Plays an episode until it has a score, or its tries are used up."""
         clock = asyncio.get_running_loop().time
-        chances = self.tries.episode()
+        chances = self.retries.episode()
         played, first_s = _PlayedEpisode(), math.inf  # time of the first failure
         while True:
             id_, began_s = episode_id(ticket, index, chances.failures), clock()
@@ -185,7 +185,7 @@ class GroupRunner:
             first_s = min(first_s, clock())
             if episode is not None and not trouble:
                 if episode.was_doubtful:  # it has a score, and is a failure all the same
-                    self.tries.failed(
+                    self.retries.failed(
                         ticket.id,
                         first_s=first_s,
                         failures=FAILED_AGAIN,
@@ -193,7 +193,7 @@ class GroupRunner:
                         why=episode.problem,
                     )
                 else:
-                    self.tries.succeeded(ticket.id, began_s=began_s)
+                    self.retries.succeeded(ticket.id, began_s=began_s)
                 played.episode = episode
                 return played
             if trouble and (error is None or first_line(error) != trouble):
@@ -204,9 +204,9 @@ class GroupRunner:
                 )
             assert error is not None
             fault = fault_of(error, servers_trouble=trouble)
-            wait_s = chances.wait_s(fault, nothing_succeeds=self.tries.nothing_succeeds)
+            wait_s = chances.wait_s(fault, nothing_succeeds=self.retries.nothing_succeeds)
             if fault is not TryFault.UNSCORED:  # which records get no score is counted apart
-                self.tries.failed(
+                self.retries.failed(
                     ticket.id,
                     first_s=first_s,
                     failures=chances.failures,

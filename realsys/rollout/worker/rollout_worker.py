@@ -162,13 +162,13 @@ class RolloutLoop:
             episodes=self._report(),
         )
         work: Work = await self.master.call(take, what="a question for work", timeout_s=MASTER_S)
-        self.groups.tries.nothing_succeeds = work.nothing_succeeds
+        self.groups.retries.nothing_succeeds = work.nothing_succeeds
         if not work.tickets and not work.over and clock() - began_s < _IDLE_S:
             await asyncio.sleep(_IDLE_S)
         return work
 
     def _report(self) -> tuple[EpisodeTry, ...]:
-        return self.groups.tries.report(now_s=asyncio.get_running_loop().time())
+        return self.groups.retries.report(now_s=asyncio.get_running_loop().time())
 
     # ---- one ticket ---------------------------------------------------------------------------
 

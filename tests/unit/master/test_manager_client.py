@@ -131,7 +131,7 @@ def test_servers_that_were_there_may_be_away_as_long_as_the_store(
     made = GserverManagerClient(
         lambda s: None,
         sender="m",
-        patience_s=1800.0,
+        wait_limit_s=1800.0,
         trial="t",
         attempt=1,
         token="",

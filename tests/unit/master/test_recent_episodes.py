@@ -81,7 +81,7 @@ def test_the_error_names_the_most_frequent_failure() -> None:
 
 def test_an_outage_counts_for_nothing_however_many_fail() -> None:
     """Those that began before it end well in it, and the others fail; when it is over all is well."""
-    recent = RecentEpisodes(batch_size=64, patience_s=1800.0)
+    recent = RecentEpisodes(batch_size=64, wait_limit_s=1800.0)
     for number in range(100):
         recent.note("w", [good(f"0-{number}", ago_s=0.0)], now_s=float(number))
     for second in range(100, 400, 5):
@@ -137,14 +137,14 @@ def test_few_records_that_fail_last_of_a_step_are_no_outage() -> None:
 
 
 def test_the_patience_ends_with_nothing_and_with_next_to_nothing() -> None:
-    nothing = RecentEpisodes(batch_size=4, patience_s=600.0)
+    nothing = RecentEpisodes(batch_size=4, wait_limit_s=600.0)
     nothing.note("w", [good("0-0")], now_s=0.0)
     nothing.note("w", [bad(f"0-{n}", fault=AWAY) for n in range(4)], now_s=100.0)
     assert nothing.fault(now_s=699.0) is None
     error = nothing.fault(now_s=701.0)
     assert error is not None
     assert "no episode has succeeded" in error.what
-    rarely = RecentEpisodes(batch_size=4, patience_s=600.0, failed_share=1.0)
+    rarely = RecentEpisodes(batch_size=4, wait_limit_s=600.0, failed_share=1.0)
     for second in range(0, 700, 20):
         tries = [bad(f"0-{n}", ago_s=0.5) for n in range(8)] + [good("0-9", ago_s=0.1)]
         rarely.note("w", tries, now_s=float(second))

@@ -222,7 +222,7 @@ async def _play(faults: Faults, folder: Path, steps: int, **limits: Any) -> Outc
             make_environment=Nothing,
             caller=Policy(faults),
             group_size=GROUP,
-            tries=EpisodeTries(),
+            retries=EpisodeTries(),
         ),
         connect=connect,
         log=log,
@@ -315,7 +315,7 @@ def test_what_can_not_succeed_ends_the_run_soon(tmp_path: Path) -> None:
 
 
 def test_servers_that_stay_away_end_the_run_when_the_patience_is_over(tmp_path: Path) -> None:
-    found = play(Faults(away=(4.0, 1e9)), tmp_path, steps=3, patience_s=300.0)
+    found = play(Faults(away=(4.0, 1e9)), tmp_path, steps=3, wait_limit_s=300.0)
     assert isinstance(found.error, RolloutError)
     assert "no generation server is well" in str(found.error)
     assert 300 < found.ended_s < 400

@@ -245,7 +245,7 @@ def groups_of(agent: EpisodeAgent, **changes: Any) -> GroupRunner:
         "make_environment": Nothing,
         "caller": Asks(),
         "group_size": 4,
-        "tries": EpisodeTries(),
+        "retries": EpisodeTries(),
     }
     return GroupRunner(**{**fields, **changes})
 
@@ -259,7 +259,7 @@ def test_a_failed_episode_is_played_again_alone() -> None:
     assert group.rewards == (1.0,) * 4
     assert [t.id for t in agent.tasks[4:]] == ["0-4-2-try1", "0-4-2-try2", "0-4-2-try3"]
     assert groups.caller.numbers[4:] == [(2, 1), (2, 2), (2, 3)]  # type: ignore[attr-defined]
-    told = groups.tries.report(now_s=100)
+    told = groups.retries.report(now_s=100)
     assert sorted(t.failures for t in told) == [0, 0, 0, 0, 1, 2, 3]
 
 
@@ -293,7 +293,7 @@ def test_a_doubtful_end_is_scored_at_the_second_time_and_counts_as_a_failure() -
     groups = groups_of(Told(does))
     group = run_virtually(groups.run(TICKET))
     assert [e.problem for e in group.episodes] == ["SIGKILL", "", "", ""]
-    faults = [t.fault for t in groups.tries.report(now_s=9) if t.failures]
+    faults = [t.fault for t in groups.retries.report(now_s=9) if t.failures]
     assert faults == [TryFault.DOUBTFUL, TryFault.DOUBTFUL]
 
 
@@ -524,5 +524,5 @@ def test_an_outage_between_two_answers_is_no_lesson() -> None:
     group = run_virtually(groups.run(TICKET))
     assert group.rewards == (1.0, 1.0)
     assert groups.caller.numbers == [(0, 0), (1, 0), (0, 1)]  # type: ignore[attr-defined]
-    told = groups.tries.report(now_s=100)
+    told = groups.retries.report(now_s=100)
     assert [t.fault for t in told if t.failures] == [TryFault.SERVERS]
