@@ -21,6 +21,8 @@ from realsys.api.model import GenerationHyperparameters, ModelName
 from realsys.api.options import MOST_WORKERS, option
 from realsys.api.scheduling import Scheduling, WorkerType
 from realsys.api.worker_configs import (
+    FAILED_SHARE,
+    FAILED_WINDOW,
     SCHEDULE_POLICIES,
     UPDATE_MODES,
     GenerationServer,
@@ -62,6 +64,13 @@ class Serving(Filtering):
         "cut",
         unit="seconds",
         gt=0,
+    )
+    failed_share: float = option(
+        FAILED_SHARE,
+        f"most of the last {FAILED_WINDOW} episodes (or of two steps', if more) that may fail three times "
+        "in a row, outages not counted; more ends the run",
+        ge=0,
+        le=1,
     )
     dump: bool = option(
         True, "keep what was trained on in the trial's folder, so that it can be replayed"
@@ -149,6 +158,7 @@ class Serving(Filtering):
             model_name=ModelName("actor"),
             max_staleness=self.staleness,
             max_in_flight=self.max_in_flight,
+            failed_share=self.failed_share,
         )
 
     def generation_servers(

@@ -118,7 +118,7 @@ ALLOWED: dict[str, _Unless | None] = {
     **_rules("rollout_worker.*", "new_tokens_per_chunk rollout_request_timeout"),
     **_rules("rollout_worker.*", "max_concurrent_rollouts dump_limit_gib"),
     **_rules("gserver_manager.*", "flush_request_timeout max_concurrent_rollouts"),
-    **_rules("rollout master_worker.*.rollout", "max_in_flight silence_s"),
+    **_rules("rollout master_worker.*.rollout", "max_in_flight silence_s failed_share"),
     **_rules("evaluator.*", "batch_size poll_s max_tries retry_s"),
     **_rules("evaluator.*.benchmarks.*.player", "rollout_request_timeout"),
     # One more benchmark, or one less: the others' figures stay as they are.

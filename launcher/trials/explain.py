@@ -90,6 +90,8 @@ def _workers(view: TrialView) -> Iterator[str]:
         if worker.restarts:
             why = worker.restart_why.partition("\n")[0]
             yield f"{worker.worker} was restarted {times(worker.restarts)}, the last time because: {why}"
+        if worker.worker == MASTER and worker.waits_for:
+            yield f"{MASTER} waits: {worker.waits_for}"
         if worker.state == "running" and (worker.seconds_in_state or 0) > LONG_CALL_S:
             yield _busy(worker)
     if view.progress and view.progress.running:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from realsys.api.basics.thoughts import opened_thoughts
-from realsys.api.errors import DataError
+from realsys.api.errors import DataError, RolloutError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,6 +155,7 @@ class Episode:
         shares_reward: all sequences of a role have the same reward, so that a group compares episodes; else
             it compares sequences.
         problem: why the agent failed, though there is a reward; empty: it did not.
+        was_doubtful: the problem would have been a ``DoubtfulEnd``, had it been the episode's first.
     """
 
     sequences: tuple[Trajectory, ...]
@@ -162,6 +163,14 @@ class Episode:
     stats: Mapping[str, float] = field(default_factory=dict)
     shares_reward: bool = True
     problem: str = ""
+    was_doubtful: bool = False
+
+
+class DoubtfulEnd(RolloutError):
+    """An episode ended in a way that the policy's text may have caused, or something else.
+
+    It is played again once; a try that ends so again is the policy's doing (``EpisodeTask.is_doubtful``).
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,6 +182,7 @@ class EpisodeTask:
         prompt: the question's tokens.
         record: the data set's record: ``prompt`` as text, ``answer``, and what else it tells.
         environment: already reset to the record.
+        is_doubtful: an earlier try of this episode raised ``DoubtfulEnd``: this one is scored instead.
     """
 
     id: str
@@ -181,6 +191,7 @@ class EpisodeTask:
     ask: Ask
     environment: Environment
     tokenizer: Any
+    is_doubtful: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -109,6 +109,8 @@ class GenerationServer:
     worker_info: WorkerInformation = field(default_factory=WorkerInformation)
 
 
+FAILED_SHARE, FAILED_WINDOW = 0.1, 200  # most failed episodes, of the last so many
+
 SCHEDULE_POLICIES = ("round_robin", "least_requests", "least_tokens", "sticky")
 
 UPDATE_MODES = ("all_at_once", "rolling")
@@ -248,6 +250,7 @@ class RolloutControl:
         trains: False: no model is trained; the servers keep their initial weights and no answer is too
             stale.
         silence_s: time without any delivery after which a step that waits for its batch ends the run.
+        failed_share: most of the last FAILED_WINDOW episodes that may fail although they were played again.
     """
 
     model_name: ModelName = ModelName("actor")
@@ -264,6 +267,7 @@ class RolloutControl:
     silence_s: float = option(
         DELIVERY_SILENCE_S, "without any delivery of an answer", unit="seconds", gt=0
     )
+    failed_share: float = FAILED_SHARE
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,8 +23,10 @@ class LocalAsks:
     engine: ServedEngine
     settings: AnswerSettings
 
-    def ask_for(self, ticket: Ticket, index: int, *, own_prompt: bool = False) -> LocalAsk:
-        """Makes the ``Ask`` of the ticket's episode ``index``; ``own_prompt`` makes no difference."""
+    def ask_for(
+        self, ticket: Ticket, index: int, *, own_prompt: bool = False, number: int = 0
+    ) -> LocalAsk:
+        """Makes the ``Ask`` of the ticket's episode ``index``; the others make no difference."""
         return LocalAsk(self, ticket, index)
 
 

@@ -136,7 +136,10 @@ GROUPS: dict[str, tuple[Metric, ...]] = {
         Metric("rollout/filtered", "questions", "left out since the run began: equal scores, or no reward"),
         Metric("rollout/dropped", "questions", "too stale to train on, since the run began", "0"),
         Metric("rollout/returned", "questions", "lost or given up by a worker, since the run began", "near 0", "`realsys logs`: rollout workers that ended"),
-        Metric("rollout/set_aside", "questions", "that got no reward", "absent", "the rule's log"),
+        Metric("rollout/set_aside", "questions", "that got no reward, or could not be played, since the run began", "absent", "`record set aside` in the master's log, with the reason"),
+        Metric("rollout/failed_tries", "episodes", "tries of episodes that failed since the last step, by agent, environment or machine; each was played again; only in steps that have some", "absent", "`episode failed` in the rollout workers' logs"),
+        Metric("rollout/outage_tries", "episodes", "the same where generation servers, or a service, did not answer", "absent", "`episode failed` in the rollout workers' logs"),
+        Metric("rollout/failed_share", "share", "of the last 200 episodes, or of two steps' if these are more, those that failed three times in a row, or by the policy's doing twice, without those of outages; only in steps with failed tries", "absent, or far below `schedule.failed_share`", "`episode failed` in the rollout workers' logs"),
         Metric("rollout/servers_at_version", "version", "oldest weights at any server", "at most one behind the step"),
     ),
     "Dynamic sampling of synchronous runs": (

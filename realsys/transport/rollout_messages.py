@@ -8,6 +8,7 @@ tensor servers.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import StrEnum
 
 import msgspec
 
@@ -27,6 +28,7 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True):
         tries: number of earlier grants; deliveries for an earlier grant are refused.
         min_version: no token may come from older weights.
         target: index among the model workers that this worker may deliver to (``Places.holders``).
+        failures: grants after which it could not be played: the next answers have other seeds.
     """
 
     id: str
@@ -34,6 +36,39 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True):
     tries: int
     min_version: int
     target: int = 0
+    failures: int = 0
+
+
+FAILED_AGAIN = (
+    3  # tries of an episode in a row, the third 5 s after the first: then it counts as failed
+)
+
+
+class TryFault(StrEnum):
+    """What a try of an episode failed for."""
+
+    FAILED = "failed"  # agent, environment or machine
+    SERVERS = "servers"  # the policy did not answer
+    AWAY = "away"  # something else that it needed did not, as far as the error tells
+    DOUBTFUL = "doubtful"  # the policy's text may have caused it
+    UNSCORED = "unscored"  # its reward is not a number
+
+
+class EpisodeTry(msgspec.Struct, frozen=True, kw_only=True):
+    """How one try of an episode ended.
+
+    Attributes:
+        id: of the datapoint.
+        ago_s: before the report was sent it began; if it failed, the first of these failures was.
+        failures: of this episode in a row, this one included; 0: it has a score.
+        why: it failed.
+    """
+
+    id: str
+    ago_s: float
+    failures: int = 0
+    fault: TryFault | None = None
+    why: str = ""
 
 
 def sample_id(id: str, tries: int) -> str:
@@ -50,12 +85,13 @@ class AskPlaces(_RolloutMessage, frozen=True, kw_only=True, tag=True):
     are granted again.
 
     ``dataset_size``: number of records in the worker's data set, which bounds a ticket's ``index``.
-    ``source_items``: of a mixture, its items by source.
+    ``source_items``: of a mixture, its items by source. ``group_size``: episodes a prompt.
     """
 
     worker: str
     dataset_size: int
     source_items: Mapping[str, int] = {}
+    group_size: int = 1
 
 
 class Places(_RolloutMessage, frozen=True, kw_only=True, tag=True):
@@ -66,11 +102,15 @@ class Places(_RolloutMessage, frozen=True, kw_only=True, tag=True):
 
 
 class TakeWork(_RolloutMessage, frozen=True, kw_only=True, tag=True):
-    """Requests at most ``room`` prompts; waits up to ``wait_s`` for the first."""
+    """Requests at most ``room`` prompts; waits up to ``wait_s`` for the first.
+
+    ``episodes``: tries of episodes that ended since the worker's last report.
+    """
 
     worker: str
     room: int
     wait_s: float = 5.0
+    episodes: tuple[EpisodeTry, ...] = ()
 
 
 class Work(_RolloutMessage, frozen=True, kw_only=True, tag=True):
@@ -78,6 +118,7 @@ class Work(_RolloutMessage, frozen=True, kw_only=True, tag=True):
 
     tickets: tuple[Ticket, ...] = ()
     over: bool = False  # no more prompts will follow
+    nothing_succeeds: bool = False  # at any worker: failed tries don't count
 
 
 class Deliver(_RolloutMessage, frozen=True, kw_only=True, tag=True):
@@ -94,13 +135,15 @@ class Deliver(_RolloutMessage, frozen=True, kw_only=True, tag=True):
     oldest: int
     newest: int
     stats: Mapping[str, float] = {}
+    episodes: tuple[EpisodeTry, ...] = ()
 
 
 class GiveUp(_RolloutMessage, frozen=True, kw_only=True, tag=True):
     """Reports that this worker will not deliver a prompt.
 
     ``filtered``: it was answered but is excluded from training (its group is all right or all
-    wrong). ``unscored``: it was answered, but its reward is not a number.
+    wrong). ``unscored``: it was answered, but its reward is not a number. ``undelivered``: it was
+    answered, but could not be sent. None of these: an episode of it failed, however often it was played.
     """
 
     worker: str
@@ -109,7 +152,9 @@ class GiveUp(_RolloutMessage, frozen=True, kw_only=True, tag=True):
     why: str
     filtered: bool = False
     unscored: bool = False
+    undelivered: bool = False
     stats: Mapping[str, float] = {}
+    episodes: tuple[EpisodeTry, ...] = ()
 
 
 class Verdict(_RolloutMessage, frozen=True, kw_only=True, tag=True):

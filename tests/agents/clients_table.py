@@ -86,7 +86,7 @@ SCENARIOS = {
     "parallel": "two programs at a time, each with several questions at a time, some the same",
     "retry": "a reply that is made and then lost: connection closed before it (twice), status 502 in its "
     "place (twice), connection closed in its middle. It comes again, with the same id: it was sampled once",
-    "kill": "a program that is killed (SIGKILL) in the middle of its calls: its question is asked again",
+    "kill": "a program that is killed (SIGKILL) in the middle of its calls: its episode is played again",
 }
 REAL = ("plain, SmolLM2", "tools, SmolLM2")
 NOT_THERE = {

@@ -34,6 +34,7 @@ from realsys.generation.http.secret import bearer_key
 from realsys.name_resolve.key_table import TrialKeys
 from realsys.name_resolve.memory_store import MemoryStore
 from realsys.rollout.worker import build
+from realsys.rollout.worker.episode_tries import EpisodeTries
 from realsys.rollout.worker.rollout_log import rollouts_file
 from realsys.runtime import worker_exit_codes
 from realsys.transport import rollout_messages as rm
@@ -380,6 +381,13 @@ def test_a_change_of_weights_within_an_answer_is_seen_in_its_versions(
         assert versions[~prompt].tolist() == sorted(versions[~prompt].tolist())
 
 
+@pytest.fixture
+def one_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Episodes that fail are not played again."""
+    monkeypatch.setattr(build, "EpisodeTries", lambda: EpisodeTries(waits_s=()))
+
+
+@pytest.mark.usefixtures("one_try")
 def test_tokens_of_older_weights_than_the_ticket_allows_are_never_delivered(
     tiny_policy: Path, tmp_path: Path
 ) -> None:
@@ -416,6 +424,7 @@ def test_tokens_of_older_weights_than_the_ticket_allows_are_never_delivered(
     ],
     ids=["hanging server", "old weights"],
 )
+@pytest.mark.usefixtures("one_try")
 def test_a_ticket_that_can_not_be_answered_in_time_is_given_up_by_name(
     tiny_policy: Path, tmp_path: Path, engine: DoubleEngine, changes: dict[str, Any], why: str
 ) -> None:
@@ -432,6 +441,7 @@ def test_a_ticket_that_can_not_be_answered_in_time_is_given_up_by_name(
     assert not given_up.filtered
 
 
+@pytest.mark.usefixtures("one_try")
 def test_a_reason_that_utf8_has_not_is_told(
     tiny_policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

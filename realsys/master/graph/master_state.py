@@ -50,12 +50,18 @@ class Rollouts(msgspec.Struct, frozen=True, kw_only=True):
     """Consumed and answered prompts; ``ledger`` is the staleness ledger's own snapshot.
 
     ``drawn``: with a curriculum, the records of prompts that are neither trained nor filtered, by number.
+    ``set_aside``: ids of records that could not be played or scored; ``num_unscored`` of them not scored.
+    ``num_kept``: deliveries. ``unplayed``: prompt → times that it was not played or scored so far.
     """
 
     ledger: dict[str, Any]
     delivered: tuple[Delivered, ...]
     dataset_size: int
     drawn: dict[int, Datapoint] = {}
+    set_aside: tuple[str, ...] = ()
+    num_unscored: int = 0
+    num_kept: int = 0
+    unplayed: dict[int, int] = {}
 
 
 class MasterState(msgspec.Struct, frozen=True, kw_only=True):

@@ -40,6 +40,7 @@ class GserverManagerClient:
 
     Args:
         find: blocks until the manager has registered, and returns its record.
+        wait_limit_s: for how long all servers may be away that were there.
     """
 
     def __init__(
@@ -47,9 +48,10 @@ class GserverManagerClient:
         find: Callable[[float], WorkerRecord],
         *,
         sender: str,
+        wait_limit_s: float = NONE_WELL_S,
         **identity: Unpack[ChannelIdentity],
     ) -> None:
-        self._find = find
+        self._find, self._wait_limit_s = find, wait_limit_s
         self._who: dict[str, Any] = {"sender": sender, **identity}
         self._context = client_context()
         self._client: RequestClient | None = None
@@ -119,26 +121,29 @@ class GserverManagerClient:
 
     async def watch(self) -> None:
         """Watches the servers until cancelled. Raises RolloutError if none has been healthy for
-        ``NONE_WELL_S``."""
-        well_s, before = time.monotonic(), ""
+        ``wait_limit_s``; for ``NONE_WELL_S`` if none ever was: that is a mistake rather than an outage."""
+        clock = asyncio.get_running_loop().time
+        well_s, limit_s, before = clock(), NONE_WELL_S, ""
         while True:
             await asyncio.sleep(LOOK_S)
             try:
                 view: rm.ManagerView = await self.call(
-                    rm.AskManager(), timeout_s=NONE_WELL_S, what="how the servers do"
+                    rm.AskManager(), timeout_s=limit_s, what="how the servers do"
                 )
             except WaitTimeout as error:
                 raise RolloutError(error.what, where=MANAGER, fix=error.fix) from error
             if view.versions.keys() - view.sick.keys() or not view.sick:
-                well_s = time.monotonic()
+                well_s = clock()
+                if view.versions:
+                    limit_s = max(NONE_WELL_S, self._wait_limit_s)
                 continue
             problems = "; ".join(f"generation_server/{i}: {why}" for i, why in view.sick.items())
             if problems != before:
                 logger.warning("no healthy generation server reason=%s", problems)
             before = problems
-            if time.monotonic() - well_s > NONE_WELL_S:
+            if clock() - well_s > limit_s:
                 raise RolloutError(
-                    f"no generation server has been healthy for {NONE_WELL_S:g} s: {problems}",
+                    f"no generation server has been healthy for {limit_s:g} s: {problems}",
                     where=MANAGER,
                     fix="see their logs (realsys logs TRIAL generation_server); then realsys resume",
                 )

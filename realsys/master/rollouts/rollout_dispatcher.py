@@ -13,6 +13,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from realsys.api.basics.reward import CORRECT, is_count
@@ -22,6 +23,7 @@ from realsys.master.graph.curriculum import Curriculum
 from realsys.master.graph.data_schedule import Datapoint, DataSchedule
 from realsys.master.graph.feeds import Held
 from realsys.master.graph.master_state import Delivered, Rollouts
+from realsys.master.rollouts.recent_episodes import RecentEpisodes
 from realsys.master.rollouts.routes import Routes
 from realsys.rewards.scores import too_many
 from realsys.rollout.staleness.ledger import StalenessLedger
@@ -34,8 +36,10 @@ logger = logging.getLogger(__name__)
 
 SETUP_TIMEOUT_S = 1800.0
 SAY_EVERY_S = 60.0
-MAX_FAILURES = 5  # of one prompt: then it is not the worker's fault
-
+LOOK_S = 10.0  # at what it waits for
+MAX_UNDELIVERED = 5  # times that the answers to one prompt could not be sent
+MAX_UNPLAYED = 2  # times that a prompt could not be played or scored: then it is set aside
+PROBE_S = 16.0  # between two prompts that are given out while nothing succeeds
 
 Clear = Callable[[int, Sequence[str]], Awaitable[None]]
 
@@ -48,11 +52,23 @@ class RolloutDispatcher:
     """Grants prompts to rollout workers and accepts their deliveries.
 
     Args:
+        recent: judges the episodes that workers tell of.
+        clock: in seconds.
+        say: called with what the run waits for, and with nothing when it goes on.
         silence_s: a step waits so long for its batch after the last delivery, or after it began to wait.
     """
 
-    def __init__(self, *, silence_s: float = DELIVERY_SILENCE_S) -> None:
+    def __init__(
+        self,
+        recent: RecentEpisodes | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        say: Callable[[str], None] = lambda text: None,
+        silence_s: float = DELIVERY_SILENCE_S,
+    ) -> None:
+        self._recent, self._clock, self._say = recent or RecentEpisodes(), clock, say
         self._silence_s, self._delivered_s = silence_s, -math.inf
+        self._next_probe_s = -math.inf  # for a prompt while nothing succeeds
         self._clear: Clear = _nothing
         self._unused: list[tuple[int, str]] = []
         self._changed = asyncio.Condition()
@@ -66,9 +82,10 @@ class RolloutDispatcher:
         self._numbers: dict[str, int] = {}  # id of a datapoint that was given out → its place
         self._given: dict[int, str] = {}  # its place → the try of it that was given out last
         self._delivered: dict[int, Delivered] = {}
-        self._failures: Counter[int] = Counter()
-        self._unscored: set[int] = set()  # prompts that got no reward once
-        self._set_aside: list[str] = []  # ids of those that got none twice
+        self._undelivered: Counter[int] = Counter()
+        self._unplayed: Counter[int] = Counter()  # prompt → times that it was not played or scored
+        self._set_aside: list[str] = []  # ids of those with which that happened too often
+        self._num_unscored = 0  # of these, those that got no reward
         self._num_kept = 0
         self._losses: Counter[str] = Counter()  # times that a worker has ended or begun anew
         self._taken: tuple[int, ...] = ()
@@ -115,6 +132,8 @@ class RolloutDispatcher:
         async with self._changed:
             self._ledger, self._schedule, self._routes = ledger, schedule, routes
             self._curriculum = curriculum
+            self._recent.batch_size = ledger.batch_size
+            self._recent.has_succeeded |= bool(ledger.version or self._delivered)
             for found in self._delivered.values():
                 routes.took(found.number, found.holder)
             self._clear = clear
@@ -133,11 +152,26 @@ class RolloutDispatcher:
         async with self._changed:
             if isinstance(request, rm.AskPlaces):
                 return await self._ask_places(request)
+            self._note_episodes(request.worker, request.episodes)
             if isinstance(request, rm.TakeWork):
                 return await self._take_work(request)
             if isinstance(request, rm.Deliver):
                 return self._deliver(request)
             return self._give_up(request)
+
+    def _note_episodes(self, worker: str, outcomes: Sequence[rm.EpisodeTry]) -> None:
+        """Takes what a worker tells; the run ends, or waits, by what the newest episodes say."""
+        if not outcomes:
+            return
+        now_s, waited = self._clock(), self._recent.nothing_succeeds
+        self._recent.note(worker, outcomes, now_s=now_s)
+        in_flight = {id for id, number in self._numbers.items() if self._is_in_flight(number)}
+        self._failed = self._failed or self._recent.fault(now_s=now_s, in_flight=in_flight)
+        if self._failed is not None or waited != self._recent.nothing_succeeds:
+            self._changed.notify_all()
+
+    def _is_in_flight(self, number: int) -> bool:
+        return self._ledger is not None and self._ledger.is_in_flight(number)
 
     async def _ask_places(self, request: rm.AskPlaces) -> rm.Places:
         first = next(iter(self._sizes.values()), request.dataset_size)
@@ -155,6 +189,7 @@ class RolloutDispatcher:
                 fix="all rollout workers must see the same files",
             )
         self._sizes[request.worker], self.source_items = request.dataset_size, sources
+        self._recent.group_size = request.group_size
         self._changed.notify_all()
         await self._changed.wait_for(
             lambda: self._routes is not None and self._routes.is_known(request.worker)
@@ -165,14 +200,14 @@ class RolloutDispatcher:
 
     async def _take_work(self, request: rm.TakeWork) -> rm.Work:
         tickets: list[rm.Ticket] = []
-        deadline = time.monotonic() + request.wait_s
+        deadline = self._clock() + request.wait_s
         losses = self._losses[request.worker]
         while not (over := self._over or self._may_leave(request.worker)):
             if self._losses[request.worker] != losses:
                 break  # the requesting worker has ended
             while len(tickets) < request.room and (ticket := self._next_ticket(request.worker)):
                 tickets.append(ticket)
-            left = deadline - time.monotonic()
+            left = deadline - self._clock()
             if tickets or left <= 0:
                 break
             try:
@@ -180,12 +215,16 @@ class RolloutDispatcher:
                     await self._changed.wait()
             except TimeoutError:
                 break
-        return rm.Work(tickets=tuple(tickets), over=over)
+        return rm.Work(
+            tickets=tuple(tickets),
+            over=over,
+            nothing_succeeds=self._recent.nothing_succeeds_at(request.worker),
+        )
 
     def _next_ticket(self, worker: str) -> rm.Ticket | None:
         if self._ledger is None or self._schedule is None or self._routes is None:
             return None
-        if worker in self._leaving:
+        if worker in self._leaving or not self._may_try(worker):
             return None
         offer = self._ledger.offer()
         if offer is None:
@@ -194,6 +233,7 @@ class RolloutDispatcher:
         target = self._routes.target(worker, urgent=urgent)
         if target is None or self._ledger.admit(worker) is None:
             return None
+        self._next_probe_s = self._clock() + PROBE_S
         self._routes.gave(offer.number, worker, target)
         point = self._datapoint(offer)
         self._numbers[point.id] = offer.number
@@ -204,7 +244,12 @@ class RolloutDispatcher:
             tries=offer.tries,
             min_version=offer.min_version,
             target=target,
+            failures=self._unplayed[offer.number],
         )
+
+    def _may_try(self, worker: str) -> bool:
+        """True if a prompt may be given to a worker; while nothing succeeds, one from time to time."""
+        return not self._recent.nothing_succeeds_at(worker) or self._clock() >= self._next_probe_s
 
     def _datapoint(self, grant: PromptGrant) -> Datapoint:
         """Returns the record of a prompt that is granted, the same one each time."""
@@ -236,7 +281,7 @@ class RolloutDispatcher:
             )
         else:
             self._num_kept += 1
-            self._delivered_s = asyncio.get_running_loop().time()
+            self._delivered_s = self._clock()
             tick()  # the master waits, but not for nothing
             if self._routes is not None:
                 self._routes.took(number, request.holder)
@@ -257,7 +302,10 @@ class RolloutDispatcher:
     def _give_up(self, request: rm.GiveUp) -> rm.GaveUp:
         number, gone = self._numbers.get(request.id), False
         if number is not None and self._ledger is not None:
-            set_aside = request.unscored and number in self._unscored
+            if not (request.filtered or request.unscored or request.undelivered):
+                now_s = self._clock()
+                self._recent.gave_up(request.worker, request.id, request.why, now_s=now_s)
+            set_aside = self._is_set_aside(number, request)
             gone = request.filtered or set_aside
             done = self._ledger.give_up(number, request.tries, filtered=gone)
             if not done.kept:  # somebody else has it by now
@@ -268,23 +316,41 @@ class RolloutDispatcher:
                 self._note_success(request.id, request.stats)
                 del self._numbers[request.id], self._given[number]
                 self._drawn.pop(number, None)
+                self._forget_failures(number)
                 if set_aside:
-                    self._put_aside(number, request)
+                    self._put_aside(request)
             else:
-                if request.unscored:
-                    self._unscored.add(number)
-                logger.warning(
-                    "rollout failed id=%s by=%s reason=%s", request.id, request.worker, request.why
-                )
-                self._failures[number] += 1
-                if self._failures[number] >= MAX_FAILURES:
-                    self._failed = RolloutError(
-                        f"prompt {request.id} failed {MAX_FAILURES} times: {request.why}",
-                        where=request.worker,
-                        fix="see the rollout workers' logs; then realsys resume",
-                    )
+                self._note_failure(number, request)
             self._changed.notify_all()
         return rm.GaveUp(closed=gone, version=self._version)
+
+    def _is_set_aside(self, number: int, request: rm.GiveUp) -> bool:
+        """True if a prompt that is given up is not given out again, unlike those of an outage."""
+        if request.filtered or request.undelivered:
+            return False
+        is_outage = self._recent.nothing_succeeds_at(request.worker)
+        again = self._unplayed[number] + 1 >= MAX_UNPLAYED
+        return again and (request.unscored or not is_outage)
+
+    def _note_failure(self, number: int, request: rm.GiveUp) -> None:
+        logger.warning(
+            "rollout failed id=%s by=%s reason=%s", request.id, request.worker, request.why
+        )
+        if not request.undelivered:
+            self._unplayed[number] += 1
+            return
+        self._undelivered[number] += 1
+        if self._undelivered[number] >= MAX_UNDELIVERED:
+            self._failed = RolloutError(
+                f"the answers to prompt {request.id} could not be sent {MAX_UNDELIVERED} times: "
+                f"{request.why}",
+                where=request.worker,
+                fix="see the rollout workers' logs; then realsys resume",
+            )
+
+    def _forget_failures(self, number: int) -> None:
+        self._undelivered.pop(number, None)
+        self._unplayed.pop(number, None)
 
     def _note_success(self, id: str, stats: Mapping[str, float]) -> bool:
         """Notes for the curriculum how many answers to a prompt are correct; False if nothing says it."""
@@ -295,15 +361,19 @@ class RolloutDispatcher:
             self._curriculum.answered(id, rate)
         return rate is not None
 
-    def _put_aside(self, number: int, request: rm.GiveUp) -> None:
-        """Treats a prompt as filtered, and counts it, after its reward was not a number for the second
-        time."""
-        self._unscored.discard(number)
+    def _put_aside(self, request: rm.GiveUp) -> None:
+        """Counts a prompt that could not be played or scored for the second time; it is as if filtered.
+
+        How many may not be played is the recent episodes' affair; without a reward may be few.
+        """
         self._set_aside.append(request.id)
         logger.warning(
             "record set aside id=%s num=%d reason=%s", request.id, len(self._set_aside), request.why
         )
-        num_aside, num_all = len(self._set_aside), len(self._set_aside) + self._num_kept
+        if not request.unscored:
+            return
+        self._num_unscored += 1
+        num_aside, num_all = self._num_unscored, self._num_unscored + self._num_kept
         if self._failed is None and too_many(num_aside, num_all):
             self._failed = RolloutError(
                 f"{request.why}; {num_aside} of {num_all} records got no reward",
@@ -331,6 +401,7 @@ class RolloutDispatcher:
 
     def _lose(self, worker: str) -> None:
         self._losses[worker] += 1
+        self._recent.lost(worker)
         if self._ledger is not None and (numbers := self._ledger.lost(worker)):
             logger.warning("prompts reassigned worker=%s num=%d", worker, len(numbers))
             for number in numbers:
@@ -368,32 +439,39 @@ class RolloutDispatcher:
 
         Raises:
             WaitTimeout: nothing was delivered for ``silence_s``; names what it waits for.
-            RolloutError: a prompt failed repeatedly.
+            RolloutError: too many episodes fail, or nothing succeeds.
         """
-        clock = asyncio.get_running_loop().time
-        began_s = clock()
+        began_s = self._clock()
         async with self._changed:
             ledger = self._open_ledger()
+            say_s = self._clock() + SAY_EVERY_S
             while (numbers := ledger.next_batch()) is None:
+                tick()  # it waits, as long as it may; it does not stand still
+                waits = self._recent.waits(now_s=self._clock())
+                self._say(waits)
+                self._failed = self._failed or self._recent.fault(now_s=self._clock())
                 if self._failed is not None:
                     raise self._failed
-                if clock() > max(began_s, self._delivered_s) + self._silence_s:
+                if self._clock() > max(began_s, self._delivered_s) + self._silence_s:
                     raise WaitTimeout(
                         f"no batch for step {step}, and no delivery in {self._silence_s:g} s; it waits for "
                         + "; ".join(map(str, ledger.waits_for()[:5])),
                         where="rollouts",
                         fix="see the logs of those workers: realsys logs TRIAL WORKER",
                     )
-                try:
-                    async with asyncio.timeout(SAY_EVERY_S):
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(LOOK_S):
                         await self._changed.wait()
-                except TimeoutError:
+                if self._clock() >= say_s:
+                    say_s = self._clock() + SAY_EVERY_S
                     logger.info(
-                        "waiting for rollouts step=%d for=%s why_no_more=%s",
+                        "waiting for rollouts step=%d for=%s why_no_more=%s%s",
                         step,
                         "; ".join(map(str, ledger.waits_for()[:5])),
                         ledger.why_not(),
+                        f" waits={waits}" if waits else "",
                     )
+            self._say("")
             for late in ledger.batch_taken(numbers):  # made again
                 self._forget_delivered(late)
             self._taken = tuple(numbers)
@@ -421,8 +499,7 @@ class RolloutDispatcher:
                     )
                 self._drawn.pop(number, None)
                 self._numbers.pop(id, None)
-                self._failures.pop(number, None)
-                self._unscored.discard(number)
+                self._forget_failures(number)
                 self._given.pop(number, None)
                 if self._routes is not None:
                     self._routes.left(number)
@@ -441,6 +518,7 @@ class RolloutDispatcher:
         row: dict[str, float] = {f"rollout/{k}": v for k, v in self._open_ledger().counts().items()}
         if self._set_aside:
             row["rollout/set_aside"] = len(self._set_aside)
+        row |= {f"rollout/{k}": v for k, v in self._recent.metrics().items()}
         for key in sorted({key for stats in rows for key in stats}):
             values = [stats[key] for stats in rows if key in stats]
             is_sum = key.startswith("reward/") and is_count(key)
@@ -461,12 +539,19 @@ class RolloutDispatcher:
             delivered=tuple(self._delivered[number] for number in sorted(self._delivered)),
             dataset_size=next(iter(self._sizes.values())),
             drawn=dict(self._drawn),
+            set_aside=tuple(self._set_aside),
+            num_unscored=self._num_unscored,
+            num_kept=self._num_kept,
+            unplayed=dict(self._unplayed),
         )
 
     def restore(self, rollouts: Rollouts) -> None:
         """Restores what ``snapshot`` returned; before ``open``."""
         self._delivered = {found.number: found for found in rollouts.delivered}
         self._drawn = dict(rollouts.drawn)
+        self._set_aside = list(rollouts.set_aside)
+        self._num_unscored, self._num_kept = rollouts.num_unscored, rollouts.num_kept
+        self._unplayed = Counter(rollouts.unplayed)
 
 
 def base_id(sample_id: str) -> str:

@@ -10,7 +10,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack, ExitStack, suppress
 from functools import partial
 from types import TracebackType
 from typing import Self
@@ -24,6 +24,7 @@ from realsys.master.graph.function_executor import AfterCall
 from realsys.master.graph.master_state import Rollouts
 from realsys.master.graph.model_workers import ModelWorkers
 from realsys.master.rollouts.manager_client import MANAGER, GserverManagerClient
+from realsys.master.rollouts.recent_episodes import RecentEpisodes
 from realsys.master.rollouts.rollout_dispatcher import RolloutDispatcher
 from realsys.master.rollouts.routes import Routes
 from realsys.master.rollouts.server_weights import ServerWeights
@@ -49,8 +50,15 @@ class RolloutService:
     def __init__(self, runner: WorkerRunner, control: RolloutControl) -> None:
         self._runner, self._control = runner, control
         who = channel_identity(runner)
-        self.desk = RolloutDispatcher(silence_s=control.silence_s)
-        self.manager = GserverManagerClient(self._find_manager, sender=runner.name, **who)
+        self.desk = RolloutDispatcher(
+            RecentEpisodes(failed_share=control.failed_share, wait_limit_s=runner.patience_s),
+            say=self._show_wait,
+            silence_s=control.silence_s,
+        )
+        self._wait_shown, self._showing = "", ExitStack()
+        self.manager = GserverManagerClient(
+            self._find_manager, sender=runner.name, wait_limit_s=runner.patience_s, **who
+        )
         self._server = RequestServer(
             name=runner.name,
             request_type=rm.ToMaster,
@@ -214,6 +222,17 @@ class RolloutService:
         folder = self._runner.phase_files.rollout_dump
         folder.mkdir(parents=True, exist_ok=True)
         (folder / RUN_FILE).write_text(json.dumps({"dataset_size": dataset_size}) + "\n")
+
+    def _show_wait(self, text: str) -> None:
+        """Shows what the run waits for in the master's status; nothing: it goes on."""
+        since = text.partition(":")[0]  # the reason may be another at each look
+        if since == self._wait_shown:
+            return
+        self._showing.close()
+        if text:
+            self._showing.enter_context(self._runner.waiting_for(text))
+            logger.warning("waits for=%s", text)
+        self._wait_shown = since
 
     def ended(self, worker: str, reason: str) -> None:
         """Handles the end of a worker (in the event loop): the supervisor restarts ours."""

@@ -12,6 +12,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import secrets
 import shutil
 import subprocess
@@ -21,9 +22,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from realsys.api.agent import AgentHost, EpisodeTask
+from realsys.api.agent import AgentHost, DoubtfulEnd, EpisodeTask
 from realsys.api.basics.bounded_files import open_regular
-from realsys.api.errors import RolloutError
 from realsys.rollout.runners.agent_arguments import CommandArguments
 from realsys.rollout.runners.endpoint_agent import EndpointAgent
 from realsys.rollout.runners.episode_outcome import AgentOutcome, EpisodeSeat, outcome_of, seat_json
@@ -35,6 +35,8 @@ logger = logging.getLogger(__name__)
 
 _POLL_S = 0.05
 _MOST_REWARD_BYTES = 1 << 16
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+_KILLED = {-9: "SIGKILL", 137: "SIGKILL", -15: "SIGTERM", 143: "SIGTERM"}  # status → by what
 
 
 @dataclass(eq=False, kw_only=True)
@@ -82,9 +84,10 @@ class CommandAgent(CommandArguments, EndpointAgent):
                 await _end(process)
         if code is None:
             return f"it was still running after {self.timeout_s:g} s"
-        if code in (-9, 137):  # not its own doing: the question is asked anew
-            raise RolloutError(
-                f"the agent was killed by a signal, SIGKILL; its log ends: {last_log_line(log)!r}",
+        if code in _KILLED:  # by the node, or by what the policy wrote
+            raise DoubtfulEnd(
+                f"the agent was killed by a signal, {_KILLED[code]}; its log ends: "
+                f"{last_log_line(log)!r}",
                 where=str(log),
                 fix="see whether the node ran out of memory",
             )
@@ -132,25 +135,26 @@ def read_reward(path: Path, *, problem: str) -> AgentOutcome:
     """Reads an agent's reward file, if it has written one.
 
     Raises:
-        RolloutError: it holds neither a number nor an object with one.
+        DoubtfulEnd: it holds neither a number nor an object with one.
     """
     try:
         with open_regular(path) as file:
-            text = file.read(_MOST_REWARD_BYTES).decode().strip()
+            text = file.read(_MOST_REWARD_BYTES).decode("utf-8-sig").strip()
     except FileNotFoundError:
         return AgentOutcome(problem=problem)
     except (OSError, UnicodeDecodeError) as error:  # a pipe, a folder, bytes
         raise _unreadable(str(error)) from error
     try:
-        read = json.loads(text) if text else None
+        # JSON knows no .5, which bc and awk write
+        read = float(text) if _NUMBER.fullmatch(text) else json.loads(text) if text else None
         given = read if isinstance(read, dict) else {"reward": read}
         return outcome_of(given, problem=problem)
     except (ValueError, RecursionError) as error:
         raise _unreadable(f"{error}: {text[:200]!r}") from error
 
 
-def _unreadable(why: str) -> RolloutError:
-    return RolloutError(
+def _unreadable(why: str) -> DoubtfulEnd:
+    return DoubtfulEnd(
         f"the agent's reward file can't be read: {why}",
         where="$REALSYS_REWARD_FILE",
         fix='write a number, or {"reward": NUMBER, …}, or {"answer": TEXT} to have that scored',

@@ -18,7 +18,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from realsys.api.agent import AgentHost, Answer, Ask, Episode, EpisodeAgent, EpisodeTask
+from realsys.api.agent import (
+    AgentHost,
+    Answer,
+    Ask,
+    DoubtfulEnd,
+    Episode,
+    EpisodeAgent,
+    EpisodeTask,
+)
 from realsys.rollout.conversation.answer_forms import ANSWER_FORMS, form_of_template
 from realsys.rollout.conversation.episode_session import EpisodeSession, SchemaUse, SessionSettings
 from realsys.rollout.conversation.message_matching import MessageMatch
@@ -126,6 +134,7 @@ class EndpointAgent(EndpointArguments, EpisodeAgent):
 
         Raises:
             EpisodeDropped: it was ended through no fault of its own, again and again.
+            DoubtfulEnd, RolloutError: as ``finished_episode``; also what ``play`` raises.
         """
         self._marks.began(task.id)
         try:
@@ -138,6 +147,9 @@ class EndpointAgent(EndpointArguments, EpisodeAgent):
             seats = [self._seat(task, role) for role in self.roles or ("",)]
             try:
                 outcome = await self.play(task, seats)
+                break
+            except DoubtfulEnd as error:
+                outcome = AgentOutcome(doubt=error)
                 break
             except EpisodeDropped as error:
                 logger.warning(
@@ -153,8 +165,9 @@ class EndpointAgent(EndpointArguments, EpisodeAgent):
 
     @abc.abstractmethod
     async def play(self, task: EpisodeTask, seats: Sequence[EpisodeSeat]) -> AgentOutcome:
-        """Has the agent do its task. What it raises fails the question, which is answered anew; after
-        EpisodeDropped it is called again, with new seats.
+        """Has the agent do its task. What it raises fails the episode, which is played again; after
+        EpisodeDropped it is called again, with new seats. After DoubtfulEnd, if the policy has answered,
+        the episode is played once more, and scored as failed if that ends so, too.
 
         Args:
             seats: one, or one for each role.

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from realsys.api.agent import Episode, EpisodeTask
+from realsys.api.agent import DoubtfulEnd, Episode, EpisodeTask
 from realsys.api.errors import RolloutError
 from realsys.api.users_code.reward_numbers import NoNumber, finite_number, is_number, shown_value
 from realsys.rollout.conversation.answer_tree import AnswerNode
@@ -75,6 +75,7 @@ class AgentOutcome:
         text: what the environment scores; None: the policy's last answer.
         problem: why it failed; empty: it did not.
         stats: numbers for the metrics.
+        doubt: how it ended, if the policy's text may have caused it, or something else.
     """
 
     reward: float | None = None
@@ -82,6 +83,7 @@ class AgentOutcome:
     text: str | None = None
     problem: str = ""
     stats: Mapping[str, float] = field(default_factory=dict)
+    doubt: DoubtfulEnd | None = None
 
 
 def outcome_of(given: Mapping[str, Any], *, problem: str = "") -> AgentOutcome:
@@ -126,7 +128,10 @@ async def finished_episode(
 
     Raises:
         RolloutError: the policy was not asked, so there is nothing to train on; or a reward is of no role.
+        DoubtfulEnd: it ended in doubt, for the first time. At the second it gets ``failed_reward``.
     """
+    if outcome.doubt is not None:
+        outcome = replace(outcome, problem=outcome.doubt.what)
     used = [seat for seat in seats if seat.session.last_node() is not None]
     if not used:
         problem = outcome.problem or "it made no request"
@@ -135,6 +140,8 @@ async def finished_episode(
             where=f"episode {task.id}",
             fix="see its log; it must use the base URL and the key that it is given",
         )
+    if outcome.doubt is not None and not task.is_doubtful:
+        raise outcome.doubt
     if unknown := sorted(set(outcome.rewards) - {seat.role for seat in seats}):
         raise RolloutError(
             f"a reward is for role {unknown[0]!r}",
@@ -166,6 +173,7 @@ async def finished_episode(
         stats={**stats, **_figures(seats, rewards)},
         shares_reward=all(s.reward == rewards[s.role] for s in sequences),
         problem=outcome.problem,
+        was_doubtful=outcome.doubt is not None,
     )
 
 

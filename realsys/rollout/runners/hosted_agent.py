@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from realsys.api.agent import AgentHost, EpisodeTask
+from realsys.api.agent import AgentHost, DoubtfulEnd, EpisodeTask
 from realsys.api.errors import RolloutError, WaitTimeout
 from realsys.rollout.runners import hosts
 from realsys.rollout.runners.agent_arguments import HostedArguments, PythonArguments
@@ -20,6 +20,7 @@ from realsys.rollout.runners.host_process import HostProcess
 from realsys.rollout.runners.hosts.function_host import BLOCKED_S
 
 HOSTS = Path(hosts.__file__).parent
+_FIX = 'return a number, {"reward": NUMBER, …}, a text to score, or None'
 
 
 @dataclass(eq=False, kw_only=True)
@@ -111,7 +112,7 @@ def returned_outcome(result: Any, *, played: str = "the agent's function") -> Ag
     Args:
         played: names the function in errors.
     Raises:
-        RolloutError: it is nothing that an episode can end with.
+        DoubtfulEnd: it is nothing that an episode can end with, such as NaN.
     """
     try:
         match result:
@@ -124,12 +125,14 @@ def returned_outcome(result: Any, *, played: str = "the agent's function") -> Ag
             case _:
                 return outcome_of({"reward": result})
     except ValueError as error:
-        raise _unusable(f"{result!r:.200}: {error}", played) from error
+        raise DoubtfulEnd(
+            f"{played} returned {result!r:.200}: {error}", where=_where(played), fix=_FIX
+        ) from error
 
 
 def _unusable(what: str, played: str) -> RolloutError:
-    return RolloutError(
-        f"{played} returned {what}",
-        where=f"task.agent_args: {played}",
-        fix='return a number, {"reward": NUMBER, …}, a text to score, or None',
-    )
+    return RolloutError(f"{played} returned {what}", where=_where(played), fix=_FIX)
+
+
+def _where(played: str) -> str:
+    return f"task.agent_args: {played}"

@@ -21,7 +21,7 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from realsys.api.agent import AgentHost, EpisodeTask
+from realsys.api.agent import AgentHost, DoubtfulEnd, EpisodeTask
 from realsys.api.errors import ClusterError, RolloutError
 from realsys.api.users_code.reward_numbers import is_number
 from realsys.rollout.runners.agent_arguments import NemoGymArguments
@@ -33,6 +33,7 @@ logger = logging.getLogger(__name__)
 SESSION = "realsys_session"  # in a request's metadata
 _NOT_SENT = ("record", "responses_create_params")  # as they stand in our records
 _MOST_BYTES = 64 << 20
+_AWAY = (408, 429, 502, 503, 504)  # statuses of a server that did not try
 
 
 @dataclass(eq=False, kw_only=True)
@@ -89,6 +90,16 @@ class NemoGymAgent(NemoGymArguments, EndpointAgent):
                 where=url,
                 fix="start its servers (ng_run), or correct task.agent_args.gym_url",
             ) from error
+        if response.status in _AWAY:
+            raise RolloutError(
+                f"NeMo Gym's agent answered HTTP {response.status}: {text[:300]}",
+                where=url,
+                fix="see its log; fewer episodes at a time if it is overloaded",
+            )
+        if response.status >= 500:  # its own fault, or that of what the policy wrote
+            raise DoubtfulEnd(
+                f"/run answered HTTP {response.status}: {text[:300]}", where=url, fix="see its log"
+            )
         if response.status != 200:
             return AgentOutcome(problem=f"/run answered HTTP {response.status}: {text[:300]}")
         return outcome_of_run(text, url)
@@ -133,7 +144,7 @@ def outcome_of_run(text: str, url: str) -> AgentOutcome:
     """Returns the reward of a response to ``/run``; its other numbers are figures.
 
     Raises:
-        RolloutError: it has none.
+        DoubtfulEnd: it has none.
     """
     try:
         read = json.loads(text)
@@ -141,7 +152,7 @@ def outcome_of_run(text: str, url: str) -> AgentOutcome:
             raise ValueError("it has no reward")
         return outcome_of({k: v for k, v in read.items() if k == "reward" or is_number(v)})
     except (ValueError, AttributeError, RecursionError) as error:
-        raise RolloutError(
+        raise DoubtfulEnd(
             f"NeMo Gym's response can't be used: {error}: {text[:200]!r}",
             where=url,
             fix="give the URL of an agent's server, whose /run returns a verified response",

@@ -234,6 +234,10 @@ class StalenessLedger:
         """True if prompts are in flight at ``holder``."""
         return any(flight.holder == holder for flight in self._in_flight.values())
 
+    def is_in_flight(self, number: int) -> bool:
+        """True if a holder has the prompt now."""
+        return number in self._in_flight
+
     def lost(self, holder: str) -> tuple[int, ...]:
         """Returns all prompts in flight at ``holder`` to be dispatched again; lists their numbers,
         ascending.

@@ -25,6 +25,7 @@ from realsys.models.hf import end_token_ids, load_generation_config, load_tokeni
 from realsys.reward_worker.scoring_elsewhere import scoring_elsewhere
 from realsys.rollout.worker.chunks import AnswerSettings
 from realsys.rollout.worker.episode_log import EpisodeLog
+from realsys.rollout.worker.episode_tries import EpisodeTries
 from realsys.rollout.worker.group import GroupRunner
 from realsys.rollout.worker.peers import Peer
 from realsys.rollout.worker.policy_client import PolicyCaller
@@ -186,6 +187,7 @@ def _groups(config: RolloutWorker, parts: Parts, caller: PolicyCaller) -> GroupR
         environment_name=config.env,
         environment_s=config.rollout_request_timeout,
         kept_sets=config.kept_sets,
+        retries=EpisodeTries(),
     )
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any, Protocol, TypeVar
 
@@ -24,6 +25,7 @@ from realsys.api.errors import DataError, RealsysError, RewardError, RolloutErro
 from realsys.data.sequence_sample import SequenceSample
 from realsys.reward_worker.time_limit import time_limit
 from realsys.rewards import scores
+from realsys.rollout.worker.episode_tries import EpisodeTries, fault_of, first_line
 from realsys.rollout.worker.policy_client import RequestStats
 from realsys.rollout.worker.trajectories import (
     check_episode,
@@ -31,11 +33,15 @@ from realsys.rollout.worker.trajectories import (
     versions_of,
     with_plain_numbers,
 )
+from realsys.rollout.worker.watched_ask import PolicyPulse, WatchedAsk
 from realsys.runtime.first_error import first_error
-from realsys.transport.rollout_messages import Ticket, sample_id
+from realsys.transport.rollout_messages import FAILED_AGAIN, Ticket, TryFault, sample_id
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 PROMPTS = "packed_prompts"
+TRIES_A_GRANT = 1000  # more than an episode has; after a grant that failed, seeds begin behind it
 
 
 class CountedAsk(Ask, Protocol):
@@ -47,8 +53,10 @@ class CountedAsk(Ask, Protocol):
 class AsksPolicy(Protocol):
     """What gives each episode its way to the policy."""
 
-    def ask_for(self, ticket: Ticket, index: int, *, own_prompt: bool = False) -> CountedAsk:
-        """Makes the ``Ask`` of the ticket's episode ``index``."""
+    def ask_for(
+        self, ticket: Ticket, index: int, *, own_prompt: bool = False, number: int = 0
+    ) -> CountedAsk:
+        """Makes the ``Ask`` of the ticket's episode ``index``, for its try ``number`` (from 0)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +112,7 @@ class GroupRunner:
         agent_name, environment_name: for errors.
         environment_s: time limit for one call of an environment, in seconds.
         kept_sets: answers come with kept sets, which trajectories must have too.
+        retries: how often an episode is played that fails; by default once.
     """
 
     dataset: Any
@@ -116,31 +125,30 @@ class GroupRunner:
     environment_name: str = "environment"
     environment_s: float = 300.0
     kept_sets: bool = False
+    retries: EpisodeTries = field(default_factory=lambda: EpisodeTries(waits_s=()))
+    pulse: PolicyPulse = field(default_factory=PolicyPulse)
 
     async def run(self, ticket: Ticket) -> EpisodeGroup:
-        """Runs all episodes of ``ticket``. The first failure cancels the others and is raised.
+        """Runs all episodes of ``ticket``, each again by itself as long as ``retries`` lets it.
 
         Raises:
             DataError: the record is missing, or an agent's trajectory is wrong. RewardError: an environment
                 raised, or its reward is not finite. WaitTimeout: the policy or an environment did not
-                respond in time. Also any exception of agent and environment.
+                respond in time. Also any exception of agent and environment. It is that of the first
+                episode whose tries are used up; the others were played to their ends.
         """
         prompt, record, metadata = self._prompt(ticket)
-        asks = [
-            self.caller.ask_for(ticket, index, own_prompt=self.agent.own_prompt)
-            for index in range(self.group_size)
-        ]
-        try:
-            episodes = await gather_all(
-                [
-                    self._episode(f"{sample_id(ticket.id, ticket.tries)}-{i}", prompt, record, ask)
-                    for i, ask in enumerate(asks)
-                ],
-                name=ticket.id,
-            )
-        except RewardError as error:
+        played = await gather_all(
+            [self._played(ticket, i, prompt, record) for i in range(self.group_size)],
+            name=ticket.id,
+        )
+        if (failed := next((p for p in played if p.error is not None), None)) is not None:
+            assert failed.error is not None
+            if not isinstance(failed.error, RewardError):
+                raise failed.error
             text = str(self.tokenizer.decode(prompt, skip_special_tokens=True))
-            raise scores.with_record(error, id=ticket.id, prompt=text) from error
+            raise scores.with_record(failed.error, id=ticket.id, prompt=text) from failed.error
+        episodes = [p.episode for p in played if p.episode is not None]
         oldest, newest = versions_of([t for e in episodes for t in e.sequences])
         name = sample_id(ticket.id, ticket.tries)
         return EpisodeGroup(
@@ -151,8 +159,78 @@ class GroupRunner:
             prompt_length=len(prompt),
             oldest=oldest,
             newest=newest,
-            request_stats=_sum_of(asks),
+            request_stats=_sum_of([stats for p in played for stats in p.request_stats]),
         )
+
+    async def _played(
+        self, ticket: Ticket, index: int, prompt: Sequence[int], record: Mapping[str, Any]
+    ) -> _PlayedEpisode:
+        """Plays an episode until it has a score, or its tries are used up."""
+        clock = asyncio.get_running_loop().time
+        chances = self.retries.episode()
+        played, first_s = _PlayedEpisode(), math.inf  # time of the first failure
+        while True:
+            id_, began_s = episode_id(ticket, index, chances.failures), clock()
+            asks = self.caller.ask_for(
+                ticket,
+                index,
+                own_prompt=self.agent.own_prompt,
+                number=chances.failures + TRIES_A_GRANT * ticket.failures,
+            )
+            played.request_stats.append(asks.request_stats)
+            ask, episode, trouble = WatchedAsk(asks, self.pulse), None, ""
+            try:
+                episode = await self._episode(
+                    id_, prompt, record, ask, is_doubtful=chances.is_doubtful
+                )
+                error: Exception | None = None
+            except Exception as raised:  # of agent, environment or server
+                error = raised
+            trouble = await ask.trouble(ended_well=episode is not None and not episode.problem)
+            first_s = min(first_s, clock())
+            if episode is not None and not trouble:
+                if episode.was_doubtful:  # it has a score, and is a failure all the same
+                    self.retries.failed(
+                        ticket.id,
+                        first_s=first_s,
+                        failures=FAILED_AGAIN,
+                        fault=TryFault.DOUBTFUL,
+                        why=episode.problem,
+                    )
+                else:
+                    self.retries.succeeded(ticket.id, began_s=began_s)
+                played.episode = episode
+                return played
+            if trouble and (error is None or first_line(error) != trouble):
+                error = RolloutError(
+                    f"the policy did not answer: {trouble}",
+                    where=f"episode {id_}",
+                    fix="see the logs of those named; the episode is played again",
+                )
+            assert error is not None
+            fault = fault_of(error, servers_trouble=trouble)
+            wait_s = chances.wait_s(fault, nothing_succeeds=self.retries.nothing_succeeds)
+            if fault is not TryFault.UNSCORED:  # which records get no score is counted apart
+                self.retries.failed(
+                    ticket.id,
+                    first_s=first_s,
+                    failures=chances.failures,
+                    fault=fault,
+                    why=first_line(error),
+                )
+            if wait_s is None:
+                played.error = error
+                return played
+            logger.warning(
+                "episode failed episode=%s fault=%s again_in_s=%g why=%s",
+                id_,
+                fault.value,
+                wait_s,
+                first_line(error),
+                exc_info=None if isinstance(error, RealsysError) or chances.failures > 1 else error,
+            )
+            del error  # its frames hold the episode
+            await asyncio.sleep(wait_s)
 
     def _prompt(self, ticket: Ticket) -> tuple[list[int], Mapping[str, Any], dict[str, Any]]:
         """Returns prompt tokens, the environment's record, and the metadata as in the synchronous graph."""
@@ -169,7 +247,13 @@ class GroupRunner:
         return batch.data[PROMPTS].tolist(), record, metadata
 
     async def _episode(
-        self, id_: str, prompt: Sequence[int], record: Mapping[str, Any], ask: CountedAsk
+        self,
+        id_: str,
+        prompt: Sequence[int],
+        record: Mapping[str, Any],
+        ask: Ask,
+        *,
+        is_doubtful: bool,
     ) -> Episode:
         environment = TimeoutEnvironment(
             self.make_environment(), name=self.environment_name, timeout_s=self.environment_s
@@ -181,6 +265,7 @@ class GroupRunner:
             ask=ask,
             environment=environment,
             tokenizer=self.tokenizer,
+            is_doubtful=is_doubtful,
         )
         try:
             await environment.reset(record)
@@ -188,7 +273,10 @@ class GroupRunner:
                 self.agent.run_episode(task), source=f"agent {self.agent_name!r}"
             )
         finally:
-            await environment.close()
+            try:
+                await environment.close()
+            except Exception as error:  # what the episode is worth is known by now
+                logger.warning("environment not closed episode=%s why=%s", id_, first_line(error))
         episode = with_plain_numbers(episode, source=f"agent {self.agent_name!r}")
         check_episode(
             episode,
@@ -197,6 +285,21 @@ class GroupRunner:
             has_kept=self.kept_sets,
         )
         return episode
+
+
+@dataclass(eq=False, kw_only=True)
+class _PlayedEpisode:
+    """An episode after its last try: itself, or why it failed. ``request_stats`` are of each try."""
+
+    episode: Episode | None = None
+    error: Exception | None = None
+    request_stats: list[RequestStats] = field(default_factory=list)
+
+
+def episode_id(ticket: Ticket, index: int, number: int) -> str:
+    """Returns the id of an episode's try ``number``, from 0 (pure)."""
+    again = f"-try{number}" if number else ""
+    return f"{sample_id(ticket.id, ticket.tries)}-{index}{again}"
 
 
 class TimeoutEnvironment(Environment):
@@ -275,9 +378,9 @@ async def gather_all(calls: Sequence[Coroutine[Any, Any, T]], *, name: str) -> l
     return [task.result() for task in tasks]
 
 
-def _sum_of(asks: Sequence[CountedAsk]) -> RequestStats:
+def _sum_of(stats: Sequence[RequestStats]) -> RequestStats:
     return RequestStats(
-        requests=sum(ask.request_stats.requests for ask in asks),
-        broken=sum(ask.request_stats.broken for ask in asks),
-        servers=set().union(*(ask.request_stats.servers for ask in asks)),
+        requests=sum(each.requests for each in stats),
+        broken=sum(each.broken for each in stats),
+        servers=set().union(*(each.servers for each in stats)),
     )

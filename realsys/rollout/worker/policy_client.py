@@ -24,7 +24,7 @@ from realsys.api.errors import RealsysError, RemoteError, WaitTimeout, WorkerLos
 from realsys.generation.engine.sampling import row_seed
 from realsys.rollout.worker.chunks import AnswerSettings, PartialAnswer, next_request, result_fault
 from realsys.rollout.worker.peers import Peer
-from realsys.rollout.worker.servers import ServerClients, server_name
+from realsys.rollout.worker.servers import CHECK_S, ServerClients, server_name
 from realsys.runtime.progress import tick
 from realsys.transport.generation_messages import (
     Finish,
@@ -54,6 +54,7 @@ class RequestStats:
     requests: int = 0
     broken: int = 0
     servers: set[int] = field(default_factory=set)
+    at: UseServer | None = None  # of the newest request; None: it waits for a server
 
 
 class PolicyCaller:
@@ -79,13 +80,16 @@ class PolicyCaller:
                 asked,
             )
 
-    def ask_for(self, ticket: Ticket, index: int, *, own_prompt: bool = False) -> EpisodeAsk:
+    def ask_for(
+        self, ticket: Ticket, index: int, *, own_prompt: bool = False, number: int = 0
+    ) -> EpisodeAsk:
         """Makes the ``Ask`` of the ticket's episode ``index`` (from 0 in its group).
 
         Args:
             own_prompt: the agent begins with other tokens than the question's, which may not fit.
+            number: of the try, which has seeds of its own; 0: the first.
         """
-        return EpisodeAsk(self, ticket, index, own_prompt=own_prompt)
+        return EpisodeAsk(self, ticket, index, own_prompt=own_prompt, number=number)
 
 
 class EpisodeAsk:
@@ -96,10 +100,16 @@ class EpisodeAsk:
     """
 
     def __init__(
-        self, caller: PolicyCaller, ticket: Ticket, index: int, *, own_prompt: bool = False
+        self,
+        caller: PolicyCaller,
+        ticket: Ticket,
+        index: int,
+        *,
+        own_prompt: bool = False,
+        number: int = 0,
     ) -> None:
         self._caller, self._ticket, self._index = caller, ticket, index
-        self._own_prompt = own_prompt
+        self._own_prompt, self._number = own_prompt, number
         self._turn = 0
         self.request_stats = RequestStats()
 
@@ -121,10 +131,11 @@ class EpisodeAsk:
         """
         settings = self._caller.settings
         turn, self._turn = self._turn, self._turn + 1
+        id_ = seed_id(self._ticket.id, self._number)
         part = PartialAnswer(
             prompt=tuple(tokens),
             limit=settings.limit(limit),
-            seed=row_seed(settings.base_seed, self._ticket.id, self._index, turn),
+            seed=row_seed(settings.base_seed, id_, self._index, turn),
             stop=tuple(stop),
             grammar=grammar,
         )
@@ -135,7 +146,7 @@ class EpisodeAsk:
             self.request_stats,
             must_fit=not turn and not self._own_prompt,
         )
-        name = f"{self._ticket.id}.{self._ticket.tries}.{self._index}.{turn}"
+        name = f"{id_}.{self._ticket.tries}.{self._index}.{turn}"
         number = 0
         while not part.ended:
             # A new rid for each request: a former one may still run on a failed server.
@@ -145,6 +156,21 @@ class EpisodeAsk:
             if on_tokens is not None:
                 on_tokens(part.tokens)
         return part.answer()
+
+    async def trouble(self) -> str:
+        """Returns why the newest request got no answer if that is the servers' fault; empty if one is well
+        and at it."""
+        if (use := self.request_stats.at) is None:
+            return f"no server took the request for an answer to {self._ticket.id}"
+        clients = self._caller.clients
+        async with clients.using(use) as client:
+            is_well = await clients.is_well(use, client, within_s=CHECK_S)
+        return "" if is_well else f"{server_name(use.server)} fails a health check"
+
+
+def seed_id(id: str, number: int) -> str:
+    """Returns what the seeds of an episode's try are made from; of the first, the datapoint's id (pure)."""
+    return f"{id}~{number}" if number else id
 
 
 def next_check_s(left_s: float, *, whole_s: float) -> float:
@@ -196,7 +222,8 @@ class _AnswerRequests:
 
     async def once(self, request: GenerateRequest) -> None:
         """Has a server carry out ``request`` and keeps its result."""
-        use = await self._server(request)
+        self._took.at = None
+        self._took.at = use = await self._server(request)
         self._took.requests += 1
         self._took.servers.add(use.server)
         done = DoneWith(rid=request.rid, server=use.server)

@@ -3,7 +3,8 @@ results.
 
     master ── tickets ──▶ RolloutLoop ── GroupRunner.run ──▶ tensors to a model worker, metadata to master
 
-group.py runs one ticket; the master decides whether a prompt is tried again after a failure.
+group.py runs one ticket, and plays an episode that fails again; the master decides whether a prompt is
+given out again that could not be played, and hears of every try (RolloutLoop adds them to what it sends).
 """
 
 from __future__ import annotations
@@ -18,15 +19,16 @@ from realsys.api.basics.success_range import SuccessPlace, place_of_success
 from realsys.api.errors import ClusterError, RealsysError, RewardError, encodable
 from realsys.data.sequence_sample import SequenceSample
 from realsys.rollout.worker.episode_log import EpisodeLog, TicketEnd
+from realsys.rollout.worker.episode_tries import first_line
 from realsys.rollout.worker.group import EpisodeGroup, GroupRunner
 from realsys.rollout.worker.peers import Peer
 from realsys.rollout.worker.rollout_log import RolloutLog, TicketOutcome
-from realsys.runtime.failures import what_of
 from realsys.runtime.first_error import first_error
 from realsys.runtime.progress import tick
 from realsys.transport.rollout_messages import (
     AskPlaces,
     Deliver,
+    EpisodeTry,
     GaveUp,
     GiveUp,
     Places,
@@ -124,6 +126,7 @@ class RolloutLoop:
             worker=self.name,
             dataset_size=len(dataset),
             source_items=getattr(dataset, "source_items", {}),
+            group_size=self.groups.group_size,
         )
         call = self.master.call(ask, what="the first question", timeout_s=SETUP_S)
         async with first_error(), asyncio.TaskGroup() as tasks:
@@ -141,25 +144,31 @@ class RolloutLoop:
         return places
 
     async def _room(self) -> int:
-        """Returns how many more tickets may be started; waits for one to end if there are enough."""
+        """Returns how many more tickets may be started; waits a while for one to end if none may."""
         limit = self.limits.max_concurrent_rollouts
-        while len(self._running) >= limit:
+        if len(self._running) >= limit:
             tick()
             await asyncio.wait(self._running, timeout=POLL_S, return_when=asyncio.FIRST_COMPLETED)
-        return limit - len(self._running)
+        return max(0, limit - len(self._running))
 
     async def _take(self, room: int) -> Work:
         tick()
         clock = asyncio.get_running_loop().time
         began_s = clock()
-        work: Work = await self.master.call(
-            TakeWork(worker=self.name, room=room, wait_s=POLL_S),
-            what="a question for work",
-            timeout_s=MASTER_S,
+        take = TakeWork(
+            worker=self.name,
+            room=room,
+            wait_s=POLL_S if room else 0.0,  # without room it only reports
+            episodes=self._report(),
         )
+        work: Work = await self.master.call(take, what="a question for work", timeout_s=MASTER_S)
+        self.groups.retries.nothing_succeeds = work.nothing_succeeds
         if not work.tickets and not work.over and clock() - began_s < _IDLE_S:
             await asyncio.sleep(_IDLE_S)
         return work
+
+    def _report(self) -> tuple[EpisodeTry, ...]:
+        return self.groups.retries.report(now_s=asyncio.get_running_loop().time())
 
     # ---- one ticket ---------------------------------------------------------------------------
 
@@ -176,7 +185,7 @@ class RolloutLoop:
                 await put(holder, group.sample)
         # An error of agent, environment or server: the prompt is tried again.
         except Exception as error:
-            outcome, why = TicketOutcome.FAILED, _first_line(error)
+            outcome, why = TicketOutcome.FAILED, first_line(error)
             # Errors of realsys already carry place and reason
             with_trace = not isinstance(error, RealsysError)
             if isinstance(error, RewardError):
@@ -210,6 +219,7 @@ class RolloutLoop:
             oldest=group.oldest,
             newest=group.newest,
             stats=stats_of(group, seconds=seconds),
+            episodes=self._report(),
         )
         verdict: Verdict = await self.master.call(
             deliver, what=f"the delivery of {ticket.id}", timeout_s=MASTER_S
@@ -233,6 +243,8 @@ class RolloutLoop:
             why=why,
             filtered=outcome is TicketOutcome.FILTERED,
             unscored=outcome is TicketOutcome.UNSCORED,
+            undelivered=outcome is TicketOutcome.FAILED and group is not None,
+            episodes=self._report(),
             stats=stats_of(group, seconds=seconds) if group is not None else {},
         )
         reply: GaveUp = await self.master.call(
@@ -253,7 +265,3 @@ def stats_of(group: EpisodeGroup, *, seconds: float) -> dict[str, float]:
         "broken_requests": float(group.request_stats.broken),
         "lag_in_group": float(group.newest - group.oldest),
     }
-
-
-def _first_line(error: Exception) -> str:
-    return what_of(error).partition("\n")[0][:500]

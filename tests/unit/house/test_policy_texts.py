@@ -395,6 +395,7 @@ REVIEWED: dict[str, str] = {
     "realsys/rollout/environments/mcp_connections.py:HttpConnection.request": "one JSON value",
     "realsys/rollout/environments/mcp_connections.py:StdioConnection._received": "one JSON value a line",
     "realsys/rollout/environments/openenv_session.py:OpenEnvSession._object": "one JSON value",
+    "realsys/rollout/runners/command_agent.py:_NUMBER": "one number of a bounded file; no overlap",
     "realsys/rollout/runners/command_agent.py:read_reward": "one JSON value of a bounded file",
     "realsys/rollout/runners/export_verifiers.py:launch_command": _SETTINGS,
     "realsys/rollout/runners/export_verifiers.py:main": _SETTINGS,

@@ -10,12 +10,13 @@ from typing import Any
 
 import msgspec
 import pytest
+from virtual_time import run_virtually
 
-from realsys.api.errors import WorkerLost
+from realsys.api.errors import RolloutError, WorkerLost
 from realsys.master.rollouts import manager_client
 from realsys.master.rollouts.manager_client import GserverManagerClient
 from realsys.transport.generation_messages import WeightSource
-from realsys.transport.rollout_messages import ServersAt
+from realsys.transport.rollout_messages import ManagerView, ServersAt
 
 DEADLINE_S = 60.0
 
@@ -121,3 +122,33 @@ def test_a_new_manager_hears_of_the_newest_alone(link) -> None:
 
     while_running(line, test)
     assert managers[1].heard == [2]
+
+
+@pytest.mark.parametrize(("are_there", "limit_s"), [(True, 1800.0), (False, 300.0)])
+def test_servers_that_were_there_may_be_away_as_long_as_the_store(
+    are_there: bool, limit_s: float
+) -> None:
+    made = GserverManagerClient(
+        lambda s: None,
+        sender="m",
+        wait_limit_s=1800.0,
+        trial="t",
+        attempt=1,
+        token="",
+        keypairs=None,  # type: ignore[arg-type, return-value]
+    )
+    views = [ManagerView(versions={0: 1}, sick={}, running={}, waiting=0)] if are_there else []
+    sick = ManagerView(versions={0: 1}, sick={0: "no answer"}, running={}, waiting=0)
+
+    async def call(body: Any, **_: Any) -> ManagerView:
+        return views.pop() if views else sick
+
+    made.call = call  # type: ignore[method-assign]
+
+    async def story() -> float:
+        async with made:
+            with pytest.raises(RolloutError, match="no answer"):
+                await made.watch()
+        return asyncio.get_running_loop().time()
+
+    assert limit_s < run_virtually(story()) < limit_s + 60

@@ -1,6 +1,7 @@
 """The master's desk for rollout workers: prompts out, answers in, batches to the steps."""
 
 import asyncio
+import time
 
 import pytest
 from virtual_time import run_virtually
@@ -24,8 +25,18 @@ class Cleared(list):
         self.append((worker, tuple(ids)))
 
 
-async def make_desk(*, max_staleness=1, policy="wait", saved=None, silence_s=14400.0, **limits):
-    desk, cleared = RolloutDispatcher(silence_s=silence_s), Cleared()
+async def make_desk(
+    *,
+    max_staleness=1,
+    policy="wait",
+    saved=None,
+    clock=time.monotonic,
+    say=print,
+    silence_s=14400.0,
+    **limits,
+):
+    desk = RolloutDispatcher(clock=clock, say=say, silence_s=silence_s)
+    cleared = Cleared()
     ledger = StalenessLedger(
         batch_size=BATCH, max_staleness=max_staleness, policy=policy, total_steps=STEPS
     )
@@ -40,8 +51,8 @@ async def make_desk(*, max_staleness=1, policy="wait", saved=None, silence_s=144
     return desk, cleared
 
 
-async def take(desk, worker="w", room=9):
-    work = await desk.handle(rm.TakeWork(worker=worker, room=room, wait_s=0.05))
+async def take(desk, worker="w", room=9, wait_s=0.05):
+    work = await desk.handle(rm.TakeWork(worker=worker, room=room, wait_s=wait_s))
     return list(work.tickets)
 
 
@@ -111,7 +122,7 @@ def test_what_a_lost_worker_was_at_is_given_out_again_and_its_late_delivery_refu
     run(story())
 
 
-def test_a_filtered_prompt_is_replaced_and_one_that_always_fails_ends_the_run():
+def test_a_filtered_prompt_is_replaced_and_so_is_one_that_is_never_played():
     async def story():
         desk, _ = await make_desk(max_staleness=0)
         first, second = await take(desk)
@@ -122,12 +133,77 @@ def test_a_filtered_prompt_is_replaced_and_one_that_always_fails_ends_the_run():
         for ticket in (second, third):
             await desk.handle(delivery(ticket))
         assert await train(desk, 1) == [second.id, third.id]
-        for tries in range(rollout_dispatcher.MAX_FAILURES):
-            failing = (await take(desk))[0]
-            assert failing.tries == tries
-            await desk.handle(rm.GiveUp(worker="w", id=failing.id, tries=tries, why="no such tool"))
-        with pytest.raises(RolloutError, match="failed 5 times: no such tool"):
-            await desk.load(2)
+        failing, beside = await take(desk)
+        for tries, closed in ((0, False), (1, True)):
+            give_up = rm.GiveUp(worker="w", id=failing.id, tries=tries, why="no such tool")
+            assert (await desk.handle(give_up)).closed is closed
+            (again,) = await take(desk)
+        assert (again.id == failing.id, again.failures) == (False, 0)
+        for ticket in (beside, again):
+            await desk.handle(delivery(ticket))
+        assert failing.id not in await train(desk, 2)
+        assert desk.metrics()["rollout/set_aside"] == 1
+        assert desk.snapshot().set_aside == (failing.id,)
+        assert not desk._unplayed
+        resumed, _ = await make_desk(max_staleness=0, saved=desk.snapshot())
+        assert resumed.metrics()["rollout/set_aside"] == 1
+
+    run(story())
+
+
+def test_answers_that_can_not_be_sent_end_the_run():
+    async def story():
+        desk, _ = await make_desk(max_staleness=0)
+        for tries in range(rollout_dispatcher.MAX_UNDELIVERED):
+            failing = next(t for t in await take(desk) if t.tries == tries)
+            assert failing.failures == 0, "its answers were good: the next are the same"
+            give_up = rm.GiveUp(
+                worker="w", id=failing.id, tries=tries, why="put timed out", undelivered=True
+            )
+            await desk.handle(give_up)
+        with pytest.raises(RolloutError, match="put timed out"):
+            await desk.load(1)
+
+    run(story())
+
+
+def stuck(ids, failures=3, fault=rm.TryFault.AWAY):
+    return tuple(
+        rm.EpisodeTry(id=i, ago_s=0.0, failures=failures, fault=fault, why="refused") for i in ids
+    )
+
+
+def test_while_nothing_succeeds_nothing_is_set_aside_and_few_prompts_are_given_out():
+    """Connections that were refused at once for 25 ms ended a run, which had gone through 40 tickets."""
+
+    async def story():
+        now, said = [1000.0], []
+        desk, _ = await make_desk(max_staleness=3, clock=lambda: now[0], say=said.append)
+        tickets = await take(desk, room=6)
+        told = rm.TakeWork(worker="w", room=0, wait_s=0, episodes=stuck(t.id for t in tickets))
+        assert (await desk.handle(told)).nothing_succeeds
+        for tries in range(3):
+            for ticket in tickets:
+                give_up = rm.GiveUp(worker="w", id=ticket.id, tries=tries, why="refused")
+                assert not (await desk.handle(give_up)).closed
+            again = []
+            for _ in tickets:
+                now[0] += rollout_dispatcher.PROBE_S
+                again += await take(desk, wait_s=0)
+                assert not await take(desk, wait_s=0), "one, and the next a while later"
+            assert [t.id for t in again] == [t.id for t in tickets]
+            tickets = again
+        now[0] += 60
+        waiting = asyncio.create_task(desk.load(1))
+        await asyncio.sleep(0.01)
+        assert "no episode has succeeded for" in said[-1]
+        assert "refused" in said[-1]
+        waiting.cancel()
+        good = tuple(rm.EpisodeTry(id=t.id, ago_s=1.0) for t in tickets)
+        told = rm.TakeWork(worker="w", room=9, wait_s=0, episodes=good)
+        work = await desk.handle(told)
+        assert not work.nothing_succeeds
+        assert len(work.tickets) == 2, "all that are left"
 
     run(story())
 
@@ -157,7 +233,7 @@ def test_a_give_up_of_who_does_not_have_it_any_more_counts_for_nothing():
         desk, _ = await make_desk(max_staleness=0)
         first, _ = await take(desk)
         await desk.lost("w")
-        for _ in range(rollout_dispatcher.MAX_FAILURES):
+        for _ in range(9):
             await desk.handle(rm.GiveUp(worker="w", id=first.id, tries=0, why="late"))
         for ticket in await take(desk, worker="other"):
             await desk.handle(delivery(ticket, worker="other"))
@@ -202,8 +278,8 @@ def test_a_batch_may_take_as_long_as_deliveries_arrive():
     hour_s = 3600.0
 
     async def story():
-        desk, _ = await make_desk(silence_s=4 * hour_s)
         clock = asyncio.get_running_loop().time
+        desk, _ = await make_desk(silence_s=4 * hour_s, clock=clock)
         first, second, *_ = await take(desk)
         loading = asyncio.create_task(desk.load(1))
         await asyncio.sleep(3.5 * hour_s)
@@ -225,12 +301,16 @@ def test_a_batch_may_take_as_long_as_deliveries_arrive():
 
 def test_waits_end_with_a_reason(monkeypatch):
     monkeypatch.setattr(rollout_dispatcher, "SAY_EVERY_S", 0.02)
+    monkeypatch.setattr(rollout_dispatcher, "LOOK_S", 0.02)
+    ticks = []
+    monkeypatch.setattr(rollout_dispatcher, "tick", lambda: ticks.append(1))
 
     async def story():
         desk, _ = await make_desk(silence_s=0.05)
         await take(desk)
         with pytest.raises(WaitTimeout, match="prompt 0 at w"):
             await desk.load(1)
+        assert ticks, "a master that waits for rollouts was taken for one that stands still"
         with pytest.raises(RolloutError, match="another worker's has 10"):
             await desk.handle(rm.AskPlaces(worker="v", dataset_size=11))
         nobody = RolloutDispatcher()
@@ -309,5 +389,25 @@ def test_tensors_of_tries_that_ended_without_a_delivery_are_forgotten():
             await desk.handle(delivery(ticket, worker="other"))
         await train(desk, 1)
         assert sorted(cleared) == [(0, (first.id,)), (3, (second.id,))]
+
+    run(story())
+
+
+def test_prompts_that_fail_at_once_end_no_run_in_25_ms():
+    """Before any episode was played, so that no try was told: the desk knows it by what was given up."""
+
+    async def story():
+        now = [1000.0]
+        desk, _ = await make_desk(max_staleness=3, clock=lambda: now[0])
+        num_tickets = 0
+        for _ in range(40):
+            now[0] += 8
+            for ticket in await take(desk, room=8, wait_s=0):
+                num_tickets += 1
+                give_up = rm.GiveUp(worker="w", id=ticket.id, tries=ticket.tries, why="refused")
+                await desk.handle(give_up)
+        assert desk._failed is None
+        assert 20 < num_tickets < 40
+        assert "rollout/set_aside" not in desk.metrics()
 
     run(story())

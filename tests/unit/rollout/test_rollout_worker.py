@@ -215,7 +215,9 @@ class Ask:
 
 
 class Caller:
-    def ask_for(self, ticket: Ticket, index: int, *, own_prompt: bool = False) -> Any:
+    def ask_for(
+        self, ticket: Ticket, index: int, *, own_prompt: bool = False, number: int = 0
+    ) -> Any:
         return Ask(index)
 
 

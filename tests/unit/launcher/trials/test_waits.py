@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from launcher.trials.explain import MAX_CHAINS, wait_chains
+from launcher.trials.explain import MASTER, MAX_CHAINS, explain, wait_chains
 from launcher.trials.trial_view import TrialView, WorkerView
 from realsys.trial.records import Progress
 from realsys.trial.trial_state import State
@@ -61,3 +61,9 @@ def test_of_many_chains_a_dozen_is_shown():
     lines = list(wait_chains(view(*many, train=", ".join(w.worker for w in many))))
     assert len(lines) == MAX_CHAINS + 2
     assert lines[-1] == "  and 2 more"
+
+
+def test_what_the_master_waits_for_is_told():
+    why = "no episode has succeeded for 4 min: no generation server is well (200 of 200 failures)"
+    master = WorkerView(worker=MASTER, state="running", seconds_in_state=9.0, waits_for=why)
+    assert f"{MASTER} waits: {why}" in list(explain(view(master)))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from realsys.api.agent import DoubtfulEnd
 from realsys.api.errors import RolloutError
 from realsys.rollout.runners.command_agent import read_reward
 from realsys.rollout.runners.episode_outcome import outcome_of
@@ -44,3 +46,35 @@ def test_a_reward_file_that_holds_no_reward_is_told(written: str, tmp_path: Path
     with pytest.raises(RolloutError) as caught:
         read_reward(path, problem="")
     assert caught.value.where == "$REALSYS_REWARD_FILE"
+
+
+# By somebody who had not read the code: ``reward.txt`` and ``reward.json`` of verifiers, one file here.
+FILES = [
+    json.loads(line)
+    for line in Path(__file__).with_name("reward_files.jsonl").read_text().splitlines()
+]
+# Where we judge otherwise: content → what it is worth. JSON's true is 1, as a function's True is; either
+# form may be in either file; Python's reader takes the last of equal keys.
+OTHERWISE = {"true": 1.0, '{"reward": 1.0}': 1.0, '{"reward": 0, "reward": 1}': 1.0}
+
+
+def written(content: str | dict[str, str | int]) -> bytes:
+    if isinstance(content, str):
+        return content.encode("utf-8", "surrogatepass")
+    if "hex" in content:
+        return bytes.fromhex(str(content["hex"]))
+    return (str(content["repeat"]) * int(content["times"])).encode()
+
+
+def test_reward_files_are_worth_what_an_outsider_takes_them_for(tmp_path: Path) -> None:
+    path, others = tmp_path / "reward", []
+    for row in FILES:
+        path.write_bytes(written(row["content"]))
+        try:
+            found = read_reward(path, problem="").reward
+        except DoubtfulEnd:
+            found = None
+        content = row["content"] if isinstance(row["content"], str) else ""
+        if found != OTHERWISE.get(content, row["value"]):
+            others.append((row["name"], str(row["content"])[:40], row["value"], found))
+    assert others == []

@@ -17,7 +17,7 @@ import pytest
 from aiohttp import web
 from letter_chat import ScriptedPolicy, host, task
 
-from realsys.api.agent import Environment, Episode, Observation
+from realsys.api.agent import DoubtfulEnd, Environment, Episode, Observation
 from realsys.api.errors import ClusterError, RolloutError
 from realsys.config.plugin_arguments import argument_problems
 from realsys.rollout.runners.nemo_gym_agent import (
@@ -113,8 +113,19 @@ def test_episodes_at_the_same_time_are_told_apart_and_rewarded_by_gym(tmp_path):
     assert run["responses_create_params"]["metadata"]["own"] == "x"
 
 
+@pytest.mark.parametrize(
+    ("status", "raised"), [(500, DoubtfulEnd), (503, RolloutError), (429, RolloutError)]
+)
+def test_a_server_that_fails_or_is_away_has_the_episode_played_again(
+    tmp_path: Path, status: int, raised: type[Exception]
+) -> None:
+    with pytest.raises(RolloutError) as caught:
+        play(tmp_path, GymDouble(status=status), "5", failed_reward=-1.0)
+    assert type(caught.value) is raised
+
+
 def test_a_failing_run_is_the_agents_failure(tmp_path):
-    (failed,) = play(tmp_path, GymDouble(status=500), "5", failed_reward=-1.0)
+    (failed,) = play(tmp_path, GymDouble(status=422), "5", failed_reward=-1.0)
     assert (failed.reward, failed.stats["failed"]) == (-1.0, 1.0)
 
 
