@@ -114,6 +114,8 @@ class AnswerScorer:
         Raises:
             RewardError: too many records have no score.
         """
-        records = answered_records(data, tokenizer, self._rule.fields, asked=asked)
+        records = answered_records(
+            data, tokenizer, self._rule.fields, asked=asked, optional=self._rule.optional
+        )
         given = self._set_aside.scores(self._rule, records)
         return [(record, scores or []) for record, scores in zip(records, given, strict=True)]

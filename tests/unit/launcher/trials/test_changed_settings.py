@@ -64,7 +64,7 @@ exp_ctrl.ckpt_keep exp_ctrl.eval_freq_epochs exp_ctrl.eval_freq_steps exp_ctrl.e
 ROLE.max_tokens_per_mb ROLE.max_cache_tokens ROLE.optimizer.max_skipped_steps
 task.max_prompt_len gen.max_new_tokens
 schedule.max_gen_batches
-schedule.flush_request_timeout schedule.max_concurrent_rollouts schedule.max_in_flight
+schedule.flush_request_timeout schedule.max_concurrent_rollouts schedule.max_in_flight schedule.failed_share
 schedule.new_tokens_per_chunk schedule.rollout_request_timeout schedule.dump_limit_gib
 evaluator.batch_size evaluator.max_tries evaluator.retry_s evaluator.poll_s wandb.mode wandb.project
 wandb.entity max_answer_len reward_workers benchmarks
