@@ -81,7 +81,7 @@ class Completion:
 
 FIELDS = (*(f.name for f in dataclasses.fields(Completion)), "prompt")
 # Of built-in rules, so that a plan need not import them; all others are looked at.
-KNOWN_FIELDS = {"math_verify": frozenset({"response", "answer", "final"})}
+KNOWN_FIELDS = {"math_verify": frozenset({"response", "answer", "final", "prompt"})}
 OF_RECORD = frozenset({"record", "prompt"})  # fields for which the record has to travel along
 
 
