@@ -30,7 +30,10 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
 
 def config(n: int = 1, **others: Benchmark) -> Evaluator:
     own = Benchmark(
-        dataset=DatasetAbstraction("math_prompts", {"split": "test", "eval_size": 6}), n=n
+        dataset=DatasetAbstraction(
+            "math_prompts", {"split": "test", "with_record": True, "eval_size": 6}
+        ),
+        n=n,
     )
     return Evaluator(
         benchmarks={HELD_OUT: own, **others},
@@ -97,7 +100,9 @@ def test_a_benchmark_has_questions_rule_and_number_of_answers_of_its_own(
     monkeypatch.setitem(plugin_table.registered["reward"], "always", always)
     files = PhaseFiles(tmp_path)
     shutil.copytree(tiny_policy, files.checkpoints / "actor" / "step-000003")
-    asked = DatasetAbstraction("math_prompts", {"split": "test", "eval_size": 3})
+    asked = DatasetAbstraction(
+        "math_prompts", {"split": "test", "with_record": True, "eval_size": 3}
+    )
     (alone,) = run_loop(files, config())
     (files.evaluation_results / "actor-step-000003.json").unlink()
     files.evaluations.unlink()
@@ -141,7 +146,7 @@ def test_a_benchmark_whose_rule_fails_is_no_zero(
     assert (row["result"], row["figures"]["num_problems"]) == ("failed", 6)
     assert not any(name.startswith(("one/", "many/")) for name in row["figures"])
     assert "one: none of the 1 questions got a score" in row["error"]
-    assert "many: none of the first 4 records" in row["error"]
+    assert re.search("many: .*none of the first 4 records", row["error"])
     assert "no judge for \\ud800" in row["error"]
 
 
@@ -151,7 +156,13 @@ def test_later_checkpoints_are_asked_the_same_whatever_becomes_of_the_file(
     files, asked = PhaseFiles(tmp_path), tmp_path / "asked.jsonl"
     shutil.copytree(tiny_policy, files.checkpoints / "actor" / "step-000003")
     asked.write_text('{"prompt": "1 + 1 = ?", "answer": "2"}\n')
-    args = {"path": str(asked), "eval_path": str(asked), "eval_size": 1, "split": "test"}
+    args = {
+        "path": str(asked),
+        "eval_path": str(asked),
+        "eval_size": 1,
+        "split": "test",
+        "with_record": True,
+    }
     words = Benchmark(dataset=DatasetAbstraction("math_prompts", args))
     opened: dict[str, Any] = {}
     (first,) = run_loop(files, config(words=words), opened=opened)
