@@ -117,7 +117,7 @@ def test_a_run_goes_on_while_its_role_is_revoked_and_its_password_is_another(
     words = [
         f"actor.path={tiny_policy}",
         *Pace(trials.file_root.parent, 0.4).words,
-        *small_ppo("exp_ctrl.total_train_epochs=9"),
+        *small_ppo("exp_ctrl.total_train_epochs=9", "task.train_size=96"),
     ]
     files = trials.launch("ppo-math", "denied", "--cluster", str(cluster), *words)
     trials.wait_for_step(files, 3)

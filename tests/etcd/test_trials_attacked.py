@@ -27,7 +27,7 @@ from realsys.trial.trial_state import State
 
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(400)]
 
-ATTACKED = small_ppo("exp_ctrl.total_train_epochs=4")
+ATTACKED = small_ppo("exp_ctrl.total_train_epochs=4", "task.train_size=96")
 STEP_S = 2.0  # until the attacks are over
 LISTENING = "0A"  # state of a line in /proc/net/tcp
 WORDS = (

@@ -27,7 +27,7 @@ COMMON: dict[str, Any] = {
     "gen": GenerationHyperparameters(max_new_tokens=20),
     "advantage": estimator("dr_grpo"),
     "ppo_n_minibatches": 1,
-    "ppo_epochs": 2,
+    "ppo_epochs": 1,
     "kl_ctl": 0.1,
     "early_stop_imp_ratio": None,
     "max_reward_clip": 100.0,
@@ -45,7 +45,7 @@ def _losses() -> dict[str, dict[str, Any]]:
 
 
 ALGORITHMS: dict[str, dict[str, Any]] = {
-    "ppo": {"advantage": estimator("gae"), "gae_lambda": 0.9},
+    "ppo": {"advantage": estimator("gae"), "gae_lambda": 0.9, "ppo_epochs": 2},
     "ppo with lambda by length": {"advantage": estimator("gae"), "gae_length_alpha": 0.3},
     **{
         f"advantage={name}": {"advantage": estimator(name)}
@@ -107,12 +107,14 @@ def read_by(settings: Mapping[str, Any], data: SequenceSample) -> SequenceSample
 
 
 def cases() -> dict[str, dict[str, Any]]:
-    """All settings by name."""
-    return {
-        f"{name}, {schedule}": {**COMMON, **changes, **off_policy}
-        for name, changes in ALGORITHMS.items()
-        for schedule, off_policy in OFF_POLICY.items()
-    }
+    """All settings by name: losses with answers of older weights, what comes before them without."""
+    found = {}
+    for name, changes in ALGORITHMS.items():
+        with_both = name in ("ppo", "loss=ppo", "drifted answers")
+        one = "async" if name.startswith("loss=") else "sync"
+        for schedule in OFF_POLICY if with_both else (one,):
+            found[f"{name}, {schedule}"] = {**COMMON, **changes, **OFF_POLICY[schedule]}
+    return found
 
 
 def updated(model: Model, settings: Mapping[str, Any], data: SequenceSample) -> dict[str, float]:
@@ -131,19 +133,20 @@ def trained(model: Model, backend: str) -> Model:
 
 
 def rank_main(index: int, folder: str) -> None:
-    """Runs in each of the world's processes."""
+    """Runs in each of the world's processes. The cases of a place share a model, which begins each anew."""
     rank, every = world.Rank(index, folder), experience()
     for place, (backend, layout) in PLACES.items():
-        for name, settings in cases().items():
-            model = rank.model("llama", layout)
-            if model is None:
-                continue
-            _, data, _ = model.topology.coordinate(model.rank)
-            share = every.take(world.SHARES[model.topology.data][data])
-            rank.found[f"{place}: {name}"] = updated(trained(model, backend), settings, share)
         model = rank.model("llama", layout)
-        if model is not None:
-            rank.found[f"{place}: said"] = said(trained(model, backend), every)
+        if model is None:
+            continue
+        engine = trained(model, backend).module
+        start = engine.state_dict()
+        rank.found[f"{place}: said"] = said(model, every)
+        _, data, _ = model.topology.coordinate(model.rank)
+        share = every.take(world.SHARES[model.topology.data][data])
+        for name, settings in cases().items():
+            engine.load_state_dict(start)
+            rank.found[f"{place}: {name}"] = updated(model, settings, share)
     rank.done()
 
 

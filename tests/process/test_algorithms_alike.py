@@ -67,4 +67,4 @@ def test_teachers_and_entropies_are_those_of_one_process(ran: Any) -> None:
 def test_every_kind_of_loss_and_advantage_is_among_the_cases() -> None:
     names = " ".join(CASES)
     for kind in ("loss=", "advantage="):
-        assert names.count(kind) >= 14, names
+        assert names.count(kind) >= 7, names

@@ -31,8 +31,6 @@ from realsys.trial.trial_state import State
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
-SHORT = small_ppo("task.train_size=64")  # what nothing happens to
-SHORT_STEPS = 16
 # The plain objective, so that nothing but the way of the answers differs.
 PLAIN = ("algorithm.use_decoupled_loss=false", "algorithm.correction=none")
 # What only one of the two ways has to tell.
@@ -85,7 +83,9 @@ def audited(trials: Trials, files: TrialFiles, *, whole: bool = True) -> dict[st
 
 @pytest.fixture(scope="module")
 def synchronous(module_trials: Trials, tiny_policy: Path) -> TrialFiles:
-    return run_to_the_end(module_trials, "ppo-math", "sync", f"actor.path={tiny_policy}", *SHORT)
+    return run_to_the_end(
+        module_trials, "ppo-math", "sync", f"actor.path={tiny_policy}", *SMALL_PPO
+    )
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_staleness_0_is_the_synchronous_run_bit_for_bit(
         f"actor.path={tiny_policy}",
         "schedule.max_staleness=0",
         *PLAIN,
-        *SHORT,
+        *SMALL_PPO,
         *how,
     )
     assert trained_ids(files) == trained_ids(synchronous)
@@ -123,7 +123,7 @@ def test_adapters_alone_reach_the_servers_and_make_the_same_bits(
     module_trials: Trials, tiny_policy: Path
 ) -> None:
     """16 versions of adapters, merged each time from the base weights that came once."""
-    words = (f"actor.path={tiny_policy}", "actor.lora.rank=4", *SHORT)
+    words = (f"actor.path={tiny_policy}", "actor.lora.rank=4", *SMALL_PPO)
     here = run_to_the_end(module_trials, "ppo-math", "lora", *words)
     there = run_to_the_end(
         module_trials, "ppo-math-async", "lora", *words, *PLAIN, "schedule.max_staleness=0"
@@ -144,16 +144,16 @@ def test_the_bound_holds_for_every_token_and_every_prompt_is_trained_once(
         "schedule.max_staleness=2",
         f"schedule.staleness_policy={policy}",
         "schedule.new_tokens_per_chunk=4",
-        *SHORT,
+        *SMALL_PPO,
     )
     lags = column(files, "actor/staleness/max")
     assert max(lags) <= 2
     assert max(lags) > 0, "it never ran ahead"
     assert sum(column(files, "actor/staleness/tokens_checked")) > 0
     assert set(Counter(trained_ids(files)).values()) == {1}
-    assert len(trained_ids(files)) == SHORT_STEPS * 8
+    assert len(trained_ids(files)) == SMALL_PPO_STEPS * 8
     found = audited(module_trials, files)
-    assert found["tickets"]["trained"] == SHORT_STEPS * 8
+    assert found["tickets"]["trained"] == SMALL_PPO_STEPS * 8
     assert found["tokens"] == {"of_dump": sampled_tokens(files), "of_rows": 0, "unknown": 0}
 
 
@@ -168,7 +168,7 @@ def test_killed_workers_are_started_again_alone_and_nothing_is_lost(
         f"actor.path={tiny_policy}",
         "schedule.max_staleness=2",
         "schedule.servers=2",
-        *SMALL_PPO,
+        *small_ppo("task.train_size=96"),
         *pace.words,
     )
     view = module_trials.wait_for_step(files, 3)
@@ -183,19 +183,19 @@ def test_killed_workers_are_started_again_alone_and_nothing_is_lost(
     done = module_trials.wait(files, timeout_s=240)
     assert (done.state, done.attempt) == (State.COMPLETED, 1), explain(files, done)
     assert set(Counter(trained_ids(files)).values()) == {1}
-    assert len(trained_ids(files)) == SMALL_PPO_STEPS * 8
+    assert len(trained_ids(files)) == 24 * 8
     assert max(column(files, "actor/staleness/max")) == 2
     told = [json.loads(line) for line in files.attempt(1).restarts.read_text().splitlines()]
     assert [row["worker"] for row in told] == list(killed)
     tickets = audited(module_trials, files)["tickets"]
-    assert tickets["trained"] == SMALL_PPO_STEPS * 8
+    assert tickets["trained"] == 24 * 8
     assert tickets.keys() <= {"trained", "worker lost", "failed", "attempt ended"}
 
 
 def test_a_stopped_run_goes_on_with_what_was_delivered(
     module_trials: Trials, tiny_policy: Path, tmp_path: Path
 ) -> None:
-    pace = Pace(tmp_path, 0.7)  # it has not ended before it is stopped
+    pace = Pace(tmp_path, 1.2)  # it has not ended before it is stopped
     words = ("schedule.max_staleness=3", *SMALL_PPO, *pace.words)
     files = module_trials.launch("ppo-math-async", "stop", f"actor.path={tiny_policy}", *words)
     module_trials.wait_for_step(files, 5)
@@ -220,7 +220,7 @@ def test_an_audit_leaves_out_what_a_killed_attempt_did_after_its_checkpoint(
     module_trials: Trials, tiny_policy: Path, tmp_path: Path
 ) -> None:
     """The master is killed between two checkpoints, which are three steps apart."""
-    pace = Pace(tmp_path, 0.7)  # it has not ended before
+    pace = Pace(tmp_path, 1.2)  # it has not ended before
     files = module_trials.launch(
         "ppo-math-async",
         "killed",
@@ -250,23 +250,23 @@ def test_an_audit_leaves_out_what_a_killed_attempt_did_after_its_checkpoint(
 def test_rollouts_alone_can_be_trained_on_later(module_trials: Trials, tiny_policy: Path) -> None:
     """The servers keep their weights; a run without servers then learns from what they made."""
     start = f"actor.path={tiny_policy}"
-    made = run_to_the_end(module_trials, "grpo-math", "made", start, *SHORT, "schedule=rollout")
+    made = run_to_the_end(module_trials, "grpo-math", "made", start, *SMALL_PPO, "schedule=rollout")
     assert not list(made.phase(made.root).checkpoints.glob("*"))
     logs = made.root.glob("rows/*/rollouts/*.jsonl")
     kept = [json.loads(line) for log in logs for line in log.read_text().splitlines()]
     assert len(kept) == len(trained_ids(made))
     assert all(len(row["texts"]["answers"]) == 2 for row in kept)
     rows = list(read_metrics(made.phase(made.root).metrics))
-    assert len(rows) == SHORT_STEPS
+    assert len(rows) == SMALL_PPO_STEPS
     assert all("rollout/reward" in row and "actor/actor_loss" not in row for row in rows)
     learns = (
         "schedule=replay",
         f"schedule.folder={made.root}",
-        f"schedule.max_staleness={SHORT_STEPS}",
+        f"schedule.max_staleness={SMALL_PPO_STEPS}",
     )
-    learnt = run_to_the_end(module_trials, "grpo-math", "learnt", start, *SHORT, *learns)
+    learnt = run_to_the_end(module_trials, "grpo-math", "learnt", start, *SMALL_PPO, *learns)
     assert trained_ids(learnt) == trained_ids(made)
-    assert column(learnt, "actor/staleness/max") == [float(i) for i in range(SHORT_STEPS)]
+    assert column(learnt, "actor/staleness/max") == [float(i) for i in range(SMALL_PPO_STEPS)]
 
 
 HELD_AGENT = """

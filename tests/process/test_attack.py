@@ -54,9 +54,13 @@ def check(report: AttackReport) -> None:
             ]
 
 
-@pytest.mark.parametrize("rule", ["math_verify", "code_tests"])
-def test_a_built_in_rule_pays_honest_answers_alone(rule: str) -> None:
-    check(played(rule, {}))
+@pytest.mark.parametrize(
+    ("rule", "args"),
+    [("math_verify", {}), ("code_tests", {"code_tests": {"cpu_s": 2.0}})],
+    ids=["math_verify", "code_tests"],
+)
+def test_a_built_in_rule_pays_honest_answers_alone(rule: str, args: Mapping[str, Any]) -> None:
+    check(played(rule, args))
 
 
 class GradingModel(BaseHTTPRequestHandler):
@@ -205,5 +209,5 @@ def test_a_users_rule_is_attacked_from_the_command_line(
     (found,) = json.loads(capsys.readouterr().out)["parts"].values()
     assert found["rates"]["paid/own"] > 0.05
     assert {"all candidates", "a denied answer"} <= {row["kind"] for row in found["paid"]}
-    assert main(["data", "score", "strict", "--attack", *given]) == 0
+    assert main(["data", "score", "strict", "--attack", "--tasks", "any", *given]) == 0
     assert "refused" in capsys.readouterr().out

@@ -48,7 +48,7 @@ from realsys.trial.trial_state import State
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
 EPOCHS, STEPS = 6, 72
-ATTACKED = small_ppo(f"exp_ctrl.total_train_epochs={EPOCHS}")
+ATTACKED = small_ppo(f"exp_ctrl.total_train_epochs={EPOCHS}", "task.train_size=96")
 STEP_S = 5.0  # with them, longer than all attacks together take; the last test lets it hurry
 SILENCE_S = 0.4  # how long we wait for an answer that must not come
 STRANGER = TrialKeypairs.generate()

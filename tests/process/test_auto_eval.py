@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from local_rules import trusted
-from real_trials import SMALL_PPO, Trials, explain
+from real_trials import SMALL_PPO, Trials, explain, wait_until
 
 from realsys.api.basics import plugin_table
 from realsys.api.model import DatasetAbstraction, GenerationHyperparameters
@@ -30,7 +30,10 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
 
 def config(n: int = 1, **others: Benchmark) -> Evaluator:
     own = Benchmark(
-        dataset=DatasetAbstraction("math_prompts", {"split": "test", "eval_size": 6}), n=n
+        dataset=DatasetAbstraction(
+            "math_prompts", {"split": "test", "with_record": True, "eval_size": 6}
+        ),
+        n=n,
     )
     return Evaluator(
         benchmarks={HELD_OUT: own, **others},
@@ -97,7 +100,9 @@ def test_a_benchmark_has_questions_rule_and_number_of_answers_of_its_own(
     monkeypatch.setitem(plugin_table.registered["reward"], "always", always)
     files = PhaseFiles(tmp_path)
     shutil.copytree(tiny_policy, files.checkpoints / "actor" / "step-000003")
-    asked = DatasetAbstraction("math_prompts", {"split": "test", "eval_size": 3})
+    asked = DatasetAbstraction(
+        "math_prompts", {"split": "test", "with_record": True, "eval_size": 3}
+    )
     (alone,) = run_loop(files, config())
     (files.evaluation_results / "actor-step-000003.json").unlink()
     files.evaluations.unlink()
@@ -141,7 +146,7 @@ def test_a_benchmark_whose_rule_fails_is_no_zero(
     assert (row["result"], row["figures"]["num_problems"]) == ("failed", 6)
     assert not any(name.startswith(("one/", "many/")) for name in row["figures"])
     assert "one: none of the 1 questions got a score" in row["error"]
-    assert "many: none of the first 4 records" in row["error"]
+    assert re.search("many: .*none of the first 4 records", row["error"])
     assert "no judge for \\ud800" in row["error"]
 
 
@@ -151,7 +156,13 @@ def test_later_checkpoints_are_asked_the_same_whatever_becomes_of_the_file(
     files, asked = PhaseFiles(tmp_path), tmp_path / "asked.jsonl"
     shutil.copytree(tiny_policy, files.checkpoints / "actor" / "step-000003")
     asked.write_text('{"prompt": "1 + 1 = ?", "answer": "2"}\n')
-    args = {"path": str(asked), "eval_path": str(asked), "eval_size": 1, "split": "test"}
+    args = {
+        "path": str(asked),
+        "eval_path": str(asked),
+        "eval_size": 1,
+        "split": "test",
+        "with_record": True,
+    }
     words = Benchmark(dataset=DatasetAbstraction("math_prompts", args))
     opened: dict[str, Any] = {}
     (first,) = run_loop(files, config(words=words), opened=opened)
@@ -163,8 +174,9 @@ def test_later_checkpoints_are_asked_the_same_whatever_becomes_of_the_file(
 
 
 def test_every_saved_checkpoint_of_a_trial_has_its_result(
-    trials: Trials, tiny_policy: Path, tmp_path: Path
+    trials: Trials, tiny_policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("DRAW_PICTURES", "1")  # read by fork_server/server.py
     questions = tmp_path / "words.jsonl"
     made = [{"prompt": f"What is {n} and {n}?", "answer": str(2 * n)} for n in range(5)]
     questions.write_text("".join(json.dumps(row) + "\n" for row in made))
@@ -174,7 +186,7 @@ def test_every_saved_checkpoint_of_a_trial_has_its_result(
         f"actor.path={tiny_policy}",
         *SMALL_PPO,
         "auto_eval=true",
-        "exp_ctrl.save_freq_steps=6",
+        "exp_ctrl.save_freq_steps=8",
         "benchmarks.words=file",
         f"benchmarks.words.path={questions}",
         "benchmarks.words.reward=math_verify",
@@ -183,28 +195,31 @@ def test_every_saved_checkpoint_of_a_trial_has_its_result(
     view = trials.wait(files, timeout_s=200)
     assert view.state is State.COMPLETED, explain(files, view)
     phase = files.phase(files.root)
+    wait_until(files, lambda _: files.report.exists(), timeout_s=120)  # written when it has ended
+    assert phase.graph_picture.read_bytes().startswith(b"\x89PNG")
+    assert "data:image/png;base64," in files.report.read_text()
     rows = read_jsonl(phase.evaluations)
     saved = sorted(p.name for p in (phase.checkpoints / "actor").glob("step-*"))
     assert [f"step-{row['step']:06d}" for row in rows] == saved
-    assert [(row["step"], row["result"]) for row in rows] == [(n, "done") for n in (6, 12, 18, 24)]
+    assert [(row["step"], row["result"]) for row in rows] == [(n, "done") for n in (8, 16)]
     # The trainer evaluates every 4 steps. The same weights, questions and seeds: the same figures.
     own = {row["step"]: row for row in read_metrics(phase.metrics)}
-    for row in rows[1::2]:
+    for row in rows:
         for name in ("accuracy", "response_length/mean"):
             assert row["figures"][name] == own[row["step"]][f"eval/{name}"]
         assert row["figures"]["words/num_problems"] == 5  # all of the file
         assert {"words/accuracy", "words/pass@2"} < set(row["figures"])
         assert "pass@2" not in row["figures"]
-    assert trials.status_json(files)["trial"]["metrics"]["auto_eval/step"] == 24
+    assert trials.status_json(files)["trial"]["metrics"]["auto_eval/step"] == 16
     shown = trials.run("status", "ppo-math/evaluated").stdout
-    assert re.search(r"step 24: accuracy .* words/accuracy 0", shown)
+    assert re.search(r"step 16: accuracy .* words/accuracy 0", shown)
     assert trials.run("report", "ppo-math/evaluated").returncode == 0
     report = files.report.read_text()
-    assert "4 saved checkpoints evaluated beside the training." in report
+    assert "2 saved checkpoints evaluated beside the training." in report
     assert "auto_eval/response_length/mean" in report
     events = list((phase.tensorboard / "auto_eval").iterdir())
     assert len(events) == 1
     stories = [json.loads(p.read_text()) for p in sorted(phase.evaluation_results.iterdir())]
     assert [(s["step"], s["standing"], s["tries"]) for s in stories] == [
-        (n, "done", 1) for n in (6, 12, 18, 24)
+        (n, "done", 1) for n in (8, 16)
     ]

@@ -147,7 +147,7 @@ def test_a_disk_without_a_byte_left_ends_the_run_and_a_resume_goes_on(
 ) -> None:
     with small_disk(tmp_path / "disk", 24 << 20) as disk:
         trials = Trials(disk)
-        pace = Pace(tmp_path, 0.7)  # it has not ended before the disk is full
+        pace = Pace(tmp_path, 1.2)  # it has not ended before the disk is full
         words = (f"actor.path={tiny_policy}", *SMALL_PPO, *pace.words)
         files = trials.launch("ppo-math", "full", *words)
         trials.wait_for_step(files, 4)

@@ -12,11 +12,11 @@ import pytest
 from paced import Pace
 from real_trials import (
     SMALL_PPO,
+    SMALL_PPO_STEPS,
     Trials,
     explain,
     make_policy,
     metrics_of,
-    small_ppo,
     trained_ids,
     wait_until,
     weights_of,
@@ -29,7 +29,6 @@ from realsys.trial.trial_state import State
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
-SHORT = small_ppo("task.train_size=64")  # 16 steps
 THREE_BY_TWO = (
     "schedule.makers={maker_0: 'trainer_0', maker_1: 'trainer_0, trainer_1', maker_2: 'trainer_1'}",
     "schedule.trainers={trainer_0: 'maker_0, maker_1, maker_2', trainer_1: 'maker_0, maker_1, maker_2'}",
@@ -73,7 +72,7 @@ def assert_each_trained_once(files: TrialFiles, *, num_steps: int) -> None:
 def test_three_makers_two_trainers_and_one_maker_is_killed(
     module_trials: Trials, policy: Path, tmp_path: Path
 ) -> None:
-    pace = Pace(tmp_path, 0.7)  # it has not ended before both are started again
+    pace = Pace(tmp_path, 1.2)  # it has not ended before both are started again
     words = (f"actor.path={policy}", *THREE_BY_TWO, *SMALL_PPO, *pace.words)
     files = module_trials.launch("ppo-math-detached", "three", *words)
     view = module_trials.wait_for_step(files, 3)
@@ -86,7 +85,7 @@ def test_three_makers_two_trainers_and_one_maker_is_killed(
     pace.set(0.0)
     done = module_trials.wait(files, timeout_s=240)
     assert (done.state, done.attempt) == (State.COMPLETED, 1), explain(files, done)
-    assert_each_trained_once(files, num_steps=24)
+    assert_each_trained_once(files, num_steps=SMALL_PPO_STEPS)
     assert max(column(files, "actor/staleness/max")) == 3
     told = [json.loads(line) for line in restarts.read_text().splitlines()]
     assert sorted(row["worker"] for row in told) == ["generation_server/1", "rollout_worker/1"]
@@ -100,7 +99,7 @@ def test_each_trainer_feeds_its_maker_and_a_lost_trainer_costs_nothing(
     module_trials: Trials, policy: Path, tmp_path: Path
 ) -> None:
     pace = Pace(tmp_path, 0.7)  # it has not ended before the trainer is lost
-    words = (f"actor.path={policy}", *TWO_BY_TWO, *SHORT, *pace.words)
+    words = (f"actor.path={policy}", *TWO_BY_TWO, *SMALL_PPO, *pace.words)
     files = module_trials.launch("ppo-math-detached", "two", *words)
     view = module_trials.wait_for_step(files, 5)
     os.kill(worker_pid(view, "model_worker/1"), signal.SIGKILL)
@@ -110,7 +109,7 @@ def test_each_trainer_feeds_its_maker_and_a_lost_trainer_costs_nothing(
     module_trials.resume(files)
     view = module_trials.wait(files, timeout_s=240)
     assert view.state is State.COMPLETED, explain(files, view)
-    assert_each_trained_once(files, num_steps=16)
+    assert_each_trained_once(files, num_steps=SMALL_PPO_STEPS)
     assert max(column(files, "actor/staleness/max")) <= 2
 
 
@@ -121,7 +120,7 @@ def test_a_replay_trains_the_same_weights(module_trials: Trials, policy: Path) -
         f"actor.path={policy}",
         "schedule.max_staleness=2",
         "schedule.staleness_policy=drop",
-        *SHORT,
+        *SMALL_PPO,
     )
     view = module_trials.wait(files, timeout_s=240)
     assert view.state is State.COMPLETED, explain(files, view)

@@ -10,6 +10,7 @@ import torch
 from paced import Pace
 from real_trials import (
     SMALL_PPO,
+    SMALL_PPO_STEPS,
     Trials,
     explain,
     make_policy,
@@ -190,7 +191,7 @@ def test_a_run_one_step_ahead_resumes_bit_for_bit(trials, tiny_policy, tmp_path)
     pace = Pace(tmp_path, 0.0)
     words = (f"actor.path={tiny_policy}", *SMALL_PPO, *AHEAD, *pace.words)
     whole = finish(trials, "ppo-math", "whole", *words)
-    pace.set(0.7)  # to be stopped in its middle, however slow the command that stops it
+    pace.set(1.2)  # to be stopped in its middle, however slow the command that stops it
     stopped = trials.launch("ppo-math", "stopped", *words)
     trials.wait_for_step(stopped, 5)
     assert trials.run("stop", "ppo-math/stopped").returncode == 0
@@ -207,7 +208,9 @@ def test_a_run_one_step_ahead_resumes_bit_for_bit(trials, tiny_policy, tmp_path)
     events = read_events(whole.phase(whole.root).events)
     generated = {e.step: e for e in events if isinstance(e, MfcEvent) and e.name == "actor_gen"}
     trained = {e.step: e for e in events if isinstance(e, MfcEvent) and e.name == "actor_train"}
-    assert all(generated[step + 1].start < trained[step].start for step in range(1, 20))
+    assert all(
+        generated[step + 1].start < trained[step].start for step in range(1, SMALL_PPO_STEPS - 4)
+    )
 
 
 def test_a_megatron_run_resumes_bit_for_bit(trials, policy, tmp_path):
@@ -221,7 +224,7 @@ def test_a_megatron_run_resumes_bit_for_bit(trials, policy, tmp_path):
         "critic.parallel=d2",
     )
     whole = finish(trials, "ppo-math", "whole", *words)
-    pace.set(0.7)
+    pace.set(1.2)
     stopped = trials.launch("ppo-math", "stopped", *words)
     trials.wait_for_step(stopped, 4)
     assert trials.run("stop", "ppo-math/stopped").returncode == 0

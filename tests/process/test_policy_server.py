@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from real_trials import SMALL_PPO, Trials, explain
+from real_trials import SMALL_PPO, SMALL_PPO_STEPS, Trials, explain
 
 from realsys.observability.metrics import read_metrics
 from realsys.trial.trial_state import State
@@ -343,15 +343,16 @@ def test_eval_of_a_trial_gives_the_trainers_own_figures_again(
 ) -> None:
     files = trials.launch(
         *("ppo-math", "tested", f"actor.path={tiny_policy}", *SMALL_PPO),
-        "exp_ctrl.save_freq_steps=12",
+        "exp_ctrl.save_freq_steps=8",
     )
     view = trials.wait(files, timeout_s=200)
     assert view.state is State.COMPLETED, explain(files, view)
     done = trials.run("eval", "ppo-math/tested", "--json")
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
-    (own,) = [row for row in read_metrics(files.phase(files.root).metrics) if row["step"] == 24]
-    assert told["model"]["step"] == 24
+    rows = read_metrics(files.phase(files.root).metrics)
+    (own,) = [row for row in rows if row["step"] == SMALL_PPO_STEPS]
+    assert told["model"]["step"] == SMALL_PPO_STEPS
     for name in ("accuracy", "mean_reward", "response_length/mean"):
         assert told["figures"][name]["value"] == own[f"eval/{name}"]
-    assert Path(told["file"]) == files.root / "evals" / "actor-step-000024-math-1.json"
+    assert Path(told["file"]) == files.root / "evals" / "actor-step-000016-math-1.json"

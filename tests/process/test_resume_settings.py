@@ -37,7 +37,7 @@ CONSTANT = tuple(
     for role in ("actor", "critic")
     for setting in ("lr_schedule=constant", "warmup_steps_proportion=0")
 )
-RUN = (*small_ppo("exp_ctrl.total_train_epochs=1000"), *CONSTANT)
+RUN = (*small_ppo("exp_ctrl.total_train_epochs=1000", "task.train_size=96"), *CONSTANT)
 
 
 def everything(root: Path) -> dict[str, tuple[int, bytes]]:
@@ -95,7 +95,12 @@ def test_a_run_that_met_a_prompt_too_long_goes_on_with_the_command_that_it_names
     seed, limit, step = first_long_prompt(tiny_policy, batch_size=2)
     words = (
         f"actor.path={tiny_policy}",
-        *small_ppo("train_bs_n_seqs=2", "task.eval_size=0", "exp_ctrl.ckpt_freq_steps=1"),
+        *small_ppo(
+            "train_bs_n_seqs=2",
+            "task.train_size=96",
+            "task.eval_size=0",
+            "exp_ctrl.ckpt_freq_steps=1",
+        ),
         f"seed={seed}",
         f"exp_ctrl.benchmark_steps={step + 4}",
     )

@@ -21,7 +21,7 @@ from realsys.trial.records import read_record
 from realsys.trial.trial_state import State
 from realsys.worker.task_place import TaskPlace
 
-LONGER = small_ppo("exp_ctrl.total_train_epochs=4")
+LONGER = small_ppo("exp_ctrl.total_train_epochs=4", "task.train_size=96")
 PLUGIN = Path(__file__).parents[1] / "support" / "crawl_plugin.py"
 CALLS_PER_S, FILES_PER_S = 20.0, 1.0  # of docs/reliability.md
 OF_A_PROCESS_PER_S = 8.0  # a heartbeat makes 2, the supervisor 6

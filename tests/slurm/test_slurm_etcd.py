@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 from history_check import check_history, read_history
-from real_trials import LONG_PPO, SMALL_PPO, explain
+from real_trials import LONG_PPO, explain, small_ppo
 from slurm_cluster import SlurmCluster
 from slurm_trials import SlurmTrials
 from test_slurm_faults import TWO_NODES, nothing_left
@@ -29,7 +29,7 @@ def test_a_run_over_two_nodes_and_its_end(
 ) -> None:
     slurm_trials.write_spec(name_resolve="etcd+job://")
     path = f"actor.path={tiny_policy}"
-    files = slurm_trials.launch("ppo-math", "e", path, *SMALL_PPO, *TWO_NODES)
+    files = slurm_trials.launch("ppo-math", "e", path, *small_ppo("task.train_size=96"), *TWO_NODES)
     view = slurm_trials.wait_for_step(files, 2)
     job_id = int(view.job_ids[0])
     assert len({w.host for w in view.workers}) == 2

@@ -182,7 +182,7 @@ def test_a_killed_supervisor(
     slurm_trials.resume(files)
     assert slurm_trials.wait_for_step(files, 4).attempt == 2
     names = trained_ids(files)
-    assert len(names) == len(set(names)) or len(names) > 96  # each prompt of an epoch once
+    assert len(names) == len(set(names)) or len(names) > 64  # each prompt of an epoch once
 
 
 def test_a_job_that_somebody_cancels_saves_first(

@@ -26,7 +26,7 @@ from realsys.trial.records import TrialFiles
 from realsys.trial.trial_state import State
 
 # A checkpoint a step, so that a random moment often falls into one.
-PPO = small_ppo("exp_ctrl.total_train_epochs=4", "exp_ctrl.ckpt_freq_steps=1")
+PPO = small_ppo("exp_ctrl.total_train_epochs=4", "task.train_size=96", "exp_ctrl.ckpt_freq_steps=1")
 STEP_S = 1.0  # it must be in its middle when Slurm has given the node up
 
 

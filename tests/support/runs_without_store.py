@@ -110,7 +110,7 @@ def play(
     epochs = -(-needed // STEPS_AN_EPOCH) + 1
     words = [
         f"actor.path={policy}",
-        *small_ppo(f"exp_ctrl.total_train_epochs={epochs}"),
+        *small_ppo(f"exp_ctrl.total_train_epochs={epochs}", "task.train_size=96"),
         "exp_ctrl.save_freq_steps=8",
     ]
     calm = trials.launch("ppo-math", "calm", *words)
