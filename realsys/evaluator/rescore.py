@@ -87,9 +87,7 @@ class StoredRollouts:
 
     def _scored(self, data: SequenceSample) -> list[RescoredDatapoint]:
         asked = self._asked(data)
-        records = answered_records(
-            data, self._tokenizer, self._rule.fields, asked=asked, optional=self._rule.optional
-        )
+        records = answered_records(data, self._tokenizer, self._rule.fields, asked=asked)
         given = iter(self._rule.score_twice([a for r in records for a in r.answers]))
         return [
             _rescored(data.take([i]), [next(given) for _ in record.answers])

@@ -21,24 +21,18 @@ NO_EOS = "seq_no_eos_mask"
 
 
 def answered_records(
-    data: SequenceSample,
-    tokenizer: Any,
-    fields: Collection[str],
-    *,
-    asked: SequenceSample,
-    optional: Collection[str] = (),
+    data: SequenceSample, tokenizer: Any, fields: Collection[str], *, asked: SequenceSample
 ) -> list[Answered]:
     """Returns each id with its answers, which carry what ``fields`` name.
 
     Args:
         data: prompts and answers; ``seq_no_eos_mask`` too, if ``finish_reason`` is named.
         asked: the same ids with ``metadata["answer"]``, and the key ``record`` if it is named.
-        optional: fields that may be missing, of trials made before a rule looked at them.
     Raises:
         DataError: what a rule looks at is not there.
     """
     records = records_of(asked) if RECORD in asked.keys else [{}] * data.batch_size
-    if OF_RECORD & set(fields) - set(optional) and RECORD not in asked.keys:
+    if OF_RECORD & set(fields) and RECORD not in asked.keys:
         raise _missing("record", 'use a data set that gives the key "record" (with_record)')
     known = [str(x) for x in asked.meta.metadata.get("answer", ("",) * data.batch_size)]
     if "answer" in fields and "answer" not in asked.meta.metadata:

@@ -114,8 +114,6 @@ class AnswerScorer:
         Raises:
             RewardError: too many records have no score.
         """
-        records = answered_records(
-            data, tokenizer, self._rule.fields, asked=asked, optional=self._rule.optional
-        )
+        records = answered_records(data, tokenizer, self._rule.fields, asked=asked)
         given = self._set_aside.scores(self._rule, records)
         return [(record, scores or []) for record, scores in zip(records, given, strict=True)]

@@ -43,9 +43,7 @@ class MathRewardInterface(MathRewardArguments, ModelInterface):
             RewardError: there are too many such records.
         """
         rule = rule_of(self.reward, self.reward_args)
-        records = answered_records(
-            data, model.tokenizer, rule.fields, asked=data, optional=rule.optional
-        )
+        records = answered_records(data, model.tokenizer, rule.fields, asked=data)
         given = [
             scores and list(map(with_thoughts, scores, record.answers))
             for record, scores in zip(records, self.set_aside.scores(rule, records), strict=True)

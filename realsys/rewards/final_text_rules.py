@@ -8,7 +8,6 @@ from typing import Any
 
 from realsys.api.basics.thoughts import FinalTextRule
 from realsys.rewards.math_verify import math_verify_reward
-from realsys.rewards.readable_text import readable_text
 from realsys.rewards.reasoning_gym_rule import reasoning_gym_reward
 
 
@@ -16,14 +15,10 @@ from realsys.rewards.reasoning_gym_rule import reasoning_gym_reward
 class MathRule(FinalTextRule):
     """Rule ``math_verify``: 1 if the final value equals the known one, else 0 (math_verify.py)."""
 
-    def __call__(
-        self, response: str, answer: str, prompt: Any = "", final: str | None = None
-    ) -> float:
+    def __call__(self, response: str, answer: str, final: str | None = None) -> float:
         """Returns the score. Never raises."""
         text = self.text_of(response, final)
-        if text is None:
-            return 0.0
-        return math_verify_reward(response=text, answer=answer, question=readable_text(prompt))
+        return 0.0 if text is None else math_verify_reward(response=text, answer=answer)
 
 
 @dataclass(kw_only=True)

@@ -8,10 +8,10 @@ set, a pair, an equation (final_answers/math_forms.py), and compared by what the
 process (math_library.py, guard/), because generated text can make a library run for ever. What it can't
 decide within ``CPU_S`` seconds of CPU time scores 0.
 
-If a number is expected, only a number is an answer, or what people leave standing as one (``2^{10}``),
-never unevaluated arithmetic: ``86 - 3`` is 83, and ``18 - 6 =`` says 12, but a policy learns within a
-hundred steps to repeat the question. What stands in the question is no answer either, unless it needs no
-work (final_answers/question_again.py). In plain prose the last number counts.
+If a number is expected, only a number is an answer, never unevaluated arithmetic: ``86 - 3`` is 83, and
+``18 - 6 =`` says 12, but a policy learns within a hundred steps to repeat the question. Who hands over the
+question gets what people leave standing, ``2^{10}``, counted as a number, unless the question states it
+(final_answers/question_again.py). In plain prose the last number counts.
 """
 
 from __future__ import annotations
@@ -88,7 +88,8 @@ class _Known:
 def math_verify_reward(*, response: str, answer: str, question: str = "") -> float:
     """Returns 1.0 if the final value of ``response`` equals that of ``answer``, else 0.0.
 
-    With ``question``, what only repeats it scores 0: ``5!`` for 120 where ``5!`` is asked.
+    With ``question``, what people leave standing is a number, ``2^{10}`` for 1024, and what only repeats
+    the question scores 0: ``5!`` for 120 where ``5!`` is asked.
 
     Never raises: a response that can't be parsed, or on which the library fails, scores 0; so does one
     whose thoughts never end (realsys.api.basics.thoughts).

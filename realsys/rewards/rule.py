@@ -20,14 +20,11 @@ from realsys.api.basics.grader import Grader, grader_of
 from realsys.api.basics.reward import (
     BY_SOURCE,
     CORRECT,
-    KNOWN_FIELDS,
-    OF_RECORD,
     RAISED,
     TASK_SOURCE,
     Completion,
     Score,
     fields_of_rules,
-    optional_fields_of,
     reward_terms,
 )
 from realsys.api.errors import RewardError
@@ -60,12 +57,6 @@ class RewardRule:
             for name, weight in reward_terms(expression)
         )
         self.fields = frozenset().union(*(term.fields for term in self.terms))
-
-    @property
-    def optional(self) -> frozenset[str]:
-        """Fields of the record that all rules do without where there is none."""
-        needed = (term.fields - optional_fields_of(term.function) for term in self.terms)
-        return self.fields & OF_RECORD - frozenset().union(*needed)
 
     def score_all(self, answers: Sequence[Completion]) -> list[Result]:
         """Scores answers, in order; blocks. An answer that a rule can't score gets its RewardError."""
@@ -171,11 +162,6 @@ class RewardsOfSources(RewardRule):
         self.fields = frozenset({"record"}).union(*(rule.fields for rule in self._rules.values()))
 
     @property
-    def optional(self) -> frozenset[str]:
-        """None: records name their source."""
-        return frozenset()
-
-    @property
     def is_async(self) -> bool:
         """Whether some source has an asynchronous rule."""
         return any(rule.is_async for rule in self._rules.values())
@@ -220,13 +206,6 @@ class RuleElsewhere(RewardRule):
         self._grader, self.terms = grader, ()
         self.sources = tuple(args) if expression == BY_SOURCE else ()
         self.fields = fields_of_rules(expression, args)
-        self._rule_names = () if self.sources else tuple(n for n, _ in reward_terms(expression))
-
-    @property
-    def optional(self) -> frozenset[str]:
-        """As of a rule here, as far as it is known without the rules."""
-        known = bool(self._rule_names) and all(name in KNOWN_FIELDS for name in self._rule_names)
-        return OF_RECORD & self.fields if known else frozenset()
 
     def score_all(self, answers: Sequence[Completion]) -> list[Result]:
         """Scores answers, in order, each on a second worker if the first gives no score; blocks."""

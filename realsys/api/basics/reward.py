@@ -81,7 +81,7 @@ class Completion:
 
 FIELDS = (*(f.name for f in dataclasses.fields(Completion)), "prompt")
 # Of built-in rules, so that a plan need not import them; all others are looked at.
-KNOWN_FIELDS = {"math_verify": frozenset({"response", "answer", "prompt", "final"})}
+KNOWN_FIELDS = {"math_verify": frozenset({"response", "answer", "final"})}
 OF_RECORD = frozenset({"record", "prompt"})  # fields for which the record has to travel along
 
 
@@ -139,13 +139,6 @@ def fields_of(rule: Callable[..., Any]) -> frozenset[str]:
                 fix=did_you_mean(name, FIELDS),
             )
     return frozenset(own | (set(FIELDS) - OF_RECORD if rest else set())) & frozenset(FIELDS)
-
-
-def optional_fields_of(rule: Callable[..., Any]) -> frozenset[str]:
-    """Those of ``fields_of`` that need the record, and that the rule does without where there is none."""
-    taken = inspect.signature(rule.__call__ if isinstance(rule, type) else rule).parameters
-    has_default = {name for name, p in taken.items() if p.default is not inspect.Parameter.empty}
-    return OF_RECORD & has_default
 
 
 def fields_of_expression(expression: str) -> frozenset[str]:

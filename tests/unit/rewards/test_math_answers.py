@@ -5,28 +5,30 @@
 of each table are printed: ``python -m tests.unit.rewards.test_math_answers``.
 """
 
+import itertools
 import json
 import sys
 from pathlib import Path
 
 import pytest
 
-from realsys.api.basics.reward import Completion
 from realsys.rewards.math_verify import math_verify_reward
-from realsys.rewards.rule import RewardRule
 
 FOLDER = Path(__file__).parent / "math_answers"
 TABLES = ("by_an_engineer", "by_an_outsider", "after_the_mending")
 MAX_SHARE = 0.01
+# Right by their labels: a number is expected, and arithmetic has to be worked out, unless the question is
+# known (math_verify.py says why).
+UNEVALUATED = {
+    "unevaluated power", "factorial form", "binomial form", "log evaluates", "fractional power",
+    "fraction that is integer", "product of powers", "complement form", "power of ten", "multinomial",
+    "unicode power", "unevaluated geometric sum",
+}  # fmt: skip
 KNOWN_FAILURES = {
-    "\\boxed{83!/82!}",
-    "Answer: $10^9+7$",
     "answer: twelve, i.e. 12",
     "#### 8 apples in 2 bags",
     "It takes 90 minutes (1.5 hours).",
     "\\boxed{5\\text{ maybe six}}",
-    "Simplifying, everything except the last term cancels.\n\nTherefore, the final answer is"
-    " $\\boxed{\\frac{10}{2}}$.",
 }
 
 
@@ -39,19 +41,27 @@ def has_thoughts(row: dict) -> bool:
     return row["style"] == "thoughts" or "<think>" in row["response"]
 
 
-def errors_of(rows: list[dict]) -> list[dict]:
-    return [
-        row
-        for row in rows
-        if (math_verify_reward(response=row["response"], answer=row["answer"]) == 1.0)
-        != row["right"]
-    ]
+def is_unevaluated(row: dict) -> bool:
+    return row["right"] and row["what"] in UNEVALUATED
 
 
-def report(table: str) -> tuple[float, float, list[dict]]:
-    """Returns the shares of right answers that are refused and of wrong ones that are accepted."""
+def errors_of(rows: list[dict], question: str = "") -> list[dict]:
+    def score(row: dict) -> float:
+        return math_verify_reward(response=row["response"], answer=row["answer"], question=question)
+
+    return [row for row in rows if (score(row) == 1.0) != row["right"]]
+
+
+def report(table: str, question: str = "") -> tuple[float, float, list[dict]]:
+    """Returns the shares of right answers that are refused and of wrong ones that are accepted.
+
+    Without a question those that are not worked out are left out.
+    """
     rows = [row for row in rows_of(table) if not has_thoughts(row)]
-    errors = errors_of(rows)
+    errors = errors_of(rows, question)
+    if not question:
+        rows = [row for row in rows if not is_unevaluated(row)]
+        errors = [row for row in errors if not is_unevaluated(row)]
     refused = sum(row["right"] for row in errors) / sum(row["right"] for row in rows)
     accepted = sum(not row["right"] for row in errors) / sum(not row["right"] for row in rows)
     sys.stdout.write(
@@ -97,12 +107,14 @@ ASKED = [
 
 @pytest.mark.parametrize(("question", "response", "answer", "score"), ASKED)
 def test_the_question_again_is_no_answer(question, response, answer, score):
-    rule = RewardRule("math_verify", {})
-    for prompt in (question, [{"role": "user", "content": question}]):
-        record = {"prompt": prompt, "answer": answer}
-        completion = Completion(response=response, answer=answer, record=record)
-        (found,) = rule.score_all([completion])
-        assert found.value == score
+    assert math_verify_reward(response=response, answer=answer, question=question) == score
+
+
+def test_arithmetic_that_is_not_worked_out_is_refused_where_the_question_is_not_known():
+    rows = [row for row in rows_of("by_an_outsider") if is_unevaluated(row)]
+    assert len(rows) == len(UNEVALUATED)
+    assert errors_of(rows) == rows
+    assert [row["what"] for row in errors_of(rows, "How many?")] == ["fraction that is integer"]
 
 
 def test_thoughts_are_not_the_answer():
@@ -118,6 +130,6 @@ def test_the_halves_are_large_enough_and_say_the_same_nowhere():
 
 
 if __name__ == "__main__":
-    for each in TABLES:
-        for error in report(each)[2]:
+    for each, asked in itertools.product(TABLES, ("", "How many?")):
+        for error in report(each, asked)[2]:
             sys.stdout.write(f"    {'refused' if error['right'] else 'accepted'} {error}\n")
