@@ -101,6 +101,10 @@ def test_jobs_that_got_the_ids_of_lost_ones_are_left_alone(
         )  # fmt: skip
         write_record(begun.attempt(1).record, start)
 
+        while (
+            time.time() < memory.submitted[ids[0]] + 3
+        ):  # none gives an id out again in its second
+            time.sleep(0.1)
         cluster.stop_slurmctld()
         for old in (cluster.shape.folder / "state").iterdir():
             shutil.rmtree(old) if old.is_dir() else old.unlink()
