@@ -12,7 +12,7 @@ VERBS: dict[str, tuple[str, ...]] = {
     'plan': ('--account', '--after', '--begin', '--check', '--cluster', '--config', '--constraint', '--deadline', '--device', '--exclude', '--gpus', '--import', '--json', '--layout', '--no-snapshot', '--nodelist', '--partition', '--preflight', '--profile', '--qos', '--requeue', '--reservation', '--search', '--time', '--trial', '--within'),
     'resume': ('--account', '--after', '--begin', '--cluster', '--config', '--constraint', '--deadline', '--detach', '--exclude', '--layout', '--nodelist', '--partition', '--preflight', '--qos', '--requeue', '--reservation', '--time'),
     'replay': ('--cluster', '--detach', '--trial'),
-    'stop': ('--all', '--cluster', '--grace', '--yes'),
+    'stop': ('--all', '--assume-ended', '--cluster', '--grace', '--yes'),
     'wait': ('--cluster', '--json', '--timeout'),
     'rm': ('--cluster', '--older-than', '--yes'),
     'status': ('--cluster', '--json', '--report'),
