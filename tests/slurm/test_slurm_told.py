@@ -20,11 +20,12 @@ from told import row
 from launcher.slurm.discovery.discover import discover_site as discover
 from launcher.slurm.discovery.site_yaml import site_yaml
 from launcher.slurm.doctor.login_checks import account_findings, partition_findings
+from launcher.slurm.query.job_query import query_jobs
 from launcher.slurm.query.job_rows import JobInfo
 from launcher.submit.executors.slurm_executor import BatchExecutor
 from launcher.trials.job_board import JobBoard
 from launcher.trials.status import StatusReader, trial_view
-from launcher.trials.submission import Submission
+from launcher.trials.submission import JobMemory, Submission
 from realsys.api.cluster import ClusterSpec, PartitionSpec, SlurmSpec
 from realsys.observability.metrics import deterministic, read_metrics
 from realsys.trial.records import ExitMarker, read_record
@@ -47,8 +48,11 @@ def site(other_slurm: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator
 
 def told_of(job_id: int) -> JobInfo:
     """What a board says of a job that is no trial's."""
+    (shown,) = query_jobs([str(job_id)], accounting=False).jobs.values()
+    assert shown.submitted_at is not None
     submission = Submission(
-        job_id=str(job_id), scheduler="slurm", job_ids=(str(job_id),), host="h", after_attempt=0, at=1.0
+        job_id=str(job_id), scheduler="slurm", job_ids=(str(job_id),), host="h", after_attempt=0, at=1.0,
+        job=JobMemory(submitted={str(job_id): shown.submitted_at}, cluster_name=shown.cluster),
     )  # fmt: skip
     job = JobBoard().job(submission)
     assert job is not None
