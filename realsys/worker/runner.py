@@ -79,6 +79,7 @@ class WorkerRunner:
     _heartbeat: Heartbeat | None = None
     _store: NameResolve | None = None
     _status: WorkerStatus = field(init=False)
+    _may_take_s: float = 0.0  # its activity, without a tick
     _status_lock: threading.RLock = field(default_factory=threading.RLock)
     _stop: StopRequest | None = None
     _on_stop: Callable[[StopRequest], None] | None = None
@@ -288,7 +289,8 @@ class WorkerRunner:
         """
         with self._status_lock:
             self._move(event, mfc=mfc, step=step, reason=reason)
-            self._publish_status(may_take_s)
+            self._may_take_s = may_take_s
+            self._publish_status()
 
     def publish_status(
         self, *, mfc: str = "", step: int = 0, reason: str = "", may_take_s: float = 0.0
@@ -298,7 +300,8 @@ class WorkerRunner:
             self._status = replace(
                 self._status, mfc=mfc, step=step, reason=reason, since=time.time()
             )
-            self._publish_status(may_take_s)
+            self._may_take_s = may_take_s
+            self._publish_status()
 
     @contextmanager
     def waiting_for(self, text: str) -> Iterator[None]:
@@ -325,11 +328,11 @@ class WorkerRunner:
             waits_for="",
         )
 
-    def _publish_status(self, may_take_s: float = 0.0) -> None:
+    def _publish_status(self) -> None:
         tick()
         if self._heartbeat is not None:
             self._heartbeat.publish_status(
-                self._status, may_take_s=may_take_s, ticks_within_s=self.ticks_within_s
+                self._status, may_take_s=self._may_take_s, ticks_within_s=self.ticks_within_s
             )
 
     # ---- stop and commands --------------------------------------------------------------------

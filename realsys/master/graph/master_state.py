@@ -52,6 +52,7 @@ class Rollouts(msgspec.Struct, frozen=True, kw_only=True):
     ``drawn``: with a curriculum, the records of prompts that are neither trained nor filtered, by number.
     ``set_aside``: ids of records that could not be played or scored; ``num_unscored`` of them not scored.
     ``num_kept``: deliveries. ``unplayed``: prompt → times that it was not played or scored so far.
+    ``in_outages``: the same, in outages; of no account but for the seeds of its next tries.
     """
 
     ledger: dict[str, Any]
@@ -62,6 +63,7 @@ class Rollouts(msgspec.Struct, frozen=True, kw_only=True):
     num_unscored: int = 0
     num_kept: int = 0
     unplayed: dict[int, int] = {}
+    in_outages: dict[int, int] = {}
 
 
 class MasterState(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import re
 from bisect import insort
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -72,6 +72,9 @@ class RecentEpisodes:
     _hopeless: set[str] = field(default_factory=set)  # records, before anything has succeeded
     _failing_since_s: float | None = None  # nothing has succeeded since
     _mostly_since_s: float | None = None  # most have failed since
+    _is_outage: bool = False  # at the end of the last report
+    _well_s: float = -math.inf  # the first success after the last outage began
+    _was_steady: bool = True  # since then most succeeded: another outage may be survived
     _whys: deque[str] = field(default_factory=lambda: deque(maxlen=FAILED_WINDOW))  # since then
     _counts: Counter[str] = field(default_factory=Counter)
 
@@ -84,11 +87,41 @@ class RecentEpisodes:
                 self._failed(worker, ended, at_s, now_s=now_s)
             else:
                 self._succeeded(worker, ended.id, at_s)
-        newest = self._ended[-self.window :]
-        if not newest or sum(e.failed for e in newest) <= _MOST_FAIL * len(newest):
+        self._see_end_of_outage()
+        failed, num = self._newest_failures()
+        if len(failed) <= _MOST_FAIL * num:
             self._mostly_since_s = None
         elif self._mostly_since_s is None:
             self._mostly_since_s = now_s
+
+    def _see_end_of_outage(self) -> None:
+        """Forgets the failures of an outage at the first success after it.
+
+        Not if nothing was steady since the one before: where next to nothing succeeds, each success would
+        be such an end.
+        """
+        began_s = max(self._newest_s.values())
+        is_outage = self.nothing_succeeds
+        if self._is_outage and not is_outage and self._was_steady and began_s > self._well_s:
+            self._well_s, self._was_steady = began_s, False
+            self._mostly_since_s = None
+        self._is_outage = is_outage
+        if not self._was_steady and not is_outage:
+            since = [e.failed for e in self._ended[-self.window :] if e.at_s >= self._well_s]
+            good = len(since) - sum(since)
+            self._was_steady = good > max(
+                self._most_by_themselves(1), (1 - _MOST_FAIL) * len(since)
+            )
+
+    def _newest_failures(self) -> tuple[list[_EndedEpisode], int]:
+        """Returns which of the last episodes failed, and of how many; without failures in an outage,
+        be it of one worker, unless nothing succeeds now."""
+        newest = self._ended[-self.window :]
+        failed = [e for e in newest if e.failed]
+        stuck = Counter(at for at, _ in self._stuck)
+        most = math.inf if self._is_outage else self._most_by_themselves(len(self._newest_s))
+        counted = [e for e in failed if e.at_s >= self._well_s and stuck[e.worker] <= most]
+        return counted, len(newest) - len(failed) + len(counted)
 
     def _succeeded(self, worker: str, record: str, began_s: float) -> None:
         self.has_succeeded = True
@@ -132,6 +165,7 @@ class RecentEpisodes:
     def lost(self, worker: str) -> None:
         """Forgets what a worker that has ended was stuck at."""
         self._stuck = {key: s for key, s in self._stuck.items() if key[0] != worker}
+        self._is_outage = self._is_outage and self.nothing_succeeds  # if it ended, not by a success
 
     # ---- decisions --------------------------------------------------------------------------------
 
@@ -142,8 +176,11 @@ class RecentEpisodes:
 
     @property
     def nothing_succeeds(self) -> bool:
-        """True while more records fail, with no success since, than could by themselves: an outage."""
-        return len({record for _, record in self._stuck}) > self._most_by_themselves(1)
+        """True while more records fail, with no success since at any worker, than could by themselves:
+        an outage."""
+        newest_s = max(self._newest_s.values(), default=-math.inf)
+        records = {record for (_, record), first_s in self._stuck.items() if first_s > newest_s}
+        return len(records) > self._most_by_themselves(1)
 
     def nothing_succeeds_at(self, worker: str) -> bool:
         """True while nothing succeeds anywhere, or nothing at a worker: its node may be at fault."""
@@ -166,13 +203,16 @@ class RecentEpisodes:
             return []
         found: list[_EndedEpisode] = []
         most = self._most_by_themselves(len(self._newest_s))
-        for worker, newest_s in self._newest_s.items():
-            row = [e for e in self._ended if e.worker == worker and e.at_s <= newest_s]
+        rows: defaultdict[str, list[_EndedEpisode]] = defaultdict(list)
+        for ended in self._ended:
+            if ended.at_s <= self._newest_s[ended.worker]:
+                rows[ended.worker].append(ended)
+        for row in rows.values():
             for failed, run in groupby(row, key=lambda e: e.failed):
                 together = list(run)
                 if not failed or len({e.record for e in together}) <= most:
                     found += [e for e in together if not e.of_servers]
-        return sorted(found)[-self.window :]
+        return sorted(found, key=lambda e: e.at_s)[-self.window :]
 
     def waits(self, *, now_s: float) -> str:
         """Says since when nothing has succeeded, and why; empty if the run does not wait for that."""
@@ -181,11 +221,24 @@ class RecentEpisodes:
         minutes = (now_s - self._failing_since_s) / 60
         return f"no episode has succeeded for {minutes:.0f} min: {_most_frequent(self._whys)}"
 
-    def fault(self, *, now_s: float, in_flight: Collection[str] = ()) -> RolloutError | None:
-        """Returns why the run must end; None: it goes on.
+    def begin_to_wait(self, *, now_s: float) -> None:
+        """Lets the patience begin anew: a step waits from now on.
+
+        Before, perhaps nothing was played, as in a long train step; that is no outage.
+        """
+        if self._failing_since_s is not None:
+            self._failing_since_s = now_s
+        if self._mostly_since_s is not None:
+            self._mostly_since_s = now_s
+
+    def fault(
+        self, *, now_s: float, in_flight: Collection[str] = (), is_awaited: bool = True
+    ) -> RolloutError | None:
+        """Returns why the run must end; None: it goes on. Takes long: not for each report.
 
         Args:
             in_flight: records that are played now.
+            is_awaited: a step waits for its batch; else the patience does not end.
         """
         counted = self._counted()
         if (num := sum(e.failed for e in counted)) > self.failed_share * self.window:
@@ -201,13 +254,22 @@ class RecentEpisodes:
                 f"failed {_HOPELESS} times or more",
                 self._whys,
             )
-        for since_s, what in (
-            (self._failing_since_s, "no episode has succeeded"),
-            (self._mostly_since_s, f"more than {_MOST_FAIL:.0%} of the episodes have failed"),
-        ):
-            if since_s is not None and now_s - since_s > self.wait_limit_s:
-                return _error(f"{what} for {(now_s - since_s) / 60:.0f} min", self._whys)
+        if not is_awaited:
+            return None
+        if (minutes := self._minutes_over(self._failing_since_s, now_s)) is not None:
+            return _error(f"no episode has succeeded for {minutes:.0f} min", self._whys)
+        if (minutes := self._minutes_over(self._mostly_since_s, now_s)) is not None:
+            return _error(
+                f"more than {_MOST_FAIL:.0%} of the episodes have failed for {minutes:.0f} min",
+                [e.why for e in self._newest_failures()[0]],
+            )
         return None
+
+    def _minutes_over(self, since_s: float | None, now_s: float) -> float | None:
+        """Returns how long something has lasted if that is more than the patience."""
+        if since_s is None or now_s - since_s <= self.wait_limit_s:
+            return None
+        return (now_s - since_s) / 60
 
     def metrics(self) -> dict[str, float]:
         """Returns what there is to tell since the last call; nothing if no try has failed."""

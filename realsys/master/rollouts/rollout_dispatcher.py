@@ -39,7 +39,8 @@ SAY_EVERY_S = 60.0
 LOOK_S = 10.0  # at what it waits for
 MAX_UNDELIVERED = 5  # times that the answers to one prompt could not be sent
 MAX_UNPLAYED = 2  # times that a prompt could not be played or scored: then it is set aside
-PROBE_S = 16.0  # between two prompts that are given out while nothing succeeds
+PROBE_S = 16.0  # between two prompts that a worker gets while nothing succeeds there
+JUDGE_EVERY_S = 1.0  # the newest episodes, at most
 
 Clear = Callable[[int, Sequence[str]], Awaitable[None]]
 
@@ -68,7 +69,9 @@ class RolloutDispatcher:
     ) -> None:
         self._recent, self._clock, self._say = recent or RecentEpisodes(), clock, say
         self._silence_s, self._delivered_s = silence_s, -math.inf
-        self._next_probe_s = -math.inf  # for a prompt while nothing succeeds
+        self._next_probe_s: dict[str, float] = {}  # worker → its next prompt while nothing succeeds
+        self._judged_s = -math.inf
+        self._is_awaited = False  # a step waits for its batch
         self._clear: Clear = _nothing
         self._unused: list[tuple[int, str]] = []
         self._changed = asyncio.Condition()
@@ -84,6 +87,7 @@ class RolloutDispatcher:
         self._delivered: dict[int, Delivered] = {}
         self._undelivered: Counter[int] = Counter()
         self._unplayed: Counter[int] = Counter()  # prompt → times that it was not played or scored
+        self._in_outages: Counter[int] = Counter()  # the same, while nothing succeeded
         self._set_aside: list[str] = []  # ids of those with which that happened too often
         self._num_unscored = 0  # of these, those that got no reward
         self._num_kept = 0
@@ -165,10 +169,20 @@ class RolloutDispatcher:
             return
         now_s, waited = self._clock(), self._recent.nothing_succeeds
         self._recent.note(worker, outcomes, now_s=now_s)
-        in_flight = {id for id, number in self._numbers.items() if self._is_in_flight(number)}
-        self._failed = self._failed or self._recent.fault(now_s=now_s, in_flight=in_flight)
+        self._judge()
         if self._failed is not None or waited != self._recent.nothing_succeeds:
             self._changed.notify_all()
+
+    def _judge(self) -> None:
+        """Decides whether the run must end by its newest episodes; at most each JUDGE_EVERY_S."""
+        now_s = self._clock()
+        if self._failed is not None or now_s - self._judged_s < JUDGE_EVERY_S:
+            return
+        self._judged_s = now_s
+        in_flight = {id for id, number in self._numbers.items() if self._is_in_flight(number)}
+        self._failed = self._recent.fault(
+            now_s=now_s, in_flight=in_flight, is_awaited=self._is_awaited
+        )
 
     def _is_in_flight(self, number: int) -> bool:
         return self._ledger is not None and self._ledger.is_in_flight(number)
@@ -218,7 +232,8 @@ class RolloutDispatcher:
         return rm.Work(
             tickets=tuple(tickets),
             over=over,
-            nothing_succeeds=self._recent.nothing_succeeds_at(request.worker),
+            # not that of the worker alone: others can play what it gives up
+            nothing_succeeds=self._recent.nothing_succeeds,
         )
 
     def _next_ticket(self, worker: str) -> rm.Ticket | None:
@@ -233,7 +248,8 @@ class RolloutDispatcher:
         target = self._routes.target(worker, urgent=urgent)
         if target is None or self._ledger.admit(worker) is None:
             return None
-        self._next_probe_s = self._clock() + PROBE_S
+        if self._recent.nothing_succeeds_at(worker):
+            self._next_probe_s[worker] = self._clock() + PROBE_S
         self._routes.gave(offer.number, worker, target)
         point = self._datapoint(offer)
         self._numbers[point.id] = offer.number
@@ -244,12 +260,14 @@ class RolloutDispatcher:
             tries=offer.tries,
             min_version=offer.min_version,
             target=target,
-            failures=self._unplayed[offer.number],
+            failures=self._unplayed[offer.number] + self._in_outages[offer.number],
         )
 
     def _may_try(self, worker: str) -> bool:
         """True if a prompt may be given to a worker; while nothing succeeds, one from time to time."""
-        return not self._recent.nothing_succeeds_at(worker) or self._clock() >= self._next_probe_s
+        if not self._recent.nothing_succeeds_at(worker):
+            return True
+        return self._clock() >= self._next_probe_s.get(worker, -math.inf)
 
     def _datapoint(self, grant: PromptGrant) -> Datapoint:
         """Returns the record of a prompt that is granted, the same one each time."""
@@ -328,16 +346,19 @@ class RolloutDispatcher:
         """True if a prompt that is given up is not given out again, unlike those of an outage."""
         if request.filtered or request.undelivered:
             return False
-        is_outage = self._recent.nothing_succeeds_at(request.worker)
-        again = self._unplayed[number] + 1 >= MAX_UNPLAYED
-        return again and (request.unscored or not is_outage)
+        return self._counts(request) and self._unplayed[number] + 1 >= MAX_UNPLAYED
+
+    def _counts(self, request: rm.GiveUp) -> bool:
+        """True if it is the prompt's fault that it was given up, not an outage's."""
+        return request.unscored or not self._recent.nothing_succeeds_at(request.worker)
 
     def _note_failure(self, number: int, request: rm.GiveUp) -> None:
         logger.warning(
             "rollout failed id=%s by=%s reason=%s", request.id, request.worker, request.why
         )
         if not request.undelivered:
-            self._unplayed[number] += 1
+            counter = self._unplayed if self._counts(request) else self._in_outages
+            counter[number] += 1
             return
         self._undelivered[number] += 1
         if self._undelivered[number] >= MAX_UNDELIVERED:
@@ -351,6 +372,7 @@ class RolloutDispatcher:
     def _forget_failures(self, number: int) -> None:
         self._undelivered.pop(number, None)
         self._unplayed.pop(number, None)
+        self._in_outages.pop(number, None)
 
     def _note_success(self, id: str, stats: Mapping[str, float]) -> bool:
         """Notes for the curriculum how many answers to a prompt are correct; False if nothing says it."""
@@ -441,42 +463,52 @@ class RolloutDispatcher:
             WaitTimeout: nothing was delivered for ``silence_s``; names what it waits for.
             RolloutError: too many episodes fail, or nothing succeeds.
         """
-        began_s = self._clock()
         async with self._changed:
             ledger = self._open_ledger()
-            say_s = self._clock() + SAY_EVERY_S
-            while (numbers := ledger.next_batch()) is None:
-                tick()  # it waits, as long as it may; it does not stand still
-                waits = self._recent.waits(now_s=self._clock())
-                self._say(waits)
-                self._failed = self._failed or self._recent.fault(now_s=self._clock())
-                if self._failed is not None:
-                    raise self._failed
-                if self._clock() > max(began_s, self._delivered_s) + self._silence_s:
-                    raise WaitTimeout(
-                        f"no batch for step {step}, and no delivery in {self._silence_s:g} s; it waits for "
-                        + "; ".join(map(str, ledger.waits_for()[:5])),
-                        where="rollouts",
-                        fix="see the logs of those workers: realsys logs TRIAL WORKER",
-                    )
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(LOOK_S):
-                        await self._changed.wait()
-                if self._clock() >= say_s:
-                    say_s = self._clock() + SAY_EVERY_S
-                    logger.info(
-                        "waiting for rollouts step=%d for=%s why_no_more=%s%s",
-                        step,
-                        "; ".join(map(str, ledger.waits_for()[:5])),
-                        ledger.why_not(),
-                        f" waits={waits}" if waits else "",
-                    )
+            self._recent.begin_to_wait(now_s=self._clock())
+            self._is_awaited, self._judged_s = True, -math.inf
+            try:
+                numbers = await self._next_batch(ledger, step)
+            finally:
+                self._is_awaited = False
             self._say("")
             for late in ledger.batch_taken(numbers):  # made again
                 self._forget_delivered(late)
-            self._taken = tuple(numbers)
+            self._taken = numbers
             batch = [self._delivered[number] for number in numbers]
             return [(delivered.meta, delivered.holder) for delivered in batch]
+
+    async def _next_batch(self, ledger: StalenessLedger, step: int) -> tuple[int, ...]:
+        """Returns the places of step ``step``'s datapoints; waits until there are enough."""
+        began_s = self._clock()
+        say_s = self._clock() + SAY_EVERY_S
+        while (numbers := ledger.next_batch()) is None:
+            tick()  # it waits, as long as it may; it does not stand still
+            waits = self._recent.waits(now_s=self._clock())
+            self._say(waits)
+            self._judge()
+            if self._failed is not None:
+                raise self._failed
+            if self._clock() > max(began_s, self._delivered_s) + self._silence_s:
+                raise WaitTimeout(
+                    f"no batch for step {step}, and no delivery in {self._silence_s:g} s; it waits for "
+                    + "; ".join(map(str, ledger.waits_for()[:5])),
+                    where="rollouts",
+                    fix="see the logs of those workers: realsys logs TRIAL WORKER",
+                )
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S):
+                    await self._changed.wait()
+            if self._clock() >= say_s:
+                say_s = self._clock() + SAY_EVERY_S
+                logger.info(
+                    "waiting for rollouts step=%d for=%s why_no_more=%s%s",
+                    step,
+                    "; ".join(map(str, ledger.waits_for()[:5])),
+                    ledger.why_not(),
+                    f" waits={waits}" if waits else "",
+                )
+        return numbers
 
     async def trained(self, step: int) -> None:
         """Notes that a step is done: one version more, and room for new prompts.
@@ -543,6 +575,7 @@ class RolloutDispatcher:
             num_unscored=self._num_unscored,
             num_kept=self._num_kept,
             unplayed=dict(self._unplayed),
+            in_outages=dict(self._in_outages),
         )
 
     def restore(self, rollouts: Rollouts) -> None:
@@ -552,6 +585,7 @@ class RolloutDispatcher:
         self._set_aside = list(rollouts.set_aside)
         self._num_unscored, self._num_kept = rollouts.num_unscored, rollouts.num_kept
         self._unplayed = Counter(rollouts.unplayed)
+        self._in_outages = Counter(rollouts.in_outages)
 
 
 def base_id(sample_id: str) -> str:

@@ -118,6 +118,18 @@ def test_an_outage_at_one_workers_node_is_its_own() -> None:
     assert not recent.nothing_succeeds_at("here")
 
 
+def test_what_fails_at_one_worker_is_no_outage_of_all_while_others_succeed() -> None:
+    recent = RecentEpisodes(batch_size=4)
+    recent.note("here", [bad(f"1-{n}", ago_s=3.0) for n in range(3)], now_s=10.0)
+    assert recent.nothing_succeeds, "nothing has, so far"
+    recent.note("there", [good("0-0", ago_s=2.0)], now_s=11.0)
+    assert not recent.nothing_succeeds
+    assert recent.nothing_succeeds_at("here")
+    assert not recent.nothing_succeeds_at("there")
+    recent.note("there", [bad(f"2-{n}", ago_s=1.0) for n in range(3)], now_s=12.0)
+    assert recent.nothing_succeeds, "at two workers, and none has succeeded since"
+
+
 def test_servers_that_do_not_answer_are_no_share_of_the_episodes() -> None:
     recent = RecentEpisodes(batch_size=64)
     for number in range(100):
@@ -149,6 +161,62 @@ def test_the_patience_ends_with_nothing_and_with_next_to_nothing() -> None:
         tries = [bad(f"0-{n}", ago_s=0.5) for n in range(8)] + [good("0-9", ago_s=0.1)]
         rarely.note("w", tries, now_s=float(second))
         assert (rarely.fault(now_s=float(second)) is None) is (second <= 600)
+
+
+def test_the_patience_begins_when_a_step_waits() -> None:
+    """After a train step of 40 min, with nothing to play in it, the next step's wait ended the run."""
+    recent = RecentEpisodes(batch_size=1, wait_limit_s=600.0)
+    recent.note("w", [good("0-0"), *(bad(f"0-{n}", ago_s=0.5) for n in (1, 2, 3))], now_s=0.0)
+    assert recent.fault(now_s=2400.0, is_awaited=False) is None
+    recent.begin_to_wait(now_s=2400.0)
+    assert recent.fault(now_s=2999.0) is None
+    error = recent.fault(now_s=3001.0)
+    assert error is not None
+    assert "no episode" in error.what
+    recent.note("w", [good("0-0", ago_s=0.0)], now_s=3002.0)
+    recent.begin_to_wait(now_s=4000.0)
+    assert recent.fault(now_s=9000.0) is None, "nothing fails"
+
+
+@pytest.mark.parametrize("early", [0, 20], ids=["from the beginning", "later"])
+def test_an_outage_that_was_survived_does_not_end_the_run_afterwards(early: int) -> None:
+    """Its failures were more than half of the window for minutes after it."""
+    recent = RecentEpisodes(batch_size=64, wait_limit_s=600.0, has_succeeded=True)
+    recent.note("w", [good(f"0-{n}", ago_s=9.0) for n in range(early)], now_s=99.0)
+    recent.note("w", [bad(f"1-{n}", ago_s=5.0) for n in range(150)], now_s=105.0)
+    assert recent.nothing_succeeds
+    assert recent.fault(now_s=700.0) is None
+    for number in range(20):
+        now_s = 710.0 + 10 * number
+        two = [bad(f"3-{n}", ago_s=4.0) for n in range(2)] if number == 0 else []
+        recent.note("w", [good(f"1-{number}", ago_s=5.0), *two], now_s=now_s)
+        assert recent.fault(now_s=now_s) is None
+    recent.note("w", [bad(f"2-{n}", ago_s=5.0) for n in range(150)], now_s=1000.0)
+    recent.note("w", [good("2-0", ago_s=1.0)], now_s=1590.0)
+    assert recent.fault(now_s=1700.0) is None, "another, and the run was well between them"
+
+
+def test_what_succeeds_next_to_never_is_not_taken_for_outages_that_are_over() -> None:
+    recent = RecentEpisodes(batch_size=4, wait_limit_s=600.0, failed_share=1.0)
+    for number in range(100):
+        now_s = 20.0 * number
+        recent.note("w", [bad(f"{number}-{n}", ago_s=1.0) for n in range(8)], now_s=now_s)
+        recent.note("w", [good(f"{number}-9", ago_s=0.0)], now_s=now_s + 10)
+        if (error := recent.fault(now_s=now_s + 10)) is not None:
+            break
+    assert error is not None
+    assert "more than 50%" in error.what
+    assert "429 (" in error.what, "the reason"
+    assert 600 < now_s < 1000
+
+
+def test_a_worker_whose_own_node_is_at_fault_is_not_most_of_the_episodes() -> None:
+    recent = RecentEpisodes(batch_size=4, wait_limit_s=600.0)
+    for second in range(0, 2000, 10):
+        here = [bad(f"{second}-{n}", ago_s=1.0) for n in range(4)]
+        recent.note("here", here, now_s=float(second))
+        recent.note("there", [good(f"{second}-9", ago_s=0.5)], now_s=float(second))
+        assert recent.fault(now_s=float(second)) is None
 
 
 def test_a_run_in_which_nothing_ever_succeeded_ends_soon_unless_something_is_away() -> None:

@@ -10,6 +10,7 @@ from realsys.api.data import SequenceMeta
 from realsys.api.errors import InternalError, RolloutError, WaitTimeout
 from realsys.master.graph.data_schedule import DataSchedule
 from realsys.master.rollouts import rollout_dispatcher
+from realsys.master.rollouts.recent_episodes import RecentEpisodes
 from realsys.master.rollouts.rollout_dispatcher import RolloutDispatcher, base_ids
 from realsys.master.rollouts.routes import Routes
 from realsys.rollout.staleness.ledger import StalenessLedger
@@ -33,9 +34,10 @@ async def make_desk(
     clock=time.monotonic,
     say=print,
     silence_s=14400.0,
+    recent=None,
     **limits,
 ):
-    desk = RolloutDispatcher(clock=clock, say=say, silence_s=silence_s)
+    desk = RolloutDispatcher(recent, clock=clock, say=say, silence_s=silence_s)
     cleared = Cleared()
     ledger = StalenessLedger(
         batch_size=BATCH, max_staleness=max_staleness, policy=policy, total_steps=STEPS
@@ -204,6 +206,150 @@ def test_while_nothing_succeeds_nothing_is_set_aside_and_few_prompts_are_given_o
         work = await desk.handle(told)
         assert not work.nothing_succeeds
         assert len(work.tickets) == 2, "all that are left"
+
+    run(story())
+
+
+async def asked(desk, worker):
+    """Lets the desk know another worker."""
+    await desk.handle(rm.AskPlaces(worker=worker, dataset_size=SIZE))
+
+
+def good(*ids, ago_s=0.0):
+    return tuple(rm.EpisodeTry(id=i, ago_s=ago_s) for i in ids)
+
+
+def test_one_bad_node_gives_its_prompts_back_and_the_others_play_on():
+    async def story():
+        now = [1000.0]
+        desk, _ = await make_desk(max_staleness=3, clock=lambda: now[0])
+        await asked(desk, "v")
+        first = await take(desk, room=3)
+        now[0] += 60
+        told = rm.TakeWork(worker="w", room=9, wait_s=0, episodes=stuck(t.id for t in first))
+        assert (await desk.handle(told)).nothing_succeeds, "no other has told anything"
+        told = rm.TakeWork(worker="v", room=1, wait_s=0, episodes=good("x"))
+        now[0] += 1
+        work = await desk.handle(told)
+        assert not work.nothing_succeeds
+        assert len(work.tickets) == 1
+        told = rm.TakeWork(worker="w", room=9, wait_s=0)
+        work = await desk.handle(told)
+        assert not work.nothing_succeeds, "its tries count: it gives its prompts back"
+        probes = list(work.tickets)
+        for tries in range(4):
+            for ticket in first if tries == 0 else probes:
+                give_up = rm.GiveUp(worker="w", id=ticket.id, tries=ticket.tries, why="refused")
+                assert not (await desk.handle(give_up)).closed
+            probes = await take(desk, wait_s=0)
+            assert not probes or tries, "the next when the time of its last one is over"
+            assert len(probes) <= 1
+            now[0] += rollout_dispatcher.PROBE_S
+        given = await take(desk, worker="v", wait_s=0)
+        assert given, "prompts for a worker that is well do not wait for the time of another"
+        now[0] += 1
+        assert len(await take(desk, wait_s=0)) + len(given) > 1
+
+    run(story())
+
+
+def test_each_worker_has_its_own_time_for_a_prompt_while_nothing_succeeds():
+    async def story():
+        now = [1000.0]
+        desk, _ = await make_desk(max_staleness=3, clock=lambda: now[0])
+        for worker in ("v", "u"):
+            await asked(desk, worker)
+        told = rm.TakeWork(worker="v", room=0, wait_s=0, episodes=good("x", ago_s=1.0))
+        await desk.handle(told)
+        assert len(await take(desk, worker="w", room=1, wait_s=0)) == 1, "still well"
+        tries = stuck("abc")
+        await desk.handle(rm.TakeWork(worker="w", room=0, wait_s=0, episodes=tries))
+        assert len(await take(desk, worker="u", room=9, wait_s=0)) == 1
+        assert len(await take(desk, worker="w", room=9, wait_s=0)) == 1
+        now[0] += 1
+        told = rm.TakeWork(worker="v", room=1, wait_s=0, episodes=good("y"))
+        assert len((await desk.handle(told)).tickets) == 1
+        now[0] += rollout_dispatcher.PROBE_S - 1
+        assert len(await take(desk, worker="v", room=1, wait_s=0)) == 1
+        assert len(await take(desk, worker="w", room=9, wait_s=0)) == 1
+
+    run(story())
+
+
+def test_what_is_given_up_in_an_outage_changes_the_seeds_and_counts_for_nothing_else():
+    async def story():
+        now = [1000.0]
+        desk, _ = await make_desk(max_staleness=0, clock=lambda: now[0])
+        first, _ = await take(desk)
+        told = rm.TakeWork(worker="w", room=0, wait_s=0, episodes=stuck("abc"))
+        await desk.handle(told)
+        for tries in range(3):
+            give_up = rm.GiveUp(worker="w", id=first.id, tries=tries, why="refused")
+            assert not (await desk.handle(give_up)).closed
+            now[0] += rollout_dispatcher.PROBE_S
+            (again,) = await take(desk, wait_s=0)
+            assert (again.id, again.failures) == (first.id, tries + 1)
+        now[0] += 1
+        told = rm.TakeWork(worker="w", room=0, wait_s=0, episodes=good("d"))
+        await desk.handle(told)
+        assert not desk.snapshot().unplayed
+        give_up = rm.GiveUp(worker="w", id=first.id, tries=3, why="no such tool")
+        assert not (await desk.handle(give_up)).closed, "once, without an outage"
+        resumed, _ = await make_desk(max_staleness=0, saved=desk.snapshot())
+        assert [t.failures for t in await take(resumed)] == [4, 0]
+        (again,) = await take(desk)
+        give_up = rm.GiveUp(worker="w", id=first.id, tries=again.tries, why="no such tool")
+        assert (await desk.handle(give_up)).closed
+        assert not desk.snapshot().in_outages
+
+    run(story())
+
+
+def test_a_long_train_step_without_prompts_is_no_outage():
+    async def story():
+        clock = asyncio.get_running_loop().time
+        desk, _ = await make_desk(max_staleness=0, clock=clock)
+        first, second = await take(desk)
+        await desk.handle(delivery(first))
+        told = rm.TakeWork(worker="w", room=0, wait_s=0, episodes=stuck([second.id], failures=1))
+        await desk.handle(told)
+        await desk.handle(delivery(second))
+        held = await desk.load(1)
+        await asyncio.sleep(3600.0)  # it trains
+        await desk.handle(told)  # and hears of a failure
+        await desk.trained(1)
+        assert len(held) == BATCH
+        loading = asyncio.create_task(desk.load(2))
+        await asyncio.sleep(1200.0)
+        for ticket in await take(desk):
+            await desk.handle(delivery(ticket))
+        assert len(await loading) == BATCH
+        await desk.trained(2)
+        await desk.handle(told)
+        began_s = clock()
+        with pytest.raises(RolloutError, match="no episode has succeeded"):
+            await desk.load(3)
+        assert clock() - began_s == pytest.approx(1800.0, rel=0.02)
+
+    run_virtually(story())
+
+
+def test_the_newest_episodes_are_judged_once_a_second():
+    class Counted(RecentEpisodes):
+        judged = 0
+
+        def fault(self, **more):
+            self.judged += 1
+            return super().fault(**more)
+
+    async def story():
+        now, recent = [1000.0], Counted()
+        desk, _ = await make_desk(clock=lambda: now[0], recent=recent)
+        for _ in range(50):
+            told = rm.TakeWork(worker="w", room=0, wait_s=0, episodes=good("a"))
+            await desk.handle(told)
+            now[0] += 0.1
+        assert 4 <= recent.judged <= 6
 
     run(story())
 

@@ -67,10 +67,11 @@ def test_what_is_no_command_is_refused(data):
 
 class FakeHeartbeat:
     def __init__(self):
-        self.told = []
+        self.told, self.limits_s = [], []
 
     def publish_status(self, status, *, may_take_s=0.0, ticks_within_s=0.0):
         self.told.append(status)
+        self.limits_s.append(may_take_s)
 
 
 @pytest.fixture
@@ -141,6 +142,13 @@ def test_a_stop_that_came_early_is_told_once(runner):
 
 
 def test_what_it_waits_for_is_told_and_taken_back(runner):
+    runner.move(WorkerEvent.STARTED, mfc="main loop", step=1, may_take_s=600.0)
     with runner.waiting_for("model_worker/1: tensors rewards"):
         assert runner.heartbeat.told[-1].waits_for == "model_worker/1: tensors rewards"
     assert runner.heartbeat.told[-1].waits_for == ""
+    runner.publish_status(mfc="main loop", step=2, may_take_s=900.0)
+    runner._on_command(b"no command at all")
+    runner._on_command(dumps(command(Verb.PAUSE, token="theirs")))
+    assert runner.heartbeat.limits_s[-5:] == [600.0, 600.0, 600.0, 900.0, 900.0]
+    runner.publish_status(mfc="main loop", step=3)
+    assert runner.heartbeat.limits_s[-1] == 0.0
