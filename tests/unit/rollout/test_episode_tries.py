@@ -105,6 +105,22 @@ def test_one_try_is_all_where_there_are_no_waits() -> None:
     assert chances.wait_s(TryFault.AWAY, nothing_succeeds=True) is None
 
 
+def test_in_an_evaluation_too_what_ends_in_doubt_twice_is_scored_as_failed() -> None:
+    def killed(index: int, number: int, task: EpisodeTask) -> Exception | str | None:
+        if index != 2:
+            return None
+        return "killed" if task.is_doubtful else DoubtfulEnd("killed", **SAYS)
+
+    agent = Told(killed)
+    group = run_virtually(groups_of(agent, retries=EpisodeTries(waits_s=())).run(TICKET))
+    assert [e.was_doubtful for e in group.episodes] == [False, False, True, False]
+    assert [t.id for t in agent.tasks[4:]] == ["0-4-2-try1"]
+    always = Told(lambda *_: DoubtfulEnd("killed", **SAYS))
+    with pytest.raises(DoubtfulEnd):
+        run_virtually(groups_of(always, retries=EpisodeTries(waits_s=())).run(TICKET))
+    assert len(always.tasks) == 4 * 2
+
+
 def test_the_report_says_how_long_ago_and_says_it_once() -> None:
     tries = EpisodeTries()
     tries.succeeded("0-1", began_s=10)
