@@ -416,9 +416,25 @@ def test_a_malformed_reward_is_a_doubtful_end(written: str, tmp_path: Any) -> No
         read_reward(path, problem="")
 
 
-def test_a_returned_nan_is_a_doubtful_end() -> None:
-    with pytest.raises(DoubtfulEnd):
-        returned_outcome(float("nan"))
+@pytest.mark.parametrize(
+    ("returned", "raised"),
+    [
+        (float("nan"), DoubtfulEnd),
+        ({"reward": float("-inf")}, DoubtfulEnd),
+        ({"reward": 1.0, "turns": float("nan")}, DoubtfulEnd),
+        ({"rewards": {"a": float("nan")}}, DoubtfulEnd),
+        ({"turns": 3}, RolloutError),
+        ({"reward": "1.0"}, RolloutError),
+        ([1.0], RolloutError),
+        ({"rewards": [1.0]}, RolloutError),
+    ],
+)
+def test_a_returned_nan_is_a_doubtful_end_and_a_wrong_type_the_functions_mistake(
+    returned: Any, raised: type[Exception]
+) -> None:
+    with pytest.raises(RolloutError) as caught:
+        returned_outcome(returned)
+    assert type(caught.value) is raised
 
 
 # ---- what an outsider expects ----------------------------------------------------------------------
