@@ -474,6 +474,7 @@ def our_class(reaches: str) -> str:
     made = {
         "RolloutError": RolloutError("it failed", **SAYS),
         "RewardError": RewardError("no number", **SAYS),
+        "WaitTimeout": WaitTimeout("the judge is away", **SAYS),
         "WorkerLost": WorkerLost("the host has ended", **SAYS),
         "ConnectionError": ConnectionError("reset"),
         "OSError": OSError("no space left"),
