@@ -25,6 +25,7 @@ The class says who must act::
      ├─ CheckpointError      a checkpoint is torn, unreadable or of another shape
      ├─ DataError            a data set or a sample is wrong
      │   ├─ RewardError      a reward rule gave no number for a record
+     │   │   └─ RewardServiceAway  the service that it asks does not answer
      │   └─ GradientNotFinite  of several optimizer steps in a row, none of which was made
      ├─ RolloutError         experience can't be made: an agent, an environment or a prompt fails
      ├─ PolicyMismatch       sampling and training disagree about probabilities
@@ -223,6 +224,10 @@ class DataError(RealsysError):
 
 class RewardError(DataError):
     """A reward rule or an environment returned no finite number for a record; names all three."""
+
+
+class RewardServiceAway(RewardError):
+    """The service that a reward rule asks does not answer; this tells nothing about the record."""
 
 
 class GradientNotFinite(DataError):

@@ -26,7 +26,7 @@ from realsys.api.basics.rule_permissions import (
     registration_line,
     shown_permissions,
 )
-from realsys.api.errors import ClusterError, ConfigError, RewardError
+from realsys.api.errors import ClusterError, ConfigError, RewardError, RewardServiceAway
 from realsys.data.sources.reasoning_gym_questions import entry_of
 from realsys.rewards.guard import inside
 from realsys.rewards.guard.guarded import DIED, GRACE_S, CallFailed, Guarded, Reply
@@ -198,6 +198,8 @@ def _result_of(given: Any, term: RuleTerm) -> Result:
             return Score(value=value, correct=bool(given["correct"]), parts=parts)
         kinds: list[type[RewardError]] = [RewardError, *RewardError.__subclasses__()]
         kind = {one.__name__: one for one in kinds}.get(given["error"], RewardError)
+        if kind is RewardServiceAway and not term.is_async:
+            kind = RewardError  # an answer's code may say so, to be played again
         return kind(str(given["what"])[:500], where=str(given["where"]), fix=str(given["fix"]))
     except RewardError as error:
         return error

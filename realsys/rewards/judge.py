@@ -21,7 +21,7 @@ from typing import Any
 from realsys.api.basics.bounded_files import parse_json
 from realsys.api.basics.rule_permissions import RulePermissions
 from realsys.api.basics.thoughts import FinalTextRule, text_behind_thoughts
-from realsys.api.errors import ConfigError, RewardError
+from realsys.api.errors import ConfigError, RewardError, RewardServiceAway
 from realsys.api.options import option
 from realsys.rewards.readable_text import readable_text
 
@@ -96,7 +96,11 @@ class Judge(FinalTextRule):
     async def __call__(
         self, prompt: Any, response: str, answer: str = "", final: str | None = None
     ) -> dict[str, float]:
-        """Returns the score with its parts. Raises RewardError: no grade after all retries."""
+        """Returns the score with its parts.
+
+        Raises:
+            RewardError: no grade after all retries. RewardServiceAway: the judge was away at the last.
+        """
         final_text = self.text_of(response, final)
         if final_text is None:
             return {"reward": 0.0, "judge_tokens": 0.0, "judge_cached": 0.0}
@@ -116,6 +120,7 @@ class Judge(FinalTextRule):
 
     async def _graded(self, text: str) -> tuple[float, float]:
         wait_s, why, asked, tokens = _FIRST_WAIT_S, "", text, 0.0
+        kind: type[RewardError] = RewardError
         for number in range(1 + self.max_retries):
             if number:
                 await asyncio.sleep(wait_s)
@@ -129,10 +134,11 @@ class Judge(FinalTextRule):
                 # At temperature 0 the same question has the same reply. What the judge wrote is not
                 # repeated to it: it may quote the answer that it judges.
                 asked = text + _AGAIN.format(why=error.why, out_of=f"{self.out_of:g}")
-                why = str(error)
+                why, kind = str(error), RewardError
             except _TryAgain as error:
                 why, wait_s = str(error), max(wait_s, error.after_s)
-        raise RewardError(
+                kind = RewardServiceAway if error.is_away else RewardError
+        raise kind(
             f"the judge gave no grade in {1 + self.max_retries} requests; the last: {why}",
             where=f"reward rule 'judge', {self.url}",
             fix="look whether it answers, and in the form that task.reward_args.judge.question asks for; "
@@ -173,7 +179,8 @@ class Judge(FinalTextRule):
                 if reply.status == 429 or reply.status >= 500:
                     after = reply.headers.get("Retry-After", "")
                     is_number = after.isascii() and after.isdigit()
-                    raise _TryAgain(f"HTTP {reply.status}", float(after[:9]) if is_number else 0.0)
+                    after_s = float(after[:9]) if is_number else 0.0
+                    raise _TryAgain(f"HTTP {reply.status}", after_s, is_away=True)
                 raw = bytearray()  # of one body, which may come in pieces
                 async for piece in reply.content.iter_chunked(_PIECE_BYTES):
                     raw += piece
@@ -186,13 +193,14 @@ class Judge(FinalTextRule):
                         fix="correct task.reward_args.judge: url, model, api_key_env",
                     )
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise _TryAgain(f"{type(error).__name__}: {error}") from error
+            raise _TryAgain(f"{type(error).__name__}: {error}", is_away=True) from error
         return _read(bytes(raw))
 
 
 class _TryAgain(Exception):
-    def __init__(self, why: str, after_s: float = 0.0) -> None:
+    def __init__(self, why: str, after_s: float = 0.0, *, is_away: bool = False) -> None:
         super().__init__(why)
+        self.is_away = is_away  # it said nothing at all
         self.after_s = min(after_s, _LONGEST_WAIT_S)
 
 

@@ -28,7 +28,7 @@ from collections.abc import Awaitable, Callable, Generator, Sequence
 from dataclasses import replace
 
 from realsys.api.basics.reward import RAISED, Completion, Score
-from realsys.api.errors import RealsysError, RewardError
+from realsys.api.errors import RealsysError, RewardError, RewardServiceAway, WaitTimeout
 from realsys.api.users_code.users_frames import shown_error, users_place
 from realsys.rewards.guard.guarded import HOST_ENDED, CallFailed
 from realsys.rewards.guard.guarded import RAISED as FUNCTION_RAISED
@@ -79,6 +79,9 @@ def raised_error(error: BaseException, source: str, *, is_async: bool = False) -
     """Makes the error for an exception of a rule; an ``AnswerFailure`` where a text may have caused it."""
     what, where = describe(error, source)
     fix = "return a number for every text, 0 if it can't be read; what the record itself lacks: DataError"
+    # A rule that evaluates answers is not asynchronous: no answer raises these.
+    if is_async and isinstance(error, ConnectionError | WaitTimeout):
+        return RewardServiceAway(what, where=where, fix=fix)
     if not may_be_the_texts(error, is_async=is_async):
         return RewardError(what, where=where, fix=fix)
     made = AnswerFailure(what, where=where, fix=fix)

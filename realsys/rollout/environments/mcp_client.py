@@ -21,6 +21,10 @@ class ReplyTooLarge(RolloutError):
     """A server's reply is larger than what is read; the server can be asked again."""
 
 
+class ServerAway(WaitTimeout):
+    """A server can't be reached, or is overloaded: the policy can do nothing about it."""
+
+
 class MCPConnection(Protocol):
     """Carries messages to one server."""
 
@@ -35,7 +39,7 @@ class MCPConnection(Protocol):
 
         Raises:
             WaitTimeout: none came in time. ReplyTooLarge: it is not read to its end.
-            RolloutError: the server is gone, or speaks no MCP.
+            ServerAway, RolloutError: the server is away; it has ended, or speaks no MCP.
         """
         ...
 
@@ -87,7 +91,7 @@ class MCPClient:
         the server refuses.
 
         Raises:
-            RolloutError: the server is gone.
+            ServerAway, RolloutError: the server is away, or has ended.
         """
         params = {"name": name, "arguments": dict(arguments)}
         message = self._message("tools/call", params)
@@ -95,6 +99,8 @@ class MCPClient:
             response = await self.connection.request(message, timeout_s=timeout_s)
         except ReplyTooLarge as error:
             return ToolResult(text=f"Error: {error.what}", failed=True)
+        except ServerAway:
+            raise
         except WaitTimeout:
             reason = {"requestId": message["id"], "reason": "it took too long"}
             cancelled = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": reason}

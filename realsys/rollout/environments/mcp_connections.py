@@ -13,8 +13,14 @@ from typing import Any
 import aiohttp
 
 from realsys.api.errors import ConfigError, RolloutError, WaitTimeout
-from realsys.rollout.environments.mcp_client import PROTOCOL, MCPConnection, ReplyTooLarge
+from realsys.rollout.environments.mcp_client import (
+    PROTOCOL,
+    MCPConnection,
+    ReplyTooLarge,
+    ServerAway,
+)
 from realsys.runtime.child_processes.child_guard import GRACE_S, guarded
+from realsys.transport.http_outages import AWAY, is_away
 
 _MESSAGE_BYTES = 32 << 20  # of one from a server
 _TAIL_BYTES = 2000
@@ -166,7 +172,12 @@ class HttpConnection:
             ) as response:
                 if response.status >= 400:
                     body = (await response.content.read(_TAIL_BYTES)).decode(errors="replace")
-                    raise self._away(f"HTTP {response.status} {body[:200]}")
+                    # One that was started anew knows no session of before.
+                    is_new = response.status == 404 and "Mcp-Session-Id" in self._headers
+                    raise self._failed(
+                        f"HTTP {response.status} {body[:200]}",
+                        is_outage=response.status in AWAY or is_new,
+                    )
                 if session_id := response.headers.get("Mcp-Session-Id"):
                     self._headers |= {
                         "Mcp-Session-Id": session_id,
@@ -176,11 +187,11 @@ class HttpConnection:
                     async for read in _events(response.content):
                         if read.get("id") == message["id"] and "method" not in read:
                             return read
-                    raise self._away("its stream ended without the response")
+                    raise self._failed("its stream ended without the response", is_outage=True)
                 read = json.loads(await _whole(response.content))
                 if isinstance(read, dict):
                     return read
-                raise self._away("it answered with no JSON object")
+                raise self._failed("it answered with no JSON object", is_outage=False)
         except _OverLimit as error:
             raise ReplyTooLarge(
                 _too_large(), where=f"MCP server {self.name}", fix="let its tools return less"
@@ -188,7 +199,8 @@ class HttpConnection:
         except TimeoutError as error:
             raise _too_long(self.name, message, timeout_s) from error
         except (aiohttp.ClientError, OSError, ValueError, RecursionError) as error:
-            raise self._away(f"{type(error).__name__}: {error}") from error
+            why = f"{type(error).__name__}: {error}"
+            raise self._failed(why, is_outage=is_away(error)) from error
 
     async def notify(self, message: Mapping[str, Any]) -> None:
         """Sends a message that has no response; one that does not arrive is no failure."""
@@ -211,9 +223,10 @@ class HttpConnection:
                     pass
         await self._session.close()
 
-    def _away(self, reason: str) -> RolloutError:
+    def _failed(self, reason: str, *, is_outage: bool) -> ServerAway | RolloutError:
         self._is_away = True
-        return RolloutError(
+        kind = ServerAway if is_outage else RolloutError
+        return kind(
             f"the MCP server can't be used: {reason}",
             where=f"MCP server {self.name}",
             fix="start it, or correct task.env_args.servers; rollout workers must reach it",

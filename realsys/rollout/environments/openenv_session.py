@@ -15,6 +15,7 @@ import aiohttp
 from realsys.api.errors import RolloutError, WaitTimeout
 from realsys.rewards.scores import checked_score
 from realsys.rollout.environments.environment_arguments import OpenEnvArguments
+from realsys.transport.http_outages import AWAY, is_away
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +54,8 @@ class OpenEnvSession:
         """Begins the episode; where the server has no free place, waits for one.
 
         Raises:
-            WaitTimeout: there was none in time. OpenEnvError, RolloutError: the server refuses, or is away.
+            WaitTimeout: there was none in time, or the server is away. OpenEnvError, RolloutError: it
+                refuses.
         """
         if self._args.transport == "http":
             return _reply(await self._request("POST", "/reset", data))
@@ -80,7 +82,7 @@ class OpenEnvSession:
         """Carries out an action.
 
         Raises:
-            OpenEnvError, RolloutError, WaitTimeout: the server refuses, is away, or takes too long.
+            OpenEnvError, RolloutError: the server refuses. WaitTimeout: it is away, or takes too long.
         """
         if self._args.transport == "http":
             return _reply(await self._request("POST", "/step", {"action": dict(action)}))
@@ -150,6 +152,8 @@ class OpenEnvSession:
             raise self._too_long(path) from error
         except (aiohttp.ClientError, OSError) as error:
             raise self._away(error) from error
+        if response.status in AWAY:
+            raise self._away(f"HTTP {response.status} {text[:200]}", is_outage=True)
         if response.status != 200:
             code = "VALIDATION_ERROR" if response.status == 422 else f"HTTP {response.status}"
             raise self._refused({"message": text[:500], "code": code}, path)
@@ -190,9 +194,12 @@ class OpenEnvSession:
             fix="raise task.env_args.message_timeout_s, or see the server's log",
         )
 
-    def _away(self, reason: object) -> RolloutError:
-        text = f"{type(reason).__name__}: {reason}" if isinstance(reason, Exception) else reason
-        return RolloutError(
+    def _away(self, reason: object, *, is_outage: bool = False) -> WaitTimeout | RolloutError:
+        text = reason
+        if isinstance(reason, Exception):
+            text, is_outage = f"{type(reason).__name__}: {reason}", is_away(reason)
+        kind = WaitTimeout if is_outage else RolloutError
+        return kind(
             f"the environment's server can't be reached: {text}",
             where=f"OpenEnv server {self._args.url}",
             fix="start it, or correct task.env_args.url; rollout workers must reach it from their nodes",

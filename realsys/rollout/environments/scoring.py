@@ -8,7 +8,7 @@ from typing import Any
 from realsys.api.agent import Answer
 from realsys.api.basics.reward import Completion, Score, with_thoughts
 from realsys.api.basics.thoughts import text_behind_thoughts
-from realsys.api.errors import DataError
+from realsys.api.errors import DataError, RewardServiceAway, WaitTimeout
 from realsys.rewards.rule import rule_of
 
 
@@ -43,7 +43,12 @@ class AnswerScoring:
         self._sampled = answer
 
     async def score(self, response: str) -> Score:
-        """Scores ``response``. Raises RewardError: a rule raised, or gave no finite number."""
+        """Scores ``response``.
+
+        Raises:
+            RewardError: a rule raised, or gave no finite number. WaitTimeout: the service that it asks is
+                away, so that the episode is played again later, and its record is not set aside.
+        """
         answer, tokens = self._record.get("answer"), self._sampled
         opened = tokens.opened if tokens is not None else ""
         completion = Completion(
@@ -54,7 +59,11 @@ class AnswerScoring:
             finish_reason="stop" if tokens is None or tokens.stopped else "length",
             final=text_behind_thoughts(response, opened=opened) or "",
         )
-        return with_thoughts(await self._rule.score(completion), completion)
+        try:
+            score = await self._rule.score(completion)
+        except RewardServiceAway as error:
+            raise WaitTimeout(error.what, where=error.where, fix=error.fix) from error
+        return with_thoughts(score, completion)
 
 
 def info_of(score: Score) -> dict[str, float]:

@@ -20,6 +20,10 @@ logger = logging.getLogger(__name__)
 _MEANINGS = ("reward", "rewards", "answer")  # names in a result that are no figures
 
 
+class NumberNotFinite(ValueError):
+    """A number that an agent gave is infinite or NaN: of the right type, so the text may be the cause."""
+
+
 class EpisodeDropped(RolloutError):
     """An episode was ended through no fault of its own; it is begun anew."""
 
@@ -91,8 +95,8 @@ def outcome_of(given: Mapping[str, Any], *, problem: str = "") -> AgentOutcome:
     numbers.
 
     Raises:
-        ValueError: there is no reward and no answer in it, a reward is no number, or a number is not finite
-            or has no name.
+        ValueError: there is no reward and no answer in it, a reward is no number, or a number has no name.
+        NumberNotFinite: one is infinite or NaN.
     """
     by_role = given.get("rewards") or {}
     if not isinstance(by_role, Mapping):
@@ -118,7 +122,8 @@ def _number(value: Any, name: str) -> float:
     try:
         return finite_number(value)
     except NoNumber as error:
-        raise ValueError(f"its {name} is {error}") from None
+        kind = NumberNotFinite if is_number(value) else ValueError
+        raise kind(f"its {name} is {error}") from None
 
 
 async def finished_episode(

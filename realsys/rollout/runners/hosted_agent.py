@@ -15,7 +15,13 @@ from realsys.api.errors import RolloutError, WaitTimeout
 from realsys.rollout.runners import hosts
 from realsys.rollout.runners.agent_arguments import HostedArguments, PythonArguments
 from realsys.rollout.runners.endpoint_agent import EndpointAgent
-from realsys.rollout.runners.episode_outcome import AgentOutcome, EpisodeSeat, outcome_of, seat_json
+from realsys.rollout.runners.episode_outcome import (
+    AgentOutcome,
+    EpisodeSeat,
+    NumberNotFinite,
+    outcome_of,
+    seat_json,
+)
 from realsys.rollout.runners.host_process import HostProcess
 from realsys.rollout.runners.hosts.function_host import BLOCKED_S
 
@@ -112,7 +118,8 @@ def returned_outcome(result: Any, *, played: str = "the agent's function") -> Ag
     Args:
         played: names the function in errors.
     Raises:
-        DoubtfulEnd: it is nothing that an episode can end with, such as NaN.
+        DoubtfulEnd: a number in it is infinite or NaN, which the policy's text may have caused.
+        RolloutError: it is of a type that no episode can end with, a mistake of the function's.
     """
     try:
         match result:
@@ -124,10 +131,12 @@ def returned_outcome(result: Any, *, played: str = "the agent's function") -> Ag
                 return outcome_of(result)
             case _:
                 return outcome_of({"reward": result})
-    except ValueError as error:
+    except NumberNotFinite as error:
         raise DoubtfulEnd(
             f"{played} returned {result!r:.200}: {error}", where=_where(played), fix=_FIX
         ) from error
+    except ValueError as error:
+        raise _unusable(f"{result!r:.200}: {error}", played) from error
 
 
 def _unusable(what: str, played: str) -> RolloutError:

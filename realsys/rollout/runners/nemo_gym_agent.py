@@ -22,18 +22,18 @@ import aiohttp
 from aiohttp import web
 
 from realsys.api.agent import AgentHost, DoubtfulEnd, EpisodeTask
-from realsys.api.errors import ClusterError, RolloutError
+from realsys.api.errors import ClusterError, RolloutError, WaitTimeout
 from realsys.api.users_code.reward_numbers import is_number
 from realsys.rollout.runners.agent_arguments import NemoGymArguments
 from realsys.rollout.runners.endpoint_agent import LOOPBACK, EndpointAgent
 from realsys.rollout.runners.episode_outcome import AgentOutcome, EpisodeSeat, outcome_of
+from realsys.transport.http_outages import AWAY, is_away
 
 logger = logging.getLogger(__name__)
 
 SESSION = "realsys_session"  # in a request's metadata
 _NOT_SENT = ("record", "responses_create_params")  # as they stand in our records
 _MOST_BYTES = 64 << 20
-_AWAY = (408, 429, 502, 503, 504)  # statuses of a server that did not try
 
 
 @dataclass(eq=False, kw_only=True)
@@ -72,7 +72,11 @@ class NemoGymAgent(NemoGymArguments, EndpointAgent):
         await super().close()
 
     async def play(self, task: EpisodeTask, seats: Sequence[EpisodeSeat]) -> AgentOutcome:
-        """Has Gym's agent run the episode."""
+        """Has Gym's agent run the episode.
+
+        Raises:
+            WaitTimeout: it is away, or overloaded. DoubtfulEnd: it failed. RolloutError: a wrong URL.
+        """
         body = run_request(task.record, key=seats[0].address.key, model=seats[0].address.model)
         timeout = aiohttp.ClientTimeout(total=self.timeout_s)
         url = self.gym_url.rstrip("/") + "/run"
@@ -85,13 +89,14 @@ class NemoGymAgent(NemoGymArguments, EndpointAgent):
         except TimeoutError:
             return AgentOutcome(problem=f"/run took more than {self.timeout_s:g} s")
         except (aiohttp.ClientError, OSError) as error:
-            raise RolloutError(
+            kind = WaitTimeout if is_away(error) else RolloutError
+            raise kind(
                 f"NeMo Gym's agent can't be reached: {type(error).__name__}: {error}",
                 where=url,
                 fix="start its servers (ng_run), or correct task.agent_args.gym_url",
             ) from error
-        if response.status in _AWAY:
-            raise RolloutError(
+        if response.status in AWAY:
+            raise WaitTimeout(
                 f"NeMo Gym's agent answered HTTP {response.status}: {text[:300]}",
                 where=url,
                 fix="see its log; fewer episodes at a time if it is overloaded",

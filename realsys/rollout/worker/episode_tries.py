@@ -81,8 +81,11 @@ class EpisodeChances:
         """Counts a failed try; returns how long to wait before the next, None if none follows."""
         self.failures += 1
         self._faults[fault] += 1
-        if not self.waits_s:
-            return None
+        if (
+            not self.waits_s
+        ):  # an evaluation: a question whose answers kill the agent has a score, too
+            is_first = fault is TryFault.DOUBTFUL and self._faults[fault] == 1
+            return 0.0 if is_first else None
         if fault in _MOST_TWICE:
             return self.waits_s[0] if self._faults[fault] == 1 else None
         if nothing_succeeds:
@@ -97,7 +100,8 @@ class EpisodeTries:
     """All tries of a worker's episodes, and what the master is to hear of them.
 
     Attributes:
-        waits_s: before the tries of an episode after its first; none: it has one.
+        waits_s: before the tries of an episode after its first; none: it has one, and another at once if
+            that ended in doubt.
         nothing_succeeds: at any worker, as the master has said last.
     """
 

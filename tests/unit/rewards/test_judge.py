@@ -15,11 +15,15 @@ from typing import Any
 import pytest
 
 from realsys.api.basics.reward import Completion, Score
-from realsys.api.errors import ConfigError, RewardError
+from realsys.api.errors import ConfigError, RewardError, RewardServiceAway, WaitTimeout
 from realsys.rewards import judge as judge_module
 from realsys.rewards.judge import Judge, _NoGrade, _Reply, read_grade
 from realsys.rewards.rule import RewardRule
 from realsys.rewards.set_aside import Answered, SetAsideRecords
+from realsys.rollout.environments.scoring import AnswerScoring
+from realsys.rollout.worker.episode_tries import fault_of
+from realsys.transport.reward_messages import result_of, scored_answer
+from realsys.transport.rollout_messages import TryFault
 
 
 class Server:
@@ -236,6 +240,44 @@ def test_no_grade_after_all_retries_sets_aside_and_never_scores_0(server: Server
     server.close()
     with pytest.raises(RewardError, match="no grade in 1 requests"):
         asked(Judge(url=server.url, model="m", max_retries=0))
+
+
+@pytest.mark.parametrize(
+    ("replies", "is_away"),
+    [
+        ([503], True),
+        ([429], True),
+        (["no idea", 500], True),
+        ([500, "no idea"], False),
+        ([b"not json"], False),
+        ([401], False),
+    ],
+)
+def test_a_judge_that_is_away_is_told_from_one_without_a_grade(
+    server: Server, replies: list[Any], is_away: bool
+) -> None:
+    arguments = {"url": server.url, "model": "m", "max_retries": 1}
+    server.replies = list(replies)
+    with pytest.raises(RewardError) as caught:
+        asked(Judge(**arguments))  # type: ignore[arg-type]
+    assert isinstance(caught.value, RewardServiceAway) is is_away
+
+
+def test_a_judge_that_is_away_is_waited_for_where_episodes_are_played_again(server: Server) -> None:
+    server.replies = [503]
+    arguments = {"url": server.url, "model": "m", "max_retries": 0}
+    rule = RewardRule("judge", {"judge": arguments})  # in a guard's process
+    (error,) = rule.score_all([Completion(response="a", record={"prompt": "p"})])
+    assert type(error) is RewardServiceAway
+    assert type(result_of(scored_answer(error), "reward_worker/0")) is RewardServiceAway
+    scoring = AnswerScoring("judge", {"judge": arguments})
+    scoring.begin({"prompt": "p", "answer": "4"})
+    with pytest.raises(WaitTimeout) as told:
+        asyncio.run(scoring.score("a"))
+    assert fault_of(told.value) is TryFault.AWAY
+    # Where nothing is played again, the record is set aside.
+    answered = Answered(id="a", prompt=lambda: "p", answers=[Completion(response="a", record={})])
+    assert SetAsideRecords().scores(rule, [answered]) == [None]
 
 
 def test_at_most_so_many_at_once_and_a_minute(server: Server) -> None:

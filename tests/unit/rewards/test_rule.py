@@ -22,7 +22,13 @@ from realsys.api.basics.reward import (
     reward_terms,
     rule_problems,
 )
-from realsys.api.errors import ClusterError, ConfigError, RewardError, SandboxFailure
+from realsys.api.errors import (
+    ClusterError,
+    ConfigError,
+    RewardError,
+    RewardServiceAway,
+    SandboxFailure,
+)
 from realsys.rewards import rule_terms
 from realsys.rewards.rule import MOST_AT_ONCE, RewardRule, made_rule
 
@@ -160,9 +166,19 @@ def test_what_no_answer_would_fare_better_with_ends_the_run_in_its_own_words(rul
         RewardRule("lacking").score_all(answers("a", "b"))
     rules("own_limit", own_limit)
     rules("box", box)
-    for name, told in (("own_limit", "TimeoutError: of its own"), ("box", "the box failed")):
+
+    async def away(response: str) -> float:
+        raise ConnectionResetError("the service restarts")
+
+    rules("away", away)
+    for name, told in (
+        ("own_limit", "TimeoutError: of its own"),
+        ("box", "the box failed"),
+        ("away", "the service restarts"),
+    ):
         (error,) = RewardRule(name).score_all(answers("a"))
         assert isinstance(error, RewardError)
+        assert isinstance(error, RewardServiceAway) is (name == "away")
         assert told in error.what
 
 

@@ -103,7 +103,9 @@ class PolicyAsk:
     version: int
     request_stats: RequestStats = field(default_factory=RequestStats)
 
-    async def __call__(self, tokens: Sequence[int], limit: int | None = None, /) -> Answer:
+    async def __call__(
+        self, tokens: Sequence[int], limit: int | None = None, /, **_: Any
+    ) -> Answer:
         await asyncio.sleep(0.5)
         while self.faults.are_away():
             if not self.faults.waits_inside:

@@ -105,6 +105,22 @@ def test_one_try_is_all_where_there_are_no_waits() -> None:
     assert chances.wait_s(TryFault.AWAY, nothing_succeeds=True) is None
 
 
+def test_in_an_evaluation_too_what_ends_in_doubt_twice_is_scored_as_failed() -> None:
+    def killed(index: int, number: int, task: EpisodeTask) -> Exception | str | None:
+        if index != 2:
+            return None
+        return "killed" if task.is_doubtful else DoubtfulEnd("killed", **SAYS)
+
+    agent = Told(killed)
+    group = run_virtually(groups_of(agent, retries=EpisodeTries(waits_s=())).run(TICKET))
+    assert [e.was_doubtful for e in group.episodes] == [False, False, True, False]
+    assert [t.id for t in agent.tasks[4:]] == ["0-4-2-try1"]
+    always = Told(lambda *_: DoubtfulEnd("killed", **SAYS))
+    with pytest.raises(DoubtfulEnd):
+        run_virtually(groups_of(always, retries=EpisodeTries(waits_s=())).run(TICKET))
+    assert len(always.tasks) == 4 * 2
+
+
 def test_the_report_says_how_long_ago_and_says_it_once() -> None:
     tries = EpisodeTries()
     tries.succeeded("0-1", began_s=10)
@@ -135,9 +151,24 @@ class Asked:
     well: bool = True
     request_stats: RequestStats = field(default_factory=RequestStats)
 
-    async def __call__(self, tokens: Sequence[int], limit: int | None = None, /) -> Answer:
+    async def __call__(
+        self,
+        tokens: Sequence[int],
+        limit: int | None = None,
+        /,
+        *,
+        on_tokens: Callable[[Sequence[int]], None] | None = None,
+    ) -> Answer:
         does = self.does.pop(0)
-        if isinstance(does, float):
+        if isinstance(does, list):  # times between pieces of an answer; below 0: without a token
+            length = 0
+            for pause_s in does:
+                await asyncio.sleep(abs(pause_s))
+                self.request_stats.broken += pause_s < 0
+                length += pause_s > 0
+                assert on_tokens is not None
+                on_tokens([20] * length)
+        elif isinstance(does, float):
             await asyncio.sleep(does)
         elif isinstance(does, Exception):
             raise does
@@ -183,20 +214,35 @@ def test_what_the_policy_did_not_answer_is_known(
     assert run_virtually(story()) == (with_problem, without)
 
 
-def test_silence_of_all_servers_is_their_fault_although_they_are_back_by_then() -> None:
-    async def story() -> list[str]:
-        pulse, found = PolicyPulse(), []
-        for others_get_answers in (True, False):
-            watched = WatchedAsk(Asked([1000.0]), pulse)
-            other = WatchedAsk(Asked([1.0] * 50), pulse)
-            beside = use(other, *range(50)) if others_get_answers else asyncio.sleep(0)
-            await asyncio.gather(use(watched, 1, limit_s=45.0), beside)
-            found.append(await watched.trouble(ended_well=False))
-        return found
+@pytest.mark.parametrize(
+    ("does", "others_get_answers", "silent_s"),
+    [
+        (1000.0, True, None),
+        # A well server writes 32k tokens; the agent's own limit is 45 s.
+        (1000.0, False, None),
+        # It was lost, and waits at another server: nobody has got a token.
+        ([-5.0, 1000.0], False, 45),
+        ([-5.0, 1000.0], True, None),
+        ([-5.0, 15.0, 1000.0], False, None),  # a piece came at 20 s
+        ([10.0, -1.0, -1.0, 1000.0], False, 35),
+    ],
+)
+def test_silence_is_the_servers_fault_if_a_request_was_lost_though_they_are_back_by_then(
+    does: Any, others_get_answers: bool, silent_s: int | None
+) -> None:
+    async def story() -> str:
+        pulse = PolicyPulse()
+        watched = WatchedAsk(Asked([does]), pulse)
+        other = WatchedAsk(Asked([1.0] * 50), pulse)
+        beside = use(other, *range(50)) if others_get_answers else asyncio.sleep(0)
+        await asyncio.gather(use(watched, 1, limit_s=45.0), beside)
+        return await watched.trouble(ended_well=False)
 
-    with_others, alone = run_virtually(story())
-    assert with_others == ""
-    assert "for 45 s" in alone
+    found = run_virtually(story())
+    if silent_s is None:
+        assert found == ""
+    else:
+        assert f"for {silent_s} s" in found
 
 
 # ---- groups ----------------------------------------------------------------------------------------
@@ -370,9 +416,25 @@ def test_a_malformed_reward_is_a_doubtful_end(written: str, tmp_path: Any) -> No
         read_reward(path, problem="")
 
 
-def test_a_returned_nan_is_a_doubtful_end() -> None:
-    with pytest.raises(DoubtfulEnd):
-        returned_outcome(float("nan"))
+@pytest.mark.parametrize(
+    ("returned", "raised"),
+    [
+        (float("nan"), DoubtfulEnd),
+        ({"reward": float("-inf")}, DoubtfulEnd),
+        ({"reward": 1.0, "turns": float("nan")}, DoubtfulEnd),
+        ({"rewards": {"a": float("nan")}}, DoubtfulEnd),
+        ({"turns": 3}, RolloutError),
+        ({"reward": "1.0"}, RolloutError),
+        ([1.0], RolloutError),
+        ({"rewards": [1.0]}, RolloutError),
+    ],
+)
+def test_a_returned_nan_is_a_doubtful_end_and_a_wrong_type_the_functions_mistake(
+    returned: Any, raised: type[Exception]
+) -> None:
+    with pytest.raises(RolloutError) as caught:
+        returned_outcome(returned)
+    assert type(caught.value) is raised
 
 
 # ---- what an outsider expects ----------------------------------------------------------------------
@@ -412,6 +474,7 @@ def our_class(reaches: str) -> str:
     made = {
         "RolloutError": RolloutError("it failed", **SAYS),
         "RewardError": RewardError("no number", **SAYS),
+        "WaitTimeout": WaitTimeout("the judge is away", **SAYS),
         "WorkerLost": WorkerLost("the host has ended", **SAYS),
         "ConnectionError": ConnectionError("reset"),
         "OSError": OSError("no space left"),

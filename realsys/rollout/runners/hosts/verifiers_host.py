@@ -39,7 +39,7 @@ class HostedEnvironment(Protocol):
     def rows(self, split: str) -> Iterable[tuple[Row, str, Any]]:
         """Yields each task with its question as text and the known answer, None if it has none."""
 
-    async def play(self, order: Mapping[str, Any]) -> dict[str, float]:
+    async def play(self, order: Mapping[str, Any]) -> dict[str, Any]:
         """Runs one rollout; returns its reward and figures. Raises what went wrong."""
 
     async def close(self) -> None:
@@ -121,7 +121,7 @@ class ClassicEnvironment:
         for row in data:
             yield dict(row), messages_text(row.get("prompt") or ""), row.get("answer")
 
-    async def play(self, order: Mapping[str, Any]) -> dict[str, float]:
+    async def play(self, order: Mapping[str, Any]) -> dict[str, Any]:
         """Runs one rollout by its own client of Chat Completions, and scores it by its rubric."""
         openai = importlib.import_module("openai")
         async with openai.AsyncOpenAI(base_url=order["base_url"], api_key=order["key"]) as client:
@@ -193,7 +193,7 @@ class TasksetEnvironment:
                 getattr(data, "answer", None),
             )
 
-    async def play(self, order: Mapping[str, Any]) -> dict[str, float]:
+    async def play(self, order: Mapping[str, Any]) -> dict[str, Any]:
         """Plays one episode; all that its harness asks goes through verifiers' own interception."""
         task = self._task(self._data.model_validate(row_of(order)), self._config.taskset.task)
         client = self._v1.EvalClientConfig(
@@ -317,21 +317,14 @@ def _content(content: Any) -> str:
     return str(content or "")
 
 
-def result_of(reward: Any, figures: Mapping[str, Any], *, cut: bool) -> dict[str, float]:
-    """Returns a result for the host's line. Figures that are no finite numbers are left out.
-
-    Raises:
-        ValueError: the reward is no finite number.
-    """
+def result_of(reward: Any, figures: Mapping[str, Any], *, cut: bool) -> dict[str, Any]:
+    """Returns a result for the host's line. Figures that are no finite numbers are left out; the reward is
+    as it came: what becomes of one that is no finite number is decided as for a function's."""
     read = _beside()._numbers
-    try:
-        number = read.finite_number(reward)
-    except ValueError as error:
-        raise ValueError(f"the environment's reward is {error}") from None
     named = {f"{name}_" if name in _OURS else name: x for name, x in figures.items()}
     plain = {name: read.plain_number(x) for name, x in named.items() if read.is_number(x)}
     numbers = {name: x for name, x in plain.items() if math.isfinite(x)}
-    return {**numbers, "truncated": float(cut), "reward": number}
+    return {**numbers, "truncated": float(cut), "reward": reward}
 
 
 def records_of(environment: HostedEnvironment, split: str) -> Iterator[dict[str, Any]]:

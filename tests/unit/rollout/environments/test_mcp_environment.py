@@ -75,7 +75,7 @@ async def listening(make: Callable[..., Awaitable[MCPEnvironment]], **args: Any)
     while True:
         try:
             return await make(**args)
-        except RolloutError:
+        except WaitTimeout:  # it is away
             if time.monotonic() > ends_s:
                 raise
             await asyncio.sleep(0.1)
@@ -250,11 +250,45 @@ input()
 
 def test_an_address_without_a_server_is_named():
     async def body(make: Any) -> None:
-        with pytest.raises(RolloutError, match="can't be used: ClientConnector") as caught:
+        with pytest.raises(WaitTimeout, match="can't be used: ClientConnector") as caught:
             await make(servers="http://127.0.0.1:1/mcp")
         assert caught.value.where == "MCP server http://127.0.0.1:1/mcp"
 
     play(body)
+
+
+@pytest.mark.parametrize(
+    ("reply", "raised"),
+    [
+        ("503 Busy", WaitTimeout),
+        ("429 Busy", WaitTimeout),
+        ("404 Not Found", RolloutError),
+        ("200 OK", RolloutError),  # with no JSON
+        ("", WaitTimeout),  # the connection is closed
+    ],
+)
+def test_an_outage_in_a_call_is_told_from_a_refusal_and_not_told_to_the_policy(
+    reply: str, raised: type[Exception]
+) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        if reply:
+            writer.write(f"HTTP/1.1 {reply}\r\ncontent-length: 1\r\n\r\n?".encode())
+            await writer.drain()
+        writer.close()
+
+    async def call() -> None:
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        client = MCPClient(await opened(f"http://127.0.0.1:{port}/mcp", (), env={}))
+        try:
+            await client.call("add", {}, timeout_s=240)
+        finally:
+            await client.close()
+            server.close()
+
+    with pytest.raises(raised, match="can't be used"):
+        asyncio.run(call())
 
 
 class Named:

@@ -152,7 +152,7 @@ def test_a_server_that_leaves_or_is_not_there_fails_the_question():
         finally:
             await environment.close()
 
-    with pytest.raises(RolloutError, match="can't be reached") as caught:
+    with pytest.raises(WaitTimeout, match="can't be reached") as caught:
         asyncio.run(away())
     assert caught.value.where == "OpenEnv server http://127.0.0.1:1"
     assert "task.env_args.url" in caught.value.fix

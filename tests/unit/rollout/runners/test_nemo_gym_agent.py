@@ -18,7 +18,7 @@ from aiohttp import web
 from letter_chat import ScriptedPolicy, host, task
 
 from realsys.api.agent import DoubtfulEnd, Environment, Episode, Observation
-from realsys.api.errors import ClusterError, RolloutError
+from realsys.api.errors import ClusterError, RealsysError, RolloutError, WaitTimeout
 from realsys.config.plugin_arguments import argument_problems
 from realsys.rollout.runners.nemo_gym_agent import (
     NemoGymAgent,
@@ -114,12 +114,12 @@ def test_episodes_at_the_same_time_are_told_apart_and_rewarded_by_gym(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("status", "raised"), [(500, DoubtfulEnd), (503, RolloutError), (429, RolloutError)]
+    ("status", "raised"), [(500, DoubtfulEnd), (503, WaitTimeout), (429, WaitTimeout)]
 )
 def test_a_server_that_fails_or_is_away_has_the_episode_played_again(
     tmp_path: Path, status: int, raised: type[Exception]
 ) -> None:
-    with pytest.raises(RolloutError) as caught:
+    with pytest.raises(RealsysError) as caught:
         play(tmp_path, GymDouble(status=status), "5", failed_reward=-1.0)
     assert type(caught.value) is raised
 
@@ -145,7 +145,7 @@ def test_a_server_that_is_not_there_fails_the_question(tmp_path):
             gym_url="http://127.0.0.1:1", model_port=int(agent.model_url.split(":")[2][:-3])
         )
         try:
-            with pytest.raises(RolloutError, match="can't be reached"):
+            with pytest.raises(WaitTimeout, match="can't be reached"):
                 await agent.run_episode(task(ScriptedPolicy("5"), Unscored(), RECORD))
             with pytest.raises(ClusterError, match="port for NeMo Gym can't be opened"):
                 await second.open(host(tmp_path))

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from realsys.api.agent import DoubtfulEnd
+from realsys.api.errors import RolloutError
 from realsys.rollout.runners.export_verifiers import launch_command
 from realsys.rollout.runners.hosted_agent import returned_outcome
+from realsys.rollout.runners.hosts.function_host import usable
 from realsys.rollout.runners.hosts.verifiers_host import export, messages_text, result_of, row_of
 
 
@@ -37,10 +41,18 @@ def test_a_result_is_a_reward_with_figures() -> None:
     assert (outcome.reward, outcome.text, outcome.stats["reward_"]) == (0.5, None, 5.0)
 
 
-@pytest.mark.parametrize("reward", [None, "1", float("inf"), [1]])
-def test_no_reward_is_an_error(reward: Any) -> None:
-    with pytest.raises(ValueError, match="the environment's reward is"):
-        result_of(reward, {}, cut=False)
+@pytest.mark.parametrize("reward", [float("inf"), float("nan"), Decimal("NaN")])
+def test_a_reward_that_is_not_finite_is_a_doubtful_end(reward: Any) -> None:
+    sent = json.loads(json.dumps(usable(result_of(reward, {}, cut=False))))
+    with pytest.raises(DoubtfulEnd):
+        returned_outcome(sent)
+
+
+@pytest.mark.parametrize("reward", [None, "1", [1], b"1"])
+def test_a_reward_of_a_wrong_type_is_a_mistake_of_the_environments(reward: Any) -> None:
+    with pytest.raises((ValueError, RolloutError)) as caught:  # the former is a line of the host
+        returned_outcome(json.loads(json.dumps(usable(result_of(reward, {}, cut=False)))))
+    assert not isinstance(caught.value, DoubtfulEnd)
 
 
 def test_an_export_has_the_rows_whole_and_only_the_splits_that_there_are(tmp_path: Path) -> None:
