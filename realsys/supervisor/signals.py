@@ -155,6 +155,19 @@ def _interruption(environ: os._Environ[str], announced_s: float) -> str:
 # request is repeated in a thread, beside the requeue. Nothing here may keep an attempt from ending.
 
 
+def can_leave_out(job_id: str, lost: Mapping[str, str], needed: int) -> bool:
+    """Asks Slurm whether the job could start without the lost nodes; False if it does not answer.
+
+    Args:
+        lost, needed: as of leave_out.
+    """
+    try:
+        return _wanted(job_id, lost, needed) is not None
+    except (OSError, subprocess.TimeoutExpired, ConfigError, ValueError) as error:
+        logger.warning("lost nodes not compared with others error=%s", error)
+        return False
+
+
 def leave_out(
     job_id: str, lost: Mapping[str, str], needed: int, *, identity: JobIdentity | None = None
 ) -> threading.Thread:

@@ -17,6 +17,7 @@ from realsys.api.cluster import SlurmSpec
 from realsys.api.plan import plan_hash, plan_text
 from realsys.slurm.job_identity import JobIdentity, Ownership
 from realsys.supervisor import signals, supervisor_main
+from realsys.supervisor.health.failure_report import LEASE_ENDED
 from realsys.supervisor.own_jobs import ownerships
 from realsys.supervisor.signals import (
     cancel_job,
@@ -24,7 +25,7 @@ from realsys.supervisor.signals import (
     listen_to_signals,
     requeue_job,
 )
-from realsys.trial.records import ExitMarker, Result
+from realsys.trial.records import ExitMarker, Failure, Result
 
 NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
 
@@ -208,20 +209,22 @@ def test_a_controller_that_stays_away_is_not_asked_for_ever(bin_folder, caplog, 
     assert caplog.messages[-1] == "requeue refused job=7 error=Socket timed out"
 
 
-@pytest.mark.parametrize(("accepted", "pictures"), [(True, 0), (False, 1)])
-def test_a_job_is_given_back_before_pictures_are_drawn(tmp_path, monkeypatch, accepted, pictures):
-    """What Slurm leaves after the announced time is seconds; drawing may take two minutes."""
+def supervised(tmp_path, monkeypatch, end, *, accepted=True):
+    """What a supervisor does after the attempt that ``end`` plays, which returns its marker's fields."""
     plan, order = make_plan(tmp_path, requeue=True), []
     files = write_plan(plan)
 
     def run(supervisor, attempt_files, plan, number):
-        os.kill(os.getpid(), signal.SIGUSR2)
-        return ExitMarker(result=Result.STOPPED, attempt=number, ended_at=time.time(), phase="main")
+        fields = end(supervisor)
+        return ExitMarker(attempt=number, ended_at=time.time(), phase="main", **fields)
 
     monkeypatch.setattr(supervisor_main, "_run", run)
     monkeypatch.setattr(supervisor_main, "log_to", lambda path, worker: None)
     monkeypatch.setattr(
         supervisor_main, "requeue_job", lambda *job: order.append("requeue") or accepted
+    )
+    monkeypatch.setattr(
+        supervisor_main, "leave_out", lambda *lost, **identity: order.append("leave out")
     )
     monkeypatch.setattr(supervisor_main, "_write_artifacts", lambda files: order.append("pictures"))
     monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-2]")
@@ -233,7 +236,41 @@ def test_a_job_is_given_back_before_pictures_are_drawn(tmp_path, monkeypatch, ac
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+    return order
+
+
+@pytest.mark.parametrize(("accepted", "pictures"), [(True, 0), (False, 1)])
+def test_a_job_is_given_back_before_pictures_are_drawn(tmp_path, monkeypatch, accepted, pictures):
+    """What Slurm leaves after the announced time is seconds; drawing may take two minutes."""
+
+    def end(supervisor):
+        os.kill(os.getpid(), signal.SIGUSR2)
+        return {"result": Result.STOPPED}
+
+    order = supervised(tmp_path, monkeypatch, end, accepted=accepted)
     assert order == ["requeue", *["pictures"] * pictures]
+
+
+@pytest.mark.parametrize(
+    ("why", "done"),
+    [
+        (LEASE_ENDED, ["leave out", "requeue"]),  # it blames n2
+        ("RuntimeError: Connection reset by peer", ["requeue"]),  # nobody
+    ],
+)
+@pytest.mark.parametrize("by", ["", "Slurm (preemption)", "anna@login1"])
+def test_a_run_that_a_user_stopped_does_not_go_on_by_itself(tmp_path, monkeypatch, why, done, by):
+    """Though it failed after the request, or beside it."""
+    first = Failure(
+        worker="m/1", host="n2", pid=1, why=why, at=1.0, secondary=why is not LEASE_ENDED
+    )
+
+    def end(supervisor):
+        supervisor.stop_watch.requested_by = by
+        return {"result": Result.FAILED, "step": 9, "first_failure": first}
+
+    expected = ["pictures"] if by == "anna@login1" else done
+    assert supervised(tmp_path, monkeypatch, end) == expected
 
 
 # ---- an id that is another job's by now --------------------------------------------------------------
