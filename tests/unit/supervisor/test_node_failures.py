@@ -22,13 +22,13 @@ from realsys.name_resolve.lease_validity import TTL_S
 from realsys.slurm.job_identity import JobIdentity
 from realsys.slurm.lost_nodes import is_silence, lost_nodes
 from realsys.slurm.unreachable_nodes import unreachable_nodes
+from realsys.supervisor import supervisor_main
 from realsys.supervisor.health.failure_detector import LOST_S, FailureDetector
 from realsys.supervisor.health.failure_report import LEASE_ENDED, STALLED
 from realsys.supervisor.health.first_failure import order_failures
 from realsys.supervisor.health.late_evidence import MARGIN_S, TOGETHER_S
 from realsys.supervisor.health.peer_failures import addresses_of, is_secondary, with_both_ends
 from realsys.supervisor.supervisor import LAST_WORDS_S
-from realsys.supervisor import supervisor_main
 from realsys.supervisor.supervisor_main import goes_on_by_itself
 from realsys.trial.records import ExitMarker, Failure, Result, WorkerRecord
 
