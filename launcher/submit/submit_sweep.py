@@ -168,7 +168,7 @@ def _submit_group(
 
 def _cancel_and_remove(trials: Sequence[TrialFiles], sweep: str) -> None:
     """Cancels the trials' jobs, each cluster's at once, and removes the folders of those that have none
-    left and have not run. The folder of a job that Slurm does not cancel stays, so that it can be stopped."""
+    left and have not run. The folder of a job that Slurm does not cancel stays, to be stopped later."""
     # Read all submissions first: array elements depend on the first element's folder.
     submissions = {files: read_submission(files) for files in trials}
     of_cluster: dict[str | None, list[Submission]] = {}

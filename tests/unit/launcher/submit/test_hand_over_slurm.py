@@ -449,7 +449,7 @@ def test_a_job_that_can_t_be_cancelled_after_ctrl_c_keeps_its_trial(
 ):
     program(site.bin, "scancel", fails)
     plan = make_plan(site.root)
-    with pytest.raises(KeyboardInterrupt, match="41, which could not .* realsys stop"):
+    with pytest.raises(KeyboardInterrupt, match=r"41, which could not .* realsys stop"):
         submit(plan)
     assert "cancelled: " in capsys.readouterr().err
     found = read_submission(TrialFiles(Path(plan.trial_dir)))
@@ -485,7 +485,7 @@ def test_an_array_that_can_t_be_cancelled_after_ctrl_c_keeps_its_records(
     """They were removed, and the job was told as cancelled before Slurm was asked."""
     program(site.bin, "scancel", fails)
     both = elements(site)
-    with pytest.raises(KeyboardInterrupt, match="41, which could not .* realsys stop .*/sweep1"):
+    with pytest.raises(KeyboardInterrupt, match=r"41, which could not .* realsys stop .*/sweep1"):
         dispatch_array(both, name="sweep1", array="0-1")
     assert "41; cancelled" not in capsys.readouterr().err
     found = [read_submission(element.files) for element in both]
