@@ -114,6 +114,7 @@ def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def bin_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog, slept) -> Path:
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
     monkeypatch.setattr(signals, "REQUEUE_TIMEOUT_S", 60.0)
+    monkeypatch.setattr(signals, "REQUEUE_ASK_S", 60.0)
     caplog.set_level(logging.INFO, logger=signals.__name__)
     return tmp_path / "bin"
 
@@ -275,6 +276,7 @@ def test_a_run_that_a_user_stopped_does_not_go_on_by_itself(tmp_path, monkeypatc
 
 # ---- an id that is another job's by now --------------------------------------------------------------
 
+ASK_S = signals.REQUEUE_ASK_S
 BEGAN = JobIdentity(job_id="7", began_at=float(SUBMITTED + 2), restarts=1)
 
 
@@ -319,3 +321,51 @@ def test_a_requeued_component_is_known_by_its_comment(bin_folder):
     component = JobIdentity(job_id="7", comment=comment, began_at=float(SUBMITTED))
     assert ownerships([component], timeout_s=60.0) == {"7": Ownership.OURS}
     assert ownerships([replace(component, comment="")], timeout_s=60.0) == {"7": Ownership.UNKNOWN}
+
+
+def test_a_squeue_that_hangs_takes_little_of_the_time_for_the_requeue(bin_folder, monkeypatch):
+    """Slurm leaves some 10 s, and squeue took up to 20 s before every scontrol."""
+    asked = []
+    monkeypatch.setattr(signals, "REQUEUE_ASK_S", ASK_S)
+    monkeypatch.setattr(
+        signals, "ownerships", lambda identities, *, timeout_s: asked.append(timeout_s)
+    )
+    away = "echo 'Socket timed out' >&2; exit 1"
+    program(
+        bin_folder,
+        "scontrol",
+        f'if [ $(wc -l < "{bin_folder}/scontrol.calls") -le 2 ]; then {away}; fi',
+    )
+    assert requeue_job("7", BEGAN) is True
+    assert asked == [3.0]
+    assert len(calls(bin_folder, "scontrol")) == 3
+
+
+@pytest.mark.parametrize(
+    ("said", "whose"),
+    [
+        ("echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1", Ownership.GONE),
+        ("echo 'slurm_load_jobs error: INVALID JOB ID specified' >&2; exit 1", Ownership.GONE),
+        ("exit 1", None),
+        ("echo 'squeue: error: Invalid user id: 1000' >&2; exit 1", None),
+        ("echo 'squeue: fatal: Could not establish a configuration source' >&2; exit 1", None),
+        ("echo 'slurm_load_jobs error: Protocol authentication error' >&2; exit 1", None),
+        ("true", Ownership.GONE),
+    ],
+)
+def test_only_slurms_own_word_makes_a_job_gone(bin_folder, said, whose):
+    program(bin_folder, "squeue", said)
+    found = ownerships([BEGAN], timeout_s=60.0)
+    assert found == (None if whose is None else {"7": whose})
+
+
+def test_a_users_settings_of_squeue_change_no_verdict(bin_folder, monkeypatch):
+    monkeypatch.setenv("SQUEUE_PARTITION", "other")
+    monkeypatch.setenv("SLURM_CLUSTERS", "heron,egret")
+    row = in_job_row(1)
+    program(
+        bin_folder,
+        "squeue",
+        f"env | grep -q ^SQUEUE_ || printf 'CLUSTER: heron\\n\\nCLUSTER: egret\\n%s' '{row}'",
+    )
+    assert ownerships([BEGAN], timeout_s=60.0) == {"7": Ownership.OURS}
