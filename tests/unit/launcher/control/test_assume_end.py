@@ -122,7 +122,7 @@ def test_a_run_whose_store_can_t_be_read_is_not_assumed_to_have_ended(
     """Its workers may hold leases there."""
 
     def away(self: StatusReader) -> None:
-        raise StoreUnavailable("etcd does not answer")
+        raise StoreUnavailable("etcd does not answer", where="etcd://n1", fix="try later")
 
     files = begun(GONE)
     with monkeypatch.context() as patched:
