@@ -1,4 +1,5 @@
-"""Stand-ins for Slurm's programs on PATH: srun starts a step's tasks here, scancel notes what it was told.
+"""Stand-ins for Slurm's programs on PATH: srun starts a step's tasks here, scancel notes what it was told,
+squeue knows every job, submitted now.
 
 ``install`` puts them into a folder. A task runs the step's own command, unless ``tasks/<job name>`` in
 that folder is a program: then that one, with the same variables, and how it ended is written down as
@@ -16,12 +17,19 @@ import sys
 import time
 from pathlib import Path
 
+# Rows as realsys/supervisor/own_jobs.py asks for them
+SQUEUE = r"""for word; do case "$word" in --jobs=*) ids=${word#--jobs=};; esac; done
+for id in $(echo "$ids" | tr , ' '); do
+  printf '%s\037%s\037%s\0370\037(null)\036\n' "$id" "$id" "$(date +%s)"
+done"""
+
 
 def install(folder: Path) -> Path:
-    """Writes both programs into ``folder``, to be put on PATH, and returns it."""
+    """Writes the programs into ``folder``, to be put on PATH, and returns it."""
     (folder / "tasks").mkdir(parents=True, exist_ok=True)
     _program(folder / "srun", f'exec "{sys.executable}" -S "{__file__}" "{folder}" "$@"')
     _program(folder / "scancel", f'echo "$@" >> "{folder}/cancelled"')
+    _program(folder / "squeue", SQUEUE)
     return folder
 
 
