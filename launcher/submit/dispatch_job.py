@@ -106,15 +106,50 @@ def _cancel_interrupted(
     jobs = ", ".join(submission.job_ids)
     try:
         cancel_submission(submission)
-    except ClusterError as error:
-        raise _interrupted(
-            f"interrupted: submitted as {jobs}, which could not be cancelled: {error.what}; later: "
-            f"realsys stop {'/'.join(files.root.parts[-2:])}"
-        ) from error
+    except (ClusterError, KeyboardInterrupt) as error:
+        later = f"realsys stop {'/'.join(files.root.parts[-2:])}"
+        raise _interrupted(f"interrupted: {_not_cancelled(jobs, error, later)}") from error
     files.submission.unlink()
     if former is not None:
         write_private(files.submission, former)
     raise _interrupted(f"interrupted: submitted as {jobs}; cancelled")
+
+
+def _cancel_interrupted_array(
+    elements: Sequence[Element], submitted: ArrayRecord, sweep: str
+) -> NoReturn:
+    """Cancels an interrupted array and removes its records. Raises SubmissionInterrupted; if Slurm does not
+    cancel it, they stay, so that it can be stopped later."""
+    from launcher.slurm.slurm_commands import scancel
+
+    job_id = submitted.job_id
+    try:
+        scancel([job_id], cluster=submitted.cluster)
+    except (ClusterError, KeyboardInterrupt) as error:
+        later = f"realsys stop {sweep}"
+        raise _interrupted(f"interrupted: {_not_cancelled(job_id, error, later)}") from error
+    for element in elements:
+        element.files.submission.unlink(missing_ok=True)
+    array_record(elements[0].files.submitit).unlink(missing_ok=True)
+    raise _interrupted(f"interrupted: submitted as {job_id}; cancelled")
+
+
+def _not_cancelled(jobs: str, error: BaseException, later: str) -> str:
+    why = error.what if isinstance(error, ClusterError) else "interrupted again"
+    return f"submitted as {jobs}, which could not be cancelled: {why}; later: {later}"
+
+
+def _cancel_unrecorded(job_ids: Sequence[str], *, cluster: str | None) -> None:
+    """Cancels jobs that no record refers to; names them if Slurm does not. The caller raises what kept them
+    from being recorded."""
+    from launcher.slurm.slurm_commands import scancel
+
+    try:
+        scancel(job_ids, cluster=cluster)
+    except (ClusterError, KeyboardInterrupt) as error:
+        where = [f"--clusters={cluster}"] if cluster else []
+        later = " ".join(["scancel", *where, *job_ids])
+        output.say(_not_cancelled(", ".join(job_ids), error, later))
 
 
 def _interrupted(text: str) -> SubmissionInterrupted:
@@ -141,6 +176,7 @@ def dispatch_array(elements: Sequence[Element], *, name: str, array: str) -> lis
         array: sbatch's --array; its indices are those of the elements.
     Raises:
         ClusterError: Slurm refused; then none of them is submitted.
+        SubmissionInterrupted: Ctrl-C before Slurm had answered; the array is cancelled.
     """
     from launcher.slurm.script import comment, render_script, supervisor_python
     from launcher.submit.executors.slurm_executor import BatchExecutor
@@ -179,23 +215,21 @@ def dispatch_array(elements: Sequence[Element], *, name: str, array: str) -> lis
             except KeyboardInterrupt:
                 raise _interrupted(_may_be_queued(plan)) from None
             array_id = job_ids[first.index].partition("_")[0]
-        if interrupt.came:
-            raise _interrupted(f"interrupted: submitted as {array_id}; cancelled")
-        submitted = ArrayRecord(
-            job_id=array_id,
-            at=time.time(),
-            cluster=executor.cluster,
-            job=JobMemory(comment=comment(plan, 1)),
-        )
-        write_record(array_record(first.files.submitit), submitted)
+            submitted = ArrayRecord(
+                job_id=array_id,
+                at=time.time(),
+                cluster=executor.cluster,
+                job=JobMemory(comment=comment(plan, 1)),
+            )
+            write_record(array_record(first.files.submitit), submitted)
     except BaseException:
         if array_id:
-            from launcher.slurm.slurm_commands import scancel
-
-            scancel([array_id], cluster=executor.cluster)  # no record refers to it
+            _cancel_unrecorded([array_id], cluster=executor.cluster)
         for element in elements:
             element.files.submission.unlink(missing_ok=True)
         raise
+    if interrupt.came:
+        _cancel_interrupted_array(elements, submitted, plan.trial)
     assert submitted.job is not None
     submitted = replace(submitted, job=_remembered(executor.cluster, [array_id], submitted.job))
     with suppress(OSError):
@@ -231,7 +265,6 @@ def _dispatch_to_slurm(
 ) -> Submission:
     """Submits one job, or one per component in the job layout split: all or none."""
     from launcher.slurm.script import comment, render_script, submissions, supervisor_python
-    from launcher.slurm.slurm_commands import scancel
     from launcher.submit.executors.slurm_executor import BatchExecutor
 
     assert plan.job is not None
@@ -251,8 +284,7 @@ def _dispatch_to_slurm(
             cluster = executor.cluster
         except BaseException:
             if job_ids:
-                with suppress(ClusterError):
-                    scancel(job_ids, cluster=cluster)
+                _cancel_unrecorded(job_ids, cluster=cluster)
             raise
     return replace(
         made,

@@ -11,8 +11,7 @@ import os
 import re
 import shutil
 from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Unpack
 
@@ -26,6 +25,7 @@ from launcher.submit.submit import (
     write_environment,
 )
 from launcher.submit.sweep import Point, array_text, job_groups, merged_problems, points_of
+from launcher.terminal import output
 from launcher.trials.find_trials import next_free_name
 from launcher.trials.submission import Submission, read_submission
 from realsys.api.errors import ClusterError, ConfigError, TrialError, flat, raise_all
@@ -128,7 +128,8 @@ def submit_jobs(
     """Submits all trials to Slurm, or none; returns each job's or array's id: ``12``, ``13_[0-3%2]``.
 
     Raises:
-        ClusterError: Slurm refused; the folders are removed again.
+        ClusterError: Slurm refused; the folders are removed again, except those of earlier jobs that it
+            does not cancel.
     """
     jobs = []
     try:
@@ -136,9 +137,7 @@ def submit_jobs(
             with translate_os_errors(trials[group[0]].root):
                 jobs.append(_submit_group(planned, trials, group, parallel))
     except BaseException:
-        # Read all submissions first: array elements depend on the first element's folder.
-        for files, submission in [(files, read_submission(files)) for files in trials]:
-            _cancel_and_remove(files, submission)
+        _cancel_and_remove(trials, f"{planned.experiment}/{planned.name}")
         raise
     return jobs
 
@@ -167,13 +166,30 @@ def _submit_group(
     return f"{submissions[0].job_id.partition('_')[0]}_[{array}]"
 
 
-def _cancel_and_remove(files: TrialFiles, submission: Submission | None) -> None:
-    """Cancels the trial's job, if it has one, and removes its folder unless it has run."""
-    if submission is not None:
-        with suppress(ClusterError):
-            cancel_submission(submission)
-    if not files.all_attempts():
-        shutil.rmtree(files.root, ignore_errors=True)
+def _cancel_and_remove(trials: Sequence[TrialFiles], sweep: str) -> None:
+    """Cancels the trials' jobs, each cluster's at once, and removes the folders of those that have none
+    left and have not run. The folder of a job that Slurm does not cancel stays, to be stopped later."""
+    # Read all submissions first: array elements depend on the first element's folder.
+    submissions = {files: read_submission(files) for files in trials}
+    of_cluster: dict[str | None, list[Submission]] = {}
+    for submission in submissions.values():
+        if submission is not None:
+            of_cluster.setdefault(submission.cluster, []).append(submission)
+    left: set[str | None] = set()
+    for cluster, held in of_cluster.items():
+        job_ids = tuple(dict.fromkeys(job_id for one in held for job_id in one.job_ids))
+        try:
+            cancel_submission(replace(held[0], job_ids=job_ids))
+        except (ClusterError, KeyboardInterrupt) as error:
+            left.add(cluster)
+            why = error.what if isinstance(error, ClusterError) else "interrupted"
+            output.say(
+                f"{len(job_ids)} submitted jobs could not be cancelled: {why}; later: realsys stop {sweep}"
+            )
+    for files, submission in submissions.items():
+        is_left = submission is not None and submission.cluster in left
+        if not is_left and not files.all_attempts():
+            shutil.rmtree(files.root, ignore_errors=True)
 
 
 def _share_code(first: TrialFiles, files: TrialFiles) -> None:

@@ -269,8 +269,8 @@ class StatusReader(TrialReader):
         assumed = self.record(AssumedEnd, self.files.assumed_end)
         if assumed is None:
             return False
-        if submission is not None:
-            return assumed.job_id == submission.job_id
+        if submission is not None:  # a later one's id may be equal: a pid is, in a new container
+            return assumed.job_id == submission.job_id and assumed.at >= submission.at
         return assumed.attempt == attempt
 
     def _job(self, submission: Submission | None, last: Attempt | None) -> JobInfo | None:

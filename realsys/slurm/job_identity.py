@@ -79,8 +79,10 @@ def ownership(identity: JobIdentity, job: JobTraits | None, *, answered: bool = 
         return Ownership.NOT_OURS if answered else Ownership.UNKNOWN
     if time and identity.was_seen:  # no controller gives an id out twice in a second
         return Ownership.OURS
-    if comment is False or time is False:
+    if time is False:
         return Ownership.NOT_OURS
+    if comment is False:  # a site may drop or rewrite a comment that was never seen
+        return Ownership.UNKNOWN if time else Ownership.NOT_OURS
     return Ownership.OURS if comment or time else Ownership.UNKNOWN
 
 

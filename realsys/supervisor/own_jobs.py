@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import subprocess
 from collections.abc import Sequence
 
@@ -17,6 +18,8 @@ from realsys.slurm.no_answer import NO_CONTROLLER
 logger = logging.getLogger(__name__)
 
 _END, _ROW = "\x1f", "\x1e"
+_CLUSTER = re.compile(r"^CLUSTER: [^\n]*\n+", re.MULTILINE)  # before each one's rows
+_NO_JOB = re.compile("invalid job id", re.I)
 _FIELDS = ("JobArrayID", "JobID", "SubmitTime", "RestartCnt", "Comment")
 
 
@@ -32,7 +35,7 @@ def ownerships(
     try:
         done = subprocess.run(
             [*argv, f"--Format={fields}"],
-            env={**os.environ, "SLURM_TIME_FORMAT": "%s", "LC_ALL": "C"},
+            env={**_environment(), "SLURM_TIME_FORMAT": "%s", "LC_ALL": "C"},
             capture_output=True,
             text=True,
             errors="replace",
@@ -42,7 +45,8 @@ def ownerships(
     except (OSError, subprocess.TimeoutExpired) as error:
         logger.warning("jobs not identified jobs=%s error=%s", ",".join(ids), error)
         return None
-    if done.returncode and NO_CONTROLLER.search(done.stderr):
+    is_answer = not done.returncode or _NO_JOB.search(done.stderr)
+    if not is_answer or (done.returncode and NO_CONTROLLER.search(done.stderr)):
         logger.warning("jobs not identified jobs=%s error=%s", ",".join(ids), done.stderr.strip())
         return None
     found = _jobs(done.stdout)
@@ -53,11 +57,17 @@ def ownerships(
     return answers
 
 
+def _environment() -> dict[str, str]:
+    """Returns this process's environment without a user's filters and formats of squeue."""
+    return {k: v for k, v in os.environ.items() if not k.startswith("SQUEUE_")}
+
+
 def _jobs(text: str) -> dict[str, JobTraits]:
     """Parses squeue's rows; a heterogeneous job counts by its leader, whose raw id is its id."""
     jobs: dict[str, JobTraits] = {}
     for row in text.split(_ROW):
         name, sign, rest = row.strip("\n").partition(_END)
+        name = _CLUSTER.sub("", name)
         values = rest.split(_END, len(_FIELDS) - 2)
         if not sign or len(values) < len(_FIELDS) - 1:
             continue

@@ -36,6 +36,7 @@ CANCEL_TIMEOUT_S = 20.0
 _ANNOUNCED = ("Slurm (time limit)", "Slurm (preemption)")
 _ANNOUNCED_UNKNOWN = "Slurm (SIGUSR2: time limit or preemption)"
 REQUEUE_TIMEOUT_S = 20.0  # of one scontrol
+REQUEUE_ASK_S = 3.0  # for whose the job is; Slurm may leave 10 s for all of it
 REQUEUE_AGAIN_S = 2.0
 REQUEUE_PATIENCE_S = 600.0  # Slurm ends the job earlier if its time is over
 ENDED_IN_S = 60.0  # Slurm ends a requeued job within this time
@@ -79,10 +80,10 @@ def requeue_job(job_id: str, identity: JobIdentity | None = None) -> bool:
     """
     logger.info("requeue requested job=%s", job_id)
     deadline = time.monotonic() + REQUEUE_PATIENCE_S
+    if identity is not None and _is_anothers(identity, timeout_s=REQUEUE_ASK_S):
+        logger.error("requeue given up job=%s error=Slurm has no such job of the trial", job_id)
+        return False
     while True:
-        if identity is not None and _is_anothers(identity, timeout_s=REQUEUE_TIMEOUT_S):
-            logger.error("requeue given up job=%s error=Slurm has no such job of the trial", job_id)
-            return False
         try:
             done = _run("scontrol", "requeue", job_id, timeout_s=REQUEUE_TIMEOUT_S)
         except FileNotFoundError as error:
@@ -153,6 +154,19 @@ def _interruption(environ: os._Environ[str], announced_s: float) -> str:
 #
 # Slurm accepts a new --exclude for the job itself only once it is on its way back to the queue; so the
 # request is repeated in a thread, beside the requeue. Nothing here may keep an attempt from ending.
+
+
+def can_leave_out(job_id: str, lost: Mapping[str, str], needed: int) -> bool:
+    """Asks Slurm whether the job could start without the lost nodes; False if it does not answer.
+
+    Args:
+        lost, needed: as of leave_out.
+    """
+    try:
+        return _wanted(job_id, lost, needed) is not None
+    except (OSError, subprocess.TimeoutExpired, ConfigError, ValueError) as error:
+        logger.warning("lost nodes not compared with others error=%s", error)
+        return False
 
 
 def leave_out(

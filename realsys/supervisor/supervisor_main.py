@@ -17,13 +17,15 @@ from realsys.name_resolve.key_table import TrialKeys
 from realsys.observability.worker_logs import configure_logging
 from realsys.runtime.child_processes.parent_death import die_with_parent
 from realsys.runtime.failures import failure_of
+from realsys.slurm.hostlist import expand
 from realsys.slurm.job_identity import JobIdentity
 from realsys.slurm.lost_nodes import is_silence, lost_nodes
 from realsys.supervisor.attempt.attempt import Job, claim_attempt, end_attempt
-from realsys.supervisor.health.preflight_check import preflight
+from realsys.supervisor.health.preflight_check import PREFLIGHT, preflight
 from realsys.supervisor.job_etcd.job_store import JobStore, former_store
 from realsys.supervisor.products import last_step
 from realsys.supervisor.signals import (
+    can_leave_out,
     cancel_job,
     is_cancelled,
     leave_out,
@@ -108,8 +110,13 @@ def _supervise(
         identity = JobIdentity(
             job_id=job.job_id, began_at=record.started_at, restarts=job.restart_count
         )
-        comes_back = goes_on_by_itself(plan, marker, began_at=began_at)
-        comes_back = _leave_out_lost_nodes(plan, identity, job.nodes, marker) or comes_back
+        comes_back = False
+        if not _is_by_a_user(supervisor.stop_watch.requested_by):  # that is final
+            comes_back = goes_on_by_itself(plan, marker, began_at=began_at)
+            comes_back = (
+                _leave_out_lost_nodes(plan, identity, job.nodes, marker, began_at=began_at)
+                or comes_back
+            )
         if newer_attempt_of_same_job(files, record.number) is not None:
             logger.warning("the job was requeued; waiting for Slurm to end this incarnation")
             linger()
@@ -142,20 +149,51 @@ def goes_on_by_itself(plan: LaunchPlan, marker: ExitMarker, *, began_at: Mapping
         and marker.result is Result.FAILED
         and first is not None
         and (first.secondary or is_silence(first))
-        and marker.step > began_at.get(marker.phase, 0)
+        and _has_got_on(marker, began_at)
     )
 
 
+def _has_got_on(marker: ExitMarker, began_at: Mapping[str, int]) -> bool:
+    return marker.step > began_at.get(marker.phase, 0)
+
+
 def _leave_out_lost_nodes(
-    plan: LaunchPlan, job: JobIdentity, nodes: str, marker: ExitMarker
+    plan: LaunchPlan,
+    job: JobIdentity,
+    nodes: str,
+    marker: ExitMarker,
+    *,
+    began_at: Mapping[str, int],
 ) -> bool:
-    """Returns whether the attempt lost nodes and is requeued; makes its job's next start avoid them."""
+    """Returns whether the attempt lost nodes and is requeued; makes its job's next start avoid them.
+
+    Args:
+        began_at: as of goes_on_by_itself. An attempt without a later step is requeued only if its next
+            start is another one: some of its nodes were well, and those lost are left out. All nodes can
+            be blamed for what is the image's fault. The preflight sees to it itself that it does not
+            blame a node again (realsys/supervisor/health/preflight_check.py).
+    """
     if plan.job is None or not plan.job.requeue or marker.result is Result.COMPLETED:
         return False
     lost = lost_nodes(marker, nodes)
-    if lost and plan.job.layout is JobLayout.SINGLE:
-        leave_out(job.job_id, lost, plan.job.components[0].nodes, identity=job)
-    return bool(lost)
+    if not lost:
+        return False
+    is_single, needed = plan.job.layout is JobLayout.SINGLE, plan.job.components[0].nodes
+    first = marker.first_failure
+    by_preflight = first is not None and first.worker == PREFLIGHT
+    if not _has_got_on(marker, began_at) and not by_preflight:
+        others = len(lost) < len(expand(nodes)) and is_single
+        if not (others and can_leave_out(job.job_id, lost, needed)):
+            logger.warning("not requeued lost=%s reason=it completed no step", ",".join(lost))
+            return False
+    if is_single:
+        leave_out(job.job_id, lost, needed, identity=job)
+    return True
+
+
+def _is_by_a_user(by: str) -> bool:
+    """Whether a stop request of that name is a user's (`realsys stop`); empty: there is none."""
+    return bool(by) and not by.startswith("Slurm (")
 
 
 def _is_stopped_by_user(marker: ExitMarker, supervisor: Supervisor, job: JobPlan) -> bool:

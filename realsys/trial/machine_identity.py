@@ -1,8 +1,8 @@
 """Identifies the machine on which a process was started, by more than its host name.
 
 A name changes: with DHCP, a new container on the same folder, a renamed laptop. The boot and the PID
-namespace say for certain that a pid is one of ours; another boot of the same machine, that it is not any
-more.
+namespace say for certain that a pid is one of ours; another boot of the machine that has both our id and
+our name, that it is not any more.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class MachineIdentity:
     Attributes:
         boot: id of the kernel's boot.
         pid_namespace: in which pids are counted; a container has its own.
-        machine: id that outlives a boot.
+        machine: id that outlives a boot; hosts of one image may share it.
     """
 
     boot: str = ""
@@ -62,10 +62,9 @@ def whereabouts(host: str, machine: MachineIdentity | None) -> Whereabouts:
     if machine.boot == here.boot:
         is_counted_here = machine.pid_namespace == here.pid_namespace
         return Whereabouts.HERE if is_counted_here else Whereabouts.ELSEWHERE
-    if machine.machine and here.machine:
-        is_same = machine.machine == here.machine
-        return Whereabouts.BEFORE_A_REBOOT if is_same else Whereabouts.ELSEWHERE
-    return Whereabouts.BEFORE_A_REBOOT if has_name else Whereabouts.ELSEWHERE
+    # The id alone does not say it: images of containers and cloned nodes carry one id to many hosts.
+    is_same = has_name and bool(here.machine) and machine.machine == here.machine
+    return Whereabouts.BEFORE_A_REBOOT if is_same else Whereabouts.ELSEWHERE
 
 
 def _first_line(path: Path) -> str:

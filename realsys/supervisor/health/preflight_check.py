@@ -39,6 +39,7 @@ from realsys.worker.environment import read_exports
 
 logger = logging.getLogger(__name__)
 
+PREFLIGHT = "preflight"  # in a worker's place, in its failures
 CPU_PROCESSES = 2  # a node, where the plan uses no GPUs
 # Variables that a launching shell had set
 _OF_LIBRARIES = (
@@ -124,7 +125,7 @@ def failures(
         for check in checks
         if check.ok is False
     ]
-    worker, now = "preflight", time.time()
+    worker, now = PREFLIGHT, time.time()
     return [
         Failure(worker=worker, host=where, pid=0, why=why, at=now, kind="Preflight", fix=fix)
         for where, why, fix in found

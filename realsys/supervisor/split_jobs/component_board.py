@@ -173,8 +173,10 @@ def submitted_job_ids(files: TrialFiles, attempt: AttemptRecord) -> list[str]:
 
 
 def submitted_comment(files: TrialFiles) -> str:
-    """Returns the comment of the trial's jobs, as recorded by the launch; empty if it is not."""
+    """Returns the comment of the trial's jobs, as Slurm showed it to the launch; empty if it did not: a
+    site may have dropped or rewritten what was sent."""
     try:
-        return str(json.loads(files.submission.read_bytes())["job"]["comment"])
+        job = json.loads(files.submission.read_bytes())["job"]
+        return str(job["comment"]) if job["submitted"] else ""
     except (OSError, ValueError, KeyError, TypeError):
         return ""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 
+from realsys.supervisor.split_jobs.component_board import submitted_comment
 from realsys.supervisor.split_jobs.components import (
     Action,
     ComponentRecord,
@@ -16,7 +19,7 @@ from realsys.supervisor.split_jobs.components import (
     is_joinable,
     report_of,
 )
-from realsys.trial.records import AttemptRecord, dumps, loads
+from realsys.trial.records import AttemptRecord, TrialFiles, dumps, loads
 
 HERE = ComponentRecord(
     index=1, agent="a1", job_id="121", host="n2", nodes="n2", attempt=3, token="t"
@@ -125,3 +128,21 @@ def test_an_order_is_for_the_agents_that_the_attempt_began_with():
 def test_an_attempt_can_be_joined_once_its_own_supervisor_is_there(number, supervisor, joinable):
     assert is_joinable(ATTEMPT, supervisor, number=number) is joinable
     assert not is_joinable(None, supervisor, number=number)
+
+
+@pytest.mark.parametrize(
+    ("noted", "comment"),
+    [
+        ({"comment": "realsys a/b attempt 1", "submitted": {"121": 5.0}}, "realsys a/b attempt 1"),
+        ({"comment": "realsys a/b attempt 1", "submitted": {}}, ""),  # a site may have dropped it
+        ({"comment": "realsys a/b attempt 1"}, ""),
+        (None, ""),
+    ],
+)
+def test_only_a_comment_that_slurm_showed_identifies_the_other_jobs(
+    tmp_path: Path, noted: dict[str, object] | None, comment: str
+) -> None:
+    files = TrialFiles(tmp_path)
+    files.submitit.mkdir()
+    files.submission.write_text(json.dumps({"job_ids": ["121"], "job": noted}))
+    assert submitted_comment(files) == comment

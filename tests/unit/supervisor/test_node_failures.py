@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stand_in_slurm import make_plan
+from stand_in_slurm import make_plan, program
 
-from realsys.api.plan import LaunchPlan
+from realsys.api.plan import JobLayout, LaunchPlan
 from realsys.name_resolve.lease_validity import TTL_S
+from realsys.slurm.job_identity import JobIdentity
 from realsys.slurm.lost_nodes import is_silence, lost_nodes
 from realsys.slurm.unreachable_nodes import unreachable_nodes
+from realsys.supervisor import supervisor_main
 from realsys.supervisor.health.failure_detector import LOST_S, FailureDetector
 from realsys.supervisor.health.failure_report import LEASE_ENDED, STALLED
 from realsys.supervisor.health.first_failure import order_failures
@@ -279,3 +281,50 @@ def test_workers_that_only_lost_each_other_go_on_where_they_had_got_on(
     plan = make_plan(tmp_path, requeue=requeue)
     assert goes_on_by_itself(plan, marker, began_at={"main": 3}) is goes_on
     assert not goes_on_by_itself(replace(plan, job=None), marker, began_at={"main": 3})
+
+
+NO_GPU = "RuntimeError: No CUDA GPUs are available: no CUDA-capable device is detected"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "worker", "step", "of_partition", "layout", "requeued"),
+    [
+        ("n[1-2]", "model_worker/0", 3, 4, JobLayout.SINGLE, True),  # n2 is well
+        ("n[1-2]", "model_worker/0", 3, 2, JobLayout.SINGLE, False),  # too few others: n1 again
+        ("n[1-2]", "model_worker/0", 9, 2, JobLayout.SINGLE, True),
+        ("n[1-2]", "model_worker/0", 3, 0, JobLayout.SINGLE, False),  # Slurm does not answer
+        ("n[1-2]", "model_worker/0", 3, 4, JobLayout.HET, False),  # whose nodes are not left out
+        ("n[1-2]", "model_worker/0", 9, 4, JobLayout.HET, True),
+        ("n1", "model_worker/0", 3, 4, JobLayout.SINGLE, False),  # all of them: the image's fault
+        ("n1", "model_worker/0", 9, 4, JobLayout.SINGLE, True),
+        ("n1", "preflight", 3, 4, JobLayout.SINGLE, True),  # which blames no node twice
+    ],
+)
+def test_lost_nodes_are_no_reason_to_begin_the_same_for_ever(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    nodes: str,
+    worker: str,
+    step: int,
+    of_partition: int,
+    layout: JobLayout,
+    requeued: bool,
+) -> None:
+    left_out: list[str] = []
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+    monkeypatch.setattr(
+        supervisor_main, "leave_out", lambda job_id, lost, needed, **more: left_out.extend(lost)
+    )
+    program(tmp_path / "bin", "scontrol", 'echo "JobId=7 Partition=main ExcNodeList=(null)"')
+    program(tmp_path / "bin", "sinfo", f"echo {of_partition}" if of_partition else "exit 1")
+    marker = ExitMarker(
+        result=Result.FAILED, attempt=1, ended_at=1.0, phase="main", step=step,
+        first_failure=Failure(
+            worker=worker, host="n1", pid=1, why=f"{NO_GPU} (failed the preflight)", at=1.0
+        ),
+    )  # fmt: skip
+    plan = make_plan(tmp_path, requeue=True, layout=layout)
+    job = JobIdentity(job_id="7", began_at=1.0)
+    goes_on = supervisor_main._leave_out_lost_nodes(plan, job, nodes, marker, began_at={"main": 3})
+    assert goes_on is requeued
+    assert left_out == ["n1"] * (requeued and layout is JobLayout.SINGLE)

@@ -17,6 +17,7 @@ from realsys.api.cluster import SlurmSpec
 from realsys.api.plan import plan_hash, plan_text
 from realsys.slurm.job_identity import JobIdentity, Ownership
 from realsys.supervisor import signals, supervisor_main
+from realsys.supervisor.health.failure_report import LEASE_ENDED
 from realsys.supervisor.own_jobs import ownerships
 from realsys.supervisor.signals import (
     cancel_job,
@@ -24,7 +25,7 @@ from realsys.supervisor.signals import (
     listen_to_signals,
     requeue_job,
 )
-from realsys.trial.records import ExitMarker, Result
+from realsys.trial.records import ExitMarker, Failure, Result
 
 NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
 
@@ -113,6 +114,7 @@ def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def bin_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog, slept) -> Path:
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
     monkeypatch.setattr(signals, "REQUEUE_TIMEOUT_S", 60.0)
+    monkeypatch.setattr(signals, "REQUEUE_ASK_S", 60.0)
     caplog.set_level(logging.INFO, logger=signals.__name__)
     return tmp_path / "bin"
 
@@ -208,20 +210,22 @@ def test_a_controller_that_stays_away_is_not_asked_for_ever(bin_folder, caplog, 
     assert caplog.messages[-1] == "requeue refused job=7 error=Socket timed out"
 
 
-@pytest.mark.parametrize(("accepted", "pictures"), [(True, 0), (False, 1)])
-def test_a_job_is_given_back_before_pictures_are_drawn(tmp_path, monkeypatch, accepted, pictures):
-    """What Slurm leaves after the announced time is seconds; drawing may take two minutes."""
+def supervised(tmp_path, monkeypatch, end, *, accepted=True):
+    """What a supervisor does after the attempt that ``end`` plays, which returns its marker's fields."""
     plan, order = make_plan(tmp_path, requeue=True), []
     files = write_plan(plan)
 
     def run(supervisor, attempt_files, plan, number):
-        os.kill(os.getpid(), signal.SIGUSR2)
-        return ExitMarker(result=Result.STOPPED, attempt=number, ended_at=time.time(), phase="main")
+        fields = end(supervisor)
+        return ExitMarker(attempt=number, ended_at=time.time(), phase="main", **fields)
 
     monkeypatch.setattr(supervisor_main, "_run", run)
     monkeypatch.setattr(supervisor_main, "log_to", lambda path, worker: None)
     monkeypatch.setattr(
         supervisor_main, "requeue_job", lambda *job: order.append("requeue") or accepted
+    )
+    monkeypatch.setattr(
+        supervisor_main, "leave_out", lambda *lost, **identity: order.append("leave out")
     )
     monkeypatch.setattr(supervisor_main, "_write_artifacts", lambda files: order.append("pictures"))
     monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-2]")
@@ -233,11 +237,46 @@ def test_a_job_is_given_back_before_pictures_are_drawn(tmp_path, monkeypatch, ac
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+    return order
+
+
+@pytest.mark.parametrize(("accepted", "pictures"), [(True, 0), (False, 1)])
+def test_a_job_is_given_back_before_pictures_are_drawn(tmp_path, monkeypatch, accepted, pictures):
+    """What Slurm leaves after the announced time is seconds; drawing may take two minutes."""
+
+    def end(supervisor):
+        os.kill(os.getpid(), signal.SIGUSR2)
+        return {"result": Result.STOPPED}
+
+    order = supervised(tmp_path, monkeypatch, end, accepted=accepted)
     assert order == ["requeue", *["pictures"] * pictures]
+
+
+@pytest.mark.parametrize(
+    ("why", "done"),
+    [
+        (LEASE_ENDED, ["leave out", "requeue"]),  # it blames n2
+        ("RuntimeError: Connection reset by peer", ["requeue"]),  # nobody
+    ],
+)
+@pytest.mark.parametrize("by", ["", "Slurm (preemption)", "anna@login1"])
+def test_a_run_that_a_user_stopped_does_not_go_on_by_itself(tmp_path, monkeypatch, why, done, by):
+    """Though it failed after the request, or beside it."""
+    first = Failure(
+        worker="m/1", host="n2", pid=1, why=why, at=1.0, secondary=why is not LEASE_ENDED
+    )
+
+    def end(supervisor):
+        supervisor.stop_watch.requested_by = by
+        return {"result": Result.FAILED, "step": 9, "first_failure": first}
+
+    expected = ["pictures"] if by == "anna@login1" else done
+    assert supervised(tmp_path, monkeypatch, end) == expected
 
 
 # ---- an id that is another job's by now --------------------------------------------------------------
 
+ASK_S = signals.REQUEUE_ASK_S
 BEGAN = JobIdentity(job_id="7", began_at=float(SUBMITTED + 2), restarts=1)
 
 
@@ -282,3 +321,51 @@ def test_a_requeued_component_is_known_by_its_comment(bin_folder):
     component = JobIdentity(job_id="7", comment=comment, began_at=float(SUBMITTED))
     assert ownerships([component], timeout_s=60.0) == {"7": Ownership.OURS}
     assert ownerships([replace(component, comment="")], timeout_s=60.0) == {"7": Ownership.UNKNOWN}
+
+
+def test_a_squeue_that_hangs_takes_little_of_the_time_for_the_requeue(bin_folder, monkeypatch):
+    """Slurm leaves some 10 s, and squeue took up to 20 s before every scontrol."""
+    asked = []
+    monkeypatch.setattr(signals, "REQUEUE_ASK_S", ASK_S)
+    monkeypatch.setattr(
+        signals, "ownerships", lambda identities, *, timeout_s: asked.append(timeout_s)
+    )
+    away = "echo 'Socket timed out' >&2; exit 1"
+    program(
+        bin_folder,
+        "scontrol",
+        f'if [ $(wc -l < "{bin_folder}/scontrol.calls") -le 2 ]; then {away}; fi',
+    )
+    assert requeue_job("7", BEGAN) is True
+    assert asked == [3.0]
+    assert len(calls(bin_folder, "scontrol")) == 3
+
+
+@pytest.mark.parametrize(
+    ("said", "whose"),
+    [
+        ("echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1", Ownership.GONE),
+        ("echo 'slurm_load_jobs error: INVALID JOB ID specified' >&2; exit 1", Ownership.GONE),
+        ("exit 1", None),
+        ("echo 'squeue: error: Invalid user id: 1000' >&2; exit 1", None),
+        ("echo 'squeue: fatal: Could not establish a configuration source' >&2; exit 1", None),
+        ("echo 'slurm_load_jobs error: Protocol authentication error' >&2; exit 1", None),
+        ("true", Ownership.GONE),
+    ],
+)
+def test_only_slurms_own_word_makes_a_job_gone(bin_folder, said, whose):
+    program(bin_folder, "squeue", said)
+    found = ownerships([BEGAN], timeout_s=60.0)
+    assert found == (None if whose is None else {"7": whose})
+
+
+def test_a_users_settings_of_squeue_change_no_verdict(bin_folder, monkeypatch):
+    monkeypatch.setenv("SQUEUE_PARTITION", "other")
+    monkeypatch.setenv("SLURM_CLUSTERS", "heron,egret")
+    row = in_job_row(1)
+    program(
+        bin_folder,
+        "squeue",
+        f"env | grep -q ^SQUEUE_ || printf 'CLUSTER: heron\\n\\nCLUSTER: egret\\n%s' '{row}'",
+    )
+    assert ownerships([BEGAN], timeout_s=60.0) == {"7": Ownership.OURS}

@@ -28,14 +28,14 @@ NAME, OTHER = socket.gethostname(), "another-name"
     [
         (OTHER, ME, ME, HERE),  # renamed
         (NAME, ME, ME, HERE),
-        (OTHER, replace(ME, boot="b0"), ME, BEFORE),  # renamed and rebooted
+        (OTHER, replace(ME, boot="b0"), ME, ELSEWHERE),  # of the same image: its id is ours
         (NAME, replace(ME, boot="b0"), ME, BEFORE),
         (OTHER, replace(ME, pid_namespace="pid:[2]"), ME, ELSEWHERE),  # another container
         (NAME, replace(ME, pid_namespace="pid:[2]"), ME, ELSEWHERE),
         (OTHER, replace(ME, boot="b0", machine="m0"), ME, ELSEWHERE),
         (NAME, replace(ME, boot="b0", machine="m0"), ME, ELSEWHERE),  # of the same name
         (OTHER, replace(ME, boot="b0", machine=""), ME, ELSEWHERE),
-        (NAME, replace(ME, boot="b0", machine=""), ME, BEFORE),
+        (NAME, replace(ME, boot="b0", machine=""), ME, ELSEWHERE),  # of the same name, too
         # The name decides where nothing else is known.
         (NAME, None, ME, HERE),
         (OTHER, None, ME, ELSEWHERE),
@@ -62,7 +62,8 @@ def test_a_process_is_recognised_after_its_host_was_renamed() -> None:
     assert liveness(OTHER, me, start) is Liveness.UNKNOWN
     if this_machine().machine:
         rebooted = replace(this_machine(), boot="another")
-        assert liveness(OTHER, me, start, rebooted) is Liveness.DEAD
+        assert liveness(NAME, me, start, rebooted) is Liveness.DEAD
+        assert liveness(OTHER, me, start, rebooted) is Liveness.UNKNOWN
 
 
 def test_this_machine_has_a_boot_and_a_namespace() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
@@ -16,7 +17,7 @@ from launcher.control.stop import stop
 from launcher.submit.submit import _resumable
 from launcher.trials.status import StatusReader, trial_view
 from launcher.trials.submission import Submission
-from realsys.api.errors import TrialError, TrialIsLive
+from realsys.api.errors import StoreUnavailable, TrialError, TrialIsLive
 from realsys.name_resolve.key_table import TrialKeys
 from realsys.name_resolve.open import open_store
 from realsys.trial.machine_identity import MachineIdentity, this_machine
@@ -106,6 +107,30 @@ def test_a_submission_of_another_machine_can_be_given_up(begun: Callable[..., Tr
     assert trial_view(files).state is State.UNKNOWN
     with pytest.raises(TrialError):
         stop(files, grace_s=0.0)
+    assert assume_end(files).state is State.LOST
+    # A later process may have the pid that was its id, as the first of a new container.
+    again = Submission(
+        job_id="5", host=RENAMED, after_attempt=0, at=time.time() + 1.0, machine=GONE
+    )
+    write_record(files.submission, again)
+    assert trial_view(files).state is State.UNKNOWN
+
+
+def test_a_run_whose_store_can_t_be_read_is_not_assumed_to_have_ended(
+    begun: Callable[..., TrialFiles], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its workers may hold leases there."""
+
+    def away(self: StatusReader) -> None:
+        raise StoreUnavailable("etcd does not answer", where="etcd://n1", fix="try later")
+
+    files = begun(GONE)
+    with monkeypatch.context() as patched:
+        patched.setattr(StatusReader, "_opened", away)
+        with pytest.raises(TrialError, match="store can't be read") as caught:
+            assume_end(files)
+        assert "realsys doctor" in caught.value.fix
+        assert not files.assumed_end.exists()
     assert assume_end(files).state is State.LOST
 
 

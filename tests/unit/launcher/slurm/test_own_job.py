@@ -82,8 +82,10 @@ LATER = SUBMITTED + DAY
         (SEEN, found(cluster="egret", comment=""), NOT_OURS),
         # Slurm could not be asked at once: the launching host's clock.
         (SENT, FOUND, OURS),
-        (SENT, found(comment="ticket 4711"), NOT_OURS),
-        (SENT, found(comment=""), NOT_OURS),
+        (SENT, found(comment="ticket 4711"), UNKNOWN),  # a site may rewrite what was sent,
+        (SENT, found(comment=""), UNKNOWN),  # or drop it
+        (SENT, found(comment="", submitted_at=LATER), NOT_OURS),
+        (SENT, found(comment="", submitted_at=None), NOT_OURS),
         (SENT, found(submitted_at=SUBMITTED + CLOCK_TOLERANCE_S), OURS),
         (SENT, found(submitted_at=SUBMITTED + CLOCK_TOLERANCE_S + 1), NOT_OURS),
         # An older revision's, whose script is gone: the time alone.

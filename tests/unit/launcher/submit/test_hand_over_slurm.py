@@ -136,6 +136,15 @@ def test_what_each_job_of_a_split_trial_calls_stands_in_its_script(site, monkeyp
     assert (args.trial, args.plan_hash, args.numbers) == (str(files.root), "hash", [1, 2])
 
 
+def test_a_first_job_that_is_left_is_named(site, capsys):
+    site.sbatch(refuses_from=2)
+    program(site.bin, "scancel", "echo 'scancel: error: no' >&2; exit 1")
+    plan = make_plan(site.root, layout=JobLayout.SPLIT)
+    with pytest.raises(ClusterError):
+        dispatch(site.trial(plan), plan, "hash")
+    assert "scancel 41" in capsys.readouterr().err
+
+
 def test_a_refusal_of_the_second_job_cancels_the_first(site):
     site.sbatch(refuses_from=2)
     plan = make_plan(site.root, layout=JobLayout.SPLIT)
@@ -274,7 +283,8 @@ def test_a_refused_array_leaves_nothing_behind(site):
     assert [read_submission(element.files) for element in both] == [None, None]
 
 
-def test_an_array_that_can_not_be_noted_down_is_cancelled(site, monkeypatch):
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_an_array_that_can_not_be_noted_down_is_cancelled(site, monkeypatch, capsys, is_refused):
     def write(path: Path, record: object) -> None:
         if path.name == "array.json":
             raise OSError(28, "No space left on device", str(path))
@@ -282,10 +292,13 @@ def test_an_array_that_can_not_be_noted_down_is_cancelled(site, monkeypatch):
 
     monkeypatch.setattr(module, "write_record", write)
     both = elements(site)
+    if is_refused:
+        program(site.bin, "scancel", "echo 'scancel: error: no' >&2; exit 1")
     with pytest.raises(OSError, match="No space left"):
         dispatch_array(both, name="sweep1", array="0-1")
     assert calls(site.bin, "scancel") == ["41"]
     assert not any(element.files.submission.exists() for element in both)
+    assert ("scancel 41" in capsys.readouterr().err) is is_refused
 
 
 def test_an_element_is_known_before_it_can_run(site):
@@ -420,11 +433,25 @@ def test_ctrl_c_in_a_resume_leaves_the_former_submission(site, interrupts):
     assert files.submission.read_bytes() == before
 
 
-def test_a_job_that_can_t_be_cancelled_after_ctrl_c_keeps_its_trial(site, interrupts):
-    program(site.bin, "scancel", "echo 'scancel: error: Socket timed out' >&2; exit 1")
+FAILING_SCANCEL = pytest.mark.parametrize(
+    "fails",
+    [
+        "echo 'scancel: error: Socket timed out' >&2; exit 1",
+        "kill -INT $PPID; sleep 600",  # Ctrl-C again, while it is cancelled
+    ],
+    ids=["refused", "interrupted"],
+)
+
+
+@FAILING_SCANCEL
+def test_a_job_that_can_t_be_cancelled_after_ctrl_c_keeps_its_trial(
+    site, interrupts, capsys, fails
+):
+    program(site.bin, "scancel", fails)
     plan = make_plan(site.root)
-    with pytest.raises(KeyboardInterrupt, match="realsys stop"):
+    with pytest.raises(KeyboardInterrupt, match=r"41, which could not .* realsys stop"):
         submit(plan)
+    assert "cancelled: " in capsys.readouterr().err
     found = read_submission(TrialFiles(Path(plan.trial_dir)))
     assert found is not None
     assert found.job_ids == ("41",)
@@ -448,3 +475,18 @@ def test_ctrl_c_while_an_array_is_submitted_cancels_it_whole(site, interrupts):
         dispatch_array(both, name="sweep1", array="0-1")
     assert calls(site.bin, "scancel") == ["41"]
     assert [read_submission(element.files) for element in both] == [None, None]
+    assert not list(both[0].files.submitit.glob("array.json"))
+
+
+@FAILING_SCANCEL
+def test_an_array_that_can_t_be_cancelled_after_ctrl_c_keeps_its_records(
+    site, interrupts, capsys, fails
+):
+    """They were removed, and the job was told as cancelled before Slurm was asked."""
+    program(site.bin, "scancel", fails)
+    both = elements(site)
+    with pytest.raises(KeyboardInterrupt, match=r"41, which could not .* realsys stop .*/sweep1"):
+        dispatch_array(both, name="sweep1", array="0-1")
+    assert "41; cancelled" not in capsys.readouterr().err
+    found = [read_submission(element.files) for element in both]
+    assert [one.job_ids for one in found if one is not None] == [("41_0",), ("41_1",)]

@@ -429,17 +429,31 @@ def test_different_jobs_are_submitted_apart_and_keep_their_numbers(
     assert ids == ["70_0", "71_1", "70_2", "72", "71_4"]
 
 
+@pytest.mark.parametrize("is_refused", [False, True])
 def test_a_refused_job_takes_the_earlier_ones_back(
-    sbatch: Callable[..., Path], file_root: Path
+    sbatch: Callable[..., Path],
+    file_root: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    is_refused: bool,
 ) -> None:
     calls = sbatch(limit=1)
+    if is_refused:
+        scancel = tmp_path / "bin" / "scancel"
+        scancel.write_text(scancel.read_text() + "echo 'scancel: error: no' >&2; exit 1\n")
     planned = on_slurm(["seed=1,2,3"], [job(), job(), job(cpus=8)])
     trials = make_trials(planned, command=(), imports=())
     with pytest.raises(ClusterError, match="Job submission limit reached"):
         submit_jobs(planned, trials)
-    cancelled = Path(f"{calls}.cancelled").read_text().split()
-    assert sorted(cancelled) == ["70_0", "70_1"]
-    assert not list(file_root.glob("runs/*/*/*"))
+    cancelled = Path(f"{calls}.cancelled").read_text()
+    assert cancelled == "70_0 70_1\n"  # at once
+    # Slurm would run the first two all the same: they can be stopped later.
+    left = [files for files in trials if files.root.exists()]
+    assert left == (trials[:2] if is_refused else [])
+    ids = [s.job_id for files in left if (s := read_submission(files))]
+    assert ids == ["70_0", "70_1"][: len(left)]
+    assert ("realsys stop ppo-math/sweep1" in capsys.readouterr().err) is is_refused
+    assert not is_refused or len(list(file_root.glob("runs/*/*/*"))) == 2
 
 
 # ---- finding, showing, stopping -------------------------------------------------------------
