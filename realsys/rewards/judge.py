@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import os
 import re
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,7 +24,6 @@ from realsys.api.basics.rule_permissions import RulePermissions
 from realsys.api.basics.thoughts import FinalTextRule, text_behind_thoughts
 from realsys.api.errors import ConfigError, RewardError, RewardServiceAway
 from realsys.api.options import option
-from realsys.rewards.readable_text import readable_text
 
 QUESTION = """Grade the answer to a question from 0 (wrong) to {out_of} (right and complete).
 Question: {prompt}
@@ -243,6 +243,30 @@ def read_grade(reply: _Reply, out_of: float) -> float:
     if not 0 <= grade <= out_of:
         raise _NoGrade(f"its grade is not from 0 to {out_of:g}", text)
     return grade
+
+
+def readable_text(value: Any) -> str:
+    """Returns what a judge is to read: a text as it is, messages with their roles, else JSON."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, Sequence) and value and all(isinstance(m, Mapping) for m in value):
+        messages = [m for m in value if "content" in m]
+        if len(messages) == len(value):
+            return "\n\n".join(f"{m.get('role', '')}: {_content(m['content'])}" for m in messages)
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError):
+        return str(value)
+
+
+def _content(content: Any) -> str:
+    """Returns the text of a message; of parts, that of each, or its kind: a judge sees no pictures."""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, Sequence) and all(isinstance(part, Mapping) for part in content):
+        parts = (part.get("text", f"[{part.get('type', 'part')}]") for part in content)
+        return "\n".join(map(str, parts))
+    return "" if content is None else readable_text(content)
 
 
 def _read(raw: bytes) -> tuple[_Reply, float]:

@@ -30,9 +30,7 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
 
 def config(n: int = 1, **others: Benchmark) -> Evaluator:
     own = Benchmark(
-        dataset=DatasetAbstraction(
-            "math_prompts", {"split": "test", "with_record": True, "eval_size": 6}
-        ),
+        dataset=DatasetAbstraction("math_prompts", {"split": "test", "eval_size": 6}),
         n=n,
     )
     return Evaluator(
@@ -100,9 +98,7 @@ def test_a_benchmark_has_questions_rule_and_number_of_answers_of_its_own(
     monkeypatch.setitem(plugin_table.registered["reward"], "always", always)
     files = PhaseFiles(tmp_path)
     shutil.copytree(tiny_policy, files.checkpoints / "actor" / "step-000003")
-    asked = DatasetAbstraction(
-        "math_prompts", {"split": "test", "with_record": True, "eval_size": 3}
-    )
+    asked = DatasetAbstraction("math_prompts", {"split": "test", "eval_size": 3})
     (alone,) = run_loop(files, config())
     (files.evaluation_results / "actor-step-000003.json").unlink()
     files.evaluations.unlink()
@@ -161,7 +157,6 @@ def test_later_checkpoints_are_asked_the_same_whatever_becomes_of_the_file(
         "eval_path": str(asked),
         "eval_size": 1,
         "split": "test",
-        "with_record": True,
     }
     words = Benchmark(dataset=DatasetAbstraction("math_prompts", args))
     opened: dict[str, Any] = {}

@@ -178,7 +178,7 @@ class GroupRunner:
                 number=chances.failures + TRIES_A_GRANT * ticket.failures,
             )
             played.request_stats.append(asks.request_stats)
-            ask, episode, trouble = WatchedAsk(asks, self.pulse), None, ""
+            ask, episode = WatchedAsk(asks, self.pulse), None
             try:
                 episode = await self._episode(
                     id_, prompt, record, ask, is_doubtful=chances.is_doubtful
