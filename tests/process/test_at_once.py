@@ -153,6 +153,20 @@ def test_it():
     assert {name for name, _ in ran} == {f"test_{name}" for name in kinds}
 
 
+def test_a_process_keeps_no_file_from_the_others_while_its_last_test_runs(tmp_path: Path) -> None:
+    waits = """
+import pathlib, time
+def test_waits():
+    until = time.monotonic() + 100
+    while not (pathlib.Path("b").exists() and pathlib.Path("c").exists()):
+        assert time.monotonic() < until
+        time.sleep(0.02)
+"""
+    touch = "import pathlib\ndef test_it(): pathlib.Path({!r}).touch()"
+    done = run(tmp_path, a=waits, b=touch.format("b"), c=touch.format("c"))
+    assert done.returncode == 0, done.stdout
+
+
 def test_each_test_tells_what_it_took(tmp_path: Path) -> None:
     """Also what its children computed."""
     text = """

@@ -17,11 +17,12 @@ import signal
 import struct
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import pytest
+from _pytest.nodes import Node
 from time_spent import ProcessorClock, TimeSpent
 
 CHILD = "REALSYS_TESTS_CHILD"  # in the environment of a fork
@@ -203,18 +204,15 @@ def _work(
     plugins.register(_Teller(session.config, send))
     clock = ProcessorClock()
     try:
-        number = next_group()
-        while number is not None:
+        following = _Following(groups, next_group)
+        while (number := following.take()) is not None:
             send(group=number)
-            items, following = groups[number], None
-            for item, after in zip(items, [*items[1:], None], strict=True):
-                if after is None and (following := next_group()) is not None:
-                    after = groups[following][0]  # what both need is kept
+            items = groups[number]
+            for item, after in zip(items, [*items[1:], following], strict=True):
                 began = clock.now()
                 session.config.hook.pytest_runtest_protocol(item=item, nextitem=after)
                 wall_s, processor_s = (b - a for a, b in zip(began, clock.now(), strict=True))
                 send(spent=[item.nodeid, round(wall_s, 3), round(processor_s, 3)])
-            number = following
         send(done=True)
     except KeyboardInterrupt:
         session._setupstate.teardown_exact(None)
@@ -222,6 +220,37 @@ def _work(
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
+
+
+class _Following:
+    """The first test of the file to come: to a test that ends, what pytest calls its ``nextitem``.
+
+    It is taken when fixtures are about to be torn down, since what both need is kept, and no sooner: a fork
+    that takes it before its last test runs would keep it from the others for minutes.
+    """
+
+    def __init__(
+        self, groups: list[list[pytest.Item]], next_group: Callable[[], int | None]
+    ) -> None:
+        self._groups, self._next_group = groups, next_group
+        self._number: int | None = None
+        self._is_known = False
+
+    def take(self) -> int | None:
+        """The number of the file; from now on it is the one after it that follows."""
+        number = self._known()
+        self._is_known = False
+        return number
+
+    def listchain(self) -> list[Node]:
+        """As of a test: the collectors that it needs."""
+        number = self._known()
+        return [] if number is None else self._groups[number][0].listchain()
+
+    def _known(self) -> int | None:
+        if not self._is_known:
+            self._number, self._is_known = self._next_group(), True
+        return self._number
 
 
 class _Teller:
