@@ -44,7 +44,8 @@ from realsys.slurm.lost_nodes import lost_nodes  # noqa: E402
 from realsys.trial.records import AttemptRecord, ExitMarker, TrialFiles, read_record  # noqa: E402
 from realsys.trial.trial_state import State  # noqa: E402
 
-REBOOTS, STEP_S, LAST_STEP = 10, 0.1, 16
+REBOOTS, STEP_S = 10, 0.2
+LAST_STEP = SMALL_PPO_STEPS - 6  # with a pace that leaves it time to be disturbed
 EARLY = 0.2  # share of the reboots that do not wait for a step
 MOST_S = 300.0
 SLURMD_TIMEOUT_S = 60  # 300 at most sites: Slurm itself notices late
@@ -91,7 +92,7 @@ def drawn(rng: random.Random) -> Reboot:
     """The moment of a reboot."""
     early = rng.random() < EARLY
     step = 0 if early else rng.randint(1, LAST_STEP)
-    then_s = rng.uniform(0.0, 6.0 if early else 1.0)
+    then_s = rng.uniform(0.0, 6.0 if early else 0.8)
     return Reboot(step, round(then_s, 2), round(rng.uniform(2.0, 30.0), 1))
 
 
