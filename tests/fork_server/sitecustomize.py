@@ -18,6 +18,7 @@ SERVERS = {
     "realsys.heartbeat.heartbeat_process": "hosts",
     "realsys.worker.main": "workers",
     "parallel_ranks": "workers",
+    "test_weight_sync_processes": "workers",
 }
 TIED = (
     "realsys.worker.main",

@@ -16,6 +16,7 @@ import time
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import forked
 import pytest
 import torch
 
@@ -132,6 +133,7 @@ def train(keys, rank):
         try:
             order = orders.get_nowait()
         except queue.Empty:
+            time.sleep(0.002)  # a step's other work
             continue
         if not order:
             break
@@ -168,9 +170,11 @@ class Process:
     """A trainer or receiver, and the lines that it says."""
 
     def __init__(self, *words):
-        env = {**os.environ, "OMP_NUM_THREADS": "1"}
+        here, support = Path(__file__), Path(forked.__file__).parent
+        paths = (forked.environment().get("PYTHONPATH"), str(here.parent), str(support))
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": ":".join(filter(None, paths))}
         self._popen = subprocess.Popen(
-            [sys.executable, __file__, *map(str, words)],
+            [sys.executable, "-m", here.stem, *map(str, words)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -345,7 +349,7 @@ def test_a_trainer_that_was_killed_is_named_in_time(start):
         version=6, parts=tuple(WeightPart(endpoint=p["endpoint"], name=p["name"]) for p in parts)
     )
     trainers[1].kill()
-    keys = Path(trainers[0]._popen.args[3])
+    keys = Path(trainers[0]._popen.args[4])
     receiver = WeightReceiver(lambda e: TensorClient(e, **who(keys)), silence_s=0.5)
     named = parts[0]["endpoint"]
     until_s = time.monotonic() + WAIT_S

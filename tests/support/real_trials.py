@@ -62,7 +62,9 @@ LONG_PPO = (
 )
 
 
-def make_policy(folder: Path, *, num_heads: int = 2, num_kv_heads: int = 1, seed: int = 0) -> Path:
+def make_policy(
+    folder: Path, *, num_layers: int = 2, num_heads: int = 2, num_kv_heads: int = 1, seed: int = 0
+) -> Path:
     """A random policy of a few thousand weights with the demo's tokenizer, in ``folder``."""
     from realsys.data.sources.arithmetic_problems import arithmetic_word_problems
     from realsys.models.from_scratch.tiny_llama import build_tiny_llama
@@ -72,7 +74,7 @@ def make_policy(folder: Path, *, num_heads: int = 2, num_kv_heads: int = 1, seed
         folder,
         seed=seed,
         hidden_size=32,
-        num_layers=2,
+        num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         corpus=[p["prompt"] + p["answer"] for p in problems],
