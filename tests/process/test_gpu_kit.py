@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-GPU = Path(__file__).parents[1] / "gpu"
+GPU = Path(__file__).parents[1] / "by_hand" / "gpu"
 sys.path.insert(0, str(GPU))
 
 import kit  # noqa: E402
