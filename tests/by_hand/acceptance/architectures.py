@@ -30,7 +30,8 @@ INTRODUCTION = """# Models
 Backend fsdp trains the modules of transformers themselves: an architecture needs no code of its own here.
 This page is made by `python tests/by_hand/acceptance/architectures.py`. It makes a small model with random
 weights of each of {num} architectures and compares what realsys computes with what transformers
-computes. The same checks run in `tests/process/test_architectures.py` of those that differ in more than sizes.
+computes. The same checks run in `tests/process/test_architectures.py` of those that differ in more than
+sizes.
 
 | Column | What is checked, in float32 on a CPU |
 |---|---|
