@@ -20,6 +20,23 @@ Shape = Mapping[str, Any]
 SPEC = FinetuneSpec(total_train_epochs=1, dataset_size=1000, train_batch_size=1)
 
 
+def shape_of_qwen(size: str) -> Shape:
+    """Of Qwen2.5-0.5B or -1.5B, whole: ``size`` is ``0.5b`` or ``1.5b``."""
+    hidden, middle, layers, heads = {"0.5b": (896, 4864, 24, 14), "1.5b": (1536, 8960, 28, 12)}[
+        size
+    ]
+    return {
+        "hidden_size": hidden,
+        "intermediate_size": middle,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": 2,
+        "vocab_size": 151936,
+        "max_position_embeddings": 32768,
+        "tie_word_embeddings": True,
+    }
+
+
 def shape_of_qwen_7b(*, layers: int = 28) -> Shape:
     """Of Qwen2.5-7B, with fewer layers."""
     return {
@@ -104,6 +121,27 @@ def batch_of(lengths: Sequence[int], vocab_size: int) -> SequenceSample:
         ids,
         {"packed_input_ids": each, "prompt_mask": each},
         {"packed_input_ids": tokens, "prompt_mask": mask},
+    )
+
+
+def grouped_answers(device: Device, vocab_size: int) -> SequenceSample:
+    """Answers of spread lengths in groups that share a prompt: 16,384 tokens, as GRPO's micro-batches."""
+    tokens, num, group, prompt = (320, 8, 4, 8) if device.small else (16384, 16, 8, 200)
+    draw = torch.Generator().manual_seed(0)
+    shares = (torch.rand(num, generator=draw) * 1.4 + 0.3).tolist()
+    lengths = [max(prompt + 8, int(tokens // num * share)) for share in shares]
+    rows = []
+    for first in range(0, num, group):
+        asked = torch.randint(3, vocab_size, (prompt,), generator=draw)
+        for n in lengths[first : first + group]:
+            answer = torch.randint(3, vocab_size, (n - prompt,), generator=draw)
+            rows.append(torch.cat([asked, answer]))
+    each = [tuple(lengths[first : first + group]) for first in range(0, num, group)]
+    masks = [torch.arange(n) < prompt for n in lengths]
+    return SequenceSample.from_tensors(
+        [str(i) for i in range(len(each))],
+        {"packed_input_ids": each, "prompt_mask": each},
+        {"packed_input_ids": torch.cat(rows), "prompt_mask": torch.cat(masks)},
     )
 
 

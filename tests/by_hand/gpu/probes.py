@@ -6,13 +6,16 @@ asserts what must be so on any device, and measures the rest.
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
+import os
+import platform
 import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import real_shapes  # noqa: F401 - registers its probes
+import suspects  # noqa: F401 - likewise
 from device import Device, GiB
 from models import (
     batch_of,
@@ -27,54 +32,33 @@ from models import (
     fsdp_engine,
     megatron_engine,
     publisher_of,
+    shape_of_qwen,
     shape_of_qwen_7b,
     shape_of_small,
 )
+from registry import PROBES, Figures, probe
 
 from realsys.api.data import MicroBatchSpec
 from realsys.api.model import GenerationHyperparameters
 from realsys.backends.kernels.packed_attention import run_packed
+from realsys.devices.cuda_settings import apply, settings_for
 from realsys.generation.engine.continuous import ContinuousEngine
 from realsys.generation.engine.engine_requests import GenerationRequest
 from realsys.interfaces.answers import num_answer_tokens
 from realsys.interfaces.supervised import next_token_loss
 
-Figures = dict[str, Any]
-PROBES: dict[str, Callable[[Device], Figures]] = {}
-
-
-def probe(f: Callable[[Device], Figures]) -> Callable[[Device], Figures]:
-    """Registers ``f`` under its name."""
-    PROBES[f.__name__] = f
-    return f
-
-
 # ---- the device itself -----------------------------------------------------------------------------------
 
 
 @probe
-def versions(device: Device) -> Figures:
-    """Of torch and what it was built with; the order in which attention kernels are tried."""
-    found: Figures = {"torch": torch.__version__, "cuda": torch.version.cuda or ""}
-    if device.kind == "cuda":
-        free, total = torch.cuda.mem_get_info()
-        found |= {
-            "device": torch.cuda.get_device_name(),
-            "capability": torch.cuda.get_device_capability(),
-            "cudnn": torch.backends.cudnn.version(),
-            "nccl": torch.cuda.nccl.version(),
-            "free_gib": round(free / GiB, 1),
-            "total_gib": round(total / GiB, 1),
-            "sdpa_order": torch._C._get_sdp_priority_order(),
-        }
-    return found
-
-
-@probe
-def peaks(device: Device) -> Figures:
-    """A matrix product in bfloat16 and float32, and a copy: what all else is measured against."""
+def machine(device: Device) -> Figures:
+    """Versions, and what all else is measured against: a matrix product, copies, what a launch costs."""
+    names = ("torch", "transformers", "numpy", "pydantic", "msgspec", "pyzmq", "megatron-core")
+    found: Figures = {"python": platform.python_version(), "cores": os.cpu_count()}
+    for name in names:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
     n = 256 if device.small else 8192
-    found: Figures = {}
     for dtype in (torch.bfloat16, torch.float32):
         x = torch.randn(n, n, device=device.kind, dtype=dtype)
         ms = device.milliseconds(lambda x=x: x @ x)
@@ -83,6 +67,30 @@ def peaks(device: Device) -> Figures:
     target = torch.empty_like(source)
     ms = device.milliseconds(lambda: target.copy_(source))
     found["copy_gb_s"] = round(2 * source.nbytes / ms / 1e6, 1)
+    host = torch.empty(source.shape, dtype=torch.float32, pin_memory=not device.small)
+    ms = device.milliseconds(lambda: target.copy_(host))
+    found["host_to_device_gb_s"] = round(host.nbytes / ms / 1e6, 1)
+    one = torch.ones(16, device=device.kind)
+
+    @torch.inference_mode()
+    def launches() -> None:
+        for _ in range(1000):
+            one.add_(1)
+
+    found["launch_us"] = round(device.milliseconds(launches), 2)
+    if device.kind == "cuda":
+        free, total = torch.cuda.mem_get_info()
+        found |= {
+            "device": torch.cuda.get_device_name(),
+            "capability": torch.cuda.get_device_capability(),
+            "cuda": torch.version.cuda,
+            "cudnn": torch.backends.cudnn.version(),
+            "nccl": torch.cuda.nccl.version(),
+            "free_gib": round(free / GiB, 1),
+            "total_gib": round(total / GiB, 1),
+            "sdpa_order": torch._C._get_sdp_priority_order(),
+            "allocator": os.environ.get("PYTORCH_CUDA_ALLOC_CONF"),
+        }
     return found
 
 
@@ -271,7 +279,7 @@ def step_memory(device: Device) -> Figures:
                 seconds = device.seconds(step)
                 key = f"{length}{'_recompute' if recompute else ''}"
                 found[f"{key}_gib"] = round(peak() / GiB, 2)
-            planned = planned_step_bytes(shape, length, recompute=recompute)
+            planned = planned_step_bytes(shape, [length], recompute=recompute)
             found[f"{key}_planned_gib"] = round(planned / GiB, 2)
             found[f"{key}_s"] = round(seconds, 3)
         del engine, step
@@ -323,8 +331,10 @@ def megatron_against_fsdp(device: Device) -> Figures:
 
 @probe
 def publish(device: Device) -> Figures:
-    """New weights for generation servers out of the device's memory: GB a second."""
-    shape = shape_of_small() if device.small else shape_of_qwen_7b(layers=4)
+    """New weights out of the device's memory, and into a server on it: GB a second, its pause."""
+    from realsys.generation.served_engines.staged_weights import stage
+
+    shape = shape_of_small() if device.small else shape_of_qwen("1.5b")
     engine = fsdp_engine(causal_lm(shape, device), device, dtype="bfloat16", lr=1e-6)
     publish_version = publisher_of(engine, causal_lm(shape, device))
     found: Figures = {}
@@ -332,6 +342,17 @@ def publish(device: Device) -> Figures:
         begin = time.perf_counter()
         num_bytes = publish_version(version)
         found[f"version_{version}_gb_s"] = round(num_bytes / 1e9 / (time.perf_counter() - begin), 3)
+    server = causal_lm(shape, device)
+    new = {name: x.detach().to("cpu", torch.bfloat16) + 1 for name, x in server.named_parameters()}
+    for where, in_host in (("device", False), ("host", True)):
+        begin = time.perf_counter()
+        staged = stage(server, new, where="here", wait_there=in_host)
+        device.sync()
+        found[f"staged_on_{where}_s"] = round(time.perf_counter() - begin, 3)
+        found[f"paused_from_{where}_s"] = round(device.seconds(staged.switch), 3)
+        for name, x in server.named_parameters():
+            assert torch.equal(x.cpu(), new[name]), name
+        del staged
     return found
 
 
@@ -358,6 +379,7 @@ def main(kind: str, file: str, *names: str) -> None:
     """Runs the probes called ``names``, or all; after each writes what is known to ``file``."""
     device, found = Device(kind), []
     torch.manual_seed(0)
+    apply(settings_for(kind))  # as a worker
     for name in names or PROBES:
         begin = time.perf_counter()
         said: Mapping[str, Any]

@@ -1,13 +1,15 @@
 """Whole trials through the command line, on this machine's GPU: what a user would type first.
 
-``python tests/by_hand/gpu/runs.py cuda|cpu FILE``; kit.py starts it. Each trial's last metrics are its
-figures. On the stand-in the same commands run small and without a GPU.
+``python tests/by_hand/gpu/runs.py cuda|cpu FILE [NAME …]``; kit.py starts it. Each trial's last metrics
+are its figures; all of them, and its logs, are put beside FILE. On the stand-in the same commands run small
+and without a GPU.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -20,18 +22,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 
 from device import Device
-from models import causal_lm, shape_of_small
+from models import causal_lm, shape_of_qwen, shape_of_small
 
-SHAPE_OF_HALF_A_BILLION = {
-    "hidden_size": 896,
-    "intermediate_size": 4864,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 14,
-    "num_key_value_heads": 2,
-    "vocab_size": 151936,
-    "max_position_embeddings": 4096,
-    "tie_word_embeddings": True,
-}
 FIGURES = (
     "time/step_s",
     "perf/tokens_per_s",
@@ -41,7 +33,7 @@ FIGURES = (
     "eval/accuracy",
 )
 Figures = dict[str, Any]
-_PER_RUN_S = 170.0
+_WORDS_S = 10.0  # left of the part's time to tell how a trial was cut
 
 
 def policy(folder: Path, device: Device) -> Path:
@@ -55,7 +47,7 @@ def policy(folder: Path, device: Device) -> Path:
     made.decoder = decoders.ByteLevel()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<eos>", pad_token="<pad>")
     tokenizer.save_pretrained(folder)
-    module = causal_lm(shape_of_small() if device.small else SHAPE_OF_HALF_A_BILLION, device)
+    module = causal_lm(shape_of_small() if device.small else shape_of_qwen("0.5b"), device)
     module.config.eos_token_id, module.config.pad_token_id = 1, 0
     module.generation_config.eos_token_id = 1
     module.save_pretrained(folder)
@@ -104,11 +96,11 @@ def commands(folder: Path, device: Device) -> dict[str, list[str]]:
     }
 
 
-def launched(arguments: list[str], root: Path) -> Figures:
-    """Runs one trial; its newest metrics.
+def launched(arguments: list[str], root: Path, limit_s: float) -> Figures:
+    """Runs one trial under the file root ``root``; its newest metrics.
 
     Raises:
-        RuntimeError: it failed, with its last words, or took too long.
+        RuntimeError: it failed, with its last words, or took longer than ``limit_s``.
     """
     environment = {**os.environ, "REALSYS_FILE_ROOT": str(root)}
     command = [sys.executable, "-m", "launcher.cli.entry", "launch", *arguments]
@@ -116,11 +108,11 @@ def launched(arguments: list[str], root: Path) -> Figures:
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
         try:
-            said, _ = process.communicate(timeout=_PER_RUN_S)
+            said, _ = process.communicate(timeout=limit_s)
         except subprocess.TimeoutExpired:
-            process.terminate()
+            process.kill()  # all of its processes end with it
             said, _ = process.communicate(timeout=30)
-            raise RuntimeError(f"not done after {_PER_RUN_S:g} s: {said[-400:]}") from None
+            raise RuntimeError(f"not done after {limit_s:.0f} s: {said[-400:]}") from None
     if process.returncode:
         raise RuntimeError(f"exit code {process.returncode}: {said[-600:]}")
     (newest,) = sorted(root.rglob("metrics.jsonl"), key=os.path.getmtime)[-1:]
@@ -129,19 +121,32 @@ def launched(arguments: list[str], root: Path) -> Figures:
     return {"rows": len(rows), **{name: last[name] for name in FIGURES if name in last}}
 
 
-def main(kind: str, file: str) -> None:
-    """All trials, one after another."""
+def keep(root: Path, folder: Path, name: str) -> None:
+    """Copies a trial's metrics, and the ends of its logs, out of its file root."""
+    for number, metrics in enumerate(sorted(root.rglob("metrics.jsonl"), key=os.path.getmtime)):
+        shutil.copy(metrics, folder / f"{name}-{number}-metrics.jsonl")
+    with (folder / f"{name}-logs.txt").open("w") as file:
+        for log in sorted(root.rglob("*.log")):
+            file.write(f"##### {log.name}\n{log.read_text(errors='replace')[-20_000:]}\n")
+
+
+def main(kind: str, file: str, *names: str) -> None:
+    """The trials called ``names``, or all, one after another."""
     device, found = Device(kind), []
+    until_s = float(os.environ.get("KIT_UNTIL_S", time.time() + 600))
     with tempfile.TemporaryDirectory() as folder:
         made = policy(Path(folder, "policy"), device)
         device.free_cache()
-        for name, arguments in commands(made, device).items():
-            begin = time.perf_counter()
+        launches = commands(made, device)
+        for name in names or launches:
+            begin, root = time.perf_counter(), Path(folder, name)
             said: Figures
             try:
-                said = {"ok": True, "figures": launched(arguments, Path(folder, "root"))}
+                limit_s = until_s - time.time() - _WORDS_S
+                said = {"ok": True, "figures": launched(launches[name], root, limit_s)}
             except Exception as error:
                 said = {"ok": False, "error": f"{type(error).__name__}: {error}"[:900]}
+            keep(root, Path(file).parent, name)
             seconds = round(time.perf_counter() - begin, 1)
             found.append({"part": name, "seconds": seconds, **said})
             sys.stdout.write(f"{json.dumps(found[-1])}\n")
