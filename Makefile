@@ -85,8 +85,11 @@ mutants: install
 	$(BIN)/python tests/by_hand/mutants/mutants.py --seed $(SEED) --a-room 40
 
 # On a machine with a GPU: eight minutes, unattended; with what is installed there. Commit the results.
+# DEVICE=cpu SLOW=4 rehearses. For a machine without a network: tests/by_hand/gpu/pack.
+DEVICE ?= cuda
+SLOW ?= 1
 gpu-kit:
-	$(if $(wildcard $(BIN)/python),$(BIN)/python,python3) tests/by_hand/gpu/kit.py
+	$(if $(wildcard $(BIN)/python),$(BIN)/python,python3) tests/by_hand/gpu/kit.py --device $(DEVICE) --slow $(SLOW)
 
 check: install
 	$(BIN)/ruff format --check .

@@ -131,7 +131,7 @@ def decode(device: Device) -> Figures:
     """A step of the embedded engine in ms, of equal and of spread rows; how often it waits for the GPU."""
     module = causal_lm(shape_of_small() if device.small else shape_of_qwen_7b(layers=4), device)
     found: Figures = {"layers": module.config.num_hidden_layers}
-    steps = 4 if device.small else 20
+    steps = 2 if device.small else 20
     for rows in (1, 4) if device.small else (1, 64, 256):
         longest = 40 if device.small else 2000
         for kind, lengths in {
@@ -208,7 +208,7 @@ def attention_shapes(device: Device) -> Figures:
     for cudnn in (False, True):
         torch.backends.cuda.enable_cudnn_sdp(cudnn)
         times: dict[str, list[float]] = {"new": [], "again": []}
-        for _ in range(2 if device.small else 10):
+        for _ in range(1 if device.small else 10):
             lengths = torch.randint(longest // 8, longest, (count,), generator=draw).tolist()
             tokens = torch.randint(3, 1000, (sum(lengths),), generator=draw).to(device.kind)
 
@@ -235,7 +235,7 @@ def masters(device: Device) -> Figures:
     for dtype in ("bfloat16", "float32"):
         engine = fsdp_engine(causal_lm(shape, device), device, dtype=dtype, lr=1e-6)
         before = {n: [x.clone() for _, x in v] for n, v in engine.held_weights().items()}
-        for _ in range(10):
+        for _ in range(3 if device.small else 10):
             engine.train_batch(
                 batch_of([60, 50], shape["vocab_size"]),
                 loss_fn=next_token_loss,

@@ -124,7 +124,8 @@ def dealt_answers(device: Device, rank: int) -> Figures:
 def main(kind: str, file: str) -> None:
     """Starts the processes, and ends them when time is up."""
     with tempfile.TemporaryDirectory() as folder:
-        context = multiprocessing.get_context("spawn")
+        # CUDA's state can't be forked; without it a fork saves an import of everything.
+        context = multiprocessing.get_context("spawn" if kind == "cuda" else "fork")
         ranks = [
             context.Process(target=rank_main, args=(rank, kind, folder), daemon=True)
             for rank in range(WORLD)
