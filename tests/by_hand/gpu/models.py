@@ -125,7 +125,7 @@ def batch_of(lengths: Sequence[int], vocab_size: int) -> SequenceSample:
 
 
 def grouped_answers(device: Device, vocab_size: int) -> SequenceSample:
-    """Answers of spread lengths in groups that share a prompt: 16,384 tokens, as GRPO's micro-batches."""
+    """Answers of spread lengths in groups that share a prompt: some 15,000 tokens, as in GRPO's."""
     tokens, num, group, prompt = (320, 8, 4, 8) if device.small else (16384, 16, 8, 200)
     draw = torch.Generator().manual_seed(0)
     shares = (torch.rand(num, generator=draw) * 1.4 + 0.3).tolist()

@@ -139,7 +139,7 @@ def gpu_against_cpu(device: Device) -> Figures:
 
 @probe
 def train_speed(device: Device) -> Figures:
-    """A policy's update of 16,384 tokens: ms, share of the peak, memory against the plan, kernels."""
+    """A policy's update of some 15,000 tokens: ms, share of the peak, memory against the plan, kernels."""
     found: Figures = {}
     for size, recompute in (("0.5b", False), ("1.5b", False), ("1.5b", True)):
         shape = shape_of_small() if device.small else shape_of_qwen(size)

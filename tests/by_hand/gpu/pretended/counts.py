@@ -112,7 +112,7 @@ def module_of(shape: Any, dtype: Any, *, grad: bool = False) -> Any:
 
 
 def count_update(label: str, shape: Any, mode: Any, *, recompute: bool) -> None:
-    """Forward, head, backward and the optimizer's step of one micro-batch of 16,384 tokens, by FSDP."""
+    """Forward, head, backward and the optimizer's step of a micro-batch of some 15,000 tokens, by FSDP."""
     import torch
     import torch.distributed as dist
     from device import Device, GiB
@@ -132,6 +132,11 @@ def count_update(label: str, shape: Any, mode: Any, *, recompute: bool) -> None:
     sample = grouped_answers(Device("cuda"), shape["vocab_size"])
     real, groups = sample.data["packed_input_ids"], sample.meta.seqlens["packed_input_ids"]
     pieces = Pieces.of(real, groups, to_the_end=False)
+    lengths = [n for group in groups for n in group]
+    prompt = int(sample.data["prompt_mask"][: lengths[0]].sum())
+    planned = planned_step_bytes(
+        shape, lengths, recompute=recompute, prompt=prompt, group=len(groups[0])
+    )
     predicted = torch.nonzero(~sample.data["prompt_mask"])[:, 0] - 1
 
     def on_gpu(x: Any) -> Any:
@@ -197,12 +202,6 @@ def count_update(label: str, shape: Any, mode: Any, *, recompute: bool) -> None:
             told.append(("optimizer", meter.gpu_ms))
             if step == 0:
                 continue
-            lengths = [n for group in groups for n in group]
-            prompt = int(sample.data["prompt_mask"][: lengths[0]].sum())
-            with unset_fake_temporarily():
-                planned = planned_step_bytes(
-                    shape, lengths, recompute=recompute, prompt=prompt, group=len(groups[0])
-                )
             parts = [
                 f"{name} {ms - earlier:.0f}"
                 for (name, ms), (_, earlier) in zip(told, [("", 0.0), *told], strict=False)
