@@ -99,6 +99,7 @@ def stand_in_for_cuda() -> None:
     }.items():
         setattr(cuda, name, _always(value))
     cuda.Stream, cuda.Event = HostStream, HostEvent
+    cuda.default_generators = (torch.default_generator,)
     cuda.stream = cuda.device = _nothing
     for name in ("getDevice", "exchangeDevice", "maybeExchangeDevice", "setDevice"):
         setattr(torch._C, f"_cuda_{name}", _always(0))
