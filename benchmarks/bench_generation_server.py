@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
+sys.path[:0] = [str(ROOT), *(str(ROOT / "tests" / part) for part in ("by_hand", "support"))]
 
 from engines.real_engines import CPU  # noqa: E402
 from engines.serve import KEY, server_process  # noqa: E402

@@ -1,6 +1,6 @@
 """An etcd that is away for longer than leases live ends nobody, and stops nobody from computing.
 
-In seconds, what tests/acceptance/store_away.py shows in twenty minutes.
+In seconds, what tests/by_hand/acceptance/store_away.py shows in twenty minutes.
 """
 
 from __future__ import annotations

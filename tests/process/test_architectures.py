@@ -1,7 +1,7 @@
 """Small models of many architectures answer, learn, are saved and adapted as transformers does it.
 
 Those that differ in more than sizes; docs/models.md shows what is found of all, by hand
-(tests/acceptance/architectures.py).
+(tests/by_hand/acceptance/architectures.py).
 """
 
 from __future__ import annotations

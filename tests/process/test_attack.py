@@ -29,7 +29,7 @@ WEAK = Path(weak_rules.__file__)
 MOST_REFUSED = 0.01
 GENERATORS = (
     "prime_factorization",
-)  # all of them by hand: tests/acceptance/attack_reasoning_gym.py
+)  # all of them by hand: tests/by_hand/acceptance/attack_reasoning_gym.py
 
 
 def played(rule: str, args: Mapping[str, Any], **more: Any) -> AttackReport:

@@ -1,6 +1,6 @@
 """SGLang and vLLM as children, when all their places are taken: stand-ins that speak their paths.
 
-The real ones are in tests/engines. Here a child holds every answer until the test lets go.
+The real ones are in tests/by_hand/engines. Here a child holds every answer until the test lets go.
 """
 
 from __future__ import annotations

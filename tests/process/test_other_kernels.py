@@ -1,6 +1,6 @@
 """Tolerances hold with other kernels than this processor's best: those of float32 add in another order.
 
-A third of them; all by hand (tests/acceptance/other_kernels.py).
+A third of them; all by hand (tests/by_hand/acceptance/other_kernels.py).
 """
 
 from __future__ import annotations

@@ -231,7 +231,7 @@ ARCHITECTURES: dict[str, Architecture] = {
 
 
 # What differs from one that is not here in sizes, norms and activations alone: checked by hand, by
-# tests/acceptance/architectures.py.
+# tests/by_hand/acceptance/architectures.py.
 ALIKE = frozenset(
     "smollm3 ministral gemma gemma2 phi stablelm olmo olmo2 granite starcoder2 cohere glm exaone4 nemotron"
     " helium seed_oss ernie4_5 hunyuan_v1_dense arcee apertus gptj gpt_neox olmoe qwen3_moe bamba".split()

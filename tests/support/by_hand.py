@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 TESTS = Path(__file__).parents[1]
+BY_HAND = TESTS / "by_hand"
 AGENTS_CHECKS = ("clients", "environments", "fuzz_histories")
 
 
@@ -41,10 +42,10 @@ class Result:
 
 
 def checks() -> list[str]:
-    """Names of the checks: scripts of tests/acceptance, those of tests/agents, planted faults, and the
+    """Names of the checks in tests/by_hand: all of acceptance/, those of agents/, planted faults, and the
     comparison with peers.
     """
-    scripts = sorted(p.stem for p in (TESTS / "acceptance").glob("*.py"))
+    scripts = sorted(p.stem for p in (BY_HAND / "acceptance").glob("*.py"))
     of_agents = [f"agents/{name}" for name in AGENTS_CHECKS]
     others = ("mutants/mutants", "oracle/oracle")
     return [*(f"acceptance/{name}" for name in scripts), *of_agents, *others]
@@ -53,7 +54,7 @@ def checks() -> list[str]:
 def result_of(check: str) -> Result:
     """Reads a check's result."""
     tier, _, name = check.partition("/")
-    file = TESTS / tier / "results" / f"{name}.json"
+    file = BY_HAND / tier / "results" / f"{name}.json"
     if not file.exists():
         return Result(check)
     said = json.loads(file.read_text())

@@ -1,7 +1,7 @@
 """A run whose etcd is away for a while, looked at by a user: what it did meanwhile, and whether it shows.
 
-For tests/etcd (seconds) and tests/acceptance (twenty minutes); the caller says how long and how patient.
-Its steps are slowed down by the reward rule, which changes no number.
+For tests/etcd (seconds) and tests/by_hand/acceptance (twenty minutes); the caller says how long and how
+patient. Its steps are slowed down by the reward rule, which changes no number.
 """
 
 from __future__ import annotations

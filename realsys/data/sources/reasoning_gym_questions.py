@@ -17,8 +17,8 @@ NUM_DATASETS = 16
 SET_HERE = ("seed", "size")  # arguments of every generator
 NUM_QUESTIONS = DATASET_SIZE * NUM_DATASETS  # of each generator, for each set of arguments
 
-# Of the scorers of version 0.1.25: tests/acceptance/attack_reasoning_gym.py plays exploits on all, and
-# wants exactly those in these tables that it finds.
+# Of the scorers of version 0.1.25: tests/by_hand/acceptance/attack_reasoning_gym.py plays exploits on all,
+# and wants exactly those in these tables that it finds.
 #
 # Told in a plan where they are named, and left out of ``task.names=[*]``.
 PAYING: Mapping[str, str] = {

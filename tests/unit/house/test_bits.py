@@ -1,4 +1,4 @@
-"""tests/acceptance/bits.py finds the first bit that differs; two kinds of machines are not compared."""
+"""tests/by_hand/acceptance/bits.py finds the first bit that differs, on machines of one kind."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-SCRIPT = Path(__file__).parents[2] / "acceptance" / "bits.py"
+SCRIPT = Path(__file__).parents[2] / "by_hand" / "acceptance" / "bits.py"
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""`make mutants` (tests/mutants): which faults it plants, where, and how it counts."""
+"""`make mutants` (tests/by_hand/mutants): which faults it plants, where, and how it counts."""
 
 from __future__ import annotations
 

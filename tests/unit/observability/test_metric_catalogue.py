@@ -21,7 +21,7 @@ from realsys.observability.metrics import read_metrics
 from realsys.observability.write_metrics_page import PAGE, text
 
 ROOT = Path(__file__).parents[3]
-RUNS = json.loads((ROOT / "tests/acceptance/results/bits.json").read_text())["runs"]
+RUNS = json.loads((ROOT / "tests/by_hand/acceptance/results/bits.json").read_text())["runs"]
 ADD = "add a line to realsys/observability/metric_catalogue.py, then write_metrics_page"
 
 

@@ -52,7 +52,7 @@ def test_the_versions_are_those_that_are_pinned(said: dict[str, Any], client: st
 
 
 def test_each_client_has_its_program_and_is_installed_by_make() -> None:
-    makefile = (AGENTS.parents[1] / "Makefile").read_text()
+    makefile = (AGENTS.parents[2] / "Makefile").read_text()
     (names,) = [line for line in makefile.splitlines() if line.startswith("AGENTS :=")]
     assert sorted(names.split()[2:]) == sorted(CLIENTS)
     for client in CLIENTS.values():
@@ -60,7 +60,7 @@ def test_each_client_has_its_program_and_is_installed_by_make() -> None:
 
 
 def test_the_page_tells_the_result(said: dict[str, Any]) -> None:
-    assert PAGE.read_text() == page(said), "python tests/agents/clients_table.py --write"
+    assert PAGE.read_text() == page(said), "python tests/by_hand/agents/clients_table.py --write"
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Whatever a client does with its history, what is trained on is what was sampled, where it was sampled.
 
-Some hundred histories of each family; a hundred thousand by hand, see tests/agents/fuzz_histories.py.
+Some hundred histories of each family; a hundred thousand by hand: tests/by_hand/agents/fuzz_histories.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Environment ``gymnasium``: texts, seeds, limits; on a stand-in with gymnasium's names.
 
-That it fits gymnasium itself is checked by hand: tests/agents/environments.py.
+That it fits gymnasium itself is checked by hand: tests/by_hand/agents/environments.py.
 """
 
 from __future__ import annotations

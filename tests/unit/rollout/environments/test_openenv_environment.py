@@ -1,6 +1,6 @@
 """Environment ``openenv``: sessions, actions, refusals, waits; against a server that speaks its protocol.
 
-That it fits openenv-core's own server is checked by hand: tests/agents/environments.py.
+That it fits openenv-core's own server is checked by hand: tests/by_hand/agents/environments.py.
 """
 
 from __future__ import annotations
