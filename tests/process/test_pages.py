@@ -306,7 +306,8 @@ class Page:
         return [in_folder(folder, words) for words in found]
 
 
-HARBOR = tuple("task.eval_size=2" if word == "task.eval_size=8" else word for word in RL)
+FEWER = {"task.eval_size=8": "task.eval_size=2", "train_bs_n_seqs=8": "train_bs_n_seqs=4"}
+HARBOR = tuple(FEWER.get(word, word) for word in RL)  # a box an answer
 OWN_LOSS = ("--import", "odd.py", "task.reward=odd")
 PAGES = [
     Page("your_agent.md", 2, MADE, played, code=("my_agent.py", "my_program.py"),
