@@ -1,4 +1,4 @@
-"""``agent=harbor`` on the task of docs/harbor.md: scripted policies in real boxes. A trial: test_pages.py."""
+"""``agent=harbor`` on the task of docs/harbor.md: scripted policies in real boxes."""
 
 from __future__ import annotations
 

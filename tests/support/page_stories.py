@@ -1,4 +1,4 @@
-"""What a page of the docs needs beside itself: its data in larger numbers, and tiny models to start from."""
+"""What a page of the docs needs beside itself: its data in larger numbers, and tiny models."""
 
 from __future__ import annotations
 
